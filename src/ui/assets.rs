@@ -1,8 +1,8 @@
-//! Style sheet, scripts and icon, out of the binary.
+//! Serves style sheet, scripts and icon from the binary.
 //!
-//! Every file has an address that begins with a hash over all of them, so relative imports between modules stay
-//! within one version and a browser may keep the files for ever. In a debug build the files are read from the
-//! source tree at run time, and nothing is kept.
+//! The URL of every file starts with a hash over all files, so that relative imports between modules stay within one
+//! version and browsers can cache files indefinitely. Debug builds read the files from the source tree at run time and
+//! disable caching.
 
 use super::error;
 use crate::api::ApiError;
@@ -21,7 +21,7 @@ struct Assets;
 
 const FOREVER: &str = "public, max-age=31536000, immutable";
 
-/// The hash over all assets, as it stands in their addresses.
+/// Returns the hash over all assets, as used in their URLs.
 pub(super) fn version() -> &'static str {
     static VERSION: OnceLock<String> = OnceLock::new();
     VERSION.get_or_init(|| {
@@ -38,8 +38,7 @@ pub(super) fn version() -> &'static str {
     })
 }
 
-/// The modules that the replay component begins with, for pages to load at once instead of import by import. What it
-/// imports later is not among them.
+/// Returns the modules that the replay component loads first, for preloading. Modules imported later are not included.
 pub(super) fn replay_modules() -> Vec<String> {
     static MODULES: OnceLock<Vec<String>> = OnceLock::new();
     let modules = MODULES.get_or_init(|| {
@@ -58,17 +57,17 @@ pub(super) fn replay_modules() -> Vec<String> {
     modules.iter().map(|name| format!("/assets/{}/{name}", version())).collect()
 }
 
-/// The files that a module imports when it is loaded.
+/// Returns the files that a module imports statically.
 fn imports(module: &str) -> Vec<String> {
     let Some(file) = Assets::get(module) else { return Vec::new() };
     let text = String::from_utf8_lossy(&file.data);
-    // An import of many names has its file on its last line.
+    // An import of several names has its file on its last line.
     let is_import = |line: &&str| line.starts_with("import ") || line.starts_with("} from ");
     let targets = text.lines().filter(is_import).filter_map(|line| line.split('\'').nth(1));
     targets.map(|target| beside(module, target)).collect()
 }
 
-/// The name of what a module calls `./file` or `../file`.
+/// Resolves `./file` or `../file` relative to a module.
 fn beside(module: &str, target: &str) -> String {
     let mut folder: Vec<&str> = module.split('/').collect();
     folder.pop();
@@ -82,8 +81,8 @@ fn beside(module: &str, target: &str) -> String {
     folder.join("/")
 }
 
-/// `GET /assets/{version}/{path}`: one file. A version that is not this binary's gets the file all the same, since
-/// an open page of the version before may still ask, but nobody keeps it.
+/// `GET /assets/{version}/{path}`: returns one file. Another version returns the same file without caching, because an
+/// open page of an earlier version may still request it.
 pub(super) async fn file(Path((asked, path)): Path<(String, String)>, headers: HeaderMap) -> Response {
     match Assets::get(&path) {
         Some(file) => serve(&path, &file, &headers, asked == version()),
@@ -91,7 +90,7 @@ pub(super) async fn file(Path((asked, path)): Path<(String, String)>, headers: H
     }
 }
 
-/// `GET /favicon.ico`, which browsers ask for by themselves.
+/// `GET /favicon.ico`, which browsers request automatically.
 pub(super) async fn icon() -> Redirect {
     Redirect::permanent(&format!("/assets/{}/icon.svg", version()))
 }

@@ -1,4 +1,4 @@
-//! What holds for every rendered page; used by the pages' tests.
+//! Checks that apply to every rendered page; used by the pages' tests.
 
 use crate::api::App;
 use crate::config::Config;
@@ -22,20 +22,20 @@ struct Line {
     server: ServerFlags,
 }
 
-/// A server that is still starting: no database and no model.
+/// Returns the state of a starting server: no database and no model.
 pub(super) fn app() -> App {
     let line = Line::parse_from(["thunder", "--data-dir", "/tmp/thunder-ui-checks"]);
     let config = Config::new(line.engine, line.data, &line.server).unwrap();
     App::new(Arc::new(config), Arc::new(ModRegistry::with_builtin()), Utc::now)
 }
 
-/// What the dashboard alone answers to an address.
+/// Returns the dashboard's status code for a path.
 pub(super) async fn status(path: &str) -> StatusCode {
     let request = Request::get(path).header("host", "localhost").body(Body::empty()).unwrap();
     super::router(Bytes::new()).with_state(app()).oneshot(request).await.unwrap().status()
 }
 
-/// Panics when a page breaks a rule that all pages keep.
+/// Panics if a page breaks a rule for all pages.
 pub(super) fn page(html: &str) {
     assert_eq!(html.matches("<h1").count(), 1, "one h1");
     assert!(html.contains("lang=\"en\"") && html.contains("<title>"), "language and title");
@@ -53,7 +53,7 @@ pub(super) fn page(html: &str) {
     links(html);
 }
 
-/// Every address of ours leads somewhere; the database being away is somewhere.
+/// Checks that every local link has a route; an unavailable database is accepted.
 fn links(html: &str) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     for attribute in [" href=\"", " src=\""] {
@@ -67,7 +67,7 @@ fn links(html: &str) {
     }
 }
 
-/// Every field has a label: around it, by `for`, or by `aria-label`.
+/// Checks that every field has a label: around it, by `for`, or by `aria-label`.
 fn labels(html: &str) {
     let mut depth = 0;
     for tag in tags(html) {
@@ -83,7 +83,7 @@ fn labels(html: &str) {
     }
 }
 
-/// The tags of a page; none of our attributes holds a raw `>`.
+/// Returns the tags of a page; attributes never contain a raw `>`.
 fn tags(html: &str) -> impl Iterator<Item = &str> {
     html.split('<').skip(1).filter_map(move |part| {
         let end = part.find('>')?;

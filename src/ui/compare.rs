@@ -1,4 +1,4 @@
-//! Two runs beside each other: what differs in their settings, and, by script, in their tokens.
+//! Compares two runs: their settings, and by script their tokens.
 
 use super::error::{self, show};
 use super::run::{RunView, short};
@@ -21,14 +21,14 @@ struct ComparePage {
     swap_href: String,
 }
 
-/// A setting or number in which the runs differ.
+/// A setting or number that differs between the runs.
 struct Setting {
     name: &'static str,
     a: String,
     b: String,
 }
 
-/// Query of the page: ids or request ids.
+/// Query parameters of the page: run ids or request ids.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Asked {
     #[serde(default)]
@@ -37,11 +37,11 @@ pub(super) struct Asked {
     b: String,
 }
 
-/// `GET /compare?a=&b=`.
+/// `GET /compare?a=&b=`: renders the comparison.
 pub(super) async fn page(State(app): State<App>, Query(asked): Query<Asked>, headers: HeaderMap) -> Response {
     let both = async {
         if asked.a.is_empty() || asked.b.is_empty() {
-            return Err(ApiError::bad_request("a comparison needs two runs: /compare?a=…&b=…"));
+            return Err(ApiError::bad_request("a comparison requires two runs: /compare?a=…&b=…"));
         }
         Ok((app.find_run(&asked.a).await?, app.find_run(&asked.b).await?))
     };
@@ -63,7 +63,7 @@ impl ComparePage {
     }
 }
 
-/// What differs; equal settings are left out.
+/// Returns the differing settings.
 fn settings(a: &RunSummary, b: &RunSummary) -> Vec<Setting> {
     let of = |run: &RunSummary| {
         let view = RunView::new(run, "");

@@ -1,7 +1,7 @@
-//! One mod: its versions, its source in an editor, and what comes of changing it.
+//! The page of one mod: its versions, its source in an editor, and the results of changes.
 //!
-//! The editor saves by the same requests as any client, and the form by the same function: what may be put in, and by
-//! whom, is decided in one place.
+//! The editor saves with the same request as any client, and the form calls the same function, so that validation and
+//! rights are implemented once.
 
 use super::error::{self, sentence, show};
 use super::mods::{Field, fields};
@@ -17,42 +17,37 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
 
-/// Digits of a version's hash that are shown.
+/// Number of displayed digits of a version's hash.
 const SHORT: usize = 12;
 
-/// What a new mod can begin as: name, what it does, source, and what stands in that for the name.
+/// Templates of new mods: name, description, source, and the text in it that is replaced by the name.
 const TEMPLATES: [(&str, &str, &str, &str); 5] = [
     ("calm", "Changes the ends of sentences", TEMPLATE, TEMPLATE_NAME),
     (
         "ban-phrase",
-        "Takes a phrase back as soon as it is complete",
+        "Removes a phrase as soon as it is complete",
         include_str!("../../fixtures/mods/ban_phrase.py"),
         "ban_phrase",
     ),
-    (
-        "json-prefix",
-        "Forces the beginning of an answer",
-        include_str!("../../fixtures/mods/json_prefix.py"),
-        "json_prefix",
-    ),
+    ("json-prefix", "Forces the start of an answer", include_str!("../../fixtures/mods/json_prefix.py"), "json_prefix"),
     (
         "temperature",
-        "Draws carefully where the model is sure",
+        "Samples conservatively when the model is certain",
         include_str!("../../fixtures/mods/temperature_by_entropy.py"),
         "temperature_by_entropy_py",
     ),
-    ("log-top5", "Logs what the model had in mind", include_str!("../../fixtures/mods/log_top5.py"), "log_top5"),
+    ("log-top5", "Logs the model's top candidates", include_str!("../../fixtures/mods/log_top5.py"), "log_top5"),
 ];
 
 #[derive(Template)]
 #[template(path = "editor.html")]
 struct EditorPage {
     shell: Shell,
-    /// For the style elements that the editor makes.
+    /// Nonce for style elements created by the editor.
     nonce: String,
-    /// Empty for a mod that is to be made.
+    /// Empty for a new mod.
     name: String,
-    /// What stands in the field of the name, where the mod can be saved under another one.
+    /// Default of the name field, if the mod can be saved under another name.
     new_name: String,
     description: String,
     /// `built in`, `a file`, `uploaded`, `removed`.
@@ -60,26 +55,26 @@ struct EditorPage {
     enabled: bool,
     versions: Vec<VersionView>,
     templates: Vec<TemplateView>,
-    /// The source, where it is one text.
+    /// The source, if it is a single text.
     source: String,
     has_source: bool,
-    /// The version that is shown; empty for a mod that is to be made.
+    /// The displayed version; empty for a new mod.
     hash: String,
-    /// Its first digits.
+    /// First digits of the version.
     short: String,
-    /// The address of the mod.
+    /// Path of the mod's page.
     href: String,
     is_current: bool,
     files: Vec<FileView>,
     may_save: bool,
-    /// What else the last version was sent with, as JSON.
+    /// Other fields of the last upload, as JSON.
     kept: String,
-    /// Of a built-in mod.
+    /// Documentation of a built-in mod.
     documentation: String,
     fields: Vec<Field>,
-    /// Why it cannot be saved, and how it could.
+    /// Reason why the mod cannot be saved, with the remedy.
     why_not: String,
-    /// Why what was sent was not saved, and Python's traceback.
+    /// Error of the last save, and Python's traceback.
     problem: String,
     traceback: String,
     try_href: String,
@@ -109,21 +104,21 @@ struct FileView {
     text: String,
 }
 
-/// Query of the pages.
+/// Query parameters of the pages.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Asked {
     version: Option<String>,
     template: Option<String>,
 }
 
-/// The form as browsers without scripts send it.
+/// The form fields sent by browsers without scripts.
 #[derive(Debug, Deserialize)]
 pub(super) struct Sent {
     name: String,
     source: String,
 }
 
-/// `GET /mods/{name}`: the mod, in its version of now or another one.
+/// `GET /mods/{name}`: renders the current or another version of a mod.
 pub(super) async fn page(
     State(app): State<App>,
     caller: Option<Extension<Caller>>,
@@ -137,7 +132,7 @@ pub(super) async fn page(
     }
 }
 
-/// `GET /mods/-new`: a mod to begin, from a template. No mod has a name like that.
+/// `GET /mods/-new`: renders a new mod from a template. Mod names cannot start with `-`.
 pub(super) async fn begin(
     State(app): State<App>,
     caller: Option<Extension<Caller>>,
@@ -147,7 +142,7 @@ pub(super) async fn begin(
     EditorPage::begun(&app, caller, asked.template.as_deref(), &headers).shown(StatusCode::OK)
 }
 
-/// `POST /mods/{name}`: saves what the form holds as a version.
+/// `POST /mods/{name}`: saves the form as a new version.
 pub(super) async fn save(
     State(app): State<App>,
     caller: Option<Extension<Caller>>,
@@ -158,7 +153,7 @@ pub(super) async fn save(
     save_as(&app, caller, Some(&name), &headers, sent).await
 }
 
-/// `POST /mods/-new`: saves what the form holds as a mod.
+/// `POST /mods/-new`: saves the form as a new mod.
 pub(super) async fn save_new(
     State(app): State<App>,
     caller: Option<Extension<Caller>>,
@@ -183,7 +178,7 @@ async fn save_as(
             return error::render(headers, &ApiError::new(kind, rejection.body_text()));
         }
     };
-    // A form's lines end in CRLF.
+    // Lines of a form end in CRLF.
     let source = sent.source.replace("\r\n", "\n");
     let saved = match require_upload_rights(app, caller.clone()) {
         Ok(by) => match upload_of(app, &sent.name, source.clone()).await {
@@ -196,7 +191,7 @@ async fn save_as(
         Ok(saved) => return Redirect::to(&format!("/mods/{}", encoded(&saved.name))).into_response(),
         Err(error) => error,
     };
-    // What was written is not lost.
+    // The submitted text is kept in the editor.
     let page = match name {
         Some(name) => EditorPage::of(app, caller, name, None, headers).await,
         None => Ok(EditorPage::begun(app, caller, None, headers)),
@@ -217,7 +212,7 @@ async fn save_as(
     }
 }
 
-/// A new text for a mod; everything else stays as its last version was sent.
+/// Returns the last upload with a new source.
 async fn upload_of(app: &App, name: &str, source: String) -> Result<ModUpload, ApiError> {
     let last = app.store()?.uploaded_mod(name).await.map_err(error::failed)?;
     let kept = last.and_then(|version| serde_json::from_value::<ModUpload>(version.upload).ok());
@@ -236,7 +231,7 @@ async fn upload_of(app: &App, name: &str, source: String) -> Result<ModUpload, A
 }
 
 impl EditorPage {
-    /// The page of a mod that there is, or was.
+    /// Returns the page of an existing or deleted mod.
     async fn of(
         app: &App,
         caller: Option<Extension<Caller>>,
@@ -249,7 +244,7 @@ impl EditorPage {
         let asked = version.clone().or(shown.is_none().then(|| list.versions[0].hash.clone()));
         let source = match source_of(app, name, asked).await {
             Ok(source) => Some(source),
-            // A built-in mod has none.
+            // Built-in mods have no source.
             Err(error) if version.is_none() && error.kind() == ErrorKind::NotFound => None,
             Err(error) => return Err(error),
         };
@@ -265,9 +260,9 @@ impl EditorPage {
             Some(ModSource::Text(text)) => page.source = text,
             Some(ModSource::Files(files)) => {
                 page.files = files.into_iter().map(|(path, text)| FileView { path, text }).collect();
-                page.forbid("A mod of several files is changed with `thunder mods push`.");
+                page.forbid("A mod with several files can be changed with `thunder mods push`.");
             }
-            None => page.forbid("A built-in mod is a part of Thunder and has no source to change."),
+            None => page.forbid("Built-in mods are part of Thunder and cannot be changed."),
         }
         page.origin = match origin {
             Some(ModOrigin::Builtin) => "built in",
@@ -298,7 +293,7 @@ impl EditorPage {
         Ok(page)
     }
 
-    /// The page of a mod that is to be made.
+    /// Returns the page of a new mod.
     fn begun(app: &App, caller: Option<Extension<Caller>>, template: Option<&str>, headers: &HeaderMap) -> Self {
         let chosen = template.and_then(|name| TEMPLATES.iter().position(|one| one.0 == name)).unwrap_or(0);
         let (name, _, source, placeholder) = TEMPLATES[chosen];
@@ -350,13 +345,13 @@ impl EditorPage {
         }
     }
 
-    /// Says why this mod cannot be saved, whoever asks.
+    /// Sets the reason why nobody can save this mod.
     fn forbid(&mut self, why: &str) {
         self.may_save = false;
         why.clone_into(&mut self.why_not);
     }
 
-    /// The editor makes style elements, which carry the nonce.
+    /// Renders the page; the editor's style elements need the nonce.
     fn shown(&self, status: StatusCode) -> Response {
         let mut response = show(status, self);
         let policy = format!("{}; style-src 'self' 'nonce-{}'", super::POLICY, self.nonce);
@@ -401,7 +396,7 @@ mod tests {
             assert!(page.source.contains(&format!("def {function}(")), "{name}: {}", page.source);
             let html = page.render().unwrap();
             checks::page(&html);
-            assert!(html.contains("--allow-mod-upload"), "how it could be saved: {html}");
+            assert!(html.contains("--allow-mod-upload"), "the remedy: {html}");
         }
     }
 

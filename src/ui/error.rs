@@ -1,4 +1,4 @@
-//! The page for what could not be shown, with ways out of it.
+//! The error page.
 
 use super::shell::Shell;
 use crate::api::{ApiError, App, ErrorKind, base};
@@ -21,21 +21,21 @@ pub(super) struct ErrorPage {
     pub(super) refresh: String,
 }
 
-/// Renders a page; a template that fails is a bug, and the answer a plain 500.
+/// Renders a page; a template error is a bug and becomes a 500.
 pub(super) fn show(status: StatusCode, page: &impl Template) -> Response {
     match page.render() {
         Ok(html) => (status, Html(html)).into_response(),
-        Err(error) => ApiError::internal(format!("a page could not be rendered: {error}")).into_response(),
+        Err(error) => ApiError::internal(format!("page rendering failed: {error}")).into_response(),
     }
 }
 
-/// An error as a page.
+/// Renders an error as a page.
 pub(super) fn render(headers: &HeaderMap, error: &ApiError) -> Response {
     let refresh = if error.kind() == ErrorKind::Unavailable { "3" } else { "" };
     show(error.kind().status(), &page(headers, error, refresh.to_owned()))
 }
 
-/// An error as a page that goes to the path `href` after a second.
+/// Renders an error as a page that redirects to `href` after a second.
 pub(super) fn render_and_look_again(headers: &HeaderMap, error: &ApiError, href: &str) -> Response {
     show(error.kind().status(), &page(headers, error, format!("1; url={}{href}", base(headers))))
 }
@@ -53,12 +53,12 @@ fn page(headers: &HeaderMap, error: &ApiError, refresh: String) -> ErrorPage {
     }
 }
 
-/// The page for an address that does not exist.
+/// Renders the 404 page.
 pub async fn not_found(_app: State<App>, headers: HeaderMap, uri: Uri) -> Response {
     render(&headers, &ApiError::not_found("page", uri.path()))
 }
 
-/// What a failure of the store means to somebody who wanted a page.
+/// Converts a store error for a page.
 pub(super) fn failed(error: store::Error) -> ApiError {
     match error {
         store::Error::Unavailable(_) => ApiError::unavailable(error.to_string()),
@@ -67,7 +67,7 @@ pub(super) fn failed(error: store::Error) -> ApiError {
     }
 }
 
-/// Error texts begin in lower case and have no stop; on a page they are sentences.
+/// Converts an error text to a sentence: capital letter and full stop.
 pub(super) fn sentence(text: &str) -> String {
     let mut chars = text.chars();
     let first = chars.next().map(|c| c.to_uppercase().to_string()).unwrap_or_default();

@@ -1,10 +1,10 @@
-//! Feedback as pages write it.
+//! Feedback for pages.
 
 use super::shell::{machine_time, moment};
 use crate::api::App;
 use crate::store::{Feedback, RunSummary};
 
-/// The fields of one feedback in the templates.
+/// The fields of one feedback entry for the templates.
 pub(super) struct FeedbackView {
     /// `good`, `bad` or `plain`.
     pub(super) tone: &'static str,
@@ -18,7 +18,7 @@ pub(super) struct FeedbackView {
     pub(super) created_text: String,
 }
 
-/// What was thought of a run, oldest first; nothing when the database does not say: a page is worth showing without it.
+/// Returns the feedback on a run, oldest first; empty if the database fails, because the page is useful without it.
 pub(super) async fn given(app: &App, run: &RunSummary) -> Vec<FeedbackView> {
     let Ok(store) = app.store() else { return Vec::new() };
     let given = store.feedback(run.run_id).await.unwrap_or_default();

@@ -1,8 +1,8 @@
-//! The human surface: one file a page, assets embedded in the binary.
+//! The dashboard: one file per page, assets embedded in the binary.
 //!
-//! Pages are rendered on the server and read without JavaScript; modules without a bundler make them move. What a
-//! page shows beyond its first paint comes from the public API, so the dashboard can do nothing that a client
-//! cannot. Token text and everything else from a run is untrusted: templates escape it, scripts make text nodes of it.
+//! Pages are rendered on the server and readable without JavaScript; scripts are plain modules without a bundler. Data
+//! loaded after the first rendering comes from the public API, so that the dashboard has no private features. Text from
+//! runs is untrusted: templates escape it, and scripts insert it as text nodes.
 
 mod assets;
 #[cfg(test)]
@@ -31,11 +31,11 @@ use axum::response::Response;
 use axum::routing::get;
 use bytes::Bytes;
 
-/// What pages may load: this server's own files and nothing else, no inline script and no inline style.
+/// Content security policy: only files of this server, no inline scripts and no inline styles.
 const POLICY: &str = "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; \
                       form-action 'self'; frame-ancestors 'none'";
 
-/// Serves all pages and assets; `openapi` is the document that the handbook's reference is made of.
+/// Returns the routes of all pages and assets.
 pub fn router(openapi: Bytes) -> Router<App> {
     Router::new()
         .route("/", get(runs::start))
@@ -55,13 +55,13 @@ pub fn router(openapi: Bytes) -> Router<App> {
         .layer(axum::middleware::map_response(guard))
 }
 
-/// Adds the headers that every page and asset carries.
+/// Adds the headers of every page and asset.
 async fn guard(mut response: Response) -> Response {
     let headers = response.headers_mut();
     headers.entry(header::CONTENT_SECURITY_POLICY).or_insert(HeaderValue::from_static(POLICY));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("same-origin"));
-    // Pages change with the run, with the theme's cookie, and into a fragment for the list.
+    // Pages vary with the run, the theme's cookie and the fragment header.
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-cache"));
     headers.entry(header::VARY).or_insert(HeaderValue::from_static("Cookie, X-Fragment"));
     response

@@ -1,4 +1,4 @@
-//! The mods that runs can name: versions, whose they are, what they cost, what is wrong with them.
+//! The list of mods: versions, origin, cost and problems.
 
 use super::error::show;
 use super::shell::{Shell, encoded, machine_time, runs_href};
@@ -44,12 +44,12 @@ struct ModRow {
 pub(super) struct Field {
     pub(super) name: String,
     pub(super) needed: bool,
-    /// Its default as JSON; empty where it has none.
+    /// Default as JSON; empty if there is none.
     pub(super) default: String,
     pub(super) description: String,
 }
 
-/// The fields that a JSON schema of an object names.
+/// Returns the fields of a JSON schema of an object.
 pub(super) fn fields(schema: &Value) -> Vec<Field> {
     let needed =
         |name: &str| schema["required"].as_array().is_some_and(|all| all.iter().any(|one| one.as_str() == Some(name)));
@@ -71,7 +71,7 @@ struct ProblemView {
     at: Moment,
 }
 
-/// For machines, and for a person.
+/// A time for machines and for people.
 struct Moment {
     machine: String,
     text: String,
@@ -83,7 +83,7 @@ impl Moment {
     }
 }
 
-/// `GET /mods`.
+/// `GET /mods`: renders the list.
 pub(super) async fn page(State(app): State<App>, headers: HeaderMap) -> Response {
     show(StatusCode::OK, &ModsPage::new(&headers, app.registry().list_info(), app.registry().problems()))
 }
@@ -143,7 +143,7 @@ impl From<ModProblem> for ProblemView {
     }
 }
 
-/// What a call took on average, with its unit.
+/// Returns the mean duration of a call with its unit.
 fn cost(us: f64) -> String {
     match us {
         us if us < 10.0 => format!("{us:.1} µs"),

@@ -1,4 +1,4 @@
-//! The playground: a form over the public API beside the replay of what it starts.
+//! The playground: a form for the public API next to the replay of the started run.
 
 use super::error::show;
 use super::replay::Pane;
@@ -14,10 +14,10 @@ use axum::response::Response;
 #[template(path = "playground.html")]
 struct PlaygroundPage {
     shell: Shell,
-    /// Why nothing can be generated yet; empty when it can.
+    /// Reason why nothing can be generated; empty if generation is possible.
     not_ready: String,
     model: String,
-    /// Whether the server can capture attention.
+    /// True if the server can capture attention.
     attention: bool,
     mods: Vec<ModView>,
     curl_chat: String,
@@ -27,9 +27,9 @@ struct PlaygroundPage {
 struct ModView {
     name: String,
     description: String,
-    /// An example of its configuration as JSON, `null` when it takes none.
+    /// Example configuration as JSON; `null` if the mod has none.
     config: String,
-    /// JSON schema of it, `null` where there is none.
+    /// JSON schema of the configuration; `null` if there is none.
     schema: String,
 }
 
@@ -44,7 +44,7 @@ impl From<ModDescription> for ModView {
     }
 }
 
-/// `GET /playground`.
+/// `GET /playground`: renders the playground.
 pub(super) async fn page(State(app): State<App>, headers: HeaderMap) -> Response {
     let (model, not_ready) = match app.engine() {
         Ok(engine) if engine.model().generates() => (engine.model().name().to_owned(), String::new()),
@@ -64,9 +64,7 @@ pub(super) async fn page(State(app): State<App>, headers: HeaderMap) -> Response
 }
 
 fn encoder_sentence(model: &str) -> String {
-    format!(
-        "The model {model} is an encoder and generates no text; it answers at /v1/embeddings, /v1/rerank or /v1/classify."
-    )
+    format!("The model {model} is an encoder and cannot generate text; use /v1/embeddings, /v1/rerank or /v1/classify.")
 }
 
 #[cfg(test)]
@@ -78,7 +76,7 @@ mod tests {
     fn the_form_offers_what_the_server_has() {
         let known = ModDescription {
             name: "ban".into(),
-            description: "Takes \"it\" back.".into(),
+            description: "Removes \"it\".".into(),
             language: "rust".into(),
             version: "1".into(),
             config: json!({"phrase": "<x>"}),

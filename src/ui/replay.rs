@@ -26,7 +26,7 @@ struct ReplayPage {
     banners: Vec<Banner>,
     reported: ReportedView,
     feedback: Vec<FeedbackView>,
-    /// Values and names that the feedback form offers.
+    /// Values and labels of the feedback form.
     ratings: [(&'static str, &'static str); 5],
     prev_href: String,
     next_href: String,
@@ -35,22 +35,22 @@ struct ReplayPage {
 
 /// The fields of the replay component.
 pub(super) struct Pane {
-    /// Empty where a script will say which run it shows.
+    /// Empty if a script sets the run.
     pub(super) run_id: String,
     pub(super) status: &'static str,
     pub(super) attention: bool,
-    /// Addresses of the component's modules.
+    /// URLs of the component's modules.
     pub(super) modules: Vec<String>,
 }
 
 impl Pane {
-    /// A component that waits for a script to say which run it shows.
+    /// Returns a component whose run is set by a script.
     pub(super) fn idle() -> Self {
         Self { run_id: String::new(), status: "", attention: false, modules: assets::replay_modules() }
     }
 }
 
-/// Query of the page; what the scripts read from the address themselves is not here.
+/// Query parameters of the page; the scripts read their own from the URL.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Asked {
     #[serde(default)]
@@ -63,7 +63,7 @@ pub(super) struct Asked {
     retry: u32,
 }
 
-/// `GET /runs/{id}`: the replay; `?view=text` as plain text and a table of events.
+/// `GET /runs/{id}`: renders the replay; `?view=text` renders plain text and a table of events.
 pub(super) async fn page(
     State(app): State<App>,
     Path(id): Path<String>,
@@ -74,7 +74,7 @@ pub(super) async fn page(
     let run = match app.find_run(&id).await {
         Ok(run) => run,
         Err(error) if error.kind() == ErrorKind::NotFound && asked.retry < MAX_RETRIES => {
-            let waiting = "it may have begun a moment ago on another server; this page looks again for a few seconds";
+            let waiting = "it may have just started on another server; this page retries for a few seconds";
             let error = ApiError::new(ErrorKind::NotFound, format!("{}: {waiting}", error.problem().detail));
             return error::render_and_look_again(&headers, &error, &href(&id, uri.query(), asked.retry + 1));
         }
@@ -90,7 +90,7 @@ pub(super) async fn page(
     show(StatusCode::OK, &ReplayPage::new(&run, reported, feedback, &asked.q, &headers))
 }
 
-/// Returns the address of a run's page with that query, and that number of retries.
+/// Returns the URL of a run's page with that query and number of retries.
 fn href(id: &str, query: Option<&str>, retry: u32) -> String {
     let retry = (retry > 0).then(|| format!("retry={retry}"));
     let others = query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty() && !pair.starts_with("retry="));
@@ -131,7 +131,7 @@ impl ReplayPage {
     }
 }
 
-/// `GET /runs/{id}/older`: to the next run of the list that `q` filters.
+/// `GET /runs/{id}/older`: redirects to the next older run in the list filtered by `q`.
 pub(super) async fn older(
     State(app): State<App>,
     Path(id): Path<String>,
@@ -141,7 +141,7 @@ pub(super) async fn older(
     beside(&app, &id, &asked.q, true).await.unwrap_or_else(|error| error::render(&headers, &error))
 }
 
-/// `GET /runs/{id}/newer`: to the run before it in the list that `q` filters.
+/// `GET /runs/{id}/newer`: redirects to the next newer run in the list filtered by `q`.
 pub(super) async fn newer(
     State(app): State<App>,
     Path(id): Path<String>,
@@ -151,7 +151,7 @@ pub(super) async fn newer(
     beside(&app, &id, &asked.q, false).await.unwrap_or_else(|error| error::render(&headers, &error))
 }
 
-/// Leads to the neighbour of a run, or to the list where there is none.
+/// Redirects to the neighbour of a run, or to the list if there is none.
 async fn beside(app: &App, id: &str, q: &str, older: bool) -> Result<Response, ApiError> {
     let run = app.find_run(id).await?;
     let store = app.store()?;
@@ -159,7 +159,7 @@ async fn beside(app: &App, id: &str, q: &str, older: bool) -> Result<Response, A
         let query = RunQuery { q: q.to_owned(), before: Some(run.run_id), limit: 1 };
         store.runs(&query).await.map_err(error::failed)?.runs.into_iter().next()
     } else {
-        // The list only runs towards the past: look for the run on its newest pages, and stop looking in time.
+        // The list can only be read from new to old: search its first pages and give up after that.
         newer_in_pages(app, q, &run).await?
     };
     let href = neighbour.map_or_else(|| runs_href(q), |run| RunView::new(&run, q).href);
@@ -175,7 +175,7 @@ async fn newer_in_pages(app: &App, q: &str, run: &RunSummary) -> Result<Option<R
         let query = RunQuery { q: q.to_owned(), before, limit: crate::store::MAX_PAGE };
         let page = store.runs(&query).await.map_err(error::failed)?;
         for other in page.runs {
-            // The list's order is that of the ids: a trace of last year that came in today is among today's.
+            // The list is ordered by id: a trace from last year ingested today is among today's.
             if other.run_id <= run.run_id {
                 return Ok(last);
             }

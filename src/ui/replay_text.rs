@@ -1,4 +1,4 @@
-//! A run as plain text and a table of events: what the replay falls back to without JavaScript.
+//! A run as plain text and a table of events, for browsers without JavaScript.
 
 use super::error::{self, show};
 use super::feedback::{self, FeedbackView};
@@ -14,13 +14,13 @@ use askama::Template;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 
-/// Events on one page.
+/// Events per page.
 const PAGE: i32 = 300;
 
-/// Log lines written for an event.
+/// Maximum log lines per event.
 const LINES: usize = 40;
 
-/// Candidates written for a forward pass.
+/// Maximum candidates per forward pass.
 const CANDIDATES: usize = 3;
 
 #[derive(Template)]
@@ -47,7 +47,7 @@ struct EventView {
     kind: &'static str,
     what: String,
     mods: Vec<Line>,
-    /// Log lines beyond those written.
+    /// Number of omitted log lines.
     more: usize,
     logs: usize,
 }
@@ -57,7 +57,7 @@ struct Line {
     text: String,
 }
 
-/// Renders events from `from` on.
+/// Renders events starting at `from`.
 pub(super) async fn page(app: &App, run: &RunSummary, from: i32, headers: &HeaderMap) -> Response {
     match read(app, run, from.clamp(0, run.events.max(0)), headers).await {
         Ok(page) => show(StatusCode::OK, &page),
@@ -91,7 +91,7 @@ async fn read(app: &App, run: &RunSummary, from: i32, headers: &HeaderMap) -> Re
     })
 }
 
-/// Prompt and answer as they stand at the end.
+/// Returns prompt and answer at the end of the run.
 fn texts(columns: &columns::Columns) -> (String, String) {
     let mut prompt = String::new();
     let mut answer = String::new();

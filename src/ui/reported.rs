@@ -3,26 +3,26 @@
 use crate::api::App;
 use crate::store::{Reported, RunSummary};
 
-/// Characters of a text on a page; the export has the rest.
+/// Maximum characters of a text on a page; the export contains all.
 const MAX_CHARS: usize = 20_000;
 
 /// Reported fields, ready to print.
 #[derive(Default)]
 pub(super) struct ReportedView {
-    /// Names and values of the fields that the run has.
+    /// Names and values of the fields present.
     pub(super) fields: Vec<(&'static str, String)>,
-    /// The reported answer and the replayed one, where they differ.
+    /// The reported answer and the replayed one, if they differ.
     pub(super) texts: Option<(String, String)>,
-    /// Notices at the top.
+    /// Notices at the top of the page.
     pub(super) notes: Vec<String>,
 }
 
-/// Reads what the engine of the run reported; empty while the database is away.
+/// Loads the fields that the run's engine reported; empty while the database is unavailable.
 pub(super) async fn find(app: &App, run: &RunSummary) -> ReportedView {
     let Ok(store) = app.store() else { return ReportedView::default() };
     let reported = store.reported(run.run_id).await;
     reported
-        .inspect_err(|error| tracing::warn!(%error, "what an engine reported cannot be read"))
+        .inspect_err(|error| tracing::warn!(%error, "reading reported fields failed"))
         .map_or_else(|_| ReportedView::default(), |reported| ReportedView::new(&reported))
 }
 

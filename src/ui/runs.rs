@@ -13,7 +13,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
 
-/// Built-in views, in the order of keys 1–5.
+/// Built-in views in the order of keys 1–5.
 const VIEWS: [(&str, &str); 5] = [
     ("All", ""),
     ("Running", "status:running"),
@@ -42,14 +42,14 @@ struct Fragment {
 struct List {
     q: String,
     bad: Bad,
-    /// `rows`, `empty` (no runs at all), `no-match`, or "" when the filter is wrong.
+    /// `rows`, `empty` (no runs at all), `no-match`, or "" if the filter is invalid.
     state: &'static str,
     runs: Vec<RunView>,
-    /// The terms of a filter that nothing matches, where there is more than one.
+    /// The terms of a filter without results, if there is more than one.
     terms: Vec<TermView>,
     newest_href: String,
     older_href: String,
-    /// What stands before every path.
+    /// Prefix of every path.
     base: String,
     curl_chat: String,
     curl_ingest: String,
@@ -69,7 +69,7 @@ struct View {
     current: bool,
 }
 
-/// A wrong filter, cut into what surrounds the wrong word; all empty when there is none.
+/// An invalid filter, split around the invalid word; all empty if the filter is valid.
 #[derive(Default)]
 struct Bad {
     message: String,
@@ -106,7 +106,7 @@ impl Bad {
     }
 }
 
-/// Query of the page.
+/// Query parameters of the page.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Asked {
     #[serde(default)]
@@ -114,7 +114,7 @@ pub(super) struct Asked {
     before: Option<RunId>,
 }
 
-/// `GET /`: to the runs, or to the playground while there are none.
+/// `GET /`: redirects to the runs, or to the playground if there are none.
 pub(super) async fn start(State(app): State<App>) -> Redirect {
     let query = RunQuery { limit: 1, ..RunQuery::default() };
     let none = match app.store() {
@@ -124,7 +124,7 @@ pub(super) async fn start(State(app): State<App>) -> Redirect {
     Redirect::temporary(if none { "/playground" } else { "/runs" })
 }
 
-/// `GET /runs`: the list; with `X-Fragment: list` only the part that a filter changes.
+/// `GET /runs`: renders the list; with `X-Fragment: list` only the part that depends on the filter.
 pub(super) async fn page(State(app): State<App>, Query(asked): Query<Asked>, headers: HeaderMap) -> Response {
     let store = match app.store() {
         Ok(store) => store,
@@ -150,7 +150,7 @@ fn views(q: &str) -> Vec<View> {
     VIEWS.iter().map(|&(name, view)| View { name, q: view, href: runs_href(view), current: view == q }).collect()
 }
 
-/// The terms of a filter that was understood, as they are written: blanks divide them, except within quotation marks.
+/// Returns the terms of a valid filter as written, separated by blanks outside of quotation marks.
 fn terms(q: &str) -> Vec<String> {
     let mut terms = vec![String::new()];
     let mut quoted = false;

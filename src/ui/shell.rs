@@ -1,4 +1,4 @@
-//! What all pages have in common, and the small formats they write things in.
+//! The parts that all pages share, and small formats.
 
 use super::assets;
 use crate::api::base;
@@ -8,13 +8,13 @@ use std::fmt::Write as _;
 
 /// The fields of `base.html`.
 pub(super) struct Shell {
-    /// `system`, `light` or `dark`, from the cookie, so that a page never flashes in the other theme.
+    /// `system`, `light` or `dark`, from the cookie, so that a page never flashes in the wrong theme.
     pub(super) theme: &'static str,
-    /// What stands before every path of this server; mostly nothing.
+    /// Prefix of every path of this server; usually empty.
     pub(super) base: String,
-    /// Where this version's assets are.
+    /// Path of this version's assets.
     pub(super) assets: String,
-    /// Which entry of the navigation is current.
+    /// The current entry of the navigation.
     pub(super) page: &'static str,
 }
 
@@ -36,7 +36,7 @@ fn theme(headers: &HeaderMap) -> &'static str {
     }
 }
 
-/// A text as part of an address's query or path.
+/// Encodes a text for a URL's query or path.
 pub(super) fn encoded(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -50,22 +50,22 @@ pub(super) fn encoded(text: &str) -> String {
     out
 }
 
-/// The address of the run list with a filter.
+/// Returns the URL of the run list with a filter.
 pub(super) fn runs_href(q: &str) -> String {
     if q.is_empty() { "/runs".to_owned() } else { format!("/runs?q={}", encoded(q)) }
 }
 
-/// A moment for readers without JavaScript, in two lines; the page rewrites it in the reader's zone.
+/// Formats a time on two lines for browsers without JavaScript; scripts convert it to the local time zone.
 pub(super) fn moment(at: DateTime<Utc>) -> String {
     at.format("%H:%M:%S UTC\n%-d %b %Y").to_string()
 }
 
-/// A moment for machines.
+/// Formats a time for machines.
 pub(super) fn machine_time(at: DateTime<Utc>) -> String {
     at.to_rfc3339_opts(chrono::SecondsFormat::Millis, true)
 }
 
-/// Where this server is, as the client reached it.
+/// Returns the server's origin as seen by the client.
 pub(super) fn origin(headers: &HeaderMap) -> String {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let host = text("host").filter(|host| !host.chars().any(|c| c.is_whitespace() || c.is_control()));
@@ -73,7 +73,7 @@ pub(super) fn origin(headers: &HeaderMap) -> String {
     format!("{scheme}://{}{}", host.unwrap_or("127.0.0.1:6767"), base(headers))
 }
 
-/// A curl line that starts a run.
+/// Returns a curl command that starts a run.
 pub(super) fn curl_chat(headers: &HeaderMap) -> String {
     format!(
         "curl {}/v1/chat/completions \\\n  -H 'Content-Type: application/json' \\\n  \

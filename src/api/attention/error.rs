@@ -1,4 +1,4 @@
-//! Errors as this API's clients read them: `{"type": "error", "error": text, "error_code": WORD, …}`.
+//! Errors in this API's format: `{"type": "error", "error": text, "error_code": WORD, …}`.
 
 use crate::api::{ApiError, ErrorKind};
 use crate::engine::AttentionRow;
@@ -6,7 +6,7 @@ use crate::model::llama::devices;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
-/// An [`ApiError`] in this API's shape.
+/// An [`ApiError`] in this API's format.
 #[derive(Debug, Clone)]
 pub struct AttentionError(pub ApiError);
 
@@ -23,7 +23,7 @@ impl IntoResponse for AttentionError {
     }
 }
 
-/// The fields of an error; a message on a WebSocket has `request_id` besides.
+/// Returns the fields of an error; WebSocket messages add `request_id`.
 pub(super) fn fields(error: &ApiError) -> Map<String, Value> {
     let code = code(error);
     let mut fields = Map::new();
@@ -46,18 +46,18 @@ pub(super) fn fields(error: &ApiError) -> Map<String, Value> {
     fields
 }
 
-/// The attention of `what` is larger than the server's limit; `row` is the one that was too much.
-pub(super) fn out_of_memory(what: &str, most_bytes: usize, row: Option<&AttentionRow>) -> ApiError {
+/// Returns the error for attention of `what` that exceeds the server's limit; `row` is the row that exceeded it.
+pub(super) fn out_of_memory(what: &str, max_bytes: usize, row: Option<&AttentionRow>) -> ApiError {
     let context = row.map_or(0, |row| row.row_len);
     let message = format!(
-        "out of memory: at a context of {context} tokens, the attention of {what} has more than {most_bytes} bytes \
-         (--max-attention); ask for fewer tokens, for another attention_format or for float16; on the WebSocket the limit \
-         holds for each token"
+        "out of memory: at a context of {context} tokens, the attention of {what} exceeds {max_bytes} bytes \
+         (--max-attention); request fewer tokens, another attention_format or float16; on the WebSocket the limit \
+         applies to each token"
     );
     ApiError::new(ErrorKind::NoRoom, message).code("out_of_memory").at_context(context)
 }
 
-/// The word for programs.
+/// Returns the machine-readable code.
 fn code(error: &ApiError) -> String {
     match error.error_code() {
         Some("out_of_memory") => return "OOM".into(),
@@ -83,7 +83,7 @@ fn code(error: &ApiError) -> String {
     word.into()
 }
 
-/// Memory of the GPUs, where there are any.
+/// Returns the memory usage of the GPUs, if any.
 fn memory() -> Vec<(String, Value)> {
     let gpus: Vec<_> = devices().into_iter().filter(|device| device.gpu && device.memory_bytes > 0).collect();
     if gpus.is_empty() {

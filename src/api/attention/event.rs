@@ -1,10 +1,10 @@
-//! The messages of a stream: what they hold, and how they are written as JSON, as `MessagePack`, or with bytes behind them.
+//! The messages of a stream, encoded as JSON, as `MessagePack`, or with a binary payload.
 
-use super::ask::Answer;
 use super::error;
 use super::pruning::Prunable;
-use super::shape::{Attention, Data};
-use super::telling::{Done, Said, Told, attention_of, beside};
+use super::request::AttentionOptions;
+use super::shape::{AttentionPayload, RowData};
+use super::stream::{AttentionEvent, GeneratedToken, SampleEnd, convert_row, run_blocking};
 use crate::api::ApiError;
 use crate::api::socket::Message;
 use crate::events::TokenId;
@@ -12,16 +12,16 @@ use serde::Serialize;
 use serde_json::Value;
 use std::sync::Arc;
 
-/// Bytes behind a header begin at a multiple of this, so that a client can see them as numbers where they are.
+/// Alignment of the binary payload, so that clients can use it as numbers without a copy.
 const ALIGNMENT: usize = 8;
 
-/// How messages travel.
+/// Encoding of messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::api) enum Carrier {
-    /// Each is a JSON text; where numbers are bytes, a binary message of a header and the bytes.
+pub(in crate::api) enum MessageFormat {
+    /// Each message is JSON text, or a binary message with a JSON header if it has a binary payload.
     Json,
     /// Each is `MessagePack`.
-    Packed,
+    Msgpack,
 }
 
 #[derive(Debug, Serialize)]
@@ -49,7 +49,7 @@ struct TokenEvent<'a> {
     sample: Option<usize>,
     token: TokenFields,
     #[serde(skip_serializing_if = "Option::is_none")]
-    attention: Option<Attention>,
+    attention: Option<AttentionPayload>,
 }
 
 #[derive(Debug, Serialize)]
@@ -92,50 +92,50 @@ struct PruningEvent<'a> {
 
 /// Writes the messages of one request.
 #[derive(Debug, Clone)]
-pub(in crate::api) struct Writer {
-    carrier: Carrier,
+pub(in crate::api) struct AttentionWriter {
+    format: MessageFormat,
     request_id: Arc<str>,
-    pub(super) answer: Answer,
+    pub(super) options: AttentionOptions,
 }
 
-impl Writer {
-    pub(in crate::api) fn new(carrier: Carrier, request_id: &str, answer: &Answer) -> Self {
-        Self { carrier, request_id: request_id.into(), answer: answer.clone() }
+impl AttentionWriter {
+    pub(in crate::api) fn new(format: MessageFormat, request_id: &str, options: &AttentionOptions) -> Self {
+        Self { format, request_id: request_id.into(), options: options.clone() }
     }
 
-    /// The message of what was said.
+    /// Returns the message for an event.
     ///
     /// # Errors
-    /// A row is not what it must be.
-    pub(in crate::api) async fn write(&self, said: Said) -> Result<Message, ApiError> {
-        match said {
-            Said::Token(told) => {
-                let (writer, row) = (self.clone(), told.row.clone());
-                beside(row.as_deref(), move || writer.token(*told)).await
+    /// An attention row is invalid.
+    pub(in crate::api) async fn write(&self, event: AttentionEvent) -> Result<Message, ApiError> {
+        match event {
+            AttentionEvent::Token(token) => {
+                let (writer, row) = (self.clone(), token.row.clone());
+                run_blocking(row.as_deref(), move || writer.token(*token)).await
             }
-            Said::TakenBack { sample, tokens } => self.pack(&RetractEvent {
+            AttentionEvent::Retract { sample, tokens } => self.encode(&RetractEvent {
                 r#type: "retract",
                 request_id: &self.request_id,
                 sample: self.sample(sample),
                 tokens,
             }),
-            Said::Pruning { sample, sentences } => self.pack(&PruningEvent {
+            AttentionEvent::Pruning { sample, sentences } => self.encode(&PruningEvent {
                 r#type: "pruning_suggestion",
                 request_id: &self.request_id,
                 sample: self.sample(sample),
                 prunable_sentences: sentences,
             }),
-            Said::Done(done) => self.done(&done),
-            Said::Failed { sample, error } => self.error(&error, self.sample(sample)),
+            AttentionEvent::Done(done) => self.done(&done),
+            AttentionEvent::Failed { sample, error } => self.error(&error, self.sample(sample)),
         }
     }
 
-    /// The last message of a sample.
+    /// Returns the last message of a sample.
     ///
     /// # Errors
-    /// It cannot be written.
-    pub(super) fn done(&self, done: &Done) -> Result<Message, ApiError> {
-        self.pack(&DoneEvent {
+    /// Serialization failed.
+    pub(super) fn done(&self, done: &SampleEnd) -> Result<Message, ApiError> {
+        self.encode(&DoneEvent {
             r#type: "done",
             request_id: &self.request_id,
             sample: self.sample(done.sample),
@@ -146,78 +146,81 @@ impl Writer {
         })
     }
 
-    /// An error of this request.
+    /// Returns an error message of this request.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// Serialization failed.
     pub(in crate::api) fn error(&self, error: &ApiError, sample: Option<usize>) -> Result<Message, ApiError> {
-        error_message(self.carrier, error, Some(&self.request_id), sample)
+        error_message(self.format, error, Some(&self.request_id), sample)
     }
 
-    fn token(&self, told: Told) -> Result<Message, ApiError> {
-        if let (Some(shape), Some(row)) = (&self.answer.attention, told.row.as_deref())
-            && shape.bytes(row) > self.answer.most_bytes
+    fn token(&self, token: GeneratedToken) -> Result<Message, ApiError> {
+        if let (Some(shape), Some(row)) = (&self.options.attention, token.row.as_deref())
+            && shape.bytes(row) > self.options.max_bytes
         {
-            return Err(error::out_of_memory("this token", self.answer.most_bytes, Some(row)));
+            return Err(error::out_of_memory("this token", self.options.max_bytes, Some(row)));
         }
-        let mut attention = attention_of(told.row.as_deref(), self.answer.attention.as_ref(), self.answer.layers)?;
-        let json = self.carrier == Carrier::Json;
+        let mut attention = convert_row(token.row.as_deref(), self.options.attention.as_ref(), self.options.layers)?;
+        let json = self.format == MessageFormat::Json;
         let bytes = attention.as_mut().filter(|_| json).and_then(take_bytes);
         let text = attention.as_mut().filter(|_| json).and_then(take_text);
         let event = TokenEvent {
             r#type: "token",
             request_id: &self.request_id,
-            sample: self.sample(told.sample),
-            token: token_fields(told, self.answer.logprobs),
+            sample: self.sample(token.sample),
+            token: token_fields(token, self.options.logprobs),
             attention,
         };
         if let Some(text) = text {
             let message = serde_json::to_string(&event).map_err(ApiError::internal)?;
             return with_text(&message, &text).map(Message::Text);
         }
-        let Some(bytes) = bytes else { return self.pack(&event) };
+        let Some(bytes) = bytes else { return self.encode(&event) };
         let header = serde_json::to_vec(&event).map_err(ApiError::internal)?;
         Ok(Message::Binary(with_header(&header, &bytes).into()))
     }
 
-    /// A token as two messages: a text of its fields, and where attention was asked for the bytes of its row, of which there are none
-    /// for a token without one.
+    /// Returns a token as two messages: its fields as text, and its attention row as bytes if attention was requested.
+    /// The bytes are empty for a token without a row.
     ///
     /// # Errors
-    /// A row is not what it must be.
-    pub(in crate::api) async fn apart(&self, told: Told) -> Result<(Message, Option<Message>), ApiError> {
-        let (writer, row) = (self.clone(), told.row.clone());
-        let numbers = beside(row.as_deref(), move || {
-            let answer = &writer.answer;
-            attention_of(told.row.as_deref(), answer.attention.as_ref(), answer.layers)
-                .map(|attention| (attention.and_then(|mut attention| take_bytes(&mut attention)), told))
+    /// An attention row is invalid.
+    pub(in crate::api) async fn write_split(
+        &self,
+        token: GeneratedToken,
+    ) -> Result<(Message, Option<Message>), ApiError> {
+        let (writer, row) = (self.clone(), token.row.clone());
+        let numbers = run_blocking(row.as_deref(), move || {
+            let options = &writer.options;
+            convert_row(token.row.as_deref(), options.attention.as_ref(), options.layers)
+                .map(|attention| (attention.and_then(|mut attention| take_bytes(&mut attention)), token))
         });
-        let (bytes, told) = numbers.await?;
+        let (bytes, token) = numbers.await?;
         let event = BareTokenEvent {
             r#type: "token",
             request_id: &self.request_id,
-            token: token_fields(told, self.answer.logprobs),
+            token: token_fields(token, self.options.logprobs),
         };
-        let numbers = self.answer.attention.is_some().then(|| Message::Binary(bytes.unwrap_or_default().into()));
-        Ok((self.pack(&event)?, numbers))
+        let numbers = self.options.attention.is_some().then(|| Message::Binary(bytes.unwrap_or_default().into()));
+        Ok((self.encode(&event)?, numbers))
     }
 
-    /// Only where there are several does a message say which.
+    /// Returns the sample's index if the request has several samples.
     fn sample(&self, sample: usize) -> Option<usize> {
-        (self.answer.samples > 1).then_some(sample)
+        (self.options.samples > 1).then_some(sample)
     }
 
-    fn pack(&self, event: &impl Serialize) -> Result<Message, ApiError> {
-        pack(self.carrier, event)
+    fn encode(&self, event: &impl Serialize) -> Result<Message, ApiError> {
+        encode(self.format, event)
     }
 }
 
-/// An error, of a request or of none.
+/// Returns an error message, with or without a request id.
 ///
 /// # Errors
-/// It cannot be written.
+/// Serialization failed.
 pub(in crate::api) fn error_message(
-    carrier: Carrier,
+    format: MessageFormat,
     error: &ApiError,
     request_id: Option<&str>,
     sample: Option<usize>,
@@ -229,26 +232,26 @@ pub(in crate::api) fn error_message(
     if let Some(sample) = sample {
         fields.insert("sample".into(), sample.into());
     }
-    pack(carrier, &Value::Object(fields))
+    encode(format, &Value::Object(fields))
 }
 
-/// A message of these fields.
+/// Encodes the fields of a message.
 ///
 /// # Errors
-/// They cannot be written.
-pub(super) fn pack(carrier: Carrier, event: &impl Serialize) -> Result<Message, ApiError> {
-    match carrier {
-        Carrier::Json => serde_json::to_string(event).map(Message::Text).map_err(ApiError::internal),
-        Carrier::Packed => {
+/// Serialization failed.
+pub(super) fn encode(format: MessageFormat, event: &impl Serialize) -> Result<Message, ApiError> {
+    match format {
+        MessageFormat::Json => serde_json::to_string(event).map(Message::Text).map_err(ApiError::internal),
+        MessageFormat::Msgpack => {
             rmp_serde::to_vec_named(event).map(|bytes| Message::Binary(bytes.into())).map_err(ApiError::internal)
         }
     }
 }
 
-/// A token as a message has it. `logprobs` is how many alternatives it shows.
-pub(super) fn token_fields(told: Told, logprobs: Option<usize>) -> TokenFields {
+/// Returns the fields of a token with up to `logprobs` alternatives.
+pub(super) fn token_fields(token: GeneratedToken, logprobs: Option<usize>) -> TokenFields {
     let alternatives = |count: usize| {
-        let top = told.top.iter().take(count);
+        let top = token.top.iter().take(count);
         top.map(|one| TopLogprob {
             token_id: one.token,
             text: one.text.clone(),
@@ -257,17 +260,17 @@ pub(super) fn token_fields(told: Told, logprobs: Option<usize>) -> TokenFields {
         .collect::<Vec<_>>()
     };
     TokenFields {
-        token_id: told.measure.token,
-        logprob: logprobs.and(told.measure.logprob),
+        token_id: token.measure.token,
+        logprob: logprobs.and(token.measure.logprob),
         top_logprobs: logprobs.filter(|&count| count > 0).map(alternatives),
-        text: told.measure.text,
+        text: token.measure.text,
     }
 }
 
-/// Takes the bytes out of a message that cannot hold them.
-fn take_bytes(attention: &mut Attention) -> Option<Vec<u8>> {
+/// Takes the bytes out of a message whose encoding cannot contain them.
+fn take_bytes(attention: &mut AttentionPayload) -> Option<Vec<u8>> {
     match attention.data.take() {
-        Some(Data::Bytes(bytes)) => {
+        Some(RowData::Bytes(bytes)) => {
             attention.byte_length = Some(bytes.len());
             Some(bytes)
         }
@@ -278,16 +281,16 @@ fn take_bytes(attention: &mut Attention) -> Option<Vec<u8>> {
     }
 }
 
-/// Takes the text out of a message and leaves an empty one in its place.
-fn take_text(attention: &mut Attention) -> Option<String> {
+/// Takes the text out of a message and leaves an empty one.
+fn take_text(attention: &mut AttentionPayload) -> Option<String> {
     match &mut attention.data {
-        Some(Data::Text(text)) => Some(std::mem::take(text)),
+        Some(RowData::Text(text)) => Some(std::mem::take(text)),
         _ => None,
     }
 }
 
-/// The message with `text`, which has nothing to escape, in its last field. A writer of JSON would look at every character of
-/// what may be megabytes.
+/// Inserts `text` into the last field of a serialized message. The text contains nothing to escape; a JSON serializer
+/// would check every character of several megabytes.
 fn with_text(message: &str, text: &str) -> Result<String, ApiError> {
     const END: &str = "\"}}";
     let begin = message.strip_suffix(END).ok_or_else(|| ApiError::internal("a token's data is not its last field"))?;
@@ -298,7 +301,7 @@ fn with_text(message: &str, text: &str) -> Result<String, ApiError> {
     Ok(whole)
 }
 
-/// `u32` length of the header, little-endian; the header, filled up with spaces; the bytes, at a multiple of 8.
+/// Returns the little-endian `u32` length of the header, the header padded with spaces, and the bytes aligned to 8.
 fn with_header(header: &[u8], bytes: &[u8]) -> Vec<u8> {
     let padded = (4 + header.len()).next_multiple_of(ALIGNMENT) - 4;
     let mut message = Vec::with_capacity(4 + padded + bytes.len());

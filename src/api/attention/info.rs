@@ -1,4 +1,4 @@
-//! `/api/v1/model/info`: what a client must know of the model to read its attention.
+//! `/api/v1/model/info`: the properties of the model that clients need to interpret its attention.
 
 use super::AttentionError;
 use crate::api::extract::Query;
@@ -10,67 +10,68 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::{IntoParams, ToSchema};
 
-/// Which model.
+/// Query parameters of the model information.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct ShowModel {
-    /// Its name; the default model when absent.
+pub struct ModelInfoParams {
+    /// Name of the model; default is the server's default model.
     model: Option<String>,
 }
 
-/// A model, in the terms of its publisher.
+/// Properties of a model under the names of the Transformers library.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ModelInfo {
-    /// What it is called.
+    /// Name of the model.
     model_name: String,
-    /// The class that the model has in the Transformers library, e.g. `Qwen2ForCausalLM`; llama.cpp's word where that is not known.
+    /// Class of the model in the Transformers library, e.g. `Qwen2ForCausalLM`; llama.cpp's name if the class is
+    /// unknown.
     architecture: String,
-    /// Tokens of the vocabulary.
+    /// Number of tokens in the vocabulary.
     vocab_size: usize,
-    /// Layers; the first extent of a row of attention.
+    /// Number of layers; the first dimension of an attention row.
     num_layers: u32,
-    /// Attention heads of each layer; the second extent.
+    /// Attention heads per layer; the second dimension.
     num_attention_heads: u32,
-    /// Heads of keys and values, each shared by as many heads as needed.
+    /// Number of key and value heads per layer.
     num_key_value_heads: u32,
     /// Width of the hidden state.
     hidden_size: u32,
     /// Context the model was trained with, in tokens.
     max_position_embeddings: u32,
-    /// Base of the rotary positions.
+    /// Base frequency of the rotary position embedding.
     rope_theta: Option<f32>,
-    /// Begins a sequence.
+    /// Token that starts a sequence.
     bos_token_id: Option<TokenId>,
-    /// Ends a sequence.
+    /// Token that ends a sequence.
     eos_token_id: Option<TokenId>,
-    /// Texts and ids of tokens with a role: `bos_token`, `eos_token`, `pad_token`, and `im_start_id`, `im_end_id` where there
-    /// are such tokens.
+    /// Special tokens: `bos_token`, `eos_token`, `pad_token` as text, and `im_start_id`, `im_end_id` if the vocabulary
+    /// has them.
     #[schema(value_type = Object)]
     special_tokens: Map<String, Value>,
-    /// The chat template, as Jinja.
+    /// The chat template in Jinja.
     chat_template: Option<String>,
-    /// Type of the weights, in llama.cpp's words, e.g. `F16` or `Q4_K - Medium`.
+    /// Type of the weights under llama.cpp's name, e.g. `F16` or `Q4_K - Medium`.
     torch_dtype: String,
-    /// Tokens that one request can have here, prompt and answer together.
+    /// Maximum tokens of one request, prompt and answer together.
     context_length: u32,
-    /// Width of the attention window that some layers have; `null` where all see everything.
+    /// Width of the sliding attention window of some layers; `null` if all layers use full attention.
     sliding_window: Option<u32>,
-    /// Whether requests can ask for attention.
+    /// Requests can ask for attention.
     attention_available: bool,
-    /// The layers whose attention there is, where not all layers attend to tokens: their number is the first extent of a row.
+    /// The layers with attention, if not all layers have it; their number is the first dimension of a row.
     attention_layer_ids: Option<Vec<u16>>,
-    /// Whether heads have sinks, which take a share of each row and are no token: rows then sum to less than 1.
+    /// Heads have sinks, which take a share of each row, so that rows sum to less than 1.
     attention_sinks: bool,
 }
 
-/// Shows the model.
-#[utoipa::path(get, path = "/api/v1/model/info", tag = "attention", params(ShowModel), responses(
+/// Returns the properties of a model.
+#[utoipa::path(get, path = "/api/v1/model/info", tag = "attention", params(ModelInfoParams), responses(
     (status = 200, body = ModelInfo),
     (status = 503, description = "No model is loaded: `error_code` is `NO_MODEL`")))]
 pub(super) async fn show(
     State(app): State<App>,
-    Query(query): Query<ShowModel>,
+    Query(query): Query<ModelInfoParams>,
 ) -> Result<Json<ModelInfo>, AttentionError> {
     let loaded = app.loaded_now(query.model.as_deref()).await?;
     Ok(Json(describe(&loaded)))
@@ -87,7 +88,7 @@ fn describe(loaded: &Loaded) -> ModelInfo {
         named.insert(name.into(), text.map_or(Value::Null, Value::from));
     }
     for (name, literal) in [("im_start_id", "<|im_start|>"), ("im_end_id", "<|im_end|>")] {
-        // A vocabulary without that token spells it out in several.
+        // A vocabulary without that token splits the text into several tokens.
         if let [token] = vocabulary.encode(literal, false, true)[..] {
             named.insert(name.into(), token.into());
         }
@@ -118,7 +119,7 @@ fn describe(loaded: &Loaded) -> ModelInfo {
     }
 }
 
-/// The class in the Transformers library that converts to this architecture of llama.cpp.
+/// Returns the class in the Transformers library for an architecture of llama.cpp.
 fn class_of(architecture: &str) -> Option<&'static str> {
     const CLASSES: [(&str, &str); 28] = [
         ("cohere2", "Cohere2ForCausalLM"),

@@ -1,33 +1,36 @@
-//! The attention API under `/api/v1`: tokens in, tokens out, each with the attention that it was drawn with.
+//! The attention API under `/api/v1`: generates tokens from token ids, with the attention of each token.
 //!
-//! Positions are indices of the sequence: value `i` of a row says how much the model looked at token `i` of `input_ids`, or of
-//! the answer behind it. [`ask`] reads a request, [`telling`] follows its runs, [`shape`] makes of a row what was asked for,
-//! [`event`] writes it; [`rest`] and [`socket`] carry it. Rows are put into their shape and coded away from the decode thread
-//! and from the async threads, while the next token is computed; a client that does not read pauses its own runs.
+//! Value `i` of a row is the attention to token `i` of `input_ids` followed by the answer. [`request`] parses a
+//! request, [`stream`] follows its runs, [`shape`] converts rows to the requested format, [`event`] encodes messages;
+//! [`rest`] and [`socket`] send them. Rows are converted and encoded on blocking threads while the next token is
+//! computed. A client that stops reading pauses its own runs.
 
-mod ask;
-mod describe;
+mod asyncapi;
 mod error;
 mod event;
 mod info;
 mod pruning;
+mod request;
 mod rest;
 mod shape;
 mod socket;
-mod telling;
+mod stream;
 mod text;
 
-pub(super) use ask::{Answer, Asked, Dialect, free_ids, in_their_words, read, renamed, token_ids};
-pub(super) use describe::describe;
+pub(super) use asyncapi::describe;
 pub use error::AttentionError;
-pub(super) use event::{Carrier, Writer, error_message};
-pub(super) use telling::{Said, Telling};
+pub(super) use event::{AttentionWriter, MessageFormat, error_message};
+pub(super) use request::{
+    AttentionOptions, AttentionRequest, Transport, apply_aliases, assign_request_ids, parse, restore_client_names,
+    token_ids,
+};
+pub(super) use stream::{AttentionEvent, AttentionStream};
 
 use super::App;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// The routes.
+/// Returns the attention routes.
 pub fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(info::show))
@@ -37,7 +40,7 @@ pub fn router() -> OpenApiRouter<App> {
         .routes(routes!(socket::open))
 }
 
-/// Whether the path's clients expect this API's errors.
+/// Returns true if clients of the path expect this API's error format.
 pub(super) fn is_route(path: &str) -> bool {
     const EXACT: [&str; 5] =
         ["/api/v1/model/info", "/api/v1/tokenize", "/api/v1/detokenize", "/api/v1/generate", "/api/v1/generate/stream"];

@@ -1,4 +1,4 @@
-//! Suggestions what a client could take out of its context: sentences that the model hardly looked at while it answered.
+//! Suggests sentences that a client could remove from its context because they received little attention.
 
 use crate::api::ApiError;
 use crate::api::shared::Fields;
@@ -13,75 +13,75 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A sentence of which no token got so much attention at any step is suggested, unless the request says otherwise.
+/// Default threshold: a sentence is suggested if none of its tokens received this much attention at any step.
 const THRESHOLD: f32 = 0.05;
-/// Answers that a connection remembers of each sentence.
-const REMEMBERED: usize = 4;
-/// Sentences that a request can name.
-const MOST_SENTENCES: usize = 100_000;
-/// Sentences that a connection remembers; one that has seen more starts over.
-const MOST_REMEMBERED: usize = 20_000;
-/// Ends of sentences, where a request does not say where they are.
+/// Number of answers whose attention a connection stores per sentence.
+const REMEMBERED_ANSWERS: usize = 4;
+/// Maximum sentences in a request.
+const MAX_SENTENCES: usize = 100_000;
+/// Maximum sentences that a connection stores; its history is cleared beyond that.
+const MAX_REMEMBERED_SENTENCES: usize = 20_000;
+/// Ends of sentences, if the request does not list sentences.
 const ENDS: [char; 4] = ['.', '!', '?', '\n'];
 
-/// What a sentence is remembered by.
+/// Key of a sentence in the history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Name {
-    /// Turn and sentence, as the client numbers them.
+enum SentenceKey {
+    /// Turn and sentence number from the client.
     Given(i64, i64),
-    /// Its tokens: where sentences are counted here, their numbers change when one goes.
+    /// Hash of the tokens; numbers assigned by the server change when a sentence is removed.
     Tokens(u64),
 }
 
 /// A sentence of the prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Sentence {
-    name: Name,
+    name: SentenceKey,
     turn: i64,
     sentence: i64,
     start: usize,
     end: usize,
 }
 
-/// What is watched while an answer is generated.
+/// Attention per sentence while an answer is generated.
 #[derive(Debug, Clone)]
-pub(super) struct Watch {
+pub(super) struct PruningWatch {
     threshold: f32,
     sentences: Arc<[Sentence]>,
-    /// Largest mean attention of each sentence so far.
+    /// Maximum mean attention of each sentence so far.
     most: Vec<f32>,
-    /// Whether there was a step at all.
-    saw: bool,
+    /// True after the first step.
+    has_steps: bool,
 }
 
-/// A sentence that could go.
+/// A sentence that can be removed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(in crate::api) struct Prunable {
     turn_id: i64,
     sentence_id: i64,
-    /// The largest attention that one of its tokens got at any step of this answer, and of the last ones on this connection:
-    /// mean over all heads of all layers.
+    /// Maximum attention of one of its tokens at any step of this answer and of the last ones on this connection; mean
+    /// over all heads of all layers.
     max_attention: f32,
-    /// First token.
+    /// Index of the first token.
     start: usize,
-    /// One past the last token.
+    /// Index after the last token.
     end: usize,
 }
 
-/// Of each sentence, the largest attention of the last answers.
-type Seen = HashMap<Name, VecDeque<f32>>;
+/// Attention of each sentence in the last answers.
+type AttentionHistory = HashMap<SentenceKey, VecDeque<f32>>;
 
-/// What earlier answers on a connection looked at.
+/// Attention in earlier answers of a connection.
 #[derive(Debug, Clone, Default)]
-pub(super) struct History(Arc<Mutex<Seen>>);
+pub(super) struct PruningHistory(Arc<Mutex<AttentionHistory>>);
 
-impl Watch {
-    /// Reads `suggest_pruning`, `prune_below`, and `sentences`: a list of `{turn_id, sentence_id, start, end}`. Without them
-    /// turns begin at control tokens and sentences end at full stops and line breaks.
+impl PruningWatch {
+    /// Parses `suggest_pruning`, `prune_below`, and `sentences`: a list of `{turn_id, sentence_id, start, end}`.
+    /// Without a list, turns start at control tokens and sentences end at full stops and line breaks.
     ///
     /// # Errors
-    /// 400 for sentences that are not within the prompt.
-    pub(super) fn read(
+    /// 400 for sentences outside the prompt.
+    pub(super) fn parse(
         fields: Fields<'_>,
         vocabulary: &Vocabulary,
         prompt: &[TokenId],
@@ -92,21 +92,21 @@ impl Watch {
             return Ok(None);
         }
         let sentences = match named {
-            Some(list) if list.len() > MOST_SENTENCES => {
-                let message = format!("sentences may name {MOST_SENTENCES} of them, got {}", list.len());
+            Some(list) if list.len() > MAX_SENTENCES => {
+                let message = format!("`sentences` must have at most {MAX_SENTENCES} entries, got {}", list.len());
                 return Err(ApiError::invalid("sentences", message));
             }
             Some(list) => {
                 list.iter().enumerate().map(|(at, one)| sentence(at, one, prompt.len())).collect::<Result<_, _>>()?
             }
-            None => found(vocabulary, prompt),
+            None => split_sentences(vocabulary, prompt),
         };
-        Ok(Some(Self { threshold, most: vec![0.0; sentences.len()], saw: false, sentences: sentences.into() }))
+        Ok(Some(Self { threshold, most: vec![0.0; sentences.len()], has_steps: false, sentences: sentences.into() }))
     }
 
-    /// Looks at the attention of a step.
-    pub(super) fn see(&mut self, rows: &AttentionRows<'_>) {
-        self.saw = true;
+    /// Adds the attention of one step.
+    pub(super) fn add_step(&mut self, rows: &AttentionRows<'_>) {
+        self.has_steps = true;
         let mean = rows.mean();
         for (sentence, most) in self.sentences.iter().zip(&mut self.most) {
             let seen = mean.get(sentence.range()).unwrap_or_default();
@@ -114,20 +114,20 @@ impl Watch {
         }
     }
 
-    /// What could go, in order; the history remembers what this answer looked at. An answer of nothing looked at nothing, which
-    /// says nothing.
-    pub(super) fn suggestion(&self, history: &History) -> Vec<Prunable> {
-        if !self.saw {
+    /// Returns the removable sentences in order and stores this answer's attention in the history. An answer without
+    /// tokens returns nothing.
+    pub(super) fn suggestion(&self, history: &PruningHistory) -> Vec<Prunable> {
+        if !self.has_steps {
             return Vec::new();
         }
         let mut history = history.0.lock().unwrap_or_else(PoisonError::into_inner);
         let prunable = self.sentences.iter().zip(&self.most).filter_map(|(sentence, &most)| {
-            if history.len() >= MOST_REMEMBERED && !history.contains_key(&sentence.name) {
+            if history.len() >= MAX_REMEMBERED_SENTENCES && !history.contains_key(&sentence.name) {
                 history.clear();
             }
             let earlier = history.entry(sentence.name).or_default();
             earlier.push_back(most);
-            if earlier.len() > REMEMBERED {
+            if earlier.len() > REMEMBERED_ANSWERS {
                 earlier.pop_front();
             }
             let max_attention = earlier.iter().fold(most, |a, &b| a.max(b));
@@ -154,12 +154,12 @@ fn sentence(at: usize, value: &Value, tokens: usize) -> Result<Sentence, ApiErro
     let read = || {
         let (start, end) = (usize::try_from(field("start")?).ok()?, usize::try_from(field("end")?).ok()?);
         let (turn, number) = (field("turn_id")?, field("sentence_id")?);
-        let sentence = Sentence { name: Name::Given(turn, number), turn, sentence: number, start, end };
+        let sentence = Sentence { name: SentenceKey::Given(turn, number), turn, sentence: number, start, end };
         (start < end && end <= tokens).then_some(sentence)
     };
     read().ok_or_else(|| {
         let message = format!(
-            "sentences[{at}] must be {{turn_id, sentence_id, start, end}} with 0 <= start < end <= {tokens}, the number of \
+            "`sentences[{at}]` must be {{turn_id, sentence_id, start, end}} with 0 <= start < end <= {tokens}, the number of \
              input_ids, got {}",
             abbreviate(value)
         );
@@ -167,20 +167,20 @@ fn sentence(at: usize, value: &Value, tokens: usize) -> Result<Sentence, ApiErro
     })
 }
 
-/// Sentences as they stand in the text.
-fn found(vocabulary: &Vocabulary, prompt: &[TokenId]) -> Vec<Sentence> {
+/// Splits the prompt into sentences.
+fn split_sentences(vocabulary: &Vocabulary, prompt: &[TokenId]) -> Vec<Sentence> {
     let mut sentences = Vec::new();
     let (mut turn, mut number, mut start) = (0, 0, 0);
     let texts = vocabulary.texts(prompt);
     for (index, (&token, text)) in prompt.iter().zip(&texts).enumerate() {
         let control = vocabulary.is_control(token);
         let ends = !control && (index + 1 == prompt.len() || text.trim_end_matches(' ').ends_with(ENDS));
-        // A control token belongs to no sentence: without it the next turn would not be one.
+        // Control tokens belong to no sentence because removing one would merge two turns.
         let upto = if control { index } else { index + 1 };
         if (control || ends) && upto > start {
             let mut hasher = DefaultHasher::new();
             prompt[start..upto].hash(&mut hasher);
-            let name = Name::Tokens(hasher.finish());
+            let name = SentenceKey::Tokens(hasher.finish());
             sentences.push(Sentence { name, turn, sentence: number, start, end: upto });
             number += 1;
         }
@@ -199,7 +199,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn watch(threshold: f32) -> Watch {
+    fn watch(threshold: f32) -> PruningWatch {
         let sentences: Vec<Sentence> = [(0, 2), (2, 3)]
             .into_iter()
             .enumerate()
@@ -208,36 +208,36 @@ mod tests {
             })
             .collect::<Result<_, _>>()
             .unwrap();
-        Watch { threshold, most: vec![0.0; sentences.len()], saw: false, sentences: sentences.into() }
+        PruningWatch { threshold, most: vec![0.0; sentences.len()], has_steps: false, sentences: sentences.into() }
     }
 
     #[test]
-    fn what_no_step_looked_at_is_suggested_until_it_is_looked_at_again() {
-        let history = History::default();
+    fn unattended_sentence_is_suggested_until_attended_again() {
+        let history = PruningHistory::default();
         let see = |values: &[f32]| {
             let mut watch = watch(0.2);
-            watch.see(&AttentionRows::new(values, 1, 1).unwrap());
+            watch.add_step(&AttentionRows::new(values, 1, 1).unwrap());
             watch.suggestion(&history)
         };
         let first = see(&[0.1, 0.8, 0.1]);
         assert_eq!((first.len(), first[0].sentence_id, first[0].max_attention), (1, 1, 0.1));
-        assert!(see(&[0.1, 0.1, 0.8]).is_empty(), "the earlier answer looked at the first sentence");
+        assert!(see(&[0.1, 0.1, 0.8]).is_empty(), "the earlier answer attended to the first sentence");
         for _ in 0..3 {
             see(&[0.1, 0.8, 0.1]);
         }
-        assert_eq!(see(&[0.1, 0.8, 0.1])[0].sentence_id, 1, "what lies four answers back is forgotten");
-        assert!(watch(0.2).suggestion(&history).is_empty(), "an answer without a token says nothing");
+        assert_eq!(see(&[0.1, 0.8, 0.1])[0].sentence_id, 1, "answers beyond the last four are ignored");
+        assert!(watch(0.2).suggestion(&history).is_empty(), "an answer without tokens suggests nothing");
     }
 
     #[test]
-    fn sentences_must_lie_within_the_prompt() {
+    fn sentences_must_be_within_prompt() {
         let valid = json!({"turn_id": 1, "sentence_id": 3, "start": 1, "end": 2});
         assert!(sentence(0, &valid, 2).is_ok());
         for (field, value) in [("end", json!(3)), ("start", json!(2)), ("start", json!(-1)), ("turn_id", json!("x"))] {
             let mut wrong = valid.clone();
             wrong[field] = value;
             let error = sentence(4, &wrong, 2).unwrap_err().problem().detail;
-            assert!(error.starts_with("sentences[4] must be"), "{error}");
+            assert!(error.starts_with("`sentences[4]` must be"), "{error}");
         }
     }
 }

@@ -1,11 +1,12 @@
-//! `POST /api/v1/generate`: the whole answer at once. The path is `KoboldCPP`'s too; a body with a `prompt` is read as its.
+//! `POST /api/v1/generate`: the complete answer. The path is shared with `KoboldCPP`'s API; a body with a `prompt` is
+//! handled by it.
 
-use super::ask::{self, Dialect};
 use super::error::{AttentionError, out_of_memory};
 use super::event::{TokenFields, token_fields};
 use super::pruning::Prunable;
-use super::shape::Attention;
-use super::telling::{Said, Telling, attention_of, beside};
+use super::request::{self, Transport};
+use super::shape::AttentionPayload;
+use super::stream::{AttentionEvent, AttentionStream, convert_row, run_blocking};
 use crate::api::generation::{self, Runs};
 use crate::api::shared::{self, Fields};
 use crate::api::{ApiError, App, Caller, kobold};
@@ -20,13 +21,13 @@ use serde::Serialize;
 use serde_json::Value;
 use std::time::Instant;
 
-/// The media type of `MessagePack`.
-const PACKED: &str = "application/msgpack";
+/// Media type of `MessagePack`.
+const MSGPACK: &str = "application/msgpack";
 
-/// The answer to a request.
+/// The response to a request.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
-enum Whole {
+enum GenerateAttentionResponse {
     One(Box<Sample>),
     Several { samples: Vec<Sample> },
 }
@@ -39,22 +40,22 @@ struct Sample {
     prompt_tokens: u32,
     generation_time_ms: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    attention_data: Option<Vec<OfToken>>,
+    attention_data: Option<Vec<TokenAttention>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pruning_suggestion: Option<Vec<Prunable>>,
 }
 
 #[derive(Debug, Serialize)]
-struct OfToken {
+struct TokenAttention {
     token_id: TokenId,
     text: String,
-    /// Absent for a token that a mod put there without a decode of its own.
-    attention: Option<Attention>,
+    /// Absent for a token that a mod inserted without a decode.
+    attention: Option<AttentionPayload>,
 }
 
-/// Generates from `input_ids`; with `return_attention` each token comes with the attention it was drawn with. A body with a
-/// `prompt` instead is answered as `KoboldCPP` does. `Accept: application/msgpack` gives the answer in that form, and a body of
-/// that type is read.
+/// Generates from `input_ids`; with `return_attention` each token has its attention. A body with a `prompt` instead is
+/// answered like `KoboldCPP` does. `Accept: application/msgpack` returns `MessagePack`; a body of that type is
+/// accepted.
 #[utoipa::path(post, path = "/api/v1/generate", tag = "attention",
     request_body(content = Value, content_type = "application/json",
         description = "`{input_ids, max_new_tokens?, temperature?, top_p?, top_k?, repetition_penalty?, stop_tokens?, banned_tokens?, \
@@ -88,15 +89,15 @@ pub(super) async fn generate(
 }
 
 fn read_body(headers: &HeaderMap, body: &[u8]) -> Result<Value, ApiError> {
-    if names(headers, &header::CONTENT_TYPE) {
+    if is_msgpack(headers, &header::CONTENT_TYPE) {
         return shared::parse_msgpack(body);
     }
     shared::parse_json(body)
 }
 
-fn names(headers: &HeaderMap, name: &header::HeaderName) -> bool {
+fn is_msgpack(headers: &HeaderMap, name: &header::HeaderName) -> bool {
     let value = headers.get(name).and_then(|value| value.to_str().ok());
-    value.is_some_and(|value| value.contains(PACKED) || value.contains("application/x-msgpack"))
+    value.is_some_and(|value| value.contains(MSGPACK) || value.contains("application/x-msgpack"))
 }
 
 async fn answer(
@@ -105,21 +106,21 @@ async fn answer(
     headers: &HeaderMap,
     body: &Value,
 ) -> Result<Response, ApiError> {
-    let taken = Instant::now();
+    let received = Instant::now();
     let fields = Fields::new(body)?;
-    let packed = names(headers, &header::ACCEPT);
+    let msgpack = is_msgpack(headers, &header::ACCEPT);
     let loaded = app.loaded(fields.text("model")?).await?;
-    let dialect = if packed { Dialect::Packed } else { Dialect::Rest };
-    let mut asked = ask::read(&app, &loaded, fields, dialect, taken)?;
-    for request in &mut asked.requests {
-        generation::set_client(request, headers, caller.clone());
+    let transport = if msgpack { Transport::Msgpack } else { Transport::Rest };
+    let mut request = request::parse(&app, &loaded, fields, transport, received)?;
+    for engine_request in &mut request.requests {
+        generation::set_client(engine_request, headers, caller.clone());
     }
-    ask::free_ids(&app, &mut asked.requests).await?;
-    let runs = Runs::start(app, &loaded, asked.requests).await?;
-    let telling = Telling::new(runs, asked.answer);
-    let run_id = telling.run_id();
-    let response = match whole(telling).await {
-        Ok(whole) => written(whole, packed).await?,
+    request::assign_request_ids(&app, &mut request.requests).await?;
+    let runs = Runs::start(app, &loaded, request.requests).await?;
+    let stream = AttentionStream::new(runs, request.options);
+    let run_id = stream.run_id();
+    let response = match collect(stream).await {
+        Ok(whole) => serialize(whole, msgpack).await?,
         Err(error) => AttentionError(error).into_response(),
     };
     Ok(match run_id {
@@ -128,29 +129,29 @@ async fn answer(
     })
 }
 
-async fn whole(mut telling: Telling) -> Result<Whole, ApiError> {
-    let answer = telling.answer.clone();
-    let mut samples: Vec<Sample> = (0..answer.samples).map(|_| Sample::default()).collect();
+async fn collect(mut stream: AttentionStream) -> Result<GenerateAttentionResponse, ApiError> {
+    let options = stream.options.clone();
+    let mut samples: Vec<Sample> = (0..options.samples).map(|_| Sample::default()).collect();
     let mut bytes = 0;
-    while let Some(said) = telling.next().await? {
-        match said {
-            Said::Token(told) => {
-                let sample = &mut samples[told.sample];
-                if let Some(shape) = answer.attention.clone() {
-                    bytes += told.row.as_deref().map_or(0, |row| shape.bytes(row));
-                    if bytes > answer.most_bytes {
-                        return Err(out_of_memory("this answer", answer.most_bytes, told.row.as_deref()));
+    while let Some(event) = stream.next().await? {
+        match event {
+            AttentionEvent::Token(token) => {
+                let sample = &mut samples[token.sample];
+                if let Some(shape) = options.attention.clone() {
+                    bytes += token.row.as_deref().map_or(0, |row| shape.bytes(row));
+                    if bytes > options.max_bytes {
+                        return Err(out_of_memory("this answer", options.max_bytes, token.row.as_deref()));
                     }
-                    let (row, layers) = (told.row.clone(), answer.layers);
+                    let (row, layers) = (token.row.clone(), options.layers);
                     let shaped =
-                        beside(told.row.as_deref(), move || attention_of(row.as_deref(), Some(&shape), layers));
+                        run_blocking(token.row.as_deref(), move || convert_row(row.as_deref(), Some(&shape), layers));
                     let attention = shaped.await?;
-                    let (token_id, text) = (told.measure.token, told.measure.text.clone());
-                    sample.attention_data.get_or_insert_default().push(OfToken { token_id, text, attention });
+                    let (token_id, text) = (token.measure.token, token.measure.text.clone());
+                    sample.attention_data.get_or_insert_default().push(TokenAttention { token_id, text, attention });
                 }
-                sample.generated_tokens.push(token_fields(*told, answer.logprobs));
+                sample.generated_tokens.push(token_fields(*token, options.logprobs));
             }
-            Said::TakenBack { sample, tokens } => {
+            AttentionEvent::Retract { sample, tokens } => {
                 let sample = &mut samples[sample];
                 let left = sample.generated_tokens.len().saturating_sub(tokens);
                 sample.generated_tokens.truncate(left);
@@ -158,36 +159,36 @@ async fn whole(mut telling: Telling) -> Result<Whole, ApiError> {
                     data.truncate(left);
                 }
             }
-            Said::Pruning { sample, sentences } => samples[sample].pruning_suggestion = Some(sentences),
-            Said::Done(done) => {
+            AttentionEvent::Pruning { sample, sentences } => samples[sample].pruning_suggestion = Some(sentences),
+            AttentionEvent::Done(done) => {
                 let sample = &mut samples[done.sample];
                 sample.generated_text = sample.generated_tokens.iter().map(|token| token.text.as_str()).collect();
                 sample.finish_reason = done.finish_reason;
                 sample.prompt_tokens = done.prompt_tokens;
                 sample.generation_time_ms = done.generation_time_ms;
-                if answer.attention.is_some() {
+                if options.attention.is_some() {
                     sample.attention_data.get_or_insert_default();
                 }
             }
-            Said::Failed { error, .. } => return Err(error),
+            AttentionEvent::Failed { error, .. } => return Err(error),
         }
     }
     Ok(match samples.len() {
-        1 => Whole::One(Box::new(samples.remove(0))),
-        _ => Whole::Several { samples },
+        1 => GenerateAttentionResponse::One(Box::new(samples.remove(0))),
+        _ => GenerateAttentionResponse::Several { samples },
     })
 }
 
-/// Writes the answer, away from the async threads: it may be large.
-async fn written(whole: Whole, packed: bool) -> Result<Response, ApiError> {
+/// Serializes the response on a blocking thread because it can be large.
+async fn serialize(whole: GenerateAttentionResponse, msgpack: bool) -> Result<Response, ApiError> {
     let write = move || {
-        if packed {
+        if msgpack {
             rmp_serde::to_vec_named(&whole).map_err(ApiError::internal)
         } else {
             serde_json::to_vec(&whole).map_err(ApiError::internal)
         }
     };
     let bytes = tokio::task::spawn_blocking(write).await.map_err(ApiError::internal)??;
-    let media_type = if packed { PACKED } else { "application/json" };
+    let media_type = if msgpack { MSGPACK } else { "application/json" };
     Ok(([(header::CONTENT_TYPE, media_type)], bytes).into_response())
 }

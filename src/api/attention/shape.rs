@@ -1,4 +1,4 @@
-//! What a client wants to see of a row of attention, and how it becomes that.
+//! Formats of an attention row, and the conversion to them.
 
 use crate::api::ApiError;
 use crate::api::shared::Fields;
@@ -13,46 +13,46 @@ use serde::{Serialize, Serializer};
 use serde_json::Value;
 use std::borrow::Cow;
 
-/// Largest deviation of a row's sum from 1 that is taken for rounding.
+/// Maximum deviation of a row's sum from 1 that counts as rounding.
 const SUM_TOLERANCE: f32 = 0.02;
-/// Positions of a sparse row, unless the request says how many.
-const TOP: i64 = 50;
-/// Most weights of layers.
-const MOST_WEIGHTS: usize = 1024;
-/// Bytes of a number as text, about.
+/// Default number of positions of a sparse row.
+const DEFAULT_TOP: i64 = 50;
+/// Maximum number of layer weights.
+const MAX_WEIGHTS: usize = 1024;
+/// Approximate bytes of a number as text.
 const NUMBER_BYTES: usize = 12;
 
-/// What of a row goes to the client.
+/// Requested format of attention rows.
 #[derive(Debug, Clone, PartialEq)]
-pub(in crate::api) struct Shape {
-    view: View,
+pub(in crate::api) struct RowFormat {
+    view: RowView,
     half: bool,
     pub(super) coding: Coding,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-enum View {
-    /// Everything.
+enum RowView {
+    /// Every head of every layer.
     PerLayer,
     /// One value per position.
-    Aggregated(Mode),
+    Aggregated(Aggregation),
     /// The positions with the largest mean.
     Sparse(usize),
-    /// AttentionStatistics of each layer.
+    /// Statistics of each layer.
     Viz,
 }
 
-/// How heads and layers are put together.
+/// Aggregation over heads and layers.
 #[derive(Debug, Clone, PartialEq)]
-enum Mode {
+enum Aggregation {
     Mean,
     Max,
     LastLayer,
-    /// `None` for [`layer_weights`].
+    /// `None` uses [`layer_weights`].
     Weighted(Option<Vec<f32>>),
 }
 
-impl Mode {
+impl Aggregation {
     const fn name(&self) -> &'static str {
         match self {
             Self::Mean => "mean",
@@ -63,29 +63,29 @@ impl Mode {
     }
 }
 
-/// How numbers are written.
+/// Encoding of numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Coding {
-    /// A text of little-endian numbers.
+    /// Base64 of little-endian numbers.
     Base64,
-    /// Little-endian numbers, beside the message's fields.
+    /// Little-endian numbers outside of the message's fields.
     Binary,
     /// A list of numbers.
     Array,
 }
 
-/// What the carrier of the messages does when the request does not say how numbers are written.
+/// Default encodings of a message format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Usual {
+pub(super) struct DefaultCodings {
     pub(super) per_layer: Coding,
     pub(super) aggregated: Coding,
-    /// Whether a message can have bytes at all.
+    /// True if a message can contain bytes.
     pub(super) bytes: bool,
 }
 
-/// A row as it stands in a message.
+/// An attention row as part of a message.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Attention {
+pub(super) struct AttentionPayload {
     pub(super) format: &'static str,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) shape: Vec<usize>,
@@ -98,28 +98,28 @@ pub(super) struct Attention {
     pub(super) aggregation_mode: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) top_k: Option<usize>,
-    /// Where not every layer has attention: those that have.
+    /// The layers with attention, if not all layers have it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) layer_ids: Option<Vec<u16>>,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub(super) statistics: Option<AttentionStatistics>,
-    /// Of numbers that stand behind the message.
+    /// Length of a binary payload after the message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) byte_length: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) data: Option<Data>,
+    pub(super) data: Option<RowData>,
 }
 
 /// The values of a row.
 #[derive(Debug, Clone)]
-pub(super) enum Data {
+pub(super) enum RowData {
     Text(String),
     Bytes(Vec<u8>),
     Numbers(Vec<f32>),
     Strong(Vec<TopPosition>),
 }
 
-impl Serialize for Data {
+impl Serialize for RowData {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Text(text) => serializer.serialize_str(text),
@@ -130,21 +130,21 @@ impl Serialize for Data {
     }
 }
 
-impl Shape {
-    /// Reads `attention_format`, `aggregation_mode`, `layer_weights`, `attention_top_k`, `attention_dtype` and
+impl RowFormat {
+    /// Parses `attention_format`, `aggregation_mode`, `layer_weights`, `attention_top_k`, `attention_dtype` and
     /// `attention_encoding`.
     ///
     /// # Errors
-    /// 400 for what is not known, or does not go together.
-    pub(super) fn read(fields: Fields<'_>, usual: Usual) -> Result<Self, ApiError> {
+    /// 400 for unknown values and invalid combinations.
+    pub(super) fn parse(fields: Fields<'_>, defaults: DefaultCodings) -> Result<Self, ApiError> {
         const FORMATS: &str = "\"per_layer\", \"aggregated\", \"sparse\" or \"viz\"";
         let view = match fields.text("attention_format")? {
-            None | Some("per_layer") => View::PerLayer,
-            Some("aggregated") => View::Aggregated(mode(fields)?),
-            Some("sparse") => {
-                View::Sparse(fields.integer("attention_top_k", 1..=i64::from(u32::MAX))?.unwrap_or(TOP) as usize)
-            }
-            Some("viz") => View::Viz,
+            None | Some("per_layer") => RowView::PerLayer,
+            Some("aggregated") => RowView::Aggregated(parse_aggregation(fields)?),
+            Some("sparse") => RowView::Sparse(
+                fields.integer("attention_top_k", 1..=i64::from(u32::MAX))?.unwrap_or(DEFAULT_TOP) as usize,
+            ),
+            Some("viz") => RowView::Viz,
             Some(other) => return Err(invalid_value("attention_format", FORMATS, &Value::from(other))),
         };
         let half = match fields.text("attention_dtype")? {
@@ -154,18 +154,18 @@ impl Shape {
                 return Err(invalid_value("attention_dtype", "\"float32\" or \"float16\"", &Value::from(other)));
             }
         };
-        let numbers = matches!(view, View::PerLayer | View::Aggregated(_));
+        let numbers = matches!(view, RowView::PerLayer | RowView::Aggregated(_));
         let coding = match fields.text("attention_encoding")? {
             None if !numbers => Coding::Array,
-            None if matches!(view, View::PerLayer) => usual.per_layer,
-            // Half floats are for those who read bytes.
-            None if half && usual.aggregated == Coding::Array => Coding::Base64,
-            None => usual.aggregated,
+            None if matches!(view, RowView::PerLayer) => defaults.per_layer,
+            // Half floats only make sense as bytes.
+            None if half && defaults.aggregated == Coding::Array => Coding::Base64,
+            None => defaults.aggregated,
             Some("base64") => Coding::Base64,
-            Some("binary") if usual.bytes => Coding::Binary,
+            Some("binary") if defaults.bytes => Coding::Binary,
             Some("array") => Coding::Array,
             Some("binary") => {
-                let message = "attention_encoding: JSON holds no bytes; ask for base64, take the answer as \
+                let message = "`attention_encoding`: JSON cannot contain bytes; request base64, accept \
                                application/msgpack, or use the WebSocket";
                 return Err(ApiError::invalid("attention_encoding", message));
             }
@@ -180,11 +180,11 @@ impl Shape {
         Ok(Self { view, half, coding: if numbers { coding } else { Coding::Array } })
     }
 
-    /// What this shape makes of a row of a model with so many layers.
+    /// Converts a row of a model with `layers` layers.
     ///
     /// # Errors
-    /// The row is no distribution, or has no shape: nothing of it can be believed.
-    pub(super) fn of(&self, row: &AttentionRow, layers: usize) -> Result<Attention, ApiError> {
+    /// The row is not a probability distribution, or its dimensions are invalid.
+    pub(super) fn convert(&self, row: &AttentionRow, layers: usize) -> Result<AttentionPayload, ApiError> {
         let rows =
             AttentionRows::new(&row.values, row.layer_ids.len(), usize::from(row.heads)).map_err(ApiError::internal)?;
         let sum = rows.max_row_sum();
@@ -193,7 +193,7 @@ impl Shape {
         }
         let context_length = rows.row_len();
         let complete = row.layer_ids.len() == layers;
-        let mut attention = Attention {
+        let mut attention = AttentionPayload {
             format: "per_layer",
             shape: Vec::new(),
             context_length,
@@ -207,28 +207,30 @@ impl Shape {
             data: None,
         };
         match &self.view {
-            View::PerLayer => {
+            RowView::PerLayer => {
                 attention.shape = vec![row.layer_ids.len(), usize::from(row.heads), context_length];
                 self.write(&mut attention, &row.values);
             }
-            View::Aggregated(mode) => {
+            RowView::Aggregated(mode) => {
                 let values = match mode {
-                    Mode::Mean => rows.mean(),
-                    Mode::Max => rows.max(),
-                    Mode::LastLayer => rows.last_layer(),
-                    Mode::Weighted(weights) => rows.weighted(&weights_of(weights.as_deref(), &row.layer_ids, layers)?),
+                    Aggregation::Mean => rows.mean(),
+                    Aggregation::Max => rows.max(),
+                    Aggregation::LastLayer => rows.last_layer(),
+                    Aggregation::Weighted(weights) => {
+                        rows.weighted(&layer_weights_for(weights.as_deref(), &row.layer_ids, layers)?)
+                    }
                 };
                 attention.format = "aggregated";
                 attention.shape = vec![context_length];
                 attention.aggregation_mode = Some(mode.name());
                 self.write(&mut attention, &values);
             }
-            View::Sparse(count) => {
+            RowView::Sparse(count) => {
                 attention.format = "sparse";
                 attention.top_k = Some(*count);
-                attention.data = Some(Data::Strong(rows.top_positions(*count)));
+                attention.data = Some(RowData::Strong(rows.top_positions(*count)));
             }
-            View::Viz => {
+            RowView::Viz => {
                 attention.format = "viz";
                 attention.statistics = Some(rows.statistics());
             }
@@ -236,14 +238,14 @@ impl Shape {
         Ok(attention)
     }
 
-    /// About how many bytes a row takes in a message.
+    /// Returns the approximate size of a row in a message.
     pub(super) fn bytes(&self, row: &AttentionRow) -> usize {
         let row_len = row.row_len as usize;
         let values = match &self.view {
-            View::PerLayer => row.values.len(),
-            View::Aggregated(_) => row_len,
-            View::Sparse(count) => (*count).min(row_len).saturating_mul(row.layer_ids.len() + 1),
-            View::Viz => 4 * row.layer_ids.len(),
+            RowView::PerLayer => row.values.len(),
+            RowView::Aggregated(_) => row_len,
+            RowView::Sparse(count) => (*count).min(row_len).saturating_mul(row.layer_ids.len() + 1),
+            RowView::Viz => 4 * row.layer_ids.len(),
         };
         let plain = if self.half { size_of::<f16>() } else { size_of::<f32>() };
         match self.coding {
@@ -253,15 +255,15 @@ impl Shape {
         }
     }
 
-    fn write(&self, attention: &mut Attention, values: &[f32]) {
+    fn write(&self, attention: &mut AttentionPayload, values: &[f32]) {
         attention.dtype = Some(if self.half { "float16" } else { "float32" });
         let (name, data) = match self.coding {
             Coding::Array if self.half => {
-                ("array", Data::Numbers(values.iter().map(|&value| f16::from_f32(value).to_f32()).collect()))
+                ("array", RowData::Numbers(values.iter().map(|&value| f16::from_f32(value).to_f32()).collect()))
             }
-            Coding::Array => ("array", Data::Numbers(values.to_vec())),
-            Coding::Binary => ("binary", Data::Bytes(self.coded(values).into_owned())),
-            Coding::Base64 => ("base64", Data::Text(STANDARD.encode(&*self.coded(values)))),
+            Coding::Array => ("array", RowData::Numbers(values.to_vec())),
+            Coding::Binary => ("binary", RowData::Bytes(self.coded(values).into_owned())),
+            Coding::Base64 => ("base64", RowData::Text(STANDARD.encode(&*self.coded(values)))),
         };
         attention.encoding = Some(name);
         attention.data = Some(data);
@@ -285,21 +287,20 @@ fn little_endian<T: bytemuck::NoUninit, const N: usize>(values: &[T], swap: impl
     }
 }
 
-fn mode(fields: Fields<'_>) -> Result<Mode, ApiError> {
+fn parse_aggregation(fields: Fields<'_>) -> Result<Aggregation, ApiError> {
     const MODES: &str = "\"mean\", \"max\", \"last_layer\" or \"weighted_layers\"";
     match fields.text("aggregation_mode")? {
-        None | Some("mean") => Ok(Mode::Mean),
-        Some("max") => Ok(Mode::Max),
-        Some("last_layer") => Ok(Mode::LastLayer),
-        Some("weighted_layers") => Ok(Mode::Weighted(weights(fields)?)),
+        None | Some("mean") => Ok(Aggregation::Mean),
+        Some("max") => Ok(Aggregation::Max),
+        Some("last_layer") => Ok(Aggregation::LastLayer),
+        Some("weighted_layers") => Ok(Aggregation::Weighted(parse_weights(fields)?)),
         Some(other) => Err(invalid_value("aggregation_mode", MODES, &Value::from(other))),
     }
 }
 
-fn weights(fields: Fields<'_>) -> Result<Option<Vec<f32>>, ApiError> {
+fn parse_weights(fields: Fields<'_>) -> Result<Option<Vec<f32>>, ApiError> {
     const FIELD: &str = "layer_weights";
-    const WEIGHTS: &str =
-        "a list of numbers of 0 or more, one per layer, that are not all 0 and whose sum is no larger than 3e38";
+    const WEIGHTS: &str = "a list of non-negative numbers, one per layer, whose sum is between 0 (exclusive) and 3e38";
     let Some(list) = fields.list(FIELD)? else { return Ok(None) };
     let weight = |value: &Value| {
         let weight = value.as_f64().map(|weight| weight as f32);
@@ -308,39 +309,38 @@ fn weights(fields: Fields<'_>) -> Result<Option<Vec<f32>>, ApiError> {
     let weights: Option<Vec<f32>> = list.iter().map(weight).collect();
     let usable = |weights: &Vec<f32>| {
         let sum: f32 = weights.iter().sum();
-        weights.len() <= MOST_WEIGHTS && sum.is_normal()
+        weights.len() <= MAX_WEIGHTS && sum.is_normal()
     };
     weights.filter(usable).map(Some).ok_or_else(|| invalid_value(FIELD, WEIGHTS, &Value::Array(list.clone())))
 }
 
-/// The weights of the layers that a row has.
-fn weights_of(given: Option<&[f32]>, layer_ids: &[u16], layers: usize) -> Result<Vec<f32>, ApiError> {
+/// Returns the weights of the layers that a row contains.
+fn layer_weights_for(given: Option<&[f32]>, layer_ids: &[u16], layers: usize) -> Result<Vec<f32>, ApiError> {
     let weights: Vec<f32> = match given {
         None => layer_weights(layer_ids.len()),
         Some(given) if given.len() == layers => {
             layer_ids.iter().map(|&layer| given.get(usize::from(layer)).copied().unwrap_or(0.0)).collect()
         }
         Some(given) => {
-            let message =
-                format!("layer_weights must have one number for each of the {layers} layers, got {}", given.len());
+            let message = format!("`layer_weights` must have {layers} numbers, one per layer, got {}", given.len());
             return Err(ApiError::invalid("layer_weights", message));
         }
     };
     if weights.iter().sum::<f32>() > 0.0 {
         return Ok(weights);
     }
-    Err(ApiError::invalid("layer_weights", "layer_weights are 0 for every layer that has attention"))
+    Err(ApiError::invalid("layer_weights", "`layer_weights` must not be 0 for every layer with attention"))
 }
 
-impl Shape {
-    /// Whether the weights fit a model of so many layers; asked before the run begins.
+impl RowFormat {
+    /// Checks before the run that the weights match the number of layers.
     ///
     /// # Errors
-    /// 400 when they do not.
-    pub(super) fn fits(&self, layers: usize) -> Result<(), ApiError> {
-        if let View::Aggregated(Mode::Weighted(weights @ Some(_))) = &self.view {
+    /// 400 if they do not.
+    pub(super) fn check_layers(&self, layers: usize) -> Result<(), ApiError> {
+        if let RowView::Aggregated(Aggregation::Weighted(weights @ Some(_))) = &self.view {
             let all: Vec<u16> = (0..layers as u16).collect();
-            weights_of(weights.as_deref(), &all, layers)?;
+            layer_weights_for(weights.as_deref(), &all, layers)?;
         }
         Ok(())
     }

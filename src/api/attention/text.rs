@@ -1,8 +1,8 @@
-//! `/api/v1/tokenize` and `/api/v1/detokenize`. The body is read as JSON whatever its content type: a page that sends it as text
-//! is spared the browser's preflight.
+//! `/api/v1/tokenize` and `/api/v1/detokenize`. The body is parsed as JSON whatever its content type, so that a page
+//! can send it as text without a CORS preflight.
 
 use super::AttentionError;
-use super::ask::token_ids;
+use super::request::token_ids;
 use crate::api::shared::{self, Fields};
 use crate::api::{ApiError, App};
 use crate::events::TokenId;
@@ -16,36 +16,36 @@ use utoipa::ToSchema;
 /// A token and its text.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Token {
-    /// Its id.
+    /// Id of the token.
     token_id: TokenId,
-    /// Its text; a special token's is its literal, and that of an incomplete piece of UTF-8 is "", its bytes stand at the start of
-    /// the next one's.
+    /// Text of the token. A special token has its literal. Incomplete UTF-8 has ""; its bytes are part of the next
+    /// token's text.
     text: String,
 }
 
-/// A text in tokens.
+/// A tokenized text.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Tokens {
     /// Ids with their texts.
     tokens: Vec<Token>,
-    /// The ids alone.
+    /// Ids only.
     token_ids: Vec<TokenId>,
-    /// How many they are.
+    /// Number of tokens.
     token_count: usize,
 }
 
-/// Tokens as text.
+/// Detokenized text.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Text {
-    /// The text, special tokens as their literals.
+    /// The text, with special tokens as their literals.
     text: String,
 }
 
-/// The tokens of `text`. Literals of special tokens are those tokens; `add_special_tokens` (false) puts BOS and EOS around
-/// it as the model wants them.
+/// Tokenizes `text`. Literals of special tokens become those tokens. `add_special_tokens` (default false) adds BOS and
+/// EOS if the model uses them.
 #[utoipa::path(post, path = "/api/v1/tokenize", tag = "attention",
     request_body(content = serde_json::Value, content_type = "application/json", description = "`{text, add_special_tokens?, model?}`"),
-    responses((status = 200, body = Tokens), (status = 400, description = "A field is wrong; the message names it"),
+    responses((status = 200, body = Tokens), (status = 400, description = "A field is invalid; the message names it"),
               (status = 503, description = "No model is loaded: `error_code` is `NO_MODEL`")))]
 pub(super) async fn tokenize(
     State(app): State<App>,
@@ -53,7 +53,7 @@ pub(super) async fn tokenize(
 ) -> Result<Json<Tokens>, AttentionError> {
     let body = shared::parse_json(&body?)?;
     let fields = Fields::new(&body)?;
-    let text = fields.text("text")?.ok_or_else(|| ApiError::invalid("text", "text is missing"))?;
+    let text = fields.text("text")?.ok_or_else(|| ApiError::invalid("text", "`text` is missing; send a string"))?;
     let add_special = fields.flag("add_special_tokens")?.unwrap_or(false);
     let loaded = app.loaded(fields.text("model")?).await?;
     let vocabulary = loaded.vocabulary();
@@ -63,7 +63,7 @@ pub(super) async fn tokenize(
     Ok(Json(Tokens { tokens, token_count: token_ids.len(), token_ids }))
 }
 
-/// The text of `token_ids`.
+/// Returns the text of `token_ids`.
 #[utoipa::path(post, path = "/api/v1/detokenize", tag = "attention",
     request_body(content = serde_json::Value, content_type = "application/json", description = "`{token_ids, model?}`"),
     responses((status = 200, body = Text), (status = 400, description = "`INVALID_TOKEN`: an id is not in the vocabulary"),
@@ -76,6 +76,6 @@ pub(super) async fn detokenize(
     let fields = Fields::new(&body)?;
     let loaded = app.loaded(fields.text("model")?).await?;
     let tokens = token_ids(fields, "token_ids", loaded.vocabulary())?
-        .ok_or_else(|| ApiError::invalid("token_ids", "token_ids is missing"))?;
+        .ok_or_else(|| ApiError::invalid("token_ids", "`token_ids` is missing; send a list of token ids"))?;
     Ok(Json(Text { text: loaded.vocabulary().decode(&tokens) }))
 }

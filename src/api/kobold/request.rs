@@ -1,6 +1,6 @@
 //! Parses a body with a `prompt` into an engine request.
 
-use crate::api::attention::{in_their_words, renamed};
+use crate::api::attention::{apply_aliases, restore_client_names};
 use crate::api::shared::{Fields, constraint, mods, parameters};
 use crate::api::{ApiError, App, Loaded};
 use crate::engine::{ReportOptions, Request};
@@ -31,7 +31,7 @@ pub(super) fn default_length(app: &App) -> i64 {
 /// # Errors
 /// 400 naming the invalid field.
 pub(super) fn parse(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<KoboldRequest, ApiError> {
-    let mut layer = renamed(app, fields);
+    let mut layer = apply_aliases(app, fields);
     layer.entry("max_tokens").or_insert(default_length(app).into());
     layer.remove("n_predict");
     if fields.flag("bypass_eos")?.unwrap_or(false) || fields.flag("use_default_badwordsids")?.unwrap_or(false) {
@@ -39,7 +39,7 @@ pub(super) fn parse(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Ko
     }
     // Like llama-server's clients, `KoboldCPP` clients send values from their forms without checking their range.
     parse_fields(app, loaded, fields.with_defaults(&layer).clamp_numbers())
-        .map_err(|error| in_their_words(error, fields))
+        .map_err(|error| restore_client_names(error, fields))
 }
 
 fn parse_fields(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<KoboldRequest, ApiError> {

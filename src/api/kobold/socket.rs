@@ -6,7 +6,10 @@
 
 use super::error::{self, KoboldError};
 use super::genkeys::{GenerationEntry, Genkeys};
-use crate::api::attention::{self, Answer, Asked, Carrier, Dialect, Said, Telling, Writer};
+use crate::api::attention::{
+    self, AttentionEvent, AttentionOptions, AttentionRequest, AttentionStream, AttentionWriter, MessageFormat,
+    Transport,
+};
 use crate::api::generation::Runs;
 use crate::api::shared::fields::invalid_value;
 use crate::api::shared::{self, Fields};
@@ -39,17 +42,17 @@ fn error_text(error: &ApiError) -> String {
 }
 
 async fn serve(app: App, genkeys: Genkeys, socket: Socket) -> Close {
-    let Socket { caller, address, mut incoming, outgoing } = socket;
+    let Socket { caller, address, mut incoming, outgoing, .. } = socket;
     let connection = Connection { app, genkeys, caller, address, outgoing };
     // These clients close the connection after `done` and treat a close frame from the server as a failure, so the
     // server does not close first.
     loop {
         let message = incoming.next().await;
-        let activity = connection.outgoing.at_work();
+        let activity = connection.outgoing.mark_active();
         let answered = connection.answer(&message).await;
         drop(activity);
         if let Err(error) = answered {
-            if let Ok(message) = attention::error_message(Carrier::Json, &error, None, None) {
+            if let Ok(message) = attention::error_message(MessageFormat::Json, &error, None, None) {
                 // The connection detects a client that disconnected.
                 let _ = connection.outgoing.send(message).await;
             }
@@ -74,44 +77,45 @@ impl Connection {
                 ApiError::bad_request("expected a text message with JSON, got a binary message").code("invalid_json")
             );
         };
-        let taken = Instant::now();
+        let received = Instant::now();
         let mut body = shared::parse_json(text.as_bytes())?;
         self.app.rates().check(self.caller.as_ref(), self.address)?;
         let loaded = self.app.loaded(Fields::new(&body)?.text("model")?).await?;
         complete(&mut body, &loaded)?;
         let fields = Fields::new(&body)?;
-        let Asked { mut requests, answer } = attention::read(&self.app, &loaded, fields, Dialect::Frames, taken)?;
+        let AttentionRequest { mut requests, options } =
+            attention::parse(&self.app, &loaded, fields, Transport::Frames, received)?;
         for request in &mut requests {
             if let Some(caller) = &self.caller {
                 request.user_label.get_or_insert_with(|| caller.label.clone());
             }
         }
-        attention::free_ids(&self.app, &mut requests).await?;
+        attention::assign_request_ids(&self.app, &mut requests).await?;
         let entry = self.genkeys.register(fields.text("genkey")?.unwrap_or_default());
         let runs = Runs::start(self.app.clone(), &loaded, requests).await?;
-        self.tell(Telling::new(runs, answer), entry).await
+        self.tell(AttentionStream::new(runs, options), entry).await
     }
 
-    async fn tell(&self, mut telling: Telling, mut entry: GenerationEntry) -> Result<(), ApiError> {
-        let writer = writer(&telling.answer);
+    async fn tell(&self, mut stream: AttentionStream, mut entry: GenerationEntry) -> Result<(), ApiError> {
+        let writer = writer(&stream.options);
         loop {
-            let said = tokio::select! {
-                said = telling.next() => said?,
+            let event = tokio::select! {
+                event = stream.next() => event?,
                 () = entry.aborted() => {
-                    let done = writer.write(Said::Done(telling.cancelled(0))).await?;
+                    let done = writer.write(AttentionEvent::Done(stream.cancelled(0))).await?;
                     let _ = self.outgoing.send(done).await;
                     return Ok(());
                 }
             };
-            let messages = match said {
+            let messages = match event {
                 None => return Ok(()),
-                Some(Said::Failed { error, .. }) => return Err(error),
-                Some(Said::Token(told)) => {
-                    entry.add(told.text());
-                    let (token, numbers) = writer.apart(*told).await?;
+                Some(AttentionEvent::Failed { error, .. }) => return Err(error),
+                Some(AttentionEvent::Token(token)) => {
+                    entry.add(token.text());
+                    let (token, numbers) = writer.write_split(*token).await?;
                     [Some(token), numbers]
                 }
-                Some(said) => [Some(writer.write(said).await?), None],
+                Some(event) => [Some(writer.write(event).await?), None],
             };
             for message in messages.into_iter().flatten() {
                 if self.outgoing.send(message).await.is_err() {
@@ -122,8 +126,8 @@ impl Connection {
     }
 }
 
-fn writer(answer: &Answer) -> Writer {
-    Writer::new(Carrier::Json, answer.request_id.as_deref().unwrap_or_default(), answer)
+fn writer(options: &AttentionOptions) -> AttentionWriter {
+    AttentionWriter::new(MessageFormat::Json, options.request_id.as_deref().unwrap_or_default(), options)
 }
 
 /// Adds the defaults of this route and converts a `prompt` to tokens.

@@ -4,7 +4,9 @@
 use super::error::{self, KoboldError};
 use super::generate::{GenerationEvent, KoboldGeneration, finish_reason, start};
 use super::genkeys::{GenerationEntry, Genkeys};
-use crate::api::attention::{self, Asked, Carrier, Dialect, Said, Telling, Writer};
+use crate::api::attention::{
+    self, AttentionEvent, AttentionRequest, AttentionStream, AttentionWriter, MessageFormat, Transport,
+};
 use crate::api::generation::{self, Runs};
 use crate::api::shared::{self, Fields};
 use crate::api::socket::Message;
@@ -60,14 +62,14 @@ async fn text(
     let run_id = generation.runs.started[0].id;
     let events = stream::unfold(Some(generation), |generation| async move {
         let mut generation = generation?;
-        let (data, over) = told(&mut generation).await?;
+        let (data, over) = token(&mut generation).await?;
         Some((Ok(Event::default().event("message").data(data.to_string())), (!over).then_some(generation)))
     });
     Ok(generation::with_run_id(respond(events), run_id))
 }
 
 /// Returns the next event of a text, and true if it is the last.
-async fn told(generation: &mut KoboldGeneration) -> Option<(Value, bool)> {
+async fn token(generation: &mut KoboldGeneration) -> Option<(Value, bool)> {
     let (token, finish_reason) = match generation.next().await {
         Ok(Some(GenerationEvent::Text(text))) => (text, None),
         // `KoboldCPP` has no retraction; clients that support Thunder can read this one.
@@ -92,28 +94,29 @@ async fn tokens(
     headers: &HeaderMap,
     body: &Value,
 ) -> Result<Response, ApiError> {
-    let taken = Instant::now();
+    let received = Instant::now();
     let fields = Fields::new(body)?;
     let loaded = app.loaded(fields.text("model")?).await?;
-    let Asked { mut requests, answer } = attention::read(&app, &loaded, fields, Dialect::Events, taken)?;
+    let AttentionRequest { mut requests, options } =
+        attention::parse(&app, &loaded, fields, Transport::Events, received)?;
     for request in &mut requests {
         generation::set_client(request, headers, caller.clone());
     }
-    attention::free_ids(&app, &mut requests).await?;
+    attention::assign_request_ids(&app, &mut requests).await?;
     let entry = genkeys.register(fields.text("genkey")?.unwrap_or_default());
     let runs = Runs::start(app, &loaded, requests).await?;
     if let Some(error) = runs.initial_error() {
         return Err(error);
     }
-    let telling = Telling::new(runs, answer);
-    let run_id = telling.run_id();
-    let named = telling.answer.request_id.clone().or_else(|| run_id.map(|id| id.to_string())).unwrap_or_default();
-    let writer = Writer::new(Carrier::Json, &named, &telling.answer);
-    let sending = Sending { telling, writer, entry };
+    let stream = AttentionStream::new(runs, options);
+    let run_id = stream.run_id();
+    let named = stream.options.request_id.clone().or_else(|| run_id.map(|id| id.to_string())).unwrap_or_default();
+    let writer = AttentionWriter::new(MessageFormat::Json, &named, &stream.options);
+    let sending = Sending { stream, writer, entry };
     let events = stream::unfold(Some(sending), |sending| async move {
         let mut sending = sending?;
-        let (data, goes_on) = sending.next().await?;
-        Some((Ok(Event::default().data(data)), goes_on.then_some(sending)))
+        let (data, has_more) = sending.next().await?;
+        Some((Ok(Event::default().data(data)), has_more.then_some(sending)))
     });
     let response = respond(events);
     Ok(match run_id {
@@ -123,28 +126,28 @@ async fn tokens(
 }
 
 struct Sending {
-    telling: Telling,
-    writer: Writer,
+    stream: AttentionStream,
+    writer: AttentionWriter,
     entry: GenerationEntry,
 }
 
 impl Sending {
     /// Returns the data of the next event, and true if more may follow.
     async fn next(&mut self) -> Option<(String, bool)> {
-        let said = tokio::select! {
-            said = self.telling.next() => said,
+        let event = tokio::select! {
+            event = self.stream.next() => event,
             () = self.entry.aborted() => {
-                let done = self.writer.write(Said::Done(self.telling.cancelled(0))).await;
+                let done = self.writer.write(AttentionEvent::Done(self.stream.cancelled(0))).await;
                 return Some((text_of(done), false));
             }
         };
-        match said {
+        match event {
             Ok(None) => None,
-            Ok(Some(said)) => {
-                if let Some(text) = said.text() {
+            Ok(Some(event)) => {
+                if let Some(text) = event.text() {
                     self.entry.add(text);
                 }
-                match self.writer.write(said).await {
+                match self.writer.write(event).await {
                     Ok(message) => Some((text_of(Ok(message)), true)),
                     Err(error) => Some((text_of(self.writer.error(&error, None)), false)),
                 }

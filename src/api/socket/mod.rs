@@ -1,14 +1,14 @@
-//! The WebSocket plumbing under every protocol that has one: the gates, the key, message sizes, compression, pings,
-//! bounded sending, and the end of a connection.
+//! The WebSocket layer of all protocols: access checks, keys, message sizes, compression, pings, bounded queues and
+//! closing.
 //!
-//! A route takes [`Upgrade`] and hands it a handler, which gets a [`Socket`]: whole messages in, whole messages out. What a
-//! client does not read fills [`Outgoing`], whose `send` then waits, and with it the run that made the message. The handler
-//! is dropped when the client has gone; what it returns is how the connection is closed.
+//! A route passes a handler to [`Upgrade`]; the handler receives a [`Socket`] with complete incoming and outgoing
+//! messages. Unread messages fill [`Outgoing`], whose `send` then waits, and with it the run that produced the message.
+//! The handler is dropped when the client disconnects; its result is the close frame.
 
-mod admission;
+mod assembler;
+mod authentication;
+mod connection;
 mod outgoing;
-mod reading;
-mod serving;
 mod unauthenticated;
 mod upgrade;
 
@@ -24,24 +24,24 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use yawc::close::CloseCode;
 use yawc::{DeflatePool, Options};
 
-/// Every path that is a WebSocket. On these a key may come with the first message, since a browser cannot send headers.
+/// All WebSocket paths. On these a key may be sent in the first message because browsers cannot set headers.
 pub(super) const PATHS: [&str; 3] = ["/generate", "/api/v1/generate/stream", "/api/extra/generate/stream/ws"];
 
-/// Compressors that wait for the next message; as many are in use at once as there are threads.
+/// Number of pooled idle compressors; up to one per thread is in use at a time.
 const COMPRESSORS: usize = 8;
 
-/// Messages below this are sent as they are: they hardly become smaller.
+/// Minimum size of compressed messages; smaller ones hardly shrink.
 const COMPRESS_FROM_BYTES: usize = 256;
 
-/// What a connection holds for reading and for writing between messages.
+/// Size of the read and write buffers that a connection keeps between messages.
 const IDLE_BUFFER_BYTES: usize = 1024;
 
-/// A whole message.
+/// A complete message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::api) enum Message {
-    /// Text, in all our protocols a JSON object.
+    /// Text; a JSON object in all protocols.
     Text(String),
-    /// Anything else.
+    /// Binary data.
     Binary(Bytes),
 }
 
@@ -60,17 +60,17 @@ impl From<String> for Message {
     }
 }
 
-/// A connection that has passed the gates.
+/// A connection that passed the access checks.
 pub(in crate::api) struct Socket {
-    /// Who it is, where keys are set.
+    /// The caller, if keys are configured.
     pub(in crate::api) caller: Option<Caller>,
-    /// Where it comes from.
+    /// Address of the client.
     pub(in crate::api) address: Option<SocketAddr>,
     /// Headers for another server that its messages are forwarded to.
     pub(in crate::api) headers: ForwardHeaders,
-    /// What the client sends.
+    /// Messages from the client.
     pub(in crate::api) incoming: Incoming,
-    /// What it is sent.
+    /// Queue of messages to the client.
     pub(in crate::api) outgoing: Outgoing,
 }
 
@@ -81,7 +81,7 @@ pub(in crate::api) struct Incoming {
 }
 
 impl Incoming {
-    /// The next message. When the client has gone there is none, and the handler is dropped.
+    /// Returns the next message. If the client has disconnected, it never returns, and the handler is dropped.
     pub(in crate::api) async fn next(&mut self) -> Message {
         if let Some(first) = self.first.take() {
             return first;
@@ -93,7 +93,7 @@ impl Incoming {
     }
 }
 
-/// How a connection ends.
+/// A close frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::api) struct Close {
     code: CloseCode,
@@ -101,20 +101,21 @@ pub(in crate::api) struct Close {
 }
 
 impl Close {
-    /// The reason of a close frame has at most 123 bytes.
-    const LONGEST: usize = 123;
+    /// Maximum length of the reason in a close frame.
+    const MAX_REASON_BYTES: usize = 123;
 
     fn new(code: CloseCode, reason: &str) -> Self {
-        let end = (0..=reason.len().min(Self::LONGEST)).rev().find(|&end| reason.is_char_boundary(end)).unwrap_or(0);
+        let end =
+            (0..=reason.len().min(Self::MAX_REASON_BYTES)).rev().find(|&end| reason.is_char_boundary(end)).unwrap_or(0);
         Self { code, reason: reason[..end].to_owned() }
     }
 
-    /// 1000: everything is said.
+    /// 1000: normal closure.
     pub(in crate::api) fn normal() -> Self {
         Self::new(CloseCode::Normal, "")
     }
 
-    /// 1008: the client may not do that.
+    /// 1008: policy violation.
     pub(in crate::api) fn policy(reason: &str) -> Self {
         Self::new(CloseCode::Policy, reason)
     }
@@ -128,25 +129,25 @@ impl Close {
         self.code == CloseCode::Size
     }
 
-    /// 1001: the server ends the connection, though nothing is wrong.
+    /// 1001: the server closes the connection without an error.
     fn away(reason: &str) -> Self {
         Self::new(CloseCode::Away, reason)
     }
 }
 
-/// What all connections of a server share.
+/// State shared by all connections of a server.
 pub(in crate::api) struct Sockets {
     options: Options,
     open: watch::Sender<usize>,
-    /// One permit for each connection that may wait for its API key.
+    /// One permit per connection that waits for its API key.
     unauthenticated: Arc<Semaphore>,
 }
 
 impl Sockets {
-    /// For messages of at most so many bytes.
+    /// Creates the state for messages of up to `max_message_bytes`.
     pub(in crate::api) fn new(max_message_bytes: usize) -> Self {
-        // A frame that is a little too large is still read, to say what is wrong with it; one that is much too large ends
-        // the connection at its header.
+        // A frame that is slightly too large is still read so that the client receives an error; a much larger one
+        // closes the connection at its header.
         let cap = max_message_bytes.saturating_mul(2).saturating_add(1);
         let options = Options::default()
             .with_limits(cap, cap)
@@ -161,24 +162,24 @@ impl Sockets {
         Self { options, open: watch::Sender::new(0), unauthenticated }
     }
 
-    /// Returns when no connection is open.
+    /// Waits until no connection is open.
     pub(in crate::api) async fn all_closed(&self) {
-        // The sender lives as long as this, so waiting cannot fail.
+        // The sender is part of `self`, so waiting cannot fail.
         let _ = self.open.subscribe().wait_for(|&open| open == 0).await;
     }
 }
 
-/// Counts an open connection while it lives.
-struct Open(App);
+/// Counts an open connection until dropped.
+struct OpenConnection(App);
 
-impl Open {
+impl OpenConnection {
     fn new(app: App) -> Self {
         app.sockets().open.send_modify(|open| *open += 1);
         Self(app)
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.0.sockets().open.send_modify(|open| *open -= 1);
     }

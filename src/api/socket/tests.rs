@@ -10,7 +10,7 @@ use futures::{SinkExt, StreamExt};
 use std::sync::Arc;
 use yawc::{Frame, HttpRequest, OpCode, TcpWebSocket, WebSocket};
 
-/// A server of one WebSocket that sends back what it gets; "bye" ends it, "flood" sends without an end.
+/// Starts a server with one WebSocket that echoes messages; "bye" closes it, "flood" sends without end.
 async fn echo(change: impl FnOnce(&mut ServerFlags)) -> (App, SocketAddr) {
     let limits = LimitFlags { max_message: Size(1 << 20), socket_ping: 20, ..LimitFlags::default() };
     let mut flags = ServerFlags { limits, ..ServerFlags::default() };
@@ -54,7 +54,7 @@ async fn connect(address: SocketAddr, options: Options, headers: &[(&str, &str)]
     WebSocket::connect(url).with_options(options).with_request(request).await
 }
 
-/// Frames up to the end, without pings.
+/// Returns all frames up to the end, without pings.
 async fn rest(socket: &mut TcpWebSocket) -> Vec<Frame> {
     let frames = socket.filter(|frame| std::future::ready(frame.opcode() != OpCode::Ping));
     frames.collect().await
@@ -88,13 +88,13 @@ async fn messages_go_both_ways_compressed_and_in_pieces() {
 }
 
 #[tokio::test]
-async fn a_message_that_is_too_large_is_refused_with_a_reason() {
+async fn too_large_message_is_rejected_with_reason() {
     let (_, address) = echo(|flags| flags.limits.max_message = Size(1000)).await;
     let mut socket = connect(address, Options::default(), &[]).await.unwrap();
     socket.send(Frame::text("x".repeat(1001))).await.unwrap();
     let frames = rest(&mut socket).await;
-    let said = first_text(&frames);
-    assert!(said.contains("a message may have 1000 bytes"), "{said}");
+    let text = first_text(&frames);
+    assert!(text.contains("a message may have at most 1000 bytes"), "{text}");
     assert_eq!(close_code(&frames), Some(1009));
     let mut socket = connect(address, Options::default(), &[]).await.unwrap();
     socket.send(Frame::text("x".repeat(100_000))).await.unwrap();
@@ -102,20 +102,20 @@ async fn a_message_that_is_too_large_is_refused_with_a_reason() {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_read_stops_the_sender() {
+async fn client_that_stops_reading_blocks_the_sender() {
     let (app, address) = echo(|_| ()).await;
     let mut socket = connect(address, Options::default(), &[]).await.unwrap();
     socket.send(Frame::text("flood")).await.unwrap();
     assert!(socket.next().await.is_some());
     tokio::time::sleep(std::time::Duration::from_millis(300)).await;
-    // Control frames still go through while messages wait.
+    // Control frames still pass while messages wait.
     assert_eq!(*app.sockets().open.borrow(), 1);
     drop(socket);
     app.sockets().all_closed().await;
 }
 
 #[tokio::test]
-async fn the_key_comes_as_a_header_or_with_the_first_message() {
+async fn key_is_accepted_as_header_or_in_first_message() {
     let (_, address) = echo(|flags| flags.api_keys = vec!["right".parse().unwrap()]).await;
     let mut socket = connect(address, Options::default(), &[("authorization", "Bearer right")]).await.unwrap();
     socket.send(Frame::text("hello")).await.unwrap();
@@ -135,29 +135,29 @@ async fn the_key_comes_as_a_header_or_with_the_first_message() {
         let mut socket = connect(address, Options::default(), &[]).await.unwrap();
         socket.send(Frame::text(first)).await.unwrap();
         let frames = rest(&mut socket).await;
-        let said = first_text(&frames);
-        assert!(said.contains("API key"), "{first}: {said}");
+        let text = first_text(&frames);
+        assert!(text.contains("API key"), "{first}: {text}");
         assert_eq!(close_code(&frames), Some(1008), "{first}");
     }
 }
 
 #[tokio::test]
-async fn a_connection_without_a_key_may_send_16_kib() {
+async fn connection_without_key_may_send_16_kib() {
     let (app, address) = echo(|flags| flags.api_keys = vec!["right".parse().unwrap()]).await;
-    // With the key the limit of messages holds, also for one that follows at once.
+    // With the key the normal message limit applies, also to a message that follows immediately.
     let mut socket = connect(address, Options::default(), &[]).await.unwrap();
     socket.send(Frame::text(r#"{"type":"auth","api_key":"right"}"#)).await.unwrap();
     let long = "x".repeat(500_000);
     socket.send(Frame::text(long.clone())).await.unwrap();
     assert_eq!(socket.next().await.unwrap().as_str(), long);
 
-    // A whole message that is too long, also where compression makes it small.
+    // A message that is too long, also if compression makes it small.
     for options in [Options::default(), Options::default().with_balanced_compression()] {
         let mut socket = connect(address, options, &[]).await.unwrap();
         socket.send(Frame::text(format!(r#"{{"api_key":"right","x":"{}"}}"#, "x".repeat(20_000)))).await.unwrap();
         assert_eq!(close_code(&rest(&mut socket).await), Some(1009));
     }
-    // The beginning of a message whose end never comes.
+    // The start of a message that never ends.
     let mut sockets = Vec::new();
     for _ in 0..3 {
         let mut socket = connect(address, Options::default(), &[]).await.unwrap();
@@ -173,17 +173,17 @@ async fn a_connection_without_a_key_may_send_16_kib() {
         assert!(matches!(close_code(&frames), Some(1008 | 1009) | None));
     }
     let kept = app.sockets().unauthenticated.available_permits();
-    assert_eq!(kept, unauthenticated::MAX_CONNECTIONS, "every place is free again");
+    assert_eq!(kept, unauthenticated::MAX_CONNECTIONS, "all permits are released");
 }
 
 #[tokio::test]
-async fn a_limited_number_of_connections_waits_for_a_key() {
+async fn connections_waiting_for_a_key_are_limited() {
     let (app, address) = echo(|flags| flags.api_keys = vec!["right".parse().unwrap()]).await;
     let all = app.sockets().unauthenticated.clone();
     let taken = all.acquire_many(unauthenticated::MAX_CONNECTIONS as u32 - 1).await.unwrap();
     let waiting = connect(address, Options::default(), &[]).await.unwrap();
-    assert!(connect(address, Options::default(), &[]).await.is_err(), "one more than may wait");
-    // A key in the header needs no place.
+    assert!(connect(address, Options::default(), &[]).await.is_err(), "one more than the limit");
+    // A key in the header needs no permit.
     assert!(connect(address, Options::default(), &[("authorization", "Bearer right")]).await.is_ok());
     let mut waiting = waiting;
     waiting.send(Frame::text(r#"{"type":"auth","api_key":"right"}"#)).await.unwrap();
@@ -194,7 +194,7 @@ async fn a_limited_number_of_connections_waits_for_a_key() {
 }
 
 #[tokio::test]
-async fn pages_of_other_origins_cannot_connect() {
+async fn foreign_origin_cannot_connect() {
     let (_, address) = echo(|_| ()).await;
     assert!(connect(address, Options::default(), &[("origin", "https://evil.example")]).await.is_err());
     let own = format!("http://{address}");
@@ -202,9 +202,9 @@ async fn pages_of_other_origins_cannot_connect() {
 }
 
 #[tokio::test]
-async fn a_plain_request_is_told_what_it_is() {
+async fn plain_request_gets_websocket_hint() {
     let (_, address) = echo(|_| ()).await;
-    // An error says that another test was first.
+    // An error means that another test installed it first.
     let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
     let answer = reqwest::get(format!("http://{address}{}", PATHS[0])).await.unwrap();
     assert_eq!(answer.status(), 400);
@@ -212,7 +212,7 @@ async fn a_plain_request_is_told_what_it_is() {
 }
 
 #[tokio::test]
-async fn a_server_that_stops_says_goodbye() {
+async fn stopping_server_sends_close_frame() {
     let (app, address) = echo(|_| ()).await;
     let mut socket = connect(address, Options::default(), &[]).await.unwrap();
     socket.send(Frame::text("hello")).await.unwrap();

@@ -1,5 +1,5 @@
 use super::unauthenticated::{LimitedStream, MAX_CONNECTIONS};
-use super::{Close, Open, PATHS, Socket, serving};
+use super::{Close, OpenConnection, PATHS, Socket, connection};
 use crate::api::peers::ForwardHeaders;
 use crate::api::{ApiError, App, Caller, ErrorKind};
 use axum::extract::{ConnectInfo, FromRequestParts};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use yawc::{IncomingUpgrade, Role, WebSocket};
 
-/// A request to become a WebSocket, behind the gates of `security`.
+/// A WebSocket request that passed the access checks.
 pub(in crate::api) struct Upgrade {
     app: App,
     upgrade: IncomingUpgrade,
@@ -22,7 +22,7 @@ pub(in crate::api) struct Upgrade {
     headers: ForwardHeaders,
 }
 
-/// Whether the request wants to become a WebSocket at an address that is one.
+/// Returns true for a WebSocket request on a WebSocket path.
 pub(in crate::api) fn is_wanted(path: &str, headers: &axum::http::HeaderMap) -> bool {
     let upgrade = headers.get(header::UPGRADE).and_then(|value| value.to_str().ok());
     PATHS.contains(&path) && upgrade.is_some_and(|value| value.eq_ignore_ascii_case("websocket"))
@@ -43,7 +43,7 @@ impl FromRequestParts<App> for Upgrade {
         let headers = ForwardHeaders::of(&parts.headers);
         let incomplete = || {
             ApiError::bad_request(
-                "this is not a WebSocket handshake: it takes the headers Connection: Upgrade, Sec-WebSocket-Version: 13 \
+                "this is not a WebSocket handshake: expected the headers Connection: Upgrade, Sec-WebSocket-Version: 13 \
                  and Sec-WebSocket-Key",
             )
         };
@@ -54,16 +54,16 @@ impl FromRequestParts<App> for Upgrade {
 }
 
 impl Upgrade {
-    /// Answers the handshake and serves the connection with `handler`. `error` writes an error as this protocol's clients
-    /// read it, for those that come before the handler.
+    /// Completes the handshake and serves the connection with `handler`. `error` renders errors that occur before the
+    /// handler runs.
     pub(in crate::api) fn serve<H, F>(self, error: fn(&ApiError) -> String, handler: H) -> Response
     where
         H: FnOnce(Socket) -> F + Send + 'static,
         F: Future<Output = Close> + Send + 'static,
     {
         let Self { app, upgrade, connection, caller, address, headers } = self;
-        if let Err(not_now) = app.open_for_sockets() {
-            return not_now.into_response();
+        if let Err(unavailable) = app.open_for_sockets() {
+            return unavailable.into_response();
         }
         let needs_key = caller.is_none() && !app.config().server.security.keys.is_empty();
         let permit = match needs_key.then(|| Arc::clone(&app.sockets().unauthenticated).try_acquire_owned()) {
@@ -72,19 +72,21 @@ impl Upgrade {
             Some(Err(_)) => {
                 let text = format!(
                     "{MAX_CONNECTIONS} connections already wait for the message with their API key; send the key as the \
-                     header 'Authorization: Bearer KEY', or try again in some seconds"
+                     header 'Authorization: Bearer KEY', or try again in a few seconds"
                 );
                 return ApiError::new(ErrorKind::Unavailable, text).into_response();
             }
         };
         let options = app.sockets().options.clone();
-        // yawc answers the handshake; the bytes of the connection pass through our stream, which limits them.
+        // yawc completes the handshake; the connection's bytes pass through `LimitedStream`.
         let response = match upgrade.upgrade(options.clone()) {
             Ok((response, _)) => response,
-            Err(why) => return ApiError::bad_request(format!("the WebSocket cannot be set up: {why}")).into_response(),
+            Err(error) => {
+                return ApiError::bad_request(format!("the WebSocket handshake failed: {error}")).into_response();
+            }
         };
         let extensions = response.headers().get(header::SEC_WEBSOCKET_EXTENSIONS).cloned();
-        let open = Open::new(app.clone());
+        let open = OpenConnection::new(app.clone());
         tokio::spawn(async move {
             let (authenticated, accepted) = watch::channel(permit.is_none());
             let connection = connection.await.map_err(|error| error.to_string()).and_then(|upgraded| {
@@ -95,10 +97,10 @@ impl Upgrade {
             });
             match connection {
                 Ok(connection) => {
-                    let client = serving::Client { caller, address, headers, authenticated, permit };
-                    serving::serve(connection.into_streaming(), &app, client, error, handler).await;
+                    let client = connection::Client { caller, address, headers, authenticated, permit };
+                    connection::serve(connection.into_streaming(), &app, client, error, handler).await;
                 }
-                Err(error) => tracing::debug!(%error, "a WebSocket ended before it was set up"),
+                Err(error) => tracing::debug!(%error, "WebSocket handshake failed"),
             }
             drop(open);
         });

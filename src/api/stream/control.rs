@@ -1,9 +1,9 @@
-//! What a client says to a run that goes on.
+//! Control messages for active runs.
 
-use super::begin::new_id;
+use super::connection::{ConnectionRun, StreamConnection};
 use super::message;
-use super::run::{EndedBy, Run};
-use super::session::{Going, Session};
+use super::run::{EndedBy, StreamedRun};
+use super::start::new_id;
 use crate::api::ApiError;
 use crate::api::shared::Fields;
 use crate::api::shared::fields::invalid_value;
@@ -14,77 +14,78 @@ use std::time::Duration;
 
 const ACTIONS: &str = "\"stop\", \"pause\", \"resume\", \"regenerate\" or \"modify\"";
 
-/// Does what a control message says.
+/// Executes a control message.
 ///
 /// # Errors
-/// There is no such run, it is over, or the message is wrong.
-pub(super) async fn obey(session: &mut Session, fields: Fields<'_>) -> Result<(), ApiError> {
+/// The run is unknown or has ended, or the message is invalid.
+pub(super) async fn handle(connection: &mut StreamConnection, fields: Fields<'_>) -> Result<(), ApiError> {
     let Some(action) = fields.text("action")? else {
-        return Err(ApiError::invalid("action", format!("action is missing: {ACTIONS}")));
+        return Err(ApiError::invalid("action", format!("`action` is missing; expected {ACTIONS}")));
     };
     if !matches!(action, "stop" | "pause" | "resume" | "regenerate" | "modify") {
         return Err(invalid_value("action", ACTIONS, &Value::from(action)));
     }
-    let (id, going) = session.meant(fields)?;
-    let done = match going.begun.get() {
-        None => before_it_begins(&id, action, &going).await,
+    let (id, going) = connection.find_run(fields)?;
+    let result = match going.started.get() {
+        None => control_before_start(&id, action, &going).await,
         Some(run) => {
             let run = Arc::clone(run);
             match action {
                 "stop" => stop(&run).await,
-                "pause" => pause(session, &run).await,
-                "resume" => resume(session, &run).await,
-                "modify" => modify(session, &run, fields).await,
-                _ => regenerate(session, &run, &going).await,
+                "pause" => pause(connection, &run).await,
+                "resume" => resume(connection, &run).await,
+                "modify" => modify(connection, &run, fields).await,
+                _ => regenerate(connection, &run, &going).await,
             }
         }
     };
-    match done {
+    match result {
         Ok(()) => Ok(()),
-        // It is clear which run is meant, so that the error may say so.
-        Err(error) => session.say(message::error(&error, Some(&id))).await,
+        // The run is known here, so the error can name it.
+        Err(error) => connection.send_message(message::error(&error, Some(&id))).await,
     }
 }
 
-async fn before_it_begins(id: &str, action: &str, going: &Going) -> Result<(), ApiError> {
+async fn control_before_start(id: &str, action: &str, going: &ConnectionRun) -> Result<(), ApiError> {
     if action != "stop" {
-        let detail = format!("run '{id}' has not begun: {action} takes a run after its init message");
+        let detail = format!("run '{id}' has not started; send {action} after its init message");
         return Err(ApiError::conflict(detail));
     }
-    going.unwanted.send_replace(true);
-    // It may have begun meanwhile.
-    if let Some(run) = going.begun.get() {
+    going.cancelled.send_replace(true);
+    // The run may have started meanwhile.
+    if let Some(run) = going.started.get() {
         run.stop(EndedBy::Client).await;
     }
     Ok(())
 }
 
-async fn stop(run: &Arc<Run>) -> Result<(), ApiError> {
+async fn stop(run: &Arc<StreamedRun>) -> Result<(), ApiError> {
     if run.is_over() {
-        return Err(over(run));
+        return Err(ended_error(run));
     }
     run.stop(EndedBy::Client).await;
     Ok(())
 }
 
-async fn pause(session: &mut Session, run: &Arc<Run>) -> Result<(), ApiError> {
-    let slot_for = session.app.config().server.run_timeouts.paused_slot;
-    let standing = run.control.pause(slot_for).await.map_err(|RunOver| over(run))?;
-    let kept = match standing.activity {
-        RunActivity::Finished => return Err(over(run)),
+async fn pause(connection: &mut StreamConnection, run: &Arc<StreamedRun>) -> Result<(), ApiError> {
+    let slot_for = connection.app.config().server.run_timeouts.paused_slot;
+    let standing = run.control.pause(slot_for).await.map_err(|RunOver| ended_error(run))?;
+    let slot = match standing.activity {
+        RunActivity::Finished => return Err(ended_error(run)),
         RunActivity::Preempted | RunActivity::Queued => "it has no slot".to_owned(),
         _ => format!("its slot is kept for {} s", slot_for.as_secs_f32()),
     };
-    tell(session, run, "pause", &format!("paused after {} tokens; {kept}", standing.generated), &json!(null)).await?;
+    send_status(connection, run, "pause", &format!("paused after {} tokens; {slot}", standing.generated), &json!(null))
+        .await?;
     if standing.activity == RunActivity::Paused {
-        let (run, outgoing) = (Arc::clone(run), session.outgoing.clone());
-        session.tasks.spawn(async move {
-            // A little later than the engine, which looks when it has nothing else to do.
+        let (run, outgoing) = (Arc::clone(run), connection.outgoing.clone());
+        connection.tasks.spawn(async move {
+            // Slightly later than the engine, which checks timeouts when it is idle.
             tokio::time::sleep(slot_for + Duration::from_millis(200)).await;
             if run.control.progress().await.is_ok_and(|standing| standing.activity == RunActivity::Preempted) {
-                let text = "paused for long: the slot went to others; resume waits for one";
+                let text = "the slot was given to another run; resume waits for a free slot";
                 let status = message::status("pause", 100, text, Some(&run.request_id));
-                // When the client has gone, there is nobody to tell.
+                // Sending fails only if the client has disconnected.
                 let _ = outgoing.send(status.to_string()).await;
             }
         });
@@ -92,46 +93,54 @@ async fn pause(session: &mut Session, run: &Arc<Run>) -> Result<(), ApiError> {
     Ok(())
 }
 
-async fn resume(session: &Session, run: &Arc<Run>) -> Result<(), ApiError> {
-    let standing = run.control.resume().await.map_err(|RunOver| over(run))?;
-    let said = match standing.activity {
-        RunActivity::Finished => return Err(over(run)),
-        RunActivity::Queued => "it goes on as soon as there is a slot",
-        _ => "it goes on",
+async fn resume(connection: &StreamConnection, run: &Arc<StreamedRun>) -> Result<(), ApiError> {
+    let standing = run.control.resume().await.map_err(|RunOver| ended_error(run))?;
+    let text = match standing.activity {
+        RunActivity::Finished => return Err(ended_error(run)),
+        RunActivity::Queued => "the run continues when a slot is free",
+        _ => "the run continues",
     };
-    tell(session, run, "resume", said, &json!(null)).await
+    send_status(connection, run, "resume", text, &json!(null)).await
 }
 
-async fn modify(session: &Session, run: &Arc<Run>, fields: Fields<'_>) -> Result<(), ApiError> {
+async fn modify(connection: &StreamConnection, run: &Arc<StreamedRun>, fields: Fields<'_>) -> Result<(), ApiError> {
     let Some(parameters) = fields.object("parameters")?.filter(|parameters| !parameters.is_empty()) else {
-        return Err(ApiError::invalid("parameters", "parameters is missing: an object with what is to change"));
+        return Err(ApiError::invalid(
+            "parameters",
+            "`parameters` is missing; send an object with the parameters to change",
+        ));
     };
-    let (config, said) = run.config().modified(parameters)?;
+    let (config, changes) = run.config().modified(parameters)?;
     let head = &run.head;
-    let (sampling, mut limits) = config.drawing(&session.app, &head.vocabulary, head.room, Some(head.seed))?;
-    limits.apply_server_limit(session.app.config().server.max_tokens)?;
-    let note = format!("the client changed {said}");
+    let (sampling, mut limits) =
+        config.sampling_and_limits(&connection.app, &head.vocabulary, head.room, Some(head.seed))?;
+    limits.apply_server_limit(connection.app.config().server.max_tokens)?;
+    let note = format!("the client changed {changes}");
     let RunProgress { generated, activity, .. } =
-        run.control.modify(sampling, limits, note).await.map_err(|RunOver| over(run))?;
+        run.control.modify(sampling, limits, note).await.map_err(|RunOver| ended_error(run))?;
     if activity == RunActivity::Finished {
-        return Err(over(run));
+        return Err(ended_error(run));
     }
     run.set_config(config);
-    let text = format!("{said} from token {} on", generated + 1);
-    tell(session, run, "modify", &text, &Value::Object(parameters.clone())).await
+    let text = format!("{changes} from token {} on", generated + 1);
+    send_status(connection, run, "modify", &text, &Value::Object(parameters.clone())).await
 }
 
-async fn regenerate(session: &mut Session, run: &Arc<Run>, going: &Going) -> Result<(), ApiError> {
-    session.begin(run.config().again(), new_id(), Some(run.request_id.clone()))?;
-    // Nobody is to hear the end of the old one: the new one's init says that it is gone.
+async fn regenerate(
+    connection: &mut StreamConnection,
+    run: &Arc<StreamedRun>,
+    going: &ConnectionRun,
+) -> Result<(), ApiError> {
+    connection.begin(run.config().without_request_id(), new_id(), Some(run.request_id.clone()))?;
+    // The client receives no end of the old run; the new run's init message names it.
     going.task.abort();
     run.stop(EndedBy::Regenerate).await;
     Ok(())
 }
 
-async fn tell(
-    session: &Session,
-    run: &Arc<Run>,
+async fn send_status(
+    connection: &StreamConnection,
+    run: &Arc<StreamedRun>,
     operation: &str,
     text: &str,
     parameters: &Value,
@@ -140,9 +149,12 @@ async fn tell(
     if !parameters.is_null() {
         status["parameters"] = parameters.clone();
     }
-    session.say(status).await
+    connection.send_message(status).await
 }
 
-fn over(run: &Run) -> ApiError {
-    ApiError::conflict(format!("run '{}' is over; regenerate, or a new config message, begins another", run.request_id))
+fn ended_error(run: &StreamedRun) -> ApiError {
+    ApiError::conflict(format!(
+        "run '{}' has ended; send regenerate or a new config message to start another",
+        run.request_id
+    ))
 }

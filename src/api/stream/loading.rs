@@ -1,4 +1,4 @@
-//! Waiting for a model, and saying how far it is.
+//! Waits for a model and reports its loading progress.
 
 use super::message;
 use crate::api::socket::Outgoing;
@@ -7,13 +7,13 @@ use serde_json::Value;
 use std::time::Duration;
 use tokio::time::{Instant, interval};
 
-/// How often a client hears how far its model is.
-const PERIOD: Duration = Duration::from_millis(250);
+/// Interval between progress reports.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
 
-/// The model of that name, as soon as it is there. `client` is told how far it is.
+/// Waits for the model of that name and returns it. `client` receives the loading progress.
 ///
 /// # Errors
-/// As [`App::loaded`], but for a server that is still starting: that is waited for.
+/// Same as [`App::loaded`], except that a starting server is waited for.
 pub(super) async fn wait(
     app: &App,
     name: Option<&str>,
@@ -26,15 +26,15 @@ pub(super) async fn wait(
     };
     let mut loaded = std::pin::pin!(loaded);
     let began = Instant::now();
-    let mut ticks = interval(PERIOD);
-    // The first tick comes at once: a model that is there needs no word.
+    let mut ticks = interval(PROGRESS_INTERVAL);
+    // The first tick is immediate; a loaded model needs no progress report.
     ticks.tick().await;
     loop {
         tokio::select! {
             biased;
             loaded = &mut loaded => return loaded,
             _ = ticks.tick() => if let Some(client) = client {
-                // A client that has gone drops this.
+                // Sending fails only if the client has disconnected.
                 let _ = client.send(progress(app, name, request_id, began).to_string()).await;
             },
         }
@@ -51,8 +51,8 @@ fn progress(app: &App, name: Option<&str>, request_id: &str, began: Instant) -> 
     });
     let doing = match (app.state(), entry, part) {
         (State::Loading(doing), _, None) => doing,
-        (_, Some(entry), Some(part)) if part >= 1.0 => format!("making room for the context of {}", entry.name),
-        (_, Some(entry), Some(_)) => format!("reading the weights of {}", entry.name),
+        (_, Some(entry), Some(part)) if part >= 1.0 => format!("allocating the context of {}", entry.name),
+        (_, Some(entry), Some(_)) => format!("loading the weights of {}", entry.name),
         (_, Some(entry), None) => format!("waiting for {}", entry.name),
         (_, None, _) => "starting".to_owned(),
     };

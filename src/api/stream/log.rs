@@ -1,4 +1,4 @@
-//! What a run has said so far, so that a client can hear it again from any point on.
+//! The output of a run, stored so that a client can receive it again from any point.
 
 use crate::engine::TextDelta;
 use crate::events::{FinishReason, TokenId};
@@ -6,61 +6,61 @@ use crate::model::Vocabulary;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Most entries that are kept; what is older is only kept as text.
-const LONGEST: usize = 65_536;
+/// Maximum stored entries; older ones are merged into the base text.
+const MAX_ENTRIES: usize = 65_536;
 
-/// Something a client is told of.
+/// An entry of a run's output.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Entry {
-    /// A token was added.
-    Token(Token),
-    /// A mod took the last characters back.
+pub(super) enum LogEntry {
+    /// A generated token.
+    Token(LogToken),
+    /// A mod removed the last characters.
     Backtrack {
-        /// Unicode scalar values that are gone.
+        /// Number of Unicode scalar values removed.
         chars: usize,
-        /// Tokens that had said them.
+        /// Number of tokens removed.
         tokens: usize,
         text: String,
     },
 }
 
-/// A token, as it is told.
+/// A token with its text and measurements.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Token {
-    /// What it adds to the text; all of them together are the text.
+pub(super) struct LogToken {
+    /// Text of the token; all texts together are the answer.
     pub(super) text: String,
-    /// `None` for text that no token of its own stands for.
+    /// `None` for text without a token of its own.
     pub(super) id: Option<TokenId>,
-    /// The token itself first, then the other most probable ones, with natural logarithms.
+    /// The token itself, followed by the most probable alternatives, with natural logarithms.
     pub(super) logprobs: Vec<(String, f32)>,
-    /// Since the token before it.
-    pub(super) took: Duration,
-    /// Since the run began.
+    /// Time since the previous token.
+    pub(super) elapsed: Duration,
+    /// Time since the start of the run.
     pub(super) at: Duration,
-    /// Why the run ends with it.
+    /// The finish reason, if the run ends with this token.
     pub(super) last: Option<FinishReason>,
 }
 
 /// The entries of a run, numbered from 1.
 #[derive(Debug)]
-pub(super) struct Log {
+pub(super) struct RunLog {
     began: Instant,
-    heard: Instant,
-    /// How many entries went, and the text after them.
+    last_output: Instant,
+    /// Number of dropped entries, and the text after them.
     dropped: usize,
     base: String,
-    entries: VecDeque<Entry>,
-    /// Text so far, and how long each token's part of it is in characters.
+    entries: VecDeque<LogEntry>,
+    /// The text so far, and the number of characters of each token.
     text: String,
     parts: Vec<usize>,
 }
 
-impl Log {
+impl RunLog {
     pub(super) fn new() -> Self {
         let now = Instant::now();
         Self {
             began: now,
-            heard: now,
+            last_output: now,
             dropped: 0,
             base: String::new(),
             entries: VecDeque::new(),
@@ -69,22 +69,23 @@ impl Log {
         }
     }
 
-    /// How many entries there were.
+    /// Returns the number of entries so far.
     pub(super) fn len(&self) -> usize {
         self.dropped + self.entries.len()
     }
 
-    /// Since the run began.
+    /// Returns the time since the start of the run.
     pub(super) fn elapsed(&self) -> Duration {
         self.began.elapsed()
     }
 
-    /// Entry number `index + 1`, if it is kept.
-    pub(super) fn get(&self, index: usize) -> Option<&Entry> {
+    /// Returns entry number `index + 1` if it is stored.
+    pub(super) fn get(&self, index: usize) -> Option<&LogEntry> {
         self.entries.get(index.checked_sub(self.dropped)?)
     }
 
-    /// The text after the first `index` entries, and how many that really are: of the oldest ones only the text is kept.
+    /// Returns the text after the first `index` entries and their actual number, which is larger if those entries were
+    /// dropped.
     pub(super) fn text_at(&self, index: usize) -> (usize, String) {
         let index = index.clamp(self.dropped, self.len());
         let mut text = self.base.clone();
@@ -92,11 +93,11 @@ impl Log {
         (index, text)
     }
 
-    /// Adds what was appended. Tokens that only end the run are not told.
+    /// Appends a delta. End-of-generation tokens without text are skipped.
     pub(super) fn add(&mut self, delta: TextDelta, vocabulary: &Vocabulary) {
         let TextDelta { mut text, tokens, last, .. } = delta;
         let shown = |id: TokenId, text: &str| !text.is_empty() || !vocabulary.is_end_of_generation(id);
-        let mut told = Vec::with_capacity(tokens.len());
+        let mut sent = Vec::with_capacity(tokens.len());
         for (measure, alternatives) in tokens {
             let part = if text.starts_with(&measure.text) { measure.text.len() } else { 0 };
             let rest = text.split_off(part);
@@ -108,26 +109,26 @@ impl Log {
             logprobs.extend(measure.logprob.map(|logprob| (measure.text, logprob)));
             let others = alternatives.into_iter().filter(|other| other.token != measure.token && other.prob > 0.0);
             logprobs.extend(others.map(|other| (other.text, other.prob.ln())));
-            told.push((Some(measure.token), own, logprobs));
+            sent.push((Some(measure.token), own, logprobs));
         }
         if !text.is_empty() {
-            match told.last_mut() {
+            match sent.last_mut() {
                 Some((_, own, _)) => own.push_str(&text),
-                None => told.push((None, text, Vec::new())),
+                None => sent.push((None, text, Vec::new())),
             }
         }
         let now = Instant::now();
-        let took = (now - self.heard) / told.len().max(1) as u32;
-        self.heard = now;
-        let count = told.len();
-        for (index, (id, text, logprobs)) in told.into_iter().enumerate() {
+        let elapsed = (now - self.last_output) / sent.len().max(1) as u32;
+        self.last_output = now;
+        let count = sent.len();
+        for (index, (id, text, logprobs)) in sent.into_iter().enumerate() {
             self.parts.push(text.chars().count());
             let last = last.filter(|_| index + 1 == count);
-            self.push(Entry::Token(Token { text, id, logprobs, took, at: now - self.began, last }));
+            self.push(LogEntry::Token(LogToken { text, id, logprobs, elapsed, at: now - self.began, last }));
         }
     }
 
-    /// Takes the last characters back.
+    /// Removes the last characters.
     pub(super) fn retract(&mut self, chars: usize) {
         let keep = self.text.chars().count().saturating_sub(chars);
         let at = self.text.char_indices().nth(keep).map_or(self.text.len(), |(at, _)| at);
@@ -142,13 +143,13 @@ impl Log {
             tokens += 1;
             self.parts.pop();
         }
-        self.push(Entry::Backtrack { chars, tokens, text });
+        self.push(LogEntry::Backtrack { chars, tokens, text });
     }
 
-    fn push(&mut self, entry: Entry) {
+    fn push(&mut self, entry: LogEntry) {
         entry.apply(&mut self.text);
         self.entries.push_back(entry);
-        if self.entries.len() > LONGEST
+        if self.entries.len() > MAX_ENTRIES
             && let Some(oldest) = self.entries.pop_front()
         {
             oldest.apply(&mut self.base);
@@ -157,12 +158,12 @@ impl Log {
     }
 }
 
-impl Entry {
-    /// Changes the text as this says.
+impl LogEntry {
+    /// Applies the entry to the text.
     pub(super) fn apply(&self, text: &mut String) {
         match self {
             Self::Token(token) => text.push_str(&token.text),
-            Self::Backtrack { text: gone, .. } => text.truncate(text.len().saturating_sub(gone.len())),
+            Self::Backtrack { text: removed, .. } => text.truncate(text.len().saturating_sub(removed.len())),
         }
     }
 }
@@ -171,13 +172,13 @@ impl Entry {
 mod tests {
     use super::*;
 
-    fn token(text: &str) -> Entry {
-        let (took, at) = (Duration::ZERO, Duration::ZERO);
-        Entry::Token(Token { text: text.into(), id: Some(1), logprobs: Vec::new(), took, at, last: None })
+    fn token(text: &str) -> LogEntry {
+        let (elapsed, at) = (Duration::ZERO, Duration::ZERO);
+        LogEntry::Token(LogToken { text: text.into(), id: Some(1), logprobs: Vec::new(), elapsed, at, last: None })
     }
 
-    fn log(texts: &[&str]) -> Log {
-        let mut log = Log::new();
+    fn log(texts: &[&str]) -> RunLog {
+        let mut log = RunLog::new();
         for text in texts {
             log.parts.push(text.chars().count());
             log.push(token(text));
@@ -186,17 +187,17 @@ mod tests {
     }
 
     #[test]
-    fn a_backtrack_says_which_tokens_are_gone() {
+    fn backtrack_reports_removed_tokens() {
         let mut log = log(&["a", "é€", "", "xyz"]);
         log.retract(4);
-        assert_eq!(log.get(4), Some(&Entry::Backtrack { chars: 4, tokens: 2, text: "€xyz".into() }));
+        assert_eq!(log.get(4), Some(&LogEntry::Backtrack { chars: 4, tokens: 2, text: "€xyz".into() }));
         assert_eq!((log.text.as_str(), log.len()), ("aé", 5));
         log.retract(1);
-        assert_eq!(log.get(5), Some(&Entry::Backtrack { chars: 1, tokens: 1, text: "é".into() }));
+        assert_eq!(log.get(5), Some(&LogEntry::Backtrack { chars: 1, tokens: 1, text: "é".into() }));
     }
 
     #[test]
-    fn the_text_is_known_at_every_point() {
+    fn text_is_known_at_every_index() {
         let mut log = log(&["a", "b", "c"]);
         log.retract(2);
         let texts: Vec<String> = (0..6).map(|index| log.text_at(index).1).collect();
@@ -205,12 +206,12 @@ mod tests {
     }
 
     #[test]
-    fn of_a_long_run_the_oldest_part_stays_as_text() {
+    fn oldest_entries_of_a_long_run_become_text() {
         let mut log = log(&[]);
-        for _ in 0..LONGEST + 10 {
+        for _ in 0..MAX_ENTRIES + 10 {
             log.push(token("x"));
         }
-        assert_eq!((log.text_at(0).0, log.text_at(0).1.len(), log.len()), (10, 10, LONGEST + 10));
+        assert_eq!((log.text_at(0).0, log.text_at(0).1.len(), log.len()), (10, 10, MAX_ENTRIES + 10));
         assert_eq!((log.get(9), log.get(10)), (None, Some(&token("x"))));
     }
 }

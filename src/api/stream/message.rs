@@ -1,14 +1,14 @@
-//! What the server says, as the contract has it.
+//! Server messages of the streaming protocol.
 
-use super::log::Token;
-use super::run::{EndedBy, Over, Run};
+use super::log::LogToken;
+use super::run::{EndedBy, RunEnding, StreamedRun};
 use crate::api::{ApiError, Loaded};
 use crate::engine::{OUT_OF_MEMORY, PromptProgress};
 use crate::events::{Fault, Finish, FinishReason, Usage};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 
-/// What is known of a model.
+/// Returns the properties of a model.
 pub(super) fn model_info(loaded: &Loaded) -> Value {
     let card = loaded.model().card();
     json!({
@@ -19,8 +19,8 @@ pub(super) fn model_info(loaded: &Loaded) -> Value {
     })
 }
 
-/// The run has begun, or goes on: `index` entries were told, and `text` is what they say.
-pub(super) fn init(run: &Run, resumed: Option<(usize, &str)>) -> Value {
+/// Returns the init message. For a resumed run, `index` entries were sent before, and `text` is their text.
+pub(super) fn init(run: &StreamedRun, resumed: Option<(usize, &str)>) -> Value {
     let mut message = json!({
         "type": "init",
         "request_id": run.request_id,
@@ -39,8 +39,8 @@ pub(super) fn init(run: &Run, resumed: Option<(usize, &str)>) -> Value {
     message
 }
 
-/// The prompt, where it is to be repeated.
-pub(super) fn echo(run: &Run) -> Option<Value> {
+/// Returns the message that repeats the prompt, if requested.
+pub(super) fn echo(run: &StreamedRun) -> Option<Value> {
     let options = run.head.options;
     (options.echo_prompt && options.stream).then(|| {
         let mut message = json!({ "type": "token", "request_id": run.request_id, "index": 0, "token": run.head.prompt_text,
@@ -54,8 +54,8 @@ pub(super) fn echo(run: &Run) -> Option<Value> {
     })
 }
 
-/// A token; `text` is all text with it.
-pub(super) fn token(run: &Run, index: usize, token: &Token, text: &str) -> Value {
+/// Returns a token message; `text` is the text including the token.
+pub(super) fn token(run: &StreamedRun, index: usize, token: &LogToken, text: &str) -> Value {
     let options = run.head.options;
     let mut message = Map::new();
     message.insert("type".into(), "token".into());
@@ -74,24 +74,30 @@ pub(super) fn token(run: &Run, index: usize, token: &Token, text: &str) -> Value
         message.insert("logprobs".into(), list.collect());
     }
     if options.timing {
-        message.insert("timing".into(), json!({ "token_ms": ms(token.took), "total_ms": ms(token.at) }));
+        message.insert("timing".into(), json!({ "token_ms": ms(token.elapsed), "total_ms": ms(token.at) }));
     }
-    // Of a run that is broken off, only its last message says how.
+    // For a run that was stopped or failed, only the last message has the reason.
     let reason = token.last.filter(|reason| !matches!(reason, FinishReason::Cancelled | FinishReason::Error));
     message.insert("finish_reason".into(), reason.map(FinishReason::as_str).into());
     message.insert("finished".into(), reason.is_some().into());
     Value::Object(message)
 }
 
-/// A mod took characters back; `text` is what is left.
-pub(super) fn backtrack(run: &Run, index: usize, (chars, tokens): (usize, usize), gone: &str, text: &str) -> Value {
+/// Returns a backtrack message; `text` is the remaining text.
+pub(super) fn backtrack(
+    run: &StreamedRun,
+    index: usize,
+    (chars, tokens): (usize, usize),
+    removed: &str,
+    text: &str,
+) -> Value {
     let mut message = json!({
         "type": "backtrack",
         "request_id": run.request_id,
         "index": index,
         "removed_tokens": tokens,
         "removed_characters": chars,
-        "removed_text": gone,
+        "removed_text": removed,
     });
     if run.head.options.cumulative {
         message["generated_text"] = echoed(run, text).into();
@@ -99,8 +105,8 @@ pub(super) fn backtrack(run: &Run, index: usize, (chars, tokens): (usize, usize)
     message
 }
 
-/// The last message of a run: its completion, or the error that it ended with and what it had said before.
-pub(super) fn last(run: &Run, over: &Over, text: &str) -> Value {
+/// Returns the last message of a run: its completion, or the error that ended it with the text so far.
+pub(super) fn last(run: &StreamedRun, over: &RunEnding, text: &str) -> Value {
     let text = echoed(run, text);
     match &over.outcome {
         Ok(end) => {
@@ -108,11 +114,13 @@ pub(super) fn last(run: &Run, over: &Over, text: &str) -> Value {
             let counts = Some(finish.usage);
             match (finish.reason, over.ended_by) {
                 (FinishReason::Cancelled, Some(EndedBy::Timeout)) => {
-                    partial(timed_out(run.head.options.timeout), run, &text, counts)
+                    with_partial_text(timed_out(run.head.options.timeout), run, &text, counts)
                 }
-                (FinishReason::Cancelled, None) => partial(broken_off(finish.message.as_deref()), run, &text, counts),
+                (FinishReason::Cancelled, None) => {
+                    with_partial_text(cancelled_error(finish.message.as_deref()), run, &text, counts)
+                }
                 (FinishReason::Error, _) => {
-                    partial(failed(finish.fault, finish.message.as_deref()), run, &text, counts)
+                    with_partial_text(failed(finish.fault, finish.message.as_deref()), run, &text, counts)
                 }
                 (FinishReason::Cancelled, Some(_)) => {
                     let mut message = completion(run, over, finish, &text);
@@ -122,11 +130,11 @@ pub(super) fn last(run: &Run, over: &Over, text: &str) -> Value {
                 _ => completion(run, over, finish, &text),
             }
         }
-        Err(error) => partial(error.streaming(), run, &text, None),
+        Err(error) => with_partial_text(error.streaming(), run, &text, None),
     }
 }
 
-fn completion(run: &Run, over: &Over, finish: &Finish, text: &str) -> Value {
+fn completion(run: &StreamedRun, over: &RunEnding, finish: &Finish, text: &str) -> Value {
     let mut message = json!({
         "type": "completion",
         "request_id": run.request_id,
@@ -147,7 +155,7 @@ fn completion(run: &Run, over: &Over, finish: &Finish, text: &str) -> Value {
     message
 }
 
-/// The counts of tokens.
+/// Returns the token counts.
 pub(super) fn usage(usage: Usage) -> Value {
     json!({
         "prompt_tokens": usage.prompt_tokens,
@@ -156,7 +164,7 @@ pub(super) fn usage(usage: Usage) -> Value {
     })
 }
 
-/// Something that takes a while, or that was done as the client asked.
+/// Returns a status message about progress or a completed control message.
 pub(super) fn status(operation: &str, progress: u8, message: &str, request_id: Option<&str>) -> Value {
     let mut status = json!({ "type": "status", "operation": operation, "progress": progress, "message": message });
     if let Some(id) = request_id {
@@ -165,11 +173,11 @@ pub(super) fn status(operation: &str, progress: u8, message: &str, request_id: O
     status
 }
 
-/// How far the prompt of a run is.
-pub(super) fn reading(run: &Run, progress: PromptProgress) -> Value {
+/// Returns the prompt's progress.
+pub(super) fn prompt_progress(run: &StreamedRun, progress: PromptProgress) -> Value {
     let PromptProgress { total, cached, processed, elapsed_us } = progress;
     let percent = u64::from(processed) * 100 / u64::from(total.max(1));
-    let text = format!("reading the prompt: {processed} of {total} tokens");
+    let text = format!("processing the prompt: {processed} of {total} tokens");
     let mut status = status("prompt_processing", percent as u8, &text, Some(&run.request_id));
     if processed > cached {
         let left = elapsed_us as f64 / 1e6 * f64::from(total - processed) / f64::from(processed - cached);
@@ -178,7 +186,7 @@ pub(super) fn reading(run: &Run, progress: PromptProgress) -> Value {
     status
 }
 
-/// An error that concerns that run.
+/// Returns an error message for a run.
 pub(super) fn error(error: &ApiError, request_id: Option<&str>) -> Value {
     let mut message = error.streaming();
     if let Some(id) = request_id {
@@ -187,13 +195,13 @@ pub(super) fn error(error: &ApiError, request_id: Option<&str>) -> Value {
     message
 }
 
-/// The run of a client that stopped it before it had begun.
-pub(super) fn never_begun(request_id: &str) -> Value {
+/// Returns the completion of a run that was stopped before it started.
+pub(super) fn never_started(request_id: &str) -> Value {
     json!({ "type": "completion", "request_id": request_id, "generated_text": "", "finish_reason": "stop",
             "usage": usage(Usage::default()), "stopped_by": "client" })
 }
 
-/// A run that failed.
+/// Returns the error of a failed run.
 pub(super) fn failed(fault: Option<Fault>, message: Option<&str>) -> Value {
     let message = message.unwrap_or("the run failed");
     match fault {
@@ -204,17 +212,17 @@ pub(super) fn failed(fault: Option<Fault>, message: Option<&str>) -> Value {
     }
 }
 
-/// A run that took longer than it may.
+/// Returns the error of a run that exceeded its time limit.
 pub(super) fn timed_out(limit: Option<Duration>) -> Value {
     let message = match limit {
-        Some(limit) => format!("the run took longer than the {} ms it may take", limit.as_millis()),
-        None => "the run took too long".to_owned(),
+        Some(limit) => format!("the run exceeded its time limit of {} ms", limit.as_millis()),
+        None => "the run exceeded its time limit".to_owned(),
     };
     ended("timeout", &message, Some("retry"))
 }
 
-/// A run that ended before its end, for a reason that lies neither in it nor with its client.
-pub(super) fn broken_off(message: Option<&str>) -> Value {
+/// Returns the error of a run that the server cancelled.
+pub(super) fn cancelled_error(message: Option<&str>) -> Value {
     ended("unavailable", message.unwrap_or("the run was cancelled"), Some("retry"))
 }
 
@@ -223,8 +231,8 @@ fn ended(kind: &str, message: &str, action: Option<&str>) -> Value {
             "recovery_action": action })
 }
 
-/// What was said before an error, so that a client can go on from there.
-fn partial(mut error: Value, run: &Run, text: &str, counts: Option<Usage>) -> Value {
+/// Adds the text so far to an error, so that a client can continue from it.
+fn with_partial_text(mut error: Value, run: &StreamedRun, text: &str, counts: Option<Usage>) -> Value {
     error["request_id"] = run.request_id.as_str().into();
     error["generated_text"] = text.into();
     if let Some(counts) = counts {
@@ -233,12 +241,12 @@ fn partial(mut error: Value, run: &Run, text: &str, counts: Option<Usage>) -> Va
     error
 }
 
-/// Whoever asks for a stop gets one.
+/// Returns the finish reason; a stopped run has `stop`.
 pub(super) fn finish_reason(reason: FinishReason) -> &'static str {
     if reason == FinishReason::Cancelled { FinishReason::Stop.as_str() } else { reason.as_str() }
 }
 
-fn echoed(run: &Run, text: &str) -> String {
+fn echoed(run: &StreamedRun, text: &str) -> String {
     if run.head.options.echo_prompt { format!("{}{text}", run.head.prompt_text) } else { text.to_owned() }
 }
 
@@ -251,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_is_of_the_kind_that_ended_the_run() {
+    fn error_kind_follows_the_fault() {
         let kind = |fault, message: &str| {
             let error = failed(fault, Some(message));
             (error["error"].as_str().unwrap().to_owned(), error["recoverable"].as_bool().unwrap())
@@ -261,8 +269,8 @@ mod tests {
         assert_eq!(kind(None, &crate::model::ModelError::OutOfMemory.to_string()), ("memory_pressure".into(), true));
         assert_eq!(kind(None, "the KV state is damaged"), ("internal_error".into(), false));
         for by in EndedBy::ALL {
-            assert_eq!(EndedBy::recorded(&format!("{}; mod 'x' was switched off", by.words())), Some(by));
+            assert_eq!(EndedBy::from_text(&format!("{}; mod 'x' was switched off", by.text())), Some(by));
         }
-        assert_eq!(EndedBy::recorded("the client went away"), None);
+        assert_eq!(EndedBy::from_text("the client went away"), None);
     }
 }

@@ -1,25 +1,25 @@
 //! The streaming protocol: `WS /generate` and `POST /v1/generate`.
 //!
-//! A configuration becomes a run, which goes on by itself in [`run`] and keeps what it says in [`log`]; who hears it, a
-//! connection or a response, follows from any point on. So a client that comes back hears what it missed and nothing twice, and
-//! one that does not read makes its own run wait.
+//! A configuration starts a run, which continues independently of the connection in [`run`] and stores its output in
+//! [`log`]. A connection or HTTP response follows it from any point, so that a client that reconnects receives what it
+//! missed exactly once. A client that stops reading pauses its own run.
 
-mod begin;
+mod asyncapi;
+mod config;
+mod connection;
 mod control;
-mod describe;
 mod feedback;
 mod loading;
 mod log;
 mod message;
-mod read;
 mod registry;
 mod remote;
 mod rest;
 mod run;
-mod session;
+mod start;
 mod stored;
 
-pub(super) use describe::describe;
+pub(super) use asyncapi::describe;
 pub(super) use registry::Streams;
 pub(super) use rest::is_route;
 
@@ -31,11 +31,11 @@ use axum::routing::get;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// The routes.
+/// Returns the routes.
 pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(rest::generate)).route("/generate", get(connect))
 }
 
 async fn connect(State(app): State<App>, upgrade: Upgrade) -> Response {
-    upgrade.serve(|error| error.streaming().to_string(), move |socket| session::serve(app, socket))
+    upgrade.serve(|error| error.streaming().to_string(), move |socket| connection::serve(app, socket))
 }

@@ -1,56 +1,56 @@
-//! The runs that a client may come back to.
+//! Registry of runs that clients can resume.
 
-use super::run::Run;
+use super::run::StreamedRun;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Runs by their `request_id`.
+/// Runs by `request_id`.
 #[derive(Default)]
 pub(in crate::api) struct Streams {
-    runs: Mutex<HashMap<String, Arc<Run>>>,
-    /// Names of runs that are about to begin.
+    runs: Mutex<HashMap<String, Arc<StreamedRun>>>,
+    /// Ids reserved for runs that are about to start.
     taken: Mutex<HashSet<String>>,
 }
 
-/// A name that no other run can have, as long as it lives.
-pub(super) struct Name<'a> {
+/// A reserved request id; dropping it releases the id.
+pub(super) struct ReservedId<'a> {
     streams: &'a Streams,
     id: String,
 }
 
 impl Streams {
-    /// Keeps a name for a run that is about to begin; `None` when another run has it.
-    pub(super) fn take(&self, id: &str) -> Option<Name<'_>> {
+    /// Reserves an id for a run that is about to start; returns `None` if another run has it.
+    pub(super) fn reserve(&self, id: &str) -> Option<ReservedId<'_>> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         if self.find(id).is_some() || !taken.insert(id.to_owned()) {
             return None;
         }
-        Some(Name { streams: self, id: id.to_owned() })
+        Some(ReservedId { streams: self, id: id.to_owned() })
     }
 
-    pub(super) fn enter(&self, run: &Arc<Run>) {
+    pub(super) fn register(&self, run: &Arc<StreamedRun>) {
         self.lock().insert(run.request_id.clone(), Arc::clone(run));
     }
 
-    pub(super) fn leave(&self, run: &Arc<Run>) {
+    pub(super) fn deregister(&self, run: &Arc<StreamedRun>) {
         let mut runs = self.lock();
         if runs.get(&run.request_id).is_some_and(|known| Arc::ptr_eq(known, run)) {
             runs.remove(&run.request_id);
         }
     }
 
-    /// The run of that id, by the client's name for it or by ours.
-    pub(super) fn find(&self, id: &str) -> Option<Arc<Run>> {
+    /// Returns the run with that client id or run id.
+    pub(super) fn find(&self, id: &str) -> Option<Arc<StreamedRun>> {
         let runs = self.lock();
         runs.get(id).or_else(|| runs.values().find(|run| run.id.to_string() == id)).cloned()
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<Run>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<StreamedRun>>> {
         self.runs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Name<'_> {
+impl Drop for ReservedId<'_> {
     fn drop(&mut self) {
         self.streams.taken.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
     }

@@ -1,14 +1,14 @@
 //! Runs that another server generates, heard through that server.
 
+use super::connection::{ConnectionRun, StreamConnection};
 use super::message;
-use super::session::{Going, Session};
 use crate::api::ApiError;
 use crate::api::peers::{Relay, find_recent, peer_of, relay};
 use crate::api::shared::Fields;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-impl Session {
+impl StreamConnection {
     /// Follows a run on the server that generates it; false if no other server does.
     ///
     /// # Errors
@@ -20,19 +20,22 @@ impl Session {
         let (relay, connection) = relay(&self.app, &peer, &self.headers, first).await?;
         let (outgoing, id) = (self.outgoing.clone(), run.request_id.clone());
         let task = self.tasks.spawn(async move {
-            let _at_work = outgoing.at_work();
+            let _activity = outgoing.mark_active();
             if let Err(error) = connection.run(&outgoing).await {
                 // Nothing can be told to a client that has gone.
                 let _ = outgoing.send(message::error(&error, Some(&id)).to_string()).await;
             }
         });
-        self.enter(run.request_id, Going { begun: Arc::default(), unwanted: Arc::default(), relay: Some(relay), task });
+        self.enter(
+            run.request_id,
+            ConnectionRun { started: Arc::default(), cancelled: Arc::default(), relay: Some(relay), task },
+        );
         Ok(true)
     }
 
     /// Returns the relay of the run that a message means, if another server generates it.
     pub(super) fn relay_of(&self, fields: Fields<'_>) -> Option<Relay> {
-        self.meant(fields).ok().and_then(|(_, going)| going.relay)
+        self.find_run(fields).ok().and_then(|(_, going)| going.relay)
     }
 
     /// Passes a control message on to the server that generates the run.

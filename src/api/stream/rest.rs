@@ -1,9 +1,9 @@
-//! `POST /v1/generate`: the same over HTTP, whole or as server-sent events. A client that goes away ends its run.
+//! `POST /v1/generate`: the protocol over HTTP, as one response or as server-sent events. A disconnect ends the run.
 
-use super::begin::{Beginning, begin, new_id};
+use super::config::RunConfig;
 use super::message;
-use super::read::Config;
 use super::run::Follower;
+use super::start::{NewRun, new_id, start};
 use crate::api::shared;
 use crate::api::{ApiError, App, Caller, StreamError, generation};
 use crate::events::Surface;
@@ -22,111 +22,111 @@ use std::convert::Infallible;
 use std::time::Duration;
 use utoipa::ToSchema;
 
-/// What to continue, and how. Every sampling parameter of the other routes is taken too; `parameters` and `options` may also be
-/// objects of their own, as in the streaming protocol's config message.
+/// Prompt and parameters of a generation. All sampling parameters of the other routes are accepted too; `parameters`
+/// and `options` may be objects as in the streaming protocol's config message.
 #[derive(Debug, Deserialize, ToSchema)]
 #[expect(dead_code, reason = "the body is read field by field; this describes it")]
 pub(super) struct GenerateRequest {
-    /// The model; the server's default one when absent.
+    /// Name of the model; default is the server's default model.
     model: Option<String>,
-    /// A text, or a list of texts and token ids.
+    /// A string, or a list of strings and token ids.
     #[schema(value_type = Object)]
     prompt: Value,
-    /// Most tokens of the answer; as many as the context holds when absent.
+    /// Maximum tokens of the answer; default is the rest of the context.
     max_tokens: Option<u32>,
-    /// Temperature, 0 to 100; 0 takes the most probable token.
+    /// Temperature, 0 to 100; 0 selects the most probable token.
     temperature: Option<f32>,
     /// Nucleus sampling, 0 to 1.
     top_p: Option<f32>,
-    /// Take from that many most probable tokens; 0 for all.
+    /// Sample from this many most probable tokens; 0 for all.
     top_k: Option<i32>,
-    /// Penalty on tokens that were there already; 1 is none.
+    /// Penalty on repeated tokens; 1 disables it.
     repetition_penalty: Option<f32>,
-    /// Texts that end the answer.
+    /// Strings that end the answer.
     stop: Option<Vec<String>>,
-    /// Tokens that are never drawn, by id or text.
+    /// Tokens that are never sampled, by id or text.
     #[schema(value_type = Option<Vec<Object>>)]
     banned_tokens: Option<Vec<Value>>,
-    /// Whether to answer with server-sent events: the messages of the streaming protocol.
+    /// Respond with server-sent events: the messages of the streaming protocol.
     stream: Option<bool>,
-    /// The client's id of the run; must be new.
+    /// The client's id of the run; must be unique.
     request_id: Option<String>,
-    /// Most time the run may take, in milliseconds.
+    /// Maximum duration of the run in milliseconds.
     timeout_ms: Option<u32>,
     /// Repeat the prompt in `generated_text`.
     echo_prompt: Option<bool>,
-    /// Tell each token's id in the stream.
+    /// Send each token's id in the stream.
     include_token_ids: Option<bool>,
-    /// Tell each token's probability, and those of `top_logprobs` others, in the stream.
+    /// Send the probability of each token and of `top_logprobs` alternatives in the stream.
     include_logprobs: Option<bool>,
-    /// Tell how long it took.
+    /// Send timings.
     include_timing: Option<bool>,
-    /// `cumulative` or `delta`: whether each token message in the stream repeats all text so far.
+    /// `cumulative` or `delta`: token messages repeat the text so far, or omit it.
     generated_text: Option<String>,
 }
 
-/// An answer.
+/// The response to a generation request.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct GenerateResponse {
     /// The run's `request_id`.
     id: String,
-    /// The run's id in the trace.
+    /// Id of the run in the trace.
     run_id: String,
-    /// The model.
+    /// Name of the model.
     model: String,
-    /// The answer.
+    /// Text of the answer.
     generated_text: Value,
     /// `length`, `stop` or `tool_calls`.
     finish_reason: Value,
     /// `prompt_tokens`, `completion_tokens`, `total_tokens`.
     usage: Value,
-    /// `first_token_ms`, `total_ms`, where it was asked for.
+    /// `first_token_ms`, `total_ms`, if requested.
     #[serde(skip_serializing_if = "Value::is_null")]
     timing: Value,
-    /// The calls, where it ended with some.
+    /// The tool calls that ended the run, if any.
     #[serde(skip_serializing_if = "Value::is_null")]
     tool_calls: Value,
 }
 
-/// Continues a text. With `"stream": true` the answer is server-sent events: the messages `init`, `status`, `token`, `backtrack`,
-/// `completion` and `error` of the streaming protocol, which `/api/v1/asyncapi.json` describes.
+/// Completes a prompt. With `"stream": true` the response is server-sent events: the messages `init`, `status`,
+/// `token`, `backtrack`, `completion` and `error` of the streaming protocol, which `/api/v1/asyncapi.json` describes.
 #[utoipa::path(post, path = "/v1/generate", tag = "streaming",
     request_body(content = GenerateRequest, content_type = "application/json"),
     responses((status = 200, body = GenerateResponse, description = "The answer, or server-sent events of it"),
-              (status = 400, description = "A field is wrong; the message names it"),
-              (status = 404, description = "There is no such model"),
+              (status = 400, description = "A field is invalid; the message names it"),
+              (status = 404, description = "Unknown model"),
               (status = 409, description = "The `request_id` belongs to another run"),
-              (status = 422, description = "A mod ended the run with an error, or nothing is left that could be drawn; \
-                                            `generated_text` is what was said before"),
+              (status = 422, description = "A mod ended the run with an error, or no token can be sampled; \
+                                            `generated_text` is the text so far"),
               (status = 429, description = "Too many requests; Retry-After says when to try again"),
-              (status = 503, description = "The model is being loaded"),
-              (status = 507, description = "There is no memory for it; `generated_text` is what was said before"),
-              (status = 504, description = "It took longer than `timeout_ms`; `generated_text` is what was said before")))]
+              (status = 503, description = "The model is loading"),
+              (status = 507, description = "Memory is exhausted; `generated_text` is the text so far"),
+              (status = 504, description = "The run exceeded `timeout_ms`; `generated_text` is the text so far")))]
 pub(super) async fn generate(
     State(app): State<App>,
     caller: Option<Extension<Caller>>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, StreamError> {
-    let config = Config::read(&shared::parse_json(&body?)?, false)?;
+    let config = RunConfig::parse(&shared::parse_json(&body?)?, false)?;
     app.ready()?;
-    let beginning = Beginning {
+    let new_run = NewRun {
         request_id: config.request_id().map_or_else(new_id, str::to_owned),
         caller: caller.map(|Extension(caller)| caller),
         surface: Surface::Generate,
         replaces: None,
         keep: Duration::ZERO,
     };
-    let run = begin(&app, &config, beginning, None).await?;
+    let run = start(&app, &config, new_run, None).await?;
     let follower = run.follow(0);
     let response = if config.options.stream {
-        events(follower, app.config().server.routes.sse_ping_interval)
+        event_stream(follower, app.config().server.routes.sse_ping_interval)
     } else {
-        whole(follower).await?
+        collect(follower).await?
     };
     Ok(generation::with_run_id(response, run.id))
 }
 
-async fn whole(mut follower: Follower) -> Result<Response, ApiError> {
+async fn collect(mut follower: Follower) -> Result<Response, ApiError> {
     while let Some(mut message) = follower.next().await {
         let run = follower.run();
         match message["type"].as_str() {
@@ -156,10 +156,10 @@ async fn whole(mut follower: Follower) -> Result<Response, ApiError> {
             _ => {}
         }
     }
-    Err(ApiError::internal("a run ended without an end"))
+    Err(ApiError::internal("a run ended without a last message"))
 }
 
-fn events(follower: Follower, ping: Option<Duration>) -> Response {
+fn event_stream(follower: Follower, ping: Option<Duration>) -> Response {
     let run = follower.run();
     let first: VecDeque<Value> = std::iter::once(message::init(run, None)).chain(message::echo(run)).collect();
     let events = stream::unfold((first, follower), |(mut first, mut follower)| async move {
@@ -183,7 +183,7 @@ fn events(follower: Follower, ping: Option<Duration>) -> Response {
     }
 }
 
-/// Whether the path's errors are written as this protocol's clients read them.
+/// Returns true if clients of the path expect this protocol's error format.
 pub(in crate::api) fn is_route(path: &str) -> bool {
     path == "/v1/generate"
 }

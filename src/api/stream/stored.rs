@@ -1,4 +1,4 @@
-//! Runs that only the database knows any more.
+//! Runs that are only stored in the database.
 
 use super::message;
 use super::run::EndedBy;
@@ -8,15 +8,15 @@ use crate::store::RunSummary;
 use crate::trace::fold::Fold;
 use serde_json::{Value, json};
 
-/// The beginning and the end of a run, as it would be told now.
+/// Returns the first and last message of a stored run.
 ///
 /// # Errors
-/// 404 when there is none; 409 while it goes on elsewhere.
+/// 404 if it does not exist; 409 while it is active elsewhere.
 pub(super) async fn messages(app: &App, id: &str) -> Result<[Value; 2], ApiError> {
     let store = app.store()?;
     let run = store.find(id).await?.ok_or_else(|| ApiError::not_found("run", id).at("request_id"))?;
     if run.status == RunStatus::Running {
-        let detail = format!("run '{id}' goes on, and was not begun with this protocol on this server");
+        let detail = format!("run '{id}' is active but was not started with this protocol on this server");
         return Err(ApiError::conflict(detail).at("request_id"));
     }
     let document = store.document(run.run_id).await?.ok_or_else(|| ApiError::not_found("run", id))?;
@@ -28,7 +28,7 @@ pub(super) async fn messages(app: &App, id: &str) -> Result<[Value; 2], ApiError
             TraceItem::Action(action) => Some(action),
             _ => None,
         });
-        (fold.answer_text(), Ending::of(actions))
+        (fold.answer_text(), ModResult::from_actions(actions))
     };
     let (text, ending) = tokio::task::spawn_blocking(read).await.map_err(ApiError::internal)?;
     let init = json!({ "type": "init", "request_id": run.request_id, "run_id": run.run_id, "model": run.model,
@@ -36,15 +36,15 @@ pub(super) async fn messages(app: &App, id: &str) -> Result<[Value; 2], ApiError
     Ok([init, last(&run, &text, ending)])
 }
 
-/// What a mod ended the run with.
+/// The result with which a mod ended the run.
 #[derive(Default)]
-struct Ending {
+struct ModResult {
     fault: Option<Fault>,
     tool_calls: Option<Value>,
 }
 
-impl Ending {
-    fn of<'a>(actions: impl Iterator<Item = &'a ActionRecord>) -> Self {
+impl ModResult {
+    fn from_actions<'a>(actions: impl Iterator<Item = &'a ActionRecord>) -> Self {
         let mut ending = Self::default();
         for action in actions {
             match action.action_type {
@@ -60,8 +60,8 @@ impl Ending {
     }
 }
 
-/// As [`message::last`] told it when the run ended.
-fn last(run: &RunSummary, text: &str, ending: Ending) -> Value {
+/// Returns the same message as [`message::last`] at the end of the run.
+fn last(run: &RunSummary, text: &str, ending: ModResult) -> Value {
     let counts = Usage {
         prompt_tokens: run.prompt_tokens.max(0).cast_unsigned(),
         cached_tokens: run.cached_tokens.max(0).cast_unsigned(),
@@ -69,7 +69,7 @@ fn last(run: &RunSummary, text: &str, ending: Ending) -> Value {
     };
     let told = run.message.as_deref();
     let reason = run.finish_reason.unwrap_or(FinishReason::Stop);
-    let ended_by = told.and_then(EndedBy::recorded);
+    let ended_by = told.and_then(EndedBy::from_text);
     let completion = || json!({ "type": "completion", "finish_reason": message::finish_reason(reason) });
     let mut last = match (run.status, reason) {
         (RunStatus::Done, _) => completion(),
@@ -80,7 +80,7 @@ fn last(run: &RunSummary, text: &str, ending: Ending) -> Value {
                 stopped["stopped_by"] = "client".into();
                 stopped
             }
-            None => message::broken_off(told),
+            None => message::cancelled_error(told),
         },
         _ => message::failed(ending.fault, told),
     };

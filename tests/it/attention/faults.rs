@@ -20,7 +20,7 @@ async fn what_is_wrong_is_said_in_a_word_and_a_sentence() {
         (json!({"input_ids": ["a"]}), "INVALID_TOKEN", "list of token ids"),
         (json!({"input_ids": []}), "INVALID_REQUEST", "empty"),
         (json!({"input_ids": "1,2"}), "INVALID_REQUEST", "input_ids must be a list"),
-        (json!({"input_ids": null}), "INVALID_REQUEST", "input_ids is missing"),
+        (json!({"input_ids": null}), "INVALID_REQUEST", "`input_ids` is missing"),
         (json!({"input_ids": long}), "CONTEXT_LENGTH_EXCEEDED", "20000 tokens"),
         (json!({"stop_tokens": [640]}), "INVALID_TOKEN", "Token ID 640"),
         (json!({"banned_tokens": [9_000_000_000_i64]}), "INVALID_TOKEN", "9000000000"),

@@ -146,7 +146,7 @@ async fn wrong_bodies_name_the_field() {
     }
     let cases = [
         (json!({"content": 5}), "content must be"),
-        (json!({}), "input is missing"),
+        (json!({}), "`input` is missing"),
         (json!({"input": [[]]}), "input[0]"),
     ];
     for (body, message) in cases {

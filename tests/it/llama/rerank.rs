@@ -81,9 +81,9 @@ async fn an_empty_document_has_a_score() {
 async fn wrong_bodies_name_the_field() {
     let server = encoders().await;
     let cases: [(Value, &str); 8] = [
-        (json!({"query": null}), "query is missing"),
+        (json!({"query": null}), "`query` is missing"),
         (json!({"query": 5}), "query must be a string"),
-        (json!({"documents": null}), "documents is missing"),
+        (json!({"documents": null}), "`documents` is missing"),
         (json!({"documents": []}), "documents must not be empty"),
         (json!({"documents": "a"}), "documents must be a list of strings"),
         (json!({"documents": ["a", 5]}), "documents[1] must be a string"),

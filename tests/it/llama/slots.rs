@@ -98,13 +98,13 @@ async fn a_state_that_does_not_fit_is_a_400_that_says_why() {
     let mut damaged = block.clone();
     *damaged.last_mut().unwrap() ^= 1;
     refused(&send(damaged).await, 400, "checksum");
-    refused(&act(&server, 0, "restore-state", &json!({})).await, 400, "state is missing");
+    refused(&act(&server, 0, "restore-state", &json!({})).await, 400, "`state` is missing");
     refused(&act(&server, 0, "restore-state", &json!({"state": 5})).await, 400, "state must be a string");
     refused(&act(&server, 0, "restore-state", &json!({"state": "no base64!"})).await, 400, "not base64");
     refused(&act(&server, 2, "save-state", &json!({})).await, 400, "there is no slot 2; the slots are 0 to 1");
     refused(&server.post("/slots/x?action=save-state", &json!({})).await, 400, "id_slot must be");
     refused(&server.post("/slots/0?action=explode", &json!({})).await, 400, "'explode' is unknown");
-    refused(&server.post("/slots/0", &json!({})).await, 400, "action is missing");
+    refused(&server.post("/slots/0", &json!({})).await, 400, "`action` is missing");
     let after = done(&server, 0, "tokens", &json!({})).await;
     assert_eq!(after["tokens"], before["tokens"]);
     let flood = vec![b'x'; 8 << 20];
@@ -131,7 +131,7 @@ async fn tokens_are_shifted_out_of_the_middle() {
     let len = tokens.len();
     assert_eq!(before["n_prompt_tokens_processed"], before["n_tokens"]);
     let shift = async |body: Value| act(&server, 0, "context-shift", &body).await;
-    refused(&shift(json!({"n_discard": 1})).await, 400, "n_keep is missing");
+    refused(&shift(json!({"n_discard": 1})).await, 400, "`n_keep` is missing");
     refused(&shift(json!({"n_keep": -1, "n_discard": 1})).await, 400, "n_keep must be");
     refused(&shift(json!({"n_keep": 1, "n_discard": 0})).await, 400, "n_discard must be");
     refused(&shift(json!({"n_keep": 2, "n_discard": len})).await, 400, "the slot has");
@@ -196,7 +196,7 @@ async fn files_keep_states_over_a_restart() {
     for name in ["../x", "a/b", "", ".x", "/etc/passwd"] {
         refused(&act(&first, 0, "save", &json!({ "filename": name })).await, 400, "plain file name");
     }
-    refused(&act(&first, 0, "save", &json!({})).await, 400, "filename is missing");
+    refused(&act(&first, 0, "save", &json!({})).await, 400, "`filename` is missing");
     refused(&act(&first, 0, "restore", &json!({"filename": "nothing"})).await, 404, "nothing");
     std::fs::write(files.join("junk"), b"SES1junk").unwrap();
     refused(&act(&first, 0, "restore", &json!({"filename": "junk"})).await, 400, "the state has");

@@ -111,7 +111,7 @@ async fn what_cannot_be_changed_is_refused_and_changes_nothing() {
         (json!({"temprature": 1}), "parameters.temprature cannot be changed"),
         (json!({"temperature": "hot"}), "temperature must be a number"),
         (json!({"banned_tokens": [99999]}), "banned_tokens"),
-        (json!({}), "parameters is missing"),
+        (json!({}), "`parameters` is missing"),
     ] {
         client.send(&json!({"type": "control", "action": "modify", "parameters": parameters, "request_id": id})).await;
         let error = client.until(|message| message["type"] == "error").await.pop().unwrap();

@@ -44,7 +44,7 @@ async fn wrong_messages_are_explained_and_the_connection_goes_on() {
     let mut client = Client::connect(server).await;
     client.run(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 2}})).await;
     for (message, expected) in [
-        (json!({"type": "config"}), "prompt is missing"),
+        (json!({"type": "config"}), "`prompt` is missing"),
         (json!({"type": "config", "prompt": 5}), "prompt must be a string"),
         (json!({"type": "config", "prompt": ""}), "the prompt is empty"),
         (json!({"type": "config", "prompt": [1, 99999]}), "token ids below 640"),
@@ -68,14 +68,14 @@ async fn wrong_messages_are_explained_and_the_connection_goes_on() {
         (json!({"type": "config", "prompt": "x", "model": "tiny/nobody"}), "nobody"),
         (json!({"type": "config", "prompt": "x", "mods": ["nobody"]}), "nobody"),
         (json!({"type": "config", "prompt": "x", "request_id": ""}), "request_id must have"),
-        (json!({"type": "control"}), "action is missing"),
+        (json!({"type": "control"}), "`action` is missing"),
         (json!({"type": "control", "action": "explode"}), "action must be"),
         (json!({"type": "control", "action": "stop", "request_id": "nobody"}), "this connection has no run 'nobody'"),
         (json!({"type": "control", "action": "stop", "request_id": 7}), "request_id must be a string"),
         (json!({"type": "nonsense"}), "no message of type 'nonsense'"),
         (json!({"type": 5}), "type must be a string"),
-        (json!({"no": "type"}), "type is missing"),
-        (json!({"type": "resume"}), "request_id is missing"),
+        (json!({"no": "type"}), "`type` is missing"),
+        (json!({"type": "resume"}), "`request_id` is missing"),
         (json!({"type": "resume", "request_id": "x", "after": -1}), "after must be"),
     ] {
         client.send(&message).await;

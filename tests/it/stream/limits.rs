@@ -105,7 +105,7 @@ async fn too_large_a_message_is_refused_with_a_reason() {
     client.run(&short()).await;
     client.send(&json!({"type": "config", "prompt": "x".repeat(5000)})).await;
     let error = client.message().await;
-    assert!(error["message"].as_str().unwrap().contains("a message may have 4096 bytes"), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("a message may have at most 4096 bytes"), "{error}");
     assert!(matches!(client.next().await, Next::Closed(Some(1009))));
 }
 

@@ -63,7 +63,7 @@ async fn sections_of_the_protocol_are_taken_too() {
 async fn errors_have_a_status_and_the_shape_of_the_protocol() {
     let server = server().await;
     for (body, status, kind, expected) in [
-        (json!({}), 400, "invalid_request", "prompt is missing"),
+        (json!({}), 400, "invalid_request", "`prompt` is missing"),
         (json!({"prompt": "x", "temperature": "hot"}), 400, "invalid_request", "temperature must be a number"),
         (json!({"prompt": "x", "model": "tiny/nobody"}), 400, "invalid_request", "nobody"),
         (json!({"prompt": "word ".repeat(9000)}), 400, "context_length_exceeded", "the prompt has"),

@@ -1,9 +1,9 @@
-//! The life of a connection: reading, writing and the handler side by side, in one task.
+//! Serves a connection: reading, writing and the handler run concurrently in one task.
 
-use super::outgoing::{Queue, Unsent, queue};
-use super::reading::Assembly;
+use super::assembler::Assembler;
+use super::outgoing::{Queue, QueuedMessage, queue};
 use super::unauthenticated::{LimitedStream, MAX_MESSAGE_BYTES};
-use super::{Close, Incoming, Message, Outgoing, Socket, admission};
+use super::{Close, Incoming, Message, Outgoing, Socket, authentication};
 use crate::api::peers::ForwardHeaders;
 use crate::api::{ApiError, App, Caller};
 use crate::config::SocketConfig;
@@ -20,22 +20,22 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use yawc::streaming::Streaming;
 use yawc::{Frame, Result as SocketResult, WebSocketError};
 
-/// Messages that may wait for the handler.
-const UNREAD: usize = 16;
+/// Maximum messages queued for the handler.
+const MAX_UNREAD: usize = 16;
 
-/// Messages that are written before they are flushed.
-const BATCH: usize = 64;
+/// Maximum messages written before a flush.
+const MAX_BATCH: usize = 64;
 
-/// How long the other side may take to answer our close frame.
-const FAREWELL: Duration = Duration::from_secs(5);
+/// Maximum wait for the client's close frame.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long protocols may take to tell of the end when the server does not wait any longer.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+/// Extra time for protocols to send their last message when the server stops.
+const STOP_GRACE: Duration = Duration::from_millis(200);
 
-/// A client that shows no life gets at least so long, and at least three pings.
-const LEAST_PATIENCE: Duration = Duration::from_mins(1);
+/// Minimum time before an unresponsive client is disconnected; at least three pings.
+const MIN_SILENCE_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Reading and writing share it; it is locked for one poll at a time.
+/// Shared by reading and writing; locked for one poll at a time.
 struct Connection(Mutex<Streaming<LimitedStream>>);
 
 impl Connection {
@@ -62,28 +62,28 @@ impl Connection {
     }
 }
 
-/// When a connection last showed life.
-struct Pulse {
+/// Times of the last activity of a connection.
+struct LastActivity {
     since: Instant,
     alive_ms: AtomicU64,
     message_ms: AtomicU64,
 }
 
-impl Pulse {
+impl LastActivity {
     fn new() -> Self {
         Self { since: Instant::now(), alive_ms: AtomicU64::new(0), message_ms: AtomicU64::new(0) }
     }
 
-    fn beat(&self) {
+    fn record_read(&self) {
         self.alive_ms.store(self.since.elapsed().as_millis() as u64, Ordering::Relaxed);
     }
 
-    fn message(&self) {
+    fn record_message(&self) {
         self.message_ms.store(self.since.elapsed().as_millis() as u64, Ordering::Relaxed);
     }
 
-    /// Returns when `what` lies that long back.
-    async fn still(&self, what: &AtomicU64, limit: Duration) {
+    /// Waits until the activity `what` is at least `limit` ago.
+    async fn wait_inactive(&self, what: &AtomicU64, limit: Duration) {
         loop {
             let end = self.since + Duration::from_millis(what.load(Ordering::Relaxed)) + limit;
             if Instant::now() >= end {
@@ -96,19 +96,19 @@ impl Pulse {
 
 /// The client of a connection.
 pub(super) struct Client {
-    /// The owner of its key, when the key came as a header.
+    /// The caller, if the key was sent as a header.
     pub(super) caller: Option<Caller>,
-    /// Its address.
+    /// Address of the client.
     pub(super) address: Option<SocketAddr>,
     /// Headers for another server that its messages are forwarded to.
     pub(super) headers: ForwardHeaders,
-    /// Set to true when its key was accepted, or none is needed.
+    /// Set to true when the key was accepted or none is required.
     pub(super) authenticated: watch::Sender<bool>,
-    /// Its place among the connections that wait for a key.
+    /// Permit of a connection that waits for its key.
     pub(super) permit: Option<OwnedSemaphorePermit>,
 }
 
-/// Serves a connection until one side ends it.
+/// Serves a connection until one side closes it.
 pub(super) async fn serve<H, F>(
     connection: Streaming<LimitedStream>,
     app: &App,
@@ -121,15 +121,15 @@ pub(super) async fn serve<H, F>(
 {
     let config = app.config().server.sockets;
     let connection = Connection(Mutex::new(connection));
-    let pulse = Pulse::new();
-    let (messages, unread) = mpsc::channel(UNREAD);
+    let activity = LastActivity::new();
+    let (messages, unread) = mpsc::channel(MAX_UNREAD);
     let (outgoing, mut queue) = queue();
     let authenticated = client.authenticated.subscribe();
-    let mut reading = pin!(read(&connection, messages, authenticated, config.max_message_bytes, &pulse));
+    let mut reading = pin!(read(&connection, messages, authenticated, config.max_message_bytes, &activity));
     let close = {
         let handling = handle(app, client, outgoing.clone(), unread, error, handler);
         let mut handling = pin!(handling);
-        let mut writing = pin!(write(&connection, &mut queue, config, &pulse));
+        let mut writing = pin!(write(&connection, &mut queue, config, &activity));
         tokio::select! {
             close = &mut handling => close,
             close = &mut reading => match close {
@@ -137,24 +137,24 @@ pub(super) async fn serve<H, F>(
                 None => return,
             },
             () = &mut writing => return,
-            () = silent(config, &pulse) => return,
-            () = idle(config, &pulse, &outgoing) => Close::away("the connection was idle"),
+            () = unresponsive(config, &activity) => return,
+            () = idle(config, &activity, &outgoing) => Close::away("the connection was idle"),
             () = stopped(app, &outgoing) => Close::away("the server is stopping"),
         }
     };
     queue.close();
-    let farewell = async {
-        if part(&connection, &mut queue, close, error).await.is_ok() {
-            // Until the other side has answered, what it had sent before does not matter.
+    let closing = async {
+        if close_connection(&connection, &mut queue, close, error).await.is_ok() {
+            // Frames sent before the client's close frame are ignored.
             while connection.read().await.is_ok() {}
         }
     };
-    if timeout(FAREWELL, farewell).await.is_err() {
-        tracing::debug!("a WebSocket's close frame was not answered");
+    if timeout(CLOSE_TIMEOUT, closing).await.is_err() {
+        tracing::debug!("WebSocket close frame not answered");
     }
 }
 
-/// Admits the client and lets the protocol have it.
+/// Authenticates the client and runs the protocol's handler.
 async fn handle<H, F>(
     app: &App,
     client: Client,
@@ -170,16 +170,16 @@ where
     let mut incoming = Incoming { first: None, messages: unread };
     let Client { caller, address, mut headers, authenticated, permit } = client;
     let caller = if let Some(permit) = permit {
-        match admission::admit(app, &mut incoming, &mut headers).await {
+        match authentication::authenticate(app, &mut incoming, &mut headers).await {
             Ok(caller) => {
                 authenticated.send_replace(true);
                 drop(permit);
                 Some(caller)
             }
             Err(refused) => {
-                // When the client has gone, there is nobody to tell.
+                // Sending fails only if the client has disconnected.
                 let _ = outgoing.send(error(&refused)).await;
-                return admission::refusal();
+                return authentication::rejection();
             }
         }
     } else {
@@ -188,53 +188,53 @@ where
     handler(Socket { caller, address, headers, incoming, outgoing }).await
 }
 
-/// Passes messages on until the client ends the connection, or breaks the rules: then there is something to tell it.
+/// Forwards messages until the client closes the connection. Returns a close frame if the client violated the protocol.
 async fn read(
     connection: &Connection,
     messages: mpsc::Sender<Message>,
     mut authenticated: watch::Receiver<bool>,
     limit: usize,
-    pulse: &Pulse,
+    activity: &LastActivity,
 ) -> Option<Close> {
     let mut is_limited = !*authenticated.borrow();
-    let mut assembly = Assembly::new(if is_limited { limit.min(MAX_MESSAGE_BYTES) } else { limit });
+    let mut assembler = Assembler::new(if is_limited { limit.min(MAX_MESSAGE_BYTES) } else { limit });
     loop {
         let frame = match connection.read().await {
             Ok(frame) => frame,
             Err(WebSocketError::IoError(error)) if error.kind() == ErrorKind::QuotaExceeded => {
-                return Some(Close::policy("the first message must carry an API key, and have at most 16384 bytes"));
+                return Some(Close::policy("the first message must contain an API key and have at most 16384 bytes"));
             }
             Err(error) => {
-                tracing::debug!(%error, "a WebSocket ended");
-                // The library has queued a close frame that says what was wrong; reading once more sends it.
-                let _ = timeout(FAREWELL, connection.read()).await;
+                tracing::debug!(%error, "WebSocket closed");
+                // The library has queued a close frame with the cause; one more read sends it.
+                let _ = timeout(CLOSE_TIMEOUT, connection.read()).await;
                 return None;
             }
         };
-        pulse.beat();
-        match assembly.take(frame) {
+        activity.record_read();
+        match assembler.take(frame) {
             Ok(None) => {}
             Ok(Some(message)) => {
-                pulse.message();
-                // The handler has ended when it takes no more; then the connection is being closed.
+                activity.record_message();
+                // Sending fails if the handler has ended; the connection is then being closed.
                 let _ = messages.send(message).await;
                 if is_limited {
-                    // Nothing is read while the key is checked. An error means that the handler refused it.
+                    // Nothing is read while the key is checked. An error means that the handler rejected it.
                     if authenticated.wait_for(|&accepted| accepted).await.is_err() {
                         std::future::pending::<()>().await;
                     }
                     is_limited = false;
-                    assembly = Assembly::new(limit);
+                    assembler = Assembler::new(limit);
                 }
-                pulse.beat();
+                activity.record_read();
             }
             Err(close) => return Some(close),
         }
     }
 }
 
-/// Writes what is queued, and pings. Returns when nothing can be written any more.
-async fn write(connection: &Connection, queue: &mut Queue, config: SocketConfig, pulse: &Pulse) {
+/// Writes queued messages and pings until writing fails.
+async fn write(connection: &Connection, queue: &mut Queue, config: SocketConfig, activity: &LastActivity) {
     loop {
         let ping = async {
             match config.ping {
@@ -245,29 +245,34 @@ async fn write(connection: &Connection, queue: &mut Queue, config: SocketConfig,
         let written = tokio::select! {
             biased;
             unsent = queue.unsent.recv() => match unsent {
-                Some(unsent) => write_batch(connection, queue, unsent, pulse).await,
+                Some(unsent) => write_batch(connection, queue, unsent, activity).await,
                 None => return,
             },
             () = ping => connection.send(Frame::ping("")).await,
         };
         if let Err(error) = written {
-            tracing::debug!(%error, "a WebSocket cannot be written to");
+            tracing::debug!(%error, "writing to the WebSocket failed");
             return;
         }
     }
 }
 
-/// Writes a message, and those that wait behind it.
-async fn write_batch(connection: &Connection, queue: &mut Queue, first: Unsent, pulse: &Pulse) -> SocketResult<()> {
+/// Writes a message and the ones queued after it.
+async fn write_batch(
+    connection: &Connection,
+    queue: &mut Queue,
+    first: QueuedMessage,
+    activity: &LastActivity,
+) -> SocketResult<()> {
     connection.feed(frame(first.message)).await?;
-    for _ in 0..BATCH {
+    for _ in 0..MAX_BATCH {
         let Ok(next) = queue.unsent.try_recv() else { break };
         connection.feed(frame(next.message)).await?;
     }
     connection.flush().await?;
-    pulse.message();
-    // A client that takes messages is alive; a ping may just lie in the system's buffer.
-    pulse.beat();
+    activity.record_message();
+    // A client that accepts messages is alive; a ping may still be in the system's buffer.
+    activity.record_read();
     Ok(())
 }
 
@@ -278,8 +283,8 @@ fn frame(message: Message) -> Frame {
     }
 }
 
-/// Sends what is still queued, and the close frame.
-async fn part(
+/// Sends the queued messages and the close frame.
+async fn close_connection(
     connection: &Connection,
     queue: &mut Queue,
     close: Close,
@@ -295,35 +300,35 @@ async fn part(
     connection.send(Frame::close(close.code, close.reason)).await
 }
 
-/// Returns when the client has shown no life for too long.
-async fn silent(config: SocketConfig, pulse: &Pulse) {
+/// Waits until the client was unresponsive for too long.
+async fn unresponsive(config: SocketConfig, activity: &LastActivity) {
     match config.ping {
-        Some(ping) => pulse.still(&pulse.alive_ms, (ping * 3).max(LEAST_PATIENCE)).await,
+        Some(ping) => activity.wait_inactive(&activity.alive_ms, (ping * 3).max(MIN_SILENCE_TIMEOUT)).await,
         None => std::future::pending().await,
     }
 }
 
-/// Returns when the connection has had nothing to do for too long.
-async fn idle(config: SocketConfig, pulse: &Pulse, outgoing: &Outgoing) {
+/// Waits until the connection was idle for too long.
+async fn idle(config: SocketConfig, activity: &LastActivity, outgoing: &Outgoing) {
     let Some(limit) = config.idle else { return std::future::pending().await };
     let mut work = outgoing.work();
     loop {
-        // The sender is `outgoing`, so waiting cannot fail.
+        // The sender is part of `outgoing`, so waiting cannot fail.
         let _ = work.wait_for(|&count| count == 0).await;
         tokio::select! {
-            () = pulse.still(&pulse.message_ms, limit) => return,
+            () = activity.wait_inactive(&activity.message_ms, limit) => return,
             _ = work.wait_for(|&count| count > 0) => {}
         }
     }
 }
 
-/// Returns when the server stops, and what is under way has ended or its time is over.
+/// Waits until the server stops and all activity has ended or its grace period is over.
 async fn stopped(app: &App, outgoing: &Outgoing) {
     app.stopping().await;
     let mut work = outgoing.work();
     tokio::select! {
         _ = work.wait_for(|&count| count == 0) => {}
-        // What is cut off still says so.
-        () = async { app.stopped().await; sleep(LAST_WORDS).await } => {}
+        // Interrupted runs still send their last message.
+        () = async { app.stopped().await; sleep(STOP_GRACE).await } => {}
     }
 }

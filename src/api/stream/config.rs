@@ -1,4 +1,4 @@
-//! From a configuration to the request that the engine takes.
+//! Parses configurations and builds engine requests from them.
 
 use crate::api::shared::fields::{Fields, invalid_value};
 use crate::api::shared::{constraint, mods, parameters};
@@ -9,12 +9,12 @@ use crate::model::Vocabulary;
 use serde_json::{Map, Value};
 use std::time::Duration;
 
-/// Alternatives that a token is told with, when nobody says how many.
-const TOP_LOGPROBS: usize = 5;
-/// Most of them.
-const MOST_LOGPROBS: i64 = 100;
+/// Default number of alternatives per token.
+const DEFAULT_LOGPROBS: usize = 5;
+/// Maximum number of alternatives per token.
+const MAX_LOGPROBS: i64 = 100;
 
-/// What a client may change while its run goes on.
+/// Parameters that a client may change during a run.
 const MODIFIABLE: [&str; 33] = [
     "adaptive_decay",
     "adaptive_target",
@@ -51,43 +51,43 @@ const MODIFIABLE: [&str; 33] = [
     "typical_p",
 ];
 
-/// How the answer is told.
+/// Client options that shape the messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Options {
+pub(super) struct StreamOptions {
     pub(super) stream: bool,
     pub(super) echo_prompt: bool,
     pub(super) token_ids: bool,
-    /// How many alternatives each token is told with.
+    /// Number of alternatives per token.
     pub(super) logprobs: Option<usize>,
     pub(super) timing: bool,
-    /// Whether `generated_text` is all text so far, or left out of token messages.
+    /// True if token messages repeat the text so far in `generated_text`.
     pub(super) cumulative: bool,
-    /// How long the run may take, rests not counted.
+    /// Maximum duration of the run without pauses.
     pub(super) timeout: Option<Duration>,
 }
 
-/// A configuration as it was sent, with everything in one object.
+/// A configuration as sent, with all sections merged into one object.
 #[derive(Debug, Clone)]
-pub(super) struct Config {
+pub(super) struct RunConfig {
     body: Value,
-    pub(super) options: Options,
+    pub(super) options: StreamOptions,
 }
 
-/// A configuration in the light of a model.
-pub(super) struct Prepared {
+/// An engine request prepared for a model.
+pub(super) struct PreparedRun {
     pub(super) request: Request,
     pub(super) prompt_text: String,
-    /// Tokens that the context has left behind the prompt.
+    /// Tokens left in the context after the prompt.
     pub(super) room: u32,
 }
 
-impl Config {
-    /// Reads a configuration: `parameters` and `options` are objects of their own, or stand beside the prompt. `stream` is what
-    /// holds where `options.stream` does not say.
+impl RunConfig {
+    /// Parses a configuration. `parameters` and `options` are objects or fields next to the prompt. `stream` is the
+    /// default of `options.stream`.
     ///
     /// # Errors
-    /// A field of the wrong type; the error names it.
-    pub(super) fn read(message: &Value, stream: bool) -> Result<Self, ApiError> {
+    /// A field has an invalid value; the error names it.
+    pub(super) fn parse(message: &Value, stream: bool) -> Result<Self, ApiError> {
         let fields = Fields::new(message)?;
         let mut body = Map::new();
         for section in [None, Some("parameters"), Some("options")] {
@@ -102,7 +102,7 @@ impl Config {
         let body = Value::Object(body);
         let fields = Fields::new(&body)?;
         let flag = |name, default| fields.flag(name).map(|flag| flag.unwrap_or(default));
-        let top = fields.integer("top_logprobs", 1..=MOST_LOGPROBS)?.map_or(TOP_LOGPROBS, |count| count as usize);
+        let top = fields.integer("top_logprobs", 1..=MAX_LOGPROBS)?.map_or(DEFAULT_LOGPROBS, |count| count as usize);
         let cumulative = match fields.text("generated_text")? {
             None | Some("cumulative") => true,
             Some("delta") => false,
@@ -111,7 +111,7 @@ impl Config {
             }
         };
         let timeout = fields.integer("timeout_ms", 1..=i64::from(u32::MAX))?;
-        let options = Options {
+        let options = StreamOptions {
             stream: flag("stream", stream)?,
             echo_prompt: flag("echo_prompt", false)?,
             token_ids: flag("include_token_ids", false)?,
@@ -121,7 +121,7 @@ impl Config {
             timeout: timeout.map(|ms| Duration::from_millis(ms.unsigned_abs())),
         };
         if fields.get("prompt").is_none() {
-            let detail = "prompt is missing; it takes a text, or a list of texts and token ids";
+            let detail = "`prompt` is missing; send a string, or a list of strings and token ids";
             return Err(ApiError::invalid("prompt", detail));
         }
         parameters::request_id(fields)?;
@@ -129,18 +129,18 @@ impl Config {
         Ok(Self { body, options })
     }
 
-    /// The model it names.
+    /// Returns the name of the model.
     pub(super) fn model(&self) -> Option<&str> {
         self.body.get("model").and_then(Value::as_str)
     }
 
-    /// The id that the client gives the run.
+    /// Returns the client's id of the run.
     pub(super) fn request_id(&self) -> Option<&str> {
         self.body.get("request_id").and_then(Value::as_str)
     }
 
-    /// The same for another run.
-    pub(super) fn again(&self) -> Self {
+    /// Returns the configuration for another run, without the request id.
+    pub(super) fn without_request_id(&self) -> Self {
         let mut again = self.clone();
         if let Some(body) = again.body.as_object_mut() {
             body.shift_remove("request_id");
@@ -148,33 +148,33 @@ impl Config {
         again
     }
 
-    /// The same with other parameters, and what has changed, as a line.
+    /// Returns the configuration with changed parameters, and the changes as text.
     ///
     /// # Errors
-    /// One of them cannot be changed while a run goes on.
+    /// A parameter cannot be changed during a run.
     pub(super) fn modified(&self, parameters: &Map<String, Value>) -> Result<(Self, String), ApiError> {
         if let Some(unknown) = parameters.keys().find(|name| !MODIFIABLE.contains(&name.as_str())) {
             let detail = format!(
-                "parameters.{unknown} cannot be changed while a run goes on; these can: {}",
+                "parameters.{unknown} cannot be changed during a run; modifiable parameters: {}",
                 MODIFIABLE.join(", ")
             );
             return Err(ApiError::invalid(format!("parameters.{unknown}"), detail));
         }
-        let said: Vec<String> = parameters.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let changes: Vec<String> = parameters.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let mut change = parameters.clone();
         normalise(&mut change);
         let mut modified = self.clone();
         if let Some(body) = modified.body.as_object_mut() {
             body.extend(change);
         }
-        Ok((modified, said.join(", ")))
+        Ok((modified, changes.join(", ")))
     }
 
-    /// How tokens are drawn, and when the run ends. `seed` holds where the configuration has none.
+    /// Returns sampling parameters and limits. `seed` is used if the configuration has none.
     ///
     /// # Errors
-    /// A value is out of its range; the error names the field.
-    pub(super) fn drawing(
+    /// A value is out of range; the error names the field.
+    pub(super) fn sampling_and_limits(
         &self,
         app: &App,
         vocabulary: &Vocabulary,
@@ -182,18 +182,18 @@ impl Config {
         seed: Option<u32>,
     ) -> Result<(SamplingParams, Limits), ApiError> {
         let fields = Fields::new(&self.body)?.with_defaults(&app.config().server.request_defaults);
-        let mut sampling = parameters::sampling(fields, vocabulary).map_err(in_the_contracts_words)?;
+        let mut sampling = parameters::sampling(fields, vocabulary).map_err(restore_contract_name)?;
         if let (Some(seed), None) = (seed, fields.get("seed")) {
             sampling.seed = seed;
         }
         Ok((sampling, parameters::limits(fields, vocabulary, room)?))
     }
 
-    /// The request for that model.
+    /// Builds the engine request for a model.
     ///
     /// # Errors
-    /// A field is wrong for this model; the error names it.
-    pub(super) fn prepare(&self, app: &App, loaded: &Loaded, request_id: String) -> Result<Prepared, ApiError> {
+    /// A field is invalid for this model; the error names it.
+    pub(super) fn prepare(&self, app: &App, loaded: &Loaded, request_id: String) -> Result<PreparedRun, ApiError> {
         let fields = Fields::new(&self.body)?.with_defaults(&app.config().server.request_defaults);
         let vocabulary = loaded.vocabulary();
         let prompt = fields.get("prompt").unwrap_or(&Value::Null);
@@ -201,7 +201,7 @@ impl Config {
         let prompt_text = prompt.as_str().map_or_else(|| vocabulary.decode(&tokens), str::to_owned);
         let placement = parameters::placement(fields)?;
         let room = placement.room(loaded.engine().context_per_slot(), tokens.len());
-        let (sampling, limits) = self.drawing(app, vocabulary, room, None)?;
+        let (sampling, limits) = self.sampling_and_limits(app, vocabulary, room, None)?;
         let request = Request {
             request_id: Some(request_id),
             user_label: parameters::user(fields)?,
@@ -220,7 +220,7 @@ impl Config {
             overflow: placement.overflow,
             ..Request::new(tokens, Surface::Websocket)
         };
-        Ok(Prepared { request, prompt_text, room })
+        Ok(PreparedRun { request, prompt_text, room })
     }
 }
 
@@ -228,7 +228,7 @@ fn is_section(name: &str) -> bool {
     matches!(name, "type" | "parameters" | "options")
 }
 
-/// The contract's name of the penalty, and the one that the rest of the server has for it.
+/// The protocol's name of the repetition penalty, and Thunder's.
 const PENALTY: [&str; 2] = ["repetition_penalty", "repeat_penalty"];
 
 fn normalise(body: &mut Map<String, Value>) {
@@ -237,7 +237,7 @@ fn normalise(body: &mut Map<String, Value>) {
     }
 }
 
-fn in_the_contracts_words(error: ApiError) -> ApiError {
+fn restore_contract_name(error: ApiError) -> ApiError {
     if error.pointer() == Some(PENALTY[1]) { error.rename_field(PENALTY[1], PENALTY[0]) } else { error }
 }
 
@@ -247,27 +247,27 @@ mod tests {
     use serde_json::json;
 
     fn detail(message: &Value) -> String {
-        Config::read(message, true).unwrap_err().problem().detail
+        RunConfig::parse(message, true).unwrap_err().problem().detail
     }
 
     #[test]
-    fn sections_and_plain_fields_are_one() {
+    fn sections_and_top_level_fields_are_merged() {
         let nested = json!({"type": "config", "prompt": "p", "parameters": {"temperature": 0.7, "repetition_penalty": 1.1},
                             "options": {"include_logprobs": true, "generated_text": "delta"}});
-        let config = Config::read(&nested, true).unwrap();
+        let config = RunConfig::parse(&nested, true).unwrap();
         assert_eq!(
             config.body,
             json!({"prompt": "p", "temperature": 0.7, "include_logprobs": true,
                                        "generated_text": "delta", "repeat_penalty": 1.1})
         );
-        assert_eq!((config.options.logprobs, config.options.cumulative), (Some(TOP_LOGPROBS), false));
+        assert_eq!((config.options.logprobs, config.options.cumulative), (Some(DEFAULT_LOGPROBS), false));
         let flat = json!({"prompt": "p", "temperature": 0.7, "stream": false});
-        assert!(!Config::read(&flat, true).unwrap().options.stream);
+        assert!(!RunConfig::parse(&flat, true).unwrap().options.stream);
     }
 
     #[test]
-    fn a_wrong_configuration_says_what_would_be_right() {
-        assert!(detail(&json!({"type": "config"})).contains("prompt is missing"));
+    fn invalid_config_reports_expected_value() {
+        assert!(detail(&json!({"type": "config"})).contains("`prompt` is missing"));
         assert!(detail(&json!({"prompt": "p", "parameters": 3})).contains("parameters must be an object"));
         assert!(detail(&json!({"prompt": "p", "options": {"stream": "yes"}})).contains("stream must be true or false"));
         assert!(detail(&json!({"prompt": "p", "options": {"generated_text": "x"}})).contains("\"delta\""));
@@ -275,14 +275,14 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_told_and_kept() {
-        let config = Config::read(&json!({"prompt": "p", "parameters": {"temperature": 0.7}}), true).unwrap();
+    fn modified_parameters_are_reported_and_stored() {
+        let config = RunConfig::parse(&json!({"prompt": "p", "parameters": {"temperature": 0.7}}), true).unwrap();
         let change = json!({"temperature": 0.9, "repetition_penalty": 1.2});
-        let (modified, said) = config.modified(change.as_object().unwrap()).unwrap();
-        assert_eq!(said, "temperature=0.9, repetition_penalty=1.2");
+        let (modified, changes) = config.modified(change.as_object().unwrap()).unwrap();
+        assert_eq!(changes, "temperature=0.9, repetition_penalty=1.2");
         assert_eq!(modified.body, json!({"prompt": "p", "temperature": 0.9, "repeat_penalty": 1.2}));
-        let refused = config.modified(json!({"prompt": "q"}).as_object().unwrap()).unwrap_err();
-        assert!(refused.problem().detail.contains("parameters.prompt cannot be changed"));
+        let error = config.modified(json!({"prompt": "q"}).as_object().unwrap()).unwrap_err();
+        assert!(error.problem().detail.contains("parameters.prompt cannot be changed"));
         assert!(MODIFIABLE.is_sorted());
     }
 }

@@ -1,7 +1,7 @@
-//! From a configuration to a run that goes on, the same for the WebSocket and for HTTP.
+//! Starts a run from a configuration, for the WebSocket and for HTTP.
 
-use super::read::{Config, Prepared};
-use super::run::{Head, Run};
+use super::config::{PreparedRun, RunConfig};
+use super::run::{RunHead, StreamedRun};
 use super::{loading, message};
 use crate::api::socket::Outgoing;
 use crate::api::{ApiError, App, Caller, generation};
@@ -10,51 +10,53 @@ use std::sync::Arc;
 use std::time::Duration;
 use uuid::Uuid;
 
-/// What a run is begun with, besides its configuration.
-pub(super) struct Beginning {
+/// Inputs of a new run besides its configuration.
+pub(super) struct NewRun {
     pub(super) request_id: String,
     pub(super) caller: Option<Caller>,
-    /// Where it comes from.
+    /// Origin of the run.
     pub(super) surface: Surface,
-    /// The run in whose place it comes.
+    /// Id of the run that it replaces.
     pub(super) replaces: Option<String>,
-    /// How long it goes on without anybody who hears it.
+    /// Time for which the run continues without a listener.
     pub(super) keep: Duration,
 }
 
-/// An id for a run whose client has none for it.
+/// Returns a new id for a run whose client sent none.
 pub(super) fn new_id() -> String {
     format!("gen_{}", Uuid::now_v7().simple())
 }
 
-/// Begins a run. `client` hears how far its model is.
+/// Starts a run. `client` receives the loading progress of the model.
 ///
 /// # Errors
-/// The run does not exist then.
-pub(super) async fn begin(
+/// The run was not started.
+pub(super) async fn start(
     app: &App,
-    config: &Config,
-    beginning: Beginning,
+    config: &RunConfig,
+    new_run: NewRun,
     client: Option<&Outgoing>,
-) -> Result<Arc<Run>, ApiError> {
-    let Beginning { request_id, caller, surface, replaces, keep } = beginning;
+) -> Result<Arc<StreamedRun>, ApiError> {
+    let NewRun { request_id, caller, surface, replaces, keep } = new_run;
     let loaded = loading::wait(app, config.model(), &request_id, client).await?;
-    // Held until the run is known by it: two that begin at once cannot both have it.
-    let Some(_name) = app.streams().take(&request_id) else {
-        let detail = format!("request_id '{request_id}' belongs to another run; a message of type \"resume\" hears it");
+    // Reserved until the run is registered, so that two concurrent runs cannot use the same id.
+    let Some(_name) = app.streams().reserve(&request_id) else {
+        let detail = format!(
+            "request_id '{request_id}' belongs to another run; send a message of type \"resume\" to receive it"
+        );
         return Err(ApiError::conflict(detail).at("request_id"));
     };
     if config.request_id().is_some() {
         generation::check_request_id(app, Some(&request_id)).await?;
     }
-    let Prepared { mut request, prompt_text, room } = config.prepare(app, &loaded, request_id)?;
+    let PreparedRun { mut request, prompt_text, room } = config.prepare(app, &loaded, request_id)?;
     request.surface = surface;
     if let Some(caller) = caller {
         request.user_label.get_or_insert(caller.label);
     }
     let mut options = config.options;
     options.timeout = options.timeout.into_iter().chain(app.config().server.run_timeouts.max_duration).min();
-    let head = Head {
+    let head = RunHead {
         options,
         model: loaded.name().to_owned(),
         model_info: message::model_info(&loaded),
@@ -65,5 +67,5 @@ pub(super) async fn begin(
         replaces,
     };
     let generation = loaded.engine().submit(request).await?;
-    Ok(Run::start(app, generation, config.clone(), head, keep))
+    Ok(StreamedRun::start(app, generation, config.clone(), head, keep))
 }

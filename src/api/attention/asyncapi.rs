@@ -4,19 +4,19 @@ use serde_json::{Map, Value, json};
 
 const CHANNEL: &str = "attention";
 
-/// Channel, operations and messages.
+/// Returns channel, operations and messages.
 pub(in crate::api) fn describe() -> Value {
     let client = [
-        ("generate", "Begins a request.", generate()),
+        ("generate", "Starts a request.", generate()),
         ("cancel", "Ends a request.", cancel()),
-        ("ping", "Is answered.", ping()),
+        ("ping", "Requests a pong.", ping()),
     ];
     let server = [
-        ("token", "A token, with the attention it was drawn with.", token()),
-        ("retract", "A mod took back the last tokens: they are no part of the answer.", retract()),
-        ("pruning_suggestion", "Sentences of the context that the model hardly looked at; before done.", pruning()),
-        ("done", "A request, or a sample of it, is over.", done()),
-        ("error", "A message is wrong, or a request failed; the connection goes on.", error()),
+        ("token", "A token with its attention.", token()),
+        ("retract", "A mod removed the last tokens from the answer.", retract()),
+        ("pruning_suggestion", "Sentences of the context with little attention; sent before done.", pruning()),
+        ("done", "A request or one of its samples has ended.", done()),
+        ("error", "A message is invalid or a request failed; the connection stays open.", error()),
         ("pong", "The answer to ping.", object(&[])),
     ];
     let names = |list: &[(&str, &str, Value)]| -> Value {
@@ -24,9 +24,9 @@ pub(in crate::api) fn describe() -> Value {
     };
     let operations = json!({
         "sendAttention": { "action": "receive", "channel": { "$ref": format!("#/channels/{CHANNEL}") },
-                           "messages": names(&client), "summary": "What clients say." },
+                           "messages": names(&client), "summary": "Messages from clients." },
         "receiveAttention": { "action": "send", "channel": { "$ref": format!("#/channels/{CHANNEL}") },
-                              "messages": names(&server), "summary": "What the server says." },
+                              "messages": names(&server), "summary": "Messages from the server." },
     });
     let (mut channel, mut messages) = (Map::new(), Map::new());
     for (name, summary, payload) in client.into_iter().chain(server) {
@@ -38,15 +38,15 @@ pub(in crate::api) fn describe() -> Value {
         "channels": { CHANNEL: {
             "address": "/api/v1/generate/stream",
             "title": "Tokens with their attention",
-            "description": "Up to 64 requests at once, each by its request_id, which need only be unique among those under way on \
-                this connection. Messages are JSON in text frames; a binary message from the client is MessagePack, and is \
-                answered in MessagePack, where attention.data is bytes; message_format in generate overrides that. With \
-                attention_encoding \"binary\" in JSON a token is a binary frame: u32 length of the header, little-endian; the \
-                header, which is the token message without data, filled up with spaces; the values, little-endian, at a multiple \
-                of 8 bytes. Index i of a row is token i of input_ids, or of the answer behind it; the row of the k-th new token has \
-                len(input_ids) + k values, and those of each head sum to 1 (to less in models with attention sinks). \
-                ?compression=off in the address leaves large rows uncompressed for clients that always offer permessage-deflate. \
-                A client that does not read pauses its own runs; one that goes ends them.",
+            "description": "Up to 64 concurrent requests, identified by request_id, which must be unique among the active requests of \
+                the connection. Messages are JSON in text frames. A binary message from the client is MessagePack and is \
+                answered in MessagePack, where attention.data is bytes; message_format overrides this. With \
+                attention_encoding \"binary\" in JSON a token is a binary frame: little-endian u32 length of the header; the \
+                header, which is the token message without data, padded with spaces; the little-endian values at a multiple \
+                of 8 bytes. Index i of a row is token i of input_ids followed by the answer; the row of the k-th new token has \
+                len(input_ids) + k values, and the values of each head sum to 1 (less in models with attention sinks). \
+                ?compression=off in the URL disables compression for clients that always offer permessage-deflate. \
+                A client that stops reading pauses its own runs; a disconnect ends them.",
             "messages": channel,
         } },
         "operations": operations,
@@ -74,7 +74,7 @@ fn ids(description: &str) -> Value {
 }
 
 fn request_id() -> Value {
-    of("string", "The client's name of the request.")
+    of("string", "The client's id of the request.")
 }
 
 fn kind(name: &str) -> Value {
@@ -84,28 +84,28 @@ fn kind(name: &str) -> Value {
 fn generate() -> Value {
     object(&[
         ("type", kind("generate"), true),
-        ("request_id", of("string", "1 to 256 bytes; one is made up where it is absent."), false),
-        ("input_ids", ids("The whole context as token ids."), true),
-        ("max_new_tokens", of("integer", "Most tokens; as many as the context holds when absent."), false),
-        ("temperature", of("number", "0 always takes the most probable token."), false),
+        ("request_id", of("string", "1 to 256 bytes; generated if absent."), false),
+        ("input_ids", ids("The complete context as token ids."), true),
+        ("max_new_tokens", of("integer", "Maximum tokens of the answer; default is the rest of the context."), false),
+        ("temperature", of("number", "0 always selects the most probable token."), false),
         ("top_p", of("number", "0 to 1."), false),
         ("top_k", of("integer", "0 for all."), false),
         ("repetition_penalty", of("number", "1 for none."), false),
-        ("seed", of("integer", "The same seed gives the same tokens; -1 for any."), false),
-        ("stop_tokens", ids("End the answer and are no part of it."), false),
-        ("banned_tokens", ids("Are never drawn."), false),
+        ("seed", of("integer", "The same seed gives the same tokens; -1 for a random seed."), false),
+        ("stop_tokens", ids("Tokens that end the answer; not part of it."), false),
+        ("banned_tokens", ids("Tokens that are never sampled."), false),
         (
             "stop",
-            json!({ "type": "array", "items": { "type": "string" }, "description": "Texts that end the answer; they stay in it." }),
+            json!({ "type": "array", "items": { "type": "string" }, "description": "Strings that end the answer; part of it." }),
             false,
         ),
-        ("return_attention", of("boolean", "Whether tokens come with attention; false when absent."), false),
+        ("return_attention", of("boolean", "Send attention with each token; default false."), false),
         (
             "attention_format",
             one_of(
                 &["per_layer", "aggregated", "sparse", "viz"],
-                "Everything; one value per position; the strongest positions with the head-mean of each layer; statistics of each \
-                 layer, entropies in bits. per_layer when absent.",
+                "per_layer (default): every head of every layer. aggregated: one value per position. sparse: the strongest positions with \
+                 the head mean of each layer. viz: statistics of each layer, entropies in bits.",
             ),
             false,
         ),
@@ -113,38 +113,42 @@ fn generate() -> Value {
             "aggregation_mode",
             one_of(
                 &["mean", "max", "last_layer", "weighted_layers"],
-                "mean when absent. weighted_layers has the weight 0.5 + l / L for layer l = 0 … L - 1 of the L layers that have \
+                "Default mean. weighted_layers uses the weight 0.5 + l / L for layer l = 0 … L - 1 of the L layers that have \
                  attention, unless layer_weights gives others.",
             ),
             false,
         ),
         (
             "layer_weights",
-            json!({ "type": "array", "items": { "type": "number" }, "description": "One for each layer; those of aggregation_mode when absent." }),
+            json!({ "type": "array", "items": { "type": "number" }, "description": "One weight per layer; default see aggregation_mode." }),
             false,
         ),
-        ("attention_top_k", of("integer", "Positions of the sparse format; 50 when absent."), false),
-        ("attention_dtype", one_of(&["float32", "float16"], "float32 when absent."), false),
+        ("attention_top_k", of("integer", "Positions of the sparse format; default 50."), false),
+        ("attention_dtype", one_of(&["float32", "float16"], "Default float32."), false),
         (
             "attention_encoding",
-            one_of(&["base64", "binary", "array"], "base64 when absent, array for aggregated; binary in MessagePack."),
+            one_of(&["base64", "binary", "array"], "Default base64, array for aggregated, binary in MessagePack."),
             false,
         ),
-        ("message_format", one_of(&["json", "msgpack"], "As the request was sent, when absent."), false),
-        ("logprobs", of("boolean", "Whether tokens have their log-probability; true when absent."), false),
-        ("top_logprobs", of("integer", "Alternatives of each token, 0 to 100; 2 when absent."), false),
-        ("num_samples", of("integer", "Answers, 1 to 64, told apart by sample; seeds follow each other."), false),
-        ("suggest_pruning", of("boolean", "Whether a pruning_suggestion comes before done."), false),
-        ("prune_below", of("number", "Largest attention of a sentence that is suggested; 0.05 when absent."), false),
+        ("message_format", one_of(&["json", "msgpack"], "Default is the format of the request."), false),
+        ("logprobs", of("boolean", "Send each token's log-probability; default true."), false),
+        ("top_logprobs", of("integer", "Alternatives per token, 0 to 100; default 2."), false),
+        (
+            "num_samples",
+            of("integer", "Number of answers, 1 to 64, numbered by sample, with consecutive seeds."),
+            false,
+        ),
+        ("suggest_pruning", of("boolean", "Send a pruning_suggestion before done; default false."), false),
+        ("prune_below", of("number", "Maximum attention of a suggested sentence; default 0.05."), false),
         (
             "sentences",
-            json!({ "type": "array", "description": "Sentences of input_ids; found at full stops and control tokens when absent.",
+            json!({ "type": "array", "description": "Sentences of input_ids; default: split at full stops and control tokens.",
                     "items": { "type": "object", "required": ["turn_id", "sentence_id", "start", "end"] } }),
             false,
         ),
-        ("model", of("string", "One of the server's models; the default when absent."), false),
-        ("mods", of("array", "Mods in order."), false),
-        ("record", of("boolean", "Whether the run is kept; true when absent."), false),
+        ("model", of("string", "Name of a model; default is the server's default model."), false),
+        ("mods", of("array", "Mods in order of their calls."), false),
+        ("record", of("boolean", "Record the run; default true."), false),
     ])
 }
 
@@ -157,29 +161,29 @@ fn ping() -> Value {
 }
 
 fn sample() -> (&'static str, Value, bool) {
-    ("sample", of("integer", "Which of several samples."), false)
+    ("sample", of("integer", "Index of the sample, if there are several."), false)
 }
 
 fn token() -> Value {
     let token = object(&[
-        ("token_id", of("integer", "Its id."), true),
-        ("text", of("string", "Empty while a character is incomplete."), true),
+        ("token_id", of("integer", "Id of the token."), true),
+        ("text", of("string", "Text of the token; empty while a character is incomplete."), true),
         ("logprob", of("number", "Natural logarithm of its probability, before mods and temperature."), false),
         ("top_logprobs", of("array", "{token_id, text, logprob}, the most probable first."), false),
     ]);
     let attention = object(&[
-        ("format", of("string", "As asked for."), true),
+        ("format", of("string", "As requested."), true),
         ("shape", ids("[num_layers, num_heads, context_length], or [context_length] when aggregated."), false),
-        ("context_length", of("integer", "Positions looked at."), true),
-        ("encoding", of("string", "How data is written."), false),
+        ("context_length", of("integer", "Number of positions."), true),
+        ("encoding", of("string", "Encoding of data."), false),
         ("dtype", of("string", "float32 or float16."), false),
-        ("layer_ids", ids("Where not every layer has attention: those that have, in order."), false),
+        ("layer_ids", ids("The layers with attention, in order, if not all layers have it."), false),
         (
             "data",
             json!({ "description": "base64 text, bytes, numbers, or for sparse a list of {position, layers}." }),
             false,
         ),
-        ("byte_length", of("integer", "Bytes behind the header of a binary frame."), false),
+        ("byte_length", of("integer", "Bytes after the header of a binary frame."), false),
     ]);
     object(&[
         ("type", kind("token"), true),
@@ -195,7 +199,7 @@ fn retract() -> Value {
         ("type", kind("retract"), true),
         ("request_id", request_id(), true),
         sample(),
-        ("tokens", of("integer", "How many tokens are gone from the end."), true),
+        ("tokens", of("integer", "Number of tokens removed from the end."), true),
     ])
 }
 
@@ -220,10 +224,14 @@ fn done() -> Value {
         ("type", kind("done"), true),
         ("request_id", request_id(), true),
         sample(),
-        ("finish_reason", one_of(&["stop_token", "stop_string", "length", "tool_calls", "cancelled"], "Why."), true),
+        (
+            "finish_reason",
+            one_of(&["stop_token", "stop_string", "length", "tool_calls", "cancelled"], "Reason for the end."),
+            true,
+        ),
         ("total_tokens", of("integer", "Tokens of the answer."), true),
         ("prompt_tokens", of("integer", "Tokens of input_ids."), true),
-        ("generation_time_ms", of("integer", "Since the request was taken, in milliseconds."), true),
+        ("generation_time_ms", of("integer", "Milliseconds since the request arrived."), true),
     ])
 }
 
@@ -232,7 +240,7 @@ fn error() -> Value {
         ("type", kind("error"), true),
         ("request_id", request_id(), false),
         sample(),
-        ("error", of("string", "What is wrong, and what would be right."), true),
+        ("error", of("string", "Cause of the error and the expected value."), true),
         (
             "error_code",
             of(
@@ -243,7 +251,7 @@ fn error() -> Value {
             ),
             true,
         ),
-        ("field", of("string", "The field that is wrong."), false),
+        ("field", of("string", "The invalid field."), false),
         ("token_count", of("integer", "With CONTEXT_LENGTH_EXCEEDED: tokens sent."), false),
         (
             "context_length",

@@ -1,4 +1,4 @@
-//! The key of a client that could not send it as a header: it comes with the first message.
+//! Authentication by the first message, for clients that cannot send the key as a header.
 
 use super::{Close, Incoming, Message};
 use crate::api::peers::ForwardHeaders;
@@ -6,30 +6,30 @@ use crate::api::{ApiError, App, Caller, ErrorKind};
 use serde_json::Value;
 use std::time::Duration;
 
-/// How long a client may take for its first message, when that must bring the key.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Maximum wait for the first message if it must contain the key.
+const AUTH_TIMEOUT: Duration = Duration::from_secs(10);
 
 const FIELD: &str = "api_key";
-const EXPECTED: &str = "this server needs an API key: send it as the header 'Authorization: Bearer KEY', or in the first \
+const EXPECTED: &str = "an API key is required: send it as the header 'Authorization: Bearer KEY', or in the first \
                         message as \"api_key\", e.g. {\"type\": \"auth\", \"api_key\": \"KEY\"}";
 
-/// Reads the key out of the first message, which may be any message of the protocol with the key as `api_key`, or
-/// `{"type": "auth", "api_key": …}`, which says nothing else. Only the former is passed on, without the key.
+/// Reads the key from the first message: any message of the protocol with an `api_key` field, or `{"type": "auth",
+/// "api_key": …}`. The former is passed on without the key.
 ///
 /// # Errors
-/// There is no key, or it is not known here.
-pub(super) async fn admit(
+/// The key is missing or unknown.
+pub(super) async fn authenticate(
     app: &App,
     incoming: &mut Incoming,
     headers: &mut ForwardHeaders,
 ) -> Result<Caller, ApiError> {
     let refused = || ApiError::new(ErrorKind::Unauthorized, EXPECTED);
-    let first = tokio::time::timeout(PATIENCE, incoming.next()).await.map_err(|_| refused())?;
+    let first = tokio::time::timeout(AUTH_TIMEOUT, incoming.next()).await.map_err(|_| refused())?;
     let Message::Text(text) = first else { return Err(refused()) };
     let Ok(Value::Object(mut fields)) = serde_json::from_str(&text) else { return Err(refused()) };
     let Some(Value::String(sent)) = fields.shift_remove(FIELD) else { return Err(refused()) };
     let Some(key) = app.config().server.security.known(&sent) else {
-        return Err(ApiError::new(ErrorKind::Unauthorized, "this API key is not known here"));
+        return Err(ApiError::new(ErrorKind::Unauthorized, "unknown API key"));
     };
     headers.set_key(&sent);
     if fields.get("type").and_then(Value::as_str) != Some("auth") {
@@ -38,7 +38,7 @@ pub(super) async fn admit(
     Ok(Caller::of(key))
 }
 
-/// How a connection without a key ends.
-pub(super) fn refusal() -> Close {
-    Close::policy("an API key is needed")
+/// Returns the close frame for a connection without a key.
+pub(super) fn rejection() -> Close {
+    Close::policy("an API key is required")
 }
