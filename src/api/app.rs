@@ -12,10 +12,10 @@ use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard, watch};
 use tokio::time::timeout;
 
-/// What every handler can reach; cheap to clone.
+/// State shared by all handlers; cheap to clone.
 ///
-/// Serving begins before the models and the database are there. A handler asks with [`App::store`] and
-/// [`App::loaded`], and passes the 503 on while they are not.
+/// The server accepts connections before models and database are ready. Handlers call [`App::store`] and
+/// [`App::loaded`] and return their 503 until then.
 #[derive(Clone)]
 pub struct App(Arc<Inner>);
 
@@ -33,21 +33,21 @@ struct Inner {
     started_at: DateTime<Utc>,
 }
 
-/// How far the server is.
+/// State of the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
-    /// Not ready yet; what it is doing, e.g. "loading the model, 40 %".
+    /// Not ready yet, with the current activity, e.g. "loading the model, 40 %".
     Loading(String),
-    /// The default model and the database are there.
+    /// Default model and database are ready.
     Ready,
-    /// It takes no more runs; those that are going on have a little time to end.
+    /// No new runs are accepted; active runs have a grace period to end.
     Stopping,
-    /// Whatever still goes on is cut off.
+    /// Active runs are ended.
     Stopped,
 }
 
 impl App {
-    /// A server that has loaded nothing yet. `clock` tells the time.
+    /// Creates the state of a server that has loaded nothing yet. `clock` returns the current time.
     #[must_use]
     pub fn new(config: Arc<Config>, registry: Arc<ModRegistry>, clock: fn() -> DateTime<Utc>) -> Self {
         Self(Arc::new(Inner {
@@ -65,47 +65,47 @@ impl App {
         }))
     }
 
-    /// The database.
+    /// Returns the database.
     ///
     /// # Errors
-    /// 503 while it is being started.
+    /// 503 while the database is starting.
     pub fn store(&self) -> Result<&Store, ApiError> {
         self.0.database.get().map(|(store, _)| store).ok_or_else(|| self.not_ready())
     }
 
-    /// Returns the run with that `run_id`, else with that `request_id`. Waits for the rows of a run that is being recorded.
+    /// Returns the run with that `run_id`, else with that `request_id`. Waits for the rows of a run that is being
+    /// recorded.
     ///
     /// # Errors
-    /// 404 when there is no such run; 503 while the database is away or has not got its rows.
+    /// 404 if no such run exists; 503 while the database is unavailable or lacks the rows.
     pub async fn find_run(&self, id: &str) -> Result<RunSummary, ApiError> {
         self.store()?.find_recorded(id).await?.ok_or_else(|| ApiError::not_found("run", id))
     }
 
-    /// Runs that are going on.
+    /// Returns the live updates of active runs.
     ///
     /// # Errors
-    /// 503 while the database is being started.
+    /// 503 while the database is starting.
     pub fn live(&self) -> Result<&Live, ApiError> {
         self.0.database.get().map(|(_, live)| live).ok_or_else(|| self.not_ready())
     }
 
-    /// The model that a request names in its `model` field, with or without mods behind the name; without a name the
-    /// default. Waits while that model is being loaded at run time.
+    /// Returns the model named by a request's `model` field, which may include mods; `None` is the default model. Waits
+    /// while the model is being loaded at run time.
     ///
     /// # Errors
-    /// 404 when there is no such model; 400 when it is not loaded; 503 when it could not be loaded, and while the server
-    /// starts or stops.
+    /// 404 for an unknown model; 400 if it is not loaded; 503 if loading failed and while the server starts or stops.
     pub async fn loaded(&self, name: Option<&str>) -> Result<Loaded, ApiError> {
         self.ready()?;
         self.has_models().await?;
         self.0.models.loaded(name).await
     }
 
-    /// The model that a request names as for [`App::loaded`], if it is loaded: for requests that only look, which load and
-    /// unload nothing. One that sleeps is woken.
+    /// Returns the model of a read-only request if it is loaded; such requests load and unload nothing. A sleeping
+    /// model is woken.
     ///
     /// # Errors
-    /// The errors of [`App::loaded`].
+    /// Same as [`App::loaded`].
     pub async fn loaded_now(&self, name: Option<&str>) -> Result<Loaded, ApiError> {
         self.ready()?;
         self.has_models().await?;
@@ -134,18 +134,18 @@ impl App {
         Err(ApiError::unavailable(detail).code("no_model"))
     }
 
-    /// Nothing, once the server has started and until it stops.
+    /// Succeeds while the server is ready.
     ///
     /// # Errors
-    /// 503 otherwise, with the reason.
+    /// 503 with the reason otherwise.
     pub fn ready(&self) -> Result<(), ApiError> {
         if self.state() == State::Ready { Ok(()) } else { Err(self.not_ready()) }
     }
 
-    /// The default model, when it is ready.
+    /// Returns the default model if it is ready.
     ///
     /// # Errors
-    /// 503 while it is not, and when the server stops.
+    /// 503 if it is not ready, and when the server stops.
     pub fn default_model(&self) -> Result<Loaded, ApiError> {
         if matches!(self.state(), State::Stopping | State::Stopped) {
             return Err(self.not_ready());
@@ -153,81 +153,81 @@ impl App {
         self.0.models.default_model().ok_or_else(|| self.not_ready())
     }
 
-    /// The default model's engine.
+    /// Returns the default model's engine.
     ///
     /// # Errors
-    /// As [`App::default_model`].
+    /// Same as [`App::default_model`].
     pub fn engine(&self) -> Result<Engine, ApiError> {
         Ok(self.default_model()?.engine().clone())
     }
 
-    /// Nothing, until the server stops: a WebSocket may also be opened while it starts, to wait for it.
+    /// Succeeds until the server stops: a WebSocket may also be opened while the server starts and then waits for it.
     pub(in crate::api) fn open_for_sockets(&self) -> Result<(), ApiError> {
         if matches!(self.state(), State::Stopping | State::Stopped) { Err(self.not_ready()) } else { Ok(()) }
     }
 
-    /// Returns when the server has started, and when it stops before.
+    /// Waits until the server has started or stops.
     pub(in crate::api) async fn started(&self) {
         self.wait(|state| !matches!(state, State::Loading(_))).await;
     }
 
-    /// The runs of the streaming protocol.
+    /// Returns the runs of the streaming protocol.
     pub(in crate::api) fn streams(&self) -> &Streams {
         &self.0.streams
     }
 
-    /// How many runs were begun lately.
+    /// Returns the rate limits.
     pub(in crate::api) fn rates(&self) -> &Rates {
         &self.0.rates
     }
 
-    /// The WebSocket connections that are open.
+    /// Returns the open WebSocket connections.
     pub(in crate::api) fn sockets(&self) -> &Sockets {
         &self.0.sockets
     }
 
-    /// Every model, loaded or not.
+    /// Returns all models, loaded or not.
     #[must_use]
     pub fn models(&self) -> &Catalogue {
         &self.0.models
     }
 
-    /// The mods that runs can name.
+    /// Returns the registry of mods.
     #[must_use]
     pub fn registry(&self) -> &Arc<ModRegistry> {
         &self.0.registry
     }
 
-    /// The right to change which mods are uploaded, in the database and in the registry as one.
+    /// Locks changes of uploaded mods, so that database and registry change together.
     pub(in crate::api) async fn mods_changing(&self) -> MutexGuard<'_, ()> {
         self.0.mods_changing.lock().await
     }
 
-    /// How the server was started.
+    /// Returns the configuration.
     #[must_use]
     pub fn config(&self) -> &Arc<Config> {
         &self.0.config
     }
 
-    /// The time, from the clock the app was made with.
+    /// Returns the time from the configured clock.
     #[must_use]
     pub fn now(&self) -> DateTime<Utc> {
         (self.0.clock)()
     }
 
-    /// When the server was started.
+    /// Returns the server's start time.
     #[must_use]
     pub fn started_at(&self) -> DateTime<Utc> {
         self.0.started_at
     }
 
-    /// How far the server is.
+    /// Returns the state of the server.
     #[must_use]
     pub fn state(&self) -> State {
         self.0.state.borrow().clone()
     }
 
-    /// Says how far the server is. There is no way back from stopping.
+    /// Sets the state of the server. Stopping is final.
     pub fn set_state(&self, state: State) {
         self.0.state.send_if_modified(|now| {
             let backwards = matches!(now, State::Stopping | State::Stopped) && state != State::Stopped;
@@ -239,24 +239,24 @@ impl App {
         });
     }
 
-    /// Returns when the server begins to stop. Streams that never end by themselves end then.
+    /// Waits until the server starts to stop. Endless streams end then.
     pub async fn stopping(&self) {
         self.wait(|state| matches!(state, State::Stopping | State::Stopped)).await;
     }
 
-    /// Returns when the time to end is over. Runs end then.
+    /// Waits until the grace period is over. Runs end then.
     pub async fn stopped(&self) {
         self.wait(|state| *state == State::Stopped).await;
     }
 
     async fn wait(&self, reached: impl FnMut(&State) -> bool) {
-        // The sender lives as long as this app, so waiting cannot fail.
+        // The sender is part of `self`, so waiting cannot fail.
         let _ = self.0.state.subscribe().wait_for(reached).await;
     }
 
-    /// Fills the database's slot; a second call changes nothing.
+    /// Sets the database; further calls have no effect.
     pub fn set_database(&self, store: Store, live: Live) {
-        // Only start-up calls this, once; a second database would be ignored, which is what the documentation says.
+        // Only start-up calls this, once; a second database is ignored as documented.
         let _ = self.0.database.set((store, live));
     }
 

@@ -1,13 +1,13 @@
-//! The WebSocket protocols as one `AsyncAPI` document, put together from what each says of itself.
+//! The WebSocket protocols as one `AsyncAPI` document, merged from each protocol's part.
 
 use super::{attention, kobold, stream};
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-/// Where it is served.
+/// Path of the document.
 pub(super) const PATH: &str = "/api/v1/asyncapi.json";
 
-/// The document of a server whose paths stand behind that prefix, which may be empty.
+/// Returns the document of a server whose paths start with `prefix`, which may be empty.
 pub(super) fn document(prefix: &str) -> Bytes {
     let mut document = build();
     if !prefix.is_empty() {
@@ -38,7 +38,7 @@ fn build() -> Value {
     document
 }
 
-/// Puts the members of objects together.
+/// Merges objects recursively.
 fn merge(into: &mut Value, from: Value) {
     match (into, from) {
         (Value::Object(into), Value::Object(from)) => {

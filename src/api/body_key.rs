@@ -1,7 +1,7 @@
 //! The API key of a client that sends it in the body, as Quote's clients do: `{"user_api_key": KEY, …}`.
 //!
-//! The body is read before its sender is known, so little of it is: one of at most [`MAX_BYTES`], within [`READ_TIMEOUT`], and of
-//! [`MAX_READS`] requests at a time. The route gets the same bytes.
+//! The body is read before the client is authenticated, so reading is limited: at most [`MAX_BYTES`] within
+//! [`READ_TIMEOUT`], for [`MAX_READS`] requests at a time. The route receives the same bytes.
 
 use super::{ApiError, ErrorKind};
 use axum::body::{Body, to_bytes};
@@ -11,11 +11,11 @@ use serde::Deserialize;
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
-/// Longest body that is searched for a key, in bytes.
+/// Maximum size of a body that is searched for a key.
 const MAX_BYTES: usize = 1 << 20;
-/// Time for such a body to arrive.
+/// Maximum time for such a body to arrive.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
-/// Bodies that are read at the same time without a known sender.
+/// Maximum bodies read concurrently before authentication.
 const MAX_READS: usize = 32;
 
 static READS: Semaphore = Semaphore::const_new(MAX_READS);
@@ -25,7 +25,7 @@ struct Keyed {
     user_api_key: Option<String>,
 }
 
-/// Returns true if the body may hold a key: a POST, neither compressed nor too long.
+/// Returns true if the body may contain a key: a POST, neither compressed nor too long.
 pub(super) fn is_possible(request: &Request) -> bool {
     let headers = request.headers();
     let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
@@ -34,10 +34,10 @@ pub(super) fn is_possible(request: &Request) -> bool {
         && length.is_none_or(|length| length <= MAX_BYTES)
 }
 
-/// Reads the body; the request with that body, and the key in it.
+/// Reads the body and returns the request with it, and its key.
 ///
 /// # Errors
-/// 401 when the body is too long or does not arrive in time, 429 when too many are being read.
+/// 401 if the body is too long or does not arrive in time; 429 if too many bodies are being read.
 pub(super) async fn read(request: Request) -> Result<(Request, Option<String>), ApiError> {
     let Ok(_permit) = READS.try_acquire() else {
         let detail =
@@ -47,7 +47,7 @@ pub(super) async fn read(request: Request) -> Result<(Request, Option<String>), 
     let (parts, body) = request.into_parts();
     let Ok(Ok(bytes)) = tokio::time::timeout(READ_TIMEOUT, to_bytes(body, MAX_BYTES)).await else {
         let detail = format!(
-            "this server needs an API key, and looks for \"user_api_key\" only in bodies of at most {} MiB that arrive within {} s; \
+            "an API key is required; the server looks for \"user_api_key\" only in bodies of at most {} MiB that arrive within {} s; \
              send it as a header: 'X-User-Api-Key: KEY'",
             MAX_BYTES >> 20,
             READ_TIMEOUT.as_secs()

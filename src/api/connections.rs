@@ -1,8 +1,8 @@
-//! Connections: taken, served and ended.
+//! Accepts, serves and closes connections.
 //!
-//! A client has a limited time for the headers of a request, and a limited size, so that connections that send them byte by
-//! byte hold nothing. What comes behind them, bodies, streams and sockets, may take any time; a peer that is gone without
-//! a word is found by TCP's own probes. The same time, once more, is there for the handshake of TLS.
+//! Time and size of a request's headers are limited, so that clients that send them byte by byte hold no resources.
+//! Bodies, streams and sockets are not limited in time; TCP keep-alive probes detect peers that disappeared. The TLS
+//! handshake has the same time limit.
 
 use super::{ApiError, App, security};
 use axum::Router;
@@ -26,35 +26,35 @@ use tower::Layer;
 
 /// Maximum size of a request's head, and of the part of a body that is read ahead.
 const MAX_HEAD_BYTES: usize = 128 << 10;
-/// The same on a server with API keys: the head is read before the key in it can be checked.
+/// Maximum on a server with API keys: the head is read before its key can be checked.
 const MAX_HEAD_BYTES_WITH_KEYS: usize = 16 << 10;
-/// How long a connection is silent before the peer is asked whether it is there, how often, and how many times.
+/// Idle time before keep-alive probes, their interval and their number.
 const SILENCE: Duration = Duration::from_mins(1);
 const PROBES_EVERY: Duration = Duration::from_secs(15);
 const PROBES: u32 = 4;
-/// How long to wait when the system has no more descriptors.
+/// Delay when the system has no free descriptors.
 const NO_DESCRIPTORS: Duration = Duration::from_secs(1);
 
-/// What every connection of a listener has in common.
+/// State shared by the connections of a listener.
 #[derive(Clone)]
 struct Door {
     builder: Builder,
-    /// Where https is served.
+    /// TLS acceptor of an https listener.
     tls: Option<TlsAcceptor>,
     app: App,
 }
 
-/// The routes as a connection calls them.
+/// The routes as a service of one connection.
 type Service = TowerToHyperService<<Extension<ConnectInfo<SocketAddr>> as Layer<Router>>::Service>;
 
-/// How a connection to a port of https begins.
+/// The start of a connection to an https port.
 enum Begun {
     Tls(Box<TlsStream<TcpStream>>),
-    /// With http.
+    /// The client speaks plain http.
     Plain(TcpStream),
 }
 
-/// Serves a listener until the app is told to stop, and then what still goes on.
+/// Accepts connections until the server stops, then waits for the active ones.
 pub(super) async fn accept(listener: TcpListener, routes: Router, app: App) {
     let server = &app.config().server;
     let mut builder = Builder::new();
@@ -77,7 +77,7 @@ pub(super) async fn accept(listener: TcpListener, routes: Router, app: App) {
             }
             Err(error) if is_of_one_connection(&error) => {}
             Err(error) => {
-                tracing::error!(%error, "a connection cannot be taken");
+                tracing::error!(%error, "accepting a connection failed");
                 tokio::time::sleep(NO_DESCRIPTORS).await;
             }
         }
@@ -87,7 +87,7 @@ pub(super) async fn accept(listener: TcpListener, routes: Router, app: App) {
 }
 
 impl Door {
-    /// A connection from its first byte to its last.
+    /// Serves a connection from its first byte to its last.
     async fn take(self, stream: TcpStream, peer: SocketAddr, routes: Router) {
         let service = |routes| TowerToHyperService::new(Extension(ConnectInfo(peer)).layer(routes));
         let Some(tls) = &self.tls else { return self.serve(stream, service(routes)).await };
@@ -98,7 +98,7 @@ impl Door {
         match begun {
             Ok(Begun::Tls(stream)) => self.serve(stream, service(routes)).await,
             Ok(Begun::Plain(stream)) => self.serve(stream, service(Router::new().fallback(wrong_scheme))).await,
-            Err(error) => tracing::debug!(%error, %peer, "a connection ended before it was one of TLS"),
+            Err(error) => tracing::debug!(%error, %peer, "TLS handshake failed"),
         }
     }
 
@@ -116,12 +116,12 @@ impl Door {
             }
         };
         if let Err(error) = ended {
-            tracing::debug!(%error, "a connection ended");
+            tracing::debug!(%error, "connection closed with error");
         }
     }
 }
 
-/// Begins a connection to a port of https. Handshakes begin with the byte 22, requests with the letters of a method.
+/// Starts a connection to an https port. A TLS handshake starts with byte 22, an http request with a letter.
 async fn begin(tls: &TlsAcceptor, stream: TcpStream) -> io::Result<Begun> {
     let mut first = [0];
     if stream.peek(&mut first).await? > 0 && first[0].is_ascii_uppercase() {
@@ -137,32 +137,32 @@ async fn within<T>(limit: Option<Duration>, work: impl Future<Output = io::Resul
     }
 }
 
-/// What a client that speaks http to a port of https is told, whatever it asked for.
+/// Returns the error for a plain http request to an https port.
 async fn wrong_scheme(request: Request) -> Response {
     let error = ApiError::bad_request(
-        "this server speaks https, and the request came over plain http: use an address that begins with https://",
+        "this port accepts https only, got a plain http request: use a URL that starts with https://",
     );
     let mut response = security::in_dialect(request.uri().path(), error);
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
 }
 
-/// Tells the routes, as a proxy would, that the client speaks https.
+/// Marks a request as https, as a proxy would.
 async fn over_tls(mut request: Request) -> Request {
     request.headers_mut().insert("x-forwarded-proto", HeaderValue::from_static("https"));
     request
 }
 
-/// Tokens are small and must not wait for the next one, and a peer that is gone must be noticed.
+/// Disables Nagle's algorithm because tokens are small, and enables keep-alive probes.
 fn prepare(stream: &TcpStream) {
     let keep_alive = TcpKeepalive::new().with_time(SILENCE).with_interval(PROBES_EVERY).with_retries(PROBES);
     let set = stream.set_nodelay(true).and_then(|()| SockRef::from(stream).set_tcp_keepalive(&keep_alive));
     if let Err(error) = set {
-        tracing::debug!(%error, "a connection cannot be set up as wanted");
+        tracing::debug!(%error, "setting socket options failed");
     }
 }
 
-/// Whether an error says nothing of the next connection.
+/// Returns true if an error affects only one connection.
 fn is_of_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)

@@ -8,7 +8,7 @@ use axum::extract::{FromRequest, FromRequestParts};
 #[from_request(via(axum::Json), rejection(ApiError))]
 pub struct Json<T>(pub T);
 
-/// The query string. Give the struct `#[serde(deny_unknown_fields)]`, so that a misspelt field is an error.
+/// The query string. Use `#[serde(deny_unknown_fields)]` on the struct, so that a misspelt field is an error.
 #[derive(Debug, FromRequestParts)]
 #[from_request(via(axum::extract::Query), rejection(ApiError))]
 pub struct Query<T>(pub T);

@@ -1,4 +1,4 @@
-//! Whether the server can take a run: `/health`, `/healthz` and llama-server's `/v1/health`, open to everybody.
+//! Health of the server: `/health`, `/healthz` and llama-server's `/v1/health`, public.
 
 use super::{ApiError, App, State};
 use axum::Json;
@@ -8,25 +8,25 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// Whether the server can take a run.
+/// Health of the server.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Health {
-    /// `ok`, `loading`, `stopping`, `unavailable`, or `failed`, which only a restart mends.
+    /// `ok`, `loading`, `stopping`, `unavailable`, or `failed`, which requires a restart.
     pub status: &'static str,
-    /// What it waits for, unless the status is `ok`.
+    /// The reason, unless the status is `ok`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// The same as llama-server has it, unless the status is `ok`.
+    /// The reason in llama-server's format, unless the status is `ok`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     pub error: Option<serde_json::Value>,
-    /// Always `thunder`, so that a client knows whom it found.
+    /// Always `thunder`, so that clients can identify the server.
     pub server: &'static str,
-    /// The release.
+    /// Version of the server.
     pub version: &'static str,
 }
 
-/// The health routes.
+/// Returns the health routes.
 pub fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(healthz))
@@ -34,12 +34,12 @@ pub fn router() -> OpenApiRouter<App> {
         .route("/v1/health", axum::routing::get(healthz))
 }
 
-/// The same at another path.
+/// Returns the health route at another path.
 pub(super) fn router_at(path: &str) -> axum::Router<App> {
     axum::Router::new().route(path, axum::routing::get(healthz))
 }
 
-/// Says 200 when model and database are ready, 503 with the reason before; `/health` is the same.
+/// Returns 200 if model and database are ready, else 503 with the reason. Also at `/health`.
 #[utoipa::path(get, path = "/healthz", tag = "health",
     responses((status = 200, body = Health), (status = 503, body = Health)))]
 async fn healthz(axum::extract::State(app): axum::extract::State<App>) -> (StatusCode, Json<Health>) {
@@ -54,7 +54,7 @@ async fn healthz(axum::extract::State(app): axum::extract::State<App>) -> (Statu
                 Ok(()) => ("ok", None),
                 Err(error) => ("unavailable", Some(error.to_string())),
             },
-            Err(_) => ("loading", Some("the database is being started".into())),
+            Err(_) => ("loading", Some("the database is starting".into())),
         },
     };
     let code = if reason.is_none() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };

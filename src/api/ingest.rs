@@ -1,8 +1,8 @@
-//! `POST /ingest`: a whole run of somebody else's engine, as `specs` of the `/ingest` document has it.
+//! `POST /ingest`: stores a complete run of another engine, as specified by the `/ingest` document.
 //!
-//! The body is JSON whatever its content type says, plain or compressed. An answer of 201 has an empty body and means
-//! that the run is committed. Posting the same document again is answered with 201 again, so that a client which lost the
-//! answer can simply repeat; another document under the same `request_id` is a conflict.
+//! The body is JSON whatever its content type, plain or compressed. A 201 response has an empty body and means that the
+//! run is committed. Posting the same document again returns 201 again, so that a client that lost the response can
+//! repeat; another document with the same `request_id` is a conflict.
 
 use super::{ApiError, App, ErrorKind, Problem, mods};
 use crate::events::Surface;
@@ -15,25 +15,25 @@ use tokio::sync::Semaphore;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// `thunder run` sends it with a run of its own, which is told from those of other engines.
+/// `thunder run` sends this header with its own runs, so that they can be distinguished from those of other engines.
 const SURFACE: HeaderName = HeaderName::from_static("x-thunder-surface");
-/// Largest document, decompressed.
+/// Maximum size of a document after decompression.
 const MOST_BYTES: usize = 64 * 1024 * 1024;
-/// How much of a document that is too large is read and thrown away: a client that is still sending would see a broken
-/// connection instead of the answer.
+/// Maximum bytes of a too large document that are read and discarded: a client that is still sending would otherwise
+/// see a broken connection instead of the response.
 const MOST_DISCARDED: usize = 4 * MOST_BYTES;
-/// Documents above it are parsed off the threads that serve connections.
+/// Documents above this size are parsed on a blocking thread.
 const LARGE_BYTES: usize = 256 * 1024;
-/// MiB of documents that are parsed and stored at once, each at least one; a document takes several times its size in
-/// memory. The others wait.
+/// MiB of documents that are parsed and stored concurrently, at least one per document; a document needs several times
+/// its size in memory. Other requests wait.
 static ROOM: Semaphore = Semaphore::const_new(4 * (MOST_BYTES >> 20));
 
-/// The routes.
+/// Returns the routes.
 pub fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(ingest)).route("/v1/ingest", axum::routing::post(ingest))
 }
 
-/// Takes a whole run of another engine. `/v1/ingest` is the same.
+/// Stores a complete run of another engine. Also at `/v1/ingest`.
 ///
 /// The fields that Quote adds to `request` are stored too: `system_prompt`, `user_prompt`, `system_prompt_token_ids`,
 /// `user_prompt_token_ids`, `active_mod_name`, `final_text`, `final_token_ids` and `inference_stats`. NUL characters are
@@ -54,9 +54,9 @@ pub fn router() -> OpenApiRouter<App> {
     responses(
         (status = 201, description = "Stored, or the same document was stored before; the body is empty"),
         (status = 400, body = Problem, description = "Not JSON, a wrong type or a broken link; `pointer` is its JSON path"),
-        (status = 401, body = Problem, description = "The server has keys, and none of them was sent; see --ingest-key and --ingest-open"),
+        (status = 401, body = Problem, description = "The API key is missing or unknown; see --ingest-key and --ingest-open"),
         (status = 409, body = Problem, description = "Another document has this request_id"),
-        (status = 413, body = Problem), (status = 503, body = Problem, description = "The database is away; see Retry-After")))]
+        (status = 413, body = Problem), (status = 503, body = Problem, description = "The database is unavailable; see Retry-After")))]
 async fn ingest(State(app): State<App>, headers: HeaderMap, body: Body) -> Result<StatusCode, ApiError> {
     let store = app.store()?;
     let payload = read(&headers, body).await?;
@@ -70,7 +70,7 @@ async fn ingest(State(app): State<App>, headers: HeaderMap, body: Body) -> Resul
     if let Some(sent) = &mut document.request.user_api_key
         && let Some(key) = app.config().server.security.known_for_ingest(sent)
     {
-        // Quote's engine writes its client's key here.
+        // Quote's engine sends its client's key in this field.
         *sent = key.label();
     }
     if headers.get(SURFACE).is_some_and(|surface| surface == "cli") {
@@ -78,9 +78,9 @@ async fn ingest(State(app): State<App>, headers: HeaderMap, body: Body) -> Resul
     }
     let files = mods::used_files(&document);
     store.ingest(document).await?;
-    // The run is stored, and an error would say that it is not.
+    // The run is stored; an error response would claim the opposite.
     if let Err(error) = mods::store_local_sources(&app, files).await {
-        tracing::warn!(?error, "sources of mods that a run has used are not kept: it cannot be run again with them");
+        tracing::warn!(?error, "mod sources of a run not stored: it cannot be run again with them");
     }
     Ok(StatusCode::CREATED)
 }
@@ -88,7 +88,7 @@ async fn ingest(State(app): State<App>, headers: HeaderMap, body: Body) -> Resul
 async fn read(headers: &HeaderMap, body: Body) -> Result<Vec<u8>, ApiError> {
     let number = |name| headers.get(name).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     let length = number(header::CONTENT_LENGTH).unwrap_or(0);
-    // Who asks first has sent nothing yet, and need not.
+    // A client that sends `Expect: 100-continue` has sent nothing yet.
     if length > MOST_BYTES && headers.contains_key(header::EXPECT) {
         return Err(too_large());
     }
@@ -117,7 +117,10 @@ async fn discard(mut chunks: BodyDataStream) {
 }
 
 fn too_large() -> ApiError {
-    ApiError::new(ErrorKind::TooLarge, format!("a document may have {} MiB, decompressed", MOST_BYTES >> 20))
+    ApiError::new(
+        ErrorKind::TooLarge,
+        format!("a document may have at most {} MiB after decompression", MOST_BYTES >> 20),
+    )
 }
 
 fn unreadable(error: &axum::Error) -> ApiError {
@@ -127,7 +130,9 @@ fn unreadable(error: &axum::Error) -> ApiError {
         reason = cause.to_string();
         source = cause.source();
     }
-    ApiError::bad_request(format!("the body cannot be read: {reason}; is it compressed as Content-Encoding says?"))
+    ApiError::bad_request(format!(
+        "reading the body failed: {reason}; check that it is compressed as stated in Content-Encoding"
+    ))
 }
 
 impl From<DocumentError> for ApiError {

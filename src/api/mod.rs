@@ -1,8 +1,8 @@
-//! The machine surfaces, one folder a contract; each translates its wire types into one
-//! [`crate::engine::Request`] and the engine's outputs back.
+//! The HTTP and WebSocket APIs, one folder per protocol. Each converts its request bodies into a
+//! [`crate::engine::Request`] and the engine's outputs into responses.
 //!
-//! [`App`] is what every handler can reach, [`ApiError`] the only type that knows status codes. [`Listeners`] serves
-//! all surfaces, behind the gates of `security`.
+//! [`App`] is the state shared by all handlers, [`ApiError`] the only type that maps errors to status codes.
+//! [`Listeners`] serves all APIs behind the access checks of `security`.
 
 mod anthropic;
 mod app;
@@ -74,12 +74,12 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 #[derive(OpenApi)]
 #[openapi(info(
     title = "Thunder",
-    description = "Runs, their events, and what mods did to them. Errors are RFC 9457 problems; the OpenAI-compatible \
-                   routes answer in OpenAI's shape, llama-server's in llama-server's."
+    description = "Runs, their events, and the actions of mods. Errors are RFC 9457 problems; the OpenAI-compatible \
+                   routes use OpenAI's format, llama-server's routes llama-server's."
 ))]
 struct Document;
 
-/// Every surface, behind the middleware that all share.
+/// Returns all routes with the shared middleware.
 pub fn router(app: &App) -> Router {
     let (routes, declared) = OpenApiRouter::with_openapi(Document::openapi())
         .merge(health::router())
@@ -118,7 +118,7 @@ pub fn router(app: &App) -> Router {
     prefix::below(&server.prefix, layered(app, routes).with_state(app.clone()))
 }
 
-/// The routes behind the middleware that all share.
+/// Adds the shared middleware to routes.
 fn layered(app: &App, routes: Router<App>) -> Router<App> {
     let server = &app.config().server;
     routes
@@ -140,7 +140,7 @@ fn layered(app: &App, routes: Router<App>) -> Router<App> {
         .layer(from_fn(identify))
 }
 
-/// Gives the request an id, the client's own where it sent a usable one, and returns it with the answer.
+/// Assigns a request id, the client's own if it is valid, and returns it with the response.
 async fn identify(request: Request, next: Next) -> Response {
     let sent = request.headers().get(REQUEST_ID).and_then(|value| value.to_str().ok());
     let id = match sent.filter(|id| (1..=128).contains(&id.len())) {
@@ -159,12 +159,12 @@ async fn unknown_path(app: Shared<App>, request: Request) -> Response {
     if security::wants_page(&request) {
         return ui::not_found(app, request.headers().clone(), request.uri().clone()).await;
     }
-    security::in_dialect(path, ApiError::new(ErrorKind::NotFound, format!("there is nothing at {path}")))
+    security::in_dialect(path, ApiError::new(ErrorKind::NotFound, format!("no route exists at {path}")))
 }
 
 async fn unknown_method(request: Request) -> Response {
     let path = request.uri().path();
-    let detail = format!("{path} does not take {}", request.method());
+    let detail = format!("{path} does not accept {}", request.method());
     security::in_dialect(path, ApiError::new(ErrorKind::MethodNotAllowed, detail))
 }
 

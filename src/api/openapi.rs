@@ -1,4 +1,5 @@
-//! The `OpenAPI` document: what the routers declare, completed so that it is valid and clients can be generated from it.
+//! The `OpenAPI` document: the routers' declarations, completed so that it is valid and clients can be generated from
+//! it.
 
 use axum::http::StatusCode;
 use bytes::Bytes;

@@ -1,4 +1,4 @@
-//! Vertex AI's predictions: requests to other routes, several in one body, run at the same time and answered together.
+//! Vertex AI's predictions: one body with requests to several routes, which run concurrently.
 
 use super::shared;
 use super::shared::fields::{Fields, abbreviate, invalid_value};
@@ -25,7 +25,7 @@ struct Targets {
     paths: Arc<HashMap<String, String>>,
 }
 
-/// The route at `path`, whose instances go to `routes`; `paths` are those that take a `POST`.
+/// Returns the route at `path` with instances sent to `routes`; `paths` are those that accept `POST`.
 pub(super) fn router<'a>(path: &str, routes: Router, paths: impl Iterator<Item = &'a str>) -> Router<App> {
     let mut named = HashMap::new();
     for target in paths {
@@ -54,7 +54,7 @@ async fn predict(targets: Targets, request: Request) -> Result<Json<Value>, Llam
 }
 
 impl Targets {
-    /// Runs an instance; an error is its answer.
+    /// Runs an instance and returns its response or error.
     async fn answer(&self, head: &Parts, index: usize, instance: &Value) -> Value {
         match self.request(head, index, instance) {
             Ok(request) => {
@@ -82,7 +82,7 @@ impl Targets {
             );
             ApiError::invalid(field, detail)
         })?;
-        // There is one answer for all instances.
+        // The response contains all instances, so streaming is disabled.
         if fields.contains_key("stream") {
             fields.insert("stream".to_owned(), false.into());
         }

@@ -1,7 +1,7 @@
-//! Everything below a prefix of the address, as `--api-prefix` wants it.
+//! Serves all routes below a URL prefix, for `--api-prefix`.
 //!
-//! The prefix is taken away before any route, gate or limit sees a request, and put back where an answer leads on. Pages learn of
-//! it from a header that only this file sets.
+//! The prefix is removed before routes and middleware see a request, and added to the URLs in responses. Pages read it
+//! from a header that only this module sets.
 
 use super::{ApiError, ErrorKind, security};
 use axum::Router;
@@ -13,13 +13,13 @@ use std::sync::Arc;
 
 const HEADER: HeaderName = HeaderName::from_static("x-forwarded-prefix");
 
-/// What stands before every path of this server, as the client has to write it; mostly nothing.
+/// Returns the prefix of every path as the client has to write it; usually empty.
 #[must_use]
 pub fn base(headers: &HeaderMap) -> &str {
     headers.get(HEADER).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 
-/// The routes below that prefix, which may be empty.
+/// Moves routes below a prefix, which may be empty.
 pub(super) fn below(prefix: &str, routes: Router) -> Router {
     let shared: Arc<str> = prefix.into();
     let routes = routes.layer(from_fn_with_state(Arc::clone(&shared), pass));
@@ -31,7 +31,7 @@ pub(super) fn below(prefix: &str, routes: Router) -> Router {
 }
 
 async fn pass(State(prefix): State<Arc<str>>, mut request: Request, next: Next) -> Response {
-    // What a client says of it is not believed: pages would lead elsewhere.
+    // The client's header is ignored because pages would link to other paths.
     request.headers_mut().remove(HEADER);
     if prefix.is_empty() {
         return next.run(request).await;
@@ -50,6 +50,6 @@ async fn pass(State(prefix): State<Arc<str>>, mut request: Request, next: Next) 
 
 fn outside(prefix: &str, request: &Request) -> Response {
     let path = request.uri().path();
-    let detail = format!("there is nothing at {path}; everything of this server is below {prefix}");
+    let detail = format!("no route exists at {path}; all routes are below {prefix}");
     security::in_dialect(path, ApiError::new(ErrorKind::NotFound, detail))
 }

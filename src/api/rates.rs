@@ -1,5 +1,5 @@
-//! How often runs may be begun: by each key, and from each address. One middleware for all generation routes; a WebSocket asks
-//! for each run.
+//! Rate limits for new runs per key and per address. One middleware covers all generation routes; WebSockets check each
+//! run.
 
 use super::{ApiError, App, Caller, ErrorKind, security};
 use crate::config::RateConfig;
@@ -14,10 +14,10 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-/// Clients that are remembered before those are forgotten that have been quiet.
+/// Number of clients after which idle ones are removed.
 const MANY: usize = 10_000;
 
-/// Routes that begin runs.
+/// Routes that start runs.
 const ROUTES: [&str; 14] = [
     "/v1/chat/completions",
     "/chat/completions",
@@ -35,10 +35,10 @@ const ROUTES: [&str; 14] = [
     "/api/v1/reruns",
 ];
 
-/// Logins that one address may try a minute, after as many at once.
+/// Login attempts per minute and address, with a burst of the same size.
 const LOGINS: NonZeroU32 = NonZeroU32::MIN.saturating_add(9);
 
-/// Who has begun how many runs lately.
+/// Rate limits per key and per address.
 pub(super) struct Rates {
     logins: Rate<IpAddr>,
     keys: Option<Rate<String>>,
@@ -59,24 +59,24 @@ impl Rates {
         }
     }
 
-    /// Counts a run that this client begins.
+    /// Counts a run that the client starts.
     ///
     /// # Errors
-    /// 429 when there were too many.
+    /// 429 if the limit is exceeded.
     pub(super) fn check(&self, caller: Option<&Caller>, address: Option<SocketAddr>) -> Result<(), ApiError> {
         if let (Some(rate), Some(caller)) = (&self.keys, caller) {
-            rate.check(&caller.label, "this key", "begin", "runs")?;
+            rate.check(&caller.label, "this key", "start", "runs")?;
         }
         if let (Some(rate), Some(address)) = (&self.addresses, address) {
-            rate.check(&network(address.ip()), "this address", "begin", "runs")?;
+            rate.check(&network(address.ip()), "this address", "start", "runs")?;
         }
         Ok(())
     }
 
-    /// Counts a login that this address tries.
+    /// Counts a login attempt.
     ///
     /// # Errors
-    /// 429 when there were too many.
+    /// 429 if the limit is exceeded.
     pub(super) fn check_login(&self, address: SocketAddr) -> Result<(), ApiError> {
         self.logins.check(&network(address.ip()), "this address", "try", "logins")
     }
@@ -95,13 +95,13 @@ impl<K: Hash + Eq + Clone> Rate<K> {
         self.limiter.check_key(key).map_err(|until| {
             let wait = until.wait_time_from(DefaultClock::default().now());
             let seconds = (wait + Duration::from_millis(999)).as_secs().max(1);
-            let detail = format!("{whose} may {act} {} {what} a minute; try again in {seconds} s", self.per_minute);
+            let detail = format!("{whose} may {act} {} {what} per minute; try again in {seconds} s", self.per_minute);
             ApiError::new(ErrorKind::Busy, detail).retry_after(seconds).code("rate_limited")
         })
     }
 }
 
-/// A household has one IPv4 address, or a network of IPv6 addresses.
+/// Returns the network of an address: a household has one IPv4 address or one IPv6 /64.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX))),
@@ -109,7 +109,7 @@ fn network(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Counts requests that begin runs, as middleware behind the gates.
+/// Counts requests that start runs; middleware after the access checks.
 pub(super) async fn limit(State(app): State<App>, request: Request, next: Next) -> Response {
     let path = request.uri().path();
     if request.method() == Method::POST && ROUTES.contains(&path) {
@@ -139,7 +139,7 @@ mod tests {
         assert!(rates.check(None, from("10.0.0.1")).is_ok());
         let refused = rates.check(None, from("10.0.0.1")).unwrap_err();
         assert_eq!(refused.status(), 429);
-        assert!(refused.problem().detail.contains("this address may begin 6 runs a minute; try again in"));
+        assert!(refused.problem().detail.contains("this address may start 6 runs per minute; try again in"));
         assert!(rates.check(None, from("10.0.0.2")).is_ok());
         for _ in 0..2 {
             assert!(rates.check(key("a").as_ref(), None).is_ok());

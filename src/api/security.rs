@@ -1,9 +1,9 @@
-//! Who may call what, before any handler sees the request.
+//! Access checks that precede all handlers.
 //!
-//! Three gates. The `Host` header must be a name of this server, so that a page on another site cannot reach a
-//! loopback server by DNS rebinding. A request that changes something, or opens a WebSocket, must not come from a page of
-//! another origin. And where keys are set, everything but health needs one, as a header or in the body. Programs send no
-//! `Origin` and pass the second gate. Traces may have keys of their own, or need none.
+//! There are three checks. The `Host` header must be a name of this server, so that a page of another site cannot reach
+//! a loopback server by DNS rebinding. A request that changes something or opens a WebSocket must not come from a page
+//! of another origin. If keys are configured, everything except health requires one, as a header or in the body.
+//! Programs send no `Origin` and pass the second check. Traces may have their own keys, or need none.
 
 use super::{
     AnthropicError, ApiError, App, AttentionError, ErrorKind, KoboldError, LlamaError, OpenAiError, StreamError,
@@ -19,22 +19,22 @@ use std::net::IpAddr;
 use std::time::Duration;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
-/// Who sent the request, where keys are set; in the request's extensions.
+/// The authenticated caller, if keys are configured; stored in the request's extensions.
 #[derive(Debug, Clone)]
 pub struct Caller {
-    /// A name for the key that does not give it away.
+    /// A label of the key that does not reveal it.
     pub label: String,
-    /// Whether they may register, switch and remove mods.
+    /// True if the caller may register, enable, disable and delete mods.
     pub may_change_mods: bool,
 }
 
-/// Headers that hold nothing but a key; the second is that of Quote's clients.
+/// Headers that contain only a key; the second one is used by Quote's clients.
 const KEY_HEADERS: [&str; 2] = ["x-api-key", "x-user-api-key"];
 
-/// So long a browser may keep what it was told of an origin.
+/// Maximum time for which browsers cache a preflight response.
 const PREFLIGHT: Duration = Duration::from_hours(1);
 
-/// Paths of our own, with everything below them; their errors are problems.
+/// Native paths including everything below them; their errors are problem documents.
 const OURS: [&str; 12] = [
     "/api",
     "/ingest",
@@ -50,7 +50,7 @@ const OURS: [&str; 12] = [
     session::PATH,
 ];
 
-/// Renders an error as the path's clients read it; the one place that knows which dialect a path has.
+/// Renders an error in the format of the path's protocol; the only place that maps paths to protocols.
 pub(super) fn in_dialect(path: &str, error: ApiError) -> Response {
     let below = |start: &&str| path.strip_prefix(*start).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     if below(&"/v1/mods") {
@@ -68,12 +68,12 @@ pub(super) fn in_dialect(path: &str, error: ApiError) -> Response {
     } else if OURS.iter().any(below) {
         error.into_response()
     } else {
-        // Whoever asks for a path that nobody knows is most likely a program written for llama-server.
+        // Clients of unknown paths are most likely written for llama-server.
         LlamaError(error).into_response()
     }
 }
 
-/// The gates, as middleware.
+/// Runs the access checks as middleware.
 pub(super) async fn guard(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();
     let mut admitted = admit(&app, &request, &path);
@@ -117,13 +117,13 @@ impl ExtendSome for axum::http::Extensions {
 fn admit(app: &App, request: &Request, path: &str) -> Result<Option<Caller>, ApiError> {
     let config = app.config();
     if request.headers().get_all(header::HOST).iter().count() > 1 {
-        return Err(ApiError::bad_request("the request has several Host headers, and must have one"));
+        return Err(ApiError::bad_request("the request must have one Host header, got several"));
     }
-    let host = host(request).ok_or_else(|| ApiError::bad_request("the request has no Host header"))?;
+    let host = host(request).ok_or_else(|| ApiError::bad_request("the request must have a Host header"))?;
     if !is_ours(&host, config) {
         return Err(ApiError::new(
             ErrorKind::Forbidden,
-            format!("this server is not known as '{host}'; start it with --trusted-host {host} if it should be"),
+            format!("host '{host}' is not trusted; start the server with --trusted-host {host} to accept it"),
         ));
     }
     check_origin(request, &host, &config.server)?;
@@ -132,13 +132,13 @@ fn admit(app: &App, request: &Request, path: &str) -> Result<Option<Caller>, Api
         return Ok(None);
     }
     if socket::is_wanted(path, request.headers()) && !shows_key(request.headers()) {
-        // Its first message has to bring the key.
+        // The key has to be in its first message.
         return Ok(caller(Access::Api, &config.server.security, request.headers()).unwrap_or_default());
     }
     caller(Access::of(path), &config.server.security, request.headers())
 }
 
-/// The keys that a path accepts.
+/// The kind of access that a path requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Access {
     /// Sending traces.
@@ -169,33 +169,32 @@ impl Access {
 }
 
 impl Caller {
-    /// The owner of a key.
+    /// Returns the caller with this key.
     pub(super) fn of(key: &KeyHash) -> Self {
         Self { label: key.label(), may_change_mods: key.may_change_mods() }
     }
 }
 
-/// Whether the request brings a key, right or wrong.
+/// Returns true if the request contains a key, valid or not.
 fn shows_key(headers: &HeaderMap) -> bool {
     headers.contains_key(header::AUTHORIZATION) || KEY_HEADERS.iter().any(|name| headers.contains_key(*name))
 }
 
-/// Health is for load balancers, which have no key; the login page is for those who come to show theirs, and its icon is
-/// part of this program.
+/// Returns true for paths without a key: health for load balancers, the login page, and its icon.
 fn is_public(path: &str) -> bool {
     matches!(path, "/health" | "/healthz" | "/v1/health" | "/favicon.ico" | session::PATH)
         || path.starts_with("/assets/")
 }
 
-/// Whether a person in a browser asks.
+/// Returns true if a browser requests a page.
 pub(super) fn wants_page(request: &Request) -> bool {
     let accepts = request.headers().get(header::ACCEPT).and_then(|value| value.to_str().ok());
     request.method() == Method::GET && accepts.is_some_and(|value| value.contains("text/html"))
 }
 
-/// The host that the client believes to talk to: lower case, without port and brackets.
+/// Returns the host that the client addressed: lower case, without port and brackets.
 fn host(request: &Request) -> Option<String> {
-    // HTTP/2 has it in the address, HTTP/1.1 in the header.
+    // HTTP/2 has the host in the URI, HTTP/1.1 in the header.
     let value = match request.uri().authority() {
         Some(authority) => authority.as_str(),
         None => request.headers().get(header::HOST)?.to_str().ok()?,
@@ -218,15 +217,15 @@ fn is_ours(host: &str, config: &Config) -> bool {
     {
         return true;
     }
-    // Rebinding needs a name: a page at an address can only be that address. So an address is ours when we listen
-    // on it, or on all of them.
+    // DNS rebinding needs a name. A page at an IP address can only come from that address, so an address is trusted if
+    // the server listens on it or on all addresses.
     host.parse::<IpAddr>().is_ok_and(|ip| {
         ip.is_loopback() || config.server.listen.iter().any(|own| own.ip() == ip || own.ip().is_unspecified())
     })
 }
 
 fn check_origin(request: &Request, host: &str, server: &ServerConfig) -> Result<(), ApiError> {
-    // A WebSocket begins with a GET, does not ask before, and carries cookies: pages of other origins must not open one.
+    // A WebSocket starts with a GET, has no preflight and carries cookies: pages of other origins must not open one.
     let only_reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
     if only_reads && !request.headers().contains_key(header::UPGRADE) {
         return Ok(());
@@ -241,7 +240,7 @@ fn check_origin(request: &Request, host: &str, server: &ServerConfig) -> Result<
     if server.security.allows_origin(origin) {
         return Ok(());
     }
-    // Behind a proxy pages are https where the server is not; a page over http is never one of a server with TLS.
+    // Behind a proxy pages may use https while the server does not; a server with TLS never has http pages.
     let own = origin.split_once("://").filter(|(scheme, _)| server.tls.is_none() || *scheme == "https");
     let own = own.map(|(_, authority)| authority);
     let sent_to = request.uri().authority().map(Authority::as_str).or_else(|| header("host"));
@@ -254,7 +253,7 @@ fn check_origin(request: &Request, host: &str, server: &ServerConfig) -> Result<
 fn foreign(origin: &str) -> ApiError {
     ApiError::new(
         ErrorKind::Forbidden,
-        format!("a page of {origin} may not change anything here; start the server with --cors-origin to let it"),
+        format!("a page of {origin} may not send this request; start the server with --cors-origin to allow it"),
     )
 }
 
@@ -262,10 +261,10 @@ fn caller(access: Access, security: &SecurityConfig, headers: &HeaderMap) -> Res
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let bearer = text("authorization").and_then(|value| match value.trim().split_once(' ') {
         Some((scheme, key)) => scheme.eq_ignore_ascii_case("bearer").then_some(key.trim()),
-        // llama-server takes the key alone, too.
+        // llama-server also accepts the key alone.
         None => Some(value.trim()).filter(|key| !key.is_empty() && !key.eq_ignore_ascii_case("bearer")),
     });
-    // Clients of Quote send their key beside the one that OpenAI's library makes up.
+    // Clients of Quote send their key in addition to the placeholder of OpenAI's library.
     let sent: Vec<&str> = bearer.into_iter().chain(KEY_HEADERS.into_iter().filter_map(text)).collect();
     let known = match sent.as_slice() {
         [] => session::known(security, headers),
@@ -277,17 +276,17 @@ fn caller(access: Access, security: &SecurityConfig, headers: &HeaderMap) -> Res
         None if !sent.is_empty() => Err(unknown_key()),
         None => Err(ApiError::new(
             ErrorKind::Unauthorized,
-            "this server needs an API key, sent as 'Authorization: Bearer KEY', 'X-Api-Key: KEY' or 'X-User-Api-Key: KEY'",
+            "an API key is required, sent as 'Authorization: Bearer KEY', 'X-Api-Key: KEY' or 'X-User-Api-Key: KEY'",
         )),
     }
 }
 
 fn unknown_key() -> ApiError {
-    ApiError::new(ErrorKind::Unauthorized, "this server does not know the API key that was sent")
+    ApiError::new(ErrorKind::Unauthorized, "unknown API key")
 }
 
-/// Answers for the origins that may call from a page; without `--cors-origin` there are none. With `*` any page may call,
-/// but never with the cookies of this server: llama-server reflects the origin and allows them.
+/// Returns the CORS layer for the configured origins; without `--cors-origin` no origin may send requests from pages.
+/// With `*` any page may, but never with this server's cookies; llama-server reflects the origin and allows them.
 pub(super) fn cors(security: &SecurityConfig) -> CorsLayer {
     let allowed = if security.cors_origins.iter().any(|origin| origin == "*") {
         AllowOrigin::any()
@@ -298,9 +297,9 @@ pub(super) fn cors(security: &SecurityConfig) -> CorsLayer {
     CorsLayer::new()
         .allow_origin(allowed)
         .allow_methods([Method::GET, Method::POST, Method::PUT, Method::DELETE])
-        // Clients send headers of their own; who may send any at all is decided above.
+        // Clients send their own headers; the access checks decide who may send requests at all.
         .allow_headers(AllowHeaders::mirror_request())
-        // A page that sends JSON asks before each request otherwise.
+        // Without it a page that sends JSON makes a preflight before every request.
         .max_age(PREFLIGHT)
         .expose_headers([
             header::HeaderName::from_static("x-request-id"),

@@ -1,4 +1,4 @@
-//! Listening, and the life of a server: from the first connection to the last.
+//! Listeners and the lifetime of the server.
 
 use super::{App, State, connections, router};
 use std::net::SocketAddr;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-/// How long cut-off connections get to send their last bytes.
+/// Time for interrupted connections to send their last bytes.
 const LAST_BYTES: Duration = Duration::from_millis(500);
 
-/// Why an address cannot be listened on.
+/// A failure to listen on an address.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address}: {source}{}", hint(*address, source))]
 pub struct BindError {
@@ -20,7 +20,7 @@ pub struct BindError {
 fn hint(address: SocketAddr, error: &std::io::Error) -> String {
     match error.kind() {
         std::io::ErrorKind::AddrInUse => format!(
-            "; another program listens there, perhaps another Thunder; choose another address, e.g. --listen {}:{}",
+            "; another program, perhaps another Thunder, listens there; choose another address, e.g. --listen {}:{}",
             address.ip(),
             address.port().wrapping_add(1)
         ),
@@ -28,7 +28,7 @@ fn hint(address: SocketAddr, error: &std::io::Error) -> String {
     }
 }
 
-/// Addresses that are listened on; connections wait until [`Listeners::serve`].
+/// Bound listeners; connections wait until [`Listeners::serve`].
 #[derive(Debug)]
 pub struct Listeners(Vec<TcpListener>);
 
@@ -36,7 +36,7 @@ impl Listeners {
     /// Listens on all addresses.
     ///
     /// # Errors
-    /// The first address that cannot be listened on.
+    /// The first address that could not be bound.
     pub async fn bind(addresses: &[SocketAddr]) -> Result<Self, BindError> {
         let mut listeners = Vec::with_capacity(addresses.len());
         for &address in addresses {
@@ -45,14 +45,14 @@ impl Listeners {
         Ok(Self(listeners))
     }
 
-    /// The addresses, with the ports that the system chose for port 0.
+    /// Returns the addresses, with the ports that the system chose for port 0.
     #[must_use]
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.0.iter().filter_map(|listener| listener.local_addr().ok()).collect()
     }
 
-    /// Serves every surface on every address until the app is told to stop; then waits for what goes on, and cuts
-    /// it off after the configured time.
+    /// Serves all APIs on every address until the server stops, then waits for active requests and interrupts them
+    /// after the configured time.
     pub async fn serve(self, app: App) {
         let grace = app.config().server.shutdown_grace;
         let routes = router(&app);
@@ -67,10 +67,10 @@ impl Listeners {
         };
         tokio::pin!(all_ended);
         if tokio::time::timeout(grace, &mut all_ended).await.is_err() {
-            tracing::warn!(grace_s = grace.as_secs(), "runs are still going on and are cut off");
+            tracing::warn!(grace_s = grace.as_secs(), "grace period over, ending active runs");
             app.set_state(State::Stopped);
             if tokio::time::timeout(LAST_BYTES, all_ended).await.is_err() {
-                tracing::debug!("connections are left open");
+                tracing::debug!("connections still open at exit");
             }
         }
         app.set_state(State::Stopped);

@@ -1,4 +1,5 @@
-//! How a browser shows its key: once, on a login page, for a cookie that scripts and other sites cannot use.
+//! Login of a browser: the key is sent once, on a login page, in exchange for a cookie that scripts and other sites
+//! cannot use.
 //!
 //! The cookie is derived from the key's hash and a secret in the database: it holds on every server of that database as long
 //! as the key is known there, and does not give the key away.
@@ -20,7 +21,7 @@ use subtle::ConstantTimeEq;
 
 pub(super) const PATH: &str = "/login";
 const COOKIE: &str = "thunder_session";
-/// The page has a form and nothing else.
+/// The page contains only a form.
 const POLICY: &str = "default-src 'none'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
 /// Shared by all servers on the database, so that a login at one of them holds at the others; empty until it is read.
@@ -86,17 +87,17 @@ async fn log_in(
 ) -> Response {
     let base = base(&headers);
     let next = local(login.next.as_deref());
-    // Before the key is looked at, so that nothing is learnt from more tries than these.
+    // Checked before the key, so that excess attempts learn nothing.
     if let Err(error) = app.rates().check_login(peer) {
         let notice = format!("<p role=\"alert\">{}.</p>", error.problem().detail);
         return (error.status(), form(base, next, &notice)).into_response();
     }
     let Some(key) = app.config().server.security.known(login.key.trim()) else {
-        let notice = "<p role=\"alert\">This key is not known here.</p>";
+        let notice = "<p role=\"alert\">Unknown API key.</p>";
         return (StatusCode::UNAUTHORIZED, form(base, next, notice)).into_response();
     };
     let Some(token) = token(key) else {
-        let notice = "<p role=\"alert\">The server is starting; try again in a moment.</p>";
+        let notice = "<p role=\"alert\">The server is starting. Try again in a moment.</p>";
         return (StatusCode::SERVICE_UNAVAILABLE, form(base, next, notice)).into_response();
     };
     let secure = if app.config().server.tls.is_some() { "; Secure" } else { "" };
@@ -114,7 +115,7 @@ fn form(base: &str, next: &str, notice: &str) -> Response {
          <label>API key <input type=\"password\" name=\"key\" autocomplete=\"current-password\" required autofocus></label> \
          <button>Log in</button></form></html>"
     ));
-    // Without a referrer a browser calls the origin of the form "null", which is nobody's.
+    // Without a referrer a browser sends "null" as the form's origin.
     let headers = [(header::REFERRER_POLICY, "same-origin"), (header::CONTENT_SECURITY_POLICY, POLICY)];
     (headers, page).into_response()
 }

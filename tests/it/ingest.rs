@@ -205,7 +205,7 @@ async fn too_much_is_refused_also_when_it_is_compressed() {
         let response = post(server, body, headers).await;
         assert_eq!(response.status(), 413);
         let problem: Value = response.json().await.unwrap();
-        assert_eq!(problem["detail"], "a document may have 64 MiB, decompressed");
+        assert_eq!(problem["detail"], "a document may have at most 64 MiB after decompression");
     }
 }
 

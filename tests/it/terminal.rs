@@ -328,7 +328,7 @@ async fn a_server_with_keys_says_what_is_missing() {
     let none = piped(&server, &[], "Hello!\n").await;
     assert!(!none.status.success() && text(&none.stderr).contains("give it with --api-key"), "{}", text(&none.stderr));
     let wrong = piped(&server, &["--api-key", "other"], "Hello!\n").await;
-    assert!(text(&wrong.stderr).contains("does not know the API key"), "{}", text(&wrong.stderr));
+    assert!(text(&wrong.stderr).contains("unknown API key"), "{}", text(&wrong.stderr));
     let right = piped(&server, &["--api-key", "secret", "-n", "3"], "Hello!\n").await;
     assert!(right.status.success(), "{}", text(&right.stderr));
 }

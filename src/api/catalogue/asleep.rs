@@ -1,4 +1,4 @@
-//! Sleeping models: unloaded while idle, with the facts that are reported about them meanwhile.
+//! Sleeping models: unloaded while idle, with the data reported about them meanwhile.
 
 use super::{Catalogue, Entry, Loaded, ModelState};
 use crate::api::ApiError;
@@ -6,7 +6,7 @@ use crate::engine::EngineStatus;
 use serde_json::Value;
 use std::sync::Arc;
 
-/// Facts about a sleeping model that are reported without loading it.
+/// Data of a sleeping model that is reported without loading it.
 #[derive(Debug)]
 pub struct Asleep {
     /// The body of `GET /props`.
@@ -15,33 +15,34 @@ pub struct Asleep {
     pub work: [Arc<EngineStatus>; 2],
 }
 
-/// A model as a route finds it that does not wake it.
+/// A model as seen by a route that does not wake it.
 #[derive(Debug)]
 pub enum Observed {
-    /// It is in memory.
+    /// The model is in memory.
     Awake(Loaded),
-    /// It sleeps.
+    /// The model is sleeping.
     Asleep(Arc<Asleep>),
 }
 
 impl Catalogue {
-    /// Returns the model that a request names, without loading it or keeping it awake.
+    /// Returns the model named by a request, without loading it or keeping it awake.
     ///
     /// # Errors
-    /// 404 when there is no such model; 400 when it is not loaded and does not sleep.
+    /// 404 for an unknown model; 400 if it is not loaded and not sleeping.
     pub fn observed(&self, asked: Option<&str>) -> Result<Observed, ApiError> {
         let entry = self.meant(asked)?;
         entry.observed().ok_or_else(|| entry.not_loaded())
     }
 
-    /// Returns the models in memory that no run needs, each with a number that changes when it is used.
+    /// Returns the loaded models that no run uses, each with a counter that changes on use.
     pub(in crate::api) fn idle(&self) -> Vec<(String, u64)> {
         let models = self.lock();
         let idle = models.entries.iter().filter(|entry| entry.ready().is_some_and(Loaded::is_idle));
         idle.map(|entry| (entry.name.clone(), entry.last_used)).collect()
     }
 
-    /// Begins to unload a model that was not used since [`Catalogue::idle`] told `used` of it; the next request loads it again.
+    /// Starts unloading a model that was not used since [`Catalogue::idle`] returned `used` for it; the next request
+    /// loads it again.
     pub(in crate::api) fn begin_sleep(&self, name: &str, used: u64, asleep: Asleep) {
         let taken = self.change(name, |entry| {
             let loaded = entry.ready().filter(|loaded| entry.last_used == used && !loaded.is_busy())?.clone();

@@ -1,4 +1,4 @@
-//! How a model is to encode, from the configuration.
+//! Encoder settings from the configuration.
 
 use crate::config::{EngineConfig, HeadFlag, PoolingFlag};
 use crate::engine::encoder::EncoderSettings;

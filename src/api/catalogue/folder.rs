@@ -1,4 +1,4 @@
-//! The models of a folder: every GGUF in it, and in its subfolders, by the name of its file.
+//! The models of a folder: every GGUF file in it and its subfolders, named after the file.
 
 use super::{Catalogue, Entry, ModelState};
 use std::collections::BTreeMap;
@@ -6,14 +6,13 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 impl Catalogue {
-    /// Looks at the folder of models again: new files are known then, and those that have gone are forgotten unless they
-    /// are loaded.
+    /// Scans the folder of models again: adds new files, and removes deleted ones unless they are loaded.
     pub async fn refresh(&self) {
         let Some(dir) = self.0.config.server.models.dir.clone() else { return };
         let shown = dir.display().to_string();
         let found = match tokio::task::spawn_blocking(move || models_in(&dir)).await {
             Ok(Ok(found)) => found,
-            Ok(Err(error)) => return tracing::error!(folder = shown, %error, "the folder of models cannot be read"),
+            Ok(Err(error)) => return tracing::error!(folder = shown, %error, "reading the folder of models failed"),
             Err(_) => return,
         };
         let mut models = self.lock();
@@ -32,13 +31,13 @@ impl Catalogue {
     }
 }
 
-/// Every model in the folder and one level below, by name; of several with one name the first path counts.
+/// Returns the models in the folder and one level below by name; among equal names the first path is used.
 fn models_in(dir: &Path) -> std::io::Result<BTreeMap<String, PathBuf>> {
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(dir)? {
         let path = entry?.path();
         if path.is_dir() {
-            // A subfolder that cannot be read holds no models for us.
+            // Subfolders that cannot be read are ignored.
             paths.extend(std::fs::read_dir(&path).into_iter().flatten().flatten().map(|entry| entry.path()));
         } else {
             paths.push(path);
@@ -54,18 +53,19 @@ fn models_in(dir: &Path) -> std::io::Result<BTreeMap<String, PathBuf>> {
     Ok(found)
 }
 
-/// Whether a file is a LoRA adapter, which changes a model and is none. Converters say so among the first keys.
+/// Returns true if a file is a LoRA adapter, which is not a model. Converters store this among the first keys.
 fn is_adapter(path: &Path) -> bool {
     const LOOKED_AT: u64 = 2048;
-    // Key, the type of its value (8: a text), and the value, behind its length.
+    // The key, the type of its value (8: string), its length and the value.
     const SAYS: &[u8] = b"general.type\x08\0\0\0\x07\0\0\0\0\0\0\0adapter";
     let mut head = Vec::new();
-    // A file that cannot be read is told so when it is loaded.
+    // A file that cannot be read is reported when it is loaded.
     let _ = std::fs::File::open(path).and_then(|file| file.take(LOOKED_AT).read_to_end(&mut head));
     head.windows(SAYS.len()).any(|bytes| bytes == SAYS)
 }
 
-/// What a file's model is called: `None` for what is no model by itself, such as a later part of a split one.
+/// Returns the name of a file's model, or `None` if the file is not a model of its own, such as a later part of a split
+/// model.
 fn name_of(path: &Path) -> Option<String> {
     let stem = path.file_name()?.to_str()?.strip_suffix(".gguf")?;
     if stem.starts_with("mmproj") || stem.is_empty() {
@@ -78,7 +78,7 @@ fn name_of(path: &Path) -> Option<String> {
     }
 }
 
-/// Name and number of a part that is named `name-00001-of-00003`.
+/// Returns name and number of a part named `name-00001-of-00003`.
 fn split(stem: &str) -> Option<(&str, u32)> {
     let (rest, count) = stem.rsplit_once("-of-")?;
     let (name, number) = rest.rsplit_once('-')?;
@@ -86,7 +86,7 @@ fn split(stem: &str) -> Option<(&str, u32)> {
     (five(count) && five(number)).then(|| Some((name, number.parse().ok()?)))?
 }
 
-/// What a model is called when nothing else is said: its file's name without the extension.
+/// Returns the default name of a model: its file's name without the extension.
 pub(super) fn stem(path: &Path) -> String {
     let stem = path.file_stem().map_or_else(|| "model".into(), |stem| stem.to_string_lossy().into_owned());
     match split(&stem) {

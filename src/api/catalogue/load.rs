@@ -1,4 +1,4 @@
-//! Loading: a GGUF becomes an engine.
+//! Loading: creates an engine from a GGUF file.
 
 use super::{Catalogue, Entry, Loaded, ModelState, Models, folder};
 use crate::api::ApiError;
@@ -18,26 +18,27 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-/// What a load is doing.
+/// Progress of a load.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Step {
-    /// Reading weights: 0 … 1.
+    /// Reading the weights, from 0 to 1.
     Weights(f32),
-    /// Making the context that runs decode in.
+    /// Creating the context in which runs are decoded.
     Context,
 }
 
 type Observe = dyn Fn(&str, Step) + Send + Sync;
 
 impl Catalogue {
-    /// Enters the models of the configuration; from now on engines can start, and their signals go to `recorder`.
+    /// Registers the configured models. From now on engines can start, and their signals are sent to `recorder`.
     ///
     /// # Errors
-    /// The bundled model cannot be unpacked.
+    /// The bundled model could not be unpacked.
     pub async fn open(&self, recorder: Recorder) -> Result<(), ModelError> {
         *self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner) = Some(recorder);
         let path = default_path(&self.0.config).await?;
-        // llama-server, where it is given no name, lists the file's with its ending, and clients were told that.
+        // llama-server lists a model without a name by its file name including the extension, which clients may have
+        // stored.
         let file = path.file_name().map(|file| file.to_string_lossy().into_owned());
         let mut names = self.0.config.engine.alias.clone();
         for name in std::iter::once(folder::stem(&path)).chain(file) {
@@ -51,10 +52,10 @@ impl Catalogue {
         Ok(())
     }
 
-    /// Loads the default model; `observe` is told how far it is.
+    /// Loads the default model and reports progress to `observe`.
     ///
     /// # Errors
-    /// Why it cannot be loaded.
+    /// The cause of the failure.
     pub async fn load_default(&self, observe: impl Fn(&str, Step) + Send + Sync + 'static) -> Result<(), ModelError> {
         let entry = self.lock().entries.first().cloned();
         let entry = entry.ok_or_else(|| refused(Path::new("no model"), "the catalogue is not open"))?;
@@ -62,16 +63,16 @@ impl Catalogue {
         self.load(&entry, Arc::new(observe)).await
     }
 
-    /// Begins to load a model of that name; it goes on by itself.
+    /// Starts loading a model in the background.
     ///
     /// # Errors
-    /// 404 when there is no such model; 400 when it is loaded; 429 when it has no room beside models that are in use.
+    /// 404 for an unknown model; 400 if it is loaded; 429 if there is no room next to models in use.
     pub async fn begin(&self, name: &str) -> Result<(), ApiError> {
         self.refresh().await;
         let entry = self.named(name)?;
         match entry.state {
             ModelState::Ready(_) => {
-                return Err(ApiError::invalid("model", format!("the model '{}' is loaded", entry.name)));
+                return Err(ApiError::invalid("model", format!("the model '{}' is already loaded", entry.name)));
             }
             ModelState::Loading(_) => return Ok(()),
             ModelState::Unloading => return Err(entry.not_loaded()),
@@ -80,7 +81,7 @@ impl Catalogue {
         self.begin_load(&entry.name).await
     }
 
-    /// Makes room and begins to load, unless somebody else has begun meanwhile.
+    /// Makes room and starts loading, unless another request has done so meanwhile.
     pub(super) async fn begin_load(&self, name: &str) -> Result<(), ApiError> {
         let _admitted = self.0.admission.lock().await;
         self.make_room(name).await?;
@@ -98,8 +99,10 @@ impl Catalogue {
             tracing::info!(model = entry.name, "loading");
             match catalogue.load(&entry, Arc::new(|_, _| ())).await {
                 Ok(()) => tracing::info!(model = entry.name, "loaded"),
-                Err(_) if entry.given_up.load(Ordering::Acquire) => tracing::info!(model = entry.name, "load given up"),
-                Err(error) => tracing::error!(model = entry.name, %error, "cannot be loaded"),
+                Err(_) if entry.given_up.load(Ordering::Acquire) => {
+                    tracing::info!(model = entry.name, "load cancelled")
+                }
+                Err(error) => tracing::error!(model = entry.name, %error, "load failed"),
             }
         });
         Ok(())
@@ -111,7 +114,7 @@ impl Catalogue {
         let (state, result) = match started {
             Ok(loaded) if given_up => {
                 loaded.stop().await;
-                (ModelState::Unloaded, Err(refused(&entry.path, "the load was given up")))
+                (ModelState::Unloaded, Err(refused(&entry.path, "the load was cancelled")))
             }
             Ok(loaded) => (ModelState::Ready(loaded), Ok(())),
             Err(error) if given_up => (ModelState::Unloaded, Err(error)),
@@ -146,7 +149,7 @@ impl Catalogue {
         }
     }
 
-    /// Reads the weights, away from the async threads.
+    /// Reads the weights on a blocking thread.
     async fn read(&self, entry: &Entry, observe: Arc<Observe>) -> Result<Model, ModelError> {
         let options = model_options(&self.0.config.engine, entry);
         let (catalogue, read) = (self.clone(), entry.clone());
@@ -155,7 +158,7 @@ impl Catalogue {
             let mut shown = 0.0;
             Model::load(&path, &options, move |done| {
                 observe(&name, Step::Weights(done));
-                // llama.cpp calls for every tensor; a percent is enough for those who watch.
+                // llama.cpp reports progress for every tensor; one report per percent is enough.
                 if done - shown >= 0.01 {
                     shown = done;
                     catalogue.change(&name, |entry| entry.state = ModelState::Loading(done));

@@ -6,9 +6,9 @@ use crate::model::chat::ChatTemplate;
 use crate::model::{Model, Vocabulary};
 use std::sync::Arc;
 
-/// A model that is ready, with everything that belongs to it; cheap to clone.
+/// A loaded model with its engine; cheap to clone.
 ///
-/// Holding one keeps the model's memory, so a handler holds it for one request and no longer.
+/// A clone keeps the model's memory allocated, so a handler holds it for one request only.
 #[derive(Clone)]
 pub struct Loaded(Arc<Inner>);
 
@@ -20,60 +20,61 @@ struct Inner {
 }
 
 impl Loaded {
-    /// What belongs to the model of that engine. `aliases` are names that requests may use besides the model's own.
-    /// `template` stands for the one inside the model.
+    /// Combines an engine with the data of its model. `aliases` are additional names for requests. `template` replaces
+    /// the model's own chat template.
     pub(super) fn new(engine: Engine, encoder: Encoder, aliases: Vec<String>, template: Option<&str>) -> Self {
         let template = template_of(&engine, template);
         if let Err(reason) = &template
             && engine.model().generates()
         {
-            tracing::warn!(model = engine.model().name(), %reason, "chat is not available with this model");
+            tracing::warn!(model = engine.model().name(), %reason, "chat is not available for this model");
         }
         Self(Arc::new(Inner { aliases, engine, encoder, template }))
     }
 
-    /// The model's name, as answers and the trace tell it.
+    /// Returns the model's name, as used in responses and traces.
     #[must_use]
     pub fn name(&self) -> &str {
         self.model().name()
     }
 
-    /// Every name that requests may use.
+    /// Returns all names that requests may use.
     pub fn names(&self) -> impl Iterator<Item = &str> + Clone {
         std::iter::once(self.name()).chain(self.0.aliases.iter().map(String::as_str))
     }
 
-    /// Names besides its own.
+    /// Returns the additional names.
     #[must_use]
     pub fn aliases(&self) -> &[String] {
         &self.0.aliases
     }
 
-    /// Its engine.
+    /// Returns the engine.
     #[must_use]
     pub fn engine(&self) -> &Engine {
         &self.0.engine
     }
 
-    /// Whether anything waits or runs on it, or is about to: who asks is the only one to hold it otherwise.
+    /// Returns true if runs are queued or active, or another request holds the model. The caller is assumed to hold one
+    /// clone.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         Arc::strong_count(&self.0) > 1 || !self.is_idle()
     }
 
-    /// Returns true if nothing waits or runs on it.
+    /// Returns true if nothing is queued or active.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.0.engine.runs() == 0 && self.0.encoder.waiting() == 0
     }
 
-    /// Its encoder, for embeddings and scores.
+    /// Returns the encoder for embeddings and scores.
     #[must_use]
     pub fn encoder(&self) -> &Encoder {
         &self.0.encoder
     }
 
-    /// What requests can ask of it: `completion`, `embedding`, `rerank`, `classify`.
+    /// Returns the supported request types: `completion`, `embedding`, `rerank`, `classify`.
     #[must_use]
     pub fn capabilities(&self) -> Vec<&'static str> {
         let scores = self.0.encoder.scores().ok();
@@ -90,33 +91,33 @@ impl Loaded {
         .collect()
     }
 
-    /// Whether its threads run. They do not after [`Loaded::stop`], nor when one has died of a panic.
+    /// Returns true if its threads are alive. They end with [`Loaded::stop`] or by a panic.
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.0.engine.is_running() && self.0.encoder.is_running()
     }
 
-    /// Ends its runs and whatever else it does, and waits for its threads; what was recorded is with the recorder then.
+    /// Ends all runs and waits for the threads. Everything recorded has reached the recorder then.
     pub async fn stop(&self) {
         tokio::join!(self.0.engine.stop(), self.0.encoder.stop());
     }
 
-    /// The model itself.
+    /// Returns the model.
     #[must_use]
     pub fn model(&self) -> &Arc<Model> {
         self.0.engine.model()
     }
 
-    /// Its vocabulary.
+    /// Returns the vocabulary.
     #[must_use]
     pub fn vocabulary(&self) -> &Arc<Vocabulary> {
         self.model().vocabulary()
     }
 
-    /// Its chat template.
+    /// Returns the chat template.
     ///
     /// # Errors
-    /// 400 when the model's template cannot be read; 501 when it generates no text.
+    /// 400 if the model's template is invalid; 501 if the model does not generate text.
     pub fn template(&self) -> Result<&ChatTemplate, ApiError> {
         if !self.model().generates() {
             return Err(SubmitError::NoGeneration { model: self.name().to_owned() }.into());

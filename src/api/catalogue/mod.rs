@@ -1,8 +1,8 @@
-//! The models of a server: which there are, which are loaded, and how one becomes the other.
+//! The models of a server, their state, and transitions between states.
 //!
-//! One of them is the default, which requests mean that name none. Every other is found by name only; nothing that
-//! comes over the network is ever taken for a path. A loaded model is a [`Loaded`]: an engine with its own decode
-//! thread and context, and what belongs to its weights. All engines send their signals to one recorder.
+//! One of them is the default for requests without a model name. All others are found by name only; input from the
+//! network is never used as a path. A loaded model is a [`Loaded`]: an engine with its own decode thread and context,
+//! and the data of its weights. All engines send their signals to one recorder.
 
 mod asleep;
 mod encoding;
@@ -29,39 +29,39 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::watch;
 
-/// How far a model is.
+/// State of a model.
 #[derive(Debug, Clone)]
 pub enum ModelState {
-    /// Known, and not in memory.
+    /// Known, but not in memory.
     Unloaded,
-    /// Its weights are being read: 0 … 1, and 1 while the context is being made.
+    /// Progress of reading the weights from 0 to 1; it stays 1 while the context is created.
     Loading(f32),
-    /// It takes requests.
+    /// Accepts requests.
     Ready(Loaded),
-    /// It takes no more requests; those that run may end.
+    /// Accepts no new requests; active runs may end.
     Unloading,
-    /// It could not be loaded.
+    /// Loading failed.
     Failed(String),
 }
 
-/// A model that the server knows.
+/// A known model.
 #[derive(Debug, Clone)]
 pub struct Entry {
-    /// What requests and answers call it.
+    /// Name of the model in requests and responses.
     pub name: String,
-    /// Names that requests may use besides.
+    /// Additional names that requests may use.
     pub aliases: Vec<String>,
-    /// Its GGUF.
+    /// Path of its GGUF file.
     pub path: PathBuf,
-    /// Whether requests mean it that name no model.
+    /// True for the model of requests without a model name.
     pub default: bool,
-    /// How far it is.
+    /// State of the model.
     pub state: ModelState,
-    /// Counts up with each request to any model; the higher, the later.
+    /// Counter of the last request to it; larger is later.
     last_used: u64,
-    /// Facts reported while it sleeps; `None` unless it does.
+    /// Data reported while it sleeps; `None` if it does not.
     asleep: Option<Arc<Asleep>>,
-    /// Tells the load that is going on to give up.
+    /// Cancels the load in progress.
     given_up: Arc<AtomicBool>,
 }
 
@@ -71,37 +71,37 @@ pub struct Catalogue(Arc<Inner>);
 
 struct Inner {
     models: Mutex<Models>,
-    /// Held from making room to the load that takes it.
+    /// Locked from making room until the load has taken it.
     admission: tokio::sync::Mutex<()>,
-    /// Told of every change of a state.
+    /// Notified of every change of a state.
     changed: watch::Sender<()>,
-    /// Gone when the server has stopped.
+    /// `None` after the server has stopped.
     recorder: Mutex<Option<Recorder>>,
     sessions: Sessions,
     config: Arc<Config>,
     clock: Clock,
-    /// The program that tries files.
+    /// The program that tries files in a separate process.
     trial: OnceLock<PathBuf>,
 }
 
-/// What a request finds.
+/// Result of looking up a request's model.
 enum Look {
     Ready(Loaded),
     /// It can be loaded under this name.
     Unloaded(String),
-    /// It is on its way in or out.
+    /// It is being loaded or unloaded.
     Changing,
 }
 
 #[derive(Default)]
 struct Models {
-    /// The default first.
+    /// The default model first.
     entries: Vec<Entry>,
     uses: u64,
 }
 
 impl Catalogue {
-    /// A catalogue that knows no model yet. `clock` tells engines the time.
+    /// Creates an empty registry. `clock` returns the time for engines.
     pub(super) fn new(config: Arc<Config>, clock: Clock) -> Self {
         Self(Arc::new(Inner {
             models: Mutex::default(),
@@ -115,50 +115,50 @@ impl Catalogue {
         }))
     }
 
-    /// Every model, the default first.
+    /// Returns all models, the default model first.
     #[must_use]
     pub fn list(&self) -> Vec<Entry> {
         self.lock().entries.clone()
     }
 
-    /// The model of that name or alias.
+    /// Returns the model with that name or alias.
     ///
     /// # Errors
-    /// 404 when there is none.
+    /// 404 for an unknown model.
     pub fn named(&self, name: &str) -> Result<Entry, ApiError> {
         let models = self.lock();
         let found = models.entries.iter().find(|entry| entry.names().any(|own| own == name));
         found.cloned().ok_or_else(|| models.unknown(name))
     }
 
-    /// The model that a request names as for [`Catalogue::loaded`], whether it is loaded or not.
+    /// Returns the model named by a request, as in [`Catalogue::loaded`], loaded or not.
     ///
     /// # Errors
-    /// 404 when there is no such model.
+    /// 404 for an unknown model.
     pub fn meant(&self, asked: Option<&str>) -> Result<Entry, ApiError> {
         let models = self.lock();
         let index = models.find(asked, self.0.config.server.any_model_name)?;
         Ok(models.entries[index].clone())
     }
 
-    /// States of slots that clients keep here.
+    /// Returns the stored sessions.
     #[must_use]
     pub fn sessions(&self) -> &Sessions {
         &self.0.sessions
     }
 
-    /// The default model, when it is ready.
+    /// Returns the default model if it is ready.
     #[must_use]
     pub fn default_model(&self) -> Option<Loaded> {
         self.lock().entries.first().and_then(Entry::ready).cloned()
     }
 
-    /// The model that a request names, with or without mods behind the name; `None` is the default. One that is not
-    /// loaded is loaded when the configuration says so; waits until it is.
+    /// Returns the model named by a request, which may include mods; `None` is the default model. Loads it if the
+    /// configuration allows that, and waits for it.
     ///
     /// # Errors
-    /// 404 when there is no such model; 400 when it is not loaded; 503 when it could not be loaded, or is on its way out;
-    /// 429 when it has no room beside models that are in use.
+    /// 404 for an unknown model; 400 if it is not loaded; 503 if loading failed or it is being unloaded; 429 if there
+    /// is no room next to models in use.
     pub async fn loaded(&self, asked: Option<&str>) -> Result<Loaded, ApiError> {
         let mut changed = self.changes();
         let mut looked = self.0.config.server.models.dir.is_none();
@@ -167,9 +167,9 @@ impl Catalogue {
             match self.look(asked) {
                 Ok(Look::Ready(loaded)) => return Ok(loaded),
                 Ok(Look::Unloaded(name)) => self.begin_load(&name).await?,
-                // The sender lives as long as this catalogue, so waiting cannot fail.
+                // The sender is part of `self`, so waiting cannot fail.
                 Ok(Look::Changing) => drop(changed.changed().await),
-                // Perhaps its file came after the folder was looked at.
+                // Its file may have been added after the last scan.
                 Err(error) if error.kind() == super::ErrorKind::NotFound && !looked => {
                     looked = true;
                     self.refresh().await;
@@ -196,13 +196,13 @@ impl Catalogue {
         }
     }
 
-    /// Returns when a model's state has changed; compare [`Catalogue::list`] before and after.
+    /// Returns a receiver that is notified of changes; compare [`Catalogue::list`] before and after.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<()> {
         self.0.changed.subscribe()
     }
 
-    /// Ends every run of every model and waits for the decode threads; what was recorded is with the recorder then.
+    /// Ends all runs of all models and waits for the decode threads. Everything recorded has reached the recorder then.
     pub async fn stop(&self) {
         self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner).take();
         let running: Vec<Loaded> = {
@@ -217,7 +217,8 @@ impl Catalogue {
         self.0.models.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes a model under the lock, and tells everybody who waits; what `change` returns is dropped outside.
+    /// Changes a model under the lock and notifies waiting tasks. The result of `change` is dropped outside of the
+    /// lock.
     fn change<T>(&self, name: &str, change: impl FnOnce(&mut Entry) -> T) -> Option<T> {
         let changed = self.lock().entries.iter_mut().find(|entry| entry.name == name).map(change);
         self.0.changed.send_replace(());
@@ -243,12 +244,12 @@ impl Models {
 
     fn unknown(&self, asked: &str) -> ApiError {
         if self.entries.is_empty() {
-            let detail = format!("there is no model '{asked}': this server was started with --no-model");
+            let detail = format!("unknown model '{asked}': this server was started with --no-model");
             return ApiError::new(super::ErrorKind::NotFound, detail).at("model").code("model_not_found");
         }
         let known: Vec<&str> = self.entries.iter().map(|entry| entry.name.as_str()).collect();
         let detail = format!(
-            "there is no model '{asked}'; known are {}; without \"model\" a request goes to {}",
+            "unknown model '{asked}'; known models: {}; without \"model\" a request uses {}",
             known.join(", "),
             known.first().unwrap_or(&"none")
         );
@@ -257,7 +258,7 @@ impl Models {
 }
 
 impl Entry {
-    /// The model, when it is ready.
+    /// Returns the model if it is ready.
     #[must_use]
     pub fn ready(&self) -> Option<&Loaded> {
         match &self.state {
@@ -270,7 +271,7 @@ impl Entry {
         std::iter::once(self.name.as_str()).chain(self.aliases.iter().map(String::as_str))
     }
 
-    /// A model that nobody has asked for yet.
+    /// Creates the entry of a model that is not loaded.
     fn new(name: String, aliases: Vec<String>, path: PathBuf, default: bool) -> Self {
         Self {
             name,
@@ -296,8 +297,10 @@ impl Entry {
             ModelState::Unloading => {
                 ApiError::unavailable(format!("the model '{name}' is being unloaded")).at("model").retry_after(1)
             }
-            _ => ApiError::invalid("model", format!("the model '{name}' is not loaded; POST /models/load loads it"))
-                .code("model_not_loaded"),
+            _ => {
+                ApiError::invalid("model", format!("the model '{name}' is not loaded; load it with POST /models/load"))
+                    .code("model_not_loaded")
+            }
         }
     }
 }

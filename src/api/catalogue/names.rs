@@ -1,8 +1,8 @@
-//! Which model a request means by the text in its `model` field.
+//! Resolution of the text in a request's `model` field to a model.
 //!
-//! The text is a model's name or alias, `name/mod-a/mod-b`, or either behind a publisher: `publisher/name/mod-a`.
+//! The text is a model's name or alias, `name/mod-a/mod-b`, or either with a publisher: `publisher/name/mod-a`.
 
-/// The one of `names` that `asked` begins with, as a whole or up to a slash, and what follows that slash.
+/// Returns the name in `names` that `asked` equals or starts with up to a slash, and the text after that slash.
 fn beginning<'a, 'n>(asked: &'a str, names: impl Iterator<Item = &'n str>) -> Option<(&'n str, &'a str)> {
     names
         .filter_map(|name| match asked.strip_prefix(name)? {
@@ -12,7 +12,7 @@ fn beginning<'a, 'n>(asked: &'a str, names: impl Iterator<Item = &'n str>) -> Op
         .max_by_key(|(name, _)| name.len())
 }
 
-/// Which of `names` is meant, and the text behind it: the names of mods, with slashes between them.
+/// Returns the matching name in `names` and the text after it: names of mods separated by slashes.
 pub fn meant<'a, 'n>(asked: &'a str, names: impl Iterator<Item = &'n str> + Clone) -> Option<(&'n str, &'a str)> {
     beginning(asked, names.clone())
         .or_else(|| asked.split_once('/').and_then(|(_publisher, rest)| beginning(rest, names)))

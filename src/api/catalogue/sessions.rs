@@ -1,12 +1,12 @@
-//! States of slots that clients keep on the server, by model and number, until they remove them or the server ends. They
-//! outlive the unloading of their model.
+//! Slot snapshots that clients store on the server, by model and number, until they remove them or the server stops.
+//! They remain when their model is unloaded.
 
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The sessions of all models, in the machine's memory, up to a limit.
+/// The stored sessions of all models, in memory, up to a size limit.
 #[derive(Debug)]
 pub struct Sessions {
     held: Mutex<Held>,
@@ -15,46 +15,46 @@ pub struct Sessions {
 
 #[derive(Debug, Default)]
 struct Held {
-    /// By model and number.
+    /// Sessions by model and number.
     sessions: BTreeMap<(String, i64), Session>,
     bytes: usize,
 }
 
-/// A kept state.
+/// A stored slot snapshot.
 #[derive(Debug, Clone)]
 pub struct Session {
-    /// SES1.
+    /// The snapshot in SES1 format.
     pub block: Bytes,
-    /// When it was first saved under its number.
+    /// Time of the first save under its number.
     pub created_at: DateTime<Utc>,
-    /// When it was last saved.
+    /// Time of the last save.
     pub updated_at: DateTime<Utc>,
 }
 
-/// There is no room for another session.
+/// The size limit of stored sessions is exceeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the session has {needed} bytes, and {free} of the {limit} bytes for sessions are free; remove a session, or start the server with a larger --session-memory"
+    "the session has {needed} bytes, but only {free} of the {limit} bytes for sessions are free; remove a session or start the server with a larger --session-memory"
 )]
 pub struct NoRoom {
-    /// Bytes of the session.
+    /// Size of the session in bytes.
     pub needed: usize,
-    /// Bytes that are free, those of the session that it would replace included.
+    /// Free bytes, including those of the session that it would replace.
     pub free: usize,
-    /// Bytes for all sessions.
+    /// Size limit of all sessions in bytes.
     pub limit: usize,
 }
 
 impl Sessions {
-    /// Room for that many bytes.
+    /// Creates a store for that many bytes.
     pub(super) fn new(limit: usize) -> Self {
         Self { held: Mutex::new(Held::default()), limit }
     }
 
-    /// Keeps a state of a model under a number, in place of what was there.
+    /// Stores a snapshot under a model and number, replacing an existing one.
     ///
     /// # Errors
-    /// [`NoRoom`]; what was there stays.
+    /// [`NoRoom`]; the existing snapshot is kept.
     pub fn put(&self, model: &str, id: i64, block: Bytes, now: DateTime<Utc>) -> Result<(), NoRoom> {
         let mut held = self.held();
         let key = (model.to_owned(), id);
@@ -70,7 +70,7 @@ impl Sessions {
         Ok(())
     }
 
-    /// The session of that model and number.
+    /// Returns the session of that model and number.
     #[must_use]
     pub fn get(&self, model: &str, id: i64) -> Option<Session> {
         self.held().sessions.get(&(model.to_owned(), id)).cloned()
@@ -84,7 +84,7 @@ impl Sessions {
         removed
     }
 
-    /// Removes a session that is still this one. `false` when it is gone, or was saved again meanwhile.
+    /// Removes a session if it is unchanged. Returns false if it was removed or saved again meanwhile.
     pub fn remove_unchanged(&self, model: &str, id: i64, session: &Session) -> bool {
         let mut held = self.held();
         let key = (model.to_owned(), id);
@@ -97,7 +97,7 @@ impl Sessions {
         true
     }
 
-    /// All sessions of a model, by number.
+    /// Returns the sessions of a model, sorted by number.
     #[must_use]
     pub fn list(&self, model: &str) -> Vec<(i64, Session)> {
         let held = self.held();

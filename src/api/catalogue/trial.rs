@@ -1,4 +1,4 @@
-//! A trial of a file in a process of its own, before this one takes it: over some damages llama.cpp ends the process.
+//! Loads a file in a separate process first, because llama.cpp aborts the process on some damaged files.
 
 use super::Catalogue;
 use crate::model::ModelError;
@@ -8,19 +8,19 @@ use std::time::Duration;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-/// A trial that takes longer says nothing.
+/// Time limit of a trial; a slower trial has no result.
 const PATIENCE: Duration = Duration::from_mins(1);
-/// How much of what the trial said is told.
+/// Maximum length of the trial's output in errors.
 const TOLD: usize = 400;
 
 impl Catalogue {
-    /// Has every file tried by this program from now on: `program probe FILE` must not die of a signal.
+    /// Sets the program that tries every file: `program probe FILE` must not die from a signal.
     pub fn try_with(&self, program: std::path::PathBuf) {
-        // Only start-up calls this; the first program stays.
+        // Only start-up calls this; the first program is kept.
         let _ = self.0.trial.set(program);
     }
 
-    /// Tries a file. What llama.cpp refuses in order is left to the load, which has the same reason to give.
+    /// Tries a file. A regular refusal by llama.cpp is reported by the load itself.
     pub(super) async fn attempt(&self, path: &Path) -> Result<(), ModelError> {
         let Some(program) = self.0.trial.get() else { return Ok(()) };
         let mut command = Command::new(program);
@@ -29,12 +29,12 @@ impl Catalogue {
         let output = match timeout(PATIENCE, command.output()).await {
             Ok(Ok(output)) => output,
             Ok(Err(error)) => {
-                tracing::warn!(%error, "the file cannot be tried in a process of its own");
+                tracing::warn!(%error, "trying the file in a separate process failed");
                 return Ok(());
             }
             Err(_) => return Ok(()),
         };
-        // A signal leaves no code.
+        // A process killed by a signal has no exit code.
         if output.status.code().is_some() {
             return Ok(());
         }
@@ -44,7 +44,7 @@ impl Catalogue {
         let told = told.rsplit_once("llama.cpp/").map_or(told.as_str(), |(_, place)| place);
         Err(ModelError::Load {
             path: path.display().to_string(),
-            reason: format!("the file is damaged, it would end the process: {told}"),
+            reason: format!("the file is damaged and would crash the server: {told}"),
         })
     }
 }

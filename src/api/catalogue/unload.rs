@@ -1,4 +1,4 @@
-//! Unloading: by request, and to make room for another model.
+//! Unloading: on request, and to make room for another model.
 
 use super::{Catalogue, Entry, Loaded, ModelState};
 use crate::api::{ApiError, ErrorKind};
@@ -7,17 +7,17 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
-/// Time between two looks at what still runs.
+/// Interval between checks for active runs.
 const LOOK: Duration = Duration::from_millis(10);
-/// How long answers that are being written may keep the memory of an unloaded model before it counts as unloaded.
+/// Maximum time for which responses that are being written may keep the memory of an unloaded model.
 const LAST_READERS: Duration = Duration::from_secs(5);
 
 impl Catalogue {
-    /// Begins to unload a model: no new runs, then, when those that run have ended or the configured time is over, no
-    /// model. A load that is going on is given up.
+    /// Starts unloading a model: no new runs are accepted, and the model is dropped when active runs have ended or the
+    /// grace period is over. Cancels a load in progress.
     ///
     /// # Errors
-    /// 404 when there is no such model; 400 when it is not loaded.
+    /// 404 for an unknown model; 400 if it is not loaded.
     pub fn begin_unload(&self, name: &str) -> Result<(), ApiError> {
         let entry = self.named(name)?;
         let taken = self.change(&entry.name, |entry| match &entry.state {
@@ -52,7 +52,7 @@ impl Catalogue {
             sleep(LOOK).await;
         }
         if loaded.is_busy() {
-            tracing::warn!(model = name, grace_s = grace.as_secs(), "runs are cut off, their model is unloaded");
+            tracing::warn!(model = name, grace_s = grace.as_secs(), "ending active runs, their model is unloaded");
         }
         loaded.stop().await;
         let memory = Arc::downgrade(loaded.model());
@@ -63,14 +63,14 @@ impl Catalogue {
             }
         };
         if timeout(LAST_READERS, gone).await.is_err() {
-            tracing::warn!(model = name, "the memory is freed when the last answer is written");
+            tracing::warn!(model = name, "memory is freed after the last response");
         }
         self.change(&name, |entry| entry.state = ModelState::Unloaded);
         tracing::info!(model = name, "unloaded");
     }
 
-    /// Unloads the model that was used least recently and that nothing runs on, as long as there are too many for one
-    /// more; waits for one as long as runs may take to end at shutdown.
+    /// Unloads the least recently used model without active runs while there are too many for one more. Waits for one
+    /// up to the grace period of a shutdown.
     pub(super) async fn make_room(&self, name: &str) -> Result<(), ApiError> {
         let Some(most) = self.0.config.server.models.max_loaded else { return Ok(()) };
         let began = Instant::now();
@@ -82,7 +82,7 @@ impl Catalogue {
                 let others: Vec<&Entry> =
                     models.entries.iter().filter(|entry| entry.name != name && entry.takes_room()).collect();
                 let idle = others.iter().filter(|entry| entry.ready().is_some_and(|loaded| !loaded.is_busy()));
-                // The default goes last: requests without a name would bring it back at once.
+                // The default model is unloaded last, because requests without a name would load it again.
                 let idle = idle.min_by_key(|entry| (entry.default, entry.last_used)).map(|entry| entry.name.clone());
                 (others.len(), idle)
             };
@@ -91,13 +91,13 @@ impl Catalogue {
             }
             if began.elapsed() > self.0.config.server.shutdown_grace {
                 let detail =
-                    format!("{most} models are loaded and in use, and --models-max allows no more; try again later");
+                    format!("all {most} models allowed by --models-max are loaded and in use; try again later");
                 return Err(ApiError::new(ErrorKind::Busy, detail).at("model").retry_after(5));
             }
             let unloading = self.list().iter().any(|entry| matches!(entry.state, ModelState::Unloading));
             if let Some(idle) = idle.filter(|_| !unloading) {
                 tracing::info!(model = idle, "unloading to make room");
-                // Somebody else may have unloaded it meanwhile.
+                // Another task may have unloaded it meanwhile.
                 let _ = self.begin_unload(&idle);
             }
             let _ = timeout(LOOK * 10, changed.changed()).await;

@@ -1,4 +1,4 @@
-//! `/api/v1/runs/{id}/alternatives`: what else could have come, step by step.
+//! `/api/v1/runs/{id}/alternatives`: the candidates of every step.
 
 use super::event_range;
 use crate::api::extract::{Path, Query};
@@ -10,52 +10,52 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 
-/// Most events of one answer; a page asks for what it shows.
+/// Maximum events per response.
 const MOST_EVENTS: i32 = 6000;
 
-/// Which events.
+/// Query parameters of the list.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ListAlternatives {
-    /// First event, by `sequence_order`; 0 when absent.
+    /// First event by `sequence_order`; default 0.
     from: Option<i32>,
-    /// One past the last event; 6000 events after `from` at most, and when absent.
+    /// Event after the last one; at most, and by default, 6000 events after `from`.
     to: Option<i32>,
 }
 
-/// What else could have come.
+/// The candidates of a range of steps.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Alternatives {
-    /// One entry for each `ForwardPass` of the range.
+    /// One entry per `ForwardPass` of the range.
     alternatives: Vec<Candidates>,
 }
 
-/// What else could have come at one step.
+/// The candidates of one step.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Candidates {
-    /// The step's `ForwardPass`.
+    /// `sequence_order` of the step's `ForwardPass`.
     sequence_order: i32,
-    /// The step.
+    /// Number of the step.
     step: i32,
-    /// Index in the sequence of the token to come; `null` where a foreign trace does not say.
+    /// Index of the next token in the sequence; `null` if a foreign trace lacks it.
     position: Option<u32>,
-    /// The token that was drawn; `null` when a mod decided instead.
+    /// The drawn token; `null` if a mod decided instead.
     chosen: Option<TokenId>,
-    /// The model's most probable tokens, `[{token, text, prob}]`; a foreign trace's `top_tokens` as they were given.
+    /// The model's most probable tokens, `[{token, text, prob}]`; for a foreign trace its `top_tokens`.
     model: Value,
-    /// The same after mods edited the logits; empty when none did.
+    /// Candidates after mods edited the logits; empty if none did.
     #[schema(value_type = Vec<Object>)]
     after_mods: Vec<Alternative>,
-    /// The distribution that was drawn from.
+    /// The distribution that was sampled from.
     #[schema(value_type = Vec<Object>)]
     after_sampler: Vec<Alternative>,
-    /// The sampler's stages and how many candidates each left.
+    /// The sampling stages with the number of candidates left by each.
     #[schema(value_type = Vec<Object>)]
     stages: Vec<StageCount>,
 }
 
-/// Lists the candidates of every step: the model's, those after mods, and those that were drawn from.
+/// Lists the candidates of every step: the model's, those after mods, and those sampled from.
 #[utoipa::path(get, path = "/api/v1/runs/{id}/alternatives", tag = "runs",
     params(("id" = String, Path, description = "`run_id` or `request_id`"), ListAlternatives), responses(
     (status = 200, body = Alternatives), (status = 400, body = Problem), (status = 404, body = Problem)))]
@@ -67,7 +67,7 @@ pub async fn list(
     let range = event_range(query.from, query.to)?;
     let end = range.end.min(range.start.saturating_add(MOST_EVENTS));
     let run = app.find_run(&id).await?;
-    // One more, since the draw of the last step comes right after its forward pass.
+    // One more event, because the draw of the last step follows its forward pass.
     let items = app.store()?.items(run.run_id, range.start..end.saturating_add(1)).await?;
     Ok(Json(Alternatives { alternatives: steps(items, end) }))
 }

@@ -1,4 +1,4 @@
-//! `/api/v1/runs/{id}/attention`: one step's row, or the map of many steps.
+//! `/api/v1/runs/{id}/attention`: the row of one step, or a map of many steps.
 
 use super::{event_range, map, position};
 use crate::api::extract::{Path, Query};
@@ -12,34 +12,34 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-/// A step has at most three events: its attention lies at most two before the event that a client looks at.
+/// A step has at most three events, so its attention is at most two events before the requested one.
 const EVENTS_BACK: i32 = 2;
 
-/// Which attention.
+/// Query parameters.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ShowAttention {
-    /// An event: the `ForwardPass` of a step, or what followed from it.
+    /// An event: the `ForwardPass` of a step, or a later event of the step.
     at: Option<i32>,
-    /// How the heads are put together; `mean` when absent.
+    /// Aggregation of the heads; default `mean`.
     #[serde(default)]
     #[param(inline)]
     view: View,
-    /// For the view `layer`: its number, one of `layer_ids`.
+    /// Layer number for the view `layer`, one of `layer_ids`.
     layer: Option<u16>,
-    /// Instead of `at`, a map: its first event.
+    /// First event of a map, instead of `at`.
     from: Option<i32>,
-    /// One past the last event of the map.
+    /// Event after the last one of the map.
     to: Option<i32>,
-    /// Most columns of the map, 1 … 4096; positions beyond it share a column, which shows the largest. 256 when absent.
+    /// Maximum columns of the map, 1 to 4096; default 256. Positions that share a column show the largest value.
     bins: Option<usize>,
-    /// With `from` and `to`, instead of a map: the exact value of this position at every step, for any view. At most 3072
-    /// events are read; `next` is the first event of the next page.
+    /// With `from` and `to`, instead of a map: the exact value of this position at every step, for any view. At most
+    /// 3072 events are read; `next` is the first event of the next page.
     position: Option<u32>,
 }
 
-/// How the heads of a step are put together.
+/// Aggregation of the heads of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum View {
@@ -50,19 +50,19 @@ pub enum View {
     Max,
     /// Mean over the heads of the last layer.
     Last,
-    /// Mean over all heads, layer l of L weighted with 0.5 + l / L.
+    /// Mean over all heads; layer l of L has the weight 0.5 + l / L.
     WeightedLayers,
     /// Mean over the heads of one layer.
     Layer,
 }
 
 impl View {
-    /// Returns true for views that are made from the layers' own values, which are stored as `u8`.
+    /// Returns true for views computed from the layers' own values, which are stored as `u8`.
     pub(super) const fn reads_layers(self) -> bool {
         matches!(self, Self::WeightedLayers | Self::Layer)
     }
 
-    /// Returns how exact the values of the view are.
+    /// Returns the precision of the view's values.
     pub(super) const fn quality(self) -> &'static str {
         if self.reads_layers() { "u8" } else { "f16" }
     }
@@ -78,17 +78,17 @@ pub struct OneStep {
 /// The attention of one step.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct StepAttention {
-    /// Its `ForwardPass`.
+    /// `sequence_order` of its `ForwardPass`.
     sequence_order: i32,
-    /// Positions attended to.
+    /// Number of positions.
     row_len: u32,
-    /// Layers that have attention.
+    /// Layers with attention.
     layer_ids: Vec<u16>,
     /// Heads per layer.
     heads: u16,
-    /// How the heads are put together.
+    /// Aggregation of the heads.
     view: View,
-    /// How exact the values are: `f16`, or `u8` on a square-root scale.
+    /// Precision of the values: `f16`, or `u8` on a square-root scale.
     quality: &'static str,
     /// One value per position.
     values: Vec<f32>,
@@ -101,9 +101,9 @@ pub struct StepAttention {
 /// Statistics of one head.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct HeadMeasures {
-    /// Its layer.
+    /// Layer of the head.
     layer: u16,
-    /// Its number within the layer.
+    /// Number of the head in the layer.
     head: u16,
     /// `entropy` in bits, `sink_mass`, `peak`, `peak_position`.
     #[serde(flatten)]
@@ -111,13 +111,13 @@ pub struct HeadMeasures {
     measures: HeadStatistics,
 }
 
-/// Shows the attention of one step (`at`), a map of steps × positions (`from`, `to`, `bins`), or how much the steps looked at
-/// one position (`from`, `to`, `position`).
+/// Returns the attention of one step (`at`), a map of steps × positions (`from`, `to`, `bins`), or the attention of the
+/// steps to one position (`from`, `to`, `position`).
 #[utoipa::path(get, path = "/api/v1/runs/{id}/attention", tag = "runs",
     params(("id" = String, Path, description = "`run_id` or `request_id`"), ShowAttention), responses(
     (status = 200, body = OneStep, description = "With `at`; a map is `{attention: {row_len, bins, view, rows: [{sequence_order, values}]}}`, \
                                                   one position `{attention: {position, view, next, rows: [{sequence_order, value}]}}`"),
-    (status = 400, body = Problem), (status = 404, body = Problem, description = "No run, or none of its attention")))]
+    (status = 400, body = Problem), (status = 404, body = Problem, description = "Unknown run, or no attention recorded")))]
 pub async fn show(
     State(app): State<App>,
     Path(id): Path<String>,
@@ -129,7 +129,7 @@ pub async fn show(
         return Ok(Json(OneStep { attention: row(store, run.run_id, at, &query).await? }).into_response());
     }
     if query.from.is_none() && query.to.is_none() {
-        return Err(ApiError::invalid("at", "either at, an event, or from and to, a range of events, must be given"));
+        return Err(ApiError::invalid("at", "send either `at` (an event), or `from` and `to` (a range of events)"));
     }
     let events = event_range(query.from, query.to)?;
     let events = events.start..events.end.min(run.events);
@@ -139,10 +139,10 @@ pub async fn show(
     }
     let bins = query.bins.unwrap_or(map::BINS);
     if !(1..=map::MOST_BINS).contains(&bins) {
-        return Err(ApiError::invalid("bins", format!("bins must be 1 to {}", map::MOST_BINS)));
+        return Err(ApiError::invalid("bins", format!("`bins` must be an integer between 1 and {}", map::MOST_BINS)));
     }
     if query.view == View::Layer {
-        return Err(ApiError::invalid("view", "a map has the views mean, max, last and weighted_layers"));
+        return Err(ApiError::invalid("view", "`view` of a map must be mean, max, last or weighted_layers"));
     }
     Ok(Json(map::read(store, run.run_id, events, query.view, bins).await?).into_response())
 }
@@ -180,8 +180,9 @@ async fn row(store: &Store, run_id: RunId, at: i32, query: &ShowAttention) -> Re
 /// Decodes the values of one layer, one per position.
 fn layer_values(step: &AttentionStep, layer: Option<u16>) -> Result<Vec<f32>, ApiError> {
     let index = layer.and_then(|layer| step.layer_ids.iter().position(|&known| known == layer));
-    let index = index
-        .ok_or_else(|| ApiError::invalid("layer", format!("view=layer needs layer, one of {:?}", step.layer_ids)))?;
+    let index = index.ok_or_else(|| {
+        ApiError::invalid("layer", format!("view=layer requires `layer`, one of {:?}", step.layer_ids))
+    })?;
     attention::decode_t1(&step.t1, index).map_err(|error| damaged(step, &error))
 }
 
@@ -200,5 +201,5 @@ pub(super) fn view_values(step: &AttentionStep, view: View, layer: Option<u16>) 
 }
 
 fn damaged(step: &AttentionStep, error: &attention::AttentionCodecError) -> ApiError {
-    ApiError::internal(format!("the stored attention of event {} cannot be read: {error}", step.sequence_order))
+    ApiError::internal(format!("decoding the stored attention of event {} failed: {error}", step.sequence_order))
 }

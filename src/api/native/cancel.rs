@@ -12,24 +12,24 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// Reason that is recorded with a cancelled run.
+/// Reason recorded with a cancelled run.
 const REASON: &str = "a client cancelled it";
 
-/// A run that ends.
+/// Result of a cancellation.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct CancelResponse {
-    /// The run.
+    /// Id of the run.
     #[schema(value_type = String)]
     run_id: RunId,
-    /// Tokens that it has generated.
+    /// Number of tokens generated.
     generated: u32,
 }
 
-/// Cancels a run, on whichever server it is generated. Everything until then stays recorded.
+/// Cancels a run on the server that generates it. Everything recorded until then is kept.
 #[utoipa::path(post, path = "/api/v1/runs/{id}/cancel", tag = "runs",
     params(("id" = String, Path, description = "`run_id` or `request_id`")), responses(
     (status = 202, body = CancelResponse), (status = 404, body = Problem),
-    (status = 409, body = Problem, description = "The run is over"),
+    (status = 409, body = Problem, description = "The run has ended"),
     (status = 503, body = Problem, description = "The server that generates the run cannot be reached")))]
 pub async fn cancel(
     State(app): State<App>,

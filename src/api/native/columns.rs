@@ -1,4 +1,4 @@
-//! `/api/v1/runs/{id}/columns`: the binary first paint of a replay.
+//! `/api/v1/runs/{id}/columns`: the data for the first rendering of a replay, in binary form.
 
 use crate::api::extract::Path;
 use crate::api::{ApiError, App, Problem};
@@ -7,30 +7,30 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-/// Shows the token instances, marks and time line of a run as binary columns (`trace::columns`).
+/// Returns the token instances, marks and timeline of a run as binary columns (`trace::columns`).
 #[utoipa::path(get, path = "/api/v1/runs/{id}/columns", tag = "runs",
     params(("id" = String, Path, description = "`run_id` or `request_id`")), responses(
     (status = 200, description = "Columns, magic `RUNC`", content_type = "application/octet-stream"),
-    (status = 304, description = "The client's copy, named in If-None-Match, is current"),
+    (status = 304, description = "The copy named in If-None-Match is current"),
     (status = 404, body = Problem)))]
 pub async fn show(State(app): State<App>, Path(id): Path<String>, headers: HeaderMap) -> Result<Response, ApiError> {
     let run = app.find_run(&id).await?;
     let etag = format!("\"{}-{}\"", run.run_id, run.version);
-    // A finished run never changes; a running one has another version with every flush.
+    // A finished run never changes; an active one has a new version after every flush.
     let caching = match run.status {
         RunStatus::Running => "no-cache",
         _ => "private, max-age=31536000, immutable",
     };
     let head = [(header::ETAG, etag.clone()), (header::CACHE_CONTROL, caching.to_owned())];
-    if request_id_exists(&headers, &etag) {
+    if is_current(&headers, &etag) {
         return Ok((StatusCode::NOT_MODIFIED, head).into_response());
     }
     let columns = app.store()?.columns(run.run_id).await?.ok_or_else(|| ApiError::not_found("run", &id))?;
     Ok((head, [(header::CONTENT_TYPE, "application/octet-stream")], columns).into_response())
 }
 
-/// Whether If-None-Match names the tag; a proxy that compresses may have made it weak.
-fn request_id_exists(headers: &HeaderMap, etag: &str) -> bool {
+/// Returns true if If-None-Match contains the tag; compressing proxies may have made it weak.
+fn is_current(headers: &HeaderMap, etag: &str) -> bool {
     let lists = headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
     lists.flat_map(|list| list.split(',')).map(str::trim).any(|tag| tag == "*" || tag.trim_start_matches("W/") == etag)
 }

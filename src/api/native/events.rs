@@ -1,4 +1,4 @@
-//! `/api/v1/runs/{id}/events`: the items of a run, as lines of JSON or as server-sent events.
+//! `/api/v1/runs/{id}/events`: the items of a run as JSON lines or as server-sent events.
 
 use super::{event_range, follow};
 use crate::api::extract::{Path, Query};
@@ -16,25 +16,25 @@ use serde::Deserialize;
 use std::ops::Range;
 use utoipa::IntoParams;
 
-/// Which events.
+/// Query parameters of the list.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ListEvents {
-    /// First event, by `sequence_order`; 0 when absent.
+    /// First event by `sequence_order`; default 0.
     from: Option<i32>,
-    /// One past the last event; the end of the run when absent. Not for a stream of server-sent events.
+    /// Event after the last one; default is the end of the run. Not for a stream of server-sent events.
     to: Option<i32>,
 }
 
-/// Lists what happened, in order: each event, then for each of its mod calls the call, its logs, its actions.
+/// Lists the items in order: each event, followed by its mod calls, each with its logs and actions.
 ///
-/// With `Accept: text/event-stream` the answer is a stream of `item` events that goes on while the run does, and ends
-/// with an `end` event that carries the run's summary. Its ids are `sequence_order`s. A client that comes back with
-/// `Last-Event-ID` gets the items of that event again, in case it has not seen all of them.
+/// With `Accept: text/event-stream` the response is a stream of `item` events that continues while the run is active
+/// and ends with an `end` event with the run's summary. The ids are `sequence_order`s. A client that reconnects with
+/// `Last-Event-ID` receives the items of that event again, in case it has not seen all of them.
 #[utoipa::path(get, path = "/api/v1/runs/{id}/events", tag = "runs",
     params(("id" = String, Path, description = "`run_id` or `request_id`"), ListEvents), responses(
-    (status = 200, description = "One item a line", content_type = "application/x-ndjson"),
+    (status = 200, description = "One item per line", content_type = "application/x-ndjson"),
     (status = 400, body = Problem), (status = 404, body = Problem)))]
 pub async fn list(
     State(app): State<App>,
@@ -51,7 +51,7 @@ pub async fn list(
             })?,
             None => range.start,
         };
-        // A run that is being recorded is followed without the database.
+        // An active run is followed without the database.
         let run_id = match id.parse::<RunId>() {
             Ok(run_id) if app.store()?.unstored(run_id).is_some() => run_id,
             _ => app.find_run(&id).await?.run_id,
@@ -63,7 +63,8 @@ pub async fn list(
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response())
 }
 
-/// The items as lines, a page of events at a time. An error in the middle cuts the answer off, which clients notice.
+/// Returns the items as lines, read in pages of events. An error in the middle truncates the response, which clients
+/// detect.
 fn lines(store: Store, run_id: RunId, range: Range<i32>) -> impl Stream<Item = Result<Bytes, Error>> {
     stream::try_unfold(Some(range.start), move |from| {
         let store = store.clone();
@@ -71,7 +72,7 @@ fn lines(store: Store, run_id: RunId, range: Range<i32>) -> impl Stream<Item = R
             let Some(from) = from else { return Ok(None) };
             let read = store.item_page(run_id, from..range.end).await;
             let ItemPage { mut numbering, items, next } =
-                read.inspect_err(|error| tracing::error!(run.id = %run_id, %error, "a list of items broke off"))?;
+                read.inspect_err(|error| tracing::error!(run.id = %run_id, %error, "list of items truncated"))?;
             let mut text = String::new();
             for line in items.iter().filter_map(|item| item_to_json(item, &mut numbering)) {
                 text.push_str(&line);

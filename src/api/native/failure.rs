@@ -1,9 +1,9 @@
-//! What a failure of the store means to a client.
+//! HTTP errors for failures of the store.
 
 use crate::api::ApiError;
 use crate::store::{Error, IngestError};
 
-/// When to try again while the database is away, in seconds.
+/// Seconds after which clients should retry while the database is unavailable.
 const RETRY_AFTER_S: u64 = 2;
 
 impl From<Error> for ApiError {
@@ -16,7 +16,7 @@ impl From<Error> for ApiError {
             Error::StillRunning(_) => Self::conflict(error.to_string()),
             Error::NotStored(_) => Self::unavailable(error.to_string()).retry_after(RETRY_AFTER_S),
             Error::Unavailable(_) => {
-                tracing::warn!(%error, "the database is away");
+                tracing::warn!(%error, "database unavailable");
                 Self::unavailable("the database cannot be reached").retry_after(RETRY_AFTER_S)
             }
             error => Self::internal(error),

@@ -1,4 +1,4 @@
-//! `/api/v1/runs/{id}/feedback`: what people and programs thought of a run.
+//! `/api/v1/runs/{id}/feedback`: feedback of people and programs on a run.
 
 use crate::api::extract::Path;
 use crate::api::shared::fields::invalid_value;
@@ -13,22 +13,22 @@ use axum::{Extension, Json};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Longest text, in characters.
+/// Maximum length of the text in characters.
 const LONGEST: usize = 10_000;
 
-/// What somebody thinks of a run.
+/// Feedback on a run.
 #[derive(Debug, Deserialize, ToSchema)]
 #[expect(dead_code, reason = "the body is read field by field; this describes it")]
 pub struct FeedbackRequest {
-    /// -1 bad … 1 good.
+    /// Rating from -1 (bad) to 1 (good).
     rating: f32,
-    /// In words, at most 10 000 characters.
+    /// Comment, up to 10 000 characters.
     text: Option<String>,
-    /// The token of the answer that it is about, counted from 0.
+    /// Index of the token in the answer that it refers to, from 0.
     position: Option<u32>,
 }
 
-/// What was thought of a run.
+/// The feedback on a run.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct FeedbackList {
     /// Oldest first.
@@ -36,26 +36,27 @@ pub struct FeedbackList {
     feedback: Vec<Feedback>,
 }
 
-/// Reads feedback: `rating` must be there.
+/// Parses feedback; `rating` is required.
 ///
 /// # Errors
-/// A field is missing or wrong; the error names it.
+/// A field is missing or invalid; the error names it.
 pub(in crate::api) fn read(fields: Fields<'_>) -> Result<NewFeedback, ApiError> {
     let rating = fields.number("rating", -1.0..=1.0)?;
-    let rating = rating.ok_or_else(|| ApiError::invalid("rating", "rating is missing: a number between -1 and 1"))?;
+    let rating =
+        rating.ok_or_else(|| ApiError::invalid("rating", "`rating` is missing; send a number between -1 and 1"))?;
     let text = fields.text("text")?.map(str::to_owned);
     if let Some(text) = text.as_ref().filter(|text| text.chars().count() > LONGEST) {
-        let expected = format!("a text of at most {LONGEST} characters");
+        let expected = format!("a string of at most {LONGEST} characters");
         return Err(invalid_value("text", &expected, &text.chars().take(40).collect::<String>().into()));
     }
     let position = fields.integer("position", 0..=i64::from(i32::MAX))?.map(|position| position as u32);
     Ok(NewFeedback { rating, text, position, user_label: None })
 }
 
-/// Keeps feedback with a run, which may have begun only now.
+/// Stores feedback on a run, which may have just started.
 ///
 /// # Errors
-/// There is no such run, or the database is away.
+/// Unknown run, or the database is unavailable.
 pub(in crate::api) async fn keep(
     app: &App,
     id: &str,
@@ -68,7 +69,7 @@ pub(in crate::api) async fn keep(
     kept.ok_or_else(|| ApiError::not_found("run", id))
 }
 
-/// Lists what was thought of a run.
+/// Lists the feedback on a run.
 #[utoipa::path(get, path = "/api/v1/runs/{id}/feedback", tag = "runs",
     params(("id" = String, Path, description = "`run_id` or `request_id`")), responses(
     (status = 200, body = FeedbackList), (status = 404, body = Problem)))]
@@ -77,10 +78,10 @@ pub async fn list(State(app): State<App>, Path(id): Path<String>) -> Result<Json
     Ok(Json(FeedbackList { feedback: app.store()?.feedback(run.run_id).await? }))
 }
 
-/// Says what somebody thinks of a run; the dashboard shows it with the run.
+/// Adds feedback on a run; the dashboard shows it with the run.
 #[utoipa::path(post, path = "/api/v1/runs/{id}/feedback", tag = "runs",
     params(("id" = String, Path, description = "`run_id` or `request_id`")), request_body = FeedbackRequest, responses(
-    (status = 201, description = "As it is listed", content_type = "application/json"), (status = 400, body = Problem), (status = 404, body = Problem)))]
+    (status = 201, description = "The stored feedback, same fields as in the list", content_type = "application/json"), (status = 400, body = Problem), (status = 404, body = Problem)))]
 pub async fn add(
     State(app): State<App>,
     Path(id): Path<String>,

@@ -1,4 +1,4 @@
-//! A run as server-sent events: what is stored, then what happens, until it is over.
+//! A run as server-sent events: its stored items, then new ones until its end.
 
 use crate::api::{ApiError, App};
 use crate::events::{RunId, RunStatus, TraceItem};
@@ -13,18 +13,18 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Proxies close connections that are silent for longer.
+/// Interval of keep-alive comments, because proxies close silent connections.
 pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(15);
-/// How often a run that another server generates is looked at without a notification.
+/// Interval for polling a run of another server without a notification.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// Delay before a run that has not reached the recorder yet is looked up again.
 const START_DELAY: Duration = Duration::from_millis(10);
-/// Events that wait for a slow client; more stay where they are.
+/// Maximum events queued for a slow client.
 const WAITING: usize = 64;
 
-/// The response that follows a run from the event `from` on.
+/// Returns the response that follows a run from the event `from` on.
 pub(super) fn respond(app: &App, run_id: RunId, from: i32) -> Result<Response, ApiError> {
-    // Asked here, so that a server without its database answers with a status instead of an empty stream.
+    // Checked here, so that a server without its database responds with a status instead of an empty stream.
     app.store()?;
     let (out, events) = mpsc::channel(WAITING);
     let cursor = Cursor { event: from, items: 0 };
@@ -36,7 +36,7 @@ pub(super) fn respond(app: &App, run_id: RunId, from: i32) -> Result<Response, A
     Ok(([("x-accel-buffering", "no")], sse).into_response())
 }
 
-/// The first item that the client has not got: the `items`-th that belongs to `event`, the event itself being the 0th.
+/// Position of the next item to send: the item number `items` of `event`; the event itself is number 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Cursor {
     event: i32,
@@ -47,18 +47,18 @@ struct Follower {
     app: App,
     run_id: RunId,
     cursor: Cursor,
-    /// Numbers of the item at `event`, `item`.
+    /// Numbers of the current item as `event`, `item`.
     numbering: Numbering,
     event: i32,
     item: u32,
     out: mpsc::Sender<Result<Event, Infallible>>,
 }
 
-/// Why following ends.
+/// The reason why following ends.
 enum Stop {
-    /// The client has gone, or the server stops.
+    /// The client disconnected, or the server stops.
     Gone,
-    /// The store failed. The stream breaks off, and the client comes back with what it saw last.
+    /// The store failed. The stream ends, and the client reconnects with its last event id.
     Failed(ApiError),
 }
 
@@ -77,7 +77,7 @@ impl Follower {
             () = app.stopped() => Err(Stop::Gone),
         };
         if let Err(Stop::Failed(error)) = ended {
-            tracing::warn!(run.id = %self.run_id, error = %error.problem().detail, "a followed run broke off");
+            tracing::warn!(run.id = %self.run_id, error = %error.problem().detail, "run stream interrupted");
         }
     }
 
@@ -103,13 +103,14 @@ impl Follower {
                 }
                 continue;
             }
-            // It runs on another server, or is over and stored. Changes count from before it is looked at.
+            // The run is active on another server, or it ended and is stored. Subscribing precedes the lookup, so that
+            // no change is missed.
             let mut changed = self.app.live()?.follow_remote(self.run_id);
             let run = self.app.store()?.find(&self.run_id.to_string()).await?;
             self.stored(self.cursor.event, i32::MAX).await?;
             match run {
                 Some(run) if run.status == RunStatus::Running => {
-                    // An error would mean that the store has closed; then the next look fails.
+                    // An error means that the store has closed; the next lookup then fails.
                     let _ = tokio::time::timeout(POLL_INTERVAL, changed.changed()).await;
                 }
                 Some(run) => {
@@ -121,7 +122,7 @@ impl Follower {
         }
     }
 
-    /// Sends the stored items of the events `from..to`; what is taken next is numbered from there, also when the range is
+    /// Sends the stored items of the events `from..to`. Later items are numbered from there, even if the range is
     /// empty.
     async fn stored(&mut self, from: i32, to: i32) -> Result<(), Stop> {
         let mut from = Some(from);
@@ -138,13 +139,13 @@ impl Follower {
         loop {
             match updates.recv().await {
                 Ok(LiveUpdate::Items(items)) => self.take(&items).await?,
-                // A client that lagged is served from the store and catches up.
+                // A client that lagged is served from the store until it has caught up.
                 Ok(LiveUpdate::Ended(_)) | Err(RecvError::Lagged(_) | RecvError::Closed) => return Ok(()),
             }
         }
     }
 
-    /// Walks over the next items and sends those from the cursor on.
+    /// Sends those of the next items that are at or after the cursor.
     async fn take(&mut self, items: &[TraceItem]) -> Result<(), Stop> {
         for item in items {
             match item {

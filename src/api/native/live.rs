@@ -1,4 +1,4 @@
-//! `/api/v1/runs/live`: runs that begin and end, for the run list.
+//! `/api/v1/runs/live`: starts and ends of runs, for the run list.
 
 use super::follow::KEEP_ALIVE;
 use crate::api::{ApiError, App};
@@ -9,11 +9,11 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use futures::{StreamExt, stream};
 use tokio::sync::broadcast::error::RecvError;
 
-/// Streams changes of the run list: `change` events of `{run_id, status}`, also for runs of other servers on the same
-/// database. Without end.
+/// Streams changes of the run list: `change` events of `{run_id, status}`, including runs of other servers on the same
+/// database. The stream never ends.
 ///
-/// A client that was too slow, or whose server could not follow the database for a while, gets a `missed` event and should
-/// load the list again.
+/// A client that was too slow, or whose server lost the database for a while, receives a `missed` event and should
+/// reload the list.
 #[utoipa::path(get, path = "/api/v1/runs/live", tag = "runs", responses(
     (status = 200, description = "Server-sent events", content_type = "text/event-stream")))]
 pub async fn changes(State(app): State<App>) -> Result<impl IntoResponse, ApiError> {

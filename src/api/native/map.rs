@@ -1,4 +1,4 @@
-//! The map of steps × positions: many rows of attention, made small enough for a screen.
+//! The map of steps × positions: many attention rows reduced to the size of a screen.
 
 use super::attention::{View, view_values};
 use crate::api::{ApiError, ErrorKind};
@@ -7,18 +7,18 @@ use crate::store::Store;
 use serde::Serialize;
 use std::ops::Range;
 
-/// Columns when a client does not say.
+/// Default number of columns.
 pub(super) const BINS: usize = 256;
-/// Most columns.
+/// Maximum number of columns.
 pub(super) const MOST_BINS: usize = 4096;
-/// Most rows; of a longer run evenly spread steps are shown. Reading all of 10 000 steps would be some 300 MB.
+/// Maximum number of rows; of longer runs evenly spaced steps are shown. Reading 10 000 steps would take about 300 MB.
 const MOST_ROWS: i32 = 512;
-/// Events per step at most, so that a window of this length holds one forward pass wherever one is.
+/// Maximum events per step, so that a window of this length contains a forward pass.
 const STEP_EVENTS: i32 = 3;
-/// Events that are read at a time.
+/// Number of events read at a time.
 const CHUNK: i32 = 96;
 
-/// The answer.
+/// The response body.
 #[derive(Debug, Serialize)]
 pub(super) struct Answer {
     attention: Map,
@@ -26,13 +26,13 @@ pub(super) struct Answer {
 
 #[derive(Debug, Serialize)]
 struct Map {
-    /// Positions of the longest row.
+    /// Number of positions of the longest row.
     row_len: usize,
-    /// Columns of that row; shorter rows have fewer.
+    /// Number of columns of that row; shorter rows have fewer.
     bins: usize,
     view: View,
     quality: &'static str,
-    /// Whether steps were left out.
+    /// True if steps were left out.
     sampled: bool,
     rows: Vec<MapRow>,
 }
@@ -64,7 +64,7 @@ pub(super) async fn read(
     }
     let row_len = rows.iter().map(|row| row.row_len).max().unwrap_or(0);
     if row_len == 0 {
-        return Err(ApiError::new(ErrorKind::NotFound, "no attention was recorded in this range of events"));
+        return Err(ApiError::new(ErrorKind::NotFound, "this range of events has no recorded attention"));
     }
     let bins = bins.min(row_len);
     for row in &mut rows {
@@ -73,7 +73,7 @@ pub(super) async fn read(
     Ok(Answer { attention: Map { row_len, bins, view, quality: view.quality(), sampled, rows } })
 }
 
-/// Splits a range of events into windows that are read one after another; where `sampled`, windows of one step each.
+/// Splits a range of events into windows that are read one after another; with `sampled`, windows of one step each.
 pub(super) fn windows(events: &Range<i32>, sampled: bool) -> Vec<Range<i32>> {
     let (start, len) = (events.start, events.len() as i64);
     if sampled {
@@ -89,7 +89,7 @@ fn decode(step: &AttentionStep, view: View) -> Result<MapRow, ApiError> {
     Ok(MapRow { sequence_order: step.sequence_order, row_len: values.len(), values })
 }
 
-/// The largest value of every bin, `row_len` positions wide in `bins` columns, to four digits.
+/// Returns the largest value of every bin, with `row_len` positions in `bins` columns, rounded to four digits.
 fn binned(values: &[f32], row_len: usize, bins: usize) -> Vec<f32> {
     let column = |position: usize| position * bins / row_len;
     let mut out = vec![0.0_f32; values.len().checked_sub(1).map_or(0, |last| column(last) + 1)];

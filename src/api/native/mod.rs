@@ -1,7 +1,7 @@
-//! The native routes under `/api/v1`: runs and everything recorded of them.
+//! The native routes under `/api/v1`: runs and everything recorded about them.
 //!
-//! One file a resource. Each route reads the store, or the hub of running runs, and writes what it found; nothing is
-//! kept here. A run is named by its `run_id` or by the client's `request_id`.
+//! One file per resource. Routes read the store or the hub of active runs and keep no state. A run is identified by its
+//! `run_id` or by the client's `request_id`.
 
 mod alternatives;
 mod attention;
@@ -22,7 +22,7 @@ use std::ops::Range;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// The routes.
+/// Returns the native routes.
 pub fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(runs::list))
@@ -37,11 +37,11 @@ pub fn router() -> OpenApiRouter<App> {
         .routes(routes!(attention::show))
 }
 
-/// The events `from..to` of a query, either end open.
+/// Parses the events `from..to` of a query; both ends are optional.
 fn event_range(from: Option<i32>, to: Option<i32>) -> Result<Range<i32>, ApiError> {
     let range = from.unwrap_or(0)..to.unwrap_or(i32::MAX);
     if range.start < 0 || range.end < range.start {
-        let detail = format!("from and to must be 0 <= from <= to, got {} and {}", range.start, range.end);
+        let detail = format!("`from` and `to` must satisfy 0 <= from <= to, got {} and {}", range.start, range.end);
         return Err(ApiError::invalid("from", detail));
     }
     Ok(range)

@@ -8,7 +8,7 @@ use crate::store::Store;
 use serde::Serialize;
 use std::ops::Range;
 
-/// Events that one request reads, so that a long run takes several requests instead of one long one.
+/// Maximum events per request, so that a long run takes several requests instead of one long one.
 const MAX_EVENTS: i32 = 3072;
 
 /// The response body.
@@ -24,7 +24,7 @@ struct Position {
     layer: Option<u16>,
     /// First event of the next page; absent when the range was read to its end.
     next: Option<i32>,
-    /// The steps whose row has the position.
+    /// The steps whose row contains the position.
     rows: Vec<PositionRow>,
 }
 

@@ -1,4 +1,4 @@
-//! `/api/v1/reruns`: a recorded run, run once more with the same seed, model, mods and parameters.
+//! `/api/v1/reruns`: repeats a recorded run with the same seed, model, mods and parameters.
 
 use crate::api::extract::Json;
 use crate::api::generation::set_client;
@@ -20,37 +20,37 @@ use serde_json::Value;
 use std::sync::Arc;
 use utoipa::ToSchema;
 
-/// What to run.
+/// The run to repeat.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Again {
-    /// The object `prompt` of the first event's `details`, as it was recorded.
+    /// The object `prompt` from the first event's `details`, as recorded.
     #[schema(value_type = Object)]
     prompt: PromptRecord,
-    /// Take the versions of mods that are there now, also where they are not those of the recorded run.
+    /// Use the current versions of mods, even if they differ from those of the recorded run.
     #[serde(default)]
     any_version: bool,
 }
 
-/// The run that was made.
+/// The new run.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct RanAgain {
-    /// Its id.
+    /// Id of the new run.
     #[schema(value_type = String)]
     run_id: RunId,
-    /// Why it ended.
+    /// Reason for its end.
     #[schema(value_type = String)]
     finish_reason: FinishReason,
-    /// The same in words, where the reason alone does not say it.
+    /// The reason as text, if it needs an explanation.
     message: Option<String>,
 }
 
-/// Runs a recorded run once more and answers when it is over. The new run is recorded as any other.
+/// Repeats a recorded run and responds when the new run has ended. The new run is recorded as usual.
 #[utoipa::path(post, path = "/api/v1/reruns", tag = "runs", request_body = Again, responses(
     (status = 200, body = RanAgain),
-    (status = 400, body = Problem, description = "What was recorded does not say enough, or not what this model takes"),
-    (status = 404, body = Problem, description = "The model is not here"),
-    (status = 409, body = Problem, description = "The model or a mod is another one than it was then")))]
+    (status = 400, body = Problem, description = "The recording is incomplete or does not fit this model"),
+    (status = 404, body = Problem, description = "Unknown model"),
+    (status = 409, body = Problem, description = "The model or a mod differs from the recorded one")))]
 pub async fn run(
     State(app): State<App>,
     headers: HeaderMap,
@@ -60,14 +60,14 @@ pub async fn run(
     let recorded = again.prompt.parameters.clone().unwrap_or_default();
     let name = recorded["model"]["name"].as_str();
     if let Some(name) = name {
-        // Another model than the recorded one would answer otherwise.
+        // Another model would answer differently.
         app.models().named(name)?;
     }
     let loaded = app.loaded(name).await?;
     let fingerprint = format!("{:032x}", loaded.model().fingerprint());
     if let Some(then) = recorded["model"]["fingerprint"].as_str().filter(|&then| then != fingerprint) {
         let detail = format!(
-            "the model {} is not the recorded run's: it is another file, or has other overrides or control vectors (fingerprint \
+            "the model {} differs from the recorded run's: it is another file or has other overrides or control vectors (fingerprint \
              {fingerprint}, then {then})",
             loaded.name()
         );
@@ -94,12 +94,13 @@ pub async fn run(
     }
 }
 
-/// The recorded request; everything is checked as if a client had made it up, for a client may have.
+/// Builds the recorded request. All values are validated because a client may have invented them.
 fn request(prompt: PromptRecord, recorded: &Value, loaded: &Loaded) -> Result<Request, ApiError> {
     let vocabulary = loaded.vocabulary();
     let (sampling, limits) = (&recorded["sampling"], &recorded["limits"]);
     if prompt.tokens.is_empty() || !sampling.is_object() || !limits.is_object() {
-        let detail = "the recording lacks the prompt's tokens, sampling or limits: it is of another engine, or too old";
+        let detail =
+            "the recording lacks the prompt's tokens, sampling or limits: it comes from another engine or is too old";
         return Err(ApiError::invalid("prompt", detail));
     }
     if let Some(token) = prompt.tokens.iter().find(|&&token| !vocabulary.contains(token)) {
@@ -109,7 +110,7 @@ fn request(prompt: PromptRecord, recorded: &Value, loaded: &Loaded) -> Result<Re
     let mut plain = sampling.clone();
     let biases = plain["logit_bias"].take();
     let mut sampling = parameters::sampling(Fields::new(&plain)?, vocabulary)?;
-    // The wire has words for "choose one" among the seeds; a recorded seed is one.
+    // Some seeds mean "choose one" in requests; a recorded seed is literal.
     sampling.seed = plain["seed"].as_u64().and_then(|seed| u32::try_from(seed).ok()).unwrap_or(sampling.seed);
     let wire = Fields::new(limits)?;
     let max_time: Option<std::time::Duration> = read(&limits["max_time"], "prompt.parameters.limits.max_time")?;
@@ -118,7 +119,7 @@ fn request(prompt: PromptRecord, recorded: &Value, loaded: &Loaded) -> Result<Re
         max_time,
         ..parameters::limits_with_min(0, wire, vocabulary, i32::MAX as u32)?
     };
-    // A ban is minus infinity, for which JSON has no number; those of ignore_eos are the engine's to make.
+    // A ban is minus infinity, which JSON cannot represent; the engine adds those of `ignore_eos`.
     let biases = biases.as_array().into_iter().flatten().filter_map(|pair| {
         let (token, bias) = (pair[0].clone(), pair[1].clone());
         let is_end =
@@ -160,7 +161,7 @@ fn request(prompt: PromptRecord, recorded: &Value, loaded: &Loaded) -> Result<Re
         alternatives: alternatives as usize,
         overflow: overflow.unwrap_or_default(),
         may_fill_context: true,
-        // What another request left in a slot was computed in other batches, and differs in its last digits.
+        // The KV state of another request was computed in other batches and differs in its last digits.
         cache_prompt: false,
         ..Request::new(prompt.tokens, Surface::Openai)
     })
@@ -171,7 +172,7 @@ fn thinking(recorded: &Value, vocabulary: &Vocabulary) -> Result<Option<Thinking
     let budget: Option<ThinkingBudget> = read(recorded, PLACE)?;
     if let Some(budget) = &budget {
         if budget.open.is_empty() || budget.close.is_empty() {
-            return Err(ApiError::invalid(PLACE, "thinking: open and close say what is around a thought"));
+            return Err(ApiError::invalid(PLACE, "thinking: open and close must be the markers around reasoning"));
         }
         if let Some(token) = budget.closing_tokens.iter().find(|&&token| !vocabulary.contains(token)) {
             return Err(ApiError::invalid(PLACE, format!("thinking.closing_tokens: {token} is not a token")));
@@ -184,7 +185,7 @@ fn check_spans(prompt: &PromptRecord) -> Result<(), ApiError> {
     let mut behind = 0;
     for span in &prompt.spans {
         if span.start < behind || span.end < span.start || span.end as usize > prompt.tokens.len() {
-            let detail = "spans: they must lie within the prompt, one behind the other";
+            let detail = "spans: must be within the prompt, in order and without overlap";
             return Err(ApiError::invalid("prompt.spans", detail));
         }
         behind = span.end;
@@ -199,14 +200,14 @@ fn read<T: for<'de> Deserialize<'de>>(value: &Value, place: &str) -> Result<Opti
     T::deserialize(value).map(Some).map_err(|error| ApiError::invalid(place, format!("{place}: {error}")))
 }
 
-/// The mods of the recorded run, in the versions it ran with.
+/// Returns the mods of the recorded run in the recorded versions.
 async fn mods(app: &App, recorded: &Value, any_version: bool) -> Result<Vec<SelectedMod>, ApiError> {
     const PLACE: &str = "prompt.parameters.mods";
     if !recorded.is_null() && !recorded.is_array() {
-        return Err(ApiError::invalid(PLACE, format!("{PLACE}: a list is expected")));
+        return Err(ApiError::invalid(PLACE, format!("{PLACE}: expected a list")));
     }
     if recorded.as_array().is_some_and(|mods| mods.len() > MAX_RUN_MODS) {
-        return Err(ApiError::invalid(PLACE, format!("{PLACE}: a run can have {MAX_RUN_MODS} mods")));
+        return Err(ApiError::invalid(PLACE, format!("{PLACE}: expected at most {MAX_RUN_MODS} mods")));
     }
     let mut chosen = Vec::new();
     for entry in recorded.as_array().into_iter().flatten() {
@@ -224,19 +225,17 @@ async fn mods(app: &App, recorded: &Value, any_version: bool) -> Result<Vec<Sele
     Ok(chosen)
 }
 
-/// An earlier version of a mod.
+/// Returns an earlier version of a mod.
 async fn earlier(app: &App, mod_ref: ModRef, hash: &str) -> Result<SelectedMod, ApiError> {
     if let Some(version) = registry::find_version(app, &mod_ref.name, hash).await? {
         return registry::load_version(app, version, mod_ref).await;
     }
     let short: String = hash.chars().take(12).collect();
     let now = match app.registry().info(&mod_ref.name) {
-        Some(shown) => format!("it is {} now", shown.description.version),
-        None => "there is no such mod now".to_owned(),
+        Some(shown) => format!("the current version is {}", shown.description.version),
+        None => "the mod no longer exists".to_owned(),
     };
-    let detail = format!(
-        "the recorded run ran with version {short} of the mod '{}', which is not kept here, and {now}",
-        mod_ref.name
-    );
+    let detail =
+        format!("the recorded run used version {short} of the mod '{}', which is not stored here; {now}", mod_ref.name);
     Err(ApiError::conflict(detail).at("prompt.parameters.mods"))
 }

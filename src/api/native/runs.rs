@@ -1,4 +1,4 @@
-//! `/api/v1/runs`: the list, one run as a whole, and its removal.
+//! `/api/v1/runs`: lists runs, returns one run, deletes one.
 
 use crate::api::extract::{Path, Query};
 use crate::api::{ApiError, App, Problem};
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 use utoipa::{IntoParams, ToSchema};
 
-/// Which runs to list.
+/// Query parameters of the list.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -23,21 +23,21 @@ pub struct ListRuns {
     /// Only runs older than the one with this `run_id`.
     #[param(value_type = Option<String>)]
     before: Option<RunId>,
-    /// Most runs on the page, 1 … 500; 50 when absent.
+    /// Maximum runs per page, 1 to 500; default 50.
     limit: Option<u32>,
 }
 
 /// A page of runs, newest first.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct RunList {
-    /// The runs.
+    /// The runs of the page.
     #[schema(value_type = Vec<Object>)]
     runs: Vec<RunSummary>,
-    /// Where the list goes on.
+    /// Link to the next page.
     meta: PageMeta,
 }
 
-/// Where a list goes on.
+/// Link to the next page of a list.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct PageMeta {
     /// The query string of the next page, with its question mark; `null` on the last page.
@@ -46,10 +46,10 @@ pub struct PageMeta {
 
 /// Lists runs, newest first.
 #[utoipa::path(get, path = "/api/v1/runs", tag = "runs", params(ListRuns), responses(
-    (status = 200, body = RunList), (status = 400, body = Problem, description = "The filter or the query is wrong")))]
+    (status = 200, body = RunList), (status = 400, body = Problem, description = "The filter or the query is invalid")))]
 pub async fn list(State(app): State<App>, Query(query): Query<ListRuns>) -> Result<Json<RunList>, ApiError> {
     if query.limit.is_some_and(|limit| !(1..=MAX_PAGE).contains(&limit)) {
-        return Err(ApiError::invalid("limit", format!("limit must be 1 to {MAX_PAGE}")));
+        return Err(ApiError::invalid("limit", format!("`limit` must be an integer between 1 and {MAX_PAGE}")));
     }
     let limit = query.limit.unwrap_or(0);
     let page = app.store()?.runs(&RunQuery { q: query.q.clone(), before: query.before, limit }).await?;
@@ -67,7 +67,7 @@ pub async fn list(State(app): State<App>, Query(query): Query<ListRuns>) -> Resu
     Ok(Json(RunList { runs: page.runs, meta: PageMeta { next } }))
 }
 
-/// The text as a value of a query string.
+/// Escapes a text for a query string.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -81,7 +81,7 @@ fn escaped(text: &str) -> String {
     out
 }
 
-/// A run's summary with what a reader of the run must know.
+/// A run's summary with notes for its readers.
 #[derive(Serialize)]
 struct NotedRun<'a> {
     #[serde(flatten)]
@@ -90,9 +90,8 @@ struct NotedRun<'a> {
     notes: Vec<String>,
 }
 
-/// Shows one run as a whole: its summary as `run`, beside the sections of an `/ingest` document. `run.notes` lists what
-/// differs from the document that was ingested: replaced characters, and events that amount to another text than its
-/// `final_text`.
+/// Returns a complete run: its summary as `run`, and the sections of an `/ingest` document. `run.notes` lists
+/// differences to the ingested document: replaced characters, and events whose text differs from `final_text`.
 #[utoipa::path(get, path = "/api/v1/runs/{id}", tag = "runs",
     params(("id" = String, Path, description = "`run_id` or `request_id`")), responses(
     (status = 200, description = "`{run, request, events, mod_calls, mod_logs, actions}`", content_type = "application/json"),
@@ -104,7 +103,7 @@ pub async fn show(State(app): State<App>, Path(id): Path<String>) -> Result<impl
     let write = move || {
         let mut json = br#"{"run":"#.to_vec();
         serde_json::to_writer(&mut json, &NotedRun { run: &run, notes }).map_err(ApiError::internal)?;
-        // The document is an object: its opening brace becomes the comma behind the run.
+        // The document is an object; its opening brace is replaced by the comma after `run`.
         json.push(b',');
         json.extend_from_slice(&document.write()[1..]);
         Ok::<_, ApiError>(json)
@@ -113,11 +112,11 @@ pub async fn show(State(app): State<App>, Path(id): Path<String>) -> Result<impl
     Ok(([(header::CONTENT_TYPE, "application/json")], json))
 }
 
-/// Removes a run and everything recorded of it.
+/// Deletes a run and everything recorded about it.
 #[utoipa::path(delete, path = "/api/v1/runs/{id}", tag = "runs",
     params(("id" = String, Path, description = "`run_id` or `request_id`")), responses(
     (status = 204), (status = 404, body = Problem),
-    (status = 409, body = Problem, description = "The run is still running")))]
+    (status = 409, body = Problem, description = "The run is active")))]
 pub async fn delete(State(app): State<App>, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
     let run = app.find_run(&id).await?;
     if app.store()?.delete(run.run_id).await? {

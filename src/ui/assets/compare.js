@@ -1,4 +1,5 @@
-// Two runs token by token: equal text in between, differing text side by side, and both distributions at a difference.
+// Compares two runs token by token: equal text between, differing text side by side, and both distributions at a
+// difference.
 import { ask, base, h } from './dom.js';
 import { listen } from './keys.js';
 import { MODES, surprise } from './replay/colour.js';
@@ -15,7 +16,7 @@ const problem = document.querySelector('[data-problem]');
 const summary = document.querySelector('[data-summary]');
 const SHOWN = 12;
 
-/** A side: the run and the rows of its answer as it stands at the end. */
+/** One side: the run and the rows of its answer at the end. */
 async function side(id) {
   const response = await ask(`/api/v1/runs/${encodeURIComponent(id)}/columns`);
   const run = Run.stored(await response.arrayBuffer());
@@ -39,7 +40,7 @@ function words({ run, rows }, [from, to], coloured) {
 
 function draw() {
   const [a, b] = sides;
-  // Token ids are only comparable within one vocabulary; the text decides where a foreign trace has none.
+  // Token ids are only comparable within one vocabulary; for a foreign trace without ids the text decides.
   const keys = ({ run, rows }) => rows.map((i) => `${run.token(i)} ${run.text(i)}`);
   const blocks = align(keys(a), keys(b));
   changes = [];
@@ -71,13 +72,13 @@ async function choose(index) {
     const [a, b] = await Promise.all([step(sides[0], block.a[0]), step(sides[1], block.b[0])]);
     if (mine === current) both(a, b);
   } catch (error) {
-    if (mine === current) panel.replaceChildren(h('section', {}, h('p', { class: 'err' }, `The distributions could not be loaded: ${error.message}.`)));
+    if (mine === current) panel.replaceChildren(h('section', {}, h('p', { class: 'err' }, `Loading the distributions failed: ${error.message}.`)));
   } finally {
     panel.removeAttribute('aria-busy');
   }
 }
 
-/** What is known of the token at an index of a side's answer. */
+/** Returns what is known about the token at an index of a side's answer. */
 async function step({ id, run, rows, events }, index) {
   const row = rows[Math.min(index, rows.length - 1)];
   if (index >= rows.length || row === undefined) return { id, row: null, rows: [] };
@@ -86,7 +87,7 @@ async function step({ id, run, rows, events }, index) {
   return { id, run, row, ...explain(entries) };
 }
 
-/** What may be known of a candidate besides the model's own probability: its field, its name, and what says that it is known. */
+/** Values of a candidate besides the model's own probability: field, name, and the flag that tells whether it is known. */
 const LATER = [['mods', 'after mods', 'hasMods'], ['sampler', 'drawn from', 'hasSampler']];
 
 function both(a, b) {
@@ -139,5 +140,5 @@ try {
   draw();
 } catch (error) {
   problem.hidden = false;
-  problem.textContent = `The runs could not be loaded: ${error.message}.`;
+  problem.textContent = `Loading the runs failed: ${error.message}.`;
 }

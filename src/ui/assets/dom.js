@@ -1,9 +1,9 @@
-// The few lines of DOM work that every page shares. Text always becomes text nodes, never markup.
+// DOM helpers that all pages share. Text always becomes text nodes, never markup.
 
-/** What stands before every path of this server; mostly nothing. */
+/** Prefix of every path of this server; usually empty. */
 export const base = globalThis.document?.documentElement?.dataset?.base ?? '';
 
-/** Creates an element. `props`: attributes; `on…` are listeners; `null` and `false` are left out. */
+/** Creates an element. `props`: attributes; `on…` are listeners; `null` and `false` are omitted. */
 export function h(tag, props, ...children) {
   const el = document.createElement(tag);
   for (const [name, value] of Object.entries(props ?? {})) {
@@ -16,7 +16,7 @@ export function h(tag, props, ...children) {
   return el;
 }
 
-/** Says something in passing, to eyes and to screen readers. */
+/** Shows a short notification, also to screen readers. */
 export function toast(text) {
   const el = document.querySelector('[data-toast]');
   if (!el) return;
@@ -25,27 +25,27 @@ export function toast(text) {
   toast.timer = setTimeout(() => { el.textContent = ''; }, 3500);
 }
 
-/** Copies text and says so. */
+/** Copies text and confirms it. */
 export async function copy(text, what) {
   try {
     await navigator.clipboard.writeText(text);
     toast(`${what} copied`);
   } catch {
-    // Clipboard access needs a secure context or a permission: let the person copy by hand.
+    // Clipboard access needs a secure context or a permission: let the user copy manually.
     window.prompt(`Copy ${what}:`, text);
   }
 }
 
-/** `fetch`, with the browser's several words for a server that does not answer made one. */
+/** `fetch` with one error message for all of the browser's messages about an unreachable server. */
 export async function reach(url, options) {
   try {
     return await fetch(url, options);
   } catch (error) {
-    throw error.name === 'AbortError' ? error : new Error('the server cannot be reached');
+    throw error.name === 'AbortError' ? error : new Error('the server is unreachable');
   }
 }
 
-/** `fetch` of a path of this server: the session's cookie goes along. Fails with the server's own words. */
+/** `fetch` of a path of this server with the login cookie. Fails with the server's error message. */
 export async function ask(path, options = {}) {
   const response = await reach(base + path, { ...options, headers: { 'X-Requested-By': 'dashboard', ...options.headers } });
   if (response.ok || response.status === 304) return response;
@@ -64,7 +64,7 @@ export async function problem(response) {
   return Object.assign(new Error(message), { status: response.status });
 }
 
-/** The colours of the style sheet as canvas can use them; `light-dark()` is resolved by the browser. */
+/** Returns the style sheet's colours for a canvas; the browser resolves `light-dark()`. */
 export function palette(names) {
   const probe = h('i', { class: 'vh' });
   document.body.append(probe);
@@ -77,7 +77,7 @@ export function palette(names) {
   return out;
 }
 
-/** Sizes a canvas to its box in device pixels; answers the context in CSS pixels, or null while it is not shown. */
+/** Sizes a canvas to its box in device pixels; returns the context in CSS pixels, or null while it is hidden. */
 export function surface(canvas) {
   const { clientWidth: w, clientHeight: hgt } = canvas;
   if (!w || !hgt) return null;

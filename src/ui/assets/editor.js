@@ -1,14 +1,14 @@
-// The page of a mod: its source in an editor, what the server says of it, and saving it as a new version. Everything goes
-// the way of any client: POST /api/v1/mods/check and POST /v1/mods.
+// The page of a mod: its source in an editor, the server's checks, and saving a new version. Uses the public API: POST
+// /api/v1/mods/check and POST /v1/mods.
 import { ask, base, h, toast } from './dom.js';
 import { listen } from './keys.js';
 import { uploadOf } from './mod-source.js';
 import { localise } from './shell.js';
 import { source, view } from './source-view.js';
 
-/** Pause after the last letter before the server is asked. */
+/** Delay in ms after the last keystroke before the source is checked. */
 const PAUSE = 700;
-/** A draft of a new mod has no name yet. */
+/** Key of the draft of a new mod. */
 const NEW = '-new';
 
 const form = document.querySelector('form[data-editor]');
@@ -52,7 +52,7 @@ function edit() {
     problem.replaceChildren(h('p', {}, text));
   }
 
-  // What was written is kept until it is saved, or thrown away.
+  // A draft is kept until it is saved or discarded.
 
   let keeping = 0;
   let isKept = true;
@@ -84,7 +84,7 @@ function edit() {
     } }, 'Throw them away');
     const take = h('button', { type: 'button', onclick: () => { editor.text = draft.text; take.remove(); } }, 'Go on with them');
     const at = new Date(draft.at).toLocaleString();
-    // Whoever looks at an earlier version, or begins with a template, has not asked for them.
+    // A page of an earlier version or a template does not load the draft by itself.
     const wanted = new URL(location).search === '' && (name || !document.referrer.includes('/mods/-new'));
     const made = draft.base && draft.base !== hash ? `, made of version ${draft.base.slice(0, 12)}` : '';
     draftBox.replaceChildren(h('p', {}, `There are changes of ${at} that were not saved${made}. `, wanted ? null : take, ' ', drop));
@@ -92,7 +92,7 @@ function edit() {
     if (wanted) editor.text = draft.text;
   }
 
-  // What the server says.
+  // Results of the server's checks.
 
   function show(problems) {
     editor.mark(problems.map(({ line, message }) => ({ line, message })));
@@ -160,7 +160,7 @@ function edit() {
       show([]);
       say('Saved');
       register(done);
-      toast(`${done.unchanged ? 'It is there already, as' : 'Saved as'} version ${done.hash.slice(0, 12)}${done.enabled ? '' : '; the mod is switched off'}`);
+      toast(`${done.unchanged ? 'Already saved as' : 'Saved as'} version ${done.hash.slice(0, 12)}${done.enabled ? '' : '; the mod is disabled'}`);
       return true;
     } catch (error) {
       saving = false;
@@ -176,7 +176,7 @@ function edit() {
     }
   }
 
-  /** The version that was saved takes the first place. */
+  /** Puts the saved version first. */
   function register({ hash: made }) {
     const versions = document.querySelector('[data-versions]');
     const here = `${base}/mods/${encodeURIComponent(name)}`;
@@ -207,7 +207,7 @@ function edit() {
     save();
     return true;
   });
-  // A run takes what is saved.
+  // A run uses the saved version.
   document.querySelector('[data-try]')?.addEventListener('click', async (event) => {
     if (!may || !isChanged() || event.ctrlKey || event.metaKey || event.shiftKey) return;
     event.preventDefault();

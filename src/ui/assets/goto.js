@@ -1,7 +1,7 @@
-// Ctrl+K: one field that leads anywhere. An event or a token of the run that is open, a run by its id, else a search.
+// Ctrl+K: one field to go to an event or token of the open run, a run by its id, a page, or a search.
 import { base, h } from './dom.js';
 
-/** Where a text leads: `{event}`, `{token}`, `{href, what}`, or null for nothing. `here` says whether a run is open. Pure. */
+/** Returns the destination of a text: `{event}`, `{token}`, `{href, what}`, or null. `here` is true if a run is open. Pure. */
 export function destination(text, here) {
   const wanted = text.trim();
   if (!wanted) return null;
@@ -15,7 +15,7 @@ export function destination(text, here) {
 
 let dialog = null;
 
-/** Opens the field; `here(place)` goes to an event or a token of the run that is open, or is null. */
+/** Opens the field; `here(place)` goes to an event or token of the open run, or is null. */
 export function askWhere(here) {
   if (!dialog) {
     const box = h('input', { type: 'text', id: 'goto', 'aria-describedby': 'goto-what', autocomplete: 'off', spellcheck: 'false', autofocus: true });

@@ -1,6 +1,6 @@
-// One table of shortcuts: it drives the keyboard and is what `?` shows, so the two cannot differ.
+// One table of shortcuts, used for the keyboard and for the help, so that they cannot differ.
 
-/** `[keys, what it does, action, pages]`; a key is `Shift+` and `event.key`, or a sequence such as `g r`. */
+/** `[keys, description, action, pages]`; a key is `Shift+` and `event.key`, or a sequence such as `g r`. */
 export const TABLE = [
   ['Anywhere', [
     [['?'], 'this help', 'help'],
@@ -50,9 +50,9 @@ export const TABLE = [
     [['-'], 'slower', 'slower', 'replay'],
     [['1', '2', '3', '4', '5', '6'], 'colour: surprise, entropy, rank, time, mods, plain', 'colour', 'replay'],
     [['d'], 'show erased tokens', 'dead', 'replay'],
-    [['v'], 'show what follows, dimmed', 'ahead', 'replay'],
+    [['v'], 'show later tokens, dimmed', 'ahead', 'replay'],
     [['a'], 'attention', 'attention', 'replay'],
-    [['w'], 'why this token: to the sampler stages', 'why', 'replay'],
+    [['w'], 'show the sampling stages of this token', 'why', 'replay'],
     [['y'], 'copy a link to this event', 'copy', 'replay'],
     [['f'], 'continue in the playground from here', 'fork', 'replay'],
   ]],
@@ -71,17 +71,17 @@ export const TABLE = [
 
 const OFF = 'thunder.keys';
 
-/** Whether single-key shortcuts are on (WCAG 2.1.4 wants a way to turn them off). */
+/** Returns true if single-key shortcuts are enabled (WCAG 2.1.4 requires a way to disable them). */
 export const enabled = () => localStorage.getItem(OFF) !== 'off';
 export const setEnabled = (on) => (on ? localStorage.removeItem(OFF) : localStorage.setItem(OFF, 'off'));
 
-/** The name of a pressed key as the table spells it. */
+/** Returns the name of a pressed key in the table's notation. */
 export function nameOf(event) {
   const shifted = event.shiftKey && event.key.length > 1;
   return `${event.ctrlKey || event.metaKey ? 'Ctrl+' : ''}${shifted ? 'Shift+' : ''}${event.key}`;
 }
 
-/** How a key is written for people. */
+/** Returns the display name of a key. */
 export function label(key) {
   const names = { ArrowRight: '→', ArrowLeft: '←', ArrowUp: '↑', ArrowDown: '↓', Escape: 'Esc', ' ': 'Space' };
   return key.split('+').length > 1 && key.length > 1 ? key.split('+').map((k) => names[k] ?? k).join(' ') : names[key] ?? key;
@@ -89,7 +89,7 @@ export function label(key) {
 
 const typing = (el) => el instanceof HTMLElement && (el.isContentEditable || el.matches('textarea, select, input:not([type=range], [type=checkbox], [type=radio])'));
 
-/** The action of a key on pages `pages`, or null. */
+/** Returns the action of a key on `pages`, or null. */
 export function actionOf(key, pages) {
   for (const [, rows] of TABLE) {
     for (const [keys, , action, page] of rows) {
@@ -99,7 +99,7 @@ export function actionOf(key, pages) {
   return null;
 }
 
-/** Listens for the keys of `pages`; `act(action, key)` answers false when it had nothing to do. */
+/** Listens for the keys of `pages`; `act(action, key)` returns false if there was nothing to do. */
 export function listen(pages, act) {
   let first = '';
   document.addEventListener('keydown', (event) => {

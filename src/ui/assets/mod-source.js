@@ -1,6 +1,6 @@
-// What a mod's page sends. Pure.
+// Request bodies of a mod's page. Pure.
 
-/** A mod as it is uploaded: `text` as its source, under `name`, the rest as its last version was sent. */
+/** Returns the upload of a mod: `text` as source, `name`, and the remaining fields of the last version. */
 export function uploadOf(kept, name, text) {
   const rest = Object.fromEntries(Object.entries(kept).filter(([, value]) => value !== null));
   return { language: 'python', ...rest, name, source: text };

@@ -1,4 +1,4 @@
-// The playground: a form over the public API, and the run it starts in the very same replay component.
+// The playground: a form for the public API, and the replay of the run it starts.
 import { ask, base, copy, h, problem, reach, toast } from './dom.js';
 import { listen } from './keys.js';
 import { Run } from './replay/run.js';
@@ -25,7 +25,7 @@ let view = null;
 let running = null;
 let previous = null;
 
-// The form as plain data, and back.
+// Form to plain data and back.
 
 function message({ role = 'user', content = '', more } = {}) {
   const number = messages.children.length + 1;
@@ -33,7 +33,7 @@ function message({ role = 'user', content = '', more } = {}) {
     h('header', {},
       h('select', { 'aria-label': `Role of message ${number}` }, ROLES.map((r) => h('option', { value: r }, r))),
       h('button', { type: 'button', title: 'Remove this message', onclick: () => { row.remove(); save(); } }, '✕', h('span', { class: 'vh' }, ' Remove message'))),
-    h('textarea', { rows: '2', 'aria-label': `Message ${number}`, placeholder: role === 'system' ? 'How the model should behave' : 'Write something…' }),
+    h('textarea', { rows: '2', 'aria-label': `Message ${number}`, placeholder: role === 'system' ? 'Instructions for the model' : 'Message…' }),
     more ? h('details', { class: 'hint' }, h('summary', {}, Object.keys(more).join(', ')), h('pre', { class: 'trace', tabindex: '0' }, JSON.stringify(more, null, 2))) : null);
   row._more = more;
   if (!ROLES.includes(role)) row.querySelector('select').append(h('option', { value: role }, role));
@@ -43,19 +43,19 @@ function message({ role = 'user', content = '', more } = {}) {
   return row;
 }
 
-/** The fields that a mod takes, to read beside the configuration. */
+/** Lists the fields of a mod's configuration. */
 function fields(schema) {
   const known = Object.entries(schema?.properties ?? {});
   if (!known.length) return null;
   const needed = new Set(schema.required ?? []);
   return h('details', { class: 'hint' }, h('summary', {}, 'Fields'),
     h('dl', {}, known.flatMap(([name, field]) => [
-      h('dt', {}, h('code', {}, name), needed.has(name) ? ' (needed)' : 'default' in field ? ` = ${JSON.stringify(field.default)}` : ''),
+      h('dt', {}, h('code', {}, name), needed.has(name) ? ' (required)' : 'default' in field ? ` = ${JSON.stringify(field.default)}` : ''),
       h('dd', {}, field.description ?? '', field.enum ? ` One of ${field.enum.join(', ')}.` : ''),
     ])));
 }
 
-/** A configuration to start from, as the list of mods has it. */
+/** Returns an example configuration of a mod. */
 const example = (option) => (option.dataset.config === 'null' ? '' : option.dataset.config);
 
 function mod({ name, config = '' }) {
@@ -143,10 +143,10 @@ function show(id, options) {
   pane.classList.remove('idle');
   view = new Replay(pane, id, options);
   opened((place) => view.visit(place));
-  // On a small screen the run stands below the form.
+  // On a small screen the run is below the form.
   const head = recorded.closest('.live');
   if (options.live && head.getBoundingClientRect().top > innerHeight * 0.7) head.scrollIntoView({ block: 'start' });
-  view.open().catch((error) => fail(`The run could not be shown: ${error.message}.`));
+  view.open().catch((error) => fail(`Showing the run failed: ${error.message}.`));
 }
 
 function fail(text) {
@@ -213,7 +213,7 @@ async function generate() {
   return undefined;
 }
 
-/** The replay shows the run; the answer is read all the same, since a client that does not read pauses its run. */
+/** Reads the response although the replay shows the run, because a client that does not read pauses its run. */
 async function drain(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let buffer = '';
@@ -280,14 +280,14 @@ listen(['playground', 'replay'], (action, key) => {
   return view ? view.act(action, key) : false;
 });
 
-/** Prompt and answer of a run as they stood at event `n`. */
+/** Returns prompt and answer of a run at event `n`. */
 async function textAt(id, n) {
   const columns = await ask(`/api/v1/runs/${encodeURIComponent(id)}/columns`);
   const run = Run.stored(await columns.arrayBuffer());
   return run.sequence(n).map((row) => run.text(row)).join('');
 }
 
-// Where the form starts: from a run (`?from=`), from what stood here last, or empty.
+// The initial form: from a run (`?from=`), from the last visit, or empty.
 async function start() {
   const asked = new URL(location).searchParams;
   const from = asked.get('from');
@@ -298,7 +298,7 @@ async function start() {
     const wanted = asked.get('mod');
     const option = wanted && form.querySelector(`[data-mod-add] option[value="${CSS.escape(wanted)}"]`);
     write(option ? { ...data, mods: [{ name: wanted, config: example(option) }] } : data);
-    if (wanted && !option) fail(`There is no mod '${wanted}' on this server.`);
+    if (wanted && !option) fail(`Unknown mod '${wanted}'.`);
     return undefined;
   }
   try {
@@ -316,7 +316,7 @@ async function start() {
     previous = from;
   } catch (error) {
     write(data);
-    fail(`The run ${from} could not be read: ${error.message}.`);
+    fail(`Reading run ${from} failed: ${error.message}.`);
   }
   return undefined;
 }
@@ -325,7 +325,7 @@ start();
 
 const offered = [...form.querySelectorAll('[data-mod-add] option')].map((option) => option.value);
 if (!form.elements.attention.disabled) offered.push('attention');
-// The replay of the first run takes the place of what stands in its text.
+// The replay of the first run replaces the starters.
 const able = form.dataset.model && !document.querySelector('main > .banner.warn') && !new URL(location).searchParams.has('from');
 const first = able && starters(offered, (chosen) => {
   write({ ...read(), ...chosen });

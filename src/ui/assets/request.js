@@ -1,4 +1,4 @@
-// What the playground's form asks of the public API. Pure: `form` is plain data, the answer is what is posted.
+// Requests of the playground's form. Pure: `form` is plain data, the result is the request.
 
 const NUMBERS = ['temperature', 'top_k', 'top_p', 'min_p', 'repeat_penalty', 'presence_penalty', 'frequency_penalty', 'seed', 'max_tokens'];
 
@@ -35,7 +35,7 @@ export function requestOf(form) {
   return { path: form.tab === 'raw' ? '/v1/completions' : '/v1/chat/completions', body };
 }
 
-/** A message of tool calls has no text. */
+/** A message with tool calls has no text. */
 const isWritten = ({ content, more }) => content !== '' || Boolean(more);
 
 function extraOf(text) {
@@ -44,9 +44,9 @@ function extraOf(text) {
   try {
     extra = JSON.parse(text);
   } catch (error) {
-    throw new Error(`The further fields are not JSON: ${error.message}.`);
+    throw new Error(`The additional fields are not JSON: ${error.message}.`);
   }
-  if (extra === null || typeof extra !== 'object' || Array.isArray(extra)) throw new Error('The further fields must be a JSON object.');
+  if (extra === null || typeof extra !== 'object' || Array.isArray(extra)) throw new Error('The additional fields must be a JSON object.');
   return extra;
 }
 
@@ -69,7 +69,7 @@ function textOf(content) {
   return content.every((part) => typeof part?.text === 'string') ? content.map((part) => part.text).join('\n') : JSON.stringify(content);
 }
 
-/** What the form has no field of its own for. Where the text goes on from its middle (`isFork`), what holds for a whole answer is left out. */
+/** Returns the request parameters without a form field of their own. With `isFork`, parameters that only apply to a whole answer are omitted. */
 export function further(prompt, isFork = false) {
   const p = prompt?.parameters ?? {};
   const biases = (p.sampling?.logit_bias ?? []).filter(([, bias]) => bias !== null || !p.limits?.ignore_eos);
@@ -83,7 +83,7 @@ export function further(prompt, isFork = false) {
   return kept.length ? JSON.stringify(Object.fromEntries(kept), null, 2) : '';
 }
 
-/** The form of a recorded run: what its Prefilled event kept of the request. */
+/** Returns the form of a recorded run from its Prefilled event. */
 export function formOf(prompt, run) {
   const form = { numbers: {}, mods: [], extra: further(prompt) };
   const p = prompt?.parameters ?? {};

@@ -1,4 +1,4 @@
-// The list of runs: filters as you type, keeps the address in step, and tells of new runs without moving any row.
+// The list of runs: filters while typing, updates the URL, and announces new runs without moving rows.
 import { ask, base, copy, reach } from './dom.js';
 import { follow } from './sse.js';
 import { listen } from './keys.js';
@@ -17,7 +17,7 @@ let request = null;
 let unreached = false;
 const fresh = new Set();
 
-/** Fetches the list for an address and puts it in place; a bad filter leaves the old rows, greyed. */
+/** Loads the list of a URL; an invalid filter keeps the old rows, greyed out. */
 async function load(url, { push = true } = {}) {
   request?.abort();
   request = new AbortController();
@@ -58,7 +58,7 @@ async function load(url, { push = true } = {}) {
     unreached = true;
     const place = results.querySelector('#filter-error');
     place.hidden = false;
-    place.textContent = `The list could not be loaded: ${error.message}.`;
+    place.textContent = `Loading the list failed: ${error.message}.`;
     results.classList.add('stale');
   } finally {
     clearInterval(tick);
@@ -87,7 +87,8 @@ document.addEventListener('click', (event) => {
   load(address(link.dataset.q));
 });
 
-// Runs that began or ended since the list was loaded. Status of visible rows changes in place; rows never move.
+// Runs that started or ended since the list was loaded. The status of visible rows is updated in place; rows never
+// move.
 function showNews() {
   news.hidden = fresh.size === 0;
   news.textContent = fresh.has('missed') ? 'The list has changed — show (n)' : `${fresh.size} new run${fresh.size === 1 ? '' : 's'} — show (n)`;
@@ -99,16 +100,16 @@ const stop = new AbortController();
 follow('/api/v1/runs/live', {
   signal: stop.signal,
   onState: (text, ok, status) => {
-    // A restarted server has forgotten who is logged in; its login page leads back here.
+    // A restarted server may have a new login; its login page leads back here.
     if (status === 401) location.reload();
-    // What happened while nobody listened is not told afterwards.
+    // Changes during a lost connection are not sent again.
     if (ok && (unreached || dot.classList.contains('off'))) refresh();
     dot.className = `dot ${ok ? 'on' : 'off'}`;
     liveText.textContent = ok ? 'live' : text;
   },
   onEvent: ({ event, data }) => {
     if (event === 'missed') {
-      // Too much happened to hear of each change: the list may be out of date.
+      // The server dropped changes: the list may be out of date.
       fresh.add('missed');
       showNews();
       return;
@@ -135,7 +136,7 @@ follow('/api/v1/runs/live', {
 });
 addEventListener('pagehide', () => stop.abort());
 
-/** The rows of the same list as the server has them now, by run. */
+/** Loads the current rows of the same list, by run. */
 async function rowsNow() {
   const response = await ask(location.href.slice(location.origin.length + base.length), { headers: { 'X-Fragment': 'list' } });
   const page = document.createElement('div');
@@ -143,7 +144,7 @@ async function rowsNow() {
   return new Map([...page.querySelectorAll('[data-run]')].map((row) => [row.dataset.run, row]));
 }
 
-/** Puts a row in the place of its older self. */
+/** Replaces a row by its newer version. */
 function swap(row, next) {
   next.querySelectorAll('time[datetime]').forEach(localise);
   next.querySelector('[data-pick]').checked = row.querySelector('[data-pick]').checked;
@@ -152,7 +153,7 @@ function swap(row, next) {
   if (isFocused) next.querySelector('.run-text a').focus();
 }
 
-/** A run that just ended has its final numbers: fetch the same list and swap this one row. */
+/** Updates the row of a run that has just ended with its final numbers. */
 async function refreshRow(row, id) {
   try {
     const next = (await rowsNow()).get(id);
@@ -160,7 +161,7 @@ async function refreshRow(row, id) {
   } catch { /* the row keeps its old numbers; the next load corrects it */ }
 }
 
-/** Makes the list true again after a lost connection: every row in its place; anew where rows are gone. */
+/** Updates the list after a lost connection: in place, or completely if rows were deleted. */
 async function refresh() {
   const rows = [...results.querySelectorAll('[data-run]')];
   const now = unreached || !rows.length ? null : await rowsNow().catch(() => null);

@@ -1,4 +1,4 @@
-// What every page has: theme, help, and the keys that mean the same everywhere.
+// Code of every page: theme, help, and global shortcuts.
 import { base, copy, h } from './dom.js';
 import { askWhere } from './goto.js';
 import { TABLE, enabled, label, listen, setEnabled } from './keys.js';
@@ -57,7 +57,7 @@ listen(['anywhere'], (action) => {
 
 let open = null;
 
-/** Tells the field of Ctrl+K how to go to an event or a token of the run that is open. */
+/** Registers how Ctrl+K goes to an event or token of the open run. */
 export const opened = (go) => { open = go; };
 
 for (const time of document.querySelectorAll('time[datetime]')) localise(time);
@@ -67,7 +67,7 @@ for (const pre of document.querySelectorAll('pre.curl')) {
   pre.append(h('button', { type: 'button', class: 'copy', onclick: () => copy(line, 'line') }, 'Copy'));
 }
 
-/** Shows a time in the reader's own zone; the server can only write UTC. */
+/** Shows a time in the user's time zone; the server writes UTC. */
 export function localise(el) {
   const at = new Date(el.dateTime);
   if (Number.isNaN(at.getTime())) return;

@@ -42,7 +42,7 @@ const look = EditorView.theme({
   '.cm-lintPoint:after': { borderBottomColor: 'var(--erased)' },
 });
 
-/** Replaces a selection by what is typed. Chromium itself keeps the looks of the replaced text, by an inline style that the page's policy forbids. */
+/** Replaces a selection by typed text. Chromium would keep the replaced text's style as an inline style, which the content security policy forbids. */
 const replacing = EditorView.domEventHandlers({
   beforeinput(event, view) {
     if (event.inputType !== 'insertText' || event.data === null || view.composing || view.state.readOnly || view.state.selection.main.empty) return false;
@@ -58,7 +58,7 @@ const shown = (nonce, label) => [
   pythonLanguage, syntaxHighlighting(colours), look, search(),
 ];
 
-/** Shows the text of `box`, to read. */
+/** Shows the text of `box` read-only. */
 export function view(box, nonce) {
   const pre = box.querySelector('pre');
   const label = pre.getAttribute('aria-label');
@@ -67,7 +67,7 @@ export function view(box, nonce) {
   new EditorView({ parent: box, doc, extensions: [shown(nonce, label), EditorState.readOnly.of(true), keymap.of([...searchKeymap, ...defaultKeymap])] });
 }
 
-/** An editor in `box`: `text` is what it holds, `mark(problems)` shows `{line, message}` at their lines, `go(line)` leads there. */
+/** Creates an editor in `box` with `text`; `mark(problems)` shows `{line, message}` at their lines, `go(line)` moves to a line. */
 export function source(box, { text, nonce, readonly, label, changed }) {
   const editor = new EditorView({
     parent: box,

@@ -1,7 +1,7 @@
-// Server-sent events over fetch: unlike EventSource it sends a Last-Event-ID of our choosing and shows the server's errors.
+// Server-sent events over fetch: unlike EventSource it can set Last-Event-ID and shows the server's errors.
 import { ask } from './dom.js';
 
-/** Splits a stream of text into events. `push(chunk)` answers the events completed by it: `{event, data, id}`. */
+/** Splits a text stream into events. `push(chunk)` returns the completed events: `{event, data, id}`. */
 export class SseParser {
   #buffer = '';
   #event = { event: 'message', data: [], id: null };

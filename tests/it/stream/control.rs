@@ -217,7 +217,7 @@ async fn feedback_is_kept_with_the_run_and_shown() {
     assert!(page.contains("Great response!") && page.contains("at token 120"), "{page}");
     for (wrong, expected) in [
         (json!({"type": "feedback", "rating": 2}), "rating must be a number between -1 and 1"),
-        (json!({"type": "feedback"}), "rating is missing"),
+        (json!({"type": "feedback"}), "`rating` is missing"),
         (json!({"type": "feedback", "rating": 1, "position": -1}), "position must be"),
         (json!({"type": "feedback", "rating": 1, "request_id": "nobody"}), "no run 'nobody' exists"),
     ] {

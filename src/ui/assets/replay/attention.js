@@ -1,4 +1,4 @@
-// Attention of one step over the text, as a strip, and over the whole run as a map.
+// Attention of one step over the text and as a strip, and of the whole run as a map.
 import { ask, h, palette, surface } from '../dom.js';
 import { percent } from './why.js';
 import { show } from './glyphs.js';
@@ -81,7 +81,7 @@ export class Attention {
     this.#select.value = this.view;
   }
 
-  /** The bucket of every row of the run, as a function of the row; null while there is nothing to show. */
+  /** Returns the bucket of every row as a function of the row; null while there is nothing to show. */
   get shading() {
     if (!this.on || !this.#now) return null;
     if (this.isForth) return this.#forth();
@@ -94,27 +94,27 @@ export class Attention {
     };
   }
 
-  /** Whether the view is from later steps onto one token. */
+  /** True for the view from later steps to one token. */
   get isForth() { return this.#way.value === 'forth'; }
 
-  /** How much each later step looked at the subject. */
+  /** Attention of each later step to the subject. */
   #forth() {
     const { by, peak } = this.#looks ?? { by: new Map() };
     return (row) => (by.has(row) ? bucketOf(by.get(row), peak) : -1);
   }
 
-  /** The token that is looked at, for the view from later steps. */
+  /** The token for the view from later steps. */
   about(row) {
     this.#subject = row;
     this.#look();
   }
 
-  /** Reads how much every later step looked at the subject in the chosen view, range by range. */
+  /** Loads the attention of every later step to the subject in the chosen view, range by range. */
   async #look() {
     if (!this.on || !this.isForth) return this.#hooks.painted();
     const run = this.#run;
     const row = this.#subject;
-    // Steps of a run that goes on may come here before they can be read: at its end all are read again.
+    // Attention of an active run's last steps may not be readable yet: all steps are loaded again at its end.
     const key = `${row} ${this.view} ${this.#hooks.live()}`;
     if (this.#looks?.key !== key) {
       this.#looking.abort();
@@ -128,7 +128,7 @@ export class Attention {
     if (row === null || looks.isReading) return undefined;
     looks.isReading = true;
     try {
-      // A held key passes many tokens: only where it stops is worth a request.
+      // A held key passes many tokens: only the last one is requested.
       await new Promise((resolve) => setTimeout(resolve, 70));
       const [view, layer] = this.view.split(':');
       const end = () => Math.min(run.died(row), run.eventCount);
@@ -182,7 +182,7 @@ export class Attention {
     this.#hooks.painted();
   }
 
-  /** The ForwardPass that decided the token at event `n`. */
+  /** Returns the ForwardPass that decided the token at event `n`. */
   #forwardAt(n) {
     const run = this.#run;
     for (let e = Math.min(n, run.eventCount - 1); e >= 0; e -= 1) if (run.kind(e) === 1) return e;
@@ -217,7 +217,7 @@ export class Attention {
     this.#hooks.painted();
   }
 
-  /** Says in words and numbers what the shading shows. */
+  /** Describes the shading in words and numbers. */
   #describe() {
     if (!this.#now) return undefined;
     this.#stripBox.hidden = this.isForth;
@@ -279,7 +279,7 @@ export class Attention {
     if (row !== undefined) this.#hooks.pick(row);
   }
 
-  /** The map of the run so far, once a length of run. */
+  /** Loads the map of the run so far, once per length of the run. */
   async #loadMap() {
     const count = this.#run.eventCount;
     if (this.#map && (this.#map.count === count || count < this.#map.count * 1.25)) return;
@@ -318,7 +318,7 @@ export class Attention {
     if (y >= 0) s.g.fillRect(0, y * (s.h / map.rows.length), s.w, 1.5);
   }
 
-  /** The map without its cursor: drawn once, copied at every move. */
+  /** The map without its cursor: drawn once, copied on every move. */
   #base = document.createElement('canvas');
 
   #drawBase(map, s) {
@@ -352,7 +352,7 @@ export class Attention {
   }
 }
 
-/** The rows of the answer that the step of a ForwardPass added. Pure. */
+/** Returns the rows of the answer that the step of a ForwardPass added. Pure. */
 export function stepRows(run, seq) {
   return run.stepEvents(seq).flatMap((e) => {
     const [from, to] = run.bornAt(e);

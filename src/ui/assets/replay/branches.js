@@ -1,6 +1,6 @@
 // A branch is the set of rows that one event removed. Pure.
 
-/** Row is alive to the end. */
+/** `died` of a row that is never removed. */
 export const NEVER = 0xffff_ffff;
 
 /** All branches, by the row they end at: `[{died, first, last, count, parent}]`; `parent` is the enclosing one. */
@@ -16,7 +16,8 @@ export function branches(count, died) {
     } else by.set(d, { died: d, first: i, last: i, count: 1, parent: null });
   }
   const all = [...by.values()].sort((a, b) => a.last - b.last || b.first - a.first);
-  // An event removes what stands last, so branches nest or lie apart: what is open at a branch's beginning encloses it.
+  // An event removes the last tokens, so branches nest or are disjoint: a branch that is open at another's start
+  // encloses it.
   const open = [];
   for (const b of [...all].sort((x, y) => x.first - y.first || y.last - x.last)) {
     while (open.length && open.at(-1).last < b.first) open.pop();
@@ -26,7 +27,7 @@ export function branches(count, died) {
   return all;
 }
 
-/** Whether a branch's chip stands in the text at event `n`: it has died, and no folded branch around it has. */
+/** Returns true if a branch's chip is visible at event `n`: the branch was removed, and no folded branch encloses it. Pure. */
 export function chipVisible(branch, n, isOpen) {
   if (branch.died > n) return false;
   for (let p = branch.parent; p; p = p.parent) if (p.died <= n && !isOpen(p)) return false;

@@ -1,4 +1,4 @@
-// The one table of colours: the painter and the legend both read it.
+// The table of colours for painter and legend.
 
 const BIT = Math.LOG2E;
 const edges = (list) => (value) => {
@@ -12,7 +12,7 @@ const ENTROPY = [0.1, 0.5, 1, 2, 3, 5, 7];
 const RANK = [2, 3, 4, 6, 11, 51, 501];
 const TIME = [10, 20, 40, 80, 160, 320, 1000];
 
-/** Colour modes in the order of keys 1–6. `bucket(run, row)` answers 0–7, or -1 for no colour. */
+/** Colour modes in the order of keys 1–6. `bucket(run, row)` returns 0–7, or -1 for no colour. */
 export const MODES = [
   {
     id: 'surprise', name: 'Surprise', unit: 'bit', edges: SURPRISE,
@@ -34,10 +34,10 @@ export const MODES = [
   { id: 'plain', name: 'Plain', unit: '', edges: [], bucket: () => -1 },
 ];
 
-/** Surprise of a row in bits, or null where it was not measured. */
+/** Surprise of a row in bits, or null if it was not measured. */
 export const surprise = (run, i) => (run.logprob(i) === null ? null : Math.max(0, -run.logprob(i) * BIT));
 
-/** From here on a token counts as a surprise. */
+/** Minimum bits of a surprise. */
 export const SURPRISING = 4;
 
 /** Entries of a mode's legend: `[{bucket, from}]`. */

@@ -1,4 +1,4 @@
-// The binary first paint: reads what src/trace/columns.rs writes, without copying the columns. Pure.
+// Reads the columns written by src/trace/columns.rs, without copying them. Pure.
 import { Rows } from './rows.js';
 
 const MAGIC = 0x434e5552; // "RUNC", little-endian
@@ -22,7 +22,7 @@ const STRINGS = 11;
 const MARKS = 12;
 const EVENTS = { kinds: [13, Uint8Array], steps: [14, Uint32Array], times: [15, Uint32Array] };
 
-/** A run from its columns. Throws an Error that says what is wrong with the bytes. */
+/** Parses a run's columns. Throws an Error that describes invalid bytes. */
 export function parseColumns(buffer) {
   const view = new DataView(buffer);
   const ours = buffer.byteLength >= HEADER_BYTES && view.getUint32(0, true) === MAGIC;

@@ -1,6 +1,6 @@
-// Token by token differences of two runs: Myers' algorithm between the common beginning and end. Pure.
+// Token differences of two runs: Myers' algorithm between the common start and end. Pure.
 
-/** Beyond so many edits two texts have little in common, and the middle counts as replaced. */
+/** Maximum edits; beyond it the middle counts as replaced. */
 const MOST_EDITS = 2000;
 
 /**
@@ -40,7 +40,7 @@ function blocks(pairs, lengthA, lengthB) {
   return out;
 }
 
-/** Pairs of equal entries on a shortest edit path; none when the path is too long. */
+/** Pairs of equal entries on a shortest edit path; none if the path is too long. */
 function matches(a, b) {
   const most = Math.min(a.length + b.length, MOST_EDITS);
   const zero = most + 1;
@@ -58,7 +58,7 @@ function matches(a, b) {
   return [];
 }
 
-/** Whether the furthest path to diagonal `k` in round `d` came by an insertion. */
+/** True if the furthest path to diagonal `k` in round `d` ended with an insertion. */
 const isDown = (v, zero, k, d) => k === -d || (k !== d && v[zero + k - 1] < v[zero + k + 1]);
 
 function back(trail, endX, endY) {

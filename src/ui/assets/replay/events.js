@@ -1,4 +1,4 @@
-// What happened at an event in full: the event, its mod calls with logs and actions. Fetched by the block, kept.
+// Full data of events: the event, its mod calls with logs and actions. Loaded in blocks and cached.
 import { ask } from '../dom.js';
 
 const BLOCK = 96;
@@ -20,7 +20,7 @@ export class Grouping {
     else if (item.kind === 'action') this.#calls.get(item.mod_call_sequence)?.actions.push(item);
   }
 
-  /** Forgets the oldest entries beyond `most`. */
+  /** Drops the oldest entries beyond `most`. */
   trim(most) {
     while (this.entries.size > most) {
       const [seq, entry] = this.entries.entries().next().value;
@@ -45,19 +45,19 @@ export class Events {
 
   constructor(id) { this.#id = id; }
 
-  /** Items of a live run come by themselves. */
+  /** Adds items of a live run. */
   push(items) {
     this.#live ??= new Grouping();
     for (const item of items) this.#live.add(item);
     this.#live.trim(LIVE);
   }
 
-  /** The entry of an event if it is here already. */
+  /** Returns the entry of an event if it is cached. */
   peek(seq) {
     return this.#live?.entries.get(seq) ?? this.#blocks.get(Math.floor(seq / BLOCK))?.get(seq) ?? null;
   }
 
-  /** Entries of the events `from..=to`; fails with the server's message. */
+  /** Returns the entries of the events `from..=to`; fails with the server's message. */
   async get(from, to) {
     const out = [];
     for (let seq = from; seq <= to; seq += 1) {

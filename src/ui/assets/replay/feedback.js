@@ -1,7 +1,7 @@
-// What somebody thinks of a run: the form, and what is shown of it at once. The server's `FeedbackView` writes the same.
+// Feedback on a run: the form, and the new entry without a reload. The server's `FeedbackView` has the same format.
 import { ask, h, toast } from '../dom.js';
 
-/** The line of one feedback, as the page has it after the next load. */
+/** Returns the line of one feedback entry, as rendered by the server. */
 function line({ rating, text, position, user_label: user, created_at: at }) {
   const tone = rating > 0 ? 'good' : rating < 0 ? 'bad' : 'plain';
   const sign = { good: '+', bad: '\u2212', plain: '' }[tone];
@@ -14,14 +14,14 @@ function line({ rating, text, position, user_label: user, created_at: at }) {
     ' ', h('time', { class: 'hint', datetime: at }, 'just now'));
 }
 
-/** What the form says, without the fields that were left empty. */
+/** Returns the form's fields without empty ones. */
 function said(form) {
   const fields = new FormData(form);
   const [text, position] = [fields.get('text').trim(), fields.get('position')];
   return { rating: Number(fields.get('rating')), ...(text && { text }), ...(position && { position: Number(position) }) };
 }
 
-/** Makes the dialog of the run work; answers what opens it. */
+/** Sets up the run's dialog and returns the function that opens it. */
 export function feedback(id) {
   const dialog = document.querySelector('[data-feedback-dialog]');
   const given = document.querySelector('[data-feedback]');

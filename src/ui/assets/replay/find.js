@@ -1,4 +1,4 @@
-// Find in a run: over the text as it stands at an event, across tokens. Pure.
+// Search in a run: over the text at an event, across tokens. Pure.
 
 /**
  * Rows that hold a match of `needle` (no case), as `[[firstRow, lastRow], …]` in reading order.
@@ -23,7 +23,7 @@ export function find(needle, count, text, shown, limit = 2000) {
   return hits;
 }
 
-/** Index of the last start that is not behind `at`. */
+/** Index of the last start at or before `at`. */
 function last(starts, at) {
   let lo = 0;
   let hi = starts.length - 1;

@@ -1,5 +1,5 @@
-// Items to token instances: the browser's twin of src/trace/fold. fixtures/folds holds both to the same results.
-// Pure: no DOM, no clock. Rows live in growing typed arrays, in the numbers that the columns carry.
+// Converts items to token instances, like src/trace/fold. fixtures/folds holds both to the same results.
+// Pure: no DOM, no clock. Rows are growing typed arrays with the encoding of the columns.
 
 import { Step, detailsOf, isQuote, labelOf, listedTokens, measuredOf } from './items.js';
 import { COLUMNS, EVENT_COLUMNS, NEVER, Rows, SCALE, UNKNOWN } from './rows.js';
@@ -55,7 +55,7 @@ export class RunState extends Rows {
     for (const [name, Type] of Object.entries({ ...COLUMNS, ...EVENT_COLUMNS })) this[name] = new Type(256);
   }
 
-  /** Counts as the run list shows them. */
+  /** Counts as in the run list. */
   get counters() {
     const last = this.#alive.at(-1);
     const ended = last !== undefined && this.#endsGeneration(last) ? 1 : 0;
@@ -66,12 +66,12 @@ export class RunState extends Rows {
     };
   }
 
-  /** Text of the generated tokens that stand, without an end-of-generation token. */
+  /** Text of the current generated tokens, without an end-of-generation token. */
   get answer() {
     return this.#alive.slice(this.#promptRows).filter((i) => !this.#endsGeneration(i)).map((i) => this.text(i)).join('');
   }
 
-  /** Takes the next item. */
+  /** Applies the next item. */
   apply(item) {
     if (item.kind === 'event') this.#event(item);
     else if (item.kind === 'mod_call') this.#call(item);
@@ -113,7 +113,7 @@ export class RunState extends Rows {
     }
   }
 
-  /** Microseconds since the run began. */
+  /** Microseconds since the start of the run. */
   #timeUs(event, measured) {
     const wall = event.created_at === undefined ? undefined : Date.parse(event.created_at);
     this.#beganMs ??= wall;
@@ -155,7 +155,7 @@ export class RunState extends Rows {
     else if (typeof measured.stopped_by === 'string') this.flags[this.count - 1] |= FLAGS.stop;
   }
 
-  /** Takes a special token for the end of the generation, as long as it is the newest token. */
+  /** Treats a special token as the end of the generation while it is the newest token. */
   #assumeEnd() {
     const i = this.count - 1;
     if (i < 0 || (this.flags[i] & (FLAGS.special | FLAGS.prompt)) !== FLAGS.special) return;
@@ -200,7 +200,7 @@ export class RunState extends Rows {
     }
   }
 
-  /** Ends the last `count` rows that stand; they are gone from event `seq` on. */
+  /** Removes the last `count` rows; they are invisible from event `seq` on. */
   #end(count, seq) {
     for (const i of this.#alive.splice(this.#alive.length - count, count)) {
       this.died[i] = seq;
@@ -218,7 +218,7 @@ export class RunState extends Rows {
     this.#promptRows = tokens.length;
   }
 
-  /** Takes `count` rows out of the allowance for tokens that a trace only counts, if it lasts. */
+  /** Takes `count` rows from the allowance for tokens that a trace only counts, if enough are left. */
   #invent(count) {
     if (this.#invented + count > MOST_INVENTED) return null;
     this.#invented += count;
@@ -238,7 +238,7 @@ export class RunState extends Rows {
     }
   }
 
-  /** What went because the context was full. The rows stay where they were: they are what was read and said. */
+  /** Marks messages evicted because the context was full. Their rows stay, because they were read and generated. */
   #evicted({ ranges = [], messages = [] }) {
     const tokens = ranges.reduce((sum, [start, end]) => sum + Math.max(0, end - start), 0);
     const who = messages.length ? ` (${messages.map((message) => message.role).join(', ')})` : '';
@@ -267,7 +267,7 @@ export class RunState extends Rows {
     if (type === 'AdjustedLogits') {
       this.#step.pending |= FLAGS.touched;
     } else if (type === 'Backtrack') {
-      // A token that was only drawn counts for the mod, and was never appended.
+      // A token that was drawn but never appended counts for the mod.
       const drawn = this.#newest === 'Sampled' ? 1 : 0;
       const removed = Math.min(generated, details.removed ?? natural(natural(action.backtrack_steps) - drawn));
       this.#end(removed, after);
@@ -284,7 +284,7 @@ export class RunState extends Rows {
     }
   }
 
-  /** An action in the form of Quote's traces: see src/trace/fold/quote.rs. */
+  /** Applies an action in the format of Quote's traces: see src/trace/fold/quote.rs. */
   #quoteAction(type, { tokens, tokens_as_text: texts, backtrack_steps: steps, tool_calls: calls }) {
     tokens.forEach((token, i) => {
       if (texts[i] !== undefined && cut(texts[i]) === texts[i]) this.#texts.set(token, texts[i]);
@@ -310,7 +310,7 @@ export class RunState extends Rows {
     return this.#calledAt === 'Added' && this.#newest === 'Added';
   }
 
-  /** How many of the last rows that stand belong to the newest `Added`. */
+  /** Number of the last rows that belong to the newest `Added`. */
   #addedCount() {
     let from = this.#alive.length;
     while (from > this.#promptRows && this.#alive[from - 1] >= this.#addedFrom) from -= 1;
@@ -389,7 +389,7 @@ export class RunState extends Rows {
     this.#replacePrompt(Array(length).fill(-1), texts, after, FLAGS.touched);
   }
 
-  /** Flags the last generated token that stands. */
+  /** Flags the last generated token. */
   #touchLast(bits) {
     if (this.#alive.length > this.#promptRows) this.flags[this.#alive.at(-1)] |= bits;
   }

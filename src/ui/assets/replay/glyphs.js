@@ -9,7 +9,7 @@ const name = (c) => {
   return code === 127 ? '␡' : `U+${code.toString(16).toUpperCase().padStart(4, '0')}`;
 };
 
-/** Cuts text into `{text}` and `{mark}` pieces, where a mark names a character that must not act. */
+/** Splits text into `{text}` and `{mark}` pieces; a mark names a character that must not take effect. */
 export function pieces(text) {
   if (/^[\u200c\u200d\ufe0e\ufe0f]+$/u.test(text)) return [...text].map((c) => ({ mark: name(c) }));
   const out = [];
@@ -23,7 +23,7 @@ export function pieces(text) {
   return out;
 }
 
-/** A token as it is named outside of the text: spaces and line ends visible, everything on one line. */
+/** Name of a token outside of the text: spaces and line ends visible, on one line. */
 export function show(text) {
   if (text === '') return '∅';
   return pieces(text).map((p) => p.mark ?? p.text.replaceAll('\n', '↵').replaceAll('\t', '⇥').replace(/^ | $/g, '␣')).join('');

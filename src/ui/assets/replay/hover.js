@@ -1,4 +1,4 @@
-// A small card beside the token under the pointer. Nothing is only here: the panel says the same by keyboard.
+// A card next to the token under the pointer. The panel shows the same for keyboard users.
 import { h } from '../dom.js';
 import { NEVER } from './branches.js';
 import { surprise } from './colour.js';
@@ -7,7 +7,7 @@ import { percent } from './why.js';
 
 const DELAY = 120;
 
-/** What the card says of a row; pure. */
+/** Lines of the card for a row; pure. */
 export function lines(run, i) {
   const p = run.logprob(i);
   const bits = surprise(run, i);

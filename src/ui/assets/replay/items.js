@@ -1,9 +1,9 @@
-// What the fold reads from items: measurements, an action's details, candidates, a step's draw. Pure.
+// Input of the fold: measurements, an action's details, candidates, a step's draw. Pure.
 
 const isNumber = (value) => typeof value === 'number';
 const isId = (value) => Number.isInteger(value);
 
-/** What our engine measured at an event; empty for the `details` of somebody else's. */
+/** Measurements of our engine at an event; empty for `details` of other engines. */
 export function measuredOf(event) {
   const d = event.details;
   if (d === null || typeof d !== 'object' || Array.isArray(d)) return {};
@@ -12,7 +12,7 @@ export function measuredOf(event) {
   return { ...d, tokens };
 }
 
-/** The part of an action's `details` that the fold needs; details of another shape read as empty. */
+/** The part of an action's `details` that the fold needs; details of another shape are empty. */
 export function detailsOf(action) {
   const d = action.details;
   const none = { tokens: [], texts: [], removed: undefined, superseded: false, tokens_as_text: [] };
@@ -29,7 +29,7 @@ export function detailsOf(action) {
   } : none;
 }
 
-/** Tells Quote's form of an action from other forms. */
+/** True for Quote's form of an action. */
 export function isQuote(type, details) {
   if (type === 'Backtrack') return details.backtrack_steps !== undefined;
   if (type === 'ToolCalls') return typeof details.tool_calls === 'string';
@@ -37,12 +37,12 @@ export function isQuote(type, details) {
   return details.token_count !== undefined || details.tokens_as_text.length > 0;
 }
 
-/** The tokens that an event lists, without those that a Backtrack at the event has queued since. */
+/** The tokens that an event lists, without those queued by a Backtrack at the event. */
 export function listedTokens({ added_tokens: tokens, added_token_count: count, forced }) {
   return tokens && forced === true && count >= 1 && count < tokens.length ? tokens.slice(0, count) : tokens;
 }
 
-/** `top_tokens` in the form of the specification or of Quote; anything else is passed over. */
+/** `top_tokens` in the form of the specification or of Quote; other forms are ignored. */
 function candidatesOf(top) {
   const fits = Array.isArray(top) && top.every((c) => c && isId(c.token) && (isNumber(c.prob) || isNumber(c.logprob)));
   return fits ? top.map(({ token, prob, logprob }) => (isNumber(prob)
@@ -50,7 +50,7 @@ function candidatesOf(top) {
     : { token, order: logprob, logprob: Math.min(0, logprob) })) : [];
 }
 
-/** What one step shows before its tokens are appended. */
+/** State of one step before its tokens are appended. */
 export class Step {
   pending = 0;
   forced = false;
@@ -82,7 +82,7 @@ export class Step {
   }
 }
 
-/** What a mark of an action is labelled with. */
+/** Label of an action's mark. */
 export function labelOf(action, details) {
   const type = action.action_type;
   let count;

@@ -1,9 +1,10 @@
-// One lane a mod: a mark for every action, exception and log line, on the scrubber's axis; and the same as a table.
+// One lane per mod with a mark for every action, exception and log line on the scrubber's axis, and the same as a
+// table.
 import { h, palette, surface } from '../dom.js';
 
 const LISTED = 400;
 
-/** The colour that a mark has wherever it is drawn. Pure. */
+/** Colour of a mark. Pure. */
 export function toneOf(mark) {
   if (mark.kind === 'log') return 'line-strong';
   if (mark.kind === 'error' || /^(Backtrack|EmitError)/.test(mark.label)) return 'erased';
@@ -46,7 +47,7 @@ export class Lanes {
 
   #lanesBox;
 
-  /** Takes up marks that came since the last call. */
+  /** Adds marks that arrived since the last call. */
   sync() {
     const { marks } = this.#run;
     if (this.#seen === marks.length) return;

@@ -1,11 +1,11 @@
-// Follows a run that is being generated: the same items, in the same order, as a stored run holds.
+// Follows an active run: the same items in the same order as in a stored run.
 import { follow } from '../sse.js';
 
-/** Drops items that came before, so that a resumed stream may overlap. Pure. */
+/** Drops repeated items, so that a resumed stream may overlap. Pure. */
 export class Once {
   #next = { event: 0, mod_call: 0, mod_log: 0, action: 0 };
 
-  /** Whether the item is new. */
+  /** Returns true if the item is new. */
   take(item) {
     const at = item.kind === 'event' ? item.sequence_order : item.index;
     if (at === undefined) return true;

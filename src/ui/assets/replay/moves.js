@@ -1,7 +1,7 @@
-// Where an action of the keyboard moves the cursor. Pure.
+// Cursor movements of keyboard actions. Pure.
 import { NEVER } from './branches.js';
 
-/** The event to go to; a sentence when there is none further; undefined when the action does not move. */
+/** Returns the target event; a sentence if there is none; undefined if the action does not move the cursor. */
 export function stepping(action, run, n, surprise, threshold) {
   const end = run.eventCount;
   const events = (test, dir) => {

@@ -1,4 +1,4 @@
-// The page of one run: the replay component, and the address that says what it shows.
+// The page of one run: the replay component and the URL of its state.
 import { ask, base, copy, toast } from '../dom.js';
 import { listen } from '../keys.js';
 import { Replay } from './view.js';
@@ -19,7 +19,7 @@ const state = {
   layer: params.get('attention') || 'mean',
 };
 
-/** The address of a state; everything at its default is left out. */
+/** Returns the URL of a state without defaults. */
 function address(s) {
   const next = new URLSearchParams();
   if (params.has('q')) next.set('q', params.get('q'));
@@ -35,7 +35,7 @@ function address(s) {
 let pending = 0;
 function changed(s) {
   clearTimeout(pending);
-  // Browsers limit how often the address may change; a held key would pass the limit.
+  // Browsers limit how often the URL may change; a held key would exceed the limit.
   pending = setTimeout(() => history.replaceState(null, '', address(s)), 120);
 }
 
@@ -83,7 +83,7 @@ dialog.addEventListener('close', async () => {
 
 let feedback = null;
 
-/** The form for feedback, whose code comes when it is first asked for. */
+/** The feedback form, whose code is loaded on first use. */
 function giveFeedback() {
   feedback ??= import('./feedback.js').then((module) => module.feedback(id));
   feedback.then((give) => give(), (error) => {

@@ -1,4 +1,4 @@
-// The panel: what happened at the current event. Token, alternatives, sampler stages, attention, mods.
+// The panel with the details of the current event: token, alternatives, sampling stages, attention, mods.
 import { h } from '../dom.js';
 import { surprise } from './colour.js';
 import { NEVER } from './branches.js';
@@ -34,10 +34,10 @@ export class Panel {
     root.replaceChildren(this.#token, this.#alts, this.#mods, this.#record);
   }
 
-  /** Puts a section that another module fills below the token. */
+  /** Adds a section filled by another module below the token. */
   put(section) { this.#token.after(section); }
 
-  /** Shows event `e` (null when there is none) and, where it is another, the row looked at. */
+  /** Shows event `e` (null if there is none) and, if different, the selected row. */
   show(e, row) {
     this.#drawToken(e, row);
     this.#turn += 1;
@@ -54,7 +54,7 @@ export class Panel {
       this.#drawStep(e, steps.map((s) => this.#events.peek(s)));
       return;
     }
-    // A held key passes many events: only where it stops is worth a request.
+    // A held key passes many events: only the last one is requested.
     this.#root.setAttribute('aria-busy', 'true');
     this.#job = setTimeout(async () => {
       try {
@@ -72,7 +72,7 @@ export class Panel {
     }, 70);
   }
 
-  /** Opens the sampler's stages and brings them into view. */
+  /** Opens the sampling stages and scrolls to them. */
   why() {
     this.#alts.scrollIntoView({ block: 'nearest' });
   }
@@ -114,7 +114,7 @@ export class Panel {
     this.#drawRecord(here);
   }
 
-  /** What an event says of the prompt and of what the model read, which no token shows. */
+  /** Details of an event about the prompt that no token shows. */
   #drawGiven(event) {
     this.#token.querySelector('.given')?.remove();
     const facts = event?.event_type === 'Prefilled'
@@ -126,7 +126,7 @@ export class Panel {
       h('dt', {}, name), h('dd', {}, unit ? `${value} ${unit}` : h('code', {}, `…${value}`))))));
   }
 
-  /** The event and its calls as they were recorded, whatever else stands in them. */
+  /** The event and its calls as recorded. */
   #drawRecord(entry) {
     this.#record.hidden = !entry;
     if (!entry) return;

@@ -1,4 +1,4 @@
-// Which part of the conversation a row belongs to. Pure.
+// Maps rows to parts of the conversation. Pure.
 
 /**
  * Labels of prompt positions, `[{role, dim}]`, from the spans of the Prefilled event. What the chat template wrote

@@ -1,4 +1,4 @@
-// Plays a run: at the speed it was recorded at, or at so many tokens a second. Never starts by itself.
+// Plays a run at recorded speed or at a number of tokens per second. Never starts by itself.
 
 export class Player {
   playing = false;

@@ -1,10 +1,10 @@
-// Token instances as the columns hold them: of a stored run all at once, of a live one as the fold makes them. Pure.
+// Token instances as stored in the columns: complete for a stored run, growing by the fold for a live one. Pure.
 
-/** `died` of a row that stands at the end. */
+/** `died` of a row that exists at the end. */
 export const NEVER = 0xffff_ffff;
-/** logprob and entropy of a row that has none. */
+/** logprob and entropy of a row without a value. */
 export const UNKNOWN = 0xffff;
-/** What logprobs and entropies are multiplied with. */
+/** Factor of stored logprobs and entropies. */
 export const SCALE = 2048;
 
 export const COLUMNS = {

@@ -1,4 +1,4 @@
-// One run as the page sees it: rows, events and marks, from the stored columns or grown item by item.
+// A run for the page: rows, events and marks, from stored columns or grown item by item.
 import { parseColumns } from './columns.js';
 
 export class Run {
@@ -12,7 +12,7 @@ export class Run {
 
   apply(item) { this.#s.apply(item); }
 
-  /** Rows that ever lived. */
+  /** Number of rows ever created. */
   get count() { return this.#s.count; }
   get eventCount() { return this.#s.eventCount; }
   get marks() { return this.#s.marks; }
@@ -36,12 +36,12 @@ export class Run {
   /** Type of an event: 0 Prefilled, 1 ForwardPass, 2 Sampled, 3 Added. */
   kind(e) { return this.#s.kinds[e]; }
   step(e) { return this.#s.steps[e]; }
-  /** Whether the trace says when anything happened. */
+  /** True if the trace has times. */
   get isTimed() { return this.eventCount > 0 && this.time(this.eventCount - 1) > 0; }
   /** Milliseconds since the run started. */
   time(e) { return this.#s.times[e]; }
 
-  /** The row at a position of the sequence as it stands at event `n`, or null. */
+  /** The row at a position of the sequence at event `n`, or null. */
   alive(n, pos) {
     for (let i = this.count - 1; i >= 0; i -= 1) {
       if (this.pos(i) === pos && this.born(i) <= n && n < this.died(i)) return i;
@@ -49,14 +49,14 @@ export class Run {
     return null;
   }
 
-  /** Rows by position as they stand at event `n`. */
+  /** Rows by position at event `n`. */
   sequence(n) {
     const rows = [];
     for (let i = 0; i < this.count; i += 1) if (this.born(i) <= n && n < this.died(i)) rows[this.pos(i)] = i;
     return rows;
   }
 
-  /** How many tokens of the answer stand at event `n`. */
+  /** Number of tokens in the answer at event `n`. */
   answered(n) {
     let count = 0;
     for (let i = 0; i < this.count; i += 1) if (this.born(i) <= n && n < this.died(i) && !this.isPrompt(i)) count += 1;

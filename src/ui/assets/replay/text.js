@@ -1,5 +1,5 @@
-// The token text: one span per row that ever lived, in blocks that the browser skips while they are off screen.
-// Moving the cursor only changes classes of rows whose state changes; rows are never built twice.
+// The token text: one span per row, in blocks that the browser skips while they are off screen.
+// Moving the cursor only changes classes of rows whose state changes; rows are built once.
 import { h } from '../dom.js';
 import { NEVER, branches, chipVisible } from './branches.js';
 import { fill, show } from './glyphs.js';
@@ -33,7 +33,7 @@ export class Text {
   #selected = null;
   #hits = [];
 
-  /** `onPick(row)` and `onBranch(died)` hear of clicks. */
+  /** `onPick(row)` and `onBranch(died)` are called on clicks. */
   constructor(root, run, { onPick, onErased }) {
     this.#root = root;
     this.#run = run;
@@ -46,12 +46,12 @@ export class Text {
     });
   }
 
-  /** The prompt's parts, known once the Prefilled event is. */
+  /** Sets the prompt's parts from the Prefilled event. */
   label(prompt, born) {
     this.#labels = { born, roles: roles(prompt.texts?.length ?? 0, prompt.spans, prompt.texts ?? []) };
   }
 
-  /** Builds the rows that came since the last call. */
+  /** Builds the rows that arrived since the last call. */
   sync() {
     const run = this.#run;
     for (let i = this.#spans.length; i < run.count; i += 1) this.#append(i);
@@ -123,7 +123,7 @@ export class Text {
     this.#spans[i].className = name;
   }
 
-  /** Colours by `paint(row)`: a bucket 0–7, -1 for none, or 'touched'; `ghosts` says whether what follows is coloured too. */
+  /** Colours by `paint(row)`: a bucket 0–7, -1 for none, or 'touched'; `ghosts` also colours later tokens. */
   colour(paint, ghosts = false) {
     const all = ghosts !== this.#ghosts;
     this.#paint = paint;
@@ -136,7 +136,7 @@ export class Text {
     }
   }
 
-  /** Shows the text as it stands at event `n`. */
+  /** Shows the text at event `n`. */
   show(n, options = this.#options) {
     const run = this.#run;
     this.#n = n;
@@ -169,7 +169,7 @@ export class Text {
     this.show(this.#n);
   }
 
-  /** Marks the row of the current event, and a row looked at beside it. */
+  /** Marks the row of the current event, and a selected row. */
   cursor(row, selected = null, scroll = true) {
     const old = [this.#cursor, this.#selected];
     this.#cursor = row;
@@ -192,11 +192,11 @@ export class Text {
     if (above <= 0 && below <= 0) return;
     if (Math.max(above, below) > box.height) this.#root.scrollTop += at.top - box.top - box.height / 3;
     else this.#root.scrollTop += above > 0 ? -above : below;
-    // Blocks that were off screen take their true heights only now: look again where it came to stand.
+    // Blocks that were off screen get their true height only now: check the position again.
     if (tries) requestAnimationFrame(() => { if (this.#target === span) this.#reveal(span, tries - 1); });
   }
 
-  /** Scrolls to the end, while a live run is followed. */
+  /** Scrolls to the end while a live run is followed. */
   toEnd() {
     this.#root.scrollTop = this.#root.scrollHeight;
   }
@@ -207,7 +207,7 @@ export class Text {
     return state === ALIVE || state === GHOST || (state === DEAD && (this.#options.dead || this.#open.has(this.#run.died(i))));
   }
 
-  /** Rings the rows of one match. */
+  /** Highlights the rows of one match. */
   ring(rows) {
     const old = this.#hits;
     this.#hits = rows;
@@ -217,7 +217,7 @@ export class Text {
     this.#reveal(this.#target);
   }
 
-  /** A row as it is named outside of the text. */
+  /** Name of a row outside of the text. */
   name(i) {
     return show(this.#run.text(i));
   }

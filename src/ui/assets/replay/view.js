@@ -1,5 +1,5 @@
-// The replay component: one cursor over the events of a run, and everything that follows it. The replay page and the
-// playground mount the same component; a run that is being generated is one whose events are still coming.
+// The replay component: one cursor over the events of a run, and all views that follow it. The replay page and the
+// playground use the same component; an active run is one whose events are still arriving.
 import { ask, base, h, toast } from '../dom.js';
 import { MODES, SURPRISING, legend, surprise } from './colour.js';
 import { Events } from './events.js';
@@ -13,7 +13,7 @@ import { Run } from './run.js';
 import { Text } from './text.js';
 import { stepping } from './moves.js';
 
-/** Where a view starts: the fields of a link. */
+/** Initial state of a view: the fields of a link. */
 const FRESH = { at: null, color: 'surprise', dead: false, ahead: true, attention: false, layer: 'mean', q: '' };
 
 export class Replay {
@@ -32,7 +32,7 @@ export class Replay {
   #hit = -1;
   #recorded;
 
-  /** `hooks.changed(state)` hears of every change that a link should carry, `hooks.grown(tokens)` and `hooks.ended(summary)` of a live run. */
+  /** `hooks.changed(state)` is called for every change that a link should contain, `hooks.grown(tokens)` and `hooks.ended(summary)` for a live run. */
   constructor(root, id, { state = {}, live = false, recorded = false, hooks = {} } = {}) {
     this.#root = root;
     this.#id = id;
@@ -43,7 +43,7 @@ export class Replay {
     this.live = live;
   }
 
-  /** Loads the run, or begins to follow it. */
+  /** Loads the run, or starts to follow it. */
   async open() {
     if (this.live) {
       const [{ followRun }, { RunState }] = await Promise.all([import('./live.js'), import('./fold.js')]);
@@ -73,7 +73,7 @@ export class Replay {
     this.go(at === null ? run.eventCount : at, { quiet: true });
   }
 
-  /** Lets go of everything, before another run takes the place. */
+  /** Releases everything before another run is shown. */
   close() {
     this.#stop?.();
     this.#parts.player?.pause();
@@ -110,7 +110,7 @@ export class Replay {
     this.#attend();
   }
 
-  /** Attention comes when it is first looked at. */
+  /** Attention is loaded on first use. */
   async #attend() {
     const parts = this.#parts;
     if (!this.#state.attention || parts.attending) return;
@@ -160,7 +160,7 @@ export class Replay {
     this.#toggles();
   }
 
-  /** Takes up rows, events and marks that are new. */
+  /** Adds new rows, events and marks. */
   #seen() {
     const { text, overview, lanes } = this.#parts;
     text.sync();
@@ -217,7 +217,7 @@ export class Replay {
     }
   }
 
-  /** The event that the cursor stands for. A followed run stands at its newest token, not in the middle of a step. */
+  /** The event at the cursor. A followed run shows its newest token, not the middle of a step. */
   #event() {
     const run = this.#run;
     if (!run.eventCount) return null;
@@ -227,7 +227,7 @@ export class Replay {
     return e;
   }
 
-  /** Goes to `{event}` or `{token}`, the nth of the answer. */
+  /** Moves to `{event}` or to `{token}`, the nth of the answer. */
   visit({ event, token }) {
     const run = this.#run;
     if (!run) return;
@@ -236,7 +236,7 @@ export class Replay {
     this.go(token === undefined ? event : rows.length ? run.born(rows[Math.max(0, Math.min(rows.length, token) - 1)]) : 0);
   }
 
-  /** Looks at a row: one of the answer moves the cursor to its birth, one of the prompt is only shown beside it. */
+  /** Selects a row: a row of the answer moves the cursor to its creation, a row of the prompt is only shown. */
   pick(row) {
     this.#parts.player.pause();
     if (!this.#run.isPrompt(row)) this.go(this.#run.born(row));
@@ -247,7 +247,7 @@ export class Replay {
     this.#parts.attention?.about(row);
   }
 
-  /** The row that an event is about: what it added, or what its step is going to add. */
+  /** The row of an event: the row it added, or the row its step will add. */
   #row(e) {
     if (e === null) return null;
     for (const step of this.#run.stepEvents(e).filter((s) => s >= e)) {
@@ -311,7 +311,7 @@ export class Replay {
     this.#tell();
   }
 
-  /** Attention was switched on or off. */
+  /** Attention was enabled or disabled. */
   #attended() {
     const { attention } = this.#parts;
     if (!attention) this.#attend();
@@ -325,7 +325,7 @@ export class Replay {
     for (const name of ['dead', 'ahead', 'attention']) {
       this.#root.querySelector(`[data-act=${name}]`).setAttribute('aria-pressed', String(this.#state[name]));
     }
-    // One background at a time: while it is attention, no metric is the chosen one.
+    // One background at a time: while attention is shown, no metric is selected.
     for (const input of this.#el('colours').querySelectorAll('input')) input.checked = input.value === this.#state.color && !this.#state.attention;
   }
 
@@ -349,13 +349,13 @@ export class Replay {
     this.#el('found').textContent = `${this.#hit + 1}/${this.#hits.length}`;
   }
 
-  /** What a link to this view carries. */
+  /** The state that a link to this view contains. */
   get state() { return { ...this.#state }; }
 
-  /** Whether the cursor is behind the last event. */
+  /** True if the cursor is after the last event. */
   get atEnd() { return !this.#run || this.n === this.#run.eventCount; }
 
-  /** Where the playground continues the text as it stands at event `n`, with `next` behind it; null when the trace has no prompt. */
+  /** URL of the playground that continues the text at event `n` with `next`; null if the trace has no prompt. */
   fork(n = this.n, next = '') {
     const run = this.#run;
     if (this.live || !run?.count || run.pos(0) !== 0) return null;
@@ -364,7 +364,7 @@ export class Replay {
 
   #tell() { this.#hooks.changed?.({ ...this.#state }); }
 
-  /** Carries out an action of the key table; answers false when it is none of this component's. */
+  /** Executes an action of the key table; returns false if it is not an action of this component. */
   act(action, key) {
     const { player, panel, textBox } = this.#parts;
     if (!player) return false;
@@ -401,7 +401,7 @@ export class Replay {
   }
 }
 
-/** The element without what an earlier run left on it: children made by code and listeners. */
+/** Returns the element without children and listeners of an earlier run. */
 function fresh(el) {
   const copy = el.cloneNode(!el.matches('[data-text]'));
   el.replaceWith(copy);

@@ -1,6 +1,6 @@
-// Why this token: joins what the model said, what mods made of it and what the sampler left. Pure.
+// Details of a token's choice: joins the model's probabilities, the edits of mods and the sampler's result. Pure.
 
-/** Numbers of an event's measurements, wherever they stand. */
+/** Numbers of an event's measurements in any known place. */
 export const measured = (event) => (event && typeof event.details === 'object' && event.details) || {};
 
 /** Candidates in any of the known shapes as `[{token, text, prob}]`, highest first. */
@@ -47,7 +47,7 @@ export function explain(entries) {
   const out = [...rows.values()].map((row) => {
     const result = { ...row, chosen: row.token === chosen, why: '', byMod: false };
     if (afterMods.length && row.model !== null && !(row.mods > 0)) {
-      // Absent from the recorded candidates is not yet masked: only the action knows what became of the token.
+      // A token missing from the recorded candidates is not necessarily masked: only the action tells.
       const after = moved.find((m) => m.token === row.token)?.after;
       result.why = `${after !== undefined && after < 1e-6 ? 'masked' : 'lowered'} by ${editor?.call.mod_name ?? 'a mod'}`;
       result.byMod = true;
@@ -62,7 +62,7 @@ export function explain(entries) {
   return { rows: out, stages, hasMods: afterMods.length > 0, hasSampler: afterSampler.length > 0, entropy: measured(forward?.event).entropy ?? null };
 }
 
-/** A probability as people read it. */
+/** Formats a probability. */
 export function percent(p) {
   if (p === null || p === undefined) return '';
   if (p >= 0.9995) return '100 %';
