@@ -4,6 +4,7 @@ use super::stream::Streams;
 use super::{ApiError, Catalogue, Loaded};
 use crate::config::Config;
 use crate::engine::Engine;
+use crate::events::Scope;
 use crate::mods::ModRegistry;
 use crate::store::{Live, RunSummary, Store};
 use chrono::{DateTime, Utc};
@@ -73,13 +74,14 @@ impl App {
         self.0.database.get().map(|(store, _)| store).ok_or_else(|| self.not_ready())
     }
 
-    /// Returns the run with that `run_id`, else with that `request_id`. Waits for the rows of a run that is being
+    /// Returns the run with that `run_id`, else with that `request_id`, if the scope covers it. Waits for the rows of a run
+    /// that is being
     /// recorded.
     ///
     /// # Errors
     /// 404 if no such run exists; 503 while the database is unavailable or lacks the rows.
-    pub async fn find_run(&self, id: &str) -> Result<RunSummary, ApiError> {
-        self.store()?.find_recorded(id).await?.ok_or_else(|| ApiError::not_found("run", id))
+    pub async fn find_run(&self, scope: &Scope, id: &str) -> Result<RunSummary, ApiError> {
+        self.store()?.find_recorded(scope, id).await?.ok_or_else(|| ApiError::not_found("run", id))
     }
 
     /// Returns the live updates of active runs.

@@ -4,7 +4,7 @@
 //! run is committed. Posting the same document again returns 201 again, so that a client that lost the response can
 //! repeat; another document with the same `request_id` is a conflict.
 
-use super::{ApiError, App, ErrorKind, Problem, mods};
+use super::{ApiError, App, Caller, ErrorKind, Problem, mods};
 use crate::events::Surface;
 use crate::trace::document::{Document, DocumentError};
 use axum::body::{Body, BodyDataStream};
@@ -57,7 +57,12 @@ pub fn router() -> OpenApiRouter<App> {
         (status = 401, body = Problem, description = "The API key is missing or unknown; see --ingest-key and --ingest-open"),
         (status = 409, body = Problem, description = "Another document has this request_id"),
         (status = 413, body = Problem), (status = 503, body = Problem, description = "The database is unavailable; see Retry-After")))]
-async fn ingest(State(app): State<App>, headers: HeaderMap, body: Body) -> Result<StatusCode, ApiError> {
+async fn ingest(
+    State(app): State<App>,
+    caller: Caller,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<StatusCode, ApiError> {
     let store = app.store()?;
     let payload = read(&headers, body).await?;
     let mib = payload.len().div_ceil(1 << 20).max(1);
@@ -77,7 +82,7 @@ async fn ingest(State(app): State<App>, headers: HeaderMap, body: Body) -> Resul
         document.request.surface = Some(Surface::Cli);
     }
     let files = mods::used_files(&document);
-    store.ingest(document).await?;
+    store.ingest(&caller.scope, caller.tenant, document).await?;
     // The run is stored; an error response would claim the opposite.
     if let Err(error) = mods::store_local_sources(&app, files).await {
         tracing::warn!(?error, "mod sources of a run not stored: it cannot be run again with them");

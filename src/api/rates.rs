@@ -64,8 +64,8 @@ impl Rates {
     /// # Errors
     /// 429 if the limit is exceeded.
     pub(super) fn check(&self, caller: Option<&Caller>, address: Option<SocketAddr>) -> Result<(), ApiError> {
-        if let (Some(rate), Some(caller)) = (&self.keys, caller) {
-            rate.check(&caller.label, "this key", "start", "runs")?;
+        if let (Some(rate), Some(label)) = (&self.keys, caller.and_then(|caller| caller.label.as_ref())) {
+            rate.check(label, "this key", "start", "runs")?;
         }
         if let (Some(rate), Some(address)) = (&self.addresses, address) {
             rate.check(&network(address.ip()), "this address", "start", "runs")?;
@@ -125,6 +125,7 @@ pub(super) async fn limit(State(app): State<App>, request: Request, next: Next) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{KeyHash, SecurityConfig};
 
     #[test]
     fn a_client_waits_and_others_do_not() {
@@ -134,7 +135,8 @@ mod tests {
             burst: NonZeroU32::new(2),
         });
         let from = |text: &str| Some(SocketAddr::new(text.parse().unwrap(), 1));
-        let key = |label: &str| Some(Caller { label: label.into(), may_change_mods: false });
+        let security = SecurityConfig { keys: vec![KeyHash::of("a"), KeyHash::of("b")], ..SecurityConfig::default() };
+        let key = |key: &str| Some(Caller::new(&security, security.known(key)));
         assert!(rates.check(None, from("10.0.0.1")).is_ok());
         assert!(rates.check(None, from("10.0.0.1")).is_ok());
         let refused = rates.check(None, from("10.0.0.1")).unwrap_err();

@@ -9,8 +9,11 @@ use super::{
     AnthropicError, ApiError, App, AttentionError, ErrorKind, KoboldError, LlamaError, OpenAiError, StreamError,
     anthropic, attention, body_key, kobold, llama, openai, session, socket, stream,
 };
-use crate::config::{Config, KeyHash, SecurityConfig, ServerConfig};
-use axum::extract::{Request, State};
+use crate::config::{Config, KeyHash, Rights, SecurityConfig, ServerConfig};
+use crate::engine;
+use crate::events::{Scope, Tenant};
+use axum::extract::{FromRequestParts, Request, State};
+use axum::http::request::Parts;
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, Method, header};
 use axum::middleware::Next;
@@ -19,13 +22,17 @@ use std::net::IpAddr;
 use std::time::Duration;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
-/// The authenticated caller, if keys are configured; stored in the request's extensions.
+/// The authenticated caller; an extractor for every route that needs a key if keys are configured.
 #[derive(Debug, Clone)]
 pub struct Caller {
-    /// A label of the key that does not reveal it.
-    pub label: String,
-    /// True if the caller may register, enable, disable and delete mods.
-    pub may_change_mods: bool,
+    /// A label of the key that does not reveal it; `None` without a key.
+    pub label: Option<String>,
+    /// Owner of the runs that it makes.
+    pub tenant: Option<Tenant>,
+    /// Runs and everything else that it may see and change.
+    pub scope: Scope,
+    /// Changes of the server that it may make.
+    pub rights: Rights,
 }
 
 /// Headers that contain only a key; the second one is used by Quote's clients.
@@ -85,14 +92,21 @@ pub(super) async fn guard(State(app): State<App>, mut request: Request, next: Ne
             Ok((request, None)) => (request, admitted),
             Ok((request, Some(sent))) => {
                 let known = Access::of(&path).known(&app.config().server.security, &sent);
-                (request, known.map(|key| Some(Caller::of(key))).ok_or_else(unknown_key))
+                (
+                    request,
+                    known
+                        .map(|key| Some(Caller::new(&app.config().server.security, Some(key))))
+                        .ok_or_else(unknown_key),
+                )
             }
             Err(error) => return in_dialect(&path, error),
         };
     }
     match admitted {
         Ok(caller) => {
-            request.extensions_mut().extend_some(caller);
+            if let Some(caller) = caller {
+                request.extensions_mut().insert(caller);
+            }
             next.run(request).await
         }
         Err(error) if error.kind() == ErrorKind::Unauthorized && wants_page(&request) => {
@@ -102,18 +116,7 @@ pub(super) async fn guard(State(app): State<App>, mut request: Request, next: Ne
     }
 }
 
-trait ExtendSome {
-    fn extend_some(&mut self, caller: Option<Caller>);
-}
-
-impl ExtendSome for axum::http::Extensions {
-    fn extend_some(&mut self, caller: Option<Caller>) {
-        if let Some(caller) = caller {
-            self.insert(caller);
-        }
-    }
-}
-
+/// Returns the client; `None` on a route without callers, and for a WebSocket whose first message must bring the key.
 fn admit(app: &App, request: &Request, path: &str) -> Result<Option<Caller>, ApiError> {
     let config = app.config();
     if request.headers().get_all(header::HOST).iter().count() > 1 {
@@ -133,9 +136,9 @@ fn admit(app: &App, request: &Request, path: &str) -> Result<Option<Caller>, Api
     }
     if socket::is_wanted(path, request.headers()) && !shows_key(request.headers()) {
         // The key has to be in its first message.
-        return Ok(caller(Access::Api, &config.server.security, request.headers()).unwrap_or_default());
+        return Ok(caller(Access::Api, &config.server.security, request.headers()).ok());
     }
-    caller(Access::of(path), &config.server.security, request.headers())
+    caller(Access::of(path), &config.server.security, request.headers()).map(Some)
 }
 
 /// The kind of access that a path requires.
@@ -169,9 +172,38 @@ impl Access {
 }
 
 impl Caller {
-    /// Returns the caller with this key.
-    pub(super) fn of(key: &KeyHash) -> Self {
-        Self { label: key.label(), may_change_mods: key.may_change_mods() }
+    /// Returns the client that sent `key`, or none. Without any keys in the configuration it may do everything.
+    #[must_use]
+    pub fn new(security: &SecurityConfig, key: Option<&KeyHash>) -> Self {
+        let rights = if security.keys.is_empty() { Rights::ALL } else { key.map(KeyHash::rights).unwrap_or_default() };
+        Self { label: key.map(KeyHash::label), tenant: security.owner(key), scope: security.scope(key), rights }
+    }
+}
+
+impl Caller {
+    /// Makes the client the owner of the run that `request` asks for. Its label is shown, unless the request names a user.
+    pub(super) fn sign(&self, request: &mut engine::Request) {
+        request.owner.clone_from(&self.tenant);
+        if request.user_label.is_none() {
+            request.user_label.clone_from(&self.label);
+        }
+    }
+}
+
+impl FromRequestParts<App> for Caller {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, ApiError> {
+        // Only routes without callers lack it; a handler on one of them must not run with anybody's rights.
+        parts.extensions.get::<Self>().cloned().ok_or_else(|| ApiError::internal("the route takes no API keys"))
+    }
+}
+
+impl FromRequestParts<App> for Scope {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
+        Ok(Caller::from_request_parts(parts, app).await?.scope)
     }
 }
 
@@ -257,7 +289,7 @@ fn foreign(origin: &str) -> ApiError {
     )
 }
 
-fn caller(access: Access, security: &SecurityConfig, headers: &HeaderMap) -> Result<Option<Caller>, ApiError> {
+fn caller(access: Access, security: &SecurityConfig, headers: &HeaderMap) -> Result<Caller, ApiError> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let bearer = text("authorization").and_then(|value| match value.trim().split_once(' ') {
         Some((scheme, key)) => scheme.eq_ignore_ascii_case("bearer").then_some(key.trim()),
@@ -271,8 +303,8 @@ fn caller(access: Access, security: &SecurityConfig, headers: &HeaderMap) -> Res
         sent => sent.iter().find_map(|sent| access.known(security, sent)),
     };
     match known {
-        Some(key) => Ok(Some(Caller::of(key))),
-        None if !access.needs_key(security) => Ok(None),
+        Some(key) => Ok(Caller::new(security, Some(key))),
+        None if !access.needs_key(security) => Ok(Caller::new(security, None)),
         None if !sent.is_empty() => Err(unknown_key()),
         None => Err(ApiError::new(
             ErrorKind::Unauthorized,

@@ -3,6 +3,7 @@ use super::progress::Progress;
 use super::startup;
 use crate::config::DataConfig;
 use crate::config::flags::DataFlags;
+use crate::events::Scope;
 use crate::trace::document::Document;
 use anyhow::{Context, bail};
 use reqwest::Method;
@@ -67,8 +68,8 @@ async fn from_database(id: &str, config: DataConfig) -> anyhow::Result<Document>
     progress.end();
     let store = store?;
     let found = async {
-        let Some(run) = store.find(id).await? else { bail!("there is no run '{id}'") };
-        store.document(run.run_id).await?.with_context(|| format!("there is no run '{id}'"))
+        let Some(run) = store.find(&Scope::All, id).await? else { bail!("there is no run '{id}'") };
+        store.document(&Scope::All, run.run_id).await?.with_context(|| format!("there is no run '{id}'"))
     }
     .await;
     store.close().await;

@@ -3,6 +3,7 @@ use super::progress::Progress;
 use super::startup;
 use crate::config::DataConfig;
 use crate::config::flags::DataFlags;
+use crate::events::Scope;
 use crate::trace::document::Document;
 use anyhow::{Context, bail};
 use reqwest::Method;
@@ -63,7 +64,7 @@ pub async fn ingest(args: Args) -> anyhow::Result<ExitCode> {
     let store = store?;
     let mut result = Ok(ExitCode::SUCCESS);
     for (name, _, document) in documents {
-        match store.ingest(document).await {
+        match store.ingest(&Scope::All, None, document).await {
             Ok(ingested) => println!("{}", ingested.run_id),
             Err(error) => {
                 result = Err(error).with_context(|| name.clone());

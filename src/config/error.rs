@@ -136,7 +136,9 @@ pub enum ConfigError {
         path: String,
     },
     /// An unknown word in a line of the key file.
-    #[error("{path}, line {line}: unknown word '{word}'; after the key a line may hold mods and name=NAME")]
+    #[error(
+        "{path}, line {line}: unknown word '{word}'; after the key a line may hold admin, mods, models, props, ingest and name=NAME"
+    )]
     KeyLine {
         /// The path.
         path: String,
@@ -147,7 +149,7 @@ pub enum ConfigError {
     },
     /// Mod upload is on, but no key permits it.
     #[error(
-        "--allow-mod-upload needs a key with the right to upload: set --mod-key KEY, or add the word mods after a key in the key file"
+        "--allow-mod-upload needs a key with the right to upload: set --mod-key KEY or --admin-key KEY, or add the word mods after a key in the key file"
     )]
     NoModKey,
     /// An empty key, which would admit everybody.

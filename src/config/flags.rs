@@ -5,8 +5,8 @@ use super::gpu::GpuFlags;
 use super::llama_server::{LogFlags, RequestFlags, RouteFlags};
 use super::vertex::VertexFlags;
 use super::{
-    AdapterFlags, ClusterFlags, ControlFlags, EncoderFlags, KeyHash, LimitFlags, ModFlags, SecurityConfig, Size,
-    TlsFlags, TuningFlags,
+    AdapterFlags, ClusterFlags, ControlFlags, EncoderFlags, KeyHash, LimitFlags, ModFlags, Rights, SecurityConfig,
+    Size, TlsFlags, TuningFlags,
 };
 use clap::{Args, ValueEnum};
 use std::net::SocketAddr;
@@ -128,10 +128,20 @@ pub struct ServerFlags {
         hide_env_values = true
     )]
     pub api_keys: Vec<Secret>,
-    /// File with API keys, one per line, hidden from process lists; after the key a line may hold mods (the right to
-    /// change mods) and name=NAME
+    /// File with API keys, one per line, hidden from process lists; after the key a line may hold name=NAME (the tenant, which
+    /// keys of the same name share), admin (sees the runs of all tenants, may change everything), mods, models, props (rights to
+    /// change these) and ingest (only permits sending traces)
     #[arg(long, env = "THUNDER_API_KEY_FILE", value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
+    /// API key that sees the runs of all tenants and may change mods, models and properties; repeatable
+    #[arg(
+        long = "admin-key",
+        env = "THUNDER_ADMIN_KEY",
+        value_name = "KEY",
+        value_delimiter = ',',
+        hide_env_values = true
+    )]
+    pub admin_keys: Vec<Secret>,
     /// API key with the right to upload, disable and remove mods; repeatable
     #[arg(
         long = "mod-key",
@@ -141,7 +151,8 @@ pub struct ServerFlags {
         hide_env_values = true
     )]
     pub mod_keys: Vec<Secret>,
-    /// Key that only permits sending traces to /ingest; repeatable; API keys permit that, too
+    /// Key that only permits sending traces to /ingest; repeatable; API keys permit that, too. The
+    /// runs belong to the tenant of the API keys; if there are several tenants, only admin keys see them
     #[arg(
         long = "ingest-key",
         env = "THUNDER_INGEST_KEY",
@@ -150,7 +161,8 @@ pub struct ServerFlags {
         hide_env_values = true
     )]
     pub ingest_keys: Vec<Secret>,
-    /// Accept traces at /ingest without a key, even if other routes need one; only on loopback addresses
+    /// Accept traces at /ingest without a key, even if other routes need one; only on loopback addresses. They belong to the
+    /// tenant of the API keys; if there are several tenants, only admin keys see them
     #[arg(long, env = "THUNDER_INGEST_OPEN", value_parser = clap::builder::FalseyValueParser::new())]
     pub ingest_open: bool,
     /// Accept mod uploads at /v1/mods with such a key, and run mods uploaded earlier
@@ -347,25 +359,39 @@ impl ServerFlags {
 
     /// Validates keys, origins and host names.
     pub(super) fn security(&self, listen: &[SocketAddr]) -> Result<SecurityConfig, super::ConfigError> {
-        if self.api_keys.iter().chain(&self.mod_keys).chain(&self.ingest_keys).any(|key| key.0.trim().is_empty()) {
+        if self
+            .api_keys
+            .iter()
+            .chain(&self.mod_keys)
+            .chain(&self.admin_keys)
+            .chain(&self.ingest_keys)
+            .any(|key| key.0.trim().is_empty())
+        {
             return Err(super::ConfigError::EmptyKey);
         }
-        let mut keys: Vec<KeyHash> = self.mod_keys.iter().map(|key| KeyHash::of(&key.0).with_mods()).collect();
-        keys.extend(self.api_keys.iter().map(|key| KeyHash::of(&key.0)));
+        let mod_rights = Rights { mods: true, ..Rights::default() };
+        let with_rights =
+            [(&self.admin_keys, Rights::ALL), (&self.mod_keys, mod_rights), (&self.api_keys, Rights::default())];
+        let mut keys: Vec<KeyHash> = with_rights
+            .into_iter()
+            .flat_map(|(keys, rights)| keys.iter().map(move |key| KeyHash::of(&key.0).with_rights(rights)))
+            .collect();
+        let mut ingest_keys: Vec<KeyHash> = self.ingest_keys.iter().map(|key| KeyHash::for_ingest(&key.0)).collect();
         if let Some(path) = &self.api_key_file {
             let text = std::fs::read_to_string(path)
                 .map_err(|source| super::ConfigError::KeyFile { path: path.display().to_string(), source })?;
-            let before = keys.len();
+            let before = keys.len() + ingest_keys.len();
             let lines = text.lines().enumerate().map(|(number, line)| (number + 1, line.trim()));
             for (line, text) in lines.filter(|(_, text)| !text.is_empty() && !text.starts_with('#')) {
                 let path = path.display().to_string();
-                keys.push(KeyHash::from_line(text).map_err(|word| super::ConfigError::KeyLine { path, line, word })?);
+                let key = KeyHash::from_line(text).map_err(|word| super::ConfigError::KeyLine { path, line, word })?;
+                if key.is_ingest_only() { ingest_keys.push(key) } else { keys.push(key) }
             }
-            if keys.len() == before {
+            if keys.len() + ingest_keys.len() == before {
                 return Err(super::ConfigError::NoKeyInFile { path: path.display().to_string() });
             }
         }
-        if self.allow_mod_upload && !keys.iter().any(KeyHash::may_change_mods) {
+        if self.allow_mod_upload && !keys.iter().any(|key| key.rights().mods) {
             return Err(super::ConfigError::NoModKey);
         }
         if let Some(&address) = listen.iter().find(|address| !address.ip().is_loopback()) {
@@ -387,7 +413,7 @@ impl ServerFlags {
         }
         Ok(SecurityConfig {
             keys,
-            ingest_keys: self.ingest_keys.iter().map(|key| KeyHash::of(&key.0)).collect(),
+            ingest_keys,
             ingest_open: self.ingest_open,
             cors_origins: self.cors_origins.clone(),
             trusted_hosts: self.trusted_hosts.iter().map(|host| host.to_ascii_lowercase()).collect(),

@@ -39,7 +39,7 @@ pub use gpu::{GpuConfig, GpuFlags, GpuLayersFlag, SplitModeFlag, TensorOverride}
 pub use limits::{LimitFlags, RateConfig, RunTimeoutConfig, SocketConfig};
 pub use llama_server::RouteConfig;
 pub use mods::{ModFlags, ModSandbox, ModsConfig};
-pub use security::{KeyHash, LOCALHOST, SecurityConfig};
+pub use security::{KeyHash, LOCALHOST, Rights, SecurityConfig};
 pub use tls::{TlsConfig, TlsError, TlsFlags, certificates};
 pub use tuning::{LoadMode, NumaFlag, OverrideValue, RopeScalingFlag, TuningFlags};
 pub use vertex::VertexConfig;

@@ -1,6 +1,8 @@
-//! Access control: hashed API keys, web origins, and host names of the server.
+//! Access control: hashed API keys with their tenants and rights, web origins, and host names of the server.
 
+use crate::events::{Scope, Tenant};
 use sha2::{Digest, Sha256};
+use std::collections::BTreeSet;
 use subtle::ConstantTimeEq;
 
 /// The name, among the allowed origins, for pages of this machine at any port.
@@ -21,40 +23,75 @@ pub struct SecurityConfig {
     pub trusted_hosts: Vec<String>,
 }
 
-/// SHA-256 of an API key, and the rights of its owner; the key itself is not stored.
+/// Rights beyond running models and reading one's own runs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a mark of the key file")]
+pub struct Rights {
+    /// Seeing and changing the runs of all tenants; includes the other rights.
+    pub admin: bool,
+    /// Uploading mods, switching them on and off, removing them.
+    pub mods: bool,
+    /// Loading and unloading models.
+    pub models: bool,
+    /// Changing the server's properties and the scales of its adapters.
+    pub props: bool,
+}
+
+impl Rights {
+    /// All rights.
+    pub const ALL: Self = Self { admin: true, mods: true, models: true, props: true };
+}
+
+/// SHA-256 of an API key, with its name and its rights; the key itself is not stored.
 #[derive(Clone)]
 pub struct KeyHash {
     hash: [u8; 32],
     name: Option<String>,
-    mods: bool,
+    rights: Rights,
+    /// It is good for sending traces and for nothing else.
+    ingest_only: bool,
 }
 
 impl KeyHash {
     /// Hashes a key without a name and without further rights.
     #[must_use]
     pub fn of(key: &str) -> Self {
-        Self { hash: Sha256::digest(key.as_bytes()).into(), name: None, mods: false }
+        let hash = Sha256::digest(key.as_bytes()).into();
+        Self { hash, name: None, rights: Rights::default(), ingest_only: false }
     }
 
-    /// Adds the right to register, switch and remove mods.
+    /// Returns the hash of a key that is good for sending traces and for nothing else.
     #[must_use]
-    pub fn with_mods(self) -> Self {
-        Self { mods: true, ..self }
+    pub fn for_ingest(key: &str) -> Self {
+        Self { ingest_only: true, ..Self::of(key) }
     }
 
-    /// Parses a line of a key file: the key, then optionally `mods` for the right to change mods, then `name=` and a
-    /// label.
+    /// Returns the same key with these rights.
+    #[must_use]
+    pub fn with_rights(self, rights: Rights) -> Self {
+        Self { rights, ..self }
+    }
+
+    /// Parses a line of a key file: the key, then the words `admin`, `mods`, `models`, `props`, `ingest` and `name=NAME` in
+    /// any order.
     ///
     /// # Errors
-    /// The unknown word.
+    /// The first word that is none of these.
     pub(super) fn from_line(line: &str) -> Result<Self, String> {
         let mut words = line.split_whitespace();
         let mut key = Self::of(words.next().unwrap_or_default());
         for word in words {
             match word.strip_prefix("name=") {
                 Some(name) if !name.is_empty() && name.len() <= 64 => key.name = Some(name.to_owned()),
-                None if word == "mods" => key.mods = true,
-                _ => return Err(word.to_owned()),
+                Some(_) => return Err(word.to_owned()),
+                None => match word {
+                    "admin" => key.rights = Rights::ALL,
+                    "mods" => key.rights.mods = true,
+                    "models" => key.rights.models = true,
+                    "props" => key.rights.props = true,
+                    "ingest" => key.ingest_only = true,
+                    _ => return Err(word.to_owned()),
+                },
             }
         }
         Ok(key)
@@ -66,10 +103,25 @@ impl KeyHash {
         &self.hash
     }
 
-    /// Returns true if its owner may register, switch and remove mods.
+    /// Returns its rights.
     #[must_use]
-    pub const fn may_change_mods(&self) -> bool {
-        self.mods
+    pub const fn rights(&self) -> Rights {
+        self.rights
+    }
+
+    /// Returns true if it is good for sending traces and for nothing else.
+    #[must_use]
+    pub(super) const fn is_ingest_only(&self) -> bool {
+        self.ingest_only
+    }
+
+    /// Returns the tenant that the key belongs to: its name, or a name made from its hash.
+    #[must_use]
+    pub fn tenant(&self) -> Tenant {
+        match &self.name {
+            Some(name) => name.as_str().into(),
+            None => self.hash[..16].iter().fold("key-".to_owned(), |text, byte| format!("{text}{byte:02x}")).into(),
+        }
     }
 
     /// Returns a name for the key that does not reveal it.
@@ -87,6 +139,34 @@ impl SecurityConfig {
         self.cors_origins
             .iter()
             .any(|allowed| allowed == "*" || allowed == origin || (allowed == LOCALHOST && is_local(origin)))
+    }
+
+    /// Returns the tenant of all keys, if there is exactly one. A key that only sends traces counts if it has a name.
+    #[must_use]
+    pub fn only_tenant(&self) -> Option<Tenant> {
+        let named = self.ingest_keys.iter().filter(|key| key.name.is_some());
+        let tenants: BTreeSet<Tenant> = self.keys.iter().chain(named).map(KeyHash::tenant).collect();
+        if tenants.len() == 1 { tenants.into_iter().next() } else { None }
+    }
+
+    /// Returns the owner of runs that are recorded for `key`. Runs sent without a key, or with one for traces that has no
+    /// name, belong to the only tenant, or to none where there are several.
+    #[must_use]
+    pub fn owner(&self, key: Option<&KeyHash>) -> Option<Tenant> {
+        match key {
+            Some(key) if !key.ingest_only || key.name.is_some() => Some(key.tenant()),
+            _ => self.only_tenant(),
+        }
+    }
+
+    /// Returns the scope of a client with `key`. Runs without an owner are shown to admins and to an only tenant.
+    #[must_use]
+    pub fn scope(&self, key: Option<&KeyHash>) -> Scope {
+        if self.keys.is_empty() || key.is_some_and(|key| key.rights.admin) {
+            return Scope::All;
+        }
+        let by = self.owner(key);
+        Scope::Owned { or_unowned: by.is_none() || by == self.only_tenant(), by }
     }
 
     /// Finds the key that a client sent. Takes the same time for every wrong key.

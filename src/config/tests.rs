@@ -1,5 +1,6 @@
 use super::flags::{DataFlags, EngineFlags, Secret, ServerFlags};
-use super::{Config, EngineConfig, ModSandbox, SecurityConfig, Size};
+use super::{Config, EngineConfig, ModSandbox, Rights, SecurityConfig, Size};
+use crate::events::Scope;
 use clap::Parser;
 
 #[derive(Parser)]
@@ -195,11 +196,13 @@ fn context_flags_become_request_defaults() {
 #[test]
 fn key_file_line_sets_rights_and_name() {
     let key = |line| super::KeyHash::from_line(line).unwrap();
-    assert!(!key("secret").may_change_mods());
-    assert!(key("secret mods name=ann").may_change_mods());
+    assert_eq!(key("secret").rights(), Rights::default());
+    assert_eq!(key("secret mods name=ann").rights(), Rights { mods: true, ..Rights::default() });
+    assert_eq!(key("secret models props").rights(), Rights { models: true, props: true, ..Rights::default() });
+    assert_eq!(key("secret name=ops admin").rights(), Rights::ALL);
     assert_eq!(key("secret name=ann mods").label(), "ann");
     assert_eq!(key("secret").label(), super::KeyHash::of("secret").label());
-    for (line, word) in [("secret admin", "admin"), ("secret name=", "name="), ("secret  Mods", "Mods")] {
+    for (line, word) in [("secret root", "root"), ("secret name=", "name="), ("secret  Mods", "Mods")] {
         assert_eq!(super::KeyHash::from_line(line).unwrap_err(), word);
     }
 }
@@ -208,5 +211,47 @@ fn key_file_line_sets_rights_and_name() {
 fn mod_upload_requires_a_mod_key() {
     assert!(config(&["--allow-mod-upload", "--api-key", "k"]).unwrap_err().contains("--mod-key"));
     let security = config(&["--allow-mod-upload", "--mod-key", "k"]).unwrap().server.security;
-    assert!(security.known("k").unwrap().may_change_mods());
+    assert!(security.known("k").unwrap().rights().mods);
+}
+
+#[test]
+fn keys_with_one_name_are_one_tenant() {
+    let file = tempfile("a name=ann\nb name=ann mods\nc\n");
+    let security = config(&["--api-key-file", &file]).unwrap().server.security;
+    let tenant = |key| security.known(key).unwrap().tenant();
+    assert_eq!((tenant("a"), tenant("b")), ("ann".into(), "ann".into()));
+    // The first 16 bytes of SHA-256 of "c".
+    assert_eq!(tenant("c"), "key-2e7d2c03a9507ae265ecf5b5356885a5".into());
+    assert_eq!(security.only_tenant(), None);
+    let scope = security.scope(security.known("a"));
+    assert!(scope.includes(Some(&"ann".into())) && !scope.includes(Some(&tenant("c"))) && !scope.includes(None));
+}
+
+#[test]
+fn only_tenant_owns_what_has_no_key_of_its_own() {
+    let one = config(&["--api-key", "k", "--ingest-key", "i", "--ingest-open"]).unwrap().server.security;
+    let own = one.known("k").unwrap().tenant();
+    assert_eq!(one.owner(one.known_for_ingest("i")), Some(own.clone()));
+    assert_eq!(one.owner(None), Some(own));
+    assert!(one.scope(one.known("k")).includes(None));
+    let two = config(&["--api-key", "k", "--api-key", "l", "--ingest-key", "i"]).unwrap().server.security;
+    assert_eq!(two.owner(two.known_for_ingest("i")), None);
+    assert!(!two.scope(two.known("k")).includes(None));
+    assert!(two.scope(two.known_for_ingest("i")).includes(None), "a document can be posted again");
+    let file = tempfile("k name=ann\ni name=ann ingest\nx name=eve ingest\n");
+    let named = config(&["--api-key-file", &file]).unwrap().server.security;
+    assert!(named.known("i").is_none(), "a key for traces is good for nothing else");
+    assert_eq!(named.owner(named.known_for_ingest("i")), Some("ann".into()));
+    assert_eq!(named.owner(named.known_for_ingest("x")), Some("eve".into()));
+    let open = config(&[]).unwrap().server.security;
+    assert_eq!((open.owner(None), open.scope(None)), (None, Scope::All));
+    let admin = config(&["--admin-key", "a", "--api-key", "k"]).unwrap().server.security;
+    assert_eq!(admin.scope(admin.known("a")), Scope::All);
+}
+
+/// Writes a key file; the system removes it some day.
+fn tempfile(text: &str) -> String {
+    let path = std::env::temp_dir().join(format!("thunder-keys-{:032x}", rand::random::<u128>()));
+    std::fs::write(&path, text).unwrap();
+    path.display().to_string()
 }

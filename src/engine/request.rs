@@ -1,5 +1,5 @@
 use super::{SubmitError, ThinkingBudget};
-use crate::events::{Span, Surface, TokenId};
+use crate::events::{Span, Surface, Tenant, TokenId};
 use crate::model::chat::answer::AnswerFormat;
 use crate::model::grammar::Constraint;
 use crate::model::llama::{AdapterSet, SamplingParams};
@@ -18,6 +18,8 @@ pub struct Request {
     pub may_drop_request_id: bool,
     /// API that received the request.
     pub surface: Surface,
+    /// The tenant that the run belongs to; `None` where no keys are set.
+    pub owner: Option<Tenant>,
     /// Label of the API key, never the key itself.
     pub user_label: Option<String>,
     /// Tokens of the prompt: at least one, and fewer than the context holds.
@@ -81,6 +83,7 @@ impl Request {
             request_id: None,
             may_drop_request_id: false,
             surface,
+            owner: None,
             user_label: None,
             prompt,
             may_fill_context: false,

@@ -217,6 +217,7 @@ impl Engine {
             created_at: event_buffer.now(),
             surface: request.surface,
             model: model.name().to_owned(),
+            owner: request.owner.clone(),
             user_label: request.user_label.clone(),
             max_tokens: Some(request.limits.max_tokens as i32),
             temperature: Some(shortest_f64(request.sampling.temperature)),
@@ -237,6 +238,7 @@ impl Engine {
             blank: blank.clone(),
             disarmed: false,
         };
+        let owner = request.owner.clone();
         let mut run = Box::new(Run::new(id, request, view, mods, event_buffer, sampler, constraint, context));
         run.panic_guard = Some(panic_guard);
         run.run_counter = Some(Arc::clone(&self.inner.run_counter));
@@ -244,7 +246,7 @@ impl Engine {
         let metrics = Arc::clone(&run.metrics);
         let unstored = unstored.as_ref().filter(|_| recorder.is_some());
         if let Some(unstored) = unstored {
-            unstored.insert(id, request_id.clone(), Arc::clone(&run.has_ended));
+            unstored.insert(id, request_id.clone(), owner, Arc::clone(&run.has_ended));
         }
         // Sent immediately, since the decode thread may be busy for long. The decode thread sends it if the recorder
         // has no room now.

@@ -14,6 +14,7 @@ mod event;
 mod measured;
 mod recorder;
 mod run;
+mod tenant;
 
 pub use action::{ActionRecord, ActionType};
 pub use call::{LogLevel, ModCall, ModLog};
@@ -21,6 +22,7 @@ pub use event::{Event, EventType};
 pub use measured::{Alternative, Eviction, Measurements, PromptRecord, Span, StageCount, TokenMeasurement};
 pub use recorder::{DurabilityAck, DurabilityAcks, Recorder, UnstoredRun, UnstoredRuns};
 pub use run::{EvictedMessage, Fault, Finish, FinishReason, RunEnd, RunId, RunStart, RunStatus, Surface, Usage};
+pub use tenant::{Scope, Tenant};
 
 use std::sync::Arc;
 

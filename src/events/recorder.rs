@@ -1,4 +1,4 @@
-use super::{RunId, Signal};
+use super::{RunId, Scope, Signal, Tenant};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -73,6 +73,7 @@ pub struct UnstoredRuns(Arc<Mutex<HashMap<RunId, UnstoredEntry>>>);
 #[derive(Debug)]
 struct UnstoredEntry {
     request_id: String,
+    owner: Option<Tenant>,
     is_over: Arc<AtomicBool>,
     /// Dropped with the entry, which wakes the waiting tasks.
     removed: watch::Sender<()>,
@@ -89,8 +90,8 @@ pub struct UnstoredRun {
 
 impl UnstoredRuns {
     /// Adds a run. `is_over` is set before the client receives the end of the run.
-    pub fn insert(&self, run_id: RunId, request_id: String, is_over: Arc<AtomicBool>) {
-        self.lock().insert(run_id, UnstoredEntry { request_id, is_over, removed: watch::Sender::new(()) });
+    pub fn insert(&self, run_id: RunId, request_id: String, owner: Option<Tenant>, is_over: Arc<AtomicBool>) {
+        self.lock().insert(run_id, UnstoredEntry { request_id, owner, is_over, removed: watch::Sender::new(()) });
     }
 
     /// Removes a run: it is completely stored, or the rest never will be.
@@ -98,18 +99,21 @@ impl UnstoredRuns {
         self.lock().remove(&run_id);
     }
 
-    /// Returns the run with this id.
+    /// Returns the run with this id, if `scope` covers it.
     #[must_use]
-    pub fn get(&self, run_id: RunId) -> Option<UnstoredRun> {
-        self.lock().get(&run_id).map(|entry| entry.run(run_id))
+    pub fn get(&self, scope: &Scope, run_id: RunId) -> Option<UnstoredRun> {
+        let runs = self.lock();
+        runs.get(&run_id).filter(|entry| scope.includes(entry.owner.as_ref())).map(|entry| entry.run(run_id))
     }
 
-    /// Returns the run with this `run_id`, and all runs with this `request_id`.
+    /// Returns the run with this `run_id`, and all runs with this `request_id`, as far as `scope` covers them.
     #[must_use]
-    pub fn find(&self, id: &str) -> Vec<UnstoredRun> {
+    pub fn find(&self, scope: &Scope, id: &str) -> Vec<UnstoredRun> {
         let run_id: Option<RunId> = id.parse().ok();
         let runs = self.lock();
-        let found = runs.iter().filter(|(known, entry)| Some(**known) == run_id || entry.request_id == id);
+        let found = runs.iter().filter(|(known, entry)| {
+            (Some(**known) == run_id || entry.request_id == id) && scope.includes(entry.owner.as_ref())
+        });
         found.map(|(&run_id, entry)| entry.run(run_id)).collect()
     }
 

@@ -1,3 +1,4 @@
+use super::Tenant;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -127,6 +128,9 @@ pub struct RunStart {
     pub surface: Surface,
     /// The model's name.
     pub model: String,
+    /// The tenant that it belongs to; `None` where no keys are set.
+    #[serde(default)]
+    pub owner: Option<Tenant>,
     /// Label of the user, never a key.
     pub user_label: Option<String>,
     /// Maximum number of generated tokens.

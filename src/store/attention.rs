@@ -1,38 +1,54 @@
 //! Attention of stored runs, coded as it was captured.
 
+use super::scope::covers;
 use super::{Error, Store};
-use crate::events::{AttentionStep, RunId};
+use crate::events::{AttentionStep, RunId, Scope};
 use sqlx::postgres::PgRow;
 use sqlx::{FromRow, Row};
 use std::ops::Range;
 
 impl Store {
-    /// The attention of one step, both tiers.
+    /// The attention of one step, both tiers; `None` for a run that the scope does not cover.
     ///
     /// # Errors
     /// The database failed, or what is stored is damaged.
-    pub async fn attention(&self, run_id: RunId, sequence_order: i32) -> Result<Option<AttentionStep>, Error> {
+    pub async fn attention(
+        &self,
+        scope: &Scope,
+        run_id: RunId,
+        sequence_order: i32,
+    ) -> Result<Option<AttentionStep>, Error> {
+        let mut connection = self.inner.pool.acquire().await?;
+        if !covers(&mut connection, scope, run_id).await? {
+            return Ok(None);
+        }
         let step: Option<Stored> = sqlx::query_as(
             "select sequence_order, row_len, heads, layer_ids, t0, t1 from attention
             where run_id = $1 and sequence_order = $2",
         )
         .bind(run_id.0)
         .bind(sequence_order)
-        .fetch_optional(&self.inner.pool)
+        .fetch_optional(&mut *connection)
         .await?;
         Ok(step.map(|stored| stored.0))
     }
 
-    /// The attention of the steps in that range of events, in order; `t1` is left empty unless `with_t1`.
+    /// The attention of the steps in that range of events, in order; `t1` is left empty unless `with_t1`. A run that
+    /// the scope does not cover has none.
     ///
     /// # Errors
     /// The database failed, or what is stored is damaged.
     pub async fn attention_range(
         &self,
+        scope: &Scope,
         run_id: RunId,
         events: Range<i32>,
         with_t1: bool,
     ) -> Result<Vec<AttentionStep>, Error> {
+        let mut connection = self.inner.pool.acquire().await?;
+        if !covers(&mut connection, scope, run_id).await? {
+            return Ok(Vec::new());
+        }
         let steps: Vec<Stored> = sqlx::query_as(
             "select sequence_order, row_len, heads, layer_ids, t0, case when $4 then t1 else '' end as t1 from attention
             where run_id = $1 and sequence_order >= $2 and sequence_order < $3 order by sequence_order",
@@ -41,7 +57,7 @@ impl Store {
         .bind(events.start)
         .bind(events.end)
         .bind(with_t1)
-        .fetch_all(&self.inner.pool)
+        .fetch_all(&mut *connection)
         .await?;
         Ok(steps.into_iter().map(|stored| stored.0).collect())
     }

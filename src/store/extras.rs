@@ -1,8 +1,9 @@
 //! Fields that the engine of an ingested run reported about its request.
 
 use super::read::damaged;
+use super::scope::covers;
 use super::{Error, Store};
-use crate::events::RunId;
+use crate::events::{RunId, Scope};
 use crate::trace::columns;
 use crate::trace::document::RequestExtras;
 use sqlx::postgres::PgConnection;
@@ -17,17 +18,20 @@ pub struct Reported {
 }
 
 impl Store {
-    /// Returns what the engine of a run reported; empty for a run of our own.
+    /// Returns what the engine of a run reported; empty for a run of our own, and for one that the scope does not cover.
     ///
     /// # Errors
     /// The database failed, or what is stored is damaged.
-    pub async fn reported(&self, run_id: RunId) -> Result<Reported, Error> {
+    pub async fn reported(&self, scope: &Scope, run_id: RunId) -> Result<Reported, Error> {
         let mut connection = self.inner.pool.acquire().await?;
+        if !covers(&mut connection, scope, run_id).await? {
+            return Ok(Reported::default());
+        }
         let request = read(&mut connection, run_id).await?;
         drop(connection);
         let mut replayed_text = None;
         if let Some(final_text) = &request.final_text
-            && let Some(columns) = self.columns(run_id).await?
+            && let Some(columns) = self.columns(scope, run_id).await?
         {
             let replayed = columns::decode(&columns).map_err(|error| damaged(run_id, error))?.answer_text();
             replayed_text = (replayed != *final_text).then_some(replayed);

@@ -1,8 +1,9 @@
 //! What people and programs thought of a run.
 
 use super::rows::clean;
+use super::scope::{covers, owned, owners};
 use super::{Error, Store};
-use crate::events::RunId;
+use crate::events::{RunId, Scope};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use sqlx::FromRow;
@@ -39,22 +40,24 @@ pub struct Feedback {
 }
 
 impl Store {
-    /// Keeps feedback with its run; `None` when there is no such run.
+    /// Keeps feedback with its run; `None` when there is no such run that the scope covers.
     ///
     /// # Errors
     /// The database failed.
     pub async fn add_feedback(
         &self,
+        scope: &Scope,
         run_id: RunId,
         feedback: &NewFeedback,
         now: DateTime<Utc>,
     ) -> Result<Option<Feedback>, Error> {
         let text = feedback.text.as_deref().map(clean);
-        let kept = sqlx::query_as(
+        let kept = sqlx::query_as(concat!(
             "insert into feedback (run_id, feedback_id, created_at, rating, comment, position, user_label)
-            select run_id, $2, $3, $4, $5, $6, $7 from runs where run_id = $1
-            returning feedback_id, created_at, rating, comment as text, position, user_label",
-        )
+            select run_id, $2, $3, $4, $5, $6, $7 from runs where run_id = $1 and ",
+            owned!(8),
+            " returning feedback_id, created_at, rating, comment as text, position, user_label",
+        ))
         .bind(run_id.0)
         .bind(Uuid::now_v7())
         .bind(now)
@@ -62,22 +65,27 @@ impl Store {
         .bind(text)
         .bind(feedback.position.and_then(|position| i32::try_from(position).ok()))
         .bind(feedback.user_label.as_deref().map(clean))
+        .bind(owners(scope))
         .fetch_optional(&self.inner.pool)
         .await?;
         Ok(kept)
     }
 
-    /// The feedback on a run, oldest first.
+    /// The feedback on a run, oldest first; none for a run that the scope does not cover.
     ///
     /// # Errors
     /// The database failed.
-    pub async fn feedback(&self, run_id: RunId) -> Result<Vec<Feedback>, Error> {
+    pub async fn feedback(&self, scope: &Scope, run_id: RunId) -> Result<Vec<Feedback>, Error> {
+        let mut connection = self.inner.pool.acquire().await?;
+        if !covers(&mut connection, scope, run_id).await? {
+            return Ok(Vec::new());
+        }
         let given = sqlx::query_as(
             "select feedback_id, created_at, rating, comment as text, position, user_label from feedback
             where run_id = $1 order by feedback_id",
         )
         .bind(run_id.0)
-        .fetch_all(&self.inner.pool)
+        .fetch_all(&mut *connection)
         .await?;
         Ok(given)
     }

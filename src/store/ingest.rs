@@ -3,10 +3,11 @@
 use super::copy::GuardedConnection;
 use super::rows::{InsertMode, Rows};
 use super::runs::{claim, request_id_owner, save};
+use super::scope::covers;
 use super::servers::notification::{RunNotification, notify};
 use super::summary_builder::{RunRow, RunSummaryBuilder};
 use super::{IngestError, Store, extras};
-use crate::events::{RunId, RunStatus};
+use crate::events::{RunId, RunStatus, Scope, Tenant};
 use crate::trace::document::Document;
 use chrono::Utc;
 use sqlx::Connection;
@@ -28,30 +29,36 @@ pub struct Ingested {
 }
 
 impl Store {
-    /// Stores a document of somebody else's engine as a finished run, in one transaction.
+    /// Stores a document of another engine as a finished run of `owner`, in one transaction. The same document posted again
+    /// is the same run, if `scope` covers it.
     ///
     /// # Errors
-    /// The `request_id` is taken by other content, or the database is away; see [`IngestError`].
-    pub async fn ingest(&self, document: Document) -> Result<Ingested, IngestError> {
+    /// The `request_id` is taken by other content or another tenant, or the database is away; see [`IngestError`].
+    pub async fn ingest(
+        &self,
+        scope: &Scope,
+        owner: Option<Tenant>,
+        document: Document,
+    ) -> Result<Ingested, IngestError> {
         // the id says when it came, not when it happened: ids stay in the order of the run list and in the partitions of
         // these days, however old a document is
         let run_id = RunId::now();
         let document = Arc::new(document);
         let prepared = tokio::task::spawn_blocking({
-            let document = Arc::clone(&document);
+            let (document, owner) = (Arc::clone(&document), owner.clone());
             move || RunRow {
                 fingerprint: Some(document.fingerprint()),
                 request_extras: extras::to_json(&document.request.extras),
-                ..summary(run_id, &document)
+                ..summary(run_id, owner, &document)
             }
         });
-        let ingested = timeout(PATIENCE, self.insert(run_id, &document, prepared)).await;
+        let ingested = timeout(PATIENCE, self.insert(scope, run_id, &document, prepared)).await;
         let ingested = ingested.unwrap_or(Err(IngestError::Unavailable { retry_after_s: 30 }));
         let failed = matches!(ingested, Err(IngestError::Unavailable { .. })).then(Instant::now);
         *self.inner.write_failed.lock().unwrap_or_else(PoisonError::into_inner) = failed;
         let ingested = ingested?;
         if ingested.created {
-            self.inner.live.changed(run_id, RunStatus::Done);
+            self.inner.live.changed(run_id, owner, RunStatus::Done);
         }
         Ok(ingested)
     }
@@ -60,6 +67,7 @@ impl Store {
     /// COPY loses the connection with it.
     async fn insert(
         &self,
+        scope: &Scope,
         run_id: RunId,
         document: &Document,
         prepared: JoinHandle<RunRow>,
@@ -73,10 +81,16 @@ impl Store {
         // A concurrent insertion of the same id waits here until the first one has finished.
         if !claim(&mut transaction, request_id, run_id).await? {
             let existing = request_id_owner(&mut transaction, request_id).await?;
+            let is_covered = match &existing {
+                Some((run_id, _)) => covers(&mut transaction, scope, *run_id).await?,
+                None => false,
+            };
             transaction.rollback().await?;
             guard.release();
             return match (existing, prepared.await?.fingerprint) {
-                (Some((run_id, Some(theirs))), Some(ours)) if theirs == ours => Ok(Ingested { run_id, created: false }),
+                (Some((run_id, Some(theirs))), Some(ours)) if is_covered && theirs == ours => {
+                    Ok(Ingested { run_id, created: false })
+                }
                 (Some(_), _) => Err(IngestError::Conflict { request_id: request_id.clone() }),
                 // The run was deleted meanwhile, so the client can try again.
                 (None, _) => Err(IngestError::Unavailable { retry_after_s: 1 }),
@@ -101,7 +115,7 @@ impl Store {
         }
         rows.insert(&mut transaction).await?;
         save(&mut transaction, &prepared.await?).await?;
-        let change = RunNotification { run_id, status: Some(RunStatus::Done) };
+        let change = RunNotification::new(run_id, Some(RunStatus::Done));
         notify(&mut transaction, self.inner.server_id, vec![change]).await?;
         transaction.commit().await?;
         guard.release();
@@ -109,8 +123,8 @@ impl Store {
     }
 }
 
-fn summary(run_id: RunId, document: &Document) -> RunRow {
-    let mut summary = RunSummaryBuilder::ingested(run_id, &document.request, Utc::now());
+fn summary(run_id: RunId, owner: Option<Tenant>, document: &Document) -> RunRow {
+    let mut summary = RunSummaryBuilder::ingested(run_id, &document.request, owner, Utc::now());
     for item in document.items() {
         summary.apply(&item);
     }

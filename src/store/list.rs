@@ -2,8 +2,9 @@
 
 use super::filter::{Filter, Reach};
 use super::runs::{RunSummary, select_runs};
+use super::scope::push_owned;
 use super::{Error, Store};
-use crate::events::RunId;
+use crate::events::{RunId, Scope};
 use chrono::Utc;
 use serde::Serialize;
 use sqlx::{Postgres, QueryBuilder};
@@ -41,11 +42,11 @@ pub struct RunPage {
 }
 
 impl Store {
-    /// A page of runs, newest first.
+    /// Returns a page of the runs that the scope covers, newest first.
     ///
     /// # Errors
     /// [`Error::BadFilter`], or the database failed.
-    pub async fn runs(&self, query: &RunQuery) -> Result<RunPage, Error> {
+    pub async fn runs(&self, scope: &Scope, query: &RunQuery) -> Result<RunPage, Error> {
         let mut filter = Filter::parse(&query.q, Utc::now())?;
         if filter.has_models()
             && let Some(models) = self.models().await?
@@ -55,10 +56,10 @@ impl Store {
         let limit = if query.limit == 0 { DEFAULT_PAGE } else { query.limit.min(MAX_PAGE) };
         let mut runs = Vec::new();
         if filter.has_words() {
-            runs = self.newest(query.before, &filter, limit, Reach::Newest).await?;
+            runs = self.newest(scope, query.before, &filter, limit, Reach::Newest).await?;
         }
         if runs.len() <= limit as usize {
-            runs = self.newest(query.before, &filter, limit, Reach::All).await?;
+            runs = self.newest(scope, query.before, &filter, limit, Reach::All).await?;
         }
         let more = runs.len() > limit as usize;
         runs.truncate(limit as usize);
@@ -69,6 +70,7 @@ impl Store {
     /// The newest runs that match, at most one more than `limit`.
     async fn newest(
         &self,
+        scope: &Scope,
         before: Option<RunId>,
         filter: &Filter,
         limit: u32,
@@ -78,7 +80,7 @@ impl Store {
         let mut sql = QueryBuilder::<Postgres>::new(if parts.len() > 1 { "select * from (" } else { "" });
         for (number, part) in parts.iter().enumerate() {
             sql.push(if number > 0 { " union all (" } else { "(" });
-            push_newest(&mut sql, before, part, limit, reach);
+            push_newest(&mut sql, scope, before, part, limit, reach);
             sql.push(")");
         }
         if parts.len() > 1 {
@@ -95,17 +97,25 @@ impl Store {
     }
 }
 
-fn push_newest(sql: &mut QueryBuilder<Postgres>, before: Option<RunId>, filter: &Filter, limit: u32, reach: Reach) {
-    let push_before = |sql: &mut QueryBuilder<Postgres>| {
+fn push_newest(
+    sql: &mut QueryBuilder<Postgres>,
+    scope: &Scope,
+    before: Option<RunId>,
+    filter: &Filter,
+    limit: u32,
+    reach: Reach,
+) {
+    let push_bounds = |sql: &mut QueryBuilder<Postgres>| {
+        push_owned(sql, scope);
         if let Some(before) = before {
             sql.push(" and run_id < ").push_bind(before.0);
         }
     };
     sql.push(select_runs!("null::text", "where true"));
-    push_before(sql);
+    push_bounds(sql);
     if reach == Reach::Newest {
         sql.push(" and run_id >= (select run_id from runs where true");
-        push_before(sql);
+        push_bounds(sql);
         sql.push(" order by run_id desc offset ").push_bind(NEWEST).push(" limit 1)");
     }
     filter.push(sql, reach);

@@ -1,9 +1,10 @@
 //! What is going on right now, for subscribers: the newest items of every running run, and changes of the run list.
 
-use crate::events::{RunId, RunStatus, TraceItem};
+use crate::events::{RunId, RunStatus, Scope, Tenant, TraceItem};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::{broadcast, watch};
+use tokio::sync::broadcast::{self, error::RecvError};
+use tokio::sync::watch;
 
 /// Updates that a slow subscriber may lag behind before it has to subscribe anew.
 const UPDATES: usize = 1024;
@@ -20,21 +21,50 @@ pub enum LiveUpdate {
 }
 
 /// A run appeared in the run list, or changed its state there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct RunChange {
     /// The run.
     pub run_id: RunId,
     /// Its state now.
     pub status: RunStatus,
+    /// The tenant that it belongs to.
+    #[serde(skip)]
+    pub owner: Option<Tenant>,
 }
 
 /// News of the run list.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RunListUpdate {
     /// A run changed, here or on another server.
     Changed(RunChange),
     /// Too much changed to tell of each run: the list must be loaded again.
     Missed,
+}
+
+/// The changes of the runs that a scope covers.
+#[derive(Debug)]
+pub struct RunChanges {
+    scope: Scope,
+    changes: broadcast::Receiver<RunListUpdate>,
+}
+
+impl RunChanges {
+    /// Waits for the next change.
+    ///
+    /// # Errors
+    /// The subscriber was too slow and missed changes of some runs, or the hub is gone.
+    pub async fn recv(&mut self) -> Result<RunListUpdate, RecvError> {
+        loop {
+            let update = self.changes.recv().await?;
+            let is_covered = match &update {
+                RunListUpdate::Changed(change) => self.scope.includes(change.owner.as_ref()),
+                RunListUpdate::Missed => true,
+            };
+            if is_covered {
+                return Ok(update);
+            }
+        }
+    }
 }
 
 /// The hub between the recorder and everybody who watches; cheap to clone.
@@ -57,6 +87,7 @@ struct Statuses {
 
 #[derive(Debug)]
 struct Running {
+    owner: Option<Tenant>,
     /// Everything from the last stored event on: that event may still be missing its last mod calls.
     backlog: Vec<Arc<Vec<TraceItem>>>,
     updates: broadcast::Sender<LiveUpdate>,
@@ -72,24 +103,24 @@ impl Live {
         }
     }
 
-    /// Follows a running run: the items that may not be stored yet, and what comes after them. `None` when the run is
-    /// not running here; then the store has it, or nobody.
+    /// Follows a running run: the items that may not be stored yet, and what comes after them. `None` when no run
+    /// that the scope covers is running here under that id; then the store has it, or nobody.
     ///
     /// The backlog begins with an event, or is empty: read the stored items of the events before that one with
     /// [`super::Store::items`], then take the backlog, then the updates. Nothing is missing and nothing comes twice.
     /// With an empty backlog nothing has happened yet. After [`broadcast::error::RecvError::Lagged`] subscribe anew.
     #[must_use]
-    pub fn subscribe(&self, run_id: RunId) -> Option<(Vec<TraceItem>, broadcast::Receiver<LiveUpdate>)> {
+    pub fn subscribe(&self, scope: &Scope, run_id: RunId) -> Option<(Vec<TraceItem>, broadcast::Receiver<LiveUpdate>)> {
         let hub = self.lock();
-        let running = hub.get(&run_id)?;
+        let running = hub.get(&run_id).filter(|running| scope.includes(running.owner.as_ref()))?;
         let backlog = running.backlog.iter().flat_map(|items| items.iter().cloned()).collect();
         Some((backlog, running.updates.subscribe()))
     }
 
-    /// Runs that appear and runs that end, here, by `/ingest`, and on other servers.
+    /// Returns the changes of the run list: runs that appear and runs that end, here, by `/ingest`, and on other servers.
     #[must_use]
-    pub fn runs(&self) -> broadcast::Receiver<RunListUpdate> {
-        self.changes.subscribe()
+    pub fn runs(&self, scope: &Scope) -> RunChanges {
+        RunChanges { scope: scope.clone(), changes: self.changes.subscribe() }
     }
 
     /// Follows a run that another server generates: told whenever more of it is stored.
@@ -101,21 +132,21 @@ impl Live {
     }
 
     /// Another server has stored more of a run; `status` is its new status, if that changed.
-    pub(super) fn remote_changed(&self, run_id: RunId, status: Option<RunStatus>) {
+    pub(super) fn remote_changed(&self, run_id: RunId, owner: Option<Tenant>, status: Option<RunStatus>) {
         if let Some(follower) = self.followers().get(&run_id) {
             follower.send_replace(());
         }
         if let Some(status) = status {
-            self.changed(run_id, status);
+            self.changed(run_id, owner, status);
         }
     }
 
     /// The database says that a run has this status.
-    pub(super) fn looked_up(&self, run_id: RunId, status: RunStatus) {
+    pub(super) fn looked_up(&self, run_id: RunId, owner: Option<Tenant>, status: RunStatus) {
         let is_known = self.statuses().runs.get(&run_id) == Some(&status);
         // What this server generates is reported when it is stored.
         if !is_known && !self.lock().contains_key(&run_id) {
-            self.changed(run_id, status);
+            self.changed(run_id, owner, status);
         }
     }
 
@@ -135,8 +166,9 @@ impl Live {
         let _ = self.changes.send(RunListUpdate::Missed);
     }
 
-    pub(super) fn started(&self, run_id: RunId) {
-        self.lock().insert(run_id, Running { backlog: Vec::new(), updates: broadcast::Sender::new(UPDATES) });
+    pub(super) fn started(&self, run_id: RunId, owner: Option<Tenant>) {
+        let running = Running { owner, backlog: Vec::new(), updates: broadcast::Sender::new(UPDATES) };
+        self.lock().insert(run_id, running);
     }
 
     pub(super) fn items(&self, run_id: RunId, items: &Arc<Vec<TraceItem>>) {
@@ -154,15 +186,17 @@ impl Live {
     }
 
     pub(super) fn ended(&self, run_id: RunId, status: RunStatus) {
-        if let Some(running) = self.lock().remove(&run_id) {
+        let running = self.lock().remove(&run_id);
+        let owner = running.and_then(|running| {
             let _ = running.updates.send(LiveUpdate::Ended(status));
-        }
-        self.changed(run_id, status);
+            running.owner
+        });
+        self.changed(run_id, owner, status);
     }
 
-    pub(super) fn changed(&self, run_id: RunId, status: RunStatus) {
+    pub(super) fn changed(&self, run_id: RunId, owner: Option<Tenant>, status: RunStatus) {
         self.statuses().set(run_id, status);
-        let _ = self.changes.send(RunListUpdate::Changed(RunChange { run_id, status }));
+        let _ = self.changes.send(RunListUpdate::Changed(RunChange { run_id, status, owner }));
     }
 
     fn statuses(&self) -> MutexGuard<'_, Statuses> {
@@ -237,19 +271,19 @@ mod tests {
     async fn the_backlog_begins_with_the_last_stored_event() {
         let live = Live::new();
         let run_id = RunId::now();
-        live.started(run_id);
+        live.started(run_id, None);
         let first = Arc::new(vec![event(0), event(1), log()]);
         let second = Arc::new(vec![log(), event(2)]);
         live.items(run_id, &first);
         live.items(run_id, &second);
         live.stored(run_id, &[Arc::clone(&first)]);
-        let (backlog, mut updates) = live.subscribe(run_id).unwrap();
+        let (backlog, mut updates) = live.subscribe(&Scope::All, run_id).unwrap();
         assert_eq!(orders(&backlog), [Some(1), None, None, Some(2)]);
         live.stored(run_id, &[Arc::clone(&second)]);
-        let (backlog, _) = live.subscribe(run_id).unwrap();
+        let (backlog, _) = live.subscribe(&Scope::All, run_id).unwrap();
         assert_eq!(orders(&backlog), [Some(2)]);
         live.ended(run_id, RunStatus::Done);
         assert!(matches!(updates.recv().await, Ok(LiveUpdate::Ended(RunStatus::Done))));
-        assert!(live.subscribe(run_id).is_none());
+        assert!(live.subscribe(&Scope::All, run_id).is_none());
     }
 }

@@ -25,6 +25,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("V6__responses", include_str!("../../migrations/V6__responses.sql")),
     ("V7__list_indexes", include_str!("../../migrations/V7__list_indexes.sql")),
     ("V8__request_extras", include_str!("../../migrations/V8__request_extras.sql")),
+    ("V9__owners", include_str!("../../migrations/V9__owners.sql")),
     ("V11__servers", include_str!("../../migrations/V11__servers.sql")),
     ("V12__citus", include_str!("../../migrations/V12__citus.sql")),
 ];

@@ -2,11 +2,12 @@
 
 use super::measured;
 use super::runs::{by_id, pack, save_columns};
+use super::scope::covers;
 use super::summary_builder::RunSummaryBuilder;
 use super::{Error, Store, extras};
 use crate::events::{
     ActionRecord, ActionType, Event, EventType, LogLevel, Measurements, ModCall, ModLog, RawJson, RunId, RunStatus,
-    Surface, TraceItem,
+    Scope, Surface, TraceItem,
 };
 use crate::trace::document::{Document, Numbering, RequestMeta};
 use serde_json::value::RawValue;
@@ -37,21 +38,27 @@ pub struct ItemPage {
 
 impl Store {
     /// The items of those events, without attention, in item order: each event, then for each of its mod calls the
-    /// call, its logs, its actions. `measured` is filled.
+    /// call, its logs, its actions. `measured` is filled. A run that the scope does not cover has none.
     ///
     /// # Errors
     /// The database failed, or what is stored is damaged.
-    pub async fn items(&self, run_id: RunId, events: Range<i32>) -> Result<Vec<TraceItem>, Error> {
+    pub async fn items(&self, scope: &Scope, run_id: RunId, events: Range<i32>) -> Result<Vec<TraceItem>, Error> {
         let mut transaction = self.inner.pool.begin_with(SNAPSHOT).await?;
+        if !covers(&mut transaction, scope, run_id).await? {
+            return Ok(Vec::new());
+        }
         Ok(items(&mut transaction, run_id, events).await?.1)
     }
 
-    /// Returns the items of the first 1000 of those events.
+    /// Returns the items of the first 1000 of those events; none of a run that the scope does not cover.
     ///
     /// # Errors
     /// The database failed, or what is stored is damaged.
-    pub async fn item_page(&self, run_id: RunId, events: Range<i32>) -> Result<ItemPage, Error> {
+    pub async fn item_page(&self, scope: &Scope, run_id: RunId, events: Range<i32>) -> Result<ItemPage, Error> {
         let mut transaction = self.inner.pool.begin_with(SNAPSHOT).await?;
+        if !covers(&mut transaction, scope, run_id).await? {
+            return Ok(ItemPage { numbering: Numbering::default(), items: Vec::new(), next: None });
+        }
         // By number of rows and not of events: events that are committed later belong to the next page.
         let next: Option<i32> = sqlx::query_scalar(
             "select sequence_order from events where run_id = $1 and sequence_order >= $2 and sequence_order < $3
@@ -67,13 +74,14 @@ impl Store {
         Ok(ItemPage { numbering, items, next })
     }
 
-    /// The whole run as a document: a foreign one as it was given, one of ours in the same shape.
+    /// The whole run as a document: a foreign one as it was given, one of ours in the same shape. `None` when there is no
+    /// run that the scope covers.
     ///
     /// # Errors
     /// The database failed, or what is stored is damaged.
-    pub async fn document(&self, run_id: RunId) -> Result<Option<Document>, Error> {
+    pub async fn document(&self, scope: &Scope, run_id: RunId) -> Result<Option<Document>, Error> {
         let mut transaction = self.inner.pool.begin_with(SNAPSHOT).await?;
-        let Some(run) = by_id(&mut transaction, run_id).await? else { return Ok(None) };
+        let Some(run) = by_id(&mut transaction, scope, run_id).await? else { return Ok(None) };
         let mods = (run.surface != Surface::Ingest && !run.mods.is_empty()).then(|| run.mods.join(", "));
         let request = RequestMeta {
             request_id: run.request_id,
@@ -95,12 +103,16 @@ impl Store {
         Ok(Some(Document { request, events, mod_calls, mod_logs, actions }))
     }
 
-    /// The replay's column file of a run (see [`crate::trace::columns`]); `None` when there is no such run.
+    /// The replay's column file of a run (see [`crate::trace::columns`]); `None` when there is no run
+    /// that the scope covers.
     ///
     /// # Errors
     /// The database failed, or what is stored is damaged.
-    pub async fn columns(&self, run_id: RunId) -> Result<Option<Vec<u8>>, Error> {
+    pub async fn columns(&self, scope: &Scope, run_id: RunId) -> Result<Option<Vec<u8>>, Error> {
         let mut connection = self.inner.pool.acquire().await?;
+        if !covers(&mut connection, scope, run_id).await? {
+            return Ok(None);
+        }
         let packed: Option<Vec<u8>> = sqlx::query_scalar(
             "select c.columns from run_columns c join runs r on r.run_id = $1
             where c.run_id = $1 and r.status <> 'running'",
@@ -112,7 +124,7 @@ impl Store {
             let columns = zstd::decode_all(packed.as_slice()).map_err(|error| damaged(run_id, error))?;
             return Ok(Some(columns));
         }
-        let Some(run) = by_id(&mut connection, run_id).await? else { return Ok(None) };
+        let Some(run) = by_id(&mut connection, scope, run_id).await? else { return Ok(None) };
         let finished = run.status != RunStatus::Running;
         let mut summary = RunSummaryBuilder::resumed(run, None);
         for item in items(&mut connection, run_id, 0..i32::MAX).await?.1 {

@@ -204,7 +204,7 @@ impl Recorder {
                 let summary = RunSummaryBuilder::started(&start, self.target.server_id);
                 let recording = Recording { summary, numbering: Numbering::default(), changed: false };
                 self.runs.insert(run_id, recording);
-                self.target.live.started(run_id);
+                self.target.live.started(run_id, start.owner.clone());
                 self.push(Record::Started(start, self.target.server_id));
             }
             Signal::Items(run_id, items) => {
@@ -299,7 +299,7 @@ impl Recorder {
         }
         for record in landed.records.iter().filter(|record| !lost.contains(&record.run_id())) {
             match record {
-                Record::Started(start, _) => live.changed(start.run_id, RunStatus::Running),
+                Record::Started(start, _) => live.changed(start.run_id, start.owner.clone(), RunStatus::Running),
                 Record::Ended(run_id, end) => {
                     live.ended(*run_id, end.status);
                     self.target.durability_acks.resolve(*run_id, Ok(()));

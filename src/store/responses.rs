@@ -1,8 +1,9 @@
 //! Responses of OpenAI's API that later ones go on from. They go with the day of their run, or with the run.
 
 use super::rows::clean;
+use super::scope::{owned, owners};
 use super::{Error, Store};
-use crate::events::RunId;
+use crate::events::{RunId, Scope, Tenant};
 use chrono::{DateTime, Utc};
 use serde_json::Value;
 use sqlx::types::Json;
@@ -14,8 +15,8 @@ pub struct NewResponse {
     pub id: String,
     /// The run that answered.
     pub run_id: RunId,
-    /// The label of the key that asked; `None` without keys.
-    pub owner: Option<String>,
+    /// The tenant that it belongs to; `None` without keys.
+    pub owner: Option<Tenant>,
     /// As it was sent.
     pub response: Value,
     /// The whole conversation: what it went on from, its input, its output.
@@ -35,7 +36,7 @@ impl Store {
         .bind(clean(&response.id))
         .bind(response.run_id.0)
         .bind(now)
-        .bind(response.owner.as_deref().map(clean))
+        .bind(response.owner.as_ref().map(|owner| clean(owner.as_str())))
         // As text: sqlx would make it jsonb, which forgets the order of fields and takes no NUL.
         .bind(response.response.to_string())
         .bind(Value::from(response.items.clone()).to_string())
@@ -44,43 +45,39 @@ impl Store {
         Ok(())
     }
 
-    /// A response that is this owner's.
+    /// Returns a response that the scope covers.
     ///
     /// # Errors
     /// The database failed.
-    pub async fn response(&self, id: &str, owner: Option<&str>) -> Result<Option<Value>, Error> {
-        let found: Option<Json<Value>> = sqlx::query_scalar(
-            "select response from responses where response_id = $1 and owner is not distinct from $2",
-        )
-        .bind(clean(id))
-        .bind(owner.map(clean))
-        .fetch_optional(&self.inner.pool)
-        .await?;
+    pub async fn response(&self, scope: &Scope, id: &str) -> Result<Option<Value>, Error> {
+        let find = concat!("select response from responses where response_id = $1 and ", owned!(2));
+        let found: Option<Json<Value>> =
+            sqlx::query_scalar(find).bind(clean(id)).bind(owners(scope)).fetch_optional(&self.inner.pool).await?;
         Ok(found.map(|Json(response)| response))
     }
 
-    /// The conversation that a response of this owner's ended.
+    /// Returns the conversation that ended with a response, if the scope covers the response.
     ///
     /// # Errors
     /// The database failed.
-    pub async fn response_items(&self, id: &str, owner: Option<&str>) -> Result<Option<Vec<Value>>, Error> {
+    pub async fn response_items(&self, scope: &Scope, id: &str) -> Result<Option<Vec<Value>>, Error> {
         let found: Option<Json<Vec<Value>>> =
-            sqlx::query_scalar("select items from responses where response_id = $1 and owner is not distinct from $2")
+            sqlx::query_scalar(concat!("select items from responses where response_id = $1 and ", owned!(2)))
                 .bind(clean(id))
-                .bind(owner.map(clean))
+                .bind(owners(scope))
                 .fetch_optional(&self.inner.pool)
                 .await?;
         Ok(found.map(|Json(items)| items))
     }
 
-    /// Forgets a response of this owner's; false when there is none. Those that go on from it have its items.
+    /// Removes a response; false when there is none that the scope covers. Later ones of the conversation keep its items.
     ///
     /// # Errors
     /// The database failed.
-    pub async fn delete_response(&self, id: &str, owner: Option<&str>) -> Result<bool, Error> {
-        let done = sqlx::query("delete from responses where response_id = $1 and owner is not distinct from $2")
+    pub async fn delete_response(&self, scope: &Scope, id: &str) -> Result<bool, Error> {
+        let done = sqlx::query(concat!("delete from responses where response_id = $1 and ", owned!(2)))
             .bind(clean(id))
-            .bind(owner.map(clean))
+            .bind(owners(scope))
             .execute(&self.inner.pool)
             .await?;
         Ok(done.rows_affected() > 0)

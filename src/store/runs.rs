@@ -1,9 +1,10 @@
 //! What is known of a run without reading its items: its row, read, written and removed.
 
 use super::rows::clean;
+use super::scope::{owned, owners};
 use super::summary_builder::RunRow;
 use super::{Error, Store};
-use crate::events::{FinishReason, RunId, RunStatus, Surface};
+use crate::events::{FinishReason, RunId, RunStatus, Scope, Surface, Tenant};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use sqlx::postgres::{PgConnection, PgRow};
@@ -16,7 +17,7 @@ macro_rules! select_runs {
     ($mod_text:literal, $rest:literal) => {
         concat!(
             "select run_id, request_id, created_at, completed_at, status, finish_reason, message, surface, model,
-                user_label, mods, max_tokens, temperature, seed, ",
+                owner, user_label, mods, max_tokens, temperature, seed, ",
             $mod_text,
             " as mod_text, prompt_preview, output_preview, prompt_tokens, completion_tokens, cached_tokens, events,
                 backtracked, forced, actions, errors, first_token_us, prompt_us, generation_us, has_attention,
@@ -50,6 +51,9 @@ pub struct RunSummary {
     pub surface: Surface,
     /// The model's name; `None` where a foreign payload does not say.
     pub model: Option<String>,
+    /// The tenant that it belongs to; `None` for a run that was recorded without API keys.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner: Option<Tenant>,
     /// Who asked.
     pub user_label: Option<String>,
     /// Names of its mods, in order; of a foreign run the first 64.
@@ -97,14 +101,14 @@ pub struct RunSummary {
 }
 
 impl Store {
-    /// The run with that `run_id`, else with that `request_id`.
+    /// Returns the run with that `run_id`, else with that `request_id`, if the scope covers it.
     ///
     /// # Errors
     /// The database failed.
-    pub async fn find(&self, id_or_request_id: &str) -> Result<Option<RunSummary>, Error> {
+    pub async fn find(&self, scope: &Scope, id_or_request_id: &str) -> Result<Option<RunSummary>, Error> {
         let mut connection = self.inner.pool.acquire().await?;
         if let Ok(run_id) = id_or_request_id.parse()
-            && let Some(run) = by_id(&mut connection, run_id).await?
+            && let Some(run) = by_id(&mut connection, scope, run_id).await?
         {
             return Ok(Some(run));
         }
@@ -112,21 +116,35 @@ impl Store {
             return Ok(None);
         }
         match request_id_owner(&mut connection, id_or_request_id).await? {
-            Some((run_id, _)) => Ok(by_id(&mut connection, run_id).await?),
+            Some((run_id, _)) => Ok(by_id(&mut connection, scope, run_id).await?),
             None => Ok(None),
         }
     }
 
-    /// Removes a run and everything of it; false when there is none.
+    /// Returns true if a run of any tenant has that id, as `request_id` or as `run_id`.
+    ///
+    /// # Errors
+    /// The database failed.
+    pub async fn has_id(&self, id: &str) -> Result<bool, Error> {
+        let run_id = id.parse().ok().map(|RunId(run_id)| run_id);
+        let found: Option<i32> =
+            sqlx::query_scalar("select 1 from run_keys where request_id = $1 or run_id = $2 limit 1")
+                .bind(clean(id))
+                .bind(run_id)
+                .fetch_optional(&self.inner.pool)
+                .await?;
+        Ok(found.is_some())
+    }
+
+    /// Removes a run and everything of it; false when there is none that the scope covers.
     ///
     /// # Errors
     /// [`Error::StillRunning`], or the database failed.
-    pub async fn delete(&self, run_id: RunId) -> Result<bool, Error> {
+    pub async fn delete(&self, scope: &Scope, run_id: RunId) -> Result<bool, Error> {
         let mut transaction = self.inner.pool.begin().await?;
-        let status: Option<String> = sqlx::query_scalar("select status from runs where run_id = $1 for update")
-            .bind(run_id.0)
-            .fetch_optional(&mut *transaction)
-            .await?;
+        let find = concat!("select status from runs where run_id = $1 and ", owned!(2), " for update");
+        let status: Option<String> =
+            sqlx::query_scalar(find).bind(run_id.0).bind(owners(scope)).fetch_optional(&mut *transaction).await?;
         match status.as_deref() {
             None => return Ok(false),
             Some("running") => return Err(Error::StillRunning(run_id)),
@@ -150,9 +168,17 @@ impl Store {
     }
 }
 
-/// The run of that id.
-pub(super) async fn by_id(connection: &mut PgConnection, run_id: RunId) -> Result<Option<RunSummary>, sqlx::Error> {
-    sqlx::query_as(select_runs!("mod_text", "where run_id = $1")).bind(run_id.0).fetch_optional(connection).await
+/// Returns the run of that id, if the scope covers it.
+pub(super) async fn by_id(
+    connection: &mut PgConnection,
+    scope: &Scope,
+    run_id: RunId,
+) -> Result<Option<RunSummary>, sqlx::Error> {
+    sqlx::query_as(concat!(select_runs!("mod_text", "where run_id = $1 and "), owned!(2)))
+        .bind(run_id.0)
+        .bind(owners(scope))
+        .fetch_optional(connection)
+        .await
 }
 
 /// The run that has a `request_id`, and the fingerprint of its document.
@@ -219,6 +245,7 @@ pub(super) async fn save(connection: &mut PgConnection, row: &RunRow) -> Result<
         .bind(row.columns.as_deref())
         .bind(row.fingerprint.as_ref().map(<[u8; 32]>::as_slice))
         .bind(row.request_extras.as_deref())
+        .bind(run.owner.as_ref().map(|owner| clean(owner.as_str())))
         .execute(connection)
         .await?;
     Ok(())
@@ -274,10 +301,10 @@ const SAVE: &str = "
     insert into runs (run_id, request_id, created_at, completed_at, status, finish_reason, message, surface, model,
         user_label, mods, max_tokens, temperature, seed, mod_text, prompt_preview, output_preview, prompt_tokens,
         completion_tokens, cached_tokens, events, backtracked, forced, actions, errors, error_text, first_token_us,
-        prompt_us, generation_us, has_attention, surprise_strip, server_id, search, request_extras)
+        prompt_us, generation_us, has_attention, surprise_strip, server_id, search, request_extras, owner)
     values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24,
         $25, $26, $27, $28, $29, $30, $31, $32, to_tsvector('simple', coalesce($33, '')),
-        $36::json)
+        $36::json, $37)
     on conflict (run_id) do update set
         completed_at = excluded.completed_at, status = excluded.status, finish_reason = excluded.finish_reason,
         message = excluded.message, mods = excluded.mods, prompt_preview = excluded.prompt_preview,
@@ -310,6 +337,7 @@ impl FromRow<'_, PgRow> for RunSummary {
             message: row.try_get("message")?,
             surface: Surface::from_name(&surface).ok_or_else(|| unknown("surface", &surface))?,
             model: row.try_get("model")?,
+            owner: named("owner")?.map(Tenant::from),
             user_label: row.try_get("user_label")?,
             mods: row.try_get("mods")?,
             max_tokens: row.try_get("max_tokens")?,

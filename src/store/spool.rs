@@ -197,6 +197,7 @@ mod tests {
             created_at: now,
             surface: Surface::Openai,
             model: "m".into(),
+            owner: None,
             user_label: None,
             max_tokens: Some(3),
             temperature: Some(0.7),

@@ -1,7 +1,7 @@
 //! The summary row of a run, built up from its trace items.
 
 use super::runs::{RunSummary, pack};
-use crate::events::{RunEnd, RunId, RunStart, RunStatus, Surface, TraceItem, Usage};
+use crate::events::{RunEnd, RunId, RunStart, RunStatus, Surface, Tenant, TraceItem, Usage};
 use crate::trace::columns;
 use crate::trace::document::{RequestExtras, RequestMeta};
 use crate::trace::fold::{Fold, flags};
@@ -60,6 +60,7 @@ impl RunSummaryBuilder {
     pub fn started(start: &RunStart, server_id: Uuid) -> Self {
         let mut summary = blank(start.run_id, start.request_id.clone(), start.created_at, start.surface);
         summary.model = Some(start.model.clone());
+        summary.owner.clone_from(&start.owner);
         summary.user_label.clone_from(&start.user_label);
         summary.mods.clone_from(&start.mods);
         summary.max_tokens = start.max_tokens;
@@ -70,9 +71,10 @@ impl RunSummaryBuilder {
     }
 
     /// Creates a builder for an ingested run, which has finished.
-    pub fn ingested(run_id: RunId, meta: &RequestMeta, now: DateTime<Utc>) -> Self {
+    pub fn ingested(run_id: RunId, meta: &RequestMeta, owner: Option<Tenant>, now: DateTime<Utc>) -> Self {
         let surface = meta.surface.unwrap_or(Surface::Ingest);
         let mut summary = blank(run_id, meta.request_id.clone(), meta.created_at.unwrap_or(now), surface);
+        summary.owner = owner;
         summary.status = RunStatus::Done;
         summary.completed_at = meta.completed_at;
         summary.model.clone_from(&meta.model);
@@ -252,6 +254,7 @@ fn blank(run_id: RunId, request_id: String, created_at: DateTime<Utc>, surface: 
         message: None,
         surface,
         model: None,
+        owner: None,
         user_label: None,
         mods: Vec::new(),
         max_tokens: None,

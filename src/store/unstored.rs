@@ -1,7 +1,7 @@
 //! Reads of runs that the recorder still holds: it stores them at once, and the read waits for it.
 
 use super::{Error, Recording, RunSummary, Store};
-use crate::events::{RunId, UnstoredRun};
+use crate::events::{RunId, Scope, UnstoredRun};
 use std::sync::PoisonError;
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -16,9 +16,11 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::NotStored`], or the database failed.
-    pub async fn find_recorded(&self, id_or_request_id: &str) -> Result<Option<RunSummary>, Error> {
-        let unstored = self.inner.unstored.find(id_or_request_id);
-        let Some(run_id) = unstored.first().map(|run| run.run_id) else { return self.find(id_or_request_id).await };
+    pub async fn find_recorded(&self, scope: &Scope, id_or_request_id: &str) -> Result<Option<RunSummary>, Error> {
+        let unstored = self.inner.unstored.find(scope, id_or_request_id);
+        let Some(run_id) = unstored.first().map(|run| run.run_id) else {
+            return self.find(scope, id_or_request_id).await;
+        };
         let over: Vec<UnstoredRun> = unstored.into_iter().filter(UnstoredRun::is_over).collect();
         let is_over = !over.is_empty();
         let wait = async {
@@ -32,16 +34,16 @@ impl Store {
         if is_over && !stored {
             return Err(Error::NotStored(run_id));
         }
-        match self.find(id_or_request_id).await? {
+        match self.find(scope, id_or_request_id).await? {
             None if !stored => Err(Error::NotStored(run_id)),
             found => Ok(found),
         }
     }
 
-    /// Returns that run while rows of it are missing in the database.
+    /// Returns that run while rows of it are missing in the database, if the scope covers it.
     #[must_use]
-    pub fn unstored(&self, run_id: RunId) -> Option<UnstoredRun> {
-        self.inner.unstored.get(run_id)
+    pub fn unstored(&self, scope: &Scope, run_id: RunId) -> Option<UnstoredRun> {
+        self.inner.unstored.get(scope, run_id)
     }
 
     /// Has the recorder store what it has got; false when it cannot.

@@ -6,7 +6,7 @@ use super::rows::{InsertMode, Rows, clean};
 use super::runs::{by_id, claim, mark_interrupted, request_id_owner, save};
 use super::servers::notification::{RunNotification, notify};
 use super::summary_builder::{RunRow, RunSummaryBuilder};
-use crate::events::{RunEnd, RunId, RunStart, RunStatus, TraceItem};
+use crate::events::{RunEnd, RunId, RunStart, RunStatus, Scope, TraceItem};
 use crate::trace::document::Numbering;
 use chrono::{DateTime, Utc};
 use sqlx::PgPool;
@@ -84,7 +84,7 @@ fn changes(records: &[Record]) -> Vec<RunNotification> {
             Record::Ended(_, end) => Some(end.status),
         };
         let place = *places.entry(run_id).or_insert_with(|| {
-            changes.push(RunNotification { run_id, status: None });
+            changes.push(RunNotification::new(run_id, None));
             changes.len() - 1
         });
         changes[place].status = status.or(changes[place].status);
@@ -114,7 +114,7 @@ pub async fn interrupt(pool: &PgPool, server: Uuid, run_id: RunId, at: DateTime<
     if running.bind(run_id.0).fetch_optional(&mut *transaction).await? != Some(true) {
         return Ok(false);
     }
-    let change = RunNotification { run_id, status: Some(RunStatus::Interrupted) };
+    let change = RunNotification::new(run_id, Some(RunStatus::Interrupted));
     // Attention is coded beside the run, and may have been stored before the event that it is of.
     let orphans = "delete from attention t where t.run_id = $1 and not exists \
                    (select 1 from events e where e.run_id = t.run_id and e.sequence_order = t.sequence_order)";
@@ -166,7 +166,7 @@ async fn begin(connection: &mut PgConnection, start: &RunStart, server_id: Uuid)
         request_id = format!("{request_id}~{run_id}");
         claim(connection, &request_id, run_id).await?;
     }
-    if by_id(connection, run_id).await?.is_some() {
+    if by_id(connection, &Scope::All, run_id).await?.is_some() {
         return Ok(());
     }
     let start = RunStart { request_id, ..start.clone() };
@@ -179,7 +179,7 @@ async fn refold(
     run_id: RunId,
     change: impl FnOnce(&mut RunSummaryBuilder),
 ) -> Result<(), Error> {
-    let Some(run) = by_id(connection, run_id).await? else { return Ok(()) };
+    let Some(run) = by_id(connection, &Scope::All, run_id).await? else { return Ok(()) };
     let mut summary = RunSummaryBuilder::resumed(run, None);
     for item in read::items(connection, run_id, 0..i32::MAX).await?.1 {
         summary.apply(&item);

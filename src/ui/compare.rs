@@ -4,6 +4,7 @@ use super::error::{self, show};
 use super::run::{RunView, short};
 use super::shell::Shell;
 use crate::api::{ApiError, App};
+use crate::events::Scope;
 use crate::store::RunSummary;
 use askama::Template;
 use axum::extract::{Query, State};
@@ -38,12 +39,17 @@ pub(super) struct Asked {
 }
 
 /// `GET /compare?a=&b=`: renders the comparison.
-pub(super) async fn page(State(app): State<App>, Query(asked): Query<Asked>, headers: HeaderMap) -> Response {
+pub(super) async fn page(
+    State(app): State<App>,
+    scope: Scope,
+    Query(asked): Query<Asked>,
+    headers: HeaderMap,
+) -> Response {
     let both = async {
         if asked.a.is_empty() || asked.b.is_empty() {
             return Err(ApiError::bad_request("a comparison requires two runs: /compare?a=…&b=…"));
         }
-        Ok((app.find_run(&asked.a).await?, app.find_run(&asked.b).await?))
+        Ok((app.find_run(&scope, &asked.a).await?, app.find_run(&scope, &asked.b).await?))
     };
     match both.await {
         Ok((a, b)) => show(StatusCode::OK, &ComparePage::new(&a, &b, &headers)),

@@ -10,7 +10,6 @@ use crate::api::{ApiError, App, Caller, ErrorKind, register_upload, require_uplo
 use crate::mods::python::{TEMPLATE, TEMPLATE_NAME};
 use crate::mods::{ModOrigin, ModSource, ModUpload, RegisteredVersion};
 use askama::Template;
-use axum::Extension;
 use axum::extract::rejection::FormRejection;
 use axum::extract::{Form, Path, Query, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -121,12 +120,12 @@ pub(super) struct Sent {
 /// `GET /mods/{name}`: renders the current or another version of a mod.
 pub(super) async fn page(
     State(app): State<App>,
-    caller: Option<Extension<Caller>>,
+    caller: Caller,
     Path(name): Path<String>,
     Query(asked): Query<Asked>,
     headers: HeaderMap,
 ) -> Response {
-    match EditorPage::of(&app, caller, &name, asked.version, &headers).await {
+    match EditorPage::of(&app, &caller, &name, asked.version, &headers).await {
         Ok(page) => page.shown(StatusCode::OK),
         Err(error) => error::render(&headers, &error),
     }
@@ -135,37 +134,37 @@ pub(super) async fn page(
 /// `GET /mods/-new`: renders a new mod from a template. Mod names cannot start with `-`.
 pub(super) async fn begin(
     State(app): State<App>,
-    caller: Option<Extension<Caller>>,
+    caller: Caller,
     Query(asked): Query<Asked>,
     headers: HeaderMap,
 ) -> Response {
-    EditorPage::begun(&app, caller, asked.template.as_deref(), &headers).shown(StatusCode::OK)
+    EditorPage::begun(&app, &caller, asked.template.as_deref(), &headers).shown(StatusCode::OK)
 }
 
 /// `POST /mods/{name}`: saves the form as a new version.
 pub(super) async fn save(
     State(app): State<App>,
-    caller: Option<Extension<Caller>>,
+    caller: Caller,
     Path(name): Path<String>,
     headers: HeaderMap,
     sent: Result<Form<Sent>, FormRejection>,
 ) -> Response {
-    save_as(&app, caller, Some(&name), &headers, sent).await
+    save_as(&app, &caller, Some(&name), &headers, sent).await
 }
 
 /// `POST /mods/-new`: saves the form as a new mod.
 pub(super) async fn save_new(
     State(app): State<App>,
-    caller: Option<Extension<Caller>>,
+    caller: Caller,
     headers: HeaderMap,
     sent: Result<Form<Sent>, FormRejection>,
 ) -> Response {
-    save_as(&app, caller, None, &headers, sent).await
+    save_as(&app, &caller, None, &headers, sent).await
 }
 
 async fn save_as(
     app: &App,
-    caller: Option<Extension<Caller>>,
+    caller: &Caller,
     name: Option<&str>,
     headers: &HeaderMap,
     sent: Result<Form<Sent>, FormRejection>,
@@ -180,7 +179,7 @@ async fn save_as(
     };
     // Lines of a form end in CRLF.
     let source = sent.source.replace("\r\n", "\n");
-    let saved = match require_upload_rights(app, caller.clone()) {
+    let saved = match require_upload_rights(app, caller) {
         Ok(by) => match upload_of(app, &sent.name, source.clone()).await {
             Ok(upload) => register_upload(app, by, upload).await,
             Err(error) => Err(error),
@@ -234,7 +233,7 @@ impl EditorPage {
     /// Returns the page of an existing or deleted mod.
     async fn of(
         app: &App,
-        caller: Option<Extension<Caller>>,
+        caller: &Caller,
         name: &str,
         version: Option<String>,
         headers: &HeaderMap,
@@ -294,7 +293,7 @@ impl EditorPage {
     }
 
     /// Returns the page of a new mod.
-    fn begun(app: &App, caller: Option<Extension<Caller>>, template: Option<&str>, headers: &HeaderMap) -> Self {
+    fn begun(app: &App, caller: &Caller, template: Option<&str>, headers: &HeaderMap) -> Self {
         let chosen = template.and_then(|name| TEMPLATES.iter().position(|one| one.0 == name)).unwrap_or(0);
         let (name, _, source, placeholder) = TEMPLATES[chosen];
         let new_name = format!("my-{name}");
@@ -314,7 +313,7 @@ impl EditorPage {
         page
     }
 
-    fn empty(app: &App, caller: Option<Extension<Caller>>, headers: &HeaderMap) -> Self {
+    fn empty(app: &App, caller: &Caller, headers: &HeaderMap) -> Self {
         let refused = require_upload_rights(app, caller).err();
         Self {
             shell: Shell::new(headers, "mods"),
@@ -385,13 +384,15 @@ impl VersionView {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::SecurityConfig;
     use crate::ui::checks;
 
     #[test]
     fn a_new_mod_begins_as_a_template_of_its_own_name() {
         let app = checks::app();
         for (name, ..) in TEMPLATES {
-            let page = EditorPage::begun(&app, None, Some(name), &HeaderMap::new());
+            let page =
+                EditorPage::begun(&app, &Caller::new(&SecurityConfig::default(), None), Some(name), &HeaderMap::new());
             let function = page.new_name.replace('-', "_");
             assert!(page.source.contains(&format!("def {function}(")), "{name}: {}", page.source);
             let html = page.render().unwrap();
@@ -402,7 +403,8 @@ mod tests {
 
     #[test]
     fn source_is_text_and_never_markup() {
-        let mut page = EditorPage::begun(&checks::app(), None, None, &HeaderMap::new());
+        let mut page =
+            EditorPage::begun(&checks::app(), &Caller::new(&SecurityConfig::default(), None), None, &HeaderMap::new());
         page.source = "</textarea><script>alert(1)</script>".into();
         page.problem = "<b>SyntaxError".into();
         page.files = vec![FileView { path: "<i>.py".into(), text: "<u>".into() }];
@@ -415,7 +417,8 @@ mod tests {
 
     #[test]
     fn the_page_lets_only_its_own_styles_in() {
-        let page = EditorPage::begun(&checks::app(), None, None, &HeaderMap::new());
+        let page =
+            EditorPage::begun(&checks::app(), &Caller::new(&SecurityConfig::default(), None), None, &HeaderMap::new());
         let response = page.shown(StatusCode::OK);
         let policy = response.headers()[header::CONTENT_SECURITY_POLICY].to_str().unwrap();
         assert!(policy.contains(&page.nonce) && !policy.contains("unsafe"), "{policy}");

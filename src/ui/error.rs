@@ -77,6 +77,8 @@ pub(super) fn sentence(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use crate::api::Caller;
+    use crate::config::SecurityConfig;
     use crate::ui::checks;
     use axum::body::{Body, to_bytes};
     use axum::http::{Request, StatusCode, header};
@@ -88,7 +90,9 @@ mod tests {
             request = request.header(header::IF_NONE_MATCH, tag);
         }
         let request = request.body(Body::empty()).unwrap();
-        let response = crate::ui::router(bytes::Bytes::new()).with_state(checks::app()).oneshot(request).await.unwrap();
+        let caller = Caller::new(&SecurityConfig::default(), None);
+        let router = crate::ui::router(bytes::Bytes::new()).layer(axum::Extension(caller));
+        let response = router.with_state(checks::app()).oneshot(request).await.unwrap();
         let (parts, body) = response.into_parts();
         let body = to_bytes(body, usize::MAX).await.unwrap();
         (parts.status, parts.headers, String::from_utf8(body.to_vec()).unwrap())

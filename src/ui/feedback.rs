@@ -2,6 +2,7 @@
 
 use super::shell::{machine_time, moment};
 use crate::api::App;
+use crate::events::Scope;
 use crate::store::{Feedback, RunSummary};
 
 /// The fields of one feedback entry for the templates.
@@ -19,9 +20,9 @@ pub(super) struct FeedbackView {
 }
 
 /// Returns the feedback on a run, oldest first; empty if the database fails, because the page is useful without it.
-pub(super) async fn given(app: &App, run: &RunSummary) -> Vec<FeedbackView> {
+pub(super) async fn given(app: &App, scope: &Scope, run: &RunSummary) -> Vec<FeedbackView> {
     let Ok(store) = app.store() else { return Vec::new() };
-    let given = store.feedback(run.run_id).await.unwrap_or_default();
+    let given = store.feedback(scope, run.run_id).await.unwrap_or_default();
     given.iter().map(FeedbackView::new).collect()
 }
 

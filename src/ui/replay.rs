@@ -8,6 +8,7 @@ use super::reported::{self, ReportedView};
 use super::run::{Banner, RunView, banners};
 use super::shell::{Shell, encoded, runs_href};
 use crate::api::{ApiError, App, ErrorKind};
+use crate::events::Scope;
 use crate::store::{RunQuery, RunSummary};
 use askama::Template;
 use axum::extract::{Path, Query, State};
@@ -66,12 +67,13 @@ pub(super) struct Asked {
 /// `GET /runs/{id}`: renders the replay; `?view=text` renders plain text and a table of events.
 pub(super) async fn page(
     State(app): State<App>,
+    scope: Scope,
     Path(id): Path<String>,
     Query(asked): Query<Asked>,
     uri: Uri,
     headers: HeaderMap,
 ) -> Response {
-    let run = match app.find_run(&id).await {
+    let run = match app.find_run(&scope, &id).await {
         Ok(run) => run,
         Err(error) if error.kind() == ErrorKind::NotFound && asked.retry < MAX_RETRIES => {
             let waiting = "it may have just started on another server; this page retries for a few seconds";
@@ -84,9 +86,9 @@ pub(super) async fn page(
         return Redirect::to(&href(&id, uri.query(), 0)).into_response();
     }
     if asked.view == "text" {
-        return replay_text::page(&app, &run, asked.from.unwrap_or(0), &headers).await;
+        return replay_text::page(&app, &scope, &run, asked.from.unwrap_or(0), &headers).await;
     }
-    let (reported, feedback) = (reported::find(&app, &run).await, feedback::given(&app, &run).await);
+    let (reported, feedback) = (reported::find(&app, &scope, &run).await, feedback::given(&app, &scope, &run).await);
     show(StatusCode::OK, &ReplayPage::new(&run, reported, feedback, &asked.q, &headers))
 }
 
@@ -134,46 +136,48 @@ impl ReplayPage {
 /// `GET /runs/{id}/older`: redirects to the next older run in the list filtered by `q`.
 pub(super) async fn older(
     State(app): State<App>,
+    scope: Scope,
     Path(id): Path<String>,
     Query(asked): Query<Asked>,
     headers: HeaderMap,
 ) -> Response {
-    beside(&app, &id, &asked.q, true).await.unwrap_or_else(|error| error::render(&headers, &error))
+    beside(&app, &scope, &id, &asked.q, true).await.unwrap_or_else(|error| error::render(&headers, &error))
 }
 
 /// `GET /runs/{id}/newer`: redirects to the next newer run in the list filtered by `q`.
 pub(super) async fn newer(
     State(app): State<App>,
+    scope: Scope,
     Path(id): Path<String>,
     Query(asked): Query<Asked>,
     headers: HeaderMap,
 ) -> Response {
-    beside(&app, &id, &asked.q, false).await.unwrap_or_else(|error| error::render(&headers, &error))
+    beside(&app, &scope, &id, &asked.q, false).await.unwrap_or_else(|error| error::render(&headers, &error))
 }
 
 /// Redirects to the neighbour of a run, or to the list if there is none.
-async fn beside(app: &App, id: &str, q: &str, older: bool) -> Result<Response, ApiError> {
-    let run = app.find_run(id).await?;
+async fn beside(app: &App, scope: &Scope, id: &str, q: &str, older: bool) -> Result<Response, ApiError> {
+    let run = app.find_run(scope, id).await?;
     let store = app.store()?;
     let neighbour = if older {
         let query = RunQuery { q: q.to_owned(), before: Some(run.run_id), limit: 1 };
-        store.runs(&query).await.map_err(error::failed)?.runs.into_iter().next()
+        store.runs(scope, &query).await.map_err(error::failed)?.runs.into_iter().next()
     } else {
         // The list can only be read from new to old: search its first pages and give up after that.
-        newer_in_pages(app, q, &run).await?
+        newer_in_pages(app, scope, q, &run).await?
     };
     let href = neighbour.map_or_else(|| runs_href(q), |run| RunView::new(&run, q).href);
     Ok(Redirect::to(&href).into_response())
 }
 
-async fn newer_in_pages(app: &App, q: &str, run: &RunSummary) -> Result<Option<RunSummary>, ApiError> {
+async fn newer_in_pages(app: &App, scope: &Scope, q: &str, run: &RunSummary) -> Result<Option<RunSummary>, ApiError> {
     const PAGES: usize = 10;
     let store = app.store()?;
     let mut before = None;
     let mut last = None;
     for _ in 0..PAGES {
         let query = RunQuery { q: q.to_owned(), before, limit: crate::store::MAX_PAGE };
-        let page = store.runs(&query).await.map_err(error::failed)?;
+        let page = store.runs(scope, &query).await.map_err(error::failed)?;
         for other in page.runs {
             // The list is ordered by id: a trace from last year ingested today is among today's.
             if other.run_id <= run.run_id {

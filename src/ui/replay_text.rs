@@ -6,7 +6,7 @@ use super::reported::{self, ReportedView};
 use super::run::{Banner, RunView, banners};
 use super::shell::Shell;
 use crate::api::{ApiError, App};
-use crate::events::{ActionRecord, ActionType, Event, EventType, RunId, TraceItem};
+use crate::events::{ActionRecord, ActionType, Event, EventType, RunId, Scope, TraceItem};
 use crate::store::RunSummary;
 use crate::trace::columns;
 use crate::trace::fold::{NEVER, flags};
@@ -58,18 +58,24 @@ struct Line {
 }
 
 /// Renders events starting at `from`.
-pub(super) async fn page(app: &App, run: &RunSummary, from: i32, headers: &HeaderMap) -> Response {
-    match read(app, run, from.clamp(0, run.events.max(0)), headers).await {
+pub(super) async fn page(app: &App, scope: &Scope, run: &RunSummary, from: i32, headers: &HeaderMap) -> Response {
+    match read(app, scope, run, from.clamp(0, run.events.max(0)), headers).await {
         Ok(page) => show(StatusCode::OK, &page),
         Err(error) => error::render(headers, &error),
     }
 }
 
-async fn read(app: &App, run: &RunSummary, from: i32, headers: &HeaderMap) -> Result<TextPage, ApiError> {
+async fn read(
+    app: &App,
+    scope: &Scope,
+    run: &RunSummary,
+    from: i32,
+    headers: &HeaderMap,
+) -> Result<TextPage, ApiError> {
     let store = app.store()?;
     let to = from.saturating_add(PAGE).min(run.events);
-    let items = store.items(run.run_id, from..to).await.map_err(error::failed)?;
-    let columns = store.columns(run.run_id).await.map_err(error::failed)?;
+    let items = store.items(scope, run.run_id, from..to).await.map_err(error::failed)?;
+    let columns = store.columns(scope, run.run_id).await.map_err(error::failed)?;
     let (prompt, answer) = match columns.as_deref().map(columns::decode).transpose() {
         Ok(columns) => columns.map(|columns| texts(&columns)).unwrap_or_default(),
         Err(error) => return Err(ApiError::internal(error)),
@@ -78,8 +84,8 @@ async fn read(app: &App, run: &RunSummary, from: i32, headers: &HeaderMap) -> Re
     Ok(TextPage {
         shell: Shell::new(headers, "runs"),
         banners: banners(run),
-        reported: reported::find(app, run).await,
-        feedback: feedback::given(app, run).await,
+        reported: reported::find(app, scope, run).await,
+        feedback: feedback::given(app, scope, run).await,
         prompt: if prompt.is_empty() { run.prompt_preview.clone() } else { prompt },
         answer: if answer.is_empty() { run.output_preview.clone() } else { answer },
         from,

@@ -1,6 +1,7 @@
 //! Fields reported by the engine of an ingested run, formatted for pages.
 
 use crate::api::App;
+use crate::events::Scope;
 use crate::store::{Reported, RunSummary};
 
 /// Maximum characters of a text on a page; the export contains all.
@@ -18,9 +19,9 @@ pub(super) struct ReportedView {
 }
 
 /// Loads the fields that the run's engine reported; empty while the database is unavailable.
-pub(super) async fn find(app: &App, run: &RunSummary) -> ReportedView {
+pub(super) async fn find(app: &App, scope: &Scope, run: &RunSummary) -> ReportedView {
     let Ok(store) = app.store() else { return ReportedView::default() };
-    let reported = store.reported(run.run_id).await;
+    let reported = store.reported(scope, run.run_id).await;
     reported
         .inspect_err(|error| tracing::warn!(%error, "reading reported fields failed"))
         .map_or_else(|_| ReportedView::default(), |reported| ReportedView::new(&reported))

@@ -201,6 +201,7 @@ pub(super) fn sample() -> RunSummary {
         message: Some("mod 'x' raised <b>KeyError</b>".into()),
         surface: Surface::LlamaServer,
         model: Some("demo".into()),
+        owner: None,
         user_label: Some("key …12".into()),
         mods: vec!["no-ocean".into()],
         max_tokens: Some(10),

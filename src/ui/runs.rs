@@ -5,7 +5,7 @@ use super::run::RunView;
 use super::shell::{Shell, curl_chat, encoded, origin, runs_href};
 use crate::api::App;
 use crate::api::base;
-use crate::events::RunId;
+use crate::events::{RunId, Scope};
 use crate::store::{BadFilter, Error, RunPage, RunQuery};
 use askama::Template;
 use axum::extract::{Query, State};
@@ -115,24 +115,29 @@ pub(super) struct Asked {
 }
 
 /// `GET /`: redirects to the runs, or to the playground if there are none.
-pub(super) async fn start(State(app): State<App>) -> Redirect {
+pub(super) async fn start(State(app): State<App>, scope: Scope) -> Redirect {
     let query = RunQuery { limit: 1, ..RunQuery::default() };
     let none = match app.store() {
-        Ok(store) => store.runs(&query).await.is_ok_and(|page| page.runs.is_empty()),
+        Ok(store) => store.runs(&scope, &query).await.is_ok_and(|page| page.runs.is_empty()),
         Err(_) => false,
     };
     Redirect::temporary(if none { "/playground" } else { "/runs" })
 }
 
 /// `GET /runs`: renders the list; with `X-Fragment: list` only the part that depends on the filter.
-pub(super) async fn page(State(app): State<App>, Query(asked): Query<Asked>, headers: HeaderMap) -> Response {
+pub(super) async fn page(
+    State(app): State<App>,
+    scope: Scope,
+    Query(asked): Query<Asked>,
+    headers: HeaderMap,
+) -> Response {
     let store = match app.store() {
         Ok(store) => store,
         Err(error) => return error::render(&headers, &error),
     };
     let q = asked.q.trim().to_owned();
     let query = RunQuery { q: q.clone(), before: asked.before, limit: PAGE };
-    let found = match store.runs(&query).await {
+    let found = match store.runs(&scope, &query).await {
         Ok(page) => Ok(page),
         Err(Error::BadFilter(bad)) => Err(bad),
         Err(error) => return error::render(&headers, &error::failed(error)),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 /// Each folder and what of ours it may name; `cli`, which puts everything together, may name all.
 const IMPORTS: &[(&str, &[&str])] = &[
     ("events", &[]),
-    ("config", &[]),
+    ("config", &["events"]),
     ("model", &["events"]),
     ("mods", &["events", "model"]),
     ("engine", &["events", "model", "mods"]),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use thunder::api::{App, Listeners, State};
 use thunder::config::Config;
 use thunder::config::flags::{DataFlags, EngineFlags, ServerFlags};
-use thunder::events::{RunStatus, Signal};
+use thunder::events::{RunStatus, Scope, Signal};
 use thunder::mods::ModRegistry;
 use thunder::store::{Database, Store};
 use tokio::sync::mpsc;
@@ -117,7 +117,7 @@ async fn a_run_that_must_be_recorded_fails_when_nothing_takes_it() {
     let (status, told) = complete("required").await;
     assert_eq!(status, 200, "{told}");
     let run_id = told["thunder"]["run_id"].as_str().unwrap();
-    let stored = database.find(run_id).await.unwrap().expect("it is stored before it is answered");
+    let stored = database.find(&Scope::All, run_id).await.unwrap().expect("it is stored before it is answered");
     assert_eq!(stored.status, RunStatus::Done);
 
     database.close().await;
@@ -138,8 +138,8 @@ async fn a_run_that_must_be_recorded_fails_when_nothing_takes_it() {
         (status, told) = complete("required").await;
     }
     // what could wait in memory is there as a whole, with its end
-    while database.find(&waited).await.unwrap().is_none_or(|run| run.status != RunStatus::Done) {
-        assert!(asked.elapsed() < Duration::from_mins(1), "{:?}", database.find(&waited).await);
+    while database.find(&Scope::All, &waited).await.unwrap().is_none_or(|run| run.status != RunStatus::Done) {
+        assert!(asked.elapsed() < Duration::from_mins(1), "{:?}", database.find(&Scope::All, &waited).await);
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     server.kill().await.unwrap();

@@ -40,6 +40,7 @@ mod servers;
 mod slots;
 mod store;
 mod stream;
+mod tenants;
 mod terminal;
 mod tls;
 mod ui_pages;

@@ -125,6 +125,7 @@ impl Elsewhere {
             created_at: chrono::Utc::now(),
             surface: Surface::Openai,
             model: "elsewhere".into(),
+            owner: None,
             user_label: None,
             max_tokens: None,
             temperature: None,

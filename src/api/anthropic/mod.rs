@@ -10,12 +10,12 @@ mod stream;
 use super::chat::{ChatRequest, ChatStream, Conversation, FailedRequest, sse::respond};
 use super::shared::{self, Fields};
 use super::{AnthropicError, ApiError, App, Caller, generation};
+use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json};
 use serde_json::{Value, json};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -40,7 +40,7 @@ pub(super) fn is_route(path: &str) -> bool {
               (status = 503, description = "The model is loading")))]
 async fn messages(
     State(app): State<App>,
-    caller: Option<Extension<Caller>>,
+    caller: Caller,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
@@ -49,7 +49,7 @@ async fn messages(
 
 async fn answer(
     app: &App,
-    caller: Option<Extension<Caller>>,
+    caller: Caller,
     headers: &HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, FailedRequest> {

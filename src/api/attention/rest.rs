@@ -70,7 +70,7 @@ struct TokenAttention {
               (status = 503, description = "`NO_MODEL`"), (status = 507, description = "`OOM`")))]
 pub(super) async fn generate(
     State(app): State<App>,
-    caller: Option<Extension<Caller>>,
+    caller: Caller,
     genkeys: Extension<kobold::Genkeys>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
@@ -100,12 +100,7 @@ fn is_msgpack(headers: &HeaderMap, name: &header::HeaderName) -> bool {
     value.is_some_and(|value| value.contains(MSGPACK) || value.contains("application/x-msgpack"))
 }
 
-async fn answer(
-    app: App,
-    caller: Option<Extension<Caller>>,
-    headers: &HeaderMap,
-    body: &Value,
-) -> Result<Response, ApiError> {
+async fn answer(app: App, caller: Caller, headers: &HeaderMap, body: &Value) -> Result<Response, ApiError> {
     let received = Instant::now();
     let fields = Fields::new(body)?;
     let msgpack = is_msgpack(headers, &header::ACCEPT);
@@ -113,7 +108,7 @@ async fn answer(
     let transport = if msgpack { Transport::Msgpack } else { Transport::Rest };
     let mut request = request::parse(&app, &loaded, fields, transport, received)?;
     for engine_request in &mut request.requests {
-        generation::set_client(engine_request, headers, caller.clone());
+        generation::set_client(engine_request, headers, &caller);
     }
     request::assign_request_ids(&app, &mut request.requests).await?;
     let runs = Runs::start(app, &loaded, request.requests).await?;

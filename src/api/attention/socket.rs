@@ -39,7 +39,7 @@ struct ActiveRequest {
 #[derive(Clone)]
 struct Connection {
     app: App,
-    caller: Option<Caller>,
+    caller: Caller,
     address: Option<SocketAddr>,
     outgoing: Outgoing,
     history: PruningHistory,
@@ -201,15 +201,13 @@ impl Connection {
         deregister: &(dyn Fn() + Sync),
     ) -> Result<(), ApiError> {
         let received = Instant::now();
-        self.app.rates().check(self.caller.as_ref(), self.address)?;
+        self.app.rates().check(Some(&self.caller), self.address)?;
         let fields = Fields::new(body)?;
         let loaded = self.app.loaded(fields.text("model")?).await?;
         let transport = if format == MessageFormat::Msgpack { Transport::MsgpackSocket } else { Transport::Socket };
         let mut request = request::parse(&self.app, &loaded, fields, transport, received)?;
         for engine_request in &mut request.requests {
-            if let Some(caller) = &self.caller {
-                engine_request.user_label.get_or_insert_with(|| caller.label.clone());
-            }
+            self.caller.sign(engine_request);
         }
         request::assign_request_ids(&self.app, &mut request.requests).await?;
         let writer = AttentionWriter::new(format, id, &request.options);

@@ -8,7 +8,6 @@ use crate::events::{Alternative, Finish, FinishReason, RunEnd, RunId, TokenMeasu
 use crate::model::Vocabulary;
 use crate::model::chat::answer::{AnswerDelta, AnswerFormat, AnswerMessage, AnswerParser, Retraction};
 use crate::model::chat::family::ModelFamily;
-use axum::Extension;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
@@ -120,10 +119,10 @@ impl ChatStream {
         loaded: &Loaded,
         mut request: ChatRequest,
         headers: &HeaderMap,
-        caller: Option<Extension<Caller>>,
+        caller: Caller,
     ) -> Result<Self, FailedRequest> {
         for engine_request in &mut request.requests {
-            generation::set_client(engine_request, headers, caller.clone());
+            generation::set_client(engine_request, headers, &caller);
         }
         let created = app.now().timestamp();
         let runs = Runs::start(app.clone(), loaded, request.requests).await?;

@@ -11,7 +11,6 @@ use super::{ApiError, App, Caller, ErrorKind};
 use crate::engine::{OUT_OF_MEMORY, PromptProgress, PromptTiming, Request, SubmitError};
 use crate::events::{Fault, Finish, FinishReason, RunEnd, RunId, Surface, Usage};
 use crate::model::grammar;
-use axum::Extension;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::Response;
 use serde_json::{Value, json};
@@ -24,15 +23,13 @@ const RUN_ID: HeaderName = HeaderName::from_static("x-thunder-run-id");
 /// `thunder run` sends this header, so that its runs can be distinguished from those of other programs.
 const CLIENT: HeaderName = HeaderName::from_static("x-thunder-client");
 
-/// Sets the request's user label to the key's label unless the client named a user, and marks requests of `thunder
-/// run`.
-pub(in crate::api) fn set_client(request: &mut Request, headers: &HeaderMap, caller: Option<Extension<Caller>>) {
+/// Makes the client's tenant the owner of the run, sets the request's user label to the key's label unless the client named
+/// a user, and marks requests of `thunder run`.
+pub(in crate::api) fn set_client(request: &mut Request, headers: &HeaderMap, caller: &Caller) {
     if headers.get(CLIENT).is_some_and(|client| client == "cli") {
         request.surface = Surface::Cli;
     }
-    if let Some(Extension(caller)) = caller {
-        request.user_label.get_or_insert(caller.label);
-    }
+    caller.sign(request);
 }
 
 /// Returns the error with which a run ended, if any.
@@ -151,8 +148,8 @@ pub(in crate::api) async fn check_request_id(app: &App, request_id: Option<&str>
 /// # Errors
 /// 503 while the database is starting.
 pub(in crate::api) async fn request_id_exists(app: &App, id: &str) -> Result<bool, ApiError> {
-    let found = tokio::time::timeout(LOOKUP_TIMEOUT, app.store()?.find(id)).await;
-    Ok(matches!(found, Ok(Ok(Some(_)))))
+    let found = tokio::time::timeout(LOOKUP_TIMEOUT, app.store()?.has_id(id)).await;
+    Ok(matches!(found, Ok(Ok(true))))
 }
 
 impl From<SubmitError> for ApiError {

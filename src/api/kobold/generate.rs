@@ -23,7 +23,7 @@ use std::sync::Arc;
 pub(in crate::api) async fn generate(
     app: App,
     genkeys: &Genkeys,
-    caller: Option<Extension<Caller>>,
+    caller: Caller,
     headers: &HeaderMap,
     body: &Value,
 ) -> Response {
@@ -36,7 +36,7 @@ pub(in crate::api) async fn generate(
 async fn answer(
     app: App,
     genkeys: &Genkeys,
-    caller: Option<Extension<Caller>>,
+    caller: Caller,
     headers: &HeaderMap,
     body: &Value,
 ) -> Result<Response, ApiError> {
@@ -87,14 +87,14 @@ pub(super) enum GenerationEvent {
 pub(super) async fn start(
     app: App,
     genkeys: &Genkeys,
-    caller: Option<Extension<Caller>>,
+    caller: Caller,
     headers: &HeaderMap,
     body: &Value,
 ) -> Result<KoboldGeneration, ApiError> {
     let fields = Fields::new(body)?;
     let loaded = app.loaded(fields.text("model")?).await?;
     let KoboldRequest { mut request, genkey, render_special, logprobs } = request::parse(&app, &loaded, fields)?;
-    generation::set_client(&mut request, headers, caller);
+    generation::set_client(&mut request, headers, &caller);
     let entry = genkeys.register(&genkey);
     let per_token = request.report.per_token;
     let vocabulary = Arc::clone(loaded.vocabulary());

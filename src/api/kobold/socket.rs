@@ -64,7 +64,7 @@ async fn serve(app: App, genkeys: Genkeys, socket: Socket) -> Close {
 struct Connection {
     app: App,
     genkeys: Genkeys,
-    caller: Option<Caller>,
+    caller: Caller,
     address: Option<SocketAddr>,
     outgoing: Outgoing,
 }
@@ -79,16 +79,14 @@ impl Connection {
         };
         let received = Instant::now();
         let mut body = shared::parse_json(text.as_bytes())?;
-        self.app.rates().check(self.caller.as_ref(), self.address)?;
+        self.app.rates().check(Some(&self.caller), self.address)?;
         let loaded = self.app.loaded(Fields::new(&body)?.text("model")?).await?;
         complete(&mut body, &loaded)?;
         let fields = Fields::new(&body)?;
         let AttentionRequest { mut requests, options } =
             attention::parse(&self.app, &loaded, fields, Transport::Frames, received)?;
         for request in &mut requests {
-            if let Some(caller) = &self.caller {
-                request.user_label.get_or_insert_with(|| caller.label.clone());
-            }
+            self.caller.sign(request);
         }
         attention::assign_request_ids(&self.app, &mut requests).await?;
         let entry = self.genkeys.register(fields.text("genkey")?.unwrap_or_default());

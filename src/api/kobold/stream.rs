@@ -37,7 +37,7 @@ const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
               (status = 503, description = "No model is loaded")))]
 pub(super) async fn open(
     State(app): State<App>,
-    caller: Option<Extension<Caller>>,
+    caller: Caller,
     genkeys: Extension<Genkeys>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
@@ -54,7 +54,7 @@ pub(super) async fn open(
 async fn text(
     app: App,
     genkeys: &Genkeys,
-    caller: Option<Extension<Caller>>,
+    caller: Caller,
     headers: &HeaderMap,
     body: &Value,
 ) -> Result<Response, ApiError> {
@@ -90,7 +90,7 @@ async fn token(generation: &mut KoboldGeneration) -> Option<(Value, bool)> {
 async fn tokens(
     app: App,
     genkeys: &Genkeys,
-    caller: Option<Extension<Caller>>,
+    caller: Caller,
     headers: &HeaderMap,
     body: &Value,
 ) -> Result<Response, ApiError> {
@@ -100,7 +100,7 @@ async fn tokens(
     let AttentionRequest { mut requests, options } =
         attention::parse(&app, &loaded, fields, Transport::Events, received)?;
     for request in &mut requests {
-        generation::set_client(request, headers, caller.clone());
+        generation::set_client(request, headers, &caller);
     }
     attention::assign_request_ids(&app, &mut requests).await?;
     let entry = genkeys.register(fields.text("genkey")?.unwrap_or_default());

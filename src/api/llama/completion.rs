@@ -7,7 +7,6 @@ use crate::api::shared::{self, Fields};
 use crate::api::{ApiError, App, Caller, LlamaError, Loaded};
 use crate::engine::Output;
 use crate::events::TokenId;
-use axum::Extension;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -33,7 +32,7 @@ pub(super) fn router() -> OpenApiRouter<App> {
               (status = 503, description = "The model is loading")))]
 async fn completion(
     State(app): State<App>,
-    caller: Option<Extension<Caller>>,
+    caller: Caller,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, LlamaError> {
@@ -43,7 +42,7 @@ async fn completion(
 /// Parses a body, runs the prompts that `prompts` extracts from it, and returns the response.
 pub(super) async fn complete(
     app: App,
-    caller: Option<Extension<Caller>>,
+    caller: Caller,
     headers: &HeaderMap,
     body: Result<Bytes, BytesRejection>,
     prompts: impl FnOnce(Fields<'_>, &Loaded) -> Result<Vec<Vec<TokenId>>, ApiError>,
@@ -53,7 +52,7 @@ pub(super) async fn complete(
     let loaded = app.loaded(fields.text("model")?).await?;
     let mut request = request::parse(&app, &loaded, fields, prompts(fields, &loaded)?)?;
     for engine_request in &mut request.requests {
-        generation::set_client(engine_request, headers, caller.clone());
+        generation::set_client(engine_request, headers, &caller);
     }
     Ok(respond(app, &loaded, request).await?)
 }

@@ -6,7 +6,6 @@ use crate::api::shared::parameters;
 use crate::api::{ApiError, App, Caller, LlamaError, Loaded};
 use crate::events::TokenId;
 use crate::model::{InfillTokens, Vocabulary};
-use axum::Extension;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
@@ -29,7 +28,7 @@ pub(super) fn router() -> OpenApiRouter<App> {
               (status = 501, description = "The model was not trained for infilling")))]
 async fn infill(
     State(app): State<App>,
-    caller: Option<Extension<Caller>>,
+    caller: Caller,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, LlamaError> {

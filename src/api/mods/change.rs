@@ -2,9 +2,9 @@ use super::{require_mod_rights, unknown_mod};
 use crate::api::extract::Path;
 use crate::api::{ApiError, App, Caller, Problem};
 use crate::mods::{ModInfo, ModOrigin};
+use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use axum::{Extension, Json};
 
 /// Enables a mod. Active runs call it again from their next event on.
 #[utoipa::path(post, path = "/v1/mods/{name}/enable", tag = "mods",
@@ -12,10 +12,10 @@ use axum::{Extension, Json};
     responses((status = 200, description = "The mod", body = Object), (status = 403, body = Problem), (status = 404, body = Problem)))]
 pub async fn enable(
     State(app): State<App>,
-    caller: Option<Extension<Caller>>,
+    caller: Caller,
     Path(name): Path<String>,
 ) -> Result<Json<ModInfo>, ApiError> {
-    set_enabled(&app, caller, &name, true).await
+    set_enabled(&app, &caller, &name, true).await
 }
 
 /// Disables a mod. Requests that name it are rejected, and active runs stop calling it from their next event on.
@@ -24,19 +24,14 @@ pub async fn enable(
     responses((status = 200, description = "The mod", body = Object), (status = 403, body = Problem), (status = 404, body = Problem)))]
 pub async fn disable(
     State(app): State<App>,
-    caller: Option<Extension<Caller>>,
+    caller: Caller,
     Path(name): Path<String>,
 ) -> Result<Json<ModInfo>, ApiError> {
-    set_enabled(&app, caller, &name, false).await
+    set_enabled(&app, &caller, &name, false).await
 }
 
-async fn set_enabled(
-    app: &App,
-    caller: Option<Extension<Caller>>,
-    name: &str,
-    enabled: bool,
-) -> Result<Json<ModInfo>, ApiError> {
-    let by = require_mod_rights(app, caller)?;
+async fn set_enabled(app: &App, caller: &Caller, name: &str, enabled: bool) -> Result<Json<ModInfo>, ApiError> {
+    let by = require_mod_rights(caller)?;
     if app.registry().info(name).is_none() {
         return Err(unknown_mod(app, name));
     }
@@ -54,12 +49,8 @@ async fn set_enabled(
 #[utoipa::path(delete, path = "/v1/mods/{name}", tag = "mods", params(("name" = String, Path, description = "Name of the mod")),
     responses((status = 204), (status = 403, body = Problem), (status = 404, body = Problem),
               (status = 409, body = Problem, description = "The mod is built in or a file of the server")))]
-pub async fn remove(
-    State(app): State<App>,
-    caller: Option<Extension<Caller>>,
-    Path(name): Path<String>,
-) -> Result<StatusCode, ApiError> {
-    let by = require_mod_rights(&app, caller)?;
+pub async fn remove(State(app): State<App>, caller: Caller, Path(name): Path<String>) -> Result<StatusCode, ApiError> {
+    let by = require_mod_rights(&caller)?;
     let shown = app.registry().info(&name).ok_or_else(|| unknown_mod(&app, &name))?;
     let owner = match shown.current.origin {
         ModOrigin::Uploaded => {

@@ -4,7 +4,6 @@ use crate::api::extract::Json;
 use crate::api::{ApiError, App, Caller, ErrorKind, Problem};
 use crate::mods::python::{LoadError, PythonMods};
 use crate::mods::{ModOrigin, ModUpload};
-use axum::Extension;
 use axum::extract::State;
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -40,10 +39,10 @@ pub struct CheckProblem {
               (status = 413, body = Problem), (status = 429, body = Problem)))]
 pub async fn check(
     State(app): State<App>,
-    caller: Option<Extension<Caller>>,
+    caller: Caller,
     body: Result<Json<ModUpload>, ApiError>,
 ) -> Result<axum::Json<CheckResponse>, ApiError> {
-    require_upload_rights(&app, caller)?;
+    require_upload_rights(&app, &caller)?;
     let Json(upload) = body?;
     let wrong = |found| Ok(axum::Json(CheckResponse { problems: vec![found], description: None }));
     if let Err(error) = validate_upload(&app, &upload) {

@@ -17,7 +17,6 @@ pub(in crate::api) use versions::{find_version, load_version};
 pub use versions::{store_used_versions, used_files};
 
 use super::{ApiError, App, Caller, ErrorKind};
-use axum::Extension;
 use axum::extract::DefaultBodyLimit;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -40,27 +39,27 @@ pub fn router() -> OpenApiRouter<App> {
 }
 
 /// Returns the label of the caller, who must be allowed to change mods.
-fn require_mod_rights(app: &App, caller: Option<Extension<Caller>>) -> Result<Option<String>, ApiError> {
-    match caller {
-        Some(Extension(caller)) if caller.may_change_mods => Ok(Some(caller.label)),
-        None if app.config().server.security.keys.is_empty() => Ok(None),
-        _ => Err(ApiError::new(
-            ErrorKind::Forbidden,
-            "this key may not change mods; use a key given with --mod-key or marked `mods` in the key file",
-        )),
+fn require_mod_rights(caller: &Caller) -> Result<Option<String>, ApiError> {
+    if caller.rights.mods {
+        return Ok(caller.label.clone());
     }
+    Err(ApiError::new(
+        ErrorKind::Forbidden,
+        "this key may not change mods; use a key given with --mod-key or --admin-key, or marked `mods` or `admin` in the \
+         key file",
+    ))
 }
 
 /// Returns the label of the caller, who must be allowed to upload mods.
 ///
 /// # Errors
 /// Uploads are disabled, or the key lacks the right; the message names the required flags.
-pub fn require_upload_rights(app: &App, caller: Option<Extension<Caller>>) -> Result<Option<String>, ApiError> {
+pub fn require_upload_rights(app: &App, caller: &Caller) -> Result<Option<String>, ApiError> {
     if !app.config().server.allow_mod_upload {
         let detail = "uploads of mods are disabled; start the server with --allow-mod-upload and a --mod-key";
         return Err(ApiError::new(ErrorKind::Forbidden, detail));
     }
-    require_mod_rights(app, caller)
+    require_mod_rights(caller)
 }
 
 /// Returns the 404 error for an unknown mod.

@@ -4,7 +4,6 @@ use crate::api::{ApiError, App, Caller, ErrorKind, Problem};
 use crate::mods::python::LoadError;
 use crate::mods::{self, ModFactory, ModOrigin, ModUpload, RegisteredVersion};
 use crate::store::ModVersion;
-use axum::Extension;
 use axum::extract::State;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -46,10 +45,10 @@ pub struct RegisterModResponse {
               (status = 413, body = Problem), (status = 429, body = Problem)))]
 pub async fn register(
     State(app): State<App>,
-    caller: Option<Extension<Caller>>,
+    caller: Caller,
     body: Result<Json<ModUpload>, ApiError>,
 ) -> Result<axum::Json<RegisterModResponse>, ApiError> {
-    let by = require_upload_rights(&app, caller)?;
+    let by = require_upload_rights(&app, &caller)?;
     let Json(upload) = body?;
     register_upload(&app, by, upload).await.map(axum::Json)
 }

@@ -3,7 +3,7 @@
 use super::event_range;
 use crate::api::extract::{Path, Query};
 use crate::api::{ApiError, App, Problem};
-use crate::events::{Alternative, Event, EventType, Measurements, RawJson, StageCount, TokenId, TraceItem};
+use crate::events::{Alternative, Event, EventType, Measurements, RawJson, Scope, StageCount, TokenId, TraceItem};
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
@@ -61,14 +61,15 @@ pub struct Candidates {
     (status = 200, body = Alternatives), (status = 400, body = Problem), (status = 404, body = Problem)))]
 pub async fn list(
     State(app): State<App>,
+    scope: Scope,
     Path(id): Path<String>,
     Query(query): Query<ListAlternatives>,
 ) -> Result<Json<Alternatives>, ApiError> {
     let range = event_range(query.from, query.to)?;
     let end = range.end.min(range.start.saturating_add(MOST_EVENTS));
-    let run = app.find_run(&id).await?;
+    let run = app.find_run(&scope, &id).await?;
     // One more event, because the draw of the last step follows its forward pass.
-    let items = app.store()?.items(run.run_id, range.start..end.saturating_add(1)).await?;
+    let items = app.store()?.items(&scope, run.run_id, range.start..end.saturating_add(1)).await?;
     Ok(Json(Alternatives { alternatives: steps(items, end) }))
 }
 

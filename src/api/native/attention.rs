@@ -3,7 +3,7 @@
 use super::{event_range, map, position};
 use crate::api::extract::{Path, Query};
 use crate::api::{ApiError, App, Problem};
-use crate::events::{AttentionStep, RunId};
+use crate::events::{AttentionStep, RunId, Scope};
 use crate::store::Store;
 use crate::trace::attention::{self, HeadStatistics};
 use axum::Json;
@@ -120,13 +120,14 @@ pub struct HeadMeasures {
     (status = 400, body = Problem), (status = 404, body = Problem, description = "Unknown run, or no attention recorded")))]
 pub async fn show(
     State(app): State<App>,
+    scope: Scope,
     Path(id): Path<String>,
     Query(query): Query<ShowAttention>,
 ) -> Result<Response, ApiError> {
-    let run = app.find_run(&id).await?;
+    let run = app.find_run(&scope, &id).await?;
     let store = app.store()?;
     if let Some(at) = query.at {
-        return Ok(Json(OneStep { attention: row(store, run.run_id, at, &query).await? }).into_response());
+        return Ok(Json(OneStep { attention: row(store, &scope, run.run_id, at, &query).await? }).into_response());
     }
     if query.from.is_none() && query.to.is_none() {
         return Err(ApiError::invalid("at", "send either `at` (an event), or `from` and `to` (a range of events)"));
@@ -134,7 +135,7 @@ pub async fn show(
     let events = event_range(query.from, query.to)?;
     let events = events.start..events.end.min(run.events);
     if let Some(position) = query.position {
-        let read = position::read(store, run.run_id, events, position, (query.view, query.layer)).await?;
+        let read = position::read(store, &scope, run.run_id, events, position, (query.view, query.layer)).await?;
         return Ok(Json(read).into_response());
     }
     let bins = query.bins.unwrap_or(map::BINS);
@@ -144,12 +145,18 @@ pub async fn show(
     if query.view == View::Layer {
         return Err(ApiError::invalid("view", "`view` of a map must be mean, max, last or weighted_layers"));
     }
-    Ok(Json(map::read(store, run.run_id, events, query.view, bins).await?).into_response())
+    Ok(Json(map::read(store, &scope, run.run_id, events, query.view, bins).await?).into_response())
 }
 
-async fn row(store: &Store, run_id: RunId, at: i32, query: &ShowAttention) -> Result<StepAttention, ApiError> {
+async fn row(
+    store: &Store,
+    scope: &Scope,
+    run_id: RunId,
+    at: i32,
+    query: &ShowAttention,
+) -> Result<StepAttention, ApiError> {
     let range = at.saturating_sub(EVENTS_BACK).max(0)..at.saturating_add(1);
-    let step = store.attention_range(run_id, range, query.view.reads_layers()).await?.pop();
+    let step = store.attention_range(scope, run_id, range, query.view.reads_layers()).await?.pop();
     let step = step.ok_or_else(|| {
         ApiError::new(crate::api::ErrorKind::NotFound, format!("no attention was recorded at event {at} of this run"))
     })?;

@@ -3,7 +3,7 @@
 use crate::api::extract::Path;
 use crate::api::peers::{ForwardHeaders, forward, peer_of};
 use crate::api::{ApiError, App, Problem};
-use crate::events::{RunId, RunStatus};
+use crate::events::{RunId, RunStatus, Scope};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -33,10 +33,11 @@ pub struct CancelResponse {
     (status = 503, body = Problem, description = "The server that generates the run cannot be reached")))]
 pub async fn cancel(
     State(app): State<App>,
+    scope: Scope,
     Path(id): Path<String>,
     headers: ForwardHeaders,
 ) -> Result<Response, ApiError> {
-    let run = app.find_run(&id).await?;
+    let run = app.find_run(&scope, &id).await?;
     let run_id = run.run_id;
     for entry in app.models().list() {
         if let Some(loaded) = entry.ready()
@@ -46,7 +47,7 @@ pub async fn cancel(
             return Ok((StatusCode::ACCEPTED, Json(CancelResponse { run_id, generated })).into_response());
         }
     }
-    if let Some(peer) = peer_of(&app, run_id, &headers).await? {
+    if let Some(peer) = peer_of(&app, &scope, run_id, &headers).await? {
         let path = format!("/api/v1/runs/{run_id}/cancel");
         return forward(&app, &peer, (Method::POST, &path), &headers, Bytes::new()).await;
     }

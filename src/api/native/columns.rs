@@ -2,7 +2,7 @@
 
 use crate::api::extract::Path;
 use crate::api::{ApiError, App, Problem};
-use crate::events::RunStatus;
+use crate::events::{RunStatus, Scope};
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -13,8 +13,13 @@ use axum::response::{IntoResponse, Response};
     (status = 200, description = "Columns, magic `RUNC`", content_type = "application/octet-stream"),
     (status = 304, description = "The copy named in If-None-Match is current"),
     (status = 404, body = Problem)))]
-pub async fn show(State(app): State<App>, Path(id): Path<String>, headers: HeaderMap) -> Result<Response, ApiError> {
-    let run = app.find_run(&id).await?;
+pub async fn show(
+    State(app): State<App>,
+    scope: Scope,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let run = app.find_run(&scope, &id).await?;
     let etag = format!("\"{}-{}\"", run.run_id, run.version);
     // A finished run never changes; an active one has a new version after every flush.
     let caching = match run.status {
@@ -25,7 +30,7 @@ pub async fn show(State(app): State<App>, Path(id): Path<String>, headers: Heade
     if is_current(&headers, &etag) {
         return Ok((StatusCode::NOT_MODIFIED, head).into_response());
     }
-    let columns = app.store()?.columns(run.run_id).await?.ok_or_else(|| ApiError::not_found("run", &id))?;
+    let columns = app.store()?.columns(&scope, run.run_id).await?.ok_or_else(|| ApiError::not_found("run", &id))?;
     Ok((head, [(header::CONTENT_TYPE, "application/octet-stream")], columns).into_response())
 }
 

@@ -3,7 +3,7 @@
 use super::{event_range, follow};
 use crate::api::extract::{Path, Query};
 use crate::api::{ApiError, App, Problem};
-use crate::events::RunId;
+use crate::events::{RunId, Scope};
 use crate::store::{Error, ItemPage, Store};
 use crate::trace::document::item_to_json;
 use axum::body::Body;
@@ -38,6 +38,7 @@ pub struct ListEvents {
     (status = 400, body = Problem), (status = 404, body = Problem)))]
 pub async fn list(
     State(app): State<App>,
+    scope: Scope,
     Path(id): Path<String>,
     Query(query): Query<ListEvents>,
     headers: HeaderMap,
@@ -53,24 +54,24 @@ pub async fn list(
         };
         // An active run is followed without the database.
         let run_id = match id.parse::<RunId>() {
-            Ok(run_id) if app.store()?.unstored(run_id).is_some() => run_id,
-            _ => app.find_run(&id).await?.run_id,
+            Ok(run_id) if app.store()?.unstored(&scope, run_id).is_some() => run_id,
+            _ => app.find_run(&scope, &id).await?.run_id,
         };
-        return follow::respond(&app, run_id, from);
+        return follow::respond(&app, scope, run_id, from);
     }
-    let run = app.find_run(&id).await?;
-    let lines = lines(app.store()?.clone(), run.run_id, range);
+    let run = app.find_run(&scope, &id).await?;
+    let lines = lines(app.store()?.clone(), scope, run.run_id, range);
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response())
 }
 
 /// Returns the items as lines, read in pages of events. An error in the middle truncates the response, which clients
 /// detect.
-fn lines(store: Store, run_id: RunId, range: Range<i32>) -> impl Stream<Item = Result<Bytes, Error>> {
+fn lines(store: Store, scope: Scope, run_id: RunId, range: Range<i32>) -> impl Stream<Item = Result<Bytes, Error>> {
     stream::try_unfold(Some(range.start), move |from| {
-        let store = store.clone();
+        let (store, scope) = (store.clone(), scope.clone());
         async move {
             let Some(from) = from else { return Ok(None) };
-            let read = store.item_page(run_id, from..range.end).await;
+            let read = store.item_page(&scope, run_id, from..range.end).await;
             let ItemPage { mut numbering, items, next } =
                 read.inspect_err(|error| tracing::error!(run.id = %run_id, %error, "list of items truncated"))?;
             let mut text = String::new();

@@ -4,12 +4,13 @@ use crate::api::extract::Path;
 use crate::api::shared::fields::invalid_value;
 use crate::api::shared::{self, Fields};
 use crate::api::{ApiError, App, Caller, Problem};
+use crate::events::Scope;
 use crate::store::{Feedback, NewFeedback};
+use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
-use axum::{Extension, Json};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -61,11 +62,11 @@ pub(in crate::api) async fn keep(
     app: &App,
     id: &str,
     mut given: NewFeedback,
-    caller: Option<Caller>,
+    caller: &Caller,
 ) -> Result<Feedback, ApiError> {
-    given.user_label = caller.map(|caller| caller.label);
-    let run = app.find_run(id).await?;
-    let kept = app.store()?.add_feedback(run.run_id, &given, app.now()).await?;
+    given.user_label.clone_from(&caller.label);
+    let run = app.find_run(&caller.scope, id).await?;
+    let kept = app.store()?.add_feedback(&caller.scope, run.run_id, &given, app.now()).await?;
     kept.ok_or_else(|| ApiError::not_found("run", id))
 }
 
@@ -73,9 +74,13 @@ pub(in crate::api) async fn keep(
 #[utoipa::path(get, path = "/api/v1/runs/{id}/feedback", tag = "runs",
     params(("id" = String, Path, description = "`run_id` or `request_id`")), responses(
     (status = 200, body = FeedbackList), (status = 404, body = Problem)))]
-pub async fn list(State(app): State<App>, Path(id): Path<String>) -> Result<Json<FeedbackList>, ApiError> {
-    let run = app.find_run(&id).await?;
-    Ok(Json(FeedbackList { feedback: app.store()?.feedback(run.run_id).await? }))
+pub async fn list(
+    State(app): State<App>,
+    scope: Scope,
+    Path(id): Path<String>,
+) -> Result<Json<FeedbackList>, ApiError> {
+    let run = app.find_run(&scope, &id).await?;
+    Ok(Json(FeedbackList { feedback: app.store()?.feedback(&scope, run.run_id).await? }))
 }
 
 /// Adds feedback on a run; the dashboard shows it with the run.
@@ -84,12 +89,12 @@ pub async fn list(State(app): State<App>, Path(id): Path<String>) -> Result<Json
     (status = 201, description = "The stored feedback, same fields as in the list", content_type = "application/json"), (status = 400, body = Problem), (status = 404, body = Problem)))]
 pub async fn add(
     State(app): State<App>,
+    caller: Caller,
     Path(id): Path<String>,
-    caller: Option<Extension<Caller>>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<Feedback>), ApiError> {
     let body = shared::parse_json(&body?)?;
     let given = read(Fields::new(&body)?)?;
-    let kept = keep(&app, &id, given, caller.map(|Extension(caller)| caller)).await?;
+    let kept = keep(&app, &id, given, &caller).await?;
     Ok((StatusCode::CREATED, Json(kept)))
 }

@@ -1,7 +1,7 @@
 //! A run as server-sent events: its stored items, then new ones until its end.
 
 use crate::api::{ApiError, App};
-use crate::events::{RunId, RunStatus, TraceItem};
+use crate::events::{RunId, RunStatus, Scope, TraceItem};
 use crate::store::{ItemPage, LiveUpdate};
 use crate::trace::document::{Numbering, item_to_json};
 use axum::response::sse::{Event, KeepAlive, Sse};
@@ -23,13 +23,13 @@ const START_DELAY: Duration = Duration::from_millis(10);
 const WAITING: usize = 64;
 
 /// Returns the response that follows a run from the event `from` on.
-pub(super) fn respond(app: &App, run_id: RunId, from: i32) -> Result<Response, ApiError> {
+pub(super) fn respond(app: &App, scope: Scope, run_id: RunId, from: i32) -> Result<Response, ApiError> {
     // Checked here, so that a server without its database responds with a status instead of an empty stream.
     app.store()?;
     let (out, events) = mpsc::channel(WAITING);
     let cursor = Cursor { event: from, items: 0 };
     let follower =
-        Follower { app: app.clone(), run_id, cursor, numbering: Numbering::default(), event: -1, item: 0, out };
+        Follower { app: app.clone(), scope, run_id, cursor, numbering: Numbering::default(), event: -1, item: 0, out };
     tokio::spawn(follower.run());
     let sse = Sse::new(ReceiverStream::new(events)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE));
     // nginx would otherwise hold events back until its buffer is full.
@@ -45,6 +45,7 @@ struct Cursor {
 
 struct Follower {
     app: App,
+    scope: Scope,
     run_id: RunId,
     cursor: Cursor,
     /// Numbers of the current item as `event`, `item`.
@@ -83,7 +84,7 @@ impl Follower {
 
     async fn follow(&mut self) -> Result<(), Stop> {
         loop {
-            if let Some((backlog, updates)) = self.app.live()?.subscribe(self.run_id) {
+            if let Some((backlog, updates)) = self.app.live()?.subscribe(&self.scope, self.run_id) {
                 let begin = backlog.iter().find_map(|item| match item {
                     TraceItem::Event(event) => Some(event.sequence_order),
                     _ => None,
@@ -95,7 +96,7 @@ impl Follower {
                 self.updates(updates).await?;
                 continue;
             }
-            if let Some(unstored) = self.app.store()?.unstored(self.run_id) {
+            if let Some(unstored) = self.app.store()?.unstored(&self.scope, self.run_id) {
                 if unstored.is_over() {
                     unstored.stored().await;
                 } else {
@@ -106,7 +107,7 @@ impl Follower {
             // The run is active on another server, or it ended and is stored. Subscribing precedes the lookup, so that
             // no change is missed.
             let mut changed = self.app.live()?.follow_remote(self.run_id);
-            let run = self.app.store()?.find(&self.run_id.to_string()).await?;
+            let run = self.app.store()?.find(&self.scope, &self.run_id.to_string()).await?;
             self.stored(self.cursor.event, i32::MAX).await?;
             match run {
                 Some(run) if run.status == RunStatus::Running => {
@@ -127,7 +128,8 @@ impl Follower {
     async fn stored(&mut self, from: i32, to: i32) -> Result<(), Stop> {
         let mut from = Some(from);
         while let Some(first) = from {
-            let ItemPage { numbering, items, next } = self.app.store()?.item_page(self.run_id, first..to).await?;
+            let ItemPage { numbering, items, next } =
+                self.app.store()?.item_page(&self.scope, self.run_id, first..to).await?;
             self.numbering = numbering;
             self.take(&items).await?;
             from = next;

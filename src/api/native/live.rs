@@ -2,6 +2,7 @@
 
 use super::follow::KEEP_ALIVE;
 use crate::api::{ApiError, App};
+use crate::events::Scope;
 use crate::store::RunListUpdate;
 use axum::extract::State;
 use axum::response::IntoResponse;
@@ -16,8 +17,8 @@ use tokio::sync::broadcast::error::RecvError;
 /// reload the list.
 #[utoipa::path(get, path = "/api/v1/runs/live", tag = "runs", responses(
     (status = 200, description = "Server-sent events", content_type = "text/event-stream")))]
-pub async fn changes(State(app): State<App>) -> Result<impl IntoResponse, ApiError> {
-    let changes = app.live()?.runs();
+pub async fn changes(State(app): State<App>, scope: Scope) -> Result<impl IntoResponse, ApiError> {
+    let changes = app.live()?.runs(&scope);
     let events = stream::unfold(changes, |mut changes| async move {
         let event = match changes.recv().await {
             Ok(RunListUpdate::Changed(change)) => Event::default().event("change").json_data(change),

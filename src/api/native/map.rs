@@ -2,7 +2,7 @@
 
 use super::attention::{View, view_values};
 use crate::api::{ApiError, ErrorKind};
-use crate::events::{AttentionStep, RunId};
+use crate::events::{AttentionStep, RunId, Scope};
 use crate::store::Store;
 use serde::Serialize;
 use std::ops::Range;
@@ -47,6 +47,7 @@ struct MapRow {
 /// Reads the map of a range of events.
 pub(super) async fn read(
     store: &Store,
+    scope: &Scope,
     run_id: RunId,
     events: Range<i32>,
     view: View,
@@ -55,7 +56,7 @@ pub(super) async fn read(
     let sampled = events.len() as i64 > i64::from(MOST_ROWS * STEP_EVENTS);
     let mut rows: Vec<MapRow> = Vec::new();
     for window in windows(&events, sampled) {
-        let mut steps = store.attention_range(run_id, window, view.reads_layers()).await?;
+        let mut steps = store.attention_range(scope, run_id, window, view.reads_layers()).await?;
         if sampled {
             steps.truncate(1);
         }

@@ -3,7 +3,7 @@
 use super::attention::{View, view_values};
 use super::map::windows;
 use crate::api::ApiError;
-use crate::events::RunId;
+use crate::events::{RunId, Scope};
 use crate::store::Store;
 use serde::Serialize;
 use std::ops::Range;
@@ -37,6 +37,7 @@ struct PositionRow {
 /// Reads the value of `position` at every step of a range of events.
 pub(super) async fn read(
     store: &Store,
+    scope: &Scope,
     run_id: RunId,
     events: Range<i32>,
     position: u32,
@@ -45,7 +46,7 @@ pub(super) async fn read(
     let end = events.end.min(events.start.saturating_add(MAX_EVENTS));
     let mut rows = Vec::new();
     for window in windows(&(events.start..end), false) {
-        for step in store.attention_range(run_id, window, view.reads_layers()).await? {
+        for step in store.attention_range(scope, run_id, window, view.reads_layers()).await? {
             let values = view_values(&step, view, layer)?;
             if let Some(&value) = values.get(position as usize) {
                 rows.push(PositionRow { sequence_order: step.sequence_order, value });

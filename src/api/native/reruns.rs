@@ -12,7 +12,6 @@ use crate::model::Vocabulary;
 use crate::model::chat::answer::AnswerFormat;
 use crate::model::grammar::Constraint;
 use crate::mods::{ModRef, SelectedMod, version_of};
-use axum::Extension;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use serde::{Deserialize, Serialize};
@@ -54,7 +53,7 @@ pub struct RanAgain {
 pub async fn run(
     State(app): State<App>,
     headers: HeaderMap,
-    caller: Option<Extension<Caller>>,
+    caller: Caller,
     Json(again): Json<Again>,
 ) -> Result<axum::Json<RanAgain>, ApiError> {
     let recorded = again.prompt.parameters.clone().unwrap_or_default();
@@ -76,7 +75,7 @@ pub async fn run(
     let mods = mods(&app, &recorded["mods"], again.any_version).await?;
     let mut request = request(again.prompt, &recorded, &loaded)?;
     request.mods = mods;
-    set_client(&mut request, &headers, caller);
+    set_client(&mut request, &headers, &caller);
     let mut generation = loaded.engine().submit(request).await?;
     loop {
         let output = tokio::select! {

@@ -2,7 +2,7 @@
 
 use crate::api::extract::{Path, Query};
 use crate::api::{ApiError, App, Problem};
-use crate::events::RunId;
+use crate::events::{RunId, Scope};
 use crate::store::{MAX_PAGE, RunQuery, RunSummary};
 use axum::Json;
 use axum::extract::State;
@@ -47,12 +47,16 @@ pub struct PageMeta {
 /// Lists runs, newest first.
 #[utoipa::path(get, path = "/api/v1/runs", tag = "runs", params(ListRuns), responses(
     (status = 200, body = RunList), (status = 400, body = Problem, description = "The filter or the query is invalid")))]
-pub async fn list(State(app): State<App>, Query(query): Query<ListRuns>) -> Result<Json<RunList>, ApiError> {
+pub async fn list(
+    State(app): State<App>,
+    scope: Scope,
+    Query(query): Query<ListRuns>,
+) -> Result<Json<RunList>, ApiError> {
     if query.limit.is_some_and(|limit| !(1..=MAX_PAGE).contains(&limit)) {
         return Err(ApiError::invalid("limit", format!("`limit` must be an integer between 1 and {MAX_PAGE}")));
     }
     let limit = query.limit.unwrap_or(0);
-    let page = app.store()?.runs(&RunQuery { q: query.q.clone(), before: query.before, limit }).await?;
+    let page = app.store()?.runs(&scope, &RunQuery { q: query.q.clone(), before: query.before, limit }).await?;
     let next = page.next.map(|before| {
         let mut next = String::from("?");
         if !query.q.is_empty() {
@@ -96,10 +100,10 @@ struct NotedRun<'a> {
     params(("id" = String, Path, description = "`run_id` or `request_id`")), responses(
     (status = 200, description = "`{run, request, events, mod_calls, mod_logs, actions}`", content_type = "application/json"),
     (status = 404, body = Problem)))]
-pub async fn show(State(app): State<App>, Path(id): Path<String>) -> Result<impl IntoResponse, ApiError> {
-    let run = app.find_run(&id).await?;
-    let document = app.store()?.document(run.run_id).await?.ok_or_else(|| ApiError::not_found("run", &id))?;
-    let notes = app.store()?.reported(run.run_id).await?.notes();
+pub async fn show(State(app): State<App>, scope: Scope, Path(id): Path<String>) -> Result<impl IntoResponse, ApiError> {
+    let run = app.find_run(&scope, &id).await?;
+    let document = app.store()?.document(&scope, run.run_id).await?.ok_or_else(|| ApiError::not_found("run", &id))?;
+    let notes = app.store()?.reported(&scope, run.run_id).await?.notes();
     let write = move || {
         let mut json = br#"{"run":"#.to_vec();
         serde_json::to_writer(&mut json, &NotedRun { run: &run, notes }).map_err(ApiError::internal)?;
@@ -117,9 +121,9 @@ pub async fn show(State(app): State<App>, Path(id): Path<String>) -> Result<impl
     params(("id" = String, Path, description = "`run_id` or `request_id`")), responses(
     (status = 204), (status = 404, body = Problem),
     (status = 409, body = Problem, description = "The run is active")))]
-pub async fn delete(State(app): State<App>, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
-    let run = app.find_run(&id).await?;
-    if app.store()?.delete(run.run_id).await? {
+pub async fn delete(State(app): State<App>, scope: Scope, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
+    let run = app.find_run(&scope, &id).await?;
+    if app.store()?.delete(&scope, run.run_id).await? {
         Ok(StatusCode::NO_CONTENT)
     } else {
         Err(ApiError::not_found("run", id))

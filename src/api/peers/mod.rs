@@ -13,7 +13,7 @@ pub(in crate::api) use forward::forward;
 pub(in crate::api) use relay::{Relay, relay};
 
 use super::{ApiError, App};
-use crate::events::RunId;
+use crate::events::{RunId, Scope};
 use crate::store::{RunSummary, ServerInfo};
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
@@ -98,16 +98,16 @@ impl Peer {
     }
 }
 
-/// Returns the run with that `run_id` or `request_id`. A run that began a moment ago on another server may not be stored yet: an
+/// Returns the run with that `run_id` or `request_id`, if the scope covers it. A run that began a moment ago on another server may not be stored yet: an
 /// unknown one is looked up again for a while.
-pub(in crate::api) async fn find_recent(app: &App, id: &str) -> Result<Option<RunSummary>, ApiError> {
+pub(in crate::api) async fn find_recent(app: &App, scope: &Scope, id: &str) -> Result<Option<RunSummary>, ApiError> {
     for _ in 0..LOOKUPS {
-        if let Some(run) = app.store()?.find(id).await? {
+        if let Some(run) = app.store()?.find(scope, id).await? {
             return Ok(Some(run));
         }
         sleep(LOOKUP_DELAY).await;
     }
-    Ok(app.store()?.find(id).await?)
+    Ok(app.store()?.find(scope, id).await?)
 }
 
 /// Returns the other server that generates a run; `None` if this one does, if the run is over, or if the request was forwarded
@@ -117,13 +117,14 @@ pub(in crate::api) async fn find_recent(app: &App, id: &str) -> Result<Option<Ru
 /// 503 if that server announces no address, or the database is away.
 pub(in crate::api) async fn peer_of(
     app: &App,
+    scope: &Scope,
     run_id: RunId,
     headers: &ForwardHeaders,
 ) -> Result<Option<Peer>, ApiError> {
     if headers.is_forwarded {
         return Ok(None);
     }
-    let server = app.store()?.generating_server(run_id).await?;
+    let server = app.store()?.generating_server(scope, run_id).await?;
     server.map(|ServerInfo { url, server_id, .. }| {
         let url = url.and_then(|url| url.parse::<Url>().ok()).filter(|url| matches!(url.scheme(), "http" | "https"));
         url.map(Peer).ok_or_else(|| {

@@ -2,10 +2,11 @@
 
 use super::stored;
 use crate::api::shared::fields::invalid_value;
-use crate::api::{ApiError, App, Caller, OpenAiError};
+use crate::api::{ApiError, App, OpenAiError};
+use crate::events::Scope;
+use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
-use axum::{Extension, Json};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::IntoParams;
@@ -33,14 +34,13 @@ pub(super) struct ListInputItemsParams {
               (status = 404, description = "No stored response has this id")))]
 pub(super) async fn input_items(
     State(app): State<App>,
-    caller: Option<Extension<Caller>>,
+    scope: Scope,
     Path(id): Path<String>,
     page: Result<Query<ListInputItemsParams>, QueryRejection>,
 ) -> Result<Json<Value>, OpenAiError> {
     let Query(page) = page?;
-    let owner = stored::owner(caller.as_deref());
-    let response = stored::get(&app, &id, owner.as_deref()).await?;
-    let items = stored::conversation(&app, &id, owner.as_deref()).await?;
+    let response = stored::get(&app, &scope, &id).await?;
+    let items = stored::conversation(&app, &scope, &id).await?;
     Ok(Json(page.select(&response, items)?))
 }
 

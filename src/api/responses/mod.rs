@@ -12,12 +12,13 @@ mod stream;
 use super::chat::{ChatRequest, ChatStream, Conversation, FailedRequest, sse::respond};
 use super::shared::{self, Fields};
 use super::{ApiError, App, Caller, OpenAiError, generation};
+use crate::events::Scope;
+use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json};
 use serde_json::{Value, json};
 use stored::ResponseRecord;
 use utoipa_axum::router::OpenApiRouter;
@@ -48,7 +49,7 @@ pub(super) fn router() -> OpenApiRouter<App> {
               (status = 503, description = "The model is loading")))]
 async fn create(
     State(app): State<App>,
-    caller: Option<Extension<Caller>>,
+    caller: Caller,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
@@ -57,14 +58,14 @@ async fn create(
 
 async fn answer(
     app: &App,
-    caller: Option<Extension<Caller>>,
+    caller: Caller,
     headers: &HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, FailedRequest> {
     let body_json = shared::parse_json(&body.map_err(ApiError::from)?)?;
     let fields = Fields::new(&body_json)?;
-    let owner = stored::owner(caller.as_deref());
-    let mut items = previous_items(app, fields, owner.as_deref()).await?;
+    let owner = caller.tenant.clone();
+    let mut items = previous_items(app, &caller.scope, fields).await?;
     let body = request::to_chat(&body_json, &items)?;
     let loaded = app.loaded(body.get("model").and_then(Value::as_str)).await?;
     let echo = response::EchoedFields::from_body(&body_json);
@@ -88,9 +89,9 @@ async fn answer(
 }
 
 /// Returns the items of the conversation that the request continues.
-async fn previous_items(app: &App, fields: Fields<'_>, owner: Option<&str>) -> Result<Vec<Value>, ApiError> {
+async fn previous_items(app: &App, scope: &Scope, fields: Fields<'_>) -> Result<Vec<Value>, ApiError> {
     match fields.text("previous_response_id")? {
-        Some(id) => stored::conversation(app, id, owner).await,
+        Some(id) => stored::conversation(app, scope, id).await,
         None => Ok(Vec::new()),
     }
 }
@@ -99,24 +100,16 @@ async fn previous_items(app: &App, fields: Fields<'_>, owner: Option<&str>) -> R
 #[utoipa::path(get, path = "/v1/responses/{response_id}", tag = "openai",
     params(("response_id" = String, Path, description = "Id of the response")),
     responses((status = 200, description = "The response"), (status = 404, description = "No stored response has this id")))]
-async fn show(
-    State(app): State<App>,
-    caller: Option<Extension<Caller>>,
-    Path(id): Path<String>,
-) -> Result<Json<Value>, OpenAiError> {
-    Ok(Json(stored::get(&app, &id, stored::owner(caller.as_deref()).as_deref()).await?))
+async fn show(State(app): State<App>, scope: Scope, Path(id): Path<String>) -> Result<Json<Value>, OpenAiError> {
+    Ok(Json(stored::get(&app, &scope, &id).await?))
 }
 
 /// Deletes a stored response. Responses that continue it keep its conversation.
 #[utoipa::path(delete, path = "/v1/responses/{response_id}", tag = "openai",
     params(("response_id" = String, Path, description = "Id of the response")),
     responses((status = 200, description = "`{id, object, deleted: true}`"), (status = 404, description = "No stored response has this id")))]
-async fn delete(
-    State(app): State<App>,
-    caller: Option<Extension<Caller>>,
-    Path(id): Path<String>,
-) -> Result<Json<Value>, OpenAiError> {
-    stored::delete(&app, &id, stored::owner(caller.as_deref()).as_deref()).await?;
+async fn delete(State(app): State<App>, scope: Scope, Path(id): Path<String>) -> Result<Json<Value>, OpenAiError> {
+    stored::delete(&app, &scope, &id).await?;
     Ok(Json(json!({ "id": id, "object": "response", "deleted": true })))
 }
 
@@ -127,11 +120,11 @@ async fn delete(
               (status = 400, description = "A field is invalid; `error.param` names it")))]
 async fn input_tokens(
     State(app): State<App>,
-    caller: Option<Extension<Caller>>,
+    scope: Scope,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, OpenAiError> {
     let body_json = shared::parse_json(&body?)?;
-    let items = previous_items(&app, Fields::new(&body_json)?, stored::owner(caller.as_deref()).as_deref()).await?;
+    let items = previous_items(&app, &scope, Fields::new(&body_json)?).await?;
     let body = request::to_chat(&body_json, &items)?;
     let loaded = app.loaded(body.get("model").and_then(Value::as_str)).await?;
     let prepared = Conversation::parse(&app, Fields::new(&body)?)?.prepare(&loaded)?;

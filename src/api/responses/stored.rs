@@ -1,8 +1,8 @@
 //! Responses stored in the database so that later requests can continue them. They are deleted with the runs of their
 //! day.
 
-use crate::api::{ApiError, App, Caller};
-use crate::events::RunId;
+use crate::api::{ApiError, App};
+use crate::events::{RunId, Scope, Tenant};
 use crate::store::NewResponse;
 use serde_json::Value;
 use std::time::Duration;
@@ -17,12 +17,7 @@ pub(super) struct ResponseRecord {
     pub(super) run: RunId,
     /// Items of the earlier conversation, and the request's input.
     pub(super) items: Vec<Value>,
-    pub(super) owner: Option<String>,
-}
-
-/// Returns the owner of the caller's responses. Other callers cannot see them.
-pub(super) fn owner(caller: Option<&Caller>) -> Option<String> {
-    caller.map(|caller| caller.label.clone())
+    pub(super) owner: Option<Tenant>,
 }
 
 impl ResponseRecord {
@@ -50,9 +45,9 @@ impl ResponseRecord {
 ///
 /// # Errors
 /// 400 with the pointer `previous_response_id`.
-pub(super) async fn conversation(app: &App, id: &str, owner: Option<&str>) -> Result<Vec<Value>, ApiError> {
+pub(super) async fn conversation(app: &App, scope: &Scope, id: &str) -> Result<Vec<Value>, ApiError> {
     const FIELD: &str = "previous_response_id";
-    app.store()?.response_items(id, owner).await?.ok_or_else(|| {
+    app.store()?.response_items(scope, id).await?.ok_or_else(|| {
         let detail = format!(
             "{FIELD}: unknown response '{id}'; responses are stored unless \"store\" is false, and deleted with the runs of their day"
         );
@@ -64,15 +59,15 @@ pub(super) async fn conversation(app: &App, id: &str, owner: Option<&str>) -> Re
 ///
 /// # Errors
 /// 404 if it is not stored.
-pub(super) async fn get(app: &App, id: &str, owner: Option<&str>) -> Result<Value, ApiError> {
-    app.store()?.response(id, owner).await?.ok_or_else(|| ApiError::not_found("response", id))
+pub(super) async fn get(app: &App, scope: &Scope, id: &str) -> Result<Value, ApiError> {
+    app.store()?.response(scope, id).await?.ok_or_else(|| ApiError::not_found("response", id))
 }
 
 /// Deletes a stored response. Responses that continue it keep its items.
 ///
 /// # Errors
 /// 404 if it is not stored.
-pub(super) async fn delete(app: &App, id: &str, owner: Option<&str>) -> Result<(), ApiError> {
-    let found = app.store()?.delete_response(id, owner).await?;
+pub(super) async fn delete(app: &App, scope: &Scope, id: &str) -> Result<(), ApiError> {
+    let found = app.store()?.delete_response(scope, id).await?;
     if found { Ok(()) } else { Err(ApiError::not_found("response", id)) }
 }

@@ -28,14 +28,15 @@ pub(super) async fn authenticate(
     let Message::Text(text) = first else { return Err(refused()) };
     let Ok(Value::Object(mut fields)) = serde_json::from_str(&text) else { return Err(refused()) };
     let Some(Value::String(sent)) = fields.shift_remove(FIELD) else { return Err(refused()) };
-    let Some(key) = app.config().server.security.known(&sent) else {
+    let security = &app.config().server.security;
+    let Some(key) = security.known(&sent) else {
         return Err(ApiError::new(ErrorKind::Unauthorized, "unknown API key"));
     };
     headers.set_key(&sent);
     if fields.get("type").and_then(Value::as_str) != Some("auth") {
         incoming.first = Some(Message::Text(Value::Object(fields).to_string()));
     }
-    Ok(Caller::of(key))
+    Ok(Caller::new(security, Some(key)))
 }
 
 /// Returns the close frame for a connection without a key.

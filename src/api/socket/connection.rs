@@ -96,7 +96,7 @@ impl LastActivity {
 
 /// The client of a connection.
 pub(super) struct Client {
-    /// The caller, if the key was sent as a header.
+    /// The caller; `None` if its first message must contain the key.
     pub(super) caller: Option<Caller>,
     /// Address of the client.
     pub(super) address: Option<SocketAddr>,
@@ -169,21 +169,20 @@ where
 {
     let mut incoming = Incoming { first: None, messages: unread };
     let Client { caller, address, mut headers, authenticated, permit } = client;
-    let caller = if let Some(permit) = permit {
-        match authentication::authenticate(app, &mut incoming, &mut headers).await {
+    let caller = match caller {
+        Some(caller) => caller,
+        None => match authentication::authenticate(app, &mut incoming, &mut headers).await {
             Ok(caller) => {
                 authenticated.send_replace(true);
                 drop(permit);
-                Some(caller)
+                caller
             }
             Err(refused) => {
                 // Sending fails only if the client has disconnected.
                 let _ = outgoing.send(error(&refused)).await;
                 return authentication::rejection();
             }
-        }
-    } else {
-        caller
+        },
     };
     handler(Socket { caller, address, headers, incoming, outgoing }).await
 }

@@ -62,8 +62,8 @@ impl From<String> for Message {
 
 /// A connection that passed the access checks.
 pub(in crate::api) struct Socket {
-    /// The caller, if keys are configured.
-    pub(in crate::api) caller: Option<Caller>,
+    /// The caller.
+    pub(in crate::api) caller: Caller,
     /// Address of the client.
     pub(in crate::api) address: Option<SocketAddr>,
     /// Headers for another server that its messages are forwarded to.

@@ -65,7 +65,7 @@ impl Upgrade {
         if let Err(unavailable) = app.open_for_sockets() {
             return unavailable.into_response();
         }
-        let needs_key = caller.is_none() && !app.config().server.security.keys.is_empty();
+        let needs_key = caller.is_none();
         let permit = match needs_key.then(|| Arc::clone(&app.sockets().unauthenticated).try_acquire_owned()) {
             None => None,
             Some(Ok(permit)) => Some(permit),

@@ -24,7 +24,7 @@ const MAX_ENDED_RUNS: usize = 32;
 /// A connection of the streaming protocol.
 pub(super) struct StreamConnection {
     pub(super) app: App,
-    pub(super) caller: Option<Caller>,
+    pub(super) caller: Caller,
     address: Option<SocketAddr>,
     /// Headers for another server that generates a run of this connection.
     pub(super) headers: ForwardHeaders,
@@ -145,7 +145,7 @@ impl StreamConnection {
         request_id: String,
         replaces: Option<String>,
     ) -> Result<(), ApiError> {
-        self.app.rates().check(self.caller.as_ref(), self.address)?;
+        self.app.rates().check(Some(&self.caller), self.address)?;
         self.check_count()?;
         if self.runs.iter().any(|(id, going)| *id == request_id && going.goes_on()) {
             return Err(ApiError::conflict(format!(
@@ -203,11 +203,11 @@ impl StreamConnection {
         };
         let after = fields.integer("after", 0..=i64::from(u32::MAX))?.unwrap_or(0) as usize;
         self.check_count()?;
-        let Some(run) = self.app.streams().find(&id) else {
+        let Some(run) = self.app.streams().find(&self.caller.scope, &id) else {
             if self.resume_remote(&id, after).await? {
                 return Ok(());
             }
-            for message in stored::messages(&self.app, &id).await? {
+            for message in stored::messages(&self.app, &self.caller.scope, &id).await? {
                 self.send_message(message).await?;
             }
             return Ok(());

@@ -25,7 +25,7 @@ pub(super) fn submit(connection: &mut StreamConnection, fields: Fields<'_>) -> R
     // The run may have to be stored first; other messages of the client do not wait for that.
     connection.tasks.spawn(async move {
         let _activity = outgoing.mark_active();
-        let message = match feedback::keep(&app, &known, request, caller).await {
+        let message = match feedback::keep(&app, &known, request, &caller).await {
             Ok(_) => message::status("feedback", 100, "stored with the run", Some(&id)),
             Err(error) => message::error(&error, Some(&id)),
         };

@@ -1,6 +1,7 @@
 //! Registry of runs that clients can resume.
 
 use super::run::StreamedRun;
+use crate::events::Scope;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -22,7 +23,7 @@ impl Streams {
     /// Reserves an id for a run that is about to start; returns `None` if another run has it.
     pub(super) fn reserve(&self, id: &str) -> Option<ReservedId<'_>> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.find(id).is_some() || !taken.insert(id.to_owned()) {
+        if self.find(&Scope::All, id).is_some() || !taken.insert(id.to_owned()) {
             return None;
         }
         Some(ReservedId { streams: self, id: id.to_owned() })
@@ -39,10 +40,11 @@ impl Streams {
         }
     }
 
-    /// Returns the run with that client id or run id.
-    pub(super) fn find(&self, id: &str) -> Option<Arc<StreamedRun>> {
+    /// Returns the run with that `request_id` or `run_id`, if the scope covers it.
+    pub(super) fn find(&self, scope: &Scope, id: &str) -> Option<Arc<StreamedRun>> {
         let runs = self.lock();
-        runs.get(id).or_else(|| runs.values().find(|run| run.id.to_string() == id)).cloned()
+        let found = runs.get(id).or_else(|| runs.values().find(|run| run.id.to_string() == id));
+        found.filter(|run| scope.includes(run.head.owner.as_ref())).cloned()
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<StreamedRun>>> {

@@ -14,8 +14,10 @@ impl StreamConnection {
     /// # Errors
     /// 503 if that server cannot be reached.
     pub(super) async fn resume_remote(&mut self, id: &str, after: usize) -> Result<bool, ApiError> {
-        let Some(run) = find_recent(&self.app, id).await? else { return Ok(false) };
-        let Some(peer) = peer_of(&self.app, run.run_id, &self.headers).await? else { return Ok(false) };
+        let Some(run) = find_recent(&self.app, &self.caller.scope, id).await? else { return Ok(false) };
+        let Some(peer) = peer_of(&self.app, &self.caller.scope, run.run_id, &self.headers).await? else {
+            return Ok(false);
+        };
         let first = json!({ "type": "resume", "request_id": run.run_id, "after": after }).to_string();
         let (relay, connection) = relay(&self.app, &peer, &self.headers, first).await?;
         let (outgoing, id) = (self.outgoing.clone(), run.request_id.clone());

@@ -7,13 +7,13 @@ use super::start::{NewRun, new_id, start};
 use crate::api::shared;
 use crate::api::{ApiError, App, Caller, StreamError, generation};
 use crate::events::Surface;
+use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json};
 use futures::stream;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -104,14 +104,14 @@ pub(super) struct GenerateResponse {
               (status = 504, description = "The run exceeded `timeout_ms`; `generated_text` is the text so far")))]
 pub(super) async fn generate(
     State(app): State<App>,
-    caller: Option<Extension<Caller>>,
+    caller: Caller,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, StreamError> {
     let config = RunConfig::parse(&shared::parse_json(&body?)?, false)?;
     app.ready()?;
     let new_run = NewRun {
         request_id: config.request_id().map_or_else(new_id, str::to_owned),
-        caller: caller.map(|Extension(caller)| caller),
+        caller,
         surface: Surface::Generate,
         replaces: None,
         keep: Duration::ZERO,

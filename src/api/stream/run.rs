@@ -6,7 +6,7 @@ use super::log::{LogEntry, RunLog};
 use super::message;
 use crate::api::{ApiError, App};
 use crate::engine::{Generation, Output, PromptProgress, RunControl, RunOver};
-use crate::events::{RunEnd, RunId};
+use crate::events::{RunEnd, RunId, Tenant};
 use crate::model::Vocabulary;
 use serde_json::Value;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,6 +37,8 @@ pub(super) struct StreamedRun {
 
 /// Properties of a run that are known at its start.
 pub(super) struct RunHead {
+    /// The tenant that the run belongs to.
+    pub(super) owner: Option<Tenant>,
     pub(super) options: StreamOptions,
     pub(super) model: String,
     pub(super) model_info: Value,

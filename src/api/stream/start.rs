@@ -13,7 +13,7 @@ use uuid::Uuid;
 /// Inputs of a new run besides its configuration.
 pub(super) struct NewRun {
     pub(super) request_id: String,
-    pub(super) caller: Option<Caller>,
+    pub(super) caller: Caller,
     /// Origin of the run.
     pub(super) surface: Surface,
     /// Id of the run that it replaces.
@@ -51,12 +51,11 @@ pub(super) async fn start(
     }
     let PreparedRun { mut request, prompt_text, room } = config.prepare(app, &loaded, request_id)?;
     request.surface = surface;
-    if let Some(caller) = caller {
-        request.user_label.get_or_insert(caller.label);
-    }
+    caller.sign(&mut request);
     let mut options = config.options;
     options.timeout = options.timeout.into_iter().chain(app.config().server.run_timeouts.max_duration).min();
     let head = RunHead {
+        owner: request.owner.clone(),
         options,
         model: loaded.name().to_owned(),
         model_info: message::model_info(&loaded),

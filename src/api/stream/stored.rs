@@ -3,7 +3,7 @@
 use super::message;
 use super::run::EndedBy;
 use crate::api::{ApiError, App};
-use crate::events::{ActionRecord, ActionType, Fault, FinishReason, RunStatus, TraceItem, Usage};
+use crate::events::{ActionRecord, ActionType, Fault, FinishReason, RunStatus, Scope, TraceItem, Usage};
 use crate::store::RunSummary;
 use crate::trace::fold::Fold;
 use serde_json::{Value, json};
@@ -12,14 +12,14 @@ use serde_json::{Value, json};
 ///
 /// # Errors
 /// 404 if it does not exist; 409 while it is active elsewhere.
-pub(super) async fn messages(app: &App, id: &str) -> Result<[Value; 2], ApiError> {
+pub(super) async fn messages(app: &App, scope: &Scope, id: &str) -> Result<[Value; 2], ApiError> {
     let store = app.store()?;
-    let run = store.find(id).await?.ok_or_else(|| ApiError::not_found("run", id).at("request_id"))?;
+    let run = store.find(scope, id).await?.ok_or_else(|| ApiError::not_found("run", id).at("request_id"))?;
     if run.status == RunStatus::Running {
         let detail = format!("run '{id}' is active but was not started with this protocol on this server");
         return Err(ApiError::conflict(detail).at("request_id"));
     }
-    let document = store.document(run.run_id).await?.ok_or_else(|| ApiError::not_found("run", id))?;
+    let document = store.document(scope, run.run_id).await?.ok_or_else(|| ApiError::not_found("run", id))?;
     let read = move || {
         let items = document.items();
         let mut fold = Fold::new();

@@ -3,7 +3,7 @@
 
 use super::landing::{Batch, Fate, PATIENCE, drain_some, land};
 use super::*;
-use crate::events::{EventType, ModCall, RunEnd, RunStart, Surface, Usage};
+use crate::events::{EventType, ModCall, RunEnd, RunStart, Scope, Surface, Usage};
 use crate::store::{Database, Store};
 use chrono::Utc;
 use std::path::PathBuf;
@@ -31,6 +31,7 @@ fn start() -> Arc<RunStart> {
         created_at: Utc::now(),
         surface: Surface::Openai,
         model: "m".into(),
+        owner: None,
         user_label: None,
         max_tokens: None,
         temperature: None,
@@ -94,16 +95,16 @@ async fn a_batch_or_a_spool_file_with_a_record_that_panics_is_stored_but_for_its
     )
     .await;
     assert!(landed.fate == Fate::Stored && landed.lost.is_empty());
-    assert!(store.find(&ids[0].to_string()).await.unwrap().is_none());
-    assert!(store.find(&ids[1].to_string()).await.unwrap().is_some());
+    assert!(store.find(&Scope::All, &ids[0].to_string()).await.unwrap().is_none());
+    assert!(store.find(&Scope::All, &ids[1].to_string()).await.unwrap().is_some());
     assert_eq!(refused(&folder), 1);
     let (ids, spooled) = records();
     spool.append(&spooled).unwrap();
     while !spool.is_drained() {
         drain_some(&store.inner.pool, store.inner.server_id, &mut spool).await.unwrap();
     }
-    assert!(store.find(&ids[0].to_string()).await.unwrap().is_none());
-    assert_eq!(store.find(&ids[1].to_string()).await.unwrap().unwrap().status, RunStatus::Done);
+    assert!(store.find(&Scope::All, &ids[0].to_string()).await.unwrap().is_none());
+    assert_eq!(store.find(&Scope::All, &ids[1].to_string()).await.unwrap().unwrap().status, RunStatus::Done);
     spool.remove();
     store.close().await;
 }

@@ -7,7 +7,7 @@
 use super::liveness::{HEARTBEAT_INTERVAL, Watch};
 use super::notification::{self, Notification, RUNS_CHANNEL};
 use super::{Announcement, beat, bury, heartbeats};
-use crate::events::{RunId, RunStatus};
+use crate::events::{RunId, RunStatus, Tenant};
 use crate::store::Live;
 use crate::store::mods::MODS_CHANNEL;
 use chrono::{DateTime, TimeDelta, Utc};
@@ -111,7 +111,7 @@ impl Link {
             return tracing::debug!(payload, "a notification of an unknown form");
         };
         if server != self.server_id {
-            runs.into_iter().for_each(|run| self.live.remote_changed(run.run_id, run.status));
+            runs.into_iter().for_each(|run| self.live.remote_changed(run.run_id, run.owner, run.status));
         } else if runs.is_empty() {
             state.unheard = 0;
         }
@@ -167,18 +167,19 @@ impl Link {
             u64::try_from(since.timestamp()).unwrap_or(0),
             0,
         )));
-        let select = "select run_id, status from runs where run_id >= $1 order by run_id limit $2";
-        let mut rows: Vec<(Uuid, String)> =
+        let select = "select run_id, owner, status from runs where run_id >= $1 order by run_id limit $2";
+        let mut rows: Vec<(Uuid, Option<String>, String)> =
             sqlx::query_as(select).bind(first.0).bind(MAX_LOOKUP as i64 + 1).fetch_all(&mut *listener).await?;
         let complete = rows.len() <= MAX_LOOKUP;
-        let running = sqlx::query_as("select run_id, status from runs where status = 'running'");
+        let running = sqlx::query_as("select run_id, owner, status from runs where status = 'running'");
         rows.extend(running.fetch_all(&mut *listener).await?);
         let known: Vec<Uuid> = self.live.known_running().into_iter().map(|run_id| run_id.0).collect();
-        let ended = sqlx::query_as("select run_id, status from runs where run_id = any($1) and status <> 'running'");
+        let ended =
+            sqlx::query_as("select run_id, owner, status from runs where run_id = any($1) and status <> 'running'");
         rows.extend(ended.bind(known).fetch_all(&mut *listener).await?);
-        for (run_id, status) in rows {
+        for (run_id, owner, status) in rows {
             if let Some(status) = RunStatus::from_name(&status) {
-                self.live.looked_up(RunId(run_id), status);
+                self.live.looked_up(RunId(run_id), owner.map(Tenant::from), status);
             }
         }
         self.live.wake_followers();

@@ -7,8 +7,9 @@ pub(super) mod link;
 mod liveness;
 pub(super) mod notification;
 
+use super::scope::{owned, owners};
 use super::{Error, Live, Store, writer};
-use crate::events::{RunId, RunStatus};
+use crate::events::{RunId, RunStatus, Scope, Tenant};
 use chrono::{DateTime, Utc};
 use sqlx::PgPool;
 use sqlx::postgres::PgExecutor;
@@ -63,17 +64,20 @@ impl Store {
         Ok(servers.bind(self.inner.server_id).fetch_all(&self.inner.pool).await?)
     }
 
-    /// Returns the other server that generates a run; `None` if this one does, if the run is over, or if that server is not
-    /// listed.
+    /// Returns the other server that generates a run; `None` if this one does, if the run is over or not covered
+    /// by the scope, or if that server is not listed.
     ///
     /// # Errors
     /// The database failed.
-    pub async fn generating_server(&self, run_id: RunId) -> Result<Option<ServerInfo>, Error> {
-        let server: Option<Option<Uuid>> =
-            sqlx::query_scalar("select server_id from runs where run_id = $1 and status = 'running'")
-                .bind(run_id.0)
-                .fetch_optional(&self.inner.pool)
-                .await?;
+    pub async fn generating_server(&self, scope: &Scope, run_id: RunId) -> Result<Option<ServerInfo>, Error> {
+        let server: Option<Option<Uuid>> = sqlx::query_scalar(concat!(
+            "select server_id from runs where run_id = $1 and status = 'running' and ",
+            owned!(2)
+        ))
+        .bind(run_id.0)
+        .bind(owners(scope))
+        .fetch_optional(&self.inner.pool)
+        .await?;
         let Some(server) = server.flatten().filter(|server| *server != self.inner.server_id) else { return Ok(None) };
         let found = sqlx::query_as("select server_id, url, models, started_at from servers where server_id = $1");
         Ok(found.bind(server).fetch_optional(&self.inner.pool).await?)
@@ -141,8 +145,8 @@ pub(super) async fn bury(
     dead: Uuid,
     count: Option<i64>,
 ) -> Result<usize, Error> {
-    let runs: Vec<Uuid> = sqlx::query_scalar(
-        "select run_id from runs where status = 'running'
+    let runs: Vec<(Uuid, Option<String>)> = sqlx::query_as(
+        "select run_id, owner from runs where status = 'running'
             and coalesce(server_id, '00000000-0000-0000-0000-000000000000') = $1",
     )
     .bind(dead)
@@ -150,9 +154,9 @@ pub(super) async fn bury(
     .await?;
     let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()").fetch_one(pool).await?;
     let mut marked = 0;
-    for run_id in runs.into_iter().map(RunId) {
+    for (run_id, owner) in runs.into_iter().map(|(run_id, owner)| (RunId(run_id), owner.map(Tenant::from))) {
         if writer::interrupt(pool, own, run_id, now).await? {
-            live.changed(run_id, RunStatus::Interrupted);
+            live.changed(run_id, owner, RunStatus::Interrupted);
             marked += 1;
         }
     }

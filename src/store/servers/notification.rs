@@ -3,9 +3,10 @@
 //! A transaction that changes runs notifies [`RUNS_CHANNEL`], so that the other servers hear of the change when it is
 //! committed and not before.
 
-use crate::events::{RunId, RunStatus};
+use crate::events::{RunId, RunStatus, Tenant};
 use serde::{Deserialize, Serialize};
 use sqlx::postgres::PgConnection;
+use std::collections::HashMap;
 use uuid::Uuid;
 
 /// Channel for changes of runs, and for heartbeats.
@@ -21,6 +22,16 @@ pub struct RunNotification {
     /// Its status, if that is new; else items were added.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<RunStatus>,
+    /// The tenant that it belongs to; only with a status.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<Tenant>,
+}
+
+impl RunNotification {
+    /// Returns the notification of a change; [`notify`] adds the owner.
+    pub fn new(run_id: RunId, status: Option<RunStatus>) -> Self {
+        Self { run_id, status, owner: None }
+    }
 }
 
 /// Payload of a notification. Without runs it is a heartbeat.
@@ -37,16 +48,32 @@ pub struct Notification {
 pub async fn notify(
     connection: &mut PgConnection,
     server: Uuid,
-    runs: Vec<RunNotification>,
+    mut runs: Vec<RunNotification>,
 ) -> Result<(), sqlx::Error> {
     if runs.is_empty() {
         return Ok(());
     }
+    add_owners(connection, &mut runs).await?;
     sqlx::query("select pg_notify($1, payload) from unnest($2::text[]) payload")
         .bind(RUNS_CHANNEL)
         .bind(payloads(server, runs))
         .execute(connection)
         .await?;
+    Ok(())
+}
+
+/// Reads the owners of runs with a new status: each server shows the change to them only.
+async fn add_owners(connection: &mut PgConnection, runs: &mut [RunNotification]) -> Result<(), sqlx::Error> {
+    let ids: Vec<Uuid> = runs.iter().filter(|run| run.status.is_some()).map(|run| run.run_id.0).collect();
+    if ids.is_empty() {
+        return Ok(());
+    }
+    let select = "select run_id, owner from runs where run_id = any($1) and owner is not null";
+    let owners: Vec<(Uuid, String)> = sqlx::query_as(select).bind(ids).fetch_all(connection).await?;
+    let mut owners: HashMap<Uuid, String> = owners.into_iter().collect();
+    for run in runs.iter_mut().filter(|run| run.status.is_some()) {
+        run.owner = owners.remove(&run.run_id.0).map(Tenant::from);
+    }
     Ok(())
 }
 
@@ -88,6 +115,7 @@ mod tests {
             .map(|index| RunNotification {
                 run_id: RunId::now(),
                 status: (index % 2 == 0).then_some(RunStatus::Interrupted),
+                owner: (index % 4 == 0).then(|| "ann".into()),
             })
             .collect();
         let payloads = payloads(server, runs.clone());

@@ -5,7 +5,7 @@ use crate::harness::thunder;
 use chrono::Utc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use thunder::events::{Recorder, RunStatus};
+use thunder::events::{Recorder, RunStatus, Scope};
 use thunder::store::{Database, Error, IngestError, NewFeedback, Retention, RunQuery, Store};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_rustls::TlsAcceptor;
@@ -33,11 +33,11 @@ async fn node_lost_within_transaction_refuses_documents_and_spools_runs() {
     let url = data.url();
     psql(&url, LOSE_NODE).await;
     for text in ["server closed the connection unexpectedly", "postmaster was shut down, exiting", "no space in here"] {
-        let refused = store.ingest(document("lost", 3)).await.unwrap_err();
+        let refused = store.ingest(&Scope::All, None, document("lost", 3)).await.unwrap_err();
         assert!(matches!(refused, IngestError::Unavailable { .. }), "{refused}");
         psql(&url, &format!("update message set text = '{text}'")).await;
     }
-    let refused = store.ingest(document("lost", 3)).await.unwrap_err();
+    let refused = store.ingest(&Scope::All, None, document("lost", 3)).await.unwrap_err();
     assert!(matches!(refused, IngestError::Database(_)), "another internal error is none of a node: {refused}");
     psql(&url, "update message set text = 'server closed the connection unexpectedly'").await;
     let mut run = Live::new("spooled");
@@ -49,9 +49,10 @@ async fn node_lost_within_transaction_refuses_documents_and_spools_runs() {
         async || data.spool_files().iter().any(|path| std::fs::metadata(path).is_ok_and(|file| file.len() > 0));
     wait_until("the run is in the spool file", spooled).await;
     psql(&url, "drop function lose_node cascade").await;
-    let is_done = async || store.find("spooled").await.unwrap().is_some_and(|run| run.status == RunStatus::Done);
+    let is_done =
+        async || store.find(&Scope::All, "spooled").await.unwrap().is_some_and(|run| run.status == RunStatus::Done);
     wait_until("the run is stored", is_done).await;
-    assert!(store.ingest(document("lost", 3)).await.unwrap().created);
+    assert!(store.ingest(&Scope::All, None, document("lost", 3)).await.unwrap().created);
     store.close().await;
 }
 
@@ -166,9 +167,9 @@ async fn schema_is_distributed_over_citus_and_runs_are_kept_there() {
     let data = Data::new();
     let database = || Database::Url { url: url.clone(), data_dir: data.0.clone() };
     let store = Store::open(database(), |_| {}).await.unwrap();
-    let before = store.ingest(document("before", 3)).await.unwrap().run_id;
+    let before = store.ingest(&Scope::All, None, document("before", 3)).await.unwrap().run_id;
     let note = NewFeedback { rating: 1.0, text: None, position: None, user_label: None };
-    store.add_feedback(before, &note, Utc::now()).await.unwrap().unwrap();
+    store.add_feedback(&Scope::All, before, &note, Utc::now()).await.unwrap().unwrap();
 
     let sql = thunder_on(&url, &data, &["db", "distribute", "--dry-run", "--shards", "4"]).await;
     assert!(sql.contains("create_distributed_table('runs', 'run_id', colocate_with => 'none', shard_count => 4)"));
@@ -188,17 +189,21 @@ async fn schema_is_distributed_over_citus_and_runs_are_kept_there() {
     assert_eq!(status["partitions"]["unit"], "month");
 
     // The store that was open meanwhile goes on, and finds what was stored before.
-    assert_eq!(store.document(before).await.unwrap().unwrap().events.len(), 10);
-    assert_eq!(store.feedback(before).await.unwrap().len(), 1);
-    let after = store.ingest(document("after", 3)).await.unwrap().run_id;
-    assert!(!store.ingest(document("after", 3)).await.unwrap().created, "the same document is one run");
-    assert!(matches!(store.ingest(document("after", 4)).await, Err(IngestError::Conflict { .. })));
+    assert_eq!(store.document(&Scope::All, before).await.unwrap().unwrap().events.len(), 10);
+    assert_eq!(store.feedback(&Scope::All, before).await.unwrap().len(), 1);
+    let after = store.ingest(&Scope::All, None, document("after", 3)).await.unwrap().run_id;
+    assert!(
+        !store.ingest(&Scope::All, None, document("after", 3)).await.unwrap().created,
+        "the same document is one run"
+    );
+    assert!(matches!(store.ingest(&Scope::All, None, document("after", 4)).await, Err(IngestError::Conflict { .. })));
     let mut live = Live::new("live");
     let (Recorder { signals, .. }, _) = store.recorder();
     for signal in live.all(3) {
         signals.send(signal).await.unwrap();
     }
-    let is_done = async || store.find("live").await.unwrap().is_some_and(|run| run.status == RunStatus::Done);
+    let is_done =
+        async || store.find(&Scope::All, "live").await.unwrap().is_some_and(|run| run.status == RunStatus::Done);
     wait_until("the run is stored", is_done).await;
     for (q, expected) in [
         ("", vec!["live", "after", "before"]),
@@ -212,12 +217,12 @@ async fn schema_is_distributed_over_citus_and_runs_are_kept_there() {
         ("tokens>2 before:today", vec!["after", "before"]),
         ("error>0", vec![]),
     ] {
-        let page = store.runs(&RunQuery { q: q.into(), ..RunQuery::default() }).await.unwrap();
+        let page = store.runs(&Scope::All, &RunQuery { q: q.into(), ..RunQuery::default() }).await.unwrap();
         assert_eq!(page.runs.into_iter().map(|run| run.request_id).collect::<Vec<_>>(), expected, "{q}");
     }
-    assert!(store.columns(after).await.unwrap().is_some());
-    assert_eq!(store.attention_range(live.run_id(), 0..100, true).await.unwrap().len(), 3);
-    assert!(store.delete(after).await.unwrap());
+    assert!(store.columns(&Scope::All, after).await.unwrap().is_some());
+    assert_eq!(store.attention_range(&Scope::All, live.run_id(), 0..100, true).await.unwrap().len(), 3);
+    assert!(store.delete(&Scope::All, after).await.unwrap());
     assert!(store.damaged_links().await.unwrap().is_empty());
 
     // A month that is over is dropped, and the size counts the shards.
@@ -230,18 +235,19 @@ async fn schema_is_distributed_over_citus_and_runs_are_kept_there() {
     let gone = store.prune(Retention { days: None, bytes: Some(0) }, today).await.unwrap();
     assert_eq!(gone, [("2026-01-05".parse().unwrap(), 0)]);
     assert_eq!(psql(&url, "select count(*) from events where event_type = 'Added' and step = 1").await, "2");
-    assert!(store.find("before").await.unwrap().is_some(), "the month of today stays");
+    assert!(store.find(&Scope::All, "before").await.unwrap().is_some(), "the month of today stays");
 
     // While a worker is away, its documents are refused and nothing of them is kept.
     let folder = cluster.0.to_str().unwrap();
     assert!(script(&["node", folder, "worker2", "kill"]).await.status.success());
-    let refused = store.ingest(document("while away", 3)).await;
+    let refused = store.ingest(&Scope::All, None, document("while away", 3)).await;
     assert!(matches!(refused, Err(IngestError::Unavailable { .. })), "{refused:?}");
     let status = thunder_on(&url, &data, &["db", "status"]).await;
     assert!(status.contains("a node with runs is away"), "{status}");
     assert_eq!(status.lines().filter(|line| line.contains(" worker ") && line.contains(" unreachable ")).count(), 1);
     assert!(script(&["node", folder, "worker2", "start"]).await.status.success());
-    let is_stored = async || store.ingest(document("while away", 3)).await.is_ok_and(|stored| stored.created);
+    let is_stored =
+        async || store.ingest(&Scope::All, None, document("while away", 3)).await.is_ok_and(|stored| stored.created);
     wait_until("the document is stored", is_stored).await;
     assert!(store.damaged_links().await.unwrap().is_empty());
     store.close().await;

@@ -1,6 +1,6 @@
 use super::{Data, Live, document, kill, psql};
 use std::time::{Duration, Instant};
-use thunder::events::{Recorder, RunStatus};
+use thunder::events::{Recorder, RunStatus, Scope};
 use thunder::store::{Database, EmbeddedError, Error, Store};
 
 #[tokio::test]
@@ -28,7 +28,7 @@ async fn two_starts_on_one_directory_are_refused() {
 async fn data_survives_a_stop_and_stays_private() {
     let data = Data::new();
     let store = data.open().await;
-    let run_id = store.ingest(document("kept", 5)).await.unwrap().run_id;
+    let run_id = store.ingest(&Scope::All, None, document("kept", 5)).await.unwrap().run_id;
     let url = data.url();
     assert_eq!(psql(&url, "show fsync").await, "on");
     assert_eq!(psql(&url, "show listen_addresses").await, "");
@@ -41,7 +41,7 @@ async fn data_survives_a_stop_and_stays_private() {
     let begin = Instant::now();
     let store = data.open().await;
     println!("warm start in {:?}", begin.elapsed());
-    assert_eq!(store.find("kept").await.unwrap().unwrap().run_id, run_id);
+    assert_eq!(store.find(&Scope::All, "kept").await.unwrap().unwrap().run_id, run_id);
     store.close().await;
 }
 
@@ -54,13 +54,13 @@ async fn an_interrupted_initdb_and_a_stale_pid_file_are_no_harm() {
         nix::unistd::chown(&data.0.join("postgres"), Some(user.uid), Some(user.gid)).unwrap();
     }
     let store = data.open().await;
-    store.ingest(document("kept", 5)).await.unwrap();
+    store.ingest(&Scope::All, None, document("kept", 5)).await.unwrap();
     store.close().await;
     // the number of a process that lives and is not PostgreSQL: our own
     let pid_file = format!("{}\n{}\n1\n5432\n/tmp\n*\n", std::process::id(), data.0.join("postgres/data").display());
     std::fs::write(data.0.join("postgres/data/postmaster.pid"), pid_file).unwrap();
     let store = data.open().await;
-    assert!(store.find("kept").await.unwrap().is_some());
+    assert!(store.find(&Scope::All, "kept").await.unwrap().is_some());
     store.close().await;
 }
 
@@ -68,13 +68,13 @@ async fn an_interrupted_initdb_and_a_stale_pid_file_are_no_harm() {
 async fn a_killed_server_is_started_again() {
     let data = Data::new();
     let store = data.open().await;
-    store.ingest(document("kept", 5)).await.unwrap();
+    store.ingest(&Scope::All, None, document("kept", 5)).await.unwrap();
     // SIGTERM ends no connection: the server would wait for ours, and take no other.
     for signal in ["-9", "-TERM", "-INT"] {
         let killed = data.postmaster().await;
         kill(killed, signal);
         let begin = Instant::now();
-        while store.find("kept").await.is_err() || data.postmaster().await == killed {
+        while store.find(&Scope::All, "kept").await.is_err() || data.postmaster().await == killed {
             assert!(begin.elapsed() < Duration::from_mins(1), "it did not come back after {signal}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -135,7 +135,7 @@ async fn database_that_takes_no_writes_is_not_ready() {
         assert!(begin.elapsed() < Duration::from_secs(30), "it counts as ready");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    assert!(store.ingest(document("kept", 5)).await.is_err());
+    assert!(store.ingest(&Scope::All, None, document("kept", 5)).await.is_err());
     store.close().await;
 }
 
@@ -165,7 +165,7 @@ async fn only_runs_of_dead_servers_are_interrupted() {
         for signal in [run.started(), run.prefilled(), run.token(" a")] {
             recorder.send(signal).await.unwrap();
         }
-        while store.find(&run.run_id().to_string()).await.unwrap().is_none_or(|run| run.events < 4) {
+        while store.find(&Scope::All, &run.run_id().to_string()).await.unwrap().is_none_or(|run| run.events < 4) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -175,10 +175,10 @@ async fn only_runs_of_dead_servers_are_interrupted() {
     dying.close().await;
     tokio::time::sleep(Duration::from_millis(100)).await;
     let next = Store::open(url("a"), |_| {}).await.unwrap();
-    let status = async |name: &str| next.find(name).await.unwrap().unwrap().status;
+    let status = async |name: &str| next.find(&Scope::All, name).await.unwrap().unwrap().status;
     assert_eq!(status("dead").await, RunStatus::Interrupted);
     assert_eq!(status("alive").await, RunStatus::Running);
-    assert!(next.columns(dead.run_id()).await.unwrap().is_some());
+    assert!(next.columns(&Scope::All, dead.run_id()).await.unwrap().is_some());
     assert_eq!(next.damaged_links().await.unwrap(), Vec::<String>::new());
     next.close().await;
     first.close().await;
@@ -191,7 +191,7 @@ fn the_server_of_a_killed_thunder_is_taken_over() {
     let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let first = runtime();
     let store = first.block_on(data.open());
-    first.block_on(store.ingest(document("kept", 5))).unwrap();
+    first.block_on(store.ingest(&Scope::All, None, document("kept", 5))).unwrap();
     let orphan = first.block_on(data.postmaster());
     // nothing of it runs any more, and nobody has stopped the server
     first.shutdown_background();
@@ -201,7 +201,7 @@ fn the_server_of_a_killed_thunder_is_taken_over() {
     second.block_on(async {
         let store = data.open().await;
         assert_ne!(data.postmaster().await, orphan);
-        assert!(store.find("kept").await.unwrap().is_some());
+        assert!(store.find(&Scope::All, "kept").await.unwrap().is_some());
         store.close().await;
     });
 }

@@ -1,6 +1,6 @@
 use super::{Data, document, kill, payload, psql};
 use std::time::{Duration, Instant};
-use thunder::events::RunStatus;
+use thunder::events::{RunStatus, Scope};
 use thunder::store::{Database, IngestError, Store};
 use thunder::trace::document::Document;
 use tokio::net::{TcpListener, UnixStream};
@@ -22,29 +22,29 @@ async fn a_document_comes_back_as_it_was_given() {
         "actions":[{"mod_call_sequence":0,"action_type":"ToolCalls","action_order":1,"has_tool_calls":true,"tool_calls":[ {"name":"f"} ]},
             {"mod_call_sequence":0,"action_type":"Backtrack","action_order":0,"backtrack_steps":1,"details":{"b":1, "a":2}}]}"#;
     let given = Document::parse(text.as_bytes()).unwrap();
-    let ingested = store.ingest(given.clone()).await.unwrap();
+    let ingested = store.ingest(&Scope::All, None, given.clone()).await.unwrap();
     assert!(ingested.created);
-    let mut back = store.document(ingested.run_id).await.unwrap().unwrap();
+    let mut back = store.document(&Scope::All, ingested.run_id).await.unwrap().unwrap();
     assert!(back.request.created_at.is_some(), "defaults to the time of ingestion");
     back.request.created_at = None;
     assert_eq!(format!("{given:#?}"), format!("{back:#?}"));
 
-    let run = store.find("r1").await.unwrap().unwrap();
+    let run = store.find(&Scope::All, "r1").await.unwrap().unwrap();
     assert_eq!((run.run_id, run.status, run.events), (ingested.run_id, RunStatus::Done, 3));
     assert_eq!(run.mods, ["early", "late"]);
-    assert_eq!(store.find(&run.run_id.to_string()).await.unwrap().unwrap(), run);
+    assert_eq!(store.find(&Scope::All, &run.run_id.to_string()).await.unwrap().unwrap(), run);
 
-    let page = store.item_page(run.run_id, 2..3).await.unwrap();
+    let page = store.item_page(&Scope::All, run.run_id, 2..3).await.unwrap();
     assert_eq!((page.numbering.mod_calls, page.numbering.mod_logs, page.items.len(), page.next), (1, 1, 5, None));
-    assert_eq!(store.items(run.run_id, 0..i32::MAX).await.unwrap().len(), 9);
-    assert!(store.columns(run.run_id).await.unwrap().unwrap().starts_with(b"RUNC"));
+    assert_eq!(store.items(&Scope::All, run.run_id, 0..i32::MAX).await.unwrap().len(), 9);
+    assert!(store.columns(&Scope::All, run.run_id).await.unwrap().unwrap().starts_with(b"RUNC"));
     assert!(store.damaged_links().await.unwrap().is_empty());
 
-    assert!(store.delete(run.run_id).await.unwrap());
-    assert!(!store.delete(run.run_id).await.unwrap());
-    assert!(store.find("r1").await.unwrap().is_none());
-    assert!(store.document(run.run_id).await.unwrap().is_none());
-    assert!(store.columns(run.run_id).await.unwrap().is_none());
+    assert!(store.delete(&Scope::All, run.run_id).await.unwrap());
+    assert!(!store.delete(&Scope::All, run.run_id).await.unwrap());
+    assert!(store.find(&Scope::All, "r1").await.unwrap().is_none());
+    assert!(store.document(&Scope::All, run.run_id).await.unwrap().is_none());
+    assert!(store.columns(&Scope::All, run.run_id).await.unwrap().is_none());
     assert_eq!(psql(&data.url(), "select (select count(*) from events) + (select count(*) from run_keys)").await, "0");
     store.close().await;
 }
@@ -55,7 +55,7 @@ async fn the_same_document_is_one_run_and_another_one_is_a_conflict() {
     let store = data.open().await;
     let posts = (0..8).map(|_| {
         let store = store.clone();
-        tokio::spawn(async move { store.ingest(document("same", 20)).await })
+        tokio::spawn(async move { store.ingest(&Scope::All, None, document("same", 20)).await })
     });
     let mut created = 0;
     let mut ids = Vec::new();
@@ -66,7 +66,7 @@ async fn the_same_document_is_one_run_and_another_one_is_a_conflict() {
     }
     ids.dedup();
     assert_eq!((created, ids.len()), (1, 1));
-    let conflict = store.ingest(document("same", 21)).await.unwrap_err();
+    let conflict = store.ingest(&Scope::All, None, document("same", 21)).await.unwrap_err();
     assert!(matches!(&conflict, IngestError::Conflict { request_id } if request_id == "same"), "{conflict}");
     assert_eq!(psql(&data.url(), "select count(*) from runs").await, "1");
     assert_eq!(psql(&data.url(), "select count(*) from events where tableoid = 'events_default'::regclass").await, "0");
@@ -82,10 +82,10 @@ async fn a_document_that_json_nests_too_deeply_is_refused_and_leaves_nothing() {
         r#"{{"request":{{"request_id":"deep"}},"events":[{{"event_type":"Prefilled","step":0,"sequence_order":0,"details":{deep}}}]}}"#
     );
     if let Ok(document) = Document::parse(text.as_bytes()) {
-        let refused = store.ingest(document).await.unwrap_err();
+        let refused = store.ingest(&Scope::All, None, document).await.unwrap_err();
         assert!(matches!(refused, IngestError::Refused(_)), "{refused}");
     }
-    assert!(store.find("deep").await.unwrap().is_none());
+    assert!(store.find(&Scope::All, "deep").await.unwrap().is_none());
     store.close().await;
 }
 
@@ -105,7 +105,7 @@ async fn what_was_acknowledged_survives_a_killed_database() {
                         break;
                     }
                     let request_id = format!("p{poster}-{number}");
-                    match store.ingest(document(&request_id, 30)).await {
+                    match store.ingest(&Scope::All, None, document(&request_id, 30)).await {
                         Ok(_) => acknowledged.push(request_id),
                         Err(IngestError::Unavailable { .. }) => {
                             failed += 1;
@@ -135,7 +135,10 @@ async fn what_was_acknowledged_survives_a_killed_database() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     for request_id in &all {
-        assert!(store.find(request_id).await.unwrap().is_some(), "{request_id} was acknowledged and is lost");
+        assert!(
+            store.find(&Scope::All, request_id).await.unwrap().is_some(),
+            "{request_id} was acknowledged and is lost"
+        );
     }
     assert!(store.damaged_links().await.unwrap().is_empty());
     store.close().await;
@@ -148,8 +151,8 @@ async fn large_documents_go_in_several_statements() {
     let payload = payload("large", 9000);
     let document = Document::parse(&payload).unwrap();
     let (events, calls) = (document.events.len(), document.mod_calls.len());
-    let run_id = store.ingest(document).await.unwrap().run_id;
-    let back = store.document(run_id).await.unwrap().unwrap();
+    let run_id = store.ingest(&Scope::All, None, document).await.unwrap().run_id;
+    let back = store.document(&Scope::All, run_id).await.unwrap().unwrap();
     assert_eq!((back.events.len(), back.mod_calls.len()), (events, calls));
     store.close().await;
 }
@@ -164,15 +167,15 @@ async fn an_ingest_that_is_dropped_in_the_middle_leaves_nothing_behind() {
         let (kept, dropped) = (format!("kept-{number}"), document(&format!("dropped-{number}"), 400));
         let ingest = tokio::spawn({
             let store = store.clone();
-            async move { store.ingest(dropped).await }
+            async move { store.ingest(&Scope::All, None, dropped).await }
         });
         tokio::time::sleep(Duration::from_micros(900 * number)).await;
         ingest.abort();
         finished += u32::from(ingest.await.is_ok_and(|ingested| ingested.is_ok()));
-        let ingested = store.ingest(document(&kept, 3)).await.unwrap();
-        let run = store.find(&kept).await.unwrap().unwrap();
+        let ingested = store.ingest(&Scope::All, None, document(&kept, 3)).await.unwrap();
+        let run = store.find(&Scope::All, &kept).await.unwrap().unwrap();
         assert_eq!((run.run_id, run.events), (ingested.run_id, 10), "{kept}");
-        let back = store.document(run.run_id).await.unwrap().unwrap();
+        let back = store.document(&Scope::All, run.run_id).await.unwrap().unwrap();
         assert_eq!((back.events.len(), back.mod_calls.len()), (10, 10), "{kept}");
     }
     assert!(finished < 60, "every ingest was finished before it could be dropped");
@@ -209,10 +212,10 @@ async fn over_tcp_a_document_comes_back_the_same() {
     });
     let store = Store::open(Database::Url { url, data_dir: client.0.clone() }, |_| {}).await.unwrap();
     let given = document("tcp", 30);
-    let ingested = store.ingest(given.clone()).await.unwrap();
-    let back = store.document(ingested.run_id).await.unwrap().unwrap();
+    let ingested = store.ingest(&Scope::All, None, given.clone()).await.unwrap();
+    let back = store.document(&Scope::All, ingested.run_id).await.unwrap().unwrap();
     assert_eq!(format!("{given:#?}"), format!("{back:#?}"));
-    let copied = database.ingest(given).await.unwrap();
+    let copied = database.ingest(&Scope::All, None, given).await.unwrap();
     assert_eq!((copied.run_id, copied.created), (ingested.run_id, false));
     store.close().await;
     database.close().await;

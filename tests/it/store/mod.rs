@@ -20,9 +20,8 @@ use thunder::events::{
     Measurements, ModCall, ModLog, PromptRecord, RunEnd, RunId, RunStart, RunStatus, Signal, StageCount, Surface,
     TokenMeasurement, TraceItem, Usage,
 };
-use thunder::store::{Database, EmbeddedError, Error, RunChange, RunListUpdate, Store};
+use thunder::store::{Database, EmbeddedError, Error, RunChange, RunChanges, RunListUpdate, Store};
 use thunder::trace::document::Document;
-use tokio::sync::broadcast::Receiver;
 
 /// A data directory that goes away with the test.
 struct Data(PathBuf);
@@ -97,7 +96,7 @@ fn kill(pid: i32, signal: &str) {
 }
 
 /// The next change of the run list.
-async fn next_change(updates: &mut Receiver<RunListUpdate>) -> RunChange {
+async fn next_change(updates: &mut RunChanges) -> RunChange {
     loop {
         let update = tokio::time::timeout(Duration::from_mins(1), updates.recv()).await.expect("no change is reported");
         if let RunListUpdate::Changed(change) = update.unwrap() {
@@ -170,6 +169,7 @@ impl Live {
             created_at: now(),
             surface: Surface::Openai,
             model: "tiny".into(),
+            owner: None,
             user_label: Some("me".into()),
             max_tokens: Some(100),
             temperature: Some(0.7),

@@ -2,7 +2,7 @@ use super::{Data, Live, kill_listeners, psql};
 use chrono::{Days, Utc};
 use serde_json::json;
 use std::time::{Duration, Instant};
-use thunder::events::{Recorder, RunStatus};
+use thunder::events::{Recorder, RunStatus, Scope};
 use thunder::store::{ModVersion, Retention, Store};
 use tokio::time::timeout;
 
@@ -43,7 +43,7 @@ async fn versions_of_files_are_kept_as_long_as_their_runs() {
         signals.send(signal).await.unwrap();
     }
     let begin = Instant::now();
-    while store.find("now").await.unwrap().is_none_or(|run| run.status != RunStatus::Done) {
+    while store.find(&Scope::All, "now").await.unwrap().is_none_or(|run| run.status != RunStatus::Done) {
         assert!(begin.elapsed() < Duration::from_secs(20));
         tokio::time::sleep(Duration::from_millis(20)).await;
     }

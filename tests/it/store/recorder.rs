@@ -2,14 +2,14 @@ use super::{Data, Live, document, kill, next_change, psql, spoken};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
-use thunder::events::{Recorder, RunId, RunStatus, Signal, TraceItem};
+use thunder::events::{Recorder, RunId, RunStatus, Scope, Signal, TraceItem};
 use thunder::store::{Database, Error, LiveUpdate, Store};
 use tokio::sync::broadcast::error::RecvError;
 
 async fn wait_for(store: &Store, run_id: RunId, status: RunStatus) {
     let begin = Instant::now();
     loop {
-        if let Ok(Some(run)) = store.find(&run_id.to_string()).await
+        if let Ok(Some(run)) = store.find(&Scope::All, &run_id.to_string()).await
             && run.status == status
         {
             return;
@@ -24,7 +24,7 @@ async fn a_run_appears_grows_and_comes_back_complete() {
     let data = Data::new();
     let store = data.open().await;
     let (Recorder { signals: recorder, .. }, live) = store.recorder();
-    let mut changes = live.runs();
+    let mut changes = live.runs(&Scope::All);
     let mut run = Live::new("live");
     let mut sent = vec![run.started(), run.prefilled(), run.token(" sky")];
     for signal in &sent {
@@ -32,16 +32,16 @@ async fn a_run_appears_grows_and_comes_back_complete() {
     }
     wait_for(&store, run.run_id(), RunStatus::Running).await;
     assert_eq!(next_change(&mut changes).await.status, RunStatus::Running);
-    while store.items(run.run_id(), 0..100).await.unwrap().len() < 7 {
+    while store.items(&Scope::All, run.run_id(), 0..100).await.unwrap().len() < 7 {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    assert!(store.delete(run.run_id()).await.is_err(), "it is still running");
-    assert!(store.columns(run.run_id()).await.unwrap().is_some(), "also of a running run");
+    assert!(store.delete(&Scope::All, run.run_id()).await.is_err(), "it is still running");
+    assert!(store.columns(&Scope::All, run.run_id()).await.unwrap().is_some(), "also of a running run");
 
     // a subscriber misses nothing and sees nothing twice, whatever is stored in the meantime
-    let (mut seen, mut updates) = live.subscribe(run.run_id()).unwrap();
+    let (mut seen, mut updates) = live.subscribe(&Scope::All, run.run_id()).unwrap();
     let Some(TraceItem::Event(first)) = seen.first().cloned() else { panic!("{seen:?}") };
-    let mut all = store.items(run.run_id(), 0..first.sequence_order).await.unwrap();
+    let mut all = store.items(&Scope::All, run.run_id(), 0..first.sequence_order).await.unwrap();
     for text in [" is", " blue", "."] {
         let signal = run.token(text);
         recorder.send(signal.clone()).await.unwrap();
@@ -61,18 +61,18 @@ async fn a_run_appears_grows_and_comes_back_complete() {
     }
     seen.retain(|item| !matches!(item, TraceItem::Attention(_)));
     all.extend(seen);
-    let stored = store.items(run.run_id(), 0..i32::MAX).await.unwrap();
+    let stored = store.items(&Scope::All, run.run_id(), 0..i32::MAX).await.unwrap();
     assert_eq!(format!("{stored:#?}"), spoken(&sent));
     assert_eq!(format!("{all:#?}").replace("NUL \\0", "NUL \u{2400}"), spoken(&sent));
 
-    let summary = store.find("live").await.unwrap().unwrap();
+    let summary = store.find(&Scope::All, "live").await.unwrap().unwrap();
     assert_eq!(summary.status, RunStatus::Done);
     assert_eq!((summary.events, summary.completion_tokens, summary.seed), (13, 4, Some(u32::MAX)));
     assert_eq!(summary.output_preview, " sky is blue.");
     assert!(summary.has_attention && summary.surprise_strip == [8, 8, 8, 8]);
-    let step = store.attention(run.run_id(), 1).await.unwrap().unwrap();
+    let step = store.attention(&Scope::All, run.run_id(), 1).await.unwrap().unwrap();
     assert_eq!((step.row_len, step.heads, &step.layer_ids[..], step.t1.len()), (3, 2, &[0, 1, 5][..], 5000));
-    let steps = store.attention_range(run.run_id(), 2..100, false).await.unwrap();
+    let steps = store.attention_range(&Scope::All, run.run_id(), 2..100, false).await.unwrap();
     assert_eq!(steps.len(), 3);
     assert!(steps.iter().all(|step| step.t1.is_empty() && step.t0 == [1, 2, 3]));
     assert_eq!(
@@ -98,8 +98,8 @@ async fn a_request_id_that_is_taken_does_not_lose_the_run() {
     }
     wait_for(&store, first.run_id(), RunStatus::Done).await;
     wait_for(&store, second.run_id(), RunStatus::Done).await;
-    assert_eq!(store.find("twice").await.unwrap().unwrap().run_id, first.run_id());
-    let other = store.find(&second.run_id().to_string()).await.unwrap().unwrap();
+    assert_eq!(store.find(&Scope::All, "twice").await.unwrap().unwrap().run_id, first.run_id());
+    let other = store.find(&Scope::All, &second.run_id().to_string()).await.unwrap().unwrap();
     assert_eq!(other.request_id, format!("twice~{}", second.run_id()));
     store.close().await;
 }
@@ -120,7 +120,7 @@ async fn runs_are_spooled_while_the_database_is_away_and_drained_in_order() {
     wait_for(&store, before.run_id(), RunStatus::Running).await;
     database.close().await;
 
-    let mut ends = live.runs();
+    let mut ends = live.runs(&Scope::All);
     for _ in 0..3 {
         sent.push(before.token(" b"));
         recorder.send(sent.last().unwrap().clone()).await.unwrap();
@@ -133,7 +133,7 @@ async fn runs_are_spooled_while_the_database_is_away_and_drained_in_order() {
     while next_change(&mut ends).await.status != RunStatus::Done {}
     assert!(client.spool_files().iter().any(|path| path.metadata().unwrap().len() > 0), "nothing was spooled");
     assert!(matches!(
-        store.ingest(document("away", 3)).await,
+        store.ingest(&Scope::All, None, document("away", 3)).await,
         Err(thunder::store::IngestError::Unavailable { retry_after_s }) if retry_after_s > 0
     ));
 
@@ -146,12 +146,12 @@ async fn runs_are_spooled_while_the_database_is_away_and_drained_in_order() {
     }
     wait_for(&store, before.run_id(), RunStatus::Done).await;
     for (run, sent) in [(&before, &sent), (&during, &sent_during)] {
-        let stored = store.items(run.run_id(), 0..i32::MAX).await.unwrap();
+        let stored = store.items(&Scope::All, run.run_id(), 0..i32::MAX).await.unwrap();
         assert_eq!(format!("{stored:#?}"), spoken(sent));
-        let steps = store.attention_range(run.run_id(), 0..i32::MAX, true).await.unwrap();
+        let steps = store.attention_range(&Scope::All, run.run_id(), 0..i32::MAX, true).await.unwrap();
         assert_eq!(steps.len(), sent.len() - 3);
     }
-    assert_eq!(store.find("during").await.unwrap().unwrap().completion_tokens, 3);
+    assert_eq!(store.find(&Scope::All, "during").await.unwrap().unwrap().completion_tokens, 3);
     store.close().await;
     assert!(client.spool_files().is_empty(), "a drained spool file goes away");
     database.close().await;
@@ -165,17 +165,17 @@ async fn read_of_a_spooled_run_is_refused_until_the_database_has_it() {
     let store = Store::open(Database::Url { url: server.url(), data_dir: client.0.clone() }, |_| {}).await.unwrap();
     let (Recorder { signals: recorder, unstored, .. }, _) = store.recorder();
     let mut run = Live::new("spooled");
-    unstored.unwrap().insert(run.run_id(), "spooled".into(), Arc::new(AtomicBool::new(true)));
+    unstored.unwrap().insert(run.run_id(), "spooled".into(), None, Arc::new(AtomicBool::new(true)));
     database.close().await;
     for signal in run.all(2) {
         recorder.send(signal).await.unwrap();
     }
-    let refused = store.find_recorded("spooled").await.unwrap_err();
+    let refused = store.find_recorded(&Scope::All, "spooled").await.unwrap_err();
     assert!(matches!(refused, Error::NotStored(run_id) if run_id == run.run_id()), "{refused}");
     let database = server.open().await;
-    let found = store.find_recorded("spooled").await.unwrap().unwrap();
+    let found = store.find_recorded(&Scope::All, "spooled").await.unwrap().unwrap();
     assert_eq!((found.status, found.completion_tokens), (RunStatus::Done, 2));
-    assert!(store.unstored(run.run_id()).is_none());
+    assert!(store.unstored(&Scope::All, run.run_id()).is_none());
     store.close().await;
     database.close().await;
 }
@@ -188,7 +188,7 @@ async fn a_spool_file_of_a_dead_server_is_drained_at_the_next_start() {
     let url = Database::Url { url: server.url(), data_dir: client.0.clone() };
     let store = Store::open(url.clone(), |_| {}).await.unwrap();
     let (Recorder { signals: recorder, .. }, live) = store.recorder();
-    let mut ends = live.runs();
+    let mut ends = live.runs(&Scope::All);
     database.close().await;
     let (mut whole, mut half) = (Live::new("whole"), Live::new("half"));
     let half_sent: Vec<Signal> = half.all(2).into_iter().take(4).collect();
@@ -203,11 +203,11 @@ async fn a_spool_file_of_a_dead_server_is_drained_at_the_next_start() {
 
     let database = server.open().await;
     let store = Store::open(url, |_| {}).await.unwrap();
-    let run = store.find("whole").await.unwrap().unwrap();
+    let run = store.find(&Scope::All, "whole").await.unwrap().unwrap();
     assert_eq!((run.status, run.completion_tokens), (RunStatus::Done, 2));
-    let stored = store.items(whole.run_id(), 0..i32::MAX).await.unwrap();
+    let stored = store.items(&Scope::All, whole.run_id(), 0..i32::MAX).await.unwrap();
     assert_eq!(format!("{stored:#?}"), spoken(&whole_sent));
-    let run = store.find("half").await.unwrap().unwrap();
+    let run = store.find(&Scope::All, "half").await.unwrap().unwrap();
     assert_eq!((run.status, run.completion_tokens, run.events), (RunStatus::Interrupted, 2, 7));
     store.close().await;
     database.close().await;
@@ -236,7 +236,7 @@ async fn a_killed_database_comes_back_while_a_run_is_recorded() {
     sent.push(run.ended());
     recorder.send(sent.last().unwrap().clone()).await.unwrap();
     wait_for(&store, run.run_id(), RunStatus::Done).await;
-    let stored = store.items(run.run_id(), 0..i32::MAX).await.unwrap();
+    let stored = store.items(&Scope::All, run.run_id(), 0..i32::MAX).await.unwrap();
     assert_eq!(format!("{stored:#?}"), spoken(&sent));
     store.close().await;
 }
@@ -252,15 +252,18 @@ async fn a_damaged_run_of_a_dead_server_is_marked_and_keeps_nobody_from_starting
         recorder.send(signal).await.unwrap();
     }
     wait_for(&store, run.run_id(), RunStatus::Running).await;
-    while store.items(run.run_id(), 0..100).await.unwrap().len() < 7 {
+    while store.items(&Scope::All, run.run_id(), 0..100).await.unwrap().len() < 7 {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     psql(&data.url(), "update events set measured = '\\x07'").await;
     store.close().await;
     let store = data.open().await;
-    let found = store.find("damaged").await.unwrap().unwrap();
+    let found = store.find(&Scope::All, "damaged").await.unwrap().unwrap();
     assert_eq!(found.status, RunStatus::Interrupted);
     assert!(found.completed_at.is_some());
-    assert!(store.items(run.run_id(), 0..100).await.is_err(), "what is damaged is not read as something else");
+    assert!(
+        store.items(&Scope::All, run.run_id(), 0..100).await.is_err(),
+        "what is damaged is not read as something else"
+    );
     store.close().await;
 }

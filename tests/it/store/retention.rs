@@ -2,7 +2,7 @@ use super::{Data, Live, document, psql};
 use chrono::{Datelike, Days, Months, NaiveDate, Utc};
 use serde_json::json;
 use std::time::{Duration, Instant};
-use thunder::events::{Recorder, RunId, RunStart, RunStatus};
+use thunder::events::{Recorder, RunId, RunStart, RunStatus, Scope};
 use thunder::store::{NewResponse, Retention, Store};
 use uuid::{NoContext, Timestamp, Uuid};
 
@@ -17,7 +17,7 @@ async fn run_of(store: &Store, day: NaiveDate, name: &str) -> RunId {
         signals.send(signal).await.unwrap();
     }
     let begin = Instant::now();
-    while store.find(name).await.unwrap().is_none_or(|run| run.status != RunStatus::Done) {
+    while store.find(&Scope::All, name).await.unwrap().is_none_or(|run| run.status != RunStatus::Done) {
         assert!(begin.elapsed() < Duration::from_secs(20), "{name} was not recorded");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -25,7 +25,7 @@ async fn run_of(store: &Store, day: NaiveDate, name: &str) -> RunId {
 }
 
 async fn names(store: &Store) -> Vec<String> {
-    let runs = store.runs(&thunder::store::RunQuery::default()).await.unwrap().runs;
+    let runs = store.runs(&Scope::All, &thunder::store::RunQuery::default()).await.unwrap().runs;
     runs.into_iter().map(|run| run.request_id).collect()
 }
 
@@ -42,21 +42,21 @@ async fn old_days_go_as_a_whole() {
     run_of(&store, ago(10), "ten").await;
     run_of(&store, ago(8), "eight").await;
     let seven = run_of(&store, ago(7), "seven").await;
-    store.ingest(document("today", 3)).await.unwrap();
+    store.ingest(&Scope::All, None, document("today", 3)).await.unwrap();
     assert_eq!(psql(&url, "select count(*) from events_default").await, "20");
 
     assert!(store.prune(Retention::default(), today).await.unwrap().is_empty());
     let week = Retention { days: Some(7), bytes: None };
     assert_eq!(store.prune(week, today).await.unwrap(), [(ago(10), 1), (ago(8), 1)]);
     assert_eq!(names(&store).await, ["today", "seven"]);
-    assert!(store.find("ten").await.unwrap().is_none());
-    assert_eq!(store.items(seven, 0..i32::MAX).await.unwrap().len(), 19);
+    assert!(store.find(&Scope::All, "ten").await.unwrap().is_none());
+    assert_eq!(store.items(&Scope::All, seven, 0..i32::MAX).await.unwrap().len(), 19);
     assert_eq!(psql(&url, &partition(ago(10))).await, "f");
     assert_eq!(psql(&url, &partition(today)).await, "t");
     assert_eq!(psql(&url, "select count(*) from events_default").await, "10");
     assert!(store.damaged_links().await.unwrap().is_empty());
     // an id that went with its day is free again
-    store.ingest(document("ten", 3)).await.unwrap();
+    store.ingest(&Scope::All, None, document("ten", 3)).await.unwrap();
     store.close().await;
 }
 
@@ -71,25 +71,27 @@ async fn responses_go_with_the_day_of_their_run() {
         NewResponse {
             id: id.to_owned(),
             run_id: RunId(Uuid::new_v7(timestamp)),
-            owner: (id == "b").then(|| "ann".to_owned()),
+            owner: (id == "b").then(|| "ann".into()),
             response: json!({"id": id, "text": "a\0b"}),
             items: vec![json!({"role": "user", "content": id})],
         }
     };
+    let scope = |by: Option<&str>| Scope::Owned { by: by.map(Into::into), or_unowned: by.is_none() };
+    let (unowned, ann) = (scope(None), scope(Some("ann")));
     // None of their runs is recorded.
     for (days, id) in [(9, "a"), (2, "b"), (0, "c")] {
         store.save_response(&response(days, id), Utc::now()).await.unwrap();
     }
-    assert_eq!(store.response("a", None).await.unwrap(), Some(response(9, "a").response));
-    assert_eq!(store.response_items("b", Some("ann")).await.unwrap(), Some(response(2, "b").items));
-    assert_eq!(store.response("b", None).await.unwrap(), None, "it is Ann's");
+    assert_eq!(store.response(&unowned, "a").await.unwrap(), Some(response(9, "a").response));
+    assert_eq!(store.response_items(&ann, "b").await.unwrap(), Some(response(2, "b").items));
+    assert_eq!(store.response(&unowned, "b").await.unwrap(), None, "it is Ann's");
     let week = Retention { days: Some(7), bytes: None };
     store.prune(week, today).await.unwrap();
-    assert_eq!(store.response("a", None).await.unwrap(), None);
-    assert!(!store.delete_response("b", Some("bob")).await.unwrap());
-    assert!(store.delete_response("b", Some("ann")).await.unwrap());
-    assert!(store.response_items("b", Some("ann")).await.unwrap().is_none());
-    assert!(store.response("c", None).await.unwrap().is_some());
+    assert_eq!(store.response(&unowned, "a").await.unwrap(), None);
+    assert!(!store.delete_response(&unowned, "b").await.unwrap());
+    assert!(store.delete_response(&ann, "b").await.unwrap());
+    assert!(store.response_items(&ann, "b").await.unwrap().is_none());
+    assert!(store.response(&unowned, "c").await.unwrap().is_some());
     store.close().await;
 }
 
@@ -149,7 +151,7 @@ async fn the_oldest_days_go_while_all_take_too_much() {
         psql(&url, &format!("select make_partitions('{}', 1)", ago(days))).await;
         run_of(&store, ago(days), name).await;
     }
-    store.ingest(document("today", 400)).await.unwrap();
+    store.ingest(&Scope::All, None, document("today", 400)).await.unwrap();
     let total: u64 = psql(&url, "select sum(bytes) from partition_days").await.parse().unwrap();
     let three: u64 =
         psql(&url, &format!("select bytes from partition_days where day = '{}'", ago(3))).await.parse().unwrap();
@@ -181,7 +183,7 @@ async fn a_day_with_a_running_run_stays_until_it_is_over() {
     // as the server does by itself, once it is told what to keep
     store.retain(retention);
     let begin = Instant::now();
-    while store.find("old").await.unwrap().is_some() {
+    while store.find(&Scope::All, "old").await.unwrap().is_some() {
         assert!(begin.elapsed() < Duration::from_secs(20), "the old run is still there");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }

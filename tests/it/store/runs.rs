@@ -1,11 +1,12 @@
 use super::{Data, Live, document, psql};
 use std::time::Duration;
+use thunder::events::Scope;
 use thunder::store::{Database, Error, RunQuery, Store};
 use thunder::trace::document::Document;
 
 async fn found(store: &Store, q: &str) -> Vec<String> {
     let query = RunQuery { q: q.to_owned(), ..RunQuery::default() };
-    let page = store.runs(&query).await.unwrap_or_else(|error| panic!("{q}: {error}"));
+    let page = store.runs(&Scope::All, &query).await.unwrap_or_else(|error| panic!("{q}: {error}"));
     page.runs.into_iter().map(|run| run.request_id).collect()
 }
 
@@ -14,7 +15,7 @@ async fn runs_are_listed_filtered_and_paged() {
     let data = Data::new();
     let store = data.open().await;
     for number in 0..7 {
-        store.ingest(document(&format!("doc-{number}"), 3 + number)).await.unwrap();
+        store.ingest(&Scope::All, None, document(&format!("doc-{number}"), 3 + number)).await.unwrap();
     }
     let (thunder::events::Recorder { signals: recorder, .. }, _) = store.recorder();
     let mut run = Live::new("ours");
@@ -25,10 +26,11 @@ async fn runs_are_listed_filtered_and_paged() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 
-    let first = store.runs(&RunQuery { limit: 5, ..RunQuery::default() }).await.unwrap();
+    let first = store.runs(&Scope::All, &RunQuery { limit: 5, ..RunQuery::default() }).await.unwrap();
     assert_eq!(first.runs.len(), 5);
     assert_eq!(first.runs[0].request_id, "ours");
-    let second = store.runs(&RunQuery { limit: 5, before: first.next, ..RunQuery::default() }).await.unwrap();
+    let second =
+        store.runs(&Scope::All, &RunQuery { limit: 5, before: first.next, ..RunQuery::default() }).await.unwrap();
     assert_eq!((second.runs.len(), second.next), (3, None));
     assert_eq!(second.runs[2].request_id, "doc-0");
 
@@ -46,7 +48,7 @@ async fn runs_are_listed_filtered_and_paged() {
     assert_eq!(found(&store, "error:100%").await, Vec::<String>::new());
     assert_eq!(found(&store, "backtracks:0 error:0 actions<1 forced<=0 ??").await, Vec::<String>::new());
     assert_eq!(found(&store, "a\0b -\"c\0\" model:\0").await, Vec::<String>::new(), "NUL, which no text holds");
-    let error = store.runs(&RunQuery { q: "modle:x".into(), ..RunQuery::default() }).await.unwrap_err();
+    let error = store.runs(&Scope::All, &RunQuery { q: "modle:x".into(), ..RunQuery::default() }).await.unwrap_err();
     assert!(matches!(error, Error::BadFilter(bad) if bad.did_you_mean.as_deref() == Some("model")));
     store.close().await;
 }
@@ -73,7 +75,7 @@ async fn words_are_found_among_the_newest_runs_and_among_all() {
     let query = |before, limit| RunQuery { q: "comm".into(), before, limit };
     let (mut pages, mut before) = (Vec::new(), None);
     loop {
-        let page = store.runs(&query(before, 500)).await.unwrap();
+        let page = store.runs(&Scope::All, &query(before, 500)).await.unwrap();
         assert!(page.runs.iter().all(|run| run.mod_text.is_none()), "lists are short");
         pages.extend(page.runs.into_iter().map(|run| run.completion_tokens));
         before = page.next;
@@ -82,7 +84,7 @@ async fn words_are_found_among_the_newest_runs_and_among_all() {
         }
     }
     assert_eq!(pages, (1..=1200).rev().collect::<Vec<_>>(), "each run once, newest first");
-    let one = store.find("01900000-0000-7000-8000-000000000001").await.unwrap().unwrap();
+    let one = store.find(&Scope::All, "01900000-0000-7000-8000-000000000001").await.unwrap().unwrap();
     assert_eq!(one.mod_text.as_deref(), Some("source"));
     store.close().await;
 }
@@ -160,7 +162,7 @@ async fn what_few_runs_have_is_found_without_reading_all() {
     // Each page once, newest first, also where a filter is divided.
     let (mut ids, mut before) = (Vec::new(), None);
     loop {
-        let page = store.runs(&RunQuery { q: "-status:done".into(), before, limit: 7 }).await.unwrap();
+        let page = store.runs(&Scope::All, &RunQuery { q: "-status:done".into(), before, limit: 7 }).await.unwrap();
         ids.extend(page.runs.into_iter().map(|run| run.request_id));
         before = page.next;
         if before.is_none() {
@@ -198,7 +200,7 @@ async fn a_model_of_any_name_is_kept_and_found() {
         let mut payload: serde_json::Value = serde_json::from_slice(&super::payload(request_id, 2)).unwrap();
         payload["request"]["model"] = model.as_str().into();
         let document = Document::parse(&serde_json::to_vec(&payload).unwrap()).unwrap();
-        store.ingest(document).await.unwrap();
+        store.ingest(&Scope::All, None, document).await.unwrap();
     }
     assert_eq!(found(&store, &format!("model:{}", &first[..40])).await, ["long-2", "long-1"], "one beginning");
     assert_eq!(found(&store, "model:-TAIL").await, ["long-2"], "what stands behind the part that is indexed");
@@ -233,15 +235,22 @@ async fn a_database_of_before_is_brought_up_to_date_and_says_so() {
     assert!(said.lock().unwrap().is_empty(), "a new database lacks nothing: {said:?}");
     psql(
         &old_url,
-        "delete from refinery_schema_history where version >= 7; alter table runs drop column request_extras; drop table servers, shared_secrets;
+        "delete from refinery_schema_history where version >= 7; alter table runs drop column request_extras, drop column owner;
+        insert into responses values ('r', gen_random_uuid(), now(), 'key-0123ab', '{}', '[]'), ('s', gen_random_uuid(), now(), 'ann', '{}', '[]'); drop table servers, shared_secrets;
         drop index runs_status, runs_model, runs_errors, runs_changed, runs_mods, runs_created; drop index if exists run_keys_contain; drop extension if exists pg_trgm;
         create index runs_running on runs (run_id) where status = 'running'",
     )
     .await;
-    open().await.close().await;
+    let store = open().await;
+    let ann = Scope::Owned { by: Some("ann".into()), or_unowned: true };
+    assert!(store.response(&ann, "s").await.unwrap().is_some());
+    assert!(store.response(&ann, "r").await.unwrap().is_some(), "a label of a key without a name is no tenant");
+    store.close().await;
     assert_eq!(
         *said.lock().unwrap(),
-        ["bringing the database up to date: V7__list_indexes, V8__request_extras, V11__servers, V12__citus"]
+        [
+            "bringing the database up to date: V7__list_indexes, V8__request_extras, V9__owners, V11__servers, V12__citus"
+        ]
     );
     first.close().await;
 }

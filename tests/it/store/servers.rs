@@ -2,7 +2,7 @@
 
 use super::{Data, Live, document, kill_listeners, next_change, psql};
 use std::time::{Duration, Instant};
-use thunder::events::{Recorder, RunId, RunStatus, Signal};
+use thunder::events::{Recorder, RunId, RunStatus, Scope, Signal};
 use thunder::store::{Announcement, Database, RunChange, Store};
 
 /// Two stores on one database. The first has started it.
@@ -22,7 +22,7 @@ async fn send(store: &Store, signals: impl IntoIterator<Item = Signal>) {
 /// Waits until the store says that of the run.
 async fn wait_for(store: &Store, run_id: RunId, status: RunStatus) {
     let begun = Instant::now();
-    while store.find(&run_id.to_string()).await.unwrap().is_none_or(|run| run.status != status) {
+    while store.find(&Scope::All, &run_id.to_string()).await.unwrap().is_none_or(|run| run.status != status) {
         assert!(begun.elapsed() < Duration::from_mins(1), "the run never is {status:?}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -32,18 +32,18 @@ async fn wait_for(store: &Store, run_id: RunId, status: RunStatus) {
 async fn runs_of_another_server_appear_and_end_in_the_list() {
     let data = Data::new();
     let (first, second) = two(&data).await;
-    let mut changes = second.live().runs();
+    let mut changes = second.live().runs(&Scope::All);
     let mut run = Live::new("elsewhere");
     let run_id = run.run_id();
     send(&first, [run.started(), run.prefilled()]).await;
-    assert_eq!(next_change(&mut changes).await, RunChange { run_id, status: RunStatus::Running });
+    assert_eq!(next_change(&mut changes).await, RunChange { run_id, status: RunStatus::Running, owner: None });
     let mut more = second.live().follow_remote(run_id);
     send(&first, [run.token(" a")]).await;
     tokio::time::timeout(Duration::from_mins(1), more.changed()).await.expect("its followers are not woken").unwrap();
     send(&first, [run.ended()]).await;
-    assert_eq!(next_change(&mut changes).await, RunChange { run_id, status: RunStatus::Done });
-    let ingested = first.ingest(document("ingested elsewhere", 2)).await.unwrap().run_id;
-    assert_eq!(next_change(&mut changes).await, RunChange { run_id: ingested, status: RunStatus::Done });
+    assert_eq!(next_change(&mut changes).await, RunChange { run_id, status: RunStatus::Done, owner: None });
+    let ingested = first.ingest(&Scope::All, None, document("ingested elsewhere", 2)).await.unwrap().run_id;
+    assert_eq!(next_change(&mut changes).await, RunChange { run_id: ingested, status: RunStatus::Done, owner: None });
     second.close().await;
     first.close().await;
 }
@@ -55,17 +55,17 @@ async fn lost_listening_connection_misses_no_run() {
     let mut run = Live::new("long");
     let long = run.run_id();
     send(&first, [run.started(), run.prefilled()]).await;
-    let mut changes = second.live().runs();
+    let mut changes = second.live().runs(&Scope::All);
     wait_for(&second, long, RunStatus::Running).await;
     for round in 0..5 {
         kill_listeners(&data.url()).await;
         // Begins and ends while nobody listens.
-        let run_id = first.ingest(document(&format!("round {round}"), 1)).await.unwrap().run_id;
-        while next_change(&mut changes).await != (RunChange { run_id, status: RunStatus::Done }) {}
+        let run_id = first.ingest(&Scope::All, None, document(&format!("round {round}"), 1)).await.unwrap().run_id;
+        while next_change(&mut changes).await != (RunChange { run_id, status: RunStatus::Done, owner: None }) {}
     }
     kill_listeners(&data.url()).await;
     send(&first, [run.ended()]).await;
-    while next_change(&mut changes).await != (RunChange { run_id: long, status: RunStatus::Done }) {}
+    while next_change(&mut changes).await != (RunChange { run_id: long, status: RunStatus::Done, owner: None }) {}
     second.close().await;
     first.close().await;
 }
@@ -80,10 +80,12 @@ async fn runs_of_a_dead_server_are_interrupted_within_30_seconds() {
     send(&second, [dead.started(), dead.prefilled()]).await;
     send(&first, [alive.started(), alive.prefilled()]).await;
     wait_for(&first, dead.run_id(), RunStatus::Running).await;
-    let mut changes = first.live().runs();
+    let mut changes = first.live().runs(&Scope::All);
     let begun = Instant::now();
     drop(second);
-    while next_change(&mut changes).await != (RunChange { run_id: dead.run_id(), status: RunStatus::Interrupted }) {}
+    while next_change(&mut changes).await
+        != (RunChange { run_id: dead.run_id(), status: RunStatus::Interrupted, owner: None })
+    {}
     let took = begun.elapsed();
     assert!((Duration::from_secs(10)..Duration::from_secs(30)).contains(&took), "{took:?}");
     wait_for(&first, alive.run_id(), RunStatus::Running).await;
@@ -110,7 +112,7 @@ async fn server_that_was_declared_dead_and_comes_back_ends_its_run_as_it_was() {
     wait_for(&first, run_id, RunStatus::Done).await;
     assert_eq!(
         first
-            .items(run_id, 0..100)
+            .items(&Scope::All, run_id, 0..100)
             .await
             .unwrap()
             .iter()
@@ -144,9 +146,23 @@ async fn servers_know_each_other_and_who_generates_a_run() {
     let run = Live::new("of the first");
     send(&first, [run.started()]).await;
     wait_for(&second, run.run_id(), RunStatus::Running).await;
-    assert_eq!(second.generating_server(run.run_id()).await.unwrap(), Some(info));
-    assert_eq!(first.generating_server(run.run_id()).await.unwrap(), None, "its own");
+    assert_eq!(second.generating_server(&Scope::All, run.run_id()).await.unwrap(), Some(info));
+    assert_eq!(first.generating_server(&Scope::All, run.run_id()).await.unwrap(), None, "its own");
     assert_eq!(first.shared_secret("s").await.unwrap(), second.shared_secret("s").await.unwrap());
     first.close().await;
     drop(second);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn changes_of_another_server_reach_their_tenant_only() {
+    let data = Data::new();
+    let (first, second) = two(&data).await;
+    let scope = |name: &str| Scope::Owned { by: Some(name.into()), or_unowned: false };
+    let (mut anns, mut bobs) = (second.live().runs(&scope("ann")), second.live().runs(&scope("bob")));
+    let of_ann = first.ingest(&scope("ann"), Some("ann".into()), document("of ann", 1)).await.unwrap().run_id;
+    let of_bob = first.ingest(&scope("bob"), Some("bob".into()), document("of bob", 1)).await.unwrap().run_id;
+    assert_eq!(next_change(&mut anns).await.run_id, of_ann);
+    assert_eq!(next_change(&mut bobs).await.run_id, of_bob, "a change of Ann's run was sent before");
+    second.close().await;
+    first.close().await;
 }

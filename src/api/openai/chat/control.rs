@@ -4,7 +4,7 @@ use crate::api::peers::{ForwardHeaders, find_recent, forward, peer_of};
 use crate::api::shared::{self, fields::invalid_value};
 use crate::api::{ApiError, App, OpenAiError, shared::Fields};
 use crate::engine::EndThinking;
-use crate::events::RunId;
+use crate::events::{RunId, Scope};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -31,6 +31,7 @@ pub(super) struct ControlResponse {
     responses((status = 200, body = ControlResponse), (status = 400, description = "A field is invalid; `error.param` names it")))]
 pub(super) async fn control(
     State(app): State<App>,
+    scope: Scope,
     headers: ForwardHeaders,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, OpenAiError> {
@@ -47,12 +48,12 @@ pub(super) async fn control(
     let run = ["chatcmpl-", "resp_", "msg_"].iter().find_map(|prefix| id.strip_prefix(prefix)).unwrap_or(id);
     let run: Option<RunId> = run.parse().ok();
     let thought = match run {
-        Some(run) => end_thought(&app, run).await,
+        Some(run) => end_thought(&app, &scope, run).await?,
         None => None,
     };
     if let (None, Some(run)) = (&thought, run)
-        && find_recent(&app, &run.to_string()).await?.is_some()
-        && let Some(peer) = peer_of(&app, run, &headers).await?
+        && find_recent(&app, &scope, &run.to_string()).await?.is_some()
+        && let Some(peer) = peer_of(&app, &scope, run, &headers).await?
     {
         return Ok(forward(&app, &peer, (Method::POST, "/v1/chat/completions/control"), &headers, bytes).await?);
     }
@@ -65,13 +66,17 @@ pub(super) async fn control(
     Ok(Json(ControlResponse { success: message.is_none(), message }).into_response())
 }
 
-async fn end_thought(app: &App, run: RunId) -> Option<EndThinking> {
+async fn end_thought(app: &App, scope: &Scope, run: RunId) -> Result<Option<EndThinking>, ApiError> {
+    // A run is in this list until all of it is stored.
+    if *scope != Scope::All && app.store()?.unstored(scope, run).is_none() {
+        return Ok(None);
+    }
     for entry in app.models().list() {
         if let Some(loaded) = entry.ready()
             && let Ok(thought) = loaded.engine().control(run).end_thinking().await
         {
-            return Some(thought);
+            return Ok(Some(thought));
         }
     }
-    None
+    Ok(None)
 }

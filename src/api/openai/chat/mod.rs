@@ -7,12 +7,12 @@ mod stream;
 use crate::api::chat::{ChatRequest, ChatStream, FailedRequest, sse::respond};
 use crate::api::shared;
 use crate::api::{ApiError, App, Caller, OpenAiError, generation};
+use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json};
 use serde_json::Value;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -40,7 +40,7 @@ pub(super) fn router() -> OpenApiRouter<App> {
               (status = 503, description = "The model is loading")))]
 async fn completions(
     State(app): State<App>,
-    caller: Option<Extension<Caller>>,
+    caller: Caller,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
@@ -49,7 +49,7 @@ async fn completions(
 
 async fn answer(
     app: &App,
-    caller: Option<Extension<Caller>>,
+    caller: Caller,
     headers: &HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, FailedRequest> {

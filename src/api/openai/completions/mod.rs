@@ -8,7 +8,6 @@ use crate::api::generation::{self, Runs, stream};
 use crate::api::shared::{self, Fields};
 use crate::api::{ApiError, App, Caller, OpenAiError};
 use crate::engine::Output;
-use axum::Extension;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -32,7 +31,7 @@ use std::sync::Arc;
               (status = 503, description = "The model is loading")))]
 pub(super) async fn completions(
     State(app): State<App>,
-    caller: Option<Extension<Caller>>,
+    caller: Caller,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, OpenAiError> {
@@ -41,7 +40,7 @@ pub(super) async fn completions(
     let loaded = app.loaded(fields.text("model")?).await?;
     let request::CompletionRequest { mut requests, prompts, options } = request::parse(&app, &loaded, fields)?;
     for request in &mut requests {
-        generation::set_client(request, &headers, caller.clone());
+        generation::set_client(request, &headers, &caller);
     }
     let created = app.now().timestamp();
     let ping = app.config().server.routes.sse_ping_interval;

@@ -1,0 +1,78 @@
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::sync::Arc;
+
+/// The name of an owner of runs: one person or program, with one API key or several.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Tenant(Arc<str>);
+
+impl Tenant {
+    /// Returns the name.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<&str> for Tenant {
+    fn from(name: &str) -> Self {
+        Self(name.into())
+    }
+}
+
+impl From<String> for Tenant {
+    fn from(name: String) -> Self {
+        Self(name.into())
+    }
+}
+
+impl fmt::Display for Tenant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The owners whose runs, streams, sessions and slots a client may see and change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Scope {
+    /// Everything, of every owner and of none.
+    All,
+    /// What belongs to some owners.
+    Owned {
+        /// The client's tenant; `None` for a client that has none.
+        by: Option<Tenant>,
+        /// True if it also covers what has no owner.
+        or_unowned: bool,
+    },
+}
+
+impl Scope {
+    /// Returns true if it covers what belongs to `owner`; `None` stands for no owner.
+    #[must_use]
+    pub fn includes(&self, owner: Option<&Tenant>) -> bool {
+        match self {
+            Self::All => true,
+            Self::Owned { by, or_unowned } => match owner {
+                Some(owner) => by.as_ref() == Some(owner),
+                None => *or_unowned,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Scope, Tenant};
+
+    #[test]
+    fn scope_covers_its_own_tenant_only() {
+        let (ann, bob) = (Tenant::from("ann"), Tenant::from("bob"));
+        let scope = |or_unowned| Scope::Owned { by: Some(ann.clone()), or_unowned };
+        assert!(scope(false).includes(Some(&ann)) && !scope(false).includes(Some(&bob)));
+        assert!(!scope(false).includes(None) && scope(true).includes(None));
+        let nobody = Scope::Owned { by: None, or_unowned: true };
+        assert!(nobody.includes(None) && !nobody.includes(Some(&ann)));
+        assert!(Scope::All.includes(Some(&bob)) && Scope::All.includes(None));
+    }
+}
