@@ -5,6 +5,8 @@
 #   tests/citus.sh start FOLDER [WORKERS]   starts a new cluster, prints the coordinator's DATABASE_URL
 #   tests/citus.sh stop FOLDER              stops it and removes the folder
 #   tests/citus.sh node FOLDER NAME COMMAND controls a node (coordinator, worker1, …): start, kill, url
+#   tests/citus.sh check                    runs the checks of tests/it/database on a cluster, before and after
+#                                           `thunder db distribute`
 set -euo pipefail
 
 bin=${THUNDER_PG_BIN:-$(ls -d /usr/lib/postgresql/*/bin 2>/dev/null | sort -V | tail -1 || true)}
@@ -93,7 +95,24 @@ node() {
     esac
 }
 
+check() {
+    local folder url
+    cd "$(dirname "$0")/.."
+    folder=$(mktemp -d /tmp/thunder-citus-XXXXXX)
+    chmod 755 "$folder"
+    # shellcheck disable=SC2064 # the folder of now
+    trap "stop '$folder/cluster'; rm -rf '$folder'" EXIT
+    url=$(start "$folder/cluster" | tail -1)
+    for tables in local distributed; do
+        if [ $tables = distributed ]; then
+            cargo run --locked -- db distribute --database-url "$url" --data-dir "$folder/data"
+        fi
+        THUNDER_TEST_DATABASE_URL=$url cargo test --locked --test it database::every_check_passes_on_an_outside_database
+        echo "citus.sh: every check passes on $tables tables"
+    done
+}
+
 case ${1:-} in
-    start | stop | node) "$@" ;;
-    *) sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    start | stop | node | check) "$@" ;;
+    *) sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac

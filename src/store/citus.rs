@@ -25,12 +25,3 @@ pub async fn check_coordinator(connection: &mut PgConnection) -> Result<(), Erro
             .await?;
     Err(Error::WorkerNode { coordinator })
 }
-
-/// Makes the statements of this connection work on one shard after the other where it matters: a transaction that changes
-/// tables must not also have parallel operations on them.
-pub async fn work_sequentially(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    if is_installed(connection).await? {
-        sqlx::query("set citus.multi_shard_modify_mode = 'sequential'").execute(connection).await?;
-    }
-    Ok(())
-}

@@ -4,8 +4,8 @@
 //! driver for sqlx: [`Connection`] is one. It takes no lock either: an advisory lock makes several Thunders that start at
 //! once wait for each other. Migrations are never edited after a release.
 
+use super::Error;
 use super::script::statements;
-use super::{Error, citus};
 use chrono::{DateTime, NaiveDate, Utc};
 use refinery_core::traits::r#async::{AsyncQuery, AsyncTransaction};
 use refinery_core::{AsyncMigrate, Migration, Runner};
@@ -34,10 +34,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
 /// still lacks: with many runs that takes its time.
 pub async fn migrate(connection: &mut PgConnection, progress: &impl Fn(&str)) -> Result<(), Error> {
     sqlx::query("select pg_advisory_lock(7237120550100)").execute(&mut *connection).await?;
-    let result = match citus::work_sequentially(connection).await {
-        Ok(()) => apply(connection, progress).await,
-        Err(error) => Err(error.into()),
-    };
+    let result = apply(connection, progress).await;
     sqlx::query("select pg_advisory_unlock(7237120550100)").execute(&mut *connection).await?;
     result
 }
@@ -137,6 +134,10 @@ impl AsyncTransaction for Connection<'_> {
     ) -> Result<usize, sqlx::Error> {
         let mut transaction = self.0.begin().await?;
         let mut count = 0;
+        // A transaction of Citus that changes tables must not also work on several shards at once. Elsewhere it is a name.
+        sqlx::query("select set_config('citus.multi_shard_modify_mode', 'sequential', true)")
+            .execute(&mut *transaction)
+            .await?;
         for query in queries {
             // Citus sends statements on to its nodes, which take one at a time.
             for statement in statements(query) {

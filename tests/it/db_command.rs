@@ -50,7 +50,7 @@ async fn status_of_a_running_servers_database_has_tables_partitions_and_spool() 
     let text = String::from_utf8(text.stdout).unwrap();
     let events = text.lines().find(|line| line.starts_with("events ")).unwrap();
     assert_eq!(events.split_whitespace().take(4).collect::<Vec<_>>(), ["events", "local", "-", "4"]);
-    assert!(text.contains("\nPartitions: 3 of a day, 20"), "{text}");
+    assert!(text.contains("\nPartitions: 3 from 20"), "{text}");
     assert!(text.contains("\nSpool: empty; 5 B of refused or damaged records are kept"), "{text}");
     assert_eq!(server.stop("TERM").await, Some(0));
 }

@@ -48,12 +48,12 @@ fn text(status: &DatabaseStatus) -> String {
     });
     push_table(&mut out, ["TABLE", "PLACE", "SHARDS", "PARTITIONS", "SIZE"], rows.collect());
     let partitions = &status.partitions;
-    let unit = if partitions.unit == PartitionUnit::Day { "a day" } else { "a month" };
+    let unit = if partitions.unit == PartitionUnit::Day { "day" } else { "month" };
     let span = match (partitions.first_day, partitions.last_day) {
-        (Some(first), Some(last)) => format!(", {first} to {last}"),
+        (Some(first), Some(last)) => format!(" from {first} to {last}"),
         _ => String::new(),
     };
-    let _ = writeln!(out, "\nPartitions: {} of {unit}{span}", partitions.count);
+    let _ = writeln!(out, "\nPartitions: {}{span}; a new one spans a {unit}", partitions.count);
     if let Some(citus) = &status.citus {
         let _ = writeln!(
             out,
@@ -82,7 +82,7 @@ fn node(node: &NodeStatus) -> [String; 5] {
 fn spool(spool: &SpoolStatus) -> String {
     let mut text = match spool.records {
         0 => "empty".to_owned(),
-        records => format!("{records} records in {} files wait for the database, {}", spool.files, size(spool.bytes)),
+        records => format!("records that wait for the database: {records}, {}", size(spool.bytes)),
     };
     if let Some(lag) = spool.lag_s {
         let _ = write!(text, ", the oldest for {lag} s");
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn spool_names_records_and_their_age() {
         let status = SpoolStatus { files: 1, records: 3, bytes: 2048, lag_s: Some(7), refused_bytes: 0 };
-        assert_eq!(spool(&status), "3 records in 1 files wait for the database, 2.0 KiB, the oldest for 7 s");
+        assert_eq!(spool(&status), "records that wait for the database: 3, 2.0 KiB, the oldest for 7 s");
         assert_eq!(spool(&SpoolStatus::default()), "empty");
     }
 }

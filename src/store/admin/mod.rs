@@ -14,8 +14,8 @@ pub use tables::Placement;
 use super::connect::{check_version, parse};
 use super::embedded::{self, Embedded};
 use super::{Database, EmbeddedError, Error, citus};
-use sqlx::Connection as _;
 use sqlx::postgres::PgConnection;
+use sqlx::{ConnectOptions as _, Connection as _};
 use std::path::PathBuf;
 
 /// A connection to the database that records nothing.
@@ -44,7 +44,10 @@ impl Admin {
                 Err(error) => return Err(error.into()),
             },
         };
-        let mut connection = PgConnection::connect_with(&options.application_name("thunder db")).await?;
+        let options = options.application_name("thunder db").disable_statement_logging();
+        let mut connection = PgConnection::connect_with(&options).await?;
+        // Citus has a warning for each step between a local and a distributed schema.
+        sqlx::query("set client_min_messages = 'error'").execute(&mut connection).await?;
         check_version(&mut connection).await?;
         citus::check_coordinator(&mut connection).await?;
         Ok(Self { connection, embedded, data_dir })
