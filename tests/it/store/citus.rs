@@ -211,7 +211,7 @@ async fn schema_is_distributed_over_citus_and_runs_are_kept_there() {
         ("model:nobody", vec![]),
         ("-model:gemini", vec!["live"]),
         ("mod:watch -model:gemini", vec!["live"]),
-        ("\"sky blue\" surface:openai", vec!["live"]),
+        ("\"sky sky\" surface:openai", vec!["live"]),
         ("w2 w3", vec!["after", "before"]),
         ("request:bef", vec!["before"]),
         ("tokens>2 before:today", vec!["after", "before"]),
