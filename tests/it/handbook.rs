@@ -74,6 +74,12 @@ fn handbook_lists_every_built_in_mod() {
     assert_generated("built-in-mods.md", "mods", &table);
 }
 
+#[test]
+fn handbook_shows_the_example_of_haproxy() {
+    let example = std::fs::read_to_string(Path::new(ROOT).join("tests/examples/haproxy.cfg")).unwrap();
+    assert_generated("several-servers.md", "haproxy", &format!("```text\n{example}```\n"));
+}
+
 /// A reference is `src/FILE.rs:NAME` in backticks; the name is a function, type or constant of that file.
 #[test]
 fn architecture_page_names_functions_that_exist() {
@@ -280,7 +286,7 @@ impl Session {
     }
 
     async fn run_command(&mut self, place: &str, program: &str, arguments: &[&str]) {
-        let base = self.server().await.base.clone();
+        let (base, data) = (self.server().await.base.clone(), self.server().await.data_dir.clone());
         // A prefix is part of the page's addresses.
         let origin = base.splitn(4, '/').take(3).collect::<Vec<_>>().join("/");
         let host = origin.trim_start_matches("http://").to_owned();
@@ -290,6 +296,7 @@ impl Session {
             .collect();
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let mut command = self.command(program, &arguments, &base);
+        command.env("THUNDER_DATA_DIR", data);
         let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         if !output.status.success() {
