@@ -185,6 +185,7 @@ impl Session {
         let script = format!(
             "#!/bin/sh\ncase \"$*\" in\n\
              *'--mod ./'*) unset THUNDER_SERVER; exec {program} \"$@\" --threads 1 --data-dir {data} -m {model};;\n\
+             'db '*) THUNDER_DATA_DIR=$HANDBOOK_DATA exec {program} \"$@\";;\n\
              *' --against '*) exec {program} \"$@\" --model {model};;\n\
              *) exec {program} \"$@\";;\nesac\n"
         );
@@ -296,7 +297,7 @@ impl Session {
             .collect();
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let mut command = self.command(program, &arguments, &base);
-        command.env("THUNDER_DATA_DIR", data);
+        command.env("HANDBOOK_DATA", data);
         let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         if !output.status.success() {
