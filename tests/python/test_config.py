@@ -1,4 +1,4 @@
-"""The configuration that a mod declares, and the schema that requests are checked against."""
+"""Configuration declared by a mod, and the schema for the validation of requests."""
 
 import enum
 import unittest
@@ -71,7 +71,7 @@ class Declarations(unittest.TestCase):
         limits = found.schema["properties"]["limits"]
         self.assertEqual((limits["required"], limits["default"]), (["most"], {"most": 2, "least": 1}))
 
-    def test_typed_dict_named_tuple_and_plain_class_are_taken(self):
+    def test_typed_dict_named_tuple_and_plain_class_are_accepted(self):
         class Typed(TypedDict, total=False):
             a: int
 
@@ -90,14 +90,14 @@ class Declarations(unittest.TestCase):
             found = declared(cls)
             self.assertEqual((found.schema["required"], found.defaults), (["a"], {"b": "x"}), cls)
 
-    def test_dictionary_says_types_by_its_defaults(self):
+    def test_dictionary_defaults_determine_types(self):
         found = declared({"text": "", "count": 3, "on": True, "list": [], "map": {}, "any": None})
         kinds = {name: field.get("type") for name, field in found.schema["properties"].items()}
         expected = {"text": "string", "count": "number", "on": "boolean", "list": "array", "map": "object", "any": None}
         self.assertEqual(kinds, expected)
         self.assertNotIn("required", found.schema)
 
-    def test_declaration_that_cannot_be_checked_is_refused(self):
+    def test_unsupported_declaration_raises_type_error(self):
         class Odd:
             callback: complex
 
@@ -105,15 +105,15 @@ class Declarations(unittest.TestCase):
             pass
 
         for config, message in [
-            (Odd, "Odd.callback: a configuration cannot have the annotation"),
+            (Odd, "Odd.callback: unsupported annotation"),
             (Empty, "Empty declares no annotations"),
             ({"a": object()}, "must be JSON"),
-            (3, "takes a class with annotations or a dictionary"),
+            (3, "must be a class with annotations or a dictionary"),
         ]:
             with self.assertRaisesRegex(TypeError, message):
                 mod(config=config)(lambda event, actions: None)
 
-    def test_mod_gets_defaults_and_needs_required_fields(self):
+    def test_mod_gets_defaults_and_requires_fields_without_one(self):
         seen = []
 
         @mod(config=Limits)
@@ -122,7 +122,7 @@ class Declarations(unittest.TestCase):
 
         run((look, {"most": 5}), model="x", max_tokens=1).check()
         self.assertEqual(seen[0], {"least": 1, "most": 5})
-        with self.assertRaisesRegex(ValueError, "needs the configuration field most"):
+        with self.assertRaisesRegex(ValueError, "missing configuration field most"):
             run(look, model="x")
 
 

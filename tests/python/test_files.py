@@ -1,4 +1,4 @@
-"""`python -m thunder_mods.testing`, and packages that exist in memory only."""
+"""`python -m thunder_mods.testing`, and packages in memory."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ def tested(files, *arguments):
 
 
 class Files(unittest.TestCase):
-    def test_tests_of_the_file_and_of_the_one_beside_it(self):
+    def test_tests_of_file_and_test_file_run(self):
         inside = MOD + "\n\ndef test_inside():\n    print('unseen')\n"
         beside = "from calm import calm\n\n\ndef test_beside():\n    assert calm is None\n\n\ndef test_fixture(tmp_path):\n    pass\n"
         code, told, _ = tested({"calm.py": inside, "test_calm.py": beside}, "--json")
@@ -32,7 +32,7 @@ class Files(unittest.TestCase):
         self.assertIn("AssertionError", failed["message"])
         self.assertEqual(tested({"calm.py": inside})[0], 0)
 
-    def test_nothing_to_run_is_told(self):
+    def test_file_without_tests_exits_with_2(self):
         code, _, said = tested({"calm.py": MOD})
         self.assertEqual(code, 2)
         self.assertIn("test_calm.py", said)
@@ -40,11 +40,11 @@ class Files(unittest.TestCase):
 
 
 class Packages(unittest.TestCase):
-    def test_a_package_is_imported_from_memory(self):
+    def test_package_is_imported_from_memory(self):
         files = {"calm_pkg/words.py": "WORD = 'calm'\n", "calm_pkg/main.py": "from .words import WORD\n"}
         self.assertEqual(load(json.dumps(files), "calm_pkg.main")["WORD"], "calm")
 
-    def test_a_name_of_another_module_is_refused(self):
+    def test_reserved_package_name_raises_import_error(self):
         for name in ("thunder_mods/x.py", "sys.py"):
             with self.assertRaises(ImportError):
                 load(json.dumps({name: ""}), "x")

@@ -1,4 +1,4 @@
-"""Flows: one question after the other, and where the answers lead."""
+"""Flows: series of questions, and the routes of their answers."""
 
 import unittest
 from dataclasses import dataclass, field
@@ -43,13 +43,13 @@ def told(entry, answers, text="Hello world", **options):
 
 
 class Routes(unittest.TestCase):
-    def test_answers_lead_to_outputs(self):
+    def test_answer_selects_output(self):
         for answer, text in (("yes", "Done."), ("no", "Not done.")):
             entry = question("Sure").on("YES", route_output("Done.")).on("no", route_output("Not done."))
             result = told(entry, {"Sure": answer})
             self.assertEqual((result.text, result.finish_reason), (text, "stop"))
 
-    def test_questions_follow_each_other(self):
+    def test_questions_follow_in_order(self):
         kept = {}
         last = question("Third").assign(lambda state, answer: kept.update(state.answers)).then(route_noop())
         second = question("Second").then(last)
@@ -59,17 +59,17 @@ class Routes(unittest.TestCase):
         self.assertEqual(result.text, "Hello world")
         self.assertEqual(result.seen(), "Hello world")
 
-    def test_what_is_not_erased_stays(self):
+    def test_text_without_erase_mode_is_kept(self):
         entry = question("A", erase=None).then(question("B", erase="prompt").then(route_noop()))
         self.assertEqual(told(entry, {"A": "yes", "B": "no"}).text[:24], " A? (yes/no): yes\nno")
 
-    def test_messages_end_the_answer(self):
+    def test_message_route_ends_answer(self):
         entry = question("A", erase=EraseMode.NONE, completion_text=" ").then(route_message("Goodbye."))
         result = told(entry, {"A": "yes"})
         self.assertEqual((result.text, result.finish_reason), (" A? (yes/no): yes Goodbye.", "stop"))
         self.assertEqual(told(question("A").then("Goodbye."), {"A": "no"}).text, "Goodbye.")
 
-    def test_tools(self):
+    def test_tool_route_calls_function(self):
         def book(actions, state, tokenizer):
             return actions.tool_calls(tool_call("book", {"sure": state.answers["A"]}, id="1"))
 
@@ -78,38 +78,38 @@ class Routes(unittest.TestCase):
         self.assertEqual(result.tool_calls, [{"id": "1", "type": "function", "function": {"name": "book", "arguments": '{"sure": "yes"}'}}])
         self.assertEqual(result.text, "")
 
-    def test_a_tool_can_answer_with_a_route(self):
+    def test_tool_can_return_route(self):
         for callback in (lambda state: route_output(state.answers["A"]), lambda actions, state, tokenizer: route_output("yes")):
             self.assertEqual(told(question("A").then(route_tool(callback)), {"A": "yes"}).text, "yes")
 
-    def test_functions_of_the_state_choose(self):
+    def test_branch_function_selects_route(self):
         entry = question("A").branch(lambda state: None).branch(lambda state: lambda again: route_output(again.answers["A"] + "!"))
         self.assertEqual(told(entry, {"A": "no"}).text, "no!")
 
-    def test_an_answer_without_a_route_ends_the_flow(self):
+    def test_answer_without_route_ends_flow(self):
         self.assertEqual(told(question("A").on("yes", "x"), {"A": "no"}).text, "Hello world")
 
-    def test_summaries(self):
+    def test_summary_route_appends_summary(self):
         entry = question("A").then(route_summary("none"))
         flows = {"f": FlowDefinition("f", entry, lambda state: "You said %s." % state.answers["A"])}
         self.assertEqual(told(entry, {"A": "yes"}, flows=flows).text, "You said yes.")
         self.assertEqual(told(entry, {"A": "yes"}).text, "none")
 
-    def test_answers_that_are_known_are_not_asked(self):
+    def test_auto_answer_replaces_question(self):
         second = question("B").with_auto_answer(lambda state: " no ").on("no", route_output("right"))
         result = told(question("A").then(second), {"A": "yes"})
         self.assertEqual(result.text, "right")
         self.assertNotIn("B?", "".join(event.text for event in result.events))
         self.assertEqual(told(question("A").with_auto_answer(lambda state: "yes").on("yes", "x"), {}).text, "x")
 
-    def test_a_question_can_come_again(self):
+    def test_question_can_repeat(self):
         entry = question("A")
         count = []
         entry.branch(lambda state: (count.append(1), entry if len(count) < 3 else route_output("x"))[1])
         self.assertEqual(told(entry, {"A": "yes"}).text, "x")
         self.assertEqual(len(count), 3)
 
-    def test_prompts_can_depend_on_the_state(self):
+    def test_prompt_can_depend_on_state(self):
         second = FlowQuestion(
             name="b", prompt=lambda state: " %s? (yes/no): " % state.answers["A"], strategy=ChoicesStrat(["yes", "no"]), erase_mode="all"
         ).then(lambda state: route_output(state.answers["b"]))
@@ -117,21 +117,21 @@ class Routes(unittest.TestCase):
 
 
 class Trouble(unittest.TestCase):
-    def test_an_error_in_a_function_is_told_and_ends_the_flow(self):
+    def test_error_in_function_is_reported_and_ends_flow(self):
         entry = question("A").branch(lambda state: state.answers["missing"])
         model = Scripted("Hello world", {"A? (yes/no): ": "yes"})
         result = run(flow_mod(entry), model=model)
         self.assertEqual([type(error) for error in result.exceptions()], [KeyError])
         self.assertEqual(result.text, "Hello world")
 
-    def test_questions_in_a_circle_that_ask_nothing(self):
+    def test_cycle_of_auto_answers_raises_runtime_error(self):
         entry = question("A").with_auto_answer(lambda state: "yes")
         entry.then(entry)
         result = run(flow_mod(entry), model="Hello")
-        self.assertIn("without asking the model", str(result.exceptions()[0]))
+        self.assertIn("in a row without the model", str(result.exceptions()[0]))
         self.assertEqual(result.text, "Hello")
 
-    def test_any_model_gets_to_an_end(self):
+    def test_flow_ends_with_any_model(self):
         ends = {"yes": "Y", "no": "N"}
         for seed in range(12):
             last = FlowQuestion("n", " Number: ", CharsStrat("numeric", min=2, stop=2), erase_mode="all")
@@ -152,12 +152,12 @@ class OwnState:
 
 
 class States(unittest.TestCase):
-    def test_a_state_of_ones_own(self):
+    def test_custom_state_class_works(self):
         entry = question("A").assign(lambda state, answer: setattr(state, "user", answer))
         entry.then(lambda state: route_output("user %s" % state.user))
         self.assertEqual(told(entry, {"A": "yes"}, state_factory=OwnState).text, "user yes")
 
-    def test_a_pending_route_is_taken(self):
+    def test_pending_route_is_performed(self):
         flow = flow_mod(question("A"))
 
         @mod
@@ -169,7 +169,7 @@ class States(unittest.TestCase):
 
         self.assertEqual(run(steer, model="Hello").check().text, "taken")
 
-    def test_runs_do_not_mix_and_are_forgotten(self):
+    def test_states_of_runs_are_separate_and_removed(self):
         flow = flow_mod(question("A").then(lambda state: route_output(state.request_id)))
         engine = Engine(Scripted("x", {"A? (yes/no): ": "yes"}))
         for number in range(30):

@@ -1,4 +1,4 @@
-"""Mods of the kinds that the documentation of the Quote SDK shows, with its names and its ways of calling."""
+"""Mods like those in the documentation of the Quote SDK, with its names and calling conventions."""
 
 import json
 import re
@@ -58,19 +58,19 @@ def no_dash(event: ModEvent, action: ActionBuilder, tokenizer: Any):
 
 
 @dataclass
-class Heard:
+class Recorder:
     text: str = ""
     done: bool = False
     ids: List[int] = field(default_factory=list)
 
 
-heard: Dict[str, Heard] = {}
+heard: Dict[str, Recorder] = {}
 
 
 @mod
 def both_greetings(event: ModEvent, action: ActionBuilder, tokenizer: Any):
     if isinstance(event, Added) and not event.forced:
-        mine = heard.setdefault(event.request_id, Heard())
+        mine = heard.setdefault(event.request_id, Recorder())
         for token in event.added_tokens:
             mine.text += tokenizer.decode(token)
         if mine.text.endswith("hello") and not mine.done:
@@ -82,7 +82,7 @@ def both_greetings(event: ModEvent, action: ActionBuilder, tokenizer: Any):
 @mod
 def marks_the_first_draw(event: ModEvent, action: ActionBuilder, tokenizer: Any):
     if isinstance(event, Sampled):
-        mine = heard.setdefault("drawn " + event.request_id, Heard())
+        mine = heard.setdefault("drawn " + event.request_id, Recorder())
         if not mine.done:
             mine.done = True
             return action.force_tokens(tokenizer.encode("[seen]", add_special_tokens=False))
@@ -107,8 +107,8 @@ FENCE = re.compile(r"```json\n(.*?)```", re.S)
 
 @mod
 def only_valid_json(event: ModEvent, action: ActionBuilder, tokenizer: Any):
-    """Goes back to where a block of JSON went wrong, and bans what was there."""
-    mine = heard.setdefault(event.request_id, Heard())
+    """Backtracks to the first error in a block of JSON, and bans the token there."""
+    mine = heard.setdefault(event.request_id, Recorder())
     if isinstance(event, ForwardPass) and mine.ids:
         rows = event.logits.to_numpy()
         rows[0, mine.ids.pop()] = -1e9
@@ -140,7 +140,7 @@ def tagged_question():
 
 
 def steps_of(chosen):
-    """The steps of the first events that the mod saw."""
+    """Returns the steps of the first events of the mod."""
     seen = []
     run((chosen, {"seen": seen}), model="abc").check()
     return seen
@@ -154,7 +154,7 @@ def quote_steps(event: ModEvent, action: ActionBuilder, tokenizer: Any):
 
 @mod
 def greets_first(event: ModEvent, action: ActionBuilder, tokenizer: Any):
-    """The example of Quote's README."""
+    """Example of Quote's README."""
     if isinstance(event, ForwardPass) and event.step == 0:
         return action.force_tokens(tokenizer.encode("Greetings! ", add_special_tokens=False))
     return action.noop()
@@ -172,12 +172,12 @@ def tells_schemas(event: ModEvent, action: ActionBuilder, tokenizer: Any):
 
 
 class Semantics(unittest.TestCase):
-    def test_steps_begin_at_zero_for_each_event(self):
+    def test_quote_steps_start_at_zero_for_each_event(self):
         first = [("Prefilled", 0), ("ForwardPass", 0), ("Sampled", 0), ("Added", 0), ("ForwardPass", 1), ("Sampled", 1)]
         self.assertEqual(steps_of(quote_steps)[:6], first)
         self.assertTrue(run(greets_first, model="hi").check().text.startswith("Greetings! "))
 
-    def test_schemas_begin_with_the_response_format(self):
+    def test_schemas_start_with_response_format(self):
         named = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
         for form, tools, expected in [
             (named, [TOOL], [SCHEMA, TOOL]),
@@ -191,14 +191,14 @@ class Semantics(unittest.TestCase):
 
 
 class Simple(unittest.TestCase):
-    def test_one_action_each(self):
+    def test_each_action_is_applied(self):
         tokens = run(polite_prompt, "Shout hi", model="x").check().prompt_tokens
         self.assertEqual(WordTokenizer().decode(tokens), "Whisper hi")
         self.assertNotIn("-", run(no_dash, model=RandomWeights(1), temperature=1.0, max_tokens=200).check().text)
         self.assertEqual(run(both_greetings, model="hello you").check().text, "hello and goodbye.")
         self.assertTrue(run(marks_the_first_draw, model="hi").check().text.startswith("[seen]"))
 
-    def test_a_conversation_decides(self):
+    def test_conversation_decides_action(self):
         turns = [{"role": "user", "content": "Thanks "}]
         result = run(small_talk, "p", model="x", conversation=turns).check()
         self.assertEqual((result.text, result.finish_reason), ("You are welcome.", "stop"))
@@ -208,13 +208,13 @@ class Simple(unittest.TestCase):
         self.assertEqual(result.finish_reason, "tool_calls")
         self.assertEqual(result.tool_calls[0]["function"]["name"], "forecast")
 
-    def test_what_is_invalid_is_written_again(self):
+    def test_invalid_text_is_generated_again(self):
         result = run(only_valid_json, model=Scripted("```json\n{]}```"), max_tokens=60).check()
         self.assertTrue(result.actions("Backtrack"))
         self.assertFalse(result.text.startswith("```json\n{]}"), result.text)
 
     @unittest.skipIf(numpy is None, "numpy is not installed")
-    def test_a_mod_is_called_by_hand(self):
+    def test_mod_can_be_called_directly(self):
         tokenizer = WordTokenizer()
         ids = tokenizer.encode("Shout hi", add_special_tokens=False)
         action = polite_prompt(Prefilled("r", 0, 10, ContextInfo(ids)), tokenizer)
@@ -226,7 +226,7 @@ class Simple(unittest.TestCase):
         added = Added("by-hand", 1, tokenizer.encode("hello", add_special_tokens=False), False)
         self.assertIsInstance(both_greetings(added, tokenizer), ForceTokens)
 
-    def test_the_first_names(self):
+    def test_first_sdk_names_are_importable(self):
         self.assertIs(ForwardPassEvent, ForwardPass)
         self.assertIs(AddedEvent, Added)
         options = {"allowed_responses": ["yes", "no"], "prompt_text": " Sure? ", "mask_value": -1e9, "tokenizer": None}
@@ -237,7 +237,7 @@ class Simple(unittest.TestCase):
 
 
 class Scaffolding(unittest.TestCase):
-    def test_a_question_to_the_user_when_the_model_is_unsure(self):
+    def test_unsure_model_asks_user(self):
         asked: Dict[str, SelfPrompt] = {}
         row: Dict[str, Any] = {}
 
@@ -264,7 +264,7 @@ class Scaffolding(unittest.TestCase):
         result = run(unsure, model=model, max_tokens=60)
         self.assertEqual((result.exceptions(), result.text, result.finish_reason), ([], "Which one?</ask>", "stop"))
 
-    def test_a_schema_is_filled_question_by_question(self):
+    def test_schema_is_filled_by_questions(self):
         @dataclass
         class Form:
             request_id: str
@@ -312,7 +312,7 @@ class Scaffolding(unittest.TestCase):
             complete += 1
         self.assertGreater(complete, 2)
 
-    def test_a_definition_sums_its_answers_up(self):
+    def test_definition_summarises_answers(self):
         first = FlowQuestion(name="a", prompt=" a? ", strategy=ChoicesStrat(["x", "y"]), erase_mode=EraseMode.ALL)
         flow = FlowDefinition(name="sum", root=first, summary_builder=lambda state: "a is %s" % state.answers["a"])
         first.then(route_summary(flow))
@@ -326,7 +326,7 @@ class Scaffolding(unittest.TestCase):
 
 
 class Letters:
-    """A tokenizer of one character a token, as tests of mods write one."""
+    """A tokenizer with one character per token, like those in tests of mods."""
 
     eos_token_id = 0
 
@@ -342,7 +342,7 @@ class Letters:
 
 class StepByStep(unittest.TestCase):
     def read(self, strategy, text):
-        """Reads a text token by token; each has to be allowed, and the end comes with the last."""
+        """Reads a text token by token; each must be allowed, and the last one completes the answer."""
         letters = Letters()
         made = strategy.into_strategy(letters)
         state = made.start(letters)
@@ -352,7 +352,7 @@ class StepByStep(unittest.TestCase):
             self.assertIsNone(made.step(state, ord(char), letters))
         self.assertTrue(made.is_complete(state), text)
 
-    def test_strategies_without_a_model(self):
+    def test_strategies_work_without_model(self):
         self.read(UntilStrat("<a>", UntilEndType.TAG, "</a>"), "<a>xyz</a>")
         self.read(UntilStrat("", UntilEndType.ANYCHAR, "\n."), "hello.")
         self.read(CharsStrat(CharsMode.ALPHA, stop=".", min=1), "abc.")

@@ -1,4 +1,4 @@
-"""Hidden questions: what stays of them, what a client sees, and what happens when others get in the way."""
+"""Hidden questions: the remaining text, the text seen by a client, and interference by other mods."""
 
 import unittest
 
@@ -21,7 +21,7 @@ def ask(**options):
 
 
 class Erasing(unittest.TestCase):
-    def test_each_mode(self):
+    def test_erase_modes_remove_expected_text(self):
         for erase, text in [
             ("all", "Hello world"),
             ("prompt", "no world"),
@@ -34,27 +34,27 @@ class Erasing(unittest.TestCase):
             self.assertEqual(result.seen(), text)
             self.assertFalse([item for item in result.sent if isinstance(item, int)], "nothing sent is taken back")
 
-    def test_a_completion_stands_only_behind_an_answer_that_stays(self):
+    def test_completion_follows_only_kept_answers(self):
         for completion in ("!\n", {"suffix": "!\n"}, [ord("!"), ord("\n")]):
             self.assertEqual(run(ask(completion=completion), model=MODEL).check().text, " Sure (yes/no): no!\n")
         self.assertEqual(run(ask(completion={"suffix": "!", "force": False}), model=MODEL).text, " Sure (yes/no): no")
         self.assertEqual(run(ask(completion="!", erase="all"), model=MODEL).check().text, "Hello world")
 
-    def test_the_prompt_can_be_tokens_or_none(self):
+    def test_prompt_can_be_tokens_or_none(self):
         for prompt in ([ord("?")], {"tokens": [ord("?")]}, {"text": "?"}, "?"):
             made = self_prompt_mod(prompt=prompt, strategy=YES_NO)
             self.assertRegex(run(made, model=RandomWeights(1), max_tokens=12).check().text, r"^\?(yes|no)")
         made = self_prompt_mod(strategy=YES_NO)
         self.assertRegex(run(made, model=RandomWeights(1), max_tokens=12).check().text, r"^(yes|no)")
 
-    def test_argmax_takes_the_best_of_the_allowed(self):
+    def test_argmax_takes_most_probable_allowed_token(self):
         for seed in range(5):
             made = ask(erase="all", argmax_sampling=True)
             first = run(made, model=RandomWeights(3), temperature=1.0, seed=seed).check()
             self.assertTrue(any(action.token_temp == 0 for action in first.actions("AdjustedLogits")))
             self.assertEqual(made.got[0], ask_once(made))
 
-    def test_the_end_of_a_shorter_choice_is_not_part_of_the_answer(self):
+    def test_end_token_of_shorter_choice_is_not_in_answer(self):
         for erase, text in (("prompt", "no"), (None, " Sure (yes/no): no"), ("all", "........")):
             asked = ask(strategy=ChoicesStrat(["no", "no way"]), erase=erase)
             result = run(asked, model=EndsAfterNo(), max_tokens=24).check()
@@ -64,7 +64,7 @@ class Erasing(unittest.TestCase):
 
 
 class EndsAfterNo:
-    """Wants "no" after a question, then the end, and dots where nothing was asked."""
+    """Writes "no" after a question, then the end token, and dots otherwise."""
 
     def __init__(self):
         self.ends = True
@@ -88,8 +88,8 @@ def ask_once(made):
     return made.got[0]
 
 
-class InTheWay(unittest.TestCase):
-    def test_a_question_that_does_not_fit_is_erased_and_has_no_answer(self):
+class Interference(unittest.TestCase):
+    def test_question_without_room_is_erased_and_has_no_answer(self):
         for max_tokens in (3, 20):
             asked = ask(strategy=UntilStrat("", "tag", "never comes"), erase="all")
             result = run(asked, model=RandomWeights(2), max_tokens=max_tokens, temperature=1.0).check()
@@ -97,7 +97,7 @@ class InTheWay(unittest.TestCase):
             self.assertNotIn("Sure", result.seen())
             self.assertEqual(result.finish_reason, "length")
 
-    def test_another_mod_that_takes_the_prompt_back_has_it_asked_again(self):
+    def test_prompt_removed_by_another_mod_is_forced_again(self):
         taken = []
 
         @mod
@@ -111,7 +111,7 @@ class InTheWay(unittest.TestCase):
         self.assertEqual((asked.got, taken), (["no"], [1]))
         self.assertIn("Hello", result.text)
 
-    def test_tokens_that_another_mod_forces_into_the_answer_are_taken_back(self):
+    def test_tokens_forced_into_answer_by_another_mod_are_removed(self):
         forced = []
 
         @mod
@@ -124,7 +124,7 @@ class InTheWay(unittest.TestCase):
         self.assertEqual(run([meddle, asked], model=MODEL).check().text, "Hello world")
         self.assertEqual(asked.got, ["no"])
 
-    def test_a_ban_of_everything_that_is_allowed_is_told(self):
+    def test_ban_of_all_allowed_tokens_is_reported(self):
         @mod
         def ban(event, actions, tokenizer):
             if isinstance(event, ForwardPass):
@@ -135,8 +135,8 @@ class InTheWay(unittest.TestCase):
         self.assertNotIn("Sure", result.text)
 
 
-class AsQuoteHasIt(unittest.TestCase):
-    def test_a_mod_that_drops_what_handle_added_says(self):
+class QuoteUsage(unittest.TestCase):
+    def test_mod_may_ignore_result_of_handle_added(self):
         question = SelfPrompt(prompt={"text": " Choose (yes/no): "}, strategy=YES_NO, erase=EraseMode.ALL, mask_value=-1e9)
         seen = []
 
@@ -155,7 +155,7 @@ class AsQuoteHasIt(unittest.TestCase):
         result = run(classify, model=MODEL).check()
         self.assertEqual((result.text, seen), ("Hello world", ["no"]))
 
-    def test_state_ends_with_the_run(self):
+    def test_state_is_removed_with_run(self):
         asked = ask(erase="all")
         engine = Engine(MODEL)
         for number in range(50):
@@ -163,7 +163,7 @@ class AsQuoteHasIt(unittest.TestCase):
         self.assertEqual(asked.self_prompt._states, {})
         self.assertEqual(asked.got, ["no"] * 50)
 
-    def test_choices_can_change(self):
+    def test_choices_can_be_replaced(self):
         question = SelfPrompt(prompt="?", strategy=ChoicesStrat(["a"]), erase="prompt")
         question.refresh_responses(["b"])
 

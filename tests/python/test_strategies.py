@@ -1,4 +1,4 @@
-"""Whatever a model wants to write, a constrained answer has its form. The models know nothing: their logits are random."""
+"""Constrained answers have their format with any model. The models have random logits."""
 
 import json
 import re
@@ -13,7 +13,7 @@ SEEDS = 10
 
 
 def answers(strategy, seeds=SEEDS, max_tokens=160, **options):
-    """What models of several seeds answer; None where the tokens ran out before the answer was complete."""
+    """Returns the answers of models with several seeds; None if the tokens were used up before the answer was complete."""
     found = []
     for seed in range(seeds):
         ask = self_prompt_mod(
@@ -38,41 +38,41 @@ class Forms(unittest.TestCase):
         kept = self.matches(ChoicesStrat(["yes", "no", "maybe 10"]), "yes|no|maybe 10", complete=SEEDS)
         self.assertGreater(len(set(kept)), 1)
 
-    def test_a_choice_that_begins_another_can_end_or_go_on(self):
+    def test_choice_that_is_prefix_of_another_can_end_or_continue(self):
         kept = self.matches(ChoicesStrat(["no", "no world", "no world is"]), "no( world( is)?)?", complete=SEEDS)
         self.assertGreater(len(set(kept)), 1)
 
-    def test_choices_in_any_script(self):
+    def test_choices_support_any_script(self):
         self.matches(ChoicesStrat(["größer", "größe", "日本", "日曜日"]), "größer?|日本|日曜日", complete=SEEDS)
 
-    def test_until_a_tag(self):
+    def test_until_tag_ends_at_tag(self):
         for answer in self.matches(UntilStrat("<q>", UntilEndType.TAG, "</q>"), "<q>.*</q>", complete=0):
             self.assertEqual(answer.count("</q>"), 1)
 
-    def test_until_any_character(self):
+    def test_until_anychar_ends_at_any_character(self):
         self.matches(UntilStrat(None, UntilEndType.ANYCHAR, ".!?,;aeiou"), "[^.!?,;aeiou]*[.!?,;aeiou]")
 
-    def test_a_number_of_digits(self):
+    def test_number_of_digits_is_limited(self):
         self.matches(CharsStrat(CharsMode.NUMERIC, min=4, stop=4), "[0-9]{4}", complete=SEEDS)
         self.matches(CharsStrat("numeric", min=1, stop=3), "[0-9]{1,3}", complete=SEEDS)
 
-    def test_letters(self):
+    def test_alpha_accepts_letters_only(self):
         for answer in self.matches(CharsStrat(CharsMode.ALPHA, stop=5, min=2), r".{2,5}", complete=SEEDS):
             self.assertTrue(answer.isalpha(), answer)
 
-    def test_letters_and_digits_up_to_a_stop_that_is_not_part_of_the_answer(self):
+    def test_stop_text_is_not_part_of_answer(self):
         for answer in self.matches(CharsStrat(CharsMode.ALPHANUMERIC, stop="; ", min=1, max=12), ".{1,12}", complete=SEEDS):
             self.assertTrue(answer.isalnum(), answer)
 
-    def test_a_string_can_stand_between_quotes(self):
+    def test_string_is_valid_between_quotes(self):
         for answer in self.matches(CharsStrat(CharsMode.STRING, stop='"', max=30), ".{0,30}", complete=SEEDS):
             self.assertIsNone(re.search(r'(?<!\\)(\\\\)*"', answer), answer)
 
-    def test_a_float_is_one_for_json(self):
+    def test_float_is_valid_json(self):
         for answer in self.matches(CharsStrat(CharsMode.JS_FLOAT, stop="\n", max=10), ".{1,10}", complete=SEEDS):
             self.assertIsInstance(json.loads(answer), (int, float))
 
-    def test_a_list_of_strings_is_json(self):
+    def test_list_of_strings_is_valid_json(self):
         strings = CharsStrat(CharsMode.ALPHA, stop='"', max=6)
         kept = self.matches(
             ListStrat(strings, open="[", close="]", wrap='"', min=1, max=3), r'\[".*"\]', complete=SEEDS
@@ -81,19 +81,19 @@ class Forms(unittest.TestCase):
             self.assertTrue(1 <= len(json.loads(answer)) <= 3, answer)
         self.assertGreater(len({len(json.loads(answer)) for answer in kept}), 1, "the model decides how many")
 
-    def test_a_list_with_a_form_for_each(self):
+    def test_list_with_format_per_element(self):
         each = [ChoicesStrat(["a", "b"]), CharsStrat("numeric", stop=2, min=1), ChoicesStrat(["c", "cd"])]
         self.matches(ListStrat(each, open="<", close=">", sep="|", end_with="\n"), r"<[ab]\|[0-9]{1,2}\|cd?>\n", SEEDS)
 
-    def test_a_list_without_an_end_of_its_own(self):
+    def test_list_without_close_ends_with_end_token(self):
         self.matches(ListStrat(ChoicesStrat(["x", "y"]), sep="; ", min=2, max=4), "[xy](; [xy]){1,3}", complete=SEEDS)
 
-    def test_lists_in_lists(self):
+    def test_lists_can_be_nested(self):
         inner = ListStrat(CharsStrat("numeric", stop=1, min=1), open="[", close="]", max=2)
         for answer in self.matches(ListStrat(inner, open="[", close="]", min=1, max=2), r"\[.*\]", complete=SEEDS):
             self.assertIsInstance(json.loads(answer), list)
 
-    def test_an_element_that_is_ended_by_its_separator_writes_it_once(self):
+    def test_stop_shared_with_separator_is_written_once(self):
         numbers = CharsStrat("numeric", stop=",", min=1, max=3)
         self.matches(ListStrat(numbers, open="(", sep=", ", min=2, max=2, close=",)"), r"\(\d{1,3}, \d{1,3},\)", SEEDS)
 
@@ -108,7 +108,7 @@ class Preferences(unittest.TestCase):
         result = run(ask, model=Scripted("Hello", {" Q: ": wanted}), **options).check()
         return got[0], result
 
-    def test_the_model_gets_what_it_wants_where_that_is_allowed(self):
+    def test_allowed_tokens_of_model_are_kept(self):
         self.assertEqual(self.answer(ChoicesStrat(["no", "no world"]), "no"), "no")
         self.assertEqual(self.answer(ChoicesStrat(["no", "no world"]), "no world"), "no world")
         self.assertEqual(self.answer(UntilStrat("<q>", "tag", "</q>"), "<q>How are you?</q>"), "<q>How are you?</q>")
@@ -117,11 +117,11 @@ class Preferences(unittest.TestCase):
         self.assertEqual(self.answer(items, '["a", "b, c"]'), '["a", "b, c"]')
         self.assertEqual(self.answer(items, "[]"), "[]")
 
-    def test_it_goes_on_where_it_was(self):
+    def test_model_continues_after_answer(self):
         answer, result = self.asked(ChoicesStrat(["yes", "no"]), "no")
         self.assertEqual((answer, result.text, result.finish_reason), ("no", "Hello", "stop"))
 
-    def test_a_token_that_goes_on_past_the_end_is_not_drawn(self):
+    def test_token_that_continues_after_end_is_not_drawn(self):
         vocabulary = WordTokenizer([".)", "ab.)"])
         got = []
         ask = self_prompt_mod(prompt="?", strategy=UntilStrat(None, "tag", "."), on_answer=lambda _, a: got.append(a))
@@ -130,7 +130,7 @@ class Preferences(unittest.TestCase):
 
 
 class Masks(unittest.TestCase):
-    def test_masks_agree_with_reading_every_token(self):
+    def test_masks_match_check_of_every_token(self):
         vocabulary = WordTokenizer()
         pieces = pieces_of(vocabulary)
         for strategy, beginning in [
@@ -150,18 +150,18 @@ class Masks(unittest.TestCase):
             self.assertEqual(machine.mask(state, pieces).allowed(), slowly, strategy)
             self.assertTrue(slowly)
 
-    def test_what_cannot_be_is_refused(self):
+    def test_impossible_bounds_raise_value_error(self):
         for strategy, message in [
             (ChoicesStrat([]), "at least one text"),
-            (CharsStrat("numeric", min=5, stop=3), "at least 5 and at most 3"),
-            (CharsStrat("numeric"), "need an end"),
-            (UntilStrat("", "tag", ""), "needs an end"),
-            (ListStrat(ChoicesStrat(["a"]), min=3, max=2), "at least 3 and at most 2"),
+            (CharsStrat("numeric", min=5, stop=3), "min 5 and max 3"),
+            (CharsStrat("numeric"), "stop or max is missing"),
+            (UntilStrat("", "tag", ""), "must not be empty"),
+            (ListStrat(ChoicesStrat(["a"]), min=3, max=2), "min 3 and max 2"),
         ]:
             with self.assertRaisesRegex(ValueError, message):
                 strategy.into_strategy(None)
 
-    def test_a_vocabulary_without_the_letters_is_told(self):
+    def test_vocabulary_without_needed_bytes_is_reported(self):
         class OnlyX:
             eos_token_id = 1
 
@@ -180,7 +180,7 @@ class Masks(unittest.TestCase):
 
 
 class EvenDigits(Strategy):
-    """A strategy as mods for Quote write them: sets of tokens."""
+    """A custom strategy like those of Quote mods: sets of tokens."""
 
     def start(self, tokenizer):
         return {"count": 0}
@@ -203,7 +203,7 @@ class EvenDigits(Strategy):
 
 
 class OwnStrategies(unittest.TestCase):
-    def test_a_strategy_of_sets(self):
+    def test_custom_strategy_of_token_sets(self):
         for answer in answers(EvenDigits(), seeds=4):
             self.assertRegex(answer, "^[2468]{2}$")
 
@@ -214,7 +214,7 @@ class OwnStrategies(unittest.TestCase):
             self.assertRegex(answer, re.compile(r"\A(?:%s)\Z" % pattern))
         return kept
 
-    def test_a_list_of_them(self):
+    def test_list_of_custom_strategies(self):
         digits = "[2468]{3}"
         self.matches(
             ListStrat(EvenDigits(), open="[", close="]", wrap="'", min=2, max=3),
@@ -223,7 +223,7 @@ class OwnStrategies(unittest.TestCase):
         kept = self.matches(ListStrat(EvenDigits(), sep="-", max=2), "(%s(-%s)?)?" % (digits, digits))
         self.assertGreater(len({answer.count("-") for answer in kept}), 1, "the model ends it where it likes")
 
-    def test_a_list_of_them_and_of_others(self):
+    def test_list_of_custom_and_own_strategies(self):
         word = CharsStrat(CharsMode.ALPHA, stop="; ", min=1, max=4)
         choice = ChoicesStrat(["no", "no world"])
         self.matches(
@@ -233,7 +233,7 @@ class OwnStrategies(unittest.TestCase):
         inner = ListStrat(EvenDigits(), open="(", close=")", sep="+", min=1, max=2)
         self.matches(ListStrat([choice, inner], sep=": "), r"no( world)?: \([2468]{3}(\+[2468]{3})?\)")
 
-    def test_what_is_none_is_refused(self):
+    def test_invalid_strategy_raises_type_error(self):
         with self.assertRaisesRegex(TypeError, "ChoicesStrat"):
             ListStrat(["yes"]).into_strategy(None)
         ask = self_prompt_mod(prompt="?", strategy="yes or no")

@@ -1,4 +1,4 @@
-"""The names that mods import, and the small helpers behind them."""
+"""Names that mods import, and helper functions."""
 
 import importlib
 import json
@@ -43,29 +43,29 @@ from max.driver import Tensor
 
 
 class Workers(unittest.TestCase):
-    def test_a_mod_says_how_many_processes_may_serve_it(self):
+    def test_workers_must_be_positive_integer(self):
         handler = thunder_mods.mod(workers=3)(lambda event, actions: None)
         self.assertEqual(handler.__thunder_mod__["workers"], 3)
         for wrong in (0, True, "2"):
-            with self.assertRaisesRegex(ValueError, "how many processes"):
+            with self.assertRaisesRegex(ValueError, "workers must be an integer"):
                 thunder_mods.mod(workers=wrong)(lambda event, actions: None)
 
 
 class Names(unittest.TestCase):
-    def test_what_mods_for_quote_import(self):
+    def test_names_of_quote_are_importable(self):
         known = {}
         exec(QUOTE, known)
         self.assertIs(known["mod"], thunder_mods.mod)
         self.assertIs(known["Backtrack"], thunder_mods.Backtrack)
         self.assertIs(known["ChoicesStrat"], thunder_mods.ChoicesStrat)
 
-    def test_thunder_is_the_same(self):
+    def test_thunder_package_exports_same_names(self):
         for name in ("", ".flow", ".self_prompt", ".strategies", ".testing"):
             first, second = importlib.import_module("thunder" + name), importlib.import_module("thunder_mods" + name)
             for public in second.__all__:
                 self.assertIs(getattr(first, public), getattr(second, public))
 
-    def test_everything_public_is_documented(self):
+    def test_public_names_have_docstrings(self):
         for path in sorted((SDK / "thunder_mods").rglob("*.py")):
             name = ".".join(path.relative_to(SDK).with_suffix("").parts)
             module = importlib.import_module(name[: -len(".__init__")] if name.endswith("__init__") else name)
@@ -73,7 +73,7 @@ class Names(unittest.TestCase):
         for name in thunder_mods.__all__:
             self.assertTrue(name == "ModCallable" or getattr(thunder_mods, name).__doc__, name)
 
-    def test_the_import_needs_nothing_but_the_standard_library_and_is_quick(self):
+    def test_import_is_fast_and_needs_only_standard_library(self):
         code = "import sys; before = set(sys.modules); import thunder_mods; print(sorted(set(sys.modules) - before))"
         out = subprocess.run(
             [sys.executable, "-I", "-B", "-c", "import sys; sys.path.insert(0, %r); %s" % (str(SDK), code)],
@@ -90,7 +90,7 @@ class Conversation(unittest.TestCase):
         {"role": "tool", "tool_call_id": "1", "content": "booked"},
     ]
 
-    def test_pairs_and_last_messages(self):
+    def test_tool_call_pairs_and_last_message(self):
         (first, result), (second, nothing) = tool_call_pairs(self.MESSAGES)
         self.assertEqual((first["function"]["name"], result, second["id"], nothing), ("book", "booked", "2", None))
         self.assertEqual(json.loads(first["function"]["arguments"]), {"at": "ö"})
@@ -99,14 +99,14 @@ class Conversation(unittest.TestCase):
         self.assertIsNone(last_message("system", self.MESSAGES))
         self.assertNotEqual(tool_call("a")["id"], tool_call("a")["id"])
 
-    def test_outside_of_a_run(self):
+    def test_access_outside_of_run_raises_permission_error(self):
         self.assertEqual((thunder_mods.get_conversation(), thunder_mods.get_schemas()), ([], []))
         with self.assertRaises(PermissionError):
             thunder_mods.get_conversation("another")
 
 
 class Numbers(unittest.TestCase):
-    def test_top_k_of_anything_like_logits(self):
+    def test_top_k_accepts_all_kinds_of_logits(self):
         row = [0.0, 3.0, -1.0, 2.0]
         for logits in (Logits(memoryview(flat(row))), [row], row, thunder_mods.Tensor.from_numpy([row])):
             logprobs, tokens = top_k_logprob(logits, 2)
@@ -119,7 +119,7 @@ class Numbers(unittest.TestCase):
             self.assertEqual(int(action.top_k_logprob(1)[1][0][0]), best)
         self.assertEqual(event.logits.tolist(), [row], "looking at it changes nothing")
 
-    def test_only_some_logits_stay(self):
+    def test_keep_only_masks_other_logits(self):
         logits = Logits(memoryview(flat([1.0, 2.0, 3.0])))
         logits.keep_only([1])
         self.assertEqual(logits.tolist(), [[float("-inf"), 2.0, float("-inf")]])
@@ -141,19 +141,19 @@ class Serialization(unittest.TestCase):
                 for loaded in [name for name in sys.modules if name.partition(".")[0] == module.partition(".")[0]]:
                     del sys.modules[loaded]
 
-    def test_a_module(self):
+    def test_module_is_serialised(self):
         source = "from thunder_mods import mod\n@mod\ndef calm(event, actions):\n    pass\n"
         self.assertEqual(
             self.serialized({"calm_mod.py": source}, "calm_mod", "calm"),
             {"language": "python", "module": "calm_mod", "entrypoint": "calm", "source": source, "name": "n", "description": "d"},
         )
 
-    def test_a_mod_that_a_function_made_belongs_to_the_module_that_asked_for_it(self):
+    def test_created_mod_belongs_to_calling_module(self):
         source = "from thunder_mods import *\nsure = self_prompt_mod(prompt='?', strategy=ChoicesStrat(['a']))\n"
         payload = self.serialized({"sure_mod.py": source}, "sure_mod", "sure")
         self.assertEqual((payload["module"], payload["entrypoint"], payload["source"]), ("sure_mod", "sure", source))
 
-    def test_a_package_comes_with_all_its_files(self):
+    def test_package_includes_all_files(self):
         files = {
             "pack/__init__.py": "",
             "pack/words.py": "WORD = 'x'\n",
@@ -162,14 +162,14 @@ class Serialization(unittest.TestCase):
         payload = self.serialized(files, "pack.main", "go")
         self.assertEqual((payload["source"], payload["module"]), (files, "pack.main"))
 
-    def test_what_has_no_source(self):
+    def test_mod_without_source_raises_value_error(self):
         with self.assertRaisesRegex(ValueError, "source"):
             exec("from thunder_mods import mod\n@mod\ndef go(event):\n    pass\n", {"__name__": "nowhere"}, self.__dict__)
             serialize_mod(self.go)
 
 
 class Packaging(unittest.TestCase):
-    def test_the_package_says_that_it_is_typed(self):
+    def test_package_has_py_typed(self):
         self.assertTrue((SDK / "thunder_mods/py.typed").is_file())
         text = (SDK / "pyproject.toml").read_text()
         for package in next(os.walk(SDK))[1]:

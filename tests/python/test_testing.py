@@ -1,4 +1,4 @@
-"""The testing engine does what the engine does: which event follows which, and what each action means at each."""
+"""The testing engine behaves like the engine: order of events, and effect of each action at each event."""
 
 import logging
 import unittest
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def at(kind, act, times=1):
-    """A mod that answers the first events of a kind."""
+    """Creates a mod that replies to the first events of a kind."""
     left = [times]
 
     @mod(events=[kind])
@@ -39,7 +39,7 @@ def trail(result):
 
 
 class Order(unittest.TestCase):
-    def test_a_plain_run(self):
+    def test_plain_run_emits_events_in_order(self):
         result = run([], prompt="Hi", model="yes!")
         self.assertEqual(
             trail(result),
@@ -60,11 +60,11 @@ class Order(unittest.TestCase):
         self.assertEqual([event.position for event in result.events][:7], [0, 2, 2, 2, 3, 3, 3])
         self.assertEqual((result.text, result.finish_reason, result.sent), ("yes!", "stop", ["yes", "!"]))
 
-    def test_a_forced_step_has_only_its_added_event(self):
+    def test_forced_step_has_only_added_event(self):
         result = run(at("ForwardPass", lambda e, a, t: a.force_tokens(t.encode("yes, no"))), model="abc")
         self.assertEqual(trail(result)[1:4], ["ForwardPass 1 ''", "Added 1 'yes, no' forced", "ForwardPass 2 ''"])
 
-    def test_forcing_at_sampled_drops_the_draw_and_at_added_keeps_it(self):
+    def test_force_at_sampled_drops_draw_and_at_added_keeps_it(self):
         at_sampled = run(at("Sampled", lambda e, a, t: a.force_tokens([88])), model=lambda tokens: {65: 9}, max_tokens=3)
         self.assertEqual(at_sampled.text, "XAA")
         self.assertEqual(trail(at_sampled)[3], "Added 1 'X' forced")
@@ -84,26 +84,26 @@ class Backtracking(unittest.TestCase):
 
         return run(step, prompt="12", model=self.ABC, max_tokens=5, **options).check()
 
-    def test_at_sampled_one_draws_again(self):
+    def test_backtrack_at_sampled_draws_again(self):
         result = self.back("Sampled", 1)
         self.assertEqual((result.text, result.calls[2].removed), ("CDEFG", 0))
         self.assertEqual(trail(result)[8:10], ["Sampled 3 'E'", "ForwardPass 4 ''"])
 
-    def test_at_added_one_takes_the_token_back(self):
+    def test_backtrack_at_added_removes_token(self):
         result = self.back("Added", 1, [88])
         self.assertEqual(result.text, "CDXFG")
         self.assertEqual([event.step for event in result.events if event.kind == "Added"], [1, 2, 3, 4, 5, 6])
 
-    def test_at_forward_pass_it_counts_what_stands(self):
+    def test_backtrack_at_forward_pass_counts_appended_tokens(self):
         self.assertEqual(self.back("ForwardPass", 2, [88, 89, 90]).text, "XYZFG")
 
-    def test_more_than_was_generated_is_clamped_at_the_prompt(self):
+    def test_backtrack_is_clamped_at_prompt(self):
         result = self.back("Added", 99)
         (call,) = [call for call in result.calls if isinstance(call.action, Backtrack)]
         self.assertEqual((call.removed, call.clamped, result.text), (3, True, "CDEFG"))
         self.assertEqual(result.prompt_tokens, [49, 50])
 
-    def test_what_was_sent_is_retracted_unless_it_is_held_back(self):
+    def test_sent_text_is_retracted_unless_held_back(self):
         self.assertEqual(self.back("Added", 2).sent, ["C", "D", 1, "D", "E", "F", "G"])
 
         @mod(events=[Added], holdback=2)
@@ -121,27 +121,27 @@ class Backtracking(unittest.TestCase):
 
         self.assertEqual(run(tells, prompt="12", model=self.ABC, max_tokens=5).check().sent, ["CD", "E", "F", "G"])
 
-    def test_a_mod_that_backtracks_for_ever_is_stopped(self):
+    def test_endless_backtracking_reaches_step_limit(self):
         result = run(at("Added", lambda e, a, t: a.backtrack(1), times=10**6), model="abc", max_tokens=4, max_steps=50)
         self.assertEqual((result.finish_reason, result.text), ("length", ""))
         self.assertIn("limit of 50 steps", result.message)
 
 
 class Ends(unittest.TestCase):
-    def test_force_output_replaces_everything_at_any_event(self):
+    def test_force_output_replaces_answer_at_any_event(self):
         for kind in ("Prefilled", "ForwardPass", "Sampled", "Added"):
             result = run(at(kind, lambda e, a, t: a.force_output(t.encode("Done"))), model="abc").check()
             self.assertEqual((result.text, result.finish_reason), ("Done", "stop"), kind)
             self.assertEqual((result.events[-1].kind, result.events[-1].forced), ("Added", True))
 
-    def test_tool_calls_and_errors(self):
+    def test_tool_calls_and_errors_end_run(self):
         call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
         result = run(at("Added", lambda e, a, t: a.tool_calls(call)), model="abc").check()
         self.assertEqual((result.finish_reason, result.tool_calls, result.text), ("tool_calls", [call], "a"))
         result = run(at("Prefilled", lambda e, a, t: a.emit_error("no")), model="abc").check()
         self.assertEqual((result.finish_reason, result.message, result.tokens), ("error", "no", []))
 
-    def test_an_end_in_a_forced_list_ends_the_run_there(self):
+    def test_end_token_in_forced_list_ends_run(self):
         result = run(at("Added", lambda e, a, t: a.force_tokens([66, t.eos_token_id, 67])), model="aaa").check()
         self.assertEqual((result.text, result.finish_reason), ("aB", "stop"))
 
@@ -149,14 +149,14 @@ class Ends(unittest.TestCase):
         result = run(at("ForwardPass", lambda e, a, t: a.force_tokens([65] * 9)), model="abc", max_tokens=4)
         self.assertEqual((result.text, result.finish_reason), ("AAAA", "length"))
 
-    def test_stop_strings_across_tokens(self):
+    def test_stop_string_across_tokens_ends_run(self):
         result = run([], model="ab no. More", stop=[". M"])
         self.assertEqual((result.text, result.seen(), result.finish_reason), ("ab no", "ab no", "stop"))
         self.assertEqual(run([], model="abc", stop=["b"], ignore_eos=True).text, "a")
 
 
 class Prompts(unittest.TestCase):
-    def test_a_replaced_prompt(self):
+    def test_replaced_prompt_is_used(self):
         second = []
 
         @mod(events=[Prefilled])
@@ -170,14 +170,14 @@ class Prompts(unittest.TestCase):
 
 
 class Pipeline(unittest.TestCase):
-    def test_the_first_decides_and_the_others_are_still_called(self):
+    def test_first_mod_decides_and_others_are_called(self):
         first = at("Added", lambda e, a, t: a.force_tokens([49]))
         second = at("Added", lambda e, a, t: a.force_tokens([50]))
         result = run([first, second], model="abc").check()
         self.assertEqual([call.superseded for call in result.calls[:2]], [False, True])
         self.assertTrue(result.text.startswith("a1"))
 
-    def test_each_sees_the_logits_as_the_one_before_left_them(self):
+    def test_each_mod_sees_logits_of_previous_mod(self):
         ban = at("ForwardPass", lambda e, a, t: a.adjust_logits(set={65: float("-inf")}), times=99)
         seen = []
 
@@ -189,7 +189,7 @@ class Pipeline(unittest.TestCase):
         self.assertEqual((result.text, seen), ("BB", [66, 66]))
         self.assertEqual(result.calls[0].logits[65], float("-inf"))
 
-    def test_edits_in_place_whole_and_sparse(self):
+    def test_in_place_full_and_sparse_edits_apply(self):
         def in_place(event, actions, tokenizer):
             event.logits[67] = 50.0
             return actions.adjust_logits()
@@ -205,7 +205,7 @@ class Pipeline(unittest.TestCase):
 
         self.assertEqual(run(at("ForwardPass", written_but_not_said, times=9), model="ab").check().text, "ab")
 
-    def test_the_temperature_of_one_draw(self):
+    def test_token_temp_applies_to_one_draw(self):
         flat = lambda tokens: [0.0] * len(WordTokenizer())  # noqa: E731
         drawn = {run([], model=flat, max_tokens=3, temperature=1.0, seed=seed).tokens[0] for seed in range(9)}
         self.assertGreater(len(drawn), 1)
@@ -213,14 +213,14 @@ class Pipeline(unittest.TestCase):
         drawn = {run(cold, model=flat, max_tokens=3, temperature=1.0, seed=seed).tokens[0] for seed in range(9)}
         self.assertEqual(drawn, {0})
 
-    def test_runs_repeat_with_their_seed(self):
+    def test_runs_repeat_with_same_seed(self):
         texts = [run([], model=RandomWeights(1), temperature=1.0, seed=seed).text for seed in (1, 1, 2)]
         self.assertEqual(texts[0], texts[1])
         self.assertNotEqual(texts[0], texts[2])
 
 
 class Mistakes(unittest.TestCase):
-    def test_an_action_that_the_event_does_not_permit(self):
+    def test_action_not_permitted_at_event_is_reported(self):
         for kind, act in [
             ("Prefilled", lambda e, a, t: a.force_tokens([1])),
             ("Prefilled", lambda e, a, t: ForceTokens([1])),
@@ -248,23 +248,23 @@ class Mistakes(unittest.TestCase):
             with self.assertRaises(InvalidActionError):
                 result.check()
 
-    def test_what_a_mod_raises_is_recorded_and_the_run_goes_on(self):
+    def test_exception_is_recorded_and_run_continues(self):
         result = run(at("Added", lambda e, a, t: 1 / 0), model="abc")
         self.assertIsInstance(result.exceptions()[0], ZeroDivisionError)
         self.assertEqual(result.text, "abc")
 
-    def test_a_wrong_configuration(self):
+    def test_invalid_configuration_raises_value_error(self):
         @mod(config={"a": 1})
         def has(event, actions):
             print(event.config)
 
         self.assertEqual(run((has, {"a": 2}), model="x", max_tokens=1).check().logs()[0], "{'a': 2}")
-        with self.assertRaisesRegex(ValueError, "no configuration field b"):
+        with self.assertRaisesRegex(ValueError, "unknown configuration field b"):
             run(has, model="x", config={"b": 1})
 
 
 class Calls(unittest.TestCase):
-    def test_logs_conversation_and_tokenizer(self):
+    def test_logs_conversation_and_tokenizer_are_available(self):
         @mod(events=[Added])
         def tells(event, actions, tokenizer):
             print("printed", thunder_mods.get_conversation()[0]["content"], tokenize("yes"))
@@ -275,7 +275,7 @@ class Calls(unittest.TestCase):
         self.assertEqual(result.check().logs()[:2], ["printed Hi %s" % yes, "logged 1"])
         self.assertEqual(result.calls[0].logs, [("INFO", "printed Hi %s" % yes), ("WARNING", "logged 1")])
 
-    def test_fields_of_events(self):
+    def test_events_have_all_fields(self):
         seen = []
 
         @mod
@@ -291,13 +291,13 @@ class Calls(unittest.TestCase):
         size = len(WordTokenizer())
         self.assertEqual(seen, [("Hello", (1, size), 1), ("A", 0.0), ([65], False, [65], 65)])
 
-    def test_a_plain_function_is_a_mod(self):
+    def test_plain_function_is_accepted_as_mod(self):
         def shout(event, actions, tokenizer):
             return actions.force_output(tokenizer.encode("!")) if isinstance(event, Prefilled) else None
 
         self.assertEqual(run(shout, model="a").check().text, "!")
 
-    def test_the_hook_at_the_end(self):
+    def test_finished_hook_is_called(self):
         ended.clear()
         Engine(Scripted("a")).run(at("Added", lambda e, a, t: None), request_id="r1")
         self.assertEqual(ended, ["r1"])

@@ -1,4 +1,4 @@
-"""What this mod is for, in one sentence."""
+"""Purpose of this mod, in one sentence."""
 
 from thunder_mods import Added, mod
 

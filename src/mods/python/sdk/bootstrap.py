@@ -1,4 +1,4 @@
-"""First code of a mod's worker process: takes the descriptors over, limits itself, then serves.
+"""First code of a mod's worker process: takes over the descriptors, limits itself, then serves.
 
 The server starts it as `python3 -I -B -X utf8 bootstrap.py SERVER_PID ADDRESS_SPACE FILE_SIZE OPEN_FILES HOME` with the protocol's
 socket as descriptor 0, the shared memory as descriptor 1 and a pipe for stray output as descriptor 2.
@@ -11,7 +11,7 @@ import sys
 
 
 def take_descriptors():
-    """Moves socket and memory out of the way, so that nothing a mod prints or reads can touch the protocol."""
+    """Moves socket and memory to other descriptors, so that output and input of a mod cannot affect the protocol."""
     protocol, memory = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -30,7 +30,7 @@ def take_descriptors():
 
 
 def limit(address_space, file_size, open_files):
-    """No core files, a bound on memory, files and descriptors."""
+    """Disables core files, and limits memory, file size and descriptors."""
     try:
         import resource
     except ImportError:
@@ -51,11 +51,11 @@ def limit(address_space, file_size, open_files):
         try:
             resource.setrlimit(kind, (value, value))
         except (ValueError, OSError):
-            pass  # macOS refuses some; in the sandbox they are there already
+            pass  # macOS rejects some; in the sandbox they are already set
 
 
 def die_with_server(server):
-    """Has the kernel kill this process when the server dies, even when a mod never returns."""
+    """Makes the kernel kill this process when the server dies, even if a mod never returns."""
     if sys.platform.startswith("linux"):
         try:
             import ctypes
@@ -71,7 +71,7 @@ def main():
     server, address_space, file_size, open_files = (int(argument) for argument in sys.argv[1:5])
     home = sys.argv[5]
     protocol, memory = take_descriptors()
-    # The server sends SIGUSR1 before it kills a worker that overran its deadline, to learn where it was.
+    # Before the server kills a worker that exceeded its deadline, it sends SIGUSR1 to get its stack.
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=False, chain=False)
     die_with_server(server)
     limit(address_space, file_size, open_files)

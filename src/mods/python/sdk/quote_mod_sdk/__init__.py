@@ -1,10 +1,10 @@
-"""The names that mods written for Quote import; everything comes from `thunder_mods`."""
+"""Names that mods written for Quote import; all are provided by `thunder_mods`."""
 
 import quote_mod_sdk.mod  # noqa: F401  (a module, for `from quote_mod_sdk.mod import …`)
 from thunder_mods import *  # noqa: F401,F403  (and `mod` the decorator, for `from quote_mod_sdk import mod`)
 from thunder_mods import __all__  # noqa: F401
 
-# As the first versions of that SDK called them.
+# Names of the first versions of that SDK.
 from quote_mod_sdk.self_prompt import self_prompt_constrained_mod  # noqa: F401
 from thunder_mods import Added as AddedEvent  # noqa: F401
 from thunder_mods import ForwardPass as ForwardPassEvent  # noqa: F401

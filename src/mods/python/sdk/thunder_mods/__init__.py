@@ -1,4 +1,4 @@
-"""Write mods for Thunder: code that steps into every token of a run.
+"""SDK for Thunder mods: code that can observe and change every token of a run.
 
     from thunder_mods import mod, Added
 
@@ -7,9 +7,9 @@
         if isinstance(event, Added) and "!" in event.text:
             return actions.backtrack(len(event.added_tokens), tokenizer.encode("."))
 
-`strategies`, `self_prompt` and `flow` have the model answer questions in a certain form; `testing` runs a mod without
-a server. The same names can be imported from `thunder` and `quote_mod_sdk`. Standard library only; numpy is used when it
-is installed.
+`strategies`, `self_prompt` and `flow` make the model answer questions in a given format; `testing` runs a mod without
+a server. The same names can be imported from `thunder` and `quote_mod_sdk`. Needs only the standard library; uses numpy
+if it is installed.
 """
 
 from .actions import (

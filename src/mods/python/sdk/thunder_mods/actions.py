@@ -1,4 +1,4 @@
-"""What a mod can answer with, and the builder that makes it."""
+"""Actions of mods, and their builder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .logits import Logits, top_k_logprob
 
 
 class InvalidActionError(ValueError):
-    """The event does not permit the action, or the action's values make no sense."""
+    """Raised if the event does not permit the action, or if a value of the action is invalid."""
 
 
 class ModAction:
@@ -22,7 +22,7 @@ class ModAction:
 
 
 class Noop(ModAction):
-    """Go on."""
+    """Continue without a change."""
 
 
 class AdjustedPrefill(ModAction):
@@ -41,7 +41,7 @@ class ForceTokens(ModAction):
 
 
 class ForceOutput(ModAction):
-    """The answer is these tokens; the run ends."""
+    """End the run with these tokens as the answer."""
 
     def __init__(self, tokens: Iterable[int]) -> None:
         self.tokens: List[int] = list(tokens)
@@ -56,9 +56,9 @@ class Backtrack(ModAction):
 
 
 class AdjustedLogits(ModAction):
-    """Edit the logits of this step: all of them, float32 of shape (1, vocabulary), or as sparse edits `set` or `add`
-    {token: value}, made to the logits as they came. -inf bans a token. `token_temp` is the temperature of this one
-    draw, 0 = argmax."""
+    """Edit the logits of this step: either all of them, as float32 of shape (1, vocabulary), or sparse edits `set` or
+    `add` {token: value}, applied to the logits of the event. -inf bans a token. `token_temp` is the temperature of this
+    draw only; 0 = argmax."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class AdjustedLogits(ModAction):
         self._before: Any = None
 
     def top_k_logprob(self, k: int) -> Tuple[Any, Any]:
-        """(log-probabilities, token ids) of the k most probable tokens after the edit, each of shape (1, k)."""
+        """Returns (log-probabilities, token ids) of the k most probable tokens after the edit, each of shape (1, k)."""
         if self.logits is not None or self._before is None:
             return top_k_logprob(self.logits, k)
         edited = self._before.copy()
@@ -86,14 +86,14 @@ class AdjustedLogits(ModAction):
 
 
 class ToolCalls(ModAction):
-    """The run ends with these tool calls: one OpenAI tool call or a list of them."""
+    """End the run with these tool calls: one OpenAI tool call or a list of them."""
 
     def __init__(self, tool_calls: Any) -> None:
         self.tool_calls = tool_calls
 
 
 class EmitError(ModAction):
-    """The run ends with an error."""
+    """End the run with an error."""
 
     def __init__(self, err_str: str) -> None:
         self.err_str = err_str
@@ -116,7 +116,7 @@ _PERMITTED: Dict[Type[ModAction], _Events] = {
 
 def _token_ids(tokens: Iterable[int], method: str) -> List[int]:
     if isinstance(tokens, (str, bytes)):
-        raise InvalidActionError("%s takes token ids, not text; tokenizer.encode(text) makes them" % method)
+        raise InvalidActionError("%s takes token ids, not text; use tokenizer.encode(text)" % method)
     try:
         return [int(token) for token in tokens]
     except (TypeError, ValueError, OverflowError) as error:
@@ -124,9 +124,9 @@ def _token_ids(tokens: Iterable[int], method: str) -> List[int]:
 
 
 class ActionBuilder:
-    """Makes actions for one event.
+    """Builder of actions for one event.
 
-    Each method raises InvalidActionError where the event does not permit its action. Tokens are ids, not text.
+    Each method raises InvalidActionError if the event does not permit its action. Tokens are ids, not text.
     """
 
     def __init__(self, event: ModEvent) -> None:
@@ -141,12 +141,12 @@ class ActionBuilder:
             )
 
     def noop(self) -> Noop:
-        """Go on."""
+        """Continue without a change."""
         self._permit(Noop, "noop")
         return Noop()
 
     def adjust_prefill(self, tokens: Iterable[int], *, max_steps: Optional[int] = None) -> AdjustedPrefill:
-        """Prefilled: these tokens are the prompt; `max_steps` is the new limit of generated tokens."""
+        """Prefilled: replaces the prompt by these tokens; `max_steps` is the new limit of generated tokens."""
         self._permit(AdjustedPrefill, "adjust_prefill")
         return AdjustedPrefill(_token_ids(tokens, "adjust_prefill"), None if max_steps is None else int(max_steps))
 
@@ -158,60 +158,61 @@ class ActionBuilder:
         set: Optional[Mapping[int, float]] = None,
         add: Optional[Mapping[int, float]] = None,
     ) -> AdjustedLogits:
-        """ForwardPass: new logits, float32 of shape (1, vocabulary) or (vocabulary,), by default `event.logits` as
-        written to in place; or the sparse edits `set` or `add` {token: value}. -inf bans a token. `token_temp` is the
-        temperature of this one draw, 0 = argmax."""
+        """ForwardPass: replaces the logits by float32 of shape (1, vocabulary) or (vocabulary,), by default by
+        `event.logits` with its in-place changes; or applies the sparse edits `set` or `add` {token: value}. -inf bans a
+        token. `token_temp` is the temperature of this draw only; 0 = argmax."""
         self._permit(AdjustedLogits, "adjust_logits")
         if logits is not None and (set is not None or add is not None):
-            raise InvalidActionError("adjust_logits takes logits, or sparse edits, not both")
+            raise InvalidActionError("adjust_logits takes either logits or sparse edits, not both")
         if set is not None and add is not None:
-            raise InvalidActionError("adjust_logits takes set or add, not both")
+            raise InvalidActionError("adjust_logits takes either set or add, not both")
         before = getattr(self._event, "logits", None)
         if logits is None and set is None and add is None:
             logits = before
         if token_temp is not None and not 0 <= token_temp < math.inf:
-            raise InvalidActionError("token_temp must be 0 or more, not %s" % token_temp)
+            raise InvalidActionError("token_temp must be a number of 0 or more, got %s" % token_temp)
         action = AdjustedLogits(logits, None if token_temp is None else float(token_temp), set, add)
         action._before = before if isinstance(before, Logits) else None
         return action
 
     def force_tokens(self, tokens: Iterable[int]) -> ForceTokens:
-        """Append these tokens: instead of sampling (ForwardPass), instead of the drawn token (Sampled), or after the
-        added one (Added). An end-of-generation token in the list ends the run."""
+        """Appends these tokens: instead of sampling (ForwardPass), instead of the drawn token (Sampled), or after the
+        added tokens (Added). An end-of-generation token in the list ends the run."""
         self._permit(ForceTokens, "force_tokens")
         return ForceTokens(_token_ids(tokens, "force_tokens"))
 
     def backtrack(self, steps: int, tokens: Optional[Iterable[int]] = None) -> Backtrack:
-        """Remove the last `steps` generated tokens, then append `tokens`. At Sampled and Added, `steps` counts the
+        """Removes the last `steps` generated tokens, then appends `tokens`. At Sampled and Added, `steps` includes the
         drawn or just-added token."""
         self._permit(Backtrack, "backtrack")
         if int(steps) < 0:
-            raise InvalidActionError("backtrack takes a number of tokens to remove, not %s" % steps)
+            raise InvalidActionError("steps of backtrack must be 0 or more, got %s" % steps)
         return Backtrack(steps, None if tokens is None else _token_ids(tokens, "backtrack"))
 
     def force_output(self, tokens: Iterable[int]) -> ForceOutput:
-        """The answer is these tokens, replacing what was generated; the run ends."""
+        """Ends the run with these tokens as the answer; they replace the generated tokens."""
         self._permit(ForceOutput, "force_output")
         return ForceOutput(_token_ids(tokens, "force_output"))
 
     def tool_calls(self, payload: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]]) -> ToolCalls:
-        """The run ends with these tool calls: one OpenAI tool call or a list of them, as `tool_call` makes them."""
+        """Ends the run with these tool calls: one OpenAI tool call or a list of them; see `tool_call`."""
         self._permit(ToolCalls, "tool_calls")
         return ToolCalls(payload)
 
     def emit_error(self, err_str: str) -> EmitError:
-        """The run ends with an error."""
+        """Ends the run with an error."""
         self._permit(EmitError, "emit_error")
         return EmitError(str(err_str))
 
 
 def for_event(event: ModEvent) -> ActionBuilder:
-    """A builder bound to the event."""
+    """Returns the action builder of the event."""
     return ActionBuilder(event)
 
 
 def validate_action(event: ModEvent, action: Any) -> ModAction:
-    """The action, Noop for None; raises when it is none, or the event does not permit it."""
+    """Returns the action, or Noop for None. Raises InvalidActionError if it is not an action, or if the event does not
+    permit it."""
     if action is None:
         return Noop()
     for cls, permitted in _PERMITTED.items():
@@ -222,5 +223,5 @@ def validate_action(event: ModEvent, action: Any) -> ModAction:
                 "Action '%s' not permitted for event type %s" % (cls.__name__, type(event).__name__)
             )
     raise InvalidActionError(
-        "a mod returns an action or None, not %s; make one with the builder, e.g. actions.noop()" % type(action).__name__
+        "a mod must return an action or None, got %s; use the builder, e.g. actions.noop()" % type(action).__name__
     )

@@ -1,7 +1,7 @@
-"""One question that the model is asked within its own answer: prompt in, constrained answer out, erased or kept.
+"""A question to the model within its own answer: forces a prompt, constrains the answer, then erases or keeps both.
 
-Everything goes by what stands in the sequence at each event, not by counting, so that it stays right when another mod
-forces tokens or takes some back meanwhile.
+All decisions are based on the tokens of the sequence at each event, not on counters, so they remain correct if another
+mod forces or removes tokens meanwhile.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from .strategies.base import Strategy
 from .strategies.masks import Mask, end_tokens, pieces_of
 from .strategies.primitives import LanguageStrategy
 
-#: How often tokens that do not fit are taken back before the question is given up.
+#: Maximum corrections of tokens that do not fit before the question is given up.
 MOST_ATTEMPTS = 3
 
 
 class EraseMode(Enum):
-    """What is taken back once the answer is complete."""
+    """Text that is removed once the answer is complete."""
 
     #: Nothing.
     NONE = "none"
-    #: The prompt; the answer stays.
+    #: The prompt; the answer is kept.
     PROMPT = "prompt"
     #: The prompt and the answer.
     ALL = "all"
 
     @classmethod
     def of(cls, value: Any) -> EraseMode:
-        """The mode; also of its name, of {"mode": …}, and NONE of None."""
+        """Converts a mode, its name, {"mode": …} or None (NONE)."""
         if isinstance(value, dict):
             value = value.get("mode")
         if value is None:
@@ -63,26 +63,26 @@ class Asking:
         self._temperature = 0.0 if argmax else None
         self._mask_value = mask_value
         if isinstance(strategy, LanguageStrategy):
-            pieces_of(tokenizer)  # the first time takes a while, and this is not the call that needs it
+            pieces_of(tokenizer)  # slow the first time, so not during generation
         self._ends = frozenset(end_tokens(tokenizer))
         self._begin: Optional[int] = None
         self._attempts = 0
         self._holding = False
-        #: The sequence up to the end of the answer, and what is to stand there when all is done.
+        #: Sequence up to the end of the answer, and its final content.
         self._stood: List[int] = []
         self._target: List[int] = []
-        #: Whether the answer is complete, or the question given up.
+        #: True if the answer is complete, or the question was given up.
         self.complete = False
-        #: Whether the sequence is as the erase mode wants it; the run goes on.
+        #: True if the erase mode was applied to the sequence; the run continues.
         self.over = False
-        #: Token ids of the answer, without what only marked its end; None when the question was given up.
+        #: Token ids of the answer without its end marker; None if the question was given up.
         self.tokens: Optional[List[int]] = None
-        #: Text of the answer; None when the question was given up.
+        #: Text of the answer; None if the question was given up.
         self.text: Optional[str] = None
         self._restart()
 
     def forward(self, event: ForwardPass, actions: ActionBuilder) -> ModAction:
-        """What to do before a token is drawn: force the prompt, hold the model to the strategy, erase."""
+        """Returns the action before a draw: forces the prompt, applies the strategy, or erases."""
         tokens = event.context_info.tokens
         asked_back = self._follow(tokens, actions)
         if asked_back is not None:
@@ -98,12 +98,12 @@ class Asking:
         return self._hold(event, actions)
 
     def ask(self, event: ModEvent, actions: ActionBuilder) -> Optional[ModAction]:
-        """Begins the question at the end of the sequence; None where it has no prompt."""
+        """Begins the question at the end of the sequence. Returns None if it has no prompt."""
         self._begin = len(event.context_info.tokens)
         return actions.force_tokens(self._prompt) if self._prompt else None
 
     def added(self, event: Added, actions: ActionBuilder) -> Optional[ModAction]:
-        """What to do with tokens that were added; None for nothing."""
+        """Returns the action after tokens were added, or None."""
         if self.over:
             self._release(event)
             return None
@@ -129,12 +129,12 @@ class Asking:
         self._seen: List[int] = []
 
     def _follow(self, tokens: List[int], actions: ActionBuilder) -> Optional[ModAction]:
-        """Takes what was added to the answer; an action where it has to be put right."""
+        """Processes tokens added to the answer. Returns an action if they need a correction."""
         if self._begin is None or self.complete:
             return None
         start = self._begin + len(self._prompt)
         if tokens[self._begin : start] != self._prompt:
-            # Another mod took the question away: the rest of it, or all of it, is asked again.
+            # Another mod removed the question: force the missing part again.
             there = tokens[self._begin :]
             if len(tokens) >= self._begin and there == self._prompt[: len(there)]:
                 return actions.force_tokens(self._prompt[len(there) :])
@@ -159,7 +159,7 @@ class Asking:
     def _put_right(
         self, asked: Union[Backtrack, ForceTokens], behind: int, tokens: List[int], actions: ActionBuilder
     ) -> Optional[ModAction]:
-        """What the strategy asks for, `behind` tokens before the end of the sequence."""
+        """Returns the correction requested by the strategy for a token that is `behind` tokens before the end."""
         self._attempts += 1
         if self._attempts > MOST_ATTEMPTS:
             self._give_up(tokens)
@@ -171,7 +171,7 @@ class Asking:
         return actions.backtrack(behind, asked.tokens) if behind else actions.force_tokens(asked.tokens)
 
     def _complete(self, tokens: List[int]) -> None:
-        """The answer is complete; `tokens` is the sequence up to its end."""
+        """Completes the answer; `tokens` is the sequence up to its end."""
         assert self._begin is not None
         start = self._begin + len(self._prompt)
         answer = tokens[start:]
@@ -191,14 +191,14 @@ class Asking:
         self._stood, self._target = stood, target
 
     def _prefix(self, answer: List[int], text: str) -> List[int]:
-        """The tokens of a shorter answer: its own, where they end with the text."""
+        """Returns the tokens of a trimmed answer: its own tokens if they spell the text, else a new encoding."""
         for count in range(len(answer), -1, -1):
             if self._tokenizer.decode(answer[:count], skip_special_tokens=True) == text:
                 return answer[:count]
         return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
 
     def _is_last(self, event: Added, tokens: List[int]) -> bool:
-        """Whether the run ends with this event, with the question still standing in its answer."""
+        """Returns True if the run ends with this event while the question is still in its answer."""
         return 0 < event.max_steps <= len(tokens) - event.context_info.prompt_len
 
     def _give_up(self, tokens: List[int]) -> None:
@@ -207,7 +207,7 @@ class Asking:
     # -- actions -----------------------------------------------------------------------------------------------------
 
     def _hold(self, event: ForwardPass, actions: ActionBuilder) -> ModAction:
-        """Forbids every token that cannot go on with the answer."""
+        """Bans every token that cannot continue the answer."""
         strategy, tokenizer = self._strategy, self._tokenizer
         state: Any = self._state
         allowed: Sequence[int]
@@ -227,10 +227,10 @@ class Asking:
             allowed = array("i", sorted(token for token in permitted - forbidden if 0 <= token < size))
         if not allowed:
             self._give_up(event.context_info.tokens)
-            raise ValueError("no token of this model can go on with the answer %r" % self._so_far())
+            raise ValueError("no token of this model can continue the answer %r" % self._so_far())
         logits = self._logits(event)
         if not any(logits[token] > -math.inf for token in allowed):
-            raise ValueError("a mod before this one has banned every token that the answer %r can go on with" % self._so_far())
+            raise ValueError("an earlier mod has banned every token that can continue the answer %r" % self._so_far())
         logits.keep_only(allowed, self._mask_value)
         return actions.adjust_logits(logits, self._temperature)
 
@@ -247,7 +247,7 @@ class Asking:
 
     @staticmethod
     def _logits(event: ForwardPass) -> Logits:
-        """The event's logits to write to, also where a test made the event by hand."""
+        """Returns the event's logits for writing; also works for events created by tests."""
         given = event.logits
         if isinstance(given, Logits):
             return given
@@ -257,7 +257,7 @@ class Asking:
         return str(self._tokenizer.decode(self._seen))
 
     def _finish(self, event: ModEvent, tokens: List[int], actions: ActionBuilder) -> ModAction:
-        """The step towards what is to stand in the sequence."""
+        """Returns the next action towards the final content of the sequence."""
         stood, target = self._stood, self._target
         extra = tokens[len(stood) :]
         only_appends = target[: len(stood)] == stood
@@ -272,7 +272,7 @@ class Asking:
         common = 0
         while common < min(len(target), len(stood)) and target[common] == stood[common]:
             common += 1
-        # What another mod has appended meanwhile stays.
+        # Tokens appended by another mod meanwhile are kept.
         return actions.backtrack(len(tokens) - common, target[common:] + extra or None)
 
     def _release(self, event: ModEvent) -> None:

@@ -1,4 +1,4 @@
-"""A mod's configuration: the fields it declares, their defaults, and the JSON schema that requests are checked against."""
+"""Configuration of a mod: declared fields, defaults, and the JSON schema for the validation of requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Schema = Dict[str, Any]
 _NAMES: Dict[Any, str] = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 _ARRAYS = (list, tuple, set, frozenset, abc.Sequence, abc.Iterable, abc.Set, abc.Collection)
 _OBJECTS = (dict, abc.Mapping, abc.MutableMapping)
-#: `int | str` has a type of its own from Python 3.10 on.
+#: `int | str` has its own type since Python 3.10.
 _UNIONS = (Union, getattr(types, "UnionType", Union))
 
 
@@ -26,7 +26,7 @@ class Declared(NamedTuple):
 
 
 def declared(config: Union[None, Mapping[str, Any], type]) -> Optional[Declared]:
-    """The fields of a class with annotations, or of a dictionary of defaults; None for None."""
+    """Returns the fields of a class with annotations or of a dictionary of defaults; None for None."""
     if config is None:
         return None
     if isinstance(config, type) and not _is_mapping(config):
@@ -36,7 +36,7 @@ def declared(config: Union[None, Mapping[str, Any], type]) -> Optional[Declared]
         defaults = dict(config)
         schema = _object({name: dict(_of_default(value), default=value) for name, value in defaults.items()}, [])
     else:
-        raise TypeError("config takes a class with annotations or a dictionary of defaults, not %r" % (config,))
+        raise TypeError("config must be a class with annotations or a dictionary of defaults, got %r" % (config,))
     try:
         json.dumps(defaults)
     except (TypeError, ValueError) as error:
@@ -56,7 +56,7 @@ def _object(properties: Dict[str, Schema], required: List[str]) -> Schema:
 
 
 def _of_default(value: Any) -> Schema:
-    """The schema of what may stand in the place of a default: text for text, any number for a number, and so on."""
+    """Returns the schema for values that replace a default: a string for a string, any number for a number, and so on."""
     if value is None:
         return {}
     if isinstance(value, bool):
@@ -69,10 +69,10 @@ def _of_default(value: Any) -> Schema:
 
 
 def _of_class(cls: type) -> Schema:
-    """The schema of a dataclass, TypedDict, NamedTuple or other class with annotations."""
+    """Returns the schema of a dataclass, TypedDict, NamedTuple or other class with annotations."""
     try:
         annotations = get_type_hints(cls, include_extras=True)
-    except Exception as error:  # an annotation is the mod's code
+    except Exception as error:  # an annotation runs code of the mod
         raise TypeError("the annotations of %s cannot be read: %s" % (cls.__name__, error)) from None
     if not annotations:
         raise TypeError("%s declares no annotations: write `name: type` or `name: type = default` for each field" % cls.__name__)
@@ -90,7 +90,7 @@ def _of_class(cls: type) -> Schema:
 
 
 def _default(cls: type, name: str) -> Schema:
-    """{"default": value} of a field; {} without a default."""
+    """Returns {"default": value} of a field; {} without a default."""
     if dataclasses.is_dataclass(cls):
         field = next(field for field in dataclasses.fields(cls) if field.name == name)
         if field.default_factory is not dataclasses.MISSING:
@@ -102,7 +102,7 @@ def _default(cls: type, name: str) -> Schema:
 
 
 def _plain(value: Any) -> Any:
-    """A default as JSON has it."""
+    """Converts a default to JSON types."""
     if isinstance(value, enum.Enum):
         return value.value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -142,7 +142,7 @@ def _of_annotation(annotation: Any, place: str) -> Schema:
     if isinstance(kind, type) and getattr(kind, "__annotations__", None):
         return _of_class(kind)
     raise TypeError(
-        "%s: a configuration cannot have the annotation %s; it takes str, int, float, bool, None, Any, Literal, Optional, "
+        "%s: unsupported annotation %s; supported are str, int, float, bool, None, Any, Literal, Optional, "
         "Union, Annotated, enumerations, lists, dictionaries, and classes with such annotations" % (place, annotation)
     )
 

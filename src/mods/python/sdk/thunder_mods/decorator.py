@@ -10,11 +10,11 @@ from . import events as _events
 from .actions import ModAction, for_event, validate_action
 from .config import declared
 
-#: A mod as it can be called: (event, tokenizer=None) -> action.
+#: A mod as a callable: (event, tokenizer=None) -> action.
 ModCallable = Callable[..., ModAction]
-#: What a mod is made of: handler(event, actions, tokenizer) -> action or None. It may take fewer arguments.
+#: Function of a mod: handler(event, actions, tokenizer) -> action or None. It may take fewer arguments.
 Handler = Callable[..., Optional[ModAction]]
-#: The configuration of a mod: a class with annotations, or a dictionary of defaults.
+#: Configuration of a mod: a class with annotations, or a dictionary of defaults.
 Config = Union[None, Mapping[str, Any], type]
 EventNames = Union[str, Type[_events.ModEvent], Iterable[Union[str, Type[_events.ModEvent]]]]
 
@@ -47,19 +47,19 @@ def mod(
     holdback: int = 0,
     workers: Optional[int] = None,
 ) -> Any:
-    """Makes `handler(event, actions, tokenizer)` a mod.
+    """Turns `handler(event, actions, tokenizer)` into a mod.
 
-    events (or handles): the event classes or names it wants, all four by default; it is not called for others.
-    name: its registered name, by default the function's.
+    events (or handles): event classes or names that the mod handles, by default all four. It is not called for others.
+    name: registered name, by default the name of the function.
     description: one sentence, by default the first paragraph of the docstring.
-    config: the configuration's fields, as a class with annotations (a dataclass, a TypedDict, or any other) or as a
-    dictionary of defaults. A request's configuration is checked against them before its run begins: unknown fields,
-    missing ones (annotated, without a default) and values of another type are refused. A dictionary says by its
-    defaults which type a field has: text, number, true or false, list, object; None takes anything.
-    holdback: the most generated tokens it may take back after they were added; the stream lags by that much, so
-    that a client never sees what is taken back. `event.hold_back(n)` changes it during a run.
-    workers: how many processes may serve it at once, for throughput; by default what the server says (`--mod-workers`).
-    A run stays in one of them. What the module keeps is each process's own.
+    config: fields of the configuration, as a class with annotations (a dataclass, a TypedDict, or any other) or as a
+    dictionary of defaults. The configuration of a request is validated before its run starts: unknown fields, missing
+    fields (annotated, without a default) and values of another type are rejected. In a dictionary, the default
+    determines the type of a field: string, number, boolean, array or object; None accepts anything.
+    holdback: maximum number of generated tokens that the mod may remove after they were added. The stream lags by as
+    many tokens, so that a client never sees removed text. `event.hold_back(n)` changes it during a run.
+    workers: maximum number of processes that serve the mod in parallel; by default the server's `--mod-workers`. A run
+    stays in one process. Module-level state is separate in each process.
     """
     wanted = events if events is not None else handles
     if handler is None:
@@ -77,11 +77,11 @@ def _mod(
     workers: Optional[int],
 ) -> ModCallable:
     if not callable(handler):
-        raise TypeError("@mod stands before a function, not before %r" % (handler,))
+        raise TypeError("@mod must decorate a function, got %r" % (handler,))
     if inspect.iscoroutinefunction(handler):
-        raise TypeError("a mod cannot be async: the run waits for its answer")
+        raise TypeError("a mod cannot be async: the run waits for its reply")
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-        raise ValueError("workers is how many processes may serve the mod, 1 or more, not %r" % (workers,))
+        raise ValueError("workers must be an integer of 1 or more, got %r" % (workers,))
     arguments = _positional(handler)
     fields = declared(config)
 
@@ -104,18 +104,18 @@ def _mod(
 
 
 def create_mod(handler: Handler) -> ModCallable:
-    """`mod` as a function."""
+    """Turns a function into a mod, like `mod`."""
     return mod(handler)
 
 
 def _positional(handler: Handler) -> int:
-    """How many of (event, actions, tokenizer) the handler takes."""
+    """Returns how many of (event, actions, tokenizer) the handler takes."""
     parameters = inspect.signature(handler).parameters.values()
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
         return 3
     count = sum(parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD) for parameter in parameters)
     if count == 0:
-        raise TypeError("%s takes no arguments; a mod takes (event, actions, tokenizer)" % handler.__name__)
+        raise TypeError("%s takes no arguments; a mod must take (event, actions, tokenizer)" % handler.__name__)
     return min(count, 3)
 
 
@@ -127,5 +127,5 @@ def _event_names(wanted: Optional[EventNames]) -> List[str]:
     names = [event if isinstance(event, str) else event.__name__ for event in wanted]
     for name in names:
         if name not in _events.BY_NAME:
-            raise ValueError("unknown event '%s'; events are %s" % (name, ", ".join(_events.BY_NAME)))
+            raise ValueError("unknown event '%s'; known events: %s" % (name, ", ".join(_events.BY_NAME)))
     return names

@@ -1,4 +1,4 @@
-"""The four events of a run. Fields that cost something to look up are read when they are first used."""
+"""The four events of a run. Expensive fields are read on first use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from . import logits as _logits
 
 
 class ContextInfo:
-    """The sequence: prompt tokens, then generated tokens."""
+    """Sequence of a run: prompt tokens, then generated tokens."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class ContextInfo:
 
     @property
     def prompt_len(self) -> int:
-        """How many of them are the prompt."""
+        """Number of prompt tokens."""
         return self._prompt_len
 
     @property
@@ -49,33 +49,33 @@ class ContextInfo:
         return self.tokens[-count:] if count else []
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A field by its name."""
+        """Returns a field by name."""
         return getattr(self, name, default)
 
 
 class ModEvent:
-    """What all events have."""
+    """Base class of the events."""
 
-    #: The client's id of the run.
+    #: Id of the run chosen by the client.
     request_id: str = ""
-    #: 0 for Prefilled, then 1, 2, 3 …, as in the trace. A mod that imports `quote_mod_sdk` or `shared.types` gets Quote's
-    #: numbers: 0 for Prefilled and for the first ForwardPass, Sampled and Added.
+    #: Step: 0 for Prefilled, then 1, 2, 3 …, as in the trace. Mods that import `quote_mod_sdk` or `shared.types` get
+    #: Quote's numbers: 0 for Prefilled and for the first ForwardPass, Sampled and Added.
     step: int = 0
-    #: Most tokens to generate.
+    #: Maximum number of generated tokens.
     max_steps: int = 0
-    #: What the request gave this mod as its configuration, over the defaults of `@mod(config=…)`.
+    #: Configuration of this mod: the request's fields over the defaults of `@mod(config=…)`.
     config: Dict[str, Any] = {}
-    #: The request's messages; None for a raw completion.
+    #: Messages of the request; None for a raw completion.
     conversation: Optional[List[Dict[str, Any]]] = None
-    #: The request's tools, or None.
+    #: Tools of the request, or None.
     tools: Optional[List[Dict[str, Any]]] = None
-    #: The request's sampling parameters.
+    #: Sampling parameters of the request.
     parameters: Optional[Dict[str, Any]] = None
-    #: The request's random seed.
+    #: Random seed of the request.
     seed: int = 0
-    #: The model's name.
+    #: Name of the model.
     model: Optional[str] = None
-    #: What Quote's engine can tell of a layer, and this one does not: always None.
+    #: Per-layer data that only Quote's engine provides; always None.
     hidden_states: Any = None
     attention_patterns: Any = None
     layer: Optional[int] = None
@@ -93,13 +93,13 @@ class ModEvent:
         return self.context_info.tokens
 
     def hold_back(self, count: Optional[int]) -> None:
-        """Keeps the last `count` generated tokens from the client until the next call of this: what a mod may still
-        take back is better not sent. None goes back to what `@mod(holdback=…)` says."""
+        """Holds the last `count` generated tokens back from the client until the next call of this method, so that
+        they can still be removed unseen. None restores the value of `@mod(holdback=…)`."""
         self._held_back = -1 if count is None else max(0, int(count))
 
     def _decode(self, tokens: Iterable[int]) -> str:
         if self._tokenizer is None:
-            raise RuntimeError("this event was made without a tokenizer, so it cannot decode")
+            raise RuntimeError("this event has no tokenizer, so it cannot decode")
         return str(self._tokenizer.decode(tokens))
 
     def __repr__(self) -> str:
@@ -107,7 +107,7 @@ class ModEvent:
 
 
 class Prefilled(ModEvent):
-    """Once per run: the prompt is tokenized and not yet decoded."""
+    """Event at the start of a run: the prompt is tokenized but not yet decoded."""
 
     def __init__(
         self, request_id: str, step: int, max_steps: int, context_info: Optional[ContextInfo] = None, **_ignored: Any
@@ -122,23 +122,23 @@ class Prefilled(ModEvent):
 
     @property
     def prompt_length(self) -> int:
-        """How many tokens the prompt has."""
+        """Number of prompt tokens."""
         return self.context_info._prompt_len
 
     @property
     def prompt_text(self) -> str:
-        """The prompt's text."""
+        """Text of the prompt."""
         return self._decode(self.prompt_tokens)
 
 
 class ForwardPass(ModEvent):
-    """The model has run, nothing is sampled yet."""
+    """Event after a forward pass, before sampling."""
 
     def __init__(
         self, request_id: str, step: int, logits: Any, context_info: Optional[ContextInfo] = None, **_ignored: Any
     ) -> None:
         super().__init__(request_id, step, context_info)
-        #: float32 of shape (1, vocabulary), writable in place; no temperature or penalty is applied yet.
+        #: float32 of shape (1, vocabulary), writable in place, before temperature and penalties.
         self.logits = logits
 
     @property
@@ -147,12 +147,12 @@ class ForwardPass(ModEvent):
         return self._decode(self.context_info.last(280))[-70:]
 
     def top_k_logprob(self, k: int) -> Tuple[Any, Any]:
-        """(natural log-probabilities, token ids) of the k most probable tokens, each of shape (1, k), highest first."""
+        """Returns (natural log-probabilities, token ids) of the k most probable tokens, each of shape (1, k), highest first."""
         return _logits.top_k_logprob(self.logits, k)
 
 
 class Sampled(ModEvent):
-    """A token was drawn and is not yet appended."""
+    """Event after a token was drawn, before it is appended."""
 
     #: Natural logarithm of the token's probability.
     logprob: Optional[float] = None
@@ -166,14 +166,14 @@ class Sampled(ModEvent):
 
     @property
     def text(self) -> str:
-        """The drawn token's text."""
+        """Text of the drawn token."""
         return self._decode([self.sampled_token]) if self._text is None else self._text
 
     token_text = text
 
 
 class Added(ModEvent):
-    """Tokens were appended; they are the end of the sequence."""
+    """Event after tokens were appended; they are the end of the sequence."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class Added(ModEvent):
     ) -> None:
         super().__init__(request_id, step, context_info)
         self.added_tokens = list(added_tokens)
-        #: Whether a mod appended them, and not the sampler.
+        #: True if a mod appended them, not the sampler.
         self.forced = forced
 
     @property

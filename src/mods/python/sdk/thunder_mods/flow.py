@@ -1,4 +1,4 @@
-"""Flows: the model asks itself one question after the other, and its answers decide what happens.
+"""Flows: the model answers a series of questions, and its answers decide what follows.
 
     urgent = FlowQuestion(name="urgent", prompt=" Urgent (yes/no): ", strategy=ChoicesStrat(["yes", "no"]), erase_mode="all")
     urgent.on("yes", route_output("Please call us at once.")).otherwise(route_noop())
@@ -59,15 +59,15 @@ __all__ = [
     "route_tool",
 ]
 
-#: How many questions in a row may be answered without the model at one event.
-_MOST_ROUTES = 1000
+#: Maximum consecutive questions answered without the model at one event.
+_MAX_ROUTES = 1000
 
 
 class FlowEngine(Generic[TState]):
-    """Asks the questions of a flow in every run that hands it its events.
+    """Asks the questions of a flow in every run whose events it handles.
 
     entry_question: the first question. flows: definitions whose summaries `route_summary` writes.
-    state_factory: makes a run's state of its request id, by default a `RequestState`.
+    state_factory: creates the state of a run from its request id, by default a `RequestState`.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class FlowEngine(Generic[TState]):
         lifecycle.watch(self)
 
     def state(self, request_id: str) -> TState:
-        """The run's state, with its answers."""
+        """Returns the state of a run, with its answers."""
         state = self._states.get(request_id)
         if state is None:
             state = self._states[request_id] = self._state_factory(request_id)
@@ -95,15 +95,15 @@ class FlowEngine(Generic[TState]):
     _get_state = state
 
     def finished(self, request_id: str) -> None:
-        """Forgets a run; called by itself when the run ends."""
+        """Removes the state of a run; called automatically when the run ends."""
         self._states.pop(request_id, None)
         self._asking.pop(request_id, None)
         self._begun.discard(request_id)
 
     def handle_event(self, event: ModEvent, actions: ActionBuilder, tokenizer: Any) -> ModAction:
-        """The action for this event: a mod hands every event on and returns what it gets.
+        """Returns the action for an event. The mod passes every event and returns the result.
 
-        A function of the flow that raises ends the flow."""
+        A function of the flow that raises an exception ends the flow."""
         request_id = event.request_id
         state = self.state(request_id)
         if request_id not in self._begun:
@@ -120,13 +120,13 @@ class FlowEngine(Generic[TState]):
             raise
 
     def _advance(self, event: Any, state: TState, actions: ActionBuilder, tokenizer: Any) -> ModAction:
-        """Goes through the flow as far as it gets with this event."""
+        """Advances the flow as far as possible with this event."""
         if state.pending_route is not None and isinstance(event, ForwardPass):
             route, state.pending_route = coerce_route(state.pending_route), None
             action = self._perform(route, state, actions, tokenizer)
             if action is not None:
                 return action
-        for _ in range(_MOST_ROUTES):
+        for _ in range(_MAX_ROUTES):
             question = state.current_question
             if question is None:
                 return actions.noop()
@@ -151,12 +151,12 @@ class FlowEngine(Generic[TState]):
             action = self._take(question, answer, state, actions, tokenizer)
             if action is not None:
                 return action
-        raise RuntimeError("the flow went through %d questions without asking the model one" % _MOST_ROUTES)
+        raise RuntimeError("the flow answered %d questions in a row without the model" % _MAX_ROUTES)
 
     def _take(
         self, question: FlowQuestion[TState], answer: Optional[str], state: TState, actions: ActionBuilder, tokenizer: Any
     ) -> Optional[ModAction]:
-        """Keeps the answer, and goes where it leads; None says that another question is next."""
+        """Stores the answer and follows its route. Returns None if another question is next."""
         if answer is not None:
             state.answers[question.name] = answer
             for assign in question.assignments:
@@ -178,8 +178,8 @@ class FlowEngine(Generic[TState]):
     def _perform(
         self, route: FlowRoute[Any], state: TState, actions: ActionBuilder, tokenizer: Any
     ) -> Optional[ModAction]:
-        """Takes a route; None says that the state's question is next."""
-        for _ in range(_MOST_ROUTES):
+        """Performs a route. Returns None if the state's question is next."""
+        for _ in range(_MAX_ROUTES):
             if route.kind is RouteKind.QUESTION:
                 state.current_question = route.target
                 return None
@@ -197,7 +197,7 @@ class FlowEngine(Generic[TState]):
         if route.kind is RouteKind.NOOP:
             return actions.noop()
         text = self._summary(before, state, route.message) if route.kind is RouteKind.SUMMARY else route.message
-        return _last_words(text or "", actions, tokenizer)
+        return _closing_action(text or "", actions, tokenizer)
 
     @staticmethod
     def _call(callback: Callable[..., Any], state: TState, actions: ActionBuilder, tokenizer: Any) -> Any:
@@ -227,8 +227,8 @@ class FlowEngine(Generic[TState]):
         self._asking.pop(state.request_id, None)
 
 
-def _last_words(text: str, actions: ActionBuilder, tokenizer: Any) -> ModAction:
-    """The text and the end of the answer."""
+def _closing_action(text: str, actions: ActionBuilder, tokenizer: Any) -> ModAction:
+    """Forces the text and the end of the answer."""
     eos = getattr(tokenizer, "eos_token_id", None)
     ends = [int(eos)] if eos is not None else end_tokens(tokenizer)[:1]
     tokens = token_ids(text, tokenizer) + ends

@@ -1,4 +1,4 @@
-"""What keeps state by run forgets it when the run ends, without the mod having to say so."""
+"""Removal of per-run state when a run ends, without code in the mod."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _watching: "WeakSet[Any]" = WeakSet()
 
 
 def watch(holder: Any) -> None:
-    """Has `holder.finished(request_id)` called at the end of every run, for as long as the holder lives."""
+    """Registers an object whose `finished(request_id)` is called at the end of every run, as long as it lives."""
     _watching.add(holder)
 
 
 def ended(request_id: str) -> None:
-    """The run is over; called by the worker and by the testing engine."""
+    """Notifies the registered objects that a run has ended; called by the worker and by the testing engine."""
     for holder in list(_watching):
         holder.finished(request_id)

@@ -12,7 +12,7 @@ _numpy: Any = None
 
 
 def numpy() -> Any:
-    """The numpy module, or None when it is not installed."""
+    """Returns the numpy module, or None if it is not installed."""
     global _numpy
     if _numpy is None:
         try:
@@ -23,39 +23,39 @@ def numpy() -> Any:
 
 
 class Tensor:
-    """What `max.driver.Tensor` is to a mod: something with `from_numpy` and `to_numpy`."""
+    """Replacement for `max.driver.Tensor`, with `from_numpy` and `to_numpy`."""
 
     def __init__(self, values: Any) -> None:
         self._values = values
 
     @classmethod
     def from_numpy(cls, values: Any) -> Tensor:
-        """Of an array of shape (1, vocabulary)."""
+        """Creates a tensor from an array of shape (1, vocabulary)."""
         return cls(values)
 
     def to_numpy(self) -> Any:
-        """The array it was made of."""
+        """Returns the array."""
         return self._values
 
     @property
     def shape(self) -> Any:
-        """(1, vocabulary)"""
+        """Shape: (1, vocabulary)."""
         return getattr(self._values, "shape", None)
 
 
 class Logits:
-    """`logits[token]` reads and writes one entry; `to_numpy()` is the whole as a view.
+    """Logits of one step: `logits[token]` reads and writes one entry; `to_numpy()` returns a view of all.
 
-    It is a view on shared memory, valid during the call it came with: copy what you keep.
+    A view of shared memory, valid only during the call; copy values that are needed later.
     """
 
     def __init__(self, view: Any) -> None:
         self._view = view  # memoryview, one dimension, format "f"
-        self.handed_out = False  # whether the mod may have written to it
+        self.handed_out = False  # True if the mod may have written to it
 
     @property
     def shape(self) -> Tuple[int, int]:
-        """(1, vocabulary)"""
+        """Shape: (1, vocabulary)."""
         return (1, len(self._view))
 
     def __len__(self) -> int:
@@ -76,11 +76,11 @@ class Logits:
         if isinstance(token, tuple):
             row, token = token
             if row != 0:
-                raise IndexError("logits have one row, 0")
+                raise IndexError("logits have only row 0")
         return token
 
     def keep_only(self, tokens: Any, others: float = -math.inf) -> None:
-        """Sets all logits but those of these token ids to `others`, in place."""
+        """Sets all logits except those of these token ids to `others`, in place."""
         self.handed_out = True
         np = numpy()
         if np is not None:
@@ -96,7 +96,7 @@ class Logits:
             view[token] = value
 
     def to_numpy(self) -> Any:
-        """A writable view: a numpy array of shape (1, vocabulary), or without numpy a memoryview of that shape."""
+        """Returns a writable view: a numpy array of shape (1, vocabulary), or a memoryview of that shape without numpy."""
         self.handed_out = True
         np = numpy()
         if np is not None:
@@ -108,15 +108,15 @@ class Logits:
         return values if dtype is None else values.astype(dtype)
 
     def copy(self) -> Logits:
-        """A copy that can be kept; writing to it changes nothing."""
+        """Returns an independent copy, which remains valid after the call."""
         return Logits(memoryview(array("f", self._view)))
 
     def tolist(self) -> List[List[float]]:
-        """A copy as [[…]], of shape (1, vocabulary)."""
+        """Returns a copy as [[…]], of shape (1, vocabulary)."""
         return [self._view.tolist()]
 
     def log_sum_exp(self) -> float:
-        """Natural logarithm of the sum of exp(logit); the log-probability of a token is its logit minus this."""
+        """Returns the natural logarithm of the sum of exp(logit); a token's log-probability is its logit minus this."""
         np = numpy()
         if np is not None:
             values = np.frombuffer(self._view, dtype=np.float32)
@@ -126,12 +126,12 @@ class Logits:
         return highest + math.log(math.fsum(math.exp(value - highest) for value in self._view))
 
     def top(self, k: int) -> List[Tuple[int, float]]:
-        """The k most probable tokens as [(token, probability), …], highest first."""
+        """Returns the k most probable tokens as [(token, probability), …], highest first."""
         total = self.log_sum_exp()
         return [(token, math.exp(value - total)) for token, value in self._highest(k)]
 
     def entropy(self) -> float:
-        """Entropy of the distribution, in bits."""
+        """Returns the entropy of the distribution in bits."""
         total = self.log_sum_exp()
         np = numpy()
         if np is not None:
@@ -154,8 +154,8 @@ class Logits:
 
 
 def top_k_logprob(logits: Any, k: int) -> Tuple[Any, Any]:
-    """(natural log-probabilities, token ids) of the k most probable tokens, each of shape (1, k), highest first; numpy
-    arrays where numpy is installed, else lists of lists."""
+    """Returns (natural log-probabilities, token ids) of the k most probable tokens, each of shape (1, k), highest first:
+    numpy arrays if numpy is installed, else lists of lists."""
     if not isinstance(logits, Logits):
         values = logits.to_numpy() if hasattr(logits, "to_numpy") else logits
         logits = Logits(memoryview(flat(values)))
@@ -169,7 +169,7 @@ def top_k_logprob(logits: Any, k: int) -> Tuple[Any, Any]:
 
 
 def flat(values: Any) -> Any:
-    """Any matrix of one row, or row, of numbers as a flat buffer of float32."""
+    """Converts a row of numbers, or a matrix of one row, to a flat buffer of float32."""
     np = numpy()
     if np is not None:
         return np.ascontiguousarray(values, dtype=np.float32).reshape(-1)

@@ -1,4 +1,4 @@
-"""Differences for mods that import the names of Quote's SDK."""
+"""Compatibility with mods that import Quote's SDK."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ PACKAGES = ("quote_mod_sdk", "shared")
 
 
 def is_loaded() -> bool:
-    """Returns True if this process has imported one of Quote's packages. A worker serves a single mod, so this is about that mod."""
+    """Returns True if this process has imported one of Quote's packages. A worker serves a single mod."""
     return any(name in sys.modules for name in PACKAGES)
 
 
 @lru_cache(maxsize=None)
 def is_imported_by(module: Optional[ModuleType]) -> bool:
-    """Returns True if the source of the module imports one of Quote's packages; False where there is no source."""
+    """Returns True if the source of the module imports one of Quote's packages; False without source."""
     try:
         tree = ast.parse(inspect.getsource(module)) if module is not None else ast.Module([], [])
     except (OSError, TypeError, SyntaxError):
@@ -35,7 +35,7 @@ def is_imported_by(module: Optional[ModuleType]) -> bool:
 
 
 def handler_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The handler of a function without `@mod`, which Quote calls as function(event, tokenizer)."""
+    """Returns a handler for a function without `@mod`, which Quote calls as function(event, tokenizer)."""
     count = len(inspect.signature(function).parameters)
     if count > 2:
         return function
@@ -48,5 +48,5 @@ def handler_of(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def step_of(step: int) -> int:
-    """Quote's number of a step: 0 for Prefilled and for the first ForwardPass, Sampled and Added, which the trace calls 1."""
+    """Returns Quote's number of a step: 0 for Prefilled and for the first ForwardPass, Sampled and Added (1 in the trace)."""
     return max(0, step - 1)

@@ -1,4 +1,4 @@
-"""Where a flow goes: its questions, and what follows an answer."""
+"""Questions of a flow, and the routes that follow their answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Callable, Dict, Generic, List, Optional, Protocol, Union, runtime_checkable
 
 if TYPE_CHECKING:
-    # Type checkers bring it along; it knows defaults, so that a flow whose state nobody names has the usual one.
+    # Available to type checkers; supports defaults, so that a flow without a named state type uses RequestState.
     from typing_extensions import TypeVar
 else:
     from typing import TypeVar
@@ -16,25 +16,25 @@ from .asking import EraseMode
 
 
 class RouteKind(Enum):
-    """What a route does."""
+    """Kind of a route."""
 
     #: Asks another question.
     QUESTION = auto()
-    #: Writes a text after what stands there, and ends the answer.
+    #: Appends a text and ends the answer.
     MESSAGE = auto()
-    #: As MESSAGE, with the text that the flow's definition makes of the answers.
+    #: Like MESSAGE, with the summary of the answers built by the flow's definition.
     SUMMARY = auto()
-    #: Makes a text the whole answer.
+    #: Replaces the whole answer by a text.
     OUTPUT = auto()
-    #: Calls a function for an action.
+    #: Calls a function that returns an action.
     TOOL = auto()
-    #: Ends the flow; the model goes on by itself.
+    #: Ends the flow; the model continues freely.
     NOOP = auto()
 
 
 @runtime_checkable
 class FlowState(Protocol):
-    """What a run's state needs to have; `RequestState` is one, and any class of yours can be."""
+    """Fields that the state of a run must have; `RequestState` has them, and custom classes can."""
 
     request_id: str
     current_question: Any
@@ -45,16 +45,16 @@ class FlowState(Protocol):
 
 @dataclass
 class RequestState:
-    """The state of a run where a flow says nothing else."""
+    """Default state of a run in a flow."""
 
     request_id: str
-    #: The question under way, None before and after.
+    #: Current question; None before and after the flow.
     current_question: Optional[FlowQuestion[Any]] = None
-    #: A route to take at the next ForwardPass.
+    #: Route to take at the next ForwardPass.
     pending_route: Optional[FlowRoute[Any]] = None
-    #: Answers by the question's name.
+    #: Answers by name of the question.
     answers: Dict[str, str] = field(default_factory=dict)
-    #: Whatever the flow's functions want to keep.
+    #: Data of the flow's functions.
     data: Dict[str, Any] = field(default_factory=dict)
 
 
@@ -65,13 +65,13 @@ else:
 
 #: A FlowRoute, a FlowQuestion, a FlowDefinition, a text (a message), a function (a tool), or None.
 RouteTarget = Any
-#: A RouteTarget, or a function of the state that makes one.
+#: A RouteTarget, or a function of the state that returns one.
 RouteSpec = Any
 
 
 @dataclass
 class FlowRoute(Generic[TState]):
-    """A step of a flow; made by `route_question`, `route_message` and so on."""
+    """A route of a flow; created by `route_question`, `route_message` and so on."""
 
     kind: RouteKind
     target: Any = None
@@ -80,38 +80,38 @@ class FlowRoute(Generic[TState]):
 
 
 def route_question(question: FlowQuestion[Any]) -> FlowRoute[Any]:
-    """Asks the question."""
+    """Returns a route that asks the question."""
     return FlowRoute(kind=RouteKind.QUESTION, target=question)
 
 
 def route_message(text: str) -> FlowRoute[Any]:
-    """Writes the text after what stands there, and ends the answer."""
+    """Returns a route that appends the text and ends the answer."""
     return FlowRoute(kind=RouteKind.MESSAGE, message=text)
 
 
 def route_output(text: str) -> FlowRoute[Any]:
-    """Makes the text the whole answer, which ends with it."""
+    """Returns a route that replaces the whole answer by the text and ends it."""
     return FlowRoute(kind=RouteKind.OUTPUT, message=text)
 
 
 def route_summary(message: Optional[str] = None) -> FlowRoute[Any]:
-    """Writes what the flow's definition makes of the answers, else `message`, and ends the answer."""
+    """Returns a route that appends the summary of the flow's definition, or `message`, and ends the answer."""
     return FlowRoute(kind=RouteKind.SUMMARY, message=message)
 
 
 def route_noop() -> FlowRoute[Any]:
-    """Ends the flow; the model goes on by itself."""
+    """Returns a route that ends the flow; the model continues freely."""
     return FlowRoute(kind=RouteKind.NOOP)
 
 
 def route_tool(callback: Callable[..., Any]) -> FlowRoute[Any]:
-    """Calls `callback(actions, state, tokenizer)`, or `callback(state)`, which answers with an action or with another
-    route."""
+    """Returns a route that calls `callback(actions, state, tokenizer)` or `callback(state)`, which returns an action or
+    another route."""
     return FlowRoute(kind=RouteKind.TOOL, callback=callback)
 
 
 def coerce_route(target: RouteTarget) -> FlowRoute[Any]:
-    """The route that a target stands for. Raises ValueError where it is none."""
+    """Converts a target to a route. Raises ValueError for invalid targets."""
     if isinstance(target, FlowRoute):
         return target
     if isinstance(target, FlowQuestion):
@@ -124,67 +124,67 @@ def coerce_route(target: RouteTarget) -> FlowRoute[Any]:
         return route_noop()
     if callable(target):
         return route_tool(target)
-    raise ValueError("a flow goes on with a route, a question, a text or a function, not with %r" % (target,))
+    raise ValueError("a route target must be a route, a question, a text, a function or None, got %r" % (target,))
 
 
 @dataclass(eq=False)
 class FlowQuestion(Generic[TState]):
-    """A question of a flow, and where its answers lead."""
+    """A question of a flow, with the routes of its answers."""
 
-    #: Its answers are kept in the state under this name.
+    #: Name under which the state stores the answer.
     name: str
-    #: What the model reads before it answers; or a function of the state that makes it.
+    #: Prompt of the question, or a function of the state that returns it.
     prompt: Union[str, Callable[[Any], str]]
-    #: The form of the answer.
+    #: Format of the answer.
     strategy: Any
-    #: Forced after an answer that stays with its prompt.
+    #: Text forced after an answer that is kept with its prompt.
     completion_text: Optional[str] = "\n"
-    #: What is taken back once the answer is there.
+    #: Text that is removed once the answer is complete.
     erase_mode: Union[EraseMode, str, None] = EraseMode.NONE
-    #: Called with (state, answer).
+    #: Functions called with (state, answer).
     assignments: List[Callable[[Any, str], Any]] = field(default_factory=list)
-    #: By answer, in lower case.
+    #: Routes by answer, in lower case.
     transitions: Dict[str, RouteSpec] = field(default_factory=dict)
-    #: Asked in order where neither a transition nor a default applies.
+    #: Functions called in order if neither a transition nor a default applies.
     branch_resolvers: List[Callable[[Any], RouteSpec]] = field(default_factory=list)
-    #: Where answers without a transition lead.
+    #: Route of answers without a transition.
     default_route: Optional[RouteSpec] = None
-    #: Makes an answer of the state, so that the model need not be asked.
+    #: Function that answers from the state instead of the model.
     auto_answer_fn: Optional[Callable[[Any], Optional[str]]] = None
-    #: Takes the most probable of the allowed tokens instead of drawing one.
+    #: True to take the most probable of the allowed tokens instead of drawing one.
     argmax_sampling: bool = False
 
     def on(self, answer: str, target: RouteSpec) -> FlowQuestion[TState]:
-        """Where this answer leads, whatever its case."""
+        """Sets the route of an answer, case-insensitively."""
         self.transitions[answer.lower()] = target
         return self
 
     def then(self, target: RouteSpec) -> FlowQuestion[TState]:
-        """Where all other answers lead."""
+        """Sets the route of all other answers."""
         self.default_route = target
         return self
 
     def otherwise(self, target: RouteSpec) -> FlowQuestion[TState]:
-        """Where all other answers lead."""
+        """Sets the route of all other answers."""
         return self.then(target)
 
     def assign(self, func: Callable[[Any, str], Any]) -> FlowQuestion[TState]:
-        """Has func(state, answer) called with the answer."""
+        """Adds a function that is called as func(state, answer)."""
         self.assignments.append(func)
         return self
 
     def branch(self, resolver: Callable[[Any], RouteSpec]) -> FlowQuestion[TState]:
-        """Has resolver(state) say where to go on, where neither `on` nor `then` does; None passes to the next."""
+        """Adds resolver(state), which returns the route if neither `on` nor `then` applies; None passes to the next."""
         self.branch_resolvers.append(resolver)
         return self
 
     def with_auto_answer(self, func: Callable[[Any], Optional[str]]) -> FlowQuestion[TState]:
-        """Has func(state) answer instead of the model; None or "" asks the model."""
+        """Sets func(state), which answers instead of the model; None or "" asks the model."""
         self.auto_answer_fn = func
         return self
 
     def resolve_route(self, state: Any, answer: Optional[str] = None) -> Optional[FlowRoute[Any]]:
-        """The route after this answer; None where the flow ends."""
+        """Returns the route after an answer; None if the flow ends."""
         specs: List[RouteSpec] = [self.default_route]
         if answer is not None:
             by_answer = self.transitions.get(answer.lower(), self.transitions.get(answer.strip().lower()))
@@ -200,14 +200,14 @@ class FlowQuestion(Generic[TState]):
 
 @dataclass(eq=False)
 class FlowDefinition(Generic[TState]):
-    """A named flow that begins with `root`; `summary_builder(state)` makes the text of `route_summary`."""
+    """A named flow that begins with `root`; `summary_builder(state)` returns the text of `route_summary`."""
 
     name: str
     root: FlowQuestion[TState]
     summary_builder: Callable[[Any], str]
 
     def all_questions(self) -> List[FlowQuestion[Any]]:
-        """The questions that can be reached without asking a function."""
+        """Returns the questions that can be reached without calling a function."""
         found: List[FlowQuestion[Any]] = []
         waiting: List[Any] = [self.root]
         while waiting:

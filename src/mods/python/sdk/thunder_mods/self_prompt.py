@@ -1,4 +1,4 @@
-"""Questions that the model asks itself: a hidden prompt, an answer of a certain form, then both erased or kept."""
+"""Self prompts: a hidden question to the model with a constrained answer, which are then erased or kept."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ Prompt = Union[str, Sequence[int], Dict[str, Any]]
 
 
 class SelfPrompt:
-    """A question, asked in every run that hands it its events.
+    """A question that is asked in every run whose events it handles.
 
-    prompt: what the model reads before it answers: text, token ids, {"text": …} or {"tokens": […]}.
-    strategy: the form of the answer, e.g. ChoicesStrat(["yes", "no"]).
-    completion: text, token ids or {"suffix": …} to force after an answer that stays with its prompt (EraseMode.NONE).
-    erase: what is taken back afterwards. With PROMPT and ALL the client never sees it.
-    argmax_sampling: takes the most probable of the allowed tokens instead of drawing one.
-    mask_value: the logit of tokens that are not allowed.
+    prompt: prompt of the question: text, token ids, {"text": …} or {"tokens": […]}.
+    strategy: format of the answer, e.g. ChoicesStrat(["yes", "no"]).
+    completion: text, token ids or {"suffix": …} to force after an answer that is kept with its prompt (EraseMode.NONE).
+    erase: text that is removed afterwards. With PROMPT and ALL the client never sees it.
+    argmax_sampling: take the most probable of the allowed tokens instead of drawing one.
+    mask_value: logit of tokens that are not allowed.
 
-    Hand it Prefilled, ForwardPass and Added in this order, and return what it answers. Where a run's tokens run out
-    before the answer is complete, the question is given up: it is erased as its mode says, and there is no answer.
+    Pass Prefilled, ForwardPass and Added in this order, and return the resulting action. If the run's tokens are used
+    up before the answer is complete, the question is given up: it is erased according to its mode and has no answer.
     """
 
     def __init__(
@@ -53,37 +53,37 @@ class SelfPrompt:
         lifecycle.watch(self)
 
     def handle_prefilled(self, event: Prefilled, tokenizer: Any) -> None:
-        """Makes the question ready; may be left out."""
+        """Prepares the question; optional."""
         self._asking(event, tokenizer)
 
     def handle_forward_pass(self, event: ForwardPass, actions: ActionBuilder, tokenizer: Any) -> ModAction:
-        """The action for this event."""
+        """Returns the action for this event."""
         return self._asking(event, tokenizer).forward(event, actions)
 
     def handle_added(self, event: Added, actions: ActionBuilder, tokenizer: Any) -> Optional[ModAction]:
-        """The action for this event, None for nothing to do."""
+        """Returns the action for this event, or None."""
         return self._asking(event, tokenizer).added(event, actions)
 
     def is_complete(self, request_id: str) -> bool:
-        """Whether the run's answer is complete, or the question was given up."""
+        """Returns True if the answer of the run is complete, or the question was given up."""
         asking = self._states.get(request_id)
         return asking is not None and asking.complete
 
     def answer_tokens(self, request_id: str) -> Optional[List[int]]:
-        """Token ids of the run's answer, None without one."""
+        """Returns the token ids of the run's answer; None without one."""
         asking = self._states.get(request_id)
         return None if asking is None or asking.tokens is None else list(asking.tokens)
 
     def answer(self, request_id: str) -> Optional[str]:
-        """Text of the run's answer, None without one."""
+        """Returns the text of the run's answer; None without one."""
         asking = self._states.get(request_id)
         return None if asking is None else asking.text
 
     def refresh_responses(
         self, responses: Optional[Sequence[str]], request_id: Optional[str] = None, idx: Optional[int] = None
     ) -> None:
-        """Replaces the choices, those of element `idx` where the strategy is a list. `request_id` names a run whose
-        question begins anew."""
+        """Replaces the choices, or those of element `idx` of a list strategy. The question of the run `request_id`
+        starts again."""
         target = self._strategy
         if isinstance(target, ListStrat):
             target = target.elements if idx is None else target.elements[idx]  # type: ignore[index]
@@ -93,7 +93,7 @@ class SelfPrompt:
                 self._states.pop(request_id, None)
 
     def finished(self, request_id: str) -> None:
-        """Forgets a run; called by itself when the run ends."""
+        """Removes the state of a run; called automatically when the run ends."""
         self._states.pop(request_id, None)
 
     def _asking(self, event: ModEvent, tokenizer: Any) -> Asking:
@@ -112,7 +112,7 @@ class SelfPrompt:
 
 
 def token_ids(text: Optional[Prompt], tokenizer: Any) -> List[int]:
-    """Token ids of a text that may also be given as ids or as a dictionary of one of them."""
+    """Returns the token ids of a text, a list of ids, or a dictionary with one of them."""
     if isinstance(text, dict):
         if text.get("force") is False:
             return []
@@ -136,12 +136,12 @@ def self_prompt_mod(
     name: Optional[str] = None,
     description: Optional[str] = None,
 ) -> ModCallable:
-    """A mod that asks one question at the beginning of every answer; the arguments are those of `SelfPrompt`.
+    """Creates a mod that asks one question at the beginning of every answer. The arguments are those of `SelfPrompt`.
 
         sentiment = self_prompt_mod(prompt=" The user is ", strategy=ChoicesStrat(["calm", "upset"]), erase="all")
 
-    on_answer: called with (request id, answer or None) once the answer is there. name: its registered name, by default
-    the name that the module gives it. The question is its attribute `self_prompt`, e.g. for `answer(request_id)`.
+    on_answer: called with (request id, answer or None) once the answer is complete. name: registered name, by default the
+    variable name in the module. The question is the attribute `self_prompt`, e.g. for `answer(request_id)`.
     """
     question = SelfPrompt(
         prompt=prompt,
@@ -165,10 +165,10 @@ def self_prompt_mod(
             on_answer(event.request_id, question.answer(event.request_id))
         return action
 
-    made: Any = mod(events=[Prefilled, ForwardPass, Added], name=name, description=description or "Asks the model itself.")(ask)
+    made: Any = mod(events=[Prefilled, ForwardPass, Added], name=name, description=description or "Asks the model a question.")(ask)
     if name is None:
         made.__thunder_mod__["name"] = None
-    # It belongs to the module that made it, as a function with @mod does.
+    # The mod belongs to the calling module, like a function with @mod.
     made.__module__ = sys._getframe(1).f_globals.get("__name__", made.__module__)
     made.self_prompt = question
     asks: ModCallable = made

@@ -1,4 +1,4 @@
-"""A mod as the payload that registers it with a server."""
+"""Serialisation of a mod for its registration with a server."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any, Dict, Optional, Union
 
 
 def serialize_mod(mod: Any, *, name: Optional[str] = None, description: Optional[str] = None) -> Dict[str, Any]:
-    """{language, module, entrypoint, source, name?, description?} for `POST /v1/mods`.
+    """Returns {language, module, entrypoint, source, name?, description?} for `POST /v1/mods`.
 
-    `source` is the text of the mod's module; where that is part of a package, {path: text} of all its files. Raises
-    ValueError where the source cannot be read."""
+    `source` is the text of the mod's module; for a module of a package, {path: text} of all files of the package.
+    Raises ValueError if the source cannot be read."""
     module = sys.modules.get(getattr(mod, "__module__", None) or "") or inspect.getmodule(mod)
     if module is None:
-        raise ValueError("the mod must be defined in a module, whose source can be sent")
+        raise ValueError("the mod must be defined in a module with readable source")
     payload: Dict[str, Any] = {
         "language": "python",
         "module": module.__name__,
@@ -32,13 +32,13 @@ def serialize_mod(mod: Any, *, name: Optional[str] = None, description: Optional
 
 
 def _entrypoint(mod: Any, module: ModuleType) -> str:
-    """The name under which the module holds the mod, which need not be the function's own."""
+    """Returns the name of the mod in its module, which can differ from the function's name."""
     own = getattr(mod, "__name__", None)
     if own is not None and getattr(module, own, None) is mod:
         return str(own)
     found = [name for name, value in vars(module).items() if value is mod]
     if not found and own is None:
-        raise ValueError("module %s does not hold the mod under any name" % module.__name__)
+        raise ValueError("module %s has no name for the mod" % module.__name__)
     return found[0] if found else str(own)
 
 

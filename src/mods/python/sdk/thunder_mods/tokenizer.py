@@ -1,4 +1,4 @@
-"""The model's tokenizer. Encoding asks the server; decoding happens here, with the vocabulary fetched once."""
+"""Tokenizer of the model. The server encodes; decoding is local, with a vocabulary that is fetched once."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Tup
 from . import conversation as _conversation
 
 _CACHED_TEXTS = 4096
-#: Bytes of a text that is encoded at once; the server takes no more.
-_LONGEST_TEXT = 1 << 20
+#: Maximum bytes of a text for one encoding; the server accepts no more.
+_MAX_TEXT_BYTES = 1 << 20
 
 
 class Tokenizer:
-    """The tokenizer of a run's model, in the shape of a Hugging Face tokenizer."""
+    """Tokenizer of a run's model, with the interface of a Hugging Face tokenizer."""
 
     def __init__(
         self,
@@ -37,22 +37,22 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens there are."""
+        """Size of the vocabulary."""
         return self._size
 
     def __len__(self) -> int:
         return self._size
 
     def encode(self, text: str, add_special_tokens: bool = False, **_ignored: Any) -> List[int]:
-        """Token ids of the text, which has at most a mebibyte. The literals of special tokens are read as those tokens."""
+        """Returns the token ids of a text of up to 1 MiB. Names of special tokens become those tokens."""
         key = (text, bool(add_special_tokens))
         tokens = self._encoded.get(key)
         if tokens is None:
             if not isinstance(text, str):
-                raise TypeError("encode takes a text, not %s" % type(text).__name__)
+                raise TypeError("encode takes a str, got %s" % type(text).__name__)
             size = len(text.encode("utf-8", "replace"))
-            if size > _LONGEST_TEXT:
-                raise ValueError("encode takes a text of at most %d bytes at once, not of %d" % (_LONGEST_TEXT, size))
+            if size > _MAX_TEXT_BYTES:
+                raise ValueError("encode takes a text of up to %d bytes, got %d" % (_MAX_TEXT_BYTES, size))
             answer, _ = self._ask({"what": "encode", "text": text, "add_special": key[1]})
             tokens = answer["tokens"]
             if len(self._encoded) >= _CACHED_TEXTS:
@@ -64,7 +64,7 @@ class Tokenizer:
         return {"input_ids": self.encode(text, add_special_tokens)}
 
     def decode(self, ids: Any, skip_special_tokens: bool = False, **_ignored: Any) -> str:
-        """Text of the ids (or of one id); bytes that are no UTF-8 become U+FFFD."""
+        """Returns the text of the ids (or of one id); bytes that are not UTF-8 become U+FFFD."""
         ids = [int(ids)] if not hasattr(ids, "__iter__") else [int(token) for token in ids]
         if skip_special_tokens:
             self._load()
@@ -72,19 +72,19 @@ class Tokenizer:
         return b"".join(map(self.piece, ids)).decode("utf-8", "replace")
 
     def piece(self, token: int) -> bytes:
-        """Bytes of one token; a character may be spread over several tokens."""
+        """Returns the bytes of one token; a character may span several tokens."""
         pieces = self._load()
         if not 0 <= token < self._size:
-            raise IndexError("%s is not a token; ids are 0 to %s" % (token, self._size - 1))
+            raise IndexError("token %s is not in the vocabulary; ids must be from 0 to %s" % (token, self._size - 1))
         return bytes(pieces[self._offsets[token] : self._offsets[token + 1]])
 
     def pieces(self) -> List[bytes]:
-        """Bytes of every token, by id."""
+        """Returns the bytes of every token, by id."""
         data, offsets = self._load(), list(self._offsets)
         return [data[start:end] for start, end in zip(offsets, offsets[1:])]
 
     def get_vocab(self) -> Dict[str, int]:
-        """{text: id}; of several tokens with the same text, the first."""
+        """Returns {text: id}; of several tokens with the same text, the first."""
         if self._vocab is None:
             vocab: Dict[str, int] = {}
             for token, text in enumerate(self.convert_ids_to_tokens(range(self._size))):
@@ -93,19 +93,19 @@ class Tokenizer:
         return dict(self._vocab)
 
     def convert_ids_to_tokens(self, ids: Any) -> Any:
-        """Text of each id, or of one id."""
+        """Returns the text of each id, or of one id."""
         if not hasattr(ids, "__iter__"):
             return self.piece(int(ids)).decode("utf-8", "replace")
         return [self.piece(int(token)).decode("utf-8", "replace") for token in ids]
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
-        """Id of each text, or of one text; None for a text that is no token."""
+        """Returns the id of each text, or of one text; None for a text that is not a token."""
         vocab = self.get_vocab()
         return vocab.get(tokens) if isinstance(tokens, str) else [vocab.get(token) for token in tokens]
 
     @property
     def all_special_ids(self) -> List[int]:
-        """Ids of the control tokens, which are no text."""
+        """Ids of the control tokens."""
         self._load()
         return sorted(self._control)
 
@@ -131,10 +131,10 @@ class Tokenizer:
 
 
 def tokenize(text: str, tokenizer: Any = None, *, add_special_tokens: bool = False) -> List[int]:
-    """Token ids of the text; without a tokenizer, that of the present run."""
+    """Returns the token ids of a text, by default with the tokenizer of the current run."""
     if tokenizer is None:
         if _conversation.current is None:
-            raise RuntimeError("there is no run at this moment; call tokenize within a mod, or give it a tokenizer")
+            raise RuntimeError("no run is active; call tokenize within a mod, or pass a tokenizer")
         tokenizer = _conversation.current.tokenizer
     if hasattr(tokenizer, "encode"):
         return [int(token) for token in tokenizer.encode(text, add_special_tokens=add_special_tokens)]

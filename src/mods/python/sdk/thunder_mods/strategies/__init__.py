@@ -1,11 +1,11 @@
-"""Answers of a certain form: what the model may draw next, and when the answer is complete.
+"""Constrained answers: the tokens that may be drawn next, and the end of the answer.
 
     ChoicesStrat(["yes", "no"])                          one of several texts
     UntilStrat("<q>", UntilEndType.TAG, "</q>")          any text between two tags
     CharsStrat(CharsMode.NUMERIC, stop=4, min=4)         characters of one kind
     ListStrat(CharsStrat(CharsMode.STRING, stop='"'), open="[", close="]", wrap='"')   several of them
 
-The model is held to them by its logits: tokens that cannot go on with the answer are never drawn. Give them to
+They are enforced through the logits: tokens that cannot continue the answer are never drawn. Pass them to
 `thunder_mods.self_prompt.SelfPrompt` or to a `thunder_mods.flow.FlowQuestion`.
 """
 

@@ -1,4 +1,4 @@
-"""Bytes as characters, one byte at a time: a character may be spread over several tokens."""
+"""Decoding of characters byte by byte: a character may span several tokens."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Optional, Tuple
 
 
 class CharsMode(Enum):
-    """Which characters `CharsStrat` allows."""
+    """Kind of characters that `CharsStrat` allows."""
 
     #: Letters of any script.
     ALPHA = auto()
     #: Letters and digits of any script.
     ALPHANUMERIC = auto()
-    #: What can stand between double quotes: everything but a double quote that no backslash escapes.
+    #: Content of a double-quoted string: everything except an unescaped double quote.
     STRING = auto()
     #: The digits 0 to 9.
     NUMERIC = auto()
-    #: A number as JSON and JavaScript write it: -12.5e3.
+    #: A number in the syntax of JSON and JavaScript: -12.5e3.
     JS_FLOAT = auto()
 
 
 def feed(pending: bytes, byte: int) -> Optional[Tuple[bytes, str]]:
-    """(unfinished bytes, finished character or "") after one more byte; None where UTF-8 does not permit it."""
+    """Returns (unfinished bytes, finished character or "") after one more byte; None for invalid UTF-8."""
     data = pending + bytes((byte,))
     lead = data[0]
     if lead < 0x80:
@@ -43,12 +43,12 @@ def feed(pending: bytes, byte: int) -> Optional[Tuple[bytes, str]]:
 
 @lru_cache(maxsize=None)
 def can_become(mode: CharsMode, pending: bytes) -> bool:
-    """Whether the unfinished bytes can become a character of this kind."""
+    """Returns True if the unfinished bytes can become a character of this kind."""
     if mode in (CharsMode.NUMERIC, CharsMode.JS_FLOAT):
         return False
     if mode is CharsMode.STRING:
         return True
-    if pending[0] > 0xF0:  # letters and digits end with plane 3
+    if pending[0] > 0xF0:  # no letters and digits after plane 3
         return False
     length = 2 if pending[0] < 0xE0 else 3 if pending[0] < 0xF0 else 4
     first = pending[0] & (0xFF >> (length + 1))
@@ -59,12 +59,12 @@ def can_become(mode: CharsMode, pending: bytes) -> bool:
     return any(class_step(mode, "", chr(code)) is not None for code in candidates)
 
 
-#: A float's states from which it may end.
+#: States in which a float may end.
 _FLOAT_ENDS = ("zero", "int", "frac", "exp")
 
 
 def class_step(mode: CharsMode, state: str, char: str) -> Optional[str]:
-    """The state after one more character, None where the mode does not permit it; the first state is ""."""
+    """Returns the state after one more character; None if the mode does not permit it. The first state is ""."""
     if mode is CharsMode.ALPHA:
         return "" if char.isalpha() else None
     if mode is CharsMode.ALPHANUMERIC:
@@ -79,12 +79,12 @@ def class_step(mode: CharsMode, state: str, char: str) -> Optional[str]:
 
 
 def class_ends(mode: CharsMode, state: str) -> bool:
-    """Whether a text may end in this state."""
+    """Returns True if a text may end in this state."""
     return state in _FLOAT_ENDS if mode is CharsMode.JS_FLOAT else state != "escaped"
 
 
 def class_needs(mode: CharsMode, state: str) -> int:
-    """How many more characters it takes at least until a text may end."""
+    """Returns the minimum number of further characters until a text may end."""
     return 0 if class_ends(mode, state) else 1
 
 

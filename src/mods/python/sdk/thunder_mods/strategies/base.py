@@ -1,4 +1,4 @@
-"""What a strategy is, for those who write their own."""
+"""Interfaces of strategies, for custom implementations."""
 
 from __future__ import annotations
 
@@ -8,49 +8,49 @@ from ..actions import Backtrack, ForceTokens
 
 
 class RuntimeState(Protocol):
-    """How far one answer has got; only its strategy knows what is in it."""
+    """Progress of one answer; opaque to everything except its strategy."""
 
 
 @runtime_checkable
 class Strategy(Protocol):
-    """Which tokens an answer may go on with, and when it is complete. One object serves many answers."""
+    """Tokens that may continue an answer, and the end of the answer. One object serves many answers."""
 
     def start(self, tokenizer: Any) -> RuntimeState:
-        """The state before the first token."""
+        """Returns the state before the first token."""
         ...
 
     def allowed_tokens(self, state: Any, tokenizer: Any) -> Set[int]:
-        """Ids of the tokens that may come next; an empty set permits all that are not disallowed."""
+        """Returns the ids of the tokens that may come next; an empty set permits all that are not disallowed."""
         ...
 
     def disallowed_tokens(self, state: Any, tokenizer: Any) -> Set[int]:
-        """Ids of tokens that may not come next."""
+        """Returns the ids of tokens that must not come next."""
         ...
 
     def step(self, state: Any, token_id: int, tokenizer: Any) -> Optional[Union[Backtrack, ForceTokens]]:
-        """Takes a token of the answer. May ask for tokens to be taken back or appended."""
+        """Processes a token of the answer. May return an action that removes or appends tokens."""
         ...
 
     def is_complete(self, state: Any) -> bool:
-        """Whether the answer is complete."""
+        """Returns True if the answer is complete."""
         ...
 
     def trim_answer(self, answer: str) -> str:
-        """The answer without what only marked its end."""
+        """Returns the answer without its end marker."""
         ...
 
 
 @runtime_checkable
 class StrategyConstructor(Protocol):
-    """What makes a strategy for a tokenizer: `ChoicesStrat`, `UntilStrat`, `CharsStrat`, `ListStrat`, or your own."""
+    """Constructor of a strategy for a tokenizer: `ChoicesStrat`, `UntilStrat`, `CharsStrat`, `ListStrat`, or custom."""
 
     def into_strategy(self, tokenizer: Any) -> Strategy:
-        """The strategy for this tokenizer."""
+        """Returns the strategy for this tokenizer."""
         ...
 
 
 def require_token_ids(tokenizer: Any) -> Set[int]:
-    """All token ids of the tokenizer."""
+    """Returns all token ids of the tokenizer."""
     try:
         return set(range(len(tokenizer)))
     except TypeError:
@@ -61,22 +61,22 @@ def require_token_ids(tokenizer: Any) -> Set[int]:
 
 
 def tokenize_str(text: Optional[str], tokenizer: Any) -> "list[int]":
-    """Token ids of the text; none for no text."""
+    """Returns the token ids of a text; [] without text."""
     return [int(token) for token in tokenizer.encode(text, add_special_tokens=False)] if text else []
 
 
 def decode_token(tokenizer: Any, token_id: int) -> str:
-    """The token's text; "" for a control token."""
+    """Returns the text of a token; "" for a control token."""
     return str(tokenizer.decode([int(token_id)], skip_special_tokens=True))
 
 
 class TrieNode:
-    """A set of token sequences by their beginnings, for strategies of your own."""
+    """Prefix tree of token sequences, for custom strategies."""
 
     def __init__(self) -> None:
-        #: What can follow, by token id.
+        #: Children by token id.
         self.children: Dict[int, TrieNode] = {}
-        #: Whether a sequence ends here.
+        #: True if a sequence ends here.
         self.terminal = False
 
     def insert(self, sequence: Iterable[int]) -> None:

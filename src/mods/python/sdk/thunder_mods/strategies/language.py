@@ -1,7 +1,7 @@
-"""Which texts an answer may be, as small machines that read one byte at a time.
+"""Sets of possible answers, as automata that read one byte at a time.
 
-A machine is in a set of configurations, as an answer can be read in several ways at once: after `yes` the choices
-`yes` and `yes, but` are both open. A configuration is a hashable value that only its language understands.
+An automaton is in a set of configurations, since an answer can be parsed in several ways at once: after `yes` the choices
+`yes` and `yes, but` are both open. A configuration is a hashable value that is opaque to everything except its language.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ Config = Any
 
 
 class Language:
-    """A set of texts. Equal languages are interchangeable, so that what was worked out for one serves the other."""
+    """A set of texts. Equal languages are interchangeable, so that they share cached results."""
 
     def key(self) -> Tuple[Any, ...]:
-        """Everything that makes this language what it is."""
+        """Returns the parameters that define this language."""
         raise NotImplementedError
 
     def first(self) -> Iterator[Config]:
-        """Configurations before the first byte."""
+        """Yields the configurations before the first byte."""
         raise NotImplementedError
 
     def step(self, config: Config, byte: int) -> Iterator[Config]:
-        """Configurations after one more byte."""
+        """Yields the configurations after one more byte."""
         raise NotImplementedError
 
     def accepts(self, config: Config) -> bool:
-        """Whether what was read so far is one of the texts."""
+        """Returns True if the bytes read so far are one of the texts."""
         raise NotImplementedError
 
     def blur(self, config: Config, horizon: int) -> Config:
-        """A configuration from which the same texts of at most `horizon` bytes can follow, out of as few as possible."""
+        """Returns a canonical configuration from which the same texts of up to `horizon` bytes can follow."""
         return config
 
     def stop_read(self, config: Config) -> bytes:
-        """The stop text that the configuration ended with, if it did."""
+        """Returns the stop text with which the configuration ended, if it did."""
         return b""
 
     def __eq__(self, other: object) -> bool:
@@ -48,7 +48,7 @@ class Language:
 
 
 class Choices(Language):
-    """One of several texts. A configuration is what was read."""
+    """One of several texts. A configuration is the bytes read so far."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._texts = frozenset(text.encode("utf-8") for text in texts)
@@ -70,9 +70,9 @@ class Choices(Language):
 
 
 class Until(Language):
-    """A beginning, then any text, up to and with the first of several ends.
+    """A start text, then any text, up to and including the first of several end texts.
 
-    Configurations: ("start", bytes read of it), ("text", how much of an end may have begun, unfinished character), "end".
+    Configurations: ("start", bytes read of it), ("text", possible beginning of an end, unfinished character), "end".
     """
 
     def __init__(self, start: str, ends: Sequence[str]) -> None:
@@ -110,12 +110,12 @@ class Until(Language):
 
 
 class Chars(Language):
-    """Characters of one kind, at least `low` and at most `high`, then `stop`.
+    """Between `low` and `high` characters of one kind, then `stop`.
 
-    The number of characters is -1 where neither bound matters for as far as is looked.
+    The number of characters is -1 if neither bound is relevant within the horizon.
 
-    Configurations: ("body", state of the kind, characters, how much of the stop the last ones are, unfinished
-    character), ("stop", bytes read of it). The body never holds the stop: it ends with the first.
+    Configurations: ("body", state of the kind, number of characters, length of a partial stop at the end, unfinished
+    character), ("stop", bytes read of it). The body never contains the stop: it ends at the first one.
     """
 
     def __init__(self, mode: CharsMode, low: int, high: Optional[int], stop: str) -> None:
@@ -185,7 +185,7 @@ class Chars(Language):
 
 
 class Several(Language):
-    """Texts of other languages, with what stands before, around, between and after them.
+    """Texts of other languages, with fixed texts before, around, between and after them.
 
     `elements` is one language for all, or one for each. Configurations: (place, elements complete, position or
     configuration of the element).
@@ -241,7 +241,7 @@ class Several(Language):
         )
 
     def _reach(self, config: Config) -> Iterator[Config]:
-        """The configuration, and all that are reached from it without reading."""
+        """Yields the configuration and all that are reachable from it without reading."""
         place, done, at = config
         if place == "element":
             yield config
@@ -266,7 +266,7 @@ class Several(Language):
             yield from self._next(done, b"")
 
     def _leave(self, done: int, stop: bytes) -> Iterator[Config]:
-        """After an element. A stop that is also the beginning of what follows it is written once."""
+        """Yields the configurations after an element. A stop that is also the beginning of the next text is written once."""
         if self._around:
             yield from self._reach(("close", done, len(stop) if stop and self._around.startswith(stop) else 0))
         else:

@@ -1,4 +1,4 @@
-"""Which tokens may come next: a language, read against the bytes of every token of a vocabulary."""
+"""Masks of the tokens that may come next: a language matched against the bytes of every token of a vocabulary."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from .base import require_token_ids
 from .language import Config, Language
 
 _DEAD = -1
-_MOST_MASKS = 512
-#: From how many tokens on it pays to know which bytes leave a state as it is.
-_WORTH_ASKING = 40
-_MOST_MACHINES = 128
+_MAX_MASKS = 512
+#: Minimum tokens of a group for which the bytes that keep a state are computed.
+_MIN_GROUP_SIZE = 40
+_MAX_MACHINES = 128
 
 
 class Pieces:
-    """The bytes of a vocabulary's tokens. Control tokens and those that end a generation write nothing."""
+    """Bytes of the tokens of a vocabulary. Control tokens and end-of-generation tokens have none."""
 
     def __init__(self, tokenizer: Any) -> None:
-        # Tests of mods bring tokenizers along that have no length.
+        # Tests of mods may use tokenizers without a length.
         self.size = 1 + max(require_token_ids(tokenizer), default=-1)
         self.ends: FrozenSet[int] = frozenset(end_tokens(tokenizer))
         silent = self.ends.union(int(token) for token in getattr(tokenizer, "all_special_ids", None) or ())
@@ -46,12 +46,12 @@ class Pieces:
         self.longest = max(map(len, self._pieces), default=1)
 
     def bytes_of(self, token: int) -> bytes:
-        """What the token writes."""
+        """Returns the bytes of a token."""
         return self._pieces[token] if 0 <= token < self.size else b""
 
 
 def end_tokens(tokenizer: Any) -> List[int]:
-    """The tokens that end a generation."""
+    """Returns the end-of-generation tokens."""
     found = getattr(tokenizer, "end_of_generation", None)
     if found is not None:
         return [int(token) for token in found]
@@ -63,7 +63,7 @@ _known: "WeakKeyDictionary[Any, Pieces]" = WeakKeyDictionary()
 
 
 def pieces_of(tokenizer: Any) -> Pieces:
-    """The tokenizer's pieces, worked out once."""
+    """Returns the pieces of a tokenizer, computed once."""
     pieces = _known.get(tokenizer)
     if pieces is None:
         pieces = _known[tokenizer] = Pieces(tokenizer)
@@ -71,7 +71,7 @@ def pieces_of(tokenizer: Any) -> Pieces:
 
 
 class Mask:
-    """The tokens that may come next, or, where those are fewer, the ones that may not."""
+    """The tokens that may come next, or the ones that must not if they are fewer."""
 
     def __init__(self, size: int, allowed: List[int]) -> None:
         self.size = size
@@ -80,17 +80,17 @@ class Mask:
         if self.inverted:
             kept = set(allowed)
             allowed = [token for token in range(size) if token not in kept]
-        #: The allowed ones; the forbidden ones when inverted.
+        #: Allowed tokens; forbidden ones if inverted.
         self.tokens = array("i", allowed)
 
     def allowed(self) -> Set[int]:
-        """The allowed tokens as a set."""
+        """Returns the allowed tokens as a set."""
         tokens = set(self.tokens)
         return set(range(self.size)) - tokens if self.inverted else tokens
 
 
 class Machine:
-    """A language as a deterministic machine that is built where it is used. States are numbers; 0 is the first."""
+    """A language as a deterministic automaton that is built lazily. States are numbers; 0 is the first."""
 
     def __init__(self, language: Language) -> None:
         self._language = language
@@ -98,13 +98,13 @@ class Machine:
         self._numbers: Dict[FrozenSet[Config], int] = {}
         self._table: List[Dict[int, int]] = []
         self._accepts: List[bool] = []
-        self._goes_on: Dict[int, bool] = {}
+        self._can_continue: Dict[int, bool] = {}
         self._stays: Dict[int, bytes] = {}
         self._masks: "WeakKeyDictionary[Pieces, Dict[int, Mask]]" = WeakKeyDictionary()
         self._number(frozenset(language.first()))
 
     def step(self, state: int, byte: int) -> int:
-        """The state after one more byte; below 0 when no text goes on so."""
+        """Returns the state after one more byte; below 0 if no text continues with it."""
         if state < 0:
             return _DEAD
         after = self._table[state].get(byte)
@@ -115,7 +115,7 @@ class Machine:
         return after
 
     def read(self, state: int, data: bytes) -> int:
-        """The state after these bytes."""
+        """Returns the state after these bytes."""
         for byte in data:
             state = self.step(state, byte)
             if state < 0:
@@ -123,25 +123,25 @@ class Machine:
         return state
 
     def accepts(self, state: int) -> bool:
-        """Whether what was read is a complete answer."""
+        """Returns True if the bytes read are a complete answer."""
         return state >= 0 and self._accepts[state]
 
-    def goes_on(self, state: int) -> bool:
-        """Whether more can follow."""
-        known = self._goes_on.get(state)
+    def can_continue(self, state: int) -> bool:
+        """Returns True if more bytes can follow."""
+        known = self._can_continue.get(state)
         if known is None:
-            known = self._goes_on[state] = any(self.step(state, byte) >= 0 for byte in range(256))
+            known = self._can_continue[state] = any(self.step(state, byte) >= 0 for byte in range(256))
         return known
 
     def mask(self, state: int, pieces: Pieces) -> Mask:
-        """The tokens whose bytes can follow."""
+        """Returns the mask of the tokens whose bytes can follow."""
         configs = self._configs[state]
         blurred = frozenset(self._language.blur(config, pieces.longest) for config in configs)
         state = state if blurred == configs else self._number(blurred)
         masks = self._masks.setdefault(pieces, {})
         mask = masks.get(state)
         if mask is None:
-            if len(masks) >= _MOST_MASKS:
+            if len(masks) >= _MAX_MASKS:
                 masks.clear()
             mask = masks[state] = Mask(pieces.size, sorted(self._fitting(state, pieces)))
         return mask
@@ -155,7 +155,7 @@ class Machine:
             start = step(step(state, first), second)
             if start < 0:
                 continue
-            staying = self._staying(start) if len(members) >= _WORTH_ASKING else b""
+            staying = self._staying(start) if len(members) >= _MIN_GROUP_SIZE else b""
             for token, rest in members:
                 if not rest.translate(None, staying):
                     yield token
@@ -170,7 +170,7 @@ class Machine:
                     yield token
 
     def _staying(self, state: int) -> bytes:
-        """The bytes that leave the state as it is: a token of nothing else needs no closer look."""
+        """Returns the bytes that keep the state: tokens of only such bytes need no further check."""
         known = self._stays.get(state)
         if known is None:
             known = self._stays[state] = bytes(byte for byte in range(256) if self.step(state, byte) == state)
@@ -190,10 +190,10 @@ _machines: Dict[Language, Machine] = {}
 
 
 def machine_of(language: Language) -> Machine:
-    """The language's machine; one for equal languages, so that its masks are worked out once for all runs."""
+    """Returns the automaton of a language. Equal languages share one, so that masks are computed once for all runs."""
     machine: Optional[Machine] = _machines.get(language)
     if machine is None:
-        if len(_machines) >= _MOST_MACHINES:
+        if len(_machines) >= _MAX_MACHINES:
             _machines.clear()
         machine = _machines[language] = Machine(language)
     return machine

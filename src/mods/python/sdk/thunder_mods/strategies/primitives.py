@@ -1,4 +1,4 @@
-"""The strategies themselves. Mods mostly name them through the constructors, `ChoicesStrat` and so on."""
+"""Strategies. Mods usually create them through constructors such as `ChoicesStrat`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 
 class UntilEndType(Enum):
-    """What ends an `UntilStrat`."""
+    """End condition of an `UntilStrat`."""
 
     #: The whole text.
     TAG = auto()
@@ -32,8 +32,8 @@ class UntilEndType(Enum):
     ANYCHAR = auto()
 
 
-class Reading:
-    """How far an answer has got in its language."""
+class LanguageState:
+    """Progress of an answer in its language."""
 
     def __init__(self) -> None:
         self.state = 0
@@ -43,34 +43,34 @@ class Reading:
 class LanguageStrategy(Strategy):
     """An answer that is one of a set of texts.
 
-    Every token is allowed whose bytes go on with one of the texts, however the tokenizer would split it. Where a
-    complete answer could also go on (`yes` and `yes, but`), the model says that it is complete by drawing a token that
-    ends a generation; that token is not part of the answer.
+    Every token whose bytes continue one of the texts is allowed, in any tokenization. If a complete answer could also
+    continue (`yes` and `yes, but`), the model ends it by drawing an end-of-generation token, which is not part of the
+    answer.
     """
 
     def __init__(self, language: Language) -> None:
         self.language = language
         self._machine = machine_of(language)
 
-    def start(self, tokenizer: Any) -> Reading:
-        """The state before the first token."""
-        return Reading()
+    def start(self, tokenizer: Any) -> LanguageState:
+        """Returns the state before the first token."""
+        return LanguageState()
 
-    def mask(self, state: Reading, tokenizer: Any) -> Mask:
-        """The tokens that can go on with the answer; those that only end it are not among them."""
+    def mask(self, state: LanguageState, tokenizer: Any) -> Mask:
+        """Returns the mask of the tokens that continue the answer, without those that only end it."""
         return self._machine.mask(state.state, pieces_of(tokenizer))
 
-    def allowed_tokens(self, state: Reading, tokenizer: Any) -> Set[int]:
-        """Ids of the tokens that may come next."""
+    def allowed_tokens(self, state: LanguageState, tokenizer: Any) -> Set[int]:
+        """Returns the ids of the tokens that may come next."""
         allowed = self.mask(state, tokenizer).allowed()
         return allowed | pieces_of(tokenizer).ends if self.can_end(state) else allowed
 
-    def disallowed_tokens(self, state: Reading, tokenizer: Any) -> Set[int]:
-        """The tokens that end a generation, as long as the answer is not complete."""
+    def disallowed_tokens(self, state: LanguageState, tokenizer: Any) -> Set[int]:
+        """Returns the end-of-generation tokens while the answer is not complete."""
         return set() if self.can_end(state) else set(pieces_of(tokenizer).ends)
 
-    def step(self, state: Reading, token_id: int, tokenizer: Any) -> Optional[Union[Backtrack, ForceTokens]]:
-        """Takes a token; one that does not fit is asked back."""
+    def step(self, state: LanguageState, token_id: int, tokenizer: Any) -> Optional[Union[Backtrack, ForceTokens]]:
+        """Processes a token. Returns a Backtrack if it does not fit."""
         if state.done:
             return None
         pieces = pieces_of(tokenizer)
@@ -84,16 +84,16 @@ class LanguageStrategy(Strategy):
         state.state = after
         return None
 
-    def can_end(self, state: Reading) -> bool:
-        """Whether the answer may be complete as it is."""
+    def can_end(self, state: LanguageState) -> bool:
+        """Returns True if the answer may end here."""
         return self._machine.accepts(state.state)
 
-    def is_complete(self, state: Reading) -> bool:
-        """Whether the answer is complete: nothing can follow, or the model ended it."""
-        return state.done or (self.can_end(state) and not self._machine.goes_on(state.state))
+    def is_complete(self, state: LanguageState) -> bool:
+        """Returns True if the answer is complete: nothing can follow, or the model ended it."""
+        return state.done or (self.can_end(state) and not self._machine.can_continue(state.state))
 
     def trim_answer(self, answer: str) -> str:
-        """The answer without what only marked its end."""
+        """Returns the answer without its end marker."""
         return answer
 
 
@@ -103,22 +103,22 @@ class ChoicesStrategy(LanguageStrategy):
     def __init__(self, choices: Iterable[str]) -> None:
         texts = [str(choice) for choice in choices]
         if not texts:
-            raise ValueError("a choice needs at least one text to choose from")
+            raise ValueError("choices must have at least one text")
         super().__init__(Choices(texts))
 
 
 class UntilStrategy(LanguageStrategy):
-    """Any text up to and with an end, after a fixed beginning; both are part of the answer."""
+    """Any text up to and including an end, after a fixed start; both are part of the answer."""
 
     def __init__(self, start_tag: Optional[str], end_type: Union[UntilEndType, str], stop: str) -> None:
         if not stop:
-            raise ValueError("a text that goes on until an end needs an end")
+            raise ValueError("the end text must not be empty")
         kind = UntilEndType[end_type.upper().replace("_", "")] if isinstance(end_type, str) else end_type
         super().__init__(Until(start_tag or "", [stop] if kind is UntilEndType.TAG else sorted(set(stop))))
 
 
 class CharsStrategy(LanguageStrategy):
-    """Characters of one kind: up to `stop` of them, or up to the text `stop`, which is not part of the answer."""
+    """Characters of one kind: a maximum number `stop`, or up to the text `stop`, which is not part of the answer."""
 
     def __init__(
         self,
@@ -130,21 +130,21 @@ class CharsStrategy(LanguageStrategy):
     ) -> None:
         mode = CharsMode[kind.upper()] if isinstance(kind, str) else kind
         text = stop if isinstance(stop, str) else ""
-        most = stop if isinstance(stop, int) else max_chars
-        if not text and most is None:
-            raise ValueError("characters need an end: the most there may be, or a text that stops them")
-        if most is not None and (most < 1 or most < min_chars):
-            raise ValueError("at least %d and at most %d characters cannot be" % (min_chars, most))
+        max_count = stop if isinstance(stop, int) else max_chars
+        if not text and max_count is None:
+            raise ValueError("stop or max is missing: set a maximum number of characters, or a text that ends them")
+        if max_count is not None and (max_count < 1 or max_count < min_chars):
+            raise ValueError("min must not exceed max, and max must be 1 or more; got min %d and max %d" % (min_chars, max_count))
         self._stop = "" if include_stop_in_answer else text
-        super().__init__(Chars(mode, max(0, int(min_chars or 0)), most, text))
+        super().__init__(Chars(mode, max(0, int(min_chars or 0)), max_count, text))
 
     def trim_answer(self, answer: str) -> str:
-        """The answer without the stop."""
+        """Returns the answer without the stop text."""
         return answer[: -len(self._stop)] if self._stop and answer.endswith(self._stop) else answer
 
 
 class ListStrategy(LanguageStrategy):
-    """Several answers in a row, with what stands before, around, between and after them."""
+    """A list of answers, with fixed texts before, around, between and after them."""
 
     def __init__(
         self,
@@ -162,11 +162,11 @@ class ListStrategy(LanguageStrategy):
         given: Tuple[Any, ...] = tuple(elements) if isinstance(elements, (list, tuple)) else (elements,)
         for element in given:
             if not isinstance(element, LanguageStrategy):
-                raise TypeError("this list takes strategies of the package as elements, and ListStrat any; not %r" % (element,))
+                raise TypeError("elements must be strategies of this package, got %r; ListStrat accepts custom strategies" % (element,))
         if each:
             min_elements = max_elements = len(given)
         if max_elements is not None and max_elements < max(1, min_elements):
-            raise ValueError("at least %d and at most %d elements cannot be" % (min_elements, max_elements))
+            raise ValueError("min must not exceed max, and max must be 1 or more; got min %d and max %d" % (min_elements, max_elements))
         languages = tuple(element.language for element in given)
         super().__init__(
             Several(languages, each, open, wrap, sep, close + end_with, max(0, min_elements), max_elements)
@@ -179,29 +179,29 @@ class TokensStrategy(Strategy):
     def __init__(self, token_ids: Iterable[int]) -> None:
         self._tokens = {int(token) for token in token_ids}
 
-    def start(self, tokenizer: Any) -> Reading:
-        """The state before the first token."""
-        return Reading()
+    def start(self, tokenizer: Any) -> LanguageState:
+        """Returns the state before the first token."""
+        return LanguageState()
 
-    def allowed_tokens(self, state: Reading, tokenizer: Any) -> Set[int]:
-        """The set."""
+    def allowed_tokens(self, state: LanguageState, tokenizer: Any) -> Set[int]:
+        """Returns the set of tokens."""
         return set(self._tokens)
 
-    def disallowed_tokens(self, state: Reading, tokenizer: Any) -> Set[int]:
-        """None beyond what is not in the set."""
+    def disallowed_tokens(self, state: LanguageState, tokenizer: Any) -> Set[int]:
+        """Returns an empty set."""
         return set()
 
-    def step(self, state: Reading, token_id: int, tokenizer: Any) -> Optional[Union[Backtrack, ForceTokens]]:
-        """Takes the token."""
+    def step(self, state: LanguageState, token_id: int, tokenizer: Any) -> Optional[Union[Backtrack, ForceTokens]]:
+        """Processes the token."""
         if token_id not in self._tokens:
             return Backtrack(1, [])
         state.done = True
         return None
 
-    def is_complete(self, state: Reading) -> bool:
-        """Whether the token was taken."""
+    def is_complete(self, state: LanguageState) -> bool:
+        """Returns True if the token was drawn."""
         return state.done
 
     def trim_answer(self, answer: str) -> str:
-        """The answer as it is."""
+        """Returns the answer unchanged."""
         return answer

@@ -1,4 +1,4 @@
-"""What a mod says when it wants an answer of a certain form; the tokenizer comes later."""
+"""Constructors of strategies, without a tokenizer."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ class _Described:
 
 
 class ChoicesStrat(_Described, StrategyConstructor):
-    """Exactly one of `choices`. Where one begins with another (`no`, `not yet`), the model may go on after the shorter
-    or end the answer with a token that ends a generation."""
+    """Exactly one of `choices`. If one begins with another (`no`, `not yet`), the model may continue after the shorter one
+    or end the answer with an end-of-generation token."""
 
     def __init__(self, choices: List[str]) -> None:
         self.choices = list(choices)
 
     def into_strategy(self, tokenizer: Any = None) -> ChoicesStrategy:
-        """The strategy."""
+        """Returns the strategy."""
         return ChoicesStrategy(self.choices)
 
 
 class UntilStrat(_Described, StrategyConstructor):
-    """`start`, then any text, up to and with `end`; the answer holds both.
+    """`start`, then any text, up to and including `end`; both are part of the answer.
 
-    end_type: TAG ends at the whole text `end`, ANYCHAR at any of its characters. No token is drawn that goes on past
+    end_type: TAG ends at the whole text `end`, ANYCHAR at any of its characters. No token is drawn that continues after
     the end.
     """
 
@@ -50,15 +50,15 @@ class UntilStrat(_Described, StrategyConstructor):
         self.end = end
 
     def into_strategy(self, tokenizer: Any = None) -> UntilStrategy:
-        """The strategy."""
+        """Returns the strategy."""
         return UntilStrategy(self.start, self.end_type, self.end)
 
 
 class CharsStrat(_Described, StrategyConstructor):
     """Characters of one kind (`CharsMode`, or its name).
 
-    stop: a number is the most characters; a text ends the answer and is not part of it.
-    min: the fewest characters. max: the most, where `stop` is a text.
+    stop: a number is the maximum number of characters; a text ends the answer and is not part of it.
+    min: minimum number of characters. max: maximum number of characters if `stop` is a text.
     """
 
     def __init__(
@@ -75,20 +75,20 @@ class CharsStrat(_Described, StrategyConstructor):
         self.max = max
 
     def into_strategy(self, tokenizer: Any = None) -> CharsStrategy:
-        """The strategy."""
+        """Returns the strategy."""
         return CharsStrategy(self.mode, self.stop, self.min or 0, max_chars=self.max)
 
 
 class ListStrat(_Described, StrategyConstructor):
     """A list of answers, e.g. `["a", "b"]` with open="[", close="]", wrap='"'.
 
-    elements: the form of every element; or a list with one form for each, which then also says how many there are. A form is
-    one of these constructors, or a strategy of your own.
-    open, close: stand before and after the list. wrap: stands before and after each element. sep: stands between.
-    min, max: how many elements, 0 and any by default. end_with: stands after `close`.
+    elements: format of every element, or a list with one format per element, which also sets their number. A format is
+    one of these constructors, or a custom strategy.
+    open, close: texts before and after the list. wrap: text before and after each element. sep: text between elements.
+    min, max: number of elements, by default 0 and unlimited. end_with: text after `close`.
 
-    An element that is stopped by a text with which `wrap`, `sep` or `close` begins shares it with them: it is written
-    once. Without `close` and `end_with`, the model ends the list with a token that ends a generation.
+    If the stop text of an element is the beginning of `wrap`, `sep` or `close`, it is written once. Without `close` and
+    `end_with`, the model ends the list with an end-of-generation token.
     """
 
     def __init__(
@@ -112,11 +112,11 @@ class ListStrat(_Described, StrategyConstructor):
         self.end_with = end_with
 
     def into_strategy(self, tokenizer: Any = None) -> Union[ListStrategy, SequenceStrategy]:
-        """The strategy."""
+        """Returns the strategy."""
         elements: Any = self.elements
         each = isinstance(elements, (list, tuple))
         made = [into_strategy(element, tokenizer) for element in (elements if each else [elements])]
-        # What strategies of this package allow is known as a whole; what others do, token by token.
+        # Strategies of this package are combined to one language; custom ones are processed token by token.
         kind: Any = ListStrategy if all(isinstance(element, LanguageStrategy) for element in made) else SequenceStrategy
         built: Union[ListStrategy, SequenceStrategy] = kind(
             made if each else made[0],
@@ -132,7 +132,7 @@ class ListStrat(_Described, StrategyConstructor):
 
 
 def into_strategy(spec: Any, tokenizer: Any) -> Strategy:
-    """The strategy of a constructor, or of what already is one.
+    """Returns the strategy of a constructor, or the strategy itself.
 
     Raises TypeError for anything else."""
     if hasattr(spec, "into_strategy"):
@@ -140,4 +140,4 @@ def into_strategy(spec: Any, tokenizer: Any) -> Strategy:
         return made
     if isinstance(spec, Strategy):
         return spec
-    raise TypeError("a strategy is ChoicesStrat(…), UntilStrat(…), CharsStrat(…) or ListStrat(…), not %r" % (spec,))
+    raise TypeError("a strategy must be ChoicesStrat(…), UntilStrat(…), CharsStrat(…) or ListStrat(…), got %r" % (spec,))

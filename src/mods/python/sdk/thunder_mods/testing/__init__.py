@@ -1,4 +1,4 @@
-"""Test a mod without a server and without a model.
+"""Tests of mods without a server and without a model.
 
     from thunder_mods.testing import run
 
@@ -6,9 +6,9 @@
         result = run(calm, model="Hello! How are you?")
         assert result.check().text == "Hello. How are you?"
 
-`run` drives the four events as the engine does: backtracking, forced tokens, edited logits, replaced prompts, several
-mods in order, limits of tokens and steps. The model is a text that it wants to write (`Scripted`), {end of a question:
-answer}, a function of the tokens that gives logits, or `RandomWeights(seed)`.
+`run` emits the four events like the engine: backtracking, forced tokens, edited logits, replaced prompts, several mods
+in order, limits of tokens and steps. The model is a text to write (`Scripted`), {end of a question: answer}, a function
+from tokens to logits, or `RandomWeights(seed)`.
 """
 
 import importlib.util as _importlib_util
@@ -23,7 +23,7 @@ __all__ = ["Call", "Engine", "Event", "RandomWeights", "Result", "Scripted", "Wo
 
 
 def _stand_in_for_max() -> None:
-    """Mods written for Quote import max.driver; outside of a worker nothing provides it, unless it is installed."""
+    """Provides max.driver, which mods written for Quote import, outside of a worker."""
     import types
 
     from ..logits import Tensor

@@ -1,7 +1,7 @@
 """`python -m thunder_mods.testing FILE`: runs the tests of a mod without pytest.
 
-They are the functions `test_…` of the file and of `test_FILE` beside it. Exit codes: 0 all passed, 1 one failed, 2 there is
-none, or a file cannot be imported.
+Tests are the functions `test_…` of the file and of `test_FILE` beside it. Exit codes: 0 all passed, 1 a test failed, 2 no
+tests found, or a file cannot be imported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Dict, List
 def _load(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise ImportError("%s is no Python file" % path)
+        raise ImportError("%s is not a Python file" % path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
@@ -31,7 +31,7 @@ def _load(path: Path) -> ModuleType:
 
 def _run(function: Any) -> Dict[str, Any]:
     if any(parameter.default is parameter.empty for parameter in inspect.signature(function).parameters.values()):
-        return {"outcome": "skipped", "message": "it takes arguments, which pytest could give it"}
+        return {"outcome": "skipped", "message": "it takes arguments; run it with pytest"}
     written, begun = io.StringIO(), time.perf_counter()
     result: Dict[str, Any] = {"outcome": "passed", "message": None}
     try:
@@ -54,7 +54,7 @@ def main(arguments: List[str]) -> int:
         return 2
     file = Path(names[0]).resolve()
     beside = file.with_name("test_" + file.name)
-    sys.path.append(str(file.parent))  # at the end: a json.py beside it is not Python's own
+    sys.path.append(str(file.parent))  # at the end, so that a json.py beside it does not shadow Python's own
     results: List[Dict[str, Any]] = []
     for path in [file] + ([beside] if beside.is_file() else []):
         try:
@@ -65,7 +65,7 @@ def main(arguments: List[str]) -> int:
             traceback.print_exc()
             return 2
         for name, value in list(vars(module).items()):
-            # What a file only imports is tested where it is.
+            # Imported tests belong to their own file.
             if name.startswith("test_") and inspect.isfunction(value) and value.__module__ == module.__name__:
                 results.append(dict(_run(value), test="%s::%s" % (path.name, name)))
     counts = {word: sum(result["outcome"] == word for result in results) for word in ("passed", "failed", "skipped")}
@@ -80,7 +80,7 @@ def main(arguments: List[str]) -> int:
                 print("        " + str(result["message"]))
         print("%(passed)d passed, %(failed)d failed, %(skipped)d skipped" % counts)
     if counts["passed"] + counts["failed"] == 0:
-        print("%s has no test: a function test_… in it, or in %s" % (file.name, beside.name), file=sys.stderr)
+        print("no tests found in %s or %s; a test is a function named test_…" % (file.name, beside.name), file=sys.stderr)
         return 2
     return 1 if counts["failed"] else 0
 

@@ -1,4 +1,4 @@
-"""The answer's text while it grows and shrinks, and how much of it a client has."""
+"""Text of the answer while tokens are added and removed, and the text that a client has received."""
 
 from __future__ import annotations
 
@@ -7,27 +7,26 @@ from typing import Any, Callable, List, Sequence, Tuple, Union
 
 
 class Answer:
-    """The text of the generated tokens."""
+    """Text of the generated tokens."""
 
     def __init__(self, tokenizer: Any, stop: Sequence[str], hidden: Callable[[int], bool]) -> None:
         self._piece: Callable[[int], bytes] = tokenizer.piece
         self._stop = [text.encode("utf-8") for text in stop]
         self._hidden = hidden
         self._sent = b""
-        #: What the client got: texts, and numbers of characters to take back.
+        #: Messages to the client: texts, and numbers of characters to remove.
         self.sent: List[Union[str, int]] = []
 
     def text(self, tokens: Sequence[int]) -> str:
-        """The answer: everything before the first stop string."""
+        """Returns the text before the first stop string."""
         return self._upto_stop(tokens)[0].decode("utf-8", "replace")
 
     def stopped(self, tokens: Sequence[int]) -> bool:
-        """Whether the text holds a stop string."""
+        """Returns True if the text contains a stop string."""
         return self._upto_stop(tokens)[1]
 
     def send(self, tokens: Sequence[int], holdback: int) -> None:
-        """Sends what may be seen: complete characters, nothing that may become a stop string, and not the last
-        `holdback` tokens."""
+        """Sends complete characters that cannot become part of a stop string, without the last `holdback` tokens."""
         visible, stopped = self._upto_stop(tokens[: max(0, len(tokens) - holdback)])
         if not stopped:
             keep = max((n for stop in self._stop for n in range(1, len(stop)) if visible.endswith(stop[:n])), default=0)
@@ -35,11 +34,11 @@ class Answer:
         self._extend(codecs.getincrementaldecoder("utf-8")("replace").decode(visible).encode("utf-8"))
 
     def end(self, tokens: Sequence[int]) -> None:
-        """Sends the rest."""
+        """Sends the remaining text."""
         self._extend(self.text(tokens).encode("utf-8"))
 
-    def taken_back(self, tokens: Sequence[int]) -> None:
-        """Only these tokens are left."""
+    def retract(self, tokens: Sequence[int]) -> None:
+        """Retracts sent text after a removal; `tokens` are those left."""
         left = self.text(tokens).encode("utf-8")
         common = 0
         while common < min(len(left), len(self._sent)) and left[common] == self._sent[common]:

@@ -1,4 +1,4 @@
-"""What a mod prints and logs during a call."""
+"""Capture of a mod's output and log lines during a call."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Handler(logging.Handler):
 
 @contextlib.contextmanager
 def captured(into: List[Tuple[str, str]], module: str) -> Iterator[None]:
-    """Collects what is printed and logged."""
+    """Collects printed and logged lines."""
     out, err, handler = _Lines("INFO", into), _Lines("WARNING", into), _Handler(into)
     root, own = logging.getLogger(), logging.getLogger(module)
     level = own.level

@@ -1,4 +1,4 @@
-"""The engine's way through a run, without a model: which event follows which, and what an action does."""
+"""Simulation of the engine without a model: order of events, and effects of actions."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from ..logits import Logits, flat
 from .answer import Answer
 from .capture import captured
 from .models import model_of
-from .problems import problem
+from .problems import action_error
 from .result import Call, Event, Result
 from .vocabulary import WordTokenizer
 
 
 class Engine:
-    """A model and a tokenizer to run mods with.
+    """Model and tokenizer for running mods.
 
     model: a text, {end of a question: answer}, a function (token ids) -> logits, or a model of this package.
-    tokenizer: by default a `WordTokenizer`. context: how many tokens a sequence can have.
+    tokenizer: by default a `WordTokenizer`. context: maximum tokens of a sequence.
     """
 
     def __init__(self, model: Any = None, tokenizer: Any = None, context: int = 4096) -> None:
@@ -64,11 +64,11 @@ class Engine:
         ignore_eos: bool = False,
         request_id: str = "test",
     ) -> Result:
-        """Runs one mod, or a list of them in order; (mod, configuration) gives one its configuration, `config` gives
-        it to all others.
+        """Runs one mod, or a list of mods in order. (mod, configuration) sets the configuration of one mod, `config` that
+        of all others.
 
-        max_tokens: most tokens of the answer. max_steps: most forward passes, by default 4 * max_tokens + 256.
-        temperature: of the draw, 0 takes the most probable token."""
+        max_tokens: maximum tokens of the answer. max_steps: maximum forward passes, by default 4 * max_tokens + 256.
+        temperature: temperature of draws; 0 takes the most probable token."""
         given = list(mods) if isinstance(mods, list) else [mods]
         steps = 4 * max_tokens + 256 if max_steps is None else max_steps
         driven = _Run(self, given, config or {}, request_id, max_tokens, steps, stop, ignore_eos, temperature, seed)
@@ -77,12 +77,12 @@ class Engine:
             driven.parameters["request"] = {"response_format": response_format}
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
         if not tokens:
-            raise ValueError("a prompt needs at least one token")
+            raise ValueError("the prompt must have at least one token")
         return driven.go(tokens)
 
 
 def run(mods: Any, prompt: Any = "Once upon a time", *, model: Any = None, tokenizer: Any = None, **options: Any) -> Result:
-    """Runs mods with an engine of their own; `options` are those of `Engine.run`."""
+    """Runs mods with a new engine; `options` are those of `Engine.run`."""
     return Engine(model, tokenizer).run(mods, prompt, **options)
 
 
@@ -101,10 +101,10 @@ class _Mod:
         known = config if about["schema"] is None else about["schema"]["properties"]
         unknown = [name for name in config if name not in known]
         if unknown:
-            raise ValueError("mod %s has no configuration field %s" % (self.name, ", ".join(unknown)))
+            raise ValueError("mod %s: unknown configuration field %s" % (self.name, ", ".join(unknown)))
         missing = [name for name in (about["schema"] or {}).get("required", ()) if name not in self.config]
         if missing:
-            raise ValueError("mod %s needs the configuration field %s" % (self.name, ", ".join(missing)))
+            raise ValueError("mod %s: missing configuration field %s" % (self.name, ", ".join(missing)))
         self.is_quote = quote.is_imported_by(module)
         hook = getattr(module, "finished", None)
         self.finished = hook if callable(hook) and not hasattr(hook, "__thunder_mod__") else None
@@ -167,10 +167,10 @@ class _Run:
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def _begin_step(self) -> None:
-        """Forward pass, draw, append; and so on, until the run ends. An action hands over to `_act`."""
+        """Runs steps (forward pass, draw, append) until the run ends. Actions are handled by `_act`."""
         while self.end is None:
             if self.step >= self.max_steps:
-                self._finish("length", "the limit of %d steps is reached; a mod may be backtracking for ever" % self.max_steps)
+                self._finish("length", "the limit of %d steps was reached; a mod may backtrack endlessly" % self.max_steps)
                 return
             self.step += 1
             self.draw_temperature = None
@@ -179,7 +179,7 @@ class _Run:
             if winner is None:
                 self.drawn = self._draw()
                 if self.drawn is None:
-                    self._finish("error", "no token can be drawn: mods leave none with a probability above 0")
+                    self._finish("error", "no token can be drawn: mods leave no token with a probability above 0")
                     return
                 winner, kind = self._event("Sampled", self.step, [self.drawn]), "Sampled"
             if winner is None:
@@ -190,7 +190,7 @@ class _Run:
                 self._act(kind, winner)
 
     def _append(self, tokens: List[int], forced: bool, step: int) -> None:
-        """Appends tokens: the Added event, and whether the run ends with it."""
+        """Appends tokens, dispatches the Added event, and checks the end of the run."""
         self.sequence.extend(tokens)
         self.step = max(self.step, step)
         winner = self._event("Added", step, tokens, forced)
@@ -209,7 +209,7 @@ class _Run:
             self._finish("length", "the context of %d tokens is full" % self.context)
 
     def _act(self, kind: str, action: ModAction) -> None:
-        """Does what the action that won an event says."""
+        """Applies the action that won an event."""
         step = self.step + 1 if kind == "Added" or self.step == 0 else self.step
         self.drawn, dropped = None, kind == "Sampled"
         if isinstance(action, ForceTokens):
@@ -249,7 +249,7 @@ class _Run:
     def _remove(self, count: int) -> None:
         if count > 0:
             del self.sequence[len(self.sequence) - count :]
-            self.answer.taken_back(self._generated())
+            self.answer.retract(self._generated())
 
     def _finish(self, reason: str, message: Optional[str] = None, calls: Optional[List[Any]] = None) -> None:
         self.end = (reason, message, calls)
@@ -284,7 +284,7 @@ class _Run:
         return event
 
     def _event(self, kind: str, step: int, tokens: Sequence[int], forced: bool = False) -> Optional[ModAction]:
-        """Takes an event through the mods; the action that changes control, if there is one."""
+        """Dispatches an event to the mods. Returns the first action that changes control, if any."""
         event = self._record(kind, step, tokens, forced)
         winner: Optional[ModAction] = None
         for active in self.mods:
@@ -307,12 +307,12 @@ class _Run:
         call = Call(active.name, record, Noop())
         before = array("f", self.logits) if self.logits is not None else None
         seen = self._seen(record, active)
-        run = _Now(self)
+        run = _CurrentRun(self)
         _conversation.current = run
         try:
             with captured(call.logs, active.call.__module__):
                 action = validate_action(seen, active.call(seen, self.tokenizer))
-            wrong = problem(action, len(self.tokenizer), self.context)
+            wrong = action_error(action, len(self.tokenizer), self.context)
             if wrong is not None:
                 raise InvalidActionError("%s: %s" % (record.kind, wrong))
             self._edit(seen, action, before)
@@ -331,7 +331,7 @@ class _Run:
         return call
 
     def _seen(self, record: Event, active: _Mod) -> ModEvent:
-        """The event as the mod gets it."""
+        """Returns the event as passed to the mod."""
         context = ContextInfo(self.sequence, self.prompt_len)
         step = quote.step_of(record.step) if active.is_quote else record.step
         seen: ModEvent
@@ -353,7 +353,7 @@ class _Run:
         return seen
 
     def _edit(self, seen: ModEvent, action: ModAction, before: Any) -> None:
-        """Makes the logits what the action says they are; what was written in place counts only with it."""
+        """Applies an action to the logits; in-place changes count only with AdjustedLogits."""
         if not isinstance(seen, ForwardPass):
             return
         if not isinstance(action, AdjustedLogits):
@@ -369,15 +369,15 @@ class _Run:
             values = given._view if isinstance(given, Logits) else flat(given.to_numpy() if hasattr(given, "to_numpy") else given)
             if len(values) != len(before):
                 self.logits = before
-                raise InvalidActionError("adjust_logits takes %d logits, not %d" % (len(before), len(values)))
+                raise InvalidActionError("adjust_logits takes %d logits, got %d" % (len(before), len(values)))
             self.logits = array("f", values)
         if any(math.isnan(value) or value == math.inf for value in self.logits) or max(self.logits) == -math.inf:
             self.logits = before
-            raise InvalidActionError("the logits hold NaN or +inf, or ban every token; -inf bans one")
+            raise InvalidActionError("the logits must not contain NaN or +inf, nor ban every token; use -inf to ban a token")
 
 
-class _Now:
-    """The run that `get_conversation` and `tokenize` ask about."""
+class _CurrentRun:
+    """Current run, for `get_conversation` and `tokenize`."""
 
     def __init__(self, run: _Run) -> None:
         self.request_id, self.conversation, self.tools = run.request_id, run.conversation, run.tools

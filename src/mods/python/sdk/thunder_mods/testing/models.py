@@ -1,4 +1,4 @@
-"""Models for tests: what the next token's logits are, given the tokens so far."""
+"""Models for tests: functions from tokens to the logits of the next token."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _ELSE = -20.0
 
 
 class Scripted:
-    """A model that wants to write `text`, and what `answers` says.
+    """A model that writes `text`, and the answers of `answers`.
 
-    answers: {end of a question: answer}. Where a key stands in the sequence and all that follows it agrees with the
-    answer, the model wants to write the rest of the answer, then to end.
-    Otherwise it goes on with `text` where the answer so far is its beginning, else with as many tokens of it left as
-    were not written yet; then it ends.
+    answers: {end of a question: answer}. If the sequence contains a key and everything after it is a prefix of the
+    answer, the model writes the rest of the answer, then ends.
+    Otherwise it continues `text` if the answer so far is a prefix of it, else it writes the tokens of `text` after as
+    many as were already generated; then it ends.
     """
 
     def __init__(self, text: str = "", answers: Optional[Mapping[str, str]] = None) -> None:
@@ -25,7 +25,7 @@ class Scripted:
         self.answers: Dict[str, str] = dict(answers or {})
 
     def logits(self, tokens: List[int], prompt_len: int, tokenizer: Any) -> List[float]:
-        """The logits after these tokens, of which `prompt_len` are the prompt."""
+        """Returns the logits after these tokens, of which `prompt_len` are the prompt."""
         rest = self._rest(tokens, prompt_len, tokenizer).encode("utf-8")
         logits = [0.0] * len(tokenizer)
         if rest:
@@ -53,37 +53,37 @@ class Scripted:
 
 
 class RandomWeights:
-    """A model that knows nothing: logits that depend on the seed and the last eight tokens."""
+    """A random model: its logits depend on the seed and the last eight tokens."""
 
     def __init__(self, seed: int = 0, spread: float = 2.0) -> None:
         self.seed = seed
         self.spread = spread
 
     def logits(self, tokens: List[int], prompt_len: int, tokenizer: Any) -> List[float]:
-        """The logits after these tokens."""
+        """Returns the logits after these tokens."""
         source = random.Random("%d %r" % (self.seed, tokens[-8:]))
         width, draw = 4.0 * self.spread, source.random
         return [width * draw() for _ in range(len(tokenizer))]
 
 
 class Function:
-    """A model that is a function of the tokens."""
+    """A model defined by a function of the tokens."""
 
     def __init__(self, function: LogitsFunction) -> None:
         self.function = function
 
     def logits(self, tokens: List[int], prompt_len: int, tokenizer: Any) -> List[float]:
-        """The logits after these tokens."""
+        """Returns the logits after these tokens."""
         found = self.function(list(tokens))
         if isinstance(found, Mapping):
             return [float(found.get(token, _ELSE)) for token in range(len(tokenizer))]
         if len(found) != len(tokenizer):
-            raise ValueError("a model gives %d logits, one per token, not %d" % (len(tokenizer), len(found)))
+            raise ValueError("a model must return %d logits, one per token, got %d" % (len(tokenizer), len(found)))
         return [float(logit) for logit in found]
 
 
 def model_of(given: Any) -> Any:
-    """The model that a text, a mapping of answers, a function or a model stands for."""
+    """Converts a text, a mapping of answers, a function or a model to a model."""
     if given is None or isinstance(given, str):
         return Scripted(given or "")
     if isinstance(given, Mapping):

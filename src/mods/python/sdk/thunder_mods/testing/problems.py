@@ -1,4 +1,4 @@
-"""What is wrong with an action's numbers, as the engine says it."""
+"""Validation of the values of an action, with the engine's messages."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any, Optional
 from ..actions import AdjustedLogits, AdjustedPrefill, Backtrack, ForceOutput, ForceTokens, ModAction, ToolCalls
 
 
-def problem(action: ModAction, vocabulary: int, context: int) -> Optional[str]:
-    """What is wrong and what would be right; None when the action can be done."""
+def action_error(action: ModAction, vocabulary: int, context: int) -> Optional[str]:
+    """Returns the error of an invalid action; None for a valid one."""
     if isinstance(action, ForceTokens) and not action.tokens:
         return "ForceTokens needs at least one token"
     if isinstance(action, Backtrack) and action.n < 1:
-        return "Backtrack needs n of at least 1; ForceTokens appends without removing"
+        return "Backtrack needs n >= 1, got 0; use ForceTokens to append without removing"
     if isinstance(action, AdjustedPrefill):
         if not action.tokens:
             return "AdjustedPrefill needs at least one token"
         if len(action.tokens) >= context:
-            return "AdjustedPrefill has %d tokens, the context of a slot holds %d" % (len(action.tokens), context)
+            return "AdjustedPrefill has %d tokens; it must have fewer than the %d tokens of a slot's context" % (len(action.tokens), context)
     if isinstance(action, AdjustedLogits):
         temperature = action.token_temp
         if temperature is not None and not (math.isfinite(temperature) and temperature >= 0):
-            return "token_temp is %s; it must be 0 or more" % temperature
+            return "token_temp must be a number of 0 or more, got %s" % temperature
         outside = [token for edits in (action.set, action.add) for token in edits or () if not 0 <= token < vocabulary]
         return _unknown(outside[0], vocabulary) if outside else None
     if isinstance(action, ToolCalls):
@@ -46,9 +46,9 @@ def _of_tool_calls(payload: Any) -> Optional[str]:
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str) or not name:
             shape = '{"id": …, "type": "function", "function": {"name": …, "arguments": …}}'
-            return "ToolCalls: call %d names no function; a call is %s" % (index, shape)
+            return "ToolCalls: call %d has no function name; a call must have the form %s" % (index, shape)
     return None
 
 
 def _unknown(token: int, vocabulary: int) -> str:
-    return "token %d is not in the vocabulary; ids run from 0 to %d" % (token, vocabulary - 1)
+    return "token %d is not in the vocabulary; ids must be from 0 to %d" % (token, vocabulary - 1)

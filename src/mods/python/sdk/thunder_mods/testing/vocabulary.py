@@ -1,4 +1,4 @@
-"""A small vocabulary for tests: all bytes, some words, and the tokens that begin and end a text."""
+"""Small vocabulary for tests: all bytes, some words, and the tokens that begin and end a text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WORDS = (
 
 
 class WordTokenizer(Tokenizer):
-    """Tokens 0 to 255 are the bytes, then come `words`, then <bos> and <eos>. Encoding takes the longest token that fits."""
+    """Tokenizer whose tokens 0 to 255 are bytes, followed by `words`, <bos> and <eos>. Encoding takes the longest match."""
 
     def __init__(self, words: Iterable[str] = _WORDS) -> None:
         pieces = [bytes((byte,)) for byte in range(256)]

@@ -1,1 +1,1 @@
-"""The worker process: what the server talks to. Mods do not import this."""
+"""Worker process, which communicates with the server. Mods do not import this package."""

@@ -1,4 +1,4 @@
-"""What a mod prints and logs, sent at once, so that it is not lost when the call never returns."""
+"""Capture of a mod's output and log lines. They are sent immediately, so that they are not lost if the call never returns."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import logging
 import sys
 from typing import Any, List
 
-_MOST_BYTES = 256 * 1024
+_MAX_BYTES = 256 * 1024
 
 
 class Capture:
-    """Sends lines in the order in which they were written; the server attaches them to the call that it waits for."""
+    """Sends lines in the order in which they were written; the server attaches them to the current call."""
 
     def __init__(self, channel: Any) -> None:
         self._channel = channel
@@ -20,7 +20,7 @@ class Capture:
         self._streams: List[Stream] = []
 
     def install(self, module: str) -> None:
-        """Takes over sys.stdout, sys.stderr and the root logger. `module` is the mod's module name."""
+        """Replaces sys.stdout, sys.stderr and the handler of the root logger. `module` is the name of the mod's module."""
         self._streams = [Stream(self, "INFO"), Stream(self, "WARNING")]
         sys.stdout, sys.stderr = self._streams
         root = logging.getLogger()
@@ -28,30 +28,30 @@ class Capture:
         root.setLevel(logging.DEBUG)
 
     def add(self, level: str, message: str) -> None:
-        if self._size > _MOST_BYTES:
+        if self._size > _MAX_BYTES:
             self._dropped += 1
             return
-        message = message[:_MOST_BYTES]
+        message = message[:_MAX_BYTES]
         self._size += len(message) + 1
         self._channel.send({"kind": "log", "level": level, "message": message})
 
     def end_lines(self) -> None:
-        """Sends lines that have no end yet."""
+        """Sends unfinished lines."""
         for stream in self._streams:
             stream.end_line()
 
     def end_call(self) -> None:
-        """Sends what is still unfinished; the next call has its own bound."""
+        """Sends unfinished lines and resets the size limit for the next call."""
         self.end_lines()
         if not self._size:
             return
         dropped, self._size, self._dropped = self._dropped, 0, 0
         if dropped:
-            self.add("WARNING", "%d more lines were dropped; a call can log %d KiB" % (dropped, _MOST_BYTES // 1024))
+            self.add("WARNING", "%d more lines were dropped; the maximum per call is %d KiB" % (dropped, _MAX_BYTES // 1024))
 
 
 class Stream(io.TextIOBase):
-    """Collects what is printed; a text that is printed at once is one line of the log, also when it has several."""
+    """Stream that collects printed text. Text printed by one call is one log entry, even with several lines."""
 
     def __init__(self, capture: Capture, level: str) -> None:
         self._capture = capture
@@ -65,9 +65,9 @@ class Stream(io.TextIOBase):
 
     def write(self, text: str) -> int:
         if not isinstance(text, str):
-            raise TypeError("write takes a text, not %s" % type(text).__name__)
+            raise TypeError("write takes a str, got %s" % type(text).__name__)
         self._text += text
-        if text.endswith("\n") or len(self._text) > _MOST_BYTES:
+        if text.endswith("\n") or len(self._text) > _MAX_BYTES:
             self.end_line()
         return len(text)
 
@@ -78,7 +78,7 @@ class Stream(io.TextIOBase):
 
 
 class Handler(logging.Handler):
-    """Log records; those below INFO only from the mod itself, not from libraries."""
+    """Handler of log records; records below INFO are only accepted from the mod itself, not from libraries."""
 
     def __init__(self, capture: Capture, module: str) -> None:
         super().__init__()
@@ -96,5 +96,5 @@ class Handler(logging.Handler):
                 break
         try:
             self._capture.add(level, self.format(record))
-        except Exception as error:  # a wrong format string must not end the call
+        except Exception as error:  # an invalid format string must not end the call
             self._capture.add("ERROR", "a log line could not be formatted: %s" % error)

@@ -1,4 +1,4 @@
-"""Frames to and from the server, and the memory shared with it."""
+"""Frames to and from the server, and the shared memory."""
 
 from __future__ import annotations
 
@@ -12,59 +12,59 @@ import threading
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-#: How long to stay awake for the next frame after an answer, and around the time when it is expected.
-_MOMENT_NS = 100_000
-#: Longer waits are not foreseen: beside them a wake-up costs nothing.
-_LONGEST_FORESEEN_NS = 10_000_000
+#: Time for which the worker polls for the next frame after a reply, and around the expected time of a frame.
+_POLL_NS = 100_000
+#: Maximum wait that is predicted; for longer waits the time of a wake-up is negligible.
+_MAX_PREDICTED_NS = 10_000_000
 _yield = getattr(os, "sched_yield", lambda: None)
 _LENGTHS = struct.Struct("<II")
-#: Longest header and body that the server takes, in bytes.
-_LONGEST = (16 << 20, 64 << 20)
+#: Maximum header and body that the server accepts, in bytes.
+_MAX_LENGTHS = (16 << 20, 64 << 20)
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False).encode
 _decode = json.JSONDecoder().decode
 
 
-class Patience:
-    """Waits for bytes, awake when they are likely to come.
+class PredictiveWait:
+    """Waits for bytes, and polls when they are likely to arrive.
 
-    A sleeping process takes longer to wake up than a mod takes to answer. One event often follows the other at once; the
-    first one of a token comes when the model has computed it, which takes about as long each time.
+    A sleeping process takes longer to wake up than a mod takes to reply. One event often follows another immediately; the
+    first event of a token arrives after the model's computation, which takes about the same time for each token.
     """
 
     def __init__(self) -> None:
-        self._last: List[int] = []  # how long the last waits were that were longer than a moment, in ns
-        self._trust = 0  # below 0: waits that are still slept through, since the last ones were not foreseen
+        self._last: List[int] = []  # durations of the last longer waits, in ns
+        self._trust = 0  # below 0: number of waits without polling after wrong predictions
         self._doubt = 1
 
     def next(self, connection: socket.socket) -> bytes:
-        """The next bytes of the connection; none when it is closed."""
+        """Returns the next bytes of the connection; empty if it is closed."""
         begun = time.perf_counter_ns()
-        data = self._look(connection, begun + _MOMENT_NS)
+        data = self._poll(connection, begun + _POLL_NS)
         if data is not None:
             return data
-        expected = self._foresee()
+        expected = self._predict()
         if expected == 0:
             data = connection.recv(4096)
         else:
-            doze = begun + expected - 2 * _MOMENT_NS - time.perf_counter_ns()
-            if doze > 0:
-                select.select((connection,), (), (), doze / 1e9)
-            data = self._look(connection, begun + expected + _MOMENT_NS)
-            self._judge(data is not None)
+            pause = begun + expected - 2 * _POLL_NS - time.perf_counter_ns()
+            if pause > 0:
+                select.select((connection,), (), (), pause / 1e9)
+            data = self._poll(connection, begun + expected + _POLL_NS)
+            self._record_prediction(data is not None)
             if data is None:
                 data = connection.recv(4096)
         self._last = self._last[-2:] + [time.perf_counter_ns() - begun]
         return data
 
-    def _foresee(self) -> int:
-        """How long this wait is likely to be; 0 to sleep through it, which counts against what is slept through after a wrong guess."""
+    def _predict(self) -> int:
+        """Returns the predicted duration of this wait; 0 to sleep without polling, which counts towards the penalty of a wrong prediction."""
         if self._trust < 0:
             self._trust += 1
             return 0
         expected = sorted(self._last)[1] if len(self._last) == 3 else 0
-        return expected if expected <= _LONGEST_FORESEEN_NS else 0
+        return expected if expected <= _MAX_PREDICTED_NS else 0
 
-    def _judge(self, right: bool) -> None:
+    def _record_prediction(self, right: bool) -> None:
         if right:
             self._doubt = 1
         else:
@@ -72,8 +72,8 @@ class Patience:
             self._trust = -self._doubt
 
     @staticmethod
-    def _look(connection: socket.socket, until: int) -> Optional[bytes]:
-        """Bytes that come before that time."""
+    def _poll(connection: socket.socket, until: int) -> Optional[bytes]:
+        """Polls for bytes until a point in time."""
         while True:
             try:
                 return connection.recv(4096, socket.MSG_DONTWAIT)
@@ -84,19 +84,19 @@ class Patience:
 
 
 class Channel:
-    """Length-prefixed frames: u32 header length, u32 body length, header (JSON), body; little-endian."""
+    """Channel of length-prefixed frames: u32 header length, u32 body length, header (JSON), body; little-endian."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket: Optional[socket.socket] = socket.socket(fileno=descriptor)
         self._buffer = bytearray()
-        self._await = Patience()
-        self._sending = threading.Lock()  # a thread of the mod may log
+        self._await = PredictiveWait()
+        self._sending = threading.Lock()  # threads of the mod may log
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
     def receive(self) -> Optional[Tuple[Dict[str, Any], bytes]]:
-        """The next (header, body), or None when the server has gone."""
+        """Returns the next (header, body), or None if the server has closed the channel."""
         if not self._buffer and self._socket is not None:
-            # Nearly always a frame comes alone and at once.
+            # A frame almost always arrives alone and complete.
             try:
                 data = self._await.next(self._socket)
             except OSError:
@@ -124,20 +124,20 @@ class Channel:
         self.send_encoded(_encode(header).encode("utf-8", "replace"), body)
 
     def send_encoded(self, header: bytes, body: bytes = b"") -> None:
-        """Sends a frame whose header is JSON already."""
+        """Sends a frame whose header is already encoded."""
         if self._socket is None:
             return
-        for length, longest in zip((len(header), len(body)), _LONGEST):
+        for length, longest in zip((len(header), len(body)), _MAX_LENGTHS):
             if length > longest:
-                raise ValueError("what is sent to the server has %d bytes, at most %d are taken" % (length, longest))
+                raise ValueError("a message to the server has %d bytes; the maximum is %d" % (length, longest))
         try:
             with self._sending:
                 self._socket.sendall(_LENGTHS.pack(len(header), len(body)) + header + body)
         except OSError:
-            os._exit(0)  # the server has gone
+            os._exit(0)  # the server has ended
 
     def _leave_to_parent(self) -> None:
-        """In a process that a mod forked: the protocol is not its own."""
+        """Closes the channel in a process forked by the mod: only the parent uses the protocol."""
         if self._socket is not None:
             self._socket.close()
         self._socket = None
@@ -157,7 +157,7 @@ class Channel:
 
 
 class Memory:
-    """Tokens and logits, where the server puts them."""
+    """Shared memory with tokens and logits."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -165,10 +165,10 @@ class Memory:
         self._view: Any = None
 
     def view(self, offset: int, count: int, form: str) -> Any:
-        """`count` numbers of format `form` (4 bytes each) from byte `offset` on, writable."""
+        """Returns a writable view of `count` numbers of format `form` (4 bytes each) from byte `offset` on."""
         end = offset + 4 * count
         if self._view is None or len(self._view) < end:
-            # Views that a mod kept hold the old map; it goes with them.
+            # Views kept by a mod keep the old map alive.
             self._map = mmap.mmap(self._descriptor, os.fstat(self._descriptor).st_size)
             self._view = memoryview(self._map)
         return self._view[offset:end].cast(form)

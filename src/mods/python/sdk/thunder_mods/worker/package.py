@@ -1,4 +1,4 @@
-"""Imports a mod that consists of several files, which exist in memory only."""
+"""Import of a mod that consists of several files, from memory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import sys
 from types import ModuleType
 from typing import Any, Dict, Optional
 
-#: Names that a package cannot have: what is imported under them must stay what it is.
-_OURS = {"thunder_mods", "thunder", "quote_mod_sdk", "shared", "max"}
+#: Reserved package names.
+_RESERVED = {"thunder_mods", "thunder", "quote_mod_sdk", "shared", "max"}
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -39,12 +39,12 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def load(files: str, module: str) -> Dict[str, Any]:
-    """What `module` holds, of the package whose {path: text} is `files`, as JSON."""
+    """Imports `module` of a package and returns its names. `files` is {path: text} as JSON."""
     texts: Dict[str, str] = json.loads(files)
-    known = set(getattr(sys, "stdlib_module_names", ())) | set(sys.builtin_module_names) | _OURS
+    known = set(getattr(sys, "stdlib_module_names", ())) | set(sys.builtin_module_names) | _RESERVED
     for name in sorted({path.split("/")[0].partition(".")[0] for path in texts}):
         if name in known:
-            raise ImportError("a file or folder of a mod cannot be called %s: that is another module's name" % name)
+            raise ImportError("a file or folder of a mod must not be named %s, which is the name of another module" % name)
     sys.meta_path.insert(0, _Finder(texts))
     found = vars(importlib.import_module(module))
     return {name: value for name, value in found.items() if not name.startswith("__")}

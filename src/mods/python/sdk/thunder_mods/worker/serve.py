@@ -1,4 +1,4 @@
-"""Loads one mod and answers the server's frames, one at a time."""
+"""Loads one mod and handles the server's frames, one at a time."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from .channel import Channel, Memory
 
 PROTOCOL = 1
 
-#: Largest number of tokens that is sent.
-_MOST_COUNT = 2**31 - 1
-#: Characters of an exception's line and traceback that are sent.
-_LONGEST_MESSAGE = 2000
-_LONGEST_TRACEBACK = 64 * 1024
+#: Maximum number of tokens in a message.
+_MAX_COUNT = 2**31 - 1
+#: Maximum characters of an exception's message and traceback.
+_MAX_MESSAGE_CHARS = 2000
+_MAX_TRACEBACK_CHARS = 64 * 1024
 
-#: What to do about a module that is missing.
-_INTERPRETER = " (mods run on Python %d.%d, %s; THUNDER_PYTHON=PATH names another one, such as bin/python of a virtual environment)" % (
+#: Hint for a missing module.
+_INTERPRETER = " (mods run on Python %d.%d, %s; set THUNDER_PYTHON=PATH to use another one, such as bin/python of a virtual environment)" % (
     sys.version_info[0],
     sys.version_info[1],
     sys.executable,
@@ -53,7 +53,7 @@ Header = Dict[str, Any]
 
 
 class Run:
-    """What stays the same during a run."""
+    """Properties of a run that do not change."""
 
     def __init__(self, header: Header, tokenizer: Tokenizer, defaults: Optional[Dict[str, Any]]) -> None:
         self.request_id = header["request_id"]
@@ -67,7 +67,7 @@ class Run:
 
 
 class Worker:
-    """The one mod of this process, and the runs that use it."""
+    """The mod of this process, and the runs that use it."""
 
     def __init__(self, channel: Channel, memory: Memory, sdk: str) -> None:
         self.channel = channel
@@ -81,11 +81,11 @@ class Worker:
         self.is_quote = False
         self.runs: Dict[int, Run] = {}
         self.tokenizers: Dict[int, Tokenizer] = {}
-        # A thread of the mod may ask as well: an answer belongs to who asked, and a call ends when nobody waits for one.
+        # Threads of the mod may query too: an answer belongs to its query, and a call ends only when no query is open.
         self.asking = threading.Lock()
 
     def serve(self) -> None:
-        """Answers frames until the server has gone."""
+        """Handles frames until the server closes the channel."""
         kinds: Dict[str, Callable[[Header, bytes], None]] = {"load": self.load, "run": self.begin, "call": self.call, "finished": self.finish}
         while True:
             frame = self.channel.receive()
@@ -103,12 +103,12 @@ class Worker:
         try:
             source = body.decode("utf-8")
             if "logit" in source or "logprob" in source:
-                numpy()  # its import takes longer than a call may
+                numpy()  # its import takes longer than the deadline of a call
             self.module = self._execute(name, header["file"], source)
             # A mod may also import Quote's names within its function.
             self.is_quote = quote.is_loaded() or quote.is_imported_by(self.module)
             handlers = self._handlers(header["entrypoint"], header["file"])
-        except BaseException as error:  # sys.exit() in a mod is the mod's error too
+        except BaseException as error:  # sys.exit() in a mod is an error of the mod
             self.capture.end_call()
             self.channel.send(dict(self._exception(error), kind="failed"))
             return
@@ -126,9 +126,9 @@ class Worker:
     def _execute(name: str, file: str, source: str) -> types.ModuleType:
         module = types.ModuleType(name)
         module.__file__ = file
-        sys.modules[name] = module  # dataclasses and inspect look it up
+        sys.modules[name] = module  # needed by dataclasses and inspect
         linecache.cache[file] = (len(source), None, source.splitlines(True), file)
-        # Without our own `from __future__ import annotations`.
+        # Without the `from __future__ import annotations` of this file.
         exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)
         return module
 
@@ -151,14 +151,14 @@ class Worker:
                 found.append((attribute, value))
         if not found:
             raise AttributeError(
-                "%s has no mod; put @mod (from thunder_mods import mod) before a function(event, actions, tokenizer)" % file
+                "%s has no mod; decorate a function(event, actions, tokenizer) with @mod (from thunder_mods import mod)" % file
             )
         return found
 
     # -- runs ------------------------------------------------------------------------------------------------------
 
     def begin(self, header: Header, _: bytes) -> None:
-        """A run that calls will name."""
+        """Registers a run for later calls."""
         vocabulary = header["vocabulary"]
         tokenizer = self.tokenizers.get(vocabulary["id"])
         if tokenizer is None:
@@ -174,7 +174,7 @@ class Worker:
         self.runs[header["run"]] = Run(header, tokenizer, self.defaults)
 
     def finish(self, header: Header, _: bytes) -> None:
-        """The run is over."""
+        """Removes a run that has ended."""
         run = self.runs.pop(header["run"], None)
         if run is None:
             self.reply(None, None, 0)
@@ -191,22 +191,22 @@ class Worker:
         self._run_and_reply(run, forget, None)
 
     def ask(self, header: Header) -> Tuple[Header, bytes]:
-        """Asks the server what only it knows."""
+        """Sends a query to the server and returns the answer."""
         with self.asking:
             if conversation.current is None:
-                raise RuntimeError("the tokenizer can ask the server only while a call goes on")
+                raise RuntimeError("the tokenizer can only query the server during a call")
             self.channel.send(dict(header, kind="ask"))
             frame = self.channel.receive()
         if frame is None:
             os._exit(0)
         if frame[0].get("gone"):
-            raise RuntimeError("the model of this tokenizer is gone")
+            raise RuntimeError("the model of this tokenizer is no longer loaded")
         return frame
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
     def call(self, header: Header, _: bytes) -> None:
-        """One event."""
+        """Calls the mod with one event."""
         run = self.runs[header["run"]]
         event = self._event(header, run)
         handler, tokenizer = self.handler, run.tokenizer
@@ -223,7 +223,7 @@ class Worker:
             else:
                 wire, body = self._wire(validate_action(event, action), event)
                 self.reply(wire, None, elapsed, body, event._held_back)
-        except BaseException as error:  # sys.exit() in a mod is the mod's error too
+        except BaseException as error:  # sys.exit() in a mod is an error of the mod
             held_back = None if event is None else event._held_back
             self.reply(None, self._exception(error), time.perf_counter_ns() - began, held_back=held_back)
 
@@ -254,19 +254,19 @@ class Worker:
         return event
 
     def _wire(self, action: ModAction, event: Any) -> Tuple[Optional[Header], bytes]:
-        """The action as (JSON, body)."""
+        """Converts an action to (JSON, body)."""
         if isinstance(action, Noop):
             return None, b""
         if isinstance(action, AdjustedLogits):
             return self._wire_logits(action, event)
         fields: Header = {}
         if isinstance(action, Backtrack):
-            # More than any sequence has; all that was generated goes.
-            fields = {"n": min(action.n, _MOST_COUNT), "tokens": _ids(action.tokens or [])}
+            # More than any sequence has: removes all generated tokens.
+            fields = {"n": min(action.n, _MAX_COUNT), "tokens": _ids(action.tokens or [])}
         elif isinstance(action, (ForceTokens, ForceOutput)):
             fields = {"tokens": _ids(action.tokens)}
         elif isinstance(action, AdjustedPrefill):
-            # Quote's mods say 0 for "as it is".
+            # In Quote's mods, 0 means unchanged.
             fields = {"tokens": _ids(action.tokens), "max_steps": action.max_steps or None}
         elif isinstance(action, ToolCalls):
             fields = {"tool_calls": action.tool_calls}
@@ -293,7 +293,7 @@ class Worker:
             values = flat(given.to_numpy() if hasattr(given, "to_numpy") else given)
         if len(values) != len(view):
             raise InvalidActionError(
-                "adjust_logits takes %d logits, one per token of the vocabulary, not %d" % (len(view), len(values))
+                "adjust_logits takes %d logits, one per token of the vocabulary, got %d" % (len(view), len(values))
             )
         view[:] = memoryview(values).cast("B").cast("f")
         fields["edit"] = "memory"
@@ -309,21 +309,21 @@ class Worker:
         body: bytes = b"",
         held_back: Optional[int] = None,
     ) -> None:
-        """Ends the call."""
+        """Sends the reply to a call."""
         with self.asking:
             conversation.current = None
         self.capture.end_call()
         if action is None and exception is None and held_back is None:
-            # What most calls say.
+            # The most frequent reply.
             self.channel.send_encoded(b'{"kind":"reply","action":null,"exception":null,"elapsed_ns":%d}' % elapsed_ns)
             return
         header: Header = {"kind": "reply", "action": action, "exception": exception, "elapsed_ns": elapsed_ns}
         if held_back is not None:
-            header["holdback"] = self.holdback if held_back < 0 else min(held_back, _MOST_COUNT)
+            header["holdback"] = self.holdback if held_back < 0 else min(held_back, _MAX_COUNT)
         self.channel.send(header, body)
 
     def _exception(self, error: BaseException) -> Header:
-        """One line, and the traceback without the frames of the SDK."""
+        """Returns the message of an exception, and its traceback without the frames of the SDK."""
         try:
             text = str(error).strip() or "no message"
             if isinstance(error, ModuleNotFoundError):
@@ -334,11 +334,11 @@ class Worker:
             while trace is not None and trace.tb_frame.f_code.co_filename.startswith(self.sdk):
                 trace = trace.tb_next
             whole = "".join(traceback.format_exception(type(error), error, trace))
-        except BaseException:  # an exception's text is the mod's code, too
-            text, whole = "its text cannot be read", ""
+        except BaseException:  # the text of an exception runs code of the mod
+            text, whole = "the text of the exception cannot be read", ""
         message = "%s: %s" % (type(error).__name__, text.splitlines()[0])
-        # What was raised last, and where, is at the end.
-        return {"message": message[:_LONGEST_MESSAGE], "traceback": whole[-_LONGEST_TRACEBACK:]}
+        # The last exception and its position are at the end.
+        return {"message": message[:_MAX_MESSAGE_CHARS], "traceback": whole[-_MAX_TRACEBACK_CHARS:]}
 
 
 def _ids(tokens: Any) -> List[int]:
@@ -348,17 +348,17 @@ def _ids(tokens: Any) -> List[int]:
         raise InvalidActionError("an action takes token ids: %s" % error) from None
     for token in ids:
         if not -(2**31) <= token < 2**31:
-            raise InvalidActionError("an action takes token ids, and %.40r is none" % (token,))
+            raise InvalidActionError("an action takes token ids, got %.40r" % (token,))
     return ids
 
 
 def main(protocol: int, memory: int, home: str, sdk: str) -> None:
-    """Serves until the server closes the channel. `home` is this process's own directory, `sdk` where we are in it."""
+    """Handles frames until the server closes the channel. `home` is the directory of this process, `sdk` that of the SDK."""
     worker = Worker(Channel(protocol), Memory(memory), sdk)
     try:
         worker.serve()
     finally:
-        # A server that was killed cannot clean up any more.
+        # A killed server cannot clean up.
         os.chdir("/")
         shutil.rmtree(home, ignore_errors=True)
         os._exit(0)
