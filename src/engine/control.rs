@@ -4,9 +4,9 @@
 //! paused run keeps its slot for a while. Then it is preempted: the slot goes to other runs. When the run resumes, it
 //! reuses its state if it is still cached, or computes it again.
 
+use super::reasoning::ReasoningTracker;
 use super::run::{Run, RunState};
 use super::scheduler::{ActiveRun, Command, Scheduler};
-use super::thinking::ThinkingTracker;
 use super::{Limits, SamplingParams};
 use crate::events::{FinishReason, RunId};
 use crate::model::Vocabulary;
@@ -65,12 +65,12 @@ pub enum RunActivity {
 
 /// Outcome of a request to end the reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EndThinking {
+pub enum EndReasoning {
     /// The reasoning ends with the next tokens.
     Ended,
     /// The run is not reasoning.
-    NotThinking,
-    /// The run was started without a [`super::ThinkingBudget`].
+    NotReasoning,
+    /// The run was started without a [`super::ReasoningBudget`].
     NoBudget,
 }
 
@@ -83,7 +83,7 @@ pub(super) enum ControlRequest {
     /// End the run; the text so far is the answer.
     Stop(String),
     /// End the current reasoning, and report whether there was one.
-    EndThought(oneshot::Sender<EndThinking>),
+    EndThought(oneshot::Sender<EndReasoning>),
     /// Report the progress only.
     Progress,
 }
@@ -157,7 +157,7 @@ impl RunControl {
     ///
     /// # Errors
     /// [`RunOver`].
-    pub async fn end_thinking(&self) -> Result<EndThinking, RunOver> {
+    pub async fn end_reasoning(&self) -> Result<EndReasoning, RunOver> {
         let (answer, answered) = oneshot::channel();
         self.request(ControlRequest::EndThought(answer)).await?;
         answered.await.map_err(|_| RunOver)
@@ -356,10 +356,10 @@ impl ActiveRun {
                 }
             }
             ControlRequest::EndThought(answer) => {
-                let outcome = match self.run.thinking.as_mut().map(ThinkingTracker::request_end) {
-                    Some(true) => EndThinking::Ended,
-                    Some(false) => EndThinking::NotThinking,
-                    None => EndThinking::NoBudget,
+                let outcome = match self.run.thinking.as_mut().map(ReasoningTracker::request_end) {
+                    Some(true) => EndReasoning::Ended,
+                    Some(false) => EndReasoning::NotReasoning,
+                    None => EndReasoning::NoBudget,
                 };
                 // The client may have disconnected meanwhile.
                 let _ = answer.send(outcome);

@@ -21,7 +21,7 @@ pub(super) struct ActiveMod {
     /// True if plain Noops are recorded; those of built-in mods are not.
     pub records_noop: bool,
     /// State of the mod for this run.
-    pub session: Box<dyn ModInstance>,
+    pub instance: Box<dyn ModInstance>,
     /// Failures of the mod in this run.
     pub health: ModHealth,
 }
@@ -81,7 +81,7 @@ impl Dispatch {
     /// Returns the index of the next mod that handles the event.
     pub fn next_mod(&mut self, mods: &[ActiveMod]) -> Option<usize> {
         while let Some(active) = mods.get(self.next) {
-            if active.health.off.is_none() && active.session.handles().contains(self.event) {
+            if active.health.off.is_none() && active.instance.handles().contains(self.event) {
                 return Some(self.next);
             }
             self.next += 1;
@@ -90,10 +90,10 @@ impl Dispatch {
     }
 
     /// Calls a mod. Returns `None` if its reply will come through `done`.
-    pub fn call(&mut self, session: &mut dyn ModInstance, call: &Call<'_>, done: ReplySender) -> Option<Reply> {
+    pub fn call(&mut self, instance: &mut dyn ModInstance, call: &Call<'_>, done: ReplySender) -> Option<Reply> {
         let begun = Instant::now();
         self.called_at = Some(begun);
-        match session.call(call, done) {
+        match instance.call(call, done) {
             Ok(mut reply) => {
                 if reply.elapsed.is_zero() {
                     reply.elapsed = begun.elapsed();

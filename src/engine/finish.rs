@@ -86,7 +86,7 @@ impl Run {
             },
         });
         for active in &mut self.mods {
-            active.session.finished();
+            active.instance.finished();
         }
         // Released before the client learns of the end, since it may send the id again immediately.
         self.active_id = None;

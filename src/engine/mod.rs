@@ -26,6 +26,7 @@ mod identity;
 mod output;
 mod output_text;
 mod overflow;
+mod reasoning;
 mod recording;
 mod request;
 mod request_ids;
@@ -36,21 +37,20 @@ mod slots;
 mod status;
 mod steps;
 mod submit;
-mod thinking;
 mod token_attention;
 
 pub use crate::model::OUT_OF_MEMORY;
 pub use crate::model::llama::{AttentionRow, AttentionSupport, SamplerStage, SamplingParams, Unsupported};
 pub use attention_encoder::AttentionEncodeFn;
-pub use control::{EndThinking, RunActivity, RunControl, RunOver, RunProgress};
+pub use control::{EndReasoning, RunActivity, RunControl, RunOver, RunProgress};
 pub use event_buffer::Clock;
 pub use output::{Generation, Output, PromptProgress, TextDelta};
+pub use reasoning::ReasoningBudget;
 pub use request::{Limits, Overflow, RecordPolicy, ReportOptions, Request};
 pub use ses1::Ses1Error;
 pub use slots::{SlotError, SlotSnapshot, SlotTokens};
 pub use status::{EngineCounts, EngineStatus, PromptTiming, RunMetrics, SlotRun, SlotView, TokenTotals};
 pub use submit::SubmitError;
-pub use thinking::ThinkingBudget;
 
 use crate::events::{DurabilityAcks, Recorder, Signal, UnstoredRuns};
 use crate::model::Model;
@@ -73,7 +73,7 @@ const CHECKPOINTS: usize = 8;
 
 /// Settings of the engine.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct EngineOptions {
     /// Context size of each slot, in tokens.
     pub ctx_size: u32,
     /// Number of slots: runs that decode at the same time.
@@ -107,6 +107,8 @@ pub struct Options {
     pub clock: Clock,
 }
 
+use EngineOptions as Options;
+
 /// Handle of a running engine; cheap to clone.
 #[derive(Clone)]
 pub struct Engine {
@@ -115,7 +117,7 @@ pub struct Engine {
 
 struct Inner {
     model: Arc<Model>,
-    options: Options,
+    options: EngineOptions,
     commands: std::sync::mpsc::Sender<Command>,
     waiting: Arc<AtomicUsize>,
     snapshot_format: Arc<SnapshotFormat>,
@@ -146,7 +148,7 @@ impl Engine {
     /// llama.cpp could not create the context, e.g. for lack of memory.
     pub async fn start(
         model: Arc<Model>,
-        options: Options,
+        options: EngineOptions,
         recorder: impl Into<Recorder>,
     ) -> Result<Self, crate::model::ModelError> {
         let Recorder { signals: recorder, durability_acks, unstored } = recorder.into();

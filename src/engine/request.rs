@@ -1,4 +1,4 @@
-use super::{SubmitError, ThinkingBudget};
+use super::{ReasoningBudget, SubmitError};
 use crate::events::{Span, Surface, Tenant, TokenId};
 use crate::model::chat::answer::AnswerFormat;
 use crate::model::grammar::Constraint;
@@ -47,7 +47,7 @@ pub struct Request {
     /// Grammar constraint on the answer.
     pub constraint: Option<Constraint>,
     /// Limit of reasoning tokens; `None` for no limit.
-    pub thinking: Option<ThinkingBudget>,
+    pub thinking: Option<ReasoningBudget>,
     /// Limits and stop conditions.
     pub limits: Limits,
     /// Control tokens that belong to the answer's text, e.g. those that begin a tool call. All others are hidden.

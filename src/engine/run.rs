@@ -9,9 +9,9 @@ use super::durability::PanicGuard;
 use super::event_buffer::EventBuffer;
 use super::output_text::OutputText;
 use super::overflow::{Evictions, KvRemoval};
+use super::reasoning::ReasoningTracker;
 use super::request_ids::ActiveRequestId;
 use super::status::{PromptTiming, RunMetrics};
-use super::thinking::ThinkingTracker;
 use super::token_attention::TokenAttention;
 use super::{Output, PromptProgress, Request};
 use crate::events::{
@@ -97,7 +97,7 @@ pub(super) struct Run {
     /// Matcher of the grammar constraint.
     pub(super) constraint: Option<GrammarMatcher>,
     /// Tracks reasoning tokens; `None` without a budget.
-    pub(super) thinking: Option<ThinkingTracker>,
+    pub(super) thinking: Option<ReasoningTracker>,
     /// Copy of the model's logits at the end of the sequence. Made only if the run waits for a mod or a mod changes
     /// something.
     pub(super) saved_logits: Vec<f32>,
@@ -177,7 +177,7 @@ impl Run {
             unsent: VecDeque::new(),
             sampler,
             constraint,
-            thinking: request.thinking.clone().map(ThinkingTracker::new),
+            thinking: request.thinking.clone().map(ReasoningTracker::new),
             saved_logits: Vec::new(),
             edited_logits: None,
             edited_distribution: None,
@@ -397,7 +397,7 @@ impl Run {
     /// Returns the mod whose reply the run waits for.
     pub(super) fn awaited_mod(&mut self) -> Option<&mut dyn ModInstance> {
         let RunState::AwaitingReply(_, index) = self.state else { return None };
-        Some(self.mods.get_mut(index)?.session.as_mut())
+        Some(self.mods.get_mut(index)?.instance.as_mut())
     }
 
     /// Calls a mod with the current event. Returns `false` if the reply comes later.
@@ -437,7 +437,7 @@ impl Run {
             max_steps: self.max_tokens as u32,
             event,
         };
-        let reply = dispatch.call(mods[index].session.as_mut(), &call, done(self.id, self.pending_call));
+        let reply = dispatch.call(mods[index].instance.as_mut(), &call, done(self.id, self.pending_call));
         self.mods = mods;
         if reply.as_ref().is_none_or(|reply| matches!(reply.action, Some(Action::AdjustedLogits { .. }))) {
             self.save_logits(fresh);

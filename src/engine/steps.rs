@@ -2,8 +2,8 @@
 
 use super::dispatch::Dispatch;
 use super::distribution::{self, Distribution};
+use super::reasoning::ReasoningTracker;
 use super::run::{Run, RunState};
-use super::thinking::ThinkingTracker;
 use super::{Output, TextDelta};
 use crate::events::{Alternative, EventType, Fault, FinishReason, Measurements, StageCount, TokenId, TokenMeasurement};
 use crate::model::grammar::{AcceptResult, TokenMask};
@@ -28,7 +28,7 @@ impl Run {
             EventType::Added => {
                 self.send_text();
                 let closing_tokens =
-                    self.thinking.as_ref().and_then(ThinkingTracker::closing_tokens).map(<[TokenId]>::to_vec);
+                    self.thinking.as_ref().and_then(ReasoningTracker::closing_tokens).map(<[TokenId]>::to_vec);
                 match (self.end_reason(), closing_tokens) {
                     (Some((reason, message)), _) => self.finish(reason, message, None),
                     (None, Some(closing_tokens)) => self.force(closing_tokens, self.step + 1),
@@ -209,7 +209,7 @@ impl Run {
             measured.text = if hidden { vocabulary.decode(&[measured.token]) } else { text };
             measured.text = printable(std::mem::take(&mut measured.text));
         }
-        let ended = self.update_thinking(&tokens, forced);
+        let ended = self.update_reasoning(&tokens, forced);
         let note = self.accept_tokens(&tokens).or(ended);
         let stopped_by = self.output_text.stopped_by();
         let ends_generation = tokens.last().is_some_and(|measured| self.ends_generation(measured.token));
@@ -264,7 +264,7 @@ impl Run {
 
     /// Updates the count of reasoning tokens. Returns a note if the appended tokens end reasoning whose budget is used
     /// up.
-    fn update_thinking(&mut self, tokens: &[TokenMeasurement], forced: bool) -> Option<String> {
+    fn update_reasoning(&mut self, tokens: &[TokenMeasurement], forced: bool) -> Option<String> {
         let thinking = self.thinking.as_mut()?;
         let note = (forced && thinking.closing_tokens().is_some()).then(|| thinking.note());
         for measured in tokens {
@@ -276,7 +276,7 @@ impl Run {
     /// Sends the client the text that is not held back.
     pub(super) fn send_text(&mut self) {
         // Read on every call: a mod may know that what it watches for can no longer begin in the text so far.
-        let holdback = self.mods.iter().map(|active| active.session.holdback()).max().unwrap_or(0);
+        let holdback = self.mods.iter().map(|active| active.instance.holdback()).max().unwrap_or(0);
         if self.request.report.per_token {
             return self.send_tokens(holdback);
         }

@@ -318,11 +318,11 @@ async fn start_mods(request: &Request, view: &Arc<RunView>) -> Result<Vec<Active
                 let name = chosen.mod_ref.name;
                 let described = chosen.factory.describe();
                 match chosen.factory.start(&chosen.mod_ref.config, &view) {
-                    Ok(session) => Ok(ActiveMod {
+                    Ok(instance) => Ok(ActiveMod {
                         name,
                         version: described.version,
                         records_noop: described.language != "rust",
-                        session,
+                        instance,
                         health: ModHealth::default(),
                     }),
                     Err(message) => Err(SubmitError::ModConfig { name, message }),

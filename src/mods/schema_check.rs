@@ -3,10 +3,10 @@
 use serde_json::{Map, Value};
 
 /// Maximum references and nested schemas on the path to one value.
-const DEEPEST: usize = 64;
+const MAX_DEPTH: usize = 64;
 
 /// Returns the first problem of the value, if any: the place, what was found, and what is expected.
-pub fn problem(value: &Value, schema: &Value) -> Option<String> {
+pub fn first_error(value: &Value, schema: &Value) -> Option<String> {
     Check { root: schema }.value(value, schema, "", 0).err()
 }
 
@@ -22,7 +22,7 @@ impl Check<'_> {
             Value::Object(schema) => schema,
             _ => return Ok(()),
         };
-        if depth > DEEPEST {
+        if depth > MAX_DEPTH {
             return Ok(());
         }
         if let Some(target) = schema.get("$ref").and_then(Value::as_str)
@@ -203,11 +203,11 @@ fn within(count: usize, schema: &Map<String, Value>, (least, most): (&str, &str)
 
 #[cfg(test)]
 mod tests {
-    use super::problem;
+    use super::first_error;
     use serde_json::{Value, json};
 
     #[test]
-    fn says_what_is_wrong_where() {
+    fn error_names_field_and_expectation() {
         let schema = json!({
             "type": "object",
             "properties": {
@@ -222,8 +222,8 @@ mod tests {
             "$defs": {"tag": {"type": "string", "minLength": 2}},
         });
         let right = json!({"city": "Zürich", "days": 3.0, "tags": ["ab", "cd"], "at": "7:30", "unit": "F"});
-        assert_eq!(problem(&right, &schema), None);
-        assert_eq!(problem(&json!({"city": "Oakford", "at": null}), &schema), None);
+        assert_eq!(first_error(&right, &schema), None);
+        assert_eq!(first_error(&json!({"city": "Oakford", "at": null}), &schema), None);
         for (wrong, message) in [
             (json!(3), "the value must be an object, found 3"),
             (json!({}), "'city' is missing"),
@@ -246,13 +246,13 @@ mod tests {
             ),
             (json!({"city": "Oakford", "x": 1}), "'x' is not known; known are: city, days, tags, at, unit"),
         ] {
-            assert_eq!(problem(&wrong, &schema).as_deref(), Some(message));
+            assert_eq!(first_error(&wrong, &schema).as_deref(), Some(message));
         }
     }
 
     #[test]
-    fn a_schema_that_needs_itself_for_ever_is_left_off() {
+    fn recursive_schema_terminates() {
         let schema = json!({"$ref": "#"});
-        assert_eq!(problem(&Value::Null, &schema), None);
+        assert_eq!(first_error(&Value::Null, &schema), None);
     }
 }

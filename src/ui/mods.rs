@@ -100,9 +100,9 @@ impl ModsPage {
 
 impl From<ModInfo> for ModRow {
     fn from(shown: ModInfo) -> Self {
-        let ModInfo { description, current, enabled, earlier, record, .. } = shown;
+        let ModInfo { description, current, enabled, earlier, stats, .. } = shown;
         let by = current.registered_by.unwrap_or_default();
-        let failure = record.last_failure;
+        let failure = stats.last_failure;
         Self {
             href: format!("/mods/{}", encoded(&description.name)),
             runs_href: runs_href(&format!("mod:{}", description.name)),
@@ -123,9 +123,9 @@ impl From<ModInfo> for ModRow {
             hash: current.hash,
             earlier: earlier.len(),
             enabled,
-            calls: record.calls.to_string(),
-            failures: record.failures,
-            mean: record.mean_us.map(cost).unwrap_or_default(),
+            calls: stats.calls.to_string(),
+            failures: stats.failures,
+            mean: stats.mean_us.map(cost).unwrap_or_default(),
             failure_href: failure.as_ref().map(|failure| format!("/runs/{}", failure.run_id)).unwrap_or_default(),
             last_failure: failure.map(|failure| failure.message).unwrap_or_default(),
         }
@@ -163,7 +163,7 @@ mod tests {
         let mut shown = ModRegistry::with_builtin().list_info();
         let last = shown.len() - 1;
         shown[last].description.name = "<i>".into();
-        shown[last].record = CallStats {
+        shown[last].stats = CallStats {
             calls: 7,
             failures: 1,
             mean_us: Some(1500.0),

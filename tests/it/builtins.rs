@@ -132,7 +132,7 @@ async fn a_thought_has_a_budget() {
         assert!(!message["content"].as_str().unwrap().is_empty(), "{message}");
         let items = recorded(server, &answer).await;
         // The line break that was forced behind the marker counts.
-        assert!(logs(&items)[0].starts_with("the thought ends here, after "), "{:?}", logs(&items));
+        assert!(logs(&items)[0].starts_with("reasoning ended after "), "{:?}", logs(&items));
     }
 }
 
@@ -232,11 +232,11 @@ async fn wrong_tool_calls_do_not_get_through() {
         body
     };
     for (call, config, why) in [
-        ("{\"name\": \"rm\", \"arguments\": {}}", json!({}), "there is no tool 'rm'; there are: get_weather, add"),
+        ("{\"name\": \"rm\", \"arguments\": {}}", json!({}), "unknown tool 'rm'; known tools: get_weather, add"),
         (
             "{\"name\": \"add\", \"arguments\": {\"a\": 3}}",
             json!({"max_retries": 0}),
-            "the arguments of 'add' are wrong: 'a' must be one of 1, 2, found 3",
+            "the arguments of 'add' are invalid: 'a' must be one of 1, 2, found 3",
         ),
         ("{\"name\": \"add\", \"arguments\": {\"a\": 1}}", json!({"block": ["add"]}), "the tool 'add' is blocked"),
     ] {
@@ -272,7 +272,7 @@ async fn a_configuration_that_is_wrong_is_refused_by_name() {
         (
             "think-budget",
             json!({"tokens": "many"}),
-            "mod 'think-budget': 'tokens' must be a whole number from 0 to 1000000, found \"many\"",
+            "mod 'think-budget': 'tokens' must be an integer from 0 to 1000000, found \"many\"",
         ),
         ("json-schema", json!({"schema": {"type": "array", "uniqueItems": true}}), "mod 'json-schema': 'schema': "),
         ("regex", json!({"pattern": "[0-9"}), "mod 'regex': 'pattern': "),
@@ -284,19 +284,15 @@ async fn a_configuration_that_is_wrong_is_refused_by_name() {
         (
             "choices",
             json!({"choices": []}),
-            "mod 'choices': 'choices' must be a list of texts that are not empty, e.g. [\"yes\", \"no\"], found []",
+            "mod 'choices': 'choices' must be a list of non-empty strings, e.g. [\"yes\", \"no\"], found []",
         ),
         (
             "retry-low-confidence",
             json!({"tries": 0}),
-            "mod 'retry-low-confidence': 'tries' must be a whole number from 1 to 32, found 0",
+            "mod 'retry-low-confidence': 'tries' must be an integer from 1 to 32, found 0",
         ),
-        ("stop-rules", json!({}), "mod 'stop-rules': no rule is given; at least one of "),
-        (
-            "tool-guard",
-            json!({}),
-            "mod 'tool-guard': 'tools' is missing, and the request has none: there is no call to check",
-        ),
+        ("stop-rules", json!({}), "mod 'stop-rules': no rule is set; at least one of "),
+        ("tool-guard", json!({}), "mod 'tool-guard': 'tools' is missing, and the request has no tools"),
         (
             "ban-phrases",
             json!({"phrases": ["a"], "whole_word": true}),

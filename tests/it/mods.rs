@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
-use thunder::engine::{Engine, Limits, Options, Output, Request, SamplingParams};
+use thunder::engine::{Engine, EngineOptions, Limits, Output, Request, SamplingParams};
 use thunder::events::{ActionType, FinishReason, RunEnd, Signal, Surface, TraceItem};
 use thunder::model::Model;
 use thunder::model::llama::{CacheType, ModelOptions};
@@ -31,7 +31,7 @@ impl Lab {
         let model =
             Arc::new(Model::load(&root.join("fixtures/models/tiny.gguf"), &ModelOptions::default(), |_| true).unwrap());
         let (recorder, signals) = mpsc::channel(100_000);
-        let options = Options {
+        let options = EngineOptions {
             ctx_size: 512,
             parallel: 2,
             threads: 1,

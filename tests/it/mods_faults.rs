@@ -88,14 +88,14 @@ async fn faults(server: &Server) {
         ("bomb", "MemoryError"),
         ("segfault", "the worker was ended by signal 11 (SIGSEGV)"),
         ("exits", "the worker ended with exit code 3"),
-        ("wrong_type", "InvalidActionError: a mod returns an action or None, not int"),
+        ("wrong_type", "InvalidActionError: a mod must return an action or None, got int"),
         ("stops", "deadline of 5000 ms exceeded"),
-        ("huge_frame", "the worker broke the protocol: a frame announces 4294967295 bytes"),
+        ("huge_frame", "the worker violated the protocol: a frame has a header of 4294967295 bytes"),
         ("half_a_frame", "the worker ended with exit code 4"),
-        ("unknown_frame", "the worker broke the protocol: it answered a call with something else"),
-        ("no_json", "the worker broke the protocol: "),
-        ("odd_body", "InvalidActionError at Added: 3 bytes are no list of tokens and values"),
-        ("wrong_ids", "InvalidActionError at Added: -1 is not a token"),
+        ("unknown_frame", "the worker violated the protocol: it did not send a reply to a call"),
+        ("no_json", "the worker violated the protocol: "),
+        ("odd_body", "InvalidActionError at Added: an edit must be a list of tokens and values, got 3 bytes"),
+        ("wrong_ids", "InvalidActionError at Added: token -1 is not in the vocabulary"),
     ] {
         let told = harmless(server, name).await;
         assert!(exception(&told).starts_with(expected), "{name}: {:?}", told.exceptions);
@@ -105,7 +105,7 @@ async fn faults(server: &Server) {
     }
     if cfg!(target_os = "linux") {
         let told = harmless(server, "many_threads").await;
-        assert!(exception(&told).ends_with("threads; at most 512 are permitted"), "{:?}", told.exceptions);
+        assert!(exception(&told).ends_with("threads; the maximum is 512"), "{:?}", told.exceptions);
     }
     // Its own run gets what it says, as it could have said it in order.
     harmless(server, "unasked").await;
@@ -234,7 +234,7 @@ async fn a_mod_that_keeps_failing_is_switched_off_and_says_so() {
     let told = harmless(free().await, "always_raises").await;
     let count = told.exceptions.len();
     assert!((5..=15).contains(&count) && told.exceptions.iter().all(|text| text == "ValueError: never"), "{count}");
-    let said = "the mod 'always_raises' is switched off for the rest of this run, at step 5: 5 calls for ForwardPass failed in a row, the last with: ValueError: never";
+    let said = "the mod 'always_raises' is switched off for the rest of this run, at step 5: 5 consecutive calls for ForwardPass failed; last failure: ValueError: never";
     assert_eq!(told.logs, [said]);
     assert_eq!(told.answer["timings"]["message"], said, "{}", told.answer);
     let (_, run) =
@@ -280,7 +280,7 @@ async fn a_worker_that_computes_without_a_call_is_ended() {
     server.wait_ready().await;
     tell(&server, "computes_between_calls", TOKENS).await;
     for _ in 0..600 {
-        if server.log().contains("the worker is ended: it computed for") {
+        if server.log().contains("worker ended: it used ") {
             return;
         }
         sleep(Duration::from_millis(100)).await;

@@ -6,7 +6,7 @@ use crate::config::{
     self, Config, DEFAULT_SLOT_CONTEXT, EngineConfig, OverrideValue, TuningFlags, bundled_model, flags,
 };
 use crate::engine::encoder::Encoder;
-use crate::engine::{Clock, Engine, Options};
+use crate::engine::{Clock, Engine, EngineOptions};
 use crate::events::Recorder;
 use crate::model::llama::{
     CacheType, ContextRequirements, ControlVectors, GpuLayers, MetadataValue, ModelOptions, Numa, RopeOptions,
@@ -252,8 +252,8 @@ fn tuning(flags: &TuningFlags) -> Tuning {
     }
 }
 
-fn engine_options(Config { engine, server, data }: &Config, model: &Model, clock: Clock) -> Options {
-    Options {
+fn engine_options(Config { engine, server, data }: &Config, model: &Model, clock: Clock) -> EngineOptions {
+    EngineOptions {
         ctx_size: engine.slot_context(model.card().context_train),
         parallel: engine.parallel,
         threads: engine.threads,

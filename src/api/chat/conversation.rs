@@ -4,7 +4,7 @@ use crate::api::shared::constraint::parse_constraint;
 use crate::api::shared::fields::{Fields, invalid_value};
 use crate::api::shared::parameters;
 use crate::api::{ApiError, App, Loaded};
-use crate::engine::ThinkingBudget;
+use crate::engine::ReasoningBudget;
 use crate::events::{Span, TokenId};
 use crate::model::Vocabulary;
 use crate::model::chat::answer::{AnswerFormat, ToolDefinition};
@@ -48,7 +48,7 @@ pub(in crate::api) struct PreparedChat {
     pub(in crate::api) tools: Option<Value>,
     pub(in crate::api) reading: Arc<AnswerFormat>,
     pub(in crate::api) constraint: Option<Constraint>,
-    pub(in crate::api) thinking: Option<ThinkingBudget>,
+    pub(in crate::api) thinking: Option<ReasoningBudget>,
     /// Control tokens that end a turn in this template family.
     pub(in crate::api) end_tokens: Vec<TokenId>,
     /// End-of-turn texts for which the vocabulary has no token.
@@ -138,7 +138,7 @@ impl Conversation {
             .or_else(|| self.text_constraint.map(|form| tools::behind_thought(form, &reading, may_think, vocabulary)));
         let (tokens, spans) = rendered.tokenize(vocabulary);
         let (open, close) = &format.thought;
-        let thinking = self.budget.map(|(tokens, message)| ThinkingBudget {
+        let thinking = self.budget.map(|(tokens, message)| ReasoningBudget {
             tokens,
             open: open.clone(),
             close: close.clone(),

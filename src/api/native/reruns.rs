@@ -6,7 +6,7 @@ use crate::api::shared::fields::Fields;
 use crate::api::shared::mods::MAX_RUN_MODS;
 use crate::api::shared::{lora, parameters};
 use crate::api::{ApiError, App, Caller, Loaded, Problem, mods as registry};
-use crate::engine::{Limits, Output, Overflow, Request, ThinkingBudget};
+use crate::engine::{Limits, Output, Overflow, ReasoningBudget, Request};
 use crate::events::{FinishReason, PromptRecord, RunId, Surface};
 use crate::model::Vocabulary;
 use crate::model::chat::answer::AnswerFormat;
@@ -166,9 +166,9 @@ fn request(prompt: PromptRecord, recorded: &Value, loaded: &Loaded) -> Result<Re
     })
 }
 
-fn thinking(recorded: &Value, vocabulary: &Vocabulary) -> Result<Option<ThinkingBudget>, ApiError> {
+fn thinking(recorded: &Value, vocabulary: &Vocabulary) -> Result<Option<ReasoningBudget>, ApiError> {
     const PLACE: &str = "prompt.parameters.thinking";
-    let budget: Option<ThinkingBudget> = read(recorded, PLACE)?;
+    let budget: Option<ReasoningBudget> = read(recorded, PLACE)?;
     if let Some(budget) = &budget {
         if budget.open.is_empty() || budget.close.is_empty() {
             return Err(ApiError::invalid(PLACE, "thinking: open and close must be the markers around reasoning"));

@@ -332,7 +332,7 @@ fn answer(event: &Event, reply: Reply) -> Answer {
     let action = reply.action.unwrap_or(Action::Noop);
     let mut exception = reply.exception.map(|exception| exception.message);
     if exception.is_none() && !action.permitted_on(event.event_type) {
-        exception = Some(format!("{} is not permitted on {}", action.kind().as_str(), event.event_type.as_str()));
+        exception = Some(format!("{} is not permitted at {}", action.kind().as_str(), event.event_type.as_str()));
     }
     let action = if exception.is_some() { None } else { did(action) };
     Answer {

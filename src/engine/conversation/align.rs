@@ -7,7 +7,7 @@
 #[cfg(test)]
 mod tests;
 
-use super::history::{DroppedGap, PastAnswer, SlotHistory, hash, message_hash, without_thinking};
+use super::history::{DroppedGap, PastAnswer, SlotHistory, hash, message_hash, without_reasoning};
 use crate::events::{Span, TokenId};
 use crate::model::Vocabulary;
 use std::ops::Range;
@@ -141,7 +141,7 @@ impl Aligner<'_> {
         let mut ours = held.get(here..answer.start)?.to_vec();
         ours.extend_from_slice(&answer.tokens);
         let (ours_text, theirs) = (self.vocabulary.decode(&ours), self.vocabulary.decode(&rest[..end]));
-        let same = without_thinking(&ours_text).trim() == without_thinking(&theirs).trim();
+        let same = without_reasoning(&ours_text).trim() == without_reasoning(&theirs).trim();
         same.then_some((back, at + end, ours))
     }
 

@@ -8,7 +8,7 @@ use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Markers that end reasoning; the text after them is the answer that clients send back.
-const THINKING_ENDS: [&str; 6] =
+const REASONING_END_MARKERS: [&str; 6] =
     ["</think>", "</thinking>", "</thought>", "[/THINK]", "<|END_THINKING|>", "<|channel|>final<|message|>"];
 
 /// History of the tokens of a sequence, by their indices.
@@ -96,8 +96,8 @@ impl SlotHistory {
 }
 
 /// Returns the text after its reasoning.
-pub(super) fn without_thinking(text: &str) -> &str {
-    THINKING_ENDS
+pub(super) fn without_reasoning(text: &str) -> &str {
+    REASONING_END_MARKERS
         .iter()
         .filter_map(|mark| text.rfind(mark).map(|at| at + mark.len()))
         .max()
@@ -106,7 +106,7 @@ pub(super) fn without_thinking(text: &str) -> &str {
 
 pub(super) fn message_hash(span: &Span, tokens: &[TokenId], vocabulary: &Vocabulary) -> u64 {
     let text = vocabulary.decode(&tokens[span.start as usize..span.end as usize]);
-    let text = if span.role == "assistant" { without_thinking(&text) } else { &text };
+    let text = if span.role == "assistant" { without_reasoning(&text) } else { &text };
     xxh3_64(format!("{}\0{}", span.role, text.trim()).as_bytes())
 }
 

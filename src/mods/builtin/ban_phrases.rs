@@ -2,7 +2,7 @@ use super::{
     config::{Fields, schema},
     describe,
     phrase::{self, Phrases},
-    trail::is_over,
+    sequence::is_over,
 };
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::mods::{
@@ -28,8 +28,8 @@ impl ModFactory for BanPhrases {
             schema(
                 &["phrases"],
                 json!({
-                    "phrases": {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": phrase::LONGEST},
-                        "minItems": 1, "maxItems": phrase::MOST,
+                    "phrases": {"type": "array", "items": {"type": "string", "minLength": 1, "maxLength": phrase::MAX_PHRASE_CHARS},
+                        "minItems": 1, "maxItems": phrase::MAX_PHRASES,
                         "description": "Phrases to remove from the answer."},
                     "case_sensitive": {"type": "boolean", "default": false,
                         "description": "True if matching is case-sensitive."},
@@ -47,7 +47,7 @@ impl ModFactory for BanPhrases {
         let texts = fields.texts("phrases", "[\"as an AI\"]")?;
         phrase::check("phrases", &texts)?;
         let phrases = Phrases::new(&texts, fields.flag("case_sensitive", false)?, fields.flag("whole_words", false)?);
-        let held = phrases.bound();
+        let held = phrases.max_tokens();
         let max_retries = fields.count("max_retries", 1..=1000, 16)?;
         Ok(Box::new(Ban { phrases, max_retries, places: Vec::new(), held, clean: 0 }))
     }
@@ -87,13 +87,13 @@ impl Ban {
         self.clean = self.clean.min(length - count);
         let fresh = (length - self.clean).min(generated.len());
         let Some(found) = self.phrases.find(vocabulary, generated, fresh, is_over(call)) else {
-            self.held = self.phrases.held(vocabulary, generated);
+            self.held = self.phrases.holdback(vocabulary, generated);
             self.clean = length - self.held.min(length);
             return Reply::noop();
         };
         let position = length - found.tokens;
         let kept = generated.len() - found.tokens;
-        self.held = self.phrases.held(vocabulary, &generated[..kept]);
+        self.held = self.phrases.holdback(vocabulary, &generated[..kept]);
         self.forget_after(position);
         if self.places.last().is_none_or(|place| place.position < position) {
             self.places.push(Place { position, tokens: Vec::new(), tries: 0 });
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn takes_back_exactly_the_phrase_and_bans_its_first_token_there() {
+    fn phrase_is_removed_and_its_first_token_banned() {
         let mut scene = Scene::new(&BanPhrases, &json!({"phrases": ["bad idea"]}));
         assert!(banned(&mut scene).is_empty());
         let reply = scene.say("Hello a bad idea").expect("the phrase is noticed");
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn bans_add_up_at_one_place_and_end_with_max_retries() {
+    fn bans_accumulate_at_position_until_max_retries() {
         let mut scene = Scene::new(&BanPhrases, &json!({"phrases": ["ab"], "max_retries": 2}));
         for (first, expected) in [("a", 1), ("A", 2)] {
             scene.say(first);
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn an_earlier_change_lifts_later_bans() {
+    fn earlier_change_lifts_later_bans() {
         let mut scene = Scene::new(&BanPhrases, &json!({"phrases": ["ab"]}));
         scene.say("xxab");
         assert_eq!(scene.text(), "xx");
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_phrase_that_another_mod_kept_is_taken_back_at_the_next_chance() {
+    fn phrase_kept_by_another_mod_is_removed_later() {
         let mut scene = Scene::new(&BanPhrases, &json!({"phrases": ["ab"]}));
         scene.say("xa");
         let tokens = [i32::from(b'b')];
@@ -236,16 +236,16 @@ mod tests {
     }
 
     #[test]
-    fn whole_words_only() {
+    fn whole_words_ignores_parts_of_words() {
         let mut scene = Scene::new(&BanPhrases, &json!({"phrases": ["bad"], "whole_words": true}));
         assert!(scene.say("a badly").is_none());
         scene.say("; bad");
-        assert_eq!(scene.session.holdback(), 1);
+        assert_eq!(scene.instance.holdback(), 1);
         assert!(scene.append(&[EOG], true).action.is_some(), "nothing follows");
     }
 
     #[test]
-    fn where_nothing_else_may_stand_the_phrase_stands() {
+    fn phrase_is_kept_if_no_other_token_is_possible() {
         let mut scene = Scene::new(&BanPhrases, &json!({"phrases": ["ab"]}));
         scene.say("ab");
         let mut logits = vec![f32::NEG_INFINITY; 265];
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn forced_lists_and_the_prompt() {
+    fn forced_phrase_is_removed_and_prompt_is_not_searched() {
         let mut scene = Scene::new(&BanPhrases, &json!({"phrases": ["bad"], "case_sensitive": true}));
         let tokens = scene.run.vocabulary.encode("Hello bad the", false, false);
         let reply = scene.append(&tokens, true);
@@ -268,19 +268,19 @@ mod tests {
     }
 
     #[test]
-    fn the_stream_lags_only_by_what_may_become_a_phrase() {
+    fn holdback_covers_only_possible_phrases() {
         let mut scene = Scene::new(&BanPhrases, &json!({"phrases": ["a very bad idea"]}));
-        assert_eq!(scene.session.holdback(), 15);
+        assert_eq!(scene.instance.holdback(), 15);
         scene.say("Hello");
-        assert_eq!(scene.session.holdback(), 0);
+        assert_eq!(scene.instance.holdback(), 0);
         scene.say(" a very");
-        assert_eq!(scene.session.holdback(), 2);
+        assert_eq!(scene.instance.holdback(), 2);
     }
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
         #[test]
-        fn a_banned_phrase_is_in_no_answer(
+        fn banned_phrase_never_remains_in_answer(
             seed: u64, phrase in "[abB ]{2,4}", whole_words: bool, last: bool, script in "[ab ]{0,30}",
         ) {
             let ban = json!({"phrases": [phrase], "whole_words": whole_words, "max_retries": 200});
@@ -289,8 +289,8 @@ mod tests {
             if last {
                 mods.reverse();
             }
-            let told = Play { seed, script, alphabet: "ab .", max_tokens: 60, ..Play::default() }.play(&mods);
-            let text = told.text.to_lowercase();
+            let result = Play { seed, script, alphabet: "ab .", max_tokens: 60, ..Play::default() }.play(&mods);
+            let text = result.text.to_lowercase();
             let is_word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
             let banned = phrase.to_lowercase();
             let stands = text.match_indices(&banned).any(|(at, found)| {
@@ -299,7 +299,7 @@ mod tests {
                     || !(is_word(before) && is_word(found.chars().next())
                         || is_word(behind) && is_word(found.chars().next_back()))
             });
-            prop_assert!(!stands || told.cut_off || told.error.is_some(), "{:?}", told);
+            prop_assert!(!stands || result.cut_off || result.error.is_some(), "{:?}", result);
         }
     }
 }

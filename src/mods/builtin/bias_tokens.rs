@@ -129,7 +129,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn adds_and_bans_by_text_and_id() {
+    fn bias_and_ban_accept_text_and_id() {
         let mut scene = Scene::new(&BiasTokens, &json!({"bias": {" the": 2.5, "65": -1}, "ban": [" bad", 66]}));
         let Some(Action::AdjustedLogits { edit: LogitEdit::Add(edits), temperature: None }) =
             scene.forward(&[0.0; 4]).action
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_name_the_token() {
+    fn errors_name_token() {
         for (config, message) in [
             (
                 json!({"ban": ["hi"]}),

@@ -1,10 +1,10 @@
 use super::{
+    answer_text::AnswerText,
     config::{Fields, schema},
-    constrain::Constrained,
+    constrain::GrammarInstance,
     describe,
-    thought::Thought,
-    trail::{Trail, end_token},
-    written::Written,
+    reasoning::ReasoningState,
+    sequence::{SequenceTracker, end_token},
 };
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::model::grammar::{Constraint, GrammarSource};
@@ -17,10 +17,10 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 /// Maximum texts to choose from; with scoring, each text is a forced list.
-const MOST: usize = 1000;
-const MOST_SCORED: usize = 64;
+const MAX_CHOICES: usize = 1000;
+const MAX_SCORED_CHOICES: usize = 64;
 /// Maximum restarts of the scoring after another mod changed the answer.
-const MOST_BEGINNINGS: usize = 8;
+const MAX_RESTARTS: usize = 8;
 
 /// `choices`: makes the answer one of several texts.
 pub struct Choices;
@@ -31,14 +31,14 @@ impl ModFactory for Choices {
             "choices",
             "Makes the answer one of several texts.",
             "With pick sample, the answer is drawn token by token from the tokens that lead to one of the texts. With pick \
-             most-probable, every text followed by the end of the answer is evaluated, at the cost of one decode each, \
+             max-probable, every text followed by the end of the answer is evaluated, at the cost of one decode each, \
              and the one with the highest total log-probability becomes the answer; the totals are logged, and nothing is \
              sent before. If the answer begins with reasoning, the choice follows it.",
             json!({"choices": ["yes", "no"], "pick": "sample"}),
             schema(
                 &["choices"],
                 json!({
-                    "choices": {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": MOST,
+                    "choices": {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": MAX_CHOICES,
                         "uniqueItems": true, "description": "Texts to choose from; at most 64 with most-probable."},
                     "pick": {"enum": ["sample", "most-probable"], "default": "sample",
                         "description": "Draw one of the texts, or take the most probable."},
@@ -51,9 +51,9 @@ impl ModFactory for Choices {
         let fields = Fields::read(config, &["choices", "pick"])?;
         let texts = fields.texts("choices", "[\"yes\", \"no\"]")?;
         let scored = fields.word("pick", &["sample", "most-probable"])? == "most-probable";
-        let most = if scored { MOST_SCORED } else { MOST };
-        if texts.len() > most {
-            return Err(format!("'choices' has {} texts; the maximum is {most}", texts.len()));
+        let max = if scored { MAX_SCORED_CHOICES } else { MAX_CHOICES };
+        if texts.len() > max {
+            return Err(format!("'choices' has {} texts; the maximum is {max}", texts.len()));
         }
         let mut seen = HashSet::new();
         if let Some(twice) = texts.iter().find(|text| !seen.insert(**text)) {
@@ -62,7 +62,7 @@ impl ModFactory for Choices {
         if !scored {
             let alternatives: Vec<String> = texts.iter().map(|text| Value::from(*text).to_string()).collect();
             let grammar = GrammarSource::Lark(format!("start: {}", alternatives.join(" | ")));
-            return Ok(Box::new(Constrained::start(Constraint::new("choices", grammar), None, run)?));
+            return Ok(Box::new(GrammarInstance::start(Constraint::new("choices", grammar), None, run)?));
         }
         let end = end_token(run)?;
         let choices = texts.iter().map(|text| {
@@ -73,10 +73,10 @@ impl ModFactory for Choices {
         Ok(Box::new(Scoring {
             choices: choices.collect(),
             phase: Phase::Waiting,
-            beginnings: 0,
-            trail: Trail::default(),
-            written: Written::new(run),
-            thought: None,
+            restarts: 0,
+            tracker: SequenceTracker::default(),
+            written: AnswerText::new(run),
+            reasoning: None,
         }))
     }
 }
@@ -102,27 +102,27 @@ enum Phase {
 struct Scoring {
     choices: Vec<Choice>,
     phase: Phase,
-    beginnings: usize,
-    trail: Trail,
-    written: Written,
-    thought: Option<Thought>,
+    restarts: usize,
+    tracker: SequenceTracker,
+    written: AnswerText,
+    reasoning: Option<ReasoningState>,
 }
 
 impl Scoring {
-    fn forward(&mut self, within_thought: bool) -> Reply {
-        let length = self.trail.tokens();
+    fn forward(&mut self, is_reasoning: bool) -> Reply {
+        let length = self.tracker.tokens();
         match self.phase {
             Phase::Done => Reply::noop(),
-            Phase::Waiting if within_thought => Reply::noop(),
+            Phase::Waiting if is_reasoning => Reply::noop(),
             // Another mod has removed it.
             Phase::Trying { choice, base } if base == length => self.next(choice, None),
-            Phase::Waiting | Phase::Trying { .. } => self.begin(length),
+            Phase::Waiting | Phase::Trying { .. } => self.restart(length),
         }
     }
 
-    fn begin(&mut self, base: usize) -> Reply {
-        self.beginnings += 1;
-        if self.beginnings > MOST_BEGINNINGS {
+    fn restart(&mut self, base: usize) -> Reply {
+        self.restarts += 1;
+        if self.restarts > MAX_RESTARTS {
             self.phase = Phase::Done;
             return Action::error("the choices cannot be compared: another mod changes the answer").into();
         }
@@ -132,7 +132,7 @@ impl Scoring {
 
     fn added(&mut self, tokens: &[TokenId], logprobs: &[Option<f32>]) -> Reply {
         let Phase::Trying { choice, base } = self.phase else { return Reply::noop() };
-        let length = self.trail.tokens();
+        let length = self.tracker.tokens();
         if length - tokens.len() != base {
             self.phase = Phase::Waiting;
             return Reply::noop();
@@ -148,8 +148,8 @@ impl Scoring {
     }
 
     /// Continues after a choice, of which `kept` tokens are at the end of the answer.
-    fn next(&mut self, choice: usize, stands: Option<usize>) -> Reply {
-        let base = self.trail.tokens() - stands.unwrap_or(0);
+    fn next(&mut self, choice: usize, kept_tokens: Option<usize>) -> Reply {
+        let base = self.tracker.tokens() - kept_tokens.unwrap_or(0);
         let (next, logs) = if choice + 1 < self.choices.len() {
             self.phase = Phase::Trying { choice: choice + 1, base };
             (choice + 1, Vec::new())
@@ -167,7 +167,7 @@ impl Scoring {
             (best, vec![ModLogLine { level: LogLevel::Info, message }])
         };
         let tokens = self.choices[next].tokens.clone();
-        let action = match stands {
+        let action = match kept_tokens {
             // The best choice already ends the answer.
             Some(count) if next == choice && tokens.len() == count => None,
             Some(count) => Some(Action::Backtrack { n: u32::try_from(count).unwrap_or(u32::MAX), tokens }),
@@ -188,11 +188,11 @@ impl ModInstance for Scoring {
 
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
-        let moved = self.trail.follow(call);
-        let kept = self.written.follow(&moved, &call.run.vocabulary);
-        let thought = self.thought.get_or_insert_with(|| Thought::new(call, None));
-        thought.follow(&moved, &self.written, kept);
-        let within = thought.is_within();
+        let delta = self.tracker.follow(call);
+        let kept = self.written.follow(&delta, &call.run.vocabulary);
+        let reasoning = self.reasoning.get_or_insert_with(|| ReasoningState::new(call, None));
+        reasoning.follow(&delta, &self.written, kept);
+        let within = reasoning.is_within();
         Ok(match call.event {
             CallEvent::ForwardPass { .. } => self.forward(within),
             CallEvent::Added { tokens, logprobs, .. } => self.added(tokens, logprobs),
@@ -209,57 +209,58 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn each_can_be_drawn_and_nothing_else() {
+    fn sampled_answer_is_one_of_choices() {
         let mut seen = std::collections::BTreeSet::new();
         for seed in 0..40 {
-            let told =
+            let result =
                 Play { seed, ..Play::default() }.play(&[(&Choices, json!({"choices": ["yes", "no", "may\"be\"\n"]}))]);
-            assert!(told.ended, "{told:?}");
-            seen.insert(told.text);
+            assert!(result.ended, "{result:?}");
+            seen.insert(result.text);
         }
         assert_eq!(seen.into_iter().collect::<Vec<_>>(), ["may\"be\"\n", "no", "yes"]);
     }
 
     #[test]
-    fn the_most_probable_is_taken_whatever_its_place() {
+    fn most_probable_choice_is_selected() {
         for script in ["yes", "no", "not yet"] {
             let play = Play { script: script.into(), ..Play::default() };
-            let told = play.play(&[(&Choices, json!({"choices": ["not yet", "yes", "no"], "pick": "most-probable"}))]);
-            assert_eq!(told.text, script);
-            assert!(told.ended);
-            assert_eq!(told.retracted, 0, "nothing was sent before");
-            assert!(told.logs[0].ends_with(&format!("{script:?} is selected")), "{:?}", told.logs);
+            let result =
+                play.play(&[(&Choices, json!({"choices": ["not yet", "yes", "no"], "pick": "most-probable"}))]);
+            assert_eq!(result.text, script);
+            assert!(result.ended);
+            assert_eq!(result.retracted, 0, "nothing was sent before");
+            assert!(result.logs[0].ends_with(&format!("{script:?} is selected")), "{:?}", result.logs);
         }
     }
 
     #[test]
-    fn what_does_not_fit_is_not_taken() {
+    fn choice_that_does_not_fit_is_skipped() {
         let choices = json!({"choices": ["much too long a text", "x"], "pick": "most-probable"});
-        let told = Play { script: "much too long a text".into(), max_tokens: 5, ..Play::default() }
+        let result = Play { script: "much too long a text".into(), max_tokens: 5, ..Play::default() }
             .play(&[(&Choices, choices)]);
-        assert_eq!(told.text, "x");
+        assert_eq!(result.text, "x");
         let choices = json!({"choices": ["much too long a text"], "pick": "most-probable"});
-        let told = Play { max_tokens: 5, ..Play::default() }.play(&[(&Choices, choices)]);
-        assert_eq!(told.error.as_deref(), Some("none of the choices fits into the remaining tokens"));
+        let result = Play { max_tokens: 5, ..Play::default() }.play(&[(&Choices, choices)]);
+        assert_eq!(result.error.as_deref(), Some("none of the choices fits into the remaining tokens"));
     }
 
     #[test]
-    fn behind_what_another_mod_writes_first() {
+    fn choice_follows_text_forced_by_another_mod() {
         let prefix = crate::mods::builtin::force_prefix::ForcePrefix;
-        let told = Play { script: "So: no".into(), ..Play::default() }.play(&[
+        let result = Play { script: "So: no".into(), ..Play::default() }.play(&[
             (&prefix, json!({"text": "So: "})),
             (&Choices, json!({"choices": ["yes", "no"], "pick": "most-probable"})),
         ]);
-        assert_eq!(told.text, "So: no");
+        assert_eq!(result.text, "So: no");
     }
 
     #[test]
-    fn messages_name_the_field() {
+    fn errors_name_field() {
         let many: Vec<String> = (0..65).map(|number| number.to_string()).collect();
         for (config, message) in [
             (json!({"choices": ["a", "a"]}), "'choices': 'a' is a duplicate"),
             (json!({"choices": vec!["a"; 100_000]}), "'choices' has 100000 texts; the maximum is 1000"),
-            (json!({"choices": ["a"], "pick": "best"}), "'pick' must be one of sample, most-probable, found \"best\""),
+            (json!({"choices": ["a"], "pick": "best"}), "'pick' must be one of sample, max-probable, found \"best\""),
             (json!({"choices": many, "pick": "most-probable"}), "'choices' has 65 texts; the maximum is 64"),
         ] {
             assert_eq!(Choices.start(&config, &run()).err().unwrap(), message);

@@ -103,7 +103,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn messages_name_the_field_and_what_is_right() {
+    fn errors_name_field_and_expectation() {
         let config = json!({"on": 1, "heat": "hot", "count": -1, "texts": ["", "a"]});
         let fields = Fields::read(&config, &["on", "heat", "count", "texts", "more"]).unwrap();
         assert_eq!(fields.flag("on", false).unwrap_err(), "'on' must be true or false, found 1");
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_fields_and_other_shapes_are_refused() {
+    fn unknown_fields_and_types_are_rejected() {
         assert_eq!(
             Fields::read(&json!({"bann": []}), &["ban", "bias"]).err().unwrap(),
             "unknown field 'bann'; known fields: ban, bias"

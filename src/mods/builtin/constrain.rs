@@ -1,6 +1,6 @@
 //! Grammar constraint on an answer, compatible with other mods.
 
-use super::trail::{Trail, end_token, ends, is_over};
+use super::sequence::{SequenceTracker, end_token, ends, is_over};
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::model::chat::tools::behind_thought;
 use crate::model::grammar::{AcceptResult, Constraint, GrammarMatcher, Trigger};
@@ -10,12 +10,12 @@ use crate::mods::{
 
 /// Maximum tokens refused at one position because their text after the trigger cannot begin the structure; then one is
 /// accepted.
-const MOST_REFUSED: usize = 64;
+const MAX_REFUSED_TOKENS: usize = 64;
 
 /// Instance of a mod that constrains the answer to a grammar.
-pub struct Constrained {
+pub struct GrammarInstance {
     follower: GrammarMatcher,
-    trail: Trail,
+    tracker: SequenceTracker,
     /// Configuration field that has the grammar.
     field: String,
     /// True if the grammar waits for a trigger.
@@ -25,7 +25,7 @@ pub struct Constrained {
     refused: (usize, Vec<TokenId>),
 }
 
-impl Constrained {
+impl GrammarInstance {
     /// Compiles the configured grammar. It applies after the text `after`, else after the reasoning in which the answer
     /// begins, else from the first token on.
     pub fn start(constraint: Constraint, after: Option<&str>, run: &RunView) -> Result<Self, String> {
@@ -37,7 +37,7 @@ impl Constrained {
         let follower = run.grammars.follow(&constraint).map_err(|error| format!("'{field}': {error}"))?;
         Ok(Self {
             follower,
-            trail: Trail::default(),
+            tracker: SequenceTracker::default(),
             field,
             lazy: constraint.trigger.is_some(),
             end: end_token(run)?,
@@ -46,12 +46,12 @@ impl Constrained {
     }
 
     fn follow(&mut self, call: &Call<'_>) -> Vec<ModLogLine> {
-        let moved = self.trail.follow(call);
-        if moved.removed > 0 {
-            self.follower.rewind(moved.removed);
+        let delta = self.tracker.follow(call);
+        if delta.removed > 0 {
+            self.follower.rewind(delta.removed);
         }
         let mut logs = Vec::new();
-        for &token in moved.added {
+        for &token in delta.added {
             if ends(call.run, token) {
                 self.follower.end();
             } else if self.follower.accept(token, call.run.vocabulary.piece(token)) == AcceptResult::Contradicts {
@@ -72,7 +72,7 @@ impl Constrained {
         }
         match self.follower.mask() {
             Ok(Some(mask)) => Some(Action::AdjustedLogits { edit: LogitEdit::Allow(mask), temperature: None }),
-            Ok(None) if self.refused.0 == self.trail.tokens() && !self.refused.1.is_empty() => {
+            Ok(None) if self.refused.0 == self.tracker.tokens() && !self.refused.1.is_empty() => {
                 let bans = self.refused.1.iter().map(|&token| (token, f32::NEG_INFINITY)).collect();
                 Some(Action::AdjustedLogits { edit: LogitEdit::Set(bans), temperature: None })
             }
@@ -86,11 +86,11 @@ impl Constrained {
         if self.follower.permits(token, piece) {
             return None;
         }
-        let length = self.trail.tokens();
+        let length = self.tracker.tokens();
         if self.refused.0 != length {
             self.refused = (length, Vec::new());
         }
-        if self.refused.1.len() == MOST_REFUSED {
+        if self.refused.1.len() == MAX_REFUSED_TOKENS {
             return None;
         }
         self.refused.1.push(token);
@@ -98,7 +98,7 @@ impl Constrained {
     }
 }
 
-impl ModInstance for Constrained {
+impl ModInstance for GrammarInstance {
     fn handles(&self) -> EventSet {
         let always = EventSet::of(&[EventType::ForwardPass, EventType::Added]);
         if self.lazy { always.union(EventSet::of(&[EventType::Sampled])) } else { always }

@@ -82,7 +82,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn forces_once() {
+    fn prefix_is_forced_once() {
         let mut scene = Scene::new(&ForcePrefix, &json!({"text": "Hello the<end>"}));
         let action = scene.forward(&[0.0; 4]).action;
         assert_eq!(action, Some(Action::ForceTokens(vec![word("Hello"), word(" the"), EOG])));
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn takes_ids_that_exist() {
+    fn token_ids_must_be_in_vocabulary() {
         let mut scene = Scene::new(&ForcePrefix, &json!({"tokens": [104, 105]}));
         assert_eq!(scene.forward(&[0.0; 4]).action, Some(Action::ForceTokens(vec![104, 105])));
         let message = ForcePrefix.start(&json!({"tokens": [104, 9999]}), &run()).err().unwrap();
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn says_what_is_missing() {
+    fn error_names_missing_field() {
         for (config, message) in [
             (json!(null), "'text' or 'tokens' is missing, e.g. {\"text\": \"Sure: \"}"),
             (json!({"text": "a", "tokens": [1]}), "'text' and 'tokens' are mutually exclusive; set one of them"),

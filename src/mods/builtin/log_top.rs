@@ -1,7 +1,7 @@
 use super::{
     config::{Fields, schema},
     describe,
-    distribution::{Distribution, top},
+    logit_distribution::{LogitDistribution, top},
 };
 use crate::events::{EventType, LogLevel};
 use crate::mods::{
@@ -46,7 +46,7 @@ impl ModInstance for Top {
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
         let CallEvent::ForwardPass { logits } = call.event else { return Ok(Reply::noop()) };
-        let message = match Distribution::of(logits) {
+        let message = match LogitDistribution::of(logits) {
             None => "every token is banned".into(),
             Some(distribution) => top(logits, self.count)
                 .into_iter()
@@ -68,7 +68,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn logs_the_most_probable() {
+    fn most_probable_tokens_are_logged() {
         let mut scene = Scene::new(&LogTop, &json!({"count": 2}));
         let mut logits = vec![f32::NEG_INFINITY; 265];
         logits[usize::from(b'a')] = 0.0;

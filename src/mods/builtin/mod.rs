@@ -7,29 +7,29 @@
 //! Not included: steering between two prompts. It needs the logits of a second sequence at every step, and a run is one
 //! sequence.
 
+mod answer_text;
 mod ban_phrases;
 mod bias_tokens;
 mod choices;
 mod config;
 mod constrain;
-mod distribution;
 mod force_prefix;
-mod forms;
 mod log_top;
+mod logit_distribution;
 mod phrase;
+mod reasoning;
 mod replace_phrase;
 mod retry;
 mod sentences;
+mod sequence;
 mod stop_on_repetition;
 mod stop_rules;
+mod structured;
 mod temperature_by_entropy;
 #[cfg(test)]
 pub(in crate::mods) mod testing;
 mod think_budget;
-mod thought;
 mod tool_guard;
-mod trail;
-mod written;
 
 use super::{ModDescription, ModFactory, ModOrigin};
 use serde_json::Value;
@@ -43,10 +43,10 @@ pub fn all() -> Vec<Arc<dyn ModFactory>> {
         Arc::new(bias_tokens::BiasTokens),
         Arc::new(choices::Choices),
         Arc::new(force_prefix::ForcePrefix),
-        Arc::new(forms::Grammar),
-        Arc::new(forms::JsonSchema),
+        Arc::new(structured::Grammar),
+        Arc::new(structured::JsonSchema),
         Arc::new(log_top::LogTop),
-        Arc::new(forms::Regex),
+        Arc::new(structured::Regex),
         Arc::new(replace_phrase::ReplacePhrase),
         Arc::new(retry::RetryLowConfidence),
         Arc::new(stop_on_repetition::StopOnRepetition),
@@ -80,7 +80,7 @@ mod tests {
     use serde_json::{Value, json};
 
     #[test]
-    fn every_mod_accepts_the_example_of_its_description() {
+    fn example_configs_are_accepted() {
         for factory in all() {
             let description = factory.describe();
             assert!(factory.start(&description.config, &run()).is_ok(), "{}", description.name);
@@ -88,18 +88,18 @@ mod tests {
     }
 
     #[test]
-    fn every_schema_describes_what_its_mod_takes() {
+    fn schemas_match_accepted_fields() {
         for factory in all() {
             let ModDescription { name, config, schema, documentation, .. } = factory.describe();
             assert!(!documentation.is_empty(), "{name}");
-            assert_eq!(schema_check::problem(&config, &schema), None, "{name}");
+            assert_eq!(schema_check::first_error(&config, &schema), None, "{name}");
             // Each listed field is known to the mod, and its default is accepted.
             for (field, property) in schema["properties"].as_object().unwrap() {
                 assert!(property["description"].is_string(), "{name}: {field}");
                 if let Some(default) = property.get("default") {
                     let mut config = config.clone();
                     config[field] = default.clone();
-                    assert_eq!(schema_check::problem(&config, &schema), None, "{name}: {field}");
+                    assert_eq!(schema_check::first_error(&config, &schema), None, "{name}: {field}");
                     assert!(factory.start(&config, &run()).is_ok(), "{name}: {field}");
                 }
             }
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn every_mod_refuses_fields_that_it_does_not_know() {
+    fn unknown_fields_are_rejected_by_all_mods() {
         for factory in all() {
             let mut config = factory.describe().config;
             if let Value::Object(fields) = &mut config {
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_unique_and_in_order() {
+    fn names_are_unique_and_sorted() {
         let names: Vec<String> = all().iter().map(|factory| factory.describe().name).collect();
         assert!(names.windows(2).all(|pair| pair[0] < pair[1]), "{names:?}");
     }

@@ -5,18 +5,18 @@ use crate::model::Vocabulary;
 use std::ops::Range;
 
 /// Maximum phrases, and maximum characters of one: they are searched at every token.
-pub const MOST: usize = 10_000;
-pub const LONGEST: usize = 1000;
+pub const MAX_PHRASES: usize = 10_000;
+pub const MAX_PHRASE_CHARS: usize = 1000;
 
 /// Rejects phrases that are too many or too long; `field` is the configuration field.
 pub fn check(field: &str, phrases: &[&str]) -> Result<(), String> {
-    if phrases.len() > MOST {
-        return Err(format!("'{field}' has {} phrases; the maximum is {MOST}", phrases.len()));
+    if phrases.len() > MAX_PHRASES {
+        return Err(format!("'{field}' has {} phrases; the maximum is {MAX_PHRASES}", phrases.len()));
     }
-    match phrases.iter().find(|phrase| phrase.chars().count() > LONGEST) {
+    match phrases.iter().find(|phrase| phrase.chars().count() > MAX_PHRASE_CHARS) {
         Some(phrase) => {
             let (begin, length) = (phrase.chars().take(40).collect::<String>(), phrase.chars().count());
-            Err(format!("'{field}': the phrase '{begin}…' has {length} characters; the maximum is {LONGEST}"))
+            Err(format!("'{field}': the phrase '{begin}…' has {length} characters; the maximum is {MAX_PHRASE_CHARS}"))
         }
         None => Ok(()),
     }
@@ -43,7 +43,7 @@ struct Phrase {
 
 /// A phrase found at the end of the sequence.
 #[derive(Debug, PartialEq)]
-pub struct Found {
+pub struct PhraseMatch {
     /// Index of the phrase.
     pub phrase: usize,
     /// Number of tokens from the one with the phrase's first character to the end of the sequence.
@@ -67,7 +67,7 @@ struct Tail {
 
 /// Result of the word-boundary check at a place where the characters of a phrase were found.
 #[derive(PartialEq, Eq)]
-enum Stands {
+enum BoundaryCheck {
     Yes,
     No,
     /// Yes, unless the word continues.
@@ -95,23 +95,29 @@ impl Phrases {
     }
 
     /// Returns the maximum number of tokens of a phrase: a token has at least one of its bytes.
-    pub fn bound(&self) -> usize {
+    pub fn max_tokens(&self) -> usize {
         self.all.iter().map(|phrase| phrase.text.len()).max().unwrap_or(0)
     }
 
     /// Finds the earliest phrase in `generated` that ends in its last `fresh` tokens; of several with the same start,
     /// the longest. `over` means that nothing follows: otherwise a word at the end may continue.
-    pub fn find(&self, vocabulary: &Vocabulary, generated: &[TokenId], fresh: usize, over: bool) -> Option<Found> {
+    pub fn find(
+        &self,
+        vocabulary: &Vocabulary,
+        generated: &[TokenId],
+        fresh: usize,
+        over: bool,
+    ) -> Option<PhraseMatch> {
         let tail = self.tail(vocabulary, generated, fresh);
         let first_new = generated.len().saturating_sub(fresh);
         let ends_in_new = |start: usize, length: usize| tail.owner[tail.chars[start + length - 1].2] >= first_new;
         let stands = |start: usize, phrase: usize| {
             let chars = &self.all[phrase].chars;
             ends_in_new(start, chars.len())
-                && match self.stands(&tail, start, chars) {
-                    Stands::Yes => true,
-                    Stands::No => false,
-                    Stands::Perhaps => over,
+                && match self.check_boundary(&tail, start, chars) {
+                    BoundaryCheck::Yes => true,
+                    BoundaryCheck::No => false,
+                    BoundaryCheck::Perhaps => over,
                 }
         };
         let longest_at = |start| self.at(&tail.chars[start..], |phrase| stands(start, phrase));
@@ -120,7 +126,7 @@ impl Phrases {
         let (first_byte, last_byte) = (tail.chars[start].1, tail.chars[last].2);
         let token = tail.owner[first_byte];
         let token_begins = tail.owner.partition_point(|&owner| owner < token);
-        Some(Found {
+        Some(PhraseMatch {
             phrase,
             tokens: generated.len() - token,
             before: String::from_utf8_lossy(&tail.bytes[token_begins..first_byte]).into_owned(),
@@ -129,7 +135,7 @@ impl Phrases {
     }
 
     /// Finds a phrase anywhere in a text.
-    pub fn within(&self, text: &str) -> Option<usize> {
+    pub fn find_in(&self, text: &str) -> Option<usize> {
         let chars: Vec<_> = text.chars().flat_map(|c| folded(c, self.fold)).map(|c| (c, 0, 0)).collect();
         (0..chars.len()).find_map(|start| self.at(&chars[start..], |_| true))
     }
@@ -160,7 +166,7 @@ impl Phrases {
     }
 
     /// Returns how many tokens at the end may begin a phrase, or end with a phrase whose last word may continue.
-    pub fn held(&self, vocabulary: &Vocabulary, generated: &[TokenId]) -> usize {
+    pub fn holdback(&self, vocabulary: &Vocabulary, generated: &[TokenId]) -> usize {
         let tail = self.tail(vocabulary, generated, 0);
         let end = tail.chars.len();
         let begun = (end.saturating_sub(self.longest)..end).map(|start| end - start).find(|&length| {
@@ -181,20 +187,20 @@ impl Phrases {
         first_byte.map_or(0, |byte| generated.len() - tail.owner[byte])
     }
 
-    fn stands(&self, tail: &Tail, start: usize, phrase: &[char]) -> Stands {
-        let (Some(first), Some(last)) = (phrase.first(), phrase.last()) else { return Stands::No };
+    fn check_boundary(&self, tail: &Tail, start: usize, phrase: &[char]) -> BoundaryCheck {
+        let (Some(first), Some(last)) = (phrase.first(), phrase.last()) else { return BoundaryCheck::No };
         if !self.whole_words {
-            return Stands::Yes;
+            return BoundaryCheck::Yes;
         }
         let before = start.checked_sub(1).map(|before| tail.chars[before].0);
         if is_word(*first) && before.is_some_and(is_word) {
-            return Stands::No;
+            return BoundaryCheck::No;
         }
         match tail.chars.get(start + phrase.len()) {
-            _ if !is_word(*last) => Stands::Yes,
-            Some((next, ..)) if is_word(*next) => Stands::No,
-            Some(_) => Stands::Yes,
-            None => Stands::Perhaps,
+            _ if !is_word(*last) => BoundaryCheck::Yes,
+            Some((next, ..)) if is_word(*next) => BoundaryCheck::No,
+            Some(_) => BoundaryCheck::Yes,
+            None => BoundaryCheck::Perhaps,
         }
     }
 
@@ -251,33 +257,33 @@ fn folded(c: char, fold: bool) -> impl Iterator<Item = char> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Found, Phrases};
+    use super::{PhraseMatch, Phrases};
     use crate::mods::builtin::testing::vocabulary;
     use proptest::prelude::*;
 
-    fn found(phrases: &[&str], text: &str, added: usize) -> Option<Found> {
+    fn found(phrases: &[&str], text: &str, added: usize) -> Option<PhraseMatch> {
         let vocabulary = vocabulary();
         let tokens = vocabulary.encode(text, false, false);
         Phrases::new(phrases, false, false).find(&vocabulary, &tokens, added, false)
     }
 
     #[test]
-    fn counts_tokens_from_the_one_that_begins_the_phrase() {
+    fn match_counts_tokens_from_start_of_phrase() {
         // " a", " very", " bad", " idea"
         let hit = found(&["bad idea"], "Hello a very bad idea", 1).unwrap();
-        assert_eq!(hit, Found { phrase: 0, tokens: 2, before: " ".into(), after: String::new() });
+        assert_eq!(hit, PhraseMatch { phrase: 0, tokens: 2, before: " ".into(), after: String::new() });
         let hit = found(&["very bad"], "Hello a very bad idea", 2).unwrap();
-        assert_eq!(hit, Found { phrase: 0, tokens: 3, before: " ".into(), after: " idea".into() });
+        assert_eq!(hit, PhraseMatch { phrase: 0, tokens: 3, before: " ".into(), after: " idea".into() });
         assert_eq!(found(&["very bad"], "Hello a very bad idea", 1), None, "it ended before the new token");
     }
 
     #[test]
-    fn the_earliest_and_longest_wins() {
+    fn earliest_longest_phrase_wins() {
         assert_eq!(found(&["idea", "bad idea", "bad"], " bad idea", 2).unwrap().phrase, 1);
     }
 
     #[test]
-    fn case_and_characters_of_several_bytes() {
+    fn case_folding_handles_multibyte_characters() {
         assert_eq!(found(&["ÄRGER"], "so ärger", 1).unwrap().tokens, 6);
         let vocabulary = vocabulary();
         let tokens = vocabulary.encode("ärger", false, false);
@@ -285,21 +291,21 @@ mod tests {
     }
 
     #[test]
-    fn holds_what_may_become_a_phrase() {
+    fn holdback_covers_partial_phrases() {
         let vocabulary = vocabulary();
         let phrases = Phrases::new(&["very bad", "bäh"], false, false);
-        let held = |text: &str| phrases.held(&vocabulary, &vocabulary.encode(text, false, false));
+        let held = |text: &str| phrases.holdback(&vocabulary, &vocabulary.encode(text, false, false));
         assert_eq!(held("Hello"), 0);
         assert_eq!(held("Hello very"), 1);
         assert_eq!(held("Hello very b"), 2, "' very' and ' b'");
         assert_eq!(held("Hello verx"), 0);
         let mut tokens = vocabulary.encode("Hello b", false, false);
         tokens.push(0xc3);
-        assert_eq!(phrases.held(&vocabulary, &tokens), 2, "half of an ä");
+        assert_eq!(phrases.holdback(&vocabulary, &tokens), 2, "half of an ä");
     }
 
     #[test]
-    fn whole_words_wait_for_what_follows() {
+    fn whole_words_wait_for_next_character() {
         let vocabulary = vocabulary();
         let phrases = Phrases::new(&["bad", "c++"], false, true);
         let find = |text: &str, over| {
@@ -313,23 +319,23 @@ mod tests {
         assert_eq!(find("abad ", true), None);
         assert_eq!(find("C++", false), Some(1), "it does not end with a word");
         assert_eq!(find("c++x", false), Some(1));
-        let held = |text: &str| phrases.held(&vocabulary, &vocabulary.encode(text, false, false));
+        let held = |text: &str| phrases.holdback(&vocabulary, &vocabulary.encode(text, false, false));
         assert_eq!((held("a bad"), held("a bad "), held("a badx")), (1, 0, 0));
     }
 
     #[test]
-    fn phrases_have_bounds() {
-        let many = vec!["a"; super::MOST + 1];
+    fn phrase_limits_are_enforced() {
+        let many = vec!["a"; super::MAX_PHRASES + 1];
         assert_eq!(super::check("phrases", &many).unwrap_err(), "'phrases' has 10001 phrases; the maximum is 10000");
-        let long = "ä".repeat(super::LONGEST + 1);
+        let long = "ä".repeat(super::MAX_PHRASE_CHARS + 1);
         let message = super::check("phrases", &[&long]).unwrap_err();
         assert!(message.ends_with("ä…' has 1001 characters; the maximum is 1000"), "{message}");
-        assert_eq!(super::check("phrases", &["ä".repeat(super::LONGEST).as_str()]), Ok(()));
+        assert_eq!(super::check("phrases", &["ä".repeat(super::MAX_PHRASE_CHARS).as_str()]), Ok(()));
     }
 
     proptest! {
         #[test]
-        fn of_many_phrases_the_same_is_found_as_one_by_one(
+        fn search_of_many_equals_search_of_each(
             text in "[abA ]{0,24}", phrases in proptest::collection::vec("[abA ]{1,4}", 1..6), whole: bool, over: bool,
         ) {
             let vocabulary = vocabulary();
@@ -344,14 +350,14 @@ mod tests {
             });
             let found = all.find(&vocabulary, &tokens, tokens.len(), over).map(|found| found.phrase);
             prop_assert_eq!(found, one_by_one.min().map(|(.., index)| index));
-            let held = texts.iter().map(|text| single(text).held(&vocabulary, &tokens)).max();
-            prop_assert_eq!(Some(all.held(&vocabulary, &tokens)), held);
+            let held = texts.iter().map(|text| single(text).holdback(&vocabulary, &tokens)).max();
+            prop_assert_eq!(Some(all.holdback(&vocabulary, &tokens)), held);
             let within = texts.iter().any(|phrase| text.to_lowercase().contains(&phrase.to_lowercase()));
-            prop_assert_eq!(all.within(&text).is_some(), within);
+            prop_assert_eq!(all.find_in(&text).is_some(), within);
         }
 
         #[test]
-        fn agrees_with_a_search_in_the_whole_text(text in "[ab ]{0,30}", phrase in "[ab ]{1,5}") {
+        fn find_equals_search_of_whole_text(text in "[ab ]{0,30}", phrase in "[ab ]{1,5}") {
             let vocabulary = vocabulary();
             let tokens = vocabulary.encode(&text, false, false);
             let phrases = Phrases::new(&[&phrase], true, false);
@@ -365,13 +371,13 @@ mod tests {
         }
 
         #[test]
-        fn whatever_is_found_was_held(text in "[abä ]{0,30}", phrase in "[abä ]{1,6}") {
+        fn found_phrase_was_held_back(text in "[abä ]{0,30}", phrase in "[abä ]{1,6}") {
             let vocabulary = vocabulary();
             let tokens = vocabulary.encode(&text, false, false);
             let phrases = Phrases::new(&[&phrase], true, false);
             for end in 1..=tokens.len() {
-                let held = phrases.held(&vocabulary, &tokens[..end - 1]);
-                prop_assert!(held <= phrases.bound());
+                let held = phrases.holdback(&vocabulary, &tokens[..end - 1]);
+                prop_assert!(held <= phrases.max_tokens());
                 if let Some(hit) = phrases.find(&vocabulary, &tokens[..end], 1, false) {
                     prop_assert!(hit.tokens <= held + 1);
                     break;

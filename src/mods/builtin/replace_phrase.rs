@@ -2,7 +2,7 @@ use super::{
     config::{Fields, schema},
     describe,
     phrase::{self, Phrases},
-    trail::{ends, is_over},
+    sequence::{ends, is_over},
 };
 use crate::events::{EventType, LogLevel};
 use crate::mods::{
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Maximum consecutive replacements without a token of the model between them.
-const MOST_IN_A_ROW: usize = 32;
+const MAX_CONSECUTIVE: usize = 32;
 
 /// `replace-phrase`: replaces a phrase by another text as soon as it is complete.
 pub struct ReplacePhrase;
@@ -31,7 +31,7 @@ impl ModFactory for ReplacePhrase {
                 &["replace"],
                 json!({
                     "replace": {"type": "object", "additionalProperties": {"type": "string"}, "minProperties": 1,
-                        "maxProperties": phrase::MOST, "propertyNames": {"maxLength": phrase::LONGEST},
+                        "maxProperties": phrase::MAX_PHRASES, "propertyNames": {"maxLength": phrase::MAX_PHRASE_CHARS},
                         "description": "Replacement for each phrase; an empty string removes it."},
                     "case_sensitive": {"type": "boolean", "default": false,
                         "description": "True if matching is case-sensitive."},
@@ -63,13 +63,13 @@ impl ModFactory for ReplacePhrase {
         let case_sensitive = fields.flag("case_sensitive", false)?;
         let phrases = Phrases::new(&from, case_sensitive, fields.flag("whole_words", false)?);
         for replacement in &to {
-            if let Some(held) = phrases.within(replacement) {
+            if let Some(held) = phrases.find_in(replacement) {
                 let phrase = from[held];
                 return Err(format!("'replace': '{replacement}' contains '{phrase}' and would be replaced endlessly"));
             }
         }
-        let held = phrases.bound();
-        Ok(Box::new(Replace { phrases, to, held, clean: 0, in_a_row: 0 }))
+        let held = phrases.max_tokens();
+        Ok(Box::new(Replace { phrases, to, held, clean: 0, consecutive: 0 }))
     }
 }
 
@@ -79,7 +79,7 @@ struct Replace {
     held: usize,
     /// Tokens of the answer that are known to contain no phrase to replace.
     clean: usize,
-    in_a_row: usize,
+    consecutive: usize,
 }
 
 impl ModInstance for Replace {
@@ -96,26 +96,26 @@ impl ModInstance for Replace {
         done.disarm();
         let CallEvent::Added { tokens, forced, .. } = call.event else { return Ok(Reply::noop()) };
         if !forced {
-            self.in_a_row = 0;
+            self.consecutive = 0;
         }
         let vocabulary = &call.run.vocabulary;
         let (generated, length) = (call.generated(), call.length());
         self.clean = self.clean.min(length - tokens.len());
         let fresh = (length - self.clean).min(generated.len());
         let Some(found) = self.phrases.find(vocabulary, generated, fresh, is_over(call)) else {
-            self.held = self.phrases.held(vocabulary, generated);
+            self.held = self.phrases.holdback(vocabulary, generated);
             self.clean = length - self.held.min(length);
             return Ok(Reply::noop());
         };
-        if self.in_a_row == MOST_IN_A_ROW {
-            self.held = self.phrases.held(vocabulary, generated);
+        if self.consecutive == MAX_CONSECUTIVE {
+            self.held = self.phrases.holdback(vocabulary, generated);
             self.clean = length;
             let message =
-                format!("{MOST_IN_A_ROW} consecutive replacements triggered each other; the current text is kept");
+                format!("{MAX_CONSECUTIVE} consecutive replacements triggered each other; the current text is kept");
             return Ok(Reply { logs: vec![ModLogLine { level: LogLevel::Warning, message }], ..Reply::default() });
         }
-        self.in_a_row += 1;
-        self.held = self.phrases.bound();
+        self.consecutive += 1;
+        self.held = self.phrases.max_tokens();
         let text = format!("{}{}{}", found.before, self.to[found.phrase], found.after);
         let mut put = vocabulary.encode(&text, false, false);
         // The token that ended the answer remains its end.
@@ -133,7 +133,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn replaces_within_tokens() {
+    fn phrase_within_tokens_is_replaced() {
         let mut scene = Scene::new(&ReplacePhrase, &json!({"replace": {"bad": "good", "very ": ""}}));
         scene.say("Hello a bad idea");
         assert_eq!(scene.text(), "Hello a good idea");
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_words_are_replaced_when_it_is_clear_that_they_are() {
+    fn whole_word_is_replaced_after_word_boundary() {
         let mut scene = Scene::new(&ReplacePhrase, &json!({"replace": {"bad": "good"}, "whole_words": true}));
         scene.say("bad badly bad.");
         assert_eq!(scene.text(), "good badly good.");
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn replacements_that_lead_to_one_another_come_to_an_end() {
+    fn cyclic_replacements_end() {
         let mut scene = Scene::new(&ReplacePhrase, &json!({"replace": {"xy": "yyxx"}}));
         scene.say("xxx");
         let mut reply = scene.add(i32::from(b'y'));
@@ -165,12 +165,12 @@ mod tests {
             scene.sequence.truncate(scene.sequence.len() - tokens.len());
             reply = scene.append(&tokens, true);
         }
-        assert_eq!(count, super::MOST_IN_A_ROW);
+        assert_eq!(count, super::MAX_CONSECUTIVE);
         assert!(reply.logs[0].message.starts_with("32 consecutive replacements"), "{}", reply.logs[0].message);
     }
 
     #[test]
-    fn refuses_what_would_go_on_for_ever() {
+    fn endless_replacement_is_rejected() {
         let message = ReplacePhrase.start(&json!({"replace": {"a": "b", "B": "c"}}), &run()).err().unwrap();
         assert_eq!(message, "'replace': 'b' contains 'B' and would be replaced endlessly");
         let message = ReplacePhrase.start(&json!({"replace": {"a": 1}}), &run()).err().unwrap();
@@ -180,12 +180,12 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
         #[test]
-        fn a_replaced_phrase_is_in_no_answer(seed: u64, from in "[ab]{2,3}", to in "[xy ]{0,4}", script in "[ab ]{0,30}") {
+        fn replaced_phrase_never_remains_in_answer(seed: u64, from in "[ab]{2,3}", to in "[xy ]{0,4}", script in "[ab ]{0,30}") {
             let mut replace = serde_json::Map::new();
             replace.insert(from.clone(), json!(to));
-            let told = Play { seed, script, alphabet: "ab ", max_tokens: 60, ..Play::default() }
+            let result = Play { seed, script, alphabet: "ab ", max_tokens: 60, ..Play::default() }
                 .play(&[(&ReplacePhrase, json!({"replace": replace}))]);
-            prop_assert!(told.cut_off || !told.text.to_lowercase().contains(&from), "{:?}", told);
+            prop_assert!(result.cut_off || !result.text.to_lowercase().contains(&from), "{:?}", result);
         }
     }
 }

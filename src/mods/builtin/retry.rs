@@ -1,7 +1,7 @@
 use super::{
     config::{Fields, schema},
     describe,
-    trail::{Trail, is_over},
+    sequence::{SequenceTracker, is_over},
 };
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::mods::{
@@ -44,12 +44,12 @@ impl ModFactory for RetryLowConfidence {
         let fields = Fields::read(config, &["window", "mean_logprob", "tries", "temperature"])?;
         Ok(Box::new(Retry {
             window: fields.count("window", 1..=256, 8)?,
-            least: f64::from(fields.number("mean_logprob", -100.0..=0.0, -2.5)?),
+            min_mean: f64::from(fields.number("mean_logprob", -100.0..=0.0, -2.5)?),
             tries: fields.count("tries", 1..=32, 3)?,
             temperature: fields.number("temperature", 0.0..=10.0, 1.0)?,
-            trail: Trail::default(),
+            tracker: SequenceTracker::default(),
             sums: vec![0.0],
-            settled: 0,
+            final_tokens: 0,
             place: None,
         }))
     }
@@ -57,19 +57,19 @@ impl ModFactory for RetryLowConfidence {
 
 struct Retry {
     window: usize,
-    least: f64,
+    min_mean: f64,
     tries: usize,
     temperature: f32,
-    trail: Trail,
+    tracker: SequenceTracker,
     /// Cumulative log-probabilities of the tokens of the answer.
     sums: Vec<f64>,
     /// Number of tokens that are final.
-    settled: usize,
+    final_tokens: usize,
     /// Window that is being drawn again.
-    place: Option<Place>,
+    place: Option<RetryWindow>,
 }
 
-struct Place {
+struct RetryWindow {
     /// Tokens before the window.
     at: usize,
     /// Attempts with their mean log-probability.
@@ -78,39 +78,39 @@ struct Place {
 
 impl Retry {
     fn follow(&mut self, call: &Call<'_>) {
-        let moved = self.trail.follow(call);
-        let kept = self.trail.tokens() - moved.added.len();
+        let delta = self.tracker.follow(call);
+        let kept = self.tracker.tokens() - delta.added.len();
         let mut sum = self.sums.get(kept).or(self.sums.last()).copied().unwrap_or(0.0);
         self.sums.resize(kept + 1, sum);
-        for logprob in moved.each_logprob() {
+        for logprob in delta.each_logprob() {
             sum += f64::from(logprob.unwrap_or(0.0));
             self.sums.push(sum);
         }
-        self.settled = self.settled.min(kept);
+        self.final_tokens = self.final_tokens.min(kept);
         if self.place.as_ref().is_some_and(|place| place.at > kept) {
             self.place = None;
         }
     }
 
     fn mean(&self, from: usize) -> f64 {
-        let length = self.trail.tokens();
+        let length = self.tracker.tokens();
         (self.sums[length] - self.sums[from]) / (length - from) as f64
     }
 
     fn added(&mut self, call: &Call<'_>) -> Reply {
-        let length = self.trail.tokens();
+        let length = self.tracker.tokens();
         let at = match &self.place {
             Some(place) if length >= place.at + self.window || is_over(call) => place.at,
-            None if length >= self.settled + self.window && self.mean(length - self.window) < self.least => {
+            None if length >= self.final_tokens + self.window && self.mean(length - self.window) < self.min_mean => {
                 length - self.window
             }
             _ => return Reply::noop(),
         };
         let mean = self.mean(at);
-        let mut place = self.place.take().unwrap_or(Place { at, tries: Vec::new() });
-        if mean >= self.least {
-            self.settled = length;
-            return told(format!("mean log-probability {mean:.2} after {} tries", place.tries.len()), None);
+        let mut place = self.place.take().unwrap_or(RetryWindow { at, tries: Vec::new() });
+        if mean >= self.min_mean {
+            self.final_tokens = length;
+            return reply(format!("mean log-probability {mean:.2} after {} tries", place.tries.len()), None);
         }
         let generated = call.generated();
         let count = (length - at).min(generated.len());
@@ -118,22 +118,22 @@ impl Retry {
         place.tries.push((generated[generated.len() - count..].to_vec(), mean));
         if place.tries.len() <= self.tries {
             self.place = Some(place);
-            return told(
+            return reply(
                 format!("mean log-probability {mean:.2}: again"),
                 Some(Action::Backtrack { n, tokens: Vec::new() }),
             );
         }
-        self.settled = length;
+        self.final_tokens = length;
         let last = place.tries.len() - 1;
         let better = |best: usize, other: usize| if place.tries[other].1 > place.tries[best].1 { other } else { best };
         let best = (0..=last).rev().reduce(better).unwrap_or(last);
         let (tokens, mean) = place.tries.swap_remove(best);
         let action = (best != last).then_some(Action::Backtrack { n, tokens });
-        told(format!("mean log-probability {mean:.2} is the best of {}", last + 1), action)
+        reply(format!("mean log-probability {mean:.2} is the best of {}", last + 1), action)
     }
 }
 
-fn told(message: String, action: Option<Action>) -> Reply {
+fn reply(message: String, action: Option<Action>) -> Reply {
     Reply { action, logs: vec![ModLogLine { level: LogLevel::Info, message }], ..Reply::default() }
 }
 
@@ -143,10 +143,10 @@ impl ModInstance for Retry {
     }
 
     fn holdback(&self) -> usize {
-        let length = self.trail.tokens();
+        let length = self.tracker.tokens();
         match &self.place {
             Some(place) => length - place.at,
-            None => (length - self.settled).min(self.window - 1),
+            None => (length - self.final_tokens).min(self.window - 1),
         }
     }
 
@@ -155,7 +155,7 @@ impl ModInstance for Retry {
         self.follow(call);
         Ok(match call.event {
             CallEvent::Added { forced: true, .. } => {
-                self.settled = self.trail.tokens();
+                self.final_tokens = self.tracker.tokens();
                 self.place = None;
                 Reply::noop()
             }
@@ -176,35 +176,35 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_sure_answer_is_left_alone() {
-        let told = Play { script: "Hello the bad idea".into(), max_tokens: 4, ..Play::default() }
+    fn confident_answer_is_unchanged() {
+        let reply = Play { script: "Hello the bad idea".into(), max_tokens: 4, ..Play::default() }
             .play(&[(&RetryLowConfidence, json!({"window": 2, "mean_logprob": -1.0}))]);
-        assert_eq!((told.text.as_str(), told.controls), ("Hello the bad idea", 0));
+        assert_eq!((reply.text.as_str(), reply.controls), ("Hello the bad idea", 0));
     }
 
     #[test]
-    fn an_unsure_one_is_tried_again_and_the_best_kept() {
-        let told = Play { max_tokens: 8, alphabet: "abc", seed: 5, ..Play::default() }
+    fn unsure_answer_is_retried_and_best_attempt_kept() {
+        let reply = Play { max_tokens: 8, alphabet: "abc", seed: 5, ..Play::default() }
             .play(&[(&RetryLowConfidence, json!({"window": 4, "mean_logprob": -0.01, "tries": 2}))]);
         // Two windows, each drawn again twice; if the last attempt was not the best, the best is restored.
-        let again = told.logs.iter().filter(|line| line.ends_with("again")).count();
-        assert_eq!(again, 4, "{told:?}");
-        assert_eq!(told.logs.iter().filter(|line| line.ends_with("best of 3")).count(), 2);
-        assert_eq!((told.tokens.len(), told.retracted), (8, 0));
+        let again = reply.logs.iter().filter(|line| line.ends_with("again")).count();
+        assert_eq!(again, 4, "{reply:?}");
+        assert_eq!(reply.logs.iter().filter(|line| line.ends_with("best of 3")).count(), 2);
+        assert_eq!((reply.tokens.len(), reply.retracted), (8, 0));
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
         #[test]
-        fn it_comes_to_an_end_and_takes_back_nothing_that_was_sent(
-            seed: u64, window in 1usize..9, tries in 1usize..5, least in -6.0..0.0f64,
+        fn retries_end_and_never_retract_sent_text(
+            seed: u64, window in 1usize..9, tries in 1usize..5, min_mean in -6.0..0.0f64,
         ) {
-            let config = json!({"window": window, "mean_logprob": least, "tries": tries});
-            let told = Play { seed, max_tokens: 40, alphabet: "abcd ", ..Play::default() }.play(&[(&RetryLowConfidence, config)]);
-            prop_assert!(told.ended || told.tokens.len() == 40);
-            prop_assert_eq!(told.retracted, 0);
-            prop_assert!(told.draws <= (tries + 1) * 40 + window * (tries + 1), "{:?}", told);
+            let config = json!({"window": window, "mean_logprob": min_mean, "tries": tries});
+            let reply = Play { seed, max_tokens: 40, alphabet: "abcd ", ..Play::default() }.play(&[(&RetryLowConfidence, config)]);
+            prop_assert!(reply.ended || reply.tokens.len() == 40);
+            prop_assert_eq!(reply.retracted, 0);
+            prop_assert!(reply.draws <= (tries + 1) * 40 + window * (tries + 1), "{:?}", reply);
         }
     }
 }

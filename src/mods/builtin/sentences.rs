@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn sentences_end_where_people_end_them() {
+    fn sentence_ends_are_detected() {
         assert_eq!(split("Hello there. How are you? Fine"), ["Hello there.", "How are you?"]);
         assert_eq!(
             split("It is 3.14, e.g. here, at docs.rs. \"Yes!\" he said.\n"),

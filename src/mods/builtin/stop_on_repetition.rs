@@ -1,7 +1,7 @@
 use super::{
     config::{Fields, schema},
     describe,
-    trail::end_token,
+    sequence::end_token,
 };
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::mods::{
@@ -96,7 +96,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn ends_a_loop_of_any_length_up_to_ngram() {
+    fn repetition_up_to_ngram_ends_answer() {
         for block in ["x", "ab", "abc", "abcd"] {
             let mut scene = Scene::new(&StopOnRepetition, &json!({"ngram": 4, "times": 3}));
             assert!(scene.say("Well: ").is_none());
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn longer_blocks_and_the_prompt_do_not_count() {
+    fn longer_blocks_and_prompt_are_ignored() {
         let mut scene = Scene::new(&StopOnRepetition, &json!({"ngram": 4, "times": 3}));
         assert!(scene.say(&"abcde".repeat(6)).is_none());
         let mut scene = Scene::new(&StopOnRepetition, &json!({"ngram": 1, "times": 3}));
@@ -117,9 +117,9 @@ mod tests {
     }
 
     #[test]
-    fn cut_leaves_one_block() {
+    fn cut_keeps_one_block() {
         let mut scene = Scene::new(&StopOnRepetition, &json!({"ngram": 3, "times": 2, "cut": true}));
-        assert_eq!(scene.session.holdback(), 6);
+        assert_eq!(scene.instance.holdback(), 6);
         let reply = scene.say("So:abcabc").expect("the loop is noticed");
         assert_eq!(reply.action, Some(Action::Backtrack { n: 3, tokens: vec![EOG] }));
         assert_eq!(scene.text(), "So:abc<end>");

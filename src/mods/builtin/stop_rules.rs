@@ -1,10 +1,10 @@
 use super::{
+    answer_text::AnswerText,
     config::{Fields, schema},
     describe,
+    reasoning::ReasoningState,
     sentences::Sentences,
-    thought::Thought,
-    trail::{Trail, end_token, ends},
-    written::Written,
+    sequence::{SequenceTracker, end_token, ends},
 };
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::model::complete_prefix;
@@ -17,9 +17,9 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Maximum bytes of a match of the expression before a new token.
-const LONGEST_MATCH: usize = 1024;
+const MAX_MATCH_BYTES: usize = 1024;
 /// Maximum memory of a compiled expression, in bytes.
-const MOST_BYTES: usize = 1 << 20;
+const MAX_REGEX_BYTES: usize = 1 << 20;
 
 /// `stop-rules`: ends an answer that meets a rule.
 pub struct StopRules;
@@ -64,14 +64,16 @@ impl ModFactory for StopRules {
             fields.get(name).map(|_| fields.count(name, range, 0)).transpose()
         };
         let expression = fields.text("regex")?.map(|text| {
-            regex::bytes::RegexBuilder::new(text).size_limit(MOST_BYTES).dfa_size_limit(MOST_BYTES).build().map_err(
-                |error| {
+            regex::bytes::RegexBuilder::new(text)
+                .size_limit(MAX_REGEX_BYTES)
+                .dfa_size_limit(MAX_REGEX_BYTES)
+                .build()
+                .map_err(|error| {
                     // The last line has the error, the lines before it show the position.
                     let message = error.to_string();
                     let reason = message.lines().last().unwrap_or_default().trim_start_matches("error: ");
                     format!("'regex' is not a valid regular expression: {reason}")
-                },
-            )
+                })
         });
         let expression = expression.transpose()?;
         if expression.as_ref().is_some_and(|expression| expression.is_match(b"")) {
@@ -84,13 +86,13 @@ impl ModFactory for StopRules {
             sentences: count("sentences", 1..=100_000)?,
             expression,
             repeated_lines: count("repeated_lines", 2..=1000)?,
-            unsure: unsure.map(f64::from),
+            min_mean_logprob: unsure.map(f64::from),
             window: fields.count("window", 1..=4096, 16)?,
             end: end_token(run)?,
-            trail: Trail::default(),
-            written: Written::new(run),
-            thought: None,
-            seen: vec![Seen::default()],
+            tracker: SequenceTracker::default(),
+            written: AnswerText::new(run),
+            reasoning: None,
+            seen: vec![CheckState::default()],
         }))
     }
 }
@@ -100,30 +102,30 @@ struct Rules {
     sentences: Option<usize>,
     expression: Option<Regex>,
     repeated_lines: Option<usize>,
-    unsure: Option<f64>,
+    min_mean_logprob: Option<f64>,
     window: usize,
     end: TokenId,
-    trail: Trail,
-    written: Written,
-    thought: Option<Thought>,
+    tracker: SequenceTracker,
+    written: AnswerText,
+    reasoning: Option<ReasoningState>,
     /// State after each number of tokens of the answer.
-    seen: Vec<Seen>,
+    seen: Vec<CheckState>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Seen {
+struct CheckState {
     /// Bytes that were checked.
     bytes: usize,
     sentences: Sentences,
     lines: Lines,
     /// Sum of the log-probabilities of drawn tokens, and their number.
     logprobs: (f64, usize),
-    met: Option<Met>,
+    met: Option<RuleMatch>,
 }
 
 /// A rule that is met, and the byte at which the answer ends.
 #[derive(Debug, Clone, Copy)]
-struct Met {
+struct RuleMatch {
     rule: &'static str,
     end: usize,
 }
@@ -155,35 +157,35 @@ impl Lines {
 
 impl Rules {
     fn follow(&mut self, call: &Call<'_>) {
-        let moved = self.trail.follow(call);
-        let kept = self.written.follow(&moved, &call.run.vocabulary);
-        let thought = self.thought.get_or_insert_with(|| Thought::new(call, None));
-        thought.follow(&moved, &self.written, kept);
-        let before = self.written.tokens() - moved.added.len();
+        let delta = self.tracker.follow(call);
+        let kept = self.written.follow(&delta, &call.run.vocabulary);
+        let reasoning = self.reasoning.get_or_insert_with(|| ReasoningState::new(call, None));
+        reasoning.follow(&delta, &self.written, kept);
+        let before = self.written.tokens() - delta.added.len();
         let seen = self.seen.get(before).or(self.seen.last()).copied().unwrap_or_default();
         self.seen.resize(before + 1, seen);
         let forced = matches!(call.event, CallEvent::Added { forced: true, .. });
-        for (index, logprob) in moved.each_logprob().enumerate() {
+        for (index, logprob) in delta.each_logprob().enumerate() {
             let mut seen = self.seen.last().copied().unwrap_or_default();
             if let (false, Some(logprob)) = (forced, logprob) {
                 seen.logprobs = (seen.logprobs.0 + f64::from(logprob), seen.logprobs.1 + 1);
             }
-            self.look(&mut seen, before + index + 1);
+            self.check(&mut seen, before + index + 1);
             self.seen.push(seen);
         }
     }
 
     /// Checks the rules after the first `tokens` tokens of the answer.
-    fn look(&self, seen: &mut Seen, tokens: usize) {
+    fn check(&self, seen: &mut CheckState, tokens: usize) {
         let upto = self.written.end_of(tokens);
-        let Some(thought) = self.thought.as_ref().filter(|thought| !thought.is_within()) else {
+        let Some(reasoning) = self.reasoning.as_ref().filter(|reasoning| !reasoning.is_within()) else {
             seen.bytes = upto;
             return;
         };
-        if seen.met.is_some() || thought.may_begin() {
+        if seen.met.is_some() || reasoning.may_begin() {
             return;
         }
-        let (answer_from, thought_tokens) = thought.answer_from();
+        let (answer_from, reasoning_tokens) = reasoning.answer_from();
         if seen.bytes < answer_from {
             seen.bytes = answer_from.min(upto);
             seen.lines = Lines { from: seen.bytes, last: (seen.bytes, seen.bytes), times: 0 };
@@ -193,33 +195,33 @@ impl Rules {
         let complete = from + complete_prefix(&text[from..]);
         for (at, c) in characters(text, from, complete) {
             let sentence = seen.sentences.push(c, at);
-            if let (Some(end), true) = (sentence, self.sentences.is_some_and(|most| seen.sentences.count >= most)) {
-                seen.met = Some(Met { rule: "sentences", end });
+            if let (Some(end), true) = (sentence, self.sentences.is_some_and(|max| seen.sentences.count >= max)) {
+                seen.met = Some(RuleMatch { rule: "sentences", end });
                 return;
             }
             if c == '\n' {
                 seen.lines.end(text, at);
-                if self.repeated_lines.is_some_and(|most| seen.lines.times >= most) {
-                    seen.met = Some(Met { rule: "repeated_lines", end: at });
+                if self.repeated_lines.is_some_and(|max| seen.lines.times >= max) {
+                    seen.met = Some(RuleMatch { rule: "repeated_lines", end: at });
                     return;
                 }
             }
         }
         seen.bytes = complete;
-        let start = answer_from.max(from.saturating_sub(LONGEST_MATCH)).min(upto);
+        let start = answer_from.max(from.saturating_sub(MAX_MATCH_BYTES)).min(upto);
         let found = self.expression.as_ref().and_then(|expression| expression.find_at(text, start));
         let (sum, count) = seen.logprobs;
-        let unsure = self.unsure.is_some_and(|least| {
+        let unsure = self.min_mean_logprob.is_some_and(|least| {
             let earlier = tokens.checked_sub(self.window).map(|earlier| self.seen[earlier].logprobs);
             earlier.is_some_and(|(before, drawn)| {
                 count - drawn == self.window && (sum - before) / (self.window as f64) < least
             })
         });
         seen.met = match found {
-            Some(found) => Some(Met { rule: "regex", end: found.end() }),
-            None if unsure => Some(Met { rule: "mean_logprob", end: upto }),
-            None if self.tokens.is_some_and(|most| tokens.saturating_sub(thought_tokens) >= most) => {
-                Some(Met { rule: "tokens", end: upto })
+            Some(found) => Some(RuleMatch { rule: "regex", end: found.end() }),
+            None if unsure => Some(RuleMatch { rule: "mean_logprob", end: upto }),
+            None if self.tokens.is_some_and(|max| tokens.saturating_sub(reasoning_tokens) >= max) => {
+                Some(RuleMatch { rule: "tokens", end: upto })
             }
             None => None,
         };
@@ -266,16 +268,16 @@ impl ModInstance for Rules {
 mod tests {
     use super::StopRules;
     use crate::mods::ModFactory;
-    use crate::mods::builtin::testing::{Play, Told, run};
+    use crate::mods::builtin::testing::{Play, PlayResult, run};
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
-    fn play(script: &str, rules: Value) -> Told {
+    fn play(script: &str, rules: Value) -> PlayResult {
         Play { script: script.into(), max_tokens: 200, ..Play::default() }.play(&[(&StopRules, rules)])
     }
 
     #[test]
-    fn each_rule_ends_the_answer() {
+    fn each_rule_ends_answer() {
         for (script, rules, text, rule) in [
             ("Hello the bad idea", json!({"tokens": 2}), "Hello the", "tokens"),
             ("One two. Three! Four? Five", json!({"sentences": 2}), "One two. Three!", "sentences"),
@@ -284,34 +286,34 @@ mod tests {
             ("a very bad idea", json!({"regex": "ve"}), "a ve", "regex"),
             ("x\n- a\n- a \n\n- a\nb", json!({"repeated_lines": 3}), "x\n- a\n- a \n\n- a", "repeated_lines"),
         ] {
-            let told = play(script, rules);
-            assert_eq!((told.text.as_str(), told.ended, told.retracted), (text, true, 0), "{told:?}");
-            assert_eq!(told.logs, [format!("answer ended by rule '{rule}'")]);
+            let result = play(script, rules);
+            assert_eq!((result.text.as_str(), result.ended, result.retracted), (text, true, 0), "{result:?}");
+            assert_eq!(result.logs, [format!("answer ended by rule '{rule}'")]);
         }
     }
 
     #[test]
-    fn lines_that_are_not_next_to_each_other_may_be_the_same() {
-        let told = play("}\na\n}\nb\n}\n", json!({"repeated_lines": 2, "regex": "b\\n}"}));
-        assert_eq!(told.text, "}\na\n}\nb\n}");
+    fn non_adjacent_lines_may_repeat() {
+        let result = play("}\na\n}\nb\n}\n", json!({"repeated_lines": 2, "regex": "b\\n}"}));
+        assert_eq!(result.text, "}\na\n}\nb\n}");
     }
 
     #[test]
-    fn a_model_that_grows_unsure_is_ended() {
-        let told = play("Hello the bad idea", json!({"mean_logprob": -1.0, "window": 3}));
-        assert!(told.text.starts_with("Hello the bad idea") && told.tokens.len() < 10, "{told:?}");
+    fn unsure_model_ends_answer() {
+        let result = play("Hello the bad idea", json!({"mean_logprob": -1.0, "window": 3}));
+        assert!(result.text.starts_with("Hello the bad idea") && result.tokens.len() < 10, "{result:?}");
     }
 
     #[test]
-    fn a_thought_does_not_count() {
-        let told = play("<think>One. Two. Three.</think>Four. Five. Six. ", json!({"sentences": 2, "tokens": 100}));
-        assert_eq!(told.text, "<think>One. Two. Three.</think>Four. Five.");
-        let told = play("<think>abcdef</think>abcdef", json!({"tokens": 3}));
-        assert_eq!(told.text, "<think>abcdef</think>abc");
+    fn reasoning_does_not_count() {
+        let result = play("<think>One. Two. Three.</think>Four. Five. Six. ", json!({"sentences": 2, "tokens": 100}));
+        assert_eq!(result.text, "<think>One. Two. Three.</think>Four. Five.");
+        let result = play("<think>abcdef</think>abcdef", json!({"tokens": 3}));
+        assert_eq!(result.text, "<think>abcdef</think>abc");
     }
 
     #[test]
-    fn messages_name_the_field() {
+    fn errors_name_field() {
         for (config, message) in [
             (
                 json!({"window": 3}),
@@ -330,14 +332,14 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
         #[test]
-        fn the_answer_ends_behind_the_first_match(seed: u64) {
-            let told = Play { seed, alphabet: "abc. ", max_tokens: 60, ..Play::default() }
+        fn answer_ends_after_first_match(seed: u64) {
+            let result = Play { seed, alphabet: "abc. ", max_tokens: 60, ..Play::default() }
                 .play(&[(&StopRules, json!({"regex": "b[ac]", "sentences": 3}))]);
-            let first = ["ba", "bc"].iter().filter_map(|pair| told.text.find(pair)).min();
+            let first = ["ba", "bc"].iter().filter_map(|pair| result.text.find(pair)).min();
             if let Some(at) = first {
-                prop_assert_eq!(at + 2, told.text.len());
+                prop_assert_eq!(at + 2, result.text.len());
             }
-            prop_assert_eq!(told.retracted, 0);
+            prop_assert_eq!(result.retracted, 0);
         }
     }
 }

@@ -1,7 +1,7 @@
 use super::{
     config::{Fields, schema},
     describe,
-    distribution::Distribution,
+    logit_distribution::LogitDistribution,
 };
 use crate::events::EventType;
 use crate::mods::{
@@ -41,19 +41,19 @@ impl ModFactory for TemperatureByEntropy {
 
     fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let fields = Fields::read(config, &["low", "high", "min_entropy", "max_entropy"])?;
-        let session = ByEntropy {
+        let instance = ByEntropy {
             low: fields.number("low", 0.0..=10.0, 0.2)?,
             high: fields.number("high", 0.0..=10.0, 1.0)?,
             min_entropy: fields.number("min_entropy", 0.0..=32.0, 0.5)?,
             max_entropy: fields.number("max_entropy", 0.0..=32.0, 4.0)?,
         };
-        if session.min_entropy >= session.max_entropy {
+        if instance.min_entropy >= instance.max_entropy {
             return Err(format!(
                 "'min_entropy' must be less than 'max_entropy', found {} and {}",
-                session.min_entropy, session.max_entropy
+                instance.min_entropy, instance.max_entropy
             ));
         }
-        Ok(Box::new(session))
+        Ok(Box::new(instance))
     }
 }
 
@@ -79,7 +79,7 @@ impl ModInstance for ByEntropy {
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
         let CallEvent::ForwardPass { logits } = call.event else { return Ok(Reply::noop()) };
-        let Some(distribution) = Distribution::of(logits) else { return Ok(Reply::noop()) };
+        let Some(distribution) = LogitDistribution::of(logits) else { return Ok(Reply::noop()) };
         let temperature = Some(self.temperature(distribution.entropy()));
         Ok(Action::AdjustedLogits { edit: LogitEdit::Keep, temperature }.into())
     }
@@ -93,7 +93,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn follows_the_entropy() {
+    fn temperature_follows_entropy() {
         let config = json!({"low": 0.0, "high": 1.0, "min_entropy": 1.0, "max_entropy": 5.0});
         let mut scene = Scene::new(&TemperatureByEntropy, &config);
         for (choices, expected) in [(1, 0.0), (2, 0.0), (8, 0.5), (32, 1.0), (256, 1.0)] {
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_must_go_somewhere() {
+    fn min_entropy_must_be_less_than_max_entropy() {
         let message = TemperatureByEntropy.start(&json!({"min_entropy": 4}), &run()).err().unwrap();
         assert_eq!(message, "'min_entropy' must be less than 'max_entropy', found 4 and 4");
     }

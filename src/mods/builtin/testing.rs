@@ -76,7 +76,7 @@ pub fn run() -> Arc<RunView> {
 
 /// A mod instance and its sequence: the prompt "> ", then the appended tokens.
 pub struct Scene {
-    pub session: Box<dyn ModInstance>,
+    pub instance: Box<dyn ModInstance>,
     pub sequence: Vec<TokenId>,
     pub run: Arc<RunView>,
     step: u32,
@@ -87,9 +87,9 @@ pub const PROMPT: usize = 2;
 impl Scene {
     pub fn new(factory: &dyn ModFactory, config: &Value) -> Self {
         let run = run();
-        let session = factory.start(config, &run).expect("a configuration that the mod accepts");
+        let instance = factory.start(config, &run).expect("a configuration that the mod accepts");
         let sequence = run.vocabulary.encode("> ", false, false);
-        Self { session, sequence, run, step: 1 }
+        Self { instance, sequence, run, step: 1 }
     }
 
     pub fn text(&self) -> String {
@@ -108,7 +108,7 @@ impl Scene {
         };
         let (later, answer) = std::sync::mpsc::channel();
         let done = ReplySender::new(move |reply| later.send(reply).unwrap());
-        let reply = match self.session.call(&call, done) {
+        let reply = match self.instance.call(&call, done) {
             Ok(reply) => reply,
             Err(Pending) => answer.recv_timeout(Duration::from_secs(30)).expect("an answer"),
         };
@@ -161,7 +161,7 @@ pub struct Play {
 
 /// Result of a simulated run.
 #[derive(Debug, Default)]
-pub struct Told {
+pub struct PlayResult {
     pub text: String,
     pub tokens: Vec<TokenId>,
     /// True if it ended with an end-of-generation token.
@@ -193,9 +193,9 @@ impl Default for Play {
 }
 
 /// A simulated run in progress.
-struct Stage {
+struct PlayState {
     play: Play,
-    sessions: Vec<Box<dyn ModInstance>>,
+    instances: Vec<Box<dyn ModInstance>>,
     script: Vec<TokenId>,
     sequence: Vec<TokenId>,
     prompt: usize,
@@ -203,17 +203,17 @@ struct Stage {
     random: u64,
     logits: Vec<f32>,
     sent: usize,
-    told: Told,
+    result: PlayResult,
 }
 
 impl Play {
-    pub fn play(self, mods: &[(&dyn ModFactory, Value)]) -> Told {
+    pub fn play(self, mods: &[(&dyn ModFactory, Value)]) -> PlayResult {
         let start = |(factory, config): &(&dyn ModFactory, Value)| factory.start(config, &self.run).unwrap();
-        let sessions = mods.iter().map(start).collect();
+        let instances = mods.iter().map(start).collect();
         let vocabulary = &self.run.vocabulary;
         let sequence = vocabulary.encode(&self.prompt, false, false);
-        let mut stage = Stage {
-            sessions,
+        let mut state = PlayState {
+            instances,
             script: script(&self.script, vocabulary),
             prompt: sequence.len(),
             sequence,
@@ -221,17 +221,17 @@ impl Play {
             random: self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
             logits: Vec::new(),
             sent: 0,
-            told: Told::default(),
+            result: PlayResult::default(),
             play: self,
         };
-        let most = 4 * stage.play.max_tokens as u32 + 256;
-        while stage.step < most && stage.go_on() {}
-        stage.told.cut_off = stage.step >= most;
-        stage.told.tokens = stage.sequence.split_off(stage.prompt);
-        let vocabulary = &stage.play.run.vocabulary;
-        let text: Vec<TokenId> = stage.told.tokens.iter().copied().filter(|&token| token != EOG).collect();
-        stage.told.text = vocabulary.decode(&text);
-        stage.told
+        let most = 4 * state.play.max_tokens as u32 + 256;
+        while state.step < most && state.step_once() {}
+        state.result.cut_off = state.step >= most;
+        state.result.tokens = state.sequence.split_off(state.prompt);
+        let vocabulary = &state.play.run.vocabulary;
+        let text: Vec<TokenId> = state.result.tokens.iter().copied().filter(|&token| token != EOG).collect();
+        state.result.text = vocabulary.decode(&text);
+        state.result
     }
 }
 
@@ -241,32 +241,32 @@ fn script(text: &str, vocabulary: &Vocabulary) -> Vec<TokenId> {
     tokens
 }
 
-impl Stage {
+impl PlayState {
     /// Runs one step. Returns `false` if the run has ended.
-    fn go_on(&mut self) -> bool {
+    fn step_once(&mut self) -> bool {
         self.step += 1;
         let model = self.model();
         self.logits.clone_from(&model);
-        let (action, mut temperature) = self.ask(&CallEvent::ForwardPass { logits: &[] });
+        let (action, mut temperature) = self.dispatch(&CallEvent::ForwardPass { logits: &[] });
         if let Some(action) = action {
-            return self.act(action, 0);
+            return self.apply(action, 0);
         }
         let token = match temperature.take() {
             Some(0.0) => self.logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |best| best.0),
             temperature => {
                 let Some(token) = self.draw(temperature.unwrap_or(1.0)) else {
-                    self.told.error = Some("no token can be drawn".into());
+                    self.result.error = Some("no token can be drawn".into());
                     return false;
                 };
                 token
             }
         };
         let token = token as TokenId;
-        self.told.draws += 1;
+        self.result.draws += 1;
         let logprob = logprob(&model, token);
         let text = self.play.run.vocabulary.decode(&[token]);
-        if let (Some(action), _) = self.ask(&CallEvent::Sampled { token, text: &text, logprob }) {
-            return self.act(action, 1);
+        if let (Some(action), _) = self.dispatch(&CallEvent::Sampled { token, text: &text, logprob }) {
+            return self.apply(action, 1);
         }
         self.append(&[token], &[Some(logprob)], false)
     }
@@ -305,9 +305,9 @@ impl Stage {
     }
 
     /// Dispatches an event to all mods. Returns the first action that changes control, and the temperature of the draw.
-    fn ask(&mut self, event: &CallEvent<'_>) -> (Option<Action>, Option<f32>) {
+    fn dispatch(&mut self, event: &CallEvent<'_>) -> (Option<Action>, Option<f32>) {
         let (mut winner, mut temperature) = (None, None);
-        for session in &mut self.sessions {
+        for instance in &mut self.instances {
             let event = match *event {
                 CallEvent::ForwardPass { .. } => CallEvent::ForwardPass { logits: &self.logits },
                 CallEvent::Sampled { token, text, logprob } => CallEvent::Sampled { token, text, logprob },
@@ -323,12 +323,12 @@ impl Stage {
                 max_steps: self.play.max_tokens as u32,
                 event,
             };
-            if !session.handles().contains(call.event_type()) {
+            if !instance.handles().contains(call.event_type()) {
                 continue;
             }
             let kind = call.event_type();
-            let reply = session.call(&call, ReplySender::new(|_| {})).expect("a built-in mod replies immediately");
-            self.told.logs.extend(reply.logs.into_iter().map(|log| log.message));
+            let reply = instance.call(&call, ReplySender::new(|_| {})).expect("a built-in mod replies immediately");
+            self.result.logs.extend(reply.logs.into_iter().map(|log| log.message));
             match reply.action {
                 None | Some(Action::Noop) => {}
                 Some(action) => {
@@ -346,8 +346,8 @@ impl Stage {
     }
 
     /// Applies an action. `drawn` tokens of a Backtrack are not in the sequence.
-    fn act(&mut self, action: Action, drawn: usize) -> bool {
-        self.told.controls += 1;
+    fn apply(&mut self, action: Action, drawn: usize) -> bool {
+        self.result.controls += 1;
         match action {
             Action::ForceTokens(tokens) => self.force(tokens),
             Action::Backtrack { n, tokens } => {
@@ -357,7 +357,7 @@ impl Stage {
                 assert!(removed <= length - self.prompt, "a Backtrack exceeds the answer");
                 let taken_back = self.script.starts_with(&self.sequence[self.prompt..]) && removed > 0;
                 self.sequence.truncate(length - removed);
-                self.told.retracted += self.sent.saturating_sub(self.sequence.len() - self.prompt);
+                self.result.retracted += self.sent.saturating_sub(self.sequence.len() - self.prompt);
                 self.sent = self.sent.min(self.sequence.len() - self.prompt);
                 if taken_back && !self.play.further.is_empty() {
                     self.script = script(&self.play.further.remove(0), &self.play.run.vocabulary);
@@ -365,7 +365,7 @@ impl Stage {
                 tokens.is_empty() || self.force(tokens)
             }
             Action::EmitError { message, .. } => {
-                self.told.error = Some(message);
+                self.result.error = Some(message);
                 false
             }
             other => panic!("{other:?}"),
@@ -396,14 +396,14 @@ impl Stage {
 
     fn append(&mut self, tokens: &[TokenId], logprobs: &[Option<f32>], forced: bool) -> bool {
         self.sequence.extend_from_slice(tokens);
-        if let (Some(action), _) = self.ask(&CallEvent::Added { tokens, logprobs, forced }) {
-            return self.step < 4 * self.play.max_tokens as u32 + 256 && self.act(action, 0);
+        if let (Some(action), _) = self.dispatch(&CallEvent::Added { tokens, logprobs, forced }) {
+            return self.step < 4 * self.play.max_tokens as u32 + 256 && self.apply(action, 0);
         }
         let length = self.sequence.len() - self.prompt;
-        let held = self.sessions.iter().map(|session| session.holdback()).max().unwrap_or(0);
+        let held = self.instances.iter().map(|instance| instance.holdback()).max().unwrap_or(0);
         self.sent = self.sent.max(length.saturating_sub(held));
-        self.told.ended = tokens.last() == Some(&EOG);
-        !self.told.ended && length < self.play.max_tokens
+        self.result.ended = tokens.last() == Some(&EOG);
+        !self.result.ended && length < self.play.max_tokens
     }
 }
 

@@ -1,9 +1,9 @@
 use super::{
+    answer_text::AnswerText,
     config::{Fields, schema},
     describe,
-    thought::Thought,
-    trail::Trail,
-    written::Written,
+    reasoning::ReasoningState,
+    sequence::SequenceTracker,
 };
 use crate::events::{EventType, LogLevel};
 use crate::mods::{
@@ -15,9 +15,9 @@ use std::sync::Arc;
 
 /// Additional tokens of reasoning, so that it does not end within a character or within the end marker that the model
 /// writes.
-const GRACE: usize = 16;
+const GRACE_TOKENS: usize = 16;
 /// Maximum times that reasoning is ended in one answer.
-const MOST_ENDS: usize = 8;
+const MAX_ENDS: usize = 8;
 
 /// `think-budget`: ends reasoning that is too long.
 pub struct ThinkBudget;
@@ -57,9 +57,9 @@ impl ModFactory for ThinkBudget {
             tokens: fields.count("tokens", 0..=1_000_000, 1024)?,
             message: fields.text("message")?.unwrap_or_default().to_owned(),
             markers,
-            thought: None,
-            trail: Trail::default(),
-            written: Written::new(run),
+            reasoning: None,
+            tracker: SequenceTracker::default(),
+            written: AnswerText::new(run),
             ends: 0,
         }))
     }
@@ -69,9 +69,9 @@ struct Budget {
     tokens: usize,
     message: String,
     markers: Option<(String, String)>,
-    thought: Option<Thought>,
-    trail: Trail,
-    written: Written,
+    reasoning: Option<ReasoningState>,
+    tracker: SequenceTracker,
+    written: AnswerText,
     /// Number of times that reasoning was ended.
     ends: usize,
 }
@@ -100,19 +100,19 @@ impl ModInstance for Budget {
 
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
-        let moved = self.trail.follow(call);
-        let kept = self.written.follow(&moved, &call.run.vocabulary);
+        let delta = self.tracker.follow(call);
+        let kept = self.written.follow(&delta, &call.run.vocabulary);
         let markers = self.markers.as_ref().map(|(begin, end)| (begin.as_str(), end.as_str()));
-        let thought = self.thought.get_or_insert_with(|| Thought::new(call, markers));
-        thought.follow(&moved, &self.written, kept);
+        let reasoning = self.reasoning.get_or_insert_with(|| ReasoningState::new(call, markers));
+        reasoning.follow(&delta, &self.written, kept);
         // Another mod may remove an added token, so only the next step shows the actual reasoning.
-        if !matches!(call.event, CallEvent::ForwardPass { .. }) || !thought.is_within() {
+        if !matches!(call.event, CallEvent::ForwardPass { .. }) || !reasoning.is_within() {
             return Ok(Reply::noop());
         }
-        let spent = thought.spent(self.trail.tokens());
-        let within = !self.written.is_whole() || thought.may_be_closing(&self.written);
-        let unfinished = within && spent < self.tokens + GRACE;
-        if spent < self.tokens || unfinished || self.ends == MOST_ENDS {
+        let spent = reasoning.spent(self.tracker.tokens());
+        let within = !self.written.is_whole() || reasoning.may_be_closing(&self.written);
+        let unfinished = within && spent < self.tokens + GRACE_TOKENS;
+        if spent < self.tokens || unfinished || self.ends == MAX_ENDS {
             return Ok(Reply::noop());
         }
         let vocabulary = &call.run.vocabulary;
@@ -136,26 +136,26 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_thought_ends_and_the_answer_goes_on() {
-        let told = Play { script: "<think>abcdefgh".into(), ..Play::default() }
+    fn reasoning_ends_and_answer_continues() {
+        let result = Play { script: "<think>abcdefgh".into(), ..Play::default() }
             .play(&[(&ThinkBudget, json!({"tokens": 5, "message": "Enough."}))]);
-        let (thought, answer) = told.text.split_once("Enough.\n</think>\n\n").expect("the thought ends");
-        assert_eq!(thought, "<think>abcde");
+        let (reasoning, answer) = result.text.split_once("Enough.\n</think>\n\n").expect("the reasoning ends");
+        assert_eq!(reasoning, "<think>abcde");
         assert!(!answer.is_empty());
-        assert_eq!(told.logs, ["reasoning ended after 5 tokens"]);
+        assert_eq!(result.logs, ["reasoning ended after 5 tokens"]);
     }
 
     #[test]
-    fn what_is_short_or_no_thought_is_left_alone() {
+    fn short_or_no_reasoning_is_unchanged() {
         for script in ["<think>abc</think>Hello", "Hello <think>abcdefghijk", "abcdefghijk"] {
-            let told = Play { script: script.into(), max_tokens: 40, ..Play::default() }
+            let result = Play { script: script.into(), max_tokens: 40, ..Play::default() }
                 .play(&[(&ThinkBudget, json!({"tokens": 5}))]);
-            assert!(told.text.starts_with(script) && told.logs.is_empty(), "{told:?}");
+            assert!(result.text.starts_with(script) && result.logs.is_empty(), "{result:?}");
         }
     }
 
     #[test]
-    fn of_every_family_and_where_the_prompt_has_begun_it() {
+    fn budget_applies_to_all_families_and_open_prompts() {
         for (family, end) in [
             (ModelFamily::Hermes, "\n</think>\n\n"),
             (ModelFamily::Mistral, "[/THINK]"),
@@ -167,22 +167,23 @@ mod tests {
             answer_format.thinking = true;
             view.answer_format = answer_format.into();
             let play = Play { run: view.into(), script: "abcdef".into(), ..Play::default() };
-            let told = play.play(&[(&ThinkBudget, json!({"tokens": 3}))]);
-            assert!(told.text.starts_with(&format!("abc{end}")), "{told:?}");
+            let result = play.play(&[(&ThinkBudget, json!({"tokens": 3}))]);
+            assert!(result.text.starts_with(&format!("abc{end}")), "{result:?}");
         }
         let own = json!({"tokens": 0, "begin": "((", "end": "))"});
-        let told = Play { prompt: "> ((".into(), ..Play::default() }.play(&[(&ThinkBudget, own)]);
-        assert!(told.text.starts_with("))"), "{told:?}");
+        let result = Play { prompt: "> ((".into(), ..Play::default() }.play(&[(&ThinkBudget, own)]);
+        assert!(result.text.starts_with("))"), "{result:?}");
     }
 
     #[test]
-    fn not_within_a_character() {
-        let told = Play { script: "<think>aä".into(), ..Play::default() }.play(&[(&ThinkBudget, json!({"tokens": 2}))]);
-        assert!(told.text.starts_with("<think>aä\n</think>"), "{told:?}");
+    fn reasoning_does_not_end_within_character() {
+        let result =
+            Play { script: "<think>aä".into(), ..Play::default() }.play(&[(&ThinkBudget, json!({"tokens": 2}))]);
+        assert!(result.text.starts_with("<think>aä\n</think>"), "{result:?}");
     }
 
     #[test]
-    fn messages_name_the_field() {
+    fn errors_name_field() {
         for (config, message) in [
             (json!({"tokens": -1}), "'tokens' must be an integer from 0 to 1000000, found -1"),
             (json!({"begin": "<a>"}), "'end' is missing; 'begin' requires it, e.g. \"</think>\""),
@@ -195,13 +196,13 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
         #[test]
-        fn no_thought_is_longer(seed: u64, tokens in 0usize..20) {
-            let told = Play { seed, max_tokens: 60, ..Play::default() }
+        fn reasoning_never_exceeds_budget(seed: u64, tokens in 0usize..20) {
+            let result = Play { seed, max_tokens: 60, ..Play::default() }
                 .play(&[(&ForcePrefix, json!({"text": "<think>"})), (&ThinkBudget, json!({"tokens": tokens}))]);
-            if let Some((thought, _)) = told.text["<think>".len()..].split_once("</think>") {
-                prop_assert!(thought.len() <= tokens * 5 + 5);
+            if let Some((reasoning, _)) = result.text["<think>".len()..].split_once("</think>") {
+                prop_assert!(reasoning.len() <= tokens * 5 + 5);
             } else {
-                prop_assert!(told.ended && told.tokens.len() <= 8 + tokens + super::GRACE, "{:?}", told);
+                prop_assert!(result.ended && result.tokens.len() <= 8 + tokens + super::GRACE_TOKENS, "{:?}", result);
             }
         }
     }

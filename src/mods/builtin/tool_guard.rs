@@ -1,8 +1,8 @@
 use super::{
+    answer_text::AnswerText,
     config::{Fields, schema},
     describe,
-    trail::{Trail, ends},
-    written::Written,
+    sequence::{SequenceTracker, ends},
 };
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::model::chat::answer::{AnswerDelta, AnswerFormat, AnswerParser, ToolDefinition};
@@ -65,14 +65,14 @@ impl ModFactory for ToolGuard {
             max_retries: fields.count("max_retries", 0..=100, 3)?,
             temperature: fields.number("temperature", 0.0..=10.0, 1.0)?,
             then: fields.word("then", &["text", "error", "keep"])?,
-            trail: Trail::default(),
-            written: Written::new(run),
+            tracker: SequenceTracker::default(),
+            written: AnswerText::new(run),
             read: 0,
             finished: false,
-            standing: 0,
+            kept_until: 0,
             retries: 0,
-            again_from: None,
-            left_to_text: None,
+            retry_from: None,
+            banned_at: None,
             expected: None,
         }))
     }
@@ -105,25 +105,25 @@ struct Guard {
     max_retries: usize,
     temperature: f32,
     then: &'static str,
-    trail: Trail,
-    written: Written,
+    tracker: SequenceTracker,
+    written: AnswerText,
     /// Bytes of the text that were parsed.
     read: usize,
     /// True if the end of the answer was parsed.
     finished: bool,
     /// Position before which invalid calls are kept.
-    standing: usize,
+    kept_until: usize,
     retries: usize,
     /// Position in tokens from which a call is drawn again.
-    again_from: Option<usize>,
+    retry_from: Option<usize>,
     /// Position in tokens at which these tokens are banned, so that no call begins there.
-    left_to_text: Option<(usize, Vec<TokenId>)>,
+    banned_at: Option<(usize, Vec<TokenId>)>,
     /// Expected length of the answer in tokens after a Backtrack.
     expected: Option<usize>,
 }
 
 /// An invalid tool call.
-struct Wrong {
+struct InvalidCall {
     /// Byte at which it begins.
     from: usize,
     reason: String,
@@ -131,46 +131,46 @@ struct Wrong {
 
 impl Guard {
     fn follow(&mut self, call: &Call<'_>) {
-        let moved = self.trail.follow(call);
-        let kept = self.written.follow(&moved, &call.run.vocabulary);
+        let delta = self.tracker.follow(call);
+        let kept = self.written.follow(&delta, &call.run.vocabulary);
         // Another mod's action won: the invalid call is still there and is parsed again.
-        let kept_wrong = self.expected.take().is_some_and(|tokens| self.trail.tokens() - moved.added.len() > tokens);
-        if kept_wrong || kept < self.read || (moved.removed > 0 && self.finished) {
+        let kept_wrong = self.expected.take().is_some_and(|tokens| self.tracker.tokens() - delta.added.len() > tokens);
+        if kept_wrong || kept < self.read || (delta.removed > 0 && self.finished) {
             self.parser = AnswerParser::new(Arc::clone(&self.answer_format));
             self.finished = false;
-            self.standing = self.standing.min(kept);
+            self.kept_until = self.kept_until.min(kept);
             self.read = if kept_wrong { 0 } else { complete_prefix(&self.written.bytes()[..kept]) };
             self.parser.push(&self.written.text(0, self.read));
         }
-        let length = self.trail.tokens();
-        self.again_from = self.again_from.filter(|&from| from <= length);
-        self.left_to_text.take_if(|(from, _)| *from > length);
+        let length = self.tracker.tokens();
+        self.retry_from = self.retry_from.filter(|&from| from <= length);
+        self.banned_at.take_if(|(from, _)| *from > length);
     }
 
     /// Parses new text and returns the first invalid call in it.
-    fn read(&mut self, over: bool) -> Option<Wrong> {
+    fn parse(&mut self, over: bool) -> Option<InvalidCall> {
         let upto = self.read + complete_prefix(&self.written.bytes()[self.read..]);
         let text = self.written.text(self.read, upto);
-        let mut wrong = None;
+        let mut invalid = None;
         for c in text.chars() {
             // The item completed by this character began before it.
             let (from, marked) = (self.parser.unsaid_from(), self.parser.is_in_marked_call());
             let pieces = self.parser.push(c.encode_utf8(&mut [0; 4]));
             self.read += c.len_utf8();
-            let unread = marked && !self.parser.is_in_marked_call() && !said_call(&pieces);
-            wrong = wrong.or_else(|| self.judge(&pieces, from, unread));
+            let unread = marked && !self.parser.is_in_marked_call() && !has_call(&pieces);
+            invalid = invalid.or_else(|| self.judge(&pieces, from, unread));
         }
         if over && !self.finished {
             let (from, marked) = (self.parser.unsaid_from(), self.parser.is_in_marked_call());
             self.finished = true;
             let pieces = self.parser.finish(false);
-            let unread = marked && !said_call(&pieces);
-            wrong = wrong.or_else(|| self.judge(&pieces, from, unread));
+            let unread = marked && !has_call(&pieces);
+            invalid = invalid.or_else(|| self.judge(&pieces, from, unread));
         }
-        wrong
+        invalid
     }
 
-    fn judge(&self, pieces: &[AnswerDelta], from: usize, unread: bool) -> Option<Wrong> {
+    fn judge(&self, pieces: &[AnswerDelta], from: usize, unread: bool) -> Option<InvalidCall> {
         let from = if self.answer_format.format.is_channels() {
             // The parser reports the whole channel at once; the call begins with its last header.
             rfind(&self.written.bytes()[..self.read], b"<|channel|>").unwrap_or(0)
@@ -179,7 +179,7 @@ impl Guard {
             let rest = &self.written.bytes()[from..];
             from + rest.len() - rest.trim_ascii_start().len()
         };
-        if from < self.standing {
+        if from < self.kept_until {
             return None;
         }
         let reason = pieces.iter().find_map(|piece| match piece {
@@ -188,7 +188,7 @@ impl Guard {
             _ => None,
         });
         let unread = (unread && reason.is_none()).then(|| "the call cannot be parsed".to_owned());
-        reason.or(unread).map(|reason| Wrong { from, reason })
+        reason.or(unread).map(|reason| InvalidCall { from, reason })
     }
 
     fn name_problem(&self, name: &str) -> Option<String> {
@@ -203,27 +203,27 @@ impl Guard {
         let call = self.parser.message().calls.last()?;
         let tool = self.answer_format.tools.iter().find(|tool| tool.name == call.name)?;
         let problem = match serde_json::from_str(&call.arguments) {
-            Ok(arguments) => schema_check::problem(&arguments, &tool.parameters)?,
+            Ok(arguments) => schema_check::first_error(&arguments, &tool.parameters)?,
             Err(error) => format!("not valid JSON: {error}"),
         };
         Some(format!("the arguments of '{}' are invalid: {problem}", call.name))
     }
 
-    fn answer(&mut self, wrong: &Wrong, call: &Call<'_>) -> Reply {
-        let cut = self.written.cut(wrong.from);
-        let position = self.trail.tokens() - cut.tokens;
+    fn respond(&mut self, invalid: &InvalidCall, call: &Call<'_>) -> Reply {
+        let cut = self.written.cut(invalid.from);
+        let position = self.tracker.tokens() - cut.tokens;
         let again = self.retries < self.max_retries;
         let (level, action, what) = match self.then {
             _ if again => (LogLevel::Info, true, "retrying"),
             "keep" => (LogLevel::Warning, false, "keeping it"),
             "error" => {
-                return Action::error(format!("tool-guard: {}after {} retries", wrong.reason, self.retries)).into();
+                return Action::error(format!("tool-guard: {}after {} retries", invalid.reason, self.retries)).into();
             }
             _ => (LogLevel::Warning, true, "replacing it by text"),
         };
-        let logs = vec![ModLogLine { level, message: format!("{}; {what}", wrong.reason) }];
+        let logs = vec![ModLogLine { level, message: format!("{}; {what}", invalid.reason) }];
         if !action {
-            self.standing = self.read.max(wrong.from + 1);
+            self.kept_until = self.read.max(invalid.from + 1);
             return Reply { logs, ..Reply::default() };
         }
         let generated = call.generated();
@@ -231,13 +231,13 @@ impl Guard {
         let place = position + tokens.len();
         if again {
             self.retries += 1;
-            self.again_from = Some(place);
+            self.retry_from = Some(place);
         } else {
             // If the call began within a token, that token is replaced by its text before the call.
             let first = generated.len().checked_sub(cut.tokens).map(|index| generated[index]);
-            let first = if cut.before.is_empty() { first } else { self.first_of_call(wrong.from, call) };
-            self.again_from = None;
-            let left = self.left_to_text.get_or_insert((place, Vec::new()));
+            let first = if cut.before.is_empty() { first } else { self.first_of_call(invalid.from, call) };
+            self.retry_from = None;
+            let left = self.banned_at.get_or_insert((place, Vec::new()));
             if left.0 != place {
                 *left = (place, Vec::new());
             }
@@ -255,7 +255,7 @@ impl Guard {
     }
 }
 
-fn said_call(pieces: &[AnswerDelta]) -> bool {
+fn has_call(pieces: &[AnswerDelta]) -> bool {
     pieces.iter().any(|piece| matches!(piece, AnswerDelta::Called))
 }
 
@@ -281,22 +281,22 @@ impl ModInstance for Guard {
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
         self.follow(call);
-        let length = self.trail.tokens();
+        let length = self.tracker.tokens();
         Ok(match call.event {
             CallEvent::Added { tokens, .. } => {
                 let over = tokens.last().is_some_and(|&last| ends(call.run, last));
                 let calls = self.parser.message().calls.iter().filter(|call| call.complete).count();
-                if let Some(wrong) = self.read(over) {
-                    self.answer(&wrong, call)
+                if let Some(invalid) = self.parse(over) {
+                    self.respond(&invalid, call)
                 } else {
                     // A retry ends with a valid call, or with text.
                     let complete = self.parser.message().calls.iter().filter(|call| call.complete).count();
                     let text = self.holdback() == 0;
-                    self.again_from.take_if(|from| complete > calls || (text && *from < length));
+                    self.retry_from.take_if(|from| complete > calls || (text && *from < length));
                     Reply::noop()
                 }
             }
-            CallEvent::ForwardPass { .. } => match (&self.left_to_text, self.again_from) {
+            CallEvent::ForwardPass { .. } => match (&self.banned_at, self.retry_from) {
                 (Some((place, tokens)), _) if *place == length => Action::AdjustedLogits {
                     edit: LogitEdit::Set(tokens.iter().map(|&token| (token, f32::NEG_INFINITY)).collect()),
                     temperature: None,
@@ -316,7 +316,7 @@ impl ModInstance for Guard {
 mod tests {
     use super::ToolGuard;
     use crate::mods::ModFactory;
-    use crate::mods::builtin::testing::{Play, Told, run};
+    use crate::mods::builtin::testing::{Play, PlayResult, run};
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
@@ -333,23 +333,23 @@ mod tests {
     }
 
     /// Runs a model that writes these scripts one after the other, each time it has to write again.
-    fn play(scripts: &[&str], further: &Value) -> Told {
+    fn play(scripts: &[&str], further: &Value) -> PlayResult {
         let scripts: Vec<String> = scripts.iter().map(ToString::to_string).collect();
         Play { script: scripts[0].clone(), further: scripts[1..].to_vec(), max_tokens: 400, ..Play::default() }
             .play(&[(&ToolGuard, config(further))])
     }
 
     #[test]
-    fn what_is_right_is_left_alone() {
+    fn valid_calls_are_unchanged() {
         for text in [RIGHT.to_owned(), format!("I look.\n{RIGHT}\n{RIGHT}"), "no call, 1 < 2 {\"a\": 1}".into()] {
-            let told = play(&[&format!("{text}\0")], &json!({}));
-            assert_eq!((told.text.as_str(), told.controls), (text.as_str(), 0), "{told:?}");
+            let result = play(&[&format!("{text}\0")], &json!({}));
+            assert_eq!((result.text.as_str(), result.controls), (text.as_str(), 0), "{result:?}");
         }
     }
 
     #[test]
-    fn what_is_wrong_is_drawn_again() {
-        for (wrong, why) in [
+    fn invalid_call_is_retried() {
+        for (invalid, why) in [
             ("{\"name\": \"sub\", \"arguments\": {\"a\": 2}}", "unknown tool 'sub'; known tools: add, delete"),
             ("{\"name\": \"delete\", \"arguments\": {}}", "the tool 'delete' is blocked"),
             (
@@ -360,39 +360,39 @@ mod tests {
             ("{\"name\": \"add\", \"arguments\": {\"a\": x}}", "the call cannot be parsed"),
             ("{\"name\": \"add\"\0", "the call cannot be parsed"),
         ] {
-            let first = format!("I look.\n<tool_call>\n{wrong}\n</tool_call>\0");
+            let first = format!("I look.\n<tool_call>\n{invalid}\n</tool_call>\0");
             let right = format!("I look.\n{RIGHT}\0");
-            let told = play(&[&first, &right], &json!({"block": ["delete"]}));
-            assert_eq!(told.logs, [format!("{why}; retrying")]);
-            assert_eq!((told.text, told.retracted, told.controls), (format!("I look.\n{RIGHT}"), 0, 1));
+            let result = play(&[&first, &right], &json!({"block": ["delete"]}));
+            assert_eq!(result.logs, [format!("{why}; retrying")]);
+            assert_eq!((result.text, result.retracted, result.controls), (format!("I look.\n{RIGHT}"), 0, 1));
         }
     }
 
     #[test]
-    fn the_second_of_two_calls_alone_is_taken_back() {
-        let wrong = format!("{RIGHT}\n<tool_call>\n{{\"name\": \"x\", \"arguments\": {{}}}}\n</tool_call>\0");
-        let told = play(&[&wrong, &format!("{RIGHT}\n{RIGHT}\0")], &json!({}));
-        assert_eq!((told.text, told.retracted, told.controls), (format!("{RIGHT}\n{RIGHT}"), 0, 1));
+    fn only_invalid_second_call_is_removed() {
+        let invalid = format!("{RIGHT}\n<tool_call>\n{{\"name\": \"x\", \"arguments\": {{}}}}\n</tool_call>\0");
+        let result = play(&[&invalid, &format!("{RIGHT}\n{RIGHT}\0")], &json!({}));
+        assert_eq!((result.text, result.retracted, result.controls), (format!("{RIGHT}\n{RIGHT}"), 0, 1));
     }
 
     #[test]
-    fn what_stays_wrong_becomes_text_or_an_error_or_stands() {
-        let wrong = "<tool_call>\n{\"name\": \"x\", \"arguments\": {}}\n</tool_call>\0";
-        let told = play(&[wrong; 9], &json!({"max_retries": 2}));
-        assert!(!told.text.starts_with('<'), "{told:?}");
-        assert_eq!(told.logs[2], "unknown tool 'x'; known tools: add, delete; replacing it by text");
-        let told = play(&[wrong; 9], &json!({"max_retries": 2, "then": "error"}));
+    fn repeatedly_invalid_call_follows_then() {
+        let invalid = "<tool_call>\n{\"name\": \"x\", \"arguments\": {}}\n</tool_call>\0";
+        let result = play(&[invalid; 9], &json!({"max_retries": 2}));
+        assert!(!result.text.starts_with('<'), "{result:?}");
+        assert_eq!(result.logs[2], "unknown tool 'x'; known tools: add, delete; replacing it by text");
+        let result = play(&[invalid; 9], &json!({"max_retries": 2, "then": "error"}));
         assert_eq!(
-            told.error.as_deref(),
+            result.error.as_deref(),
             Some("tool-guard: unknown tool 'x'; known tools: add, deleteafter 2 retries")
         );
-        let told = play(&[wrong; 9], &json!({"max_retries": 1, "then": "keep"}));
-        assert_eq!(told.text, wrong.trim_end_matches('\0'));
-        assert_eq!(told.controls, 1);
+        let result = play(&[invalid; 9], &json!({"max_retries": 1, "then": "keep"}));
+        assert_eq!(result.text, invalid.trim_end_matches('\0'));
+        assert_eq!(result.controls, 1);
     }
 
     #[test]
-    fn messages_name_the_field() {
+    fn errors_name_field() {
         for (config, message) in [
             (json!({}), "'tools' is missing, and the request has no tools"),
             (
@@ -413,13 +413,13 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
         #[test]
-        fn no_blocked_call_gets_through(seed: u64, cut in 0usize..60) {
+        fn blocked_call_never_remains(seed: u64, cut in 0usize..60) {
             let call = "Well. <tool_call>{\"name\": \"delete\", \"arguments\": {}}</tool_call>";
             let script = &call[..cut.min(call.len())];
-            let told = Play { script: script.into(), seed, alphabet: "{}\"namedlt: <>/_colrgus,", max_tokens: 120, ..Play::default() }
+            let result = Play { script: script.into(), seed, alphabet: "{}\"namedlt: <>/_colrgus,", max_tokens: 120, ..Play::default() }
                 .play(&[(&ToolGuard, config(&json!({"block": ["delete"], "max_retries": 1})))]);
-            prop_assert!(!told.text.contains("\"delete\", \"arguments\": {"), "{:?}", told);
-            prop_assert_eq!(told.retracted, 0);
+            prop_assert!(!result.text.contains("\"delete\", \"arguments\": {"), "{:?}", result);
+            prop_assert_eq!(result.retracted, 0);
         }
     }
 }

@@ -20,7 +20,7 @@ pub struct Frame {
 #[error(
     "a frame has a header of {header} bytes and a body of {body} bytes; the maximum is {MAX_HEADER} and {MAX_BODY}"
 )]
-pub struct TooLong {
+pub struct FrameTooLong {
     header: usize,
     body: usize,
 }
@@ -36,7 +36,7 @@ pub fn encode(header: &[u8], body: &[u8]) -> Vec<u8> {
 }
 
 /// Returns header and body if the bytes are exactly one frame.
-pub fn whole(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+pub fn split_frame(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (prefix, rest) = bytes.split_first_chunk::<PREFIX>()?;
     let (header, body) = lengths(*prefix);
     (header <= MAX_HEADER && body <= MAX_BODY && rest.len() == header + body).then(|| rest.split_at(header))
@@ -63,11 +63,11 @@ impl Decoder {
     ///
     /// # Errors
     /// [`FrameTooLong`]; the rest of the stream cannot be decoded.
-    pub fn next(&mut self) -> Result<Option<Frame>, TooLong> {
+    pub fn next(&mut self) -> Result<Option<Frame>, FrameTooLong> {
         let Some((prefix, rest)) = self.buffer.split_first_chunk::<PREFIX>() else { return Ok(None) };
         let (header, body) = lengths(*prefix);
         if header > MAX_HEADER || body > MAX_BODY {
-            return Err(TooLong { header, body });
+            return Err(FrameTooLong { header, body });
         }
         if rest.len() < header + body {
             return Ok(None);
@@ -85,7 +85,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn frames_survive_any_cut(frames: Vec<(Vec<u8>, Vec<u8>)>, cuts in prop::collection::vec(1usize..20, 1..50)) {
+        fn decoder_reassembles_split_frames(frames: Vec<(Vec<u8>, Vec<u8>)>, cuts in prop::collection::vec(1usize..20, 1..50)) {
             let bytes: Vec<u8> = frames.iter().flat_map(|(header, body)| encode(header, body)).collect();
             let mut decoder = Decoder::default();
             let mut found = Vec::new();
@@ -102,7 +102,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_survived(bytes: Vec<u8>) {
+        fn decoder_never_panics_on_arbitrary_bytes(bytes: Vec<u8>) {
             let mut decoder = Decoder::default();
             decoder.push(&bytes);
             while let Ok(Some(frame)) = decoder.next() {
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_beyond_the_limit_is_refused_before_it_is_there() {
+    fn oversized_frame_is_rejected_by_its_prefix() {
         let mut decoder = Decoder::default();
         decoder.push(&[255; 8]);
         assert!(decoder.next().is_err());

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-const OLDEST: (u32, u32) = (3, 9);
-const ASK: &str = "import sys; print(*sys.version_info[:2], sys.executable, sep='\\n')";
+const MIN_VERSION: (u32, u32) = (3, 9);
+const VERSION_SCRIPT: &str = "import sys; print(*sys.version_info[:2], sys.executable, sep='\\n')";
 
 /// Returns the interpreter for workers: `chosen`, else `THUNDER_PYTHON`, else `python3` on the PATH.
 ///
@@ -15,11 +15,11 @@ const ASK: &str = "import sys; print(*sys.version_info[:2], sys.executable, sep=
 pub fn find(chosen: Option<&Path>) -> Result<PathBuf, LoadError> {
     static DEFAULT: OnceLock<PathBuf> = OnceLock::new();
     match (chosen, DEFAULT.get()) {
-        (Some(chosen), _) => ask(chosen),
+        (Some(chosen), _) => resolve(chosen),
         (None, Some(known)) => Ok(known.clone()),
         (None, None) => {
             let candidate = std::env::var_os("THUNDER_PYTHON").unwrap_or_else(|| "python3".into());
-            let found = ask(Path::new(&candidate))?;
+            let found = resolve(Path::new(&candidate))?;
             Ok(DEFAULT.get_or_init(|| found).clone())
         }
     }
@@ -27,9 +27,12 @@ pub fn find(chosen: Option<&Path>) -> Result<PathBuf, LoadError> {
 
 /// Returns the path of the actual interpreter: `candidate` may be a shim that needs an environment that workers do not
 /// have.
-fn ask(candidate: &Path) -> Result<PathBuf, LoadError> {
+fn resolve(candidate: &Path) -> Result<PathBuf, LoadError> {
     let failed = |reason: String| LoadError::NoPython { tried: candidate.display().to_string(), reason };
-    let output = Command::new(candidate).args(["-I", "-c", ASK]).output().map_err(|error| failed(error.to_string()))?;
+    let output = Command::new(candidate)
+        .args(["-I", "-c", VERSION_SCRIPT])
+        .output()
+        .map_err(|error| failed(error.to_string()))?;
     if !output.status.success() {
         return Err(failed(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
     }
@@ -37,7 +40,7 @@ fn ask(candidate: &Path) -> Result<PathBuf, LoadError> {
     let mut lines = text.lines();
     let mut number = || lines.next().and_then(|line| line.parse::<u32>().ok());
     match (number(), number(), lines.next()) {
-        (Some(major), Some(minor), Some(_)) if (major, minor) < OLDEST => {
+        (Some(major), Some(minor), Some(_)) if (major, minor) < MIN_VERSION => {
             Err(failed(format!("it is Python {major}.{minor}")))
         }
         (Some(_), Some(_), Some(path)) if !path.is_empty() => Ok(PathBuf::from(path)),
@@ -51,7 +54,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn says_what_was_tried_and_what_would_be_right() {
+    fn missing_python_error_names_candidate_and_remedy() {
         for candidate in ["/nowhere/python3", "/bin/echo"] {
             let message = find(Some(Path::new(candidate))).unwrap_err().to_string();
             assert!(message.contains(candidate) && message.contains("THUNDER_PYTHON"), "{message}");

@@ -1,6 +1,6 @@
 //! Messages of the worker protocol, and validation of a worker's replies.
 
-use super::memory::{SharedMemory, Slot};
+use super::shared_memory::{MemoryRegion, SharedMemory};
 use crate::events::{EventType, Fault, LogLevel, TokenId};
 use crate::model::Vocabulary;
 use crate::mods::{Action, LogitEdit, ModException, schema_check};
@@ -11,12 +11,12 @@ use serde_json::Value;
 pub const PROTOCOL: u32 = 1;
 
 /// Maximum bytes kept of an exception's message and traceback.
-const LONGEST_MESSAGE: usize = 8 << 10;
-const LONGEST_TRACEBACK: usize = 256 << 10;
+const MAX_MESSAGE_BYTES: usize = 8 << 10;
+const MAX_TRACEBACK_BYTES: usize = 256 << 10;
 /// Maximum bytes of an error with which a mod ends its run.
-const LONGEST_ERROR: usize = 64 << 10;
+const MAX_ERROR_BYTES: usize = 64 << 10;
 /// Maximum bytes of a text that is encoded for a worker. A longer one would delay the supervisor beyond the deadline.
-pub const LONGEST_TEXT: usize = 1 << 20;
+pub const MAX_TEXT_BYTES: usize = 1 << 20;
 
 /// Message from the server to the worker.
 #[derive(Serialize)]
@@ -42,7 +42,7 @@ pub enum ToWorker<'a> {
         parameters: &'a Value,
         config: &'a Value,
         seed: u32,
-        vocabulary: VocabularyHead<'a>,
+        vocabulary: VocabularyInfo<'a>,
     },
     /// One event. Answered by `reply`, after any number of `ask` and `log`.
     Call(CallHeader<'a>),
@@ -68,7 +68,7 @@ pub fn to_json(message: &ToWorker<'_>) -> Vec<u8> {
 
 /// Description of a vocabulary for a worker.
 #[derive(Serialize)]
-pub struct VocabularyHead<'a> {
+pub struct VocabularyInfo<'a> {
     pub id: usize,
     pub size: usize,
     pub eos: Option<TokenId>,
@@ -103,20 +103,20 @@ pub struct CallHeader<'a> {
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum FromWorker {
     /// The import succeeded.
-    Loaded { handlers: Vec<Handler> },
+    Loaded { handlers: Vec<HandlerInfo> },
     /// The import failed.
     Failed { message: String, traceback: Option<String> },
     /// A line was printed or logged.
     Log { level: LogLevel, message: String },
     /// A query to the server.
-    Ask(Ask),
+    Ask(WorkerQuery),
     /// The reply to a call. The body has sparse edits: `i32` tokens, then as many `f32` values.
-    Reply(Said),
+    Reply(WorkerReply),
 }
 
 /// Reply of a worker to a call.
 #[derive(Deserialize)]
-pub struct Said {
+pub struct WorkerReply {
     pub action: Option<WireAction>,
     pub exception: Option<WireException>,
     pub elapsed_ns: u64,
@@ -127,7 +127,7 @@ pub struct Said {
 
 /// A function with `@mod`.
 #[derive(Deserialize, Debug, Clone)]
-pub struct Handler {
+pub struct HandlerInfo {
     /// Name used by runs.
     pub name: String,
     /// Description in one sentence.
@@ -150,17 +150,17 @@ pub struct Handler {
 
 /// Query of a worker about a vocabulary.
 #[derive(Deserialize)]
-pub struct Ask {
+pub struct WorkerQuery {
     /// Id of the vocabulary.
     pub vocabulary: usize,
     #[serde(flatten)]
-    pub about: About,
+    pub about: QueryKind,
 }
 
 /// Kind of a query.
 #[derive(Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
-pub enum About {
+pub enum QueryKind {
     /// Token ids of a text.
     Encode { text: String, add_special: bool },
     /// The whole vocabulary.
@@ -177,10 +177,10 @@ pub struct WireException {
 impl From<WireException> for ModException {
     fn from(wire: WireException) -> Self {
         let mut message = wire.message;
-        message.truncate(message.floor_char_boundary(LONGEST_MESSAGE));
+        message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
         let traceback = wire.traceback.map(|mut text| {
             // The last exception and its position are at the end.
-            text.drain(..text.ceil_char_boundary(text.len().saturating_sub(LONGEST_TRACEBACK)));
+            text.drain(..text.ceil_char_boundary(text.len().saturating_sub(MAX_TRACEBACK_BYTES)));
             text
         });
         Self { message, traceback }
@@ -197,7 +197,7 @@ pub enum WireAction {
         max_steps: Option<u32>,
     },
     AdjustedLogits {
-        edit: Edit,
+        edit: WireEdit,
         temperature: Option<f32>,
     },
     ForceTokens {
@@ -224,7 +224,7 @@ pub enum WireAction {
 /// Location of an edit of the logits.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Edit {
+pub enum WireEdit {
     /// No edit.
     Keep,
     /// The shared memory has the new logits.
@@ -245,7 +245,7 @@ impl WireAction {
         body: &[u8],
         vocabulary: &Vocabulary,
         memory: &SharedMemory,
-        logits: Option<&Slot>,
+        logits: Option<&MemoryRegion>,
     ) -> Result<Action, String> {
         let action = match self {
             Self::Noop => Action::Noop,
@@ -263,10 +263,10 @@ impl WireAction {
                     return Err(format!("token_temp must be a number of 0 or more, got {wrong}"));
                 }
                 let edit = match edit {
-                    Edit::Keep => LogitEdit::Keep,
-                    Edit::Set => LogitEdit::Set(sparse(body)?),
-                    Edit::Add => LogitEdit::Add(sparse(body)?),
-                    Edit::Memory => {
+                    WireEdit::Keep => LogitEdit::Keep,
+                    WireEdit::Set => LogitEdit::Set(sparse(body)?),
+                    WireEdit::Add => LogitEdit::Add(sparse(body)?),
+                    WireEdit::Memory => {
                         let slot = logits.ok_or("logits can only be edited at ForwardPass")?;
                         let values = memory
                             .read(slot, vocabulary.len())
@@ -331,8 +331,8 @@ fn check_values(action: &Action, vocabulary: &Vocabulary) -> Result<(), String> 
             }
             Ok(())
         }
-        Action::EmitError { message, .. } if message.len() > LONGEST_ERROR => {
-            Err(format!("the text of an error must have at most {LONGEST_ERROR} bytes, got {}", message.len()))
+        Action::EmitError { message, .. } if message.len() > MAX_ERROR_BYTES => {
+            Err(format!("the text of an error must have at most {MAX_ERROR_BYTES} bytes, got {}", message.len()))
         }
         _ => Ok(()),
     }
@@ -359,7 +359,7 @@ pub fn control_tokens(vocabulary: &Vocabulary) -> Vec<TokenId> {
         .collect()
 }
 
-impl Handler {
+impl HandlerInfo {
     /// Validates a request's configuration against the mod's declaration.
     ///
     /// # Errors
@@ -381,6 +381,6 @@ impl Handler {
             }
             (Some(name), _) => return Err(format!("unknown field '{name}'; this mod has no configuration")),
         }
-        schema_check::problem(&Value::Object(fields), schema).map_or(Ok(()), Err)
+        schema_check::first_error(&Value::Object(fields), schema).map_or(Ok(()), Err)
     }
 }

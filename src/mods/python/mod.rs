@@ -53,36 +53,36 @@
 //! worker runs as the server's user, can read that user's files and use the network. Uploaded source is not trusted and
 //! also runs in a `sandbox`; a file is the user's own, and does so only with [`SandboxPolicy::All`].
 
-mod desk;
+mod call_log;
 mod frame;
+mod handle;
+mod instance;
 mod interpreter;
-mod keeper;
 mod limits;
-mod logs;
-mod memory;
 mod message;
 mod process;
-mod recipe;
 pub mod sandbox;
-mod session;
+mod shared_memory;
+mod supervisor;
 #[cfg(test)]
 mod tests;
+mod worker_spec;
 
 use super::{ModDescription, ModFactory, ModOrigin};
+use instance::PythonMod;
 pub use limits::WorkerLimits;
-use memory::SharedMemory;
-use message::Handler;
+use message::HandlerInfo;
 pub use process::unpack_sdk;
-use recipe::Recipe;
 use sandbox::{SandboxLauncher, SandboxPolicy};
 use serde_json::Value;
-use session::PythonMod;
 use sha2::{Digest, Sha256};
+use shared_memory::SharedMemory;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use worker_spec::WorkerSpec;
 
 /// Template of a new mod.
 pub const TEMPLATE: &str = include_str!("template.py");
@@ -200,7 +200,7 @@ impl Source {
 }
 
 /// Maximum bytes of a file with mods.
-const MOST_BYTES: u64 = 16 << 20;
+const MAX_BYTES: u64 = 16 << 20;
 
 /// Reads the text of a file with mods. Pipes and devices, which might never end, are rejected.
 ///
@@ -211,9 +211,9 @@ pub fn read_source(path: &Path) -> io::Result<String> {
         return Err(io::Error::other("it is not a regular file"));
     }
     let mut text = String::new();
-    File::open(path)?.take(MOST_BYTES + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > MOST_BYTES {
-        return Err(io::Error::other(format!("it is larger than {} MiB", MOST_BYTES >> 20)));
+    File::open(path)?.take(MAX_BYTES + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_BYTES {
+        return Err(io::Error::other(format!("it is larger than {} MiB", MAX_BYTES >> 20)));
     }
     Ok(text)
 }
@@ -279,8 +279,8 @@ impl PythonMods {
     /// [`LoadError`]; a text without any mod is an error.
     pub fn text(&self, file: String, text: String) -> Result<Vec<Arc<dyn ModFactory>>, LoadError> {
         let source = Arc::new(Source::new(file, text));
-        let (recipe, handlers) = self.discover(&source, None)?;
-        Ok(handlers.into_iter().map(|handler| self.make(handler, &recipe)).collect())
+        let (spec, handlers) = self.discover(&source, None)?;
+        Ok(handlers.into_iter().map(|handler| self.make(handler, &spec)).collect())
     }
 
     /// Loads the mod of a text, like [`PythonMods::from_source`], with these limits.
@@ -289,14 +289,14 @@ impl PythonMods {
     /// [`LoadError`]
     pub fn source(&self, name: &str, source: &str, entrypoint: Option<&str>) -> Result<Arc<dyn ModFactory>, LoadError> {
         let source = Arc::new(Source::new(format!("{name}.py"), source.to_owned()));
-        let (recipe, mut handlers) = self.discover(&source, entrypoint)?;
+        let (spec, mut handlers) = self.discover(&source, entrypoint)?;
         if handlers.iter().any(|handler| handler.name == name) {
             handlers.retain(|handler| handler.name == name);
         }
         match (handlers.pop(), handlers.as_slice()) {
             (Some(mut only), []) => {
                 name.clone_into(&mut only.name);
-                Ok(self.make(only, &recipe))
+                Ok(self.make(only, &spec))
             }
             (last, others) => {
                 let names: Vec<&str> = others.iter().chain(&last).map(|handler| handler.entrypoint.as_str()).collect();
@@ -355,9 +355,13 @@ impl PythonMods {
     }
 
     /// Imports the source once, in a worker that ends afterwards.
-    fn discover(&self, source: &Arc<Source>, entrypoint: Option<&str>) -> Result<(Recipe, Vec<Handler>), LoadError> {
+    fn discover(
+        &self,
+        source: &Arc<Source>,
+        entrypoint: Option<&str>,
+    ) -> Result<(WorkerSpec, Vec<HandlerInfo>), LoadError> {
         let failed = |message, traceback| LoadError::Failed { file: source.file.clone(), message, traceback };
-        let recipe = Recipe {
+        let spec = WorkerSpec {
             sandbox: self.sandbox(&source.file)?,
             python: interpreter::find(self.python.as_deref())?,
             limits: self.limits.clone(),
@@ -367,9 +371,9 @@ impl PythonMods {
         let memory = SharedMemory::create()
             .map_err(|error| failed(format!("shared memory cannot be created: {error}"), None))?;
         let (worker, handlers) =
-            recipe.start(&memory).map_err(|exception| failed(exception.message, exception.traceback))?;
+            spec.start(&memory).map_err(|exception| failed(exception.message, exception.traceback))?;
         worker.kill();
-        Ok((recipe, handlers))
+        Ok((spec, handlers))
     }
 
     /// Returns the launcher of the sandbox, if these mods need one.
@@ -388,18 +392,18 @@ impl PythonMods {
         Ok(Some(launcher.clone()))
     }
 
-    fn make(&self, handler: Handler, recipe: &Recipe) -> Arc<dyn ModFactory> {
+    fn make(&self, handler: HandlerInfo, spec: &WorkerSpec) -> Arc<dyn ModFactory> {
         let description = ModDescription {
             name: handler.name.clone(),
             description: handler.description.clone(),
             language: "python".into(),
-            version: recipe.source.version(),
+            version: spec.source.version(),
             config: handler.config.clone().map_or(Value::Null, Value::Object),
             schema: handler.schema.clone().unwrap_or_default(),
             origin: self.origin,
             ..ModDescription::default()
         };
-        let recipe = Recipe { entrypoint: Some(handler.entrypoint.clone()), ..recipe.clone() };
-        Arc::new(PythonMod::new(description, handler, recipe))
+        let spec = WorkerSpec { entrypoint: Some(handler.entrypoint.clone()), ..spec.clone() };
+        Arc::new(PythonMod::new(description, handler, spec))
     }
 }

@@ -1,8 +1,8 @@
 //! One worker process: start, communication and end.
 
-use super::frame::{self, Decoder, Frame, TooLong};
+use super::frame::{self, Decoder, Frame, FrameTooLong};
 use super::sandbox::{SandboxLauncher, library_path};
-use super::{WorkerLimits, memory::SharedMemory};
+use super::{WorkerLimits, shared_memory::SharedMemory};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use std::fs::{self, DirBuilder, File};
@@ -24,22 +24,22 @@ use std::time::{Duration, Instant};
 struct Sdk;
 
 /// Maximum time for a worker to dump its stack before it is killed.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+const STACK_DUMP_TIMEOUT: Duration = Duration::from_millis(200);
 /// Maximum time for an unneeded worker to end by itself.
-const GRACE: Duration = Duration::from_millis(300);
+const EXIT_TIMEOUT: Duration = Duration::from_millis(300);
 /// Prefix of the name of a worker's directory.
-const HOME_PREFIX: &str = "thunder-mod-";
+const WORKER_DIR_PREFIX: &str = "thunder-mod-";
 /// Maximum threads of a worker, and interval at which they are counted during a call.
-pub const MOST_THREADS: u64 = 512;
-const COUNT_THREADS: Duration = Duration::from_millis(50);
+pub const MAX_THREADS: u64 = 512;
+const THREAD_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// Maximum bytes of one write.
-const PART: usize = 16 * 1024;
+const WRITE_CHUNK_BYTES: usize = 16 * 1024;
 /// Maximum bytes of stray output that are kept.
-const STRAY: usize = 16 * 1024;
+const MAX_STRAY_BYTES: usize = 16 * 1024;
 
 /// Reason why a worker can no longer be used.
 #[derive(Debug)]
-pub enum Lost {
+pub enum WorkerFailure {
     /// It exceeded its deadline.
     Deadline,
     /// It has ended.
@@ -50,24 +50,24 @@ pub enum Lost {
     Protocol(String),
 }
 
-impl From<TooLong> for Lost {
-    fn from(error: TooLong) -> Self {
+impl From<FrameTooLong> for WorkerFailure {
+    fn from(error: FrameTooLong) -> Self {
         Self::Protocol(error.to_string())
     }
 }
 
 /// A worker process that runs one mod.
-pub struct Process {
+pub struct WorkerProcess {
     child: Child,
     stream: UnixStream,
     decoder: Decoder,
-    stray: Arc<Mutex<Stray>>,
-    home: Home,
+    stray: Arc<Mutex<StrayOutput>>,
+    home: WorkerDir,
     /// Exit status, once known.
     ended: Option<ExitStatus>,
 }
 
-impl Process {
+impl WorkerProcess {
     /// Starts a worker, in a sandbox if one is given. The worker then waits for the source of the mod.
     ///
     /// # Errors
@@ -78,7 +78,7 @@ impl Process {
         sandbox: Option<&SandboxLauncher>,
         memory: &SharedMemory,
     ) -> io::Result<Self> {
-        let home = Home::create()?;
+        let home = WorkerDir::create()?;
         let (stream, theirs) = UnixStream::pair()?;
         let (stray_in, stray_out) = io::pipe()?;
         let work = home.path.join("work");
@@ -109,9 +109,9 @@ impl Process {
             .stdout(Stdio::from(memory.descriptor()?))
             .stderr(Stdio::from(stray_out))
             .spawn()?;
-        let stray = Arc::new(Mutex::new(Stray::default()));
+        let stray = Arc::new(Mutex::new(StrayOutput::default()));
         let into = Arc::clone(&stray);
-        thread::Builder::new().name("mod output".into()).spawn(move || keep_stray(stray_in, &into))?;
+        thread::Builder::new().name("mod output".into()).spawn(move || collect_stray(stray_in, &into))?;
         Ok(Self { child, stream, decoder: Decoder::default(), stray, home, ended: None })
     }
 
@@ -152,17 +152,17 @@ impl Process {
     ///
     /// # Errors
     /// [`WorkerFailure`]; the worker can no longer be used.
-    pub fn send(&mut self, header: &[u8], body: &[u8], deadline: Instant) -> Result<(), Lost> {
+    pub fn send(&mut self, header: &[u8], body: &[u8], deadline: Instant) -> Result<(), WorkerFailure> {
         let frame = frame::encode(header, body);
         let mut rest = &frame[..];
         while !rest.is_empty() {
-            self.stream.set_write_timeout(Some(left(deadline)?)).map_err(|_| Lost::Gone)?;
+            self.stream.set_write_timeout(Some(left(deadline)?)).map_err(|_| WorkerFailure::Gone)?;
             // The timeout applies to each part of a long write; without the deadline a worker that reads slowly could
             // block it forever.
-            match self.stream.write(&rest[..rest.len().min(PART)]) {
+            match self.stream.write(&rest[..rest.len().min(WRITE_CHUNK_BYTES)]) {
                 Ok(written) => rest = &rest[written..],
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(lost(&error)),
+                Err(error) => return Err(failure(&error)),
             }
         }
         Ok(())
@@ -172,23 +172,25 @@ impl Process {
     ///
     /// # Errors
     /// [`WorkerFailure`]; the worker can no longer be used.
-    pub fn receive(&mut self, deadline: Instant) -> Result<Frame, Lost> {
+    pub fn receive(&mut self, deadline: Instant) -> Result<Frame, WorkerFailure> {
         let mut chunk = [0; 16 * 1024];
         loop {
             if let Some(frame) = self.decoder.next()? {
                 return Ok(frame);
             }
-            let patience = left(deadline)?.min(COUNT_THREADS);
-            self.stream.set_read_timeout(Some(patience)).map_err(|_| Lost::Gone)?;
+            let patience = left(deadline)?.min(THREAD_CHECK_INTERVAL);
+            self.stream.set_read_timeout(Some(patience)).map_err(|_| WorkerFailure::Gone)?;
             match self.stream.read(&mut chunk) {
-                Ok(0) => return Err(Lost::Gone),
+                Ok(0) => return Err(WorkerFailure::Gone),
                 Ok(count) => self.decoder.push(&chunk[..count]),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => match (lost(&error), self.threads()) {
-                    (Lost::Deadline, Some(threads)) if threads > MOST_THREADS => return Err(Lost::Threads(threads)),
+                Err(error) => match (failure(&error), self.threads()) {
+                    (WorkerFailure::Deadline, Some(threads)) if threads > MAX_THREADS => {
+                        return Err(WorkerFailure::Threads(threads));
+                    }
                     // The deadline is exceeded only when no time is left.
-                    (Lost::Deadline, _) => {}
-                    (lost, _) => return Err(lost),
+                    (WorkerFailure::Deadline, _) => {}
+                    (failure, _) => return Err(failure),
                 },
             }
         }
@@ -200,12 +202,12 @@ impl Process {
     }
 
     /// Returns the current Python stack, innermost call first; `None` if the process does not report it.
-    pub fn whereabouts(&self) -> Option<String> {
+    pub fn stack_dump(&self) -> Option<String> {
         let before = self.stray().total;
         kill(self.pid(), Signal::SIGUSR1).ok()?;
         // A stopped process must continue to answer.
         kill(self.pid(), Signal::SIGCONT).ok()?;
-        let until = Instant::now() + LAST_WORDS;
+        let until = Instant::now() + STACK_DUMP_TIMEOUT;
         let mut seen = before;
         loop {
             thread::sleep(Duration::from_millis(10));
@@ -246,37 +248,37 @@ impl Process {
         Pid::from_raw(self.child.id() as i32)
     }
 
-    fn stray(&self) -> std::sync::MutexGuard<'_, Stray> {
+    fn stray(&self) -> std::sync::MutexGuard<'_, StrayOutput> {
         self.stray.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Process {
+impl Drop for WorkerProcess {
     fn drop(&mut self) {
         if self.ended.is_some() {
             return;
         }
         let _ = self.stream.shutdown(Shutdown::Write);
-        let until = Instant::now() + GRACE;
+        let until = Instant::now() + EXIT_TIMEOUT;
         while self.receive(until).is_ok() {}
         self.end();
     }
 }
 
-fn left(deadline: Instant) -> Result<Duration, Lost> {
+fn left(deadline: Instant) -> Result<Duration, WorkerFailure> {
     let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(Lost::Deadline) } else { Ok(left) }
+    if left.is_zero() { Err(WorkerFailure::Deadline) } else { Ok(left) }
 }
 
-fn lost(error: &io::Error) -> Lost {
+fn failure(error: &io::Error) -> WorkerFailure {
     match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Lost::Deadline,
-        _ => Lost::Gone,
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => WorkerFailure::Deadline,
+        _ => WorkerFailure::Gone,
     }
 }
 
 /// Describes how a process ended.
-pub fn ending(status: Option<ExitStatus>) -> String {
+pub fn describe_exit(status: Option<ExitStatus>) -> String {
     match status.map(|status| (status.code(), status.signal())) {
         Some((Some(code), _)) => format!("the worker ended with exit code {code}"),
         Some((None, Some(signal))) => {
@@ -288,17 +290,17 @@ pub fn ending(status: Option<ExitStatus>) -> String {
 }
 
 /// Directory of a worker, with the SDK.
-struct Home {
+struct WorkerDir {
     path: PathBuf,
     /// Locked while the server runs.
     _lock: File,
 }
 
-impl Home {
+impl WorkerDir {
     fn create() -> io::Result<Self> {
         static SWEPT: Once = Once::new();
-        SWEPT.call_once(|| sweep(&std::env::temp_dir()));
-        let path = std::env::temp_dir().join(format!("{HOME_PREFIX}{}", uuid::Uuid::now_v7().simple()));
+        SWEPT.call_once(|| remove_stale_dirs(&std::env::temp_dir()));
+        let path = std::env::temp_dir().join(format!("{WORKER_DIR_PREFIX}{}", uuid::Uuid::now_v7().simple()));
         DirBuilder::new().mode(0o700).create(&path)?;
         let lock = File::create(path.join("lock"))?;
         lock.lock()?;
@@ -333,9 +335,9 @@ fn is_source(name: &str) -> bool {
 }
 
 /// Removes the directories of servers that were killed together with their workers.
-fn sweep(folder: &Path) {
+fn remove_stale_dirs(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        if !entry.file_name().to_string_lossy().starts_with(HOME_PREFIX) {
+        if !entry.file_name().to_string_lossy().starts_with(WORKER_DIR_PREFIX) {
             continue;
         }
         // A directory that is being created may have no lock yet.
@@ -347,7 +349,7 @@ fn sweep(folder: &Path) {
     }
 }
 
-impl Drop for Home {
+impl Drop for WorkerDir {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.path);
     }
@@ -355,38 +357,38 @@ impl Drop for Home {
 
 /// End of the output to the descriptors 1 and 2 that bypassed Python's own streams.
 #[derive(Default)]
-struct Stray {
+struct StrayOutput {
     bytes: Vec<u8>,
     /// Total bytes written.
     total: usize,
 }
 
-impl Stray {
+impl StrayOutput {
     fn since(&self, total: usize) -> String {
         let new = self.total.saturating_sub(total).min(self.bytes.len());
         String::from_utf8_lossy(&self.bytes[self.bytes.len() - new..]).trim_end().to_owned()
     }
 }
 
-fn keep_stray(mut from: io::PipeReader, into: &Mutex<Stray>) {
+fn collect_stray(mut from: io::PipeReader, into: &Mutex<StrayOutput>) {
     let mut chunk = [0; 4096];
     while let Ok(count @ 1..) = from.read(&mut chunk) {
         let mut stray = into.lock().unwrap_or_else(PoisonError::into_inner);
         stray.bytes.extend_from_slice(&chunk[..count]);
         stray.total += count;
-        let over = stray.bytes.len().saturating_sub(STRAY);
+        let over = stray.bytes.len().saturating_sub(MAX_STRAY_BYTES);
         stray.bytes.drain(..over);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{HOME_PREFIX, sweep};
+    use super::{WORKER_DIR_PREFIX, remove_stale_dirs};
     use std::fs::{self, File};
     use std::time::{Duration, SystemTime};
 
     #[test]
-    fn only_what_was_left_behind_is_swept() {
+    fn only_stale_worker_dirs_are_removed() {
         let folder = std::env::temp_dir().join(format!("thunder-test-{}", uuid::Uuid::now_v7()));
         let make = |name: &str, with_lock: bool, age: u64| {
             let path = folder.join(name);
@@ -395,13 +397,13 @@ mod tests {
             File::open(&path).unwrap().set_modified(SystemTime::now() - Duration::from_secs(age)).unwrap();
             (path, lock)
         };
-        let (left, _) = make(&format!("{HOME_PREFIX}left"), true, 100);
-        let (young, _) = make(&format!("{HOME_PREFIX}young"), true, 1);
-        let (unlocked, _) = make(&format!("{HOME_PREFIX}without"), false, 100);
-        let (alive, lock) = make(&format!("{HOME_PREFIX}alive"), true, 100);
+        let (left, _) = make(&format!("{WORKER_DIR_PREFIX}left"), true, 100);
+        let (young, _) = make(&format!("{WORKER_DIR_PREFIX}young"), true, 1);
+        let (unlocked, _) = make(&format!("{WORKER_DIR_PREFIX}without"), false, 100);
+        let (alive, lock) = make(&format!("{WORKER_DIR_PREFIX}alive"), true, 100);
         let (other, _) = make("other", true, 100);
         lock.as_ref().unwrap().lock().unwrap();
-        sweep(&folder);
+        remove_stale_dirs(&folder);
         assert_eq!([left, young, unlocked, alive, other].map(|path| path.exists()), [false, true, true, true, true]);
         fs::remove_dir_all(folder).unwrap();
     }

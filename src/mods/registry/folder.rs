@@ -13,22 +13,22 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 /// Time without changes after which the folder is read again: editors write a file in several steps.
-const QUIET: Duration = Duration::from_millis(150);
+const DEBOUNCE_DELAY: Duration = Duration::from_millis(150);
 /// Maximum delay before the folder is read again.
-const AT_LATEST: Duration = Duration::from_secs(2);
+const MAX_DEBOUNCE_DELAY: Duration = Duration::from_secs(2);
 
 /// Maximum files imported in parallel.
-const AT_ONCE: usize = 8;
+const MAX_PARALLEL_IMPORTS: usize = 8;
 
 /// A folder of mods: the functions with `@mod` in its `.py` files.
 pub struct ModFolder {
     path: PathBuf,
     python: PythonMods,
-    files: BTreeMap<PathBuf, Known>,
+    files: BTreeMap<PathBuf, FolderFile>,
 }
 
 /// A file as it was last read.
-struct Known {
+struct FolderFile {
     /// Text of the file; `None` if it could not be read.
     text: Option<String>,
     /// Names of the mods registered from the file.
@@ -68,9 +68,9 @@ impl ModFolder {
             }
         }
         // In parallel, so that one import that hangs does not block all others.
-        for some in changed.chunks(AT_ONCE) {
+        for some in changed.chunks(MAX_PARALLEL_IMPORTS) {
             for ((path, text), found) in some.iter().zip(self.import(some)) {
-                self.take(path, text.as_ref().ok(), found, registry);
+                self.register_file(path, text.as_ref().ok(), found, registry);
             }
         }
         Ok(())
@@ -92,7 +92,7 @@ impl ModFolder {
         })
     }
 
-    fn take(
+    fn register_file(
         &mut self,
         path: &Path,
         text: Option<&String>,
@@ -101,7 +101,7 @@ impl ModFolder {
     ) {
         let file = name_of(path);
         let source = ModSource::Text(text.cloned().unwrap_or_default());
-        let known = self.files.entry(path.to_owned()).or_insert(Known { text: None, names: Vec::new() });
+        let known = self.files.entry(path.to_owned()).or_insert(FolderFile { text: None, names: Vec::new() });
         known.text = text.cloned();
         let found = match found {
             Ok(found) => found,
@@ -169,17 +169,17 @@ impl ModFolder {
         watcher.watch(&self.path, RecursiveMode::NonRecursive)?;
         std::thread::Builder::new().name("mods folder".into()).spawn(move || {
             // Changes between the first read and the watch.
-            self.look(&registry);
+            self.resync(&registry);
             while changes.recv().is_ok() {
-                let latest = Instant::now() + AT_LATEST;
-                while changes.recv_timeout(QUIET).is_ok() && Instant::now() < latest {}
-                self.look(&registry);
+                let latest = Instant::now() + MAX_DEBOUNCE_DELAY;
+                while changes.recv_timeout(DEBOUNCE_DELAY).is_ok() && Instant::now() < latest {}
+                self.resync(&registry);
             }
         })?;
         Ok(FolderWatch { _watcher: watcher })
     }
 
-    fn look(&mut self, registry: &ModRegistry) {
+    fn resync(&mut self, registry: &ModRegistry) {
         if let Err(error) = self.sync(registry) {
             tracing::error!("{error}; the mods of the folder are unchanged");
         }

@@ -25,12 +25,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use toggle::{State, Switch, Switched};
+use toggle::{Toggle, ToggleState, ToggledMod};
 use tokio::sync::mpsc;
-use uses::Uses;
+use uses::UseTracker;
 
 /// Maximum earlier versions listed for a mod.
-const MOST_EARLIER: usize = 50;
+const MAX_EARLIER_VERSIONS: usize = 50;
 
 /// Description of a mod, for people.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
@@ -151,13 +151,13 @@ pub struct ModInfo {
     pub earlier: Vec<RegisteredVersion>,
     /// Statistics of calls since the start of the server.
     #[serde(flatten)]
-    pub record: CallStats,
+    pub stats: CallStats,
     /// Reason why a newer source is not registered.
     pub problem: Option<ModProblem>,
 }
 
 struct Entry {
-    factory: Arc<Switched>,
+    factory: Arc<ToggledMod>,
     version: RegisteredVersion,
     earlier: Vec<RegisteredVersion>,
 }
@@ -169,7 +169,7 @@ pub struct ModRegistry {
     /// Problems by file, or by name for uploads.
     problems: RwLock<BTreeMap<String, ModProblem>>,
     python: RwLock<PythonMods>,
-    uses: Uses,
+    uses: UseTracker,
 }
 
 impl ModRegistry {
@@ -185,7 +185,7 @@ impl ModRegistry {
 
     /// Subscribes to the versions of mod files that runs start with. Only the first subscriber receives them.
     pub fn subscribe_uses(&self) -> mpsc::UnboundedReceiver<ModUse> {
-        self.uses.tell()
+        self.uses.subscribe()
     }
 
     /// Sets how Python mods are run.
@@ -209,7 +209,7 @@ impl ModRegistry {
             registered_at: None,
             registered_by: None,
         };
-        self.put(factory, version)
+        self.insert_version(factory, version)
     }
 
     /// Registers a version of a mod. Returns true if it replaced another. Active runs keep the old one.
@@ -219,7 +219,7 @@ impl ModRegistry {
     pub fn register(&self, factory: Arc<dyn ModFactory>, version: RegisteredVersion) -> Result<bool, NameTaken> {
         let name = factory.describe().name;
         self.check_name(&name, version.origin, version.registered_by.as_deref())?;
-        Ok(self.put(factory, version))
+        Ok(self.insert_version(factory, version))
     }
 
     /// Checks that code of that origin, from that file, may use the name.
@@ -241,13 +241,13 @@ impl ModRegistry {
         Err(NameTaken { name: name.to_owned(), by })
     }
 
-    fn put(&self, factory: Arc<dyn ModFactory>, version: RegisteredVersion) -> bool {
+    fn insert_version(&self, factory: Arc<dyn ModFactory>, version: RegisteredVersion) -> bool {
         let name = factory.describe().name;
         let mut mods = self.write();
         let before = mods.remove(&name);
-        let switch = match &before {
-            Some(entry) => entry.factory.switch().of_next_version(),
-            None => Switch::new(&name),
+        let toggle = match &before {
+            Some(entry) => entry.factory.toggle().for_next_version(),
+            None => Toggle::new(&name),
         };
         let mut earlier = Vec::new();
         let replaced = before.is_some();
@@ -257,10 +257,10 @@ impl ModRegistry {
                 earlier.push(before.version);
             }
             earlier.retain(|known| known.hash != version.hash);
-            let over = earlier.len().saturating_sub(MOST_EARLIER);
+            let over = earlier.len().saturating_sub(MAX_EARLIER_VERSIONS);
             earlier.drain(..over);
         }
-        mods.insert(name, Entry { factory: Arc::new(Switched::new(factory, switch)), version, earlier });
+        mods.insert(name, Entry { factory: Arc::new(ToggledMod::new(factory, toggle)), version, earlier });
         replaced
     }
 
@@ -268,7 +268,7 @@ impl ModRegistry {
     pub fn remove(&self, name: &str) -> bool {
         let removed = self.write().remove(name);
         if let Some(entry) = &removed {
-            entry.factory.switch().set(State::Removed);
+            entry.factory.toggle().set(ToggleState::Removed);
         }
         removed.is_some()
     }
@@ -278,7 +278,7 @@ impl ModRegistry {
         let mods = self.read();
         let entry = mods.get(name);
         if let Some(entry) = entry {
-            entry.factory.switch().set(if enabled { State::On } else { State::Off });
+            entry.factory.toggle().set(if enabled { ToggleState::On } else { ToggleState::Off });
         }
         entry.is_some()
     }
@@ -302,7 +302,7 @@ impl ModRegistry {
     #[must_use]
     pub fn list(&self) -> Vec<ModDescription> {
         let mods = self.read();
-        mods.values().filter(|entry| entry.factory.switch().is_on()).map(|entry| entry.factory.describe()).collect()
+        mods.values().filter(|entry| entry.factory.toggle().is_on()).map(|entry| entry.factory.describe()).collect()
     }
 
     /// Returns information about all mods, by name.
@@ -332,12 +332,12 @@ impl ModRegistry {
     pub fn select(&self, refs: Vec<ModRef>) -> Result<Vec<SelectedMod>, UnknownMod> {
         let mods = self.read();
         let known = || {
-            let enabled = mods.iter().filter(|(_, entry)| entry.factory.switch().is_on());
+            let enabled = mods.iter().filter(|(_, entry)| entry.factory.toggle().is_on());
             enabled.map(|(name, _)| name.clone()).collect()
         };
         refs.into_iter()
             .map(|mod_ref| match mods.get(&mod_ref.name) {
-                Some(entry) if entry.factory.switch().is_on() => {
+                Some(entry) if entry.factory.toggle().is_on() => {
                     self.uses.note(&mod_ref.name, &entry.version, &*entry.factory);
                     Ok(SelectedMod { factory: Arc::clone(&entry.factory) as Arc<dyn ModFactory>, mod_ref })
                 }
@@ -346,7 +346,7 @@ impl ModRegistry {
                     Err(UnknownMod { name: mod_ref.name, known: known(), disabled: true, why })
                 }
                 None => {
-                    let why = self.broken(&mod_ref.name);
+                    let why = self.load_failure(&mod_ref.name);
                     Err(UnknownMod { name: mod_ref.name, known: known(), disabled: false, why })
                 }
             })
@@ -354,7 +354,7 @@ impl ModRegistry {
     }
 
     /// Returns the reason why a file of that name provides no mod.
-    fn broken(&self, name: &str) -> Option<String> {
+    fn load_failure(&self, name: &str) -> Option<String> {
         let problems = self.problems();
         let problem = problems.iter().find(|problem| problem.file == name || problem.file == format!("{name}.py"))?;
         Some(format!("the mod '{name}' is unavailable: {} could not be loaded ({})", problem.file, problem.message))
@@ -378,9 +378,9 @@ impl Entry {
         ModInfo {
             problem: problems.iter().find(own).cloned(),
             current: self.version.clone(),
-            enabled: self.factory.switch().is_on(),
+            enabled: self.factory.toggle().is_on(),
             earlier: self.earlier.clone(),
-            record: self.factory.switch().record(),
+            stats: self.factory.toggle().stats(),
             description,
         }
     }

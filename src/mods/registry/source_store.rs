@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// Folder within the data directory.
 const FOLDER: &str = "handed-mods";
 /// Maximum size of a source file in bytes, as JSON.
-const MOST_BYTES: u64 = 64 << 20;
+const MAX_BYTES: u64 = 64 << 20;
 
 /// Stores a source and returns its hash.
 ///
@@ -39,7 +39,7 @@ pub fn load(data_dir: &Path, hash: &str) -> Option<ModSource> {
         return None;
     }
     let mut bytes = Vec::new();
-    File::open(path).ok()?.take(MOST_BYTES).read_to_end(&mut bytes).ok()?;
+    File::open(path).ok()?.take(MAX_BYTES).read_to_end(&mut bytes).ok()?;
     let source: ModSource = serde_json::from_slice(&bytes).ok()?;
     (source.hash() == hash).then_some(source)
 }
@@ -62,7 +62,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn only_a_source_that_has_the_hash_is_found() {
+    fn load_returns_only_sources_with_matching_hash() {
         let data_dir = std::env::temp_dir().join(format!("thunder-test-{}", uuid::Uuid::now_v7()));
         let source = ModSource::Text("@mod".into());
         let hash = store(&data_dir, &source).unwrap();

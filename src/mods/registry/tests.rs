@@ -44,7 +44,7 @@ fn refs(name: &str) -> Vec<ModRef> {
 }
 
 #[test]
-fn a_name_belongs_to_whoever_had_it_first() {
+fn name_belongs_to_first_registration() {
     let registry = ModRegistry::with_builtin();
     let register = |name, origin, by| registry.register(Arc::new(Named(name, origin)), version("1", origin, by));
     assert_eq!(register("ban-phrases", ModOrigin::Uploaded, "key").unwrap_err().by, "a built-in mod");
@@ -59,7 +59,7 @@ fn a_name_belongs_to_whoever_had_it_first() {
 }
 
 #[test]
-fn earlier_versions_are_remembered_once() {
+fn earlier_versions_are_listed_once() {
     let registry = ModRegistry::default();
     for hash in ["a", "b", "a", "c", "c"] {
         registry.register(Arc::new(Named("m", ModOrigin::File)), version(hash, ModOrigin::File, "m.py")).unwrap();
@@ -70,7 +70,7 @@ fn earlier_versions_are_remembered_once() {
 }
 
 #[test]
-fn what_cannot_be_had_is_told_with_what_can() {
+fn unknown_mod_error_lists_available_mods() {
     let registry = ModRegistry::default();
     registry.insert(Arc::new(Named("one", ModOrigin::File)));
     registry.insert(Arc::new(Named("two", ModOrigin::File)));
@@ -95,7 +95,7 @@ fn what_cannot_be_had_is_told_with_what_can() {
 }
 
 #[test]
-fn a_mod_that_is_switched_off_fails_once_and_is_not_called_again() {
+fn disabled_mod_fails_once_and_is_not_called_again() {
     let registry = ModRegistry::default();
     registry.insert(Arc::new(Named("one", ModOrigin::File)));
     let factory = registry.get("one").unwrap();
@@ -111,11 +111,11 @@ fn a_mod_that_is_switched_off_fails_once_and_is_not_called_again() {
     assert!(scene.forward(&[0.0; 4]).exception.is_none(), "at the next token it is there again");
     assert!(registry.remove("one"));
     assert!(scene.forward(&[0.0; 4]).exception.unwrap().message.contains("removed"));
-    assert_eq!(registry.info("one").map(|shown| shown.record.calls), None);
+    assert_eq!(registry.info("one").map(|shown| shown.stats.calls), None);
 }
 
 #[test]
-fn a_new_version_of_a_mod_that_is_off_is_off() {
+fn new_version_of_disabled_mod_is_disabled() {
     let registry = ModRegistry::default();
     registry.insert(Arc::new(Named("one", ModOrigin::File)));
     registry.enable("one", false);

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// State of a mod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum ToggleState {
     /// The mod is enabled.
     On,
     /// The mod was disabled.
@@ -47,7 +47,7 @@ pub struct CallFailure {
 }
 
 /// Toggle and statistics of one version of a mod, shared by all its runs.
-pub(super) struct Switch {
+pub(super) struct Toggle {
     name: String,
     /// State shared by all versions of a mod.
     state: Arc<AtomicU8>,
@@ -57,15 +57,15 @@ pub(super) struct Switch {
     last_failure: Mutex<Option<CallFailure>>,
 }
 
-impl Switch {
+impl Toggle {
     /// Creates the toggle of the first version of a mod.
     pub fn new(name: &str) -> Arc<Self> {
-        Self::sharing(name, Arc::new(AtomicU8::new(State::On as u8)))
+        Self::sharing(name, Arc::new(AtomicU8::new(ToggleState::On as u8)))
     }
 
     /// Creates the toggle of the next version. It shares the state, so a disabled mod stays disabled, and runs of
     /// earlier versions follow the same toggle.
-    pub fn of_next_version(&self) -> Arc<Self> {
+    pub fn for_next_version(&self) -> Arc<Self> {
         Self::sharing(&self.name, Arc::clone(&self.state))
     }
 
@@ -81,14 +81,14 @@ impl Switch {
     }
 
     pub fn is_on(&self) -> bool {
-        self.state.load(Ordering::Relaxed) == State::On as u8
+        self.state.load(Ordering::Relaxed) == ToggleState::On as u8
     }
 
-    pub fn set(&self, state: State) {
+    pub fn set(&self, state: ToggleState) {
         self.state.store(state as u8, Ordering::Relaxed);
     }
 
-    pub fn record(&self) -> CallStats {
+    pub fn stats(&self) -> CallStats {
         let calls = self.calls.load(Ordering::Relaxed);
         CallStats {
             calls,
@@ -110,29 +110,30 @@ impl Switch {
 
     /// Returns the reply for the first call after the mod was disabled or removed.
     fn off(&self) -> Reply {
-        let what = if self.state.load(Ordering::Relaxed) == State::Removed as u8 { "removed" } else { "disabled" };
+        let what =
+            if self.state.load(Ordering::Relaxed) == ToggleState::Removed as u8 { "removed" } else { "disabled" };
         let message = format!("the mod '{}' was {what} during the run and is no longer called", self.name);
         Reply { exception: Some(ModException { message, traceback: None }), ..Reply::default() }
     }
 }
 
 /// A mod with its toggle.
-pub(super) struct Switched {
+pub(super) struct ToggledMod {
     inner: Arc<dyn ModFactory>,
-    switch: Arc<Switch>,
+    toggle: Arc<Toggle>,
 }
 
-impl Switched {
-    pub fn new(inner: Arc<dyn ModFactory>, switch: Arc<Switch>) -> Self {
-        Self { inner, switch }
+impl ToggledMod {
+    pub fn new(inner: Arc<dyn ModFactory>, toggle: Arc<Toggle>) -> Self {
+        Self { inner, toggle }
     }
 
-    pub fn switch(&self) -> &Switch {
-        &self.switch
+    pub fn toggle(&self) -> &Toggle {
+        &self.toggle
     }
 }
 
-impl ModFactory for Switched {
+impl ModFactory for ToggledMod {
     fn describe(&self) -> ModDescription {
         self.inner.describe()
     }
@@ -147,39 +148,39 @@ impl ModFactory for Switched {
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let inner = self.inner.start(config, run)?;
-        Ok(Box::new(SwitchedSession { inner, switch: Arc::clone(&self.switch), told: false }))
+        Ok(Box::new(ToggledInstance { inner, toggle: Arc::clone(&self.toggle), reported: false }))
     }
 }
 
-struct SwitchedSession {
+struct ToggledInstance {
     inner: Box<dyn ModInstance>,
-    switch: Arc<Switch>,
+    toggle: Arc<Toggle>,
     /// True if the run was informed that the mod is disabled.
-    told: bool,
+    reported: bool,
 }
 
-impl ModInstance for SwitchedSession {
+impl ModInstance for ToggledInstance {
     fn handles(&self) -> EventSet {
-        if self.told && !self.switch.is_on() { EventSet::NONE } else { self.inner.handles() }
+        if self.reported && !self.toggle.is_on() { EventSet::NONE } else { self.inner.handles() }
     }
 
     fn holdback(&self) -> usize {
-        if self.switch.is_on() { self.inner.holdback() } else { 0 }
+        if self.toggle.is_on() { self.inner.holdback() } else { 0 }
     }
 
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
-        if !self.switch.is_on() {
+        if !self.toggle.is_on() {
             done.disarm();
-            self.told = true;
-            return Ok(self.switch.off());
+            self.reported = true;
+            return Ok(self.toggle.off());
         }
-        self.told = false;
-        let (run_id, switch, begun) = (call.run.run_id, Arc::clone(&self.switch), Instant::now());
+        self.reported = false;
+        let (run_id, toggle, begun) = (call.run.run_id, Arc::clone(&self.toggle), Instant::now());
         let took = move |reply: &Reply| if reply.elapsed.is_zero() { begun.elapsed() } else { reply.elapsed };
-        let done = done.inspected_by(move |reply| switch.count(reply, took(reply), run_id));
+        let done = done.inspected_by(move |reply| toggle.count(reply, took(reply), run_id));
         let answer = self.inner.call(call, done);
         if let Ok(reply) = &answer {
-            self.switch.count(reply, took(reply), run_id);
+            self.toggle.count(reply, took(reply), run_id);
         }
         answer
     }

@@ -10,14 +10,14 @@ use std::fmt::Write;
 use std::sync::Arc;
 
 /// Maximum bytes of a mod's source, over all files.
-const MOST_BYTES: usize = 1 << 20;
+const MAX_BYTES: usize = 1 << 20;
 /// Maximum files of a mod's source.
-const MOST_FILES: usize = 100;
+const MAX_FILES: usize = 100;
 /// Maximum length of names and paths, in characters.
-const LONGEST_NAME: usize = 64;
-const LONGEST_PATH: usize = 200;
+const MAX_NAME_CHARS: usize = 64;
+const MAX_PATH_CHARS: usize = 200;
 /// Maximum length of a description, in characters.
-const LONGEST_DESCRIPTION: usize = 2000;
+const MAX_DESCRIPTION_CHARS: usize = 2000;
 
 /// Source of a mod.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -104,7 +104,7 @@ pub struct InvalidUpload {
     pub message: String,
 }
 
-fn wrong(field: &'static str, message: impl Into<String>) -> InvalidUpload {
+fn invalid(field: &'static str, message: impl Into<String>) -> InvalidUpload {
     InvalidUpload { field, message: message.into() }
 }
 
@@ -116,18 +116,18 @@ impl ModUpload {
     pub fn name(&self) -> Result<&str, InvalidUpload> {
         let name = self.name.as_deref().or(self.entrypoint.as_deref());
         let name =
-            name.ok_or_else(|| wrong("name", "name is missing; it must be the name by which runs use the mod"))?;
+            name.ok_or_else(|| invalid("name", "name is missing; it must be the name by which runs use the mod"))?;
         let right = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
         if name.is_empty()
-            || name.chars().count() > LONGEST_NAME
+            || name.chars().count() > MAX_NAME_CHARS
             || !name.chars().all(right)
             || name.starts_with(['.', '-'])
         {
-            let shown: String = name.chars().take(LONGEST_NAME).collect();
-            return Err(wrong(
+            let shown: String = name.chars().take(MAX_NAME_CHARS).collect();
+            return Err(invalid(
                 "name",
                 format!(
-                    "name must be 1 to {LONGEST_NAME} letters, digits, '_', '-' and '.', and begin with a letter, a \
+                    "name must be 1 to {MAX_NAME_CHARS} letters, digits, '_', '-' and '.', and begin with a letter, a \
                      digit or '_', got {shown:?}"
                 ),
             ));
@@ -142,17 +142,20 @@ impl ModUpload {
     pub fn check(&self) -> Result<(), InvalidUpload> {
         self.name()?;
         if let Some(language) = self.language.as_deref().filter(|language| *language != "python") {
-            return Err(wrong("language", format!("language must be \"python\", got {:?}", cut(language))));
+            return Err(invalid("language", format!("language must be \"python\", got {:?}", excerpt(language))));
         }
         if let Some(entrypoint) = self.entrypoint.as_deref().filter(|name| !is_identifier(name)) {
-            let message = format!("entrypoint must be the name of a function, got {:?}", cut(entrypoint));
-            return Err(wrong("entrypoint", message));
+            let message = format!("entrypoint must be the name of a function, got {:?}", excerpt(entrypoint));
+            return Err(invalid("entrypoint", message));
         }
-        if self.description.as_ref().is_some_and(|text| text.chars().count() > LONGEST_DESCRIPTION || unprintable(text))
+        if self
+            .description
+            .as_ref()
+            .is_some_and(|text| text.chars().count() > MAX_DESCRIPTION_CHARS || unprintable(text))
         {
             let message =
-                format!("description must have at most {LONGEST_DESCRIPTION} characters and no control characters");
-            return Err(wrong("description", message));
+                format!("description must have at most {MAX_DESCRIPTION_CHARS} characters and no control characters");
+            return Err(invalid("description", message));
         }
         match &self.source {
             ModSource::Text(text) => check_text(text.len(), text, "source"),
@@ -161,31 +164,31 @@ impl ModUpload {
     }
 
     fn check_files(&self, files: &BTreeMap<String, String>) -> Result<(), InvalidUpload> {
-        if files.is_empty() || files.len() > MOST_FILES {
-            return Err(wrong("source", format!("source must have 1 to {MOST_FILES} files, got {}", files.len())));
+        if files.is_empty() || files.len() > MAX_FILES {
+            return Err(invalid("source", format!("source must have 1 to {MAX_FILES} files, got {}", files.len())));
         }
         let total = files.values().map(String::len).sum();
         for (path, text) in files {
             let parts = path.strip_suffix(".py").map(|path| path.split('/').all(is_identifier));
-            if parts != Some(true) || path.chars().count() > LONGEST_PATH {
+            if parts != Some(true) || path.chars().count() > MAX_PATH_CHARS {
                 let message = format!(
                     "source: a path must be relative, consist of Python identifiers and end in .py, e.g. \
                      \"my_mods/calm.py\", got {:?}",
-                    cut(path)
+                    excerpt(path)
                 );
-                return Err(wrong("source", message));
+                return Err(invalid("source", message));
             }
             check_text(total, text, path)?;
         }
         let module = self.module.as_deref();
-        let module =
-            module.ok_or_else(|| wrong("module", "module is missing; it must name the module with the entrypoint"))?;
+        let module = module
+            .ok_or_else(|| invalid("module", "module is missing; it must name the module with the entrypoint"))?;
         let path = module.replace('.', "/");
         if !module.split('.').all(is_identifier)
             || !(files.contains_key(&format!("{path}.py")) || files.contains_key(&format!("{path}/__init__.py")))
         {
-            let message = format!("module {:?} is not one of the files of source", cut(module));
-            return Err(wrong("module", message));
+            let message = format!("module {:?} is not one of the files of source", excerpt(module));
+            return Err(invalid("module", message));
         }
         Ok(())
     }
@@ -218,11 +221,11 @@ fn bundle(files: &BTreeMap<String, String>, module: &str) -> String {
 }
 
 fn check_text(total: usize, text: &str, place: &str) -> Result<(), InvalidUpload> {
-    if total > MOST_BYTES {
-        return Err(wrong("source", format!("source has {total} bytes; the maximum is {MOST_BYTES}")));
+    if total > MAX_BYTES {
+        return Err(invalid("source", format!("source has {total} bytes; the maximum is {MAX_BYTES}")));
     }
     if text.contains('\0') {
-        return Err(wrong("source", format!("{place} contains a zero byte")));
+        return Err(invalid("source", format!("{place} contains a zero byte")));
     }
     Ok(())
 }
@@ -237,8 +240,8 @@ fn unprintable(text: &str) -> bool {
     text.chars().any(|c| c.is_control() && !matches!(c, '\n' | '\t'))
 }
 
-fn cut(text: &str) -> String {
-    text.chars().take(LONGEST_PATH).collect()
+fn excerpt(text: &str) -> String {
+    text.chars().take(MAX_PATH_CHARS).collect()
 }
 
 #[cfg(test)]
@@ -252,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_mod_can_have_is_told_by_field() {
+    fn invalid_upload_error_names_field() {
         let source = "@mod\ndef a(e, a): ...";
         assert_eq!(field(json!({"name": "a-b.c_1", "source": source})), None);
         assert_eq!(field(json!({"entrypoint": "calm", "source": source})), None);
@@ -268,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_package_has_plain_paths_and_a_module() {
+    fn package_requires_plain_paths_and_module() {
         let body = |path: &str, module: Option<&str>| json!({"name": "a", "module": module, "source": {path: ""}});
         assert_eq!(field(body("p/calm.py", Some("p.calm"))), None);
         assert_eq!(field(body("p/__init__.py", Some("p"))), None);
@@ -281,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hash_of_a_text_is_that_of_the_file() {
+    fn hash_of_text_equals_sha256_of_file() {
         let upload: ModUpload = serde_json::from_value(json!({"name": "a", "source": "abc"})).unwrap();
         let known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         assert_eq!(upload.source.hash(), known);

@@ -23,14 +23,14 @@ pub struct ModUse {
 
 /// Sends uses to a subscriber, if there is one.
 #[derive(Default)]
-pub(super) struct Uses {
-    told: Mutex<HashMap<String, NaiveDate>>,
+pub(super) struct UseTracker {
+    sent: Mutex<HashMap<String, NaiveDate>>,
     to: OnceLock<mpsc::UnboundedSender<ModUse>>,
 }
 
-impl Uses {
+impl UseTracker {
     /// Subscribes to uses. Only the first subscriber receives them.
-    pub fn tell(&self) -> mpsc::UnboundedReceiver<ModUse> {
+    pub fn subscribe(&self) -> mpsc::UnboundedReceiver<ModUse> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let _ = self.to.set(sender);
         receiver
@@ -41,7 +41,7 @@ impl Uses {
         let Some(to) = self.to.get().filter(|_| version.origin == ModOrigin::File) else { return };
         let day = Utc::now().date_naive();
         let key = format!("{name}\0{}", version.hash);
-        let before = self.told.lock().unwrap_or_else(PoisonError::into_inner).insert(key, day);
+        let before = self.sent.lock().unwrap_or_else(PoisonError::into_inner).insert(key, day);
         if before != Some(day)
             && let Some(source) = factory.source_text()
         {

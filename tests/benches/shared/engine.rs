@@ -1,6 +1,6 @@
 use std::path::Path;
 use std::sync::Arc;
-use thunder::engine::{Engine, Options};
+use thunder::engine::{Engine, EngineOptions};
 use thunder::events::Recorder;
 use thunder::model::Model;
 use thunder::model::llama::{CacheType, ModelOptions};
@@ -14,7 +14,7 @@ pub async fn engine(
     recorder: impl Into<Recorder>,
 ) -> Engine {
     let model = Arc::new(Model::load(model, &ModelOptions::default(), |_| true).expect("the model loads"));
-    let options = Options {
+    let options = EngineOptions {
         ctx_size,
         parallel,
         threads,

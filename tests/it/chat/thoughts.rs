@@ -89,7 +89,7 @@ async fn a_thought_ends_when_its_budget_is_used_up() {
     assert!(thought.ends_with(" Enough."), "{answer}");
     let run = server.finished(answer["thunder"]["run_id"].as_str().unwrap()).await;
     let events = server.get(&format!("/api/v1/runs/{}/events", run["run"]["run_id"].as_str().unwrap())).await.1;
-    assert!(events.to_string().contains("the budget of 2 tokens for thinking is used up"), "{events}");
+    assert!(events.to_string().contains("the budget of 2 reasoning tokens is used up"), "{events}");
 }
 
 #[tokio::test]

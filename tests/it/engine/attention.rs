@@ -3,7 +3,7 @@
 use super::{Told, added_at, bench, bench_with, request, with_mod};
 use std::sync::Mutex;
 use std::time::Duration;
-use thunder::engine::Options;
+use thunder::engine::EngineOptions;
 use thunder::events::{Signal, TraceItem};
 use thunder::mods::Action;
 
@@ -94,7 +94,7 @@ async fn attention_belongs_to_its_own_run() {
 
 #[tokio::test]
 async fn what_was_captured_is_with_the_recorder_when_the_engine_has_stopped() {
-    let slowly = |options: &mut Options| {
+    let slowly = |options: &mut EngineOptions| {
         options.encode_attention = |_, _, _, _| {
             std::thread::sleep(Duration::from_millis(20));
             Some((vec![1], Vec::new()))

@@ -42,6 +42,6 @@ async fn a_grammar_gone_wrong_ends_its_run_and_no_other() {
     };
     let refused = bench.tell(refused).await;
     assert_eq!(refused.end.finish.reason, FinishReason::Error);
-    assert!(refused.end.finish.message.as_deref().unwrap().contains("none that the constraint allows"));
+    assert!(refused.end.finish.message.as_deref().unwrap().contains("no token that the constraint permits"));
     assert_eq!(bench.tell(request("Hello", 3)).await.end.finish.reason, FinishReason::Length);
 }

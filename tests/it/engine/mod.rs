@@ -11,7 +11,7 @@ mod unread;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use thunder::engine::{Engine, Limits, Options, Output, Request, SamplingParams};
+use thunder::engine::{Engine, EngineOptions, Limits, Output, Request, SamplingParams};
 use thunder::events::{EventType, RunEnd, Signal, Surface, TokenId, TraceItem};
 use thunder::model::Model;
 use thunder::model::llama::{CacheType, ModelOptions};
@@ -45,19 +45,24 @@ pub async fn bench(parallel: u32, attention: bool) -> Bench {
     bench_with(parallel, attention, |_| {}).await
 }
 
-pub async fn bench_with(parallel: u32, attention: bool, change: impl FnOnce(&mut Options)) -> Bench {
+pub async fn bench_with(parallel: u32, attention: bool, change: impl FnOnce(&mut EngineOptions)) -> Bench {
     bench_of(model(), parallel, attention, change).await
 }
 
-pub async fn bench_of(model: Arc<Model>, parallel: u32, attention: bool, change: impl FnOnce(&mut Options)) -> Bench {
+pub async fn bench_of(
+    model: Arc<Model>,
+    parallel: u32,
+    attention: bool,
+    change: impl FnOnce(&mut EngineOptions),
+) -> Bench {
     let (recorder, signals) = mpsc::channel(100_000);
     let mut options = options(parallel, attention);
     change(&mut options);
     Bench { engine: Engine::start(model, options, recorder).await.unwrap(), signals }
 }
 
-pub fn options(parallel: u32, attention: bool) -> Options {
-    Options {
+pub fn options(parallel: u32, attention: bool) -> EngineOptions {
+    EngineOptions {
         ctx_size: CONTEXT,
         parallel,
         threads: 1,

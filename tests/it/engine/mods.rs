@@ -164,7 +164,7 @@ async fn an_action_that_its_event_does_not_permit_is_the_mods_error() {
         })
         .unwrap();
     assert!(call.exception_occurred);
-    assert_eq!(call.exception_message.as_deref(), Some("ForceTokens is not permitted on Prefilled"));
+    assert_eq!(call.exception_message.as_deref(), Some("ForceTokens is not permitted at Prefilled"));
     assert_eq!(told.generated().len(), 4);
 }
 

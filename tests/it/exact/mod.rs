@@ -12,7 +12,7 @@ use crate::engine::{Bench, Told, added_at, bench_of, request_tokens, with_mod};
 use reference::Reference;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
-use thunder::engine::{Options, Output, Overflow, ReportOptions, Request, SamplingParams};
+use thunder::engine::{EngineOptions, Output, Overflow, ReportOptions, Request, SamplingParams};
 use thunder::events::{EventType, TokenId, TraceItem};
 use thunder::model::llama::CacheType;
 use thunder::mods::Action;
@@ -31,7 +31,7 @@ fn asked(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
 }
 
 async fn bench(variant: &Variant, parallel: u32, cache: CacheType) -> Bench {
-    bench_of(variant.model(), parallel, true, |options: &mut Options| {
+    bench_of(variant.model(), parallel, true, |options: &mut EngineOptions| {
         options.batch_size = 64;
         options.ubatch_size = 32;
         options.cache_type_k = cache;

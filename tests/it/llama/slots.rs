@@ -94,14 +94,14 @@ async fn a_state_that_does_not_fit_is_a_400_that_says_why() {
     };
     refused(&send(Vec::new()).await, 400, "SES1");
     refused(&send(block[..block.len() / 2].to_vec()).await, 400, "its head says");
-    refused(&send([block.as_slice(), &[0]].concat()).await, 400, "behind its end");
+    refused(&send([block.as_slice(), &[0]].concat()).await, 400, "after its end");
     let mut damaged = block.clone();
     *damaged.last_mut().unwrap() ^= 1;
     refused(&send(damaged).await, 400, "checksum");
     refused(&act(&server, 0, "restore-state", &json!({})).await, 400, "`state` is missing");
     refused(&act(&server, 0, "restore-state", &json!({"state": 5})).await, 400, "state must be a string");
     refused(&act(&server, 0, "restore-state", &json!({"state": "no base64!"})).await, 400, "not base64");
-    refused(&act(&server, 2, "save-state", &json!({})).await, 400, "there is no slot 2; the slots are 0 to 1");
+    refused(&act(&server, 2, "save-state", &json!({})).await, 400, "slot 2 does not exist; slots must be from 0 to 1");
     refused(&server.post("/slots/x?action=save-state", &json!({})).await, 400, "id_slot must be");
     refused(&server.post("/slots/0?action=explode", &json!({})).await, 400, "'explode' is unknown");
     refused(&server.post("/slots/0", &json!({})).await, 400, "`action` is missing");

@@ -102,7 +102,7 @@ async fn streams_of_a_recurrent_model_do_not_touch_each_other() {
 
 #[tokio::test]
 async fn a_full_context_is_computed_again_where_nothing_can_be_moved() {
-    let bf16 = |options: &mut thunder::engine::Options| {
+    let bf16 = |options: &mut thunder::engine::EngineOptions| {
         (options.cache_type_k, options.cache_type_v) = (CacheType::Bf16, CacheType::Bf16);
     };
     let benches = [
@@ -176,7 +176,7 @@ async fn attention_is_captured_where_there_is_some() {
 
 #[tokio::test]
 async fn keys_in_bf16_stay_where_they_are() {
-    let types = |options: &mut thunder::engine::Options| options.cache_type_k = CacheType::Bf16;
+    let types = |options: &mut thunder::engine::EngineOptions| options.cache_type_k = CacheType::Bf16;
     let mut bench = bench_with(1, true, types).await;
     bench.tell(request_tokens(long(1, 50), 1)).await;
     refuses(&mut bench, 0, 10, 20, "bf16").await;
@@ -226,7 +226,7 @@ async fn quantised_caches_are_exact() {
         (CacheType::Q4_1, CacheType::Iq4Nl, false),
     ];
     for (keys, values, attention) in kinds {
-        let types = |options: &mut thunder::engine::Options| {
+        let types = |options: &mut thunder::engine::EngineOptions| {
             (options.cache_type_k, options.cache_type_v) = (keys, values);
         };
         let mut bench = bench_of(Arc::clone(&model), 2, attention, types).await;

@@ -118,7 +118,7 @@ async fn forged_numbers_of_a_recurrent_state_are_named() {
     let other = bench_of(load(RECURRENT[1]), 1, false, |_| {}).await;
     let error = other.engine.restore_slot(0, block.clone().into()).await.unwrap_err();
     assert!(matches!(error, SlotError::State(Ses1Error::Model)), "{error}");
-    let wide = |options: &mut thunder::engine::Options| options.cache_type_k = CacheType::F32;
+    let wide = |options: &mut thunder::engine::EngineOptions| options.cache_type_k = CacheType::F32;
     let mut hybrid = bench_of(load(RECURRENT[1]), 1, false, wide).await;
     let block = small_state(&mut hybrid).await;
     let error = other.engine.restore_slot(0, block.into()).await.unwrap_err();

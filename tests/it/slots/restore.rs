@@ -54,7 +54,7 @@ fn the_flags_name_the_types_that_there_are() {
 
 #[tokio::test]
 async fn a_state_belongs_to_its_type_of_cache() {
-    let wide = |options: &mut thunder::engine::Options| {
+    let wide = |options: &mut thunder::engine::EngineOptions| {
         options.cache_type_k = CacheType::F32;
         options.cache_type_v = CacheType::F32;
     };
@@ -71,5 +71,5 @@ async fn a_state_belongs_to_its_type_of_cache() {
     let narrow = bench(1, true).await;
     let error = narrow.engine.restore_slot(0, saved.block).await.unwrap_err();
     assert!(matches!(error, SlotError::State(Ses1Error::CacheType { .. })), "{error}");
-    assert!(error.to_string().contains("f32 keys and f32 values, this server keeps f16"), "{error}");
+    assert!(error.to_string().contains("f32 keys and f32 values; this server uses f16"), "{error}");
 }

@@ -62,7 +62,7 @@ async fn a_busy_slot_is_waited_for_and_a_caller_who_goes_is_forgotten() {
     assert!(waiting.await.unwrap() > 0, "nobody who went away has erased it");
     follow(pinned.output).await;
     let refused = bench.engine.submit(in_slot(request("x", 1), 2)).await.unwrap_err().to_string();
-    assert_eq!(refused, "there is no slot 2; the slots are 0 to 1");
+    assert_eq!(refused, "slot 2 does not exist; slots must be from 0 to 1");
 }
 
 #[tokio::test]

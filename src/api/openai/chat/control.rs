@@ -3,7 +3,7 @@
 use crate::api::peers::{ForwardHeaders, find_recent, forward, peer_of};
 use crate::api::shared::{self, fields::invalid_value};
 use crate::api::{ApiError, App, OpenAiError, shared::Fields};
-use crate::engine::EndThinking;
+use crate::engine::EndReasoning;
 use crate::events::{RunId, Scope};
 use axum::Json;
 use axum::body::Bytes;
@@ -58,22 +58,22 @@ pub(super) async fn control(
         return Ok(forward(&app, &peer, (Method::POST, "/v1/chat/completions/control"), &headers, bytes).await?);
     }
     let message = match thought {
-        Some(EndThinking::Ended) => None,
-        Some(EndThinking::NotThinking) => Some("the answer is not thinking"),
-        Some(EndThinking::NoBudget) => Some("the request did not set \"reasoning_control\": true"),
+        Some(EndReasoning::Ended) => None,
+        Some(EndReasoning::NotReasoning) => Some("the answer is not thinking"),
+        Some(EndReasoning::NoBudget) => Some("the request did not set \"reasoning_control\": true"),
         None => Some("no active answer has this id"),
     };
     Ok(Json(ControlResponse { success: message.is_none(), message }).into_response())
 }
 
-async fn end_thought(app: &App, scope: &Scope, run: RunId) -> Result<Option<EndThinking>, ApiError> {
+async fn end_thought(app: &App, scope: &Scope, run: RunId) -> Result<Option<EndReasoning>, ApiError> {
     // A run is in this list until all of it is stored.
     if *scope != Scope::All && app.store()?.unstored(scope, run).is_none() {
         return Ok(None);
     }
     for entry in app.models().list() {
         if let Some(loaded) = entry.ready()
-            && let Ok(thought) = loaded.engine().control(run).end_thinking().await
+            && let Ok(thought) = loaded.engine().control(run).end_reasoning().await
         {
             return Ok(Some(thought));
         }

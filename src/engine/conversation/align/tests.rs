@@ -59,7 +59,7 @@ fn slot(thought: &str, said: &str) -> (Vec<TokenId>, SlotHistory) {
 }
 
 #[test]
-fn thinking_is_restored() {
+fn reasoning_is_restored() {
     let (held, history) = slot("hmm", "hello");
     let (prompt, spans) = chat(&[("user", "hi"), ("assistant", "hello"), ("user", "more")]);
     let aligned = align(&prompt, &spans, &held, &history, &vocabulary(), false).unwrap();
@@ -128,7 +128,7 @@ fn dropped_messages_are_omitted_again() {
 }
 
 #[test]
-fn dropped_messages_match_without_thinking() {
+fn dropped_messages_match_without_reasoning() {
     let vocabulary = vocabulary();
     let thinking = [("user", "one"), ("assistant", "hm\u{2}first"), ("user", "two")];
     let (full, spans) = chat(&thinking);

@@ -211,11 +211,11 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError>
     rules.insert(libc::SYS_fcntl, one_of(1, &SeccompCmpArgLen::Dword, &words(FCNTLS))?);
     rules.insert(libc::SYS_prctl, one_of(0, &SeccompCmpArgLen::Dword, &words(PRCTLS))?);
     rules.insert(libc::SYS_madvise, one_of(2, &SeccompCmpArgLen::Dword, &words(ADVICE))?);
-    let of_sockets = |option: u64| {
+    let socket_rule = |option: u64| {
         let is = |argument, value| SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value);
         SeccompRule::new(vec![is(1, u64::from(libc::SOL_SOCKET.cast_unsigned()))?, is(2, option)?])
     };
-    let options = words(SOCKET_OPTIONS).into_iter().map(of_sockets).collect::<Result<_, _>>()?;
+    let options = words(SOCKET_OPTIONS).into_iter().map(socket_rule).collect::<Result<_, _>>()?;
     rules.insert(libc::SYS_setsockopt, options);
     // Only to the connected peer: a datagram could be addressed to any named socket.
     rules.insert(libc::SYS_sendto, one_of(4, &SeccompCmpArgLen::Qword, &[0])?);
@@ -246,7 +246,7 @@ fn one_of(
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_filters_fit_into_the_kernel() {
+    fn filters_fit_kernel_instruction_limit() {
         // BPF_MAXINSNS
         assert!(super::programs().unwrap().iter().all(|program| program.len() <= 4096));
     }

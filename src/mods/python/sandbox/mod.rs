@@ -13,10 +13,10 @@
 //! within the deadline of a call.
 
 #[cfg(target_os = "linux")]
-mod account;
-#[cfg(target_os = "linux")]
 mod filter;
 mod paths;
+#[cfg(target_os = "linux")]
+mod privileges;
 
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
@@ -102,9 +102,9 @@ impl SandboxLauncher {
         limits: &super::WorkerLimits,
         arguments: Vec<String>,
     ) -> Command {
-        let (mut read, execute) = paths::needed(python);
+        let (mut read, execute) = paths::required_paths(python);
         read.push(home.join("sdk"));
-        let profile = Profile {
+        let profile = SandboxProfile {
             server: std::process::id(),
             home: home.to_owned(),
             python: python.to_owned(),
@@ -122,7 +122,7 @@ impl SandboxLauncher {
 
 /// Permissions of a worker.
 #[derive(Debug, Serialize, Deserialize)]
-struct Profile {
+struct SandboxProfile {
     /// Server process, which the worker must not outlive.
     server: u32,
     /// Directory of the worker, with the SDK.
@@ -143,7 +143,7 @@ struct Profile {
 /// The restriction that failed.
 pub fn check() -> io::Result<String> {
     #[cfg(target_os = "linux")]
-    account::drop_capabilities()?;
+    privileges::drop_capabilities()?;
     restrict(&[], &[])
 }
 
@@ -152,12 +152,12 @@ pub fn check() -> io::Result<String> {
 /// # Errors
 /// The restriction that failed, or why Python cannot be started.
 pub fn enter(profile: &str) -> io::Result<Infallible> {
-    let profile: Profile = serde_json::from_str(profile)?;
+    let profile: SandboxProfile = serde_json::from_str(profile)?;
     become_worker(&profile)
 }
 
 #[cfg(target_os = "linux")]
-fn become_worker(profile: &Profile) -> io::Result<Infallible> {
+fn become_worker(profile: &SandboxProfile) -> io::Result<Infallible> {
     use nix::sys::prctl;
     use nix::sys::resource::{Resource, setrlimit};
     use nix::sys::signal::Signal;
@@ -169,8 +169,8 @@ fn become_worker(profile: &Profile) -> io::Result<Infallible> {
     // Files below the home directory are given to the worker.
     let needed = profile.read.iter().chain(&profile.execute).filter(|path| !path.starts_with(&profile.home));
     let needed: Vec<PathBuf> = needed.cloned().collect();
-    account::leave_root(&profile.home, &needed)?;
-    account::drop_capabilities()?;
+    privileges::drop_root(&profile.home, &needed)?;
+    privileges::drop_capabilities()?;
     // After the change of the user, which resets it.
     prctl::set_pdeathsig(Signal::SIGKILL)?;
     if getppid().as_raw().cast_unsigned() != profile.server {
@@ -186,7 +186,7 @@ fn become_worker(profile: &Profile) -> io::Result<Infallible> {
     ];
     if profile.address_space_bytes > 0 {
         // Kernel buffers of the worker's sockets count as its memory; at least half is left for the rest.
-        let buffers = account::socket_buffers(profile.open_files).min(profile.address_space_bytes / 2);
+        let buffers = privileges::socket_buffers(profile.open_files).min(profile.address_space_bytes / 2);
         limits.push((Resource::RLIMIT_AS, profile.address_space_bytes - buffers));
         limits.push((Resource::RLIMIT_DATA, profile.address_space_bytes - buffers));
     }
@@ -198,7 +198,7 @@ fn become_worker(profile: &Profile) -> io::Result<Infallible> {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn become_worker(_: &Profile) -> io::Result<Infallible> {
+fn become_worker(_: &SandboxProfile) -> io::Result<Infallible> {
     Err(missing())
 }
 

@@ -8,7 +8,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Script that prints one path per line. Folders of site-packages are in `sys.path`; a virtual environment has a
 /// pyvenv.cfg.
-const ASK: &str = r"
+const LIST_PATHS_SCRIPT: &str = r"
 import os, sys, sysconfig
 found = [p for p in sys.path if os.path.exists(p)]
 found += [os.path.join(f, 'pyvenv.cfg') for f in (sys.prefix, os.path.dirname(sys.executable))]
@@ -34,10 +34,10 @@ const SYSTEM: &[&str] = &[
 ];
 
 /// Returns the paths to read and the files to execute for an interpreter.
-pub fn needed(python: &Path) -> (Vec<PathBuf>, Vec<PathBuf>) {
+pub fn required_paths(python: &Path) -> (Vec<PathBuf>, Vec<PathBuf>) {
     static KNOWN: OnceLock<Mutex<HashMap<PathBuf, Vec<PathBuf>>>> = OnceLock::new();
     let mut known = KNOWN.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
-    let own = known.entry(python.to_owned()).or_insert_with(|| ask(python));
+    let own = known.entry(python.to_owned()).or_insert_with(|| list_paths(python));
     let mut read: Vec<PathBuf> = SYSTEM.iter().map(PathBuf::from).chain(own.iter().cloned()).collect();
     // On Nix and Guix every library has its own folder.
     read.extend(["/nix/store", "/gnu/store"].map(PathBuf::from).into_iter().filter(|store| python.starts_with(store)));
@@ -46,8 +46,8 @@ pub fn needed(python: &Path) -> (Vec<PathBuf>, Vec<PathBuf>) {
     (read, execute)
 }
 
-fn ask(python: &Path) -> Vec<PathBuf> {
-    let output = Command::new(python).args(["-I", "-c", ASK]).output();
+fn list_paths(python: &Path) -> Vec<PathBuf> {
+    let output = Command::new(python).args(["-I", "-c", LIST_PATHS_SCRIPT]).output();
     output
         .map(|output| String::from_utf8_lossy(&output.stdout).lines().map(PathBuf::from).collect())
         .unwrap_or_default()

@@ -62,7 +62,7 @@ def edit(event, actions, tokenizer):
 }
 
 #[test]
-fn actions_come_through_and_wrong_ones_are_refused() {
+fn valid_actions_pass_and_invalid_ones_are_rejected() {
     let factory = load(
         r#"
 from shared.types import ForceTokens
@@ -105,10 +105,7 @@ def act(event, actions, tokenizer):
             "InvalidActionError at Prefilled: 9999 is not a token; the ids of this model are 0 to 264",
         ),
         ("actions.tool_calls(object)", "TypeError: Object of type type is not JSON serializable"),
-        (
-            "3",
-            "InvalidActionError: a mod returns an action or None, not int; make one with the builder, e.g. actions.noop()",
-        ),
+        ("3", "InvalidActionError: a mod must return an action or None, got int; use the builder, e.g. actions.noop()"),
     ] {
         assert_eq!(raised(&act(what, prefilled())).0, message);
     }
@@ -117,7 +114,7 @@ def act(event, actions, tokenizer):
 }
 
 #[test]
-fn numbers_beyond_all_bounds_are_no_harm() {
+fn out_of_range_numbers_are_handled() {
     let factory = load(
         r#"
 @mod(config={"do": ""})
@@ -128,7 +125,7 @@ def act(event, actions, tokenizer):
     let act = |what: &str| {
         let mut scene = Scene::new(factory.as_ref(), &json!({ "do": what }));
         let reply = scene.call(CallEvent::Sampled { token: 65, text: "A", logprob: -1.0 });
-        (reply, scene.session.holdback())
+        (reply, scene.instance.holdback())
     };
     let all = Action::Backtrack { n: i32::MAX.unsigned_abs(), tokens: vec![] };
     assert_eq!(act("actions.backtrack(10**30)").0.action, Some(all));

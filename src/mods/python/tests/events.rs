@@ -8,7 +8,7 @@ use crate::mods::{Action, CallEvent, EventSet};
 use std::time::Duration;
 
 #[test]
-fn every_event_has_its_fields() {
+fn each_event_has_all_fields() {
     let factory = load(
         r#"
 @mod
@@ -31,7 +31,7 @@ def fields(event, actions, tokenizer):
     assert_eq!((description.name.as_str(), description.description.as_str()), ("test", "First sentence."));
     assert_eq!((description.language.as_str(), description.version.len()), ("python", 12));
     let mut scene = scene(&factory);
-    assert_eq!(scene.session.handles(), EventSet::ALL);
+    assert_eq!(scene.instance.handles(), EventSet::ALL);
     let reply = scene.call(CallEvent::Prefilled);
     assert_eq!(lines(&reply), ["Prefilled 0 100 [62, 32] 2 request", "[62, 32] >  2 None"]);
     assert!(reply.action.is_none() && reply.elapsed > Duration::ZERO);
@@ -49,7 +49,7 @@ def fields(event, actions, tokenizer):
 }
 
 #[test]
-fn steps_are_those_of_quote_where_its_names_are_imported() {
+fn quote_imports_use_quote_steps() {
     let body = "@mod\ndef steps(e, a): print(type(e).__name__, e.step)\n";
     for (import, offset) in [
         ("from thunder_mods import mod", 0),
@@ -75,7 +75,7 @@ fn steps_are_those_of_quote_where_its_names_are_imported() {
 }
 
 #[test]
-fn logs_belong_to_the_call_that_wrote_them() {
+fn logs_are_attached_to_their_call() {
     let factory = load(
         r#"
 import logging, warnings
@@ -110,7 +110,7 @@ def talk(event, actions, tokenizer):
 }
 
 #[test]
-fn an_endless_log_is_cut() {
+fn log_of_call_is_limited() {
     let factory = load("@mod\ndef flood(event, actions):\n    for i in range(100000): print('x' * 100)\n");
     let reply = scene(&factory).add(65);
     no_exception(&reply);
@@ -119,7 +119,7 @@ fn an_endless_log_is_cut() {
 }
 
 #[test]
-fn the_log_of_a_run_has_an_end() {
+fn log_of_run_is_limited() {
     let mut mods = PythonMods::default();
     mods.limits.run_log_bytes = 1000;
     let source = format!("{HEADER}@mod\ndef talks(e, a): print('x' * 99)\n");
@@ -131,7 +131,7 @@ fn the_log_of_a_run_has_an_end() {
 }
 
 #[test]
-fn exceptions_carry_the_mods_own_traceback() {
+fn exceptions_have_traceback_of_mod() {
     let factory = load(
         r#"
 def inner(event): raise ValueError("no such thing\nsecond line")
@@ -155,7 +155,7 @@ def failing(event, actions, tokenizer):
 }
 
 #[test]
-fn the_tokenizer_is_the_models() {
+fn tokenizer_matches_model() {
     let factory = load(
         r#"
 from quote_mod_sdk import tokenize
@@ -184,7 +184,7 @@ def tokens(event, actions, tokenizer):
 }
 
 #[test]
-fn an_exceptions_text_is_the_mods_code_too() {
+fn failing_exception_text_is_handled() {
     let factory = load(
         r#"
 class Silent(BaseException):

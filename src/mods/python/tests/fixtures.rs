@@ -6,10 +6,10 @@ use crate::mods::{Action, LogitEdit};
 use serde_json::json;
 
 #[test]
-fn fixture_ban_phrase() {
+fn fixture_ban_phrase_backtracks() {
     let factory = fixture("ban_phrase.py");
     let mut scene = Scene::new(factory.as_ref(), &json!({"phrase": "bad idea"}));
-    assert_eq!(scene.session.holdback(), 32);
+    assert_eq!(scene.instance.holdback(), 32);
     let reply = scene.say("Hello a bad idea").expect("it backtracks");
     assert_eq!(reply.action, Some(Action::Backtrack { n: 2, tokens: vec![] }));
     assert_eq!(reply.logs[0].message, "took back ' bad idea'");

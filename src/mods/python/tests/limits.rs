@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 #[test]
-fn a_worker_has_nothing_of_the_servers() {
+fn worker_has_no_server_environment_or_descriptors() {
     let factory = load(
         r#"
 import json, resource
@@ -54,7 +54,7 @@ def look(event, actions):
 }
 
 #[test]
-fn memory_is_bounded() {
+fn worker_memory_is_limited() {
     let mut mods = PythonMods::default();
     mods.limits.address_space_bytes = 256 << 20;
     let source = format!("{HEADER}@mod\ndef eat(e, a): x = bytearray(1 << 30)\n");
@@ -65,7 +65,7 @@ fn memory_is_bounded() {
 }
 
 #[test]
-fn source_that_needs_a_sandbox_is_refused_without_one() {
+fn uploaded_source_without_sandbox_is_rejected() {
     let source = format!("{HEADER}@mod\ndef f(e, a): pass\n");
     let missing = SandboxLauncher::new("/nowhere/thunder".into());
     for (launcher, reason) in

@@ -5,7 +5,7 @@ use crate::mods::python::{LoadError, PythonMods};
 use std::time::Duration;
 
 #[test]
-fn a_mod_that_cannot_be_loaded_says_why() {
+fn load_error_states_reason() {
     let error = load_error("def f(:\n    pass\n", None);
     assert!(error.to_string().starts_with("broken.py: SyntaxError: "), "{error}");
     assert!(error.traceback().unwrap().contains("def f(:"), "{:?}", error.traceback());
@@ -18,9 +18,9 @@ fn a_mod_that_cannot_be_loaded_says_why() {
     assert!(error.to_string().ends_with("name one as the entrypoint: f, g"), "{error}");
     assert!(PythonMods::from_source("one", &two, Some("g")).is_ok());
     let error = load_error("import nowhere\n", None);
-    let said = error.to_string();
-    assert!(said.contains("ModuleNotFoundError: No module named 'nowhere' (mods run on Python 3."), "{said}");
-    assert!(said.contains("/python3") && said.contains("THUNDER_PYTHON=PATH names another one"), "{said}");
+    let reply = error.to_string();
+    assert!(reply.contains("ModuleNotFoundError: No module named 'nowhere' (mods run on Python 3."), "{reply}");
+    assert!(reply.contains("/python3") && reply.contains("THUNDER_PYTHON=PATH names another one"), "{reply}");
     assert!(error.traceback().unwrap().contains("File \"broken.py\", line 1"));
     // The loader's own `from __future__ import annotations` does not hold for mods.
     let error = load_error(&format!("{HEADER}@mod\ndef f(e, a) -> Missing: pass\n"), None);
@@ -39,7 +39,7 @@ fn a_mod_that_cannot_be_loaded_says_why() {
 }
 
 #[test]
-fn a_directory_loads_what_it_can() {
+fn directory_loads_valid_files() {
     let dir = std::env::temp_dir().join(format!("thunder-test-{}", uuid::Uuid::now_v7()));
     std::fs::create_dir(&dir).unwrap();
     let good = format!("{HEADER}@mod\ndef one(e, a): pass\n@mod(name='second')\ndef two(e, a): pass\n");
@@ -59,7 +59,7 @@ fn a_directory_loads_what_it_can() {
 }
 
 #[test]
-fn works_with_the_oldest_python() {
+fn sdk_works_with_oldest_supported_python() {
     let Some(python) = std::env::var_os("THUNDER_TEST_OLDEST_PYTHON") else {
         eprintln!("skipped: THUNDER_TEST_OLDEST_PYTHON names no Python 3.9");
         return;

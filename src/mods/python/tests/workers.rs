@@ -15,7 +15,7 @@ def stateful(event, actions, tokenizer):
 ";
 
 #[test]
-fn a_call_that_never_returns_is_ended_and_other_runs_go_on() {
+fn hanging_call_is_ended_and_other_runs_continue() {
     let source = STATE.replace(
         "    print(len(calls))",
         "    print(len(calls))\n    if isinstance(event, Sampled): spin()\n\ndef spin():\n    while True: pass\n",
@@ -44,7 +44,7 @@ fn a_call_that_never_returns_is_ended_and_other_runs_go_on() {
 }
 
 #[test]
-fn a_mod_cannot_say_that_it_took_longer_than_it_did() {
+fn elapsed_time_of_mod_is_bounded_by_server() {
     let source = "
 import itertools, time
 times = itertools.count(10**18, 10**15)
@@ -62,7 +62,7 @@ def boasts(event, actions):
 }
 
 #[test]
-fn a_worker_that_dies_is_replaced() {
+fn dead_worker_is_replaced() {
     let source = STATE.replace(
         "    print(len(calls))",
         "    print(len(calls))\n    if isinstance(event, Sampled): os._exit(3)\n    if isinstance(event, ForwardPass): os.kill(os.getpid(), 9)",
@@ -78,7 +78,7 @@ fn a_worker_that_dies_is_replaced() {
 }
 
 #[test]
-fn a_worker_that_dies_between_calls_takes_none_with_it() {
+fn worker_death_between_calls_fails_no_call() {
     let factory = load(
         r"
 import threading
@@ -95,7 +95,7 @@ def later(event, actions):
 }
 
 #[test]
-fn a_worker_that_stops_itself_is_ended_and_the_run_told() {
+fn stopped_worker_is_killed_and_reported() {
     let stopped = if cfg!(target_os = "linux") { ": a signal has stopped the worker" } else { "" };
     let source = "
 import signal, threading
@@ -128,7 +128,7 @@ def halts(event, actions):
 }
 
 #[test]
-fn workers_that_are_lost_one_after_another_come_back_after_a_pause() {
+fn repeated_worker_failures_restart_after_delay() {
     let factory = load("@mod\ndef dies(e, a):\n    if isinstance(e, Sampled): os._exit(3)\n");
     let mut scene = scene(&factory);
     for _ in 0..2 {
@@ -147,7 +147,7 @@ fn workers_that_are_lost_one_after_another_come_back_after_a_pause() {
 }
 
 #[test]
-fn runs_interleave_and_are_told_when_they_end() {
+fn runs_interleave_and_finished_hook_is_called() {
     let factory = load(
         r#"
 from quote_mod_sdk import get_conversation, tool_call_pairs
@@ -162,17 +162,17 @@ def finished(request_id):
     );
     let mut first = Scene::new(factory.as_ref(), &json!({"who": "a"}));
     let mut second = Scene::new(factory.as_ref(), &json!({"who": "b"}));
-    assert!(!first.session.handles().contains(crate::events::EventType::ForwardPass));
+    assert!(!first.instance.handles().contains(crate::events::EventType::ForwardPass));
     assert_eq!(lines(&first.add(65)), ["['A'] [] [] []"]);
     assert_eq!(lines(&second.add(66)), ["['B'] [] [] []"]);
     assert_eq!(lines(&first.add(67)), ["['A', 'C'] [] [] []"]);
-    first.session.finished();
+    first.instance.finished();
     drop(first);
     assert_eq!(lines(&second.add(68)), ["['B', 'D'] ['request'] [] []"]);
 }
 
 #[test]
-fn many_runs_at_once() {
+fn many_parallel_runs_complete() {
     let factory = load("@mod\ndef echo(event, actions):\n    print(event.context_info.generated)\n");
     let threads: Vec<_> = (0..8)
         .map(|index| {
@@ -191,7 +191,7 @@ fn many_runs_at_once() {
 }
 
 #[test]
-fn several_workers_have_their_own_runs() {
+fn runs_are_distributed_over_workers() {
     let factory = load("@mod(workers=2)\ndef who(e, a): print(os.getpid())\n");
     let mut scenes: Vec<Scene> = (0..4).map(|_| scene(&factory)).collect();
     let mut pids: Vec<String> = scenes.iter_mut().map(|scene| lines(&scene.add(65))[0].to_owned()).collect();
@@ -204,17 +204,17 @@ fn several_workers_have_their_own_runs() {
 }
 
 #[test]
-fn threads_of_a_mod_get_their_own_answers() {
+fn threads_of_mod_get_their_own_answers() {
     let factory = load(
         r#"
 import threading
 @mod
 def asks(event, actions, tokenizer):
     wrong = []
-    def ask(letter):
+    def query(letter):
         for count in range(1, 60):
             if tokenizer.encode(letter * count) != [ord(letter)] * count: wrong.append((letter, count))
-    threads = [threading.Thread(target=ask, args=(letter,)) for letter in "abcd"]
+    threads = [threading.Thread(target=query, args=(letter,)) for letter in "abcd"]
     for thread in threads: thread.start()
     for thread in threads: thread.join()
     print(wrong)
@@ -224,21 +224,21 @@ def asks(event, actions, tokenizer):
 }
 
 #[test]
-fn a_thread_that_outlives_its_call_cannot_ask_between_calls() {
+fn thread_cannot_query_between_calls() {
     let factory = load(
         r#"
 import threading
-said = []
+reply = []
 @mod
 def later(event, actions, tokenizer):
     if isinstance(event, Added):
-        print(said)
+        print(reply)
         return
-    def ask():
+    def query():
         time.sleep(0.3)
-        try: said.append(tokenizer.encode("zz"))
-        except RuntimeError as error: said.append(str(error))
-    threading.Thread(target=ask).start()
+        try: reply.append(tokenizer.encode("zz"))
+        except RuntimeError as error: reply.append(str(error))
+    threading.Thread(target=query).start()
 "#,
     );
     let mut scene = scene(&factory);

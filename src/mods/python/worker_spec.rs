@@ -1,11 +1,11 @@
 //! Start of a worker, its messages, and its end.
 
-use super::keeper::RunContext;
-use super::logs::Logs;
-use super::memory::SharedMemory;
-use super::message::{FromWorker, Handler, PROTOCOL, ToWorker, to_json};
-use super::process::{Lost, MOST_THREADS, Process, ending};
+use super::call_log::CallLog;
+use super::message::{FromWorker, HandlerInfo, PROTOCOL, ToWorker, to_json};
+use super::process::{MAX_THREADS, WorkerFailure, WorkerProcess, describe_exit};
 use super::sandbox::SandboxLauncher;
+use super::shared_memory::SharedMemory;
+use super::supervisor::RunContext;
 use super::{Source, WorkerLimits};
 use crate::mods::{ModException, ModLogLine};
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// Specification of a worker.
 #[derive(Clone)]
-pub struct Recipe {
+pub struct WorkerSpec {
     pub python: PathBuf,
     pub limits: WorkerLimits,
     /// Launcher of the sandbox; `None` without one.
@@ -24,13 +24,13 @@ pub struct Recipe {
     pub entrypoint: Option<String>,
 }
 
-impl Recipe {
+impl WorkerSpec {
     /// Starts a worker and imports the mod.
     ///
     /// # Errors
     /// The worker could not start, or the import failed.
-    pub fn start(&self, memory: &SharedMemory) -> Result<(Process, Vec<Handler>), ModException> {
-        let started = Process::start(&self.python, &self.limits, self.sandbox.as_ref(), memory);
+    pub fn start(&self, memory: &SharedMemory) -> Result<(WorkerProcess, Vec<HandlerInfo>), ModException> {
+        let started = WorkerProcess::start(&self.python, &self.limits, self.sandbox.as_ref(), memory);
         let mut worker = started.map_err(|error| ModException {
             message: format!("the worker cannot be started: {error}"),
             traceback: None,
@@ -42,7 +42,7 @@ impl Recipe {
             entrypoint: self.entrypoint.as_deref(),
         });
         let deadline = Instant::now() + self.limits.import;
-        let mut logs = Logs::default();
+        let mut logs = CallLog::default();
         let answer = worker
             .send(&header, self.source.text.as_bytes(), deadline)
             .and_then(|()| self.receive(&mut worker, deadline, &mut logs, None));
@@ -52,9 +52,13 @@ impl Recipe {
         match answer {
             Ok((FromWorker::Loaded { handlers }, _)) => Ok((worker, handlers)),
             Ok((FromWorker::Failed { message, traceback }, _)) => Err(ModException { message, traceback }),
-            Ok(_) => Err(end(worker, &Lost::Protocol("it did not answer `load`".into()), self.limits.import)),
-            Err(lost) => {
-                let mut exception = end(worker, &lost, self.limits.import);
+            Ok(_) => Err(kill_worker(
+                worker,
+                &WorkerFailure::Protocol("it did not answer `load`".into()),
+                self.limits.import,
+            )),
+            Err(failure) => {
+                let mut exception = kill_worker(worker, &failure, self.limits.import);
                 exception.message = format!("the import failed: {}", exception.message);
                 Err(exception)
             }
@@ -67,14 +71,15 @@ impl Recipe {
     /// [`WorkerFailure`]; the worker can no longer be used.
     pub fn receive(
         &self,
-        worker: &mut Process,
+        worker: &mut WorkerProcess,
         deadline: Instant,
-        logs: &mut Logs,
+        logs: &mut CallLog,
         run: Option<&RunContext>,
-    ) -> Result<(FromWorker, Vec<u8>), Lost> {
+    ) -> Result<(FromWorker, Vec<u8>), WorkerFailure> {
         loop {
             let frame = worker.receive(deadline)?;
-            let message = serde_json::from_slice(&frame.header).map_err(|error| Lost::Protocol(error.to_string()))?;
+            let message =
+                serde_json::from_slice(&frame.header).map_err(|error| WorkerFailure::Protocol(error.to_string()))?;
             match message {
                 FromWorker::Log { level, message } => {
                     logs.add(ModLogLine { level, message }, run, self.limits.run_log_bytes);
@@ -86,24 +91,24 @@ impl Recipe {
 }
 
 /// Kills a worker and describes its failure.
-pub fn end(worker: Process, lost: &Lost, deadline: Duration) -> ModException {
-    match lost {
-        Lost::Deadline => {
+pub fn kill_worker(worker: WorkerProcess, failure: &WorkerFailure, deadline: Duration) -> ModException {
+    match failure {
+        WorkerFailure::Deadline => {
             let why = if worker.is_stopped() { "; a signal has stopped the worker" } else { "" };
-            let traceback = worker.whereabouts();
+            let traceback = worker.stack_dump();
             worker.kill();
             ModException { message: format!("deadline of {} ms exceeded{why}", deadline.as_millis()), traceback }
         }
-        Lost::Threads(threads) => {
+        WorkerFailure::Threads(threads) => {
             worker.kill();
-            let message = format!("the worker had {threads} threads; the maximum is {MOST_THREADS}");
+            let message = format!("the worker had {threads} threads; the maximum is {MAX_THREADS}");
             ModException { message, traceback: None }
         }
-        Lost::Gone => {
+        WorkerFailure::Gone => {
             let (status, last) = worker.kill();
-            ModException { message: ending(status), traceback: Some(last).filter(|last| !last.is_empty()) }
+            ModException { message: describe_exit(status), traceback: Some(last).filter(|last| !last.is_empty()) }
         }
-        Lost::Protocol(error) => {
+        WorkerFailure::Protocol(error) => {
             let (_, last) = worker.kill();
             let message = format!("the worker violated the protocol: {error}");
             ModException { message, traceback: Some(last).filter(|last| !last.is_empty()) }

@@ -5,14 +5,15 @@
 //! failing worker loses exactly one call. That call gets an exception and is never retried, since the mod may have
 //! executed half of it; the others go to the next worker.
 
-use super::desk::Shared;
-use super::logs::Logs;
-use super::memory::{SharedMemory, Slot};
+use super::call_log::CallLog;
+use super::handle::WorkerShared;
 use super::message::{
-    About, Ask, FromWorker, LONGEST_TEXT, Said, ToWorker, VocabularyHead, control_tokens, to_json, vocabulary_body,
+    FromWorker, MAX_TEXT_BYTES, QueryKind, ToWorker, VocabularyInfo, WorkerQuery, WorkerReply, control_tokens, to_json,
+    vocabulary_body,
 };
-use super::process::{Lost, Process, ending};
-use super::recipe::{Recipe, end};
+use super::process::{WorkerFailure, WorkerProcess, describe_exit};
+use super::shared_memory::{MemoryRegion, SharedMemory};
+use super::worker_spec::{WorkerSpec, kill_worker};
 use crate::events::EventType;
 use crate::model::Vocabulary;
 use crate::mods::{ModException, Reply, ReplySender, RunView};
@@ -25,19 +26,19 @@ use std::time::{Duration, Instant};
 
 /// Delay after a worker that could not be started, or the second consecutive failure of a worker; doubles up to
 /// [`MAX_RESTART_DELAY`].
-const PAUSE: Duration = Duration::from_millis(500);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const MIN_RESTART_DELAY: Duration = Duration::from_millis(500);
+const MAX_RESTART_DELAY: Duration = Duration::from_secs(30);
 /// Interval at which an idle worker is checked.
-const LOOK: Duration = Duration::from_secs(1);
+const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Job of a supervisor.
 pub enum Job {
     /// A run starts: have a worker ready.
-    Begin,
+    StartRun,
     /// One event of a run.
     Call(Box<CallJob>),
     /// The run has ended; its memory regions are free.
-    Finished { run: Arc<RunContext>, slots: Vec<Slot> },
+    Finished { run: Arc<RunContext>, regions: Vec<MemoryRegion> },
 }
 
 /// A call that waits for the worker.
@@ -47,7 +48,7 @@ pub struct CallJob {
     /// Header of the frame.
     pub header: Vec<u8>,
     /// Memory region of the logits.
-    pub logits: Option<Slot>,
+    pub logits: Option<MemoryRegion>,
     /// Time at which it was sent to the worker, if it was.
     pub sent: Option<Instant>,
     pub done: ReplySender,
@@ -68,69 +69,69 @@ pub struct RunContext {
 }
 
 /// Supervisor of one worker of a mod.
-pub struct Keeper {
+pub struct Supervisor {
     pub name: String,
-    pub recipe: Recipe,
-    pub shared: Arc<Shared>,
-    worker: Option<Process>,
+    pub spec: WorkerSpec,
+    pub shared: Arc<WorkerShared>,
+    worker: Option<WorkerProcess>,
     /// Number of the current worker.
     generation: u64,
     /// Runs that the current worker knows.
-    told: HashSet<u64>,
+    introduced_runs: HashSet<u64>,
     /// Vocabularies; the index is the id known to workers.
     vocabularies: Vec<Weak<Vocabulary>>,
-    failed: Option<Failed>,
+    backoff: Option<Backoff>,
     /// Failed workers since the last successful call.
-    lost: u32,
+    consecutive_failures: u32,
     /// Time of the last finished job.
     idle_since: Instant,
     /// CPU time of the worker at the first check after that.
     cpu_then: Option<Duration>,
     /// Number of replies polled by the decode thread at the last check.
-    answered: u64,
+    direct_replies: u64,
 }
 
 /// Delay during which no worker is started.
-struct Failed {
+struct Backoff {
     exception: ModException,
-    pause: Duration,
+    delay: Duration,
     until: Instant,
 }
 
-impl Keeper {
-    pub fn new(name: String, recipe: Recipe, shared: Arc<Shared>) -> Self {
+impl Supervisor {
+    pub fn new(name: String, spec: WorkerSpec, shared: Arc<WorkerShared>) -> Self {
         Self {
             name,
-            recipe,
+            spec,
             shared,
             worker: None,
             generation: 0,
-            told: HashSet::new(),
+            introduced_runs: HashSet::new(),
             vocabularies: Vec::new(),
-            failed: None,
-            lost: 0,
+            backoff: None,
+            consecutive_failures: 0,
             idle_since: Instant::now(),
             cpu_then: None,
-            answered: 0,
+            direct_replies: 0,
         }
     }
 
     /// Runs until all senders of jobs are gone.
-    pub fn work(mut self, jobs: &Receiver<Job>) {
+    pub fn run(mut self, jobs: &Receiver<Job>) {
         while let Some(job) = self.next(jobs) {
             let answered = match job {
-                Job::Begin => {
+                Job::StartRun => {
                     // A failure is reported by the first call.
-                    let _ = self.ready();
+                    let _ = self.ensure_worker();
                     None
                 }
                 Job::Call(job) => {
                     let CallJob { run, event, header, logits, sent, done } = *job;
                     Some((done, self.call(&run, event, &header, logits.as_ref(), sent)))
                 }
-                Job::Finished { run, slots } => {
+                Job::Finished { run, regions } => {
                     self.finished(&run);
-                    slots.into_iter().for_each(|slot| self.shared.memory.give(slot));
+                    regions.into_iter().for_each(|region| self.shared.memory.free(region));
                     None
                 }
             };
@@ -149,32 +150,33 @@ impl Keeper {
             if self.worker.is_none() {
                 return jobs.recv().ok();
             }
-            match jobs.recv_timeout(LOOK) {
+            match jobs.recv_timeout(IDLE_CHECK_INTERVAL) {
                 Ok(job) => return Some(job),
                 Err(RecvTimeoutError::Disconnected) => return None,
-                Err(RecvTimeoutError::Timeout) => self.look_after(),
+                Err(RecvTimeoutError::Timeout) => self.check_idle_worker(),
             }
         }
     }
 
     /// Ends a worker that no run needs, or that uses CPU time without a call.
-    fn look_after(&mut self) {
-        if self.desk_answered() {
+    fn check_idle_worker(&mut self) {
+        if self.has_direct_replies() {
             (self.idle_since, self.cpu_then) = (Instant::now(), None);
             return;
         }
         let Some(worker) = &self.worker else { return };
-        let limits = &self.recipe.limits;
+        let limits = &self.spec.limits;
         let cpu = worker.cpu_time();
         let used = cpu.zip(self.cpu_then).map_or(Duration::ZERO, |(now, then)| now.saturating_sub(then));
         self.cpu_then = self.cpu_then.or(cpu);
         let busy = !limits.idle_cpu.is_zero() && used > limits.idle_cpu;
-        let unused = self.told.is_empty() && !limits.idle.is_zero() && self.idle_since.elapsed() > limits.idle;
-        if !(busy || unused) || !self.shared.take_line() {
+        let unused =
+            self.introduced_runs.is_empty() && !limits.idle.is_zero() && self.idle_since.elapsed() > limits.idle;
+        if !(busy || unused) || !self.shared.detach_worker() {
             return;
         }
         let Some(worker) = self.worker.take() else { return };
-        self.told.clear();
+        self.introduced_runs.clear();
         if busy {
             worker.kill();
             let (used, most) = (used.as_millis(), limits.idle_cpu.as_millis());
@@ -185,9 +187,9 @@ impl Keeper {
     }
 
     /// Returns true if the decode thread has polled replies since the last call of this function.
-    fn desk_answered(&mut self) -> bool {
-        let answered = self.shared.answered();
-        std::mem::replace(&mut self.answered, answered) != answered
+    fn has_direct_replies(&mut self) -> bool {
+        let answered = self.shared.direct_replies();
+        std::mem::replace(&mut self.direct_replies, answered) != answered
     }
 
     fn call(
@@ -195,27 +197,29 @@ impl Keeper {
         run: &RunContext,
         event: EventType,
         header: &[u8],
-        logits: Option<&Slot>,
+        logits: Option<&MemoryRegion>,
         sent: Option<Instant>,
     ) -> Reply {
         if sent.is_none()
-            && let Err(exception) = self.ready()
+            && let Err(exception) = self.ensure_worker()
         {
             return Reply { exception: Some(exception), ..Reply::default() };
         }
         let asked = sent.unwrap_or_else(Instant::now);
-        let deadline = asked + self.recipe.limits.call;
-        let mut logs = Logs::default();
+        let deadline = asked + self.spec.limits.call;
+        let mut logs = CallLog::default();
         let frame = sent.is_none().then_some(header);
         let mut reply = match self.exchange(run, frame, deadline, &mut logs) {
-            Err(lost) => Reply { exception: Some(self.replace(&lost, self.recipe.limits.call)), ..Reply::default() },
-            Ok((FromWorker::Reply(said), body)) => {
-                self.lost = 0;
-                reply_of(said, &body, run, event, &self.shared.memory, logits, asked)
+            Err(failure) => {
+                Reply { exception: Some(self.discard_worker(&failure, self.spec.limits.call)), ..Reply::default() }
+            }
+            Ok((FromWorker::Reply(reply), body)) => {
+                self.consecutive_failures = 0;
+                to_reply(reply, &body, run, event, &self.shared.memory, logits, asked)
             }
             Ok(_) => {
-                let lost = Lost::Protocol("it did not send a reply to a call".into());
-                Reply { exception: Some(self.replace(&lost, self.recipe.limits.call)), ..Reply::default() }
+                let failure = WorkerFailure::Protocol("it did not send a reply to a call".into());
+                Reply { exception: Some(self.discard_worker(&failure, self.spec.limits.call)), ..Reply::default() }
             }
         };
         reply.logs = logs.lines;
@@ -223,21 +227,21 @@ impl Keeper {
     }
 
     fn finished(&mut self, run: &RunContext) {
-        if !self.told.contains(&run.number) || self.worker.as_mut().is_none_or(|worker| !worker.is_alive()) {
+        if !self.introduced_runs.contains(&run.number) || self.worker.as_mut().is_none_or(|worker| !worker.is_alive()) {
             return;
         }
         let header = to_json(&ToWorker::Finished { run: run.number });
-        let deadline = Instant::now() + self.recipe.limits.call;
-        let mut logs = Logs::default();
+        let deadline = Instant::now() + self.spec.limits.call;
+        let mut logs = CallLog::default();
         let answer = self.exchange(run, Some(&header), deadline, &mut logs);
-        self.told.remove(&run.number);
+        self.introduced_runs.remove(&run.number);
         for log in logs.lines {
             tracing::info!(mod.name = self.name, run.id = %run.view.run_id, "{}", log.message);
         }
         let exception = match answer {
-            Ok((FromWorker::Reply(said), _)) => said.exception.map(ModException::from),
+            Ok((FromWorker::Reply(reply), _)) => reply.exception.map(ModException::from),
             Ok(_) => None,
-            Err(lost) => Some(self.replace(&lost, self.recipe.limits.call)),
+            Err(failure) => Some(self.discard_worker(&failure, self.spec.limits.call)),
         };
         if let Some(ModException { message, .. }) = exception {
             tracing::warn!(mod.name = self.name, run.id = %run.view.run_id, "finished hook failed: {message}");
@@ -251,22 +255,22 @@ impl Keeper {
         run: &RunContext,
         header: Option<&[u8]>,
         deadline: Instant,
-        logs: &mut Logs,
-    ) -> Result<(FromWorker, Vec<u8>), Lost> {
-        let worker = self.worker.as_mut().ok_or(Lost::Gone)?;
+        logs: &mut CallLog,
+    ) -> Result<(FromWorker, Vec<u8>), WorkerFailure> {
+        let worker = self.worker.as_mut().ok_or(WorkerFailure::Gone)?;
         let vocabulary = &run.view.vocabulary;
-        if self.told.insert(run.number) {
-            let id = known(&mut self.vocabularies, vocabulary);
-            worker.send(&to_json(&introduction(run, id)), &[], deadline)?;
+        if self.introduced_runs.insert(run.number) {
+            let id = vocabulary_id(&mut self.vocabularies, vocabulary);
+            worker.send(&to_json(&run_message(run, id)), &[], deadline)?;
             run.worker.store(self.generation, Ordering::Release);
         }
         if let Some(header) = header {
             worker.send(header, &[], deadline)?;
         }
         loop {
-            match self.recipe.receive(worker, deadline, logs, Some(run))? {
-                (FromWorker::Ask(ask), _) => {
-                    let (answer, body) = answer(ask, &self.vocabularies)?;
+            match self.spec.receive(worker, deadline, logs, Some(run))? {
+                (FromWorker::Ask(query), _) => {
+                    let (answer, body) = answer(query, &self.vocabularies)?;
                     worker.send(&to_json(&answer), &body, deadline)?;
                 }
                 answer => return Ok(answer),
@@ -275,59 +279,60 @@ impl Keeper {
     }
 
     /// Makes sure that a worker is running that has imported the mod.
-    fn ready(&mut self) -> Result<(), ModException> {
+    fn ensure_worker(&mut self) -> Result<(), ModException> {
         if let Some(worker) = &mut self.worker {
             if worker.is_alive() {
                 return Ok(());
             }
-            let (status, last) = self.worker.take().map_or((None, String::new()), Process::kill);
-            tracing::warn!(mod.name = self.name, "{} between two calls: {last}", ending(status));
+            let (status, last) = self.worker.take().map_or((None, String::new()), WorkerProcess::kill);
+            tracing::warn!(mod.name = self.name, "{} between two calls: {last}", describe_exit(status));
         }
-        self.told.clear();
-        if let Some(failed) = &self.failed
-            && let Some(left) = failed.until.checked_duration_since(Instant::now())
+        self.introduced_runs.clear();
+        if let Some(backoff) = &self.backoff
+            && let Some(left) = backoff.until.checked_duration_since(Instant::now())
         {
-            let ModException { message, traceback } = failed.exception.clone();
+            let ModException { message, traceback } = backoff.exception.clone();
             let message = format!("{message}; the next attempt is in {} ms", left.as_millis() + 1);
             return Err(ModException { message, traceback });
         }
-        match self.recipe.start(&self.shared.memory) {
+        match self.spec.start(&self.shared.memory) {
             Ok((worker, _)) => {
                 self.worker = Some(worker);
                 self.generation += 1;
                 // Kept until a call succeeds, so that the delay keeps doubling.
-                if self.lost == 0 {
-                    self.failed = None;
+                if self.consecutive_failures == 0 {
+                    self.backoff = None;
                 }
                 Ok(())
             }
             Err(exception) => {
-                self.pause(exception.clone());
+                self.start_backoff(exception.clone());
                 Err(exception)
             }
         }
     }
 
-    fn pause(&mut self, exception: ModException) {
-        let pause = self.failed.as_ref().map_or(PAUSE, |failed| (failed.pause * 2).min(LONGEST_PAUSE));
-        self.failed = Some(Failed { exception, pause, until: Instant::now() + pause });
+    fn start_backoff(&mut self, exception: ModException) {
+        let delay =
+            self.backoff.as_ref().map_or(MIN_RESTART_DELAY, |backoff| (backoff.delay * 2).min(MAX_RESTART_DELAY));
+        self.backoff = Some(Backoff { exception, delay, until: Instant::now() + delay });
     }
 
     /// Ends a failed worker. The next call gets a new one, after a delay if failures repeat.
-    fn replace(&mut self, lost: &Lost, deadline: Duration) -> ModException {
-        self.told.clear();
+    fn discard_worker(&mut self, failure: &WorkerFailure, deadline: Duration) -> ModException {
+        self.introduced_runs.clear();
         let Some(worker) = self.worker.take() else {
             return ModException { message: "the worker has ended".into(), traceback: None };
         };
-        let exception = end(worker, lost, deadline);
-        if self.desk_answered() {
-            self.lost = 0;
+        let exception = kill_worker(worker, failure, deadline);
+        if self.has_direct_replies() {
+            self.consecutive_failures = 0;
         }
-        self.lost += 1;
-        if self.lost == 1 {
-            self.failed = None;
+        self.consecutive_failures += 1;
+        if self.consecutive_failures == 1 {
+            self.backoff = None;
         } else {
-            self.pause(exception.clone());
+            self.start_backoff(exception.clone());
         }
         tracing::warn!(mod.name = self.name, "{}; a new worker starts with the next call", exception.message);
         exception
@@ -336,16 +341,16 @@ impl Keeper {
 
 /// Converts a worker's reply to the engine's. `logits` is the region of the call's logits. `asked` is the time at which
 /// the worker received the call, which bounds the elapsed time that the worker reports.
-pub fn reply_of(
-    said: Said,
+pub fn to_reply(
+    reply: WorkerReply,
     body: &[u8],
     run: &RunContext,
     event: EventType,
     memory: &SharedMemory,
-    logits: Option<&Slot>,
+    logits: Option<&MemoryRegion>,
     asked: Instant,
 ) -> Reply {
-    let Said { action, exception, elapsed_ns, holdback } = said;
+    let WorkerReply { action, exception, elapsed_ns, holdback } = reply;
     if let Some(tokens) = holdback {
         run.holdback.store(tokens, Ordering::Release);
     }
@@ -366,16 +371,19 @@ pub fn reply_of(
 }
 
 /// Returns the answer to a query, with its body.
-fn answer(ask: Ask, vocabularies: &[Weak<Vocabulary>]) -> Result<(ToWorker<'static>, Vec<u8>), Lost> {
+fn answer(
+    query: WorkerQuery,
+    vocabularies: &[Weak<Vocabulary>],
+) -> Result<(ToWorker<'static>, Vec<u8>), WorkerFailure> {
     let (mut tokens, mut control, mut body) = (None, None, Vec::new());
-    let vocabulary = vocabularies.get(ask.vocabulary).and_then(Weak::upgrade);
+    let vocabulary = vocabularies.get(query.vocabulary).and_then(Weak::upgrade);
     let gone = vocabulary.is_none();
-    match (ask.about, vocabulary) {
-        (About::Encode { text, .. }, _) if text.len() > LONGEST_TEXT => {
-            return Err(Lost::Protocol(format!("it requested the encoding of {} bytes at once", text.len())));
+    match (query.about, vocabulary) {
+        (QueryKind::Encode { text, .. }, _) if text.len() > MAX_TEXT_BYTES => {
+            return Err(WorkerFailure::Protocol(format!("it requested the encoding of {} bytes at once", text.len())));
         }
-        (About::Encode { text, add_special }, Some(known)) => tokens = Some(known.encode(&text, add_special, true)),
-        (About::Vocabulary, Some(known)) => {
+        (QueryKind::Encode { text, add_special }, Some(known)) => tokens = Some(known.encode(&text, add_special, true)),
+        (QueryKind::Vocabulary, Some(known)) => {
             control = Some(control_tokens(&known));
             body = vocabulary_body(&known);
         }
@@ -385,7 +393,7 @@ fn answer(ask: Ask, vocabularies: &[Weak<Vocabulary>]) -> Result<(ToWorker<'stat
 }
 
 /// Returns the id of a vocabulary for workers. Ids of removed models are reused.
-fn known(vocabularies: &mut Vec<Weak<Vocabulary>>, vocabulary: &Arc<Vocabulary>) -> usize {
+fn vocabulary_id(vocabularies: &mut Vec<Weak<Vocabulary>>, vocabulary: &Arc<Vocabulary>) -> usize {
     let own = Arc::downgrade(vocabulary);
     vocabularies.iter().position(|known| known.ptr_eq(&own)).unwrap_or_else(|| {
         vocabularies.push(own);
@@ -393,7 +401,7 @@ fn known(vocabularies: &mut Vec<Weak<Vocabulary>>, vocabulary: &Arc<Vocabulary>)
     })
 }
 
-fn introduction(run: &RunContext, vocabulary_id: usize) -> ToWorker<'_> {
+fn run_message(run: &RunContext, vocabulary_id: usize) -> ToWorker<'_> {
     let vocabulary = &run.view.vocabulary;
     ToWorker::Run {
         run: run.number,
@@ -404,7 +412,7 @@ fn introduction(run: &RunContext, vocabulary_id: usize) -> ToWorker<'_> {
         parameters: &run.view.parameters,
         config: &run.config,
         seed: run.view.seed,
-        vocabulary: VocabularyHead {
+        vocabulary: VocabularyInfo {
             id: vocabulary_id,
             size: vocabulary.len(),
             eos: vocabulary.special().eos,

@@ -20,7 +20,7 @@ const NOBODY: u32 = 65_534;
 ///
 /// # Errors
 /// The change started but could not be completed.
-pub fn leave_root(home: &Path, needed: &[PathBuf]) -> io::Result<bool> {
+pub fn drop_root(home: &Path, needed: &[PathBuf]) -> io::Result<bool> {
     let may = |capability| caps::has_cap(None, CapSet::Effective, capability).unwrap_or(false);
     let allowed = [Capability::CAP_SETUID, Capability::CAP_SETGID, Capability::CAP_CHOWN, Capability::CAP_KILL];
     if !geteuid().is_root() || !allowed.into_iter().all(may) || !needed.iter().all(|path| is_reachable(path)) {
@@ -40,7 +40,7 @@ pub fn leave_root(home: &Path, needed: &[PathBuf]) -> io::Result<bool> {
         }
         Err(error) => return Err(error.into()),
     };
-    give(home, id)?;
+    change_owner(home, id)?;
     setresuid(Uid::from_raw(id), Uid::from_raw(id), Uid::from_raw(id))?;
     Ok(true)
 }
@@ -81,10 +81,10 @@ fn is_reachable(path: &Path) -> bool {
 }
 
 /// Changes the owner of a folder and its content.
-fn give(path: &Path, id: u32) -> io::Result<()> {
+fn change_owner(path: &Path, id: u32) -> io::Result<()> {
     if fs::symlink_metadata(path)?.is_dir() {
         for entry in fs::read_dir(path)? {
-            give(&entry?.path(), id)?;
+            change_owner(&entry?.path(), id)?;
         }
     }
     // Only this user can write there, so there are no links.

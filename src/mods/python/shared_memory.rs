@@ -19,12 +19,12 @@ pub struct SharedMemory {
 #[derive(Default)]
 struct Space {
     end: u64,
-    free: Vec<Slot>,
+    free: Vec<MemoryRegion>,
 }
 
 /// A region of the memory that belongs to one mod instance.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Slot {
+pub struct MemoryRegion {
     /// Offset of the first byte.
     pub offset: u64,
     /// Length in bytes.
@@ -52,39 +52,39 @@ impl SharedMemory {
     ///
     /// # Errors
     /// The memory cannot grow.
-    pub fn take(&self, bytes: u64) -> io::Result<Slot> {
+    pub fn allocate(&self, bytes: u64) -> io::Result<MemoryRegion> {
         let bytes = bytes.max(1).next_multiple_of(PAGE);
         let mut space = self.space.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(fitting) = space.free.iter().position(|slot| slot.bytes == bytes) {
+        if let Some(fitting) = space.free.iter().position(|region| region.bytes == bytes) {
             return Ok(space.free.swap_remove(fitting));
         }
-        let slot = Slot { offset: space.end, bytes };
+        let region = MemoryRegion { offset: space.end, bytes };
         self.file.set_len(space.end + bytes)?;
         space.end += bytes;
-        Ok(slot)
+        Ok(region)
     }
 
     /// Frees a region; no call may be using it.
-    pub fn give(&self, slot: Slot) {
-        self.space.lock().unwrap_or_else(PoisonError::into_inner).free.push(slot);
+    pub fn free(&self, region: MemoryRegion) {
+        self.space.lock().unwrap_or_else(PoisonError::into_inner).free.push(region);
     }
 
     /// Writes at byte `at` of the region.
     ///
     /// # Errors
     /// The system is out of memory.
-    pub fn write(&self, slot: &Slot, at: u64, bytes: &[u8]) -> io::Result<()> {
-        debug_assert!(at + bytes.len() as u64 <= slot.bytes);
-        self.file.write_all_at(bytes, slot.offset + at)
+    pub fn write(&self, region: &MemoryRegion, at: u64, bytes: &[u8]) -> io::Result<()> {
+        debug_assert!(at + bytes.len() as u64 <= region.bytes);
+        self.file.write_all_at(bytes, region.offset + at)
     }
 
     /// Reads `count` numbers from the start of the region.
     ///
     /// # Errors
     /// The worker has truncated the memory.
-    pub fn read(&self, slot: &Slot, count: usize) -> io::Result<Vec<f32>> {
+    pub fn read(&self, region: &MemoryRegion, count: usize) -> io::Result<Vec<f32>> {
         let mut numbers = vec![0.0_f32; count];
-        self.file.read_exact_at(bytemuck::cast_slice_mut(&mut numbers), slot.offset)?;
+        self.file.read_exact_at(bytemuck::cast_slice_mut(&mut numbers), region.offset)?;
         Ok(numbers)
     }
 }
@@ -108,23 +108,23 @@ mod tests {
     use super::SharedMemory;
 
     #[test]
-    fn slots_are_apart_and_used_again() {
+    fn regions_are_disjoint_and_reused() {
         let memory = SharedMemory::create().unwrap();
-        let (first, second) = (memory.take(5000).unwrap(), memory.take(10).unwrap());
+        let (first, second) = (memory.allocate(5000).unwrap(), memory.allocate(10).unwrap());
         assert_eq!((first.offset, first.bytes, second.offset), (0, 8192, 8192));
         memory.write(&first, 4, bytemuck::cast_slice(&[2.5_f32])).unwrap();
         assert_eq!(memory.read(&first, 2).unwrap(), [0.0, 2.5]);
         assert_eq!(memory.read(&second, 2).unwrap(), [0.0, 0.0]);
-        memory.give(first);
-        assert_eq!(memory.take(8000).unwrap().offset, 0);
-        assert_eq!(memory.take(8000).unwrap().offset, 12288);
+        memory.free(first);
+        assert_eq!(memory.allocate(8000).unwrap().offset, 0);
+        assert_eq!(memory.allocate(8000).unwrap().offset, 12288);
     }
 
     #[test]
-    fn a_memory_that_was_cut_off_is_an_error() {
+    fn read_of_truncated_memory_fails() {
         let memory = SharedMemory::create().unwrap();
-        let slot = memory.take(4096).unwrap();
+        let region = memory.allocate(4096).unwrap();
         std::fs::File::from(memory.descriptor().unwrap()).set_len(0).unwrap();
-        assert!(memory.read(&slot, 10).is_err());
+        assert!(memory.read(&region, 10).is_err());
     }
 }

@@ -1,36 +1,36 @@
 //! Log lines of one call, within the limits of a call and a run.
 
-use super::keeper::RunContext;
+use super::supervisor::RunContext;
 use crate::events::LogLevel;
 use crate::mods::ModLogLine;
 use std::sync::atomic::Ordering;
 
 /// Maximum log lines of one call.
-const MOST_LINES: usize = 10_000;
+const MAX_LINES: usize = 10_000;
 /// Maximum log bytes of one call. The SDK stops earlier; this limit is for a worker that ignores it.
-const MOST_BYTES: usize = 2 << 20;
+const MAX_BYTES: usize = 2 << 20;
 
 /// Log lines of one call.
 #[derive(Default)]
-pub struct Logs {
+pub struct CallLog {
     pub lines: Vec<ModLogLine>,
     bytes: usize,
 }
 
-impl Logs {
+impl CallLog {
     /// Adds a line if there is room. `max` is the maximum number of bytes of the run.
-    pub fn add(&mut self, log: ModLogLine, run: Option<&RunContext>, most: usize) {
+    pub fn add(&mut self, log: ModLogLine, run: Option<&RunContext>, max: usize) {
         let size = log.message.len() + 1;
-        if self.lines.len() >= MOST_LINES || self.bytes + size > MOST_BYTES {
+        if self.lines.len() >= MAX_LINES || self.bytes + size > MAX_BYTES {
             return;
         }
         self.bytes += size;
         let before = run.map_or(0, |run| run.logged.fetch_add(size, Ordering::Relaxed));
-        if before + size <= most || run.is_none() {
+        if before + size <= max || run.is_none() {
             self.lines.push(log);
-        } else if before <= most {
+        } else if before <= max {
             let message =
-                format!("the log of this mod in this run is full ({} KiB); further lines are dropped", most / 1024);
+                format!("the log of this mod in this run is full ({} KiB); further lines are dropped", max / 1024);
             self.lines.push(ModLogLine { level: LogLevel::Warning, message });
         }
     }

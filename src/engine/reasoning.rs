@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// Maximum reasoning tokens, and the markers around reasoning.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ThinkingBudget {
+pub struct ReasoningBudget {
     /// Maximum tokens of all reasoning together, without its markers.
     pub tokens: u32,
     /// Marker that begins reasoning.
@@ -21,8 +21,8 @@ pub struct ThinkingBudget {
 
 /// Reasoning of one run.
 #[derive(Debug)]
-pub(super) struct ThinkingTracker {
-    budget: ThinkingBudget,
+pub(super) struct ReasoningTracker {
+    budget: ReasoningBudget,
     /// Text of the answer so far, including control tokens.
     text: Vec<u8>,
     /// State after each token.
@@ -43,14 +43,14 @@ struct TokenState {
     counts: bool,
 }
 
-impl ThinkingTracker {
-    pub fn new(budget: ThinkingBudget) -> Self {
+impl ReasoningTracker {
+    pub fn new(budget: ReasoningBudget) -> Self {
         Self { budget, text: Vec::new(), steps: Vec::new(), spent: 0, ended: false }
     }
 
     /// Processes an appended token.
     pub fn push(&mut self, piece: &[u8]) {
-        let (was, start) = (self.is_thinking(), self.text.len());
+        let (was, start) = (self.is_reasoning(), self.text.len());
         let marker = if was { &self.budget.close } else { &self.budget.open };
         self.text.extend_from_slice(piece);
         // A marker may have begun in earlier tokens, but not before the last change of state.
@@ -75,13 +75,13 @@ impl ThinkingTracker {
 
     /// Ends the current reasoning, as if the budget were used up. Returns `false` if there is none.
     pub fn request_end(&mut self) -> bool {
-        self.ended = self.is_thinking();
+        self.ended = self.is_reasoning();
         self.ended
     }
 
     /// Returns the tokens to append if the budget is used up, or if the client ended the reasoning.
     pub fn closing_tokens(&self) -> Option<&[TokenId]> {
-        let over = self.is_thinking() && (self.ended || self.spent >= self.budget.tokens as usize);
+        let over = self.is_reasoning() && (self.ended || self.spent >= self.budget.tokens as usize);
         (over && !self.budget.closing_tokens.is_empty()).then_some(&self.budget.closing_tokens)
     }
 
@@ -93,7 +93,7 @@ impl ThinkingTracker {
         format!("the budget of {} reasoning tokens is used up", self.budget.tokens)
     }
 
-    fn is_thinking(&self) -> bool {
+    fn is_reasoning(&self) -> bool {
         self.steps.last().map_or(self.budget.begun, |step| step.within)
     }
 }
@@ -104,14 +104,14 @@ fn find(text: &[u8], marker: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{ThinkingBudget, ThinkingTracker};
+    use super::{ReasoningBudget, ReasoningTracker};
 
-    fn thinking(tokens: u32, begun: bool) -> ThinkingTracker {
+    fn thinking(tokens: u32, begun: bool) -> ReasoningTracker {
         let (open, close) = ("<think>".into(), "</think>".into());
-        ThinkingTracker::new(ThinkingBudget { tokens, open, close, closing_tokens: vec![7], begun })
+        ReasoningTracker::new(ReasoningBudget { tokens, open, close, closing_tokens: vec![7], begun })
     }
 
-    fn pushed(thinking: &mut ThinkingTracker, pieces: &[&str]) -> Vec<bool> {
+    fn pushed(thinking: &mut ReasoningTracker, pieces: &[&str]) -> Vec<bool> {
         pieces
             .iter()
             .map(|piece| {
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn thinking_ends_when_budget_is_spent() {
+    fn reasoning_ends_when_budget_is_spent() {
         let mut thought = thinking(2, false);
         assert_eq!(pushed(&mut thought, &["a", "<th", "ink>", "b", "c"]), [false, false, false, false, true]);
         assert_eq!(pushed(&mut thought, &["</think>", "d", "e"]), [false; 3]);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn thinking_open_at_start_can_end_by_itself() {
+    fn reasoning_open_at_start_can_end_by_itself() {
         let mut thought = thinking(3, true);
         assert_eq!(
             pushed(&mut thought, &["a", "b", "</thi", "nk>", "c", "d"]),
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn client_can_end_thinking() {
+    fn client_can_end_reasoning() {
         let mut thought = thinking(u32::MAX, false);
         assert!(!thought.request_end(), "no reasoning to end");
         assert_eq!(pushed(&mut thought, &["<think>", "a"]), [false; 2]);

@@ -1,7 +1,7 @@
 //! `json-schema`, `regex` and `grammar`: structured answers by constraint.
 
 use super::config::{Fields, schema};
-use super::constrain::Constrained;
+use super::constrain::GrammarInstance;
 use super::describe;
 use crate::model::grammar::{Constraint, GrammarSource};
 use crate::mods::{ModDescription, ModFactory, ModInstance, RunView};
@@ -19,13 +19,13 @@ fn after() -> Value {
     json!({"type": "string", "minLength": 1, "description": "The constraint begins after this text; before it, anything may be written."})
 }
 
-fn session(
+fn instance(
     source: GrammarSource,
     field: &str,
     fields: &Fields<'_>,
     run: &RunView,
 ) -> Result<Box<dyn ModInstance>, String> {
-    Ok(Box::new(Constrained::start(Constraint::new(field, source), fields.text("after")?, run)?))
+    Ok(Box::new(GrammarInstance::start(Constraint::new(field, source), fields.text("after")?, run)?))
 }
 
 /// `json-schema`: makes the answer JSON that is valid against a schema.
@@ -55,7 +55,7 @@ impl ModFactory for JsonSchema {
         let right = "'schema' must be a JSON schema (an object), e.g. {\"type\": \"object\"}";
         match fields.get("schema") {
             Some(schema @ Value::Object(_)) => {
-                session(GrammarSource::JsonSchema(schema.clone()), "schema", &fields, run)
+                instance(GrammarSource::JsonSchema(schema.clone()), "schema", &fields, run)
             }
             Some(other) => Err(format!("{right}, found {other}")),
             None => Err(format!("'schema' is missing; {right}")),
@@ -87,7 +87,7 @@ impl ModFactory for Regex {
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let fields = Fields::read(config, &["pattern", "after"])?;
         match fields.text("pattern")? {
-            Some(pattern) => session(GrammarSource::Regex(pattern.to_owned()), "pattern", &fields, run),
+            Some(pattern) => instance(GrammarSource::Regex(pattern.to_owned()), "pattern", &fields, run),
             None => Err("'pattern' is missing; it must be a regular expression, e.g. \"[0-9]+\"".into()),
         }
     }
@@ -119,8 +119,8 @@ impl ModFactory for Grammar {
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let fields = Fields::read(config, &["gbnf", "lark", "after"])?;
         match (fields.text("gbnf")?, fields.text("lark")?) {
-            (Some(text), None) => session(GrammarSource::Gbnf(text.to_owned()), "gbnf", &fields, run),
-            (None, Some(text)) => session(GrammarSource::Lark(text.to_owned()), "lark", &fields, run),
+            (Some(text), None) => instance(GrammarSource::Gbnf(text.to_owned()), "gbnf", &fields, run),
+            (None, Some(text)) => instance(GrammarSource::Lark(text.to_owned()), "lark", &fields, run),
             (None, None) => {
                 Err("'gbnf' or 'lark' is missing, e.g. {\"gbnf\": \"root ::= \\\"yes\\\" | \\\"no\\\"\"}".into())
             }
@@ -133,16 +133,16 @@ impl ModFactory for Grammar {
 mod tests {
     use super::{Grammar, JsonSchema, Regex};
     use crate::mods::ModFactory;
-    use crate::mods::builtin::testing::{Play, Told, run};
+    use crate::mods::builtin::testing::{Play, PlayResult, run};
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
-    fn play(mods: &[(&dyn ModFactory, Value)], seed: u64) -> Told {
+    fn play(mods: &[(&dyn ModFactory, Value)], seed: u64) -> PlayResult {
         Play { seed, ..Play::default() }.play(mods)
     }
 
     #[test]
-    fn messages_name_the_field() {
+    fn errors_name_field() {
         let mods: [(&dyn ModFactory, Value, &str); 7] = [
             (
                 &JsonSchema,
@@ -175,46 +175,46 @@ mod tests {
     }
 
     #[test]
-    fn a_form_may_begin_later() {
-        let told = Play { script: "Well, x: ".into(), seed: 3, ..Play::default() }
+    fn constraint_begins_after_text() {
+        let result = Play { script: "Well, x: ".into(), seed: 3, ..Play::default() }
             .play(&[(&Regex, json!({"pattern": "[0-9]{3}", "after": "x: "}))]);
-        let digits = told.text.strip_prefix("Well, x: ").expect("the script comes first");
-        assert!(digits.len() == 3 && digits.bytes().all(|byte| byte.is_ascii_digit()), "{:?}", told.text);
-        assert!(told.ended);
+        let digits = result.text.strip_prefix("Well, x: ").expect("the script comes first");
+        assert!(digits.len() == 3 && digits.bytes().all(|byte| byte.is_ascii_digit()), "{:?}", result.text);
+        assert!(result.ended);
     }
 
     #[test]
-    fn what_is_forced_against_it_stands_and_is_logged() {
-        let told = play(
+    fn forced_contradiction_is_kept_and_logged() {
+        let result = play(
             &[
                 (&crate::mods::builtin::force_prefix::ForcePrefix, json!({"text": "ab"})),
                 (&Regex, json!({"pattern": "a[0-9]"})),
             ],
             1,
         );
-        assert!(told.text.starts_with("ab"));
-        assert_eq!(told.logs[0], "\"b\" is not permitted by 'pattern'; the constraint is suspended while it remains");
+        assert!(result.text.starts_with("ab"));
+        assert_eq!(result.logs[0], "\"b\" is not permitted by 'pattern'; the constraint is suspended while it remains");
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
 
         #[test]
-        fn whatever_the_model_draws_the_answer_has_the_form(seed: u64) {
+        fn answer_always_satisfies_constraint(seed: u64) {
             let schema = json!({"type": "object", "properties": {"a": {"enum": [1, "b"]}, "c": {"type": "boolean"}},
                 "required": ["a", "c"], "additionalProperties": false});
-            let told = play(&[(&JsonSchema, json!({"schema": schema}))], seed);
-            prop_assert!(told.ended);
-            let value: Value = serde_json::from_str(&told.text).unwrap();
-            prop_assert!(crate::mods::schema_check::problem(&value, &schema).is_none());
-            let told = play(&[(&Grammar, json!({"gbnf": "root ::= \"(\" root \")\" | \"x\""}))], seed);
-            let depth = told.text.find('x').unwrap_or(told.text.len());
-            prop_assert!(!told.ended || told.text == "(".repeat(depth) + "x" + &")".repeat(depth), "{}", told.text);
+            let result = play(&[(&JsonSchema, json!({"schema": schema}))], seed);
+            prop_assert!(result.ended);
+            let value: Value = serde_json::from_str(&result.text).unwrap();
+            prop_assert!(crate::mods::schema_check::first_error(&value, &schema).is_none());
+            let result = play(&[(&Grammar, json!({"gbnf": "root ::= \"(\" root \")\" | \"x\""}))], seed);
+            let depth = result.text.find('x').unwrap_or(result.text.len());
+            prop_assert!(!result.ended || result.text == "(".repeat(depth) + "x" + &")".repeat(depth), "{}", result.text);
         }
 
         #[test]
-        fn two_forms_and_a_ban_hold_together(seed: u64) {
-            let told = play(
+        fn two_constraints_and_ban_apply_together(seed: u64) {
+            let result = play(
                 &[
                     (&Regex, json!({"pattern": "[a-d]{4,8}"})),
                     (&Grammar, json!({"lark": "start: PAIR PAIR PAIR?\nPAIR: /[abcx][bcd]/"})),
@@ -222,11 +222,11 @@ mod tests {
                 ],
                 seed,
             );
-            prop_assert!(told.ended, "{:?}", told);
-            let text = told.text.as_bytes();
+            prop_assert!(result.ended, "{:?}", result);
+            let text = result.text.as_bytes();
             prop_assert!(text.len() == 4 || text.len() == 6);
             prop_assert!(text.chunks(2).all(|pair| b"abc".contains(&pair[0]) && b"bcd".contains(&pair[1])));
-            prop_assert!(!told.text.contains("ab") && !told.text.contains("cc"), "{}", told.text);
+            prop_assert!(!result.text.contains("ab") && !result.text.contains("cc"), "{}", result.text);
         }
     }
 }

@@ -1,13 +1,13 @@
 //! Detection of reasoning in an answer, in the format of the model's family.
 
-use super::trail::Moved;
-use super::written::Written;
+use super::answer_text::AnswerText;
+use super::sequence::SequenceDelta;
 use crate::mods::Call;
 
 /// State of an answer: before, within or after reasoning. Reasoning is at the beginning of an answer; a family with
 /// channels may have several.
 #[derive(Debug)]
-pub struct Thought {
+pub struct ReasoningState {
     open: Vec<u8>,
     close: Vec<u8>,
     channels: bool,
@@ -37,7 +37,7 @@ enum State {
     Past,
 }
 
-impl Thought {
+impl ReasoningState {
     /// Creates the state for a run whose answer has not begun. `markers` replace those of the model's family.
     pub fn new(call: &Call<'_>, markers: Option<(&str, &str)>) -> Self {
         let answer_format = &call.run.answer_format;
@@ -58,8 +58,8 @@ impl Thought {
 
     /// Applies a change of the answer to the state. `written` already includes the change; its text was `kept` bytes
     /// long between removal and appending.
-    pub fn follow(&mut self, moved: &Moved<'_>, written: &Written, kept: usize) {
-        let before = written.tokens() - moved.added.len();
+    pub fn follow(&mut self, delta: &SequenceDelta<'_>, written: &AnswerText, kept: usize) {
+        let before = written.tokens() - delta.added.len();
         while self.changes.len() > 1 && self.last().tokens > before {
             self.changes.pop();
         }
@@ -81,7 +81,7 @@ impl Thought {
     }
 
     /// Returns true if the text ends with a possible beginning of the end marker.
-    pub fn may_be_closing(&self, written: &Written) -> bool {
+    pub fn may_be_closing(&self, written: &AnswerText) -> bool {
         (1..self.close.len()).any(|length| written.bytes().ends_with(&self.close[..length]))
     }
 
@@ -138,17 +138,17 @@ impl Thought {
 
 #[cfg(test)]
 mod tests {
-    use super::Thought;
+    use super::ReasoningState;
     use crate::events::TokenId;
     use crate::model::chat::family::ModelFamily;
+    use crate::mods::builtin::answer_text::AnswerText;
+    use crate::mods::builtin::sequence::SequenceDelta;
     use crate::mods::builtin::testing::run;
-    use crate::mods::builtin::trail::Moved;
-    use crate::mods::builtin::written::Written;
     use crate::mods::{Call, CallEvent, RunView};
     use proptest::prelude::*;
     use std::sync::Arc;
 
-    fn begin(run: &Arc<RunView>) -> (Thought, Written) {
+    fn begin(run: &Arc<RunView>) -> (ReasoningState, AnswerText) {
         let sequence = run.vocabulary.encode("> ", false, false);
         let call = Call {
             run,
@@ -159,52 +159,52 @@ mod tests {
             max_steps: 100,
             event: CallEvent::ForwardPass { logits: &[] },
         };
-        (Thought::new(&call, None), Written::new(run))
+        (ReasoningState::new(&call, None), AnswerText::new(run))
     }
 
-    fn go_on(thought: &mut Thought, written: &mut Written, run: &RunView, removed: usize, text: &str) {
+    fn go_on(reasoning: &mut ReasoningState, written: &mut AnswerText, run: &RunView, removed: usize, text: &str) {
         let added: Vec<TokenId> = text.bytes().map(TokenId::from).collect();
         let logprobs = vec![None; added.len()];
-        let moved = Moved { removed, added: &added, logprobs: &logprobs };
-        let kept = written.follow(&moved, &run.vocabulary);
-        thought.follow(&moved, written, kept);
+        let delta = SequenceDelta { removed, added: &added, logprobs: &logprobs };
+        let kept = written.follow(&delta, &run.vocabulary);
+        reasoning.follow(&delta, written, kept);
     }
 
-    fn state(thought: &Thought, written: &Written) -> (bool, bool, usize, (usize, usize)) {
-        (thought.may_begin(), thought.is_within(), thought.spent(written.tokens()), thought.answer_from())
+    fn state(reasoning: &ReasoningState, written: &AnswerText) -> (bool, bool, usize, (usize, usize)) {
+        (reasoning.may_begin(), reasoning.is_within(), reasoning.spent(written.tokens()), reasoning.answer_from())
     }
 
     #[test]
-    fn channels_may_hold_several_thoughts() {
+    fn channels_may_have_several_reasoning_parts() {
         let mut view = (*run()).clone();
         let mut answer_format = (*view.answer_format).clone();
         answer_format.format = ModelFamily::Harmony.format().into();
         view.answer_format = answer_format.into();
         let run = Arc::new(view);
-        let (mut thought, mut written) = begin(&run);
-        go_on(&mut thought, &mut written, &run, 0, "<|channel|>analysis<|message|>abc");
-        assert_eq!((thought.is_within(), thought.spent(written.tokens())), (true, 3));
-        go_on(&mut thought, &mut written, &run, 0, "<|end|>x<|channel|>analysis<|message|>de");
-        assert_eq!((thought.is_within(), thought.spent(written.tokens())), (true, 3 + 7 + 2));
+        let (mut reasoning, mut written) = begin(&run);
+        go_on(&mut reasoning, &mut written, &run, 0, "<|channel|>analysis<|message|>abc");
+        assert_eq!((reasoning.is_within(), reasoning.spent(written.tokens())), (true, 3));
+        go_on(&mut reasoning, &mut written, &run, 0, "<|end|>x<|channel|>analysis<|message|>de");
+        assert_eq!((reasoning.is_within(), reasoning.spent(written.tokens())), (true, 3 + 7 + 2));
     }
 
     proptest! {
         /// After any removals, the state is that of the current text.
         #[test]
-        fn what_is_taken_back_leaves_no_trace(
+        fn backtrack_restores_reasoning_state(
             pieces in proptest::collection::vec(("(<think>|</think>|<th|ink>|a| ){0,4}", 0usize..12), 1..8)
         ) {
             let run = run();
-            let (mut thought, mut written) = begin(&run);
+            let (mut reasoning, mut written) = begin(&run);
             let mut text = String::new();
             for (piece, back) in pieces {
                 let back = back.min(text.len());
                 text.truncate(text.len() - back);
                 text.push_str(&piece);
-                go_on(&mut thought, &mut written, &run, back, &piece);
+                go_on(&mut reasoning, &mut written, &run, back, &piece);
                 let (mut fresh, mut whole) = begin(&run);
                 go_on(&mut fresh, &mut whole, &run, 0, &text);
-                prop_assert_eq!(state(&thought, &written), state(&fresh, &whole), "{}", text);
+                prop_assert_eq!(state(&reasoning, &written), state(&fresh, &whole), "{}", text);
             }
         }
     }

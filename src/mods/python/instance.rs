@@ -1,10 +1,10 @@
 //! Python mods as factories and instances.
 
-use super::desk::Desk;
-use super::keeper::{CallJob, Job, Keeper, RunContext};
-use super::memory::{SharedMemory, Slot};
-use super::message::{CallHeader, Handler, ToWorker, to_json};
-use super::recipe::Recipe;
+use super::handle::SupervisorHandle;
+use super::message::{CallHeader, HandlerInfo, ToWorker, to_json};
+use super::shared_memory::{MemoryRegion, SharedMemory};
+use super::supervisor::{CallJob, Job, RunContext, Supervisor};
+use super::worker_spec::WorkerSpec;
 use crate::events::TokenId;
 use crate::model::common_prefix;
 use crate::mods::{
@@ -17,49 +17,51 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Maximum workers of one mod.
-const MOST_WORKERS: usize = 64;
+const MAX_WORKERS: usize = 64;
 
 /// A Python mod; its workers start with the runs that name it, and end with the mod.
 pub struct PythonMod {
     description: ModDescription,
-    handler: Handler,
-    recipe: Recipe,
-    desks: Mutex<Vec<Arc<Desk>>>,
+    handler: HandlerInfo,
+    spec: WorkerSpec,
+    handles_by_worker: Mutex<Vec<Arc<SupervisorHandle>>>,
 }
 
 impl PythonMod {
-    pub fn new(description: ModDescription, handler: Handler, recipe: Recipe) -> Self {
-        Self { description, handler, recipe, desks: Mutex::default() }
+    pub fn new(description: ModDescription, handler: HandlerInfo, spec: WorkerSpec) -> Self {
+        Self { description, handler, spec, handles_by_worker: Mutex::default() }
     }
 
     /// Returns the handle of the worker with the fewest runs, for one more run. Starts another worker if all are busy
     /// and the maximum is not reached.
-    fn desk(&self) -> io::Result<Arc<Desk>> {
-        let mut desks = self.desks.lock().unwrap_or_else(PoisonError::into_inner);
+    fn handle(&self) -> io::Result<Arc<SupervisorHandle>> {
+        let mut handles_by_worker = self.handles_by_worker.lock().unwrap_or_else(PoisonError::into_inner);
         // A supervisor that panicked is not used again.
-        desks.retain(|desk| desk.is_open());
-        let runs = |desk: &Arc<Desk>| desk.shared.runs.load(Ordering::Relaxed);
-        let most = self.handler.workers.unwrap_or(self.recipe.limits.workers).clamp(1, MOST_WORKERS);
-        let least = desks.iter().min_by_key(|desk| runs(desk)).cloned();
-        let desk = match least {
-            Some(desk) if runs(&desk) == 0 || desks.len() >= most => desk,
+        handles_by_worker.retain(|handle| handle.is_open());
+        let runs = |handle: &Arc<SupervisorHandle>| handle.shared.runs.load(Ordering::Relaxed);
+        let max = self.handler.workers.unwrap_or(self.spec.limits.workers).clamp(1, MAX_WORKERS);
+        let least_busy = handles_by_worker.iter().min_by_key(|handle| runs(handle)).cloned();
+        let handle = match least_busy {
+            Some(handle) if runs(&handle) == 0 || handles_by_worker.len() >= max => handle,
             _ => {
-                let desk = self.open()?;
-                desks.push(Arc::clone(&desk));
-                desk
+                let handle = self.open()?;
+                handles_by_worker.push(Arc::clone(&handle));
+                handle
             }
         };
-        desk.shared.runs.fetch_add(1, Ordering::Relaxed);
+        handle.shared.runs.fetch_add(1, Ordering::Relaxed);
         // Starts a worker if none is running.
-        let _ = desk.hand_in(Job::Begin);
-        Ok(desk)
+        let _ = handle.submit(Job::StartRun);
+        Ok(handle)
     }
 
-    fn open(&self) -> io::Result<Arc<Desk>> {
-        let (desk, jobs) = Desk::new(SharedMemory::create()?);
-        let keeper = Keeper::new(self.description.name.clone(), self.recipe.clone(), Arc::clone(&desk.shared));
-        std::thread::Builder::new().name(format!("mod {}", self.description.name)).spawn(move || keeper.work(&jobs))?;
-        Ok(Arc::new(desk))
+    fn open(&self) -> io::Result<Arc<SupervisorHandle>> {
+        let (handle, jobs) = SupervisorHandle::new(SharedMemory::create()?);
+        let supervisor = Supervisor::new(self.description.name.clone(), self.spec.clone(), Arc::clone(&handle.shared));
+        std::thread::Builder::new()
+            .name(format!("mod {}", self.description.name))
+            .spawn(move || supervisor.run(&jobs))?;
+        Ok(Arc::new(handle))
     }
 }
 
@@ -71,8 +73,8 @@ impl ModFactory for PythonMod {
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         self.handler.check_config(config)?;
-        let desk = self.desk().map_err(|error| format!("the worker cannot be started: {error}"))?;
-        Ok(Box::new(PythonSession {
+        let handle = self.handle().map_err(|error| format!("the worker cannot be started: {error}"))?;
+        Ok(Box::new(PythonInstance {
             run: Arc::new(RunContext {
                 number: NEXT.fetch_add(1, Ordering::Relaxed),
                 view: Arc::clone(run),
@@ -81,7 +83,7 @@ impl ModFactory for PythonMod {
                 worker: AtomicU64::new(0),
                 logged: AtomicUsize::new(0),
             }),
-            desk,
+            handle,
             handles: EventSet::of(&self.handler.handles),
             tokens: None,
             known: Vec::new(),
@@ -92,20 +94,20 @@ impl ModFactory for PythonMod {
 }
 
 /// State of a Python mod for one run.
-struct PythonSession {
+struct PythonInstance {
     run: Arc<RunContext>,
-    desk: Arc<Desk>,
+    handle: Arc<SupervisorHandle>,
     handles: EventSet,
     /// Region of the sequence.
-    tokens: Option<Slot>,
+    tokens: Option<MemoryRegion>,
     /// Tokens in that region.
     known: Vec<TokenId>,
     /// Region of the logits.
-    logits: Option<Slot>,
+    logits: Option<MemoryRegion>,
     over: bool,
 }
 
-impl PythonSession {
+impl PythonInstance {
     /// Writes the data of a call to the shared memory and creates the frame's header.
     fn prepare(&mut self, call: &Call<'_>) -> io::Result<Vec<u8>> {
         let tokens = (self.share_tokens(call.sequence)?, call.sequence.len());
@@ -141,37 +143,37 @@ impl PythonSession {
 
     /// Writes the changed end of the sequence. Returns the offset of the region.
     fn share_tokens(&mut self, sequence: &[TokenId]) -> io::Result<u64> {
-        let memory = &self.desk.shared.memory;
+        let memory = &self.handle.shared.memory;
         let bytes = size_of_val(sequence) as u64;
-        if self.tokens.as_ref().is_none_or(|slot| slot.bytes < bytes) {
+        if self.tokens.as_ref().is_none_or(|region| region.bytes < bytes) {
             if let Some(old) = self.tokens.take() {
-                memory.give(old);
+                memory.free(old);
             }
             // Few different sizes, so that runs reuse freed regions.
-            self.tokens = Some(memory.take((bytes * 2).next_power_of_two())?);
+            self.tokens = Some(memory.allocate((bytes * 2).next_power_of_two())?);
             self.known.clear();
         }
-        let slot = self.tokens.as_ref().ok_or(io::ErrorKind::OutOfMemory)?;
+        let region = self.tokens.as_ref().ok_or(io::ErrorKind::OutOfMemory)?;
         let same = common_prefix(&self.known, sequence);
-        memory.write(slot, (same * size_of::<TokenId>()) as u64, bytemuck::cast_slice(&sequence[same..]))?;
+        memory.write(region, (same * size_of::<TokenId>()) as u64, bytemuck::cast_slice(&sequence[same..]))?;
         self.known.truncate(same);
         self.known.extend_from_slice(&sequence[same..]);
-        Ok(slot.offset)
+        Ok(region.offset)
     }
 
     fn share_logits(&mut self, logits: &[f32]) -> io::Result<u64> {
-        let memory = &self.desk.shared.memory;
+        let memory = &self.handle.shared.memory;
         let bytes = size_of_val(logits) as u64;
-        if self.logits.as_ref().is_none_or(|slot| slot.bytes < bytes) {
-            self.logits = Some(memory.take(bytes)?);
+        if self.logits.as_ref().is_none_or(|region| region.bytes < bytes) {
+            self.logits = Some(memory.allocate(bytes)?);
         }
-        let slot = self.logits.as_ref().ok_or(io::ErrorKind::OutOfMemory)?;
-        memory.write(slot, 0, bytemuck::cast_slice(logits))?;
-        Ok(slot.offset)
+        let region = self.logits.as_ref().ok_or(io::ErrorKind::OutOfMemory)?;
+        memory.write(region, 0, bytemuck::cast_slice(logits))?;
+        Ok(region.offset)
     }
 }
 
-impl ModInstance for PythonSession {
+impl ModInstance for PythonInstance {
     fn handles(&self) -> EventSet {
         self.handles
     }
@@ -190,12 +192,12 @@ impl ModInstance for PythonSession {
         };
         let logits = match call.event {
             CallEvent::ForwardPass { .. } => {
-                self.logits.as_ref().map(|slot| Slot { offset: slot.offset, bytes: slot.bytes })
+                self.logits.as_ref().map(|region| MemoryRegion { offset: region.offset, bytes: region.bytes })
             }
             _ => None,
         };
         let job = CallJob { run: Arc::clone(&self.run), event: call.event_type(), header, logits, sent: None, done };
-        match self.desk.hand_in(Job::Call(Box::new(job))) {
+        match self.handle.submit(Job::Call(Box::new(job))) {
             Ok(()) => Err(Pending),
             Err(job) => {
                 if let Job::Call(job) = job {
@@ -207,24 +209,24 @@ impl ModInstance for PythonSession {
     }
 
     fn poll_reply(&mut self) {
-        self.desk.look(self.run.number);
+        self.handle.poll_reply(self.run.number);
     }
 
     fn stop_polling(&mut self) {
-        self.desk.stop_polling(self.run.number);
+        self.handle.stop_polling(self.run.number);
     }
 
     fn finished(&mut self) {
         if std::mem::replace(&mut self.over, true) {
             return;
         }
-        let slots = self.tokens.take().into_iter().chain(self.logits.take()).collect();
-        let _ = self.desk.hand_in(Job::Finished { run: Arc::clone(&self.run), slots });
-        self.desk.shared.runs.fetch_sub(1, Ordering::Relaxed);
+        let regions = self.tokens.take().into_iter().chain(self.logits.take()).collect();
+        let _ = self.handle.submit(Job::Finished { run: Arc::clone(&self.run), regions });
+        self.handle.shared.runs.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Drop for PythonSession {
+impl Drop for PythonInstance {
     fn drop(&mut self) {
         self.finished();
     }

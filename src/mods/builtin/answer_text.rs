@@ -1,6 +1,6 @@
 //! Text of an answer, and the token of each part of it.
 
-use super::trail::Moved;
+use super::sequence::SequenceDelta;
 use crate::events::TokenId;
 use crate::model::{Vocabulary, complete_prefix};
 use crate::mods::RunView;
@@ -8,7 +8,7 @@ use crate::mods::RunView;
 /// Text of an answer while it is written. Control tokens are not part of it, except those that structure the answers of
 /// the model's family.
 #[derive(Debug)]
-pub struct Written {
+pub struct AnswerText {
     bytes: Vec<u8>,
     /// Length of `bytes` after each token.
     ends: Vec<usize>,
@@ -18,14 +18,14 @@ pub struct Written {
 
 /// Backtrack that removes the end of a text.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Cut {
+pub struct Retraction {
     /// Number of tokens to remove.
     pub tokens: usize,
     /// Text of the first of these tokens before the cut.
     pub before: String,
 }
 
-impl Written {
+impl AnswerText {
     /// Creates an empty text for a run.
     pub fn new(run: &RunView) -> Self {
         let mut visible = run.vocabulary.controls_in(&run.answer_format.format.markers());
@@ -34,11 +34,11 @@ impl Written {
     }
 
     /// Applies a change of the answer. Returns the length of the text after the removal, before the new tokens.
-    pub fn follow(&mut self, moved: &Moved<'_>, vocabulary: &Vocabulary) -> usize {
-        self.ends.truncate(self.ends.len().saturating_sub(moved.removed));
+    pub fn follow(&mut self, delta: &SequenceDelta<'_>, vocabulary: &Vocabulary) -> usize {
+        self.ends.truncate(self.ends.len().saturating_sub(delta.removed));
         self.bytes.truncate(self.ends.last().copied().unwrap_or(0));
         let kept = self.bytes.len();
-        for &token in moved.added {
+        for &token in delta.added {
             if !vocabulary.is_control(token) || self.visible.contains(&token) {
                 self.bytes.extend_from_slice(vocabulary.piece(token));
             }
@@ -82,10 +82,10 @@ impl Written {
     }
 
     /// Returns the Backtrack that ends the text before the byte `at`.
-    pub fn cut(&self, at: usize) -> Cut {
+    pub fn cut(&self, at: usize) -> Retraction {
         let kept = self.ends.partition_point(|&end| end <= at);
         let from = self.end_of(kept);
-        Cut {
+        Retraction {
             tokens: self.ends.len() - kept,
             before: String::from_utf8_lossy(&self.bytes[from..at.max(from).min(self.bytes.len())]).into_owned(),
         }
@@ -94,25 +94,28 @@ impl Written {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cut, Written};
+    use super::{AnswerText, Retraction};
+    use crate::mods::builtin::sequence::SequenceDelta;
     use crate::mods::builtin::testing::run;
-    use crate::mods::builtin::trail::Moved;
 
     #[test]
-    fn knows_which_token_says_what() {
+    fn cut_maps_bytes_to_tokens() {
         let run = run();
-        let mut written = Written::new(&run);
+        let mut written = AnswerText::new(&run);
         let tokens = run.vocabulary.encode("Hello a very bad idea", false, false);
         let logprobs: Vec<_> = tokens.iter().map(|_| None).collect();
-        assert_eq!(written.follow(&Moved { removed: 0, added: &tokens, logprobs: &logprobs }, &run.vocabulary), 0);
-        assert_eq!(written.cut(9), Cut { tokens: 3, before: " v".into() });
-        assert_eq!(written.cut(12), Cut { tokens: 2, before: String::new() });
-        assert_eq!(written.cut(21), Cut { tokens: 0, before: String::new() });
+        assert_eq!(
+            written.follow(&SequenceDelta { removed: 0, added: &tokens, logprobs: &logprobs }, &run.vocabulary),
+            0
+        );
+        assert_eq!(written.cut(9), Retraction { tokens: 3, before: " v".into() });
+        assert_eq!(written.cut(12), Retraction { tokens: 2, before: String::new() });
+        assert_eq!(written.cut(21), Retraction { tokens: 0, before: String::new() });
         let euro = [0xe2, 0x82];
-        written.follow(&Moved { removed: 2, added: &euro, logprobs: &[None, None] }, &run.vocabulary);
+        written.follow(&SequenceDelta { removed: 2, added: &euro, logprobs: &[None, None] }, &run.vocabulary);
         assert_eq!(written.bytes(), b"Hello a very\xe2\x82");
         assert!(!written.is_whole());
-        written.follow(&Moved { removed: 0, added: &[0xac], logprobs: &[None] }, &run.vocabulary);
+        written.follow(&SequenceDelta { removed: 0, added: &[0xac], logprobs: &[None] }, &run.vocabulary);
         assert!(written.is_whole());
         assert_eq!((written.tokens(), written.end_of(3)), (6, 12));
     }

@@ -5,13 +5,13 @@ use crate::mods::{Call, CallEvent, RunView};
 
 /// Tracks the length of the answer.
 #[derive(Debug, Default)]
-pub struct Trail {
+pub struct SequenceTracker {
     tokens: usize,
 }
 
 /// Change of the answer since the last call.
 #[derive(Debug)]
-pub struct Moved<'a> {
+pub struct SequenceDelta<'a> {
     /// Number of tokens removed from its end.
     pub removed: usize,
     /// Tokens appended afterwards.
@@ -20,17 +20,17 @@ pub struct Moved<'a> {
     pub logprobs: &'a [Option<f32>],
 }
 
-impl Moved<'_> {
+impl SequenceDelta<'_> {
     /// Returns the log-probability of each appended token.
     pub fn each_logprob(&self) -> impl Iterator<Item = Option<f32>> {
         (0..self.added.len()).map(move |index| self.logprobs.get(index).copied().flatten())
     }
 }
 
-impl Trail {
+impl SequenceTracker {
     /// Processes a call and returns the change. The mod must handle `Added`: each token is appended once, at that
     /// event.
-    pub fn follow<'a>(&mut self, call: &Call<'a>) -> Moved<'a> {
+    pub fn follow<'a>(&mut self, call: &Call<'a>) -> SequenceDelta<'a> {
         let (added, logprobs): (&[TokenId], &[Option<f32>]) = match call.event {
             CallEvent::Added { tokens, logprobs, .. } => (tokens, logprobs),
             _ => (&[], &[]),
@@ -38,7 +38,7 @@ impl Trail {
         let kept = call.length() - added.len();
         let removed = self.tokens.saturating_sub(kept);
         self.tokens = call.length();
-        Moved { removed, added, logprobs }
+        SequenceDelta { removed, added, logprobs }
     }
 
     /// Returns the number of tokens of the answer.

@@ -3,7 +3,7 @@
 use crate::events::TokenId;
 
 /// Softmax distribution of logits.
-pub struct Distribution {
+pub struct LogitDistribution {
     max: f32,
     /// Σ exp(l − max).
     sum: f64,
@@ -11,7 +11,7 @@ pub struct Distribution {
     weighted: f64,
 }
 
-impl Distribution {
+impl LogitDistribution {
     /// Computes the distribution. `logits` has one entry per token; banned ones are −inf. Returns `None` if every token
     /// is banned.
     pub fn of(logits: &[f32]) -> Option<Self> {
@@ -59,16 +59,16 @@ pub fn top(logits: &[f32], count: usize) -> Vec<(TokenId, f32)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Distribution, top};
+    use super::{LogitDistribution, top};
 
     #[test]
-    fn entropy_of_known_distributions() {
-        let uniform = Distribution::of(&[3.0; 16]).unwrap();
+    fn entropy_matches_known_distributions() {
+        let uniform = LogitDistribution::of(&[3.0; 16]).unwrap();
         assert!((uniform.entropy() - 4.0).abs() < 1e-5);
         assert!((uniform.probability(3.0) - 1.0 / 16.0).abs() < 1e-7);
-        let certain = Distribution::of(&[f32::NEG_INFINITY, 1000.0, f32::NEG_INFINITY]).unwrap();
+        let certain = LogitDistribution::of(&[f32::NEG_INFINITY, 1000.0, f32::NEG_INFINITY]).unwrap();
         assert!(certain.entropy().abs() < 1e-6);
-        assert!(Distribution::of(&[f32::NEG_INFINITY; 3]).is_none());
+        assert!(LogitDistribution::of(&[f32::NEG_INFINITY; 3]).is_none());
     }
 
     #[test]
