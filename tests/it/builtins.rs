@@ -54,7 +54,7 @@ fn backtracks(items: &[TraceItem]) -> usize {
 }
 
 #[tokio::test]
-async fn an_answer_has_the_form_that_a_mod_gives_it() {
+async fn mods_determine_the_form_of_the_answer() {
     let server = server().await;
     let schema = json!({"type": "object", "properties": {"size": {"enum": ["small", "large"]}, "sure": {"type": "boolean"}},
         "required": ["size", "sure"], "additionalProperties": false});
@@ -85,7 +85,7 @@ async fn an_answer_has_the_form_that_a_mod_gives_it() {
 }
 
 #[tokio::test]
-async fn forms_and_bans_hold_together_in_any_order() {
+async fn forms_and_bans_combine_in_any_order() {
     let server = server().await;
     let schema = json!({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"], "additionalProperties": false});
     let mut mods = vec![
@@ -119,7 +119,7 @@ async fn phrases_are_banned_and_replaced_as_whole_words() {
 }
 
 #[tokio::test]
-async fn a_thought_has_a_budget() {
+async fn reasoning_budget_ends_the_reasoning() {
     let server = server().await;
     for seed in 0..3 {
         let mods = json!([{"name": "force-prefix", "config": {"text": "<think>\n"}},
@@ -137,7 +137,7 @@ async fn a_thought_has_a_budget() {
 }
 
 #[tokio::test]
-async fn the_most_probable_choice_is_the_answer() {
+async fn most_probable_choice_is_the_answer() {
     let server = server().await;
     let choices = ["a cat", "the bird", "an old dog", "x"];
     let special = Model::load(&model(), &ModelOptions::default(), |_| true).unwrap().vocabulary().special();
@@ -172,7 +172,7 @@ async fn the_most_probable_choice_is_the_answer() {
 }
 
 #[tokio::test]
-async fn what_the_model_is_unsure_of_is_tried_again() {
+async fn low_confidence_tokens_are_retried() {
     // Alone, and from the first token on, so that both answers are computed in the same batches.
     let server = &Server::start(&["--parallel", "1"]);
     server.wait_ready().await;
@@ -195,7 +195,7 @@ async fn what_the_model_is_unsure_of_is_tried_again() {
 }
 
 #[tokio::test]
-async fn rules_end_an_answer() {
+async fn stop_rules_end_the_answer() {
     let server = server().await;
     let rule = |config: Value| json!([{"name": "stop-rules", "config": config}]);
     let answer = server.answer(COMPLETIONS, &body(5, rule(json!({"tokens": 5})))).await;
@@ -217,7 +217,7 @@ async fn rules_end_an_answer() {
 }
 
 #[tokio::test]
-async fn wrong_tool_calls_do_not_get_through() {
+async fn invalid_tool_calls_are_blocked() {
     let server = server().await;
     let forced = |call: &str, config: Value| {
         let mut body = body(
@@ -266,7 +266,7 @@ async fn wrong_tool_calls_do_not_get_through() {
 }
 
 #[tokio::test]
-async fn a_configuration_that_is_wrong_is_refused_by_name() {
+async fn invalid_configuration_error_names_the_field() {
     let server = server().await;
     for (name, config, message) in [
         (
@@ -306,7 +306,7 @@ async fn a_configuration_that_is_wrong_is_refused_by_name() {
 }
 
 #[tokio::test]
-async fn the_list_tells_what_a_mod_does_and_takes() {
+async fn mod_list_describes_each_mod_and_its_fields() {
     let (_, list) = server().await.get("/api/v1/mods").await;
     let built_in = |description: &&Value| description["language"] == "rust";
     let mut count = 0;

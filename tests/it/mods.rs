@@ -126,7 +126,7 @@ impl Told {
 }
 
 #[tokio::test]
-async fn a_banned_phrase_is_not_in_the_answer_whoever_bans_it() {
+async fn banned_phrase_is_absent_with_builtin_and_python_mods() {
     let mut lab = Lab::new().await;
     let plain = lab.tell(&[]).await.text;
     let phrase: String = plain.chars().skip(3).take(6).collect();
@@ -142,7 +142,7 @@ async fn a_banned_phrase_is_not_in_the_answer_whoever_bans_it() {
 }
 
 #[tokio::test]
-async fn mods_of_both_kinds_work_together() {
+async fn builtin_and_python_mods_work_together() {
     let mut lab = Lab::new().await;
     let told = lab
         .tell(&[
@@ -161,7 +161,7 @@ async fn mods_of_both_kinds_work_together() {
 }
 
 #[tokio::test]
-async fn a_loop_of_the_model_is_ended() {
+async fn repetition_loop_ends_the_run() {
     let mut lab = Lab::new().await;
     let bias = json!({"bias": {"65": 100.0}});
     let told = lab.tell(&[("bias-tokens", bias), ("stop-on-repetition", json!({"ngram": 2, "times": 3}))]).await;
@@ -179,7 +179,7 @@ const SEEDS: u32 = 12;
 type Check<'a> = &'a dyn Fn(&str) -> bool;
 
 #[tokio::test]
-async fn an_answer_has_the_form_that_a_strategy_gives_it_whatever_the_model_wants() {
+async fn strategy_determines_the_form_of_the_answer() {
     let mut lab = Lab::new().await;
     let letters = |text: &str| !text.is_empty() && text.chars().all(char::is_alphabetic);
     let digits = |text: &str| text.len() == 4 && text.chars().all(|c| c.is_ascii_digit());
@@ -210,7 +210,7 @@ async fn an_answer_has_the_form_that_a_strategy_gives_it_whatever_the_model_want
 }
 
 #[tokio::test]
-async fn a_question_that_is_erased_is_seen_by_nobody_but_its_mod() {
+async fn erased_question_is_visible_only_to_its_mod() {
     let mut lab = Lab::new().await;
     for seed in 0..SEEDS {
         let plain = lab.draw(&[], hot(seed), 60).await;
@@ -232,7 +232,7 @@ async fn a_question_that_is_erased_is_seen_by_nobody_but_its_mod() {
 }
 
 #[tokio::test]
-async fn a_flow_goes_where_the_answers_lead() {
+async fn flow_branches_on_the_answers() {
     let mut lab = Lab::new().await;
     let mut ways = std::collections::HashMap::new();
     for seed in 0..40 {

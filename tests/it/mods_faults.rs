@@ -128,12 +128,12 @@ fn resident_mib(server: &Server) -> u64 {
 }
 
 #[tokio::test]
-async fn a_faulty_mod_harms_nobody_else() {
+async fn faulty_mods_do_not_affect_other_runs() {
     faults(free().await).await;
 }
 
 #[tokio::test]
-async fn a_faulty_mod_in_the_sandbox_harms_nobody_else() {
+async fn faulty_sandboxed_mods_do_not_affect_other_runs() {
     if sandboxed().await {
         faults(kept().await).await;
     }
@@ -154,7 +154,7 @@ async fn sandboxed() -> bool {
 }
 
 #[tokio::test]
-async fn the_sandbox_keeps_source_from_everything() {
+async fn sandbox_denies_access_to_the_system() {
     if !sandboxed().await {
         return;
     }
@@ -230,7 +230,7 @@ fn assert_workers_have_no_capabilities(server: &Server) {
 }
 
 #[tokio::test]
-async fn a_mod_that_keeps_failing_is_switched_off_and_says_so() {
+async fn repeatedly_failing_mod_is_disabled_and_reported() {
     let told = harmless(free().await, "always_raises").await;
     let count = told.exceptions.len();
     assert!((5..=15).contains(&count) && told.exceptions.iter().all(|text| text == "ValueError: never"), "{count}");
@@ -244,7 +244,7 @@ async fn a_mod_that_keeps_failing_is_switched_off_and_says_so() {
 }
 
 #[tokio::test]
-async fn a_run_that_hangs_its_mod_does_not_take_it_from_other_runs_for_long() {
+async fn hanging_mod_recovers_for_other_runs() {
     let server = free().await;
     let (hanging, good) = tokio::join!(tell(server, "hangs_for_some", 2), tell(server, "hangs_for_some", TOKENS));
     assert!(
@@ -258,7 +258,7 @@ async fn a_run_that_hangs_its_mod_does_not_take_it_from_other_runs_for_long() {
 }
 
 #[tokio::test]
-async fn a_slow_mod_holds_up_only_its_own_run() {
+async fn slow_mod_delays_only_its_own_run() {
     let server = free().await;
     let slow = tell(server, "naps", TOKENS);
     // Three times as many tokens: were the others to wait for the mod, they would be the last.
@@ -275,7 +275,7 @@ async fn a_slow_mod_holds_up_only_its_own_run() {
 }
 
 #[tokio::test]
-async fn a_worker_that_computes_without_a_call_is_ended() {
+async fn worker_using_cpu_without_a_call_is_ended() {
     let server = Server::start(&["--mods-dir", FAULTS, "--mod-timeout", "20000"]);
     server.wait_ready().await;
     tell(&server, "computes_between_calls", TOKENS).await;
@@ -289,7 +289,7 @@ async fn a_worker_that_computes_without_a_call_is_ended() {
 }
 
 #[tokio::test]
-async fn several_workers_serve_one_mod_when_asked_to() {
+async fn configured_number_of_workers_serves_one_mod() {
     let server = Server::start(&["--mods-dir", FAULTS, "--mod-workers", "3", "--parallel", "4", "--mod-idle", "2"]);
     server.wait_ready().await;
     let ask = |tokens| tell(&server, "who", tokens);
@@ -315,7 +315,7 @@ async fn several_workers_serve_one_mod_when_asked_to() {
 }
 
 #[tokio::test]
-async fn a_thousand_runs_leave_nothing_behind() {
+async fn thousand_runs_leak_no_resources() {
     let server = free().await;
     let mut seen = Vec::new();
     for round in 0..10 {
@@ -351,7 +351,7 @@ async fn uploaded(server: &Server, entrypoint: &str) {
 }
 
 #[tokio::test]
-async fn what_is_uploaded_runs_in_the_sandbox_and_a_run_outlives_its_removal() {
+async fn uploaded_mod_is_sandboxed_and_its_run_survives_removal() {
     if !sandboxed().await {
         return;
     }
@@ -382,7 +382,7 @@ async fn what_is_uploaded_runs_in_the_sandbox_and_a_run_outlives_its_removal() {
 }
 
 #[tokio::test]
-async fn where_there_is_no_sandbox_uploads_are_refused_unless_a_flag_says_otherwise() {
+async fn uploads_without_a_sandbox_require_a_flag() {
     let body = json!({"name": "calm", "entrypoint": "calm",
         "source": "from thunder_mods import mod\n@mod\ndef calm(event, actions):\n    import socket\n    socket.socket()\n    open('/etc/passwd')\n"});
     let off = ["--api-key", "user", "--mod-key", "boss", "--allow-mod-upload", "--mod-sandbox", "off"];

@@ -40,7 +40,7 @@ async fn attention_rows_are_distributions_over_the_positions_before() {
 
 /// The same attention whether a run is alone, shares batches with others, or has backtracked to where it is.
 #[tokio::test]
-async fn attention_belongs_to_its_own_run() {
+async fn concurrent_runs_receive_only_their_own_attention() {
     let rows = |told: &Told| -> Vec<Vec<f32>> {
         told.items
             .iter()
@@ -93,7 +93,7 @@ async fn attention_belongs_to_its_own_run() {
 }
 
 #[tokio::test]
-async fn what_was_captured_is_with_the_recorder_when_the_engine_has_stopped() {
+async fn captured_rows_are_recorded_before_the_engine_stops() {
     let slowly = |options: &mut EngineOptions| {
         options.encode_attention = |_, _, _, _| {
             std::thread::sleep(Duration::from_millis(20));
@@ -123,7 +123,7 @@ async fn what_was_captured_is_with_the_recorder_when_the_engine_has_stopped() {
 }
 
 #[tokio::test]
-async fn a_row_that_cannot_be_coded_costs_neither_the_run_nor_the_others() {
+async fn row_that_cannot_be_encoded_affects_no_run() {
     let mut bench = bench_with(1, true, |options| {
         options.encode_attention = |values, _, _, row_len| {
             assert!(!row_len.is_multiple_of(2), "a coder that fails on {} values", values.len());

@@ -6,7 +6,7 @@ use thunder::events::FinishReason;
 use thunder::model::grammar::{Constraint, GrammarSource, Trigger};
 
 #[tokio::test]
-async fn a_lazy_constraint_begins_behind_its_trigger_and_ends_the_run() {
+async fn lazy_constraint_starts_after_its_trigger_and_ends_the_run() {
     let letter = model().vocabulary().encode("a", false, false)[0];
     let request = |constraint| Request {
         constraint: Some(constraint),
@@ -27,7 +27,7 @@ async fn a_lazy_constraint_begins_behind_its_trigger_and_ends_the_run() {
 }
 
 #[tokio::test]
-async fn a_grammar_gone_wrong_ends_its_run_and_no_other() {
+async fn broken_grammar_ends_only_its_own_run() {
     let mut bench = bench(2, false).await;
     // Its text never comes to an end: the limit ends it.
     let endless = Constraint::new("test", GrammarSource::Lark("start: \"a\" endless\nendless: \"b\" endless".into()));

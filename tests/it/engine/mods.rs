@@ -25,7 +25,7 @@ async fn goes_on_as_if_nothing_had_been(
 }
 
 #[tokio::test]
-async fn backtrack_at_added_replaces_tokens() {
+async fn backtrack_on_added_replaces_tokens() {
     let once = Arc::new(Mutex::new(false));
     for late in [false, true] {
         *once.lock().unwrap() = false;
@@ -44,7 +44,7 @@ async fn backtrack_at_added_replaces_tokens() {
 }
 
 #[tokio::test]
-async fn backtrack_without_tokens_draws_from_the_shortened_sequence() {
+async fn backtrack_without_tokens_samples_from_the_shortened_sequence() {
     let once = Arc::new(Mutex::new(false));
     goes_on_as_if_nothing_had_been(
         move |call| {
@@ -62,7 +62,7 @@ async fn backtrack_without_tokens_draws_from_the_shortened_sequence() {
 }
 
 #[tokio::test]
-async fn forced_tokens_take_one_decode_and_are_measured() {
+async fn forced_tokens_take_one_decode_and_have_probabilities() {
     for event in [EventType::ForwardPass, EventType::Sampled, EventType::Added] {
         let once = Arc::new(Mutex::new(false));
         let inner = Arc::clone(&once);
@@ -112,7 +112,7 @@ async fn forced_tokens_take_one_decode_and_are_measured() {
 }
 
 #[tokio::test]
-async fn sampled_backtrack_of_one_draws_again_without_a_gap() {
+async fn sampled_backtrack_of_one_samples_again_without_a_gap() {
     let mut bench = bench(1, false).await;
     let once = Arc::new(Mutex::new(false));
     let mut asked = request("The sky is", 8);
@@ -148,7 +148,7 @@ async fn force_output_replaces_everything_and_ends() {
 }
 
 #[tokio::test]
-async fn an_action_that_its_event_does_not_permit_is_the_mods_error() {
+async fn action_not_permitted_for_its_event_is_a_mod_error() {
     let mut bench = bench(1, false).await;
     let told = bench
         .tell(with_mod(request("The sky is", 4), false, |call| {
@@ -169,7 +169,7 @@ async fn an_action_that_its_event_does_not_permit_is_the_mods_error() {
 }
 
 #[tokio::test]
-async fn the_first_mod_that_changes_control_wins() {
+async fn first_mod_that_changes_control_wins() {
     let mut bench = bench(1, false).await;
     let mut asked = with_mod(request("The sky is", 8), false, |call| {
         if added_at(call, 2) { Action::ForceTokens(vec![70]) } else { Action::Noop }
@@ -184,7 +184,7 @@ async fn the_first_mod_that_changes_control_wins() {
 }
 
 #[tokio::test]
-async fn edited_logits_decide_and_the_edit_is_recorded() {
+async fn edited_logits_are_sampled_and_recorded() {
     let mut bench = bench(1, false).await;
     let told = bench
         .tell(with_mod(request("The sky is", 3), true, |call| match call.event_type() {
@@ -204,7 +204,7 @@ async fn edited_logits_decide_and_the_edit_is_recorded() {
 }
 
 #[tokio::test]
-async fn a_mod_that_backtracks_for_ever_is_stopped() {
+async fn endless_backtracks_of_a_mod_end_the_run() {
     let mut bench = bench(1, false).await;
     let mut asked = with_mod(request("The sky is", 8), false, |call| {
         if call.event_type() == EventType::Added { Action::Backtrack { n: 1, tokens: vec![] } } else { Action::Noop }
@@ -236,7 +236,7 @@ async fn tool_calls_and_errors_end_the_run() {
 
 /// Tokens that only begin a character have no text of their own, so that characters do not tell which tokens are gone.
 #[tokio::test]
-async fn the_client_knows_which_tokens_are_gone() {
+async fn client_is_notified_of_retracted_tokens() {
     let halves: Vec<TokenId> = model().vocabulary().encode("日本語", false, true);
     let bench = bench(1, false).await;
     for seed in 0..6 {

@@ -60,7 +60,7 @@ fn with_attention(request: Request) -> Request {
 }
 
 #[tokio::test]
-async fn runs_that_are_given_up_while_the_recorder_takes_nothing_do_not_stop_the_engine() {
+async fn canceled_runs_do_not_block_the_engine_while_the_recorder_is_full() {
     const GIVEN_UP: usize = 300;
     let (engine, mut signals) = engine(1).await;
     let first = engine.submit(with_attention(request("The sky is", 40))).await.unwrap();
@@ -89,7 +89,7 @@ async fn submitted_run_is_signalled_before_its_id_is_known() {
 }
 
 #[tokio::test]
-async fn a_slow_recorder_gets_everything_in_order() {
+async fn slow_recorder_receives_everything_in_order() {
     let (engine, mut signals) = engine(1).await;
     let listener = tokio::spawn(async move {
         let mut ledger = Ledger::default();

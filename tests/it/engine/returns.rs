@@ -64,7 +64,7 @@ fn drawn_from(event: &Event) -> DrawnFrom {
 }
 
 #[tokio::test]
-async fn what_was_taken_back_teaches_the_sampler_nothing_in_a_context_that_was_full_too() {
+async fn retracted_tokens_do_not_affect_the_sampler_even_after_a_shift() {
     let mirostat = |mirostat| SamplingParams { mirostat, mirostat_eta: 0.7, ..SamplingParams::default() };
     let adaptive =
         SamplingParams { samplers: vec![SamplerStage::AdaptiveP], adaptive_target: 0.1, ..SamplingParams::default() };
@@ -97,7 +97,7 @@ async fn what_was_taken_back_teaches_the_sampler_nothing_in_a_context_that_was_f
 }
 
 #[tokio::test]
-async fn what_is_left_of_the_sequence_is_never_nothing() {
+async fn sequence_is_never_empty_after_a_retraction() {
     let mut bench = short().await;
     for event in [EventType::ForwardPass, EventType::Sampled, EventType::Added] {
         for tokens in [vec![], vec![9, 10]] {

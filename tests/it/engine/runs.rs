@@ -8,7 +8,7 @@ use thunder::events::{EventType, FinishReason, RunEnd, TraceItem};
 use thunder::mods::Action;
 
 #[tokio::test]
-async fn a_plain_run_is_numbered_without_holes_and_repeats() {
+async fn plain_run_is_numbered_without_gaps_and_reproducible() {
     let mut bench = bench(1, false).await;
     let first = bench.tell(request("The sky is", 12)).await;
     let orders: Vec<i32> = first
@@ -33,7 +33,7 @@ async fn a_plain_run_is_numbered_without_holes_and_repeats() {
 }
 
 #[tokio::test]
-async fn a_control_token_is_text_where_the_request_says_so() {
+async fn control_token_is_text_if_requested() {
     let mut bench = bench(1, false).await;
     let vocabulary = Arc::clone(model().vocabulary());
     let tokens = vocabulary.encode("a<|im_start|>b", false, true);
@@ -50,7 +50,7 @@ async fn a_control_token_is_text_where_the_request_says_so() {
 }
 
 #[tokio::test]
-async fn streams_decode_together_and_agree_with_a_run_alone() {
+async fn concurrent_streams_equal_a_run_alone() {
     let mut alone = bench(1, false).await;
     let prompts = ["The sky is", "Once upon a time there was a small house", "1 2 3", "{\"a\":"];
     let mut expected = Vec::new();
@@ -68,7 +68,7 @@ async fn streams_decode_together_and_agree_with_a_run_alone() {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_ends_its_run_and_frees_the_slot() {
+async fn disconnected_client_ends_its_run_and_frees_the_slot() {
     let mut bench = bench(1, false).await;
     let mut endless = request("The sky is", 400);
     endless.limits.max_steps = 4000;
@@ -80,7 +80,7 @@ async fn a_client_that_goes_ends_its_run_and_frees_the_slot() {
 }
 
 #[tokio::test]
-async fn only_what_was_read_of_a_prompt_is_counted() {
+async fn only_evaluated_prompt_tokens_are_counted() {
     let bench = bench_with(1, false, |options| options.batch_size = 64).await;
     // Both are told to end before the first has read more than one batch, and the other one anything.
     let (release, held) = std::sync::mpsc::channel();
@@ -123,7 +123,7 @@ async fn only_what_was_read_of_a_prompt_is_counted() {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_read_pauses_only_itself() {
+async fn client_that_does_not_read_pauses_only_its_own_run() {
     let mut bench = bench(2, false).await;
     let mut slow = request("The sky is", 450);
     slow.limits.max_steps = 4000;
@@ -135,7 +135,7 @@ async fn a_client_that_does_not_read_pauses_only_itself() {
 }
 
 #[tokio::test]
-async fn stop_strings_and_limits_end_where_they_should() {
+async fn stop_strings_and_limits_end_at_the_right_token() {
     let mut bench = bench(1, false).await;
     let plain = bench.tell(request("The sky is", 20)).await;
     let chars: Vec<char> = plain.text.chars().collect();

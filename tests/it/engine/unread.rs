@@ -36,7 +36,7 @@ fn count(activities: &[Option<RunActivity>], activity: RunActivity) -> usize {
 }
 
 #[tokio::test]
-async fn only_so_many_runs_of_clients_that_do_not_read_are_kept_without_a_slot() {
+async fn parked_runs_of_unread_clients_are_limited() {
     let bench = bench(MOST_PARKED as u32, false).await;
     let long = || request_tokens(vec![5; 4], 400);
     let mut unread = Vec::new();
@@ -132,7 +132,7 @@ async fn leaves(bench: &mut Bench, what: &str, generation: Generation, status: R
 }
 
 #[tokio::test]
-async fn a_client_that_goes_leaves_no_slot_behind_wherever_its_run_is() {
+async fn disconnected_client_frees_its_slot_in_every_state() {
     let mut bench = bench(1, false).await;
     let long = |tokens| request_tokens(vec![5; 4], tokens);
     let begun = async |generation: &mut Generation| {

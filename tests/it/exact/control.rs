@@ -38,7 +38,7 @@ fn load(path: &Path, files: &[(PathBuf, f32)], layers: Option<RangeInclusive<u32
 }
 
 #[tokio::test]
-async fn directions_are_added_behind_their_layers() {
+async fn control_vectors_are_added_after_their_layers() {
     let folder = folder();
     let files = [(vector(&folder, 0, &[1, 2]), 0.5), (vector(&folder, 1, &[2, LAYERS + 3]), -1.25)];
     for kind in Kind::ALL {
@@ -65,7 +65,7 @@ async fn directions_are_added_behind_their_layers() {
 }
 
 #[test]
-fn what_is_added_tells_states_apart() {
+fn states_with_different_control_vectors_are_distinguished() {
     let folder = folder();
     let variant = Variant::new(Kind::Llama);
     let (one, two) = (vector(&folder, 0, &[1, 2]), vector(&folder, 1, &[1]));
@@ -86,7 +86,7 @@ fn what_is_added_tells_states_apart() {
 }
 
 #[test]
-fn files_that_are_no_control_vector_of_the_model_are_refused() {
+fn incompatible_control_vector_files_are_rejected() {
     let folder = folder();
     let variant = Variant::new(Kind::Llama);
     let path = folder.join("wrong.gguf");

@@ -131,7 +131,7 @@ async fn rows_equal_a_forward_pass_in_64_bit_floats() {
 }
 
 #[tokio::test]
-async fn rows_are_right_beside_other_runs_and_after_a_backtrack() {
+async fn rows_are_exact_beside_other_runs_and_after_a_backtrack() {
     for kind in Kind::ALL {
         let variant = Variant::new(kind);
         let mut reference = Reference::new(&variant);
@@ -159,7 +159,7 @@ async fn rows_are_right_beside_other_runs_and_after_a_backtrack() {
 }
 
 #[tokio::test]
-async fn rows_are_right_after_a_context_shift() {
+async fn rows_are_exact_after_a_context_shift() {
     for kind in Kind::ALL {
         let variant = Variant::new(kind);
         for (cache, close) in CLOSE {
@@ -183,7 +183,7 @@ async fn rows_are_right_after_a_context_shift() {
 }
 
 #[tokio::test]
-async fn rows_are_right_behind_a_restored_state() {
+async fn rows_are_exact_after_a_restored_state() {
     for kind in Kind::ALL {
         let variant = Variant::new(kind);
         for (cache, close) in CLOSE {
@@ -225,7 +225,7 @@ async fn told_to_client(bench: &Bench, mut request: Request) -> Vec<(TokenId, Op
 }
 
 #[tokio::test]
-async fn a_client_gets_each_token_with_its_row_forced_ones_too() {
+async fn client_receives_a_row_with_every_token_even_forced() {
     let variant = Variant::new(Kind::Qwen2);
     let mut reference = Reference::new(&variant);
     let bench = bench(&variant, 1, CacheType::F32).await;
@@ -255,7 +255,7 @@ async fn a_client_gets_each_token_with_its_row_forced_ones_too() {
 }
 
 #[tokio::test]
-async fn a_stop_string_stays_and_an_end_token_does_not() {
+async fn stop_string_is_kept_and_end_token_is_not() {
     let variant = Variant::new(Kind::Llama);
     let mut bench = bench(&variant, 1, CacheType::F16).await;
     let plain = bench.tell(asked(tokens(3, 20), 10)).await.generated();

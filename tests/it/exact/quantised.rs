@@ -12,7 +12,7 @@ use thunder::model::llama::CacheType;
 const CLOSE: f64 = 1e-2;
 
 #[tokio::test]
-async fn rows_of_quantised_keys_are_nearly_as_close() {
+async fn rows_of_quantized_keys_are_nearly_exact() {
     let variant = Variant::new(Kind::Wide);
     let mut reference = Reference::new(&variant);
     let mut bench = bench_of(variant.model(), 2, true, |options| {

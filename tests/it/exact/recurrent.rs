@@ -72,7 +72,7 @@ pub fn mamba() -> PathBuf {
 }
 
 #[tokio::test]
-async fn a_model_without_attention_runs_and_says_that_there_is_none() {
+async fn model_without_attention_runs_and_reports_none() {
     let model = Arc::new(Model::load(&mamba(), &ModelOptions::default(), |_| true).unwrap());
     let mut bench = bench_of(model, 1, true, |_| {}).await;
     // Recorded is what there is.
@@ -89,7 +89,7 @@ async fn a_model_without_attention_runs_and_says_that_there_is_none() {
 }
 
 #[tokio::test]
-async fn what_can_be_seen_of_each_way_of_attending_is_known_before_the_first_run() {
+async fn capturable_attention_is_known_at_load() {
     for kind in super::Kind::ALL {
         let bench = super::bench(&super::Variant::new(kind), 1, super::CacheType::F16).await;
         let attends = bench.engine.attention().unwrap().clone();

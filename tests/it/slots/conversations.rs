@@ -40,7 +40,7 @@ fn roles(evicted: &[EvictedMessage]) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn whole_messages_go_and_the_client_is_told() {
+async fn whole_messages_are_dropped_and_reported() {
     let mut bench = bench(1, true).await;
     let mut messages = vec![
         ("system", long(0, 20)),
@@ -78,7 +78,7 @@ async fn whole_messages_go_and_the_client_is_told() {
 }
 
 #[tokio::test]
-async fn a_prompt_that_is_too_long_loses_its_oldest_turns_first() {
+async fn oldest_turns_of_a_long_prompt_are_dropped_first() {
     let mut bench = bench(1, true).await;
     let turns: Vec<_> =
         (0..8).flat_map(|turn| [("user", long(2 * turn, 50)), ("assistant", long(2 * turn + 1, 50))]).collect();
@@ -113,7 +113,7 @@ async fn a_prompt_that_is_too_long_loses_its_oldest_turns_first() {
 }
 
 #[tokio::test]
-async fn messages_do_not_go_at_every_turn() {
+async fn messages_are_not_dropped_at_every_turn() {
     let mut bench = bench(1, false).await;
     let mut messages = vec![("system", long(0, 20))];
     let (mut evictions, mut gone) = (0, 0);
@@ -137,7 +137,7 @@ async fn messages_do_not_go_at_every_turn() {
 }
 
 #[tokio::test]
-async fn thinking_is_not_lost_between_turns() {
+async fn reasoning_is_kept_between_turns() {
     let mut bench = bench(1, true).await;
     let encode = |text: &str| model().vocabulary().encode(text, false, true);
     let first = [("user", encode("Say hello"))];

@@ -11,7 +11,7 @@ use thunder::model::Model;
 use thunder::model::llama::{AdapterSet, CacheType, ModelOptions, ScaledAdapter};
 
 #[tokio::test]
-async fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
+async fn incompatible_state_is_rejected_without_side_effects() {
     let mut bench = bench(2, true).await;
     bench.tell(in_slot(request_tokens(long(1, 50), 4), 0)).await;
     bench.tell(in_slot(request_tokens(long(2, 70), 4), 1)).await;
@@ -110,7 +110,7 @@ pub fn signed(mut block: Vec<u8>) -> Bytes {
 }
 
 #[tokio::test]
-async fn a_state_that_ends_anywhere_is_refused() {
+async fn truncated_state_is_rejected() {
     let mut bench = bench(2, true).await;
     let block = small_state(&mut bench).await;
     bench.tell(in_slot(request_tokens(long(2, 40), 3), 1)).await;
@@ -128,7 +128,7 @@ async fn a_state_that_ends_anywhere_is_refused() {
 }
 
 #[tokio::test]
-async fn a_state_with_any_byte_forged_is_refused_or_harmless() {
+async fn forged_state_is_rejected_or_harmless() {
     let mut bench = bench(2, true).await;
     let expected = bench.tell(in_slot(request_tokens(long(4, 60), 8), 1)).await;
     let block = small_state(&mut bench).await;
@@ -156,7 +156,7 @@ async fn a_state_with_any_byte_forged_is_refused_or_harmless() {
 }
 
 #[tokio::test]
-async fn values_that_are_no_numbers_are_refused() {
+async fn nan_values_in_a_state_are_rejected() {
     let types = [CacheType::F16, CacheType::F32, CacheType::Bf16];
     for kind in types {
         let mut bench =
@@ -175,7 +175,7 @@ async fn values_that_are_no_numbers_are_refused() {
 }
 
 #[tokio::test]
-async fn numbers_that_are_none_end_the_run_and_not_the_server() {
+async fn nan_logits_end_the_run_but_not_the_server() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models");
     let options = ModelOptions { adapters: vec![(folder.join("tiny-lora.gguf"), 0.0)], ..ModelOptions::default() };
     let model = Arc::new(Model::load(&folder.join("tiny.gguf"), &options, |_| true).unwrap());

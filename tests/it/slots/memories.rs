@@ -52,7 +52,7 @@ async fn taken_back(bench: &mut Bench, prompt: &[TokenId]) -> Told {
 }
 
 #[tokio::test]
-async fn what_is_continued_is_what_a_fresh_run_says() {
+async fn continued_state_equals_a_fresh_run() {
     for name in [RECURRENT[0], RECURRENT[1], WINDOW] {
         let whole_only = name != WINDOW;
         let mut bench = bench_of(load(name), 2, false, |_| {}).await;
@@ -81,7 +81,7 @@ async fn what_is_continued_is_what_a_fresh_run_says() {
 }
 
 #[tokio::test]
-async fn streams_of_a_recurrent_model_do_not_touch_each_other() {
+async fn recurrent_streams_are_independent() {
     for name in [RECURRENT[0], RECURRENT[1], WINDOW] {
         let mut bench = bench_of(load(name), 3, false, |_| {}).await;
         let prompts: Vec<_> = (0..5).map(|index| long(index, 50 + 13 * index as usize)).collect();
@@ -101,7 +101,7 @@ async fn streams_of_a_recurrent_model_do_not_touch_each_other() {
 }
 
 #[tokio::test]
-async fn a_full_context_is_computed_again_where_nothing_can_be_moved() {
+async fn full_context_is_recomputed_if_cells_cannot_shift() {
     let bf16 = |options: &mut thunder::engine::EngineOptions| {
         (options.cache_type_k, options.cache_type_v) = (CacheType::Bf16, CacheType::Bf16);
     };
@@ -135,7 +135,7 @@ async fn refuses(bench: &mut Bench, slot: u32, keep: usize, discard: usize, reas
 }
 
 #[tokio::test]
-async fn a_recurrent_state_forgets_nothing_and_takes_no_other_models_state() {
+async fn recurrent_state_keeps_all_tokens_and_rejects_foreign_states() {
     let foreign = {
         let mut tiny = bench(1, false).await;
         tiny.tell(request_tokens(long(1, 40), 1)).await;
@@ -155,7 +155,7 @@ async fn a_recurrent_state_forgets_nothing_and_takes_no_other_models_state() {
 }
 
 #[tokio::test]
-async fn attention_is_captured_where_there_is_some() {
+async fn attention_is_captured_in_attention_layers() {
     let bench = bench_of(load(RECURRENT[0]), 1, true, |_| {}).await;
     let error = bench.engine.attention().unwrap_err().to_string();
     assert!(error.contains("do not attend to tokens"), "{error}");
@@ -175,7 +175,7 @@ async fn attention_is_captured_where_there_is_some() {
 }
 
 #[tokio::test]
-async fn keys_in_bf16_stay_where_they_are() {
+async fn bf16_keys_cannot_be_shifted() {
     let types = |options: &mut thunder::engine::EngineOptions| options.cache_type_k = CacheType::Bf16;
     let mut bench = bench_with(1, true, types).await;
     bench.tell(request_tokens(long(1, 50), 1)).await;
@@ -184,7 +184,7 @@ async fn keys_in_bf16_stay_where_they_are() {
 }
 
 #[tokio::test]
-async fn a_window_is_restored_and_cut_only_where_it_stays_whole() {
+async fn sliding_window_is_restored_and_cut_only_if_complete() {
     let mut bench = bench_of(load(WINDOW), 2, false, |_| {}).await;
     let prompt = long(1, 100);
     let said = bench.tell(in_slot(request_tokens(prompt.clone(), 4), 0)).await.generated();
@@ -264,7 +264,7 @@ async fn quantised_caches_are_exact() {
 }
 
 #[tokio::test]
-async fn heads_that_do_not_fill_blocks_are_refused() {
+async fn heads_not_divisible_into_blocks_are_rejected() {
     for attention in [true, false] {
         let mut options = options(1, attention);
         options.cache_type_k = CacheType::Q8_0;

@@ -12,7 +12,7 @@ use thunder::model::llama::CacheType;
 use thunder::mods::Action;
 
 #[tokio::test]
-async fn a_restored_slot_goes_on_exactly_as_the_original() {
+async fn restored_slot_continues_as_the_original() {
     for name in RECURRENT {
         let mut first = bench_of(load(name), 2, false, |_| {}).await;
         let begun = first.tell(in_slot(request_tokens(long(1, 60), 8), 0)).await;
@@ -44,7 +44,7 @@ async fn a_restored_slot_goes_on_exactly_as_the_original() {
 }
 
 #[tokio::test]
-async fn a_state_that_ends_anywhere_or_has_a_byte_forged_is_refused_or_harmless() {
+async fn truncated_or_forged_state_is_rejected_or_harmless() {
     for name in RECURRENT {
         let mut bench = bench_of(load(name), 2, false, |_| {}).await;
         let expected = bench.tell(in_slot(request_tokens(long(4, 60), 8), 1)).await.generated();
@@ -87,7 +87,7 @@ async fn a_state_that_ends_anywhere_or_has_a_byte_forged_is_refused_or_harmless(
 }
 
 #[tokio::test]
-async fn forged_numbers_of_a_recurrent_state_are_named() {
+async fn forged_values_of_a_recurrent_state_are_reported() {
     let mut bench = bench_of(load(RECURRENT[0]), 1, false, |_| {}).await;
     let block = small_state(&mut bench).await;
     let before = bench.engine.slot_tokens(0).await.unwrap();
@@ -126,7 +126,7 @@ async fn forged_numbers_of_a_recurrent_state_are_named() {
 }
 
 #[tokio::test]
-async fn a_prompt_that_comes_again_is_not_computed_again() {
+async fn repeated_prompt_is_not_recomputed() {
     for name in RECURRENT {
         let mut bench = bench_of(load(name), 2, false, |_| {}).await;
         let prompt = long(1, 300);
@@ -155,7 +155,7 @@ async fn a_prompt_that_comes_again_is_not_computed_again() {
 }
 
 #[tokio::test]
-async fn another_question_behind_the_same_instructions_computes_only_the_question() {
+async fn new_question_after_shared_instructions_computes_only_the_question() {
     let chat = |question: i32| {
         let mut request = request_tokens([long(1, 120), long(question, 40)].concat(), 6);
         let span = |role: &str, start, end| Span { role: role.into(), start, end };
@@ -190,7 +190,7 @@ async fn taking_back(bench: &mut crate::engine::Bench, prompt: &[TokenId]) -> (V
 }
 
 #[tokio::test]
-async fn what_a_mod_takes_back_costs_the_answer_and_not_the_prompt() {
+async fn retraction_recomputes_the_answer_but_not_the_prompt() {
     let prompt = long(1, 400);
     let (_, plain) = taking_back(&mut bench(1, false).await, &prompt).await;
     for name in RECURRENT {
@@ -207,7 +207,7 @@ async fn what_a_mod_takes_back_costs_the_answer_and_not_the_prompt() {
 }
 
 #[tokio::test]
-async fn places_in_a_long_answer_are_kept_within_their_memory() {
+async fn checkpoints_of_a_long_answer_stay_within_their_budget() {
     for bytes in [64 << 20, 1 << 20] {
         let mut bench = bench_of(load(RECURRENT[0]), 2, false, |options| options.cache_ram_bytes = bytes).await;
         let prompt = long(1, 50);

@@ -6,7 +6,7 @@ use thunder::engine::{Ses1Error, SlotError};
 use thunder::model::llama::CacheType;
 
 #[tokio::test]
-async fn a_restored_slot_goes_on_exactly_as_the_original() {
+async fn restored_slot_continues_as_the_original() {
     for attention in [false, true] {
         let mut first = bench(2, attention).await;
         let ask = |request| if attention { with_attention(request) } else { request };
@@ -36,7 +36,7 @@ async fn a_restored_slot_goes_on_exactly_as_the_original() {
 }
 
 #[tokio::test]
-async fn an_empty_slot_can_be_saved_and_restored() {
+async fn empty_slot_can_be_saved_and_restored() {
     let mut bench = bench(1, false).await;
     let empty = bench.engine.save_slot(0).await.unwrap();
     assert_eq!(empty.tokens, 0);
@@ -47,13 +47,13 @@ async fn an_empty_slot_can_be_saved_and_restored() {
 }
 
 #[test]
-fn the_flags_name_the_types_that_there_are() {
+fn cache_type_flags_list_the_known_types() {
     let flags = thunder::config::CacheTypeFlag::ALL.map(thunder::config::CacheTypeFlag::as_str);
     assert_eq!(CacheType::ALL.map(CacheType::as_str), flags);
 }
 
 #[tokio::test]
-async fn a_state_belongs_to_its_type_of_cache() {
+async fn state_of_another_cache_type_is_rejected() {
     let wide = |options: &mut thunder::engine::EngineOptions| {
         options.cache_type_k = CacheType::F32;
         options.cache_type_v = CacheType::F32;

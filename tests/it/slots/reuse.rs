@@ -4,7 +4,7 @@ use super::{first_layer_agrees, long, rows, with_attention, worst};
 use crate::engine::{Told, bench, bench_with, request_tokens};
 
 #[tokio::test]
-async fn a_prompt_begins_behind_what_a_slot_holds() {
+async fn shared_prefix_of_a_slot_is_not_recomputed() {
     let mut bench = bench_with(2, false, |options| options.cache_ram_bytes = 0).await;
     let cached = |told: &Told| told.end.finish.usage.cached_tokens;
     let whole = bench.tell(request_tokens(long(1, 100), 1)).await;
@@ -27,7 +27,7 @@ async fn a_prompt_begins_behind_what_a_slot_holds() {
 }
 
 #[tokio::test]
-async fn pieces_of_a_state_are_moved_up_when_asked_for() {
+async fn cached_chunks_are_shifted_if_requested() {
     let mut bench = bench(1, true).await;
     bench.tell(request_tokens([long(1, 30), long(7, 20), long(2, 40)].concat(), 1)).await;
     let prompt = [long(1, 30), long(2, 40), vec![99, 98]].concat();
@@ -41,7 +41,7 @@ async fn pieces_of_a_state_are_moved_up_when_asked_for() {
 }
 
 #[tokio::test]
-async fn a_state_that_would_be_lost_is_kept_in_the_machines_memory() {
+async fn replaced_state_is_kept_in_the_host_cache() {
     let expected =
         bench(1, true).await.tell(with_attention(request_tokens([long(1, 120), long(3, 5)].concat(), 6))).await;
     for (bytes, kept) in [(64 << 20, 120), (0, 0)] {

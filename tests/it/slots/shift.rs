@@ -8,7 +8,7 @@ use thunder::events::{FinishReason, TraceItem};
 use thunder::mods::Action;
 
 #[tokio::test]
-async fn a_shifted_slot_has_its_tokens_in_order() {
+async fn shifted_slot_has_its_tokens_in_order() {
     for parallel in [1, 2] {
         let mut bench = bench(parallel, true).await;
         let slot = parallel - 1;
@@ -42,7 +42,7 @@ async fn a_shifted_slot_has_its_tokens_in_order() {
 }
 
 #[tokio::test]
-async fn a_busy_slot_is_waited_for_and_a_caller_who_goes_is_forgotten() {
+async fn slot_request_waits_for_a_busy_slot_and_is_dropped_on_disconnect() {
     let bench = bench(2, false).await;
     let mut endless = in_slot(request("The sky is", 400), 0);
     endless.limits.max_steps = 4000;
@@ -66,7 +66,7 @@ async fn a_busy_slot_is_waited_for_and_a_caller_who_goes_is_forgotten() {
 }
 
 #[tokio::test]
-async fn a_full_context_ends_the_answer_or_shifts() {
+async fn full_context_ends_the_answer_or_shifts() {
     let mut bench = bench(1, true).await;
     let mut endless = request_tokens(long(1, 100), 800);
     endless.limits.max_steps = 10_000;
@@ -110,7 +110,7 @@ async fn a_full_context_ends_the_answer_or_shifts() {
 }
 
 #[tokio::test]
-async fn a_mod_that_takes_back_after_a_shift_takes_back_what_is_there() {
+async fn backtrack_after_a_shift_removes_the_right_tokens() {
     let mut bench = bench(1, false).await;
     let mut asked = request_tokens(long(1, 100), 700);
     asked.limits.max_steps = 10_000;
