@@ -217,7 +217,11 @@ impl Guard {
             _ if again => (LogLevel::Info, true, "retrying"),
             "keep" => (LogLevel::Warning, false, "keeping it"),
             "error" => {
-                return Action::error(format!("tool-guard: {}after {} retries", invalid.reason, self.retries)).into();
+                return Action::error(format!(
+                    "tool-guard: gave up after {} retries: {}",
+                    self.retries, invalid.reason
+                ))
+                .into();
             }
             _ => (LogLevel::Warning, true, "replacing it by text"),
         };
@@ -384,7 +388,7 @@ mod tests {
         let result = play(&[invalid; 9], &json!({"max_retries": 2, "then": "error"}));
         assert_eq!(
             result.error.as_deref(),
-            Some("tool-guard: unknown tool 'x'; known tools: add, deleteafter 2 retries")
+            Some("tool-guard: gave up after 2 retries: unknown tool 'x'; known tools: add, delete")
         );
         let result = play(&[invalid; 9], &json!({"max_retries": 1, "then": "keep"}));
         assert_eq!(result.text, invalid.trim_end_matches('\0'));

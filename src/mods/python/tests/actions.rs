@@ -51,11 +51,11 @@ def edit(event, actions, tokenizer):
     no_exception(&reply);
     assert_eq!(reply.action, None);
     for message in [
-        "InvalidActionError: adjust_logits takes 265 logits, one per token of the vocabulary, not 3",
-        "InvalidActionError at ForwardPass: the logit of token 0 cannot be NaN",
+        "InvalidActionError: adjust_logits takes 265 logits, one per token of the vocabulary, got 3",
+        "InvalidActionError at ForwardPass: the logit of token 0 must not be NaN",
         "InvalidActionError at ForwardPass: all tokens are banned: every logit is -inf",
-        "InvalidActionError at ForwardPass: 999 is not a token; the ids of this model are 0 to 264",
-        "InvalidActionError: token_temp must be 0 or more, not -1",
+        "InvalidActionError at ForwardPass: token 999 is not in the vocabulary; ids must be from 0 to 264",
+        "InvalidActionError: token_temp must be a number of 0 or more, got -1",
     ] {
         assert_eq!(raised(&next(&mut scene)).0, message);
     }
@@ -98,11 +98,11 @@ def act(event, actions, tokenizer):
         ("ForceTokens([65])", "InvalidActionError: Action 'ForceTokens' not permitted for event type Prefilled"),
         (
             "actions.force_output('text')",
-            "InvalidActionError: force_output takes token ids, not text; tokenizer.encode(text) makes them",
+            "InvalidActionError: force_output takes token ids, not text; use tokenizer.encode(text)",
         ),
         (
             "actions.force_output([9999])",
-            "InvalidActionError at Prefilled: 9999 is not a token; the ids of this model are 0 to 264",
+            "InvalidActionError at Prefilled: token 9999 is not in the vocabulary; ids must be from 0 to 264",
         ),
         ("actions.tool_calls(object)", "TypeError: Object of type type is not JSON serializable"),
         ("3", "InvalidActionError: a mod must return an action or None, got int; use the builder, e.g. actions.noop()"),
@@ -135,21 +135,18 @@ def act(event, actions, tokenizer):
     for (what, message) in [
         (
             "actions.force_tokens([65] * 1000 + [2**70])",
-            "InvalidActionError: an action takes token ids, and 1180591620717411303424 is none",
+            "InvalidActionError: an action takes token ids, got 1180591620717411303424",
         ),
         (
             "actions.force_tokens([float('inf')])",
             "InvalidActionError: force_tokens takes a list of token ids: cannot convert float infinity to integer",
         ),
-        ("actions.tool_calls('y' * (17 << 20))", "ValueError: what is sent to the server has"),
+        ("actions.tool_calls('y' * (17 << 20))", "ValueError: a message to the server has"),
         (
             "actions.emit_error('y' * 100000)",
-            "InvalidActionError at Sampled: the text of an error has at most 65536 bytes, not 100000",
+            "InvalidActionError at Sampled: the text of an error must have at most 65536 bytes, got 100000",
         ),
-        (
-            "tokenizer.encode('y' * (2 << 20))",
-            "ValueError: encode takes a text of at most 1048576 bytes at once, not of 2097152",
-        ),
+        ("tokenizer.encode('y' * (2 << 20))", "ValueError: encode takes a text of up to 1048576 bytes, got 2097152"),
     ] {
         let (reply, _) = act(what);
         assert!(raised(&reply).0.starts_with(message), "{what}: {:?}", reply.exception);

@@ -115,7 +115,7 @@ fn log_of_call_is_limited() {
     let reply = scene(&factory).add(65);
     no_exception(&reply);
     assert!(reply.logs.len() < 3000, "{}", reply.logs.len());
-    assert!(reply.logs.last().unwrap().message.ends_with("more lines were dropped; a call can log 256 KiB"));
+    assert!(reply.logs.last().unwrap().message.ends_with("more lines were dropped; the maximum per call is 256 KiB"));
 }
 
 #[test]

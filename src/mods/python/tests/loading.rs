@@ -10,7 +10,7 @@ fn load_error_states_reason() {
     assert!(error.to_string().starts_with("broken.py: SyntaxError: "), "{error}");
     assert!(error.traceback().unwrap().contains("def f(:"), "{:?}", error.traceback());
     let error = load_error("x = 1\n", None);
-    assert!(error.to_string().contains("has no mod; put @mod"), "{error}");
+    assert!(error.to_string().contains("has no mod; decorate"), "{error}");
     let error = load_error(&format!("{HEADER}@mod\ndef f(e, a): pass\n"), Some("g"));
     assert!(error.to_string().ends_with("broken.py has no function 'g'; its mods are: f"), "{error}");
     let two = format!("{HEADER}@mod\ndef f(e, a): pass\n@mod\ndef g(e, a): pass\n");
@@ -20,7 +20,7 @@ fn load_error_states_reason() {
     let error = load_error("import nowhere\n", None);
     let reply = error.to_string();
     assert!(reply.contains("ModuleNotFoundError: No module named 'nowhere' (mods run on Python 3."), "{reply}");
-    assert!(reply.contains("/python3") && reply.contains("THUNDER_PYTHON=PATH names another one"), "{reply}");
+    assert!(reply.contains("/python3") && reply.contains("set THUNDER_PYTHON=PATH to use another one"), "{reply}");
     assert!(error.traceback().unwrap().contains("File \"broken.py\", line 1"));
     // The loader's own `from __future__ import annotations` does not hold for mods.
     let error = load_error(&format!("{HEADER}@mod\ndef f(e, a) -> Missing: pass\n"), None);
@@ -54,7 +54,7 @@ fn directory_loads_valid_files() {
     let failed: Vec<String> = loaded.failed.iter().map(ToString::to_string).collect();
     assert_eq!(failed.len(), 3, "{failed:?}");
     assert_eq!(failed[0], "b.py: ZeroDivisionError: division by zero");
-    assert!(failed[1].contains("a mod 'one' is in"), "{failed:?}");
+    assert!(failed[1].contains("the mod 'one' already exists in"), "{failed:?}");
     std::fs::remove_dir_all(dir).unwrap();
 }
 

@@ -96,7 +96,7 @@ def later(event, actions):
 
 #[test]
 fn stopped_worker_is_killed_and_reported() {
-    let stopped = if cfg!(target_os = "linux") { ": a signal has stopped the worker" } else { "" };
+    let stopped = if cfg!(target_os = "linux") { "; a signal has stopped the worker" } else { "" };
     let source = "
 import signal, threading
 def halt(): os.kill(os.getpid(), signal.SIGSTOP)
@@ -136,7 +136,7 @@ fn repeated_worker_failures_restart_after_delay() {
     }
     let reply = scene.add(65);
     assert!(
-        raised(&reply).0.starts_with("the worker ended with exit code 3; the next try is in "),
+        raised(&reply).0.starts_with("the worker ended with exit code 3; the next attempt is in "),
         "{:?}",
         reply.exception
     );
@@ -244,5 +244,5 @@ def later(event, actions, tokenizer):
     let mut scene = scene(&factory);
     no_exception(&sampled(&mut scene, b'a'));
     std::thread::sleep(Duration::from_millis(800));
-    assert_eq!(lines(&scene.add(65)), ["['the tokenizer can ask the server only while a call goes on']"]);
+    assert_eq!(lines(&scene.add(65)), ["['the tokenizer can only query the server during a call']"]);
 }
