@@ -1,6 +1,7 @@
-//! What attention on the wire costs: the same server, requests with every layer and head as binary frames and as base64 in JSON
-//! against requests without, at two lengths of context; and the server's memory before and after a long answer. Each request
-//! with attention comes behind one without, so that what else the machine does meets both; a cost is the median of such pairs.
+//! Cost of attention in responses: the same server with requests for every layer and head as binary frames and as
+//! base64 in JSON is compared with requests without attention, at two context lengths; and the server's memory is
+//! measured before and after a long answer. Each request with attention follows one without, so that other load on the
+//! machine affects both; a cost is the median of such pairs.
 //!
 //! `cargo bench --bench attention -- MODEL.gguf [--threads N] [--tokens N] [--rounds N] [--long N] [--record]`; a model of 100
 //! million parameters is made by
@@ -17,8 +18,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use yawc::{Frame, OpCode, Options, TcpWebSocket, WebSocket};
 
-/// How long the server may take to load its model.
-const PATIENCE: Duration = Duration::from_mins(3);
+/// Maximum time for the server to load its model.
+const LOAD_TIMEOUT: Duration = Duration::from_mins(3);
 const CONTEXTS: [usize; 2] = [512, 4096];
 
 struct Setup {
@@ -48,7 +49,7 @@ fn setup() -> Setup {
     setup
 }
 
-/// The server under measurement; it ends with this.
+/// The measured server; dropping it ends it.
 struct Server {
     address: String,
     child: Child,
@@ -57,7 +58,7 @@ struct Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Asked to stop, so that its database stops with it.
+        // A graceful stop, so that its database stops with it.
         let _ = Command::new("kill").arg(self.child.id().to_string()).status();
         let _ = self.child.wait();
         let _ = std::fs::remove_dir_all(&self.folder);
@@ -84,14 +85,14 @@ impl Server {
             .spawn()
             .expect("the server starts");
         let server = Self { address, child, folder };
-        // An error says that it was done before.
+        // An error means that it is already done.
         let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
         let begun = Instant::now();
         while !reqwest::get(format!("http://{}/health", server.address))
             .await
             .is_ok_and(|answer| answer.status().is_success())
         {
-            assert!(begun.elapsed() < PATIENCE, "the server is not ready");
+            assert!(begun.elapsed() < LOAD_TIMEOUT, "the server is not ready");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         server
@@ -103,7 +104,7 @@ impl Server {
         WebSocket::connect(url).with_options(options).await.expect("a connection")
     }
 
-    /// Bytes of memory that it holds.
+    /// Returns the server's memory in bytes.
     fn resident(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -129,7 +130,7 @@ async fn answer(socket: &mut TcpWebSocket, setup: &Setup, prompt: usize, tokens:
             _ => continue,
         }
         let payload = frame.into_payload();
-        // Only the ends of an answer are read, so that the client costs as little as it can.
+        // Only the beginning and the end of an answer are parsed, to keep the cost of the client low.
         let head = &payload[..payload.len().min(64)];
         let says = |word: &str| head.windows(word.len()).any(|window| window == word.as_bytes());
         if says("\"done\"") {
@@ -178,7 +179,7 @@ fn main() {
                 for (index, (_, side)) in sides.iter().enumerate() {
                     let (without, _) = answer(&mut socket, &setup, prompt, setup.tokens, &json!({})).await;
                     let (with, bytes) = answer(&mut socket, &setup, prompt, setup.tokens, side).await;
-                    // The first round brings the prompt into the cache, and memory to where it stays.
+                    // The first round loads the prompt into the cache and brings the memory to its final size.
                     if round > 0 {
                         plain.push(without);
                         others[index].push(with);
@@ -198,7 +199,7 @@ fn main() {
                 );
             }
         }
-        // The state of the long prompt goes to the cache of idle states first.
+        // The state of the long prompt is moved to the host cache first.
         answer(&mut socket, &setup, 512, setup.tokens, &sides[0].1).await;
         let before = server.resident();
         answer(&mut socket, &setup, 512, setup.long, &sides[0].1).await;

@@ -1,6 +1,6 @@
-//! What the decode loop costs: Thunder with recording against bare `llama_decode` and llama.cpp's sampler chain through
-//! llama-cpp-2, on the same model, threads and seed; and attention capture against none. The sides alternate, so that
-//! what else the machine does meets both; the table shows medians and their ratio.
+//! Cost of the decode loop: Thunder with recording is compared with bare `llama_decode` and llama.cpp's sampler chain
+//! through llama-cpp-2, on the same model, threads and seed; and attention capture with none. The sides alternate, so
+//! that other load on the machine affects both; the table shows medians and their ratio.
 //!
 //! `cargo bench --bench decode -- [MODEL.gguf] [--threads N] [--tokens N] [--rounds N]`
 
@@ -55,7 +55,7 @@ fn context_size(setup: &Setup) -> u32 {
     (setup.tokens + 64).next_multiple_of(256)
 }
 
-/// Bare llama.cpp: `streams` sequences, one token of each per decode, the sampler chain on each. Seconds.
+/// Bare llama.cpp: `streams` sequences, one token of each per decode, and the sampler chain on each. Returns seconds.
 fn bare(backend: &LlamaBackend, model: &LlamaModel, setup: &Setup, streams: i32, flash: bool) -> f64 {
     let params = LlamaContextParams::default()
         .with_n_ctx(NonZeroU32::new(context_size(setup) * streams as u32))
@@ -128,7 +128,7 @@ fn request(engine: &Engine, setup: &Setup, attention: bool, record: RecordPolicy
     }
 }
 
-/// Thunder: `streams` runs at once. Seconds from the first generated token of all to the last.
+/// Thunder: `streams` concurrent runs. Returns the seconds from the first generated token of all to the last.
 async fn thunder(engine: &Engine, setup: &Setup, streams: u32, attention: bool, record: RecordPolicy) -> f64 {
     let runs: Vec<_> = (0..streams)
         .map(|_| {
@@ -209,11 +209,11 @@ fn main() {
         drop(recorder);
         store.close().await;
     });
-    // Left behind only when the server of the database is still ending.
+    // Fails only if the database server is still shutting down.
     let _ = std::fs::remove_dir_all(folder);
 }
 
-/// The rival's model and backend.
+/// Model and backend of bare llama.cpp.
 struct Rival {
     backend: &'static LlamaBackend,
     model: LlamaModel,

@@ -1,8 +1,8 @@
-//! What `/ingest` costs: posting a payload of 256 generated tokens, some 2500 rows, to a server over HTTP, and parsing and
-//! storing it without HTTP, against a bare binary COPY of the very same rows into the same tables. The sides alternate, so
-//! that what else the machine does meets all; the table shows medians and rates.
+//! Cost of `/ingest`: a payload of 256 generated tokens (some 2500 rows) posted to a server over HTTP, and parsed and
+//! stored without HTTP, is compared with a bare binary COPY of the same rows into the same tables. The sides alternate,
+//! so that other load on the machine affects all; the table shows medians and rates.
 //!
-//! `cargo bench --bench ingest -- [--database-url URL] [--rounds N]`; without an address on an embedded server.
+//! `cargo bench --bench ingest -- [--database-url URL] [--rounds N]`; without a URL it uses an embedded server.
 
 #[path = "shared/median.rs"]
 mod median;
@@ -77,7 +77,7 @@ fn embedded(data_dir: &std::path::Path) -> Result<PgConnectOptions, sqlx::Error>
     Ok(PgConnectOptions::new_without_pgpass().socket(socket).username("thunder").database("thunder"))
 }
 
-/// A server in this process, and the address of its `/ingest`.
+/// Starts a server in this process. Returns it and the URL of its `/ingest`.
 async fn serve(store: &Store) -> (App, String) {
     let line = Line::parse_from(["thunder", "--listen", "127.0.0.1:0"]);
     let config = Arc::new(Config::new(line.engine, line.data, &line.server).expect("a configuration"));
@@ -107,7 +107,7 @@ async fn measure(store: &Store, url: &str, options: PgConnectOptions, rounds: us
     let mut connection = PgConnection::connect_with(&options).await.expect("connected");
     let (mut bare, mut ingest, mut parse) = (Vec::new(), Vec::new(), Vec::new());
     let (mut fingerprint, mut fold, mut http) = (Vec::new(), Vec::new(), Vec::new());
-    // An error says that it was done before.
+    // An error means that it is already done.
     let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
     let client = reqwest::Client::new();
     let prefix = RunId::now();
@@ -146,7 +146,7 @@ async fn measure(store: &Store, url: &str, options: PgConnectOptions, rounds: us
         let answer = client.post(url).body(body).send().await.expect("an answer");
         assert_eq!(answer.status(), 201);
         let http_took = begin.elapsed();
-        // the first rounds fill caches and plans
+        // The first rounds fill caches and plans.
         if round >= 5 {
             bare.push(bare_took);
             ingest.push(ingest_took);
@@ -173,7 +173,7 @@ async fn measure(store: &Store, url: &str, options: PgConnectOptions, rounds: us
     pool.close().await;
 }
 
-/// Gives every tuple of a binary COPY another `run_id`, which is its first field.
+/// Replaces the `run_id`, the first field, of every tuple of a binary COPY.
 fn rename(table: &mut [u8], run_id: RunId) {
     const HEADER: usize = 19;
     let mut at = HEADER;

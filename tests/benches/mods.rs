@@ -1,8 +1,8 @@
-//! What mods cost: the time that a run of the real engine takes more for each token because of its mods, recorded into a sink.
-//! Runs with and without the mod alternate, so that what else the machine does meets both; the table shows medians.
+//! Cost of mods: the additional time per token of a run of the real engine with mods, recorded into a sink. Runs with
+//! and without the mod alternate, so that other load on the machine affects both; the table shows medians.
 //!
 //! `cargo bench --bench mods -- [MODEL.gguf]… [--tokens N] [--rounds N]`; `make_tiny.py --vocabulary 32000 --output …` makes
-//! a model with so many tokens. The numpy lines need `THUNDER_PYTHON` to name a Python that has numpy.
+//! a model with that many tokens. The numpy lines need `THUNDER_PYTHON` to name a Python that has numpy.
 
 #[path = "shared/engine.rs"]
 mod engine;
@@ -119,7 +119,7 @@ impl Lab {
         Self { engine: engine::engine(model, (5, 5 * 1024), 1, false, recorder).await, registry, tokens }
     }
 
-    /// Seconds from the first generated token to the last.
+    /// Returns the seconds from the first generated token to the last.
     async fn run(&self, mods: &[&str], tokens: u32) -> f64 {
         let refs = mods.iter().map(|&name| ModRef { name: name.into(), config: serde_json::Value::Null }).collect();
         let prompt: Vec<TokenId> = self.engine.model().vocabulary().encode("Once upon a time", false, true);
@@ -135,7 +135,7 @@ impl Lab {
         while let Some(output) = generation.output.recv().await {
             let first = *first.get_or_insert_with(Instant::now);
             if let Output::Ended(end) = output {
-                // A mod that was switched off would cost nothing.
+                // A mod that was switched off would have no cost.
                 assert_eq!(end.finish.message, None);
                 assert_eq!(end.finish.usage.completion_tokens, tokens);
                 return first.elapsed().as_secs_f64();
@@ -144,7 +144,7 @@ impl Lab {
         panic!("no end");
     }
 
-    /// Microseconds that these mods add to a token.
+    /// Returns the microseconds that a mod adds to each token.
     async fn cost(&self, name: &str, rounds: usize) -> f64 {
         let mut costs = Vec::new();
         for round in 0..=rounds {
@@ -158,7 +158,7 @@ impl Lab {
         median(&mut costs)
     }
 
-    /// The rate of four streams while a fifth sleeps in its mod, as a share of their rate without it.
+    /// Returns the rate of four streams while a fifth sleeps in its mod, relative to their rate without it.
     async fn left_by_a_sleeper(&self, rounds: usize) -> f64 {
         let streams = || async {
             let begun = Instant::now();

@@ -1,7 +1,8 @@
-//! What a draw costs, and what a grammar's mask costs: at vocabularies of 2 000, 32 000 and 150 000 tokens, without a model.
+//! Cost of sampling a token and of a grammar's mask, at vocabularies of 2 000, 32 000 and 150 000 tokens, without a
+//! model.
 //!
 //! `cargo bench --bench sampling`; no threshold, since machines differ. `llama.cpp` is the same chain over all candidates.
-#![expect(clippy::unwrap_used, reason = "a bench that cannot go on ends")]
+#![expect(clippy::unwrap_used, reason = "a failed benchmark ends")]
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use llama_cpp_2::sampling::LlamaSampler;
@@ -18,7 +19,7 @@ use thunder::model::{SpecialTokens, Vocabulary};
 
 const SIZES: [usize; 3] = [2_000, 32_000, 150_000];
 
-/// Bytes, then words of two to eight letters with and without a space before them, as a vocabulary has them; an end token.
+/// Bytes, then words of two to eight letters with and without a preceding space, as in a real vocabulary; an end token.
 fn vocabulary(size: usize) -> Arc<Vocabulary> {
     let mut pieces: Vec<Box<[u8]>> = (0..=255u8).map(|byte| vec![byte].into()).collect();
     let mut state = 1u64;
@@ -42,7 +43,7 @@ fn logits(size: usize) -> Vec<f32> {
     (0..size).map(|token| (token.wrapping_mul(2_654_435_761) % 10_007) as f32 / 1000.0 - 5.0).collect()
 }
 
-fn draws(criterion: &mut Criterion) {
+fn sampling(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("draw");
     for size in SIZES {
         let (vocabulary, logits) = (vocabulary(size), logits(size));
@@ -106,7 +107,7 @@ fn masks(criterion: &mut Criterion) {
         ] {
             let constraint = Constraint::new("bench", source);
             let fresh = grammars.follow(&constraint).unwrap();
-            // A mask and a token, for every byte of a text: the mean is over the whole text.
+            // A mask and a token for every byte of a text; the mean is over the whole text.
             group.bench_function(BenchmarkId::new(format!("{name}: mask and token"), size), |bencher| {
                 bencher.iter_custom(|rounds| {
                     let mut elapsed = std::time::Duration::ZERO;
@@ -137,5 +138,5 @@ fn masks(criterion: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, draws, masks);
+criterion_group!(benches, sampling, masks);
 criterion_main!(benches);

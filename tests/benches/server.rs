@@ -1,8 +1,9 @@
-//! Thunder's server, recording, against llama-server: the same model, flags and requests, over HTTP. The two alternate, so
-//! that what else the machine does meets both; the table shows medians and their ratio (above 1: Thunder is better).
+//! Thunder's server with recording is compared with llama-server: the same model, flags and requests, over HTTP. The
+//! two alternate, so that other load on the machine affects both; the table shows medians and their ratio (above 1:
+//! Thunder is better).
 //!
 //! `cargo bench --bench server -- --rival PATH/llama-server [MODEL.gguf] [--threads N] [--tokens N] [--prompt N] [--rounds N]
-//! [--flags "…"]`; `--flags` go to both. Without a rival there is nothing to compare with, and nothing is measured.
+//! [--flags "…"]`; `--flags` apply to both. Without `--rival` nothing is measured.
 
 #[path = "shared/median.rs"]
 mod median;
@@ -19,8 +20,8 @@ use thunder::events::TokenId;
 use thunder::model::Model;
 use thunder::model::llama::ModelOptions;
 
-/// How long a server may take to load its model.
-const PATIENCE: Duration = Duration::from_mins(3);
+/// Maximum time for a server to load its model.
+const LOAD_TIMEOUT: Duration = Duration::from_mins(3);
 const STREAMS: [usize; 3] = [1, 4, 8];
 
 struct Setup {
@@ -61,7 +62,7 @@ fn setup() -> Setup {
     setup
 }
 
-/// A server under measurement; it ends with this.
+/// A measured server; dropping it ends it.
 struct Server {
     name: &'static str,
     base: String,
@@ -71,7 +72,7 @@ struct Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Asked to stop, so that an embedded database stops with it.
+        // A graceful stop, so that an embedded database stops with it.
         let _ = Command::new("kill").arg(self.child.id().to_string()).status();
         let _ = self.child.wait();
         if let Some(folder) = &self.folder {
@@ -98,17 +99,17 @@ impl Server {
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let server =
             Self { name, base: format!("http://127.0.0.1:{port}"), child: child.expect("the server starts"), folder };
-        // An error says that it was done before.
+        // An error means that it is already done.
         let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
         let begun = Instant::now();
         while !reqwest::get(format!("{}/health", server.base)).await.is_ok_and(|answer| answer.status().is_success()) {
-            assert!(begun.elapsed() < PATIENCE, "{name} is not ready after {PATIENCE:?}");
+            assert!(begun.elapsed() < LOAD_TIMEOUT, "{name} is not ready after {LOAD_TIMEOUT:?}");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         server
     }
 
-    /// One streamed completion: when its first and its last token came, and how many there were.
+    /// Streams one completion. Returns the times of its pieces of text and its number of tokens.
     async fn complete(&self, client: &reqwest::Client, prompt: &[TokenId], tokens: usize, seed: u64) -> Answer {
         let body = json!({
             "prompt": prompt, "max_tokens": tokens, "stream": true, "ignore_eos": true, "cache_prompt": false,
@@ -121,7 +122,7 @@ impl Server {
         let (mut came, mut count) = (Vec::with_capacity(tokens), 0);
         let (mut stream, mut unread) = (answer.bytes_stream(), String::new());
         while let Some(bytes) = stream.next().await {
-            unread.push_str(&String::from_utf8_lossy(&bytes.expect("the stream goes on")));
+            unread.push_str(&String::from_utf8_lossy(&bytes.expect("the stream continues")));
             while let Some(end) = unread.find('\n') {
                 let line: String = unread.drain(..=end).collect();
                 let Some(data) = line.trim().strip_prefix("data: ").filter(|data| *data != "[DONE]") else { continue };
@@ -143,7 +144,7 @@ impl Server {
 
 struct Answer {
     sent: Instant,
-    /// When each piece of text came.
+    /// Times at which pieces of text arrived.
     came: Vec<Instant>,
     /// Generated tokens.
     count: usize,
@@ -158,21 +159,22 @@ impl Answer {
         self.came[self.came.len() - 1]
     }
 
-    /// Tokens that came from `begin` to `end`; a piece of text is one, or a little more where characters were incomplete.
+    /// Returns the number of tokens from `begin` to `end`. A piece of text is one token, or slightly more after
+    /// incomplete characters.
     fn tokens_between(&self, begin: Instant, end: Instant) -> f64 {
         let pieces = self.came.iter().filter(|&&at| begin < at && at <= end).count();
         pieces as f64 * self.count as f64 / self.came.len() as f64
     }
 }
 
-/// What one round of one server showed, higher is better in all: tokens per second while all streams generate, generated
-/// tokens per second from the first request to the last answer, prompt tokens per second, and the inverse of the median and
-/// of the longest time to the first token.
+/// Measures one round of one server; higher is better in all values: tokens per second while all streams generate,
+/// generated tokens per second from the first request to the last answer, prompt tokens per second, and the inverse of
+/// the median and of the longest time to the first token.
 async fn round(server: &Server, setup: &Setup, ids: &[TokenId], streams: usize, seed: u64) -> [f64; 5] {
     let mut random = StdRng::seed_from_u64(seed);
     let mut prompt =
         |length: usize| -> Vec<TokenId> { (0..length).map(|_| ids[random.random_range(0..ids.len())]).collect() };
-    // llama-server closes a connection that was kept now and then, just as it is used again.
+    // llama-server sometimes closes a kept-alive connection just as it is reused.
     let client = reqwest::Client::builder().pool_max_idle_per_host(0).build().expect("a client");
     let prompts: Vec<_> = (0..streams).map(|_| prompt(setup.prompt)).collect();
     let answers =
@@ -232,7 +234,7 @@ fn main() {
             for turn in 0..=setup.rounds {
                 for (side, server) in servers.iter().enumerate() {
                     let values = round(server, &setup, &ids, streams, (turn * 16 + streams) as u64).await;
-                    // The first turn warms both up.
+                    // The first round warms both up.
                     if turn > 0 {
                         seen[side].iter_mut().zip(values).for_each(|(list, value)| list.push(value));
                     }

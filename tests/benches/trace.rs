@@ -1,4 +1,5 @@
-//! What the pure parts cost: coding a step of attention, parsing a document of 256 tokens, folding it into columns.
+//! Cost of pure functions: encoding a step of attention, parsing a document of 256 tokens, and converting it into
+//! columns.
 //!
 //! `cargo bench --bench trace`
 
@@ -9,7 +10,7 @@ use thunder::trace::columns;
 use thunder::trace::document::Document;
 use thunder::trace::fold::Fold;
 
-/// Layers, heads and positions of a small model at two context lengths, and of a larger one.
+/// Layers, heads and positions of a small model at two context lengths, and of a larger model.
 const SHAPES: [(usize, usize, usize); 3] = [(24, 14, 256), (24, 14, 1024), (28, 28, 4096)];
 
 fn attention(criterion: &mut Criterion) {
@@ -29,7 +30,7 @@ fn attention(criterion: &mut Criterion) {
     }
 }
 
-/// A document as a foreign engine posts it, 20 candidates a step and one call an event.
+/// A document as an external engine posts it, with 20 candidates per step and one call per event.
 fn payload() -> Vec<u8> {
     let (mut events, mut calls) = (Vec::new(), Vec::new());
     for step in 0..256 {

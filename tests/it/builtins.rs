@@ -1,4 +1,4 @@
-//! The built-in mods over HTTP, on a model with random weights: whatever it writes, what a mod promises holds.
+//! The built-in mods over HTTP, on a model with random weights: each mod does what it promises for any text.
 
 use super::harness::{Server, model, server};
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use thunder::trace::document::item_from_json;
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
-/// A request of a model that says anything, and never ends by itself.
+/// A request to a model that writes random text and never ends by itself.
 #[expect(clippy::needless_pass_by_value, reason = "callers write json!(…) in place")]
 fn body(seed: u32, mods: Value) -> Value {
     json!({"messages": [{"role": "user", "content": "Hello!"}], "prompt": "Once upon a time", "seed": seed, "mods": mods,
@@ -22,14 +22,14 @@ fn text(answer: &Value) -> &str {
     choice["text"].as_str().or(choice["message"]["content"].as_str()).unwrap_or_default()
 }
 
-/// The text of an answer that a mod has ended.
+/// Returns the text of an answer that a mod ended.
 async fn ended(server: &Server, path: &str, body: &Value) -> String {
     let answer = server.answer(path, body).await;
     assert_eq!(answer["choices"][0]["finish_reason"], "stop", "{answer}");
     text(&answer).to_owned()
 }
 
-/// What was recorded of an answer's run.
+/// Returns the recorded items of an answer's run.
 async fn recorded(server: &Server, answer: &Value) -> Vec<TraceItem> {
     let run = answer["thunder"]["run_id"].as_str().unwrap();
     server.finished(run).await;
@@ -81,7 +81,7 @@ async fn mods_determine_the_form_of_the_answer() {
             assert!(["red", "green", "blue-green"].contains(&choice.as_str()), "{choice}");
         }
     }
-    assert!(answers.len() > 1, "the model has a say: {answers:?}");
+    assert!(answers.len() > 1, "every seed has the same answer: {answers:?}");
 }
 
 #[tokio::test]
@@ -131,7 +131,7 @@ async fn reasoning_budget_ends_the_reasoning() {
         assert!(message["reasoning_content"].as_str().unwrap().ends_with(" Enough."), "{message}");
         assert!(!message["content"].as_str().unwrap().is_empty(), "{message}");
         let items = recorded(server, &answer).await;
-        // The line break that was forced behind the marker counts.
+        // The forced line break after the marker counts.
         assert!(logs(&items)[0].starts_with("reasoning ended after "), "{:?}", logs(&items));
     }
 }
@@ -168,12 +168,12 @@ async fn most_probable_choice_is_the_answer() {
     let mut streamed = body(1, mods);
     streamed["stream"] = json!(true);
     let events = server.stream(COMPLETIONS, &streamed).await;
-    assert!(events.iter().all(|event| !event.contains("retract")), "nothing was sent before: {events:?}");
+    assert!(events.iter().all(|event| !event.contains("retract")), "text was retracted: {events:?}");
 }
 
 #[tokio::test]
 async fn low_confidence_tokens_are_retried() {
-    // Alone, and from the first token on, so that both answers are computed in the same batches.
+    // Without other runs and without cache, so that both answers are computed in the same batches.
     let server = &Server::start(&["--parallel", "1"]);
     server.wait_ready().await;
     let mods = json!([{"name": "retry-low-confidence", "config": {"window": 4, "mean_logprob": -0.1, "tries": 2}}]);
@@ -183,7 +183,7 @@ async fn low_confidence_tokens_are_retried() {
     let answer = server.answer(COMPLETIONS, &asked).await;
     assert_eq!(answer["usage"]["completion_tokens"], 24);
     let items = recorded(server, &answer).await;
-    // Six windows, each drawn again twice, and the best put back where it was not the last.
+    // Six windows, each sampled again twice; if the best attempt was not the last, it is restored.
     assert!((12..=18).contains(&backtracks(&items)), "{}", backtracks(&items));
     asked["stream"] = json!(true);
     let events = server.stream(COMPLETIONS, &asked).await;
@@ -260,7 +260,7 @@ async fn invalid_tool_calls_are_blocked() {
     let failing = forced("{\"name\": \"rm\", \"arguments\": {}}", json!({"max_retries": 0, "then": "error"}));
     let (status, answer) = server.post(CHAT, &failing).await;
     assert!(
-        status >= 400 && answer["error"]["message"].as_str().unwrap().contains("there is no tool 'rm'"),
+        status >= 400 && answer["error"]["message"].as_str().unwrap().contains("unknown tool 'rm'"),
         "{status} {answer}"
     );
 }

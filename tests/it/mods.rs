@@ -17,9 +17,9 @@ struct Lab {
     registry: ModRegistry,
 }
 
-struct Told {
+struct ModRun {
     text: String,
-    /// Characters that were sent and taken back.
+    /// Characters that were sent and retracted.
     retracted: usize,
     end: Arc<RunEnd>,
     items: Vec<TraceItem>,
@@ -52,19 +52,19 @@ impl Lab {
         for folder in ["fixtures/mods", "tests/it/mods"] {
             let loaded = PythonMods::load_dir(root.join(folder)).unwrap();
             assert!(loaded.failed.is_empty(), "{:?}", loaded.failed);
-            loaded.mods.into_iter().for_each(|found| assert!(!registry.insert(found), "a name is taken twice"));
+            loaded.mods.into_iter().for_each(|found| assert!(!registry.insert(found), "duplicate name"));
         }
         Self { engine: Engine::start(model, options, recorder).await.unwrap(), signals, registry }
     }
 
-    async fn tell(&mut self, mods: &[(&str, Value)]) -> Told {
-        self.draw(mods, SamplingParams { temperature: 0.0, ..SamplingParams::default() }, 24).await
+    async fn run(&mut self, mods: &[(&str, Value)]) -> ModRun {
+        self.sample(mods, SamplingParams { temperature: 0.0, ..SamplingParams::default() }, 24).await
     }
 
-    async fn draw(&mut self, mods: &[(&str, Value)], sampling: SamplingParams, max_tokens: u32) -> Told {
+    async fn sample(&mut self, mods: &[(&str, Value)], sampling: SamplingParams, max_tokens: u32) -> ModRun {
         let refs = mods.iter().map(|(name, config)| ModRef { name: (*name).into(), config: config.clone() }).collect();
         let vocabulary = self.engine.model().vocabulary();
-        // The one that ends answers with an end-of-generation token needs it heeded.
+        // `stop-on-repetition` forces an end-of-generation token, which must not be ignored.
         let ignore_eos = mods.iter().all(|(name, _)| *name != "stop-on-repetition");
         let request = Request {
             sampling,
@@ -95,11 +95,11 @@ impl Lab {
                 _ => {}
             }
         }
-        Told { text: text.into_iter().collect(), retracted, end, items }
+        ModRun { text: text.into_iter().collect(), retracted, end, items }
     }
 }
 
-impl Told {
+impl ModRun {
     fn actions(&self, kind: ActionType) -> usize {
         self.items.iter().filter(|item| matches!(item, TraceItem::Action(action) if action.action_type == kind)).count()
     }
@@ -128,48 +128,48 @@ impl Told {
 #[tokio::test]
 async fn banned_phrase_is_absent_with_builtin_and_python_mods() {
     let mut lab = Lab::new().await;
-    let plain = lab.tell(&[]).await.text;
+    let plain = lab.run(&[]).await.text;
     let phrase: String = plain.chars().skip(3).take(6).collect();
     assert!(!phrase.contains('\u{fffd}'), "the random model writes text: {plain:?}");
-    let built_in = lab.tell(&[("ban-phrases", json!({"phrases": [phrase], "case_sensitive": true}))]).await;
+    let built_in = lab.run(&[("ban-phrases", json!({"phrases": [phrase], "case_sensitive": true}))]).await;
     assert!(!built_in.text.contains(&phrase), "{:?} in {:?}", phrase, built_in.text);
     assert!(built_in.actions(ActionType::Backtrack) > 0);
-    let python = lab.tell(&[("ban_phrase", json!({"phrase": phrase}))]).await;
+    let python = lab.run(&[("ban_phrase", json!({"phrase": phrase}))]).await;
     assert_eq!(python.exceptions(), Vec::<&str>::new());
     assert_eq!(python.text, built_in.text);
     assert_eq!(python.actions(ActionType::Backtrack), built_in.actions(ActionType::Backtrack));
-    assert_eq!(python.logs(), python.actions(ActionType::Backtrack), "it says so each time");
+    assert_eq!(python.logs(), python.actions(ActionType::Backtrack), "one log line per backtrack");
 }
 
 #[tokio::test]
 async fn builtin_and_python_mods_work_together() {
     let mut lab = Lab::new().await;
-    let told = lab
-        .tell(&[
+    let result = lab
+        .run(&[
             ("json_prefix", json!({"prefix": "{\""})),
             ("temperature_by_entropy_py", Value::Null),
             ("log_top5", Value::Null),
             ("log-top", Value::Null),
         ])
         .await;
-    assert_eq!(told.exceptions(), Vec::<&str>::new());
-    assert!(told.text.starts_with("{\""), "{}", told.text);
-    assert_eq!(told.actions(ActionType::ForceTokens), 1);
-    assert!(told.actions(ActionType::AdjustedLogits) > 10);
-    assert!(told.logs() > 6 * 10, "six lines a step");
-    assert_eq!(told.end.finish.reason, FinishReason::Length);
+    assert_eq!(result.exceptions(), Vec::<&str>::new());
+    assert!(result.text.starts_with("{\""), "{}", result.text);
+    assert_eq!(result.actions(ActionType::ForceTokens), 1);
+    assert!(result.actions(ActionType::AdjustedLogits) > 10);
+    assert!(result.logs() > 6 * 10, "six lines a step");
+    assert_eq!(result.end.finish.reason, FinishReason::Length);
 }
 
 #[tokio::test]
 async fn repetition_loop_ends_the_run() {
     let mut lab = Lab::new().await;
     let bias = json!({"bias": {"65": 100.0}});
-    let told = lab.tell(&[("bias-tokens", bias), ("stop-on-repetition", json!({"ngram": 2, "times": 3}))]).await;
-    assert_eq!(told.actions(ActionType::ForceTokens), 1);
-    assert_eq!(told.end.finish.usage.completion_tokens, 6);
+    let result = lab.run(&[("bias-tokens", bias), ("stop-on-repetition", json!({"ngram": 2, "times": 3}))]).await;
+    assert_eq!(result.actions(ActionType::ForceTokens), 1);
+    assert_eq!(result.end.finish.usage.completion_tokens, 6);
 }
 
-/// Hot enough that the random model writes anything.
+/// A temperature at which the random model writes any token.
 fn hot(seed: u32) -> SamplingParams {
     SamplingParams { temperature: 1.5, top_k: 0, top_p: 1.0, min_p: 0.0, seed, ..SamplingParams::default() }
 }
@@ -198,14 +198,14 @@ async fn strategy_determines_the_form_of_the_answer() {
     for (form, check) in checks {
         let mut different = std::collections::HashSet::new();
         for seed in 0..SEEDS {
-            let told = lab.draw(&[("in_form", json!({"form": form}))], hot(seed), 120).await;
-            assert_eq!(told.exceptions(), Vec::<&str>::new());
-            let (answer, rest) = told.text.split_once("|||").unwrap_or_else(|| panic!("{form}: {:?}", told.text));
+            let result = lab.sample(&[("in_form", json!({"form": form}))], hot(seed), 120).await;
+            assert_eq!(result.exceptions(), Vec::<&str>::new());
+            let (answer, rest) = result.text.split_once("|||").unwrap_or_else(|| panic!("{form}: {:?}", result.text));
             assert!(check(answer), "{form} with seed {seed}: {answer:?}");
-            assert!(!rest.is_empty(), "the model goes on by itself");
+            assert!(!rest.is_empty(), "the model continues the answer");
             different.insert(answer.to_owned());
         }
-        assert!(different.len() > 1, "{form}: the model has a say: {different:?}");
+        assert!(different.len() > 1, "{form}: every seed has the same answer: {different:?}");
     }
 }
 
@@ -213,20 +213,20 @@ async fn strategy_determines_the_form_of_the_answer() {
 async fn erased_question_is_visible_only_to_its_mod() {
     let mut lab = Lab::new().await;
     for seed in 0..SEEDS {
-        let plain = lab.draw(&[], hot(seed), 60).await;
-        let told = lab.draw(&[("hidden", Value::Null)], hot(seed), 60).await;
-        assert_eq!(told.exceptions(), Vec::<&str>::new());
-        assert!(["answer yes", "answer no"].contains(&told.log_lines()[0]), "{:?}", told.log_lines());
-        assert_eq!(told.log_lines().len(), 1);
-        assert_eq!(told.retracted, 0, "nothing of it was sent");
-        assert_eq!(told.text, told.end.finish.text);
-        assert!(!told.text.contains("story?"), "{}", told.text);
-        assert_eq!(told.end.finish.usage.completion_tokens, plain.end.finish.usage.completion_tokens);
-        let kept = lab.draw(&[("prompt_hidden", Value::Null)], hot(seed), 60).await;
+        let plain = lab.sample(&[], hot(seed), 60).await;
+        let result = lab.sample(&[("hidden", Value::Null)], hot(seed), 60).await;
+        assert_eq!(result.exceptions(), Vec::<&str>::new());
+        assert!(["answer yes", "answer no"].contains(&result.log_lines()[0]), "{:?}", result.log_lines());
+        assert_eq!(result.log_lines().len(), 1);
+        assert_eq!(result.retracted, 0, "the question was sent to the client");
+        assert_eq!(result.text, result.end.finish.text);
+        assert!(!result.text.contains("story?"), "{}", result.text);
+        assert_eq!(result.end.finish.usage.completion_tokens, plain.end.finish.usage.completion_tokens);
+        let kept = lab.sample(&[("prompt_hidden", Value::Null)], hot(seed), 60).await;
         assert!(kept.text.starts_with("yes") || kept.text.starts_with("no"), "{}", kept.text);
         assert_eq!((kept.retracted, kept.exceptions().len()), (0, 0));
     }
-    let short = lab.draw(&[("hidden", Value::Null)], hot(1), 5).await;
+    let short = lab.sample(&[("hidden", Value::Null)], hot(1), 5).await;
     assert_eq!(short.log_lines(), ["answer None"], "it does not fit into five tokens");
     assert!(!short.text.contains("story") && !short.text.contains("Is this"), "{}", short.text);
 }
@@ -234,22 +234,22 @@ async fn erased_question_is_visible_only_to_its_mod() {
 #[tokio::test]
 async fn flow_branches_on_the_answers() {
     let mut lab = Lab::new().await;
-    let mut ways = std::collections::HashMap::new();
+    let mut branches = std::collections::HashMap::new();
     for seed in 0..40 {
-        let told = lab.draw(&[("ways", Value::Null)], hot(seed), 80).await;
-        assert_eq!(told.exceptions(), Vec::<&str>::new());
-        assert!(!told.text.contains('[') || told.end.finish.reason == FinishReason::Length, "{}", told.text);
-        assert_eq!((told.retracted, &told.text), (0, &told.end.finish.text));
-        let way = match told.end.finish.reason {
+        let result = lab.sample(&[("ways", Value::Null)], hot(seed), 80).await;
+        assert_eq!(result.exceptions(), Vec::<&str>::new());
+        assert!(!result.text.contains('[') || result.end.finish.reason == FinishReason::Length, "{}", result.text);
+        assert_eq!((result.retracted, &result.text), (0, &result.end.finish.text));
+        let branch = match result.end.finish.reason {
             FinishReason::ToolCalls => {
-                let calls = told.end.finish.tool_calls.as_ref().unwrap();
+                let calls = result.end.finish.tool_calls.as_ref().unwrap();
                 assert_eq!(calls[0]["function"]["arguments"], r#"{"kind": "call"}"#);
-                assert_eq!(told.text, "");
+                assert_eq!(result.text, "");
                 "call"
             }
-            FinishReason::Stop if told.text == "right." => "right",
+            FinishReason::Stop if result.text == "right." => "right",
             FinishReason::Stop => {
-                let name = told.text.strip_prefix("left ").unwrap_or_else(|| panic!("{}", told.text));
+                let name = result.text.strip_prefix("left ").unwrap_or_else(|| panic!("{}", result.text));
                 assert!((2..=6).contains(&name.chars().count()) && name.chars().all(char::is_alphabetic), "{name}");
                 "left"
             }
@@ -258,7 +258,7 @@ async fn flow_branches_on_the_answers() {
                 "on"
             }
         };
-        *ways.entry(way).or_insert(0) += 1;
+        *branches.entry(branch).or_insert(0) += 1;
     }
-    assert!(ways.len() >= 3, "random weights go several ways: {ways:?}");
+    assert!(branches.len() >= 3, "random weights take several branches: {branches:?}");
 }

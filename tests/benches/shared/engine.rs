@@ -5,7 +5,7 @@ use thunder::events::Recorder;
 use thunder::model::Model;
 use thunder::model::llama::{CacheType, ModelOptions};
 
-/// An engine that is measured: `parallel` slots of `ctx_size` tokens each, no state kept beside them.
+/// The measured engine: `parallel` slots of `ctx_size` tokens each, no host cache.
 pub async fn engine(
     model: &Path,
     (parallel, ctx_size): (u32, u32),

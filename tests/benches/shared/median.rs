@@ -1,6 +1,6 @@
 use std::cmp::Ordering;
 
-/// The middle one of some measurements.
+/// Returns the median.
 pub fn median<T: PartialOrd + Copy>(mut values: impl AsMut<[T]>) -> T {
     let values = values.as_mut();
     values.sort_by(|a, b| a.partial_cmp(b).unwrap_or(Ordering::Equal));

@@ -1,6 +1,6 @@
-//! Captured rows: whose they are, and that they are distributions.
+//! Captured rows belong to their own run and are distributions.
 
-use super::{Told, added_at, bench, bench_with, request, with_mod};
+use super::{CompletedRun, added_at, bench, bench_with, request, with_mod};
 use std::sync::Mutex;
 use std::time::Duration;
 use thunder::engine::EngineOptions;
@@ -14,8 +14,8 @@ async fn attention_rows_are_distributions_over_the_positions_before() {
         let mut asked = request("The sky is", 6);
         asked.attention = true;
         let prompt_len = asked.prompt.len() as u32;
-        let told = bench.tell(asked).await;
-        let steps: Vec<_> = told
+        let result = bench.run(asked).await;
+        let steps: Vec<_> = result
             .items
             .iter()
             .filter_map(|item| match item {
@@ -38,11 +38,12 @@ async fn attention_rows_are_distributions_over_the_positions_before() {
     }
 }
 
-/// The same attention whether a run is alone, shares batches with others, or has backtracked to where it is.
+/// The attention of a run is the same alone, in batches shared with others, and after a backtrack.
 #[tokio::test]
 async fn concurrent_runs_receive_only_their_own_attention() {
-    let rows = |told: &Told| -> Vec<Vec<f32>> {
-        told.items
+    let rows = |result: &CompletedRun| -> Vec<Vec<f32>> {
+        result
+            .items
             .iter()
             .filter_map(|item| match item {
                 TraceItem::Attention(step) => {
@@ -58,7 +59,7 @@ async fn concurrent_runs_receive_only_their_own_attention() {
         r
     };
     let mut alone = bench(1, true).await;
-    let expected = rows(&alone.tell(asked("The sky is blue")).await);
+    let expected = rows(&alone.run(asked("The sky is blue")).await);
     let mut shared = bench(4, true).await;
     let mut others = Vec::new();
     for prompt in [
@@ -68,15 +69,15 @@ async fn concurrent_runs_receive_only_their_own_attention() {
     ] {
         others.push(shared.engine.submit(request(prompt, 60)).await.unwrap());
     }
-    let told = shared.tell(asked("The sky is blue")).await;
-    for (a, b) in expected.iter().zip(rows(&told)) {
+    let result = shared.run(asked("The sky is blue")).await;
+    for (a, b) in expected.iter().zip(rows(&result)) {
         let worst = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
         assert!(worst < 2e-3, "rows differ by {worst}");
     }
     drop(others);
     let once = Mutex::new(false);
-    let told = alone
-        .tell(with_mod(asked("The sky is blue"), false, move |call| {
+    let result = alone
+        .run(with_mod(asked("The sky is blue"), false, move |call| {
             if added_at(call, 4) && !std::mem::replace(&mut *once.lock().unwrap(), true) {
                 Action::Backtrack { n: 3, tokens: vec![] }
             } else {
@@ -84,7 +85,7 @@ async fn concurrent_runs_receive_only_their_own_attention() {
             }
         }))
         .await;
-    let after: Vec<Vec<f32>> = rows(&told).split_off(4);
+    let after: Vec<Vec<f32>> = rows(&result).split_off(4);
     for (a, b) in expected[1..].iter().zip(&after) {
         assert_eq!(a.len(), b.len());
         let worst = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
@@ -126,17 +127,17 @@ async fn captured_rows_are_recorded_before_the_engine_stops() {
 async fn row_that_cannot_be_encoded_affects_no_run() {
     let mut bench = bench_with(1, true, |options| {
         options.encode_attention = |values, _, _, row_len| {
-            assert!(!row_len.is_multiple_of(2), "a coder that fails on {} values", values.len());
+            assert!(!row_len.is_multiple_of(2), "an encoder that fails on {} values", values.len());
             Some((Vec::new(), Vec::new()))
         };
     })
     .await;
     for _ in 0..2 {
-        // More rows than may wait to be coded.
+        // More rows than fit into the encoder's queue.
         let mut asked = request("The sky is", 150);
         asked.attention = true;
-        let told = tokio::time::timeout(Duration::from_mins(2), bench.tell(asked)).await.unwrap();
-        assert_eq!(told.generated().len(), 150);
-        assert_eq!(told.items.iter().filter(|item| matches!(item, TraceItem::Attention(_))).count(), 75);
+        let result = tokio::time::timeout(Duration::from_mins(2), bench.run(asked)).await.unwrap();
+        assert_eq!(result.generated().len(), 150);
+        assert_eq!(result.items.iter().filter(|item| matches!(item, TraceItem::Attention(_))).count(), 75);
     }
 }

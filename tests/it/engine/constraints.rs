@@ -1,4 +1,4 @@
-//! Grammars that begin late, never end or leave nothing.
+//! Grammars that start late, never end or permit no token.
 
 use super::{bench, model, request};
 use thunder::engine::{Request, SamplingParams};
@@ -15,23 +15,23 @@ async fn lazy_constraint_starts_after_its_trigger_and_ends_the_run() {
     };
     let constraint = Constraint::new("test", GrammarSource::Regex("xyz".into()));
     let mut bench = bench(1, false).await;
-    let triggered = bench.tell(request(constraint.clone().lazy(Trigger::text("aaa")))).await;
+    let triggered = bench.run(request(constraint.clone().lazy(Trigger::text("aaa")))).await;
     assert_eq!(triggered.text, "aaaxyz");
     assert_eq!(triggered.end.finish.reason, FinishReason::Stop);
-    let by_token = bench.tell(request(constraint.clone().lazy(Trigger::token(letter)))).await;
+    let by_token = bench.run(request(constraint.clone().lazy(Trigger::token(letter)))).await;
     assert_eq!(by_token.text, "axyz");
-    let never = bench.tell(request(constraint.clone().lazy(Trigger::text("b")))).await;
+    let never = bench.run(request(constraint.clone().lazy(Trigger::text("b")))).await;
     assert_eq!(never.text, "a".repeat(12));
-    let at_once = bench.tell(request(constraint)).await;
+    let at_once = bench.run(request(constraint)).await;
     assert_eq!(at_once.text, "xyz");
 }
 
 #[tokio::test]
 async fn broken_grammar_ends_only_its_own_run() {
     let mut bench = bench(2, false).await;
-    // Its text never comes to an end: the limit ends it.
+    // Its text never ends: the limit ends the run.
     let endless = Constraint::new("test", GrammarSource::Lark("start: \"a\" endless\nendless: \"b\" endless".into()));
-    let failed = bench.tell(Request { constraint: Some(endless), ..request("Hello", 200) }).await;
+    let failed = bench.run(Request { constraint: Some(endless), ..request("Hello", 200) }).await;
     assert!(failed.text.starts_with("ab"), "{}", failed.text);
     assert_eq!(failed.end.finish.reason, FinishReason::Length);
     let banned = model().vocabulary().encode("x", false, false)[0];
@@ -40,8 +40,8 @@ async fn broken_grammar_ends_only_its_own_run() {
         sampling: SamplingParams { logit_bias: vec![(banned, f32::NEG_INFINITY)], ..SamplingParams::default() },
         ..request("Hello", 12)
     };
-    let refused = bench.tell(refused).await;
+    let refused = bench.run(refused).await;
     assert_eq!(refused.end.finish.reason, FinishReason::Error);
     assert!(refused.end.finish.message.as_deref().unwrap().contains("no token that the constraint permits"));
-    assert_eq!(bench.tell(request("Hello", 3)).await.end.finish.reason, FinishReason::Length);
+    assert_eq!(bench.run(request("Hello", 3)).await.end.finish.reason, FinishReason::Length);
 }

@@ -5,7 +5,7 @@ mod attention;
 mod constraints;
 mod mods;
 mod recording;
-mod returns;
+mod retractions;
 mod runs;
 mod unread;
 
@@ -35,7 +35,7 @@ pub struct Bench {
     signals: mpsc::Receiver<Signal>,
 }
 
-pub struct Told {
+pub struct CompletedRun {
     pub text: String,
     pub end: Arc<RunEnd>,
     pub items: Vec<TraceItem>,
@@ -100,7 +100,7 @@ pub fn request_tokens(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
 }
 
 impl Bench {
-    pub async fn tell(&mut self, request: Request) -> Told {
+    pub async fn run(&mut self, request: Request) -> CompletedRun {
         let generation = self.engine.submit(request).await.unwrap();
         let (text, end) = follow(generation.output).await;
         let mut items = Vec::new();
@@ -111,7 +111,7 @@ impl Bench {
                 _ => {}
             }
         }
-        Told { text, end, items }
+        CompletedRun { text, end, items }
     }
 }
 
@@ -128,8 +128,8 @@ pub async fn follow(mut output: mpsc::Receiver<Output>) -> (String, Arc<RunEnd>)
     panic!("the stream ended without an end");
 }
 
-impl Told {
-    /// What the trace says the sequence of generated tokens is.
+impl CompletedRun {
+    /// Returns the generated tokens according to the trace.
     pub fn generated(&self) -> Vec<TokenId> {
         let mut generated: Vec<TokenId> = Vec::new();
         for item in &self.items {
@@ -175,7 +175,7 @@ struct TestMod {
     handler: Arc<Handler>,
 }
 
-struct TestSession {
+struct TestModInstance {
     late: bool,
     handler: Arc<Handler>,
 }
@@ -192,11 +192,11 @@ impl ModFactory for TestMod {
         }
     }
     fn start(&self, _: &serde_json::Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        Ok(Box::new(TestSession { late: self.late, handler: Arc::clone(&self.handler) }))
+        Ok(Box::new(TestModInstance { late: self.late, handler: Arc::clone(&self.handler) }))
     }
 }
 
-impl ModInstance for TestSession {
+impl ModInstance for TestModInstance {
     fn handles(&self) -> EventSet {
         EventSet::ALL
     }

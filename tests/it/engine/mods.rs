@@ -1,4 +1,4 @@
-//! What mods do to a run: text, KV state and trace agree afterwards.
+//! Text, KV state and trace agree after actions of mods.
 
 use super::{added_at, bench, model, request, request_tokens, with_mod};
 use std::sync::{Arc, Mutex};
@@ -6,21 +6,21 @@ use thunder::engine::Output;
 use thunder::events::{EventType, FinishReason, TokenId, TraceItem};
 use thunder::mods::{Action, Call};
 
-/// Whatever a mod did to the sequence, the model goes on exactly as after a prompt of the same tokens.
-async fn goes_on_as_if_nothing_had_been(
+/// Checks that after the actions of a mod the model continues exactly as after a prompt of the same tokens.
+async fn assert_continues_as_after_a_prompt(
     handler: impl Fn(&Call<'_>) -> Action + Send + Sync + Clone + 'static,
     late: bool,
 ) {
     let mut bench = bench(1, false).await;
-    let told = bench.tell(with_mod(request("The sky is", 16), late, handler)).await;
-    let generated = told.generated();
-    assert_eq!(generated.len(), 16, "{:?}", told.end);
-    assert_eq!(told.end.finish.usage.completion_tokens, 16);
-    assert_eq!(told.text, told.end.finish.text);
-    assert_eq!(told.text, model().vocabulary().decode(&generated));
+    let result = bench.run(with_mod(request("The sky is", 16), late, handler)).await;
+    let generated = result.generated();
+    assert_eq!(generated.len(), 16, "{:?}", result.end);
+    assert_eq!(result.end.finish.usage.completion_tokens, 16);
+    assert_eq!(result.text, result.end.finish.text);
+    assert_eq!(result.text, model().vocabulary().decode(&generated));
     let mut prompt = model().vocabulary().encode("The sky is", false, true);
     prompt.extend_from_slice(&generated[..10]);
-    let fresh = bench.tell(request_tokens(prompt, 6)).await;
+    let fresh = bench.run(request_tokens(prompt, 6)).await;
     assert_eq!(fresh.generated(), generated[10..]);
 }
 
@@ -30,7 +30,7 @@ async fn backtrack_on_added_replaces_tokens() {
     for late in [false, true] {
         *once.lock().unwrap() = false;
         let once = Arc::clone(&once);
-        goes_on_as_if_nothing_had_been(
+        assert_continues_as_after_a_prompt(
             move |call| {
                 if added_at(call, 6) && !std::mem::replace(&mut *once.lock().unwrap(), true) {
                     return Action::Backtrack { n: 3, tokens: vec![40, 41] };
@@ -46,7 +46,7 @@ async fn backtrack_on_added_replaces_tokens() {
 #[tokio::test]
 async fn backtrack_without_tokens_samples_from_the_shortened_sequence() {
     let once = Arc::new(Mutex::new(false));
-    goes_on_as_if_nothing_had_been(
+    assert_continues_as_after_a_prompt(
         move |call| {
             if call.event_type() == EventType::ForwardPass
                 && call.generated().len() == 5
@@ -66,7 +66,7 @@ async fn forced_tokens_take_one_decode_and_have_probabilities() {
     for event in [EventType::ForwardPass, EventType::Sampled, EventType::Added] {
         let once = Arc::new(Mutex::new(false));
         let inner = Arc::clone(&once);
-        goes_on_as_if_nothing_had_been(
+        assert_continues_as_after_a_prompt(
             move |call| {
                 if call.event_type() == event
                     && call.generated().len() == 4
@@ -82,8 +82,8 @@ async fn forced_tokens_take_one_decode_and_have_probabilities() {
         *once.lock().unwrap() = false;
         let mut bench = bench(1, false).await;
         let once2 = Arc::clone(&once);
-        let told = bench
-            .tell(with_mod(request("The sky is", 16), false, move |call| {
+        let result = bench
+            .run(with_mod(request("The sky is", 16), false, move |call| {
                 if call.event_type() == event
                     && call.generated().len() == 4
                     && !std::mem::replace(&mut *once2.lock().unwrap(), true)
@@ -93,7 +93,7 @@ async fn forced_tokens_take_one_decode_and_have_probabilities() {
                 Action::Noop
             }))
             .await;
-        let forced: Vec<_> = told
+        let forced: Vec<_> = result
             .items
             .iter()
             .filter_map(|item| match item {
@@ -117,8 +117,8 @@ async fn sampled_backtrack_of_one_samples_again_without_a_gap() {
     let once = Arc::new(Mutex::new(false));
     let mut asked = request("The sky is", 8);
     asked.sampling.temperature = 1.5;
-    let told = bench
-        .tell(with_mod(asked, false, move |call| {
+    let result = bench
+        .run(with_mod(asked, false, move |call| {
             if call.event_type() == EventType::Sampled
                 && call.generated().len() == 3
                 && !std::mem::replace(&mut *once.lock().unwrap(), true)
@@ -128,34 +128,34 @@ async fn sampled_backtrack_of_one_samples_again_without_a_gap() {
             Action::Noop
         }))
         .await;
-    assert_eq!(told.generated().len(), 8);
+    assert_eq!(result.generated().len(), 8);
     let steps: Vec<i32> =
-        told.events().iter().filter(|(kind, _)| *kind == EventType::ForwardPass).map(|&(_, step)| step).collect();
-    assert_eq!(steps, (1..=9).collect::<Vec<_>>(), "one step more than tokens: the dropped draw has its own");
+        result.events().iter().filter(|(kind, _)| *kind == EventType::ForwardPass).map(|&(_, step)| step).collect();
+    assert_eq!(steps, (1..=9).collect::<Vec<_>>(), "one step more than tokens: the dropped token has its own");
 }
 
 #[tokio::test]
 async fn force_output_replaces_everything_and_ends() {
     let mut bench = bench(1, false).await;
-    let told = bench
-        .tell(with_mod(request("The sky is", 16), true, |call| {
+    let result = bench
+        .run(with_mod(request("The sky is", 16), true, |call| {
             if added_at(call, 5) { Action::ForceOutput(vec![60, 61]) } else { Action::Noop }
         }))
         .await;
-    assert_eq!(told.generated(), [60, 61]);
-    assert_eq!(told.text, model().vocabulary().decode(&[60, 61]));
-    assert_eq!(told.end.finish.reason, FinishReason::Stop);
+    assert_eq!(result.generated(), [60, 61]);
+    assert_eq!(result.text, model().vocabulary().decode(&[60, 61]));
+    assert_eq!(result.end.finish.reason, FinishReason::Stop);
 }
 
 #[tokio::test]
 async fn action_not_permitted_for_its_event_is_a_mod_error() {
     let mut bench = bench(1, false).await;
-    let told = bench
-        .tell(with_mod(request("The sky is", 4), false, |call| {
+    let result = bench
+        .run(with_mod(request("The sky is", 4), false, |call| {
             if call.event_type() == EventType::Prefilled { Action::ForceTokens(vec![1]) } else { Action::Noop }
         }))
         .await;
-    let call = told
+    let call = result
         .items
         .iter()
         .find_map(|item| match item {
@@ -165,7 +165,7 @@ async fn action_not_permitted_for_its_event_is_a_mod_error() {
         .unwrap();
     assert!(call.exception_occurred);
     assert_eq!(call.exception_message.as_deref(), Some("ForceTokens is not permitted at Prefilled"));
-    assert_eq!(told.generated().len(), 4);
+    assert_eq!(result.generated().len(), 4);
 }
 
 #[tokio::test]
@@ -175,10 +175,10 @@ async fn first_mod_that_changes_control_wins() {
         if added_at(call, 2) { Action::ForceTokens(vec![70]) } else { Action::Noop }
     });
     asked = with_mod(asked, true, |call| if added_at(call, 2) { Action::error("no") } else { Action::Noop });
-    let told = bench.tell(asked).await;
-    assert_eq!(told.end.finish.reason, FinishReason::Length);
-    assert_eq!(told.generated()[2], 70);
-    let superseded = told.items.iter().any(|item| matches!(item, TraceItem::Action(action)
+    let result = bench.run(asked).await;
+    assert_eq!(result.end.finish.reason, FinishReason::Length);
+    assert_eq!(result.generated()[2], 70);
+    let superseded = result.items.iter().any(|item| matches!(item, TraceItem::Action(action)
         if action.error_message.is_some() && action.details.as_ref().is_some_and(|d| d.get().contains("\"superseded\":true"))));
     assert!(superseded);
 }
@@ -186,8 +186,8 @@ async fn first_mod_that_changes_control_wins() {
 #[tokio::test]
 async fn edited_logits_are_sampled_and_recorded() {
     let mut bench = bench(1, false).await;
-    let told = bench
-        .tell(with_mod(request("The sky is", 3), true, |call| match call.event_type() {
+    let result = bench
+        .run(with_mod(request("The sky is", 3), true, |call| match call.event_type() {
             EventType::ForwardPass => Action::AdjustedLogits {
                 edit: thunder::mods::LogitEdit::Set(vec![(99, 1000.0)]),
                 temperature: Some(1.0),
@@ -195,8 +195,8 @@ async fn edited_logits_are_sampled_and_recorded() {
             _ => Action::Noop,
         }))
         .await;
-    assert_eq!(told.generated(), [99, 99, 99]);
-    let moved = told
+    assert_eq!(result.generated(), [99, 99, 99]);
+    let moved = result
         .items
         .iter()
         .any(|item| matches!(item, TraceItem::Action(a) if a.details.as_ref().unwrap().get().contains("\"token\":99")));
@@ -210,17 +210,17 @@ async fn endless_backtracks_of_a_mod_end_the_run() {
         if call.event_type() == EventType::Added { Action::Backtrack { n: 1, tokens: vec![] } } else { Action::Noop }
     });
     asked.limits.max_steps = 20;
-    let told = bench.tell(asked).await;
-    assert_eq!(told.end.finish.reason, FinishReason::Length);
-    assert!(told.end.finish.message.as_ref().unwrap().contains("20 steps"), "{:?}", told.end.finish.message);
-    assert_eq!(told.text, "");
+    let result = bench.run(asked).await;
+    assert_eq!(result.end.finish.reason, FinishReason::Length);
+    assert!(result.end.finish.message.as_ref().unwrap().contains("20 steps"), "{:?}", result.end.finish.message);
+    assert_eq!(result.text, "");
 }
 
 #[tokio::test]
 async fn tool_calls_and_errors_end_the_run() {
     let mut bench = bench(1, false).await;
-    let told = bench
-        .tell(with_mod(request("The sky is", 8), false, |call| {
+    let result = bench
+        .run(with_mod(request("The sky is", 8), false, |call| {
             if added_at(call, 2) {
                 Action::ToolCalls(serde_json::json!({"function": {"name": "f", "arguments": "{}"}}))
             } else {
@@ -228,13 +228,16 @@ async fn tool_calls_and_errors_end_the_run() {
             }
         }))
         .await;
-    assert_eq!(told.end.finish.reason, FinishReason::ToolCalls);
-    assert_eq!(told.end.finish.tool_calls.as_ref().unwrap()[0]["function"]["name"], "f");
-    let told = bench.tell(with_mod(request("The sky is", 8), false, |_| Action::error("refused"))).await;
-    assert_eq!((told.end.finish.reason, told.end.finish.message.as_deref()), (FinishReason::Error, Some("refused")));
+    assert_eq!(result.end.finish.reason, FinishReason::ToolCalls);
+    assert_eq!(result.end.finish.tool_calls.as_ref().unwrap()[0]["function"]["name"], "f");
+    let result = bench.run(with_mod(request("The sky is", 8), false, |_| Action::error("refused"))).await;
+    assert_eq!(
+        (result.end.finish.reason, result.end.finish.message.as_deref()),
+        (FinishReason::Error, Some("refused"))
+    );
 }
 
-/// Tokens that only begin a character have no text of their own, so that characters do not tell which tokens are gone.
+/// Tokens that only begin a character have no text, so the characters alone do not show which tokens were retracted.
 #[tokio::test]
 async fn client_is_notified_of_retracted_tokens() {
     let halves: Vec<TokenId> = model().vocabulary().encode("日本語", false, true);
@@ -257,15 +260,15 @@ async fn client_is_notified_of_retracted_tokens() {
         asked.sampling.seed = seed;
         asked.sampling.temperature = 1.5;
         let mut generation = bench.engine.submit(asked).await.unwrap();
-        let (mut told, mut text): (Vec<TokenId>, Vec<char>) = Default::default();
+        let (mut result, mut text): (Vec<TokenId>, Vec<char>) = Default::default();
         let end = loop {
             match generation.output.recv().await.unwrap() {
                 Output::Text(delta) => {
-                    told.extend(delta.tokens.iter().map(|(measure, _)| measure.token));
+                    result.extend(delta.tokens.iter().map(|(measure, _)| measure.token));
                     text.extend(delta.text.chars());
                 }
                 Output::Retract { chars, tokens } => {
-                    told.truncate(told.len() - tokens);
+                    result.truncate(result.len() - tokens);
                     text.truncate(text.len() - chars);
                 }
                 Output::Prompt(_) | Output::Progress(_) => {}
@@ -273,7 +276,7 @@ async fn client_is_notified_of_retracted_tokens() {
             }
         };
         assert_eq!(text.into_iter().collect::<String>(), end.finish.text, "seed {seed}");
-        assert_eq!(told.len(), end.finish.usage.completion_tokens as usize, "seed {seed}");
-        assert_eq!(model().vocabulary().decode(&told), end.finish.text, "seed {seed}");
+        assert_eq!(result.len(), end.finish.usage.completion_tokens as usize, "seed {seed}");
+        assert_eq!(model().vocabulary().decode(&result), end.finish.text, "seed {seed}");
     }
 }

@@ -1,4 +1,4 @@
-//! What the recorder gets when it takes nothing for a while: everything, in order; and the engine does not wait for it.
+//! A recorder that does not read for a while receives everything in order, and the engine does not wait for it.
 
 use super::{follow, model, options, request, request_tokens};
 use std::collections::HashMap;
@@ -8,9 +8,9 @@ use thunder::events::{EventType, RunId, Signal, TraceItem};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-/// What came of a run.
+/// Signals of a run so far.
 #[derive(Debug, Default)]
-struct Heard {
+struct RunSignals {
     started: bool,
     passes: usize,
     rows: usize,
@@ -18,35 +18,35 @@ struct Heard {
 }
 
 #[derive(Default)]
-struct Ledger(HashMap<RunId, Heard>);
+struct Ledger(HashMap<RunId, RunSignals>);
 
 impl Ledger {
     fn hear(&mut self, signal: &Signal) {
-        let heard = self.0.entry(signal.run_id()).or_default();
-        assert!(!heard.ended, "a run's end is its last signal: {signal:?}");
+        let state = self.0.entry(signal.run_id()).or_default();
+        assert!(!state.ended, "a run's end is its last signal: {signal:?}");
         match signal {
-            Signal::Started(_) => assert!(!std::mem::replace(&mut heard.started, true)),
+            Signal::Started(_) => assert!(!std::mem::replace(&mut state.started, true)),
             Signal::Items(_, items) => {
-                assert!(heard.started, "a run's start is its first signal");
+                assert!(state.started, "a run's start is its first signal");
                 for item in items.iter() {
                     match item {
                         TraceItem::Event(event) => {
-                            heard.passes += usize::from(event.event_type == EventType::ForwardPass)
+                            state.passes += usize::from(event.event_type == EventType::ForwardPass)
                         }
-                        TraceItem::Attention(_) => heard.rows += 1,
+                        TraceItem::Attention(_) => state.rows += 1,
                         _ => {}
                     }
                 }
             }
             Signal::Ended(..) => {
-                assert!(heard.started, "a run's start is its first signal");
-                heard.ended = true;
+                assert!(state.started, "a run's start is its first signal");
+                state.ended = true;
             }
         }
     }
 
     fn is_complete(&self, runs: usize) -> bool {
-        self.0.len() == runs && self.0.values().all(|heard| heard.ended)
+        self.0.len() == runs && self.0.values().all(|state| state.ended)
     }
 }
 
@@ -61,10 +61,10 @@ fn with_attention(request: Request) -> Request {
 
 #[tokio::test]
 async fn canceled_runs_do_not_block_the_engine_while_the_recorder_is_full() {
-    const GIVEN_UP: usize = 300;
+    const CANCELED: usize = 300;
     let (engine, mut signals) = engine(1).await;
     let first = engine.submit(with_attention(request("The sky is", 40))).await.unwrap();
-    for _ in 0..GIVEN_UP {
+    for _ in 0..CANCELED {
         drop(engine.submit(with_attention(request_tokens(vec![6; 4], 3))).await.unwrap());
     }
     let patience = Duration::from_secs(30);
@@ -72,7 +72,7 @@ async fn canceled_runs_do_not_block_the_engine_while_the_recorder_is_full() {
         timeout(patience, first.control.progress()).await.expect("the decode thread waits for the recorder").unwrap();
     }
     let mut ledger = Ledger::default();
-    while !ledger.is_complete(1 + GIVEN_UP) {
+    while !ledger.is_complete(1 + CANCELED) {
         ledger.hear(&timeout(patience, signals.recv()).await.unwrap().unwrap());
     }
     assert_eq!(follow(first.output).await.1.finish.usage.completion_tokens, 40);
@@ -106,7 +106,7 @@ async fn slow_recorder_receives_everything_in_order() {
     engine.stop().await;
     let ledger = listener.await.unwrap();
     assert!(ledger.is_complete(3), "{:?}", ledger.0);
-    for heard in ledger.0.values() {
-        assert_eq!(heard.passes, heard.rows, "a row for each step");
+    for state in ledger.0.values() {
+        assert_eq!(state.passes, state.rows, "a row for each step");
     }
 }

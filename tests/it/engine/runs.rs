@@ -1,4 +1,4 @@
-//! Runs without mods: numbering, stops, streams that share batches, clients that go or do not read.
+//! Runs without mods: numbering, stops, streams that share batches, clients that disconnect or do not read.
 
 use super::{added_at, bench, bench_with, follow, model, request, request_tokens, with_mod};
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use thunder::mods::Action;
 #[tokio::test]
 async fn plain_run_is_numbered_without_gaps_and_reproducible() {
     let mut bench = bench(1, false).await;
-    let first = bench.tell(request("The sky is", 12)).await;
+    let first = bench.run(request("The sky is", 12)).await;
     let orders: Vec<i32> = first
         .items
         .iter()
@@ -27,9 +27,9 @@ async fn plain_run_is_numbered_without_gaps_and_reproducible() {
     assert_eq!(first.end.finish.reason, FinishReason::Length);
     assert_eq!(first.end.finish.usage.completion_tokens, 12);
     assert_eq!(first.text, first.end.finish.text);
-    let again = bench.tell(request("The sky is", 12)).await;
+    let again = bench.run(request("The sky is", 12)).await;
     assert_eq!(first.generated(), again.generated());
-    assert!(again.end.finish.usage.cached_tokens > 0, "the second run begins with the state of the first");
+    assert!(again.end.finish.usage.cached_tokens > 0, "the second run reuses the state of the first");
 }
 
 #[tokio::test]
@@ -40,12 +40,12 @@ async fn control_token_is_text_if_requested() {
     let marker = *tokens.iter().find(|&&token| vocabulary.is_control(token)).unwrap();
     for (visible, text) in [(vec![], "ab"), (vec![marker], "a<|im_start|>b")] {
         let tokens = tokens.clone();
-        let told = bench
-            .tell(with_mod(Request { visible, ..request("The sky is", 8) }, true, move |call| {
+        let result = bench
+            .run(with_mod(Request { visible, ..request("The sky is", 8) }, true, move |call| {
                 if added_at(call, 1) { Action::ForceOutput(tokens.clone()) } else { Action::Noop }
             }))
             .await;
-        assert_eq!(told.end.finish.text, text);
+        assert_eq!(result.end.finish.text, text);
     }
 }
 
@@ -55,7 +55,7 @@ async fn concurrent_streams_equal_a_run_alone() {
     let prompts = ["The sky is", "Once upon a time there was a small house", "1 2 3", "{\"a\":"];
     let mut expected = Vec::new();
     for prompt in prompts {
-        expected.push(alone.tell(request(prompt, 20)).await.text);
+        expected.push(alone.run(request(prompt, 20)).await.text);
     }
     let together = bench(4, false).await;
     let runs = prompts.map(|prompt| {
@@ -74,15 +74,15 @@ async fn disconnected_client_ends_its_run_and_frees_the_slot() {
     endless.limits.max_steps = 4000;
     let generation = bench.engine.submit(endless).await.unwrap();
     drop(generation.output);
-    let told =
-        tokio::time::timeout(std::time::Duration::from_secs(20), bench.tell(request("The sky is", 3))).await.unwrap();
-    assert_eq!(told.generated().len(), 3);
+    let result =
+        tokio::time::timeout(std::time::Duration::from_secs(20), bench.run(request("The sky is", 3))).await.unwrap();
+    assert_eq!(result.generated().len(), 3);
 }
 
 #[tokio::test]
 async fn only_evaluated_prompt_tokens_are_counted() {
     let bench = bench_with(1, false, |options| options.batch_size = 64).await;
-    // Both are told to end before the first has read more than one batch, and the other one anything.
+    // Both are stopped after the first has evaluated at most one batch, and before the other has evaluated anything.
     let (release, held) = std::sync::mpsc::channel();
     let (holds, mut is_held) = tokio::sync::mpsc::unbounded_channel();
     let held = Mutex::new(held);
@@ -108,11 +108,11 @@ async fn only_evaluated_prompt_tokens_are_counted() {
             _ => {}
         }
     };
-    let told = |end: &RunEnd| (end.finish.reason, end.finish.usage.prompt_tokens, end.finish.prompt_decoded);
+    let result = |end: &RunEnd| (end.finish.reason, end.finish.usage.prompt_tokens, end.finish.prompt_decoded);
     assert!((1..=64).contains(&read), "{read}");
-    assert_eq!(told(&end), (FinishReason::Cancelled, 400, read));
+    assert_eq!(result(&end), (FinishReason::Cancelled, 400, read));
     let (_, never) = follow(waiting.output).await;
-    assert_eq!((told(&never), never.finish.prompt_us), ((FinishReason::Cancelled, 300, 0), 0));
+    assert_eq!((result(&never), never.finish.prompt_us), ((FinishReason::Cancelled, 300, 0), 0));
     while bench.engine.runs() > 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -128,8 +128,8 @@ async fn client_that_does_not_read_pauses_only_its_own_run() {
     let mut slow = request("The sky is", 450);
     slow.limits.max_steps = 4000;
     let slow = bench.engine.submit(slow).await.unwrap();
-    let told = bench.tell(request("Quick", 20)).await;
-    assert_eq!(told.generated().len(), 20);
+    let result = bench.run(request("Quick", 20)).await;
+    assert_eq!(result.generated().len(), 20);
     let (_, end) = follow(slow.output).await;
     assert_eq!(end.finish.usage.completion_tokens, 450);
 }
@@ -137,21 +137,21 @@ async fn client_that_does_not_read_pauses_only_its_own_run() {
 #[tokio::test]
 async fn stop_strings_and_limits_end_at_the_right_token() {
     let mut bench = bench(1, false).await;
-    let plain = bench.tell(request("The sky is", 20)).await;
+    let plain = bench.run(request("The sky is", 20)).await;
     let chars: Vec<char> = plain.text.chars().collect();
     let stop: String = chars[chars.len() / 2..chars.len() / 2 + 2].iter().collect();
     let mut asked = request("The sky is", 20);
     asked.limits.stop = vec![stop.clone()];
-    let told = bench.tell(asked).await;
-    assert_eq!(told.end.finish.reason, FinishReason::Stop);
-    assert_eq!(told.end.finish.stop_string.as_deref(), Some(stop.as_str()));
-    assert_eq!(told.text, plain.text[..plain.text.find(&stop).unwrap()]);
+    let result = bench.run(asked).await;
+    assert_eq!(result.end.finish.reason, FinishReason::Stop);
+    assert_eq!(result.end.finish.stop_string.as_deref(), Some(stop.as_str()));
+    assert_eq!(result.text, plain.text[..plain.text.find(&stop).unwrap()]);
     let mut asked = request("The sky is", 20);
     asked.limits.stop_tokens = vec![plain.generated()[3]];
-    let told = bench.tell(asked).await;
-    assert_eq!(told.end.finish.reason, FinishReason::Stop);
+    let result = bench.run(asked).await;
+    assert_eq!(result.end.finish.reason, FinishReason::Stop);
     let mut long = request("The sky is", 100_000);
     long.limits.max_steps = 1_000_000;
-    let told = bench.tell(long).await;
-    assert!(told.end.finish.message.as_ref().unwrap().contains("512"), "{:?}", told.end.finish);
+    let result = bench.run(long).await;
+    assert!(result.end.finish.message.as_ref().unwrap().contains("512"), "{:?}", result.end.finish);
 }

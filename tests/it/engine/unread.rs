@@ -1,4 +1,4 @@
-//! Clients that do not read, or go away: their runs give their slots to others, but not any number of them.
+//! Clients that do not read, or disconnect: their runs yield their slots to others, up to a limit.
 
 use super::{Bench, bench, follow, request_tokens};
 use std::sync::{Arc, Mutex};
@@ -10,13 +10,13 @@ use thunder::mods::{
     SelectedMod,
 };
 
-/// As in the engine: how many runs without a slot there may be before no slot is taken from a client that does not read.
-const MOST_PARKED: usize = 16;
+/// Maximum number of preempted runs of clients that do not read; the same as in the engine.
+const MAX_PARKED: usize = 16;
 
 async fn activities(generations: &[Generation]) -> Vec<Option<RunActivity>> {
     let mut activities = Vec::new();
     for generation in generations {
-        activities.push(generation.control.progress().await.ok().map(|standing| standing.activity));
+        activities.push(generation.control.progress().await.ok().map(|progress| progress.activity));
     }
     activities
 }
@@ -28,7 +28,7 @@ async fn until(what: &str, generations: &[Generation], holds: impl Fn(&[Option<R
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    panic!("never came about: {what}: {:?}", activities(generations).await);
+    panic!("timeout: {what}: {:?}", activities(generations).await);
 }
 
 fn count(activities: &[Option<RunActivity>], activity: RunActivity) -> usize {
@@ -37,35 +37,35 @@ fn count(activities: &[Option<RunActivity>], activity: RunActivity) -> usize {
 
 #[tokio::test]
 async fn parked_runs_of_unread_clients_are_limited() {
-    let bench = bench(MOST_PARKED as u32, false).await;
+    let bench = bench(MAX_PARKED as u32, false).await;
     let long = || request_tokens(vec![5; 4], 400);
     let mut unread = Vec::new();
-    for _ in 0..2 * MOST_PARKED {
+    for _ in 0..2 * MAX_PARKED {
         unread.push(bench.engine.submit(long()).await.unwrap());
     }
-    // The first have their slots taken, since others wait; these fill them, and wait for their clients there.
-    until("the first are without a slot", &unread, |all| {
-        count(&all[..MOST_PARKED], RunActivity::Preempted) == MOST_PARKED
-            && count(&all[MOST_PARKED..], RunActivity::Running) == MOST_PARKED
+    // The first runs are preempted, since others wait. The others fill the slots and wait for their clients there.
+    until("the first runs are preempted", &unread, |all| {
+        count(&all[..MAX_PARKED], RunActivity::Preempted) == MAX_PARKED
+            && count(&all[MAX_PARKED..], RunActivity::Running) == MAX_PARKED
     })
     .await;
     let reads = bench.engine.submit(request_tokens(vec![6; 4], 3)).await.unwrap();
     let full = |generated: u32| generated > 256;
-    for generation in &unread[MOST_PARKED..] {
+    for generation in &unread[MAX_PARKED..] {
         while !full(generation.control.progress().await.unwrap().generated) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
     tokio::time::sleep(Duration::from_secs(7)).await;
     let all = activities(&unread).await;
-    assert_eq!((count(&all, RunActivity::Preempted), count(&all, RunActivity::Running)), (MOST_PARKED, MOST_PARKED));
+    assert_eq!((count(&all, RunActivity::Preempted), count(&all, RunActivity::Running)), (MAX_PARKED, MAX_PARKED));
     assert_eq!(reads.control.progress().await.unwrap().activity, RunActivity::Queued);
-    // One that is read goes on, and when it is over there is room for another one without a slot.
+    // A run whose client reads continues. When it ends, another run can be preempted.
     let read = unread.remove(0);
-    let (told, others) = tokio::join!(follow(read.output), follow(reads.output));
-    assert_eq!((told.1.finish.reason, told.1.finish.usage.completion_tokens), (FinishReason::Length, 400));
+    let (result, others) = tokio::join!(follow(read.output), follow(reads.output));
+    assert_eq!((result.1.finish.reason, result.1.finish.usage.completion_tokens), (FinishReason::Length, 400));
     assert_eq!(others.1.finish.usage.completion_tokens, 3);
-    // Whoever goes away leaves nothing behind.
+    // Disconnected clients leave no runs.
     drop(unread);
     let last = bench.engine.submit(request_tokens(vec![7; 4], 3)).await.unwrap();
     assert_eq!(follow(last.output).await.1.finish.reason, FinishReason::Length);
@@ -74,7 +74,7 @@ async fn parked_runs_of_unread_clients_are_limited() {
     }
 }
 
-/// A mod that never answers when tokens were added.
+/// Mod that does not reply to `Added` events.
 struct Silent(Arc<Mutex<Vec<ReplySender>>>);
 
 impl ModFactory for Silent {
@@ -107,7 +107,7 @@ impl ModInstance for Silent {
     }
 }
 
-/// The client of a run goes away, whose slot then serves another run, and whose end is recorded.
+/// Disconnects the client of a run and checks that the run's end is recorded and its slot serves another run.
 async fn leaves(bench: &mut Bench, what: &str, generation: Generation, status: RunStatus) {
     let run_id = generation.run_id;
     drop(generation);
@@ -128,7 +128,7 @@ async fn leaves(bench: &mut Bench, what: &str, generation: Generation, status: R
         }
     }
     assert_eq!(ends, 1, "{what}");
-    assert_eq!(bench.tell(request_tokens(vec![7; 4], 3)).await.generated().len(), 3, "{what}");
+    assert_eq!(bench.run(request_tokens(vec![7; 4], 3)).await.generated().len(), 3, "{what}");
 }
 
 #[tokio::test]
@@ -140,7 +140,7 @@ async fn disconnected_client_frees_its_slot_in_every_state() {
     };
     let mut running = bench.engine.submit(long(500)).await.unwrap();
     begun(&mut running).await;
-    leaves(&mut bench, "while it generates", running, RunStatus::Cancelled).await;
+    leaves(&mut bench, "while generating", running, RunStatus::Cancelled).await;
 
     let running = bench.engine.submit(long(500)).await.unwrap();
     let queued = bench.engine.submit(long(500)).await.unwrap();
@@ -151,7 +151,7 @@ async fn disconnected_client_frees_its_slot_in_every_state() {
     }
     let ended = |signal: &Signal| matches!(signal, Signal::Ended(id, _) if *id == run_id);
     while !ended(&bench.signals.recv().await.unwrap()) {}
-    leaves(&mut bench, "beside one that went while it waited", running, RunStatus::Cancelled).await;
+    leaves(&mut bench, "after a queued run was canceled", running, RunStatus::Cancelled).await;
 
     let stash = Arc::default();
     let mut waits = long(500);
@@ -163,12 +163,12 @@ async fn disconnected_client_frees_its_slot_in_every_state() {
     while stash.lock().unwrap().is_empty() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    leaves(&mut bench, "while a mod is asked", asked, RunStatus::Cancelled).await;
+    leaves(&mut bench, "while a mod is called", asked, RunStatus::Cancelled).await;
     stash.lock().unwrap().drain(..).for_each(|done| done.reply(Reply::default()));
 
     for (what, slot_for, activity) in [
-        ("while it rests", Duration::from_hours(1), RunActivity::Paused),
-        ("while it rests without a slot", Duration::ZERO, RunActivity::Preempted),
+        ("while paused", Duration::from_hours(1), RunActivity::Paused),
+        ("while preempted", Duration::ZERO, RunActivity::Preempted),
     ] {
         let mut paused = bench.engine.submit(long(500)).await.unwrap();
         begun(&mut paused).await;
@@ -186,8 +186,8 @@ async fn disconnected_client_frees_its_slot_in_every_state() {
     }
 
     let unread = bench.engine.submit(long(300)).await.unwrap();
-    while unread.control.progress().await.is_ok_and(|standing| standing.generated < 257) {
+    while unread.control.progress().await.is_ok_and(|progress| progress.generated < 257) {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    leaves(&mut bench, "when it has not read", unread, RunStatus::Cancelled).await;
+    leaves(&mut bench, "while its output is full", unread, RunStatus::Cancelled).await;
 }

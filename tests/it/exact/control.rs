@@ -1,4 +1,4 @@
-//! ControlVectors vectors: what they change, and files that are none.
+//! Control vectors: their effect on the rows, and invalid files.
 
 use super::gguf::Writer;
 use super::reference::Reference;
@@ -12,15 +12,15 @@ use std::sync::Arc;
 use thunder::model::Model;
 use thunder::model::llama::{CacheType, ControlVectors, ModelOptions};
 
-/// Most that a value may be off.
-const CLOSE: f64 = 2e-4;
+/// Maximum deviation of a value.
+const TOLERANCE: f64 = 2e-4;
 
-/// A direction, another one for each layer and file.
+/// A direction, different for each layer and file.
 fn direction(layer: usize, file: usize) -> Vec<f32> {
     (0..WIDTH).map(|at| ((at * 7 + layer * 13 + file * 29) % 17) as f32 / 8.0 - 1.0).collect()
 }
 
-/// A file with directions for these layers.
+/// Writes a file with directions for these layers.
 fn vector(folder: &Path, file: usize, layers: &[usize]) -> PathBuf {
     let tensors: Vec<_> = layers.iter().map(|&layer| (format!("direction.{layer}"), direction(layer, file))).collect();
     let tensors: Vec<_> = tensors.iter().map(|(name, values)| (name.as_str(), vec![WIDTH], &values[..])).collect();
@@ -58,8 +58,8 @@ async fn control_vectors_are_added_after_their_layers() {
             })
             .await;
             let prompt = tokens(1, 40);
-            let told = bench.tell(asked(prompt.clone(), 5)).await;
-            assert_eq!(compare(&told, &prompt, &mut reference, CLOSE, false), 5, "{kind:?}");
+            let result = bench.run(asked(prompt.clone(), 5)).await;
+            assert_eq!(compare(&result, &prompt, &mut reference, TOLERANCE, false), 5, "{kind:?}");
         }
     }
 }
@@ -72,7 +72,7 @@ fn states_with_different_control_vectors_are_distinguished() {
     let fingerprint = |files: &[(PathBuf, f32)], layers| load(&variant.path, files, layers).unwrap().fingerprint();
     let plain = fingerprint(&[], None);
     let with_one = fingerprint(&[(one.clone(), 1.0)], None);
-    // What adds nothing is nothing, and what adds the same is the same.
+    // Vectors that add nothing equal none, and vectors that add the same are equal.
     assert_eq!(plain, fingerprint(&[(one.clone(), 0.0)], None));
     assert_eq!(plain, fingerprint(&[(one.clone(), 1.0)], Some(3..=9)));
     assert_eq!(with_one, fingerprint(&[(one.clone(), 0.5), (one.clone(), 0.5)], Some(1..=2)));
@@ -116,7 +116,7 @@ fn incompatible_control_vector_files_are_rejected() {
         assert!(said.contains("wrong.gguf") && said.contains(word), "{word}: {said}");
     }
     let whole = file("direction.1", &[WIDTH], 1.0);
-    // The type stands behind the name, the number of extents, and the extent.
+    // The type follows the name, the number of extents, and the extent.
     let kind = whole.windows(11).position(|part| part == b"direction.1").unwrap() + 11 + 4 + 8;
     let half = [&whole[..kind], &1_u32.to_le_bytes(), &whole[kind + 4..]].concat();
     assert!(refused(&half).contains("not of type f32"));

@@ -1,4 +1,4 @@
-//! A GGUF file, as far as a small model needs one.
+//! A minimal GGUF file for a small model.
 
 /// A file under construction: pairs first, then tensors.
 #[derive(Default)]
@@ -52,7 +52,7 @@ impl Writer {
         self.list(name, 8, values.len(), &bytes);
     }
 
-    /// The whole file with these tensors of 32-bit floats: name, extents from the innermost on, values.
+    /// Returns the file with these tensors of 32-bit floats: name, extents from the innermost on, values.
     pub fn with_tensors<'a>(self, tensors: &[(&'a str, Vec<usize>, &'a [f32])]) -> Vec<u8> {
         let mut file = b"GGUF".to_vec();
         file.extend(3_u32.to_le_bytes());

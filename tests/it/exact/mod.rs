@@ -1,14 +1,14 @@
-//! Captured attention against an independent forward pass in 64-bit floats: every row, head and layer, however the tokens came into
-//! the cache. Rows are indexed by `input_ids`, whatever the cells are.
+//! Captured attention is compared with an independent forward pass in 64-bit floats: every row, head and layer, for
+//! every way in which tokens enter the cache. Rows are indexed by `input_ids`, independent of the cells.
 
 mod control;
 pub mod gguf;
-mod quantised;
+mod quantized;
 pub mod recurrent;
 mod reference;
 mod variant;
 
-use crate::engine::{Bench, Told, added_at, bench_of, request_tokens, with_mod};
+use crate::engine::{Bench, CompletedRun, added_at, bench_of, request_tokens, with_mod};
 use reference::Reference;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -18,10 +18,10 @@ use thunder::model::llama::CacheType;
 use thunder::mods::Action;
 use variant::{HEADS, Kind, Variant};
 
-/// Least and most that a value may be off, with a cache of 16 and of 32 bits.
-const CLOSE: [(CacheType, f64); 2] = [(CacheType::F16, 2e-3), (CacheType::F32, 2e-4)];
+/// Maximum deviation of a value, with a cache of 16 and of 32 bits.
+const TOLERANCES: [(CacheType, f64); 2] = [(CacheType::F16, 2e-3), (CacheType::F32, 2e-4)];
 
-/// A sequence without a pattern, of byte tokens.
+/// A sequence of byte tokens without a pattern.
 fn tokens(seed: i32, len: usize) -> Vec<TokenId> {
     (0..len as i32).map(|index| 3 + (seed * 31 + index * index * 7 + 13 * index) % 250).collect()
 }
@@ -40,10 +40,10 @@ async fn bench(variant: &Variant, parallel: u32, cache: CacheType) -> Bench {
     .await
 }
 
-/// Compares every row of a run with the reference; returns how many there are.
-fn compare(told: &Told, prompt: &[TokenId], reference: &mut Reference, close: f64, moves: bool) -> usize {
+/// Compares every row of a run with the reference. Returns the number of rows.
+fn compare(result: &CompletedRun, prompt: &[TokenId], reference: &mut Reference, close: f64, moves: bool) -> usize {
     let mut rows: BTreeMap<i32, Vec<f32>> = BTreeMap::new();
-    for item in &told.items {
+    for item in &result.items {
         if let TraceItem::Attention(step) = item {
             assert_eq!(step.layer_ids[..], reference.kind.layers(), "every layer that attends has a row");
             rows.insert(step.sequence_order, floats(&step.t0));
@@ -51,7 +51,7 @@ fn compare(told: &Told, prompt: &[TokenId], reference: &mut Reference, close: f6
     }
     let count = rows.len();
     let mut sequence = prompt.to_vec();
-    for item in &told.items {
+    for item in &result.items {
         match item {
             TraceItem::Event(event) => {
                 let evicted = event.measured.as_ref().and_then(|measured| measured.evicted.as_ref());
@@ -94,9 +94,9 @@ fn close_to(row: &[f32], reference: &mut Reference, sequence: &[TokenId], close:
     for (index, (row, expected)) in row.chunks_exact(len).zip(expected.chunks_exact(len)).enumerate() {
         let (layer, head) = (layers[index / HEADS], index % HEADS);
         let sum: f64 = row.iter().map(|&value| f64::from(value)).sum();
-        // A sink takes its share, and is no position.
+        // A sink takes a share of the row, but is no position.
         let whole = if kind.has_sinks() { 0.0..1.0 - 1e-4 } else { 1.0 - 1e-4..1.0 + 1e-4 };
-        assert!(whole.contains(&sum), "{kind:?}: a row of {len} sums to {sum}");
+        assert!(whole.contains(&sum), "{kind:?}: the row of {len} positions sums to {sum}");
         for (position, (&value, expected)) in row.iter().zip(expected).enumerate() {
             let off = (f64::from(value) - expected).abs();
             assert!(
@@ -112,20 +112,20 @@ async fn rows_equal_a_forward_pass_in_64_bit_floats() {
     for kind in Kind::ALL {
         let variant = Variant::new(kind);
         let mut reference = Reference::new(&variant);
-        for (cache, close) in CLOSE {
-            // The prompt takes several physical batches; later tokens one each.
+        for (cache, close) in TOLERANCES {
+            // The prompt takes several physical batches, and each later token one.
             let mut bench = bench(&variant, 1, cache).await;
             let prompt = tokens(1, 150);
-            let told = bench.tell(asked(prompt.clone(), 10)).await;
-            assert_eq!(compare(&told, &prompt, &mut reference, close, false), 10, "{kind:?}");
-            // The beginning is found in the cache.
+            let result = bench.run(asked(prompt.clone(), 10)).await;
+            assert_eq!(compare(&result, &prompt, &mut reference, close, false), 10, "{kind:?}");
+            // The beginning of the prompt is in the cache.
             let next = [&prompt[..100], &tokens(2, 21)[..]].concat();
-            let told = bench.tell(asked(next.clone(), 5)).await;
-            assert!(told.end.finish.usage.cached_tokens > 0 || kind.forgets(), "{kind:?}");
-            assert_eq!(compare(&told, &next, &mut reference, close, false), 5);
-            // A single token is a prompt too.
-            let told = bench.tell(asked(vec![77], 3)).await;
-            assert_eq!(compare(&told, &[77], &mut reference, close, false), 3);
+            let result = bench.run(asked(next.clone(), 5)).await;
+            assert!(result.end.finish.usage.cached_tokens > 0 || kind.forgets(), "{kind:?}");
+            assert_eq!(compare(&result, &next, &mut reference, close, false), 5);
+            // A prompt of a single token.
+            let result = bench.run(asked(vec![77], 3)).await;
+            assert_eq!(compare(&result, &[77], &mut reference, close, false), 3);
         }
     }
 }
@@ -135,7 +135,7 @@ async fn rows_are_exact_beside_other_runs_and_after_a_backtrack() {
     for kind in Kind::ALL {
         let variant = Variant::new(kind);
         let mut reference = Reference::new(&variant);
-        for (cache, close) in CLOSE {
+        for (cache, close) in TOLERANCES {
             let mut bench = bench(&variant, 3, cache).await;
             let others: Vec<_> = [tokens(5, 90), tokens(6, 7)].into_iter().map(|prompt| asked(prompt, 100)).collect();
             let mut running = Vec::new();
@@ -151,8 +151,8 @@ async fn rows_are_exact_beside_other_runs_and_after_a_backtrack() {
                     Action::Noop
                 }
             });
-            let told = bench.tell(request).await;
-            assert!(compare(&told, &prompt, &mut reference, close, false) >= 14, "{kind:?}");
+            let result = bench.run(request).await;
+            assert!(compare(&result, &prompt, &mut reference, close, false) >= 14, "{kind:?}");
             drop(running);
         }
     }
@@ -162,7 +162,7 @@ async fn rows_are_exact_beside_other_runs_and_after_a_backtrack() {
 async fn rows_are_exact_after_a_context_shift() {
     for kind in Kind::ALL {
         let variant = Variant::new(kind);
-        for (cache, close) in CLOSE {
+        for (cache, close) in TOLERANCES {
             let mut reference = Reference::new(&variant);
             let mut bench = bench_of(variant.model(), 1, true, |options| {
                 options.ctx_size = 256;
@@ -173,11 +173,11 @@ async fn rows_are_exact_after_a_context_shift() {
             let prompt = tokens(4, 245);
             let mut request = asked(prompt.clone(), 25);
             request.overflow = Overflow::Shift { keep: Some(10), discard: 100 };
-            let told = bench.tell(request).await;
-            assert_eq!(told.end.finish.evicted_tokens, 100, "{:?}", told.end.finish);
-            // What a window left behind cannot be moved with exact rows: the rest is computed again.
+            let result = bench.run(request).await;
+            assert_eq!(result.end.finish.evicted_tokens, 100, "{:?}", result.end.finish);
+            // Tokens outside a window cannot be shifted with exact rows: the rest is recomputed.
             let moves = !kind.forgets();
-            assert_eq!(compare(&told, &prompt, &mut reference, close, moves), 25, "{kind:?}");
+            assert_eq!(compare(&result, &prompt, &mut reference, close, moves), 25, "{kind:?}");
         }
     }
 }
@@ -186,10 +186,10 @@ async fn rows_are_exact_after_a_context_shift() {
 async fn rows_are_exact_after_a_restored_state() {
     for kind in Kind::ALL {
         let variant = Variant::new(kind);
-        for (cache, close) in CLOSE {
+        for (cache, close) in TOLERANCES {
             let mut reference = Reference::new(&variant);
             let mut first = bench(&variant, 1, cache).await;
-            first.tell(asked(tokens(8, 80), 4)).await;
+            first.run(asked(tokens(8, 80), 4)).await;
             let held = first.engine.slot_tokens(0).await.unwrap().tokens;
             let saved = first.engine.save_slot(0).await.unwrap();
             let mut second = bench(&variant, 2, cache).await;
@@ -197,15 +197,15 @@ async fn rows_are_exact_after_a_restored_state() {
             let prompt = [held, tokens(9, 9)].concat();
             let mut request = asked(prompt.clone(), 6);
             request.slot = Some(1);
-            let told = second.tell(request).await;
-            assert!(told.end.finish.usage.cached_tokens > 0 || kind.forgets(), "{kind:?}");
-            assert_eq!(compare(&told, &prompt, &mut reference, close, false), 6, "{kind:?}");
+            let result = second.run(request).await;
+            assert!(result.end.finish.usage.cached_tokens > 0 || kind.forgets(), "{kind:?}");
+            assert_eq!(compare(&result, &prompt, &mut reference, close, false), 6, "{kind:?}");
         }
     }
 }
 
-/// Every token with its row, as a client has them at the end.
-async fn told_to_client(bench: &Bench, mut request: Request) -> Vec<(TokenId, Option<Vec<f32>>)> {
+/// Returns the tokens with their rows that remain at the client.
+async fn client_view(bench: &Bench, mut request: Request) -> Vec<(TokenId, Option<Vec<f32>>)> {
     request.report = ReportOptions { per_token: true, attention_rows: true, ..ReportOptions::default() };
     let mut output = bench.engine.submit(request).await.unwrap().output;
     let mut tokens = Vec::new();
@@ -239,12 +239,13 @@ async fn client_receives_a_row_with_every_token_even_forced() {
         }
         Action::Noop
     });
-    let told = told_to_client(&bench, request).await;
-    assert_eq!(told.len(), 12);
-    assert_eq!(told[2..5].iter().map(|(token, _)| *token).collect::<Vec<_>>(), [90, 91, 92]);
+    let result = client_view(&bench, request).await;
+    assert_eq!(result.len(), 12);
+    assert_eq!(result[2..5].iter().map(|(token, _)| *token).collect::<Vec<_>>(), [90, 91, 92]);
     let mut sequence = prompt;
-    for (token, row) in told {
-        // The token before the forced ones was decoded already when it was drawn: its row went with what was taken back.
+    for (token, row) in result {
+        // The token before the forced ones was already decoded when it was sampled: its row was retracted with the
+        // removed tokens.
         if let Some(row) = row {
             close_to(&row, &mut reference, &sequence, 2e-4);
         } else {
@@ -258,18 +259,18 @@ async fn client_receives_a_row_with_every_token_even_forced() {
 async fn stop_string_is_kept_and_end_token_is_not() {
     let variant = Variant::new(Kind::Llama);
     let mut bench = bench(&variant, 1, CacheType::F16).await;
-    let plain = bench.tell(asked(tokens(3, 20), 10)).await.generated();
+    let plain = bench.run(asked(tokens(3, 20), 10)).await.generated();
     let vocabulary = variant.model().vocabulary().clone();
     let mut stops = asked(tokens(3, 20), 10);
     stops.limits.stop_tokens = vec![plain[4]];
     let at = plain.iter().position(|&token| token == plain[4]).unwrap();
-    let told = told_to_client(&bench, stops).await;
-    assert_eq!(told.iter().map(|(token, _)| *token).collect::<Vec<_>>(), plain[..at]);
+    let result = client_view(&bench, stops).await;
+    assert_eq!(result.iter().map(|(token, _)| *token).collect::<Vec<_>>(), plain[..at]);
     let readable = plain.iter().position(|&token| token >= 3 && vocabulary.piece(token).is_ascii()).unwrap();
     let mut stops = asked(tokens(3, 20), 10);
     stops.limits.stop = vec![vocabulary.decode(&[plain[readable]])];
-    let told = told_to_client(&bench, stops).await;
-    assert_eq!(told.iter().map(|(token, _)| *token).collect::<Vec<_>>(), plain[..=readable]);
+    let result = client_view(&bench, stops).await;
+    assert_eq!(result.iter().map(|(token, _)| *token).collect::<Vec<_>>(), plain[..=readable]);
 }
 
 #[tokio::test]
@@ -282,10 +283,10 @@ async fn capture_never_changes_a_token() {
         plain.cache_prompt = false;
         let mut captured = plain.clone();
         captured.attention = true;
-        let expected = bench.tell(plain).await.generated();
+        let expected = bench.run(plain).await.generated();
         assert_eq!(expected.len(), 40);
-        assert_eq!(bench.tell(captured.clone()).await.generated(), expected, "{kind:?}");
-        let told = told_to_client(&bench, captured).await;
-        assert_eq!(told.iter().map(|(token, _)| *token).collect::<Vec<_>>(), expected, "{kind:?}");
+        assert_eq!(bench.run(captured.clone()).await.generated(), expected, "{kind:?}");
+        let result = client_view(&bench, captured).await;
+        assert_eq!(result.iter().map(|(token, _)| *token).collect::<Vec<_>>(), expected, "{kind:?}");
     }
 }

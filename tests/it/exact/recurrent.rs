@@ -1,8 +1,8 @@
-//! A model that attends to nothing: it runs, and is refused where attention is what is asked for.
+//! A model without attention runs, and is rejected if attention is requested.
 
 use super::gguf::Writer;
 use super::variant::{EPS, LAYERS, WIDTH, write_vocabulary};
-use super::{asked, tokens, told_to_client};
+use super::{asked, client_view, tokens};
 use crate::engine::bench_of;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use thunder::engine::{ReportOptions, SubmitError, Unsupported};
 use thunder::model::Model;
 use thunder::model::llama::ModelOptions;
 
-/// Writes a mamba model without a pattern in its weights.
+/// Writes a mamba model with weights without a pattern.
 pub fn mamba() -> PathBuf {
     const KERNEL: usize = 4;
     const STATE: usize = 16;
@@ -75,9 +75,9 @@ pub fn mamba() -> PathBuf {
 async fn model_without_attention_runs_and_reports_none() {
     let model = Arc::new(Model::load(&mamba(), &ModelOptions::default(), |_| true).unwrap());
     let mut bench = bench_of(model, 1, true, |_| {}).await;
-    // Recorded is what there is.
-    let told = bench.tell(asked(tokens(1, 40), 6)).await;
-    assert_eq!(told.generated().len(), 6);
+    // The run is recorded without attention.
+    let result = bench.run(asked(tokens(1, 40), 6)).await;
+    assert_eq!(result.generated().len(), 6);
     let mut request = asked(tokens(1, 40), 6);
     request.report = ReportOptions { per_token: true, attention_rows: true, ..ReportOptions::default() };
     let refused = bench.engine.submit(request).await.map(|_| ()).unwrap_err();
@@ -85,7 +85,7 @@ async fn model_without_attention_runs_and_reports_none() {
     assert!(refused.to_string().contains("do not attend to tokens"), "{refused}");
     let mut plain = asked(tokens(1, 40), 6);
     plain.attention = false;
-    assert_eq!(bench.tell(plain).await.generated(), told.generated());
+    assert_eq!(bench.run(plain).await.generated(), result.generated());
 }
 
 #[tokio::test]
@@ -95,7 +95,7 @@ async fn capturable_attention_is_known_at_load() {
         let attends = bench.engine.attention().unwrap().clone();
         let expected = (kind.layers(), super::HEADS as u16, kind.has_sinks());
         assert_eq!((attends.layer_ids, attends.heads, attends.sinks), expected, "{kind:?}");
-        let told = told_to_client(&bench, asked(tokens(2, 30), 3)).await;
-        assert!(told.iter().all(|(_, row)| row.is_some()), "{kind:?}");
+        let result = client_view(&bench, asked(tokens(2, 30), 3)).await;
+        assert!(result.iter().all(|(_, row)| row.is_some()), "{kind:?}");
     }
 }

@@ -1,5 +1,5 @@
-//! A forward pass in 64-bit floats that shares nothing with llama.cpp but the weights. Keys are kept as they were before they
-//! were turned to their positions, so that a token may move.
+//! A forward pass in 64-bit floats that shares only the weights with llama.cpp. Keys are stored before their rotation
+//! to a position, so that a token can move.
 
 use super::variant::{CAP, EPS, EXPERTS, HEADS, HIDDEN, KERNEL, KV_HEADS, Kind, LAYERS, Turn, Variant, WIDTH};
 use std::collections::BTreeMap;
@@ -10,10 +10,10 @@ pub struct Reference {
     pub kind: Kind,
     weights: BTreeMap<String, (usize, Vec<f64>)>,
     tokens: Vec<TokenId>,
-    /// Of each layer, for each token: keys before they are turned, values; of a convolution what goes into it, and nothing.
+    /// For each layer and token: keys before rotation, and values; for a convolution its inputs, and nothing.
     cache: Vec<Vec<(Vec<f64>, Vec<f64>)>>,
     last: Vec<f64>,
-    /// What is added to what comes out of layers, by layer.
+    /// Control vectors added to the outputs of layers, by layer.
     pub control: BTreeMap<usize, Vec<f64>>,
 }
 
@@ -31,7 +31,8 @@ impl Reference {
         }
     }
 
-    /// What the last of these tokens looks at: `[layer][head][position]`. Tokens that stand where they stood are not computed again.
+    /// Returns the attention of the last of these tokens: `[layer][head][position]`. Tokens whose position did not
+    /// change are not recomputed.
     pub fn row(&mut self, tokens: &[TokenId]) -> &[f64] {
         let same = self.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
         let keep = same.min(tokens.len() - 1);
@@ -43,7 +44,7 @@ impl Reference {
         &self.last
     }
 
-    /// Takes tokens out; what stays keeps what it knew of them.
+    /// Removes tokens. The remaining keys and values still contain their information.
     pub fn cut(&mut self, range: Range<usize>) {
         self.tokens.drain(range.clone());
         for layer in &mut self.cache {
@@ -59,7 +60,7 @@ impl Reference {
         self.linear_of(name, 0, 1, x)
     }
 
-    /// The `part`-th of so many equal parts of a matrix, and of its bias.
+    /// Multiplies with one of `parts` equal parts of a matrix, and of its bias.
     fn linear_of(&self, name: &str, part: usize, parts: usize, x: &[f64]) -> Vec<f64> {
         let (inputs, matrix) = self.weight(&format!("{name}.weight"));
         let outputs = matrix.len() / inputs / parts;
@@ -83,7 +84,7 @@ impl Reference {
             .collect()
     }
 
-    fn turned(&self, head: &[f64], position: usize, layer: usize) -> Vec<f64> {
+    fn rotated(&self, head: &[f64], position: usize, layer: usize) -> Vec<f64> {
         let (half, base) = (head.len() / 2, self.kind.rope_base(layer));
         let mut out = head.to_vec();
         for i in 0..half {
@@ -134,12 +135,12 @@ impl Reference {
         let mut mixed = Vec::with_capacity(q.len());
         for head in 0..HEADS {
             let kv = head / (HEADS / KV_HEADS) * width;
-            let query = self.turned(&q[head * width..][..width], position, layer);
+            let query = self.rotated(&q[head * width..][..width], position, layer);
             let score = |(at, (key, _)): (usize, &(Vec<f64>, Vec<f64>))| {
                 if self.kind.window(layer).is_some_and(|window| position - at >= window) {
                     return f64::NEG_INFINITY;
                 }
-                let key = self.turned(&key[kv..][..width], at, layer);
+                let key = self.rotated(&key[kv..][..width], at, layer);
                 let score = query.iter().zip(&key).map(|(a, b)| a * b).sum::<f64>() / (width as f64).sqrt();
                 let cap = f64::from(CAP);
                 let score = if self.kind == Kind::Gemma2 { cap * (score / cap).tanh() } else { score };
@@ -205,7 +206,7 @@ impl Reference {
     }
 }
 
-/// The gate of gpt-oss.
+/// The activation of gpt-oss.
 fn clamped_swiglu(gate: f64, up: f64) -> f64 {
     let (gate, up) = (gate.min(7.0), up.clamp(-7.0, 7.0));
     gate / (1.0 + (-1.702 * gate).exp()) * (up + 1.0)

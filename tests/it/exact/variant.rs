@@ -1,4 +1,5 @@
-//! Small models with random weights, one for each way of attending, written as GGUF. The reference reads the same weights.
+//! Small models with random weights, one for each kind of attention, written as GGUF. The reference reads the same
+//! weights.
 
 use super::gguf::Writer;
 use rand::rngs::StdRng;
@@ -17,36 +18,36 @@ pub const HIDDEN: usize = 48;
 pub const EPS: f32 = 1e-6;
 /// Attention window of the layers that have one, in tokens.
 pub const WINDOW: usize = 12;
-/// Experts of models that have them; all are used, so that rounding never chooses others.
+/// Number of experts of models with experts. All are used, so that rounding never selects others.
 pub const EXPERTS: usize = 3;
-/// Tokens that a short convolution looks at.
+/// Number of tokens of a short convolution.
 pub const KERNEL: usize = 3;
-/// Where scores are capped.
+/// Limit of capped scores.
 pub const CAP: f32 = 2.0;
 const CONTROL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 
-/// A way of attending.
+/// A kind of attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Grouped queries; neighbours are turned together.
+    /// Grouped queries; adjacent values are rotated together.
     Llama,
-    /// Grouped queries with biases; halves are turned together.
+    /// Grouped queries with biases; values of the two halves are rotated together.
     Qwen2,
-    /// Capped scores, and a window in every other layer.
+    /// Capped scores; a window in every other layer.
     Gemma2,
-    /// Grouped queries with norms, and a window in two of three layers.
+    /// Grouped queries with norms; a window in two of three layers.
     Gemma3,
-    /// A learned sink for each head, which takes its share of the row; a window in every other layer; experts.
+    /// A learned sink for each head, which takes a share of the row; a window in every other layer; experts.
     GptOss,
-    /// Scores that fall with the distance (`ALiBi`) instead of turned keys.
+    /// Scores that decrease with the distance (`ALiBi`) instead of rotated keys.
     Refact,
-    /// Every other layer is a short convolution, which attends to nothing.
+    /// Every other layer is a short convolution without attention.
     Lfm2,
-    /// As `Llama`, with heads of 64 values, which is what caches of quantised keys need.
+    /// Like `Llama`, with heads of 64 values, which caches of quantized keys require.
     Wide,
 }
 
-/// What `HEAD_WIDTH` values of a head are turned together.
+/// Pairs of values of a head that are rotated together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Turn {
     Neighbours,
@@ -55,7 +56,7 @@ pub enum Turn {
 }
 
 impl Kind {
-    /// Those whose cache can be of any float type.
+    /// Kinds whose cache can have any float type.
     pub const ALL: [Self; 7] =
         [Self::Llama, Self::Qwen2, Self::Gemma2, Self::Gemma3, Self::GptOss, Self::Refact, Self::Lfm2];
 
@@ -79,12 +80,12 @@ impl Kind {
         matches!(self, Self::Gemma2 | Self::Gemma3)
     }
 
-    /// Whether every head has a sink.
+    /// Returns true if every head has a sink.
     pub const fn has_sinks(self) -> bool {
         matches!(self, Self::GptOss)
     }
 
-    /// Whether the cache cannot be cut at any place and used again with exact rows.
+    /// Returns true if the cache cannot be cut at any position and reused with exact rows.
     pub const fn forgets(self) -> bool {
         matches!(self, Self::Gemma2 | Self::Gemma3 | Self::GptOss | Self::Lfm2)
     }
@@ -98,12 +99,12 @@ impl Kind {
         has.then_some(WINDOW)
     }
 
-    /// Whether the layer attends to anything.
+    /// Returns true if the layer has attention.
     pub fn attends(self, layer: usize) -> bool {
         self != Self::Lfm2 || layer % 2 == 1
     }
 
-    /// The layers that attend.
+    /// Returns the layers with attention.
     pub fn layers(self) -> Vec<u16> {
         (0..LAYERS).filter(|&layer| self.attends(layer)).map(|layer| layer as u16).collect()
     }
@@ -120,7 +121,7 @@ impl Kind {
         if self == Self::Gemma3 && self.window(layer).is_none() { 1e6 } else { 1e4 }
     }
 
-    /// What a score loses for each token between the two.
+    /// Returns the decrease of a score for each token of distance.
     pub fn slope(self, head: usize) -> f64 {
         if self == Self::Refact { 2_f64.powf(-8.0 * (head + 1) as f64 / HEADS as f64) } else { 0.0 }
     }
@@ -148,7 +149,7 @@ impl Variant {
     }
 }
 
-/// How every byte is spelt in a byte-level vocabulary.
+/// Returns the character of each byte in a byte-level vocabulary.
 fn letters() -> Vec<char> {
     let shown = |byte: u32| (33..=126).contains(&byte) || (161..=172).contains(&byte) || (174..=255).contains(&byte);
     let mut hidden = 255;
@@ -166,12 +167,12 @@ fn vocabulary() -> Vec<String> {
     let letters = letters();
     let mut tokens: Vec<String> = CONTROL.iter().map(ToString::to_string).collect();
     tokens.extend(letters.iter().map(char::to_string));
-    // A merge that never applies: some there must be.
+    // A merge that never applies: at least one is required.
     tokens.push(format!("{0}{0}", letters[0]));
     tokens
 }
 
-/// Writes a tokenizer of bytes; returns how many tokens it has.
+/// Writes a tokenizer of bytes. Returns its number of tokens.
 pub fn write_vocabulary(w: &mut Writer) -> usize {
     let tokens = vocabulary();
     w.string("tokenizer.ggml.model", "gpt2");
@@ -234,7 +235,7 @@ fn weights(kind: Kind) -> Weights {
         }
     }
     if kind.has_sinks() {
-        // Next to nothing for the first head, most of a row for the last.
+        // Almost nothing for the first head, most of a row for the last.
         let sinks: Vec<f32> = (0..HEADS).map(|head| 2.0 * head as f32).collect();
         all.extend((0..LAYERS).map(|layer| (format!("blk.{layer}.attn_sinks.weight"), (HEADS, sinks.clone()))));
     }

@@ -1,4 +1,4 @@
-//! Conversations: which messages go when the context is full, and what is remembered between turns.
+//! Conversations: messages dropped when the context is full, and state kept between turns.
 
 use super::{first_layer_agrees, long, rows, with_attention};
 use crate::engine::{CONTEXT, added_at, bench, model, request_tokens, with_mod};
@@ -50,31 +50,31 @@ async fn whole_messages_are_dropped_and_reported() {
         ("assistant", long(4, 60)),
         ("user", long(5, 60)),
     ];
-    let told = bench.tell(with_attention(conversation(&messages, 200))).await;
-    let finish = &told.end.finish;
+    let result = bench.run(with_attention(conversation(&messages, 200))).await;
+    let finish = &result.end.finish;
     assert_eq!((finish.reason, finish.usage.completion_tokens), (FinishReason::Length, 200), "{:?}", finish.message);
     assert!(finish.truncated && finish.evicted_tokens >= 120);
     assert_eq!(roles(&finish.evicted), ["user", "assistant"]);
     assert_eq!((finish.evicted[0].tokens, finish.evicted[1].tokens), (60, 60));
     assert!(finish.evicted[0].text.starts_with(&model().vocabulary().decode(&long(1, 4))));
-    // What is left is the conversation without its first turn, token for token.
+    // The rest is the conversation without its first turn, token for token.
     let without: Vec<_> = [&messages[..1], &messages[3..]].concat();
     let (mut expected, _) = chat(&without);
-    expected.extend(told.generated());
+    expected.extend(result.generated());
     expected.pop();
     assert_eq!(bench.engine.slot_tokens(0).await.unwrap().tokens, expected);
-    let row = rows(&told).pop().unwrap();
+    let row = rows(&result).pop().unwrap();
     assert_eq!(row.0, expected.len());
-    // The client goes on sending everything: what went is left out again, and the rest is found.
-    let answer = told.generated();
+    // The client still sends all messages: the dropped ones are dropped again, and the rest is found in the cache.
+    let answer = result.generated();
     let held = expected.len() as u32;
     messages.push(("assistant", answer));
     messages.push(("user", long(6, 10)));
-    let told = bench.tell(with_attention(conversation(&messages, 5))).await;
-    assert_eq!(told.end.finish.usage.cached_tokens, held);
-    assert_eq!(roles(&told.end.finish.evicted), ["user", "assistant"]);
+    let result = bench.run(with_attention(conversation(&messages, 5))).await;
+    assert_eq!(result.end.finish.usage.cached_tokens, held);
+    assert_eq!(roles(&result.end.finish.evicted), ["user", "assistant"]);
     let without: Vec<_> = [&messages[..1], &messages[3..]].concat();
-    first_layer_agrees(&told, &chat(&without).0).await;
+    first_layer_agrees(&result, &chat(&without).0).await;
 }
 
 #[tokio::test]
@@ -85,19 +85,19 @@ async fn oldest_turns_of_a_long_prompt_are_dropped_first() {
     let mut messages = vec![("system", long(99, 20))];
     messages.extend(turns);
     messages.push(("user", long(50, 20)));
-    let told = bench.tell(with_attention(conversation(&messages, 6))).await;
-    assert_eq!(told.end.finish.usage.completion_tokens, 6);
-    let evicted = roles(&told.end.finish.evicted);
+    let result = bench.run(with_attention(conversation(&messages, 6))).await;
+    assert_eq!(result.end.finish.usage.completion_tokens, 6);
+    let evicted = roles(&result.end.finish.evicted);
     assert!(!evicted.is_empty() && evicted.len().is_multiple_of(2) && evicted.len() < 16, "{evicted:?}");
     let left: Vec<_> = [&messages[..1], &messages[1 + evicted.len()..]].concat();
     let (prompt, _) = chat(&left);
     assert!(prompt.len() <= CONTEXT as usize * 3 / 4);
-    assert_eq!(told.end.finish.usage.prompt_tokens as usize, prompt.len());
-    first_layer_agrees(&told, &prompt).await;
-    // The same again finds its state, although the client sent everything.
-    let again = bench.tell(conversation(&messages, 6)).await;
+    assert_eq!(result.end.finish.usage.prompt_tokens as usize, prompt.len());
+    first_layer_agrees(&result, &prompt).await;
+    // The same request finds its state again, although the client sent all messages.
+    let again = bench.run(conversation(&messages, 6)).await;
     assert_eq!(again.end.finish.usage.cached_tokens as usize, prompt.len() - 1);
-    assert_eq!(again.generated(), told.generated());
+    assert_eq!(again.generated(), result.generated());
     let too_much = [("system", long(1, 400)), ("user", long(2, 50)), ("assistant", long(3, 50)), ("user", long(4, 50))];
     let error = bench.engine.submit(conversation(&too_much, 5)).await.unwrap_err().to_string();
     assert!(error.contains("may be dropped") && error.contains("512"), "{error}");
@@ -107,9 +107,13 @@ async fn oldest_turns_of_a_long_prompt_are_dropped_first() {
     let mut flat = request_tokens(long(1, 100), 600);
     flat.limits.max_steps = 10_000;
     flat.overflow = Overflow::Evict;
-    let told = bench.tell(flat).await;
-    assert!(told.end.finish.message.as_ref().unwrap().contains("no message is left"), "{:?}", told.end.finish.message);
-    assert!(told.end.finish.truncated);
+    let result = bench.run(flat).await;
+    assert!(
+        result.end.finish.message.as_ref().unwrap().contains("no message is left"),
+        "{:?}",
+        result.end.finish.message
+    );
+    assert!(result.end.finish.truncated);
 }
 
 #[tokio::test]
@@ -119,19 +123,19 @@ async fn messages_are_not_dropped_at_every_turn() {
     let (mut evictions, mut gone) = (0, 0);
     for turn in 0..14 {
         messages.push(("user", long(turn, 40)));
-        let told = bench.tell(conversation(&messages, 20)).await;
-        let finish = &told.end.finish;
+        let result = bench.run(conversation(&messages, 20)).await;
+        let finish = &result.end.finish;
         if finish.evicted_tokens == gone {
-            // Only the new message was not there yet; what the template writes around it is a few tokens more.
+            // Only the new message is not cached, with a few tokens of the template around it.
             let new = finish.usage.prompt_tokens - finish.usage.cached_tokens;
             assert!(turn == 0 || new < 70, "turn {turn}: {finish:?}");
         } else {
             evictions += 1;
             gone = finish.evicted_tokens;
             let usage = finish.usage;
-            assert!(2 * usage.cached_tokens > usage.prompt_tokens, "what stays is moved up: {usage:?}");
+            assert!(2 * usage.cached_tokens > usage.prompt_tokens, "the rest is shifted: {usage:?}");
         }
-        messages.push(("assistant", told.generated()));
+        messages.push(("assistant", result.generated()));
     }
     assert!((1..=5).contains(&evictions), "{evictions} evictions");
 }
@@ -146,37 +150,37 @@ async fn reasoning_is_kept_between_turns() {
     let mut asked = conversation(&first, 200);
     asked.limits.ignore_eos = false;
     let forced = [spoken.clone(), end].concat();
-    let told = bench
-        .tell(with_mod(asked, false, move |call| {
+    let result = bench
+        .run(with_mod(asked, false, move |call| {
             if added_at(call, 1) { Action::Backtrack { n: 1, tokens: forced.clone() } } else { Action::Noop }
         }))
         .await;
-    assert_eq!(told.end.finish.reason, FinishReason::Stop);
+    assert_eq!(result.end.finish.reason, FinishReason::Stop);
     let held = bench.engine.slot_tokens(0).await.unwrap().tokens;
     let (prompt, _) = chat(&first);
     assert_eq!(held, [prompt, spoken.clone(), encode("<|im_end|>")].concat());
     let second = [first[0].clone(), ("assistant", encode("Hello there")), ("user", encode("Again"))];
-    // A state that was saved knows it as well, in another engine too.
+    // A saved state contains it as well, also in another engine.
     let saved = bench.engine.save_slot(0).await.unwrap();
     let mut other = crate::engine::bench(2, true).await;
     other.engine.restore_slot(1, saved.block).await.unwrap();
     let mut there = conversation(&second, 4);
     there.slot = Some(1);
-    let there = other.tell(there).await;
+    let there = other.run(there).await;
     assert_eq!(there.end.finish.usage.cached_tokens as usize, held.len());
-    let told = bench.tell(with_attention(conversation(&second, 4))).await;
-    assert_eq!(told.end.finish.usage.cached_tokens as usize, held.len());
-    assert_eq!(there.generated(), told.generated());
+    let result = bench.run(with_attention(conversation(&second, 4))).await;
+    assert_eq!(result.end.finish.usage.cached_tokens as usize, held.len());
+    assert_eq!(there.generated(), result.generated());
     let as_generated = [first[0].clone(), ("assistant", spoken), second[2].clone()];
     let (expected, _) = chat(&as_generated);
-    assert_eq!(told.end.finish.usage.prompt_tokens as usize, expected.len());
-    first_layer_agrees(&told, &expected).await;
-    let prompt = told.items.iter().find_map(|item| match item {
+    assert_eq!(result.end.finish.usage.prompt_tokens as usize, expected.len());
+    first_layer_agrees(&result, &expected).await;
+    let prompt = result.items.iter().find_map(|item| match item {
         TraceItem::Event(event) => event.measured.as_ref()?.prompt.as_ref(),
         _ => None,
     });
-    assert_eq!(prompt.unwrap().tokens, expected, "the trace shows what the model saw");
+    assert_eq!(prompt.unwrap().tokens, expected, "the trace shows the model's input");
     let changed = [first[0].clone(), ("assistant", encode("Hello here")), ("user", encode("Again"))];
-    let told = bench.tell(conversation(&changed, 4)).await;
-    assert_eq!(told.end.finish.usage.prompt_tokens as usize, chat(&changed).0.len());
+    let result = bench.run(conversation(&changed, 4)).await;
+    assert_eq!(result.end.finish.usage.prompt_tokens as usize, chat(&changed).0.len());
 }

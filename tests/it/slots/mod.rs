@@ -1,19 +1,19 @@
-//! The state of slots: what is saved, restored, shifted, reused or dropped, and that the model goes on exactly as it must. A state
-//! that comes from outside is believed only when it fits.
+//! State of slots: saved, restored, shifted, reused and dropped states, after which the model continues exactly as expected.
+//! An external state is accepted only if it is valid for the model.
 
 mod conversations;
-mod hostile;
-mod memories;
+mod invalid_states;
+mod memory_types;
 mod recurrent;
 mod restore;
 mod reuse;
 mod shift;
 
-use crate::engine::{Bench, Told, bench, request_tokens};
+use crate::engine::{Bench, CompletedRun, bench, request_tokens};
 use thunder::engine::Request;
 use thunder::events::{TokenId, TraceItem};
 
-/// Tokens of a text that is long enough to be worth keeping.
+/// Tokens of a text that is long enough to be cached.
 pub fn long(seed: i32, len: usize) -> Vec<TokenId> {
     (0..len as i32).map(|index| 40 + (seed * 7 + index * index + 3 * index) % 500).collect()
 }
@@ -29,8 +29,9 @@ pub fn with_attention(mut request: Request) -> Request {
 }
 
 /// Rows of attention, `[layer][head][position]`, and their lengths.
-pub fn rows(told: &Told) -> Vec<(usize, Vec<f32>)> {
-    told.items
+pub fn rows(result: &CompletedRun) -> Vec<(usize, Vec<f32>)> {
+    result
+        .items
         .iter()
         .filter_map(|item| match item {
             TraceItem::Attention(step) => {
@@ -47,8 +48,9 @@ pub fn worst(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max)
 }
 
-pub fn logprobs(told: &Told) -> Vec<f32> {
-    told.items
+pub fn logprobs(result: &CompletedRun) -> Vec<f32> {
+    result
+        .items
         .iter()
         .filter_map(|item| match item {
             TraceItem::Event(event) => event.measured.as_ref(),
@@ -58,24 +60,24 @@ pub fn logprobs(told: &Told) -> Vec<f32> {
         .collect()
 }
 
-/// What a slot holds, and what it would say next.
+/// Returns the tokens of a slot and the tokens that it would generate next.
 pub async fn state_of(bench: &mut Bench, slot: u32) -> (Vec<TokenId>, Vec<TokenId>) {
     let tokens = bench.engine.slot_tokens(slot).await.unwrap().tokens;
     let mut prompt = tokens.clone();
     prompt.push(77);
-    let told = bench.tell(in_slot(request_tokens(prompt, 6), slot)).await;
-    assert_eq!(told.end.finish.usage.cached_tokens as usize, tokens.len());
-    (tokens, told.generated())
+    let result = bench.run(in_slot(request_tokens(prompt, 6), slot)).await;
+    assert_eq!(result.end.finish.usage.cached_tokens as usize, tokens.len());
+    (tokens, result.generated())
 }
 
-/// The same tokens in a fresh slot: what the first layer looks at is the same, since it sees tokens and positions only. Later
-/// layers know what the removed tokens meant.
-pub async fn first_layer_agrees(told: &Told, prompt: &[TokenId]) {
+/// Checks that the first layer attends as with the same tokens in a fresh slot, since it depends on tokens and positions
+/// only. Later layers still contain information of the removed tokens.
+pub async fn first_layer_agrees(result: &CompletedRun, prompt: &[TokenId]) {
     let mut fresh = bench(1, true).await;
     let mut tokens = prompt.to_vec();
-    for (index, (len, row)) in rows(told).into_iter().enumerate() {
-        assert_eq!(len, tokens.len(), "a row is as long as what is left of the sequence");
-        let expected = fresh.tell(with_attention(request_tokens(tokens.clone(), 1))).await;
+    for (index, (len, row)) in rows(result).into_iter().enumerate() {
+        assert_eq!(len, tokens.len(), "a row has the length of the remaining sequence");
+        let expected = fresh.run(with_attention(request_tokens(tokens.clone(), 1))).await;
         let (_, expected) = rows(&expected).remove(0);
         let first_layer = row.len() / 4;
         let off = worst(&row[..first_layer], &expected[..first_layer]);
@@ -83,6 +85,6 @@ pub async fn first_layer_agrees(told: &Told, prompt: &[TokenId]) {
         for one in row.chunks_exact(len) {
             assert!((one.iter().sum::<f32>() - 1.0).abs() < 1e-3);
         }
-        tokens.push(told.generated()[index]);
+        tokens.push(result.generated()[index]);
     }
 }

@@ -1,7 +1,7 @@
-//! States that know only the end of their sequence: saved and restored as a whole, gone back in where a place was kept.
+//! Recurrent states: saved and restored as a whole, rolled back only to a checkpoint.
 
-use super::hostile::{signed, small_state};
-use super::memories::{RECURRENT, fresh, load};
+use super::invalid_states::{signed, small_state};
+use super::memory_types::{RECURRENT, fresh, load};
 use super::{in_slot, logprobs, long, state_of, worst};
 use crate::engine::{added_at, bench, bench_of, follow, request_tokens, with_mod};
 use bytes::Bytes;
@@ -15,28 +15,28 @@ use thunder::mods::Action;
 async fn restored_slot_continues_as_the_original() {
     for name in RECURRENT {
         let mut first = bench_of(load(name), 2, false, |_| {}).await;
-        let begun = first.tell(in_slot(request_tokens(long(1, 60), 8), 0)).await;
+        let begun = first.run(in_slot(request_tokens(long(1, 60), 8), 0)).await;
         let prompt = [long(1, 60), begun.generated()].concat();
         let saved = first.engine.save_slot(0).await.unwrap();
-        assert_eq!(saved.tokens, 67, "the last token was drawn, and not decoded");
-        let expected = first.tell(in_slot(request_tokens(prompt.clone(), 12), 0)).await;
+        assert_eq!(saved.tokens, 67, "the last token was sampled, but not decoded");
+        let expected = first.run(in_slot(request_tokens(prompt.clone(), 12), 0)).await;
         assert_eq!(expected.end.finish.usage.cached_tokens, 67);
-        // Into another slot, and into an engine with another number of slots, as after a restart, beside a run.
+        // Into another slot, and into an engine with another number of slots, as after a restart, beside another run.
         let mut second = bench_of(load(name), 3, false, |_| {}).await;
-        second.tell(in_slot(request_tokens(long(3, 100), 4), 2)).await;
+        second.run(in_slot(request_tokens(long(3, 100), 4), 2)).await;
         for (original, slot) in [(true, 1), (true, 0), (false, 2), (false, 0)] {
             let bench = if original { &mut first } else { &mut second };
             let other = bench.engine.submit(in_slot(request_tokens(long(5, 50), 30), 1 - slot.min(1))).await.unwrap();
             assert_eq!(bench.engine.restore_slot(slot, saved.block.clone()).await.unwrap(), 67, "{name}");
             assert_eq!(bench.engine.slot_tokens(slot).await.unwrap().tokens, prompt[..67]);
-            // Sums of a batch that has another run in it differ in their last bits.
+            // Sums in a batch with another run differ in their last bits.
             follow(other.output).await;
-            let told = bench.tell(in_slot(request_tokens(prompt.clone(), 12), slot)).await;
-            assert_eq!(told.end.finish.usage.cached_tokens, 67, "{name}");
-            assert_eq!(told.generated(), expected.generated(), "{name} in slot {slot}");
-            assert_eq!(worst(&logprobs(&told), &logprobs(&expected)), 0.0, "{name} in slot {slot}");
+            let result = bench.run(in_slot(request_tokens(prompt.clone(), 12), slot)).await;
+            assert_eq!(result.end.finish.usage.cached_tokens, 67, "{name}");
+            assert_eq!(result.generated(), expected.generated(), "{name} in slot {slot}");
+            assert_eq!(worst(&logprobs(&result), &logprobs(&expected)), 0.0, "{name} in slot {slot}");
         }
-        // What is saved again is the same, but for the number of the slot that it was in.
+        // A state that is saved again is the same except for the number of its slot.
         second.engine.restore_slot(0, saved.block.clone()).await.unwrap();
         assert!(second.engine.save_slot(0).await.unwrap().block == saved.block, "{name}");
         assert!(saved.block.len() <= second.engine.max_snapshot_bytes().unwrap());
@@ -47,10 +47,10 @@ async fn restored_slot_continues_as_the_original() {
 async fn truncated_or_forged_state_is_rejected_or_harmless() {
     for name in RECURRENT {
         let mut bench = bench_of(load(name), 2, false, |_| {}).await;
-        let expected = bench.tell(in_slot(request_tokens(long(4, 60), 8), 1)).await.generated();
+        let expected = bench.run(in_slot(request_tokens(long(4, 60), 8), 1)).await.generated();
         let block = small_state(&mut bench).await;
         let before = state_of(&mut bench, 1).await;
-        // Heads and the beginning of every row; steps over what is only numbers.
+        // Headers and the beginning of every row; skips plain numbers.
         let places = |end: usize| (0..end).filter(move |at| *at < 400 || at % 97 == 0 || end - at < 20);
         for len in places(block.len()) {
             let forged = if len < 100 { Bytes::new() } else { signed(block[..len].to_vec()) };
@@ -64,7 +64,7 @@ async fn truncated_or_forged_state_is_rejected_or_harmless() {
         assert!(matches!(bench.engine.restore_slot(1, longer.into()).await, Err(SlotError::State(_))));
         let mut after = state_of(&mut bench, 1).await.0;
         after.truncate(before.0.len());
-        assert_eq!(after, before.0, "what is refused changes nothing");
+        assert_eq!(after, before.0, "a rejected state has no side effects");
         let (mut refused, mut taken) = (0, 0);
         for at in places(block.len()) {
             for byte in [block[at] ^ 1, block[at] ^ 0x80, 0xff] {
@@ -81,7 +81,7 @@ async fn truncated_or_forged_state_is_rejected_or_harmless() {
             }
         }
         assert!(refused > 150 && taken > 150, "{name}: {refused} refused, {taken} taken");
-        assert_eq!(fresh(&mut bench, &long(4, 60), 8).await, expected, "{name}: whoever comes next does not notice");
+        assert_eq!(fresh(&mut bench, &long(4, 60), 8).await, expected, "{name}: the next run is not affected");
         assert_eq!(bench.engine.restore_slot(1, signed(block)).await.unwrap(), 3);
     }
 }
@@ -91,7 +91,7 @@ async fn forged_values_of_a_recurrent_state_are_reported() {
     let mut bench = bench_of(load(RECURRENT[0]), 1, false, |_| {}).await;
     let block = small_state(&mut bench).await;
     let before = bench.engine.slot_tokens(0).await.unwrap();
-    // Behind magic, count, three tokens and the head of the KV data: cells, position, sequences, order, layers, rows.
+    // After magic, count, three tokens and the header of the KV data: cells, position, sequences, order, layers, rows.
     let state = 8 + 12 + 56;
     let nan = f32::NAN.to_bits();
     for (at, value, reason) in [
@@ -130,26 +130,26 @@ async fn repeated_prompt_is_not_recomputed() {
     for name in RECURRENT {
         let mut bench = bench_of(load(name), 2, false, |_| {}).await;
         let prompt = long(1, 300);
-        let first = bench.tell(in_slot(request_tokens(prompt.clone(), 12), 0)).await;
+        let first = bench.run(in_slot(request_tokens(prompt.clone(), 12), 0)).await;
         assert_eq!(first.end.finish.usage.cached_tokens, 0);
         for slot in [0, 0, 1] {
-            // In its own slot, and by way of the machine's memory.
-            let again = bench.tell(in_slot(request_tokens(prompt.clone(), 12), slot)).await;
+            // In its own slot, and from the host cache.
+            let again = bench.run(in_slot(request_tokens(prompt.clone(), 12), slot)).await;
             let expected = if slot == 0 { 299 } else { 0 };
             assert_eq!(again.end.finish.usage.cached_tokens, expected, "{name}");
             assert_eq!(again.generated(), first.generated(), "{name}");
             assert_eq!(bench.engine.slot_tokens(slot).await.unwrap().processed, 300 - expected as usize);
         }
         for slot in [0, 1] {
-            bench.tell(in_slot(request_tokens(long(2, 310), 4), slot)).await;
+            bench.run(in_slot(request_tokens(long(2, 310), 4), slot)).await;
         }
-        let again = bench.tell(in_slot(request_tokens(prompt.clone(), 12), 0)).await;
+        let again = bench.run(in_slot(request_tokens(prompt.clone(), 12), 0)).await;
         assert_eq!((again.end.finish.usage.cached_tokens, again.generated()), (299, first.generated()), "{name}");
-        // Nothing is kept where no memory may be used for it.
+        // No checkpoint is kept without a memory budget.
         let mut without = bench_of(load(name), 1, false, |options| options.cache_ram_bytes = 0).await;
         for _ in 0..2 {
-            let told = without.tell(request_tokens(prompt.clone(), 12)).await;
-            assert_eq!((told.end.finish.usage.cached_tokens, told.generated()), (0, first.generated()), "{name}");
+            let result = without.run(request_tokens(prompt.clone(), 12)).await;
+            assert_eq!((result.end.finish.usage.cached_tokens, result.generated()), (0, first.generated()), "{name}");
         }
     }
 }
@@ -164,16 +164,16 @@ async fn new_question_after_shared_instructions_computes_only_the_question() {
     };
     for name in RECURRENT {
         let mut bench = bench_of(load(name), 2, false, |_| {}).await;
-        bench.tell(in_slot(chat(2), 0)).await;
+        bench.run(in_slot(chat(2), 0)).await;
         for question in [3, 4] {
-            let told = bench.tell(in_slot(chat(question), 0)).await;
-            assert_eq!(told.end.finish.usage.cached_tokens, 120, "{name}");
-            assert_eq!(told.generated(), fresh(&mut bench, &chat(question).prompt, 6).await, "{name}");
+            let result = bench.run(in_slot(chat(question), 0)).await;
+            assert_eq!(result.end.finish.usage.cached_tokens, 120, "{name}");
+            assert_eq!(result.generated(), fresh(&mut bench, &chat(question).prompt, 6).await, "{name}");
         }
     }
 }
 
-/// An answer of which a mod takes back three tokens at every tenth, and how many decodes it took.
+/// Returns an answer of which a mod removes three tokens at every tenth, and its number of decodes.
 async fn taking_back(bench: &mut crate::engine::Bench, prompt: &[TokenId]) -> (Vec<TokenId>, u64) {
     let before = bench.engine.status().counts().decodes;
     let taken = AtomicUsize::new(0);
@@ -185,8 +185,8 @@ async fn taking_back(bench: &mut crate::engine::Bench, prompt: &[TokenId]) -> (V
         }
         Action::Noop
     });
-    let told = bench.tell(request).await;
-    (told.generated(), bench.engine.status().counts().decodes - before)
+    let result = bench.run(request).await;
+    (result.generated(), bench.engine.status().counts().decodes - before)
 }
 
 #[tokio::test]
@@ -196,13 +196,13 @@ async fn retraction_recomputes_the_answer_but_not_the_prompt() {
     for name in RECURRENT {
         let mut bench = bench_of(load(name), 2, false, |_| {}).await;
         let (generated, decodes) = taking_back(&mut bench, &prompt).await;
-        // A prompt of this length takes two decodes; the place behind it makes one more.
+        // A prompt of this length takes two decodes; the checkpoint after it takes one more.
         assert_eq!(decodes, plain + 1, "{name}");
         let upto = [prompt.as_slice(), &generated[..53]].concat();
         assert_eq!(generated[53..], fresh(&mut bench, &upto, 7).await, "{name}");
         let mut without = bench_of(load(name), 1, false, |options| options.cache_ram_bytes = 0).await;
         let (again, more) = taking_back(&mut without, &prompt).await;
-        assert!(again == generated && more > decodes, "{name}: {more} decodes without a place to go back to");
+        assert!(again == generated && more > decodes, "{name}: {more} decodes without a checkpoint");
     }
 }
 
@@ -218,7 +218,7 @@ async fn checkpoints_of_a_long_answer_stay_within_their_budget() {
             }
             Action::Noop
         });
-        let generated = bench.tell(request).await.generated();
+        let generated = bench.run(request).await.generated();
         let upto = [prompt.as_slice(), &generated[..92]].concat();
         assert_eq!(generated[92..], fresh(&mut bench, &upto, 308).await);
     }

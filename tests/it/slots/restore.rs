@@ -1,4 +1,4 @@
-//! States that are saved and come back, in the same slot, in another one, and after a restart.
+//! States that are saved and restored, in the same slot, in another one, and after a restart.
 
 use super::{in_slot, logprobs, long, rows, with_attention, worst};
 use crate::engine::{bench, bench_with, request, request_tokens};
@@ -10,27 +10,27 @@ async fn restored_slot_continues_as_the_original() {
     for attention in [false, true] {
         let mut first = bench(2, attention).await;
         let ask = |request| if attention { with_attention(request) } else { request };
-        let begun = first.tell(in_slot(request_tokens(long(1, 60), 8), 0)).await;
+        let begun = first.run(in_slot(request_tokens(long(1, 60), 8), 0)).await;
         let mut prompt = long(1, 60);
         prompt.extend(begun.generated());
         let saved = first.engine.save_slot(0).await.unwrap();
-        assert_eq!(saved.tokens, 67, "the last token was drawn, and not decoded");
-        let expected = first.tell(in_slot(ask(request_tokens(prompt.clone(), 12)), 0)).await;
+        assert_eq!(saved.tokens, 67, "the last token was sampled, but not decoded");
+        let expected = first.run(in_slot(ask(request_tokens(prompt.clone(), 12)), 0)).await;
         assert_eq!(expected.end.finish.usage.cached_tokens, 67);
-        first.tell(in_slot(request_tokens(long(2, 90), 4), 0)).await;
+        first.run(in_slot(request_tokens(long(2, 90), 4), 0)).await;
         // Into another slot, and into an engine with another number of slots, as after a restart.
         let mut second = bench(3, attention).await;
-        second.tell(in_slot(request_tokens(long(3, 100), 4), 2)).await;
+        second.run(in_slot(request_tokens(long(3, 100), 4), 2)).await;
         for (original, slot) in [(true, 1), (false, 2), (false, 0)] {
             let bench = if original { &mut first } else { &mut second };
             assert_eq!(bench.engine.restore_slot(slot, saved.block.clone()).await.unwrap(), 67);
             assert_eq!(bench.engine.slot_tokens(slot).await.unwrap().tokens, prompt[..67]);
-            let told = bench.tell(in_slot(ask(request_tokens(prompt.clone(), 12)), slot)).await;
-            assert_eq!(told.end.finish.usage.cached_tokens, 67);
-            assert_eq!(told.generated(), expected.generated());
-            assert_eq!(worst(&logprobs(&told), &logprobs(&expected)), 0.0);
-            assert_eq!(rows(&told), rows(&expected));
-            assert_eq!(rows(&told).len(), if attention { 12 } else { 0 });
+            let result = bench.run(in_slot(ask(request_tokens(prompt.clone(), 12)), slot)).await;
+            assert_eq!(result.end.finish.usage.cached_tokens, 67);
+            assert_eq!(result.generated(), expected.generated());
+            assert_eq!(worst(&logprobs(&result), &logprobs(&expected)), 0.0);
+            assert_eq!(rows(&result), rows(&expected));
+            assert_eq!(rows(&result).len(), if attention { 12 } else { 0 });
         }
     }
 }
@@ -40,7 +40,7 @@ async fn empty_slot_can_be_saved_and_restored() {
     let mut bench = bench(1, false).await;
     let empty = bench.engine.save_slot(0).await.unwrap();
     assert_eq!(empty.tokens, 0);
-    bench.tell(request("The sky is", 3)).await;
+    bench.run(request("The sky is", 3)).await;
     assert_eq!(bench.engine.restore_slot(0, empty.block).await.unwrap(), 0);
     assert!(bench.engine.slot_tokens(0).await.unwrap().tokens.is_empty());
     assert!(matches!(bench.engine.save_slot(1).await, Err(SlotError::NoSuchSlot { slot: 1, slots: 1 })));
@@ -59,15 +59,15 @@ async fn state_of_another_cache_type_is_rejected() {
         options.cache_type_v = CacheType::F32;
     };
     let mut first = bench_with(1, true, wide).await;
-    let expected = first.tell(request_tokens(long(1, 64), 20)).await;
+    let expected = first.run(request_tokens(long(1, 64), 20)).await;
     let mut prompt = long(1, 64);
     prompt.extend(&expected.generated()[..10]);
-    first.tell(request_tokens(prompt.clone(), 1)).await;
+    first.run(request_tokens(prompt.clone(), 1)).await;
     let saved = first.engine.save_slot(0).await.unwrap();
     let mut second = bench_with(2, true, wide).await;
     second.engine.restore_slot(1, saved.block.clone()).await.unwrap();
-    let told = second.tell(in_slot(request_tokens(prompt, 10), 1)).await;
-    assert_eq!(told.generated(), expected.generated()[10..]);
+    let result = second.run(in_slot(request_tokens(prompt, 10), 1)).await;
+    assert_eq!(result.generated(), expected.generated()[10..]);
     let narrow = bench(1, true).await;
     let error = narrow.engine.restore_slot(0, saved.block).await.unwrap_err();
     assert!(matches!(error, SlotError::State(Ses1Error::CacheType { .. })), "{error}");

@@ -1,4 +1,4 @@
-//! Tokens that go from the middle of a sequence, because somebody asked for it or because the context is full.
+//! Tokens removed from the middle of a sequence, on request or because the context is full.
 
 use super::{first_layer_agrees, in_slot, long, rows, with_attention};
 use crate::engine::{CONTEXT, bench, follow, model, request, request_tokens, with_mod};
@@ -13,25 +13,25 @@ async fn shifted_slot_has_its_tokens_in_order() {
         let mut bench = bench(parallel, true).await;
         let slot = parallel - 1;
         for (keep, discard) in [(10, 20), (0, 15), (1, 50)] {
-            bench.tell(in_slot(request_tokens(long(1, 80), 4), slot)).await;
+            bench.run(in_slot(request_tokens(long(1, 80), 4), slot)).await;
             let mut expected = bench.engine.slot_tokens(slot).await.unwrap().tokens;
             assert_eq!(expected.len(), 83);
             assert_eq!(bench.engine.shift_slot(slot, keep, discard).await.unwrap(), 83 - discard);
             expected.drain(keep..keep + discard);
             assert_eq!(bench.engine.slot_tokens(slot).await.unwrap().tokens, expected);
-            // A state has its cells in order: a copy goes on as the original does.
+            // A state has its cells in order: a copy continues as the original.
             let saved = bench.engine.save_slot(slot).await.unwrap();
             let mut prompt = expected.clone();
             prompt.extend([50, 60, 70]);
-            let told = bench.tell(with_attention(in_slot(request_tokens(prompt.clone(), 4), slot))).await;
-            assert_eq!(told.end.finish.usage.cached_tokens as usize, expected.len());
-            first_layer_agrees(&told, &prompt).await;
+            let result = bench.run(with_attention(in_slot(request_tokens(prompt.clone(), 4), slot))).await;
+            assert_eq!(result.end.finish.usage.cached_tokens as usize, expected.len());
+            first_layer_agrees(&result, &prompt).await;
             bench.engine.restore_slot(slot, saved.block).await.unwrap();
-            let again = bench.tell(with_attention(in_slot(request_tokens(prompt, 4), slot))).await;
-            assert_eq!((again.generated(), rows(&again)), (told.generated(), rows(&told)));
+            let again = bench.run(with_attention(in_slot(request_tokens(prompt, 4), slot))).await;
+            assert_eq!((again.generated(), rows(&again)), (result.generated(), rows(&result)));
             bench.engine.erase_slot(slot).await.unwrap();
         }
-        bench.tell(in_slot(request_tokens(long(1, 40), 1), slot)).await;
+        bench.run(in_slot(request_tokens(long(1, 40), 1), slot)).await;
         for (keep, discard) in [(0, 41), (41, 1), (usize::MAX, 2)] {
             let error = bench.engine.shift_slot(slot, keep, discard).await.unwrap_err();
             assert!(matches!(error, SlotError::Range { tokens: 40, .. }), "{error}");
@@ -53,13 +53,13 @@ async fn slot_request_waits_for_a_busy_slot_and_is_dropped_on_disconnect() {
     });
     let given_up = tokio::time::timeout(Duration::from_millis(1), bench.engine.erase_slot(0)).await;
     assert!(given_up.is_err(), "the slot was not busy");
-    // Another run that wants this slot waits too, and lets those pass that do not care.
+    // Another run that requests this slot waits too, and is overtaken by runs that accept any slot.
     let pinned = bench.engine.submit(in_slot(request("Later", 3), 0)).await.unwrap();
     let free = bench.engine.submit(request("Anywhere", 3)).await.unwrap();
     follow(free.output).await;
     assert!(!waiting.is_finished());
     drop(busy);
-    assert!(waiting.await.unwrap() > 0, "nobody who went away has erased it");
+    assert!(waiting.await.unwrap() > 0, "a canceled request has erased the slot");
     follow(pinned.output).await;
     let refused = bench.engine.submit(in_slot(request("x", 1), 2)).await.unwrap_err().to_string();
     assert_eq!(refused, "slot 2 does not exist; slots must be from 0 to 1");
@@ -70,12 +70,12 @@ async fn full_context_ends_the_answer_or_shifts() {
     let mut bench = bench(1, true).await;
     let mut endless = request_tokens(long(1, 100), 800);
     endless.limits.max_steps = 10_000;
-    let stopped = bench.tell(endless.clone()).await;
+    let stopped = bench.run(endless.clone()).await;
     assert_eq!(stopped.end.finish.reason, FinishReason::Length);
     assert!(stopped.end.finish.truncated && stopped.end.finish.evicted_tokens == 0);
     assert_eq!(stopped.generated().len(), CONTEXT as usize - 100);
     endless.overflow = Overflow::Shift { keep: Some(20), discard: 0 };
-    let shifted = bench.tell(with_attention(endless.clone())).await;
+    let shifted = bench.run(with_attention(endless.clone())).await;
     let finish = &shifted.end.finish;
     assert_eq!(
         (finish.reason, finish.usage.completion_tokens, finish.usage.prompt_tokens),
@@ -88,15 +88,15 @@ async fn full_context_ends_the_answer_or_shifts() {
     let rows = rows(&shifted);
     assert_eq!(rows.len(), 800);
     assert!(rows.iter().all(|(len, _)| *len < CONTEXT as usize));
-    // What the cache holds is what the run's sequence became.
+    // The cache holds the final sequence of the run.
     let held = bench.engine.slot_tokens(0).await.unwrap().tokens;
     let sequence = [long(1, 100), shifted.generated()].concat();
     assert_eq!(held[..20], sequence[..20]);
     assert_eq!(held[20..], sequence[sequence.len() - (held.len() - 20) - 1..sequence.len() - 1]);
     let mut next = held.clone();
     next.push(99);
-    let told = bench.tell(with_attention(request_tokens(next.clone(), 2))).await;
-    first_layer_agrees(&told, &next).await;
+    let result = bench.run(with_attention(request_tokens(next.clone(), 2))).await;
+    first_layer_agrees(&result, &next).await;
     let ranges: Vec<(u32, u32)> = shifted
         .items
         .iter()
@@ -106,7 +106,7 @@ async fn full_context_ends_the_answer_or_shifts() {
         })
         .flat_map(|eviction| eviction.ranges.clone())
         .collect();
-    assert_eq!(ranges, [(20, 266), (20, 266)], "the trace says what went");
+    assert_eq!(ranges, [(20, 266), (20, 266)], "the trace shows the removed tokens");
 }
 
 #[tokio::test]
@@ -116,8 +116,8 @@ async fn backtrack_after_a_shift_removes_the_right_tokens() {
     asked.limits.max_steps = 10_000;
     asked.overflow = Overflow::Shift { keep: Some(10), discard: 0 };
     let done = std::sync::atomic::AtomicBool::new(false);
-    let told = bench
-        .tell(with_mod(asked, false, move |call| {
+    let result = bench
+        .run(with_mod(asked, false, move |call| {
             if call.event_type() == thunder::events::EventType::Added
                 && call.sequence.len() == 400
                 && call.generated().len() > 300
@@ -128,7 +128,7 @@ async fn backtrack_after_a_shift_removes_the_right_tokens() {
             Action::Noop
         }))
         .await;
-    assert_eq!(told.end.finish.usage.completion_tokens, 700);
-    assert_eq!(told.text, told.end.finish.text);
-    assert_eq!(told.text, model().vocabulary().decode(&told.generated()));
+    assert_eq!(result.end.finish.usage.completion_tokens, 700);
+    assert_eq!(result.text, result.end.finish.text);
+    assert_eq!(result.text, model().vocabulary().decode(&result.generated()));
 }

@@ -1,8 +1,8 @@
-//! Models whose memory is no plain KV cache, and caches of other types: greedy text is that of a fresh run, token for token,
-//! or what cannot be exact is refused, and the slot stays as it was.
+//! Models whose memory is not a plain KV cache, and caches of other types: greedy text equals that of a fresh run, token for
+//! token; operations that cannot be exact are rejected without side effects.
 
 use super::{in_slot, long, rows, with_attention, worst};
-use crate::engine::{Bench, Told, bench, bench_of, bench_with, follow, options, request_tokens, with_mod};
+use crate::engine::{Bench, CompletedRun, bench, bench_of, bench_with, follow, options, request_tokens, with_mod};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,26 +20,26 @@ pub fn load(name: &str) -> Arc<Model> {
     Arc::new(Model::load(&path, &ModelOptions::default(), |_| true).unwrap())
 }
 
-/// What the model says when nothing is reused.
+/// Returns the model's answer without reuse of cached state.
 pub async fn fresh(bench: &mut Bench, prompt: &[TokenId], count: usize) -> Vec<TokenId> {
     let mut request = in_slot(request_tokens(prompt.to_vec(), count as u32), 1);
     request.cache_prompt = false;
-    bench.tell(request).await.generated()
+    bench.run(request).await.generated()
 }
 
-/// Continues a prompt in slot 0, and compares with a fresh run. Returns how much was reused.
+/// Continues a prompt in slot 0 and compares it with a fresh run. Returns the number of reused tokens.
 async fn agrees(bench: &mut Bench, prompt: &[TokenId]) -> usize {
-    let told = bench.tell(in_slot(request_tokens(prompt.to_vec(), 10), 0)).await;
-    assert_eq!(told.generated(), fresh(bench, prompt, 10).await);
-    told.end.finish.usage.cached_tokens as usize
+    let result = bench.run(in_slot(request_tokens(prompt.to_vec(), 10), 0)).await;
+    assert_eq!(result.generated(), fresh(bench, prompt, 10).await);
+    result.end.finish.usage.cached_tokens as usize
 }
 
-/// A run that takes five tokens back when it has ten, and puts two others there.
-async fn taken_back(bench: &mut Bench, prompt: &[TokenId]) -> Told {
+/// A run whose mod replaces its last five tokens by two others when it has ten.
+async fn taken_back(bench: &mut Bench, prompt: &[TokenId]) -> CompletedRun {
     let done = AtomicBool::new(false);
     let asked = in_slot(request_tokens(prompt.to_vec(), 20), 0);
-    let told = bench
-        .tell(with_mod(asked, false, move |call| {
+    let result = bench
+        .run(with_mod(asked, false, move |call| {
             let due = call.event_type() == EventType::Added && call.generated().len() == 10;
             if due && !done.swap(true, Ordering::Relaxed) {
                 return Action::Backtrack { n: 5, tokens: vec![60, 61] };
@@ -47,8 +47,8 @@ async fn taken_back(bench: &mut Bench, prompt: &[TokenId]) -> Told {
             Action::Noop
         }))
         .await;
-    assert_eq!((told.generated().len(), &told.generated()[5..7]), (20, &[60, 61][..]));
-    told
+    assert_eq!((result.generated().len(), &result.generated()[5..7]), (20, &[60, 61][..]));
+    result
 }
 
 #[tokio::test]
@@ -57,26 +57,26 @@ async fn continued_state_equals_a_fresh_run() {
         let whole_only = name != WINDOW;
         let mut bench = bench_of(load(name), 2, false, |_| {}).await;
         let prompt = long(1, 100);
-        let first = bench.tell(in_slot(request_tokens(prompt.clone(), 12), 0)).await.generated();
+        let first = bench.run(in_slot(request_tokens(prompt.clone(), 12), 0)).await.generated();
         assert_eq!(first, fresh(&mut bench, &prompt, 12).await, "{name}");
         let held = [prompt.as_slice(), &first[..11]].concat();
         assert_eq!(agrees(&mut bench, &[held.as_slice(), &[77, 78]].concat()).await, 111, "{name}");
         for cut in [99, 90, 40] {
             let reused = agrees(&mut bench, &[&prompt[..cut], &long(cut as i32, 20)].concat()).await;
-            // Of a recurrent state there are only the places that were kept: here the prompt's last token.
+            // A recurrent state has only its checkpoints: here the prompt's last token.
             assert_eq!(reused, if whole_only && cut < 99 { 0 } else { cut }, "{name} at {cut}");
         }
         assert_eq!(agrees(&mut bench, &prompt).await, if whole_only { 99 } else { 40 }, "{name}");
-        // Away, and back to where it ended; more than once, since what is continued there ends elsewhere.
+        // To another prompt and back to the end of the first; more than once, since each continuation ends elsewhere.
         for last in 80..83 {
             agrees(&mut bench, &long(3, 110)).await;
             let again = [prompt.as_slice(), &first[..9], &[last]].concat();
             assert_eq!(agrees(&mut bench, &again).await, 109, "{name}");
         }
-        let told = taken_back(&mut bench, &prompt).await;
-        let (kept, rest) = (told.generated()[..7].to_vec(), told.generated()[7..].to_vec());
+        let result = taken_back(&mut bench, &prompt).await;
+        let (kept, rest) = (result.generated()[..7].to_vec(), result.generated()[7..].to_vec());
         assert_eq!(rest, fresh(&mut bench, &[prompt.as_slice(), &kept].concat(), 13).await, "{name}");
-        assert_eq!(agrees(&mut bench, &[prompt.as_slice(), &told.generated()].concat()).await, 119, "{name}");
+        assert_eq!(agrees(&mut bench, &[prompt.as_slice(), &result.generated()].concat()).await, 119, "{name}");
     }
 }
 
@@ -87,7 +87,7 @@ async fn recurrent_streams_are_independent() {
         let prompts: Vec<_> = (0..5).map(|index| long(index, 50 + 13 * index as usize)).collect();
         let mut alone = Vec::new();
         for prompt in &prompts {
-            alone.push(bench.tell(in_slot(request_tokens(prompt.clone(), 20), 1)).await.text);
+            alone.push(bench.run(in_slot(request_tokens(prompt.clone(), 20), 1)).await.text);
             bench.engine.erase_slot(1).await.unwrap();
         }
         let mut together = Vec::new();
@@ -114,15 +114,15 @@ async fn full_context_is_recomputed_if_cells_cannot_shift() {
         let mut endless = in_slot(request_tokens(long(1, 100), 450), 0);
         endless.limits.max_steps = 10_000;
         endless.overflow = Overflow::Shift { keep: Some(20), discard: 0 };
-        let told = bench.tell(endless).await;
-        assert_eq!((told.end.finish.reason, told.end.finish.evicted_tokens), (FinishReason::Length, 246));
-        let sequence = [long(1, 100), told.generated()].concat();
+        let result = bench.run(endless).await;
+        assert_eq!((result.end.finish.reason, result.end.finish.evicted_tokens), (FinishReason::Length, 246));
+        let sequence = [long(1, 100), result.generated()].concat();
         let left = [&sequence[..20], &sequence[266..512]].concat();
         assert_eq!(sequence[512..], fresh(&mut bench, &left, 38).await);
     }
 }
 
-/// Tries to remove tokens that cannot go; the slot has all its tokens still, and goes on from their end.
+/// Tries to remove tokens that cannot be removed. The slot keeps all its tokens and continues from their end.
 async fn refuses(bench: &mut Bench, slot: u32, keep: usize, discard: usize, reason: &str) {
     let before = bench.engine.slot_tokens(slot).await.unwrap().tokens;
     let error = bench.engine.shift_slot(slot, keep, discard).await.unwrap_err();
@@ -130,27 +130,27 @@ async fn refuses(bench: &mut Bench, slot: u32, keep: usize, discard: usize, reas
     assert!(error.to_string().contains(reason), "{error} should say {reason}");
     assert_eq!(bench.engine.slot_tokens(slot).await.unwrap().tokens, before);
     let prompt = [before.as_slice(), &[77]].concat();
-    let told = bench.tell(in_slot(request_tokens(prompt, 1), slot)).await;
-    assert_eq!(told.end.finish.usage.cached_tokens as usize, before.len());
+    let result = bench.run(in_slot(request_tokens(prompt, 1), slot)).await;
+    assert_eq!(result.end.finish.usage.cached_tokens as usize, before.len());
 }
 
 #[tokio::test]
 async fn recurrent_state_keeps_all_tokens_and_rejects_foreign_states() {
     let foreign = {
         let mut tiny = bench(1, false).await;
-        tiny.tell(request_tokens(long(1, 40), 1)).await;
+        tiny.run(request_tokens(long(1, 40), 1)).await;
         tiny.engine.save_slot(0).await.unwrap().block
     };
     for name in RECURRENT {
         let mut bench = bench_of(load(name), 1, false, |_| {}).await;
-        bench.tell(request_tokens(long(1, 50), 1)).await;
+        bench.run(request_tokens(long(1, 50), 1)).await;
         refuses(&mut bench, 0, 10, 20, "recurrent").await;
         refuses(&mut bench, 0, 40, 11, "recurrent").await;
         let error = bench.engine.restore_slot(0, foreign.clone()).await.unwrap_err();
         assert!(matches!(error, SlotError::State(Ses1Error::Model)), "{error}");
         let tokens = bench.engine.slot_tokens(0).await.unwrap().tokens.len();
-        assert_eq!(bench.engine.shift_slot(0, 0, tokens).await.unwrap(), 0, "all of it can go");
-        bench.tell(request_tokens(long(1, 50), 1)).await;
+        assert_eq!(bench.engine.shift_slot(0, 0, tokens).await.unwrap(), 0, "all tokens can be removed");
+        bench.run(request_tokens(long(1, 50), 1)).await;
     }
 }
 
@@ -160,13 +160,13 @@ async fn attention_is_captured_in_attention_layers() {
     let error = bench.engine.attention().unwrap_err().to_string();
     assert!(error.contains("do not attend to tokens"), "{error}");
     let mut alone = bench_of(load(RECURRENT[1]), 1, true, |_| {}).await;
-    let expected = alone.tell(with_attention(request_tokens(long(1, 100), 5))).await;
+    let expected = alone.run(with_attention(request_tokens(long(1, 100), 5))).await;
     let mut beside = bench_of(load(RECURRENT[1]), 3, true, |_| {}).await;
     let other = beside.engine.submit(with_attention(request_tokens(long(2, 70), 40))).await.unwrap();
-    let told = beside.tell(with_attention(request_tokens(long(1, 100), 5))).await;
+    let result = beside.run(with_attention(request_tokens(long(1, 100), 5))).await;
     follow(other.output).await;
-    assert_eq!(told.generated(), expected.generated());
-    for ((len, row), (_, expected)) in rows(&told).iter().zip(rows(&expected)) {
+    assert_eq!(result.generated(), expected.generated());
+    for ((len, row), (_, expected)) in rows(&result).iter().zip(rows(&expected)) {
         // Two of the four layers have two heads each.
         assert_eq!(row.len(), 4 * len);
         assert!(worst(row, &expected) < 1e-3);
@@ -178,46 +178,46 @@ async fn attention_is_captured_in_attention_layers() {
 async fn bf16_keys_cannot_be_shifted() {
     let types = |options: &mut thunder::engine::EngineOptions| options.cache_type_k = CacheType::Bf16;
     let mut bench = bench_with(1, true, types).await;
-    bench.tell(request_tokens(long(1, 50), 1)).await;
+    bench.run(request_tokens(long(1, 50), 1)).await;
     refuses(&mut bench, 0, 10, 20, "bf16").await;
-    assert_eq!(bench.engine.shift_slot(0, 40, 11).await.unwrap(), 40, "the end can go");
+    assert_eq!(bench.engine.shift_slot(0, 40, 11).await.unwrap(), 40, "the end can be removed");
 }
 
 #[tokio::test]
 async fn sliding_window_is_restored_and_cut_only_if_complete() {
     let mut bench = bench_of(load(WINDOW), 2, false, |_| {}).await;
     let prompt = long(1, 100);
-    let said = bench.tell(in_slot(request_tokens(prompt.clone(), 4), 0)).await.generated();
+    let said = bench.run(in_slot(request_tokens(prompt.clone(), 4), 0)).await.generated();
     let block = bench.engine.save_slot(0).await.unwrap().block;
     let held = [prompt.as_slice(), &said[..3]].concat();
     let restore = async |bench: &Bench| bench.engine.restore_slot(1, block.clone()).await.unwrap();
     assert_eq!(restore(&bench).await, 103);
-    // Layers with a window have the last tokens only: what needs more is computed again, or refused.
+    // Layers with a window have only the last tokens: anything that needs more is recomputed or rejected.
     refuses(&mut bench, 1, 90, 13, "window").await;
     restore(&bench).await;
     refuses(&mut bench, 1, 90, 5, "window").await;
     for (cut, reused) in [(103, 103), (102, 102), (60, 0)] {
         restore(&bench).await;
         let asked = [&held[..cut], &[88, 89]].concat();
-        let told = bench.tell(in_slot(request_tokens(asked.clone(), 10), 1)).await;
-        assert_eq!(told.end.finish.usage.cached_tokens, reused, "behind {cut}");
-        assert_eq!(told.generated(), fresh(&mut bench, &asked, 10).await, "behind {cut}");
+        let result = bench.run(in_slot(request_tokens(asked.clone(), 10), 1)).await;
+        assert_eq!(result.end.finish.usage.cached_tokens, reused, "after {cut}");
+        assert_eq!(result.generated(), fresh(&mut bench, &asked, 10).await, "after {cut}");
     }
-    // What goes before the window goes as it does in the slot that never left.
+    // Tokens before the window are removed as in the original slot.
     restore(&bench).await;
     let mut after = Vec::new();
     for slot in [0, 1] {
         assert_eq!(bench.engine.shift_slot(slot, 10, 20).await.unwrap(), 83);
         let asked = [&held[..10], &held[30..], &[77]].concat();
-        let told = bench.tell(in_slot(request_tokens(asked, 10), slot)).await;
-        assert_eq!(told.end.finish.usage.cached_tokens, 83);
-        after.push(told.generated());
+        let result = bench.run(in_slot(request_tokens(asked, 10), slot)).await;
+        assert_eq!(result.end.finish.usage.cached_tokens, 83);
+        after.push(result.generated());
     }
     assert_eq!(after[0], after[1]);
 }
 
 #[tokio::test]
-async fn quantised_caches_are_exact() {
+async fn quantized_caches_are_exact() {
     let model = load("models/demo");
     let kinds = [
         (CacheType::Q8_0, CacheType::F16, true),
@@ -231,32 +231,32 @@ async fn quantised_caches_are_exact() {
         };
         let mut bench = bench_of(Arc::clone(&model), 2, attention, types).await;
         let prompt = long(1, 80);
-        let first = bench.tell(in_slot(request_tokens(prompt.clone(), 12), 0)).await.generated();
+        let first = bench.run(in_slot(request_tokens(prompt.clone(), 12), 0)).await.generated();
         assert_eq!(first, fresh(&mut bench, &prompt, 12).await, "{keys} {values}");
         let held = [prompt.as_slice(), &first[..11]].concat();
         assert_eq!(agrees(&mut bench, &[held.as_slice(), &[77, 78]].concat()).await, 91);
         assert_eq!(agrees(&mut bench, &[&prompt[..50], &long(2, 20)].concat()).await, 50);
         agrees(&mut bench, &long(3, 110)).await;
-        assert_eq!(agrees(&mut bench, &[held.as_slice(), &[99]].concat()).await, 91, "from the machine's memory");
+        assert_eq!(agrees(&mut bench, &[held.as_slice(), &[99]].concat()).await, 91, "from the host cache");
         taken_back(&mut bench, &prompt).await;
-        // A copy goes on as the original does, also when both are shifted.
-        bench.tell(in_slot(request_tokens(held.clone(), 1), 0)).await;
+        // A copy continues as the original, also if both are shifted.
+        bench.run(in_slot(request_tokens(held.clone(), 1), 0)).await;
         let block = bench.engine.save_slot(0).await.unwrap().block;
         bench.engine.restore_slot(1, block).await.unwrap();
         let left = [&held[..10], &held[30..], &[50]].concat();
-        let mut told = Vec::new();
+        let mut result = Vec::new();
         for slot in [0, 1] {
             assert_eq!(bench.engine.shift_slot(slot, 10, 20).await.unwrap(), 71);
             let asked = in_slot(request_tokens(left.clone(), 10), slot);
-            told.push(bench.tell(if attention { with_attention(asked) } else { asked }).await);
+            result.push(bench.run(if attention { with_attention(asked) } else { asked }).await);
         }
-        assert_eq!((told[0].generated(), rows(&told[0])), (told[1].generated(), rows(&told[1])));
+        assert_eq!((result[0].generated(), rows(&result[0])), (result[1].generated(), rows(&result[1])));
         if attention {
-            // The keys were turned right: the first layer looks where it would in a fresh slot.
+            // The keys were rotated correctly: the first layer attends as in a fresh slot.
             let mut anew = in_slot(with_attention(request_tokens(left, 1)), 1);
             anew.cache_prompt = false;
-            let expected = rows(&bench.tell(anew).await).remove(0).1;
-            let shifted = rows(&told[0]).remove(0).1;
+            let expected = rows(&bench.run(anew).await).remove(0).1;
+            let shifted = rows(&result[0]).remove(0).1;
             let off = worst(&shifted[..shifted.len() / 4], &expected[..expected.len() / 4]);
             assert!(off < if keys == CacheType::Q8_0 { 0.02 } else { 0.2 }, "{keys}: off by {off}");
         }

@@ -1,5 +1,4 @@
-//! Keys that the cache keeps in 8 bits: llama.cpp turns them by a rotation of its own before it rounds them, and the rows are
-//! those of what is left.
+//! Keys in an 8-bit cache: llama.cpp rotates them before it rounds them, and the rows are those of the rounded keys.
 
 use super::reference::Reference;
 use super::variant::{Kind, Variant};
@@ -8,8 +7,8 @@ use crate::engine::bench_of;
 use thunder::engine::Overflow;
 use thunder::model::llama::CacheType;
 
-/// Most that a value may be off.
-const CLOSE: f64 = 1e-2;
+/// Maximum deviation of a value.
+const TOLERANCE: f64 = 1e-2;
 
 #[tokio::test]
 async fn rows_of_quantized_keys_are_nearly_exact() {
@@ -25,18 +24,18 @@ async fn rows_of_quantized_keys_are_nearly_exact() {
     .await;
     let prompt = tokens(1, 150);
     let other = bench.engine.submit(asked(tokens(6, 9), 60)).await.unwrap();
-    let told = bench.tell(asked(prompt.clone(), 10)).await;
-    assert_eq!(compare(&told, &prompt, &mut reference, CLOSE, false), 10);
+    let result = bench.run(asked(prompt.clone(), 10)).await;
+    assert_eq!(compare(&result, &prompt, &mut reference, TOLERANCE, false), 10);
     drop(other);
     let next = [&prompt[..100], &tokens(2, 21)[..]].concat();
-    let told = bench.tell(asked(next.clone(), 5)).await;
-    assert!(told.end.finish.usage.cached_tokens > 0);
-    assert_eq!(compare(&told, &next, &mut reference, CLOSE, false), 5);
-    // Keys that move are turned back, moved, and rounded again.
+    let result = bench.run(asked(next.clone(), 5)).await;
+    assert!(result.end.finish.usage.cached_tokens > 0);
+    assert_eq!(compare(&result, &next, &mut reference, TOLERANCE, false), 5);
+    // Keys that move are rotated back, moved, and rounded again.
     let prompt = tokens(4, 245);
     let mut request = asked(prompt.clone(), 25);
     request.overflow = Overflow::Shift { keep: Some(10), discard: 100 };
-    let told = bench.tell(request).await;
-    assert_eq!(told.end.finish.evicted_tokens, 100, "{:?}", told.end.finish);
-    assert_eq!(compare(&told, &prompt, &mut reference, CLOSE, true), 25);
+    let result = bench.run(request).await;
+    assert_eq!(result.end.finish.evicted_tokens, 100, "{:?}", result.end.finish);
+    assert_eq!(compare(&result, &prompt, &mut reference, TOLERANCE, true), 25);
 }

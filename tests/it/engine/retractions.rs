@@ -1,6 +1,6 @@
-//! Going back in a context that was full: what is drawn from is that of a run which never had the tokens that went.
+//! Backtracks after a context shift: the candidates equal those of a run that never had the removed tokens.
 
-use super::{Bench, CONTEXT, Told, bench_with, request_tokens, with_mod};
+use super::{Bench, CONTEXT, CompletedRun, bench_with, request_tokens, with_mod};
 use serde_json::Value;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,18 +26,18 @@ fn shifting(keep: Option<usize>, tokens: u32, sampling: SamplingParams) -> Reque
     }
 }
 
-/// The same logits at every step, so that only what the sampler knows can make a difference.
+/// The same logits at every step, so that only the sampler's state can make a difference.
 fn logits(vocabulary: usize) -> Vec<f32> {
     (0..vocabulary).map(|token| if token < 200 { 6.0 - 0.05 * token as f32 } else { -20.0 }).collect()
 }
 
-/// Each draw of a run: how many tokens the answer had before, and the event.
-fn draws(told: &Told) -> Vec<(usize, &Event)> {
+/// Returns each sampled event of a run with the number of tokens of the answer before it.
+fn sampled_events(result: &CompletedRun) -> Vec<(usize, &Event)> {
     let mut length = 0;
-    let mut draws = Vec::new();
-    for item in &told.items {
+    let mut sampled = Vec::new();
+    for item in &result.items {
         match item {
-            TraceItem::Event(event) if event.event_type == EventType::Sampled => draws.push((length, event)),
+            TraceItem::Event(event) if event.event_type == EventType::Sampled => sampled.push((length, event)),
             TraceItem::Event(event) => length += event.added_tokens.as_ref().map_or(0, Vec::len),
             TraceItem::Action(action) => {
                 let details = action.details.as_ref().map(|details| serde_json::from_str::<Value>(details.get()));
@@ -46,21 +46,21 @@ fn draws(told: &Told) -> Vec<(usize, &Event)> {
             _ => {}
         }
     }
-    draws
+    sampled
 }
 
-/// The best candidates of a draw, with their probability in units of 1/100 000, and how many each stage left.
+/// The best candidates with their probability in units of 1/100 000, and the number that each stage left.
 #[derive(Debug, PartialEq, Eq, Hash)]
-struct DrawnFrom {
+struct SampledFrom {
     candidates: Vec<(i32, u32)>,
     stages: Vec<(String, u32)>,
 }
 
-fn drawn_from(event: &Event) -> DrawnFrom {
+fn sampled_from(event: &Event) -> SampledFrom {
     let measured = event.measured.as_ref().unwrap();
     let candidates = measured.after_sampler.iter().take(5).map(|one| (one.token, (1e5 * one.prob) as u32)).collect();
     let stages = measured.stages.iter().map(|stage| (stage.name.clone(), stage.left)).collect();
-    DrawnFrom { candidates, stages }
+    SampledFrom { candidates, stages }
 }
 
 #[tokio::test]
@@ -70,28 +70,28 @@ async fn retracted_tokens_do_not_affect_the_sampler_even_after_a_shift() {
         SamplingParams { samplers: vec![SamplerStage::AdaptiveP], adaptive_target: 0.1, ..SamplingParams::default() };
     let kinds = [("mirostat", mirostat(1)), ("mirostat-v2", mirostat(2)), ("adaptive-p", adaptive)];
     let mut bench = short().await;
-    // The context is full with 56 tokens of the answer, then 28 go; with 84 again, and so on.
+    // The context is full at 56 tokens of the answer; 28 are removed. It is full again at 84, and so on.
     for (kind, sampling) in kinds {
         for (at, n) in [(30, 7), (60, 2), (60, 20), (57, 25), (88, 21), (120, 15), (142, 28)] {
             let sampling = SamplingParams { temperature: 1.0, seed: (at + n) as u32, ..sampling.clone() };
-            let gone_back = AtomicBool::new(false);
+            let has_backtracked = AtomicBool::new(false);
             let asked = with_mod(shifting(None, 150, sampling), false, move |call| match call.event_type() {
                 EventType::ForwardPass => Action::AdjustedLogits {
                     edit: LogitEdit::Replace(logits(call.run.vocabulary.len())),
                     temperature: None,
                 },
-                EventType::Added if call.length() == at && !gone_back.swap(true, Ordering::Relaxed) => {
+                EventType::Added if call.length() == at && !has_backtracked.swap(true, Ordering::Relaxed) => {
                     Action::Backtrack { n: n as u32, tokens: Vec::new() }
                 }
                 _ => Action::Noop,
             });
-            let told = bench.tell(asked).await;
-            let draws = draws(&told);
-            let there: Vec<_> = draws.iter().filter(|(length, _)| *length == at - n).collect();
+            let result = bench.run(asked).await;
+            let events = sampled_events(&result);
+            let there: Vec<_> = events.iter().filter(|(length, _)| *length == at - n).collect();
             assert_eq!(there.len(), 2, "{kind}: back at {at} by {n}");
-            assert_eq!(drawn_from(there[0].1), drawn_from(there[1].1), "{kind}: back at {at} by {n}");
-            let distinct: HashSet<_> = draws.iter().map(|(_, event)| drawn_from(event)).collect();
-            assert!(distinct.len() > 20, "{kind} learns nothing that could be seen");
+            assert_eq!(sampled_from(there[0].1), sampled_from(there[1].1), "{kind}: back at {at} by {n}");
+            let distinct: HashSet<_> = events.iter().map(|(_, event)| sampled_from(event)).collect();
+            assert!(distinct.len() > 20, "{kind} has no visible state");
         }
     }
 }
@@ -101,20 +101,20 @@ async fn sequence_is_never_empty_after_a_retraction() {
     let mut bench = short().await;
     for event in [EventType::ForwardPass, EventType::Sampled, EventType::Added] {
         for tokens in [vec![], vec![9, 10]] {
-            // Of the prompt nothing is kept: all that stands is the answer's, and a mod takes all of it back.
-            let gone_back = AtomicBool::new(false);
+            // Nothing of the prompt is kept: the sequence has only tokens of the answer, and a mod removes all of them.
+            let has_backtracked = AtomicBool::new(false);
             let asked = with_mod(shifting(Some(0), 80, SamplingParams::default()), false, move |call| {
-                if call.evicted > 0 && call.event_type() == event && !gone_back.swap(true, Ordering::Relaxed) {
+                if call.evicted > 0 && call.event_type() == event && !has_backtracked.swap(true, Ordering::Relaxed) {
                     assert_eq!(call.prompt_len, 0);
                     return Action::Backtrack { n: u32::MAX, tokens: tokens.clone() };
                 }
                 Action::Noop
             });
-            let told = bench.tell(asked).await;
-            let finish = &told.end.finish;
+            let result = bench.run(asked).await;
+            let finish = &result.end.finish;
             assert_eq!((finish.reason, finish.usage.completion_tokens), (FinishReason::Length, 80), "{event:?}");
-            assert_eq!(told.text, finish.text);
-            let recorded = told.items.iter().find_map(|item| match item {
+            assert_eq!(result.text, finish.text);
+            let recorded = result.items.iter().find_map(|item| match item {
                 TraceItem::Action(action) => action.backtrack_steps,
                 _ => None,
             });

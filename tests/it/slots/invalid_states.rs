@@ -1,4 +1,4 @@
-//! States that are no states of this model: each is refused, and changes nothing.
+//! Invalid and foreign states: each is rejected without side effects.
 
 use super::{in_slot, long, state_of};
 use crate::engine::{bench, bench_of, bench_with, request, request_tokens};
@@ -13,8 +13,8 @@ use thunder::model::llama::{AdapterSet, CacheType, ModelOptions, ScaledAdapter};
 #[tokio::test]
 async fn incompatible_state_is_rejected_without_side_effects() {
     let mut bench = bench(2, true).await;
-    bench.tell(in_slot(request_tokens(long(1, 50), 4), 0)).await;
-    bench.tell(in_slot(request_tokens(long(2, 70), 4), 1)).await;
+    bench.run(in_slot(request_tokens(long(1, 50), 4), 0)).await;
+    bench.run(in_slot(request_tokens(long(2, 70), 4), 1)).await;
     let block = bench.engine.save_slot(0).await.unwrap().block.to_vec();
     let before = state_of(&mut bench, 1).await;
     let tokens = u32::from_le_bytes(block[4..8].try_into().unwrap()) as usize;
@@ -24,7 +24,7 @@ async fn incompatible_state_is_rejected_without_side_effects() {
         change(&mut block);
         Bytes::from(block)
     };
-    // A checksum is no secret: whoever forges a number forges it too.
+    // The checksum is no secret: a forged value can have a valid one.
     let forged = |change: &dyn Fn(&mut Vec<u8>)| {
         let mut block = block.clone();
         change(&mut block);
@@ -79,24 +79,24 @@ async fn incompatible_state_is_rejected_without_side_effects() {
         assert!(error.to_string().contains(reason), "{error} should say {reason}");
     }
     let mut after = state_of(&mut bench, 1).await;
-    // What it said before stands behind the tokens that were there.
+    // The slot still generates the same tokens after its own.
     after.0.truncate(before.0.len());
     assert_eq!(after.0, before.0);
     assert_eq!(bench.engine.restore_slot(1, Bytes::from(block.clone())).await.unwrap(), tokens);
-    // The other layout of values.
+    // The other memory layout of values.
     let mut flash = crate::engine::bench(1, false).await;
     let error = flash.engine.restore_slot(0, Bytes::from(block)).await.unwrap_err();
     assert!(error.to_string().contains("flash attention on or off"), "{error}");
-    assert_eq!(flash.tell(request("The sky is", 3)).await.generated().len(), 3);
+    assert_eq!(flash.run(request("The sky is", 3)).await.generated().len(), 3);
 }
 
-/// The state of a slot with a few tokens: long enough for everything that a state has, short enough to try every byte of it.
+/// The state of a slot with a few tokens: long enough to have every part of a state, short enough to try every byte.
 pub async fn small_state(bench: &mut crate::engine::Bench) -> Vec<u8> {
-    bench.tell(in_slot(request_tokens(long(1, 3), 1), 0)).await;
+    bench.run(in_slot(request_tokens(long(1, 3), 1), 0)).await;
     bench.engine.save_slot(0).await.unwrap().block.to_vec()
 }
 
-/// The checksum of a state as it would be right.
+/// Returns the valid checksum of a state.
 pub fn signed(mut block: Vec<u8>) -> Bytes {
     let tokens = u32::from_le_bytes(block[4..8].try_into().unwrap()) as usize;
     let sum = 8 + 4 * tokens + 48;
@@ -113,7 +113,7 @@ pub fn signed(mut block: Vec<u8>) -> Bytes {
 async fn truncated_state_is_rejected() {
     let mut bench = bench(2, true).await;
     let block = small_state(&mut bench).await;
-    bench.tell(in_slot(request_tokens(long(2, 40), 3), 1)).await;
+    bench.run(in_slot(request_tokens(long(2, 40), 3), 1)).await;
     let before = bench.engine.slot_tokens(1).await.unwrap();
     for len in 0..block.len() {
         for cut in
@@ -130,7 +130,7 @@ async fn truncated_state_is_rejected() {
 #[tokio::test]
 async fn forged_state_is_rejected_or_harmless() {
     let mut bench = bench(2, true).await;
-    let expected = bench.tell(in_slot(request_tokens(long(4, 60), 8), 1)).await;
+    let expected = bench.run(in_slot(request_tokens(long(4, 60), 8), 1)).await;
     let block = small_state(&mut bench).await;
     let (mut refused, mut taken) = (0, 0);
     for at in 0..block.len() {
@@ -147,12 +147,12 @@ async fn forged_state_is_rejected_or_harmless() {
             }
         }
     }
-    // Heads, counts, types and lengths on one side; tokens, keys and values on the other.
+    // Rejected: headers, counts, types and lengths. Accepted: tokens, keys and values.
     assert!(refused > 600 && taken > 1000, "{refused} refused, {taken} taken");
-    // Whoever comes next into the slot does not notice.
+    // The next run in the slot is not affected.
     let mut next = in_slot(request_tokens(long(4, 60), 8), 1);
     next.cache_prompt = false;
-    assert_eq!(bench.tell(next).await.generated(), expected.generated());
+    assert_eq!(bench.run(next).await.generated(), expected.generated());
 }
 
 #[tokio::test]
@@ -180,14 +180,14 @@ async fn nan_logits_end_the_run_but_not_the_server() {
     let options = ModelOptions { adapters: vec![(folder.join("tiny-lora.gguf"), 0.0)], ..ModelOptions::default() };
     let model = Arc::new(Model::load(&folder.join("tiny.gguf"), &options, |_| true).unwrap());
     let mut bench = bench_of(model, 1, true, |_| {}).await;
-    let expected = bench.tell(request_tokens(long(2, 50), 5)).await;
+    let expected = bench.run(request_tokens(long(2, 50), 5)).await;
     let mut asked = request_tokens(long(1, 50), 5);
     asked.adapters = Some(AdapterSet::new([ScaledAdapter { id: 0, scale: 1e38 }]));
     asked.sampling.temperature = 1.0;
-    let told = bench.tell(asked).await;
-    assert_eq!(told.end.finish.reason, FinishReason::Error);
-    assert!(told.end.finish.message.as_ref().unwrap().contains("not numbers"), "{:?}", told.end.finish);
+    let result = bench.run(asked).await;
+    assert_eq!(result.end.finish.reason, FinishReason::Error);
+    assert!(result.end.finish.message.as_ref().unwrap().contains("not numbers"), "{:?}", result.end.finish);
     assert!(bench.engine.slot_tokens(0).await.unwrap().tokens.is_empty());
-    let told = bench.tell(request_tokens(long(2, 50), 5)).await;
-    assert_eq!((told.end.finish.reason, told.generated()), (FinishReason::Length, expected.generated()));
+    let result = bench.run(request_tokens(long(2, 50), 5)).await;
+    assert_eq!((result.end.finish.reason, result.generated()), (FinishReason::Length, expected.generated()));
 }
