@@ -196,7 +196,7 @@ impl Run {
     }
 
     /// Returns how many tokens of the sequence a Backtrack removes, and whether it requested more than were generated.
-    /// At `Sampled`, the drawn token counts although it is not in the sequence yet.
+    /// At `Sampled`, the sampled token counts although it is not in the sequence yet.
     fn clamp_backtrack(&self, event: EventType, n: u32) -> (usize, bool) {
         let asked = if event == EventType::Sampled { n as usize - 1 } else { n as usize };
         // If a full context evicted the whole prompt, one token stays for the model to continue from.

@@ -93,7 +93,7 @@ pub(super) fn top_shifts(
     most.entries
 }
 
-/// The highest values offered so far, highest first; of equal values the first offered comes first.
+/// The highest values offered so far, highest first; the first offered of equal values comes first.
 struct TopEntries {
     entries: Vec<(TokenId, f32)>,
     count: usize,
@@ -146,7 +146,7 @@ fn max_of(values: &[f32]) -> f32 {
     max.iter().chain(rest).fold(f32::NEG_INFINITY, |max, &value| if value > max { value } else { max })
 }
 
-/// Returns the rank of a token, 1 for the most probable; of equal tokens the lower id comes first.
+/// Returns the rank of a token, 1 for the most probable; the lower id of equal tokens comes first.
 pub(super) fn rank(logits: &[f32], token: TokenId) -> u32 {
     let Some((index, &own)) = usize::try_from(token).ok().and_then(|index| Some((index, logits.get(index)?))) else {
         return 0;
@@ -156,7 +156,7 @@ pub(super) fn rank(logits: &[f32], token: TokenId) -> u32 {
     1 + higher + equal_before
 }
 
-/// Returns the `count` highest logits, highest first; of equal logits the lower id comes first.
+/// Returns the `count` highest logits, highest first; the lower id of equal logits comes first.
 pub(super) fn top(logits: &[f32], count: usize) -> Vec<(TokenId, f32)> {
     let mut top = TopEntries::new(count);
     // After the first few blocks, most contain nothing high enough, which their maximum shows.

@@ -115,7 +115,7 @@ impl Run {
         }
     }
 
-    /// Returns true if the token ends the run. With `ignore_eos` the model never draws its end-of-generation tokens, so
+    /// Returns true if the token ends the run. With `ignore_eos` the model never samples its end-of-generation tokens, so
     /// one found here was forced by a mod.
     pub(super) fn ends_generation(&self, token: TokenId) -> bool {
         self.request.limits.stop_tokens.contains(&token) || self.view.vocabulary.is_end_of_generation(token)

@@ -167,7 +167,7 @@ pub struct Limits {
     pub stop: Vec<String>,
     /// Tokens that end the run, in addition to the vocabulary's end-of-generation tokens.
     pub stop_tokens: Vec<TokenId>,
-    /// True if end-of-generation tokens are never drawn.
+    /// True if end-of-generation tokens are never sampled.
     pub ignore_eos: bool,
     /// Minimum indentation of every line except the first, in characters; the answer ends before a line with less. 0
     /// for no minimum.

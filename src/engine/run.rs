@@ -387,7 +387,7 @@ impl Run {
                 }
                 None => self.advance(event, fresh, candidates),
             }
-            // After the draw the sequence has another end.
+            // After sampling, the sequence has another end.
             if event != EventType::ForwardPass {
                 fresh = None;
             }

@@ -1,4 +1,4 @@
-//! Steps of a run that no mod redirects: forward pass, draw, append.
+//! Steps of a run that no mod redirects: forward pass, sampling, append.
 
 use super::dispatch::Dispatch;
 use super::distribution::{self, Distribution};
@@ -80,7 +80,7 @@ impl Run {
                 ..Measurements::default()
             }));
         });
-        // If a mod removed a drawn token, the same row leads to the next one. It stays with the first event.
+        // If a mod removed a sampled token, the same row leads to the next one. It stays with the first event.
         if self.attention_ready.is_none()
             && let Some(captured) = &self.attention
         {
@@ -172,7 +172,7 @@ impl Run {
         }
     }
 
-    /// Returns the candidates of the draw, always including the drawn token.
+    /// Returns the candidates of the sampling, always including the sampled token.
     fn after_sampler(&self, candidates: &Candidates, draw: &Draw) -> Vec<Alternative> {
         let mut top = candidates.top(self.request.alternatives);
         if !top.iter().any(|&(token, _)| token == draw.token) {

@@ -19,14 +19,14 @@ pub enum Action {
     AdjustedLogits {
         /// Change of the logits.
         edit: LogitEdit,
-        /// Temperature of this draw only; 0 = argmax.
+        /// Temperature for the next token only; 0 = argmax.
         temperature: Option<f32>,
     },
     /// Append these tokens.
     ForceTokens(Vec<TokenId>),
     /// Remove the last `n` generated tokens, then append `tokens`.
     Backtrack {
-        /// Number of tokens. At `Sampled` and `Added` it includes the drawn or just-added token.
+        /// Number of tokens. At `Sampled` and `Added` it includes the sampled or just-added token.
         n: u32,
         /// Tokens to append in their place.
         tokens: Vec<TokenId>,

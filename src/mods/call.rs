@@ -61,7 +61,7 @@ pub enum CallEvent<'a> {
         /// One value per token of the vocabulary.
         logits: &'a [f32],
     },
-    /// `token` was drawn; it is not in `sequence` yet.
+    /// `token` was sampled; it is not in `sequence` yet.
     Sampled {
         /// Drawn token.
         token: TokenId,

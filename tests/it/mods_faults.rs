@@ -372,11 +372,7 @@ async fn uploaded_mod_is_sandboxed_and_its_run_survives_removal() {
         assert!(request.send().await.unwrap().status().is_success());
     };
     let (result, ()) = tokio::join!(slow, remove);
-    assert!(
-        exception(&result).starts_with("the mod 'naps' was removed during the run"),
-        "{:?}",
-        result.exceptions
-    );
+    assert!(exception(&result).starts_with("the mod 'naps' was removed during the run"), "{:?}", result.exceptions);
     let body = json!({"prompt": "Once", "mods": ["naps"]});
     assert_eq!(server.post("/v1/completions", &body).await.0, 400, "the removed mod is unknown");
 }

@@ -41,7 +41,7 @@ impl SlotHistory {
                 .iter()
                 .map(|&token| TokenId::from_le_bytes(token))
                 .collect();
-            // The last token of an answer is drawn but never decoded.
+            // The last token of an answer is sampled but never decoded.
             let held = tokens.get(start..)?;
             let known = |&token: &TokenId| usize::try_from(token).is_ok_and(|token| token < vocabulary);
             let fits = !held.is_empty()

@@ -43,7 +43,7 @@ impl SlotHistory {
     /// Removes everything after the first `len` tokens.
     pub fn truncate(&mut self, len: usize) {
         self.gaps.retain(|gap| gap.at <= len);
-        // The last token of an answer is drawn but never decoded.
+        // The last token of an answer is sampled but never decoded.
         self.answers.retain(|answer| answer.start < len && answer.start + answer.tokens.len() <= len + 1);
     }
 

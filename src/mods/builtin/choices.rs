@@ -156,7 +156,7 @@ impl Scoring {
         } else {
             self.phase = Phase::Done;
             let scored = self.choices.iter().enumerate().filter_map(|(index, choice)| Some((choice.logprob?, index)));
-            // Of equal scores, the first.
+            // The first of equal scores.
             let Some((_, best)) = scored.reduce(|best, other| if other.0 > best.0 { other } else { best }) else {
                 return Action::error("none of the choices fits into the remaining tokens").into();
             };

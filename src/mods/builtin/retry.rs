@@ -11,7 +11,7 @@ use crate::mods::{
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// `retry-low-confidence`: draws low-confidence tokens again and keeps the best attempt.
+/// `retry-low-confidence`: samples low-confidence tokens again and keeps the best attempt.
 pub struct RetryLowConfidence;
 
 impl ModFactory for RetryLowConfidence {
@@ -65,7 +65,7 @@ struct Retry {
     sums: Vec<f64>,
     /// Number of tokens that are final.
     final_tokens: usize,
-    /// Window that is being drawn again.
+    /// Window that is being sampled again.
     place: Option<RetryWindow>,
 }
 
@@ -186,7 +186,7 @@ mod tests {
     fn unsure_answer_is_retried_and_best_attempt_kept() {
         let reply = Play { max_tokens: 8, alphabet: "abc", seed: 5, ..Play::default() }
             .play(&[(&RetryLowConfidence, json!({"window": 4, "mean_logprob": -0.01, "tries": 2}))]);
-        // Two windows, each drawn again twice; if the last attempt was not the best, the best is restored.
+        // Two windows, each sampled again twice; if the last attempt was not the best, the best is restored.
         let again = reply.logs.iter().filter(|line| line.ends_with("again")).count();
         assert_eq!(again, 4, "{reply:?}");
         assert_eq!(reply.logs.iter().filter(|line| line.ends_with("best of 3")).count(), 2);

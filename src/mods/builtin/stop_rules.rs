@@ -118,7 +118,7 @@ struct CheckState {
     bytes: usize,
     sentences: Sentences,
     lines: Lines,
-    /// Sum of the log-probabilities of drawn tokens, and their number.
+    /// Sum of the log-probabilities of sampled tokens, and their number.
     logprobs: (f64, usize),
     met: Option<RuleMatch>,
 }

@@ -11,7 +11,7 @@ use crate::mods::{
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// `temperature-by-entropy`: sets the temperature of each draw by the uncertainty of the model.
+/// `temperature-by-entropy`: sets the temperature of each token by the uncertainty of the model.
 pub struct TemperatureByEntropy;
 
 impl ModFactory for TemperatureByEntropy {

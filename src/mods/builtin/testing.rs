@@ -172,7 +172,7 @@ pub struct PlayResult {
     pub controls: usize,
     /// Number of tokens that were retracted after they were sent.
     pub retracted: usize,
-    /// Number of drawn tokens.
+    /// Number of sampled tokens.
     pub draws: usize,
     /// True if the limit of steps ended it.
     pub cut_off: bool,
@@ -304,7 +304,7 @@ impl PlayState {
         last
     }
 
-    /// Dispatches an event to all mods. Returns the first action that changes control, and the temperature of the draw.
+    /// Dispatches an event to all mods. Returns the first action that changes control, and the temperature for the token.
     fn dispatch(&mut self, event: &CallEvent<'_>) -> (Option<Action>, Option<f32>) {
         let (mut winner, mut temperature) = (None, None);
         for instance in &mut self.instances {
@@ -345,7 +345,7 @@ impl PlayState {
         (winner, temperature)
     }
 
-    /// Applies an action. `drawn` tokens of a Backtrack are not in the sequence.
+    /// Applies an action. `drawn` sampled tokens of a Backtrack are not in the sequence.
     fn apply(&mut self, action: Action, drawn: usize) -> bool {
         self.result.controls += 1;
         match action {

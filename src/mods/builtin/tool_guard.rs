@@ -14,7 +14,7 @@ use crate::mods::{
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// `tool-guard`: removes invalid tool calls and has them drawn again.
+/// `tool-guard`: removes invalid tool calls and samples them again.
 pub struct ToolGuard;
 
 impl ModFactory for ToolGuard {
@@ -114,7 +114,7 @@ struct Guard {
     /// Position before which invalid calls are kept.
     kept_until: usize,
     retries: usize,
-    /// Position in tokens from which a call is drawn again.
+    /// Position in tokens from which a call is sampled again.
     retry_from: Option<usize>,
     /// Position in tokens at which these tokens are banned, so that no call begins there.
     banned_at: Option<(usize, Vec<TokenId>)>,

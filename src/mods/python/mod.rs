@@ -42,7 +42,7 @@
 //! The shared memory is an anonymous file. The worker maps it; the server reads and writes it only with system calls,
 //! so that a worker that truncates it gets an exception and does no harm to the server. Each mod instance has one
 //! region for its tokens, of which only the changed end is written, and one for its logits: `float32`, one per token of
-//! the vocabulary. The reply says `keep` (only the temperature), `memory` (all logits were replaced) or `set`/`add`
+//! the vocabulary. The reply has `keep` (only the temperature), `memory` (all logits were replaced) or `set`/`add`
 //! (sparse edits in the body: `i32` tokens, then as many `f32` values). It can also set the number of last tokens that
 //! the stream holds back from now on (`holdback`).
 //!
@@ -143,7 +143,7 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// Returns the Python traceback, if the mod's code failed and the traceback says more than the message.
+    /// Returns the Python traceback, if the mod's code failed and the traceback contains more than the message.
     #[must_use]
     pub fn traceback(&self) -> Option<&str> {
         match self {

@@ -39,7 +39,7 @@ fn chat(messages: &[(&str, &str)]) -> (Vec<TokenId>, Vec<Span>) {
     (tokens, spans)
 }
 
-/// A slot after the first answer, which began with reasoning. The end token was drawn but never decoded.
+/// A slot after the first answer, which began with reasoning. The end token was sampled but never decoded.
 fn slot(thought: &str, said: &str) -> (Vec<TokenId>, SlotHistory) {
     let vocabulary = vocabulary();
     let (mut held, _) = chat(&[("user", "hi")]);

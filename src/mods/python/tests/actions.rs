@@ -1,4 +1,4 @@
-//! What a mod answers with.
+//! Actions of mods and their validation.
 
 use super::{VOCABULARY, load, logits, no_exception, raised, scene};
 use crate::events::Fault;

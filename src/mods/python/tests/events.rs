@@ -1,4 +1,4 @@
-//! What a mod sees of an event, and what it writes.
+//! Contents of events for a mod, and its logs.
 
 use super::{HEADER, lines, load, logits, no_exception, raised, sampled, scene};
 use crate::events::LogLevel;

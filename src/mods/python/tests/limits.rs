@@ -1,4 +1,4 @@
-//! What a worker has, and what not.
+//! Environment and limits of a worker.
 
 use super::{HEADER, lines, load, raised, scene};
 use crate::mods::ModOrigin;
@@ -35,7 +35,7 @@ def look(event, actions):
     ];
     let extra = seen["env"].as_array().unwrap().iter().filter(|name| {
         let name = name.as_str().unwrap();
-        // What Python itself or macOS may set.
+        // Variables set by Python itself or by macOS.
         !expected.contains(&name) && name != "LC_CTYPE" && !name.starts_with("__CF")
     });
     assert_eq!(extra.count(), 0, "{seen}");
