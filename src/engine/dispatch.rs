@@ -9,7 +9,7 @@ use crate::mods::{Action, Call, LogitEdit, ModException, ModInstance, ModLogLine
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-/// Number of consecutive failed calls, per type of event, after which a mod is switched off for its run.
+/// Number of consecutive failed calls, per type of event, after which a mod is disabled for its run.
 const MAX_CONSECUTIVE_FAILURES: u8 = 5;
 
 /// A mod of one run.
@@ -36,7 +36,7 @@ pub(super) struct ModHealth {
 }
 
 impl ModHealth {
-    /// Counts the outcome of a call. Returns a message if the mod is switched off by it.
+    /// Counts the outcome of a call. Returns a message if the mod is disabled by it.
     fn note(&mut self, active: &str, event: EventType, step: u32, failure: Option<&str>) -> Option<&str> {
         let count = &mut self.failures[event as usize];
         let Some(failure) = failure else {
@@ -49,7 +49,7 @@ impl ModHealth {
         }
         let event = event.as_str();
         self.off = Some(format!(
-            "the mod '{active}' is switched off for the rest of this run, at step {step}: {count} consecutive calls for {event} failed; last failure: {failure}"
+            "the mod '{active}' is disabled for the rest of this run, at step {step}: {count} consecutive calls for {event} failed; last failure: {failure}"
         ));
         self.off.as_deref()
     }

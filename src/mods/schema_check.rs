@@ -94,7 +94,7 @@ impl Check<'_> {
         if schema.get("uniqueItems") == Some(&Value::Bool(true))
             && let Some(index) = (1..items.len()).find(|&index| items[..index].contains(&items[index]))
         {
-            return Err(format!("{}[{index}] is a duplicate", place(at)));
+            return Err(format!("{} is a duplicate", place(&format!("{at}[{index}]"))));
         }
         within(items.len(), schema, ("minItems", "maxItems"), "items")
             .map_or(Ok(()), |right| Err(format!("{} must have {right}, found {}", place(at), items.len())))
@@ -234,7 +234,7 @@ mod tests {
                 json!({"city": "Oakford", "tags": ["ab", "c"]}),
                 "'tags[1]' must be a string of at least 2 characters, found \"c\"",
             ),
-            (json!({"city": "Oakford", "tags": ["ab", "ab"]}), "'tags'[1] is a duplicate"),
+            (json!({"city": "Oakford", "tags": ["ab", "ab"]}), "'tags[1]' is a duplicate"),
             (json!({"city": "Oakford", "tags": ["ab", "cd", "ef"]}), "'tags' must have at most 2 items, found 3"),
             (
                 json!({"city": "Oakford", "at": "now"}),
@@ -244,7 +244,7 @@ mod tests {
                 json!({"city": "Oakford", "unit": "K"}),
                 "'unit' must match one of 2 schemas and matches none, found \"K\"",
             ),
-            (json!({"city": "Oakford", "x": 1}), "'x' is not known; known are: city, days, tags, at, unit"),
+            (json!({"city": "Oakford", "x": 1}), "'x' is unknown; known fields: city, days, tags, at, unit"),
         ] {
             assert_eq!(first_error(&wrong, &schema).as_deref(), Some(message));
         }

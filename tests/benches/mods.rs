@@ -135,7 +135,7 @@ impl Lab {
         while let Some(output) = generation.output.recv().await {
             let first = *first.get_or_insert_with(Instant::now);
             if let Output::Ended(end) = output {
-                // A mod that was switched off would have no cost.
+                // A disabled mod would have no cost.
                 assert_eq!(end.finish.message, None);
                 assert_eq!(end.finish.usage.completion_tokens, tokens);
                 return first.elapsed().as_secs_f64();

@@ -31,7 +31,7 @@ impl ModFactory for Choices {
             "choices",
             "Makes the answer one of several texts.",
             "With pick sample, the answer is drawn token by token from the tokens that lead to one of the texts. With pick \
-             max-probable, every text followed by the end of the answer is evaluated, at the cost of one decode each, \
+             most-probable, every text followed by the end of the answer is evaluated, at the cost of one decode each, \
              and the one with the highest total log-probability becomes the answer; the totals are logged, and nothing is \
              sent before. If the answer begins with reasoning, the choice follows it.",
             json!({"choices": ["yes", "no"], "pick": "sample"}),
@@ -260,7 +260,7 @@ mod tests {
         for (config, message) in [
             (json!({"choices": ["a", "a"]}), "'choices': 'a' is a duplicate"),
             (json!({"choices": vec!["a"; 100_000]}), "'choices' has 100000 texts; the maximum is 1000"),
-            (json!({"choices": ["a"], "pick": "best"}), "'pick' must be one of sample, max-probable, found \"best\""),
+            (json!({"choices": ["a"], "pick": "best"}), "'pick' must be one of sample, most-probable, found \"best\""),
             (json!({"choices": many, "pick": "most-probable"}), "'choices' has 65 texts; the maximum is 64"),
         ] {
             assert_eq!(Choices.start(&config, &run()).err().unwrap(), message);

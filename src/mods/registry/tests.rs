@@ -52,7 +52,7 @@ fn name_belongs_to_first_registration() {
     assert_eq!(register("own", ModOrigin::File, "a.py"), Ok(false));
     assert_eq!(register("own", ModOrigin::File, "a.py"), Ok(true));
     assert_eq!(register("own", ModOrigin::File, "b.py").unwrap_err().by, "the file a.py");
-    assert_eq!(register("own", ModOrigin::Uploaded, "key").unwrap_err().by, "a file of the server's own");
+    assert_eq!(register("own", ModOrigin::Uploaded, "key").unwrap_err().by, "a file of the server");
     assert_eq!(register("sent", ModOrigin::Uploaded, "key-1"), Ok(false));
     assert_eq!(register("sent", ModOrigin::Uploaded, "key-2"), Ok(true));
     assert_eq!(register("sent", ModOrigin::File, "sent.py").unwrap_err().by, "an uploaded mod");
@@ -76,10 +76,7 @@ fn unknown_mod_error_lists_available_mods() {
     registry.insert(Arc::new(Named("two", ModOrigin::File)));
     assert_eq!(registry.select(refs("x")).unwrap_err().to_string(), "unknown mod 'x'; known mods: one, two");
     assert!(registry.enable("one", false));
-    assert_eq!(
-        registry.select(refs("one")).unwrap_err().to_string(),
-        "the mod 'one' is switched off; enabled mods: two"
-    );
+    assert_eq!(registry.select(refs("one")).unwrap_err().to_string(), "the mod 'one' is disabled; enabled mods: two");
     let problem = ModProblem {
         file: "x.py".into(),
         message: "SyntaxError: line 3".into(),
@@ -89,7 +86,7 @@ fn unknown_mod_error_lists_available_mods() {
     registry.set_problem("x.py", Some(problem));
     assert_eq!(
         registry.select(refs("x")).unwrap_err().to_string(),
-        "there is no mod 'x', since x.py could not be loaded (SyntaxError: line 3); known mods: two"
+        "the mod 'x' is unavailable: x.py could not be loaded (SyntaxError: line 3); known mods: two"
     );
     assert!(!registry.enable("three", true));
 }
@@ -103,12 +100,12 @@ fn disabled_mod_fails_once_and_is_not_called_again() {
     assert!(scene.forward(&[0.0; 4]).exception.is_none());
     registry.enable("one", false);
     let exception = scene.forward(&[0.0; 4]).exception.unwrap();
-    assert!(exception.message.starts_with("the mod 'one' was switched off"), "{}", exception.message);
-    let mut session = factory.start(&Value::Null, &run()).unwrap();
-    assert_eq!(session.handles(), EventSet::ALL, "it has not been told yet");
-    session.finished();
+    assert!(exception.message.starts_with("the mod 'one' was disabled during the run"), "{}", exception.message);
+    let mut instance = factory.start(&Value::Null, &run()).unwrap();
+    assert_eq!(instance.handles(), EventSet::ALL, "the instance is not informed yet");
+    instance.finished();
     registry.enable("one", true);
-    assert!(scene.forward(&[0.0; 4]).exception.is_none(), "at the next token it is there again");
+    assert!(scene.forward(&[0.0; 4]).exception.is_none(), "it is called again at the next token");
     assert!(registry.remove("one"));
     assert!(scene.forward(&[0.0; 4]).exception.unwrap().message.contains("removed"));
     assert_eq!(registry.info("one").map(|shown| shown.stats.calls), None);

@@ -197,7 +197,7 @@ def raises(event, actions):
 "#,
     );
     let mut scene = scene(&factory);
-    assert_eq!(raised(&sampled(&mut scene, b'a')).0, "Silent: its text cannot be read");
+    assert_eq!(raised(&sampled(&mut scene, b'a')).0, "Silent: the text of the exception cannot be read");
     let reply = scene.add(65);
     let (message, traceback) = raised(&reply);
     assert!(message.starts_with("Long: mmm") && message.len() < 10_000 && traceback.len() < 300_000);
