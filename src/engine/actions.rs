@@ -3,7 +3,7 @@
 use super::Output;
 use super::conversation::SlotHistory;
 use super::dispatch::{self, ActionEffect};
-use super::distribution::{self, Distribution};
+use super::distribution::{self, TokenDistribution};
 use super::run::{Run, RunState};
 use crate::events::{EventType, FinishReason, TokenId, TokenMeasurement};
 use crate::mods::{Action, LogitEdit, Reply};
@@ -123,7 +123,7 @@ impl Run {
             self.token_attention.push_drawn(self.attention.take());
         }
         let first = self.saved_logits_valid.then(|| {
-            let distribution = self.distribution.unwrap_or_else(|| Distribution::of(&self.saved_logits));
+            let distribution = self.distribution.unwrap_or_else(|| TokenDistribution::of(&self.saved_logits));
             self.measure(distribution, &self.saved_logits, tokens[0])
         });
         let outputs_from = if first.is_some() { start } else { start - 1 };
@@ -220,7 +220,7 @@ impl Run {
 
     /// Returns the tokens whose probability an edit changes most, as `(token, before, after)`, and the distribution
     /// after the edit.
-    fn shifted_probabilities(&self, edit: &LogitEdit) -> (Vec<(TokenId, f32, f32)>, Option<Distribution>) {
+    fn shifted_probabilities(&self, edit: &LogitEdit) -> (Vec<(TokenId, f32, f32)>, Option<TokenDistribution>) {
         let before = self.edited_logits.as_deref().unwrap_or(&self.saved_logits);
         let mut edited = Vec::new();
         let after = match edit {
@@ -233,8 +233,8 @@ impl Run {
             }
         };
         let known = if self.edited_logits.is_none() { self.distribution } else { self.edited_distribution };
-        let was = known.unwrap_or_else(|| Distribution::of(before));
-        let is = Distribution::of(after);
+        let was = known.unwrap_or_else(|| TokenDistribution::of(before));
+        let is = TokenDistribution::of(after);
         let shifted = distribution::top_shifts((was, before), (is, after), MAX_SHIFTED_TOKENS)
             .into_iter()
             .filter(|&(_, change)| change > 0.0)

@@ -1,7 +1,7 @@
 //! Dispatch of an event to the mods of one run: calls them in order, records their replies, and decides which action
 //! wins the event.
 
-use super::distribution::Distribution;
+use super::distribution::TokenDistribution;
 use super::event_buffer::EventBuffer;
 use crate::events::{self, EventType, LogLevel, ModCall, ModLog, RawJson};
 use crate::model::{Vocabulary, printable};
@@ -186,7 +186,7 @@ pub(super) struct ActionEffect {
     /// `AdjustedLogits`: the largest changes of probability, as `(token, before, after)`.
     pub shifted: Vec<(i32, f32, f32)>,
     /// `AdjustedLogits`: distribution after the edit, if it was computed.
-    pub edited: Option<Distribution>,
+    pub edited: Option<TokenDistribution>,
 }
 
 /// Records an action.

@@ -10,7 +10,7 @@ const BLOCK: usize = 128;
 
 /// Softmax of a logit vector, without its values.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Distribution {
+pub(super) struct TokenDistribution {
     /// ln Σ exp(logit).
     log_sum_exp: f32,
     /// Entropy in bits.
@@ -19,7 +19,7 @@ pub(super) struct Distribution {
     pub is_valid: bool,
 }
 
-impl Distribution {
+impl TokenDistribution {
     /// Computes the distribution of a logit vector: H = ln Z − Σ p·(x − max), with Z = Σ exp(x − max), converted from
     /// nats to bits.
     pub fn of(logits: &[f32]) -> Self {
@@ -74,11 +74,11 @@ impl Distribution {
 /// Returns the `count` entries whose probability differs most between two logit vectors, given with their
 /// distributions: largest difference first, with the difference.
 pub(super) fn top_shifts(
-    before: (Distribution, &[f32]),
-    after: (Distribution, &[f32]),
+    before: (TokenDistribution, &[f32]),
+    after: (TokenDistribution, &[f32]),
     count: usize,
 ) -> Vec<(TokenId, f32)> {
-    let prob = |distribution: Distribution, logit: f32| exp((logit - distribution.log_sum_exp).clamp(-80.0, 0.0));
+    let prob = |distribution: TokenDistribution, logit: f32| exp((logit - distribution.log_sum_exp).clamp(-80.0, 0.0));
     let mut most = TopEntries::new(count);
     for (block, (was, is)) in before.1.chunks(BLOCK).zip(after.1.chunks(BLOCK)).enumerate() {
         // No probability of the block changed by more than the highest of them, before or after; `exp` is approximate.
@@ -180,7 +180,7 @@ mod tests {
             let max = exact.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let z: f64 = exact.iter().map(|x| (x - max).exp()).sum();
             let entropy: f64 = exact.iter().map(|x| { let p = (x - max).exp() / z; if p > 0.0 { -p * p.log2() } else { 0.0 } }).sum();
-            let measured = Distribution::of(&logits);
+            let measured = TokenDistribution::of(&logits);
             prop_assert!((f64::from(measured.entropy) - entropy).abs() < 1e-3, "{} {}", measured.entropy, entropy);
             let index = pick.index(logits.len());
             prop_assert!((f64::from(measured.logprob(logits[index])) - (exact[index] - max - z.ln())).abs() < 1e-3);
@@ -203,7 +203,7 @@ mod tests {
             let shifts: Vec<f64> = probs(&before).iter().zip(probs(&after)).map(|(was, is)| (was - is).abs()).collect();
             let mut sorted = shifts.clone();
             sorted.sort_by(|a, b| b.total_cmp(a));
-            let (was, is) = (Distribution::of(&before), Distribution::of(&after));
+            let (was, is) = (TokenDistribution::of(&before), TokenDistribution::of(&after));
             let found = top_shifts((was, &before), (is, &after), 8);
             prop_assert_eq!(found.len(), sorted.len().min(8));
             for (&(token, shift), exact) in found.iter().zip(sorted) {
@@ -218,18 +218,18 @@ mod tests {
         for bad in [f32::NAN, f32::INFINITY] {
             for at in [0, 5, 40] {
                 let mut logits = vec![0.5; 41];
-                assert!(Distribution::of(&logits).is_valid);
+                assert!(TokenDistribution::of(&logits).is_valid);
                 logits[at] = bad;
-                assert!(!Distribution::of(&logits).is_valid, "{bad} at {at}");
+                assert!(!TokenDistribution::of(&logits).is_valid, "{bad} at {at}");
             }
         }
-        assert!(Distribution::of(&[f32::NEG_INFINITY, 1.0]).is_valid);
-        assert!(!Distribution::of(&[f32::NEG_INFINITY, f32::NAN]).is_valid);
+        assert!(TokenDistribution::of(&[f32::NEG_INFINITY, 1.0]).is_valid);
+        assert!(!TokenDistribution::of(&[f32::NEG_INFINITY, f32::NAN]).is_valid);
     }
 
     #[test]
     fn banned_tokens_have_no_probability() {
-        let measured = Distribution::of(&[f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY]);
+        let measured = TokenDistribution::of(&[f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY]);
         assert!(measured.logprob(0.0).abs() < 1e-6);
         assert_eq!(top(&[f32::NEG_INFINITY, 0.0], 5), [(1, 0.0)]);
     }

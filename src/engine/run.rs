@@ -4,7 +4,7 @@
 use super::checkpoints::CheckpointPlan;
 use super::conversation::SlotHistory;
 use super::dispatch::{ActiveMod, Dispatch};
-use super::distribution::{self, Distribution};
+use super::distribution::{self, TokenDistribution};
 use super::durability::PanicGuard;
 use super::event_buffer::EventBuffer;
 use super::output_text::OutputText;
@@ -104,11 +104,11 @@ pub(super) struct Run {
     /// Logits after the edits of mods.
     pub(super) edited_logits: Option<Vec<f32>>,
     /// Distribution of the edited logits, if it was computed.
-    pub(super) edited_distribution: Option<Distribution>,
+    pub(super) edited_distribution: Option<TokenDistribution>,
     /// True if `saved_logits` belongs to the end of the sequence.
     pub(super) saved_logits_valid: bool,
     pub(super) draw_temperature: Option<f32>,
-    pub(super) distribution: Option<Distribution>,
+    pub(super) distribution: Option<TokenDistribution>,
     pub(super) top: Vec<Alternative>,
     pub(super) drawn: Option<TokenMeasurement>,
     /// Number of tokens appended by the last `Added` event, and whether they were forced.
@@ -242,7 +242,7 @@ impl Run {
         if self.end.is_some() {
             return;
         }
-        let distribution = Distribution::of(logits);
+        let distribution = TokenDistribution::of(logits);
         if !distribution.is_valid {
             // Sampling from such values is undefined, and the state that produced them must not be reused.
             self.kv_len = 0;
@@ -289,7 +289,7 @@ impl Run {
     }
 
     /// Returns the most probable tokens of a distribution.
-    fn alternatives(&self, logits: &[f32], distribution: Distribution) -> Vec<Alternative> {
+    fn alternatives(&self, logits: &[f32], distribution: TokenDistribution) -> Vec<Alternative> {
         distribution::top(logits, self.request.alternatives)
             .into_iter()
             .map(|(token, logit)| self.alternative(token, distribution.prob(logit)))

@@ -1,7 +1,7 @@
 //! Steps of a run that no mod redirects: forward pass, sampling, append.
 
 use super::dispatch::Dispatch;
-use super::distribution::{self, Distribution};
+use super::distribution::{self, TokenDistribution};
 use super::reasoning::ReasoningTracker;
 use super::run::{Run, RunState};
 use super::{Output, TextDelta};
@@ -98,9 +98,9 @@ impl Run {
             }
         };
         let raw = if self.saved_logits_valid { self.saved_logits.as_slice() } else { fresh.unwrap_or(&[]) };
-        let measured = self.measure(self.distribution.unwrap_or_else(|| Distribution::of(raw)), raw, draw.token);
+        let measured = self.measure(self.distribution.unwrap_or_else(|| TokenDistribution::of(raw)), raw, draw.token);
         let after_mods = self.edited_logits.as_deref().filter(|_| self.event_buffer.is_recorded()).map(|edited| {
-            let distribution = self.edited_distribution.unwrap_or_else(|| Distribution::of(edited));
+            let distribution = self.edited_distribution.unwrap_or_else(|| TokenDistribution::of(edited));
             distribution::top(edited, self.request.alternatives)
                 .into_iter()
                 .map(|(token, logit)| self.alternative(token, distribution.prob(logit)))
@@ -303,7 +303,7 @@ impl Run {
             || self.ends_generation(token)
     }
 
-    pub(super) fn measure(&self, distribution: Distribution, logits: &[f32], token: TokenId) -> TokenMeasurement {
+    pub(super) fn measure(&self, distribution: TokenDistribution, logits: &[f32], token: TokenId) -> TokenMeasurement {
         let logit = usize::try_from(token).ok().and_then(|index| logits.get(index)).copied();
         TokenMeasurement {
             token,

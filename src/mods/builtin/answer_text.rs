@@ -18,7 +18,7 @@ pub struct AnswerText {
 
 /// Backtrack that removes the end of a text.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Retraction {
+pub struct RemovedText {
     /// Number of tokens to remove.
     pub tokens: usize,
     /// Text of the first of these tokens before the cut.
@@ -82,10 +82,10 @@ impl AnswerText {
     }
 
     /// Returns the Backtrack that ends the text before the byte `at`.
-    pub fn cut(&self, at: usize) -> Retraction {
+    pub fn cut(&self, at: usize) -> RemovedText {
         let kept = self.ends.partition_point(|&end| end <= at);
         let from = self.end_of(kept);
-        Retraction {
+        RemovedText {
             tokens: self.ends.len() - kept,
             before: String::from_utf8_lossy(&self.bytes[from..at.max(from).min(self.bytes.len())]).into_owned(),
         }
@@ -94,7 +94,7 @@ impl AnswerText {
 
 #[cfg(test)]
 mod tests {
-    use super::{AnswerText, Retraction};
+    use super::{AnswerText, RemovedText};
     use crate::mods::builtin::sequence::SequenceDelta;
     use crate::mods::builtin::testing::run;
 
@@ -108,9 +108,9 @@ mod tests {
             written.follow(&SequenceDelta { removed: 0, added: &tokens, logprobs: &logprobs }, &run.vocabulary),
             0
         );
-        assert_eq!(written.cut(9), Retraction { tokens: 3, before: " v".into() });
-        assert_eq!(written.cut(12), Retraction { tokens: 2, before: String::new() });
-        assert_eq!(written.cut(21), Retraction { tokens: 0, before: String::new() });
+        assert_eq!(written.cut(9), RemovedText { tokens: 3, before: " v".into() });
+        assert_eq!(written.cut(12), RemovedText { tokens: 2, before: String::new() });
+        assert_eq!(written.cut(21), RemovedText { tokens: 0, before: String::new() });
         let euro = [0xe2, 0x82];
         written.follow(&SequenceDelta { removed: 2, added: &euro, logprobs: &[None, None] }, &run.vocabulary);
         assert_eq!(written.bytes(), b"Hello a very\xe2\x82");

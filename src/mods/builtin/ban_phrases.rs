@@ -1,5 +1,5 @@
 use super::{
-    config::{Fields, schema},
+    config::{ConfigFields, schema},
     describe,
     phrase::{self, Phrases},
     sequence::is_over,
@@ -43,7 +43,7 @@ impl ModFactory for BanPhrases {
     }
 
     fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = Fields::read(config, &["phrases", "case_sensitive", "whole_words", "max_retries"])?;
+        let fields = ConfigFields::read(config, &["phrases", "case_sensitive", "whole_words", "max_retries"])?;
         let texts = fields.texts("phrases", "[\"as an AI\"]")?;
         phrase::check("phrases", &texts)?;
         let phrases = Phrases::new(&texts, fields.flag("case_sensitive", false)?, fields.flag("whole_words", false)?);

@@ -1,5 +1,5 @@
 use super::{
-    config::{Fields, schema},
+    config::{ConfigFields, schema},
     describe,
 };
 use crate::events::{EventType, TokenId};
@@ -33,7 +33,7 @@ impl ModFactory for BiasTokens {
     }
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = Fields::read(config, &["bias", "ban"])?;
+        let fields = ConfigFields::read(config, &["bias", "ban"])?;
         let mut edits = Vec::new();
         if let Some(bias) = fields.get("bias") {
             let right = "'bias' must be an object of numbers by token, e.g. {\" maybe\": -2.5}";

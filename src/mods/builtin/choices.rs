@@ -1,6 +1,6 @@
 use super::{
     answer_text::AnswerText,
-    config::{Fields, schema},
+    config::{ConfigFields, schema},
     constrain::GrammarInstance,
     describe,
     reasoning::ReasoningState,
@@ -48,7 +48,7 @@ impl ModFactory for Choices {
     }
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = Fields::read(config, &["choices", "pick"])?;
+        let fields = ConfigFields::read(config, &["choices", "pick"])?;
         let texts = fields.texts("choices", "[\"yes\", \"no\"]")?;
         let scored = fields.word("pick", &["sample", "most-probable"])? == "most-probable";
         let max = if scored { MAX_SCORED_CHOICES } else { MAX_CHOICES };

@@ -13,12 +13,12 @@ pub fn schema(required: &[&str], properties: Value) -> Value {
     schema
 }
 
-/// Fields of a configuration, all of them known.
-pub struct Fields<'a> {
+/// ConfigFields of a configuration, all of them known.
+pub struct ConfigFields<'a> {
     map: Option<&'a Map<String, Value>>,
 }
 
-impl<'a> Fields<'a> {
+impl<'a> ConfigFields<'a> {
     /// Parses an object; `null` is an object without fields.
     pub fn read(config: &'a Value, known: &[&str]) -> Result<Self, String> {
         let map = match config {
@@ -99,13 +99,13 @@ impl<'a> Fields<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::Fields;
+    use super::ConfigFields;
     use serde_json::json;
 
     #[test]
     fn errors_name_field_and_expectation() {
         let config = json!({"on": 1, "heat": "hot", "count": -1, "texts": ["", "a"]});
-        let fields = Fields::read(&config, &["on", "heat", "count", "texts", "more"]).unwrap();
+        let fields = ConfigFields::read(&config, &["on", "heat", "count", "texts", "more"]).unwrap();
         assert_eq!(fields.flag("on", false).unwrap_err(), "'on' must be true or false, found 1");
         assert_eq!(
             fields.number("heat", 0.0..=2.0, 1.0).unwrap_err(),
@@ -123,13 +123,13 @@ mod tests {
     #[test]
     fn unknown_fields_and_types_are_rejected() {
         assert_eq!(
-            Fields::read(&json!({"bann": []}), &["ban", "bias"]).err().unwrap(),
+            ConfigFields::read(&json!({"bann": []}), &["ban", "bias"]).err().unwrap(),
             "unknown field 'bann'; known fields: ban, bias"
         );
         assert_eq!(
-            Fields::read(&json!([1]), &["ban"]).err().unwrap(),
+            ConfigFields::read(&json!([1]), &["ban"]).err().unwrap(),
             "the configuration must be an object with the fields ban, found [1]"
         );
-        assert!(Fields::read(&json!(null), &["ban"]).is_ok());
+        assert!(ConfigFields::read(&json!(null), &["ban"]).is_ok());
     }
 }

@@ -1,5 +1,5 @@
 use super::{
-    config::{Fields, schema},
+    config::{ConfigFields, schema},
     describe,
 };
 use crate::events::{EventType, TokenId};
@@ -32,7 +32,7 @@ impl ModFactory for ForcePrefix {
     }
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = Fields::read(config, &["text", "tokens"])?;
+        let fields = ConfigFields::read(config, &["text", "tokens"])?;
         let tokens = match (fields.get("text"), fields.get("tokens")) {
             (Some(Value::String(text)), None) if !text.is_empty() => run.vocabulary.encode(text, false, true),
             (Some(other), None) => return Err(format!("'text' must be a non-empty string, found {other}")),

@@ -1,5 +1,5 @@
 use super::{
-    config::{Fields, schema},
+    config::{ConfigFields, schema},
     describe,
     logit_distribution::{LogitDistribution, top},
 };
@@ -29,7 +29,7 @@ impl ModFactory for LogTop {
     }
 
     fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let count = Fields::read(config, &["count"])?.count("count", 1..=50, 5)?;
+        let count = ConfigFields::read(config, &["count"])?.count("count", 1..=50, 5)?;
         Ok(Box::new(Top { count }))
     }
 }

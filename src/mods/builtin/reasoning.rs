@@ -162,7 +162,7 @@ mod tests {
         (ReasoningState::new(&call, None), AnswerText::new(run))
     }
 
-    fn go_on(reasoning: &mut ReasoningState, written: &mut AnswerText, run: &RunView, removed: usize, text: &str) {
+    fn apply(reasoning: &mut ReasoningState, written: &mut AnswerText, run: &RunView, removed: usize, text: &str) {
         let added: Vec<TokenId> = text.bytes().map(TokenId::from).collect();
         let logprobs = vec![None; added.len()];
         let delta = SequenceDelta { removed, added: &added, logprobs: &logprobs };
@@ -182,9 +182,9 @@ mod tests {
         view.answer_format = answer_format.into();
         let run = Arc::new(view);
         let (mut reasoning, mut written) = begin(&run);
-        go_on(&mut reasoning, &mut written, &run, 0, "<|channel|>analysis<|message|>abc");
+        apply(&mut reasoning, &mut written, &run, 0, "<|channel|>analysis<|message|>abc");
         assert_eq!((reasoning.is_within(), reasoning.spent(written.tokens())), (true, 3));
-        go_on(&mut reasoning, &mut written, &run, 0, "<|end|>x<|channel|>analysis<|message|>de");
+        apply(&mut reasoning, &mut written, &run, 0, "<|end|>x<|channel|>analysis<|message|>de");
         assert_eq!((reasoning.is_within(), reasoning.spent(written.tokens())), (true, 3 + 7 + 2));
     }
 
@@ -201,9 +201,9 @@ mod tests {
                 let back = back.min(text.len());
                 text.truncate(text.len() - back);
                 text.push_str(&piece);
-                go_on(&mut reasoning, &mut written, &run, back, &piece);
+                apply(&mut reasoning, &mut written, &run, back, &piece);
                 let (mut fresh, mut whole) = begin(&run);
-                go_on(&mut fresh, &mut whole, &run, 0, &text);
+                apply(&mut fresh, &mut whole, &run, 0, &text);
                 prop_assert_eq!(state(&reasoning, &written), state(&fresh, &whole), "{}", text);
             }
         }

@@ -1,5 +1,5 @@
 use super::{
-    config::{Fields, schema},
+    config::{ConfigFields, schema},
     describe,
     phrase::{self, Phrases},
     sequence::{ends, is_over},
@@ -43,7 +43,7 @@ impl ModFactory for ReplacePhrase {
     }
 
     fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = Fields::read(config, &["replace", "case_sensitive", "whole_words"])?;
+        let fields = ConfigFields::read(config, &["replace", "case_sensitive", "whole_words"])?;
         let right = "'replace' must be an object of strings, e.g. {\"utilize\": \"use\"}";
         let pairs = fields.get("replace").ok_or_else(|| format!("'replace' is missing; {right}"))?;
         let entries =

@@ -1,5 +1,5 @@
 use super::{
-    config::{Fields, schema},
+    config::{ConfigFields, schema},
     describe,
     sequence::{SequenceTracker, is_over},
 };
@@ -41,7 +41,7 @@ impl ModFactory for RetryLowConfidence {
     }
 
     fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = Fields::read(config, &["window", "mean_logprob", "tries", "temperature"])?;
+        let fields = ConfigFields::read(config, &["window", "mean_logprob", "tries", "temperature"])?;
         Ok(Box::new(Retry {
             window: fields.count("window", 1..=256, 8)?,
             min_mean: f64::from(fields.number("mean_logprob", -100.0..=0.0, -2.5)?),

@@ -1,5 +1,5 @@
 use super::{
-    config::{Fields, schema},
+    config::{ConfigFields, schema},
     describe,
     sequence::end_token,
 };
@@ -37,7 +37,7 @@ impl ModFactory for StopOnRepetition {
     }
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = Fields::read(config, &["ngram", "times", "cut"])?;
+        let fields = ConfigFields::read(config, &["ngram", "times", "cut"])?;
         Ok(Box::new(Repetition {
             ngram: fields.count("ngram", 1..=256, 16)?,
             times: fields.count("times", 2..=64, 3)?,

@@ -1,6 +1,6 @@
 use super::{
     answer_text::AnswerText,
-    config::{Fields, schema},
+    config::{ConfigFields, schema},
     describe,
     reasoning::ReasoningState,
     sentences::Sentences,
@@ -56,7 +56,7 @@ impl ModFactory for StopRules {
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         const RULES: [&str; 5] = ["tokens", "sentences", "regex", "repeated_lines", "mean_logprob"];
         let known = [&RULES[..], &["window"]].concat();
-        let fields = Fields::read(config, &known)?;
+        let fields = ConfigFields::read(config, &known)?;
         if RULES.iter().all(|rule| fields.get(rule).is_none()) {
             return Err(format!("no rule is set; at least one of {} is required", RULES.join(", ")));
         }

@@ -1,5 +1,5 @@
 use super::{
-    config::{Fields, schema},
+    config::{ConfigFields, schema},
     describe,
     logit_distribution::LogitDistribution,
 };
@@ -40,7 +40,7 @@ impl ModFactory for TemperatureByEntropy {
     }
 
     fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = Fields::read(config, &["low", "high", "min_entropy", "max_entropy"])?;
+        let fields = ConfigFields::read(config, &["low", "high", "min_entropy", "max_entropy"])?;
         let instance = ByEntropy {
             low: fields.number("low", 0.0..=10.0, 0.2)?,
             high: fields.number("high", 0.0..=10.0, 1.0)?,

@@ -1,6 +1,6 @@
 use super::{
     answer_text::AnswerText,
-    config::{Fields, schema},
+    config::{ConfigFields, schema},
     describe,
     reasoning::ReasoningState,
     sequence::SequenceTracker,
@@ -46,7 +46,7 @@ impl ModFactory for ThinkBudget {
     }
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = Fields::read(config, &["tokens", "message", "begin", "end"])?;
+        let fields = ConfigFields::read(config, &["tokens", "message", "begin", "end"])?;
         let markers = match (fields.text("begin")?, fields.text("end")?) {
             (Some(begin), Some(end)) => Some((begin.to_owned(), end.to_owned())),
             (None, None) => None,

@@ -1,6 +1,6 @@
 use super::{
     answer_text::AnswerText,
-    config::{Fields, schema},
+    config::{ConfigFields, schema},
     describe,
     sequence::{SequenceTracker, ends},
 };
@@ -47,7 +47,7 @@ impl ModFactory for ToolGuard {
     }
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = Fields::read(config, &["tools", "block", "max_retries", "temperature", "then"])?;
+        let fields = ConfigFields::read(config, &["tools", "block", "max_retries", "temperature", "then"])?;
         let tools = match fields.get("tools") {
             Some(tools) => read_tools(tools)?,
             None if !run.answer_format.tools.is_empty() => run.answer_format.tools.clone(),

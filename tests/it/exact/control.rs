@@ -3,7 +3,7 @@
 use super::gguf::Writer;
 use super::reference::Reference;
 use super::variant::{Kind, LAYERS, Variant, WIDTH};
-use super::{asked, compare, tokens};
+use super::{attention_request, compare, tokens};
 use crate::engine::bench_of;
 use crate::harness::{folder, model};
 use std::ops::RangeInclusive;
@@ -58,7 +58,7 @@ async fn control_vectors_are_added_after_their_layers() {
             })
             .await;
             let prompt = tokens(1, 40);
-            let result = bench.run(asked(prompt.clone(), 5)).await;
+            let result = bench.run(attention_request(prompt.clone(), 5)).await;
             assert_eq!(compare(&result, &prompt, &mut reference, TOLERANCE, false), 5, "{kind:?}");
         }
     }

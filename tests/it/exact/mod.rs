@@ -26,7 +26,7 @@ fn tokens(seed: i32, len: usize) -> Vec<TokenId> {
     (0..len as i32).map(|index| 3 + (seed * 31 + index * index * 7 + 13 * index) % 250).collect()
 }
 
-fn asked(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
+fn attention_request(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
     Request { attention: true, ..request_tokens(prompt, max_tokens) }
 }
 
@@ -116,15 +116,15 @@ async fn rows_equal_a_forward_pass_in_64_bit_floats() {
             // The prompt takes several physical batches, and each later token one.
             let mut bench = bench(&variant, 1, cache).await;
             let prompt = tokens(1, 150);
-            let result = bench.run(asked(prompt.clone(), 10)).await;
+            let result = bench.run(attention_request(prompt.clone(), 10)).await;
             assert_eq!(compare(&result, &prompt, &mut reference, close, false), 10, "{kind:?}");
             // The beginning of the prompt is in the cache.
             let next = [&prompt[..100], &tokens(2, 21)[..]].concat();
-            let result = bench.run(asked(next.clone(), 5)).await;
+            let result = bench.run(attention_request(next.clone(), 5)).await;
             assert!(result.end.finish.usage.cached_tokens > 0 || kind.forgets(), "{kind:?}");
             assert_eq!(compare(&result, &next, &mut reference, close, false), 5);
             // A prompt of a single token.
-            let result = bench.run(asked(vec![77], 3)).await;
+            let result = bench.run(attention_request(vec![77], 3)).await;
             assert_eq!(compare(&result, &[77], &mut reference, close, false), 3);
         }
     }
@@ -137,14 +137,15 @@ async fn rows_are_exact_beside_other_runs_and_after_a_backtrack() {
         let mut reference = Reference::new(&variant);
         for (cache, close) in TOLERANCES {
             let mut bench = bench(&variant, 3, cache).await;
-            let others: Vec<_> = [tokens(5, 90), tokens(6, 7)].into_iter().map(|prompt| asked(prompt, 100)).collect();
+            let others: Vec<_> =
+                [tokens(5, 90), tokens(6, 7)].into_iter().map(|prompt| attention_request(prompt, 100)).collect();
             let mut running = Vec::new();
             for other in others {
                 running.push(bench.engine.submit(other).await.unwrap());
             }
             let once = Mutex::new(false);
             let prompt = tokens(3, 70);
-            let request = with_mod(asked(prompt.clone(), 14), false, move |call| {
+            let request = with_mod(attention_request(prompt.clone(), 14), false, move |call| {
                 if added_at(call, 5) && !std::mem::replace(&mut *once.lock().unwrap(), true) {
                     Action::Backtrack { n: 3, tokens: vec![90, 91] }
                 } else {
@@ -171,7 +172,7 @@ async fn rows_are_exact_after_a_context_shift() {
             })
             .await;
             let prompt = tokens(4, 245);
-            let mut request = asked(prompt.clone(), 25);
+            let mut request = attention_request(prompt.clone(), 25);
             request.overflow = Overflow::Shift { keep: Some(10), discard: 100 };
             let result = bench.run(request).await;
             assert_eq!(result.end.finish.evicted_tokens, 100, "{:?}", result.end.finish);
@@ -189,13 +190,13 @@ async fn rows_are_exact_after_a_restored_state() {
         for (cache, close) in TOLERANCES {
             let mut reference = Reference::new(&variant);
             let mut first = bench(&variant, 1, cache).await;
-            first.run(asked(tokens(8, 80), 4)).await;
+            first.run(attention_request(tokens(8, 80), 4)).await;
             let held = first.engine.slot_tokens(0).await.unwrap().tokens;
             let saved = first.engine.save_slot(0).await.unwrap();
             let mut second = bench(&variant, 2, cache).await;
             second.engine.restore_slot(1, saved.block).await.unwrap();
             let prompt = [held, tokens(9, 9)].concat();
-            let mut request = asked(prompt.clone(), 6);
+            let mut request = attention_request(prompt.clone(), 6);
             request.slot = Some(1);
             let result = second.run(request).await;
             assert!(result.end.finish.usage.cached_tokens > 0 || kind.forgets(), "{kind:?}");
@@ -231,7 +232,7 @@ async fn client_receives_a_row_with_every_token_even_forced() {
     let bench = bench(&variant, 1, CacheType::F32).await;
     let prompt = tokens(3, 40);
     let taken = Mutex::new(0);
-    let request = with_mod(asked(prompt.clone(), 12), false, move |call| {
+    let request = with_mod(attention_request(prompt.clone(), 12), false, move |call| {
         let mut taken = taken.lock().unwrap();
         if added_at(call, 4) && *taken == 0 {
             *taken += 1;
@@ -259,15 +260,15 @@ async fn client_receives_a_row_with_every_token_even_forced() {
 async fn stop_string_is_kept_and_end_token_is_not() {
     let variant = Variant::new(Kind::Llama);
     let mut bench = bench(&variant, 1, CacheType::F16).await;
-    let plain = bench.run(asked(tokens(3, 20), 10)).await.generated();
+    let plain = bench.run(attention_request(tokens(3, 20), 10)).await.generated();
     let vocabulary = variant.model().vocabulary().clone();
-    let mut stops = asked(tokens(3, 20), 10);
+    let mut stops = attention_request(tokens(3, 20), 10);
     stops.limits.stop_tokens = vec![plain[4]];
     let at = plain.iter().position(|&token| token == plain[4]).unwrap();
     let result = client_view(&bench, stops).await;
     assert_eq!(result.iter().map(|(token, _)| *token).collect::<Vec<_>>(), plain[..at]);
     let readable = plain.iter().position(|&token| token >= 3 && vocabulary.piece(token).is_ascii()).unwrap();
-    let mut stops = asked(tokens(3, 20), 10);
+    let mut stops = attention_request(tokens(3, 20), 10);
     stops.limits.stop = vec![vocabulary.decode(&[plain[readable]])];
     let result = client_view(&bench, stops).await;
     assert_eq!(result.iter().map(|(token, _)| *token).collect::<Vec<_>>(), plain[..=readable]);

@@ -2,7 +2,7 @@
 
 use super::reference::Reference;
 use super::variant::{Kind, Variant};
-use super::{asked, compare, tokens};
+use super::{attention_request, compare, tokens};
 use crate::engine::bench_of;
 use thunder::engine::Overflow;
 use thunder::model::llama::CacheType;
@@ -23,17 +23,17 @@ async fn rows_of_quantized_keys_are_nearly_exact() {
     })
     .await;
     let prompt = tokens(1, 150);
-    let other = bench.engine.submit(asked(tokens(6, 9), 60)).await.unwrap();
-    let result = bench.run(asked(prompt.clone(), 10)).await;
+    let other = bench.engine.submit(attention_request(tokens(6, 9), 60)).await.unwrap();
+    let result = bench.run(attention_request(prompt.clone(), 10)).await;
     assert_eq!(compare(&result, &prompt, &mut reference, TOLERANCE, false), 10);
     drop(other);
     let next = [&prompt[..100], &tokens(2, 21)[..]].concat();
-    let result = bench.run(asked(next.clone(), 5)).await;
+    let result = bench.run(attention_request(next.clone(), 5)).await;
     assert!(result.end.finish.usage.cached_tokens > 0);
     assert_eq!(compare(&result, &next, &mut reference, TOLERANCE, false), 5);
     // Keys that move are rotated back, moved, and rounded again.
     let prompt = tokens(4, 245);
-    let mut request = asked(prompt.clone(), 25);
+    let mut request = attention_request(prompt.clone(), 25);
     request.overflow = Overflow::Shift { keep: Some(10), discard: 100 };
     let result = bench.run(request).await;
     assert_eq!(result.end.finish.evicted_tokens, 100, "{:?}", result.end.finish);

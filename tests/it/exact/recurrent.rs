@@ -2,7 +2,7 @@
 
 use super::gguf::Writer;
 use super::variant::{EPS, LAYERS, WIDTH, write_vocabulary};
-use super::{asked, client_view, tokens};
+use super::{attention_request, client_view, tokens};
 use crate::engine::bench_of;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -76,14 +76,14 @@ async fn model_without_attention_runs_and_reports_none() {
     let model = Arc::new(Model::load(&mamba(), &ModelOptions::default(), |_| true).unwrap());
     let mut bench = bench_of(model, 1, true, |_| {}).await;
     // The run is recorded without attention.
-    let result = bench.run(asked(tokens(1, 40), 6)).await;
+    let result = bench.run(attention_request(tokens(1, 40), 6)).await;
     assert_eq!(result.generated().len(), 6);
-    let mut request = asked(tokens(1, 40), 6);
+    let mut request = attention_request(tokens(1, 40), 6);
     request.report = ReportOptions { per_token: true, attention_rows: true, ..ReportOptions::default() };
     let refused = bench.engine.submit(request).await.map(|_| ()).unwrap_err();
     assert!(matches!(refused, SubmitError::AttentionUnsupported { why: Unsupported::Nothing, .. }), "{refused}");
     assert!(refused.to_string().contains("do not attend to tokens"), "{refused}");
-    let mut plain = asked(tokens(1, 40), 6);
+    let mut plain = attention_request(tokens(1, 40), 6);
     plain.attention = false;
     assert_eq!(bench.run(plain).await.generated(), result.generated());
 }
@@ -95,7 +95,7 @@ async fn capturable_attention_is_known_at_load() {
         let attends = bench.engine.attention().unwrap().clone();
         let expected = (kind.layers(), super::HEADS as u16, kind.has_sinks());
         assert_eq!((attends.layer_ids, attends.heads, attends.sinks), expected, "{kind:?}");
-        let result = client_view(&bench, asked(tokens(2, 30), 3)).await;
+        let result = client_view(&bench, attention_request(tokens(2, 30), 3)).await;
         assert!(result.iter().all(|(_, row)| row.is_some()), "{kind:?}");
     }
 }
