@@ -13,7 +13,7 @@ pub fn schema(required: &[&str], properties: Value) -> Value {
     schema
 }
 
-/// ConfigFields of a configuration, all of them known.
+/// Fields of a configuration, all of them known.
 pub struct ConfigFields<'a> {
     map: Option<&'a Map<String, Value>>,
 }

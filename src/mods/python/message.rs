@@ -134,7 +134,7 @@ pub struct HandlerInfo {
     pub description: String,
     /// Events that it handles.
     pub handles: Vec<EventType>,
-    /// ConfigFields of its configuration with their defaults, if declared.
+    /// Fields of its configuration with their defaults, if declared.
     pub config: Option<serde_json::Map<String, Value>>,
     /// JSON schema of its configuration, if declared.
     #[serde(default)]
