@@ -1,4 +1,4 @@
-"""Mods that have the model answer in a certain form."""
+"""Mods that constrain the form of the model's answer."""
 
 from quote_mod_sdk import Added, ForwardPass, Prefilled, mod, self_prompt_mod
 from quote_mod_sdk.flow import FlowEngine, FlowQuestion, route_message, route_noop, route_output, route_tool
@@ -20,7 +20,7 @@ QUESTIONS = {name: SelfPrompt(strategy=form, completion="|||") for name, form in
 
 @mod(config={"form": "choices"})
 def in_form(event, actions, tokenizer):
-    """Begins every answer in one of several forms, and three bars."""
+    """Begins every answer with text in one of several forms, and three bars."""
     question = QUESTIONS[event.config["form"]]
     if isinstance(event, Prefilled):
         question.handle_prefilled(event, tokenizer)
@@ -51,5 +51,5 @@ ENGINE = FlowEngine(entry_question=kind)
 
 @mod
 def ways(event, actions, tokenizer):
-    """Goes one of four ways, as the model answers."""
+    """Takes one of four branches, depending on the model's answer."""
     return ENGINE.handle_event(event, actions, tokenizer)

@@ -1,4 +1,4 @@
-"""Mods as they are written for Quote."""
+"""Mods in the form used for Quote."""
 
 import json
 import time
@@ -8,7 +8,7 @@ from quote_mod_sdk import Added, ForwardPass, Prefilled, get_schemas, mod
 
 @mod
 def quote_greets(event, actions, tokenizer):
-    """Begins every answer with a greeting, as the README of Quote's engine shows."""
+    """Begins every answer with a greeting, as in the README of Quote's engine."""
     if isinstance(event, ForwardPass):
         if event.step == 0:
             return actions.force_tokens(tokenizer.encode("Greetings! ", add_special_tokens=False))
@@ -17,7 +17,7 @@ def quote_greets(event, actions, tokenizer):
 
 @mod
 def quote_schemas(event, actions, tokenizer):
-    """Answers with the schemas of the request."""
+    """Replaces the answer by the schemas of the request."""
     if isinstance(event, Prefilled):
         return actions.force_output(tokenizer.encode(json.dumps(get_schemas()), add_special_tokens=False))
     return actions.noop()
@@ -41,7 +41,7 @@ def quote_late_call(event, actions, tokenizer):
 
 @mod
 def quote_dawdle(event, actions, tokenizer):
-    """Takes its time for every token."""
+    """Sleeps at every token."""
     if isinstance(event, Added):
         time.sleep(0.02)
     return actions.noop()

@@ -3,6 +3,6 @@ from thunder import Added, mod
 
 @mod
 def take_back(event, actions, tokenizer):
-    """Takes the first eight tokens back once, and puts a word in their place."""
+    """Replaces the first eight tokens by a word, once."""
     if isinstance(event, Added) and event.step == 8:
         return actions.backtrack(8, tokenizer.encode("Instead"))

@@ -14,5 +14,5 @@ class Settings:
 
 @mod(events=[Prefilled], config=Settings)
 def typed_config(event, actions, tokenizer):
-    """Answers with its configuration."""
+    """Replaces the answer by its configuration."""
     return actions.force_output(tokenizer.encode(json.dumps(event.config)))

@@ -1,4 +1,4 @@
-"""Mods that do what no mod should, each at its second token; what they were able to do, they print."""
+"""Faulty mods. Each does one forbidden thing at its second token, and prints whether it succeeded."""
 
 import ctypes
 import gc
@@ -16,7 +16,7 @@ from thunder_mods import Added, mod
 
 
 def at_second_token(name, work):
-    """A mod that does `work` once in a run."""
+    """Creates a mod that does `work` once per run."""
 
     def handler(event, actions):
         if event.step == 2:
@@ -26,7 +26,7 @@ def at_second_token(name, work):
 
 
 def attempt(work):
-    """Prints whether the work could be done."""
+    """Returns a function that prints whether the work succeeded."""
 
     def tried():
         try:
@@ -74,7 +74,7 @@ def write():
 
 
 def grow():
-    """Makes the memory that the server shares with this process larger."""
+    """Enlarges the memory that the server shares with this process."""
     for descriptor in range(3, 64):
         try:
             if "memfd" in os.readlink("/proc/self/fd/%d" % descriptor):
@@ -95,7 +95,7 @@ def lift():
 
 
 def system(number, *arguments):
-    """A system call by its number, which is x86-64's."""
+    """Makes a system call by its x86-64 number."""
     library = ctypes.CDLL(None, use_errno=True)
     if library.syscall(number, *(ctypes.c_long(argument) for argument in arguments)) < 0:
         error = ctypes.get_errno()
@@ -104,7 +104,7 @@ def system(number, *arguments):
 
 
 def threads():
-    """More threads than are permitted, as small as they can be, before the memory for them is used up."""
+    """Starts more threads than permitted, with small stacks, so that memory does not run out first."""
     threading.stack_size(32768)
     over = threading.Event()
     for _ in range(600):
@@ -113,21 +113,21 @@ def threads():
 
 
 def datagram(name):
-    """What is sent to any socket with a name, by one that is connected to nobody."""
+    """Sends to a named socket from an unconnected one."""
     ours, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     ours.sendto(b"x", name)
     return "sent"
 
 
 def set_buffer(option):
-    """Has the kernel keep more for a socket than it does without being asked."""
+    """Enlarges the kernel buffer of a socket."""
     ours, _ = socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, option, 1 << 26)
     return ours.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
 
 
 def advise(advice):
-    """Gives advice about its own page. Never run this outside the sandbox: it can take memory from the machine."""
+    """Gives memory advice for its own page. Never run this outside the sandbox: it can remove memory from the machine."""
     library = ctypes.CDLL(None, use_errno=True)
     library.mmap.restype = ctypes.c_void_p
     page = library.mmap(None, ctypes.c_size_t(4096), 3, 0x22, -1, ctypes.c_long(0))
@@ -138,7 +138,7 @@ def advise(advice):
 
 
 def forge(*frames):
-    """Says to the server what only the SDK says, and then nothing for a while."""
+    """Sends messages to the server that only the SDK sends, and then nothing for a while."""
 
     def said():
         channel = next(found for found in gc.get_objects() if type(found).__name__ == "Channel")
@@ -150,7 +150,7 @@ def forge(*frames):
 
 
 def announce(*lengths):
-    """The beginning of a frame of these lengths."""
+    """Returns the beginning of a frame with these lengths."""
 
     def said():
         channel = next(found for found in gc.get_objects() if type(found).__name__ == "Channel")
@@ -223,7 +223,7 @@ def always_raises(event, actions):
 
 @mod(events=[Added])
 def hangs_for_some(event, actions):
-    """Never answers in a run that asks for two tokens, and counts in the others."""
+    """Never replies in a run with a limit of two tokens, and counts in the others."""
     if event.max_steps == 2:
         spin()
     print("token", event.step)
@@ -237,7 +237,7 @@ computes_between_calls = at_second_token("computes_between_calls", busy_behind)
 
 @mod(events=[Added])
 def naps(event, actions):
-    """Takes its time for every token."""
+    """Sleeps at every token."""
     time.sleep(0.4)
 
 
@@ -246,7 +246,7 @@ state = {}
 
 @mod(events=[Added])
 def remembers(event, actions):
-    """Keeps a megabyte for every request, until it is told that the run is over."""
+    """Holds a megabyte for every request until its run has finished."""
     kept = state.setdefault(event.request_id, bytearray(1 << 20))
     kept[event.step] = 1
     print(len(state), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
@@ -258,5 +258,5 @@ def finished(request_id):
 
 @mod(events=[Added])
 def who(event, actions):
-    """Says which process it is."""
+    """Prints the id of its process."""
     print(os.getpid(), sys.version_info[0])
