@@ -83,7 +83,7 @@ pub(super) enum ControlRequest {
     /// End the run; the text so far is the answer.
     Stop(String),
     /// End the current reasoning, and report whether there was one.
-    EndThought(oneshot::Sender<EndReasoning>),
+    EndReasoning(oneshot::Sender<EndReasoning>),
     /// Report the progress only.
     Progress,
 }
@@ -159,7 +159,7 @@ impl RunControl {
     /// [`RunOver`].
     pub async fn end_reasoning(&self) -> Result<EndReasoning, RunOver> {
         let (answer, answered) = oneshot::channel();
-        self.request(ControlRequest::EndThought(answer)).await?;
+        self.request(ControlRequest::EndReasoning(answer)).await?;
         answered.await.map_err(|_| RunOver)
     }
 
@@ -355,7 +355,7 @@ impl ActiveRun {
                     self.run.finish(FinishReason::Cancelled, Some(why), None);
                 }
             }
-            ControlRequest::EndThought(answer) => {
+            ControlRequest::EndReasoning(answer) => {
                 let outcome = match self.run.thinking.as_mut().map(ReasoningTracker::request_end) {
                     Some(true) => EndReasoning::Ended,
                     Some(false) => EndReasoning::NotReasoning,
