@@ -134,10 +134,14 @@ impl AsyncTransaction for Connection<'_> {
     ) -> Result<usize, sqlx::Error> {
         let mut transaction = self.0.begin().await?;
         let mut count = 0;
-        // A transaction of Citus that changes tables must not also work on several shards at once. Elsewhere it is a name.
-        sqlx::query("select set_config('citus.multi_shard_modify_mode', 'sequential', true)")
-            .execute(&mut *transaction)
-            .await?;
+        // A transaction of Citus that changes tables must not also work on several shards at once, nor on the coordinator's own
+        // shards by another way. Without Citus these settings have no meaning.
+        sqlx::query(
+            "select set_config('citus.multi_shard_modify_mode', 'sequential', true),
+                set_config('citus.enable_local_execution', 'off', true)",
+        )
+        .execute(&mut *transaction)
+        .await?;
         for query in queries {
             // Citus sends statements on to its nodes, which take one at a time.
             for statement in statements(query) {
