@@ -1,7 +1,7 @@
 //! `/api/v1/runs/{id}/cancel`: the end of a run that is being generated, here or on another server.
 
 use crate::api::extract::Path;
-use crate::api::peers::{ForwardHeaders, forward, peer_of};
+use crate::api::peers::{ForwardHeaders, find_recent, forward, peer_of};
 use crate::api::{ApiError, App, Problem};
 use crate::events::{RunId, RunStatus, Scope};
 use axum::Json;
@@ -37,7 +37,7 @@ pub async fn cancel(
     Path(id): Path<String>,
     headers: ForwardHeaders,
 ) -> Result<Response, ApiError> {
-    let run = app.find_run(&scope, &id).await?;
+    let run = find_recent(&app, &scope, &id).await?;
     let run_id = run.run_id;
     for entry in app.models().list() {
         if let Some(loaded) = entry.ready()

@@ -2,6 +2,7 @@
 
 use super::{event_range, follow};
 use crate::api::extract::{Path, Query};
+use crate::api::peers::find_recent;
 use crate::api::{ApiError, App, Problem};
 use crate::events::{RunId, Scope};
 use crate::store::{Error, ItemPage, Store};
@@ -55,7 +56,7 @@ pub async fn list(
         // An active run is followed without the database.
         let run_id = match id.parse::<RunId>() {
             Ok(run_id) if app.store()?.unstored(&scope, run_id).is_some() => run_id,
-            _ => app.find_run(&scope, &id).await?.run_id,
+            _ => find_recent(&app, &scope, &id).await?.run_id,
         };
         return follow::respond(&app, scope, run_id, from);
     }

@@ -12,7 +12,7 @@ pub use announce::announce;
 pub(in crate::api) use forward::forward;
 pub(in crate::api) use relay::{Relay, relay};
 
-use super::{ApiError, App};
+use super::{ApiError, App, ErrorKind};
 use crate::events::{RunId, Scope};
 use crate::store::{RunSummary, ServerInfo};
 use axum::extract::FromRequestParts;
@@ -98,16 +98,19 @@ impl Peer {
     }
 }
 
-/// Returns the run with that `run_id` or `request_id`, if the scope covers it. A run that began a moment ago on another server may not be stored yet: an
-/// unknown one is looked up again for a while.
-pub(in crate::api) async fn find_recent(app: &App, scope: &Scope, id: &str) -> Result<Option<RunSummary>, ApiError> {
+/// Returns the run as [`App::find_run`] does. A run that began a moment ago on another server may not be stored yet: an unknown
+/// one is looked up again for a while.
+///
+/// # Errors
+/// The errors of [`App::find_run`].
+pub(in crate::api) async fn find_recent(app: &App, scope: &Scope, id: &str) -> Result<RunSummary, ApiError> {
     for _ in 0..LOOKUPS {
-        if let Some(run) = app.store()?.find(scope, id).await? {
-            return Ok(Some(run));
+        match app.find_run(scope, id).await {
+            Err(error) if error.kind() == ErrorKind::NotFound => sleep(LOOKUP_DELAY).await,
+            found => return found,
         }
-        sleep(LOOKUP_DELAY).await;
     }
-    Ok(app.store()?.find(scope, id).await?)
+    app.find_run(scope, id).await
 }
 
 /// Returns the other server that generates a run; `None` if this one does, if the run is over, or if the request was forwarded

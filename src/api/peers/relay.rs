@@ -24,7 +24,7 @@ pub(in crate::api) struct Relay {
 }
 
 impl Relay {
-    /// Returns true if the run with that id is heard through this relay.
+    /// Returns true if the messages of the run with that id pass this relay.
     pub(in crate::api) fn has(&self, id: &str) -> bool {
         self.ids.lock().unwrap_or_else(PoisonError::into_inner).contains(id)
     }
@@ -35,7 +35,7 @@ impl Relay {
     }
 }
 
-/// The fields of a message that say which runs go on.
+/// The fields of a message that show which runs are active.
 #[derive(Deserialize)]
 struct Head {
     r#type: String,
@@ -85,7 +85,7 @@ pub(in crate::api) async fn relay(
 }
 
 impl RelayConnection {
-    /// Relays until no run goes on any more.
+    /// Relays until no run is active.
     ///
     /// # Errors
     /// The other server is gone before.
@@ -116,7 +116,7 @@ impl RelayConnection {
         }
     }
 
-    /// Notes which runs go on after a message; true if none does.
+    /// Updates the set of active runs after a message; returns true if it is empty.
     fn ends_with(&self, message: &str, active: &mut HashSet<String>) -> bool {
         let Ok(head) = serde_json::from_str::<Head>(message) else { return false };
         let Some(id) = head.request_id else { return head.r#type == "error" && active.is_empty() };

@@ -41,7 +41,7 @@ pub(super) struct ConnectionRun {
     pub(super) started: Arc<OnceLock<Arc<StreamedRun>>>,
     /// Set when the client stops the run before it has started.
     pub(super) cancelled: Arc<watch::Sender<bool>>,
-    /// The way to the server that generates it, if that is another one; `begun` stays empty then.
+    /// Relay to the server that generates it, if that is another one; `started` stays empty then.
     pub(super) relay: Option<Relay>,
     pub(super) task: AbortHandle,
 }

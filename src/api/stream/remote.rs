@@ -1,10 +1,10 @@
-//! Runs that another server generates, heard through that server.
+//! Runs that another server generates, followed through that server.
 
 use super::connection::{ConnectionRun, StreamConnection};
 use super::message;
-use crate::api::ApiError;
 use crate::api::peers::{Relay, find_recent, peer_of, relay};
 use crate::api::shared::Fields;
+use crate::api::{ApiError, ErrorKind};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -14,7 +14,11 @@ impl StreamConnection {
     /// # Errors
     /// 503 if that server cannot be reached.
     pub(super) async fn resume_remote(&mut self, id: &str, after: usize) -> Result<bool, ApiError> {
-        let Some(run) = find_recent(&self.app, &self.caller.scope, id).await? else { return Ok(false) };
+        let run = match find_recent(&self.app, &self.caller.scope, id).await {
+            Ok(run) => run,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+            Err(error) => return Err(error),
+        };
         let Some(peer) = peer_of(&self.app, &self.caller.scope, run.run_id, &self.headers).await? else {
             return Ok(false);
         };

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-/// How long an event may take, also while other tests use all cores.
+/// Maximum time for an event, also while other tests use all cores.
 const PATIENCE: Duration = Duration::from_mins(1);
 const KEY: &str = "the key of all";
 

@@ -52,7 +52,7 @@ pub(super) async fn control(
         None => None,
     };
     if let (None, Some(run)) = (&thought, run)
-        && find_recent(&app, &scope, &run.to_string()).await?.is_some()
+        && find_recent(&app, &scope, &run.to_string()).await.is_ok()
         && let Some(peer) = peer_of(&app, &scope, run, &headers).await?
     {
         return Ok(forward(&app, &peer, (Method::POST, "/v1/chat/completions/control"), &headers, bytes).await?);
