@@ -1,4 +1,4 @@
-//! Attention of stored runs, coded as it was captured.
+//! Attention of stored runs, in the encoding of the capture.
 
 use super::scope::covers;
 use super::{Error, Store};
@@ -8,7 +8,7 @@ use sqlx::{FromRow, Row};
 use std::ops::Range;
 
 impl Store {
-    /// The attention of one step, both tiers; `None` for a run that the scope does not cover.
+    /// Returns the attention of one step, both tiers; `None` for a run outside the scope.
     ///
     /// # Errors
     /// The database failed, or what is stored is damaged.
@@ -33,8 +33,8 @@ impl Store {
         Ok(step.map(|stored| stored.0))
     }
 
-    /// The attention of the steps in that range of events, in order; `t1` is left empty unless `with_t1`. A run that
-    /// the scope does not cover has none.
+    /// Returns the attention of the steps in a range of events, in order; none for a run outside the scope. `t1` is empty
+    /// unless `with_t1` is set.
     ///
     /// # Errors
     /// The database failed, or what is stored is damaged.

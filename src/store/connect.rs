@@ -3,7 +3,7 @@
 use super::embedded::Embedded;
 use super::servers::{self, Announcement, link::Link};
 use super::spool::Spool;
-use super::{Error, Inner, Live, Recording, Retention, Store, citus, migrate, recorder, upkeep};
+use super::{Error, Inner, Live, Recording, Retention, Store, citus, maintenance, migrate, recorder};
 use crate::events::{DurabilityAcks, UnstoredRuns};
 use chrono::Utc;
 use sqlx::Connection;
@@ -121,7 +121,7 @@ impl Store {
             spool.remove();
         }
         for server in dead.into_iter().filter(|&server| server != server_id) {
-            servers::bury(&pool, &live, server_id, server, None).await?;
+            servers::interrupt_runs_of(&pool, &live, server_id, server, None).await?;
         }
         let spool = Spool::create(&folder, server_id)?;
         let retention = watch::Sender::new(Retention::default());
@@ -134,7 +134,7 @@ impl Store {
             mods: mods.clone(),
             announcement: announcement.subscribe(),
         };
-        let maintenance = upkeep::keep_up(pool.clone(), retention.subscribe());
+        let maintenance = maintenance::keep_up(pool.clone(), retention.subscribe());
         let tasks = vec![tokio::spawn(link.run()), tokio::spawn(maintenance)];
         let inner = Inner {
             pool,

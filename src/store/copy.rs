@@ -80,7 +80,7 @@ impl Drop for GuardedConnection {
 }
 
 /// A value that binary COPY can encode.
-pub trait Field {
+pub trait CopyField {
     /// Appends the length and the bytes of the value.
     fn put(&self, out: &mut Vec<u8>);
 }
@@ -90,7 +90,7 @@ pub trait Field {
 #[derive(Debug)]
 pub struct Integers<'a>(pub Cow<'a, [i32]>);
 
-impl Field for Integers<'_> {
+impl CopyField for Integers<'_> {
     fn put(&self, out: &mut Vec<u8>) {
         let numbers = &*self.0;
         // Dimensions, null flag, element type; length and first index of the single dimension.
@@ -131,7 +131,7 @@ impl Encode<'_, Postgres> for Integers<'_> {
 
 macro_rules! numbers {
     ($($number:ty),*) => {
-        $(impl Field for $number {
+        $(impl CopyField for $number {
             fn put(&self, out: &mut Vec<u8>) {
                 bytes(out, &self.to_be_bytes());
             }
@@ -141,49 +141,49 @@ macro_rules! numbers {
 
 numbers!(i32, i64, f32, f64);
 
-impl Field for bool {
+impl CopyField for bool {
     fn put(&self, out: &mut Vec<u8>) {
         bytes(out, &[u8::from(*self)]);
     }
 }
 
-impl Field for Uuid {
+impl CopyField for Uuid {
     fn put(&self, out: &mut Vec<u8>) {
         bytes(out, self.as_bytes());
     }
 }
 
-impl Field for DateTime<Utc> {
+impl CopyField for DateTime<Utc> {
     fn put(&self, out: &mut Vec<u8>) {
         (self.timestamp_micros() - EPOCH_US).put(out);
     }
 }
 
-impl Field for &str {
+impl CopyField for &str {
     fn put(&self, out: &mut Vec<u8>) {
         bytes(out, self.as_bytes());
     }
 }
 
-impl Field for Cow<'_, str> {
+impl CopyField for Cow<'_, str> {
     fn put(&self, out: &mut Vec<u8>) {
         bytes(out, self.as_bytes());
     }
 }
 
-impl Field for &[u8] {
+impl CopyField for &[u8] {
     fn put(&self, out: &mut Vec<u8>) {
         bytes(out, self);
     }
 }
 
-impl Field for Vec<u8> {
+impl CopyField for Vec<u8> {
     fn put(&self, out: &mut Vec<u8>) {
         bytes(out, self);
     }
 }
 
-impl<F: Field> Field for Option<F> {
+impl<F: CopyField> CopyField for Option<F> {
     fn put(&self, out: &mut Vec<u8>) {
         match self {
             Some(field) => field.put(out),
@@ -203,7 +203,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn coded(field: &impl Field) -> Vec<u8> {
+    fn coded(field: &impl CopyField) -> Vec<u8> {
         let mut out = Vec::new();
         field.put(&mut out);
         let length = i32::from_be_bytes(out[..4].try_into().unwrap());

@@ -2,24 +2,24 @@ use crate::events::RunId;
 use sqlx::error::DatabaseError;
 use std::path::PathBuf;
 
-/// Why the store could not do what it was asked.
+/// An error of the store.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The embedded server could not be started.
     #[error(transparent)]
     Embedded(#[from] EmbeddedError),
-    /// The address of the database is not one.
+    /// The address of the database is invalid.
     #[error("'{url}' is not a PostgreSQL address ({reason}); right would be postgres://user:password@host:5432/name")]
     Address {
         /// The address, its password replaced.
         url: String,
-        /// What is wrong with it.
+        /// The problem.
         reason: String,
     },
     /// The server is too old.
     #[error("the database server is PostgreSQL {found}; Thunder needs PostgreSQL 14 or newer")]
     ServerTooOld {
-        /// What the server calls itself.
+        /// The server's version.
         found: String,
     },
     /// A later release has changed the schema.
@@ -58,7 +58,7 @@ pub enum Error {
         "the table '{table}' is {found}, and must be {expected}; undo it with select undistribute_table('{table}'), then run \
          this command again"
     )]
-    Distribution {
+    DistributionPlan {
         /// Its name.
         table: String,
         /// Its state.
@@ -72,44 +72,44 @@ pub enum Error {
     /// The schema could not be brought up to date.
     #[error("the database schema could not be brought up to date: {0}")]
     Migration(String),
-    /// The filter of a run list is not one.
+    /// The filter of a run list is invalid.
     #[error(transparent)]
     BadFilter(#[from] BadFilter),
     /// The run is still being generated.
     #[error("run {0} is still running; cancel it first with POST /api/v1/runs/{0}/cancel")]
     StillRunning(RunId),
-    /// The run is recorded, and its rows are not in the database yet.
+    /// The run is recorded, but its rows are not in the database yet.
     #[error(
         "run {0} cannot be read yet: the database is away or slow; what is recorded is kept until the database takes it"
     )]
     NotStored(RunId),
-    /// What is stored cannot be read; names the place.
+    /// Stored data is damaged.
     #[error("stored data of run {run_id} cannot be read: {reason}")]
     Damaged {
         /// The run.
         run_id: RunId,
-        /// What is wrong.
+        /// The damage and its place.
         reason: String,
     },
     /// The database cannot be reached at the moment.
     #[error("the database cannot be reached: {}{}", .0, hint(.0))]
     Unavailable(#[source] sqlx::Error),
-    /// The database refused.
+    /// The database rejected the statement.
     #[error("the database refused: {0}")]
     Database(#[source] sqlx::Error),
     /// A file or folder in the data directory.
     #[error("{action} {}: {source}", path.display())]
     Disk {
-        /// What was tried, e.g. `cannot write`.
+        /// The failed operation, e.g. `cannot write`.
         action: &'static str,
-        /// Where.
+        /// Its file or folder.
         path: PathBuf,
-        /// Why it failed.
+        /// Cause of the failure.
         source: std::io::Error,
     },
 }
 
-/// Why the embedded PostgreSQL could not be started.
+/// An error at the start of the embedded PostgreSQL.
 #[derive(Debug, thiserror::Error)]
 pub enum EmbeddedError {
     /// No server programs anywhere.
@@ -119,7 +119,7 @@ pub enum EmbeddedError {
          of a running server with --database-url or DATABASE_URL"
     )]
     NoPrograms {
-        /// Where was looked.
+        /// The searched folders.
         searched: String,
     },
     /// The data belongs to another major version than any of the programs found.
@@ -132,7 +132,7 @@ pub enum EmbeddedError {
         data_dir: PathBuf,
         /// Major version of the data.
         data: String,
-        /// The versions found and where.
+        /// The versions found, with their folders.
         found: String,
     },
     /// Another Thunder runs on the same data directory.
@@ -143,10 +143,10 @@ pub enum EmbeddedError {
     InUse {
         /// The data directory.
         data_dir: PathBuf,
-        /// Its process id, where it left one.
+        /// Its process id, if known.
         owner: Option<i32>,
     },
-    /// PostgreSQL refuses to run as root, and the account it is given instead cannot reach the data.
+    /// PostgreSQL refuses to run as root, and the account used instead cannot reach the data.
     #[error(
         "PostgreSQL refuses to run as root, and the account '{account}' that runs it instead cannot enter {}; choose \
          another directory with --data-dir, for example /var/lib/thunder, or open that folder (chmod o+x)", folder.display()
@@ -154,7 +154,7 @@ pub enum EmbeddedError {
     Unreachable {
         /// The account.
         account: String,
-        /// The first folder on the way that is closed to it.
+        /// The first folder of the path that it cannot enter.
         folder: PathBuf,
     },
     /// Neither `postgres` nor `nobody` exists.
@@ -176,7 +176,7 @@ pub enum EmbeddedError {
     /// The server did not answer in time.
     #[error("PostgreSQL did not accept connections within {seconds} seconds; the end of {} says: {output}", log.display())]
     NotReady {
-        /// How long was waited.
+        /// Seconds of waiting.
         seconds: u64,
         /// Its log file.
         log: PathBuf,
@@ -186,42 +186,42 @@ pub enum EmbeddedError {
     /// A file or folder.
     #[error("{action} {}: {source}", path.display())]
     Disk {
-        /// What was tried, e.g. `cannot create`.
+        /// The failed operation, e.g. `cannot create`.
         action: &'static str,
-        /// Where.
+        /// Its file or folder.
         path: PathBuf,
-        /// Why it failed.
+        /// Cause of the failure.
         source: std::io::Error,
     },
 }
 
-/// What is wrong with a filter, and where.
+/// An error in a filter, with its position.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}{}", did_you_mean.as_ref().map(|name| format!("; did you mean '{name}'?")).unwrap_or_default())]
 pub struct BadFilter {
-    /// Where the wrong part begins, in characters.
+    /// Offset of the wrong part, in characters.
     pub at: usize,
-    /// How many characters it has.
+    /// Length of the wrong part, in characters.
     pub len: usize,
-    /// What is wrong and what would be right.
+    /// The problem and the expected form.
     pub message: String,
-    /// The name that was probably meant.
+    /// The most similar valid name.
     pub did_you_mean: Option<String>,
 }
 
-/// Why a document was not taken.
+/// An error of storing a document.
 #[derive(Debug, thiserror::Error)]
 pub enum IngestError {
-    /// Another document, or a run of our own, has this `request_id` already.
+    /// Another run has this `request_id`.
     #[error("request_id '{request_id}' is taken by another run with different content")]
     Conflict {
         /// The id.
         request_id: String,
     },
-    /// The database is away; nothing was stored.
+    /// The database is unavailable; nothing was stored.
     #[error("the database cannot be reached; try again in {retry_after_s} seconds")]
     Unavailable {
-        /// When to try again, in seconds.
+        /// Seconds after which a new attempt is useful.
         retry_after_s: u32,
     },
     /// PostgreSQL cannot hold a value of the document, e.g. JSON nested too deeply.
@@ -262,7 +262,7 @@ fn is_lost_node(database: &dyn DatabaseError) -> bool {
         && LOST_NODE.iter().any(|beginning| database.message().starts_with(beginning))
 }
 
-/// Whether an error goes away by itself: connections, restarts, deadlocks, a full disk.
+/// Returns true if a later attempt can succeed: lost connections, restarts, deadlocks, a full disk.
 pub(super) fn is_transient(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Io(_)

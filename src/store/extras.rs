@@ -13,7 +13,7 @@ use sqlx::postgres::PgConnection;
 pub struct Reported {
     /// Fields of the document's `request`.
     pub request: RequestExtras,
-    /// The answer that the events amount to, where it differs from the reported `final_text`.
+    /// The answer according to the events, if it differs from the reported `final_text`.
     pub replayed_text: Option<String>,
 }
 
@@ -41,7 +41,7 @@ impl Store {
 }
 
 impl Reported {
-    /// Sentences that a reader of the run must know.
+    /// Returns notes for a reader of the run.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
@@ -57,7 +57,7 @@ impl Reported {
     }
 }
 
-/// The extras as they are stored.
+/// Encodes the extras for storage.
 pub(super) fn to_json(extras: &RequestExtras) -> Option<String> {
     if extras.is_empty() { None } else { serde_json::to_string(extras).ok() }
 }

@@ -1,4 +1,4 @@
-//! What people and programs thought of a run.
+//! Feedback of people and programs on runs.
 
 use super::rows::clean;
 use super::scope::{covers, owned, owners};
@@ -9,38 +9,38 @@ use serde::Serialize;
 use sqlx::FromRow;
 use uuid::Uuid;
 
-/// Feedback that is to be kept.
+/// Feedback to store.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewFeedback {
-    /// -1 bad … 1 good.
+    /// Score from -1 (bad) to 1 (good).
     pub rating: f32,
-    /// In words.
+    /// Comment text.
     pub text: Option<String>,
-    /// The token of the answer that it is about, counted from 0.
+    /// Index of the token in the answer that the feedback refers to, from 0.
     pub position: Option<u32>,
-    /// Who gives it.
+    /// Name of the author.
     pub user_label: Option<String>,
 }
 
 /// Feedback on a run.
 #[derive(Debug, Clone, PartialEq, Serialize, FromRow)]
 pub struct Feedback {
-    /// Its own id.
+    /// Id of the feedback.
     pub feedback_id: Uuid,
-    /// When it was given.
+    /// Time of the feedback.
     pub created_at: DateTime<Utc>,
-    /// -1 bad … 1 good.
+    /// Score from -1 (bad) to 1 (good).
     pub rating: f32,
-    /// In words.
+    /// Comment text.
     pub text: Option<String>,
-    /// The token of the answer that it is about, counted from 0.
+    /// Index of the token in the answer that the feedback refers to, from 0.
     pub position: Option<i32>,
-    /// Who gave it.
+    /// Name of the author.
     pub user_label: Option<String>,
 }
 
 impl Store {
-    /// Keeps feedback with its run; `None` when there is no such run that the scope covers.
+    /// Stores feedback on a run. Returns `None` if there is no such run in the scope.
     ///
     /// # Errors
     /// The database failed.
@@ -71,7 +71,7 @@ impl Store {
         Ok(kept)
     }
 
-    /// The feedback on a run, oldest first; none for a run that the scope does not cover.
+    /// Returns the feedback on a run, oldest first; none for a run outside the scope.
     ///
     /// # Errors
     /// The database failed.

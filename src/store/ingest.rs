@@ -16,15 +16,15 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-/// A document that takes longer than this is given up; its poster tries again.
+/// Maximum duration of storing a document. After it the client receives an error and can try again.
 const PATIENCE: Duration = Duration::from_mins(2);
 
-/// What became of a document.
+/// The result of storing a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ingested {
     /// The run it is stored as.
     pub run_id: RunId,
-    /// False when the same document was there already.
+    /// False if the same document was already stored.
     pub created: bool,
 }
 
@@ -40,8 +40,8 @@ impl Store {
         owner: Option<Tenant>,
         document: Document,
     ) -> Result<Ingested, IngestError> {
-        // the id says when it came, not when it happened: ids stay in the order of the run list and in the partitions of
-        // these days, however old a document is
+        // The id has the time of arrival, not of the run. So ids keep the order of the run list, and rows go to current
+        // partitions, however old a document is.
         let run_id = RunId::now();
         let document = Arc::new(document);
         let prepared = tokio::task::spawn_blocking({
@@ -63,8 +63,8 @@ impl Store {
         Ok(ingested)
     }
 
-    /// Writes the rows while the fingerprint and the run's own row are being prepared. Whoever drops it in the middle of a
-    /// COPY loses the connection with it.
+    /// Writes the rows while the fingerprint and the run's own row are being prepared. Dropping this future during a COPY
+    /// closes the connection.
     async fn insert(
         &self,
         scope: &Scope,

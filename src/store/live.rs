@@ -1,4 +1,4 @@
-//! What is going on right now, for subscribers: the newest items of every running run, and changes of the run list.
+//! Live updates for subscribers: the newest items of every running run, and changes of the run list.
 
 use crate::events::{RunId, RunStatus, Scope, Tenant, TraceItem};
 use std::collections::{HashMap, VecDeque};
@@ -6,38 +6,38 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::sync::watch;
 
-/// Updates that a slow subscriber may lag behind before it has to subscribe anew.
+/// Maximum updates that a slow subscriber can lag behind. After more it must subscribe again.
 const UPDATES: usize = 1024;
 /// Ended runs whose status is remembered, so that a lookup does not report it again.
 const MAX_ENDED: usize = 4096;
 
-/// Something happened to a run that somebody follows.
+/// An update of a followed run.
 #[derive(Debug, Clone)]
 pub enum LiveUpdate {
-    /// Items, in order, right after those before.
+    /// The next items, in order.
     Items(Arc<Vec<TraceItem>>),
-    /// The run is over and can be read from the store. Always the last update.
+    /// The run has ended and can be read from the store. Always the last update.
     Ended(RunStatus),
 }
 
-/// A run appeared in the run list, or changed its state there.
+/// A new run in the run list, or a change of its status.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct RunChange {
     /// The run.
     pub run_id: RunId,
-    /// Its state now.
+    /// Its current status.
     pub status: RunStatus,
     /// The tenant that it belongs to.
     #[serde(skip)]
     pub owner: Option<Tenant>,
 }
 
-/// News of the run list.
+/// An update of the run list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RunListUpdate {
     /// A run changed, here or on another server.
     Changed(RunChange),
-    /// Too much changed to tell of each run: the list must be loaded again.
+    /// More changes than can be reported separately: the subscriber must load the list again.
     Missed,
 }
 
@@ -67,7 +67,7 @@ impl RunChanges {
     }
 }
 
-/// The hub between the recorder and everybody who watches; cheap to clone.
+/// The hub between the recorder and the subscribers; cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Live {
     hub: Arc<Mutex<HashMap<RunId, Running>>>,
@@ -81,14 +81,14 @@ pub struct Live {
 #[derive(Debug, Default)]
 struct Statuses {
     runs: HashMap<RunId, RunStatus>,
-    /// Those of them that are over, oldest first.
+    /// The ended runs among them, oldest first.
     ended: VecDeque<RunId>,
 }
 
 #[derive(Debug)]
 struct Running {
     owner: Option<Tenant>,
-    /// Everything from the last stored event on: that event may still be missing its last mod calls.
+    /// All items from the last stored event on, which may not have all its mod calls yet.
     backlog: Vec<Arc<Vec<TraceItem>>>,
     updates: broadcast::Sender<LiveUpdate>,
 }
@@ -103,12 +103,12 @@ impl Live {
         }
     }
 
-    /// Follows a running run: the items that may not be stored yet, and what comes after them. `None` when no run
-    /// that the scope covers is running here under that id; then the store has it, or nobody.
+    /// Follows a running run: returns the items that may not be stored yet and a receiver of later ones. Returns `None` if
+    /// no run with that id and in the scope is running on this server.
     ///
     /// The backlog begins with an event, or is empty: read the stored items of the events before that one with
     /// [`super::Store::items`], then take the backlog, then the updates. Nothing is missing and nothing comes twice.
-    /// With an empty backlog nothing has happened yet. After [`broadcast::error::RecvError::Lagged`] subscribe anew.
+    /// An empty backlog means that the run has no events yet. After [`broadcast::error::RecvError::Lagged`] subscribe again.
     #[must_use]
     pub fn subscribe(&self, scope: &Scope, run_id: RunId) -> Option<(Vec<TraceItem>, broadcast::Receiver<LiveUpdate>)> {
         let hub = self.lock();
@@ -123,7 +123,7 @@ impl Live {
         RunChanges { scope: scope.clone(), changes: self.changes.subscribe() }
     }
 
-    /// Follows a run that another server generates: told whenever more of it is stored.
+    /// Follows a run of another server. The receiver is notified whenever more of the run is stored.
     #[must_use]
     pub fn follow_remote(&self, run_id: RunId) -> watch::Receiver<()> {
         let mut followers = self.followers();
@@ -131,7 +131,7 @@ impl Live {
         followers.entry(run_id).or_default().subscribe()
     }
 
-    /// Another server has stored more of a run; `status` is its new status, if that changed.
+    /// Reports that another server has stored more of a run. `status` is the new status, if it changed.
     pub(super) fn remote_changed(&self, run_id: RunId, owner: Option<Tenant>, status: Option<RunStatus>) {
         if let Some(follower) = self.followers().get(&run_id) {
             follower.send_replace(());
@@ -141,10 +141,10 @@ impl Live {
         }
     }
 
-    /// The database says that a run has this status.
+    /// Reports the status of a run in the database.
     pub(super) fn looked_up(&self, run_id: RunId, owner: Option<Tenant>, status: RunStatus) {
         let is_known = self.statuses().runs.get(&run_id) == Some(&status);
-        // What this server generates is reported when it is stored.
+        // Runs of this server are reported when they are stored.
         if !is_known && !self.lock().contains_key(&run_id) {
             self.changed(run_id, owner, status);
         }
@@ -156,12 +156,12 @@ impl Live {
         statuses.runs.iter().filter(|(_, status)| **status == RunStatus::Running).map(|(run_id, _)| *run_id).collect()
     }
 
-    /// Has everybody who follows a run of another server look at it again.
+    /// Notifies all followers of runs of other servers.
     pub(super) fn wake_followers(&self) {
         self.followers().values().for_each(|follower| follower.send_replace(()));
     }
 
-    /// Has everybody who watches the list load it again.
+    /// Tells all subscribers to load the run list again.
     pub(super) fn missed(&self) {
         let _ = self.changes.send(RunListUpdate::Missed);
     }
@@ -178,7 +178,7 @@ impl Live {
         }
     }
 
-    /// The first `stored` batches of the run's backlog are in the database: drop what is before the last event of them.
+    /// Removes stored batches from the backlog, up to their last event.
     pub(super) fn stored(&self, run_id: RunId, stored: &[Arc<Vec<TraceItem>>]) {
         if let Some(running) = self.lock().get_mut(&run_id) {
             running.forget(stored);
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_backlog_begins_with_the_last_stored_event() {
+    async fn backlog_begins_with_the_last_stored_event() {
         let live = Live::new();
         let run_id = RunId::now();
         live.started(run_id, None);

@@ -1,11 +1,11 @@
-//! PostgreSQL: everything that is kept, and the only place with SQL.
+//! Storage in PostgreSQL, and the only module with SQL.
 //!
-//! [`Store::open`] connects, or starts a private server on the data directory, and brings the schema up to date.
-//! Live runs arrive as [`Signal`]s at the [recorder](Store::recorder), foreign ones as documents at [`Store::ingest`];
-//! both become rows by one writer, a batch a transaction. A run that is shown as finished is committed as a whole. When
-//! the database is away, live runs go to spool files in the data directory and follow when it is back.
+//! [`Store::open`] connects, or starts a private server on the data directory, and migrates the schema. Live runs arrive as
+//! [`Signal`]s at the [recorder](Store::recorder), ingested runs as documents at [`Store::ingest`]. One writer converts both
+//! to rows, with one transaction per batch. A run shown as finished is completely committed. When the database is
+//! unavailable, live runs go to spool files in the data directory and are stored later.
 //!
-//! Readers get the vocabulary of [`crate::events`] back exactly as it went in; rows never leave this module.
+//! Readers receive the types of [`crate::events`] exactly as they were written. Rows never leave this module.
 
 pub mod admin;
 mod attention;
@@ -20,6 +20,7 @@ pub mod filter;
 mod ingest;
 mod list;
 mod live;
+mod maintenance;
 mod measured;
 mod migrate;
 mod mods;
@@ -36,7 +37,6 @@ mod spool;
 mod statements;
 mod summary_builder;
 mod unstored;
-mod upkeep;
 mod writer;
 
 pub use connect::Database;
@@ -66,7 +66,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use uuid::Uuid;
 
-/// Signals that may wait for the recorder, which takes them at once.
+/// Capacity of the recorder's signal channel.
 const SIGNALS: usize = 1024;
 
 /// The open store; cheap to clone.
@@ -77,7 +77,7 @@ pub struct Store {
 
 struct Inner {
     pool: PgPool,
-    /// Whether rows of new runs are copied and not inserted.
+    /// True if rows of ingested runs are written with COPY.
     copies: bool,
     /// The recorder's own connections.
     recorder_pool: PgPool,
@@ -98,18 +98,17 @@ struct Inner {
     embedded: Option<Embedded>,
 }
 
-/// A request to the recorder to store what it has; the answer says if all of it is in the database then.
+/// A request to the recorder to store everything received so far. The reply is true if all of it is in the database.
 type Flush = oneshot::Sender<bool>;
 
-/// The recorder before and after it was asked for.
+/// The recorder before and after its start.
 enum Recording {
     Waiting(Option<Spool>),
     Going(mpsc::Sender<Signal>, mpsc::Sender<Flush>, Option<JoinHandle<()>>),
 }
 
 impl Store {
-    /// Starts the recorder on the first call; later calls give more ways to the same one. It ends with
-    /// [`Store::close`].
+    /// Returns senders to the recorder, which the first call starts. It ends with [`Store::close`].
     #[must_use]
     pub fn recorder(&self) -> (Recorder, Live) {
         let inner = &self.inner;
@@ -135,13 +134,13 @@ impl Store {
         (Recorder { signals: sender, durability_acks, unstored }, inner.live.clone())
     }
 
-    /// What is going on right now; the recorder need not have been started.
+    /// Returns the hub of live updates, which works also before the recorder starts.
     #[must_use]
     pub fn live(&self) -> Live {
         self.inner.live.clone()
     }
 
-    /// Returns normally if a document would be stored now.
+    /// Checks that a document would be stored now.
     ///
     /// # Errors
     /// The database does not answer or takes no writes, or has failed to take a document a moment ago.
@@ -161,7 +160,7 @@ impl Store {
         Ok(())
     }
 
-    /// Links between stored rows that lead nowhere, one line each; empty in a sound database. Reads everything.
+    /// Returns the broken references between stored rows, one line each; none in a sound database. Reads all tables.
     ///
     /// # Errors
     /// The database failed.
@@ -171,13 +170,13 @@ impl Store {
         Ok(rows.into_iter().map(|(child, run, rows)| format!("{child}: {rows} rows of run {run}")).collect())
     }
 
-    /// Stops every embedded server of this process, also one whose start was abandoned, and waits for their end. It is for
-    /// the end of the program: no other can be started.
+    /// Stops every embedded server of this process, including one whose start was cancelled, and waits until they have
+    /// ended. Call it at the end of the program: no other server can be started.
     pub async fn stop_servers() {
         embedded::stop_all().await;
     }
 
-    /// Stores or spools what the recorder still holds, closes the connections and stops the embedded server.
+    /// Stores or spools the remaining records, closes the connections and stops the embedded server.
     pub async fn close(self) {
         const PATIENCE: Duration = Duration::from_secs(30);
         const LEAVE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -198,10 +197,10 @@ impl Store {
             tracing::error!("the recorder did not finish in time");
         }
         inner.tasks.iter().for_each(JoinHandle::abort);
-        // Runs that did not end will not be continued; other servers need not find that out.
-        let leave = servers::bury(&inner.pool, &inner.live, inner.server_id, inner.server_id, None);
+        // Unfinished runs will not be continued, so they are marked now instead of by another server later.
+        let leave = servers::interrupt_runs_of(&inner.pool, &inner.live, inner.server_id, inner.server_id, None);
         if !matches!(timeout(LEAVE_TIMEOUT, leave).await, Ok(Ok(_))) {
-            tracing::debug!("the database could not be told that this server stops");
+            tracing::debug!("cannot remove this server from the list of servers");
         }
         inner.recorder_pool.close().await;
         inner.pool.close().await;

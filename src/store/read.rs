@@ -1,4 +1,4 @@
-//! Rows back as items and documents.
+//! Conversion of rows to items and documents.
 
 use super::measured;
 use super::runs::{by_id, pack, save_columns};
@@ -16,13 +16,13 @@ use sqlx::postgres::{PgConnection, PgRow};
 use std::iter::Peekable;
 use std::ops::Range;
 
-/// A list of things, each with its index within the run.
+/// A list of values, each with its index within the run.
 type Indexed<T> = Vec<(i32, T)>;
 
-/// Events of a page, so that a long run is never in memory as a whole.
+/// Maximum events of a page, so that a long run is never in memory as a whole.
 const MAX_PAGE_EVENTS: i64 = 1000;
 
-/// Opens a transaction that sees all tables at one moment, also of a run that is growing.
+/// Begins a transaction with a consistent view of all tables, for runs that are growing.
 const SNAPSHOT: &str = "begin isolation level repeatable read, read only";
 
 /// The items of some events of a run.
@@ -32,13 +32,13 @@ pub struct ItemPage {
     pub numbering: Numbering,
     /// The items, as those of [`Store::items`].
     pub items: Vec<TraceItem>,
-    /// The first event of the next page; `None` where there is no more now.
+    /// The first event of the next page; `None` on the last page.
     pub next: Option<i32>,
 }
 
 impl Store {
-    /// The items of those events, without attention, in item order: each event, then for each of its mod calls the
-    /// call, its logs, its actions. `measured` is filled. A run that the scope does not cover has none.
+    /// Returns the items of a range of events, without attention, in item order: each event, then for each of its mod calls
+    /// the call, its logs, its actions. `measured` is filled. Returns none for a run outside the scope.
     ///
     /// # Errors
     /// The database failed, or what is stored is damaged.
@@ -59,7 +59,7 @@ impl Store {
         if !covers(&mut transaction, scope, run_id).await? {
             return Ok(ItemPage { numbering: Numbering::default(), items: Vec::new(), next: None });
         }
-        // By number of rows and not of events: events that are committed later belong to the next page.
+        // Pages count rows, not event numbers, because events that are committed later belong to the next page.
         let next: Option<i32> = sqlx::query_scalar(
             "select sequence_order from events where run_id = $1 and sequence_order >= $2 and sequence_order < $3
             order by sequence_order offset $4 limit 1",
@@ -74,8 +74,8 @@ impl Store {
         Ok(ItemPage { numbering, items, next })
     }
 
-    /// The whole run as a document: a foreign one as it was given, one of ours in the same shape. `None` when there is no
-    /// run that the scope covers.
+    /// Returns the whole run as a document. An ingested run is returned unchanged, a run of ours in the same shape. Returns
+    /// `None` if there is no such run in the scope.
     ///
     /// # Errors
     /// The database failed, or what is stored is damaged.
@@ -103,8 +103,8 @@ impl Store {
         Ok(Some(Document { request, events, mod_calls, mod_logs, actions }))
     }
 
-    /// The replay's column file of a run (see [`crate::trace::columns`]); `None` when there is no run
-    /// that the scope covers.
+    /// Returns the replay's column file of a run (see [`crate::trace::columns`]); `None` if there is no such run in the
+    /// scope.
     ///
     /// # Errors
     /// The database failed, or what is stored is damaged.
@@ -139,7 +139,7 @@ impl Store {
     }
 }
 
-/// The items of a range of events, and the numbering of what is before them.
+/// Returns the items of a range of events, and the numbering of the items before them.
 pub(super) async fn items(
     connection: &mut PgConnection,
     run_id: RunId,
@@ -148,7 +148,7 @@ pub(super) async fn items(
     let before = numbering(connection, run_id, range.start).await?;
     let events = events(connection, run_id, range.clone()).await?;
     let mut calls = calls(connection, run_id, range).await?;
-    // a foreign document may list its calls in any order; as items they follow their events, numbered anew
+    // An ingested document can list its calls in any order. As items they follow their events and get new numbers.
     calls.sort_by_key(|(index, call)| (call.event_sequence_order, *index));
     let mut by_index: Vec<(i32, i32)> =
         calls.iter().zip(before.mod_calls.cast_signed()..).map(|(call, new)| (call.0, new)).collect();
@@ -212,7 +212,7 @@ async fn numbering(connection: &mut PgConnection, run_id: RunId, before: i32) ->
     Ok(Numbering { mod_calls: count("calls")?, mod_logs: count("logs")?, actions: count("actions")? })
 }
 
-/// Rows of one table within a range, as `read` sees them.
+/// Reads the rows of one table within a range with `read`.
 async fn list<T>(
     connection: &mut PgConnection,
     (run_id, range): (RunId, Range<i32>),
@@ -238,7 +238,7 @@ fn event(row: &PgRow) -> Result<Event, sqlx::Error> {
     let mut measured = given.filter(|measured| !measured.is_empty()).map(Box::new);
     if let Some(coded) = row.try_get::<Option<Vec<u8>>, _>("measured")? {
         let mut ours = measured::decode(&coded).ok_or_else(|| wrong("measured", "its coding"))?;
-        // one of ours: details hold only what the coding leaves out
+        // For a run of ours, details hold only the values that the encoding omits.
         if let Some(rare) = measured {
             ours.prompt = rare.prompt;
             ours.stopped_by = rare.stopped_by;
@@ -268,7 +268,7 @@ fn event(row: &PgRow) -> Result<Event, sqlx::Error> {
     })
 }
 
-/// Calls of a range of events.
+/// Returns the calls of a range of events.
 async fn calls(connection: &mut PgConnection, run_id: RunId, range: Range<i32>) -> Result<Indexed<ModCall>, Error> {
     let select = "select call_index, event_sequence_order, mod_name, event_type, step, created_at, execution_time_ms,
             exception_occurred, exception_message, exception_traceback
@@ -292,7 +292,7 @@ async fn calls(connection: &mut PgConnection, run_id: RunId, range: Range<i32>) 
     .await
 }
 
-/// Logs of a range of calls.
+/// Returns the logs of a range of calls.
 async fn logs(connection: &mut PgConnection, run_id: RunId, range: Range<i32>) -> Result<Indexed<ModLog>, Error> {
     let select = "select log_index, mod_call_sequence, mod_name, log_message, log_level, created_at
         from mod_logs where run_id = $1 and mod_call_sequence >= $2 and mod_call_sequence < $3 order by log_index";
@@ -312,7 +312,7 @@ async fn logs(connection: &mut PgConnection, run_id: RunId, range: Range<i32>) -
     .await
 }
 
-/// Actions of a range of calls.
+/// Returns the actions of a range of calls.
 async fn actions(
     connection: &mut PgConnection,
     run_id: RunId,

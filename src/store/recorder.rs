@@ -1,11 +1,11 @@
-//! The recorder: a task between the engine's signals and the writer.
+//! The recorder: a task that receives the engine's signals and writes them in batches.
 //!
-//! It takes signals whenever they come and writes a batch at a time, so that nobody who sends waits for the database.
-//! Per running run it keeps the fold, from which the run list's numbers and the column file come. When the database is
-//! away, batches go to the spool file, and everything after them too until the file is drained: order is kept. When the
-//! disk is full, too, runs that must be kept fail at once, and the others wait in memory as long as there is room.
+//! Receiving never waits for a write, so no sender waits for the database. For each running run the recorder keeps the
+//! fold, which gives the numbers of the run list and the column file. When the database is unavailable, batches go to the
+//! spool file, and so do all later ones until the file is drained, which preserves the order. When the disk is full as
+//! well, runs that require durability fail at once, and the others stay in memory up to a limit.
 
-mod landing;
+mod persist;
 #[cfg(test)]
 mod tests;
 
@@ -15,7 +15,7 @@ use super::writer::Record;
 use super::{Flush, Live, SIGNALS};
 use crate::events::{DurabilityAcks, RunId, RunStatus, Signal, TraceItem, UnstoredRuns};
 use crate::trace::document::Numbering;
-use landing::{Batch, Fate, Landed, land};
+use persist::{Batch, PersistOutcome, PersistResult, persist};
 use sqlx::PgPool;
 use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,29 +26,29 @@ use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
 use uuid::Uuid;
 
-pub use landing::drain_some;
+pub use persist::drain_some;
 
-/// Items wait at most this long before they are written.
-const FLUSH: Duration = Duration::from_millis(250);
-/// So many are written at once.
-const BATCH: usize = 512;
-/// So many wait for a slow database before the rest goes to the spool file.
-const MOST_WAITING: usize = 50_000;
-/// So many wait in memory while neither database nor disk takes them; then runs are given up, oldest first.
-const MOST_IN_MEMORY: usize = 100_000;
+/// Maximum time before received items are written.
+const FLUSH_INTERVAL: Duration = Duration::from_millis(250);
+/// Number of pending items that starts a write.
+const BATCH_ITEMS: usize = 512;
+/// Maximum items that wait for a slow database. Beyond it, batches go to the spool file.
+const MAX_PENDING_ITEMS: usize = 50_000;
+/// Maximum items in memory while neither the database nor the disk accepts them. Beyond it, the oldest runs are dropped.
+const MAX_MEMORY_ITEMS: usize = 100_000;
 
-/// Where the recorder writes.
+/// The destination of the recorder, and the parties that it informs.
 #[derive(Clone)]
 pub struct Target {
-    /// Connections that readers do not use up.
+    /// Connections reserved for the recorder.
     pub pool: PgPool,
-    /// This Thunder, as owner of its runs.
+    /// Id of this server.
     pub server_id: Uuid,
-    /// Who watches.
+    /// Subscribers to live runs.
     pub live: Live,
-    /// The runs that must be kept.
+    /// Runs that require durability.
     pub durability_acks: DurabilityAcks,
-    /// The runs that readers must wait for.
+    /// Runs that readers must wait for.
     pub unstored: UnstoredRuns,
 }
 
@@ -57,17 +57,17 @@ struct Recorder {
     runs: HashMap<RunId, Recording>,
     pending: Vec<Record>,
     pending_items: usize,
-    /// Runs that were given up and still go on.
+    /// Dropped runs that are still being generated.
     ignored: HashSet<RunId>,
-    /// Runs that were given up: what is stored of them must be marked as interrupted.
+    /// Dropped runs whose stored part must be marked as interrupted.
     given_up: Vec<RunId>,
-    /// The last rows of runs whose end waits in `pending` since neither database nor disk took it.
+    /// Final rows of runs whose end is in `pending`, because neither the database nor the disk accepted it.
     ended: Vec<RunRow>,
-    /// Runs that are over and of which a part is only in the spool file.
+    /// Finished runs with a part that is only in the spool file.
     spooled: Vec<RunId>,
-    /// Readers that wait until what has come so far is stored.
+    /// Readers that wait until everything received so far is stored.
     flushes: Vec<Flush>,
-    /// True if a run has begun or ended since the last batch: lists of runs show that at once, on every server.
+    /// True if a run has started or ended since the last batch. Run lists on all servers show that immediately.
     urgent: bool,
 }
 
@@ -77,16 +77,16 @@ struct Recording {
     changed: bool,
 }
 
-/// A batch on its way.
-struct Flight {
-    task: JoinHandle<Landed>,
-    /// Its runs, and those to be marked, should it never land.
+/// A batch that is being written.
+struct BatchInProgress {
+    task: JoinHandle<PersistResult>,
+    /// Runs of the batch, in case the write panics.
     runs: HashSet<RunId>,
     given_up: Vec<RunId>,
     flushes: Vec<Flush>,
 }
 
-/// Records until `closing` says to stop; what came before is then stored or spooled.
+/// Records until `closing` is set. Everything received before is then stored or spooled.
 pub async fn record(
     target: Target,
     spool: Option<Spool>,
@@ -96,11 +96,11 @@ pub async fn record(
 ) {
     let Some(spool) = spool else { return };
     let mut drained = spool.is_drained();
-    // A batch that never lands must not take it along.
+    // Shared, so that the spool survives a panic of the task that writes a batch.
     let spool = Arc::new(Mutex::new(spool));
     let mut recorder = Recorder::new(target);
-    let mut flight: Option<Flight> = None;
-    let mut tick = interval(FLUSH);
+    let mut in_progress: Option<BatchInProgress> = None;
+    let mut tick = interval(FLUSH_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut open, mut lost) = (true, false);
     loop {
@@ -111,22 +111,22 @@ pub async fn record(
                 None => open = false,
             },
             Some(flush) = flushes.recv(), if open => {
-                // What was sent before the request came is stored with it.
+                // Signals sent before the request are part of it.
                 for _ in 0..SIGNALS {
                     let Ok(signal) = signals.try_recv() else { break };
                     recorder.take(signal);
                 }
                 recorder.flushes.push(flush);
             }
-            landed = async { Some((&mut flight.as_mut()?.task).await) }, if flight.is_some() => {
+            result = async { Some((&mut in_progress.as_mut()?.task).await) }, if in_progress.is_some() => {
                 drained = spool.try_lock().is_ok_and(|spool| spool.is_drained());
-                match (landed, flight.take()) {
-                    (Some(Ok(landed)), flight) => {
-                        if std::mem::replace(&mut lost, landed.fate == Fate::Lost) && !lost {
+                match (result, in_progress.take()) {
+                    (Some(Ok(result)), in_progress) => {
+                        if std::mem::replace(&mut lost, result.outcome == PersistOutcome::Lost) && !lost {
                             tracing::info!("runs can be stored or spooled again");
                         }
-                        recorder.landed(landed, drained);
-                        answer(flight.into_iter().flat_map(|flight| flight.flushes), drained && !lost);
+                        recorder.on_persisted(result, drained);
+                        answer(in_progress.into_iter().flat_map(|in_progress| in_progress.flushes), drained && !lost);
                     }
                     (_, Some(crashed)) => {
                         recorder.crashed(crashed.runs, &crashed.given_up);
@@ -141,10 +141,10 @@ pub async fn record(
             }
             _ = tick.tick() => due = true,
         }
-        if flight.is_some() {
+        if in_progress.is_some() {
             continue;
         }
-        // what is spooled by the end is for the next Thunder
+        // The next process drains what is spooled at the end.
         if !open && (recorder.pending_items == 0 || lost) {
             break;
         }
@@ -153,16 +153,18 @@ pub async fn record(
             answer(recorder.flushes.drain(..), true);
         }
         due |= !recorder.flushes.is_empty() || recorder.urgent;
-        if waits && (due || !open || recorder.pending_items >= BATCH) {
-            let overload = recorder.pending_items >= MOST_WAITING;
+        if waits && (due || !open || recorder.pending_items >= BATCH_ITEMS) {
+            let overload = recorder.pending_items >= MAX_PENDING_ITEMS;
             let flushes = std::mem::take(&mut recorder.flushes);
             let batch = recorder.batch();
             let (runs, given_up) = (batch.records.iter().map(Record::run_id).collect(), batch.given_up.clone());
             let (pool, spool) = (recorder.target.pool.clone(), Arc::clone(&spool));
             let server = recorder.target.server_id;
             let task =
-                tokio::spawn(async move { land(&pool, server, &mut *spool.lock().await, batch, overload, lost).await });
-            flight = Some(Flight { task, runs, given_up, flushes });
+                tokio::spawn(
+                    async move { persist(&pool, server, &mut *spool.lock().await, batch, overload, lost).await },
+                );
+            in_progress = Some(BatchInProgress { task, runs, given_up, flushes });
         }
     }
     if let Some(spool) = Arc::into_inner(spool).map(Mutex::into_inner).filter(Spool::is_drained) {
@@ -191,7 +193,7 @@ impl Recorder {
             Signal::Started(start) => start.run_id,
             Signal::Items(run_id, _) | Signal::Ended(run_id, _) => *run_id,
         };
-        // Whatever is wrong with one run, the others are recorded.
+        // A panic for one run must not affect the others.
         if catch_unwind(AssertUnwindSafe(|| self.apply(signal))).is_err() {
             self.give_up(run_id, "the recorder failed on it");
         }
@@ -212,7 +214,7 @@ impl Recorder {
                     if self.ignored.contains(&run_id) {
                         return;
                     }
-                    tracing::error!(run.id = %run_id, "items of a run that never started are not recorded");
+                    tracing::error!(run.id = %run_id, "received items of an unknown run; they are not recorded");
                     return;
                 };
                 let numbering = run.numbering;
@@ -255,8 +257,7 @@ impl Recorder {
         Batch { records, rows, given_up: std::mem::take(&mut self.given_up) }
     }
 
-    /// A batch never landed: something of it could not even be written to the spool file. What is stored of its runs stays,
-    /// as that of runs that were interrupted.
+    /// Handles a panic during the write of a batch. The stored parts of its runs remain and are marked as interrupted.
     fn crashed(&mut self, runs: HashSet<RunId>, given_up: &[RunId]) {
         self.given_up.extend(given_up);
         for run_id in runs {
@@ -264,17 +265,17 @@ impl Recorder {
         }
     }
 
-    /// Tells the subscribers. `drained`: nothing is in the spool file any more.
-    fn landed(&mut self, landed: Landed, drained: bool) {
-        self.given_up.extend(&landed.given_up);
-        let lost: HashSet<RunId> = landed.lost.into_iter().collect();
+    /// Handles a written batch and informs the subscribers. `drained` is true if the spool file is empty.
+    fn on_persisted(&mut self, result: PersistResult, drained: bool) {
+        self.given_up.extend(&result.given_up);
+        let lost: HashSet<RunId> = result.lost.into_iter().collect();
         for &run_id in &lost {
             self.give_up(run_id, "a part of it could neither be stored nor spooled");
         }
         let live = &self.target.live;
-        if landed.fate == Fate::Stored {
+        if result.outcome == PersistOutcome::Stored {
             let mut stored: HashMap<RunId, Vec<Arc<Vec<TraceItem>>>> = HashMap::new();
-            for record in &landed.records {
+            for record in &result.records {
                 if let Record::Items(run_id, _, items) = record
                     && is_shown(items)
                 {
@@ -285,10 +286,10 @@ impl Recorder {
                 live.stored(*run_id, items);
             }
         }
-        if landed.fate == Fate::Lost {
-            self.pending_items += landed.records.iter().map(Record::len).sum::<usize>();
-            self.pending.splice(..0, landed.records);
-            for row in landed.rows {
+        if result.outcome == PersistOutcome::Lost {
+            self.pending_items += result.records.iter().map(Record::len).sum::<usize>();
+            self.pending.splice(..0, result.records);
+            for row in result.rows {
                 match self.runs.get_mut(&row.summary.run_id) {
                     Some(run) => run.changed = true,
                     None => self.ended.push(row),
@@ -297,7 +298,7 @@ impl Recorder {
             self.make_room();
             return;
         }
-        for record in landed.records.iter().filter(|record| !lost.contains(&record.run_id())) {
+        for record in result.records.iter().filter(|record| !lost.contains(&record.run_id())) {
             match record {
                 Record::Started(start, _) => live.changed(start.run_id, start.owner.clone(), RunStatus::Running),
                 Record::Ended(run_id, end) => {
@@ -313,14 +314,15 @@ impl Recorder {
         }
     }
 
-    /// Neither database nor disk takes anything: gives up what must not or cannot wait in memory.
+    /// Drops runs that require durability, and the oldest ones beyond the memory limit, while neither the database nor the
+    /// disk accepts anything.
     fn make_room(&mut self) {
         let mut waiting: HashSet<RunId> = self.pending.iter().map(Record::run_id).collect();
         waiting.retain(|run_id| self.target.durability_acks.is_requested(*run_id));
         for run_id in waiting {
             self.give_up(run_id, "neither the database nor the disk takes it");
         }
-        while self.pending_items > MOST_IN_MEMORY
+        while self.pending_items > MAX_MEMORY_ITEMS
             && let Some(oldest) = self.pending.first().map(Record::run_id)
         {
             self.give_up(oldest, "neither the database nor the disk takes it, and memory is full");
@@ -328,7 +330,7 @@ impl Recorder {
     }
 
     fn give_up(&mut self, run_id: RunId, why: &str) {
-        tracing::error!(run.id = %run_id, why, "a run is not recorded any further");
+        tracing::error!(run.id = %run_id, why, "stopped recording a run");
         let over = self.pending.iter().any(|record| matches!(record, Record::Ended(id, _) if *id == run_id));
         self.pending.retain(|record| record.run_id() != run_id);
         self.pending_items = self.pending.iter().map(Record::len).sum();
@@ -345,13 +347,13 @@ impl Recorder {
 
 fn answer(flushes: impl IntoIterator<Item = Flush>, stored: bool) {
     for flush in flushes {
-        // Readers that have gone need no answer.
+        // Fails if the reader no longer waits.
         let _ = flush.send(stored);
     }
 }
 
-/// Whether anybody who watches is told of them. Attention is read from the store; kept for watchers, that of a long run would
-/// fill the memory while the database is away.
+/// Returns true if subscribers receive the items. They read attention from the store, because buffered attention of a long
+/// run would fill the memory while the database is unavailable.
 fn is_shown(items: &[TraceItem]) -> bool {
     items.iter().any(|item| !matches!(item, TraceItem::Attention(_)))
 }

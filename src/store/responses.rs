@@ -1,4 +1,5 @@
-//! Responses of OpenAI's API that later ones go on from. They go with the day of their run, or with the run.
+//! Stored responses of OpenAI's Responses API, which later requests can continue. They are removed with their run, or with
+//! its day.
 
 use super::rows::clean;
 use super::scope::{owned, owners};
@@ -8,23 +9,23 @@ use chrono::{DateTime, Utc};
 use serde_json::Value;
 use sqlx::types::Json;
 
-/// A response that is to be kept.
+/// A response to store.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewResponse {
-    /// As the response itself has it.
+    /// Id of the response.
     pub id: String,
-    /// The run that answered.
+    /// Run that generated it.
     pub run_id: RunId,
-    /// The tenant that it belongs to; `None` without keys.
+    /// Tenant that owns it; `None` without API keys.
     pub owner: Option<Tenant>,
-    /// As it was sent.
+    /// The response body.
     pub response: Value,
-    /// The whole conversation: what it went on from, its input, its output.
+    /// The whole conversation: items of the previous response, input, output.
     pub items: Vec<Value>,
 }
 
 impl Store {
-    /// Keeps a response.
+    /// Stores a response.
     ///
     /// # Errors
     /// The database failed, or has a response with that id.
@@ -37,7 +38,7 @@ impl Store {
         .bind(response.run_id.0)
         .bind(now)
         .bind(response.owner.as_ref().map(|owner| clean(owner.as_str())))
-        // As text: sqlx would make it jsonb, which forgets the order of fields and takes no NUL.
+        // Sent as text, because sqlx would send jsonb, which loses the order of fields and rejects NUL.
         .bind(response.response.to_string())
         .bind(Value::from(response.items.clone()).to_string())
         .execute(&self.inner.pool)

@@ -9,21 +9,20 @@ use sqlx::{Connection, PgPool};
 /// The runs that are kept.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Retention {
-    /// Runs that began more whole days ago, in UTC, go; `None` keeps them.
+    /// Maximum age of runs in whole UTC days; `None` for no limit.
     pub days: Option<u32>,
-    /// Maximum bytes of all runs: the oldest partitions are dropped while there are more; `None` for any number. The
-    /// partition of today stays in any case.
+    /// Maximum bytes of all runs; `None` for no limit. Beyond it, the oldest partitions are dropped, except today's.
     pub bytes: Option<u64>,
 }
 
 impl Store {
-    /// From now on keeps only these runs: looked after within seconds, and every hour.
+    /// Changes the retention. It is applied within seconds and then every hour.
     pub fn retain(&self, retention: Retention) {
         self.inner.retention.send_replace(retention);
     }
 
-    /// Removes now what is not to be kept; returns the first days of the spans that are gone, oldest first, each with its
-    /// number of runs. A span with a run that is still running stays for now.
+    /// Removes all runs beyond the retention now. Returns the first day and the number of runs of each removed time span,
+    /// oldest first. A span with a running run is kept until that run has ended.
     ///
     /// # Errors
     /// The database failed, or a day was in use for too long; days before it are gone.
@@ -32,7 +31,7 @@ impl Store {
     }
 }
 
-/// As [`Store::prune`].
+/// Removes all runs beyond the retention; see [`Store::prune`].
 pub async fn prune(pool: &PgPool, retention: Retention, today: NaiveDate) -> Result<Vec<(NaiveDate, u64)>, Error> {
     let mut connection = pool.acquire().await?;
     let mut spans = spans(&mut connection).await?;
@@ -82,8 +81,8 @@ async fn spans(connection: &mut PgConnection) -> Result<Vec<Span>, sqlx::Error> 
     Ok(spans.into_iter().map(|(first, until, bytes)| Span { first, until, bytes: bytes.unsigned_abs() }).collect())
 }
 
-/// Days with runs or responses, but for those in these spans: their rows lie in the default partitions, or in a partition
-/// that also has newer ones.
+/// Returns the days with runs or responses outside these spans. Their rows are in the default partitions, or in a partition
+/// that also has newer rows.
 async fn other_days_before(
     connection: &mut PgConnection,
     first: NaiveDate,

@@ -4,7 +4,7 @@
 //! a Unix socket and several times slower over TCP, where sqlx 0.9 leaves Nagle's algorithm enabled. COPY cannot skip rows
 //! that exist. [`InsertMode::SkipExisting`] can, so a batch with an unknown outcome can be written again.
 
-use super::copy::{Field, Integers, Table, copy};
+use super::copy::{CopyField, Integers, Table, copy};
 use super::measured;
 use super::statements::{INSERT_ACTIONS, INSERT_ATTENTION, INSERT_CALLS, INSERT_EVENTS, INSERT_LOGS};
 use crate::events::{

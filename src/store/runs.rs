@@ -1,4 +1,4 @@
-//! What is known of a run without reading its items: its row, read, written and removed.
+//! The summary row of a run: read, written and deleted.
 
 use super::rows::clean;
 use super::scope::{owned, owners};
@@ -11,8 +11,8 @@ use sqlx::postgres::{PgConnection, PgRow};
 use sqlx::{FromRow, Row};
 use uuid::Uuid;
 
-/// Everything of a run's row that a [`RunSummary`] holds; the searchable words are large and stay where they are, as the
-/// source of a foreign run's mods does in lists.
+/// The columns of a [`RunSummary`]. The searchable text, which is large, is never read, and an ingested run's mod source is
+/// not read for lists.
 macro_rules! select_runs {
     ($mod_text:literal, $rest:literal) => {
         concat!(
@@ -30,55 +30,55 @@ macro_rules! select_runs {
 
 pub(super) use select_runs;
 
-/// A run as the run list shows it.
+/// The summary of a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RunSummary {
-    /// Ours.
+    /// Id of the run.
     pub run_id: RunId,
-    /// The client's.
+    /// Id chosen by the client.
     pub request_id: String,
-    /// When it began.
+    /// Start of the run.
     pub created_at: DateTime<Utc>,
-    /// When it ended.
+    /// End of the run.
     pub completed_at: Option<DateTime<Utc>>,
-    /// Its state.
+    /// Status of the run.
     pub status: RunStatus,
-    /// Why it ended; `None` while it runs and where a foreign payload does not say.
+    /// Finish reason; `None` while the run is running, and for an ingested run without one.
     pub finish_reason: Option<FinishReason>,
-    /// Why in words, where the reason alone does not say it; for a foreign run its first error.
+    /// Details of the finish reason; for an ingested run its first error.
     pub message: Option<String>,
-    /// Where it came from.
+    /// The API that started the run.
     pub surface: Surface,
-    /// The model's name; `None` where a foreign payload does not say.
+    /// Name of the model; `None` for an ingested run without one.
     pub model: Option<String>,
-    /// The tenant that it belongs to; `None` for a run that was recorded without API keys.
+    /// Tenant that owns the run; `None` for a run recorded without API keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<Tenant>,
-    /// Who asked.
+    /// Label of the API key or user that requested the run.
     pub user_label: Option<String>,
-    /// Names of its mods, in order; of a foreign run the first 64.
+    /// Names of the mods, in order; the first 64 of an ingested run.
     pub mods: Vec<String>,
-    /// Most tokens to generate.
+    /// Maximum tokens to generate.
     pub max_tokens: Option<i32>,
     /// Sampling temperature.
     pub temperature: Option<f64>,
-    /// Random seed of the draw.
+    /// Seed of the random generator.
     pub seed: Option<u32>,
-    /// What a person would recognise the run by, at most 300 characters.
+    /// Beginning of the prompt or of the last user message, up to 300 characters.
     pub prompt_preview: String,
-    /// The beginning of its answer, at most 300 characters.
+    /// Beginning of the answer, up to 300 characters.
     pub output_preview: String,
     /// Tokens of the prompt.
     pub prompt_tokens: i32,
-    /// Generated tokens that stand in the answer.
+    /// Generated tokens in the answer.
     pub completion_tokens: i32,
     /// Tokens of the prompt whose KV state was reused.
     pub cached_tokens: i32,
     /// Number of events.
     pub events: i32,
-    /// Generated tokens that a mod took back.
+    /// Generated tokens removed by backtracking.
     pub backtracked: i32,
-    /// Tokens that mods appended.
+    /// Tokens forced by mods.
     pub forced: i32,
     /// Actions of mods other than `Noop`.
     pub actions: i32,
@@ -90,13 +90,13 @@ pub struct RunSummary {
     pub prompt_us: Option<i64>,
     /// Microseconds from the end of the prompt to the end of the run.
     pub generation_us: Option<i64>,
-    /// Whether attention was captured.
+    /// True if attention was captured.
     pub has_attention: bool,
     /// The generated tokens in equal groups, at most 96; of each group the largest −ln p × 32, saturating at 255.
     pub surprise_strip: Vec<u8>,
     /// The document's `mod_text`, which may be as long as the document allows; `None` in lists.
     pub mod_text: Option<String>,
-    /// Grows with every change of the run's row; equal versions of a finished run mean equal content.
+    /// Version of the row, increased with every change. A finished run with the same version has the same content.
     pub version: i32,
 }
 
@@ -181,7 +181,7 @@ pub(super) async fn by_id(
         .await
 }
 
-/// The run that has a `request_id`, and the fingerprint of its document.
+/// Returns the run with a `request_id`, and the fingerprint of its document.
 pub(super) async fn request_id_owner(
     connection: &mut PgConnection,
     request_id: &str,
@@ -194,7 +194,7 @@ pub(super) async fn request_id_owner(
     Ok(row.map(|(run_id, fingerprint)| (RunId(run_id), fingerprint)))
 }
 
-/// Takes a `request_id` for a run; false when a run has it already. Waits for whoever is taking it right now.
+/// Reserves a `request_id` for a run. Returns false if another run has it. Waits for concurrent reservations of the id.
 pub(super) async fn claim(connection: &mut PgConnection, request_id: &str, run_id: RunId) -> Result<bool, sqlx::Error> {
     let done =
         sqlx::query("insert into run_keys (request_id, run_id) values ($1, $2) on conflict (request_id) do nothing")
@@ -205,7 +205,7 @@ pub(super) async fn claim(connection: &mut PgConnection, request_id: &str, run_i
     Ok(done.rows_affected() == 1)
 }
 
-/// Writes a run's row, new or again, its column file, and the fingerprint of its document.
+/// Inserts or updates a run's row, its column file, and the fingerprint of its document.
 pub(super) async fn save(connection: &mut PgConnection, row: &RunRow) -> Result<(), sqlx::Error> {
     let run = &row.summary;
     sqlx::query(SAVE)
@@ -251,7 +251,7 @@ pub(super) async fn save(connection: &mut PgConnection, row: &RunRow) -> Result<
     Ok(())
 }
 
-/// Marks a run as interrupted and leaves everything else of its row as it is.
+/// Marks a run as interrupted and changes nothing else of its row.
 pub(super) async fn mark_interrupted(
     connection: &mut PgConnection,
     run_id: RunId,
@@ -266,20 +266,20 @@ pub(super) async fn mark_interrupted(
     Ok(())
 }
 
-/// A column file as it is stored.
+/// Compresses a column file for storage.
 pub(super) fn pack(columns: &[u8]) -> std::io::Result<Vec<u8>> {
     const LEVEL: i32 = 3;
     zstd::encode_all(columns, LEVEL)
 }
 
-/// Stores a finished run's packed column file.
+/// Stores a finished run's compressed column file.
 pub(super) async fn save_columns(
     connection: &mut PgConnection,
     run_id: RunId,
     packed: &[u8],
 ) -> Result<(), sqlx::Error> {
     sqlx::query(
-        // none for a run that is being removed
+        // Inserts nothing for a run that is being deleted.
         "insert into run_columns (run_id, columns) select run_id, $2 from runs where run_id = $1 for share
         on conflict (run_id) do update set columns = excluded.columns",
     )
@@ -290,7 +290,7 @@ pub(super) async fn save_columns(
     Ok(())
 }
 
-// one round trip for all three tables; what is null is not written
+// One round trip for all three tables. Null values are not written.
 const SAVE: &str = "
     with column_file as (
         insert into run_columns (run_id, columns) select $1, $34 where $34::bytea is not null

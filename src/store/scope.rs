@@ -1,4 +1,4 @@
-//! Scopes as conditions of statements. Every read or change of a run on behalf of a client passes through here.
+//! Scopes as conditions of SQL statements. Every read or change of a run on behalf of a client uses them.
 
 use crate::events::{RunId, Scope};
 use sqlx::postgres::PgConnection;
@@ -13,8 +13,8 @@ macro_rules! owned {
 
 pub(super) use owned;
 
-/// Returns the owners that a scope covers, as the parameter of a condition: the empty text stands for no owner, which no
-/// tenant is called; `None` for all owners.
+/// Returns the owners in a scope as the parameter of a condition, or `None` for all owners. The empty text, which is no
+/// valid tenant, means no owner.
 pub(super) fn owners(scope: &Scope) -> Option<Vec<&str>> {
     match scope {
         Scope::All => None,
@@ -25,7 +25,7 @@ pub(super) fn owners(scope: &Scope) -> Option<Vec<&str>> {
     }
 }
 
-/// Appends ` and …` for the runs that a scope covers, in a form for which the index of owners serves.
+/// Appends ` and …` with the condition of a scope, in a form that can use the index of owners.
 pub(super) fn push_owned(sql: &mut QueryBuilder<Postgres>, scope: &Scope) {
     let Scope::Owned { by, or_unowned } = scope else { return };
     sql.push(" and (");
@@ -39,7 +39,7 @@ pub(super) fn push_owned(sql: &mut QueryBuilder<Postgres>, scope: &Scope) {
     sql.push(")");
 }
 
-/// Returns true if the scope covers the run. The database is asked only if the scope has limits.
+/// Returns true if the run is in the scope. Needs no query for a scope of all runs.
 pub(super) async fn covers(connection: &mut PgConnection, scope: &Scope, run_id: RunId) -> Result<bool, sqlx::Error> {
     if *scope == Scope::All {
         return Ok(true);

@@ -15,19 +15,19 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use uuid::Uuid;
 
-/// Something that must become rows, in the order in which it happened.
+/// A record of a live run, in order of occurrence.
 #[derive(Debug, Clone)]
 pub enum Record {
     /// A run began.
     Started(Arc<RunStart>, Uuid),
-    /// Things happened in it; `Numbering` is that of the items before.
+    /// Items of a run, with the numbering of the items before them.
     Items(RunId, Numbering, Arc<Vec<TraceItem>>),
-    /// It is over.
+    /// A run ended.
     Ended(RunId, Arc<RunEnd>),
 }
 
 impl Record {
-    /// The run it belongs to.
+    /// Returns the run of the record.
     pub fn run_id(&self) -> RunId {
         match self {
             Self::Started(start, _) => start.run_id,
@@ -35,7 +35,7 @@ impl Record {
         }
     }
 
-    /// How many items it has; attention, of which one can be as large as a thousand events, counts by its bytes.
+    /// Returns the number of items. Attention counts by its bytes, because one item can be as large as a thousand events.
     pub fn len(&self) -> usize {
         const BYTES: usize = 4096;
         let weight = |item: &TraceItem| match item {
@@ -46,12 +46,12 @@ impl Record {
     }
 }
 
-/// Whether a batch is written for the first time.
+/// The attempt at which a batch is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attempt {
-    /// Nothing of it is there.
+    /// The first attempt: none of its rows exists.
     First,
-    /// Some or all of it may be there already.
+    /// A later attempt: some or all of its rows may exist.
     Again,
 }
 
@@ -92,7 +92,7 @@ fn changes(records: &[Record]) -> Vec<RunNotification> {
     changes
 }
 
-/// Writes records of a spool file, of which all may be there already. How the runs' rows are after them is worked out from what is stored.
+/// Writes records of a spool file, which may all be stored already. The runs' rows are computed from the stored items.
 pub async fn rewrite(pool: &PgPool, server: Uuid, records: &[Record]) -> Result<(), Error> {
     let mut transaction = pool.begin().await?;
     write_records(&mut transaction, records, Attempt::Again).await?;
@@ -105,17 +105,17 @@ pub async fn rewrite(pool: &PgPool, server: Uuid, records: &[Record]) -> Result<
     Ok(transaction.commit().await?)
 }
 
-/// Marks a run whose server died, and counts what there is of it, as far as that can be read. Returns false if the run is not
-/// running (any more).
+/// Marks the run of a dead server as interrupted, and computes its row from the stored items if they can be read. Returns
+/// false if the run is not running.
 pub async fn interrupt(pool: &PgPool, server: Uuid, run_id: RunId, at: DateTime<Utc>) -> Result<bool, Error> {
     let mut transaction = pool.begin().await?;
-    // Its server may be alive after all: what that has written is not overwritten, and what it writes later is written after this.
+    // The server may still be alive. This does not overwrite its rows, and its later writes come after this one.
     let running = sqlx::query_scalar::<_, bool>("select status = 'running' from runs where run_id = $1 for update");
     if running.bind(run_id.0).fetch_optional(&mut *transaction).await? != Some(true) {
         return Ok(false);
     }
     let change = RunNotification::new(run_id, Some(RunStatus::Interrupted));
-    // Attention is coded beside the run, and may have been stored before the event that it is of.
+    // Attention is encoded in parallel with the run and may have been stored before its event.
     let orphans = "delete from attention t where t.run_id = $1 and not exists \
                    (select 1 from events e where e.run_id = t.run_id and e.sequence_order = t.sequence_order)";
     sqlx::query(orphans).bind(run_id.0).execute(&mut *transaction).await?;
@@ -155,8 +155,8 @@ async fn write_records(connection: &mut PgConnection, records: &[Record], attemp
     rows.insert(connection).await
 }
 
-/// Takes the `request_id` and writes the run's first row. A client may use a `request_id` twice: its run is recorded all
-/// the same, under a name that tells both.
+/// Reserves the `request_id` and inserts the run's first row. If a client uses a `request_id` twice, the run is recorded
+/// with the id `REQUEST_ID~RUN_ID`.
 async fn begin(connection: &mut PgConnection, start: &RunStart, server_id: Uuid) -> Result<(), sqlx::Error> {
     let run_id = start.run_id;
     let mut request_id = clean(&start.request_id).into_owned();
@@ -173,7 +173,7 @@ async fn begin(connection: &mut PgConnection, start: &RunStart, server_id: Uuid)
     save(connection, &RunSummaryBuilder::started(&start, server_id).row()).await
 }
 
-/// Folds the stored items of a run again and writes its row as `change` makes it.
+/// Folds the stored items of a run again, applies `change`, and writes its row.
 async fn refold(
     connection: &mut PgConnection,
     run_id: RunId,

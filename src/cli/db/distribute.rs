@@ -1,6 +1,6 @@
 use crate::config::DataConfig;
 use crate::config::flags::DataFlags;
-use crate::store::admin::{Admin, Distribution, DistributionOptions, PartitionUnit, Partitioning};
+use crate::store::admin::{Admin, DistributionOptions, DistributionPlan, PartitionUnit, Partitioning};
 use anyhow::{Context, bail};
 use clap::ValueEnum;
 use std::fmt::Write as _;
@@ -85,7 +85,7 @@ async fn execute(admin: &mut Admin, options: &DistributionOptions) -> anyhow::Re
 }
 
 /// The steps as a script for psql.
-fn script(distribution: &Distribution) -> String {
+fn script(distribution: &DistributionPlan) -> String {
     let mut out = String::new();
     let citus = distribution.citus.as_ref().map_or("no Citus".to_owned(), |version| format!("Citus {version}"));
     let unit = if distribution.unit == PartitionUnit::Day { "day" } else { "month" };

@@ -1,7 +1,7 @@
 use crate::config::DataConfig;
 use crate::config::flags::DataFlags;
 use crate::store::SpoolStatus;
-use crate::store::admin::{DatabaseStatus, NodeStatus, PartitionUnit, Placement};
+use crate::store::admin::{DatabaseStatus, NodeStatus, PartitionUnit, TablePlacement};
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
@@ -40,9 +40,9 @@ fn text(status: &DatabaseStatus) -> String {
     let rows = status.tables.iter().map(|table| {
         let count = |number: u64| if number == 0 { "-".to_owned() } else { number.to_string() };
         let place = match table.placement {
-            Placement::Local => "local",
-            Placement::Distributed => "distributed",
-            Placement::Reference => "every node",
+            TablePlacement::Local => "local",
+            TablePlacement::Distributed => "distributed",
+            TablePlacement::Reference => "every node",
         };
         [table.name.clone(), place.to_owned(), count(table.shards), count(table.partitions), size(table.bytes)]
     });

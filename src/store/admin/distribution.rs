@@ -1,7 +1,7 @@
 //! The distribution of the tables over the nodes of Citus.
 
 use super::plan::{DistributionOptions, DistributionStep, PartitionUnit, Schema};
-use super::tables::{Node, citus_tables, nodes, setting, unreachable_nodes};
+use super::tables::{ClusterNode, citus_tables, nodes, setting, unreachable_nodes};
 use super::{Admin, advice};
 use crate::store::{Error, citus, migrate};
 use chrono::NaiveDate;
@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 /// Citus' own default of `citus.shard_count`.
 const DEFAULT_SHARDS: u64 = 32;
 
-/// What `thunder db distribute` would do.
+/// The plan of `thunder db distribute`.
 #[derive(Debug, Clone)]
-pub struct Distribution {
+pub struct DistributionPlan {
     /// Version of Citus; `None` where the database has no Citus.
     pub citus: Option<String>,
-    /// Why the steps cannot be executed now, a sentence each; empty if they can.
+    /// Reasons that prevent the steps, one sentence each.
     pub obstacles: Vec<String>,
     /// The steps that are missing.
     pub steps: Vec<DistributionStep>,
@@ -48,7 +48,7 @@ impl Admin {
     ///
     /// # Errors
     /// The schema is not up to date, a table is distributed otherwise, or the database failed.
-    pub async fn distribution(&mut self, options: &DistributionOptions) -> Result<Distribution, Error> {
+    pub async fn distribution(&mut self, options: &DistributionOptions) -> Result<DistributionPlan, Error> {
         migrate::check_current(&mut self.connection).await?;
         let has_citus = citus::is_installed(&mut self.connection).await?;
         let schema = self.schema(has_citus).await?;
@@ -59,7 +59,7 @@ impl Admin {
         let (shards, unit) = (schema.shards(options), schema.unit(options));
         let takers = nodes.iter().filter(|node| node.takes_shards && node.is_active).count() as u64;
         let advice = if has_citus { advice::advice(shards, takers, unit) } else { Vec::new() };
-        Ok(Distribution { citus, obstacles, steps: schema.steps(options)?, shards, unit, advice })
+        Ok(DistributionPlan { citus, obstacles, steps: schema.steps(options)?, shards, unit, advice })
     }
 
     /// Executes a step in one transaction.
@@ -98,7 +98,7 @@ impl Admin {
     }
 
     /// The version of Citus, the nodes, and what is wrong with them.
-    async fn cluster(&mut self) -> Result<(Option<String>, Vec<Node>, Vec<String>), Error> {
+    async fn cluster(&mut self) -> Result<(Option<String>, Vec<ClusterNode>, Vec<String>), Error> {
         let connection = &mut self.connection;
         let version: Option<String> = sqlx::query_scalar("select extversion from pg_extension where extname = 'citus'")
             .fetch_optional(&mut *connection)

@@ -6,10 +6,10 @@ mod plan;
 mod status;
 mod tables;
 
-pub use distribution::{Distribution, StepResult};
+pub use distribution::{DistributionPlan, StepResult};
 pub use plan::{DistributionOptions, DistributionStep, PartitionUnit, Partitioning};
 pub use status::{DatabaseStatus, NodeStatus, PartitionStatus, TableStatus};
-pub use tables::Placement;
+pub use tables::TablePlacement;
 
 use super::connect::{check_version, parse};
 use super::embedded::{self, Embedded};

@@ -1,6 +1,6 @@
 //! The steps that distribute a schema, as SQL.
 
-use super::Placement;
+use super::TablePlacement;
 use super::tables::CitusTable;
 use crate::store::Error;
 use chrono::{Datelike, Months, NaiveDate};
@@ -79,7 +79,7 @@ impl Schema {
 
     /// Number of shards that tables have, or will have.
     pub fn shards(&self, options: &DistributionOptions) -> u64 {
-        let existing = self.find(RUNS).filter(|table| table.placement() == Placement::Distributed);
+        let existing = self.find(RUNS).filter(|table| table.placement() == TablePlacement::Distributed);
         let asked = options.shards.map_or(self.default_shards, u64::from);
         existing.and_then(|table| table.shards.try_into().ok()).unwrap_or(asked)
     }
@@ -150,10 +150,10 @@ impl Schema {
             }
         }
         match self.find("run_keys").map(CitusTable::placement) {
-            Some(Placement::Reference) => {}
+            Some(TablePlacement::Reference) => {}
             Some(_) => {
                 let found = "distributed".to_owned();
-                return Err(Error::Distribution { table: "run_keys".into(), found, expected: "a reference table" });
+                return Err(Error::DistributionPlan { table: "run_keys".into(), found, expected: "a reference table" });
             }
             None => {
                 steps.push(step(
@@ -180,7 +180,7 @@ impl Schema {
                 "not colocated with runs".to_owned()
             }
         };
-        Err(Error::Distribution {
+        Err(Error::DistributionPlan {
             table: name.to_owned(),
             found,
             expected: "distributed by run_id, colocated with runs",

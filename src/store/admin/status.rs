@@ -1,7 +1,7 @@
 //! The status of the database.
 
 use super::plan::{PARTITIONED, PartitionUnit};
-use super::tables::{CitusTable, Placement, citus_tables, nodes, setting, unreachable_nodes};
+use super::tables::{CitusTable, TablePlacement, citus_tables, nodes, setting, unreachable_nodes};
 use super::{Admin, advice};
 use crate::store::error::is_transient;
 use crate::store::spool::{Spool, SpoolStatus};
@@ -26,7 +26,7 @@ pub struct DatabaseStatus {
     pub partitions: PartitionStatus,
     /// The nodes of Citus; `None` where the database has no Citus.
     pub citus: Option<CitusStatus>,
-    /// What waits in the data directory for the database.
+    /// Records in spool files that wait for the database.
     pub spool: SpoolStatus,
 }
 
@@ -36,7 +36,7 @@ pub struct TableStatus {
     /// Its name.
     pub name: String,
     /// The place of its rows.
-    pub placement: Placement,
+    pub placement: TablePlacement,
     /// Number of its shards; 0 for a local table.
     pub shards: u64,
     /// Number of its partitions; 0 for a table without.
@@ -143,7 +143,7 @@ impl Admin {
         let status = |(name, partitions, bytes): (String, i64, i64)| {
             let distributed = distributed.iter().find(|table| table.name == name);
             TableStatus {
-                placement: distributed.map_or(Placement::Local, CitusTable::placement),
+                placement: distributed.map_or(TablePlacement::Local, CitusTable::placement),
                 shards: distributed.map_or(0, |table| table.shards.unsigned_abs()),
                 name,
                 partitions: partitions.unsigned_abs(),

@@ -7,7 +7,7 @@ use sqlx::{FromRow, QueryBuilder};
 /// The place of a table's rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Placement {
+pub enum TablePlacement {
     /// In the database itself, on Citus in that of the coordinator.
     Local,
     /// In shards, by the value of a column.
@@ -28,8 +28,8 @@ pub(super) struct CitusTable {
 }
 
 impl CitusTable {
-    pub fn placement(&self) -> Placement {
-        if self.column.is_some() { Placement::Distributed } else { Placement::Reference }
+    pub fn placement(&self) -> TablePlacement {
+        if self.column.is_some() { TablePlacement::Distributed } else { TablePlacement::Reference }
     }
 }
 
@@ -49,7 +49,7 @@ pub(super) async fn citus_tables(connection: &mut PgConnection) -> Result<Vec<Ci
 
 /// A node that may hold shards, or the coordinator.
 #[derive(Debug, Clone, PartialEq, Eq, FromRow)]
-pub(super) struct Node {
+pub(super) struct ClusterNode {
     pub host: String,
     pub port: i32,
     pub is_coordinator: bool,
@@ -57,14 +57,14 @@ pub(super) struct Node {
     pub takes_shards: bool,
 }
 
-impl Node {
+impl ClusterNode {
     pub fn address(&self) -> String {
         format!("{}:{}", self.host, self.port)
     }
 }
 
 /// All primary nodes, the coordinator first.
-pub(super) async fn nodes(connection: &mut PgConnection) -> Result<Vec<Node>, sqlx::Error> {
+pub(super) async fn nodes(connection: &mut PgConnection) -> Result<Vec<ClusterNode>, sqlx::Error> {
     sqlx::query_as(
         "select nodename as host, nodeport as port, groupid = 0 as is_coordinator, isactive as is_active,
             shouldhaveshards as takes_shards

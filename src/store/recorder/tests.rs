@@ -1,7 +1,7 @@
-//! What happens when the recorder itself fails on something: the other runs are recorded, and what it failed on is kept.
+//! Tests of the recorder when it panics: the other runs are recorded, and the records that cause the panic are kept.
 #![cfg(debug_assertions)] // a count that overflows panics only there
 
-use super::landing::{Batch, Fate, PATIENCE, drain_some, land};
+use super::persist::{Batch, PersistOutcome, WRITE_TIMEOUT, drain_some, persist};
 use super::*;
 use crate::events::{EventType, ModCall, RunEnd, RunStart, Scope, Surface, Usage};
 use crate::store::{Database, Store};
@@ -59,7 +59,7 @@ fn call() -> TraceItem {
     })
 }
 
-/// Two runs that are over; of the first, writing a part panics.
+/// Returns two finished runs. Writing a part of the first one panics.
 fn records() -> ([RunId; 2], Vec<Record>) {
     let (bad, good) = (start(), start());
     let ids = [bad.run_id, good.run_id];
@@ -81,11 +81,11 @@ fn refused(folder: &Folder) -> usize {
 }
 
 #[tokio::test]
-async fn a_batch_or_a_spool_file_with_a_record_that_panics_is_stored_but_for_its_run() {
+async fn panic_for_one_record_does_not_affect_other_runs_of_the_batch() {
     let (folder, store) = store().await;
     let mut spool = Spool::create(&folder.0.join("spool"), Uuid::now_v7()).unwrap();
     let (ids, batch) = records();
-    let landed = land(
+    let result = persist(
         &store.inner.pool,
         store.inner.server_id,
         &mut spool,
@@ -94,7 +94,7 @@ async fn a_batch_or_a_spool_file_with_a_record_that_panics_is_stored_but_for_its
         false,
     )
     .await;
-    assert!(landed.fate == Fate::Stored && landed.lost.is_empty());
+    assert!(result.outcome == PersistOutcome::Stored && result.lost.is_empty());
     assert!(store.find(&Scope::All, &ids[0].to_string()).await.unwrap().is_none());
     assert!(store.find(&Scope::All, &ids[1].to_string()).await.unwrap().is_some());
     assert_eq!(refused(&folder), 1);
@@ -110,7 +110,7 @@ async fn a_batch_or_a_spool_file_with_a_record_that_panics_is_stored_but_for_its
 }
 
 #[tokio::test]
-async fn a_run_that_the_recorder_fails_on_is_given_up_and_the_others_go_on() {
+async fn panic_for_one_run_drops_only_that_run() {
     let (_folder, store) = store().await;
     let target = Target {
         pool: store.inner.pool.clone(),
@@ -136,7 +136,7 @@ async fn a_run_that_the_recorder_fails_on_is_given_up_and_the_others_go_on() {
     assert_eq!((recorder.given_up.as_slice(), recorder.ignored.len()), (&[bad.run_id][..], 1));
     recorder.take(Signal::Ended(bad.run_id, end()));
     assert!(recorder.ignored.is_empty());
-    // A batch that never lands.
+    // A batch whose write panics.
     let batch = recorder.batch();
     assert_eq!(batch.given_up, [bad.run_id]);
     recorder.crashed(HashSet::from([lost.run_id]), &batch.given_up);
@@ -148,16 +148,17 @@ async fn a_run_that_the_recorder_fails_on_is_given_up_and_the_others_go_on() {
 }
 
 #[tokio::test]
-async fn a_database_that_stops_answering_is_not_waited_for_for_ever() {
+async fn writes_to_a_hanging_database_time_out() {
     let (folder, store) = store().await;
     let mut spool = Spool::create(&folder.0.join("spool"), Uuid::now_v7()).unwrap();
     let mut blocker = store.inner.pool.begin().await.unwrap();
     sqlx::query("lock table runs in access exclusive mode").execute(&mut *blocker).await.unwrap();
     let given_up = RunId::now();
     let batch = Batch { records: Vec::new(), rows: Vec::new(), given_up: vec![given_up] };
-    let landed =
-        timeout(4 * PATIENCE, land(&store.inner.pool, store.inner.server_id, &mut spool, batch, false, false)).await;
-    assert_eq!(landed.expect("it waits for the database").given_up, [given_up], "it is marked the next time");
+    let result =
+        timeout(4 * WRITE_TIMEOUT, persist(&store.inner.pool, store.inner.server_id, &mut spool, batch, false, false))
+            .await;
+    assert_eq!(result.expect("it waits for the database").given_up, [given_up], "it is marked the next time");
     blocker.rollback().await.unwrap();
     spool.remove();
     store.close().await;

@@ -1,12 +1,12 @@
-//! The connection by which a server hears of the others and they hear of it.
+//! The connection for notifications and heartbeats between servers.
 //!
 //! One connection per server listens for notifications and sends the heartbeats, so that neither waits for a free
-//! connection of a busy pool. It is replaced when it is lost, and what was missed meanwhile is looked up. A heartbeat also
-//! notifies: a server that does not hear its own is behind a pool without notifications, and looks up changes every second.
+//! connection of a busy pool. When it is lost, it is replaced, and missed changes are looked up. A heartbeat also sends a
+//! notification: a server that does not receive its own uses a pooler without notifications, and polls every second.
 
-use super::liveness::{HEARTBEAT_INTERVAL, Watch};
+use super::liveness::{HEARTBEAT_INTERVAL, HeartbeatMonitor};
 use super::notification::{self, Notification, RUNS_CHANNEL};
-use super::{Announcement, beat, bury, heartbeats};
+use super::{Announcement, beat, heartbeats, interrupt_runs_of};
 use crate::events::{RunId, RunStatus, Tenant};
 use crate::store::Live;
 use crate::store::mods::MODS_CHANNEL;
@@ -23,18 +23,18 @@ use uuid::Uuid;
 const APPLICATION_NAME: &str = "thunder notifications";
 /// Delay before the database is tried again.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
-/// Interval of lookups while no notifications arrive.
+/// Interval of lookups while notifications do not arrive.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Heartbeats of this server that may be on their way before notifications count as missing.
-const MAX_UNHEARD: u32 = 2;
-/// Runs that began up to this long before a gap are looked up, since ids of runs follow the clocks of their servers.
+/// Maximum own heartbeats without a received notification before notifications count as missing.
+const MAX_UNRECEIVED: u32 = 2;
+/// Extension of a lookup into the past, because run ids follow the clocks of different servers.
 const MARGIN: TimeDelta = TimeDelta::minutes(5);
-/// Maximum number of changes that are looked up; after more, clients have to load the list again.
+/// Maximum number of changes that are looked up. After more, clients must load the list again.
 const MAX_LOOKUP: usize = 1000;
 
-/// The task behind the connection, and its surroundings.
+/// The task that uses the connection.
 pub struct Link {
-    /// Connections for everything that may take long.
+    /// Connections for long statements.
     pub pool: PgPool,
     /// Address of the dedicated connection; must not lead through a pool that shares connections among transactions.
     pub options: PgConnectOptions,
@@ -42,21 +42,21 @@ pub struct Link {
     pub server_id: Uuid,
     /// Subscribers to runs.
     pub live: Live,
-    /// Told when mods may have changed.
+    /// Notified when mods may have changed.
     pub mods: watch::Sender<()>,
     /// Data of this server for its row.
     pub announcement: watch::Receiver<Announcement>,
 }
 
-/// State that outlives a connection.
+/// State that survives the loss of a connection.
 struct State {
-    watch: Watch,
+    monitor: HeartbeatMonitor,
     /// Marks the runs of dead servers.
-    burying: Option<JoinHandle<()>>,
+    interrupting: Option<JoinHandle<()>>,
     /// Changes before this time, by the database's clock, were received or looked up.
-    heard_until: Option<DateTime<Utc>>,
+    received_until: Option<DateTime<Utc>>,
     /// Heartbeats of this server whose notification has not arrived yet.
-    unheard: u32,
+    unreceived: u32,
 }
 
 impl Link {
@@ -68,7 +68,8 @@ impl Link {
             .idle_timeout(None)
             .acquire_timeout(HEARTBEAT_INTERVAL)
             .connect_lazy_with(self.options.clone().application_name(APPLICATION_NAME));
-        let mut state = State { watch: Watch::default(), burying: None, heard_until: None, unheard: 0 };
+        let mut state =
+            State { monitor: HeartbeatMonitor::default(), interrupting: None, received_until: None, unreceived: 0 };
         loop {
             let lost = self.connected(&own, &mut state).await;
             let reason = lost.err().map_or_else(|| "it was closed".to_owned(), |error| error.to_string());
@@ -82,7 +83,7 @@ impl Link {
         let mut listener = PgListener::connect_with(own).await?;
         listener.eager_reconnect(false);
         listener.listen_all([RUNS_CHANNEL, MODS_CHANNEL]).await?;
-        state.unheard = 0;
+        state.unreceived = 0;
         self.catch_up(&mut listener, state).await?;
         self.mods.send_replace(());
         let mut beats = interval(HEARTBEAT_INTERVAL);
@@ -96,28 +97,28 @@ impl Link {
                     Some(notification) if notification.channel() == MODS_CHANNEL => {
                         self.mods.send_replace(());
                     }
-                    Some(notification) => self.hear(notification.payload(), state),
+                    Some(notification) => self.on_notification(notification.payload(), state),
                     None => return Ok(()),
                 },
                 _ = beats.tick() => self.beat(&mut listener, state).await?,
                 _ = self.announcement.changed() => self.beat(&mut listener, state).await?,
-                _ = polls.tick(), if state.unheard > MAX_UNHEARD => self.catch_up(&mut listener, state).await?,
+                _ = polls.tick(), if state.unreceived > MAX_UNRECEIVED => self.catch_up(&mut listener, state).await?,
             }
         }
     }
 
-    fn hear(&self, payload: &str, state: &mut State) {
+    fn on_notification(&self, payload: &str, state: &mut State) {
         let Ok(Notification { server, runs }) = serde_json::from_str(payload) else {
             return tracing::debug!(payload, "a notification of an unknown form");
         };
         if server != self.server_id {
             runs.into_iter().for_each(|run| self.live.remote_changed(run.run_id, run.owner, run.status));
         } else if runs.is_empty() {
-            state.unheard = 0;
+            state.unreceived = 0;
         }
     }
 
-    /// Renews this server's row, and looks after the other servers.
+    /// Renews this server's row, and checks the heartbeats of the other servers.
     async fn beat(&mut self, listener: &mut PgListener, state: &mut State) -> Result<(), sqlx::Error> {
         let announcement = self.announcement.borrow_and_update().clone();
         let beaten = async {
@@ -130,23 +131,23 @@ impl Link {
             Ok::<_, sqlx::Error>((now, heartbeats(&mut *listener).await?))
         };
         let (now, counts) = timeout(2 * HEARTBEAT_INTERVAL, beaten).await.map_err(|_| sqlx::Error::PoolTimedOut)??;
-        if state.unheard == 0 {
-            state.heard_until = Some(now);
+        if state.unreceived == 0 {
+            state.received_until = Some(now);
         }
-        state.unheard += 1;
-        if state.unheard == MAX_UNHEARD + 1 {
+        state.unreceived += 1;
+        if state.unreceived == MAX_UNRECEIVED + 1 {
             tracing::warn!(
                 "the database delivers no notifications, perhaps because of a pool that shares connections: changes of other \
                  servers are looked up every second"
             );
         }
         let others = counts.into_iter().filter(|(server, _)| *server != self.server_id);
-        let dead = state.watch.look(others, Instant::now());
-        if !dead.is_empty() && state.burying.as_ref().is_none_or(JoinHandle::is_finished) {
+        let dead = state.monitor.check(others, Instant::now());
+        if !dead.is_empty() && state.interrupting.as_ref().is_none_or(JoinHandle::is_finished) {
             let (pool, live, own) = (self.pool.clone(), self.live.clone(), self.server_id);
-            state.burying = Some(tokio::spawn(async move {
+            state.interrupting = Some(tokio::spawn(async move {
                 for (server, count) in dead {
-                    match bury(&pool, &live, own, server, count).await {
+                    match interrupt_runs_of(&pool, &live, own, server, count).await {
                         Ok(runs) => {
                             tracing::info!(%server, runs, "a server has died; its runs are marked as interrupted")
                         }
@@ -161,7 +162,7 @@ impl Link {
     /// Looks up what may have changed since notifications arrived last.
     async fn catch_up(&self, listener: &mut PgListener, state: &mut State) -> Result<(), sqlx::Error> {
         let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()").fetch_one(&mut *listener).await?;
-        let since = state.heard_until.unwrap_or(now) - MARGIN;
+        let since = state.received_until.unwrap_or(now) - MARGIN;
         let first = RunId(Uuid::new_v7(uuid::Timestamp::from_unix(
             uuid::NoContext,
             u64::try_from(since.timestamp()).unwrap_or(0),
@@ -186,7 +187,7 @@ impl Link {
         if !complete {
             self.live.missed();
         }
-        state.heard_until = Some(now);
+        state.received_until = Some(now);
         Ok(())
     }
 }

@@ -38,13 +38,13 @@ pub struct ServerInfo {
 }
 
 impl Store {
-    /// The id of this server.
+    /// Returns the id of this server.
     #[must_use]
     pub fn server_id(&self) -> Uuid {
         self.inner.server_id
     }
 
-    /// Changes what this server tells the others of itself.
+    /// Changes the published data of this server.
     pub fn announce(&self, announcement: Announcement) {
         self.inner.announcement.send_if_modified(|now| {
             let changes = *now != announcement;
@@ -83,7 +83,7 @@ impl Store {
         Ok(found.bind(server).fetch_optional(&self.inner.pool).await?)
     }
 
-    /// Returns a secret that all servers on the database share; makes it on the first call.
+    /// Returns a secret shared by all servers on the database, and creates it on the first call.
     ///
     /// # Errors
     /// The database failed.
@@ -99,7 +99,7 @@ impl Store {
     }
 }
 
-/// Lists this server or renews its row.
+/// Inserts or renews the row of this server.
 pub(super) async fn beat(
     executor: impl PgExecutor<'_>,
     server_id: Uuid,
@@ -123,7 +123,7 @@ pub(super) async fn heartbeats<'c, E>(executor: E) -> Result<Vec<(Uuid, Option<i
 where
     E: PgExecutor<'c>,
 {
-    // Two reads in one statement that no database has to join.
+    // Two reads in one statement, without a join, which Citus could not execute.
     sqlx::query_as(
         "select server_id, max(heartbeat) from (
             select server_id, heartbeat from servers
@@ -136,9 +136,9 @@ where
     .await
 }
 
-/// Marks the runs of a dead server as interrupted, and takes it off the list unless it has come back; returns how many runs
-/// were marked.
-pub(super) async fn bury(
+/// Marks the runs of a dead server as interrupted, and removes the server from the list unless it has come back. Returns
+/// the number of marked runs.
+pub(super) async fn interrupt_runs_of(
     pool: &PgPool,
     live: &Live,
     own: Uuid,

@@ -1,4 +1,4 @@
-//! Where a batch of records lands: in the database, else in the spool file; and the spool file's way back.
+//! Writes of batches to the database, or to the spool file if that fails, and the drain of the spool file.
 
 use crate::events::RunId;
 use crate::store::Error;
@@ -13,51 +13,52 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
-/// So many records of the spool file are stored at once.
-const BATCH: usize = 512;
-/// A write that takes longer counts as failed.
-pub(super) const PATIENCE: Duration = Duration::from_secs(15);
-/// Draining pauses that often to append what came meanwhile.
-const DRAIN: Duration = Duration::from_millis(500);
+/// Number of items of the spool file that are stored at once.
+const BATCH_ITEMS: usize = 512;
+/// Maximum duration of a write.
+pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(15);
+/// Duration of draining before newly received batches are appended.
+const DRAIN_INTERVAL: Duration = Duration::from_millis(500);
 
-/// What is written at once.
+/// Records and rows that are written together.
 pub(super) struct Batch {
     pub records: Vec<Record>,
     pub rows: Vec<RunRow>,
     pub given_up: Vec<RunId>,
 }
 
-/// What became of a batch.
-pub(super) struct Landed {
+/// The result of writing a batch.
+pub(super) struct PersistResult {
     pub records: Vec<Record>,
     pub rows: Vec<RunRow>,
-    pub fate: Fate,
-    /// Those of the batch that are still to be marked.
+    pub outcome: PersistOutcome,
+    /// Dropped runs that are not yet marked as interrupted.
     pub given_up: Vec<RunId>,
-    /// Runs of which a part was lost.
+    /// Runs with a lost part.
     pub lost: Vec<RunId>,
 }
 
-/// Where a batch is.
+/// The destination of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fate {
-    /// In the database.
+pub(super) enum PersistOutcome {
+    /// The database.
     Stored,
-    /// In the spool file.
+    /// The spool file.
     Spooled,
-    /// Neither: the disk is full, too.
+    /// None: the disk is full, too.
     Lost,
 }
 
-/// Brings a batch to the database or, when it is away, to the disk. `told` says that it is known that neither takes any.
-pub(super) async fn land(
+/// Writes a batch to the database or, if that is unavailable, to the spool file. `is_failing` is true if the previous batch
+/// could be written to neither.
+pub(super) async fn persist(
     pool: &PgPool,
     server: Uuid,
     spool: &mut Spool,
     batch: Batch,
     overload: bool,
-    told: bool,
-) -> Landed {
+    is_failing: bool,
+) -> PersistResult {
     let Batch { records, rows, mut given_up } = batch;
     if spool.is_drained() && !overload {
         match attempt(writer::write(pool, server, &records, &rows, Attempt::First)).await {
@@ -67,30 +68,30 @@ pub(super) async fn land(
                 {
                     given_up.pop();
                 }
-                return Landed { records, rows, fate: Fate::Stored, given_up, lost: Vec::new() };
+                return PersistResult { records, rows, outcome: PersistOutcome::Stored, given_up, lost: Vec::new() };
             }
             Err(failure) if !failure.is_transient() => {
                 tracing::error!(error = %failure, "the database refused a batch; trying run by run");
                 let lost = store_one_by_one(pool, server, spool, &records, &rows).await;
-                let fate = if spool.is_drained() { Fate::Stored } else { Fate::Spooled };
-                return Landed { records, rows, fate, given_up, lost };
+                let outcome = if spool.is_drained() { PersistOutcome::Stored } else { PersistOutcome::Spooled };
+                return PersistResult { records, rows, outcome, given_up, lost };
             }
-            _ if told => {}
+            _ if is_failing => {}
             Err(failure) => {
-                tracing::warn!(error = %failure, "the database is away or too slow; runs go to the spool file");
+                tracing::warn!(error = %failure, "the database is unavailable or too slow; runs go to the spool file");
             }
         }
     }
-    let fate = match spool.append(&records) {
-        Ok(()) => Fate::Spooled,
+    let outcome = match spool.append(&records) {
+        Ok(()) => PersistOutcome::Spooled,
         Err(failure) => {
-            if !told {
+            if !is_failing {
                 tracing::error!(error = %failure, "runs can neither be stored nor spooled");
             }
-            Fate::Lost
+            PersistOutcome::Lost
         }
     };
-    let until = Instant::now() + DRAIN;
+    let until = Instant::now() + DRAIN_INTERVAL;
     while !spool.is_drained() && Instant::now() < until {
         match drain_some(pool, server, spool).await {
             Ok(()) if spool.is_drained() => tracing::info!("the database is back and the spool file is drained"),
@@ -102,12 +103,12 @@ pub(super) async fn land(
             }
         }
     }
-    Landed { records, rows, fate, given_up, lost: Vec::new() }
+    PersistResult { records, rows, outcome, given_up, lost: Vec::new() }
 }
 
 /// Stores the next records of a spool file.
 pub async fn drain_some(pool: &PgPool, server: Uuid, spool: &mut Spool) -> Result<(), Error> {
-    let (records, at) = spool.next(BATCH)?;
+    let (records, at) = spool.next(BATCH_ITEMS)?;
     match attempt(writer::rewrite(pool, server, &records)).await {
         Ok(()) => {}
         Err(failure) if !failure.is_transient() => {
@@ -125,7 +126,7 @@ pub async fn drain_some(pool: &PgPool, server: Uuid, spool: &mut Spool) -> Resul
     spool.drained(at)
 }
 
-/// Returns the runs that found no place.
+/// Stores each run separately. Returns the runs that could be neither stored nor spooled.
 async fn store_one_by_one(
     pool: &PgPool,
     server: Uuid,
@@ -137,7 +138,7 @@ async fn store_one_by_one(
     let mut is_away = false;
     for (run_id, records) in by_run(records) {
         let row = rows.iter().find(|row| row.summary.run_id == run_id);
-        // Waiting in vain once is enough: meanwhile everything else that is recorded waits in memory.
+        // Only the first run waits for an unavailable database, because all new records wait in memory meanwhile.
         let result = if is_away {
             Err(Failure::from(away()))
         } else {
@@ -150,7 +151,7 @@ async fn store_one_by_one(
                 spool.append(&records)
             }
             Err(failure) => match refuse(spool, &records, &failure) {
-                // what the run list shows of it may still fit
+                // The row for the run list may still be accepted.
                 Ok(()) => attempt(writer::write(pool, server, &[], row, Attempt::Again)).await.or(Ok(())),
                 Err(failure) => Err(failure),
             },
@@ -170,29 +171,29 @@ fn refuse(spool: &Spool, records: &[Record], failure: &dyn std::error::Error) ->
     Ok(())
 }
 
-/// What keeps records from the database.
+/// A failed write to the database.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]
     Store(#[from] Error),
-    /// It may have been written all the same.
-    #[error("the database did not take them within {} seconds", PATIENCE.as_secs())]
+    /// The outcome is unknown.
+    #[error("the database did not take them within {} seconds", WRITE_TIMEOUT.as_secs())]
     TooSlow,
-    /// A mistake of ours, which must not take the other runs along.
-    #[error("writing it failed at a place where that was not thought possible; please report this")]
+    /// A bug, which must not affect other runs.
+    #[error("an internal error occurred during the write; please report it")]
     Panicked,
 }
 
 impl Failure {
-    /// Whether it goes away by itself.
+    /// Returns true if a later attempt can succeed.
     fn is_transient(&self) -> bool {
         matches!(self, Self::Store(Error::Unavailable(_)) | Self::TooSlow)
     }
 }
 
-/// Waits for a write, but not for ever, and takes a panic in it for a refusal.
+/// Waits for a write with a timeout, and converts a panic to an error.
 async fn attempt<T, E: Into<Error>>(write: impl Future<Output = Result<T, E>>) -> Result<T, Failure> {
-    match timeout(PATIENCE, AssertUnwindSafe(write).catch_unwind()).await {
+    match timeout(WRITE_TIMEOUT, AssertUnwindSafe(write).catch_unwind()).await {
         Ok(Ok(result)) => result.map_err(|failure| Failure::Store(failure.into())),
         Ok(Err(_)) => Err(Failure::Panicked),
         Err(_) => Err(Failure::TooSlow),
@@ -203,7 +204,7 @@ fn away() -> Error {
     Error::Unavailable(sqlx::Error::PoolTimedOut)
 }
 
-/// Records by run, both in the order they had.
+/// Groups records by run and preserves the order of both.
 fn by_run(records: &[Record]) -> Vec<(RunId, Vec<Record>)> {
     let mut runs: Vec<(RunId, Vec<Record>)> = Vec::new();
     for record in records {

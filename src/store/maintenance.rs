@@ -8,29 +8,29 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-/// Interval of checks for changed retention settings.
-const PULSE: Duration = Duration::from_secs(5);
-/// A new day's partitions are made days ahead, and days go one at a time, so this need not be often.
-const PARTITION_PULSES: u32 = 720;
+/// Interval of checks for a changed retention.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// Checks between two runs of the maintenance. Partitions are created days ahead, so it does not run often.
+const PARTITION_CHECKS: u32 = 720;
 
 /// Runs until it is aborted.
 pub async fn keep_up(pool: PgPool, mut retention: watch::Receiver<Retention>) {
     for pulse in 1u32.. {
-        sleep(PULSE).await;
-        if pulse.is_multiple_of(PARTITION_PULSES)
+        sleep(CHECK_INTERVAL).await;
+        if pulse.is_multiple_of(PARTITION_CHECKS)
             && let Err(error) = make_partitions(&pool).await
         {
-            tracing::warn!(%error, "the partitions of the next days could not be made");
+            tracing::warn!(%error, "cannot create the partitions of the next days");
         }
-        if pulse.is_multiple_of(PARTITION_PULSES) || retention.has_changed().unwrap_or(false) {
+        if pulse.is_multiple_of(PARTITION_CHECKS) || retention.has_changed().unwrap_or(false) {
             let keep = *retention.borrow_and_update();
             match prune(&pool, keep, Utc::now().date_naive()).await {
                 Ok(days) => {
                     for (day, runs) in days {
-                        tracing::info!(%day, runs, "the runs of a day need not be kept and are removed");
+                        tracing::info!(%day, runs, "removed the runs of a day beyond the retention");
                     }
                 }
-                Err(error) => tracing::warn!(%error, "old runs could not be removed; the next try is in an hour"),
+                Err(error) => tracing::warn!(%error, "cannot remove old runs; the next attempt is in an hour"),
             }
         }
     }
