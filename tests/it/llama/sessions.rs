@@ -62,8 +62,8 @@ async fn wrong_requests_say_what_would_be_right() {
     for (path, body, status, says) in [
         ("/sessions/1?action=save", json!({}), 400, "`slot` is missing"),
         ("/sessions/1?action=save&slot=99", json!({}), 400, "slot 99 does not exist"),
-        ("/sessions/1?action=save&slot=x", json!({}), 400, "slot must be"),
-        ("/sessions/x?action=save&slot=0", json!({}), 400, "id_session must be"),
+        ("/sessions/1?action=save&slot=x", json!({}), 400, "`slot` must be"),
+        ("/sessions/x?action=save&slot=0", json!({}), 400, "`id_session` must be"),
         ("/sessions/1?action=forget", json!({}), 400, "'forget' is unknown"),
         ("/sessions/1?action=restore&slot=0", json!({"file": "x"}), 501, "--slot-save-path"),
         ("/sessions/1?action=restore&slot=0", json!({"file": 5}), 400, "file must be a string"),

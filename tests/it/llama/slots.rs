@@ -93,7 +93,7 @@ async fn a_state_that_does_not_fit_is_a_400_that_says_why() {
         act(&server, 0, "restore-state", &json!({ "state": state })).await
     };
     refused(&send(Vec::new()).await, 400, "SES1");
-    refused(&send(block[..block.len() / 2].to_vec()).await, 400, "its head says");
+    refused(&send(block[..block.len() / 2].to_vec()).await, 400, "its header requires");
     refused(&send([block.as_slice(), &[0]].concat()).await, 400, "after its end");
     let mut damaged = block.clone();
     *damaged.last_mut().unwrap() ^= 1;
@@ -102,7 +102,7 @@ async fn a_state_that_does_not_fit_is_a_400_that_says_why() {
     refused(&act(&server, 0, "restore-state", &json!({"state": 5})).await, 400, "state must be a string");
     refused(&act(&server, 0, "restore-state", &json!({"state": "no base64!"})).await, 400, "not base64");
     refused(&act(&server, 2, "save-state", &json!({})).await, 400, "slot 2 does not exist; slots must be from 0 to 1");
-    refused(&server.post("/slots/x?action=save-state", &json!({})).await, 400, "id_slot must be");
+    refused(&server.post("/slots/x?action=save-state", &json!({})).await, 400, "`id_slot` must be");
     refused(&server.post("/slots/0?action=explode", &json!({})).await, 400, "'explode' is unknown");
     refused(&server.post("/slots/0", &json!({})).await, 400, "`action` is missing");
     let after = done(&server, 0, "tokens", &json!({})).await;
@@ -112,7 +112,7 @@ async fn a_state_that_does_not_fit_is_a_400_that_says_why() {
     let large = server.request(Method::POST, path).header("content-type", OCTETS).body(flood).send().await;
     let large = large.unwrap();
     assert_eq!(large.status(), StatusCode::BAD_REQUEST);
-    assert!(large.text().await.unwrap().contains("the state is too long"));
+    assert!(large.text().await.unwrap().contains("the snapshot is too large"));
     // As the command base64 writes it.
     let text = STANDARD.encode(&block);
     let lines: Vec<&str> = text.as_bytes().chunks(76).map(|line| std::str::from_utf8(line).unwrap()).collect();
@@ -175,7 +175,7 @@ async fn messages_end_at_end_of_turn_tokens() {
         next = end + 1;
     }
     assert_eq!(next, tokens.len());
-    refused(&server.get("/v1/slots/9/info").await, 400, "there is no slot 9");
+    refused(&server.get("/v1/slots/9/info").await, 400, "slot 9 does not exist");
 }
 
 #[tokio::test]
