@@ -4,9 +4,9 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// A model's vocabulary, readable from any thread and without the model.
+/// A model's vocabulary, usable from any thread and without the model.
 ///
-/// Pieces are bytes: a token may be an incomplete piece of UTF-8.
+/// Token texts are bytes: a token may be an incomplete part of a UTF-8 character.
 pub struct Vocabulary {
     pieces: Vec<Box<[u8]>>,
     control: Vec<bool>,
@@ -14,24 +14,24 @@ pub struct Vocabulary {
     special: SpecialTokens,
     tokenize: Box<Tokenize>,
     literals: OnceLock<ControlLiterals>,
-    /// Sequence breakers of DRY that were worked out, the most recently used last.
+    /// Computed sequence breakers of DRY, the most recently used last.
     breakers: Mutex<Vec<(Vec<String>, Arc<Breakers>)>>,
 }
 
-/// Sets of sequence breakers that are kept.
+/// Number of breaker sets to keep.
 const BREAKERS_KEPT: usize = 4;
 
-/// The texts that the tokenizer reads as control tokens.
+/// Texts that the tokenizer parses as control tokens.
 struct ControlLiterals {
     texts: HashSet<Box<[u8]>>,
-    /// Lengths of the texts that begin with a byte, the longest first.
+    /// Lengths of the texts by their first byte, longest first.
     lengths: Vec<Vec<usize>>,
 }
 
 impl ControlLiterals {
     fn of(vocabulary: &Vocabulary) -> Self {
         let mut lengths = vec![Vec::new(); 256];
-        // A text of one byte has no inside for a mark to be put into.
+        // A text of one byte has no room for a mark inside.
         let pieces = vocabulary.pieces.iter().zip(&vocabulary.control);
         let texts: HashSet<Box<[u8]>> =
             pieces.filter(|(piece, control)| **control && piece.len() > 1).map(|(piece, _)| piece.clone()).collect();
@@ -44,7 +44,7 @@ impl ControlLiterals {
         Self { texts, lengths }
     }
 
-    /// Returns the length of the longest literal with which the text begins.
+    /// Returns the length of the longest control literal at the start of the text.
     fn at(&self, text: &[u8]) -> Option<usize> {
         let lengths = &self.lengths[usize::from(*text.first()?)];
         lengths.iter().copied().find(|&len| text.get(..len).is_some_and(|start| self.texts.contains(start)))
@@ -53,43 +53,43 @@ impl ControlLiterals {
 
 type Tokenize = dyn Fn(&str, bool, bool) -> Vec<TokenId> + Send + Sync;
 
-/// The vocabulary's tokens with a role.
+/// The special tokens of the vocabulary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SpecialTokens {
-    /// Begins a sequence.
+    /// Start of a sequence.
     pub bos: Option<TokenId>,
-    /// Ends a sequence.
+    /// End of a sequence.
     pub eos: Option<TokenId>,
-    /// Ends a turn of a conversation, where that is another token than `eos`.
+    /// End of a turn, if it differs from `eos`.
     pub eot: Option<TokenId>,
-    /// Fills batches up.
+    /// Padding of batches.
     pub pad: Option<TokenId>,
-    /// Whether `bos` stands before every prompt.
+    /// True if every prompt starts with `bos`.
     pub add_bos: bool,
-    /// What filling in between two texts takes; `None` when the model was not trained for it.
+    /// Infill tokens; `None` if the model was not trained for infilling.
     pub fill_in: Option<InfillTokens>,
 }
 
 impl SpecialTokens {
-    /// The token that ends a turn of a conversation.
+    /// Returns the token that ends a turn of a conversation.
     #[must_use]
     pub fn end_of_turn(&self) -> Option<TokenId> {
         self.eot.or(self.eos)
     }
 }
 
-/// Tokens of a prompt that is to be filled in between two texts.
+/// Tokens of an infill prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InfillTokens {
-    /// Stands before the text in front of the gap.
+    /// Precedes the text before the gap.
     pub prefix: TokenId,
-    /// Stands before the text behind the gap.
+    /// Precedes the text after the gap.
     pub suffix: TokenId,
-    /// Stands where the filling begins.
+    /// Precedes the generated middle.
     pub middle: TokenId,
-    /// Stands before the name of a repository.
+    /// Precedes the name of a repository.
     pub repository: Option<TokenId>,
-    /// Stands before the name of a file.
+    /// Precedes the name of a file.
     pub file: Option<TokenId>,
 }
 
@@ -100,8 +100,8 @@ impl std::fmt::Debug for Vocabulary {
 }
 
 impl Vocabulary {
-    /// Puts a vocabulary together. `pieces` holds every token's bytes, special tokens as their literal text;
-    /// `tokenize(text, add_special, parse_special)` is the model's tokenizer.
+    /// Creates a vocabulary. `pieces` holds every token's bytes, with special tokens as their literals; `tokenize(text,
+    /// add_special, parse_special)` is the model's tokenizer.
     pub fn new(
         pieces: Vec<Box<[u8]>>,
         control: Vec<bool>,
@@ -121,20 +121,20 @@ impl Vocabulary {
         }
     }
 
-    /// Number of tokens.
+    /// Returns the number of tokens.
     #[must_use]
     pub fn len(&self) -> usize {
         self.pieces.len()
     }
 
-    /// Whether it has no token at all.
+    /// Returns true if it has no tokens.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }
 
-    /// Text to tokens. `add_special` puts BOS before and EOS after as the model wants it; `parse_special` reads
-    /// the literals of special tokens as those tokens.
+    /// Tokenizes text. `add_special` adds BOS and EOS as the model requires; `parse_special` parses the literals of
+    /// special tokens.
     #[must_use]
     pub fn encode(&self, text: &str, add_special: bool, parse_special: bool) -> Vec<TokenId> {
         (self.tokenize)(text, add_special, parse_special)
@@ -150,13 +150,13 @@ impl Vocabulary {
         tokens
     }
 
-    /// The bytes of a token, a special token's literal included; empty for an id outside the vocabulary.
+    /// Returns the bytes of a token, with special tokens as literals; empty for an id outside the vocabulary.
     #[must_use]
     pub fn piece(&self, token: TokenId) -> &[u8] {
         usize::try_from(token).ok().and_then(|index| self.pieces.get(index)).map_or(&[], |piece| piece)
     }
 
-    /// Tokens to text, special tokens as their literals, invalid UTF-8 replaced.
+    /// Converts tokens to text, with special tokens as literals and invalid UTF-8 replaced.
     #[must_use]
     pub fn decode(&self, tokens: &[TokenId]) -> String {
         let mut bytes = Vec::with_capacity(8 * tokens.len());
@@ -166,8 +166,8 @@ impl Vocabulary {
         String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
     }
 
-    /// The text of each token; a token that is an incomplete piece of UTF-8 has "", and its bytes stand at the
-    /// start of the text of the token that completes or breaks the character.
+    /// Returns the text of each token. A token that is an incomplete part of a UTF-8 character has ""; its bytes are at
+    /// the start of the text of the token that completes or breaks the character.
     #[must_use]
     pub fn texts(&self, tokens: &[TokenId]) -> Vec<String> {
         let mut pending = Vec::new();
@@ -186,13 +186,13 @@ impl Vocabulary {
             .collect()
     }
 
-    /// Whether the token is a control token, which is never part of an answer's text.
+    /// Returns true for a control token, which is never part of an answer's text.
     #[must_use]
     pub fn is_control(&self, token: TokenId) -> bool {
         usize::try_from(token).ok().and_then(|index| self.control.get(index)).copied().unwrap_or(false)
     }
 
-    /// Returns where literals of control tokens stand in a text, in order; one may begin within another.
+    /// Returns the ranges of control literals in a text, in order; ranges may overlap.
     pub(super) fn control_literals<'a>(&'a self, text: &'a str) -> impl Iterator<Item = Range<usize>> + 'a {
         let literals = self.literals.get_or_init(|| ControlLiterals::of(self));
         (0..text.len())
@@ -200,19 +200,20 @@ impl Vocabulary {
             .filter(|found| text.is_char_boundary(found.start) && text.is_char_boundary(found.end))
     }
 
-    /// Whether the token ends a generation.
+    /// Returns true if the token ends a generation.
     #[must_use]
     pub fn is_end_of_generation(&self, token: TokenId) -> bool {
         self.end_of_generation.contains(&token)
     }
 
-    /// All tokens that end a generation.
+    /// Returns all tokens that end a generation.
     #[must_use]
     pub fn end_of_generation(&self) -> &[TokenId] {
         &self.end_of_generation
     }
 
-    /// Where the texts that end a repetition begin; it takes a pass over the vocabulary, so the last ones are kept.
+    /// Returns the start positions of sequence breakers. The computation scans the vocabulary, so recent results are
+    /// cached.
     pub(super) fn breakers(&self, texts: &[String]) -> Arc<Breakers> {
         let mut kept = self.breakers.lock().unwrap_or_else(PoisonError::into_inner);
         let known = kept.iter().position(|(known, _)| known == texts).map(|at| kept.remove(at));
@@ -225,26 +226,26 @@ impl Vocabulary {
         breakers
     }
 
-    /// The tokens with a role.
+    /// Returns the special tokens.
     #[must_use]
     pub fn special(&self) -> SpecialTokens {
         self.special
     }
 
-    /// Whether the id is in the vocabulary.
+    /// Returns true if the id is in the vocabulary.
     #[must_use]
     pub fn contains(&self, token: TokenId) -> bool {
         usize::try_from(token).is_ok_and(|index| index < self.pieces.len())
     }
 }
 
-/// Text as the trace keeps it: PostgreSQL's text cannot hold NUL.
+/// Replaces NUL characters, which PostgreSQL's text cannot store.
 #[must_use]
 pub fn printable(text: String) -> String {
     if text.contains('\0') { text.replace('\0', "\u{fffd}") } else { text }
 }
 
-/// How many tokens two sequences begin with alike.
+/// Returns the length of the common prefix of two sequences.
 #[must_use]
 pub fn common_prefix(a: &[TokenId], b: &[TokenId]) -> usize {
     const BLOCK: usize = 64;
@@ -254,7 +255,8 @@ pub fn common_prefix(a: &[TokenId], b: &[TokenId]) -> usize {
     same + a[same..].iter().zip(&b[same..]).take_while(|(a, b)| a == b).count()
 }
 
-/// Length of the longest prefix that does not end within a UTF-8 character. Invalid bytes count as complete.
+/// Returns the length of the longest prefix that does not end inside a UTF-8 character. Invalid bytes count as
+/// complete.
 #[must_use]
 pub fn complete_prefix(bytes: &[u8]) -> usize {
     let mut start = 0;
@@ -276,7 +278,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn sequences_begin_alike_up_to_where_they_differ(same in 0usize..300, a in 0i32..3, b in 3i32..6, more in 0usize..90) {
+        fn common_prefix_ends_at_the_first_difference(same in 0usize..300, a in 0i32..3, b in 3i32..6, more in 0usize..90) {
             let one: Vec<i32> = (0..same as i32).chain(std::iter::repeat_n(-a, more)).collect();
             let other: Vec<i32> = (0..same as i32).chain(std::iter::repeat_n(-b, 90 - more)).collect();
             prop_assert_eq!(common_prefix(&one, &other), same);
@@ -284,7 +286,7 @@ mod tests {
         }
 
         #[test]
-        fn pieces_join_to_the_lossy_text(bytes: Vec<u8>, cut in 0usize..64) {
+        fn token_texts_join_to_the_lossy_text(bytes: Vec<u8>, cut in 0usize..64) {
             let cut = cut.min(bytes.len());
             let first = complete_prefix(&bytes[..cut]);
             let joined = String::from_utf8_lossy(&bytes[..first]).into_owned() + &String::from_utf8_lossy(&bytes[first..]);

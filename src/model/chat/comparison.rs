@@ -1,7 +1,8 @@
-//! A maintainer's check: chat templates of real models render as in Jinja2, and their messages are found in the text.
+//! Optional check for maintainers: chat templates of real models render like in Jinja2, and messages are located in the
+//! text.
 //!
-//! It runs where `THUNDER_CHAT_TEMPLATES` names a folder of `.jinja` files, e.g. llama.cpp's `models/templates`, and
-//! `THUNDER_JINJA_PYTHON` a Python with jinja2. `THUNDER_CHAT_TEMPLATES_REPORT` names a file for the table of results.
+//! It needs `THUNDER_CHAT_TEMPLATES`, a folder of `.jinja` files such as llama.cpp's `models/templates`, and
+//! `THUNDER_JINJA_PYTHON`, a Python with jinja2. `THUNDER_CHAT_TEMPLATES_REPORT` names a file for the table of results.
 
 use super::{ChatTemplate, RenderOptions, messages};
 use chrono::DateTime;
@@ -12,7 +13,7 @@ use std::process::{Command, Stdio};
 
 const PYTHON: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/python/render_chat_templates.py");
 
-/// A conversation, and what it is rendered with.
+/// A conversation and its render options.
 struct Case {
     name: &'static str,
     messages: Value,
@@ -101,7 +102,7 @@ fn chat_templates_render_as_in_jinja2() {
     let (Some(folder), Some(python)) =
         (std::env::var_os("THUNDER_CHAT_TEMPLATES"), std::env::var_os("THUNDER_JINJA_PYTHON"))
     else {
-        eprintln!("SKIPPED: THUNDER_CHAT_TEMPLATES and THUNDER_JINJA_PYTHON do not both name something");
+        eprintln!("SKIPPED: THUNDER_CHAT_TEMPLATES and THUNDER_JINJA_PYTHON are not both set");
         return;
     };
     let mut sources: Vec<(String, String)> = std::fs::read_dir(folder)
@@ -167,7 +168,7 @@ fn chat_templates_render_as_in_jinja2() {
     assert!(wrong.is_empty(), "{} renders differ", wrong.len());
 }
 
-/// Renders a case: the text and whether every user's message was found in it, and what the template was given.
+/// Renders a case: the text, true if every user message was located in it, and the template's variables.
 fn rendered(template: &ChatTemplate, case: &Case) -> (Result<(String, bool), String>, Value) {
     let options = RenderOptions {
         tools: case.tools.clone(),

@@ -1,14 +1,14 @@
-//! Families of models: how their answers say a tool call and a thought, whose role a tool's result has, and what ends
-//! a turn.
+//! Families of models: their form of tool calls and thoughts, the role of tool results, and the end of a turn.
 //!
-//! A family is told by the markers in its chat template, not by the model's name, which anybody can change. A model
-//! whose template knows no tools gets them described by us, and answers as the Hermes family does.
+//! The markers in a model's chat template determine its family, not the model's name, which anybody can change. If the
+//! template supports no tools, Thunder describes them in the system message, and the model answers like the Hermes
+//! family.
 
 use super::format::{AnswerSyntax, CallForm, CallShape, Keys, Tags};
 use super::pattern::{Hole, Pattern};
 use serde::Serialize;
 
-/// A line of models whose answers look alike.
+/// A line of models with the same form of answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ModelFamily {
@@ -16,23 +16,23 @@ pub enum ModelFamily {
     Hermes,
     /// Qwen 3 Coder: tagged parameters in `<tool_call><function=…>`.
     QwenCoder,
-    /// Llama 3.x: bare JSON, or code behind `<|python_tag|>`.
+    /// Llama 3.x: bare JSON, or code after `<|python_tag|>`.
     Llama3,
     /// Functionary and Llama 3.1's own tools: `<function=name>{…}</function>`.
     Functionary,
     /// Mistral, Ministral, Magistral, Devstral: `[TOOL_CALLS]`.
     Mistral,
-    /// GLM 4: the name on a line of its own, then JSON.
+    /// GLM 4: the name on a separate line, then JSON.
     Glm4,
     /// GLM 4.5 and newer: `<arg_key>` and `<arg_value>` in `<tool_call>`.
     Glm45,
-    /// `DeepSeek` V3 and R1, and what was distilled from them.
+    /// `DeepSeek` V3 and R1, and models distilled from them.
     DeepSeek,
     /// Kimi K2.
     Kimi,
     /// Command R7B, Command A: JSON in `<|START_ACTION|>`.
     CommandR,
-    /// Phi 4 and Granite 3: a JSON list behind `<|tool_call|>`.
+    /// Phi 4 and Granite 3: a JSON list after `<|tool_call|>`.
     Phi,
     /// Nemotron: a JSON list in `<TOOLCALL>`.
     Nemotron,
@@ -42,16 +42,16 @@ pub enum ModelFamily {
     Lfm2,
     /// Gemma.
     Gemma,
-    /// Anything else, `ChatML` and models without a template included.
+    /// All others, including `ChatML` and models without a template.
     Plain,
 }
 
 impl ModelFamily {
-    /// The family whose markers are in the template.
+    /// Returns the family whose markers are in the template.
     #[must_use]
     pub fn of(template: &str) -> Self {
         let has = |marker: &str| template.contains(marker);
-        // The more special markers first: a template may mention another family's, too.
+        // More specific markers come first: a template may also mention another family's.
         let families: [(bool, Self); 17] = [
             (has("<|channel|>"), Self::Harmony),
             (has("<|START_ACTION|>"), Self::CommandR),
@@ -113,7 +113,7 @@ impl ModelFamily {
         }
     }
 
-    /// The forms of its calls as far as they are known without a template.
+    /// Returns the forms of its calls that are known without a template.
     fn calls(self) -> Vec<CallForm> {
         let object = || CallShape::object("name", "arguments");
         match self {
@@ -196,7 +196,7 @@ impl ModelFamily {
 }
 
 impl AnswerSyntax {
-    /// The form of answers that a template's markers tell of.
+    /// Returns the form of answers that follows from a template's markers.
     #[must_use]
     pub fn of_markers(template: &str) -> Self {
         let mut format = ModelFamily::of(template).format();
@@ -217,8 +217,8 @@ impl AnswerSyntax {
         format
     }
 
-    /// The same form for a model whose template describes no tools, so that they are described for it: it answers as
-    /// described, or as it learned.
+    /// Adapts the form for a template that describes no tools: the model answers as the description in the system
+    /// message says, or as it was trained.
     #[must_use]
     pub fn without_own_tools(mut self) -> Self {
         let mut calls = ModelFamily::Hermes.calls();
@@ -234,7 +234,7 @@ mod tests {
     use super::ModelFamily;
 
     #[test]
-    fn a_template_tells_its_family() {
+    fn markers_in_the_template_determine_the_family() {
         for (template, family) in [
             ("{{ '<|im_start|>' }}{% if tools %}<tool_call>{% endif %}", ModelFamily::Hermes),
             ("<|start_header_id|>ipython<|end_header_id|>", ModelFamily::Llama3),

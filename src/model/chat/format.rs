@@ -1,24 +1,24 @@
-//! The written form of a model's answers: the markers of thoughts and text, and the forms of a tool call.
+//! The syntax of a model's answers: the markers of thoughts and text, and the forms of a tool call.
 
 use super::family::ModelFamily;
 use super::pattern::{Hole, Pattern};
 
-/// The written form of a model's answers.
+/// The syntax of a model's answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AnswerSyntax {
     /// The family.
     pub family: ModelFamily,
-    /// Forms of a call. All are read, the first is written where an answer must call.
+    /// Forms of a call. All are parsed; the first is used where an answer must call.
     pub calls: Vec<CallForm>,
-    /// The markers before and after a thought.
+    /// Markers before and after a thought.
     pub thought: (String, String),
     /// Markers around ordinary text, which are not part of it.
     pub silent: Vec<String>,
-    /// Marker at the beginning of an answer's text that is not part of it.
+    /// Marker at the start of an answer's text that is not part of it.
     pub lead: Option<String>,
-    /// The role under which the template takes a tool's result.
+    /// The template's role for a tool's result.
     pub tool_role: &'static str,
-    /// Tokens that end a turn, besides those that the vocabulary says end a generation.
+    /// Tokens that end a turn, in addition to the vocabulary's end-of-generation tokens.
     pub end_of_turn: &'static [&'static str],
 }
 
@@ -55,23 +55,23 @@ pub enum CallShape {
     Tagged(Tags),
     /// `name{key:value}`, with strings in these quotes.
     Braces {
-        /// Before and after a string.
+        /// Text before and after a string.
         quote: String,
     },
-    /// `name(key=value)`, as Python writes a call.
+    /// `name(key=value)`, in Python's syntax.
     Python,
     /// An object, or code for a tool that runs it.
     Code,
-    /// A message to the function, on its own channel.
+    /// A message to the function, on a separate channel.
     Channel,
 }
 
 /// The keys of an object that is a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Keys {
-    /// The name's; without one, the name is itself the key of the arguments.
+    /// Key of the name; without one, the name itself is the key of the arguments.
     pub name: Option<String>,
-    /// The arguments'.
+    /// Key of the arguments.
     pub arguments: String,
     /// The object up to the arguments.
     pub head: Pattern,
@@ -82,13 +82,13 @@ pub struct Keys {
 /// Tags around a call's arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tags {
-    /// After the name.
+    /// Text after the name.
     pub after_name: Pattern,
-    /// Before an argument's key.
+    /// Text before an argument's key.
     pub before_key: Pattern,
-    /// Between key and value.
+    /// Text between key and value.
     pub middle: Pattern,
-    /// After the value. The mark of [`Hole::Key`] stands for the key.
+    /// Text after the value. The mark of [`Hole::Key`] represents the key.
     pub after_value: String,
     /// Text for the hole in `middle`, for each JSON type of the value; empty if it has none.
     pub kinds: Vec<(&'static str, String)>,
@@ -97,14 +97,14 @@ pub struct Tags {
 }
 
 impl AnswerSyntax {
-    /// Returns whether answers are written in channels.
+    /// Returns true if answers are written in channels.
     #[must_use]
     pub fn is_channels(&self) -> bool {
         self.calls.iter().any(|form| form.shape == CallShape::Channel)
     }
 
-    /// Texts that structure an answer. Where the vocabulary has part of one as a control token, that token is part of the
-    /// answer's text although control tokens are not.
+    /// Returns the texts that structure an answer. If the vocabulary has part of one as a control token, that token is
+    /// part of the answer's text, unlike other control tokens.
     #[must_use]
     pub fn markers(&self) -> Vec<&str> {
         let mut markers: Vec<&str> = self.silent.iter().map(String::as_str).collect();
@@ -134,7 +134,7 @@ impl AnswerSyntax {
 }
 
 impl CallForm {
-    /// A form of which a block holds one call after another: text before and after each.
+    /// Creates a form whose blocks are a sequence of calls, with text before and after each.
     #[must_use]
     pub fn new(before: &str, shape: CallShape, after: &str, separator: &str) -> Self {
         Self {
@@ -148,25 +148,25 @@ impl CallForm {
         }
     }
 
-    /// The same form with text before and after the calls of a block.
+    /// Adds text before and after the calls of a block.
     #[must_use]
     pub fn in_block(self, open: &str, close: &str) -> Self {
         Self { open: open.into(), close: close.into(), ..self }
     }
 
-    /// The same form with the calls of a block in brackets.
+    /// Puts the calls of a block in brackets.
     #[must_use]
     pub fn in_list(self, open: &str, close: &str) -> Self {
         Self { list: true, ..self.in_block(open, close) }
     }
 
-    /// Returns whether a call needs no marker at the beginning of an answer.
+    /// Returns true if a call needs no marker at the start of an answer.
     #[must_use]
     pub fn is_bare(&self) -> bool {
         self.open.is_blank() && self.before.is_blank() && !self.list && self.shape != CallShape::Channel
     }
 
-    /// The text by which a block is found.
+    /// Returns the text that identifies a block.
     #[must_use]
     pub fn marker(&self) -> Option<&str> {
         let patterns = [&self.open, &self.before, &self.separator];
@@ -176,7 +176,7 @@ impl CallForm {
 }
 
 impl CallShape {
-    /// An object with the name and the arguments under these keys, in this order.
+    /// Creates an object with the name and the arguments under these keys, in this order.
     #[must_use]
     pub fn object(name: &str, arguments: &str) -> Self {
         Self::Json(Keys {
@@ -187,7 +187,7 @@ impl CallShape {
         })
     }
 
-    /// The name, this text, then the arguments as an object.
+    /// Creates the form of a name, this text, then the arguments as an object.
     #[must_use]
     pub fn named(middle: &str) -> Self {
         Self::Named { middle: middle.into() }

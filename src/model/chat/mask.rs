@@ -1,16 +1,16 @@
-//! Keeps control tokens in the text of a conversation from being read as control tokens.
+//! Masking of control tokens in the text of a conversation.
 //!
-//! A user who writes `<|im_end|>` means the letters. Before the conversation is rendered once more, a mark is put into
-//! every such text; in the result, what is still whole is the template's, and what has a mark is not.
+//! A user who writes `<|im_end|>` means the characters. A mark is inserted into every such text, and the conversation
+//! is rendered again; in the result, unmarked literals are the template's and marked ones are text.
 
 use crate::events::TokenId;
 use crate::model::Vocabulary;
 use serde_json::{Map, Value};
 
-/// A private-use character that stands within a masked text.
+/// A private-use character that is inserted into masked text.
 pub(super) const MARK: char = '\u{f5a8c}';
 
-/// Marks the literals of control tokens in every text of a value, those in `spared` excepted. Returns whether there
+/// Marks the literals of control tokens in every string of a value, except those in `spared`. Returns true if there
 /// were any.
 pub(super) fn mask(value: &mut Value, vocabulary: &Vocabulary, spared: &[&str]) -> bool {
     match value {
@@ -39,7 +39,7 @@ pub(super) fn mask(value: &mut Value, vocabulary: &Vocabulary, spared: &[&str]) 
     }
 }
 
-/// Returns the text with a mark in every control token's literal; `None` where there is none.
+/// Returns the text with a mark in every control token's literal; `None` if there is none.
 pub(super) fn masked(text: &str, vocabulary: &Vocabulary, spared: &[&str]) -> Option<String> {
     let mut result = String::new();
     let mut copied = 0;
@@ -67,16 +67,16 @@ pub(super) fn unmasked(text: &str) -> String {
     text.replace(MARK, "")
 }
 
-/// Returns the tokens of a masked text: control tokens where their literals are whole, and nowhere else.
+/// Tokenizes a masked text: only unmarked literals become control tokens.
 pub(super) fn tokenize(text: &str, vocabulary: &Vocabulary) -> Vec<TokenId> {
-    // The tokenizer itself says what comes before and after every text.
+    // The tokenizer itself determines the tokens before and after every text.
     let around = vocabulary.encode("", true, true);
     let bos = usize::from(vocabulary.special().bos.is_some_and(|bos| around.first() == Some(&bos)));
     let mut tokens = around[..bos].to_vec();
     let mut at = 0;
     while let Some(found) = text[at..].find(MARK) {
         let mark = at + found;
-        // Between two control tokens, a text is tokenized on its own anyway.
+        // Text between two control tokens is tokenized separately in any case.
         let start = vocabulary.control_literals(&text[at..mark]).last().map_or(at, |last| at + last.end);
         let end = vocabulary.control_literals(&text[mark..]).next().map_or(text.len(), |next| mark + next.start);
         tokens.extend(vocabulary.encode(&text[at..start], false, true));

@@ -1,4 +1,4 @@
-//! Messages as templates expect them, made of what clients send.
+//! Conversion of a client's messages to the form that templates expect.
 
 use super::ChatTemplateError;
 use super::family::ModelFamily;
@@ -6,14 +6,14 @@ use super::format::AnswerSyntax;
 use serde_json::{Map, Value};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// What the assistant has said already of an answer that is to be continued.
+/// The existing part of an answer that is to be continued.
 #[derive(Debug)]
 pub(super) struct Last {
     pub(super) reasoning: String,
     pub(super) content: String,
 }
 
-/// Takes the last message off, which must be the assistant's.
+/// Removes the last message, which must be the assistant's.
 pub(super) fn to_continue(messages: &mut Vec<Value>) -> Result<Last, ChatTemplateError> {
     let wrong = |pointer: String, message: &str| ChatTemplateError::Message { pointer, message: message.to_owned() };
     let at = messages.len() - 1;
@@ -21,14 +21,17 @@ pub(super) fn to_continue(messages: &mut Vec<Value>) -> Result<Last, ChatTemplat
     if last["role"] != "assistant" {
         return Err(wrong(
             format!("messages[{at}].role"),
-            "continue_final_message needs an assistant's message at the end, for there is nothing else to continue",
+            "continue_final_message needs an assistant message at the end",
         ));
     }
     if last["tool_calls"].as_array().is_some_and(|calls| !calls.is_empty()) {
         return Err(wrong(format!("messages[{at}].tool_calls"), "a message with tool calls cannot be continued"));
     }
     if at == 0 {
-        return Err(wrong("messages".into(), "messages must have one before the assistant's that is to be continued"));
+        return Err(wrong(
+            "messages".into(),
+            "messages must contain a message before the assistant message to continue",
+        ));
     }
     let text = |field: &str| last[field].as_str().unwrap_or_default().to_owned();
     let last = Last { reasoning: text("reasoning_content"), content: text("content") };
@@ -36,7 +39,7 @@ pub(super) fn to_continue(messages: &mut Vec<Value>) -> Result<Last, ChatTemplat
     Ok(last)
 }
 
-/// Fits the messages to the family's template: the role of results, the form of arguments, the form of ids.
+/// Adapts the messages to the family's template: the role of results, the form of arguments, the form of ids.
 pub(super) fn adapt(messages: &mut [Value], format: &AnswerSyntax, arguments_as_text: bool, source: &str) {
     let mentions = |word: &str| source.contains(&format!("'{word}'")) || source.contains(&format!("\"{word}\""));
     let rename_results = format.tool_role != "tool" && !mentions("tool");
@@ -72,14 +75,14 @@ pub(super) fn adapt(messages: &mut [Value], format: &AnswerSyntax, arguments_as_
     }
 }
 
-/// Puts the first message, the system's, in front of the next, for a template that takes none of the system.
+/// Prepends the system message to the next message, for a template that does not support system messages.
 pub(super) fn merge_system(messages: &mut Vec<Value>) {
     let system = messages.remove(0);
     let text = |message: &Value| message["content"].as_str().unwrap_or_default().to_owned();
     messages[0]["content"] = format!("{}\n{}", text(&system), text(&messages[0])).into();
 }
 
-/// Mistral's templates take ids of nine letters and digits only.
+/// Shortens an id: Mistral's templates only accept ids of nine letters and digits.
 fn shorten(id: &mut Value) {
     const LETTERS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
     let Some(text) = id.as_str().filter(|text| text.len() != 9 || !text.bytes().all(|b| b.is_ascii_alphanumeric()))
@@ -97,14 +100,14 @@ fn shorten(id: &mut Value) {
     *id = short.into();
 }
 
-/// Messages as templates expect them: `content` is a text (parts are joined), the arguments of tool calls are
+/// Normalises messages for templates: `content` becomes a string (parts are joined), the arguments of tool calls become
 /// objects.
 pub(super) fn normalised(messages: &Value) -> Result<Vec<Value>, ChatTemplateError> {
     let wrong = |pointer: String, message: String| ChatTemplateError::Message { pointer, message };
     let list = messages
         .as_array()
         .filter(|list| !list.is_empty())
-        .ok_or_else(|| wrong("messages".into(), "messages must be a list with at least one message".into()))?;
+        .ok_or_else(|| wrong("messages".into(), "messages must be an array with at least one message".into()))?;
     let mut normal = Vec::with_capacity(list.len());
     for (index, message) in list.iter().enumerate() {
         let at = |field: &str| format!("messages[{index}]{field}");
@@ -113,13 +116,13 @@ pub(super) fn normalised(messages: &Value) -> Result<Vec<Value>, ChatTemplateErr
         };
         let role = fields.get("role").and_then(Value::as_str).filter(|role| !role.is_empty());
         if role.is_none() {
-            return Err(wrong(at(".role"), format!("messages[{index}].role must be a text, e.g. \"user\"")));
+            return Err(wrong(at(".role"), format!("messages[{index}].role must be a string, e.g. \"user\"")));
         }
         let content = match fields.get("content") {
             None if role != Some("assistant") => {
                 return Err(wrong(
                     at(".content"),
-                    format!("messages[{index}].content is missing; it takes a text or a list of parts"),
+                    format!("messages[{index}].content is missing; it must be a string or an array of parts"),
                 ));
             }
             None | Some(Value::Null) => String::new(),
@@ -128,7 +131,7 @@ pub(super) fn normalised(messages: &Value) -> Result<Vec<Value>, ChatTemplateErr
             Some(_) => {
                 return Err(wrong(
                     at(".content"),
-                    format!("messages[{index}].content must be a text or a list of parts"),
+                    format!("messages[{index}].content must be a string or an array of parts"),
                 ));
             }
         };
@@ -158,15 +161,12 @@ fn check_calls(fields: &Map<String, Value>, pointer: &str) -> Result<(), ChatTem
     let calls = match fields.get("tool_calls") {
         None | Some(Value::Null) => return Ok(()),
         Some(Value::Array(calls)) => calls,
-        Some(_) => return wrong(pointer.to_owned(), "a list of {\"id\", \"type\", \"function\"}"),
+        Some(_) => return wrong(pointer.to_owned(), "an array of {\"id\", \"type\", \"function\"}"),
     };
     for (index, call) in calls.iter().enumerate() {
         let function = call.get("function").unwrap_or(call);
         if !function["name"].is_string() {
-            return wrong(
-                format!("{pointer}[{index}].function.name"),
-                "a text, the name of the function that was called",
-            );
+            return wrong(format!("{pointer}[{index}].function.name"), "a string, the name of the called function");
         }
     }
     Ok(())
@@ -181,7 +181,7 @@ fn joined(parts: &[Value], pointer: &str) -> Result<String, ChatTemplateError> {
                 return Err(ChatTemplateError::Message {
                     pointer: pointer.to_owned(),
                     message: format!(
-                        "{pointer} has a part of type '{}'; the model takes text parts only",
+                        "{pointer} has a part of type '{}'; the model accepts only text parts",
                         kind.unwrap_or("?")
                     ),
                 });

@@ -1,8 +1,8 @@
-//! Chat templates: messages and tools to the prompt's text, by the template inside the GGUF.
+//! Chat templates: rendering of messages and tools to the prompt's text by the template in the GGUF file.
 //!
-//! Templates are written for Python's Jinja2 and come with the weights, from anywhere: they run in minijinja with
-//! Python's methods, a limit of instructions, and no access to anything. [`RenderedPrompt`] says which part of the text
-//! each message became, so that a replay can show who said what.
+//! Templates are written for Python's Jinja2 and come with the weights, so they are untrusted: they run in minijinja
+//! with Python's methods, a limit of instructions, and no access to the system. [`RenderedPrompt`] records which part
+//! of the text each message became, so that a replay can show the author of each part.
 
 pub mod answer;
 mod derive;
@@ -32,22 +32,22 @@ use serde_json::{Map, Value, json};
 use spans::Marked;
 use std::sync::Arc;
 
-/// The template of a model that has none.
+/// The template for a model without one.
 const CHATML: &str = "{% for message in messages %}\
     {{ '<|im_start|>' ~ message.role ~ '\n' ~ message.content ~ '<|im_end|>\n' }}{% endfor %}\
     {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
-/// Instructions that one rendering may take; a conversation of a thousand messages takes some 50 000.
+/// Maximum instructions per rendering; a conversation of a thousand messages takes some 50 000.
 const FUEL: u64 = 5_000_000;
 
 const NAME: &str = "chat";
 
-/// Renderer of a conversation.
+/// The renderer of a conversation.
 #[derive(Debug)]
 enum Renderer {
-    /// A template in Jinja.
+    /// A Jinja template.
     Jinja(Box<Environment<'static>>),
-    /// A template of llama.cpp, by its name.
+    /// A template that is built into llama.cpp, by name.
     LlamaCpp(String),
 }
 
@@ -55,55 +55,55 @@ enum Renderer {
 #[derive(Debug)]
 pub struct ChatTemplate {
     renderer: Renderer,
-    /// Texts that the template may look for in a message.
+    /// Texts that the template may search in a message.
     literals: Vec<String>,
     /// The vocabulary whose control tokens a conversation cannot write.
     vocabulary: Option<Arc<Vocabulary>>,
     bos: String,
     eos: String,
     source: String,
-    /// Whether it is our fallback, because the model has none.
+    /// True for the fallback template of a model without one.
     fallback: bool,
     format: Arc<AnswerSyntax>,
     abilities: Abilities,
 }
 
-/// What is rendered besides the messages.
+/// Input of a rendering besides the messages.
 #[derive(Debug, Clone)]
 pub struct RenderOptions {
-    /// The tools, in OpenAI's shape.
+    /// The tools, in OpenAI's form.
     pub tools: Option<Value>,
-    /// Whether the text ends with the beginning of the assistant's answer.
+    /// True to end the text with the start of the assistant's answer.
     pub add_generation_prompt: bool,
-    /// Whether the text ends within the last message, an assistant's, which the answer then continues.
+    /// True to end the text within the last message, an assistant's, which the answer then continues.
     pub continue_final: bool,
     /// Further variables of the template, e.g. `enable_thinking`.
     pub variables: Map<String, Value>,
-    /// The time that `strftime_now` tells.
+    /// The time for `strftime_now`.
     pub now: DateTime<Utc>,
 }
 
-/// Why a conversation has no prompt.
+/// The reason why a conversation cannot be rendered.
 #[derive(Debug, thiserror::Error)]
 pub enum ChatTemplateError {
     /// The GGUF's template does not compile.
-    #[error("the model's chat template cannot be read: {0}")]
+    #[error("the model's chat template does not compile: {0}")]
     Template(String),
-    /// The template called `raise_exception`, or tripped over the messages.
-    #[error("the model's chat template does not take these messages: {0}")]
+    /// The template called `raise_exception`, or failed on the messages.
+    #[error("the model's chat template rejects these messages: {0}")]
     Refused(String),
-    /// A message is not in OpenAI's shape.
+    /// A message is not in OpenAI's form.
     #[error("{message}")]
     Message {
-        /// Where, e.g. `messages[2].content`.
+        /// JSON path, e.g. `messages[2].content`.
         pointer: String,
-        /// What was wrong, and what would be right.
+        /// The error and the expected form.
         message: String,
     },
 }
 
 impl ChatTemplate {
-    /// Compiles a model's template; `None` means the `ChatML` fallback. `bos` and `eos` are the texts of those tokens.
+    /// Compiles a model's template; `None` for the `ChatML` fallback. `bos` and `eos` are the texts of those tokens.
     ///
     /// # Errors
     /// [`ChatTemplateError::Template`].
@@ -112,7 +112,7 @@ impl ChatTemplate {
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(|error| ChatTemplateError::Template(error.to_string()))?);
         environment.set_fuel(Some(FUEL));
-        // The text is a prompt, not a page.
+        // The output is a prompt, not HTML.
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         python::install(&mut environment);
         let text = source.unwrap_or(CHATML);
@@ -131,13 +131,13 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// Returns the template that llama.cpp has by this name and renders itself.
+    /// Returns llama.cpp's built-in template with this name.
     ///
     /// # Errors
-    /// [`ChatTemplateError::Template`] when llama.cpp has none of that name.
+    /// [`ChatTemplateError::Template`] if llama.cpp has no template with this name.
     pub fn of_llama_cpp(name: &str, bos: &str, eos: &str) -> Result<Self, ChatTemplateError> {
         let said = [("system", "a"), ("user", "b"), ("assistant", "c"), ("user", "d")];
-        // What it writes tells the family, as the text of a Jinja template does.
+        // Its output determines the family, like the text of a Jinja template.
         let Some(sample) = llama::apply_chat_template(name, &said, true) else {
             return Err(ChatTemplateError::Template(format!("llama.cpp has no chat template '{name}'")));
         };
@@ -168,38 +168,38 @@ impl ChatTemplate {
         }
     }
 
-    /// Reads the literals of this vocabulary's control tokens as text where a conversation has them.
+    /// Makes the literals of this vocabulary's control tokens plain text in conversations.
     #[must_use]
     pub fn guarding(mut self, vocabulary: Arc<Vocabulary>) -> Self {
         self.vocabulary = Some(vocabulary);
         self
     }
 
-    /// The template's text.
+    /// Returns the template's text.
     #[must_use]
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// How the model's answers are written.
+    /// Returns the syntax of the model's answers.
     #[must_use]
     pub fn format(&self) -> Arc<AnswerSyntax> {
         Arc::clone(&self.format)
     }
 
-    /// Whether the template describes tools; else they are described in the system message.
+    /// Returns true if the template describes tools; otherwise they are described in the system message.
     #[must_use]
     pub fn knows_tools(&self) -> bool {
         self.abilities.tools
     }
 
-    /// Whether it is our fallback, because the model has none.
+    /// Returns true for the fallback template of a model without one.
     #[must_use]
     pub fn is_fallback(&self) -> bool {
         self.fallback
     }
 
-    /// Renders a conversation in OpenAI's shape: an array of messages with `role` and `content`.
+    /// Renders a conversation in OpenAI's form: an array of messages with `role` and `content`.
     ///
     /// # Errors
     /// [`ChatTemplateError::Message`] and [`ChatTemplateError::Refused`].
@@ -215,7 +215,7 @@ impl ChatTemplate {
         if let (Some(system), Some(part)) = (self.merged_system(&messages), parts.first_mut())
             && text[part.start..part.end].starts_with(system)
         {
-            // What the system says stays the system's, also where it stands in the user's message.
+            // The system's text keeps its role, even inside the user's message.
             let end = part.start + system.len();
             let start = std::mem::replace(&mut part.start, (end + 1).min(part.end));
             parts.insert(0, RenderedMessage { role: "system".into(), start, end });
@@ -224,7 +224,7 @@ impl ChatTemplate {
         let thinking = options.add_generation_prompt && !open.is_empty() && text.trim_end().ends_with(open);
         let mut rendered = RenderedPrompt { text, parts, masked, thinking };
         if thinking && options.variables.get("enable_thinking") == Some(&Value::Bool(false)) {
-            // The template opens a thought, whatever it is told.
+            // The template opens a thought even if thinking is disabled.
             rendered.push(&format!("\n{close}\n\n"));
             rendered.thinking = false;
         }
@@ -234,7 +234,7 @@ impl ChatTemplate {
         Ok(rendered)
     }
 
-    /// Fits messages in OpenAI's shape to what the template takes.
+    /// Adapts messages in OpenAI's form to the template.
     fn adapted(&self, mut messages: Vec<Value>, tools: Option<&Value>) -> Vec<Value> {
         if !self.abilities.tools {
             messages = offer::spelt_out(messages);
@@ -249,15 +249,15 @@ impl ChatTemplate {
         messages
     }
 
-    /// Returns the system's text where it is put into the first user's message, for want of a place of its own.
+    /// Returns the system's text if it is put into the first user's message because the template has no place for it.
     fn merged_system<'a>(&self, messages: &'a [Value]) -> Option<&'a str> {
         let [first, _, ..] = messages else { return None };
         let is_system = first["role"] == "system" || first["role"] == "developer";
         first["content"].as_str().filter(|_| is_system && !self.abilities.system)
     }
 
-    /// Returns `text` with marks in what the conversation has of control tokens' literals, and puts them into `last`,
-    /// too. `None` when there are none.
+    /// Returns `text` with marks in the conversation's literals of control tokens, and also marks them in `last`.
+    /// Returns `None` if there are none.
     fn masked(
         &self,
         messages: &[Value],
@@ -281,7 +281,7 @@ impl ChatTemplate {
         let same = |masked: &String| mask::unmasked(masked) == *text;
         let whole = attempt(&[]);
         let masked = match whole {
-            // A template that looks for the end of a thought must find it.
+            // A template that searches the end of a thought must find it.
             Some(whole) if !same(&whole) => Some(attempt(&[open, close]).filter(same).unwrap_or(whole)),
             whole => whole,
         };
@@ -298,7 +298,7 @@ impl ChatTemplate {
         masked.or_else(|| continues.then(|| text.clone()))
     }
 
-    /// Finds what each message's content became in `text`.
+    /// Locates each message's content in `text`.
     fn parts(&self, messages: &[Value], options: &RenderOptions, text: &str) -> Option<Vec<RenderedMessage>> {
         let whole = Marked::whole(messages);
         let frame = self.text(&whole.messages, options).ok();
@@ -326,7 +326,7 @@ impl ChatTemplate {
             }
         };
         let now = options.now;
-        // What llama.cpp gives to every template.
+        // Variables that llama.cpp passes to every template.
         let mut variables = options.variables.clone();
         variables.entry("enable_thinking").or_insert(true.into());
         for (name, format) in [("date_string", "%d %b %Y"), ("datetime", "%b %d %Y")] {
@@ -349,7 +349,7 @@ impl ChatTemplate {
     }
 }
 
-/// The message of `raise_exception` alone, or the error with the line where it happened.
+/// Returns the message of `raise_exception`, or the error with its line.
 fn described(error: &minijinja::Error) -> String {
     match (error.detail(), error.line()) {
         (Some(detail), _) if python::is_raised(error) => detail.to_owned(),

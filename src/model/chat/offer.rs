@@ -1,12 +1,12 @@
-//! Tools for a model whose template knows none: they are described in the system message, and calls and results become
-//! text, the way the Hermes family learned it, which other models follow too.
+//! Tools for a model whose template supports none: they are described in the system message, and calls and results
+//! become text in the form of the Hermes family, which other models also follow.
 
 use serde_json::{Map, Value, json};
 
 const OPEN: &str = "<tool_call>";
 const CLOSE: &str = "</tool_call>";
 
-/// What tells the model of the tools.
+/// Returns the description of the tools for the model.
 fn description(tools: &Value) -> String {
     let mut text = String::from("You may call these functions. Each is described by a JSON object:\n<tools>");
     for tool in tools.as_array().into_iter().flatten() {
@@ -22,7 +22,7 @@ fn description(tools: &Value) -> String {
     text
 }
 
-/// The messages with the tools described in them. `system` says whether the template takes a system message.
+/// Adds the description of the tools to the messages. `system` is true if the template supports a system message.
 pub(super) fn described(messages: &mut Vec<Value>, tools: &Value, system: bool) {
     let text = description(tools);
     let append = |message: &mut Value, first: bool| {
@@ -45,7 +45,7 @@ pub(super) fn described(messages: &mut Vec<Value>, tools: &Value, system: bool) 
     }
 }
 
-/// The messages with calls and results as text.
+/// Converts calls and results in the messages to text.
 pub(super) fn spelt_out(messages: Vec<Value>) -> Vec<Value> {
     let mut spelt: Vec<Value> = Vec::with_capacity(messages.len());
     let mut results = false;
@@ -55,7 +55,7 @@ pub(super) fn spelt_out(messages: Vec<Value>) -> Vec<Value> {
             let text =
                 format!("<tool_response>\n{}\n</tool_response>", message["content"].as_str().unwrap_or_default());
             match spelt.last_mut().filter(|_| results) {
-                // Results that follow each other are one turn.
+                // Consecutive results are one turn.
                 Some(last) => {
                     let before = last["content"].as_str().unwrap_or_default();
                     last["content"] = format!("{before}\n{text}").into();

@@ -1,6 +1,6 @@
-//! Texts of an answer's form in which names, numbers and white space may vary.
+//! Patterns of an answer's syntax, in which names, numbers and white space may vary.
 
-/// Longest text that fills a hole.
+/// Maximum length of the text in a hole.
 const MAX_HOLE: usize = 200;
 
 /// A text with holes.
@@ -10,9 +10,9 @@ pub struct Pattern(Vec<PatternPart>);
 /// A part of a pattern.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PatternPart {
-    /// This text.
+    /// Fixed text.
     Text(String),
-    /// White space. A reader takes any amount of it, a writer writes this.
+    /// White space. Parsers accept any amount; the grammar writes this text.
     Space(String),
     /// A word that differs from call to call.
     Hole(Hole),
@@ -33,21 +33,21 @@ pub enum Hole {
     Key,
 }
 
-/// Result of matching the beginning of a text.
+/// Result of matching the start of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fit {
-    /// With the pattern, which takes so many bytes.
+    /// A match of this length in bytes.
     Whole(usize),
-    /// The text is a beginning of the pattern, the rest may still come.
+    /// The text is a prefix of a match and may become one.
     Begun,
-    /// With something else.
+    /// No match.
     No,
 }
 
 impl Hole {
     const ALL: [Self; 5] = [Self::Name, Self::Id, Self::Index, Self::Kind, Self::Key];
 
-    /// The private-use character that stands for the hole in a marked text.
+    /// Returns the private-use character that represents the hole in a marked text.
     #[must_use]
     pub const fn mark(self) -> char {
         match self {
@@ -65,7 +65,7 @@ impl Hole {
 }
 
 impl Pattern {
-    /// Reads a text in which [`Hole::mark`] stands for each hole.
+    /// Parses a text in which [`Hole::mark`] represents each hole.
     #[must_use]
     pub fn new(marked: &str) -> Self {
         let mut parts: Vec<PatternPart> = Vec::new();
@@ -81,19 +81,19 @@ impl Pattern {
         Self(parts)
     }
 
-    /// Its parts in order.
+    /// Returns its parts in order.
     #[must_use]
     pub fn parts(&self) -> &[PatternPart] {
         &self.0
     }
 
-    /// Returns whether it is nothing but white space.
+    /// Returns true if it only consists of white space.
     #[must_use]
     pub fn is_blank(&self) -> bool {
         self.0.iter().all(|part| matches!(part, PatternPart::Space(_)))
     }
 
-    /// The text that it begins with, white space not counted.
+    /// Returns the text that it starts with, ignoring white space.
     #[must_use]
     pub fn marker(&self) -> Option<&str> {
         match self.0.iter().find(|part| !matches!(part, PatternPart::Space(_))) {
@@ -102,25 +102,25 @@ impl Pattern {
         }
     }
 
-    /// Its texts without what varies.
+    /// Returns its fixed texts.
     pub fn texts(&self) -> impl Iterator<Item = &str> {
         self.0.iter().filter_map(|part| if let PatternPart::Text(text) = part { Some(text.as_str()) } else { None })
     }
 
-    /// Compares the beginning of a text with the pattern.
+    /// Matches the start of a text.
     #[must_use]
     pub fn fit(&self, text: &str) -> Fit {
         self.compare(text).0
     }
 
-    /// Compares as [`Self::fit`] does, and returns the word that fills the last hole, too.
+    /// Matches like [`Self::fit`], and also returns the word in the last hole.
     #[must_use]
     pub fn fit_hole<'t>(&self, text: &'t str) -> (Fit, Option<&'t str>) {
         let (fit, hole, _) = self.compare(text);
         (fit, hole)
     }
 
-    /// Compares the beginning of a text with the pattern, of which the end may be missing.
+    /// Matches the start of a text with the pattern, whose end may be missing.
     #[must_use]
     pub fn fit_beginning(&self, text: &str) -> Fit {
         match self.compare(text) {
@@ -129,7 +129,7 @@ impl Pattern {
         }
     }
 
-    /// The comparison, the word in the last hole, and the end of the last text that was there.
+    /// Returns the result, the word in the last hole, and the end of the last matched text.
     fn compare<'t>(&self, text: &'t str) -> (Fit, Option<&'t str>, usize) {
         let (mut at, mut hole, mut upto) = (0, None, 0);
         let last = self.0.iter().rposition(|part| !matches!(part, PatternPart::Space(_))).map_or(0, |last| last + 1);
@@ -175,7 +175,7 @@ mod tests {
     use super::{Fit, Hole, Pattern};
 
     #[test]
-    fn pattern_takes_any_white_space_and_any_word() {
+    fn pattern_matches_any_white_space_and_any_word() {
         let pattern = Pattern::new(&format!(" <call>\n<id={}> ", Hole::Id.mark()));
         assert_eq!(pattern.fit("<call><id=a-1>x"), Fit::Whole(14));
         assert_eq!(pattern.fit("<call> \n <id=b> x"), Fit::Whole(15));

@@ -1,25 +1,25 @@
-//! What a template can do, found out by asking it: templates do not say.
+//! Detection of a template's abilities by rendering probes, because templates do not declare them.
 
 use super::{ChatTemplate, RenderOptions};
 use chrono::DateTime;
 use serde_json::{Map, Value, json};
 
-/// A word that no template has.
+/// A word that no template contains.
 const PROBE: &str = "probe_7f3a";
 
-/// What a template can do.
+/// The abilities of a template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Abilities {
-    /// It describes tools.
+    /// True if it describes tools.
     pub(super) tools: bool,
-    /// It takes a system message.
+    /// True if it supports a system message.
     pub(super) system: bool,
-    /// It wants the arguments of a call as JSON text instead of an object.
+    /// True if it expects the arguments of a call as JSON text instead of an object.
     pub(super) arguments_as_text: bool,
 }
 
 impl Abilities {
-    /// Renders small conversations and looks at what came out.
+    /// Renders small conversations and examines the output.
     pub(super) fn of(template: &ChatTemplate, source: &str) -> Self {
         let render = |messages: Value, tools: Option<Value>| {
             let list = messages.as_array().cloned().unwrap_or_default();

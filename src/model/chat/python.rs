@@ -1,4 +1,4 @@
-//! Features of Python that templates use: methods, tests, `raise_exception`, `tojson`, `strftime`, lists that change.
+//! Python features that templates use: methods, tests, `raise_exception`, `tojson`, `strftime`, mutable lists.
 
 mod json;
 mod list;
@@ -10,10 +10,10 @@ use minijinja::{Environment, Error, ErrorKind, State};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Maximum spaces of an indent; a template may not blow up a short conversation by asking for more.
+/// Maximum spaces of an indent, so that a template cannot blow up a short conversation.
 const MAX_INDENT: usize = 16;
 
-/// How the message of `raise_exception` is told from minijinja's own errors.
+/// The error type of `raise_exception`, which distinguishes it from minijinja's own errors.
 #[derive(Debug, thiserror::Error)]
 #[error("raised by the template")]
 struct Raised;
@@ -40,7 +40,7 @@ pub(super) fn install(environment: &mut Environment<'static>) {
     });
 }
 
-/// Returns whether the error came from `raise_exception`.
+/// Returns true if the error came from `raise_exception`.
 pub(super) fn is_raised(error: &Error) -> bool {
     std::error::Error::source(error).is_some_and(<dyn std::error::Error>::is::<Raised>)
 }
@@ -50,13 +50,13 @@ pub(super) fn strftime(now: DateTime<Utc>, format: &str) -> Result<String, Error
     use chrono::format::{Item, StrftimeItems};
     let items: Vec<Item<'_>> = StrftimeItems::new(format).collect();
     if items.contains(&Item::Error) {
-        return Err(Error::new(ErrorKind::InvalidOperation, format!("'{format}' is no format of a time")));
+        return Err(Error::new(ErrorKind::InvalidOperation, format!("'{format}' is not a valid time format")));
     }
     Ok(now.format_with_items(items.iter()).to_string())
 }
 
-/// Puts spaces before every line, or before all but the first; blank lines stay blank unless `blank` says otherwise.
-/// minijinja drops a line break at the end, which Python keeps.
+/// Puts spaces before every line, or before all but the first; blank lines stay blank unless `blank` is true. minijinja
+/// drops a final line break, which Python keeps.
 #[expect(clippy::needless_pass_by_value, reason = "filters get their keyword arguments so")]
 fn indent(
     text: &str,
@@ -91,17 +91,17 @@ fn indent(
     Ok(result)
 }
 
-/// Returns whether `iter(value)` works in Python: `None` cannot be iterated, which minijinja does.
+/// Returns true if `iter(value)` works in Python: `None` cannot be iterated there, but in minijinja it can.
 fn is_iterable(value: &Value) -> bool {
     !value.is_none() && value.try_iter().is_ok()
 }
 
-/// Returns whether the value has a length and elements, as texts and mappings have, too.
+/// Returns true if the value has a length and elements; strings and mappings do, too.
 fn is_sequence(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Undefined)
 }
 
-/// `joiner`: nothing at the first call, the separator at every other.
+/// `joiner`: returns nothing at the first call, the separator at every other.
 #[derive(Debug)]
 struct Joiner {
     separator: String,
@@ -116,7 +116,7 @@ impl Object for Joiner {
     }
 }
 
-/// `cycler`: the values in turn.
+/// `cycler`: returns the values in turn.
 #[derive(Debug)]
 struct Cycler {
     values: Vec<Value>,

@@ -1,4 +1,4 @@
-//! A conversation as text, and from there to tokens.
+//! A rendered conversation and its tokenization.
 
 use super::{mask, messages, spans};
 use crate::events::{Span, TokenId};
@@ -9,16 +9,15 @@ use crate::model::Vocabulary;
 pub struct RenderedPrompt {
     /// The prompt's text.
     pub text: String,
-    /// Byte ranges of the messages' contents, in order; empty if they are unknown.
+    /// Byte ranges of the messages' contents, in order; empty if unknown.
     pub parts: Vec<RenderedMessage>,
-    /// The text with marks in what reads like a control token and is not the template's; `None` when there is nothing
-    /// of that kind.
+    /// The text with marks in literals of control tokens that are not the template's; `None` if there are none.
     pub(super) masked: Option<String>,
-    /// True if it ends within a thought, so that the answer begins in one.
+    /// True if the text ends inside a thought, so that the answer starts in one.
     pub thinking: bool,
 }
 
-/// Rendering of a message's content.
+/// The rendered content of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RenderedMessage {
     /// The message's role.
@@ -30,7 +29,7 @@ pub struct RenderedMessage {
 }
 
 impl RenderedPrompt {
-    /// Appends a text, which may have marks.
+    /// Appends text, which may contain marks.
     pub(super) fn push(&mut self, text: &str) {
         if let Some(masked) = &mut self.masked {
             masked.push_str(text);
@@ -40,7 +39,7 @@ impl RenderedPrompt {
         }
     }
 
-    /// Appends the beginning of the assistant's answer.
+    /// Appends the start of the assistant's answer.
     pub(super) fn continue_with(&mut self, last: &messages::Last, (open, close): (&str, &str)) {
         if !last.reasoning.is_empty() || self.thinking {
             if !self.thinking {
@@ -67,14 +66,14 @@ impl RenderedPrompt {
         self.text.strip_prefix(bos.as_str()).unwrap_or(&self.text)
     }
 
-    /// Returns the tokens, and which of them came from whom; what belongs to no message is the template's.
+    /// Returns the tokens and their authors; tokens outside messages belong to the template.
     #[must_use]
     pub fn tokenize(&self, vocabulary: &Vocabulary) -> (Vec<TokenId>, Vec<Span>) {
         let mut tokens = match &self.masked {
             Some(masked) => mask::tokenize(masked, vocabulary),
             None => vocabulary.encode(&self.text, true, true),
         };
-        // A template that writes BOS itself would otherwise get two.
+        // A template that writes BOS itself would otherwise produce it twice.
         if let Some(bos) = vocabulary.special().bos
             && tokens.starts_with(&[bos, bos])
         {

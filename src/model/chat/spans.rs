@@ -1,9 +1,9 @@
-//! Finds which part of a prompt came from which message.
+//! Location of each message in a prompt.
 //!
-//! The conversation is rendered a second time with a mark in the place of every content. What stands between the
-//! marks is the template's own text, and it must stand between the contents in the real prompt too. A template that
-//! looks into its messages may write another text around the marks: then only the words between the texts that a
-//! template knows are marked. What a template has changed is what stands where the mark stood.
+//! The conversation is rendered a second time with a mark in place of every content. The text between the marks is the
+//! template's own, and must also be between the contents in the real prompt. A template that inspects its messages may
+//! write different text around the marks: then only the words between the texts that the template searches are marked.
+//! Content that the template changed is located by its place.
 
 use super::RenderedMessage;
 use crate::events::{Span, TokenId};
@@ -11,15 +11,15 @@ use crate::model::Vocabulary;
 use serde_json::Value;
 use std::ops::Range;
 
-/// The role of what no message wrote.
+/// The role of text that is not from a message.
 const TEMPLATE: &str = "template";
-/// Private-use characters around the number of a mark, so that no template and no message has it by chance.
+/// Private-use characters around the number of a mark, so that no template and no message contains it by chance.
 const OPEN: char = '\u{f5a8a}';
 const CLOSE: char = '\u{f5a8b}';
-/// Minimum length of a template's text that is kept wherever it stands in a message.
+/// Minimum length of a template's text that is kept anywhere in a message.
 const MIN_LITERAL: usize = 3;
 
-/// A conversation with marks, and what each of them stands for.
+/// A conversation with marks, and the content of each mark.
 pub(super) struct Marked {
     pub(super) messages: Vec<Value>,
     pieces: Vec<Piece>,
@@ -38,8 +38,8 @@ impl Marked {
         Self::new(messages, |text| if text.trim().is_empty() { Vec::new() } else { vec![0..text.len()] })
     }
 
-    /// Marks the words of every content that stand between `literals`, the texts of the template, and leaves white
-    /// space as it is: what a template may look at stays.
+    /// Marks the words of every content between `literals`, the texts of the template, and keeps white space:
+    /// everything that a template may inspect stays.
     pub(super) fn words(messages: &[Value], literals: &[String]) -> Self {
         Self::new(messages, |text| words(text, literals))
     }
@@ -64,8 +64,8 @@ impl Marked {
         marked
     }
 
-    /// Finds the contents in `text`, given the `frame` that was rendered around their marks. With `changed`, a content
-    /// may have become anything that stands in its place.
+    /// Locates the contents in `text`, given the `frame` rendered around their marks. With `changed`, a content may be
+    /// any text in its place.
     pub(super) fn locate(&self, text: &str, frame: &str, changed: bool) -> Option<Vec<RenderedMessage>> {
         let mut parts: Vec<RenderedMessage> = Vec::new();
         let mut last = None;
@@ -87,7 +87,7 @@ impl Marked {
             });
             let end = cursor + end?;
             match (parts.last_mut(), last) {
-                // The pieces of one content, in their order, are one part, with what the template wrote between them.
+                // The pieces of one content, in order, form one part together with the template's text between them.
                 (Some(part), Some((message, before))) if message == piece.message && before < number => part.end = end,
                 _ if end == cursor => {}
                 _ => parts.push(RenderedMessage { role: piece.role.clone(), start: cursor, end }),
@@ -100,8 +100,7 @@ impl Marked {
 }
 
 impl Piece {
-    /// Returns where the piece ends that stands at the beginning of `text` and before `next`: as it is, trimmed, or as
-    /// JSON.
+    /// Returns the end of the piece at the start of `text` and before `next`: unchanged, trimmed, or as JSON.
     fn end_in(&self, text: &str, next: &str) -> Option<usize> {
         let own = self.text.as_str();
         let fits = |candidate: &str| text.strip_prefix(candidate).is_some_and(|behind| behind.starts_with(next));
@@ -113,7 +112,7 @@ impl Piece {
     }
 }
 
-/// Returns the words of a text: what is left without the literals in it and without the white space around them.
+/// Returns the words of a text, without the literals and the white space around them.
 fn words(text: &str, literals: &[String]) -> Vec<Range<usize>> {
     let mut known: Vec<Range<usize>> = Vec::new();
     let inner = text.trim();
@@ -123,7 +122,7 @@ fn words(text: &str, literals: &[String]) -> Vec<Range<usize>> {
         if literal.len() >= MIN_LITERAL {
             known.extend(text.match_indices(literal.as_str()).map(|(at, found)| at..at + found.len()));
         } else {
-            // A template looks for short texts at the ends only, e.g. for a brace.
+            // A template searches short texts only at the ends, e.g. for a brace.
             known.extend(inner.starts_with(literal.as_str()).then(|| from..from + literal.len()));
             let to = from + inner.len();
             known.extend(inner.ends_with(literal.as_str()).then(|| to - literal.len()..to));
@@ -146,7 +145,7 @@ fn words(text: &str, literals: &[String]) -> Vec<Range<usize>> {
     words
 }
 
-/// Returns parts of the text as spans of its tokens. A token that reaches over a border belongs to the part in which it begins.
+/// Converts parts of the text to spans of its tokens. A token across a border belongs to the part in which it starts.
 pub(super) fn over_tokens(
     text: &str,
     parts: &[RenderedMessage],
@@ -167,7 +166,7 @@ pub(super) fn over_tokens(
         };
         let index = index as u32;
         match spans.last_mut() {
-            // Two messages of one role that touch are still two.
+            // Two adjacent messages of one role stay two spans.
             Some(last) if last.role == role && start != own => last.end = index + 1,
             _ => spans.push(Span { role: role.to_owned(), start: index, end: index + 1 }),
         }
@@ -175,8 +174,8 @@ pub(super) fn over_tokens(
     spans
 }
 
-/// Returns where in the text each token begins; `None` when the tokens are not the text, e.g. because the tokenizer
-/// normalises it. Tokens that the tokenizer put before the text begin at 0.
+/// Returns the start of each token in the text; `None` if the tokens do not match the text, e.g. because the tokenizer
+/// normalises it. Tokens that the tokenizer put before the text start at 0.
 fn byte_starts(text: &str, tokens: &[TokenId], vocabulary: &Vocabulary) -> Option<Vec<usize>> {
     let bytes = text.as_bytes();
     let mut cursor = 0;
@@ -190,7 +189,7 @@ fn byte_starts(text: &str, tokens: &[TokenId], vocabulary: &Vocabulary) -> Optio
             && piece.first() == Some(&b' ')
             && bytes[cursor..].starts_with(&piece[1..])
         {
-            // SentencePiece puts a space before the first word, and before the first behind a control token.
+            // SentencePiece adds a space before the first word, and before the first word after a control token.
             cursor += piece.len() - 1;
         } else if !vocabulary.is_control(token) {
             return None;

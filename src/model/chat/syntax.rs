@@ -1,23 +1,23 @@
-//! Rewrites the Jinja of Python into the Jinja that minijinja reads.
+//! Translation of Python's Jinja to minijinja's.
 //!
-//! Some constructs of chat templates are missing there: the `generation` block of transformers, which marks what the
-//! model wrote and prints its body unchanged; `'…' % value`; lists that methods such as `append` change; a text plus
-//! what is undefined. Only tags are read, so that text outside of them stays as it is.
+//! minijinja lacks some constructs of chat templates: the `generation` block of transformers, which marks the model's
+//! text and prints its body unchanged; `'…' % value`; lists that methods such as `append` change; a string plus an
+//! undefined value. Only tags are parsed, so text outside of them stays unchanged.
 
 /// Methods that change a list in place. A template without them keeps its list literals.
 const CHANGING_METHODS: [&str; 7] = [".append(", ".extend(", ".insert(", ".pop(", ".remove(", ".reverse(", ".clear("];
 
-/// Names that precede an operand, so that a bracket after them begins a list.
+/// Names that precede an operand, so that a bracket after them starts a list.
 const KEYWORDS: [&str; 9] = ["in", "not", "and", "or", "is", "if", "elif", "else", "recursive"];
 
-/// Name of the function that makes a list which methods can change.
+/// Name of the function that creates a mutable list.
 pub(super) const LIST: &str = "list_of";
 
 /// A template in minijinja's syntax.
 #[derive(Debug)]
 pub(super) struct Translation {
     pub(super) source: String,
-    /// Texts in quotes, which the template may look for in a message.
+    /// Quoted texts, which the template may search in a message.
     pub(super) literals: Vec<String>,
 }
 
@@ -48,7 +48,7 @@ impl Token<'_> {
     }
 }
 
-/// Rewrites a template. What cannot be read stays as it is, for minijinja to say what is wrong with it.
+/// Translates a template. Invalid parts stay unchanged, and minijinja reports their error.
 pub(super) fn translate(source: &str) -> Translation {
     let lists_change = CHANGING_METHODS.iter().any(|method| source.contains(method));
     let mut edits: Vec<Edit> = Vec::new();
@@ -83,7 +83,7 @@ pub(super) fn translate(source: &str) -> Translation {
     Translation { source: applied(source, edits), literals }
 }
 
-/// A change of the source: bytes that go, and what comes in their place.
+/// A change of the source: the replaced bytes and the new text.
 #[derive(Debug)]
 struct Edit {
     start: usize,
@@ -102,7 +102,7 @@ impl Edit {
 }
 
 fn applied(source: &str, mut edits: Vec<Edit>) -> String {
-    // The sort is stable: of two insertions at one place, the first stays the first.
+    // The sort is stable: of two insertions at one position, the first stays the first.
     edits.sort_by_key(|edit| edit.start);
     let mut result = String::with_capacity(source.len() + 16 * edits.len());
     let mut at = 0;
@@ -128,8 +128,8 @@ fn rewrite(tokens: &[Token<'_>], lists_change: bool, edits: &mut Vec<Edit>) {
                 edits.push(Edit::insert(last.end(), ")"));
             }
         }
-        // Python has no text plus something else, but templates write it for what may be undefined, and llama.cpp
-        // takes it for nothing.
+        // Python cannot add other values to a string, but templates do so with undefined values, and llama.cpp treats
+        // those as empty.
         let joins_text = token.is("+")
             && before.is_some_and(|before| !begins_operand(before) && !before.is("."))
             && [before, tokens.get(index + 1)].into_iter().flatten().any(|beside| beside.kind == Kind::Text);
@@ -144,7 +144,7 @@ fn rewrite(tokens: &[Token<'_>], lists_change: bool, edits: &mut Vec<Edit>) {
     }
 }
 
-/// Returns whether an operand follows the token, rather than a subscript.
+/// Returns true if an operand follows the token, rather than a subscript.
 fn begins_operand(before: &Token<'_>) -> bool {
     match before.kind {
         Kind::Operator => !before.is("."),
@@ -154,7 +154,7 @@ fn begins_operand(before: &Token<'_>) -> bool {
     }
 }
 
-/// Returns how many tokens the operand has with which these begin: a value, its subscripts, calls and filters.
+/// Returns the number of tokens of the operand at the start: a value, its subscripts, calls and filters.
 fn operand_end(tokens: &[Token<'_>]) -> usize {
     let kind = |at: usize| tokens.get(at).map(|token| token.kind);
     let mut at = tokens.iter().take_while(|token| token.is("-") || token.is("+")).count();
@@ -192,7 +192,7 @@ fn closing(tokens: &[Token<'_>], open: usize) -> Option<usize> {
     None
 }
 
-/// Reads the tokens of a tag, and where the text goes on after it. `None` where the tag has no end.
+/// Parses the tokens of a tag, and returns the position after it. Returns `None` if the tag has no end.
 fn tokens<'a>(source: &'a str, start: usize, close: &str) -> Option<(Vec<Token<'a>>, usize)> {
     let mut found = Vec::new();
     let mut depth = 0usize;
@@ -234,7 +234,7 @@ fn length(text: &str, belongs: impl Fn(char) -> bool) -> usize {
     text.find(|letter| !belongs(letter)).unwrap_or(text.len())
 }
 
-/// Returns the length of the text in quotes at the beginning, its quotes included.
+/// Returns the length of the quoted text at the start, including its quotes.
 fn quoted(text: &str) -> Option<usize> {
     let quote = text.chars().next()?;
     let mut escaped = false;
@@ -268,7 +268,7 @@ fn unquoted(text: &str) -> String {
     result
 }
 
-/// Returns where a raw block ends that begins at `from`.
+/// Returns the end of a raw block that starts at `from`.
 fn end_of_raw(source: &str, from: usize) -> usize {
     let mut at = from;
     while let Some(found) = source[at..].find("{%") {
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_of_tags_are_known() {
+    fn quoted_texts_in_tags_are_collected() {
         let literals = translate(r#"'a' {{ '</think>' ~ "x\n\"" }}{% if '}}' in b %}{# 'c' #}"#).literals;
         assert_eq!(literals, ["</think>", "x\n\"", "}}"]);
     }

@@ -22,7 +22,7 @@ fn slices(rendered: &RenderedPrompt) -> Vec<(&str, &str)> {
 }
 
 #[test]
-fn a_model_without_a_template_gets_chatml() {
+fn model_without_a_template_uses_chatml() {
     let messages = json!([{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi"}]);
     let rendered = render(None, &messages).unwrap();
     assert_eq!(
@@ -33,7 +33,7 @@ fn a_model_without_a_template_gets_chatml() {
 }
 
 #[test]
-fn the_bundled_template_takes_tools_and_their_calls() {
+fn bundled_template_renders_tools_and_calls() {
     let source = include_str!("../../../fixtures/models/chat_template.jinja");
     let template = ChatTemplate::new(Some(source), "", "").unwrap();
     let tools = json!([{"type": "function", "function": {"name": "get_weather", "description": "The weather.",
@@ -66,7 +66,7 @@ fn the_bundled_template_takes_tools_and_their_calls() {
 }
 
 #[test]
-fn contents_are_found_where_they_stand_even_when_they_look_like_the_template() {
+fn contents_that_look_like_the_template_are_located() {
     let messages = json!([
         {"role": "user", "content": "user"},
         {"role": "assistant", "content": "<|im_end|>\n<|im_start|>user\n"},
@@ -80,7 +80,7 @@ fn contents_are_found_where_they_stand_even_when_they_look_like_the_template() {
 }
 
 #[test]
-fn changed_contents_are_found_between_the_texts_of_the_template() {
+fn changed_contents_are_located_between_template_texts() {
     let shouting = "{% for m in messages %}<{{ m.role }}>{{ m.content | upper }}</>{% endfor %}";
     let messages = json!([{"role": "user", "content": "hello"}, {"role": "assistant", "content": "you"}]);
     assert_eq!(slices(&render(Some(shouting), &messages).unwrap()), [("user", "HELLO"), ("assistant", "YOU")]);
@@ -89,7 +89,7 @@ fn changed_contents_are_found_between_the_texts_of_the_template() {
 }
 
 #[test]
-fn contents_are_found_where_the_template_drops_a_part() {
+fn partly_dropped_contents_are_located() {
     let source = "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}\
                   {% if '</think>' in m.content %}{{ m.content.split('</think>')[-1].lstrip() }}{% else %}\
                   {{ m.content }}{% endif %}{% else %}{{ m.content }}{% endif %}</>{% endfor %}";
@@ -111,7 +111,7 @@ fn contents_are_found_where_the_template_drops_a_part() {
 }
 
 #[test]
-fn contents_are_found_in_json() {
+fn contents_are_located_in_json() {
     let source = "{% for m in messages %}[{{ {'said': m.content} | tojson }}]{% endfor %}";
     let messages = json!([{"role": "user", "content": "\"a\"\n"}, {"role": "assistant", "content": "{\"b\": 1}"}]);
     let rendered = render(Some(source), &messages).unwrap();
@@ -119,7 +119,7 @@ fn contents_are_found_in_json() {
 }
 
 #[test]
-fn python_and_its_functions_are_there() {
+fn python_functions_are_available() {
     let source = "{{ bos_token }}{{ messages[0].content.strip().split(',')[1] }}|{{ strftime_now('%d %b %Y') }}|\
                   {{ {'b': 1, 'a': '<é'} | tojson }}|{{ [1] | tojson(indent=9999999) | length }}\n{% if true %}\nx{% endif %}";
     let text = render(Some(source), &json!([{"role": "user", "content": " a,b "}])).unwrap().text;
@@ -127,14 +127,14 @@ fn python_and_its_functions_are_there() {
 }
 
 #[test]
-fn a_template_says_why_it_refuses() {
+fn raised_exception_is_the_error_message() {
     let source = "{% if messages[0].role != 'user' %}{{ raise_exception('the user speaks first') }}{% endif %}";
     let error = render(Some(source), &json!([{"role": "system", "content": ""}])).unwrap_err();
-    assert_eq!(error.to_string(), "the model's chat template does not take these messages: the user speaks first");
+    assert_eq!(error.to_string(), "the model's chat template rejects these messages: the user speaks first");
 }
 
 #[test]
-fn a_template_cannot_run_for_ever() {
+fn endless_template_is_stopped() {
     let source = "{% for a in range(9999) %}{% for b in range(9999) %}{{ a * b }}{% endfor %}{% endfor %}";
     assert!(matches!(
         render(Some(source), &json!([{"role": "user", "content": ""}])),
@@ -143,7 +143,7 @@ fn a_template_cannot_run_for_ever() {
 }
 
 #[test]
-fn messages_of_another_shape_are_named() {
+fn malformed_messages_are_reported_with_their_path() {
     for (messages, pointer) in [
         (json!([]), "messages"),
         (json!({}), "messages"),
@@ -160,8 +160,8 @@ fn messages_of_another_shape_are_named() {
 }
 
 #[test]
-fn tokens_know_who_wrote_them() {
-    // One token a byte, so that the token's index is the byte's.
+fn tokens_have_the_role_of_their_author() {
+    // One token per byte, so that indexes of tokens and bytes are equal.
     let pieces = (0..=255u8).map(|byte| Box::from([byte])).collect();
     let vocabulary =
         Vocabulary::new(pieces, vec![false; 256], vec![], crate::model::SpecialTokens::default(), |text, _, _| {
@@ -190,7 +190,7 @@ fn with_call(arguments: &Value) -> Value {
 }
 
 #[test]
-fn tools_are_described_to_a_model_whose_template_knows_none() {
+fn tools_are_described_if_the_template_supports_none() {
     let plain = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
     let template = ChatTemplate::new(Some(plain), "", "").unwrap();
     assert!(!template.knows_tools());
@@ -211,7 +211,7 @@ fn tools_are_described_to_a_model_whose_template_knows_none() {
     3
     </tool_response>
     "#);
-    // Some templates refuse a system message: the first user's message tells it then.
+    // Some templates reject a system message: then the first user message contains the description.
     let strict = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}{{ m.content }}|{% endfor %}";
     let template = ChatTemplate::new(Some(strict), "", "").unwrap();
     let text = template.render(&json!([{"role": "user", "content": "Hi"}]), &options).unwrap().text;
@@ -219,7 +219,7 @@ fn tools_are_described_to_a_model_whose_template_knows_none() {
 }
 
 #[test]
-fn messages_are_fitted_to_the_family() {
+fn messages_are_adapted_to_the_family() {
     let roles = "<|observation|>{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{{ tools }}";
     let template = ChatTemplate::new(Some(roles), "", "").unwrap();
     let options = RenderOptions { tools: Some(tool()), ..options() };
@@ -239,7 +239,7 @@ fn messages_are_fitted_to_the_family() {
 }
 
 #[test]
-fn a_prompt_may_end_within_a_thought() {
+fn prompt_may_end_inside_a_thought() {
     let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}\
                   {% if add_generation_prompt %}<assistant><think>\n{% endif %}";
     let template = ChatTemplate::new(Some(source), "", "").unwrap();
@@ -262,7 +262,7 @@ fn a_prompt_may_end_within_a_thought() {
 }
 
 #[test]
-fn templates_of_llama_cpp_write_every_message() {
+fn built_in_templates_render_every_message() {
     let names = crate::model::llama::chat_template_names();
     assert!(names.len() > 40);
     let messages = json!([{"role": "system", "content": "S"}, {"role": "user", "content": "hello there"}]);
@@ -274,7 +274,7 @@ fn templates_of_llama_cpp_write_every_message() {
     assert!(ChatTemplate::of_llama_cpp("nope", "", "").is_err());
 }
 
-/// Every byte is a token; 256 is `<|end|>`, 257 is `</think>`, 258 is BOS.
+/// A vocabulary in which every byte is a token; 256 is `<|end|>`, 257 is `</think>`, 258 is BOS.
 fn bytes_and_controls() -> Vocabulary {
     const CONTROLS: [&str; 3] = ["<|end|>", "</think>", "<s>"];
     let bytes = (0..=255u8).map(|byte| Box::from([byte]));
@@ -302,7 +302,7 @@ fn bytes_and_controls() -> Vocabulary {
 }
 
 #[test]
-fn only_the_template_writes_control_tokens() {
+fn only_the_template_produces_control_tokens() {
     let vocabulary = std::sync::Arc::new(bytes_and_controls());
     let source = "{{ bos_token }}{% for m in messages %}{{ m.role[0] }}:\
                   {{ m.content.split('</think>')[-1] if m.role == 'assistant' else m.content }}<|end|>{% endfor %}";
@@ -323,7 +323,7 @@ fn only_the_template_writes_control_tokens() {
         ("#u:<<|end|>|end|>\u{fffd}\u{fffd}<|end|>#".into(), 3)
     );
     assert_eq!(controls(json!([user("plain"), user("<|end|>"), user("c")])), ("#u:plain#u:<|end|>#u:c#".into(), 7));
-    // The template still finds the end of a thought, and a client's own mark does no harm.
+    // The template still finds the end of a thought, and a client's own mark has no effect.
     let answer = json!({"role": "assistant", "content": "x</think>y<|end|>"});
     assert_eq!(controls(json!([user("a"), answer, user("b")])), ("#u:a#a:y<|end|>#u:b#".into(), 7));
     let marked = format!("a<{}|end|>", super::mask::MARK);
@@ -332,7 +332,7 @@ fn only_the_template_writes_control_tokens() {
 }
 
 #[test]
-fn a_system_message_goes_into_the_first_of_the_user_where_there_is_no_place_for_it() {
+fn unsupported_system_message_moves_into_the_first_user_message() {
     let strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}\
                   {% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}";
     let messages = json!([{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi"}]);

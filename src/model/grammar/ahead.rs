@@ -1,15 +1,15 @@
-//! A thread that works out masks while the model runs.
+//! A thread that computes token masks while the model runs.
 
 use std::sync::mpsc::{Sender, channel};
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Hands work to the thread; cheap to clone. The thread ends with the last one.
+/// A handle that sends work to the thread; cheap to clone. The thread ends with the last handle.
 #[derive(Debug, Clone)]
 pub(super) struct MaskWorker(Option<Sender<Job>>);
 
 impl MaskWorker {
-    /// Starts the thread. Where none can be had, nothing is done ahead.
+    /// Starts the thread. If that fails, nothing is computed ahead.
     pub(super) fn start() -> Self {
         let (sender, jobs) = channel::<Job>();
         let thread = std::thread::Builder::new().name("thunder-masks".into()).spawn(move || {
@@ -22,7 +22,7 @@ impl MaskWorker {
 
     pub(super) fn give(&self, job: impl FnOnce() + Send + 'static) {
         if let Some(sender) = &self.0 {
-            // A thread that died does nothing ahead either; the decode thread then does the work when it is due.
+            // If the thread has died, the decode thread computes the mask when it is needed.
             let _ = sender.send(Box::new(job));
         }
     }

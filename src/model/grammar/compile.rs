@@ -1,4 +1,4 @@
-//! From a grammar's text to what follows a run.
+//! Compilation of a grammar's text into a matcher for runs.
 
 use super::ahead::MaskWorker;
 use super::follower::GrammarMatcher;
@@ -15,25 +15,26 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// Longest source, in bytes.
+/// Maximum length of a source in bytes.
 const MAX_SOURCE_BYTES: usize = 256 * 1024;
-/// Most lines of a Lark grammar: each may be a rule that needs another, and the compiler goes down that chain.
+/// Maximum lines of a Lark grammar: each may be a rule that refers to another, and the compiler recurses along that
+/// chain.
 const MAX_LINES: usize = 4000;
-/// Stack of the compiling thread, which the system gives only as far as it is used.
+/// Stack of the compiling thread; the system only allocates the used part.
 const STACK: usize = 256 << 20;
-/// How long compiling may take.
+/// Time limit of a compilation.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How many may be compiled at the same time, those included that nobody waits for any more.
+/// Maximum number of concurrent compilations, including those that timed out.
 const AT_ONCE: usize = 4;
-/// Compiled grammars that are kept.
+/// Number of compiled grammars to cache.
 const KEPT: usize = 32;
 
-/// Compiles grammars for one model. Cheap to make: what it needs of the vocabulary is worked out at its first grammar.
+/// Compiles grammars for one model. Cheap to create: the vocabulary is prepared at the first grammar.
 pub struct GrammarCompiler {
     vocabulary: Arc<Vocabulary>,
     factory: OnceLock<Result<Arc<ParserFactory>, GrammarError>>,
     ahead: OnceLock<MaskWorker>,
-    /// The most recently used last.
+    /// Cache entries, the most recently used last.
     kept: Mutex<Vec<(u128, Matcher)>>,
     compiling: Arc<AtomicUsize>,
 }
@@ -45,7 +46,7 @@ impl std::fmt::Debug for GrammarCompiler {
 }
 
 impl GrammarCompiler {
-    /// For models with this vocabulary.
+    /// Creates a compiler for models with this vocabulary.
     #[must_use]
     pub fn new(vocabulary: Arc<Vocabulary>) -> Self {
         Self {
@@ -57,11 +58,11 @@ impl GrammarCompiler {
         }
     }
 
-    /// Compiles a constraint, or takes it from those it has compiled before. Takes milliseconds, seconds at worst: not to be
-    /// called on an async thread.
+    /// Compiles a constraint or takes it from the cache. Takes milliseconds, or seconds at worst: do not call it on an
+    /// async thread.
     ///
     /// # Errors
-    /// [`GrammarError`], for the person who wrote the grammar.
+    /// [`GrammarError`], addressed to the author of the grammar.
     pub fn follow(&self, constraint: &Constraint) -> Result<GrammarMatcher, GrammarError> {
         let matcher = self.matcher(&constraint.source)?;
         let environment = self.factory()?.tok_env().clone();
@@ -69,7 +70,7 @@ impl GrammarCompiler {
         Ok(GrammarMatcher::new(matcher, environment, ahead, constraint.trigger.clone().map(TriggerMatcher::new)))
     }
 
-    /// A matcher of its own for one run, at the grammar's start and with its first mask worked out.
+    /// Returns a separate matcher for one run, at the grammar's start and with its first mask computed.
     fn matcher(&self, source: &GrammarSource) -> Result<Matcher, GrammarError> {
         let key = key(source);
         if let Some(kept) = self.kept(key) {
@@ -92,7 +93,7 @@ impl GrammarCompiler {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         let at = kept.iter().position(|(other, _)| *other == key)?;
         let found = kept.remove(at);
-        // One run's work shall not weigh on another's limits: nothing is shared.
+        // Nothing is shared, so that one run's work does not count towards another's limits.
         let copy = found.1.deep_clone();
         kept.push(found);
         Some(copy)
@@ -123,14 +124,14 @@ impl GrammarCompiler {
                 let lines = text.lines().count();
                 if lines > MAX_LINES {
                     return Err(GrammarError::unsupported(format!(
-                        "the grammar has {lines} lines, at most {MAX_LINES} are taken"
+                        "the grammar has {lines} lines; the maximum is {MAX_LINES}"
                     )));
                 }
                 TopLevelGrammar::from_lark(text.clone())
             }
             GrammarSource::Regex(text) => {
                 fits(text)?;
-                // Anchors say what holds anyway.
+                // Anchors are redundant, because the whole answer must match.
                 let text = text.strip_prefix('^').unwrap_or(text);
                 let text = match text.strip_suffix('$') {
                     Some(inner) if !inner.ends_with('\\') => inner,
@@ -150,16 +151,16 @@ impl GrammarCompiler {
             let mut matcher = Matcher::new(factory.create_parser(grammar));
             let checked = match matcher.get_error() {
                 Some(error) => Err(GrammarError::Unsupported(readable(&error))),
-                // A grammar that nothing can begin is told now, and not by the run.
+                // A grammar that nothing can begin is rejected here, not during the run.
                 None => match matcher.compute_mask_or_eos() {
                     Ok(mask) if mask.num_set() > 0 => Ok(matcher),
                     Ok(_) => {
-                        Err(GrammarError::unsupported("no token of this model can begin an answer of this grammar"))
+                        Err(GrammarError::unsupported("no token of this model can start an answer in this grammar"))
                     }
                     Err(error) => Err(GrammarError::Unsupported(readable(&error.to_string()))),
                 },
             };
-            // Nobody waits any more when it took too long.
+            // The receiver is gone if the compilation timed out.
             let _ = done.send(checked);
         };
         std::thread::Builder::new()
@@ -187,7 +188,7 @@ impl GrammarCompiler {
                     &SlicedBiasComputer::general_slices(),
                 )
                 .map_err(|error| {
-                    GrammarError::unsupported(format!("this model's vocabulary takes no grammar: {error}"))
+                    GrammarError::unsupported(format!("this model's vocabulary does not support grammars: {error}"))
                 })?;
                 *factory.limits_mut() = limits();
                 factory.quiet();
@@ -197,12 +198,12 @@ impl GrammarCompiler {
     }
 }
 
-/// llguidance's defaults, which bound a mask to a few milliseconds, with errors for people and not for its authors.
+/// llguidance's default limits, which bound the time of a mask to a few milliseconds, with error messages for users.
 fn limits() -> ParserLimits {
     ParserLimits { max_lexer_states: 50_000, verbose_errors: false, ..ParserLimits::default() }
 }
 
-/// One of the compilations that may run at the same time.
+/// A permit for one concurrent compilation.
 struct Running(Arc<AtomicUsize>);
 
 impl Running {
@@ -239,17 +240,17 @@ fn key(source: &GrammarSource) -> u128 {
     xxhash_rust::xxh3::xxh3_128(format!("{kind}\0{text}").as_bytes())
 }
 
-/// llguidance's message, for people: without the grammar around it, and without names of its settings.
+/// Converts llguidance's message for users: without the text of the grammar and without names of its settings.
 pub(super) fn readable(message: &str) -> String {
     const MAX_CHARS: usize = 300;
     let message = message.trim_start_matches("panic: ");
     let first = message.lines().next().unwrap_or_default();
-    // A mistake in a regular expression is told by the last line of a picture of it.
+    // For a regular expression, the last line of llguidance's diagram contains the error.
     let reason = message.lines().find_map(|line| line.trim_start().strip_prefix("error: "));
     let text = match (first, reason) {
-        ("NoExtensionBias", _) => "no token of this model can go on here as the grammar wants it".to_owned(),
+        ("NoExtensionBias", _) => "no token of this model can continue this grammar here".to_owned(),
         (first, _) if first.contains("limits.") || first.contains("too big") || first.contains("oo complex") => {
-            "the grammar is too large or too entangled; a simpler one is needed".to_owned()
+            "the grammar is too large or too complex; simplify it".to_owned()
         }
         (first, Some(reason)) => format!("{}: {reason}", first.trim_end_matches(':')),
         (first, None) => first.to_owned(),

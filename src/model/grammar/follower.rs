@@ -1,4 +1,4 @@
-//! A grammar that goes along with one run.
+//! The matcher of a grammar for one run.
 
 use super::ahead::MaskWorker;
 use super::trigger::TriggerMatcher;
@@ -8,56 +8,56 @@ use llguidance::toktrie::{SimpleVob, TokEnv};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A mask that took longer than this is worked out ahead the next time, beside the model: waking a thread costs some ten
-/// microseconds itself.
+/// Minimum duration of a mask computation to compute the next mask ahead, beside the model; waking a thread alone costs
+/// some ten microseconds.
 const WORTH_AHEAD: Duration = Duration::from_micros(80);
 
-/// The tokens that may come next, one bit each.
+/// The tokens permitted next, one bit each.
 pub type TokenMask = SimpleVob;
 
-/// A constraint on its way through a run. A clone goes its own way.
+/// The state of a constraint in one run. Clones are independent.
 pub struct GrammarMatcher {
     core: Arc<Mutex<Core>>,
     environment: TokEnv,
     ahead: MaskWorker,
-    /// Before a lazy constraint has begun, and what it needs to go back there.
+    /// Looks for the trigger of a lazy constraint; also needed to rewind to the time before it.
     watch: Option<TriggerMatcher>,
-    /// What became of each token that was appended, in order.
+    /// The effect of each appended token, in order.
     taken: Vec<Taken>,
-    /// Which of them was the trigger.
+    /// Index of the trigger among them.
     trigger: Option<usize>,
 }
 
-/// The grammar's state, and the mask that belongs to it once it is known.
+/// The grammar's state, and its mask once it is computed.
 struct Core {
     matcher: Matcher,
     mask: Option<Result<Arc<TokenMask>, String>>,
     cost: Duration,
 }
 
-/// What a token did.
+/// The effect of an appended token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Taken {
-    /// It came before the trigger.
+    /// The token came before the trigger.
     Before,
-    /// It was the trigger; the text behind it counted as this many tokens.
+    /// The token was the trigger; the text after the trigger counted as this many tokens.
     Began(usize),
-    /// The grammar took it.
+    /// The grammar accepted the token.
     Within,
-    /// The grammar did not take it, and says nothing about what follows it.
+    /// The grammar did not accept the token, and permits anything after it.
     Against,
-    /// It came after such a token.
+    /// The token came after an unaccepted one.
     After,
-    /// It ended the answer.
+    /// The token ended the answer.
     End,
 }
 
-/// Whether the grammar took a token.
+/// The result of offering a token to the grammar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AcceptResult {
-    /// It did, or it has not begun.
+    /// The grammar accepts the token, or the constraint has not begun.
     Fits,
-    /// It did not: from here on it says nothing, unless the token is taken away again.
+    /// The grammar does not accept the token: it permits anything until the token is removed again.
     Contradicts,
 }
 
@@ -88,10 +88,10 @@ impl GrammarMatcher {
         Self { core: Arc::new(Mutex::new(core)), environment, ahead, watch, taken: Vec::new(), trigger: None }
     }
 
-    /// The tokens that may come next; `None`: all of them, since the constraint has not begun or was given up.
+    /// Returns the tokens permitted next; `None` for all tokens, if the constraint has not begun or was given up.
     ///
     /// # Errors
-    /// The grammar has become too complex to go on with; the message says so.
+    /// The grammar became too complex; the text describes it.
     pub fn mask(&mut self) -> Result<Option<Arc<TokenMask>>, String> {
         if !self.holds() {
             return Ok(None);
@@ -101,7 +101,7 @@ impl GrammarMatcher {
         core.mask.clone().transpose()
     }
 
-    /// Begins to work out the next mask, if it is worth it; [`GrammarMatcher::mask`] takes it, or does the work itself.
+    /// Starts computing the next mask if that is worthwhile; [`GrammarMatcher::mask`] returns it or computes it itself.
     pub fn prepare(&self) {
         if !self.holds() {
             return;
@@ -120,8 +120,8 @@ impl GrammarMatcher {
         }
     }
 
-    /// Whether a token that no mask was asked for can come next: one may complete a trigger and go on with text that the
-    /// grammar does not begin with.
+    /// Returns true if a token that was sampled without a mask is permitted: it may complete a trigger and continue
+    /// with text that the grammar does not begin with.
     #[must_use]
     pub fn permits(&self, token: TokenId, piece: &[u8]) -> bool {
         if self.begun() {
@@ -137,7 +137,7 @@ impl GrammarMatcher {
         }
     }
 
-    /// Takes a token that was appended to the sequence; for one that ends it, see [`GrammarMatcher::end`].
+    /// Records a token that was appended to the sequence; see [`GrammarMatcher::end`] for one that ends it.
     pub fn accept(&mut self, token: TokenId, piece: &[u8]) -> AcceptResult {
         let taken = match self.taken.last() {
             Some(Taken::Against | Taken::After) => Taken::After,
@@ -151,12 +151,12 @@ impl GrammarMatcher {
         if taken == Taken::Against { AcceptResult::Contradicts } else { AcceptResult::Fits }
     }
 
-    /// Notes a token that ended the answer, which is no part of it.
+    /// Records a token that ended the answer and is not part of it.
     pub fn end(&mut self) {
         self.taken.push(Taken::End);
     }
 
-    /// Whether the answer is complete and nothing can follow it.
+    /// Returns true if the answer is complete and nothing can follow it.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.holds() && {
@@ -165,13 +165,13 @@ impl GrammarMatcher {
         }
     }
 
-    /// Whether the constraint says anything about the next token.
+    /// Returns true if the constraint restricts the next token.
     #[must_use]
     pub fn holds(&self) -> bool {
         self.begun() && !matches!(self.taken.last(), Some(Taken::Against | Taken::After))
     }
 
-    /// Goes back by `count` tokens, as far as it was told of any.
+    /// Rewinds by `count` tokens, or as many as it has recorded.
     pub fn rewind(&mut self, count: usize) {
         let gone = self.taken.split_off(self.taken.len().saturating_sub(count));
         let steps = gone
@@ -185,7 +185,7 @@ impl GrammarMatcher {
         if steps > 0 {
             let mut core = lock(&self.core);
             core.mask = None;
-            // A failure stays with the matcher, which then says so when it is asked for a mask.
+            // The matcher keeps a failure and reports it at the next mask.
             let _ = core.matcher.rollback(steps);
         }
         self.trigger = self.trigger.filter(|&at| at < self.taken.len());

@@ -1,12 +1,13 @@
-//! What an answer may look like: JSON of a schema, a grammar, a regular expression, as a set of tokens that may come next.
+//! Constrained answers: a JSON schema, a grammar or a regular expression, applied as a set of permitted next tokens.
 //!
-//! A [`Constraint`] is what a request asks for. [`GrammarCompiler`], one per model, compiles it into a [`GrammarMatcher`], which goes along
-//! with one run: it says which tokens may come next, takes the token that came, and goes back where a mod takes tokens away.
-//! The work is llguidance's; llama.cpp's grammar format is translated in [`gbnf`]. GrammarCompiler come from strangers: their size,
-//! depth and compile time are bounded, and none of them can end the process.
+//! A [`Constraint`] is part of a request. [`GrammarCompiler`], one per model, compiles it into a [`GrammarMatcher`] for
+//! one run: it returns the permitted next tokens, accepts the sampled token, and rewinds when a mod removes tokens.
+//! llguidance does the work; [`gbnf`] translates llama.cpp's grammar format. Grammars come from untrusted clients:
+//! their size, depth and compile time are bounded, and none of them can abort the process.
 //!
-//! Only text can spell text: a control token (`<|im_end|>`) never stands for its characters, and its characters never become
-//! it. A grammar that means the token says so: `<|im_end|>` or `<[2]>` in Lark and GBNF, see [`token_reference`].
+//! Only text matches text: a control token (`<|im_end|>`) never matches its characters, and its characters never become
+//! the token. A grammar refers to the token explicitly: `<|im_end|>` or `<[2]>` in Lark and GBNF, see
+//! [`token_reference`].
 
 mod ahead;
 mod compile;
@@ -24,7 +25,7 @@ use crate::events::TokenId;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// A grammar, in one of the languages that people write them in.
+/// A grammar in one of the supported languages.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", content = "source", rename_all = "snake_case")]
 pub enum GrammarSource {
@@ -32,15 +33,15 @@ pub enum GrammarSource {
     JsonSchema(Value),
     /// Any JSON object.
     JsonObject,
-    /// llama.cpp's grammar format; it begins at the rule `root`.
+    /// llama.cpp's grammar format (GBNF); it starts at the rule `root`.
     Gbnf(String),
-    /// llguidance's variant of Lark; it begins at the rule `start`.
+    /// llguidance's variant of Lark; it starts at the rule `start`.
     Lark(String),
-    /// A regular expression that the whole answer matches.
+    /// A regular expression that must match the whole answer.
     Regex(String),
 }
 
-/// What a request asks its answer to be.
+/// A request's constraint on its answer.
 ///
 /// ```
 /// use thunder::model::grammar::{Constraint, GrammarSource, Trigger};
@@ -50,96 +51,96 @@ pub enum GrammarSource {
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Constraint {
-    /// The request's field that it came from, which an error names.
+    /// Name of the request's field, for error messages.
     pub field: String,
     /// The grammar.
     #[serde(flatten)]
     pub source: GrammarSource,
-    /// What must have been generated before the grammar holds; `None`: it holds from the first token on.
+    /// The trigger that activates the grammar; `None` if it applies from the first token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trigger: Option<Trigger>,
 }
 
 impl Constraint {
-    /// A constraint that holds from the first token on.
+    /// Creates a constraint that applies from the first token.
     #[must_use]
     pub fn new(field: impl Into<String>, source: GrammarSource) -> Self {
         Self { field: field.into(), source, trigger: None }
     }
 
-    /// The same constraint, which begins behind the first trigger. Until then everything may be generated, and a run that
-    /// ends before is none the worse. The grammar describes what follows the trigger, without it.
+    /// Makes the constraint lazy: it begins after the first trigger. Until then all tokens are permitted, and a run may
+    /// end before it. The grammar describes the text after the trigger.
     #[must_use]
     pub fn lazy(self, trigger: Trigger) -> Self {
         Self { trigger: Some(trigger), ..self }
     }
 }
 
-/// What makes a lazy constraint begin, whichever comes first.
+/// The conditions that activate a lazy constraint; the first one counts.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Trigger {
     /// Any of these tokens.
     pub tokens: Vec<TokenId>,
-    /// Any of these texts, however they are cut into tokens.
+    /// Any of these texts, for any division into tokens.
     pub texts: Vec<String>,
-    /// Any of these texts where the answer begins with it, white space not counted. The grammar describes it, too, with the
-    /// white space within.
+    /// Any of these texts at the start of the answer, ignoring white space. The grammar also describes the opening,
+    /// including white space inside.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub openings: Vec<String>,
-    /// What an opening may also stand behind; empty for nothing.
+    /// Text that an opening may follow; empty for none.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub behind: String,
-    /// Whether an opening counts only behind that.
+    /// True if an opening only counts after that text.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub only_behind: bool,
 }
 
 impl Trigger {
-    /// A text.
+    /// Creates a trigger on a text.
     #[must_use]
     pub fn text(text: impl Into<String>) -> Self {
         Self { texts: vec![text.into()], ..Self::default() }
     }
 
-    /// A token.
+    /// Creates a trigger on a token.
     #[must_use]
     pub fn token(token: TokenId) -> Self {
         Self { tokens: vec![token], ..Self::default() }
     }
 }
 
-/// Why a grammar cannot be used; every message is for the person who wrote it.
+/// The reason why a grammar cannot be used; the messages address its author.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarError {
-    /// It is not written as its language wants it.
+    /// A syntax error.
     #[error("line {line}, column {column}: {message}")]
     Syntax {
-        /// Counted from 1.
+        /// Line, counted from 1.
         line: usize,
-        /// Counted from 1, in characters.
+        /// Column, counted from 1, in characters.
         column: usize,
-        /// What is wrong there, and what would be right.
+        /// The error and the expected syntax.
         message: String,
     },
-    /// It says something that cannot be done.
+    /// The grammar uses something that is not supported.
     #[error("{0}")]
     Unsupported(String),
-    /// It is longer than is taken.
-    #[error("the grammar has {bytes} bytes, at most {limit} are taken")]
+    /// The grammar is too long.
+    #[error("the grammar has {bytes} bytes; the maximum is {limit}")]
     TooLong {
-        /// Its length.
+        /// Length in bytes.
         bytes: usize,
-        /// What is taken.
+        /// Maximum length.
         limit: usize,
     },
     /// Compiling took too long.
-    #[error("compiling the grammar took longer than {seconds} seconds; a simpler one is needed")]
+    #[error("compiling the grammar took longer than {seconds} seconds; simplify it")]
     TooSlow {
         /// The limit.
         seconds: u64,
     },
-    /// Too many are being compiled.
+    /// Too many compilations are running.
     #[error("too many grammars are being compiled at the moment; try again later")]
     Busy,
 }

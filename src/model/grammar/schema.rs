@@ -1,32 +1,32 @@
-//! A JSON schema as llguidance takes it.
+//! Preparation of a JSON schema for llguidance.
 
 use super::GrammarError;
 use serde_json::{Map, Value, json};
 
-/// White space between the parts of the JSON: a blank, or a line break with what indents the next line. Without a bound a
-/// model that has nothing to say fills its context with it.
+/// White space between the parts of the JSON: a space, or a line break with an indentation. The length is bounded,
+/// because a model with nothing to say would otherwise fill its context with white space.
 const WHITE_SPACE: &str = r" |\n[ \t]{0,20}";
 
-/// Deepest nesting that is looked into for annotations.
+/// Maximum nesting in which annotations are removed.
 const MAX_DEPTH: usize = 128;
 
-/// Formats that llguidance holds a text to. Any other is an annotation, as the standard has it.
+/// Formats that llguidance enforces. Every other format is an annotation, as in the standard.
 const FORMATS: &[&str] =
     &["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"];
 
-/// Checks that it is a schema, takes out what only annotates, and says how the JSON is to be laid out.
+/// Validates the schema, removes annotations and sets the layout of the JSON.
 pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     let mut schema = match schema {
         Value::Object(object) => object.clone(),
         Value::Bool(true) => Map::new(),
-        Value::Bool(false) => return Err(GrammarError::unsupported("the schema false allows no answer at all")),
+        Value::Bool(false) => return Err(GrammarError::unsupported("the schema false permits no answer")),
         other => {
             let found = match other {
-                Value::Array(_) => "a list",
-                Value::String(_) => "a text",
+                Value::Array(_) => "an array",
+                Value::String(_) => "a string",
                 _ => "something else",
             };
-            return Err(GrammarError::unsupported(format!("a schema is an object, got {found}")));
+            return Err(GrammarError::unsupported(format!("a schema must be an object, got {found}")));
         }
     };
     simplify(&mut schema, true, 0);
@@ -40,8 +40,8 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     Ok(Value::Object(schema))
 }
 
-/// Takes out annotations. Where a schema stands `alone`, an object has the properties that it lists and no others, unless it
-/// says otherwise: as in llama.cpp, since a model that may go on inventing properties does.
+/// Removes annotations. In a schema that stands `alone`, an object only has the listed properties, unless the schema
+/// permits others. llama.cpp does the same, because a model that may invent properties does so.
 fn simplify(schema: &mut Map<String, Value>, alone: bool, depth: usize) {
     if depth > MAX_DEPTH {
         return;
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_have_what_they_list() {
+    fn objects_have_only_listed_properties() {
         let of = |schema: Value| prepared(&schema).get("additionalProperties").cloned();
         assert_eq!(of(json!({"properties": {"a": {}}, "required": ["a"]})), Some(false.into()));
         assert_eq!(of(json!({"properties": {"a": {}}, "required": ["b"]})), None);
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_annotates_is_taken_out_and_names_are_not() {
+    fn annotations_are_removed_but_property_names_kept() {
         let schema = json!({
             "properties": {"format": {"type": "integer", "format": "int64", "deprecated": true}, "deprecated": true},
             "items": [{"format": "email"}], "enum": [{"format": "x"}],

@@ -6,16 +6,16 @@ use crate::model::Vocabulary;
 use crate::model::vocabulary::SpecialTokens;
 use std::sync::Arc;
 
-/// The first token that is no byte.
+/// The words; the first of them follows the byte tokens.
 pub(crate) const WORDS: &[&str] =
     &["{\"", "\":", "true", "false", "null", "\"}", ", \"", "<tool", "_call>", "<tool_call>{", "ab", "abc", "  ", "aa"];
 
-/// Ends a generation.
+/// A token that ends a generation.
 pub(crate) const END: TokenId = 256 + WORDS.len() as TokenId;
-/// A control token that ends nothing.
+/// A control token that does not end a generation.
 pub(crate) const CONTROL: TokenId = END + 1;
 
-/// Every byte is a token; then [`WORDS`]; then `<|end|>` and `<|control|>`.
+/// A vocabulary in which every byte is a token, followed by [`WORDS`], `<|end|>` and `<|control|>`.
 pub(crate) fn vocabulary() -> Arc<Vocabulary> {
     let bytes = (0..=255u8).map(|byte| vec![byte].into_boxed_slice());
     let words = WORDS.iter().map(|word| word.as_bytes().into());
@@ -31,7 +31,7 @@ pub(crate) fn vocabulary() -> Arc<Vocabulary> {
     }))
 }
 
-/// Like Llama 2's sentencepiece vocabulary: control tokens first, bytes as tokens of their own, words that begin with a
+/// A vocabulary like Llama 2's sentencepiece: control tokens first, separate byte tokens, words that start with a
 /// space, no token for `<|im_start|>`.
 pub(crate) fn sentencepiece() -> Arc<Vocabulary> {
     let control = ["<unk>", "<s>", "</s>"].map(|word| word.as_bytes().into());
@@ -50,7 +50,7 @@ pub(crate) fn follow(source: GrammarSource) -> GrammarMatcher {
     GrammarCompiler::new(vocabulary()).follow(&Constraint::new("test", source)).unwrap()
 }
 
-/// Whether the text, a byte a token, is a whole answer.
+/// Returns true if the text, one byte per token, is a complete answer.
 pub(crate) fn accepts(follower: &mut GrammarMatcher, text: &str) -> bool {
     let mut taken = 0;
     let fits = text.bytes().all(|byte| {

@@ -8,7 +8,7 @@ fn error(source: GrammarSource) -> String {
 }
 
 #[test]
-fn json_of_a_schema_is_held_to_it() {
+fn schema_permits_only_valid_json() {
     let schema = json!({
         "type": "object",
         "properties": {"name": {"type": "string", "maxLength": 3}, "age": {"type": "integer", "minimum": 10}},
@@ -23,7 +23,7 @@ fn json_of_a_schema_is_held_to_it() {
 }
 
 #[test]
-fn white_space_has_an_end() {
+fn white_space_is_bounded() {
     let mut follower = follow(GrammarSource::JsonObject);
     assert!(accepts(&mut follower, "{ \"a\": {} }"));
     assert!(!accepts(&mut follower, "{  \"a\": {}}"));
@@ -31,10 +31,10 @@ fn white_space_has_an_end() {
 }
 
 #[test]
-fn what_a_schema_cannot_ask_for_is_named() {
+fn unsupported_schemas_are_rejected_with_the_keyword() {
     assert!(error(GrammarSource::JsonSchema(json!({"type": "array", "uniqueItems": true}))).contains("uniqueItems"));
     assert!(error(GrammarSource::JsonSchema(json!({"not": {}}))).contains("not"));
-    assert!(error(GrammarSource::JsonSchema(json!([1]))).contains("a list"));
+    assert!(error(GrammarSource::JsonSchema(json!([1]))).contains("an array"));
     assert!(error(GrammarSource::JsonSchema(json!({"$ref": "https://example.org/schema"}))).contains("example.org"));
     assert!(error(GrammarSource::JsonSchema(json!({"type": "string", "pattern": "("}))).contains("unclosed group"));
 }
@@ -49,7 +49,7 @@ fn regular_expressions_match_the_whole_answer() {
 }
 
 #[test]
-fn an_answer_is_complete_when_nothing_can_follow() {
+fn answer_is_complete_when_nothing_can_follow() {
     let mut follower = follow(GrammarSource::Regex("a|abc".into()));
     follower.accept(97, b"a");
     assert!(!follower.is_complete() && may_follow(&mut follower, END));
@@ -62,7 +62,7 @@ fn an_answer_is_complete_when_nothing_can_follow() {
 }
 
 #[test]
-fn control_tokens_are_no_text() {
+fn control_tokens_do_not_match_text() {
     let mut follower = follow(GrammarSource::Regex("(?s).*".into()));
     assert!(may_follow(&mut follower, TokenId::from(b'<')));
     assert!(!may_follow(&mut follower, CONTROL));
@@ -78,7 +78,7 @@ fn control_tokens_are_no_text() {
 }
 
 #[test]
-fn a_forced_token_that_does_not_fit_switches_off_until_it_is_gone() {
+fn unaccepted_forced_token_disables_grammar_until_removed() {
     let mut follower = follow(GrammarSource::Regex("abc".into()));
     assert_eq!(follower.accept(97, b"a"), AcceptResult::Fits);
     assert_eq!(follower.accept(120, b"x"), AcceptResult::Contradicts);
@@ -92,7 +92,7 @@ fn a_forced_token_that_does_not_fit_switches_off_until_it_is_gone() {
 }
 
 #[test]
-fn a_lazy_constraint_waits_for_its_trigger() {
+fn lazy_constraint_begins_after_its_trigger() {
     let constraint = Constraint::new("tools", GrammarSource::JsonObject).lazy(Trigger::text("<tool_call>"));
     let mut follower = GrammarCompiler::new(vocabulary()).follow(&constraint).unwrap();
     let word = |word: &str| 256 + testing::WORDS.iter().position(|known| *known == word).unwrap() as TokenId;
@@ -103,7 +103,7 @@ fn a_lazy_constraint_waits_for_its_trigger() {
     assert!(follower.holds() && !may_follow(&mut follower, 97) && may_follow(&mut follower, word("{\"")));
     follower.rewind(1);
     assert!(!follower.holds());
-    // A token that completes the trigger and begins the grammar in one.
+    // A token that completes the trigger and also starts the grammar.
     follower.rewind(1);
     assert!(follower.permits(word("<tool_call>{"), b"<tool_call>{"));
     assert!(!follower.permits(97, b"<tool_call>x"));
@@ -121,12 +121,12 @@ fn a_lazy_constraint_waits_for_its_trigger() {
 }
 
 #[test]
-fn a_vocabulary_without_the_template_s_tokens_takes_a_schema() {
+fn vocabulary_without_template_tokens_supports_schemas() {
     let grammars = GrammarCompiler::new(sentencepiece());
     let schema = json!({"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]});
     let mut follower = grammars.follow(&Constraint::new("json_schema", GrammarSource::JsonSchema(schema))).unwrap();
     let mask = follower.mask().unwrap().unwrap();
-    // `{` is a byte here; words begin with a space, which JSON of a schema does not.
+    // `{` is a byte token here; words start with a space, which is not permitted in the schema's JSON.
     assert!(mask.is_allowed(3 + u32::from(b'{')) && !mask.is_allowed(3 + 256) && !mask.is_allowed(1));
     for byte in br#"{"answer": "# {
         follower.accept(TokenId::from(*byte) + 3, &[*byte]);
@@ -135,7 +135,7 @@ fn a_vocabulary_without_the_template_s_tokens_takes_a_schema() {
 }
 
 #[test]
-fn a_clone_goes_its_own_way() {
+fn clones_are_independent() {
     let mut one = follow(GrammarSource::Regex("ab|ac".into()));
     one.accept(97, b"a");
     let mut other = one.clone();
@@ -144,7 +144,7 @@ fn a_clone_goes_its_own_way() {
 }
 
 #[test]
-fn what_is_worked_out_ahead_is_what_is_worked_out_late() {
+fn mask_computed_ahead_equals_mask_on_demand() {
     let mut ahead = follow(GrammarSource::JsonObject);
     let mut late = ahead.clone();
     for byte in br#"{"a": [1, {"b": null}], "c": "d"}"# {
@@ -156,9 +156,9 @@ fn what_is_worked_out_ahead_is_what_is_worked_out_late() {
     assert!(ahead.is_complete() && late.is_complete());
 }
 
-/// GrammarCompiler that are made to hurt: each is an error or a grammar, in bounded time, and never the end of the process.
+/// Hostile grammars: each gives an error or a matcher in bounded time, and none aborts the process.
 #[test]
-fn hostile_grammars_do_no_harm() {
+fn hostile_grammars_are_bounded() {
     let deep = |open: &str, close: &str, depth: usize| format!("{}\"a\"{}", open.repeat(depth), close.repeat(depth));
     let chain = |name: &str| {
         let rules: Vec<String> = (0..3900).map(|rule| format!("{name}{rule}: {name}{}", rule + 1)).collect();
@@ -213,7 +213,7 @@ fn hostile_grammars_do_no_harm() {
         let followed = grammars.follow(&Constraint::new("test", source));
         eprintln!("{:?} {shown}: {:?}", begun.elapsed(), followed.as_ref().err().map(ToString::to_string));
         if let Ok(mut follower) = followed {
-            // On a stack like the decode thread's.
+            // The stack has the size of the decode thread's.
             let walk = move || {
                 for _ in 0..40 {
                     let Ok(Some(mask)) = follower.mask() else { return };
@@ -232,9 +232,9 @@ fn hostile_grammars_do_no_harm() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// Going back and forth ends where going straight does.
+    /// Rewinding and continuing gives the same state as no rewinding.
     #[test]
-    fn rewinding_is_as_if_it_had_never_been(moves in proptest::collection::vec((any::<u8>(), 0usize..4), 1..40)) {
+    fn rewinding_restores_the_earlier_state(moves in proptest::collection::vec((any::<u8>(), 0usize..4), 1..40)) {
         let mut follower = follow(GrammarSource::JsonObject);
         let mut sequence: Vec<TokenId> = Vec::new();
         for (pick, back) in moves {
@@ -260,10 +260,10 @@ proptest! {
     }
 
     #[test]
-    fn any_text_is_an_error_or_a_grammar(text in "(start|root|a|b| |:|::=|\\n|\"|/|\\[|\\]|\\(|\\)|\\*|\\?|\\||\\{|\\}|,|1|<|>|!|\\.|-|\\\\|%ignore|x|é){0,24}") {
+    fn any_text_gives_an_error_or_a_grammar(text in "(start|root|a|b| |:|::=|\\n|\"|/|\\[|\\]|\\(|\\)|\\*|\\?|\\||\\{|\\}|,|1|<|>|!|\\.|-|\\\\|%ignore|x|é){0,24}") {
         let grammars = GrammarCompiler::new(vocabulary());
         for source in [GrammarSource::Gbnf(text.clone()), GrammarSource::Lark(text.clone()), GrammarSource::Regex(text.clone())] {
-            // What matters is that it returns.
+            // Only the return matters.
             let _ = grammars.follow(&Constraint::new("test", source));
         }
     }

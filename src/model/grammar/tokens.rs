@@ -3,10 +3,12 @@ use crate::model::Vocabulary;
 use llguidance::toktrie::{ApproximateTokEnv, INVALID_TOKEN, TokEnv, TokRxInfo, TokTrie};
 use std::sync::Arc;
 
-/// Longest piece that the trie can hold; longer ones (a row of a thousand spaces) cannot be drawn under a grammar.
+/// Maximum length of a token's text in the trie; longer ones (a row of a thousand spaces) cannot be sampled under a
+/// grammar.
 const MAX_PIECE: usize = 1000;
 
-/// The vocabulary as llguidance sees it: bytes for text, a marker before control tokens, nothing for what has no text.
+/// Builds llguidance's view of the vocabulary: bytes for text, a marker before control tokens, nothing for tokens
+/// without text.
 pub(super) fn environment(vocabulary: &Vocabulary) -> TokEnv {
     let marker = TokTrie::SPECIAL_TOKEN_MARKER;
     let pieces: Vec<Vec<u8>> = (0..vocabulary.len() as TokenId)
@@ -25,11 +27,12 @@ pub(super) fn environment(vocabulary: &Vocabulary) -> TokEnv {
     let first = ends.first().copied().unwrap_or(INVALID_TOKEN);
     let trie = TokTrie::from(&TokRxInfo::new(pieces.len() as u32, first), &pieces);
     let trie = if ends.is_empty() { trie } else { trie.with_eos_tokens(&ends) };
-    // Not canonical: the model chooses how it cuts its text into tokens.
+    // Not canonical: the model chooses the division of its text into tokens.
     Arc::new(ApproximateTokEnv::new(trie))
 }
 
-/// How Lark and GBNF grammars name a token, whatever its text looks like: `<[123]>`. `None` where the text is not one token.
+/// Returns the notation of a token in Lark and GBNF grammars, which is independent of its text: `<[123]>`. Returns
+/// `None` if the text is not a single token.
 #[must_use]
 pub fn token_reference(vocabulary: &Vocabulary, text: &str) -> Option<String> {
     match vocabulary.encode(text, false, true)[..] {

@@ -1,17 +1,17 @@
-//! A lazy constraint before it begins: watches what is generated for its trigger.
+//! A lazy constraint before it begins: searches the generated text for the trigger.
 
 use super::Trigger;
 use crate::events::TokenId;
 
-/// What was generated so far, and what is looked for in it.
+/// The generated text, and the trigger to search for.
 #[derive(Debug, Clone)]
 pub(super) struct TriggerMatcher {
     trigger: Trigger,
     longest: usize,
     text: Vec<u8>,
-    /// Where each token's text begins in `text`.
+    /// Start of each token's text in `text`.
     starts: Vec<usize>,
-    /// Where an opening may begin; `None` where none can any more.
+    /// Position where an opening may start; `None` if none is possible any more.
     anchor: Option<usize>,
 }
 
@@ -24,8 +24,8 @@ impl TriggerMatcher {
         Self { trigger, longest, text: Vec::new(), starts: Vec::new(), anchor }
     }
 
-    /// What the grammar is to begin with, if the token completes the trigger: the bytes of `piece` that stand behind it, or
-    /// an opening with them.
+    /// Returns the text that the grammar starts with, if the token completes the trigger: the bytes of `piece` after
+    /// the trigger, or an opening with them.
     pub(super) fn behind(&self, token: TokenId, piece: &[u8]) -> Option<Vec<u8>> {
         if self.trigger.tokens.contains(&token) {
             return Some(Vec::new());
@@ -33,7 +33,7 @@ impl TriggerMatcher {
         let from = self.text.len().saturating_sub(self.longest.saturating_sub(1));
         let recent = &self.text[from..];
         let window = [recent, piece].concat();
-        // The first trigger that ends within the new piece.
+        // The first trigger that ends inside the new piece.
         let end = self.trigger.texts.iter().filter_map(|text| ends_within(&window, recent.len(), text)).min();
         if let Some(end) = end {
             return Some(window[end..].to_vec());
@@ -44,7 +44,7 @@ impl TriggerMatcher {
         opened.then(|| candidate.trim_ascii_start().to_vec())
     }
 
-    /// Notes a token that was appended.
+    /// Records an appended token.
     pub(super) fn push(&mut self, piece: &[u8]) {
         self.starts.push(self.text.len());
         let before = self.text.len();
@@ -52,7 +52,7 @@ impl TriggerMatcher {
         self.look_for_anchor(before);
     }
 
-    /// Forgets the last `count` tokens.
+    /// Removes the last `count` tokens.
     pub(super) fn pop(&mut self, count: usize) {
         let keep = self.starts.len().saturating_sub(count);
         if let Some(&start) = self.starts.get(keep) {
@@ -63,7 +63,7 @@ impl TriggerMatcher {
         }
     }
 
-    /// The text that an opening would stand at the beginning of, with the new piece.
+    /// Returns the text that an opening would start, including the new piece.
     fn candidate(&self, window: &[u8], recent: usize, piece: &[u8]) -> Option<Vec<u8>> {
         if self.trigger.openings.is_empty() {
             return None;
@@ -74,7 +74,7 @@ impl TriggerMatcher {
         self.anchor.map(|anchor| [&self.text[anchor..], piece].concat())
     }
 
-    /// Moves the anchor over the text from `before` on, or gives it up.
+    /// Advances the anchor over the text from `before` on, or drops it.
     fn look_for_anchor(&mut self, before: usize) {
         if self.trigger.openings.is_empty() {
             return;
@@ -95,7 +95,7 @@ fn first_anchor(trigger: &Trigger) -> Option<usize> {
     (!trigger.only_behind && !trigger.openings.is_empty()).then_some(0)
 }
 
-/// Where `text` ends in the window, if it ends within the new part of it.
+/// Returns the end of `text` in the window, if it ends in the new part.
 fn ends_within(window: &[u8], old: usize, text: &str) -> Option<usize> {
     if text.is_empty() {
         return None;
@@ -119,7 +119,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_text_behind_a_trigger_is_found() {
+    fn text_after_a_trigger_is_found() {
         let mut watch = TriggerMatcher::new(Trigger { tokens: vec![7], ..Trigger::text("<tool>") });
         assert_eq!(watch.behind(1, b"say <to"), None);
         watch.push(b"say <to");
@@ -135,7 +135,7 @@ mod tests {
         TriggerMatcher::new(Trigger { openings, behind: "</think>".into(), only_behind, ..Trigger::default() })
     }
 
-    /// What the grammar begins with, if it does, and the pieces up to there.
+    /// Returns the text that the grammar starts with, and the number of pieces before it.
     fn opened(watch: &mut TriggerMatcher, pieces: &[&str]) -> Option<(usize, String)> {
         for (index, piece) in pieces.iter().enumerate() {
             if let Some(behind) = watch.behind(0, piece.as_bytes()) {
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn an_opening_counts_at_the_beginning_only() {
+    fn opening_counts_only_at_the_start() {
         let found = |pieces: &[&str]| opened(&mut opening(false), pieces);
         assert_eq!(found(&["\n{ ", "\"name\"", ": \"", "f", "\", "]), Some((4, "{ \"name\": \"f\", ".into())));
         assert_eq!(found(&["f", "\n", "{\"a"]), Some((2, "f\n{\"a".into())));
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn an_opening_is_looked_for_again_where_tokens_were_taken_back() {
+    fn opening_is_found_again_after_backtrack() {
         let mut watch = opening(false);
         assert_eq!(opened(&mut watch, &["f", "oo"]), None);
         watch.pop(1);
@@ -171,7 +171,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn cuts_do_not_matter(text in "[ab<>]{0,24}", cuts in proptest::collection::vec(1usize..5, 24)) {
+        fn trigger_is_found_for_any_division_into_tokens(text in "[ab<>]{0,24}", cuts in proptest::collection::vec(1usize..5, 24)) {
             let whole = text.find("<a>").map(|at| at + 3);
             let mut watch = TriggerMatcher::new(Trigger::text("<a>"));
             let (mut at, mut found) = (0, None);

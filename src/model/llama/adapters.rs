@@ -1,5 +1,5 @@
-//! LoRA adapters: changes to a model's weights that are added while it computes, so that every run can weigh them as it
-//! likes. They are loaded with the model, and stay as long as it does.
+//! LoRA adapters: changes of a model's weights that are added during computation, so that every run can use its own
+//! scales. Adapters are loaded with the model and stay loaded as long as it is.
 
 use super::ffi::adapters::{self as ffi, AdapterHandle};
 use super::{GgufHeader, ModelError, WeightFile, gguf, reason};
@@ -11,28 +11,28 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// The adapters of a model, and how strongly each holds where a request does not say.
+/// The adapters of a model and their default scales.
 #[derive(Debug, Default)]
 pub struct Adapters {
     list: Vec<Adapter>,
     usual: RwLock<AdapterSet>,
 }
 
-/// One adapter.
+/// A loaded adapter.
 #[derive(Debug)]
 pub struct Adapter {
     /// The GGUF file.
     pub path: PathBuf,
-    /// `adapter.lora.task_name` of the file; mostly empty.
+    /// `adapter.lora.task_name` of the file; usually empty.
     pub task_name: String,
-    /// `adapter.lora.prompt_prefix` of the file; mostly empty.
+    /// `adapter.lora.prompt_prefix` of the file; usually empty.
     pub prompt_prefix: String,
-    /// The file with its weights.
+    /// The file and its hash.
     pub weights: WeightFile,
     handle: AdapterHandle,
 }
 
-/// Which adapters hold, and how strongly. Cheap to clone.
+/// A set of active adapters with their scales. Cheap to clone.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct AdapterSet(Arc<[ScaledAdapter]>);
@@ -40,21 +40,21 @@ pub struct AdapterSet(Arc<[ScaledAdapter]>);
 /// An adapter of a set.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct ScaledAdapter {
-    /// Its place in the list of the model's adapters, from 0.
+    /// Index in the list of the model's adapters.
     pub id: usize,
-    /// How strongly it holds; 1 is as it was trained.
+    /// Scale; 1 is the strength used in training.
     #[serde(serialize_with = "shortest")]
     pub scale: f32,
 }
 
-/// 0.8, not 0.800000011920929.
+/// Serialises 0.8 as 0.8, not as 0.800000011920929.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn shortest<S: serde::Serializer>(scale: &f32, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64(scale.to_string().parse().unwrap_or_else(|_| f64::from(*scale)))
 }
 
 impl AdapterSet {
-    /// A set from scales; those that are 0 do not count, and of several for one adapter the last does.
+    /// Creates a set from scales. Scales of 0 are dropped; the last of several scales for one adapter wins.
     #[must_use]
     pub fn new(scales: impl IntoIterator<Item = ScaledAdapter>) -> Self {
         let mut set: Vec<ScaledAdapter> = Vec::new();
@@ -67,19 +67,19 @@ impl AdapterSet {
         Self(set.into())
     }
 
-    /// The adapters, by id.
+    /// Returns the adapters, ordered by id.
     #[must_use]
     pub fn as_slice(&self) -> &[ScaledAdapter] {
         &self.0
     }
 
-    /// How strongly an adapter holds.
+    /// Returns the scale of an adapter.
     #[must_use]
     pub fn scale(&self, id: usize) -> f32 {
         self.0.iter().find(|weighed| weighed.id == id).map_or(0.0, |weighed| weighed.scale)
     }
 
-    /// Whether the model is as it is in its file.
+    /// Returns true if no adapter is active.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -87,7 +87,7 @@ impl AdapterSet {
 }
 
 impl Adapters {
-    /// Loads files, each with its usual scale, for a model of which no context was made yet.
+    /// Loads files, each with its default scale, for a model without contexts.
     ///
     /// # Errors
     /// [`ModelError::Unreadable`] and [`ModelError::Adapter`].
@@ -97,30 +97,30 @@ impl Adapters {
         Ok(Self { list, usual: RwLock::new(usual) })
     }
 
-    /// All of them; an adapter's id is its index.
+    /// Returns all adapters; an adapter's id is its index.
     #[must_use]
     pub fn list(&self) -> &[Adapter] {
         &self.list
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no adapters.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
-    /// What holds where a request does not say.
+    /// Returns the scales for requests that set none.
     #[must_use]
     pub fn usual(&self) -> AdapterSet {
         self.usual.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Sets what holds where a request does not say; runs that have begun go on as they are.
+    /// Sets the scales for requests that set none; running runs are not affected.
     pub fn set_usual(&self, set: AdapterSet) {
         *self.usual.write().unwrap_or_else(PoisonError::into_inner) = set;
     }
 
-    /// Makes exactly this set hold in a context. Costs nothing when it holds already.
+    /// Activates exactly this set in a context. Does nothing if the set is active already.
     ///
     /// # Errors
     /// [`ModelError::Decode`].
@@ -136,7 +136,7 @@ impl Adapters {
         if ffi::set(context, &chosen) {
             return Ok(());
         }
-        Err(ModelError::Decode("the LoRA adapters could not be set".into()))
+        Err(ModelError::Decode("llama.cpp cannot activate the LoRA adapters".into()))
     }
 }
 
@@ -152,15 +152,15 @@ impl Adapter {
             other => refused(other.to_string()),
         })?;
         if header.text("adapter.type") != Some("lora") {
-            return Err(refused("the file is no LoRA adapter: its adapter.type is not lora".into()));
+            return Err(refused("the file is not a LoRA adapter: its adapter.type is not lora".into()));
         }
-        // llama.cpp ends the process over an alpha of another type.
+        // llama.cpp ends the process on an alpha of another type.
         if header.metadata.get("adapter.lora.alpha").is_some_and(|alpha| !matches!(alpha, gguf::GgufScalar::Float(_))) {
-            return Err(refused("its adapter.lora.alpha is not a number with a fraction".into()));
+            return Err(refused("its adapter.lora.alpha is not a floating-point number".into()));
         }
         let handle = ffi::load(model, &file).map_err(|lines| refused(reason::reason(&lines)))?;
         if ffi::is_activated(&handle) {
-            return Err(refused("it holds only behind certain tokens (aLoRA), which is not supported".into()));
+            return Err(refused("it is activated by tokens (aLoRA), which is not supported".into()));
         }
         let text = |key| header.text(key).unwrap_or_default().to_owned();
         Ok(Self {
@@ -178,7 +178,7 @@ mod tests {
     use super::{AdapterSet, ScaledAdapter};
 
     #[test]
-    fn sets_that_do_the_same_are_equal() {
+    fn equivalent_sets_are_equal() {
         let set =
             |scales: &[(usize, f32)]| AdapterSet::new(scales.iter().map(|&(id, scale)| ScaledAdapter { id, scale }));
         assert_eq!(set(&[(1, 0.5), (0, 1.0)]), set(&[(0, 2.0), (2, 0.0), (0, 1.0), (1, 0.5)]));

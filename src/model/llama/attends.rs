@@ -1,41 +1,41 @@
-//! What can be seen of a model's attention, learnt from the decode of one token before the first run.
+//! Support of attention capture, determined by decoding one token before the first run.
 
 use super::AttentionRow;
 use super::ffi::CapturedRow;
 
-/// Architectures with layers that attend to summaries of several tokens, or to tokens that are gathered first: place `i` of
-/// such a row is not token `i`.
+/// Architectures with layers that attend to summaries of several tokens, or to gathered tokens: position `i` of such a
+/// row is not token `i`.
 const GATHERED: [&str; 2] = ["deepseek4", "glm5-next"];
 
-/// The attention of a model, as far as it can be captured.
+/// The attention that can be captured from a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttentionSupport {
-    /// Layers that attend to tokens, in order; others keep a state of their own.
+    /// Layers that attend to tokens, in order; other layers keep a recurrent state.
     pub layer_ids: Vec<u16>,
-    /// Heads of each of these layers.
+    /// Heads per layer.
     pub heads: u16,
-    /// Whether heads have sinks: learned scores that take a share of each row and are no position, so that rows sum to less
-    /// than 1.
+    /// True if heads have sinks: learned scores that take a share of each row without being a position, so that rows
+    /// sum to less than 1.
     pub sinks: bool,
 }
 
-/// Why a model's attention cannot be captured.
+/// The reason why a model's attention cannot be captured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Unsupported {
     /// A recurrent model.
-    #[error("its layers keep a state and do not attend to tokens")]
+    #[error("its layers are recurrent and do not attend to tokens")]
     Nothing,
-    /// Rows would have no common shape.
+    /// Layers with different numbers of heads; rows would have no common shape.
     #[error("its layers have different numbers of heads")]
     Uneven,
-    /// Rows would not be indexed by tokens.
-    #[error("its layers attend to summaries or choices of tokens, and not to each token")]
+    /// Layers that attend to gathered tokens; rows would not be indexed by tokens.
+    #[error("its layers attend to summaries or selections of tokens, not to each token")]
     Gathered,
 }
 
 impl AttentionSupport {
-    /// What the row of a first token shows; `passes` is how often the graph went through the layers for it, and `uneven`
-    /// whether layers are missing that have another number of heads.
+    /// Derives the support from the row of a first token. `passes` is the number of passes through the layers, and
+    /// `uneven` is true if layers with another number of heads were left out.
     pub(super) fn learn(
         architecture: &str,
         row: Option<&AttentionRow>,
@@ -51,12 +51,12 @@ impl AttentionSupport {
         if uneven {
             return Err(Unsupported::Uneven);
         }
-        // The only token that there is has all that a sink leaves.
+        // A single token receives everything that a sink leaves.
         let sinks = row.values.iter().any(|&value| value < 1.0);
         Ok(Self { layer_ids: row.layer_ids.clone(), heads: row.heads, sinks })
     }
 
-    /// Whether the row is one of this model.
+    /// Returns true if the row is complete for this model.
     pub(super) fn has(&self, row: &CapturedRow) -> bool {
         row.layer_ids == self.layer_ids && row.heads == self.heads
     }
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_token_shows_what_can_be_seen() {
+    fn first_token_determines_attention_support() {
         let seen = AttentionSupport::learn("lfm2", Some(&row(&[1, 3], 2, &[1.0; 4])), 1, false).unwrap();
         assert_eq!(seen, AttentionSupport { layer_ids: vec![1, 3], heads: 2, sinks: false });
         let later = |layer_ids: &[u16]| CapturedRow { layer_ids: layer_ids.to_vec(), heads: 2, values: Vec::new() };
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_seen_is_named() {
+    fn unsupported_attention_is_reported_with_its_reason() {
         let plain = row(&[0], 2, &[1.0; 2]);
         assert_eq!(AttentionSupport::learn("mamba", None, 1, false), Err(Unsupported::Nothing));
         assert_eq!(AttentionSupport::learn("mamba", Some(&row(&[], 0, &[])), 1, false), Err(Unsupported::Nothing));

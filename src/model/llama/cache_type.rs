@@ -1,7 +1,7 @@
 use llama_cpp_2::context::params::KvCacheType;
 use std::fmt;
 
-/// How the KV cache keeps keys or values.
+/// Data type of keys or values in the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CacheType {
     /// 32-bit floats.
@@ -17,7 +17,7 @@ pub enum CacheType {
     Q4_0,
     /// 4 bits, a scale and a minimum for 32 values.
     Q4_1,
-    /// 4 bits on a curve, and a scale for 32 values.
+    /// 4 bits on a non-linear scale, and a scale for 32 values.
     Iq4Nl,
     /// 5 bits and a scale for 32 values.
     Q5_0,
@@ -26,11 +26,11 @@ pub enum CacheType {
 }
 
 impl CacheType {
-    /// All of them.
+    /// All types.
     pub const ALL: [Self; 9] =
         [Self::F32, Self::F16, Self::Bf16, Self::Q8_0, Self::Q4_0, Self::Q4_1, Self::Iq4Nl, Self::Q5_0, Self::Q5_1];
 
-    /// The name as llama-server's flags have it.
+    /// Returns llama-server's name.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -46,7 +46,7 @@ impl CacheType {
         }
     }
 
-    /// Whether several values share a scale. Quantised values need flash attention.
+    /// Returns true if several values share a scale. Quantised values need flash attention.
     #[must_use]
     pub const fn is_quantised(self) -> bool {
         !matches!(self, Self::F32 | Self::F16 | Self::Bf16)
@@ -66,7 +66,7 @@ impl CacheType {
         }
     }
 
-    /// The type of ggml's number; `None` for one that no cache has.
+    /// Returns the type with ggml's number; `None` if no cache uses it.
     pub(super) fn of_ggml(ggml_type: i32) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| {
             let raw: llama_cpp_sys_2::ggml_type = kind.of_llama().into();
@@ -74,17 +74,17 @@ impl CacheType {
         })
     }
 
-    /// The name of ggml's number for a type; the number itself for one that no cache has.
+    /// Returns the name for ggml's type number; the number itself if no cache uses it.
     pub(super) fn name_of(ggml_type: i32) -> String {
         Self::of_ggml(ggml_type).map_or_else(|| format!("ggml type {ggml_type}"), |kind| kind.as_str().to_owned())
     }
 
-    /// Whether all values are numbers, and none so large that what is computed from it would be none.
+    /// Returns true if all values are finite and small enough for the computation to stay finite.
     pub(super) fn is_sound(self, bytes: &[u8]) -> bool {
-        /// The exponent of 2^30; the largest number of `F16` is 2^16.
+        /// Exponent of 2^30; the largest number of `F16` is 2^16.
         const MAX_EXPONENT_BITS: u32 = 127 + 30;
         let f16 = |bytes: &[u8]| bytes.as_chunks::<2>().0.iter().all(|&b| u16::from_le_bytes(b) & 0x7c00 != 0x7c00);
-        // Bytes of a block, and of the scales and minima at its beginning.
+        // Bytes of a block, and of its scales and minima at the start.
         let (block, scales) = match self {
             Self::F32 => {
                 return bytes
@@ -122,7 +122,7 @@ mod tests {
     use super::CacheType;
 
     #[test]
-    fn what_is_no_number_is_found() {
+    fn invalid_numbers_are_detected() {
         let nan = 0x7e00_u16.to_le_bytes();
         for (kind, block, scales) in [
             (CacheType::F16, 2, 1),

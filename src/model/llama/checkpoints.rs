@@ -1,52 +1,53 @@
-//! Places of a sequence that can be gone back to although its state knows only its end: what the state was there.
+//! Checkpoints: copies of a recurrent state at certain lengths of a sequence, because the current state only represents
+//! the sequence's end.
 
 use std::sync::Arc;
 
-/// Most places of a sequence where prompts or messages ended.
+/// Maximum checkpoints at ends of prompts and messages.
 const MAX_LASTING: usize = 8;
-/// Most places within an answer. The one before the last serves what is taken back just behind the last.
+/// Maximum checkpoints within an answer. The older one serves backtracks to shortly after the newer one.
 const MAX_PASSING: usize = 2;
 
-/// What a place is kept for.
+/// The purpose of a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckpointPurpose {
-    /// The beginning of a prompt that others may share.
+    /// The start of a prompt that others may share.
     Prompt,
-    /// Going back within an answer.
+    /// Backtracking within an answer.
     Answer,
 }
 
-/// The places of a sequence, in order.
+/// The checkpoints of a sequence, in order of length.
 #[derive(Debug, Clone, Default)]
 pub struct Checkpoints(Vec<Checkpoint>);
 
 #[derive(Debug, Clone)]
 struct Checkpoint {
-    /// Tokens that the sequence had.
+    /// Length of the sequence in tokens.
     length: u32,
     purpose: CheckpointPurpose,
     state: Arc<[u8]>,
 }
 
 impl Checkpoints {
-    /// Tokens up to the last place within the first `length`; 0 when there is none.
+    /// Returns the length of the last checkpoint within the first `length` tokens; 0 if there is none.
     #[must_use]
     pub fn last_within(&self, length: u32) -> u32 {
         self.within(length).map_or(0, |checkpoint| checkpoint.length)
     }
 
-    /// Bytes that all places take.
+    /// Returns the size of all checkpoints in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.0.iter().map(|checkpoint| checkpoint.state.len()).sum()
     }
 
-    /// The length and the state of the last place within the first `length` tokens.
+    /// Returns length and state of the last checkpoint within the first `length` tokens.
     pub(super) fn state_within(&self, length: u32) -> Option<(u32, Arc<[u8]>)> {
         self.within(length).map(|checkpoint| (checkpoint.length, Arc::clone(&checkpoint.state)))
     }
 
-    /// Adds a place behind all others, and forgets the oldest of its kind where there are too many.
+    /// Adds a checkpoint after all others, and drops the oldest of its purpose if there are too many.
     pub(super) fn add(&mut self, length: u32, purpose: CheckpointPurpose, state: Vec<u8>) {
         self.0.push(Checkpoint { length, purpose, state: state.into() });
         let most = if purpose == CheckpointPurpose::Prompt { MAX_LASTING } else { MAX_PASSING };
@@ -58,17 +59,17 @@ impl Checkpoints {
         }
     }
 
-    /// Whether there is a place at that length, or behind it.
+    /// Returns true if there is a checkpoint at or after this length.
     pub(super) fn reach(&self, length: u32) -> bool {
         self.0.last().is_some_and(|last| last.length >= length)
     }
 
-    /// Forgets what is behind the first `length` tokens.
+    /// Drops the checkpoints after the first `length` tokens.
     pub(super) fn truncate(&mut self, length: u32) {
         self.0.retain(|checkpoint| checkpoint.length <= length);
     }
 
-    /// Forgets the oldest place. `false` when there is none.
+    /// Drops the oldest checkpoint; `false` if there is none.
     pub(super) fn forget_one(&mut self) -> bool {
         if self.0.is_empty() {
             return false;
@@ -91,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_place_is_found_and_the_oldest_of_a_kind_go() {
+    fn last_checkpoint_is_found_and_oldest_of_its_purpose_dropped() {
         let mut checkpoints = Checkpoints::default();
         assert_eq!(checkpoints.last_within(1000), 0);
         for turn in 1..=10 {

@@ -23,39 +23,39 @@ use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
 use std::num::NonZeroU32;
 
-/// What `llama_decode` says when the memory for a graph cannot be had.
+/// Return value of `llama_decode` when the memory for a graph is not available.
 const NO_MEMORY: i32 = -2;
 
-/// How a context is set up.
+/// Settings of a context.
 #[derive(Debug, Clone)]
 pub struct ContextOptions {
     /// Tokens per sequence.
     pub context_per_sequence: u32,
-    /// Sequences; each has its own stream of the KV cache, in which a token's cell is its position.
+    /// Number of sequences; each has its own stream of the KV cache, in which a token's cell is its position.
     pub sequences: u32,
-    /// Most tokens in one decode.
+    /// Maximum tokens per decode.
     pub batch_size: u32,
-    /// Most tokens in one physical batch.
+    /// Maximum tokens per physical batch.
     pub ubatch_size: u32,
-    /// Threads for decoding tokens.
+    /// Threads for generation.
     pub threads: i32,
-    /// Threads for decoding prompts.
+    /// Threads for prompt processing.
     pub threads_batch: i32,
-    /// Whether attention can be captured; flash attention is then off.
+    /// True if attention can be captured; flash attention is then off.
     pub attention: bool,
-    /// How keys are kept.
+    /// Data type of keys.
     pub cache_type_k: CacheType,
-    /// How values are kept; a quantised type needs flash attention.
+    /// Data type of values; quantised types need flash attention.
     pub cache_type_v: CacheType,
-    /// Bytes of the machine's memory for [`Checkpoints`] of all sequences, 0 for none; models with a KV cache need none.
+    /// Memory in bytes for the [`Checkpoints`] of all sequences, 0 for none; models with only a KV cache need none.
     pub checkpoint_bytes: usize,
 }
 
-/// A context of llama.cpp and the batch that goes through it.
+/// A context of llama.cpp and its current batch.
 ///
-/// Positions of a sequence are contiguous from 0. With one stream per sequence this keeps the cell of a token at its
-/// position, which is what makes index `i` of an attention row mean token `i`: tokens are added and removed at the end,
-/// and a removal from the middle closes the gap in the cells too.
+/// Positions of a sequence are contiguous from 0. With one stream per sequence the cell of a token equals its position,
+/// so index `i` of an attention row is token `i`: tokens are added and removed at the end, and a removal from the
+/// middle also closes the gap in the cells.
 pub struct Context<'model> {
     // Dropped before `tap` and `pool`, whose addresses llama.cpp holds.
     llama: LlamaContext<'model>,
@@ -67,7 +67,7 @@ pub struct Context<'model> {
     sequences: Vec<i32>,
     wanted: Vec<(usize, u32)>,
     several_streams: bool,
-    /// Tokens of a sequence.
+    /// Maximum tokens of a sequence.
     context: u32,
     memory: MemoryCapabilities,
     checkpoints: Vec<Checkpoints>,
@@ -77,14 +77,14 @@ pub struct Context<'model> {
     attends: Option<Result<AttentionSupport, Unsupported>>,
 }
 
-/// An attention row that a decode captured.
+/// A captured attention row.
 #[derive(Debug, Clone)]
 pub struct AttentionRow {
     /// Index of the query token in the batch.
     pub index: usize,
-    /// Positions attended to.
+    /// Number of positions attended to.
     pub row_len: u32,
-    /// Layers that have scores, in order.
+    /// Layers with scores, in order.
     pub layer_ids: Vec<u16>,
     /// Heads per layer.
     pub heads: u16,
@@ -158,19 +158,20 @@ impl<'model> Context<'model> {
         })
     }
 
-    /// Whether a GPU computes. Prompts go there even where it has no layers.
+    /// Returns true if a GPU computes. Prompts use it even if it has no layers.
     #[must_use]
     pub fn has_gpu(&self) -> bool {
         self.has_gpu
     }
 
-    /// The model's LoRA adapters.
+    /// Returns the model's LoRA adapters.
     #[must_use]
     pub fn adapters(&self) -> &Adapters {
         self.adapters
     }
 
-    /// Makes exactly these LoRA adapters hold from the next decode on, for all sequences. Costs nothing when they do already.
+    /// Activates exactly these LoRA adapters from the next decode on, for all sequences. Does nothing if they are
+    /// active already.
     ///
     /// # Errors
     /// [`ModelError::Decode`].
@@ -178,10 +179,10 @@ impl<'model> Context<'model> {
         self.adapters.apply(set, &mut self.llama)
     }
 
-    /// Adds a token to the batch and returns its index there. `output` asks for its logits, `capture` for its attention row.
+    /// Adds a token to the batch and returns its index. `output` requests its logits, `capture` its attention row.
     ///
     /// # Errors
-    /// [`ModelError::Decode`] when the batch is full.
+    /// [`ModelError::Decode`] if the batch is full.
     pub fn add(
         &mut self,
         token: TokenId,
@@ -201,10 +202,10 @@ impl<'model> Context<'model> {
         Ok(index)
     }
 
-    /// Decodes the batch and empties it. Attention rows that were asked for come back in the order of their tokens.
+    /// Decodes the batch and empties it. Returns the requested attention rows in the order of their tokens.
     ///
     /// # Errors
-    /// [`ModelError::Decode`]; the sequences of the batch are then in no known state and must be cleared.
+    /// [`ModelError::Decode`]; the sequences of the batch are then undefined and must be cleared.
     pub fn decode(&mut self) -> Result<Vec<AttentionRow>, ModelError> {
         if let Some(tap) = &mut self.tap {
             let rows = if self.wanted.is_empty() {
@@ -234,7 +235,7 @@ impl<'model> Context<'model> {
         let complete = |row: &CapturedRow| {
             let complete = attends.is_none_or(|attends| attends.has(row));
             if !complete {
-                tracing::error!(layers = ?row.layer_ids, row.heads, "a row of attention is not complete and goes to nobody");
+                tracing::error!(layers = ?row.layer_ids, row.heads, "attention row is incomplete and dropped");
             }
             complete
         };
@@ -252,21 +253,22 @@ impl<'model> Context<'model> {
             .collect())
     }
 
-    /// Nothing is decoded for a while: the threads that decode let go of their cores.
+    /// Parks the decoding threads, which releases their cores until the next decode.
     pub fn rest(&self) {
         if let Some(pool) = &self.pool {
             pool.rest();
         }
     }
 
-    /// The logits of the token at `index` of the batch that was decoded last; it must have been added with `output`.
+    /// Returns the logits of the token at `index` in the last decoded batch; the token must have been added with
+    /// `output`.
     #[must_use]
     pub fn logits(&self, index: usize) -> &[f32] {
         self.llama.get_logits_ith(index as i32)
     }
 
-    /// Learns what states of sequences look like here, and what can be seen of the model's attention, by decoding a token in
-    /// sequence 0, which must be empty. `None` for a model whose states cannot be checked.
+    /// Determines the layout of sequence states and the attention support by decoding a token in sequence 0, which must
+    /// be empty. Returns `None` for a model whose states cannot be validated.
     ///
     /// # Errors
     /// [`ModelError::Decode`].
@@ -284,8 +286,7 @@ impl<'model> Context<'model> {
         Ok(layout)
     }
 
-    /// What can be seen of the model's attention; `None` when it cannot be captured here, or [`Context::learn_layout`] was not
-    /// called.
+    /// Returns the attention support; `None` if capture is off or [`Context::learn_layout`] was not called.
     #[must_use]
     pub fn attends(&self) -> Option<&Result<AttentionSupport, Unsupported>> {
         self.attends.as_ref()

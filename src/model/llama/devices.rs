@@ -1,4 +1,4 @@
-//! What llama.cpp computes on, and what of a model goes where.
+//! Devices of llama.cpp, and the placement of a model on them.
 
 mod fit;
 mod tensors;
@@ -12,83 +12,83 @@ use super::{GgufHeader, GpuLayers, ModelError, ModelOptions, SplitMode};
 use fit::{Gpu, GpuRequirements};
 use std::path::Path;
 
-/// Something that llama.cpp computes on.
+/// A device that llama.cpp computes on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
     /// llama.cpp's name, e.g. `CUDA0`.
     pub name: String,
-    /// What a person knows it by.
+    /// Human-readable name.
     pub description: String,
-    /// Whether it is a GPU, integrated or not.
+    /// True for a GPU, integrated or not.
     pub gpu: bool,
-    /// Bytes of its memory; 0 when it does not tell.
+    /// Total memory in bytes; 0 if unknown.
     pub memory_bytes: u64,
-    /// Bytes that are free.
+    /// Free memory in bytes.
     pub free_bytes: u64,
-    /// Whether it is part of the processor.
+    /// True if it is integrated into the processor.
     integrated: bool,
     backend: String,
-    /// llama.cpp's name of its memory.
+    /// llama.cpp's name of its buffer type.
     buffer: String,
     cuts_rows: bool,
-    /// The same for all backends that drive it.
+    /// Id that is the same for all backends of the device.
     id: Option<String>,
 }
 
-/// What of a model is on GPUs.
+/// The part of a model that is on GPUs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Placement {
-    /// Names of the GPUs that compute; empty for the processor alone.
+    /// Names of the GPUs in use; empty for CPU only.
     pub devices: Vec<String>,
-    /// Layers that are on them.
+    /// Number of layers on GPUs.
     pub gpu_layers: u32,
-    /// Layers that could be: all, and the output.
+    /// Maximum number of such layers: all layers and the output.
     pub layers: u32,
 }
 
-/// Why a model cannot be put where it was wanted.
+/// The reason why the requested placement is impossible.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementError {
-    /// There is no GPU of that name.
-    #[error("--device names '{name}', but {there}; --device none computes on the processor alone")]
+    /// There is no GPU with this name.
+    #[error("--device names '{name}', but {there}; --device none uses the CPU only")]
     Device {
         /// The name.
         name: String,
-        /// Which there are.
+        /// List of the GPUs.
         there: String,
     },
     /// There are fewer GPUs.
-    #[error("--main-gpu {main_gpu} is not there: {there}, counted from 0")]
+    #[error("--main-gpu {main_gpu} does not exist: {there}, counted from 0")]
     MainGpu {
-        /// What was given.
+        /// The value.
         main_gpu: usize,
-        /// Which there are.
+        /// List of the GPUs.
         there: String,
     },
-    /// More shares than GPUs.
+    /// There are more shares than GPUs.
     #[error("--tensor-split has {shares} shares, but {there}")]
     Shares {
-        /// How many were given.
+        /// Number of shares.
         shares: usize,
-        /// Which there are.
+        /// List of the GPUs.
         there: String,
     },
-    /// There is no such buffer for tensors.
-    #[error("--override-tensor puts tensors into '{name}'; the buffers are {there}")]
+    /// There is no such buffer type.
+    #[error("--override-tensor names the unknown buffer '{name}'; the buffers are {there}")]
     Buffer {
-        /// What was given.
+        /// The name.
         name: String,
-        /// Which there are.
+        /// List of the buffers.
         there: String,
     },
-    /// Not a pattern.
-    #[error("--override-tensor has a pattern that is no regular expression: {reason}")]
+    /// An invalid pattern.
+    #[error("--override-tensor has an invalid regular expression: {reason}")]
     Pattern {
-        /// Why not.
+        /// The error.
         reason: String,
     },
-    /// Weights cannot be cut for it.
-    #[error("--split-mode row cannot be had with {name}: {backend} does not cut weights; --split-mode layer can")]
+    /// The GPU's backend cannot split weights.
+    #[error("--split-mode row is not possible with {name}: {backend} cannot split weights; use --split-mode layer")]
     Rows {
         /// The GPU.
         name: String,
@@ -97,7 +97,7 @@ pub enum PlacementError {
     },
 }
 
-/// Every device, GPUs and others.
+/// Returns all devices, GPUs and others.
 #[must_use]
 pub fn devices() -> Vec<Device> {
     let device = |found: ffi::RawDevice| Device {
@@ -116,18 +116,18 @@ pub fn devices() -> Vec<Device> {
     ffi::list().into_iter().map(device).collect()
 }
 
-/// Why there may be no GPU.
+/// Returns the reason why no GPU is available.
 #[must_use]
 pub const fn why_no_gpu() -> &'static str {
     if cfg!(any(feature = "cuda", feature = "vulkan", feature = "metal")) {
         "no GPU was found"
     } else {
-        "this build has no GPU support; cargo build --release --features cuda (or vulkan, or metal) makes one that has"
+        "this build has no GPU support; build with cargo build --release --features cuda (or vulkan, or metal)"
     }
 }
 
-/// Refuses a context whose KV cache is larger than all memory of this machine, its GPUs included. llama.cpp would take the
-/// memory page by page until the system ends a process.
+/// Rejects a context whose KV cache is larger than all memory of this machine including its GPUs. llama.cpp would
+/// allocate the memory page by page until the system kills a process.
 pub(super) fn check_context(options: &ModelOptions, header: &GgufHeader) -> Result<(), ModelError> {
     let room = &options.room;
     let memory: u64 = devices().iter().map(|device| device.memory_bytes).sum();
@@ -136,14 +136,14 @@ pub(super) fn check_context(options: &ModelOptions, header: &GgufHeader) -> Resu
     };
     let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
     let reason = format!(
-        "its KV cache would have {:.1} GiB, and this machine has {:.1} GiB of memory",
+        "its KV cache would need {:.1} GiB, but this machine has {:.1} GiB of memory",
         gib(needed),
         gib(memory)
     );
     Err(ModelError::Context { ctx_size: room.context_per_sequence.saturating_mul(room.sequences), reason })
 }
 
-/// The options in llama.cpp's terms, and where they put the model.
+/// Converts the options to llama.cpp's terms and returns the placement of the model.
 pub(super) fn loading(
     options: &ModelOptions,
     header: &GgufHeader,
@@ -153,7 +153,7 @@ pub(super) fn loading(
     let gpus = chosen(options, &all)?;
     let blocks = header.parameter("block_count").unwrap_or(0);
     let layers = u32::try_from(blocks).unwrap_or(u32::MAX).saturating_add(1);
-    // llama.cpp cannot compute with what is on a GPU that it was not told of.
+    // llama.cpp cannot compute with data on a GPU that it does not know of.
     let mut buffers: Vec<&str> =
         all.iter().filter(|device| !device.gpu).chain(&gpus).map(|device| device.buffer.as_str()).collect();
     buffers.dedup();
@@ -193,7 +193,7 @@ pub(super) fn loading(
     Ok((loading, Placement { devices: names, gpu_layers, layers }))
 }
 
-/// The GPUs that a model is computed on.
+/// Returns the GPUs that a model uses.
 fn chosen(options: &ModelOptions, all: &[Device]) -> Result<Vec<Device>, PlacementError> {
     let gpus = match &options.devices {
         None => usual(all),
@@ -225,8 +225,8 @@ fn chosen(options: &ModelOptions, all: &[Device]) -> Result<Vec<Device>, Placeme
     main.ok_or_else(|| PlacementError::MainGpu { main_gpu, there: there_are(&gpus) })
 }
 
-/// The GPUs that are used when nobody says which, as llama.cpp chooses them: each one once, though several backends may
-/// drive it, and integrated ones only where there are no others.
+/// Returns the default GPUs, chosen like llama.cpp does: each one once, even if several backends support it, and
+/// integrated ones only if there are no others.
 fn usual(all: &[Device]) -> Vec<Device> {
     let mut chosen: Vec<Device> = Vec::new();
     for device in all.iter().filter(|device| device.gpu && !device.integrated) {
@@ -242,7 +242,7 @@ fn usual(all: &[Device]) -> Vec<Device> {
     chosen
 }
 
-/// The GPUs as a clause.
+/// Lists the GPUs as a clause of an error message.
 fn there_are(devices: &[Device]) -> String {
     let gpus: Vec<String> =
         devices.iter().filter(|device| device.gpu).map(|gpu| format!("{} ({})", gpu.name, gpu.description)).collect();
@@ -253,9 +253,9 @@ fn there_are(devices: &[Device]) -> String {
     }
 }
 
-/// What each GPU has room for, and its share of the layers.
+/// Returns the free memory of each GPU and its share of the layers.
 fn shared(gpus: &[Device], all: &[Device], shares: &[f32]) -> Vec<Gpu> {
-    // As in llama.cpp: a GPU that does not tell has the processor's memory.
+    // Same as llama.cpp: a GPU with unknown memory counts with the memory of the CPU.
     let processor = all.iter().find(|device| !device.gpu).map_or(0, |device| device.free_bytes);
     let free = |gpu: &Device| if gpu.memory_bytes == 0 && gpu.free_bytes == 0 { processor } else { gpu.free_bytes };
     let by_free = shares.iter().all(|&share| share == 0.0);
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_is_used_once_and_an_integrated_one_only_alone() {
+    fn each_gpu_is_used_once_and_integrated_gpus_only_alone() {
         let usual = ModelOptions::default();
         let (a, b) = (gpu("CUDA0", Some("0:1"), false), gpu("CUDA1", Some("0:2"), false));
         let (same, own) = (gpu("Vulkan0", Some("0:1"), false), gpu("Vulkan1", None, true));
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_told_with_what_is() {
+    fn placement_errors_list_the_available_devices() {
         let all = [gpu("CUDA0", None, false), gpu("CUDA1", None, false), cpu()];
         let named = |name: &str| ModelOptions { devices: Some(vec![name.into()]), ..ModelOptions::default() };
         let error = names(&named("CUDA2"), &all).unwrap_err();
@@ -317,7 +317,7 @@ mod tests {
         assert_eq!(names(&one, &all).unwrap(), ["CUDA1"]);
         assert!(names(&one, &all[2..]).unwrap().is_empty());
         let error = names(&ModelOptions { main_gpu: 2, ..one }, &all).unwrap_err();
-        assert!(error.starts_with("--main-gpu 2 is not there: there are CUDA0"), "{error}");
+        assert!(error.starts_with("--main-gpu 2 does not exist: there are CUDA0"), "{error}");
         let three = ModelOptions { tensor_split: vec![1.0; 3], ..ModelOptions::default() };
         let error = names(&three, &all).unwrap_err();
         assert!(error.starts_with("--tensor-split has 3 shares, but there are CUDA0"), "{error}");
@@ -325,7 +325,7 @@ mod tests {
         let rows = ModelOptions { split_mode: SplitMode::Row, ..ModelOptions::default() };
         assert_eq!(names(&rows, &all).unwrap(), ["CUDA0", "CUDA1"]);
         let error = names(&rows, &[gpu("Vulkan0", None, false), cpu()]).unwrap_err();
-        assert!(error.starts_with("--split-mode row cannot be had with Vulkan0: Vulkan does not"), "{error}");
+        assert!(error.starts_with("--split-mode row is not possible with Vulkan0: Vulkan cannot"), "{error}");
     }
 
     #[test]

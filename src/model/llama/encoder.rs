@@ -1,8 +1,8 @@
-//! Texts to vectors: a context without sampling, for encoders such as BERT and for chat models alike.
+//! Encoding of texts to vectors: a context without sampling, for encoders such as BERT and for chat models.
 //!
-//! llama.cpp gives the hidden state of every token; pooling and heads are computed here. So one context serves
-//! embeddings of any pooling and a classifier's scores, each vector has the size that its reader expects, and causal
-//! models may take inputs that are longer than a physical batch.
+//! llama.cpp returns the hidden state of every token; pooling and heads are computed here. One context therefore serves
+//! embeddings of any pooling and a classifier's scores, each vector has the size that its consumer expects, and causal
+//! models may take inputs longer than a physical batch.
 
 use super::adapters::Adapters;
 use super::head::{self, Activation, Head, HeadError, HeadMetadata};
@@ -16,10 +16,10 @@ use llama_cpp_2::token::LlamaToken;
 use std::num::NonZeroU32;
 use std::sync::PoisonError;
 
-/// Most inputs in one decode.
+/// Maximum inputs per decode.
 const SEQUENCES: u32 = 64;
 
-/// Families that llama.cpp gives no KV cache: they see their input as a whole, and continue none.
+/// Families without a KV cache in llama.cpp: they process their input as a whole and cannot continue it.
 const WITHOUT_CACHE: &[&str] = &[
     "bert",
     "clef",
@@ -39,69 +39,69 @@ const WITHOUT_CACHE: &[&str] = &[
     "wavtokenizer-dec",
 ];
 
-/// How the states of an input's tokens become one vector.
+/// Pooling of the states of an input's tokens into one vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pooling {
-    /// They do not: one vector for each token.
+    /// No pooling: one vector per token.
     None,
-    /// Their mean.
+    /// Mean of all tokens.
     Mean,
-    /// The first token's.
+    /// The first token.
     Cls,
-    /// The last token's.
+    /// The last token.
     Last,
 }
 
-/// What a model's file says of pooling.
+/// The pooling that a model's file declares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeclaredPooling {
-    /// It embeds, pooled like this.
+    /// Embeddings with this pooling.
     Embeds(Pooling),
-    /// It scores, with its classification head.
+    /// Scores of the classification head.
     Ranks,
 }
 
-/// How an encoder's context is set up.
+/// Settings of an encoder context.
 #[derive(Debug, Clone)]
 pub struct EncoderOptions {
-    /// Most tokens in one input.
+    /// Maximum tokens of an input.
     pub longest: u32,
-    /// Tokens that are computed at once where the model allows it, and up to which short inputs share a decode.
+    /// Tokens computed at once if the model permits it, and maximum total of short inputs that share a decode.
     pub ubatch_size: u32,
-    /// Threads that compute.
+    /// Number of threads.
     pub threads: i32,
 }
 
-/// What is wanted of an input.
+/// The kind of output for an input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EncoderOutput {
-    /// A vector; for [`Pooling::None`] one for each token, one behind the other.
+    /// An embedding; for [`Pooling::None`] the concatenated vectors of all tokens.
     Embedding(Pooling),
     /// The classification head's logits.
     Logits,
 }
 
-/// A context that encodes.
+/// A context for encoding.
 pub struct EncoderContext<'model> {
     llama: LlamaContext<'model>,
     adapters: &'model Adapters,
     batch: LlamaBatch<'static>,
     head: Option<Head>,
     width: usize,
-    /// T5's encoder has another entry.
+    /// T5's encoder has another entry point.
     by_encode: bool,
     sequences: usize,
     shared: usize,
 }
 
 impl Model {
-    /// Whether it continues texts; if not, it can only encode.
+    /// Returns true if the model generates text; otherwise it can only encode.
     #[must_use]
     pub fn generates(&self) -> bool {
         self.card.generates
     }
 
-    /// What its file says of pooling, if anything.
+    /// Returns the pooling that the file declares, if any.
     #[must_use]
     pub fn declared_pooling(&self) -> Option<DeclaredPooling> {
         Some(match self.number("pooling_type")? as u32 {
@@ -114,15 +114,15 @@ impl Model {
         })
     }
 
-    /// Reads its classification head. `asked` overrides what the family says of the activation.
+    /// Reads the classification head. `asked` overrides the activation of the family.
     ///
     /// # Errors
-    /// Why there is none, or none whose scores can be known to be right.
+    /// The reason why the model has no head, or none whose scores would be reliable.
     pub fn head(&self, asked: Option<Activation>) -> Result<Head, HeadError> {
         Head::read(&self.path, &self.family(), asked)
     }
 
-    /// Which state its classification head reads.
+    /// Returns the pooling of the state that the classification head reads.
     #[must_use]
     pub fn ranked_pooling(&self) -> Pooling {
         head::pooling(&self.family())
@@ -140,20 +140,20 @@ impl Model {
         }
     }
 
-    /// Values of an embedding.
+    /// Returns the number of values of an embedding.
     #[must_use]
     pub fn width(&self) -> usize {
         usize::try_from(self.llama.n_embd_out()).unwrap_or(0)
     }
 
-    /// Makes a context to encode in. Only with a `head` does it give logits.
+    /// Creates a context for encoding. It returns logits only with a `head`.
     ///
     /// # Errors
-    /// [`ModelError::Context`], usually because the memory could not be had.
+    /// [`ModelError::Context`], usually due to a lack of memory.
     pub fn encoder(&self, options: &EncoderOptions, head: Option<Head>) -> Result<EncoderContext<'_>, ModelError> {
         let whole = !self.generates() || !is_causal(&self.llama, &self.card.architecture);
         let batch = options.longest.max(options.ubatch_size);
-        // A recurrent state costs its memory for every sequence.
+        // A recurrent state costs memory for every sequence.
         let sequences = if self.llama.is_recurrent() || self.llama.is_hybrid() { 1 } else { SEQUENCES };
         let params = LlamaContextParams::default()
             .with_n_ctx(NonZeroU32::new(batch))
@@ -162,7 +162,7 @@ impl Model {
             .with_n_seq_max(sequences)
             .with_n_threads(options.threads)
             .with_n_threads_batch(options.threads)
-            // All sequences share the cells, so that one may be as long as all of them.
+            // All sequences share the cells, so one may be as long as all together.
             .with_kv_unified(true)
             .with_no_perf(true)
             .with_embeddings(true)
@@ -188,13 +188,13 @@ impl Model {
         })
     }
 
-    /// A number that the file says of this architecture.
+    /// Returns a numeric metadata value of this architecture.
     fn number(&self, key: &str) -> Option<f64> {
         self.llama.meta_val_str(&format!("{}.{key}", self.card.architecture)).ok()?.parse().ok()
     }
 }
 
-/// Whether a model continues texts.
+/// Returns true if a model generates text.
 pub(super) fn generates(llama: &LlamaModel, architecture: &str) -> bool {
     !WITHOUT_CACHE.contains(&architecture) && is_causal(llama, architecture)
 }
@@ -205,7 +205,7 @@ fn is_causal(llama: &LlamaModel, architecture: &str) -> bool {
 }
 
 impl EncoderContext<'_> {
-    /// How many of these inputs, of so many tokens, go into one decode together; at least one.
+    /// Returns the number of these inputs, given by their lengths, that fit into one decode; at least one.
     pub fn fitting(&self, lengths: impl Iterator<Item = usize>) -> usize {
         let mut tokens = 0;
         let fitting = lengths.take(self.sequences).take_while(|length| {
@@ -215,13 +215,14 @@ impl EncoderContext<'_> {
         fitting.count().max(1)
     }
 
-    /// Encodes inputs as sequences of one decode, with the model's usual LoRA adapters; what was wanted of each, in order.
+    /// Encodes inputs as sequences of one decode with the model's default LoRA adapters, and returns the requested
+    /// outputs in order.
     ///
-    /// Every input has at least one token and at most `longest`, all of the vocabulary, and there are no more of them
-    /// than [`Self::fitting`] said.
+    /// Every input must have 1 to `longest` tokens of the vocabulary, and there must not be more inputs than
+    /// [`Self::fitting`] returned.
     ///
     /// # Errors
-    /// [`ModelError::Decode`]; the next call starts afresh.
+    /// [`ModelError::Decode`]; the next call starts fresh.
     pub fn encode(&mut self, inputs: &[(&[TokenId], EncoderOutput)]) -> Result<Vec<Vec<f32>>, ModelError> {
         self.adapters.apply(&self.adapters.usual(), &mut self.llama)?;
         self.batch.clear();

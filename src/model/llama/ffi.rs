@@ -1,9 +1,9 @@
-//! The only unsafe code: the evaluation callback that reads attention scores while a graph runs, the state of a sequence
-//! as bytes, [`adapters`], [`devices`], [`loading`], [`memory`], [`templates`], [`tensors`] and [`threads`].
+//! The only unsafe code: the evaluation callback that reads attention scores while a graph runs, the state of a
+//! sequence as bytes, [`adapters`], [`devices`], [`loading`], [`memory`], [`templates`], [`tensors`] and [`threads`].
 //!
-//! llama-cpp-2 has no setter for `llama_context_params.cb_eval` since 0.1.140, so the parameters are seen through one
-//! cast to the raw structure; a compile-time assertion holds their size. Its safe calls for sequence states keep the
-//! bytes to themselves, and a state that goes to a client and comes back is bytes.
+//! llama-cpp-2 has no setter for `llama_context_params.cb_eval` since 0.1.140, so the parameters are cast once to the
+//! raw structure; a compile-time assertion checks their size. Its safe functions for sequence states do not expose the
+//! bytes, but clients receive and send states as bytes.
 #![expect(unsafe_code, reason = "parts of llama.cpp have no safe binding")]
 
 pub(super) mod adapters;
@@ -26,7 +26,7 @@ const _: () = assert!(
     "LlamaContextParams must be nothing but llama_context_params"
 );
 
-/// The words of a [`LlamaContext`]: the pointer to llama.cpp's context, and a vector.
+/// Size of a [`LlamaContext`] in words: the pointer to llama.cpp's context, and a vector.
 const WORDS: usize = 4;
 
 const _: () = assert!(
@@ -34,10 +34,10 @@ const _: () = assert!(
     "LlamaContext must be nothing but a pointer and a vector"
 );
 
-/// The name of the node that holds attention probabilities, up to the layer's number.
+/// Prefix of the name of the node with attention probabilities, before the layer's number.
 const NODE: &[u8] = b"kq_soft_max-";
 
-/// A query row that is wanted from the decode under way.
+/// A query row to capture in the current decode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WantedRow {
     /// Physical batch within the decode.
@@ -50,10 +50,10 @@ pub struct WantedRow {
     pub row_len: u32,
 }
 
-/// The scores of one wanted row: `[layer][head][row_len]`, layers as in `layer_ids`.
+/// The scores of one captured row: `[layer][head][row_len]`, layers as in `layer_ids`.
 #[derive(Debug, Clone, Default)]
 pub struct CapturedRow {
-    /// Layers that had the node, in order.
+    /// Layers with the node, in order.
     pub layer_ids: Vec<u16>,
     /// Heads per layer.
     pub heads: u16,
@@ -71,17 +71,17 @@ struct State {
     layers: usize,
 }
 
-/// Reads wanted attention rows while llama.cpp decodes. Its address is given to llama.cpp and must outlive the context.
+/// Captures attention rows while llama.cpp decodes. llama.cpp holds its address, so it must outlive the context.
 #[derive(Debug, Default)]
 pub struct Tap(UnsafeCell<State>);
 
 impl Tap {
-    /// For a model of so many layers.
+    /// Creates a tap for a model with this number of layers.
     pub fn new(layers: usize) -> Self {
         Self(UnsafeCell::new(State { layers, ..State::default() }))
     }
 
-    /// Says which rows the next decode shall capture.
+    /// Sets the rows that the next decode captures.
     pub fn want(&mut self, wanted: Vec<WantedRow>) {
         let state = self.0.get_mut();
         state.captured.clear();
@@ -92,17 +92,17 @@ impl Tap {
         state.uneven = false;
     }
 
-    /// How often the decode went through the layers.
+    /// Returns the number of passes of the decode through the layers.
     pub fn passes(&mut self) -> u32 {
         self.0.get_mut().ubatch + 1
     }
 
-    /// Whether layers were left out of rows, since they have another number of heads than the ones before.
+    /// Returns true if layers were left out of rows because their number of heads differs from the first ones.
     pub fn uneven(&mut self) -> bool {
         self.0.get_mut().uneven
     }
 
-    /// Takes what the decode captured, in the order in which it was wanted.
+    /// Takes the captured rows, in the order in which they were requested.
     pub fn take(&mut self) -> Vec<CapturedRow> {
         let state = self.0.get_mut();
         state.wanted.clear();
@@ -110,22 +110,23 @@ impl Tap {
     }
 }
 
-/// Makes llama.cpp call `tap` for every graph node of contexts that are made with `params`.
+/// Makes llama.cpp call `tap` for every graph node of contexts created with `params`.
 ///
-/// The caller keeps `tap` at its address, and touches it only between decodes, for as long as such a context lives.
+/// The caller keeps `tap` at its address, and accesses it only between decodes, as long as such a context exists.
 pub fn set_tap(params: &mut LlamaContextParams, tap: &Tap) {
-    // SAFETY: the assertion above holds that the wrapper has the size of its only field, which is therefore at offset 0.
+    // SAFETY: the assertion above ensures that the wrapper has the size of its only field, which is therefore at offset
+    // 0.
     let raw = unsafe { &mut *std::ptr::from_mut(params).cast::<sys::llama_context_params>() };
     raw.cb_eval = Some(on_node);
     raw.cb_eval_user_data = tap.0.get().cast::<c_void>();
 }
 
-/// How much of a sequence's state is meant.
+/// The extent of a sequence's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateExtent {
-    /// All of it.
+    /// The whole state.
     Whole,
-    /// What only knows the end of the sequence: all but the cells of its tokens in a plain KV cache.
+    /// The part that only represents the end of the sequence: all but the cells of its tokens in a plain KV cache.
     Summary,
 }
 
@@ -138,13 +139,13 @@ impl StateExtent {
     }
 }
 
-/// The state of a sequence as llama.cpp writes it; `None` when llama.cpp cannot write it.
+/// Returns the state of a sequence in llama.cpp's format; `None` if llama.cpp cannot write it.
 pub fn sequence_state(context: &LlamaContext<'_>, sequence: i32, extent: StateExtent) -> Option<Vec<u8>> {
     let flags = extent.flags();
     let size = context.state_seq_get_size_ext(sequence, flags);
     let mut state: Vec<u8> = Vec::with_capacity(size);
-    // SAFETY: the vector has room for `size` bytes, which is what llama.cpp said it writes; nothing decodes in between,
-    // since the context is borrowed.
+    // SAFETY: the vector has room for `size` bytes, the size that llama.cpp reported; nothing decodes in between,
+    // because the context is borrowed.
     let written = unsafe { context.state_seq_get_data_ext(state.as_mut_ptr(), sequence, flags) };
     if written != size || size == 0 {
         return None;
@@ -154,18 +155,19 @@ pub fn sequence_state(context: &LlamaContext<'_>, sequence: i32, extent: StateEx
     Some(state)
 }
 
-/// Replaces the state of a sequence. `state` must have been written by a context of this layout, or have been checked
-/// against it with [`super::StateLayout::unpack`]. `false` when llama.cpp refuses; the sequence is then empty.
+/// Replaces the state of a sequence. `state` must have been written by a context of this layout, or validated with
+/// [`super::StateLayout::unpack`]. Returns `false` if llama.cpp rejects it; the sequence is then empty.
 pub fn set_sequence_state(context: &mut LlamaContext<'_>, sequence: i32, state: &[u8], extent: StateExtent) -> bool {
     // SAFETY: llama.cpp reads no more than the slice's length, and every count in it was compared with the context's.
     unsafe { context.state_seq_set_data_ext(state, sequence, extent.flags()) }
 }
 
-/// llama.cpp's context. Rust does not say in which order the fields lie; but the vector, which only samplers on a GPU
-/// fill, is empty, and its words are 0, 0 and an alignment, so that the only word which can be an address is the pointer.
+/// Returns the pointer to llama.cpp's context. Rust does not specify the order of fields; but the vector, which only
+/// GPU samplers fill, is empty and its words are 0, 0 and an alignment, so the only word that can be an address is the
+/// pointer.
 fn raw(context: &mut LlamaContext<'_>) -> Option<*mut sys::llama_context> {
     const MIN_ADDRESS: usize = 4096;
-    // SAFETY: the assertion above holds that there are that many words, and a pointer with a vector leaves no padding.
+    // SAFETY: the assertion above ensures the number of words, and a pointer with a vector has no padding.
     let words: [usize; WORDS] = unsafe { std::ptr::from_mut(context).cast::<[usize; WORDS]>().read() };
     let mut addresses = words.into_iter().filter(|&word| word >= MIN_ADDRESS);
     match (addresses.next(), addresses.next()) {
@@ -174,10 +176,10 @@ fn raw(context: &mut LlamaContext<'_>) -> Option<*mut sys::llama_context> {
     }
 }
 
-/// Called by the scheduler: with `ask` to learn whether a node is wanted, then, for a wanted one, with its data live.
+/// Callback of the scheduler: with `ask` to query whether a node is needed, then, for a needed one, with its data.
 unsafe extern "C" fn on_node(tensor: *mut sys::ggml_tensor, ask: bool, user_data: *mut c_void) -> bool {
     // SAFETY: `user_data` is the state of the tap given in `set_tap`, which outlives the context; llama.cpp calls from
-    // the thread that runs llama_decode, during which nobody else touches the tap.
+    // the thread that runs llama_decode, during which nothing else accesses the tap.
     let state = unsafe { &mut *user_data.cast::<State>() };
     // SAFETY: the scheduler passes a live node.
     let tensor_ref = unsafe { &*tensor };
@@ -213,9 +215,9 @@ unsafe extern "C" fn on_node(tensor: *mut sys::ggml_tensor, ask: bool, user_data
         captured.values.resize(start + n_head * row_len, 0.0);
         let (offset, row_bytes) = (token * nb[1] + stream * nb[3], row_len * size_of::<f32>());
         let target = captured.values[start..].as_mut_ptr().cast::<c_void>();
-        // SAFETY: `token` and `stream` are below the extents and `row_len` is not above `n_kv`, so that the bytes read of each
-        // head lie within the tensor; `target` has room for exactly `row_len` floats of each. The node was computed before
-        // this call.
+        // SAFETY: `token` and `stream` are below the extents and `row_len` is not above `n_kv`, so the bytes read of
+        // each head lie within the tensor; `target` has room for exactly `row_len` floats of each. The node was
+        // computed before this call.
         unsafe { sys::ggml_backend_tensor_get_2d(tensor, target, offset, row_bytes, n_head, nb[2], row_bytes) };
         captured.layer_ids.push(layer);
         captured.heads = n_head as u16;

@@ -1,19 +1,19 @@
-//! What tells one model file from another: its length, its beginning, and samples of its weights.
+//! A fast fingerprint of a model file: its length, its beginning, and samples of its weights.
 
 use std::fs::File;
 use std::io::{Read, Result, Seek, SeekFrom};
 use std::path::Path;
 use xxhash_rust::xxh3::Xxh3;
 
-/// Bytes from the beginning, where a GGUF has its metadata.
+/// Number of bytes at the beginning, where a GGUF has its metadata.
 const HEAD: u64 = 1 << 20;
-/// Places at which weights are sampled.
+/// Number of weight samples.
 const SAMPLES: u64 = 64;
-/// Bytes of a sample.
+/// Size of a sample in bytes.
 const SAMPLE: u64 = 16 << 10;
 
-/// A number that is the same for the same file, and in all likelihood another one for every other file: two
-/// fine-tunings of one model differ in all their weights.
+/// Returns a hash that is equal for the same file, and most likely different for every other file: two fine-tunes of
+/// one model differ in all their weights.
 pub(super) fn of(path: &Path) -> Result<u128> {
     let mut file = File::open(path)?;
     let len = file.metadata()?.len();
@@ -34,7 +34,7 @@ pub(super) fn of(path: &Path) -> Result<u128> {
     Ok(hash.digest128())
 }
 
-/// A number for a text; 0 for none.
+/// Returns the hash of a text; 0 for the empty text.
 pub(super) fn of_text(text: &str) -> u128 {
     if text.is_empty() { 0 } else { xxhash_rust::xxh3::xxh3_128(text.as_bytes()) }
 }
@@ -42,7 +42,7 @@ pub(super) fn of_text(text: &str) -> u128 {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn a_changed_weight_is_noticed_at_the_end_of_a_file() {
+    fn changed_weight_at_the_end_of_a_file_changes_the_fingerprint() {
         let path = std::env::temp_dir().join(format!("thunder-fingerprint-{}", std::process::id()));
         let mut bytes = vec![7u8; 3 << 20];
         std::fs::write(&path, &bytes).unwrap();

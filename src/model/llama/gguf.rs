@@ -1,6 +1,7 @@
-//! The header of a GGUF: read and checked before llama.cpp sees the file, which ends the process over some damages.
+//! The header of a GGUF file, validated before llama.cpp reads the file, because llama.cpp aborts the process on some
+//! damage.
 //!
-//! Nothing here trusts a count or a length: each is held against what is left of the file before memory is taken for it.
+//! No count or length is trusted: each is compared with the rest of the file before memory is allocated for it.
 
 use super::ffi::loading::type_layout;
 use std::collections::HashMap;
@@ -11,85 +12,85 @@ use std::path::Path;
 const VERSIONS: std::ops::RangeInclusive<u32> = 2..=3;
 const DEFAULT_ALIGNMENT: u64 = 32;
 const MAX_DIMENSIONS: u32 = 4;
-/// llama.cpp's names of tensors have at most this many bytes.
+/// llama.cpp's maximum length of tensor names in bytes.
 const MAX_NAME: u64 = 63;
-/// Texts longer than this are skipped and not kept.
+/// Maximum length of texts that are kept; longer ones are skipped.
 const MAX_KEPT_BYTES: u64 = 1 << 10;
 
-/// The number of the type of 32-bit floats.
+/// Type number of 32-bit floats.
 pub const F32: u32 = 0;
 
-/// What a GGUF says about itself.
+/// The header of a GGUF file.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GgufHeader {
     /// Scalars and short texts, by key.
     pub metadata: HashMap<String, GgufScalar>,
-    /// How many entries each array has, by key.
+    /// Number of entries of each array, by key.
     pub arrays: HashMap<String, u64>,
     /// Every tensor of this file.
     pub tensors: Vec<GgufTensor>,
 }
 
-/// A value of the metadata.
+/// A metadata value.
 #[derive(Debug, Clone, PartialEq)]
 pub enum GgufScalar {
-    /// Of any width and sign, also true (1) and false (0).
+    /// An integer of any width and sign, or a Boolean as 0 or 1.
     Integer(i128),
-    /// Of either width.
+    /// A float of either width.
     Float(f64),
-    /// At most a kilobyte.
+    /// A text of up to a kilobyte.
     Text(String),
 }
 
-/// A tensor, without its values.
+/// A tensor without its values.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GgufTensor {
-    /// E.g. `blk.0.attn_q.weight`.
+    /// Name, e.g. `blk.0.attn_q.weight`.
     pub name: String,
-    /// Number of the type of its values, e.g. [`F32`].
+    /// Type number of its values, e.g. [`F32`].
     pub kind: u32,
-    /// How many values it has along each axis, the innermost first.
+    /// Number of values along each axis, innermost first.
     pub extents: Vec<u64>,
-    /// Where in the file its values begin, in bytes.
+    /// Offset of its values in the file, in bytes.
     pub begins: u64,
-    /// Bytes of its values.
+    /// Size of its values in bytes.
     pub size_bytes: u64,
 }
 
-/// Why a file is not a GGUF that can be loaded.
+/// The reason why a file is not a loadable GGUF file.
 #[derive(Debug, thiserror::Error)]
 pub enum GgufError {
     /// The file cannot be read.
     #[error(transparent)]
     Io(std::io::Error),
-    /// The file is something else.
+    /// The file has another format.
     #[error("the file does not begin with 'GGUF'")]
     Magic,
     /// The file ends too early.
     #[error("the file ends in the middle of {within}; it has {file_bytes} bytes and is incomplete")]
     Truncated {
-        /// What was being read.
+        /// The part being read.
         within: String,
-        /// Bytes of the file.
+        /// Size of the file in bytes.
         file_bytes: u64,
     },
-    /// The file contradicts itself, or the format.
+    /// The file is inconsistent or violates the format.
     #[error("{0}")]
     Damaged(String),
 }
 
 impl GgufHeader {
-    /// Reads and checks the header of a file.
+    /// Reads and validates the header of a file.
     ///
     /// # Errors
-    /// What was wrong with the file.
+    /// The error in the file.
     pub fn read(path: &Path) -> Result<Self, GgufError> {
         let file = File::open(path).map_err(GgufError::Io)?;
         let length = file.metadata().map_err(GgufError::Io)?.len();
         Reader { file: BufReader::with_capacity(1 << 16, file), length, position: 0 }.header()
     }
 
-    /// The integer of that key.
+    /// Returns the integer with this key.
     #[must_use]
     pub fn integer(&self, key: &str) -> Option<u64> {
         match self.metadata.get(key)? {
@@ -98,7 +99,7 @@ impl GgufHeader {
         }
     }
 
-    /// The text of that key.
+    /// Returns the text with this key.
     #[must_use]
     pub fn text(&self, key: &str) -> Option<&str> {
         match self.metadata.get(key)? {
@@ -107,7 +108,7 @@ impl GgufHeader {
         }
     }
 
-    /// The integer `key` of the file's architecture, e.g. `block_count`.
+    /// Returns the integer `key` of the file's architecture, e.g. `block_count`.
     #[must_use]
     pub fn parameter(&self, key: &str) -> Option<u64> {
         self.integer(&format!("{}.{key}", self.text("general.architecture")?))
@@ -134,8 +135,8 @@ impl<F: Read + Seek> Reader<F> {
         let version = self.u32("the version")?;
         if !VERSIONS.contains(&version) {
             let other =
-                if VERSIONS.contains(&version.swap_bytes()) { ", or a file of the other byte order" } else { "" };
-            return Err(damaged(format!("it is GGUF of version {version}{other}; 2 and 3 are known")));
+                if VERSIONS.contains(&version.swap_bytes()) { ", or a file with the other byte order" } else { "" };
+            return Err(damaged(format!("it is GGUF version {version}{other}; expected version 2 or 3")));
         }
         let tensors = self.u64("the number of tensors")?;
         let pairs = self.u64("the number of keys")?;
@@ -149,7 +150,7 @@ impl<F: Read + Seek> Reader<F> {
             let kind = self.u32(&key)?;
             let value = self.value(&key, kind)?;
             if key.is_empty() || header.metadata.contains_key(&key) || header.arrays.contains_key(&key) {
-                return Err(damaged(format!("key {number} is empty or there twice: '{key}'")));
+                return Err(damaged(format!("key {number} is empty or a duplicate: '{key}'")));
             }
             match value {
                 Value::Scalar(value) => {
@@ -175,7 +176,7 @@ impl<F: Read + Seek> Reader<F> {
             }
             header.tensors.push(tensor);
         }
-        // Places are told from where the data begins.
+        // Offsets are relative to the start of the data.
         let data = self.position.next_multiple_of(alignment);
         for tensor in &mut header.tensors {
             if data.checked_add(tensor.begins + tensor.size_bytes).is_none_or(|end| end > self.length) {
@@ -186,14 +187,16 @@ impl<F: Read + Seek> Reader<F> {
         Ok(header)
     }
 
-    /// A tensor, whose place is told from where the data begins.
+    /// Reads a tensor, whose offset is relative to the start of the data.
     fn tensor(&mut self, number: u64) -> Result<GgufTensor, GgufError> {
         let within = format!("tensor {number}");
         let name = self.text(&within, MAX_NAME)?;
         let name = name.ok_or_else(|| damaged(format!("the name of tensor {number} is longer than 63 bytes")))?;
         let dimensions = self.u32(&within)?;
         if dimensions > MAX_DIMENSIONS {
-            return Err(damaged(format!("tensor '{name}' has {dimensions} dimensions; {MAX_DIMENSIONS} are possible")));
+            return Err(damaged(format!(
+                "tensor '{name}' has {dimensions} dimensions; the maximum is {MAX_DIMENSIONS}"
+            )));
         }
         let mut extents = Vec::new();
         let mut elements = 1u64;
@@ -208,7 +211,9 @@ impl<F: Read + Seek> Reader<F> {
             type_layout(kind).ok_or_else(|| damaged(format!("tensor '{name}' is of unknown type {kind}")))?;
         let row = extents.first().copied().unwrap_or(1);
         if row % block != 0 {
-            return Err(damaged(format!("tensor '{name}' has rows of {row} values, which is no multiple of {block}")));
+            return Err(damaged(format!(
+                "tensor '{name}' has rows of {row} values, which is not a multiple of {block}"
+            )));
         }
         let size_bytes = (elements / block).checked_mul(bytes);
         let size_bytes = size_bytes.ok_or_else(|| damaged(format!("tensor '{name}' has an impossible size")))?;
@@ -216,7 +221,7 @@ impl<F: Read + Seek> Reader<F> {
         Ok(GgufTensor { name, kind, extents, begins, size_bytes })
     }
 
-    /// Reads a value; the entries of arrays, and long texts, are passed over.
+    /// Reads a value; entries of arrays and long texts are skipped.
     fn value(&mut self, key: &str, kind: u32) -> Result<Value, GgufError> {
         let within = format!("the value of '{key}'");
         let within = within.as_str();
@@ -244,7 +249,7 @@ impl<F: Read + Seek> Reader<F> {
         }))
     }
 
-    /// Passes over the entries of an array, and counts them.
+    /// Skips the entries of an array and returns their number.
     fn array(&mut self, within: &str) -> Result<u64, GgufError> {
         let kind = self.u32(within)?;
         let count = self.u64(within)?;
@@ -268,7 +273,7 @@ impl<F: Read + Seek> Reader<F> {
         Ok(count)
     }
 
-    /// A text of at most `longest` bytes; a longer one is passed over.
+    /// Reads a text of up to `longest` bytes; a longer one is skipped.
     fn text(&mut self, within: &str, longest: u64) -> Result<Option<String>, GgufError> {
         let length = self.u64(within)?;
         if length > longest {
@@ -310,7 +315,7 @@ impl<F: Read + Seek> Reader<F> {
         Ok(())
     }
 
-    /// Whether what is left of the file can hold so many things of so many bytes.
+    /// Checks that the rest of the file can hold this number of items of this size.
     fn plausible(&self, count: u64, bytes: u64, within: &str) -> Result<(), GgufError> {
         let left = self.length - self.position;
         if count.checked_mul(bytes).is_some_and(|needed| needed <= left) { Ok(()) } else { Err(self.truncated(within)) }
@@ -337,17 +342,17 @@ mod tests {
     }
 
     #[test]
-    fn a_header_is_read() {
+    fn header_is_parsed() {
         let header = GgufHeader::read(&fixture("tiny.gguf")).unwrap();
         assert!(header.parameter("block_count").unwrap() > 0);
         assert!(header.tensors.iter().any(|tensor| tensor.name == "token_embd.weight" && tensor.size_bytes > 0));
     }
 
     #[test]
-    fn every_truncation_is_an_error_that_says_so() {
+    fn every_truncation_is_reported() {
         let whole = std::fs::read(fixture("tiny.gguf")).unwrap();
         let path = std::env::temp_dir().join(format!("thunder-truncated-{}.gguf", std::process::id()));
-        // Every byte of the beginning, then in steps that meet all parts.
+        // Every byte of the beginning, then in steps that cover all parts.
         let lengths = (0..4096).chain((4096..whole.len()).step_by(997)).chain([whole.len() - 1]);
         for length in lengths {
             std::fs::write(&path, &whole[..length]).unwrap();
@@ -358,9 +363,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever has become of a header, it is read or refused, and what was read stands in the file.
+        /// A modified header is either parsed or rejected, and parsed offsets lie within the file.
         #[test]
-        fn changed_bytes_are_read_or_refused(
+        fn changed_bytes_are_parsed_or_rejected(
             changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
             long in prop::option::of((any::<prop::sample::Index>(), any::<u64>())),
         ) {

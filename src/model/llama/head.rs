@@ -1,8 +1,8 @@
-//! The classification head of a model, computed here and not in llama.cpp's graph.
+//! The classification head of a model, computed here instead of in llama.cpp's graph.
 //!
-//! llama.cpp applies tanh behind the dense layer of every family but `ModernBERT`, and its RANK pooling hides the state
-//! that embeddings need. Here the head is read from the file once and applied to the pooled state, with the activation of
-//! the family:
+//! llama.cpp applies tanh after the dense layer of every family except `ModernBERT`, and its RANK pooling hides the
+//! state that embeddings need. Here the head is read from the file once and applied to the pooled state, with the
+//! activation of the family:
 //!
 //! | family | in the file | activation |
 //! |---|---|---|
@@ -16,54 +16,54 @@ use super::encoder::Pooling;
 use super::ffi::tensors::{Gguf, Matrix};
 use std::path::Path;
 
-/// Most values that a matrix of a head may have.
+/// Maximum values of a head's matrix.
 const MAX_VALUES: usize = 1 << 28;
 
-/// What stands between the dense layer of a head and its projection.
+/// The activation between a head's dense layer and its projection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
-    /// There is no dense layer: the state is projected as it is.
+    /// No dense layer: the state is projected directly.
     Direct,
     /// Hyperbolic tangent, as in `RoBERTa` and in BERT's pooler.
     Tanh,
     /// Rectifier, as in `DistilBERT`.
     Relu,
-    /// GELU by the error function, as in `ModernBERT`.
+    /// GELU with the error function, as in `ModernBERT`.
     Gelu,
 }
 
-/// Why a model gives no scores.
+/// The reason why a model has no usable scores.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HeadError {
-    /// It is no classifier.
+    /// The model is not a classifier.
     #[error("the model has no classification head: its file holds no tensor cls.output.weight")]
     None,
-    /// Its other part holds the head.
+    /// The model is split, and another file holds the head.
     #[error(
         "the model is split over several files; join them first (llama-gguf-split --merge), so that its head can be read"
     )]
     Split,
-    /// BERT's pooler is not in the file.
+    /// BERT's pooler is missing in the file.
     #[error(
         "the file of this BERT classifier lacks the pooler's dense layer (cls.weight), which llama.cpp's converter leaves out, so its scores would not be the model's; convert it with pooler.dense as cls.weight, or, if the model projects the first token directly, start the server with --classifier-head direct"
     )]
     LostPooler,
-    /// It was asked for something that the file cannot give.
+    /// The requested activation needs a part that the file does not have.
     #[error("--classifier-head {0} needs a dense layer, and the file holds no tensor cls.weight")]
     NoDense(&'static str),
-    /// The file is damaged, or not what it says.
+    /// The file is damaged or inconsistent.
     #[error("the classification head cannot be read: {0}")]
     Unreadable(String),
 }
 
-/// What is known of a model's file when its head is read.
+/// The metadata needed to read a head.
 #[derive(Debug, Clone)]
 pub(super) struct HeadMetadata<'a> {
     /// `general.architecture`.
     pub architecture: &'a str,
-    /// Sort of tokenizer, e.g. `wpm`.
+    /// Type of tokenizer, e.g. `wpm`.
     pub tokenizer: &'a str,
-    /// Whether a token sees only those before it.
+    /// True if a token attends only to earlier tokens.
     pub causal: bool,
     /// Width of the hidden state.
     pub width: usize,
@@ -71,23 +71,23 @@ pub(super) struct HeadMetadata<'a> {
     pub epsilon: f32,
     /// `{architecture}.classifier.pooling_type`.
     pub classifier_pooling: Option<u32>,
-    /// Files that the model is split into.
+    /// Number of files of the model.
     pub files: usize,
 }
 
-/// Dense layer, activation, norm, projection.
+/// A classification head: dense layer, activation, norm, projection.
 #[derive(Debug, Clone)]
 pub struct Head {
-    /// Which state the head is applied to.
+    /// Pooling of the state that the head is applied to.
     pub pooling: Pooling,
     /// Name of each output, in order.
     pub labels: Vec<String>,
-    /// What stands behind the dense layer.
+    /// Activation after the dense layer.
     pub activation: Activation,
-    /// Whether the model's reranking score is the first label's share after softmax.
+    /// True if the model's reranking score is the first label's share after softmax.
     pub softmax: bool,
-    /// Whether the model was trained to tell the two texts of a pair apart by token types, which llama.cpp sets to the
-    /// first.
+    /// True if the model was trained with token types that distinguish the two texts of a pair; llama.cpp sets all of
+    /// them to the first type.
     pub segments: bool,
     dense: Option<Layer>,
     norm: Option<(Vec<f32>, f32)>,
@@ -101,7 +101,7 @@ struct Layer {
 }
 
 impl Head {
-    /// Reads the head from the model's file. `asked` overrides what the family says of the activation.
+    /// Reads the head from the model's file. `asked` overrides the activation of the family.
     pub(super) fn read(path: &Path, family: &HeadMetadata<'_>, asked: Option<Activation>) -> Result<Self, HeadError> {
         let unreadable = |error: std::io::Error| HeadError::Unreadable(error.to_string());
         let file = Gguf::open(path).map_err(unreadable)?;
@@ -112,7 +112,7 @@ impl Head {
             let bias = file.tensor(&format!("{name}.bias"), MAX_VALUES).map_err(unreadable)?;
             let rows = weights.values.len() / weights.columns.max(1);
             if weights.columns != columns || bias.as_ref().is_some_and(|bias| bias.values.len() != rows) {
-                return Err(HeadError::Unreadable(format!("{name} does not fit a state of {columns} values")));
+                return Err(HeadError::Unreadable(format!("{name} does not match a state of {columns} values")));
             }
             Ok(Some(Layer { weights, bias: bias.map(|bias| bias.values) }))
         };
@@ -125,7 +125,7 @@ impl Head {
         };
         let norm = file.tensor("cls.norm.weight", MAX_VALUES).map_err(unreadable)?;
         if norm.as_ref().is_some_and(|norm| dense.as_ref().is_none_or(|dense| dense.rows() != norm.values.len())) {
-            return Err(HeadError::Unreadable("cls.norm does not fit cls".into()));
+            return Err(HeadError::Unreadable("cls.norm does not match cls".into()));
         }
         let types = file.tensor("token_types.weight", MAX_VALUES).map_err(unreadable)?;
         let activation = activation(family, dense.is_some(), types.is_some(), asked)?;
@@ -145,7 +145,7 @@ impl Head {
         })
     }
 
-    /// The logits, one a label.
+    /// Returns the logits, one per label.
     #[must_use]
     pub fn logits(&self, state: &[f32]) -> Vec<f32> {
         let mut state = state.to_vec();
@@ -221,7 +221,7 @@ impl Activation {
 
     fn apply(self, value: f32) -> f32 {
         match self {
-            // Jina's single projection, which llama.cpp and its authors put through tanh.
+            // Jina's single projection, to which llama.cpp and its authors apply tanh.
             Self::Direct | Self::Tanh => value.tanh(),
             Self::Relu => value.max(0.0),
             Self::Gelu => 0.5 * value * (1.0 + erf(value * std::f32::consts::FRAC_1_SQRT_2)),
@@ -229,7 +229,7 @@ impl Activation {
     }
 }
 
-/// The error function, right to 2e-7 (Abramowitz and Stegun 7.1.26).
+/// Returns the error function with an error below 2e-7 (Abramowitz and Stegun 7.1.26).
 fn erf(value: f32) -> f32 {
     const TERMS: [f64; 5] = [1.061_405_429, -1.453_152_027, 1.421_413_741, -0.284_496_736, 0.254_829_592];
     let x = f64::from(value.abs());
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn the_family_decides_on_the_activation() {
+    fn family_determines_the_activation() {
         let of = |family: &HeadMetadata<'_>, dense, typed| activation(family, dense, typed, None);
         assert_eq!(of(&family("bert", "wpm"), true, true), Ok(Activation::Tanh));
         assert_eq!(of(&family("bert", "wpm"), true, false), Ok(Activation::Relu), "DistilBERT has no token types");
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_user_says_goes_first() {
+    fn requested_activation_takes_precedence() {
         let bert = family("bert", "wpm");
         assert_eq!(activation(&bert, false, true, Some(Activation::Direct)), Ok(Activation::Direct));
         assert_eq!(activation(&bert, true, true, Some(Activation::Relu)), Ok(Activation::Relu));
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn the_family_decides_on_the_state() {
+    fn family_determines_the_pooled_state() {
         assert_eq!(pooling(&family("bert", "wpm")), Pooling::Cls);
         assert_eq!(pooling(&family("modern-bert", "bpe")), Pooling::Mean);
         assert_eq!(
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn the_error_function_is_close() {
+    fn error_function_is_exact_to_2e_7() {
         for (x, expected) in [(0.0, 0.0), (0.5, 0.520_499_9), (1.0, 0.842_700_8), (-2.0, -0.995_322_3), (9.0, 1.0)] {
             assert!((erf(x) - expected).abs() < 3e-7, "erf({x}) = {}", erf(x));
         }

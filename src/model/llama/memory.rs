@@ -1,5 +1,4 @@
-//! What the memory of a context permits: how far its layers look back, what can be taken out of a sequence, and which types
-//! of cache fit the model.
+//! Capabilities of a context's memory: attention windows, removal of tokens, and the cache types that fit the model.
 
 use super::cache_type::CacheType;
 use super::ffi;
@@ -8,23 +7,22 @@ use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::model::{LlamaModel, RopeType};
 use std::ops::Range;
 
-/// Values of a quantised type that share a scale.
+/// Number of values of a quantised type that share a scale.
 const BLOCK: u32 = 32;
 
-/// Why a state is only good to be continued where it ends.
+/// The reason why a state can only be continued at its end.
 pub(super) const RECURRENT: &str = "a recurrent model's state cannot forget tokens";
-/// Why a part of a state cannot be used although all layers once had it.
-pub(super) const OUT_OF_WINDOW: &str =
-    "layers with an attention window no longer have the tokens that would come into it again";
+/// The reason why a part of a state is unusable although all layers once had it.
+pub(super) const OUT_OF_WINDOW: &str = "layers with an attention window have dropped the tokens that would re-enter it";
 
-/// What the memory of a context permits.
+/// Capabilities of a context's memory.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MemoryCapabilities {
-    /// Width of the attention window of some layers; 0 where all layers see everything.
+    /// Attention window of some layers; 0 if all layers attend to everything.
     pub window: u32,
-    /// Whether there is a state that only knows the end of a sequence.
+    /// True if there is a state that only represents the end of a sequence.
     pub recurrent: bool,
-    /// Why tokens cannot be removed from the middle of a sequence.
+    /// The reason why tokens cannot be removed from the middle of a sequence.
     pub fixed: Option<&'static str>,
 }
 
@@ -34,30 +32,30 @@ impl MemoryCapabilities {
         Self { window: ffi::memory::window(model), recurrent, fixed: fixed(model, context, keys, recurrent) }
     }
 
-    /// The first position that a token at `position` looks at in all layers.
+    /// Returns the first position that a token at `position` attends to in any layer.
     pub fn seen_from(&self, position: u32) -> u32 {
         if self.window == 0 { 0 } else { (position + 1).saturating_sub(self.window) }
     }
 
-    /// Whether the first `keep` tokens of a saved state of `length` tokens can be used. Of layers with a window, a saved state
-    /// has nothing but the last window.
+    /// Returns true if the first `keep` tokens of a saved state of `length` tokens are usable. For layers with a
+    /// window, a saved state contains only the last window.
     pub fn can_keep(&self, length: u32, keep: u32) -> bool {
         let first = if self.window == 0 { 0 } else { length.saturating_sub(self.window) };
         keep == length || keep == 0 || (!self.recurrent && first <= self.seen_from(keep))
     }
 
-    /// Whether what is left has all that its next token looks at, when these ranges go and all layers have what stands from
-    /// `first` on.
+    /// Returns true if the rest is complete for its next token when these ranges are removed and all layers have the
+    /// tokens from `first` on.
     pub fn can_cut(&self, first: u32, ranges: &[Range<u32>], left: u32) -> bool {
         let gone = ranges.iter().map(|range| range.end.min(first).saturating_sub(range.start)).sum::<u32>();
         self.window == 0 || first - gone <= self.seen_from(left)
     }
 }
 
-/// Refuses types of cache that the model cannot be computed with.
+/// Rejects cache types that the model cannot be computed with.
 ///
 /// # Errors
-/// [`ModelError::QuantisedHeads`]. llama.cpp itself looks at this only with flash attention; without it, it computes nonsense.
+/// [`ModelError::QuantisedHeads`]. llama.cpp checks this only with flash attention; without it, the results are wrong.
 pub(super) fn check(model: &LlamaModel, keys: CacheType, values: CacheType) -> Result<(), ModelError> {
     for (kind, key) in [(keys, "attention.key_length"), (values, "attention.value_length")] {
         let width = head_width(model, key);
@@ -78,20 +76,20 @@ fn fixed(model: &LlamaModel, context: &mut LlamaContext<'_>, keys: CacheType, re
     }
     let rope = model.rope_type();
     if matches!(rope, Some(RopeType::MRope | RopeType::IMRope | RopeType::Vision)) {
-        return Some("this model's positions have several parts, and cannot be moved");
+        return Some("this model has multi-part positions, which cannot be shifted");
     }
     if !ffi::memory::can_shift(context) {
-        return Some("this model's keys cannot be turned to other positions");
+        return Some("this model's keys cannot be shifted to other positions");
     }
     rope?;
     if keys == CacheType::Bf16 {
-        return Some("keys that are kept as bf16 cannot be turned to other positions; --cache-type-k f16 or f32 can");
+        return Some("bf16 keys cannot be shifted to other positions; use --cache-type-k f16 or f32");
     }
-    // Where only a part of a key is turned, llama.cpp takes the rotation of whole quantised keys for that of the part.
+    // If only a part of a key is rotated, llama.cpp takes the rotation of whole quantised keys for that of the part.
     let turned: Option<u32> = super::parameter(model, "rope.dimension_count");
     let in_part = turned.is_some_and(|turned| turned != head_width(model, "attention.key_length"));
     (keys.is_quantised() && in_part).then_some(
-        "quantised keys of which the model turns only a part cannot be turned to other positions; --cache-type-k f16 or f32 can",
+        "quantised keys that the model rotates only in part cannot be shifted to other positions; use --cache-type-k f16 or f32",
     )
 }
 
@@ -100,16 +98,16 @@ mod tests {
     use super::MemoryCapabilities;
 
     #[test]
-    fn a_window_must_be_whole_to_be_continued() {
+    fn window_must_be_complete_to_be_continued() {
         let plain = MemoryCapabilities { window: 0, recurrent: false, fixed: None };
         let window = MemoryCapabilities { window: 10, ..plain };
         let recurrent = MemoryCapabilities { recurrent: true, ..plain };
         assert!(plain.can_keep(50, 3) && recurrent.can_keep(50, 50) && recurrent.can_keep(50, 0));
         assert!(!recurrent.can_keep(50, 49));
-        // The state has 40 to 49; a token at 49 looks at 40 and on, one at 48 at 39.
+        // The state has 40 to 49; a token at 49 attends to 40 and later, one at 48 to 39 and later.
         assert!(window.can_keep(50, 49) && !window.can_keep(50, 48) && window.can_keep(10, 3));
         assert!(window.can_cut(0, &[5..20], 35) && plain.can_cut(40, &[45..46], 49));
-        // What is cut before the window leaves it whole; what is cut from it makes it too short.
+        // Removing tokens before the window keeps it complete; removing tokens inside makes it too short.
         assert!(window.can_cut(40, &[5..20], 35) && !window.can_cut(40, &[44..46], 48));
         assert!(window.can_cut(40, &[5..6, 20..30], 39) && window.can_cut(40, &[5..6, 38..41], 46));
         assert!(!window.can_cut(40, &[5..6, 38..42], 45));

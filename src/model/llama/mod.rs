@@ -1,4 +1,4 @@
-//! llama.cpp behind plain Rust types: [`Model`], its decode [`Context`] and [`Sampler`].
+//! llama.cpp with plain Rust types: [`Model`], its decode [`Context`] and [`Sampler`].
 
 mod adapters;
 mod attends;
@@ -54,10 +54,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// What llama.cpp says when there is no memory for weights.
+/// llama.cpp's message when there is no memory for weights.
 const NO_MEMORY: &str = "unable to allocate";
 
-/// What C++ says of a pattern that it cannot read.
+/// C++'s message for an invalid pattern.
 const NO_PATTERN: &str = "regular expression";
 
 /// A loaded model.
@@ -69,112 +69,112 @@ pub struct Model {
     grammars: Arc<GrammarCompiler>,
     card: ModelCard,
     fingerprint: u128,
-    /// Hash of the settings that change the computation beside the weights.
+    /// Hash of the settings that change the computation besides the weights.
     settings: u128,
     weights: Vec<WeightFile>,
     placement: Placement,
     path: PathBuf,
     tuning: Tuning,
-    /// llama.cpp writes to the model while it makes a context.
+    /// llama.cpp writes to the model while it creates a context.
     making_context: Mutex<()>,
 }
 
-/// How a model is loaded.
+/// Settings for loading a model.
 #[derive(Debug, Clone, Default)]
 pub struct ModelOptions {
-    /// What it is called; `None` for the file's name without folder and extension.
+    /// Name of the model; `None` for the file's name without folder and extension.
     pub name: Option<String>,
     /// Layers to put on GPUs.
     pub gpu_layers: GpuLayers,
-    /// The GPUs that compute, by llama.cpp's names, in order; empty for the processor alone, `None` for all.
+    /// The GPUs to use, by llama.cpp's names, in order; empty for CPU only, `None` for all.
     pub devices: Option<Vec<String>>,
-    /// How a model is spread over several GPUs.
+    /// Split of a model over several GPUs.
     pub split_mode: SplitMode,
     /// Share of each GPU, as proportions; empty for llama.cpp's choice.
     pub tensor_split: Vec<f32>,
-    /// The GPU that is used when the model is not split, counted from 0.
+    /// Index of the GPU to use when the model is not split, from 0.
     pub main_gpu: usize,
-    /// Tensors that do not go where their layers go.
+    /// Tensors that are not placed with their layers.
     pub tensors: TensorPlacement,
-    /// Read the file into memory instead of mapping it.
+    /// True to read the file into memory instead of mapping it.
     pub no_mmap: bool,
-    /// Keep the weights from being swapped out.
+    /// True to lock the weights in memory.
     pub mlock: bool,
-    /// What [`GpuLayers::Auto`] leaves room for.
+    /// Memory that [`GpuLayers::Auto`] reserves for contexts.
     pub room: ContextRequirements,
-    /// LoRA adapters, each with its usual scale.
+    /// LoRA adapters, each with its default scale.
     pub adapters: Vec<(PathBuf, f32)>,
-    /// ControlVectors vectors.
+    /// Control vectors.
     pub control: ControlVectors,
-    /// How it is computed.
+    /// Compute settings.
     pub tuning: Tuning,
 }
 
-/// How many layers go on GPUs.
+/// Number of layers to place on GPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum GpuLayers {
-    /// As many as fit beside the context.
+    /// All that fit beside the context.
     #[default]
     Auto,
-    /// All.
+    /// All layers.
     All,
-    /// So many, and at most all.
+    /// This number, or all if there are fewer.
     Count(u32),
 }
 
-/// How a model is spread over several GPUs.
+/// Split of a model over several GPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SplitMode {
-    /// It is on one.
+    /// No split.
     None,
-    /// Whole layers, with their part of the KV cache.
+    /// By whole layers with their part of the KV cache.
     #[default]
     Layer,
-    /// Rows of each weight.
+    /// By rows of each weight.
     Row,
 }
 
-/// What a person wants to know of a model.
+/// Descriptive data of a model.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct ModelCard {
-    /// What it is called.
+    /// Name of the model.
     pub name: String,
     /// `general.architecture`.
     pub architecture: String,
     /// Number of weights.
     pub parameters: u64,
-    /// Bytes of the weights.
+    /// Size of the weights in bytes.
     pub size_bytes: u64,
-    /// Context it was trained with, in tokens.
+    /// Training context in tokens.
     pub context_train: u32,
-    /// Tokens of the vocabulary.
+    /// Number of tokens in the vocabulary.
     pub vocabulary: usize,
-    /// Layers.
+    /// Number of layers.
     pub layers: u32,
     /// Attention heads per layer.
     pub heads: u32,
-    /// Heads of keys and values per layer.
+    /// Key/value heads per layer.
     pub kv_heads: u32,
-    /// Base of the rotary positions.
+    /// Base frequency of the rotary positions.
     pub rope_base: Option<f32>,
-    /// Width of the attention window of some layers.
+    /// Attention window of some layers.
     pub window: Option<u32>,
     /// Width of the hidden state.
     pub embedding: u32,
     /// Quantisation of the file, e.g. `Q8_0`.
     pub file_type: String,
-    /// Sort of tokenizer: `none`, `spm`, `bpe`, `wpm`, `ugm`, `rwkv` or `plamo2`.
+    /// Type of tokenizer: `none`, `spm`, `bpe`, `wpm`, `ugm`, `rwkv` or `plamo2`.
     pub tokenizer: &'static str,
-    /// llama.cpp's number of that sort.
+    /// llama.cpp's number of the tokenizer type.
     pub tokenizer_id: u32,
-    /// The chat template inside the file, if any.
+    /// The chat template in the file, if any.
     pub chat_template: Option<String>,
-    /// Whether it continues texts; an encoder does not.
+    /// True if the model generates text; false for an encoder.
     pub generates: bool,
 }
 
 impl Model {
-    /// Loads a GGUF file; `progress` is called with 0 … 1, and gives the load up by returning false.
+    /// Loads a GGUF file. `progress` is called with 0 … 1 and cancels the load by returning false.
     ///
     /// # Errors
     /// [`ModelError::Unreadable`], [`ModelError::Placement`], [`ModelError::NoMemory`], [`ModelError::Load`], [`ModelError::Adapter`] and
@@ -215,7 +215,7 @@ impl Model {
         let tokenizer = ffi::loading::vocab_type(&llama);
         let kind = TOKENIZERS.get(tokenizer as usize).copied().unwrap_or("unknown");
         if kind == "wpm" && (llama.vocab().bos().0 < 0 || llama.vocab().sep().0 < 0) {
-            // llama.cpp would end the process at the first text.
+            // llama.cpp would abort the process at the first text.
             let reason = "its vocabulary lacks [CLS] or [SEP]; tokenizer.ggml.bos_token_id and \
                           tokenizer.ggml.seperator_token_id must name them";
             return Err(refused(reason.into()));
@@ -263,65 +263,65 @@ impl Model {
         })
     }
 
-    /// What it is called.
+    /// Returns the model's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.card.name
     }
 
-    /// Its vocabulary.
+    /// Returns the vocabulary.
     #[must_use]
     pub fn vocabulary(&self) -> &Arc<Vocabulary> {
         &self.vocabulary
     }
 
-    /// Compiles grammars for its vocabulary.
+    /// Returns the grammar compiler for the vocabulary.
     #[must_use]
     pub fn grammars(&self) -> &Arc<GrammarCompiler> {
         &self.grammars
     }
 
-    /// What a person wants to know of it.
+    /// Returns the descriptive data.
     #[must_use]
     pub fn card(&self) -> &ModelCard {
         &self.card
     }
 
-    /// Its LoRA adapters.
+    /// Returns the LoRA adapters.
     #[must_use]
     pub fn adapters(&self) -> &Adapters {
         &self.adapters
     }
 
-    /// What of it is on GPUs.
+    /// Returns the placement on GPUs.
     #[must_use]
     pub fn placement(&self) -> &Placement {
         &self.placement
     }
 
-    /// The files with its weights.
+    /// Returns the files of the model.
     #[must_use]
     pub fn weights(&self) -> &[WeightFile] {
         &self.weights
     }
 
-    /// A number for what was overridden of the file, and what control vectors add.
+    /// Returns a hash of the metadata overrides and control vectors.
     #[must_use]
     pub fn settings(&self) -> u128 {
         self.settings
     }
 
-    /// A number that tells this model's file, with what of it was overridden and what control vectors add, from others of which
-    /// somebody expects it: parts of the file are looked at. What must not be mistaken needs [`WeightFile::hash`].
+    /// Returns a hash that distinguishes this model, with its overrides and control vectors, from others. It reads only
+    /// parts of the file; a secure distinction needs [`WeightFile::hash`].
     #[must_use]
     pub fn fingerprint(&self) -> u128 {
         self.fingerprint
     }
 
-    /// Makes a context to decode in.
+    /// Creates a context for decoding.
     ///
     /// # Errors
-    /// [`ModelError::Context`], usually because the memory could not be had.
+    /// [`ModelError::Context`], usually due to a lack of memory.
     pub fn context(&self, options: &ContextOptions) -> Result<Context<'_>, ModelError> {
         let _one_at_a_time = self.making_context.lock().unwrap_or_else(PoisonError::into_inner);
         let (backend, control) = (backend()?, self.control.as_ref());
@@ -329,23 +329,23 @@ impl Model {
     }
 }
 
-/// A number of the file's metadata, e.g. `rope.freq_base`.
+/// Parses a numeric metadata value, e.g. `rope.freq_base`.
 fn parameter<T: std::str::FromStr>(llama: &LlamaModel, key: &str) -> Option<T> {
     let architecture = llama.meta_val_str("general.architecture").ok()?;
     llama.meta_val_str(&format!("{architecture}.{key}")).ok()?.parse().ok()
 }
 
-/// llama.cpp's sorts of tokenizer, by their numbers.
+/// llama.cpp's types of tokenizer, by number.
 const TOKENIZERS: [&str; 7] = ["none", "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2"];
 
 fn file_stem(path: &Path) -> String {
     path.file_stem().map_or_else(|| "model".into(), |stem| stem.to_string_lossy().into_owned())
 }
 
-/// llama.cpp's backend, initialised once for the process; it can be initialised only once.
+/// Returns llama.cpp's backend, which can be initialised only once per process.
 ///
 /// # Errors
-/// [`ModelError::Load`] when llama.cpp refuses.
+/// [`ModelError::Load`] if llama.cpp fails.
 pub fn backend() -> Result<&'static LlamaBackend, ModelError> {
     static BACKEND: OnceLock<Result<LlamaBackend, String>> = OnceLock::new();
     BACKEND

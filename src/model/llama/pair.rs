@@ -1,28 +1,28 @@
-//! A query and a document as one input, the way the model was trained on pairs.
+//! Formatting of a query and a document as one input, as in the model's training on pairs.
 
 use super::Model;
 use crate::events::TokenId;
 use crate::model::Vocabulary;
 use llama_cpp_2::token::LlamaToken;
 
-/// How a model wants a query and a document joined.
+/// The template that joins a query and a document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RerankTemplate {
-    /// A text with `{query}` and `{document}` in it, which the model brings as its template `rerank`.
+    /// A text with `{query}` and `{document}`, from the model's template `rerank`.
     Template(String),
-    /// Tokens around and between them, for BERT `[CLS] query [SEP] document [SEP]`.
+    /// Tokens around and between both, for BERT `[CLS] query [SEP] document [SEP]`.
     Frame {
-        /// Before the query.
+        /// Tokens before the query.
         before: Vec<TokenId>,
-        /// Between query and document.
+        /// Tokens between query and document.
         between: Vec<TokenId>,
-        /// After the document.
+        /// Tokens after the document.
         after: Vec<TokenId>,
     },
 }
 
 impl Model {
-    /// How it wants a query and a document joined.
+    /// Returns the template for a query and a document.
     #[must_use]
     pub fn pairing(&self) -> RerankTemplate {
         if let Ok(template) = self.llama.meta_val_str("tokenizer.chat_template.rerank") {
@@ -32,7 +32,8 @@ impl Model {
         let token = |is_used: bool, token: LlamaToken| Vec::from_iter((is_used && token.0 >= 0).then_some(token.0));
         let end = if vocab.eos().0 >= 0 { vocab.eos() } else { vocab.sep() };
         let before = token(vocab.should_add_bos(), vocab.bos());
-        // BERT's families have one token between; the vocabulary's flags would leave the last one out or double the first.
+        // BERT's families have one token in between; the vocabulary's flags would omit the last token or duplicate the
+        // first.
         if self.card.tokenizer == "wpm" || self.card.architecture == "modern-bert" {
             let separator = if vocab.sep().0 >= 0 { vocab.sep() } else { end };
             return RerankTemplate::Frame { before, between: token(true, separator), after: token(true, separator) };
@@ -44,7 +45,7 @@ impl Model {
 }
 
 impl RerankTemplate {
-    /// The tokens of a pair. Neither text is read as special tokens.
+    /// Tokenizes a pair. Literals of special tokens in the two texts are not parsed.
     #[must_use]
     pub fn tokens(&self, vocabulary: &Vocabulary, query: &str, document: &str) -> Vec<TokenId> {
         match self {
@@ -56,7 +57,7 @@ impl RerankTemplate {
             Self::Template(template) => {
                 let plain = |text| vocabulary.encode(text, false, true) == vocabulary.encode(text, false, false);
                 if plain(query) && plain(document) {
-                    // As one text, because tokens may reach over the places where texts are put in.
+                    // Tokenized as one text, because tokens may span the insertion points.
                     return vocabulary.encode(&fill(template, query, document).concat(), false, true);
                 }
                 let parts = fill(template, query, document);
@@ -69,7 +70,7 @@ impl RerankTemplate {
     }
 }
 
-/// The template's texts at even places, what stands in for the names at odd ones.
+/// Splits the template: its own texts at even indexes, inserted texts at odd ones.
 fn fill<'a>(template: &'a str, query: &'a str, document: &'a str) -> Vec<&'a str> {
     let mut parts = Vec::new();
     let mut rest = template;
@@ -91,7 +92,7 @@ mod tests {
     use super::{RerankTemplate, fill};
     use crate::model::{SpecialTokens, Vocabulary};
 
-    /// A token is a byte; `<s>` is 1000 where special tokens are read.
+    /// A vocabulary in which a token is a byte and `<s>` is 1000 if special tokens are parsed.
     fn bytes() -> Vocabulary {
         Vocabulary::new(Vec::new(), Vec::new(), Vec::new(), SpecialTokens::default(), |text, _, special| {
             let text = if special { text.replace("<s>", "\u{1}") } else { text.to_owned() };
@@ -100,20 +101,20 @@ mod tests {
     }
 
     #[test]
-    fn a_template_is_filled_once() {
+    fn template_placeholders_are_filled_once() {
         assert_eq!(fill("a{query}b{document}", "{document}", "d"), ["a", "{document}", "b", "d", ""]);
         assert_eq!(fill("plain", "q", "d"), ["plain"]);
     }
 
     #[test]
-    fn only_the_template_has_special_tokens() {
+    fn special_tokens_are_parsed_only_in_the_template() {
         let template = RerankTemplate::Template("<s>{query}|{document}".into());
         assert_eq!(template.tokens(&bytes(), "a", "b"), [1000, 97, 124, 98]);
         assert_eq!(template.tokens(&bytes(), "<s>", "b"), [1000, 60, 115, 62, 124, 98]);
     }
 
     #[test]
-    fn a_frame_goes_around_and_between() {
+    fn frame_tokens_surround_and_separate_the_pair() {
         let frame = RerankTemplate::Frame { before: vec![1], between: vec![2, 3], after: vec![4] };
         assert_eq!(frame.tokens(&bytes(), "a", "<s>"), [1, 97, 2, 3, 60, 115, 62, 4]);
     }

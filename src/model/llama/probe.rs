@@ -1,4 +1,4 @@
-//! A look at a file with everything that llama.cpp does but reading the weights.
+//! A probe of a model file: everything that llama.cpp does, except reading the weights.
 
 use super::ffi::loading::{self, Loading};
 use super::{GgufHeader, ModelError, backend, gguf, reason};
@@ -8,11 +8,11 @@ use std::num::NonZeroU32;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Tokens of the context that is tried.
+/// Context size of the probe in tokens.
 const TOKENS: u32 = 64;
 
-/// Tries the file: its header, its vocabulary, its tensors, the graph of its architecture. llama.cpp ends the process
-/// over some damages, so that this belongs into a process of its own.
+/// Probes the file: its header, vocabulary, tensors and the graph of its architecture. llama.cpp aborts the process on
+/// some damage, so run this in a separate process.
 ///
 /// # Errors
 /// [`ModelError::Unreadable`], [`ModelError::Load`] and [`ModelError::Context`].

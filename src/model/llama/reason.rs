@@ -1,19 +1,19 @@
-//! What llama.cpp said when it refused a model, as one sentence for a person.
+//! Extraction of llama.cpp's reason for rejecting a model from its log.
 
-/// Lines that follow the reason and say nothing of their own.
+/// Lines after the reason that contain no information.
 const EMPTY: &[&str] = &["failed to load model", "error loading model", "failed to read key-value pairs"];
 
-/// The reason out of the error lines of a load.
+/// Extracts the reason from the error lines of a load.
 pub fn reason(lines: &[String]) -> String {
     let bare: Vec<&str> = lines.iter().map(|line| without_function(line)).filter(|line| !line.is_empty()).collect();
     let telling: Vec<&str> =
         bare.iter().copied().filter(|line| !EMPTY.iter().any(|empty| line.trim_end_matches('.') == *empty)).collect();
     let mut chosen = if telling.is_empty() { bare } else { telling };
     chosen.dedup();
-    if chosen.is_empty() { "it gives no reason".to_owned() } else { chosen.join("; ") }
+    if chosen.is_empty() { "no reason given".to_owned() } else { chosen.join("; ") }
 }
 
-/// `llama_model_load: error loading model: missing tensor 'x'` without what comes before the tensor.
+/// Removes the function name: `llama_model_load: error loading model: missing tensor 'x'` becomes `missing tensor 'x'`.
 fn without_function(line: &str) -> &str {
     let rest = match line.split_once(": ") {
         Some((function, rest)) if function.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') => rest,
@@ -27,7 +27,7 @@ mod tests {
     use super::reason;
 
     #[test]
-    fn the_line_that_tells_something_is_the_reason() {
+    fn informative_line_is_the_reason() {
         let lines = |lines: &[&str]| reason(&lines.iter().map(|line| (*line).to_owned()).collect::<Vec<_>>());
         assert_eq!(
             lines(&[
@@ -37,6 +37,6 @@ mod tests {
             "missing tensor 'output.weight'"
         );
         assert_eq!(lines(&["llama_model_load_from_file_impl: failed to load model"]), "failed to load model");
-        assert_eq!(lines(&[]), "it gives no reason");
+        assert_eq!(lines(&[]), "no reason given");
     }
 }

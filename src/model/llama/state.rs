@@ -1,9 +1,10 @@
-//! The state of a sequence as llama.cpp writes it, read before llama.cpp reads it.
+//! The state of a sequence in llama.cpp's format, validated before llama.cpp reads it.
 //!
-//! llama.cpp trusts such bytes: on wrong ones it fails half way, or aborts the process. [`StateLayout`] is learned from a
-//! state that the context itself wrote, and [`StateLayout::unpack`] compares every number of a foreign state with it.
-//! Follows `llama_kv_cache::state_write`, `llama_kv_cache_iswa::state_write` and `llama_memory_hybrid::state_write` of the
-//! pinned llama-cpp-sys-2. A model that keeps anything else has no layout, and its states stay inside the process.
+//! llama.cpp trusts these bytes: on invalid ones it fails half way or aborts the process. [`StateLayout`] is derived
+//! from a state that the context itself wrote, and [`StateLayout::unpack`] compares every number of a foreign state
+//! with it. The format follows `llama_kv_cache::state_write`, `llama_kv_cache_iswa::state_write` and
+//! `llama_memory_hybrid::state_write` of the pinned llama-cpp-sys-2. A model with any other memory has no layout, and
+//! its states do not leave the process.
 
 mod learn;
 mod reader;
@@ -17,29 +18,29 @@ use reader::{Reader, differs};
 use recurrent::Recurrent;
 use std::ops::Range;
 
-/// `llama_context`'s magic and the id of the sequence, before everything else.
+/// Size of `llama_context`'s magic and the sequence id, at the start.
 const HEAD: usize = 8;
-/// A cell without its M-RoPE place: position, number of sequences, sequence.
+/// Size of a cell without M-RoPE data: position, number of sequences, sequence.
 const CELL: usize = 12;
-/// What M-RoPE models add to a cell: x, y, token.
+/// Additional size of a cell in M-RoPE models: x, y, token.
 const EXTENSION: usize = 12;
 
-/// What the state of a sequence looks like in one context.
+/// The layout of a sequence's state in one context.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StateLayout {
     magic: [u8; 4],
     streams: u32,
     caches: Vec<Cache>,
-    /// What layers keep that do not attend; it stands behind the caches.
+    /// State of recurrent layers, after the caches.
     recurrent: Option<Recurrent>,
-    /// Tokens of a sequence.
+    /// Maximum tokens of a sequence.
     context: usize,
 }
 
 /// One KV cache; models with window layers have two.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Cache {
-    /// Width of the attention window of its layers; 0 where they see everything.
+    /// Attention window of its layers; 0 if they attend to everything.
     window: usize,
     extended: bool,
     transposed: bool,
@@ -48,84 +49,84 @@ struct Cache {
     values: Vec<Rows>,
 }
 
-/// The rows of a layer: one for each cell.
+/// The rows of a layer, one per cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Rows {
     kind: i32,
-    /// Bytes of a row, or of an element where values are transposed.
+    /// Size of a row, or of an element if values are transposed.
     unit: u64,
-    /// Elements of a row where values are transposed, else 1.
+    /// Elements of a row if values are transposed, else 1.
     width: u32,
 }
 
-/// Why a state does not fit a context.
+/// The reason why a state does not match a context.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
-    /// It ends too early.
+    /// The state ends too early.
     #[error("the KV data ends at byte {0}, in the middle")]
     Truncated(usize),
-    /// It goes on behind its end.
+    /// The state has bytes after its end.
     #[error("the KV data has {0} bytes too many")]
     TooLong(usize),
-    /// Not what the context would have written.
-    #[error("the KV data does not fit: {what} is {found}, here it is {expected}")]
+    /// A number differs from the context's.
+    #[error("the KV data does not match this context: {what} is {found}, expected {expected}")]
     Differs {
-        /// The number.
+        /// The name of the number.
         what: &'static str,
-        /// In the state.
+        /// The value in the state.
         found: String,
-        /// In the context.
+        /// The value in the context.
         expected: String,
     },
-    /// The cells are not those of these tokens.
+    /// The number of cells differs from the number of tokens.
     #[error("the KV data holds {cells} cells for {tokens} tokens")]
     Cells {
-        /// In the KV data.
+        /// Cells in the KV data.
         cells: usize,
-        /// Tokens that came with it.
+        /// Number of tokens.
         tokens: usize,
     },
-    /// A recurrent state that is not one.
-    #[error("the KV data holds {0} recurrent states, and a sequence has one")]
+    /// A wrong number of recurrent states.
+    #[error("the KV data holds {0} recurrent states, expected one")]
     Summaries(usize),
-    /// A cell at the wrong place.
-    #[error("cell {cell} of the KV data has position {position}; the cells must stand in the order of the tokens")]
+    /// A cell at the wrong position.
+    #[error("cell {cell} of the KV data has position {position}; the cells must be in the order of the tokens")]
     Position {
         /// Index of the cell.
         cell: usize,
         /// Its position.
         position: i32,
     },
-    /// A key, value or recurrent state that cannot be one.
-    #[error("the KV data has values that are no numbers, or larger than any that a model has")]
+    /// A key, value or recurrent state with an invalid number.
+    #[error("the KV data has values that are NaN or too large")]
     Number,
-    /// A cell of another token.
-    #[error("cell {0} of the KV data belongs to another token than the list of tokens says")]
+    /// A cell of a token that differs from the list of tokens.
+    #[error("cell {0} of the KV data does not belong to the token in the list")]
     Token(usize),
 }
 
 impl StateLayout {
-    /// Learns from the state of one token at position 0 in a context. `None` when its state is made of anything but KV caches
-    /// and recurrent states.
+    /// Derives the layout from the state of one token at position 0 in a context. Returns `None` if the state contains
+    /// anything but KV caches and recurrent states.
     #[must_use]
     pub(super) fn learn(state: &[u8], context: usize, window: usize) -> Option<Self> {
         let magic = state.get(..4)?.try_into().ok()?;
         let streams = u32::from_le_bytes(state.get(HEAD..HEAD + 4)?.try_into().ok()?);
         let (mut caches, recurrent) = learn::sections(state, HEAD)?;
-        // Layers with a window have the last cache.
+        // Layers with a window use the last cache.
         if let Some(last) = caches.last_mut() {
             last.window = window;
         }
         Some(Self { magic, streams, caches, recurrent, context })
     }
 
-    /// Tokens that a sequence holds.
+    /// Returns the maximum tokens of a sequence.
     #[must_use]
     pub const fn context(&self) -> usize {
         self.context
     }
 
-    /// Bytes that a token's state takes.
+    /// Returns the bytes of a token's state.
     #[must_use]
     pub fn bytes_per_token(&self) -> usize {
         let row = |rows: &Rows| rows.unit as usize * rows.width as usize;
@@ -138,13 +139,13 @@ impl StateLayout {
             .sum()
     }
 
-    /// Bytes that a state takes beside those of its tokens.
+    /// Returns the bytes of a state besides those of its tokens.
     #[must_use]
     pub fn fixed_bytes(&self) -> usize {
         self.recurrent.as_ref().map_or(0, Recurrent::bytes)
     }
 
-    /// Types of the keys and values of the first layer, for people; those of its state where no layer attends.
+    /// Returns the types of the keys and values of the first layer as text; of the recurrent state if no layer attends.
     #[must_use]
     pub fn types(&self) -> (String, String) {
         let name = |rows: &[Rows]| rows.first().map_or_else(|| "none".into(), |rows| CacheType::name_of(rows.kind));
@@ -155,10 +156,10 @@ impl StateLayout {
         }
     }
 
-    /// A state without what only this context knows: its sequences and where the state's is among them.
+    /// Removes the data that is specific to this context: its sequences and the index of the state's sequence.
     ///
     /// # Errors
-    /// [`StateError`] when `state` was not written by this context.
+    /// [`StateError`] if `state` was not written by this context.
     pub fn pack(&self, state: &[u8], tokens: &[TokenId]) -> Result<Vec<u8>, StateError> {
         let mut reader = Reader::new(state, HEAD);
         let mut packed = Vec::with_capacity(state.len());
@@ -171,10 +172,11 @@ impl StateLayout {
         Ok(packed)
     }
 
-    /// Checks what [`StateLayout::pack`] made, here or elsewhere, and makes it into a state for this context.
+    /// Validates the output of [`StateLayout::pack`], from this or another process, and converts it to a state of this
+    /// context.
     ///
     /// # Errors
-    /// [`StateError`]: the first number that is not as it must be.
+    /// [`StateError`] for the first number that does not match.
     pub fn unpack(&self, packed: &[u8], tokens: &[TokenId]) -> Result<Vec<u8>, StateError> {
         let mut reader = Reader::new(packed, 0);
         let idle = 4 * (self.streams as usize - 1);
@@ -189,17 +191,17 @@ impl StateLayout {
         }
         state.extend_from_slice(&packed[self.summaries(&mut reader, tokens)?]);
         reader.end()?;
-        // Cells that are free again are read all the same: one value that is no number would spoil the slot for others.
+        // Freed cells are still read: one NaN would spoil the slot for later runs.
         let sound = |(kind, rows): &(i32, Range<usize>)| {
             CacheType::of_ggml(*kind).is_some_and(|kind| kind.is_sound(&packed[rows.clone()]))
         };
         if reader.rows.iter().all(sound) { Ok(state) } else { Err(StateError::Number) }
     }
 
-    /// A state that this context wrote, with nothing but zeroes in its keys, values and recurrent states.
+    /// Returns a state written by this context with zeroed keys, values and recurrent states.
     ///
     /// # Errors
-    /// [`StateError`] when `state` was not written by this context.
+    /// [`StateError`] if `state` was not written by this context.
     pub fn zeroed(&self, mut state: Vec<u8>, tokens: &[TokenId]) -> Result<Vec<u8>, StateError> {
         let mut reader = Reader::new(&state, HEAD);
         for cache in &self.caches {
@@ -212,12 +214,12 @@ impl StateLayout {
         Ok(state)
     }
 
-    /// Reads the recurrent states and returns where they stand.
+    /// Reads the recurrent states and returns their range.
     fn summaries(&self, reader: &mut Reader<'_>, tokens: &[TokenId]) -> Result<Range<usize>, StateError> {
         self.recurrent.as_ref().map_or(Ok(reader.at..reader.at), |recurrent| recurrent.read(reader, tokens))
     }
 
-    /// Reads one cache and returns where its only stream stands. `streams` is 0 for a packed state.
+    /// Reads one cache and returns the range of its only stream. `streams` is 0 for a packed state.
     fn cache(
         reader: &mut Reader<'_>,
         cache: &Cache,
@@ -244,7 +246,7 @@ impl StateLayout {
 
     fn stream(reader: &mut Reader<'_>, cache: &Cache, tokens: &[TokenId]) -> Result<(), StateError> {
         let cells = reader.u32()? as usize;
-        // Cells that no token will look at any more are left out where all it looks at is a window.
+        // Cells outside the attention window are left out.
         let enough = if cache.window == 0 { tokens.len() } else { tokens.len().min(cache.window) };
         if cells > tokens.len() || cells < enough {
             return Err(StateError::Cells { cells, tokens: tokens.len() });

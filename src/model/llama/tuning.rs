@@ -1,46 +1,46 @@
-//! How a model is computed, where a person knows better than llama.cpp.
+//! Compute settings that override llama.cpp's defaults.
 
 use super::ffi;
 use super::ffi::threads::{ThreadOptions, ThreadPool};
 use llama_cpp_2::context::params::{LlamaContextParams, RopeScalingType};
 
-/// How a model is computed; the default is llama.cpp's choice, and what the model's file says.
+/// Compute settings; the default is llama.cpp's choice and the model's metadata.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Tuning {
     /// Rotary positions.
     pub rope: RopeOptions,
-    /// Something else than what the file says, by key.
+    /// Overrides of metadata, by key.
     pub overrides: Vec<(String, MetadataValue)>,
-    /// Look for invalid numbers in the weights while they are loaded.
+    /// True to check the weights for invalid numbers while loading.
     pub check_tensors: bool,
-    /// Keep the KV cache of layers that are on GPUs in the machine's memory.
+    /// True to keep the KV cache of GPU layers in host memory.
     pub cache_on_host: bool,
-    /// Let GPUs compute their own layers only.
+    /// True to restrict GPUs to their own layers.
     pub no_op_offload: bool,
-    /// Leave weights as the file has them.
+    /// True to keep weights in the layout of the file.
     pub no_repack: bool,
-    /// Let the processor's own layouts be used where GPUs would want plain memory.
+    /// True to allow CPU-specific weight layouts where GPUs would need plain host memory.
     pub no_host: bool,
-    /// Machines of several nodes; holds for the process from the first model that says it.
+    /// NUMA placement; set for the process by the first model that has one.
     pub numa: Option<Numa>,
-    /// ThreadOptions that decode.
+    /// Settings of the decoding threads.
     pub threads: ThreadOptions,
 }
 
-/// Rotary positions; `None` is what the file says.
+/// Rotary positions; `None` for the model's value.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct RopeOptions {
-    /// How positions beyond those of the training are scaled.
+    /// Scaling of positions beyond the training context.
     pub scaling: Option<RopeScaling>,
-    /// Base of the frequencies.
+    /// Base frequency.
     pub base: Option<f32>,
-    /// What the frequencies are multiplied by.
+    /// Factor of the frequencies.
     pub scale: Option<f32>,
-    /// Context before the extension by YaRN, in tokens.
+    /// Training context before the extension by YaRN, in tokens.
     pub yarn_original_context: Option<u32>,
-    /// How much of YaRN's extrapolation is mixed in.
+    /// Mix of YaRN's extrapolation.
     pub yarn_extrapolation: Option<f32>,
-    /// By how much YaRN scales the magnitude of attention.
+    /// YaRN's scale of the attention magnitude.
     pub yarn_attention: Option<f32>,
     /// YaRN's low correction dimension.
     pub yarn_beta_fast: Option<f32>,
@@ -48,43 +48,43 @@ pub struct RopeOptions {
     pub yarn_beta_slow: Option<f32>,
 }
 
-/// How positions beyond those of the training are scaled.
+/// Scaling of positions beyond the training context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No scaling.
     None,
-    /// All alike.
+    /// The same factor for all frequencies.
     Linear,
-    /// By frequency.
+    /// A factor that depends on the frequency.
     Yarn,
 }
 
-/// A value of a model's file.
+/// A metadata value.
 #[derive(Debug, Clone, PartialEq)]
 pub enum MetadataValue {
     /// A whole number.
     Int(i64),
     /// A number.
     Float(f64),
-    /// Yes or no.
+    /// True or false.
     Bool(bool),
-    /// A text of at most 127 bytes.
+    /// A text of up to 127 bytes.
     Text(String),
 }
 
-/// How threads and memory go on machines of several nodes.
+/// Placement of threads and memory on NUMA machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Numa {
-    /// Evenly over all.
+    /// Evenly over all nodes.
     Distribute,
-    /// On the one where the program began.
+    /// On the node where the program started.
     Isolate,
-    /// As numactl says.
+    /// As numactl decides.
     Numactl,
 }
 
 impl Tuning {
-    /// The parameters of a context with what is to be otherwise.
+    /// Returns the context parameters with these settings applied.
     pub(super) fn apply(&self, params: LlamaContextParams) -> LlamaContextParams {
         let rope = &self.rope;
         let set = |params, value: Option<f32>, with: fn(LlamaContextParams, f32) -> LlamaContextParams| match value {
@@ -110,20 +110,20 @@ impl Tuning {
         set(params, rope.yarn_beta_slow, LlamaContextParams::with_yarn_beta_slow)
     }
 
-    /// ThreadOptions that stay between graphs, where they are of use.
+    /// Returns a thread pool that persists between graphs, if it is useful.
     pub(super) fn pool(&self, threads: i32) -> Option<ThreadPool> {
-        // One thread needs a pool only to be somewhere.
+        // One thread needs a pool only for pinning.
         (threads > 1 || self.threads.are_placed()).then(|| ThreadPool::start(threads, &self.threads)).flatten()
     }
 
-    /// Tells llama.cpp how the machine is; once for the process, before the first model.
+    /// Configures NUMA in llama.cpp, once per process and before the first model.
     pub(super) fn prepare(&self) {
         if let Some(numa) = self.numa {
             ffi::threads::prepare_nodes(numa);
         }
     }
 
-    /// What of it changes what the model computes, as a text; empty for nothing.
+    /// Returns the settings that change the model's results, as a text; empty for none.
     pub(super) fn difference(&self) -> String {
         let rope = (self.rope != RopeOptions::default()).then(|| format!("{:?}", self.rope));
         let overrides = self.overrides.iter().map(|(key, value)| format!(";{key}={value:?}"));
@@ -137,7 +137,7 @@ mod tests {
     use llama_cpp_2::context::params::{LlamaContextParams, RopeScalingType};
 
     #[test]
-    fn what_is_said_goes_to_llama_cpp_and_the_rest_stays() {
+    fn settings_are_passed_to_llama_cpp_and_others_kept() {
         let plain = LlamaContextParams::default();
         let tuned = Tuning::default().apply(plain.clone());
         assert_eq!(tuned.rope_freq_base(), plain.rope_freq_base());
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_changes_the_numbers_makes_a_difference() {
+    fn difference_lists_only_settings_that_change_results() {
         assert_eq!(Tuning { check_tensors: true, cache_on_host: true, ..Tuning::default() }.difference(), "");
         let rope = RopeOptions { base: Some(5e5), ..RopeOptions::default() };
         assert_ne!(Tuning { rope, ..Tuning::default() }.difference(), "");

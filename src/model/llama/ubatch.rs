@@ -1,13 +1,13 @@
-//! How llama.cpp cuts a batch into physical batches, so that a captured row can be told from its neighbours.
+//! llama.cpp's split of a batch into physical batches, needed to assign captured rows to tokens.
 //!
-//! Follows `llama_kv_cache::init_batch` and `llama_batch_allocr::split_simple` / `split_equal` of the llama.cpp in the
-//! pinned llama-cpp-sys-2: one stream is cut in order, several streams (one sequence each) are cut into equal parts of
-//! sequences whose ids follow each other.
+//! Follows `llama_kv_cache::init_batch` and `llama_batch_allocr::split_simple` / `split_equal` of llama.cpp in the
+//! pinned llama-cpp-sys-2: one stream is split in order, several streams (one sequence each) are split into equal parts
+//! of sequences with consecutive ids.
 
-/// Where a token of the batch lands.
+/// The position of a batch's token in the physical batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UbatchPosition {
-    /// Physical batch.
+    /// Index of the physical batch.
     pub ubatch: u32,
     /// Index of the sequence within it.
     pub stream: u32,
@@ -15,7 +15,7 @@ pub struct UbatchPosition {
     pub token: u32,
 }
 
-/// The place of every token of a batch whose tokens belong to `sequences`.
+/// Returns the position of every token of a batch whose tokens belong to `sequences`.
 #[must_use]
 pub fn places(sequences: &[i32], n_ubatch: usize, several_streams: bool) -> Vec<UbatchPosition> {
     if several_streams { split_equal(sequences, n_ubatch) } else { split_simple(sequences.len(), n_ubatch) }
@@ -75,7 +75,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn sequences_that_follow_each_other_share_a_physical_batch() {
+    fn consecutive_sequences_share_a_physical_batch() {
         let place = |ubatch, stream, token| UbatchPosition { ubatch, stream, token };
         assert_eq!(places(&[0, 1, 3], 512, true), [place(0, 0, 0), place(0, 1, 0), place(1, 0, 0)]);
         assert_eq!(places(&[0, 1, 1, 1], 512, true), [place(0, 0, 0), place(0, 1, 0), place(1, 0, 0), place(1, 0, 1)]);
@@ -84,7 +84,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_token_has_a_place_of_its_own(lens in proptest::collection::vec(0usize..40, 1..6), n_ubatch in 1usize..64) {
+        fn every_token_has_a_unique_position(lens in proptest::collection::vec(0usize..40, 1..6), n_ubatch in 1usize..64) {
             let sequences: Vec<i32> = lens.iter().enumerate().flat_map(|(id, &len)| std::iter::repeat_n(id as i32, len)).collect();
             let mut seen = std::collections::HashSet::new();
             for place in places(&sequences, n_ubatch.max(lens.len()), true) {

@@ -1,7 +1,7 @@
-//! The files of a model, and a hash over every byte of them: what tells one model's states from another's.
+//! The files of a model, and a hash over all their bytes, which ties saved states to a model.
 //!
-//! A large file takes minutes to read, so the hash is computed once, after the load, and kept in a folder under what the system
-//! says of the file: its path, device, inode, length, and the times of its last changes.
+//! Reading a large file takes minutes, so the hash is computed once, after the load, and cached in a folder under the
+//! file's attributes: path, device, inode, length, and the times of its last changes.
 
 use super::ffi::threads::lower_priority;
 use std::fs::{self, DirBuilder, File, Metadata};
@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
-/// Bytes that are read at once.
+/// Number of bytes to read at once.
 const CHUNK: usize = 1 << 20;
-/// A file that changed so recently could change again without its times telling.
+/// Age below which a file could change again without a change of its times.
 const SETTLED: Duration = Duration::from_secs(3);
 
-/// Attributes of a file at the time of loading.
+/// A model file with its attributes at load time.
 #[derive(Debug, Clone)]
 pub struct WeightFile {
     path: PathBuf,
@@ -52,27 +52,27 @@ impl Stamp {
 }
 
 impl WeightFile {
-    /// Notes what the file is now.
+    /// Records the current attributes of the file.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The file cannot be read.
     pub fn new(path: &Path) -> io::Result<Self> {
         let path = path.canonicalize()?;
         let stamp = Stamp::of(&fs::metadata(&path)?);
         Ok(Self { path, stamp })
     }
 
-    /// Its length.
+    /// Returns the file's length.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.stamp.bytes
     }
 
-    /// Returns the hash of its bytes, from `cache` or by reading it at a low priority of this thread. `progress` gets the
-    /// bytes that were read, and gives up by returning false.
+    /// Returns the hash of the file, from `cache` or by reading it at a low priority of this thread. `progress`
+    /// receives the number of bytes read and cancels by returning false.
     ///
     /// # Errors
-    /// It cannot be read, has changed since it was loaded, or was given up.
+    /// The file cannot be read, has changed since it was loaded, or the hash was cancelled.
     pub fn hash(&self, cache: Option<&Path>, mut progress: impl FnMut(u64) -> bool) -> io::Result<u128> {
         let entry = cache.map(|folder| folder.join(format!("{:032x}", xxh3_128(self.key().as_bytes()))));
         let mut file = File::open(&self.path)?;
@@ -98,7 +98,7 @@ impl WeightFile {
         if let Some(entry) = entry.filter(|_| self.stamp.is_settled())
             && let Err(error) = self.remember(&entry, digest)
         {
-            tracing::warn!(%error, file = %entry.display(), "the hash of a model is not kept, and computed again next time");
+            tracing::warn!(%error, file = %entry.display(), "cannot cache the hash of the model; it will be computed again");
         }
         Ok(digest)
     }
@@ -137,7 +137,7 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     #[test]
-    fn hash_is_of_every_byte_and_kept_until_the_file_changes() {
+    fn hash_covers_every_byte_and_is_cached_until_the_file_changes() {
         let folder = std::env::temp_dir().join(format!("thunder-weights-{}", uuid::Uuid::now_v7()));
         fs::create_dir_all(&folder).unwrap();
         let (path, cache) = (folder.join("model"), folder.join("cache"));
@@ -154,7 +154,7 @@ mod tests {
         let file = WeightFile::new(&path).unwrap();
         let (first, read) = hash(&file);
         assert_eq!((read, file.bytes()), (3 << 20, 3 << 20));
-        // It changed a moment ago, so that the hash is not kept.
+        // The file has changed a moment ago, so the hash is not cached.
         assert_eq!(hash(&file).1, 3 << 20);
         bytes[(3 << 20) * 83 / 100] ^= 1;
         fs::write(&path, &bytes).unwrap();
@@ -162,7 +162,7 @@ mod tests {
         let (second, _) = hash(&WeightFile::new(&path).unwrap());
         assert_ne!(first.unwrap(), second.unwrap());
         assert!(WeightFile::new(&path).unwrap().hash(None, |_| false).is_err(), "it is given up");
-        // The time of the last change of its attributes cannot be set, so this is the only wait.
+        // The change time of its attributes cannot be set, so the test has to wait.
         File::options().write(true).open(&path).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
         std::thread::sleep(super::SETTLED + Duration::from_millis(1100));
         let settled = WeightFile::new(&path).unwrap();

@@ -1,4 +1,4 @@
-//! One tool call: its name first, then its arguments while they are written.
+//! Parser of one tool call: its name first, then its arguments as they arrive.
 
 use super::json::{NotJson, Scanner, Seen};
 use super::loose::Loose;
@@ -9,43 +9,44 @@ use crate::model::chat::format::{CallForm, CallShape};
 use crate::model::chat::pattern::{Fit, Pattern};
 use serde_json::Value;
 
-/// Longest text before the arguments.
+/// Maximum length of the text before the arguments.
 const MAX_HEAD: usize = 600;
-/// Longest name of a function or an argument.
+/// Maximum length of the name of a function or an argument.
 pub(super) const MAX_NAME: usize = 200;
-/// Tools that take Llama's bare code.
+/// Tools that accept Llama's bare code.
 const CODE_TOOLS: &[&str] = &["python", "ipython", "code_interpreter"];
 
-/// How far a call is.
+/// Progress of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Its end is not there.
+    /// More text is needed.
     More,
-    /// It ends before this byte.
+    /// The call ends before this byte.
     Done(usize),
-    /// It is none, as this byte shows.
+    /// The text is not a call, as this byte shows.
     Failed(usize),
 }
 
-/// The result of looking for something in a text that is still written.
+/// The result of a search in incomplete text.
 pub(super) enum Look<T> {
     Found(T),
     More,
     No,
 }
 
-/// What follows a marker or a call.
+/// The continuation after a marker or a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Between {
-    /// That cannot be told yet.
+    /// More text is needed.
     More,
-    /// A call, here; `list` says whether a list was opened before it, and `kept` is the end of the block without it.
+    /// A call starts here; `list` is true if a list was opened before it, and `kept` is the end of the block without
+    /// the call.
     Next { at: usize, list: bool, kept: usize },
-    /// The end of the block, or something else, from this byte on.
+    /// The end of the block, or other text, from this byte on.
     Over(usize),
 }
 
-/// Finds what comes next within a block of calls.
+/// Finds the next part of a block of calls.
 pub(super) fn between(form: &CallForm, text: &str, from: usize, after_call: bool, list: bool, over: bool) -> Between {
     let mut block = Block {
         form,
@@ -80,21 +81,21 @@ struct Block<'a> {
     form: &'a CallForm,
     after_call: bool,
     list: bool,
-    /// The text before the block's first call was read.
+    /// True after the text before the block's first call.
     opened: bool,
-    /// The text before a call was read.
+    /// True after the text before a call.
     begun: bool,
-    /// The text between two calls was read.
+    /// True after the text between two calls.
     separated: bool,
-    /// The text after the block's last call was read.
+    /// True after the text after the block's last call.
     closed: bool,
-    /// The end of what belongs to the block even when nothing follows.
+    /// End of the text that belongs to the block even if nothing follows.
     kept: usize,
     at: usize,
 }
 
 impl Block<'_> {
-    /// Takes the next part of the block off; `Found(false)` where a call begins.
+    /// Consumes the next part of the block; `Found(false)` at the start of a call.
     fn take(&mut self, rest: &str, over: bool) -> Look<bool> {
         let form = self.form;
         if !self.begun {
@@ -158,7 +159,7 @@ pub(super) fn skip_space(text: &str, at: usize) -> usize {
     text.len() - text[at..].trim_start().len()
 }
 
-/// Reads the name that stands at `from`, and the pattern after it; returns where that ends.
+/// Parses the name at `from` and the pattern after it; returns the end of the pattern.
 pub(super) fn name_before<'t>(pattern: &Pattern, text: &'t str, from: usize, over: bool) -> Look<(&'t str, usize)> {
     let rest = &text[from..];
     let run = rest.bytes().position(|byte| !is_name_byte(byte)).unwrap_or(rest.len());
@@ -168,7 +169,7 @@ pub(super) fn name_before<'t>(pattern: &Pattern, text: &'t str, from: usize, ove
     if run == rest.len() && !over {
         return Look::More;
     }
-    // The pattern may begin with a byte that could belong to the name, as Kimi's `:0` does.
+    // The pattern may start with a byte that is also valid in names, like Kimi's `:0`.
     for len in (1..=run).rev() {
         match pattern.fit(&rest[len..]) {
             Fit::Whole(_) if pattern.is_blank() && len < run => break,
@@ -180,7 +181,7 @@ pub(super) fn name_before<'t>(pattern: &Pattern, text: &'t str, from: usize, ove
     Look::No
 }
 
-/// Reads one call.
+/// The parser of one call.
 #[derive(Debug)]
 pub(super) struct CallReader {
     from: usize,
@@ -207,7 +208,7 @@ struct Arguments {
 }
 
 impl CallReader {
-    /// A call of this form that begins at `at` with `rest`.
+    /// Creates a parser for a call of this form that starts at `at` with `rest`.
     pub(super) fn new(form: &CallForm, at: usize, rest: &str, bare: bool) -> Self {
         let kind = match &form.shape {
             _ if rest.starts_with('{') => Kind::Json(Object::new(&form.shape)),
@@ -220,7 +221,7 @@ impl CallReader {
         Self { from: at, at, bare, said: false, kind }
     }
 
-    /// Returns true if a text without a marker may begin with a call of this form.
+    /// Returns true if text without a marker may start with a call of this form.
     pub(super) fn may_stand_bare(form: &CallForm, reading: &AnswerFormat, words: &str) -> bool {
         match form.shape {
             CallShape::Json(_) => words.starts_with('{'),
@@ -229,12 +230,12 @@ impl CallReader {
         }
     }
 
-    /// Whether its name was said.
+    /// Returns true if its name was sent.
     pub(super) fn is_said(&self) -> bool {
         self.said
     }
 
-    /// Reads on.
+    /// Continues parsing.
     pub(super) fn read(
         &mut self,
         (reading, form): (&AnswerFormat, &CallForm),
@@ -268,7 +269,7 @@ impl CallReader {
         }
     }
 
-    /// The name, and where the arguments begin.
+    /// Parses the name; returns it with the start of the arguments.
     fn head<'t>(&self, reading: &AnswerFormat, form: &CallForm, text: &'t str, over: bool) -> Look<(&'t str, usize)> {
         let CallShape::Named { middle } = &form.shape else { return Look::No };
         if self.bare && !bare_name(reading, &text[self.from..]) {
@@ -291,7 +292,7 @@ impl CallReader {
 }
 
 impl Arguments {
-    /// `at` is the first byte that was not read.
+    /// Parses arguments; `at` is the first unparsed byte.
     fn read(&mut self, text: &str, at: &mut usize, pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage) -> Step {
         let said = *at;
         for byte in text[*at..].bytes() {
@@ -314,7 +315,7 @@ impl Arguments {
     }
 }
 
-/// Whether the text begins with the name of a tool on a line of its own, then an object; or may still come to it.
+/// Returns true if the text starts with the name of a tool on a separate line and an object, or may still become that.
 pub(super) fn bare_name(reading: &AnswerFormat, text: &str) -> bool {
     reading.tools.iter().any(|tool| match text.strip_prefix(tool.name.as_str()) {
         Some(rest) => {
@@ -327,7 +328,7 @@ pub(super) fn bare_name(reading: &AnswerFormat, text: &str) -> bool {
     })
 }
 
-/// Llama's built-in tools: `name.call(key="value")`, or code for a tool that runs it.
+/// Parses Llama's built-in tools: `name.call(key="value")`, or code for a tool that runs it.
 fn code(
     reading: &AnswerFormat,
     text: &str,

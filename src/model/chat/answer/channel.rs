@@ -1,5 +1,5 @@
-//! Answers in channels, as gpt-oss gives them: `analysis` is thought, `final` is text, a message with a recipient is a
-//! call.
+//! Parser of answers in channels, as in gpt-oss: `analysis` is reasoning, `final` is text, and a message with a
+//! recipient is a tool call.
 
 use super::json::{NotJson, Scanner, Seen};
 use super::{
@@ -17,30 +17,30 @@ const CALL: &str = "<|call|>";
 const RETURN: &str = "<|return|>";
 const CONSTRAIN: &str = "<|constrain|>";
 
-/// Every marker.
+/// All markers.
 pub(in crate::model::chat) const MARKERS: [&str; 7] = [START, CHANNEL, MESSAGE, END, CALL, RETURN, CONSTRAIN];
 
-/// What ends a message; the first three are part of it.
+/// The markers that end a message; the first three are part of it.
 const ENDS: [&str; 5] = [END, CALL, RETURN, START, CHANNEL];
 
-/// What goes on with a header that the prompt has begun.
+/// The continuation of a header that the prompt started.
 const RECIPIENT: &str = " to=";
 
-/// Longest header.
+/// Maximum length of a header.
 const MAX_HEADER: usize = 500;
 
-/// How far the answer was read.
+/// Progress of the parser.
 #[derive(Debug, Default)]
 pub(super) struct Channels {
     at: usize,
     body: Option<Body>,
-    /// Bytes of thoughts that have ended.
+    /// Byte ranges of complete thoughts.
     thoughts: Vec<Range<usize>>,
 }
 
 #[derive(Debug)]
 struct Body {
-    /// Where its header begins.
+    /// Start of its header.
     header: usize,
     kind: Kind,
 }
@@ -53,7 +53,7 @@ enum Kind {
         scanner: Scanner,
         complete: bool,
     },
-    /// A call that is one too many.
+    /// A call beyond the permitted number.
     Muted,
 }
 
@@ -78,7 +78,7 @@ impl Channels {
         }
     }
 
-    /// Bytes of thoughts in a text that has so many.
+    /// Returns the byte ranges of thoughts in a text of this length.
     pub(super) fn thoughts(&self, end: usize) -> Vec<Range<usize>> {
         let open = self.body.as_ref().filter(|body| matches!(body.kind, Kind::Thought));
         self.thoughts.iter().cloned().chain(open.map(|body| body.header..end)).collect()
@@ -97,10 +97,10 @@ impl Channels {
             return false;
         }
         let begins = |marker: &str| rest.starts_with(marker) || (over.is_none() && marker.starts_with(rest));
-        // The prompt has begun the first message's header already.
+        // The prompt contains the start of the first message's header.
         let goes_on = self.at == 0 && begins(RECIPIENT);
         if !begins(START) && !begins(CHANNEL) && !goes_on {
-            // Text without a header, e.g. because a mod forced it.
+            // Text without a header, e.g. forced by a mod.
             self.body = Some(Body { header: self.at, kind: Kind::Text });
             return true;
         }
@@ -130,7 +130,7 @@ impl Channels {
                 Kind::Call { scanner: Scanner::new(), complete: false }
             }
             Some(_) => {
-                // Nobody offered a function: the call stays as it is.
+                // No such function was offered: the call stays text.
                 from = header_from;
                 Kind::Text
             }
@@ -147,7 +147,7 @@ impl Channels {
                 Kind::Text
             }
         };
-        // The markers of a header that stays in the text do not end it.
+        // The markers of a header that stays text do not end it.
         self.at = from;
         if from == header_from {
             let shown = &text[header_from..header_from + len + MESSAGE.len()];
@@ -214,7 +214,7 @@ impl Channels {
     }
 }
 
-/// `false` when the text cannot become the arguments.
+/// Parses arguments; returns `false` if the text cannot become arguments.
 fn take_arguments(
     scanner: &mut Scanner,
     complete: &mut bool,
@@ -248,7 +248,7 @@ fn take_arguments(
     true
 }
 
-/// Messages on one channel are paragraphs.
+/// Separates messages of one channel by a blank line.
 fn separate(before: &str, say: impl FnOnce(&str)) {
     if !before.is_empty() {
         say("\n\n");

@@ -1,31 +1,31 @@
-//! JSON that is still being written: tells after each byte whether it can become a value, and where the members of the
-//! outermost object begin and end.
+//! Incremental JSON scanner: after each byte it knows whether the text can become a value, and where the members of the
+//! outermost object start and end.
 
-/// Deepest nesting, that of `serde_json`.
+/// Maximum nesting, equal to `serde_json`'s.
 const MAX_DEPTH: usize = 127;
-/// Longest number or word.
+/// Maximum length of a number or word.
 const MAX_WORD: usize = 400;
 
-/// The text is not JSON from this byte on.
+/// The text is not valid JSON from this byte on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct NotJson;
 
-/// What a byte did to the outermost object.
+/// The effect of a byte on the outermost object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Seen {
-    /// Nothing that matters here.
+    /// No effect on its members.
     Inside,
-    /// It begins a key.
+    /// The byte starts a key.
     KeyBegin,
-    /// It ends a key.
+    /// The byte ends a key.
     Key,
-    /// It begins a member's value.
+    /// The byte starts a member's value.
     Value,
-    /// It ends a member's value and belongs to it.
+    /// The byte is the last of a member's value.
     ValueEnd,
-    /// It comes right after a member's value.
+    /// The byte follows a member's value.
     AfterValue,
-    /// It ends the object; a value that is still open ended before it.
+    /// The byte ends the object; an open value ends before it.
     End,
 }
 
@@ -48,7 +48,7 @@ enum Token {
     Escape {
         key: bool,
     },
-    /// Hexadecimal digits that are missing.
+    /// Number of missing hexadecimal digits.
     Code {
         key: bool,
         left: u8,
@@ -56,10 +56,10 @@ enum Token {
     Word(Vec<u8>),
 }
 
-/// Reads one value, byte by byte.
+/// A scanner of one value, byte by byte.
 #[derive(Debug, Clone)]
 pub(super) struct Scanner {
-    /// Open containers, `true` for objects.
+    /// Open containers; `true` for objects.
     open: Vec<bool>,
     expect: Expect,
     token: Token,
@@ -70,7 +70,7 @@ impl Scanner {
         Self { open: Vec::new(), expect: Expect::Value, token: Token::None }
     }
 
-    /// Takes the next byte.
+    /// Processes the next byte.
     pub(super) fn push(&mut self, byte: u8) -> Result<Seen, NotJson> {
         match &mut self.token {
             Token::Text { key } => {
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_ends_where_it_ends() {
+    fn end_of_an_object_is_found() {
         for text in [r"{}", r#"{"a":1}"#, r#"{"a": [1, {"b": "}\"\u00e9"}], "c": -1.5e3 , "d": null}"#] {
             assert_eq!(end(&format!("{text} rest")), Some(text.len()), "{text}");
         }
@@ -224,9 +224,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever serde_json writes is read to its end, and nothing that serde_json refuses ends.
+        /// Everything that serde_json writes is scanned to its end, and nothing that serde_json rejects has an end.
         #[test]
-        fn it_agrees_with_serde(value in value(), pretty: bool, noise in "[{}\\[\\]\",:0-9a-z \\\\]{0,24}") {
+        fn scanner_agrees_with_serde_json(value in value(), pretty: bool, noise in "[{}\\[\\]\",:0-9a-z \\\\]{0,24}") {
             let object = serde_json::json!({ "v": value });
             let text = if pretty { serde_json::to_string_pretty(&object).unwrap() } else { object.to_string() };
             prop_assert_eq!(end(&text), Some(text.len()));

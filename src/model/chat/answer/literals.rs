@@ -1,12 +1,12 @@
-//! Values that are written as JSON, as Python writes them, or with keys and strings in other quotes.
+//! Values written as JSON, as Python literals, or with keys and strings in other quotes.
 
 use super::{AnswerDelta, AnswerMessage, say_arguments, say_called};
 use serde_json::{Map, Value};
 
-/// Deepest nesting, that of `serde_json`.
+/// Maximum nesting, equal to `serde_json`'s.
 const MAX_DEPTH: usize = 127;
 
-/// Says a member of the arguments, after `count` others.
+/// Emits a member of the arguments after `count` others.
 pub(super) fn say_member(
     count: usize,
     key: &str,
@@ -18,18 +18,18 @@ pub(super) fn say_member(
     say_arguments(pieces, message, &format!("{before}{}: {value}", Value::from(key)));
 }
 
-/// Says the end of arguments with so many members.
+/// Emits the end of arguments with this number of members.
 pub(super) fn say_end(count: usize, pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage) {
     say_arguments(pieces, message, if count == 0 { "{}" } else { "}" });
     say_called(pieces, message);
 }
 
-/// Reads a whole text as JSON, or as Python writes anything but a string.
+/// Parses a whole text as JSON, or as a Python literal other than a string.
 pub(super) fn read(text: &str) -> Option<Value> {
     serde_json::from_str(text).ok().or_else(|| read_quoted(text, "").filter(|value| !value.is_string()))
 }
 
-/// Reads a whole text as a value in which strings may stand between `quote`s.
+/// Parses a whole text as a value whose strings may be enclosed in `quote`.
 pub(super) fn read_quoted(text: &str, quote: &str) -> Option<Value> {
     let mut reader = Reader { text, at: 0, quote };
     let value = reader.value(0)?;
@@ -37,7 +37,7 @@ pub(super) fn read_quoted(text: &str, quote: &str) -> Option<Value> {
     (reader.at == text.len()).then_some(value)
 }
 
-/// Reads a key at the beginning of a text: the key, and where it ends.
+/// Parses a key at the start of a text; returns it with its end.
 pub(super) fn read_key(text: &str, quote: &str, end: char) -> Option<(String, usize)> {
     let mut reader = Reader { text, at: 0, quote };
     let key = reader.key(end)?;
@@ -127,7 +127,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// A key and the character after it.
+    /// Parses a key and the character after it.
     fn key(&mut self, end: char) -> Option<String> {
         self.skip();
         let key = if let Some(text) = self.string() {
@@ -144,7 +144,7 @@ impl<'t> Reader<'t> {
         (ended && !key.is_empty()).then_some(key)
     }
 
-    /// A string, where one begins; `Some(None)` when it does not end.
+    /// Parses a string if one starts here; `Some(None)` if it does not end.
     #[expect(clippy::option_option, reason = "no string, and one that is broken")]
     fn string(&mut self) -> Option<Option<String>> {
         if self.take(self.quote) {
@@ -199,7 +199,7 @@ mod tests {
     use serde_json::{Value, json};
 
     #[test]
-    fn python_values_are_read() {
+    fn python_literals_are_parsed() {
         for (text, value) in [
             (
                 "{'k': True, \"l\": [None, -1.5], 'm': (1, 'it\\'s')}",
@@ -220,13 +220,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn hostile_text_is_read_without_panic(text in "[\\[{(\"'\\\\udx0-9,:a \\]})é]{0,60}") {
+        fn hostile_text_does_not_panic(text in "[\\[{(\"'\\\\udx0-9,:a \\]})é]{0,60}") {
             let _ = read(&text);
             let _ = read_quoted(&text, "<|\"|>");
         }
 
         #[test]
-        fn json_is_read_as_json(text in any::<String>()) {
+        fn json_parses_to_the_same_value(text in any::<String>()) {
             prop_assert_eq!(read_quoted(&json!([text]).to_string(), ""), Some(Value::from(vec![text])));
         }
     }

@@ -1,29 +1,29 @@
-//! A call as a list of members: `name{key:value}` with strings in a family's own quotes, or Python's `name(key=value)`.
-//! Each member is sent once it is complete.
+//! Parser of a call as a list of members: `name{key:value}` with strings in the family's quotes, or Python's
+//! `name(key=value)`. Each member is sent once it is complete.
 
 use super::call::{Look, Step, name_before, skip_space};
 use super::literals::{self, say_end, say_member};
 use super::{AnswerDelta, AnswerMessage, Match, literal, say_call};
 use crate::model::chat::pattern::Pattern;
 
-/// Deepest nesting.
+/// Maximum nesting.
 const MAX_DEPTH: usize = 127;
 
-/// Reads one call.
+/// The parser of one call.
 #[derive(Debug)]
 pub(super) struct Loose {
-    /// The bracket around the members, the one that ends them, and what stands between key and value.
+    /// Opening and closing bracket, and the separator of key and value.
     open: char,
     close: u8,
     assign: char,
-    /// The family's own quote; empty for none.
+    /// The family's quote; empty for none.
     quote: String,
     at: usize,
     named: bool,
-    /// Start of the member that is being read.
+    /// Start of the current member.
     from: usize,
     count: usize,
-    /// Brackets that are to be closed.
+    /// Open brackets.
     brackets: Vec<u8>,
     within: Within,
 }
@@ -31,21 +31,21 @@ pub(super) struct Loose {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Within {
     Plain,
-    /// The family's own quotes.
+    /// The family's quotes.
     Quote,
-    /// A string between these bytes.
+    /// A string in these quotes.
     String(u8),
-    /// The same, behind a backslash.
+    /// A string in these quotes, after a backslash.
     Escape(u8),
 }
 
 impl Loose {
-    /// `name{key:value}`.
+    /// Creates a parser for `name{key:value}`.
     pub(super) fn braces(at: usize, quote: &str) -> Self {
         Self::new(at, ('{', b'}', ':'), quote)
     }
 
-    /// `name(key=value)`.
+    /// Creates a parser for `name(key=value)`.
     pub(super) fn python(at: usize) -> Self {
         Self::new(at, ('(', b')', '='), "")
     }

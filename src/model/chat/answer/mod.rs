@@ -1,8 +1,8 @@
-//! Reads an answer while it is written: thoughts, text and tool calls.
+//! Incremental parsing of answers into reasoning, text and tool calls.
 //!
-//! [`AnswerParser`] takes the text in whatever pieces it comes and says what each added. However it was cut, the outcome is
-//! the same. Nothing is lost: what begins like a tool call and turns out to be none is text, exactly as it was
-//! written. When a mod takes text back, the parser reads what is left again and says what that voids.
+//! [`AnswerParser`] accepts the text in pieces of any size and returns what each piece added. The result does not
+//! depend on the division into pieces. Nothing is lost: text that starts like a tool call and is none stays text,
+//! exactly as written. When a mod removes text, the parser parses the rest again and returns what that retracts.
 
 mod call;
 mod channel;
@@ -21,23 +21,23 @@ use super::format::AnswerSyntax;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// How an answer is to be read.
+/// The format of an answer.
 #[derive(Debug, Clone)]
 pub struct AnswerFormat {
-    /// How the model writes.
+    /// The model's syntax.
     pub format: Arc<AnswerSyntax>,
-    /// The functions that were offered; without any, nothing is a tool call.
+    /// The offered functions; without any, nothing is a tool call.
     pub tools: Vec<ToolDefinition>,
-    /// Whether thoughts are told from the text; else they stay in it, with their markers.
+    /// True to separate thoughts from the text; false to leave them in it with their markers.
     pub thoughts: bool,
-    /// Whether the prompt ended within a thought.
+    /// True if the prompt ends inside a thought.
     pub thinking: bool,
-    /// Whether only the first call counts.
+    /// True if only the first call counts.
     pub single: bool,
 }
 
 impl AnswerFormat {
-    /// What continues a plain prompt, of a model with this chat template: no tools are offered.
+    /// Returns the format for a plain prompt and a model with this chat template: no tools are offered.
     #[must_use]
     pub fn plain(template: &str) -> Self {
         Self {
@@ -49,14 +49,14 @@ impl AnswerFormat {
         }
     }
 
-    /// What a recording keeps of it, besides the tools as they were sent.
+    /// Returns the data that a recording stores, in addition to the tools as the client sent them.
     #[must_use]
     pub fn recorded(&self) -> Value {
         json!({ "thoughts": self.thoughts, "thinking": self.thinking, "single": self.single })
     }
 
-    /// The reading of a recorded run's answer: of a model with this chat template, with the tools as they were sent in any
-    /// dialect, and what [`Self::recorded`] kept.
+    /// Restores the format of a recorded run's answer from the model's chat template, the tools as the client sent them
+    /// in any protocol, and the data from [`Self::recorded`].
     #[must_use]
     pub fn of_recording(template: &str, tools: Option<&Value>, recorded: &Value) -> Self {
         let tools = tools.and_then(Value::as_array).into_iter().flatten().filter_map(|tool| {
@@ -80,71 +80,71 @@ impl AnswerFormat {
     }
 }
 
-/// A function that was offered.
+/// An offered function.
 #[derive(Debug, Clone)]
 pub struct ToolDefinition {
-    /// Its name.
+    /// Name of the function.
     pub name: String,
     /// JSON Schema of its arguments.
     pub parameters: Value,
-    /// Whether its arguments must follow the schema.
+    /// True if the arguments must follow the schema.
     pub strict: bool,
 }
 
-/// What was read.
+/// A parsed answer.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AnswerMessage {
-    /// The thoughts.
+    /// The reasoning.
     pub reasoning: String,
     /// The text.
     pub content: String,
-    /// The calls.
+    /// The tool calls.
     pub calls: Vec<ToolCall>,
 }
 
 /// A tool call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToolCall {
-    /// The function's name.
+    /// Name of the function.
     pub name: String,
-    /// The arguments, a JSON object as it was written; the beginning of one when the answer was cut off in it.
+    /// The arguments, a JSON object as written, or the start of one if the answer was cut off.
     pub arguments: String,
-    /// Whether the arguments are complete.
+    /// True if the arguments are complete.
     pub complete: bool,
 }
 
-/// What a piece of text added.
+/// The effect of a piece of text on the answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AnswerDelta {
-    /// To the thoughts.
+    /// Appends to the reasoning.
     Reasoning(String),
-    /// To the text.
+    /// Appends to the text.
     Content(String),
-    /// A call of this function.
+    /// Starts a call of this function.
     Call(String),
-    /// To the arguments of the last call.
+    /// Appends to the arguments of the last call.
     Arguments(String),
-    /// The last call is complete.
+    /// Completes the last call.
     Called,
-    /// Something said before is void.
+    /// Retracts earlier output.
     Retract(Retraction),
 }
 
-/// How much of the end is void.
+/// The amount of output to retract from the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Retraction {
-    /// Characters of the thoughts.
+    /// Number of characters of the reasoning.
     pub reasoning: usize,
-    /// Characters of the text.
+    /// Number of characters of the text.
     pub content: usize,
-    /// Calls.
+    /// Number of calls.
     pub calls: usize,
 }
 
-/// The answer is over.
+/// The end of the answer.
 #[derive(Debug, Clone, Copy)]
 struct Over {
-    /// It ran into a limit.
+    /// True if a limit ended it.
     cut: bool,
 }
 
@@ -197,7 +197,7 @@ fn void_calls(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, count:
     }
 }
 
-/// What makes `new` of `old`.
+/// Returns the deltas that change `old` into `new`.
 fn difference(old: &AnswerMessage, new: &AnswerMessage) -> Vec<AnswerDelta> {
     let reasoning = common_prefix(&old.reasoning, &new.reasoning);
     let content = common_prefix(&old.content, &new.content);
@@ -233,11 +233,11 @@ fn common_prefix(a: &str, b: &str) -> usize {
     a.char_indices().zip(b.chars()).find(|((_, a), b)| a != b).map_or(a.len().min(b.len()), |((at, _), _)| at)
 }
 
-/// Whether a text begins with a literal.
+/// The result of comparing the start of a text with a literal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Match {
     Whole,
-    /// The text is a beginning of the literal, which may still come.
+    /// The text is a prefix of the literal and may become it.
     Begun,
     No,
 }

@@ -1,4 +1,4 @@
-//! A call that is an object with the name and the arguments.
+//! Parser of a call that is an object with name and arguments.
 
 use super::call::Step;
 use super::json::{Scanner, Seen};
@@ -6,10 +6,10 @@ use super::{AnswerDelta, AnswerFormat, AnswerMessage, say_arguments, say_call, s
 use crate::model::chat::format::CallShape;
 use serde_json::Value;
 
-/// What models call the name, and the arguments.
+/// Keys that models use for the name and the arguments.
 const NAMES: &[&str] = &["name", "tool_name"];
 const ARGUMENTS: &[&str] = &["arguments", "parameters"];
-/// Keys with which a bare call may begin; any other object is an answer in JSON.
+/// Other keys that may start a bare call; an object with different keys is a JSON answer.
 const OTHER_KEYS: &[&str] = &["type", "id", "tool_call_id"];
 
 /// An object with name and arguments.
@@ -21,10 +21,10 @@ pub(super) struct Object {
     key_from: usize,
     value_from: Option<usize>,
     name: Option<String>,
-    /// Where the arguments stand as an object, and up to where they were said.
+    /// Start of the arguments if they are an object, and the end of their sent part.
     arguments: Option<(usize, usize)>,
     arguments_end: Option<usize>,
-    /// The arguments, where they do not stand there as an object.
+    /// The arguments, if they are not written as an object.
     converted: Option<String>,
     /// True if the name may be the key of the arguments.
     by_key: bool,
@@ -149,7 +149,7 @@ impl Object {
                     return None;
                 }
                 self.arguments_end = Some(end);
-                // The scanner takes what serde does not, half of a surrogate pair.
+                // The scanner accepts half of a surrogate pair, which serde rejects.
                 serde_json::from_str::<Value>(value).ok()?;
             } else if self.no_arguments() {
                 self.converted = Some(as_object(serde_json::from_str(value).ok()?)?);
@@ -162,7 +162,7 @@ impl Object {
         Some(())
     }
 
-    /// Says what can be said: the name as soon as the arguments have begun, then these.
+    /// Sends what is known: the name as soon as the arguments start, then the arguments.
     fn say(
         &mut self,
         text: &str,
@@ -193,7 +193,7 @@ impl Object {
         message: &mut AnswerMessage,
     ) -> Option<()> {
         if self.name.is_none() {
-            // OpenAI's own shape: {"type": "function", "function": {…}}.
+            // OpenAI's form: {"type": "function", "function": {…}}.
             let from = self.object_start(text)?;
             let whole: Value = serde_json::from_str(&text[from..]).ok()?;
             let function = &whole["function"];
@@ -213,12 +213,12 @@ impl Object {
     }
 
     fn object_start(&self, text: &str) -> Option<usize> {
-        // The first key is within the object, and only whitespace stands before it.
+        // The first key is inside the object, with only white space before it.
         text[..self.first_key?].rfind('{')
     }
 }
 
-/// Arguments that were not written as an object, as one.
+/// Converts arguments that are not written as an object to an object.
 fn as_object(value: Value) -> Option<String> {
     match value {
         Value::Null => Some("{}".into()),

@@ -9,17 +9,17 @@ use std::sync::Arc;
 
 #[derive(Debug)]
 enum State {
-    /// A thought may begin.
+    /// A thought may start.
     Begin,
-    /// In a thought, whose end is looked for from `search` on.
+    /// Inside a thought, whose end is searched from `search` on.
     Thought { search: usize },
-    /// Whitespace after a thought or a call is dropped.
+    /// White space after a thought or a call is dropped.
     Gap,
-    /// Text. Markers are looked for from `search` on; at the `start` of a text, calls may stand bare.
+    /// Text. Markers are searched from `search` on; at the `start` of a text, bare calls are possible.
     Text { search: usize, start: bool },
-    /// Calls.
+    /// Tool calls.
     Block(Box<Block>),
-    /// The whole answer is in channels.
+    /// An answer in channels.
     Channels(Channels),
 }
 
@@ -29,16 +29,16 @@ struct Block {
     form: usize,
     /// A bit for each form that was tried for the next call.
     tried: u64,
-    /// Where text would go on if no call comes.
+    /// Start of the text if no call follows.
     from: usize,
     /// The marker; empty for a bare call.
     marker: Range<usize>,
-    /// The end of the last call, and of what belongs to it.
+    /// End of the last call and of the text that belongs to it.
     last: Option<usize>,
-    /// Whether the calls stand in a list.
+    /// True if the calls are in a list.
     list: bool,
     reader: Option<CallReader>,
-    /// True if the call is one too many and is read without being sent.
+    /// True if the call exceeds the permitted number and is parsed without being sent.
     muted: bool,
 }
 
@@ -46,29 +46,29 @@ struct Block {
 #[derive(Debug)]
 struct Marker {
     text: String,
-    /// The form of calls that it announces; without one, it is no part of the text.
+    /// The form of the calls that it announces; `None` if it is only removed from the text.
     form: Option<usize>,
 }
 
-/// Reads one answer.
+/// The incremental parser of one answer.
 #[derive(Debug)]
 pub struct AnswerParser {
     reading: Arc<AnswerFormat>,
     markers: Vec<Marker>,
     text: String,
-    /// Up to where the text has been said.
+    /// End of the sent text.
     at: usize,
-    /// Up to where there is only white space from `at` on.
+    /// End of the white space after `at`.
     blank: usize,
     state: State,
     message: AnswerMessage,
     pieces: Vec<AnswerDelta>,
-    /// Bytes of the text that are a thought; its end is not known before it is over.
+    /// Byte range of a thought in the text; its end is unknown until it is complete.
     thought: Option<(usize, Option<usize>)>,
 }
 
 impl AnswerParser {
-    /// Begins an answer.
+    /// Creates a parser at the start of an answer.
     #[must_use]
     pub fn new(reading: Arc<AnswerFormat>) -> Self {
         let state = match () {
@@ -98,14 +98,14 @@ impl AnswerParser {
         }
     }
 
-    /// Takes further text.
+    /// Parses further text.
     pub fn push(&mut self, text: &str) -> Vec<AnswerDelta> {
         self.text.push_str(text);
         self.advance(None);
         std::mem::take(&mut self.pieces)
     }
 
-    /// Takes back the last `chars` characters of the text.
+    /// Removes the last `chars` characters of the text.
     pub fn retract(&mut self, chars: usize) -> Vec<AnswerDelta> {
         let keep = self.text.char_indices().rev().nth(chars.saturating_sub(1)).map_or(0, |(at, _)| at);
         let keep = if chars == 0 { self.text.len() } else { keep };
@@ -117,25 +117,25 @@ impl AnswerParser {
         std::mem::take(&mut self.pieces)
     }
 
-    /// The answer is over. `cut` says that it ran into a limit: a call that had begun stays one, although incomplete.
+    /// Ends the answer. With `cut` a limit ended it: a call that has started stays a call, although incomplete.
     pub fn finish(&mut self, cut: bool) -> Vec<AnswerDelta> {
         self.advance(Some(Over { cut }));
         std::mem::take(&mut self.pieces)
     }
 
-    /// Voids the text of the answer; its thoughts and calls stay.
+    /// Retracts the text of the answer; its reasoning and calls stay.
     pub fn void_content(&mut self) -> Option<Retraction> {
         let content = std::mem::take(&mut self.message.content).chars().count();
         (content > 0).then(|| Retraction { content, ..Retraction::default() })
     }
 
-    /// What was read so far.
+    /// Returns the answer parsed so far.
     #[must_use]
     pub fn message(&self) -> &AnswerMessage {
         &self.message
     }
 
-    /// Bytes of the text that were read as thoughts, their markers included.
+    /// Returns the byte ranges of thoughts in the text, including their markers.
     #[must_use]
     pub fn thoughts(&self) -> Vec<Range<usize>> {
         let end = self.text.len();
@@ -146,7 +146,7 @@ impl AnswerParser {
         }
     }
 
-    /// First byte that was not said yet: where a block of calls goes on that is being read, or what may become a marker.
+    /// Returns the first unsent byte: the continuation of the current block of calls, or text that may become a marker.
     #[must_use]
     pub fn unsaid_from(&self) -> usize {
         match &self.state {
@@ -155,7 +155,7 @@ impl AnswerParser {
         }
     }
 
-    /// Whether a call is being read, or is to follow, that a marker has announced.
+    /// Returns true inside a call, or before one, that a marker announced.
     #[must_use]
     pub fn is_in_marked_call(&self) -> bool {
         matches!(&self.state, State::Block(block) if !block.marker.is_empty() && (block.last.is_none() || block.reader.is_some()))
@@ -190,7 +190,7 @@ impl AnswerParser {
         } else if (opened == Match::Begun || closed == Match::Begun) && over.is_none() {
             return false;
         } else if closed == Match::Whole {
-            // The prompt ruled the thought out, and left its end to the model.
+            // The prompt disabled thinking, but left the end marker to the model.
             self.at = from + close.len();
             self.state = State::Gap;
         } else {
@@ -204,7 +204,7 @@ impl AnswerParser {
         let (open, close) = &reading.format.thought;
         if self.message.reasoning.is_empty() {
             let from = self.skip_blank();
-            // Some models open a thought that the prompt has opened already.
+            // Some models open a thought that the prompt has already opened.
             let may_open = reading.thinking && !open.is_empty() && self.text[..self.at].trim().is_empty();
             match literal(&self.text[from..], open) {
                 Match::Whole if may_open => {
@@ -240,7 +240,7 @@ impl AnswerParser {
         if words.is_empty() {
             return false;
         }
-        // A model whose thought was ended for it may end it once more.
+        // A model whose thought was ended for it may end it again.
         let close = &self.reading.format.thought.1;
         match literal(words, close) {
             Match::Whole if self.reading.thoughts => {
@@ -267,7 +267,7 @@ impl AnswerParser {
             .min_by_key(|&(at, len, form)| (at, std::cmp::Reverse(len), form));
         let texts: Vec<&str> = self.markers.iter().map(|marker| marker.text.as_str()).collect();
         let upto = if over.is_some() { self.text.len() } else { search + safe(rest, &texts) };
-        // Another marker may begin before the one that is there, or be longer.
+        // Another marker may start before the found one, or be longer.
         if let Some((at, len, form)) = found.filter(|&(at, ..)| at < upto) {
             if let Some(form) = form {
                 let from = self.without_blank(at);
@@ -300,7 +300,7 @@ impl AnswerParser {
         false
     }
 
-    /// Drops the words before an answer's text; `None` where there are none.
+    /// Drops the words before an answer's text; `None` if there are none.
     fn lead(&mut self, over: Option<Over>) -> Option<bool> {
         let reading = Arc::clone(&self.reading);
         let fresh = self.message.content.is_empty() && self.message.calls.is_empty();
@@ -317,7 +317,7 @@ impl AnswerParser {
         }
     }
 
-    /// Looks for a call without a marker; `None` if there is no such call.
+    /// Searches for a call without a marker; `None` if there is none.
     fn bare(&mut self, over: Option<Over>) -> Option<bool> {
         let reading = Arc::clone(&self.reading);
         let mut forms = reading.format.calls.iter().enumerate().filter(|(_, form)| form.is_bare()).peekable();
@@ -343,12 +343,12 @@ impl AnswerParser {
         Some(true)
     }
 
-    /// Returns true if a further call is one too many.
+    /// Returns true if no further call is permitted.
     fn is_full(&self) -> bool {
         self.reading.single && !self.message.calls.is_empty()
     }
 
-    /// Reads calls; `at` is where the marker begins, or behind the last call.
+    /// Parses calls; `at` is the start of the marker, or the end of the last call.
     fn block(&mut self, over: Option<Over>) -> bool {
         let reading = Arc::clone(&self.reading);
         let State::Block(block) = &mut self.state else { return false };
@@ -397,7 +397,8 @@ impl AnswerParser {
         true
     }
 
-    /// Continues after the byte `at`, up to which the text looked like a call: with another form that has the same marker, or as text.
+    /// Continues after the byte `at`, up to which the text looked like a call: with another form that has the same
+    /// marker, or as text.
     fn no_call(&mut self, at: usize) {
         if self.try_another_form() {
             return;
@@ -409,7 +410,7 @@ impl AnswerParser {
         self.state = State::Text { search, start: false };
     }
 
-    /// Goes back to where the call began that is none, with the next form that has the same marker, where there is one.
+    /// Returns to the start of the failed call with the next form that has the same marker, if there is one.
     fn try_another_form(&mut self) -> bool {
         let State::Block(block) = &mut self.state else { return false };
         let text = &self.text[block.marker.clone()];
@@ -428,7 +429,7 @@ impl AnswerParser {
         self.blank
     }
 
-    /// The end of the text before `upto` without white space at its end.
+    /// Returns the end of the text before `upto` without trailing white space.
     fn without_blank(&mut self, upto: usize) -> usize {
         let from = self.skip_blank().min(upto);
         let words = self.text[from..upto].trim_end();

@@ -1,4 +1,4 @@
-//! A call whose arguments stand in tags: each becomes a member of the arguments once it is complete.
+//! Parser of a call with arguments in tags: each becomes a member of the arguments once it is complete.
 
 use super::call::{Look, MAX_NAME, Step, name_before, skip_space};
 use super::literals::{self, say_end, say_member};
@@ -7,19 +7,19 @@ use crate::model::chat::format::{CallForm, CallShape, Tags};
 use crate::model::chat::pattern::{Fit, Hole};
 use serde_json::{Map, Value};
 
-/// Deepest nesting of values that are written in tags, too.
+/// Maximum nesting of values that are also written in tags.
 const MAX_DEPTH: usize = 60;
 
 /// Delimiters that XML puts around text that looks like markup.
 const CDATA: (&str, &str) = ("<![CDATA[", "]]>");
 
-/// Reads one call.
+/// The parser of one call.
 #[derive(Debug)]
 pub(super) struct Tagged {
     at: usize,
     name: Option<String>,
     count: usize,
-    /// The argument whose value is being written.
+    /// The argument with the current value.
     open: Option<Argument>,
 }
 
@@ -29,11 +29,11 @@ struct Argument {
     /// Type of the value according to its tag.
     kind: Option<String>,
     from: usize,
-    /// The text that ends the value, and the one that begins another value within it that ends so.
+    /// The text that ends the value, and the one that starts a nested value with the same end.
     close: String,
     nested: Option<String>,
     depth: usize,
-    /// Up to where the end was looked for.
+    /// End of the searched text.
     searched: usize,
 }
 
@@ -93,7 +93,7 @@ impl Tagged {
         }
     }
 
-    /// Takes the beginning of the next argument; `Found(false)` at the end of the call.
+    /// Consumes the start of the next argument; `Found(false)` at the end of the call.
     fn next(&mut self, form: &CallForm, tags: &Tags, text: &str, over: Option<Over>) -> Look<bool> {
         self.at = skip_space(text, self.at);
         let start = self.at;
@@ -102,7 +102,7 @@ impl Tagged {
             let complete = over.is_some_and(|over| !over.cut) && (self.count > 0 || form.after.is_blank());
             return if complete { Look::Found(false) } else { Look::More };
         }
-        // The end first: it may begin as another argument does.
+        // The end comes first, because it may start like another argument.
         let end = form.after.marker().unwrap_or_default();
         match literal(rest, end) {
             Match::Whole if !end.is_empty() => return Look::Found(false),
@@ -132,7 +132,7 @@ impl Tagged {
         Look::Found(true)
     }
 
-    /// The answer ended within a value: what there is of it, as a text that is not closed.
+    /// Sends the part of a value in which the answer ended, as an unclosed string.
     fn say_cut(
         &mut self,
         reading: &AnswerFormat,
@@ -154,7 +154,7 @@ impl Tagged {
 }
 
 impl Argument {
-    /// Looks for the end of the value, from where it was looked for before.
+    /// Searches the end of the value, from the last position on.
     fn find_end(&mut self, text: &str) -> Option<usize> {
         loop {
             let rest = &text[self.searched..];
@@ -192,12 +192,12 @@ impl Argument {
     }
 }
 
-/// The tag before a value with this key.
+/// Returns the tag before a value with this key.
 fn element(tags: &Tags, key: &str) -> String {
     format!("{}{key}{}", tags.before_key.marker().unwrap_or_default(), tags.middle.marker().unwrap_or_default())
 }
 
-/// The value without the line breaks around it, where it stands on lines of its own.
+/// Removes the line breaks around a value on separate lines.
 fn lines<'t>(value: &'t str, tags: &Tags) -> &'t str {
     if !tags.lines {
         return value;
@@ -220,7 +220,7 @@ fn is_text(tags: &Tags, schema: &Value, kind: Option<&str>) -> Option<bool> {
     schema["type"].as_str().map(|kind| kind == "string")
 }
 
-/// The value: by its tag or the schema, or as it looks where these say nothing.
+/// Converts a value by its tag or the schema, or by its form if these are silent.
 fn value(tags: &Tags, schema: &Value, kind: Option<&str>, written: &str) -> Value {
     if let Some(text) = written.strip_prefix(CDATA.0).and_then(|text| text.strip_suffix(CDATA.1)) {
         return text.into();
@@ -236,7 +236,7 @@ fn value(tags: &Tags, schema: &Value, kind: Option<&str>, written: &str) -> Valu
     literals::read(written.trim()).unwrap_or_else(|| written.into())
 }
 
-/// A value that is written as elements, each with its key: an object, or a list of `item`s.
+/// Parses a value written as elements, each with its key: an object, or a list of `item`s.
 fn elements(tags: &Tags, schema: &Value, written: &str, depth: usize) -> Option<Value> {
     let (before, middle) = (tags.before_key.marker()?, tags.middle.marker()?);
     let mut rest = written.trim();

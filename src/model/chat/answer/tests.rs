@@ -19,7 +19,7 @@ fn reading(family: ModelFamily) -> AnswerFormat {
     }
 }
 
-/// A client that holds what the pieces told it.
+/// Applies deltas like a client.
 fn apply(client: &mut AnswerMessage, pieces: Vec<AnswerDelta>) {
     let cut = |text: &mut String, chars: usize| {
         for _ in 0..chars {
@@ -62,7 +62,7 @@ fn calls(message: &AnswerMessage) -> Vec<(&str, serde_json::Value)> {
     message.calls.iter().map(|call| (call.name.as_str(), parsed(call))).collect()
 }
 
-/// For each family an answer with a thought or a text, and two calls.
+/// For each family an answer with a thought, text and two calls.
 const ANSWERS: &[(ModelFamily, &str)] = &[
     (
         ModelFamily::Hermes,
@@ -135,7 +135,7 @@ const ANSWERS: &[(ModelFamily, &str)] = &[
 ];
 
 #[test]
-fn every_familys_answer_is_understood() {
+fn answers_of_every_family_are_parsed() {
     for (family, text) in ANSWERS {
         let message = read(*family, text);
         assert_eq!(message.reasoning.trim(), "hm", "{family:?}");
@@ -148,7 +148,7 @@ fn every_familys_answer_is_understood() {
 }
 
 #[test]
-fn arguments_come_while_they_are_written() {
+fn arguments_are_streamed() {
     let mut parser = AnswerParser::new(Arc::new(reading(ModelFamily::Hermes)));
     let said = |pieces: Vec<AnswerDelta>| format!("{pieces:?}");
     assert_eq!(parser.push("<tool_call>\n{\"name\": \"add\", \"argu"), []);
@@ -162,7 +162,7 @@ fn arguments_come_while_they_are_written() {
 }
 
 #[test]
-fn what_is_no_call_stays_as_it_was_written() {
+fn text_that_is_no_call_stays_unchanged() {
     for (family, text) in [
         (ModelFamily::Hermes, "a <tool_call>\n{\"name\": \"add\", \"arguments\": {\"days\" 1}}\n</tool_call> b"),
         (ModelFamily::Hermes, "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"days\": 1"),
@@ -191,7 +191,7 @@ fn what_is_no_call_stays_as_it_was_written() {
 }
 
 #[test]
-fn what_follows_a_broken_call_is_still_read() {
+fn text_after_a_broken_call_is_parsed() {
     let message = read(
         ModelFamily::Hermes,
         "<tool_call>{\"name\": \"add\", oops <tool_call>{\"name\": \"add\", \"arguments\": {}}</tool_call>",
@@ -204,7 +204,7 @@ fn what_follows_a_broken_call_is_still_read() {
 }
 
 #[test]
-fn a_call_that_was_cut_off_stays_one() {
+fn call_that_was_cut_off_stays_a_call() {
     for (family, text, arguments) in [
         (ModelFamily::Hermes, "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"days\": 1", "{\"days\": 1"),
         (ModelFamily::Mistral, "[TOOL_CALLS]add[ARGS]{\"city\": \"Zü", "{\"city\": \"Zü"),
@@ -221,7 +221,7 @@ fn a_call_that_was_cut_off_stays_one() {
 }
 
 #[test]
-fn a_header_may_go_on_that_the_prompt_has_begun() {
+fn header_started_by_the_prompt_continues() {
     let message =
         read(ModelFamily::Harmony, " to=functions.add<|channel|>commentary json<|message|>{\"days\": 2}<|call|>");
     assert_eq!((calls(&message), message.content.as_str()), (vec![("add", json!({"days": 2}))], ""));
@@ -231,7 +231,7 @@ fn a_header_may_go_on_that_the_prompt_has_begun() {
 }
 
 #[test]
-fn the_end_of_a_thought_that_is_said_twice_is_no_text() {
+fn repeated_end_of_a_thought_is_not_text() {
     let whole = "<think>hm</think>\n</think>\n\nFive.";
     for cut in (0..whole.len()).filter(|&at| whole.is_char_boundary(at)) {
         let mut parser = AnswerParser::new(Arc::new(reading(ModelFamily::Hermes)));
@@ -245,7 +245,7 @@ fn the_end_of_a_thought_that_is_said_twice_is_no_text() {
 }
 
 #[test]
-fn thoughts_are_told_apart_only_where_that_is_wanted() {
+fn thoughts_are_separated_only_if_requested() {
     let mut reading = reading(ModelFamily::Hermes);
     reading.thinking = true;
     let message = read_in(&reading, ["\nI thi", "nk\n</thi", "nk>\n\nYes"], false);
@@ -260,7 +260,7 @@ fn thoughts_are_told_apart_only_where_that_is_wanted() {
 }
 
 #[test]
-fn without_tools_nothing_is_a_call() {
+fn nothing_is_a_call_without_tools() {
     for (family, text) in ANSWERS {
         let message = read_in(&AnswerFormat { tools: vec![], ..reading(*family) }, [*text], false);
         assert!(message.calls.is_empty());
@@ -269,7 +269,7 @@ fn without_tools_nothing_is_a_call() {
 }
 
 #[test]
-fn only_the_first_call_counts_when_one_was_asked_for() {
+fn only_the_first_call_counts_in_single_mode() {
     for (family, text) in ANSWERS {
         let message = read_in(&AnswerFormat { single: true, ..reading(*family) }, [*text], false);
         assert_eq!(calls(&message), [("get_weather", json!({"city": "Zürich"}))], "{family:?}");
@@ -278,7 +278,7 @@ fn only_the_first_call_counts_when_one_was_asked_for() {
 }
 
 #[test]
-fn llamas_builtin_tools_are_calls() {
+fn built_in_tools_of_llama_are_calls() {
     let mut reading = reading(ModelFamily::Llama3);
     let message = read_in(&reading, ["<|python_tag|>get_weather.call(city=\"a, b\", days=3)"], false);
     assert_eq!(calls(&message), [("get_weather", json!({"city": "a, b", "days": 3}))]);
@@ -287,7 +287,7 @@ fn llamas_builtin_tools_are_calls() {
     assert_eq!(calls(&message), [("python", json!({"code": "print(\"x\")\n"}))]);
 }
 
-/// Pieces of answers, right and wrong.
+/// Valid and invalid pieces of answers.
 fn text() -> impl Strategy<Value = (ModelFamily, String)> {
     let fragments = [
         "<think>",
@@ -380,9 +380,9 @@ fn in_parts<'a>(text: &'a str, cuts: &[prop::sample::Index]) -> Vec<&'a str> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// However the text comes, the outcome is the same.
+    /// The result does not depend on the division into pieces.
     #[test]
-    fn pieces_make_the_whole(
+    fn division_into_pieces_does_not_change_the_result(
         (family, text) in text(), cuts: Vec<prop::sample::Index>, thoughts: bool, thinking: bool, single: bool, cut: bool,
     ) {
         let reading = AnswerFormat { thoughts, thinking, single, ..reading(family) };
@@ -392,12 +392,12 @@ proptest! {
         prop_assert_eq!(&read_in(&reading, each.iter().map(String::as_str), cut), &whole);
     }
 
-    /// Every character that is not a marker's, a call's or whitespace is said.
+    /// Every character outside markers, calls and white space is sent.
     #[test]
-    fn nothing_is_lost((family, text) in text(), mark in any::<prop::sample::Index>()) {
+    fn no_text_is_lost((family, text) in text(), mark in any::<prop::sample::Index>()) {
         let places: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
         let place = places[mark.index(places.len())];
-        // A word that no format gives a meaning.
+        // A word without meaning in any format.
         let text = format!("{}\u{2603}{}", &text[..place], &text[place..]);
         let message = read(family, &text);
         let said = message.content.contains('\u{2603}')
@@ -406,9 +406,9 @@ proptest! {
         prop_assert!(said || swallowed(&text), "{text:?}: {message:?}");
     }
 
-    /// What is taken back leaves what would have been without it.
+    /// Removing text gives the same result as never adding it.
     #[test]
-    fn taking_back_undoes((family, text) in text(), chars in 0usize..40, further in "[a-z{}<>]{0,6}") {
+    fn retracting_text_undoes_it((family, text) in text(), chars in 0usize..40, further in "[a-z{}<>]{0,6}") {
         let reading = Arc::new(reading(family));
         let mut parser = AnswerParser::new(Arc::clone(&reading));
         let mut client = AnswerMessage::default();
@@ -421,7 +421,7 @@ proptest! {
     }
 }
 
-/// Members of a call's object beside name and arguments, and a channel's header, are not said again.
+/// Other members of a call's object and the header of a channel are not sent.
 fn swallowed(text: &str) -> bool {
     let before = text.split('\u{2603}').next().unwrap_or_default();
     before.contains("{\"")
@@ -431,7 +431,7 @@ fn swallowed(text: &str) -> bool {
 }
 
 #[test]
-fn a_reading_comes_back_from_a_recording() {
+fn answer_format_is_restored_from_a_recording() {
     let template = "{{ '<|im_start|>' }}<tool_call>";
     let reading = AnswerFormat { thinking: true, single: true, ..AnswerFormat::plain(template) };
     let parameters = json!({"type": "object", "properties": {"city": {}}});
@@ -449,7 +449,7 @@ fn a_reading_comes_back_from_a_recording() {
 }
 
 #[test]
-fn it_is_known_which_bytes_are_thoughts() {
+fn byte_ranges_of_thoughts_are_known() {
     let thoughts = |reading: AnswerFormat, parts: &[&str]| {
         let mut parser = AnswerParser::new(Arc::new(reading));
         for part in parts {
@@ -470,5 +470,5 @@ fn it_is_known_which_bytes_are_thoughts() {
     let mut parser = AnswerParser::new(Arc::new(hermes()));
     parser.push("<think>a</think>b");
     parser.retract(9);
-    assert_eq!(parser.thoughts()[0], 0..8, "the thought goes on");
+    assert_eq!(parser.thoughts()[0], 0..8, "the thought continues");
 }

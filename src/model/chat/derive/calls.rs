@@ -1,5 +1,5 @@
-//! The form of a call, from renderings of known calls: where each begins and ends, what stands between name and
-//! arguments, and what stands around and between calls.
+//! Derivation of the form of a call from renderings of known calls: start and end of each, the text between name and
+//! arguments, and the text around and between calls.
 
 use super::probe::{IDS, KEYS, Known, NAMES, Probe, VALUES, call, typed, with_arguments};
 use super::segments::{common_end, common_start, segments};
@@ -7,18 +7,18 @@ use crate::model::chat::format::{CallForm, CallShape, Keys, Tags};
 use crate::model::chat::pattern::{Hole, Pattern};
 use serde_json::{Value, json};
 
-/// Most places at which an object is looked for.
+/// Maximum positions to search for an object.
 const MAX_TRIES: usize = 64;
 
 /// A call in a rendering.
 struct Located {
-    /// The object or the name.
+    /// Start of the object or the name.
     start: usize,
     end: usize,
     shape: Shape,
 }
 
-/// Texts around name, keys and values, as they were rendered.
+/// Rendered texts around name, keys and values.
 #[derive(Debug, Clone, PartialEq)]
 enum Shape {
     Json { name: Option<String>, arguments: String, head: String, tail: String },
@@ -28,7 +28,7 @@ enum Shape {
     Tagged { to_key: String, middle: String },
 }
 
-/// Derives the form of calls. `rest` returns what follows the beginning of the assistant's message in a rendering, and
+/// Derives the form of calls. `rest` returns the text after the start of the assistant's message in a rendering, and
 /// `tail` is the text after an answer without calls.
 pub(super) fn derive(probe: &Probe<'_>, rest: &dyn Fn(&str) -> String, tail: Option<&str>) -> Option<CallForm> {
     let ended = |text: &str, end: usize| {
@@ -74,7 +74,7 @@ pub(super) fn derive(probe: &Probe<'_>, rest: &dyn Fn(&str) -> String, tail: Opt
     Some(around(&before, between.as_deref(), &after, shape))
 }
 
-/// Tells the text of a block from that of each call in it.
+/// Separates the text of a block from that of each call in it.
 fn around(before: &str, between: Option<&str>, after: &str, shape: CallShape) -> CallForm {
     let (open, each, end, separator, close) = match between {
         Some(between) => {
@@ -93,7 +93,7 @@ fn around(before: &str, between: Option<&str>, after: &str, shape: CallShape) ->
     }
 }
 
-/// The text with marks for the names and ids of the known calls.
+/// Replaces the names and ids of the known calls by marks.
 fn marked(text: &str) -> String {
     let mut text = text.to_owned();
     for (words, hole) in [(NAMES, Hole::Name), (IDS, Hole::Id), (KEYS, Hole::Key)] {
@@ -104,7 +104,7 @@ fn marked(text: &str) -> String {
     text
 }
 
-/// The texts of two calls as one: what differs between them is a number.
+/// Merges the texts of two calls, which may differ by a number.
 fn merged(first: &Shape, second: &Shape) -> Option<Shape> {
     Some(match (first, second) {
         (Shape::Json { name, arguments, head, tail }, Shape::Json { head: other, .. }) => Shape::Json {
@@ -122,7 +122,7 @@ fn merged(first: &Shape, second: &Shape) -> Option<Shape> {
     })
 }
 
-/// A text that differs from another in one number at most, with a mark for it.
+/// Merges two texts that differ in at most one number, with a mark for it.
 fn numbered(first: &str, second: &str) -> Option<String> {
     if first == second {
         return Some(first.to_owned());
@@ -168,7 +168,7 @@ fn locate(text: &str, from: usize, index: usize) -> Option<Located> {
     Some(Located { start: name_at, end, shape })
 }
 
-/// The object that is the call, where there is one: its place, its length and its keys.
+/// Finds the object that is the call: its start, its length and its keys.
 fn object(text: &str, (from, name_at): (usize, usize), arguments: &Value, name: &str) -> Option<(usize, usize, Shape)> {
     for (at, _) in text[from..name_at].match_indices('{').take(MAX_TRIES) {
         let at = from + at;
@@ -182,7 +182,7 @@ fn object(text: &str, (from, name_at): (usize, usize), arguments: &Value, name: 
         if name_key.is_none() && arguments_key != name {
             continue;
         }
-        // The innermost object is that of the arguments.
+        // The innermost object is the one with the arguments.
         let key = arguments.as_object()?.keys().next()?;
         let begin = text[at..at + len].find(&format!("\"{key}\"")).and_then(|key| text[at..at + key].rfind('{'))?;
         let (_, arguments_len) = json_at(&text[at + begin..])?;
@@ -197,14 +197,14 @@ fn object(text: &str, (from, name_at): (usize, usize), arguments: &Value, name: 
     None
 }
 
-/// The JSON value that a text begins with, and its length.
+/// Parses the JSON value at the start of a text; returns it with its length.
 fn json_at(text: &str) -> Option<(Value, usize)> {
     let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
     let value = values.next()?.ok()?;
     Some((value, values.byte_offset()))
 }
 
-/// The tags of a call, and the text that ends a value as it was rendered.
+/// Derives the tags of a call, and the rendered text that ends a value.
 fn tags(
     probe: &Probe<'_>,
     rest: &dyn Fn(&str) -> String,
@@ -216,7 +216,7 @@ fn tags(
     let text = rest(&probe.calls(&[with_arguments(0, both)])?);
     let first = locate(&text, 0, 0)?;
     let next = first.end + text[first.end..].find(KEYS[1])?;
-    // A value may end with its own key, which is not the next one's.
+    // A value may end with its own key, which differs from the next one's.
     let between = text[first.end..next].replace(KEYS[0], &Hole::Key.mark().to_string());
     let mut ending = between[..common_start(&between, after)].to_owned();
     if let Some(key) = ending.find(Hole::Key.mark()) {
@@ -243,7 +243,7 @@ fn tags(
     Some((tags, ending))
 }
 
-/// Text between key and value, with a mark at the name of the value's type, and the types.
+/// Derives the text between key and value, with a mark at the name of the value's type, and the type names.
 fn kinds(probe: &Probe<'_>, rest: &dyn Fn(&str) -> String, middle: &str) -> (String, Vec<(&'static str, String)>) {
     let none = (middle.to_owned(), Vec::new());
     let Some(text) = probe.calls(&[with_arguments(0, typed())]).map(|text| rest(&text)) else { return none };
@@ -257,7 +257,7 @@ fn kinds(probe: &Probe<'_>, rest: &dyn Fn(&str) -> String, middle: &str) -> (Str
     if number == middle {
         return none;
     }
-    // The type stands in quotes.
+    // The type is in quotes.
     let same: usize = middle.bytes().zip(number.bytes()).take_while(|(a, b)| a == b).count();
     let Some(begin) = middle.as_bytes()[..same].iter().rposition(|&byte| byte == b'"').map(|at| at + 1) else {
         return none;
@@ -274,7 +274,7 @@ fn kinds(probe: &Probe<'_>, rest: &dyn Fn(&str) -> String, middle: &str) -> (Str
     (format!("{}{}{}", &middle[..begin], Hole::Kind.mark(), &middle[end..]), kinds)
 }
 
-/// Known calls in a rendering, and what was known of them, to try a form on.
+/// Returns known calls in a rendering, to test a form with.
 pub(super) fn samples(probe: &Probe<'_>) -> Vec<(String, Vec<Known>)> {
     let both = json!({ KEYS[0]: VALUES[0], KEYS[1]: VALUES[1] });
     let samples = [

@@ -1,7 +1,7 @@
-//! The form of a model's answers, found out by rendering known messages with its template and comparing the texts.
+//! Derivation of the form of a model's answers, by rendering known messages with its template and comparing the texts.
 //!
-//! Templates come from anywhere: a rendering has little fuel and bounded length, the texts are compared in linear time, and
-//! a form counts only when it reads the rendered calls back.
+//! Templates are untrusted: a rendering has little fuel and bounded length, the texts are compared in linear time, and
+//! a form only counts if it parses the rendered calls.
 
 mod calls;
 mod probe;
@@ -18,17 +18,17 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Instructions that one rendering of a known message may take.
+/// Maximum instructions per rendering of a known message.
 pub(super) const FUEL: u64 = 400_000;
-/// Longest marker of ordinary text.
+/// Maximum length of a marker of ordinary text.
 const MAX_MARKER: usize = 80;
-/// Formats that are kept for templates that were seen.
+/// Number of cached formats.
 const MAX_KEPT: usize = 16;
 
-/// The fields in which templates look for a thought.
+/// Fields in which templates look for a thought.
 const THOUGHT_FIELDS: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
 
-/// The form of the answers of a model with this template.
+/// Returns the form of the answers of a model with this template.
 #[must_use]
 pub(super) fn of_source(source: &str) -> Arc<AnswerSyntax> {
     static KEPT: Mutex<VecDeque<(u128, Arc<AnswerSyntax>)>> = Mutex::new(VecDeque::new());
@@ -47,7 +47,7 @@ pub(super) fn of_source(source: &str) -> Arc<AnswerSyntax> {
     format
 }
 
-/// Derives the form of a template's answers; what cannot be derived is that of the family.
+/// Derives the form of a template's answers, with the family's form for parts that cannot be derived.
 pub(super) fn format(template: &ChatTemplate) -> AnswerSyntax {
     let mut format = AnswerSyntax::of_markers(&template.source);
     if format.family == ModelFamily::Harmony {
@@ -78,7 +78,7 @@ pub(super) fn format(template: &ChatTemplate) -> AnswerSyntax {
     format
 }
 
-/// The derived form, and what models of the family are known to write besides.
+/// Adds the forms known for the family to the derived ones.
 fn merged(mut derived: Vec<CallForm>, known: Vec<CallForm>, family: ModelFamily) -> Vec<CallForm> {
     if family == ModelFamily::Llama3 && derived[0].is_bare() && derived[0].shape == known[0].shape {
         return known;
@@ -91,7 +91,7 @@ fn merged(mut derived: Vec<CallForm>, known: Vec<CallForm>, family: ModelFamily)
     derived
 }
 
-/// Returns true if the form reads the known calls from their renderings.
+/// Returns true if the form parses the known calls in their renderings.
 fn reads_back(format: &AnswerSyntax, probe: &Probe<'_>, rest: &dyn Fn(&str) -> String) -> bool {
     let reading = Arc::new(AnswerFormat {
         format: Arc::new(format.clone()),
@@ -106,7 +106,7 @@ fn reads_back(format: &AnswerSyntax, probe: &Probe<'_>, rest: &dyn Fn(&str) -> S
         parser.push(&rest(text));
         parser.finish(false);
         let read = &parser.message().calls;
-        // Some templates render one call only, and some no call without arguments.
+        // Some templates render only one call, and some no call without arguments.
         let optional = known.len() > 1 || known[0].arguments.as_object().is_some_and(serde_json::Map::is_empty);
         let same = read.len() == known.len()
             && read.iter().zip(known).all(|(read, known)| {
@@ -118,19 +118,19 @@ fn reads_back(format: &AnswerSyntax, probe: &Probe<'_>, rest: &dyn Fn(&str) -> S
     !samples.is_empty() && samples.iter().all(reads)
 }
 
-/// Renderings of the beginning of an answer and of a plain one, from the user's message on.
+/// Renderings of the start of an answer and of a plain answer, from the user's message on.
 struct Turns {
     begun: String,
     plain: String,
 }
 
 impl Turns {
-    /// Bytes before the answer itself.
+    /// Returns the length of the text before the answer itself.
     fn header(&self, text: &str) -> usize {
         if text.starts_with(&self.begun) { self.begun.len() } else { common_start(&self.begun, text) }
     }
 
-    /// The answer in a rendering, without an empty thought before it.
+    /// Returns the answer in a rendering, without an empty thought before it.
     fn rest<'t>(&self, text: &'t str, markers: &[String]) -> &'t str {
         let whole = &text[self.header(text)..];
         let mut rest = whole;
@@ -163,11 +163,11 @@ impl Turns {
         let last = segments(before.trim_end()).last().copied().unwrap_or_default();
         let directly = self.plain.split_once(CONTENT).is_some_and(|(before, _)| before.trim_end().ends_with(last));
         let open = if open.is_empty() && is_marker(last) && !directly { last } else { open };
-        // The prompt may begin the thought in its own words.
+        // The prompt may start the thought with other words.
         let words = self.begun.get(header..).unwrap_or_default().trim();
         let open = if open.is_empty() { words } else { open };
         format.thought = (open.to_owned(), close.to_owned());
-        // A message may follow of its own, whose header is not part of the text.
+        // A separate message may follow, whose header is not part of the text.
         let Some((_, rest)) = after.split_once(close) else { return };
         let Some((between, _)) = rest.split_once(CONTENT) else { return };
         let text_open = self.plain.split_once(CONTENT).map_or("", |(before, _)| &before[self.header(before)..]);
@@ -201,13 +201,13 @@ impl Turns {
     }
 }
 
-/// Texts that may stand before an answer's text or its calls.
+/// Returns texts that may precede an answer's text or its calls.
 fn markers_before(format: &AnswerSyntax) -> Vec<String> {
     let thought = [&format.thought.0, &format.thought.1];
     thought.into_iter().chain(&format.silent).filter(|marker| !marker.is_empty()).cloned().collect()
 }
 
-/// Notes a text that is not part of the answer's.
+/// Adds a text that is not part of the answer's text.
 fn silence(format: &mut AnswerSyntax, text: &str) {
     let text = text.trim();
     let is_short = text.len() > 2 && text.len() <= MAX_MARKER;

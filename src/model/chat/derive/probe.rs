@@ -1,4 +1,4 @@
-//! The known messages that a template is made to render.
+//! The known messages that a template renders for the derivation.
 
 use crate::model::chat::answer::ToolDefinition;
 use crate::model::chat::{ChatTemplate, RenderOptions};
@@ -6,19 +6,19 @@ use chrono::DateTime;
 use serde_json::{Map, Value, json};
 use std::cell::Cell;
 
-/// Words that no template has.
+/// Words that no template contains.
 pub(super) const USER: &str = "QuserQ7";
 pub(super) const CONTENT: &str = "QcontentQ7";
 pub(super) const THOUGHT: &str = "QthoughtQ7";
 
-/// Longest rendering that is looked at.
+/// Maximum length of a rendering.
 const MAX_TEXT: usize = 1 << 18;
-/// Most renderings of one template.
+/// Maximum renderings of one template.
 const MAX_RENDERINGS: u32 = 60;
-/// Cost of a rendering that fails.
+/// Cost of a failed rendering.
 const COST_OF_FAILURE: u32 = 3;
 
-/// A call of which name, id and arguments are known.
+/// A call with known name, id and arguments.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Known {
     pub(super) name: &'static str,
@@ -26,23 +26,23 @@ pub(super) struct Known {
     pub(super) arguments: Value,
 }
 
-/// The names, ids, keys and values of the two calls that are compared.
+/// Names, ids, keys and values of the two compared calls.
 pub(super) const NAMES: [&str; 2] = ["zaphod_x1", "marvin_q22"];
 pub(super) const IDS: [&str; 2] = ["q7Zk2mP4x", "B3tR8wLd1"];
 pub(super) const KEYS: [&str; 2] = ["kexa", "wobby"];
 pub(super) const VALUES: [&str; 2] = ["trillian", "fordprefect"];
 
-/// The first or the second call, with its own argument.
+/// Returns the first or the second call with its own argument.
 pub(super) fn call(index: usize) -> Known {
     with_arguments(index, json!({ KEYS[index]: VALUES[index] }))
 }
 
-/// The first or the second call with other arguments.
+/// Returns the first or the second call with other arguments.
 pub(super) fn with_arguments(index: usize, arguments: Value) -> Known {
     Known { name: NAMES[index], id: IDS[index], arguments }
 }
 
-/// Arguments of each type.
+/// Returns arguments of each type.
 pub(super) fn typed() -> Value {
     json!({ KEYS[0]: VALUES[0], "amount": 7421, "flag": true, "nested": { "inner": "deep" }, "rows": ["left", "right"] })
 }
@@ -64,7 +64,7 @@ fn parameters() -> Value {
     })
 }
 
-/// The functions that are called.
+/// Returns the called functions.
 pub(super) fn tools() -> Vec<ToolDefinition> {
     NAMES
         .iter()
@@ -72,7 +72,7 @@ pub(super) fn tools() -> Vec<ToolDefinition> {
         .collect()
 }
 
-/// Renders conversations of one user message and one answer.
+/// A renderer of conversations with one user message and one answer.
 pub(super) struct Probe<'a> {
     template: &'a ChatTemplate,
     tools: Value,
@@ -89,7 +89,7 @@ impl<'a> Probe<'a> {
         Self { template, tools: tools.to_vec().into(), renderings: Cell::new(0), null: Cell::new(false) }
     }
 
-    /// Returns the text after the user's message when this message follows; without one, the beginning of an answer.
+    /// Returns the text after the user's message when this message follows; without one, the start of an answer.
     pub(super) fn after_user(&self, message: Option<Value>) -> Option<String> {
         if self.renderings.replace(self.renderings.get() + 1) >= MAX_RENDERINGS {
             return None;
@@ -109,7 +109,7 @@ impl<'a> Probe<'a> {
         let messages: Vec<Value> = std::iter::once(user).chain(message).collect();
         let text = self.template.text(&messages, &options).ok().filter(|text| text.len() <= MAX_TEXT);
         if text.is_none() {
-            // A template that uses its fuel up is not given much more.
+            // A template that uses all its fuel gets few further renderings.
             self.renderings.set(self.renderings.get() + COST_OF_FAILURE);
         }
         let text = text?;
@@ -117,7 +117,7 @@ impl<'a> Probe<'a> {
         Some(text[at + USER.len()..].to_owned())
     }
 
-    /// An answer with this text, thought and calls.
+    /// Renders an answer with this text, thought and calls.
     pub(super) fn answer(&self, content: &str, thought: Option<&str>, calls: &[Known]) -> Option<String> {
         let content = if content.is_empty() && self.null.get() { Value::Null } else { content.into() };
         let mut message = json!({ "role": "assistant", "content": content });
@@ -130,7 +130,7 @@ impl<'a> Probe<'a> {
         self.after_user(Some(message))
     }
 
-    /// The calls in a rendering; a template may want null where there is no text.
+    /// Renders calls; a template may require null for missing text.
     pub(super) fn calls(&self, calls: &[Known]) -> Option<String> {
         let there = |text: &String| calls.iter().all(|call| text.contains(call.name));
         let first = self.answer("", None, calls).filter(there);

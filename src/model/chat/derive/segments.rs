@@ -1,7 +1,7 @@
-//! Texts cut where markers begin and end, so that two texts are compared marker by marker: `</a>` and `</b>` have nothing in
+//! Division of texts at markers, so that two texts are compared marker by marker: `</a>` and `</b>` have nothing in
 //! common.
 
-/// Cuts a text into markers (`<…>`, `[WORD]`), white space, and the text between.
+/// Divides a text into markers (`<…>`, `[WORD]`), white space, and other text.
 pub(super) fn segments(text: &str) -> Vec<&str> {
     let mut segments = Vec::new();
     let mut rest = text;
@@ -13,7 +13,7 @@ pub(super) fn segments(text: &str) -> Vec<&str> {
     segments
 }
 
-/// Returns whether a segment is a marker.
+/// Returns true if a segment is a marker.
 pub(super) fn is_marker(segment: &str) -> bool {
     segment.len() > 2 && (segment.starts_with('<') || segment.starts_with('['))
 }
@@ -47,12 +47,12 @@ fn word_in_brackets(text: &str) -> Option<usize> {
     is_word.then_some(end + 1)
 }
 
-/// The common beginning of two texts, in bytes.
+/// Returns the length of the common prefix of two texts in bytes.
 pub(super) fn common_start(a: &str, b: &str) -> usize {
     segments(a).iter().zip(segments(b)).take_while(|(a, b)| **a == *b).map(|(a, _)| a.len()).sum()
 }
 
-/// The common end of two texts, in bytes.
+/// Returns the length of the common suffix of two texts in bytes.
 pub(super) fn common_end(a: &str, b: &str) -> usize {
     let (a, b) = (segments(a), segments(b));
     a.iter().rev().zip(b.iter().rev()).take_while(|(a, b)| a == b).map(|(a, _)| a.len()).sum()
@@ -63,7 +63,7 @@ mod tests {
     use super::{common_end, common_start, segments};
 
     #[test]
-    fn text_is_cut_at_its_markers() {
+    fn text_is_divided_at_its_markers() {
         assert_eq!(
             segments("\n<a b=\"c\">d [X_Y]{[1]} </a"),
             ["\n", "<a b=\"c\">", "d", " ", "[X_Y]", "{", "[", "1", "]", "}", " ", "</a"]

@@ -7,10 +7,10 @@ use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// The templates of a directory that this variable names, e.g. those that come with llama.cpp.
+/// Environment variable with a directory of templates, e.g. those of llama.cpp.
 const DIRECTORY: &str = "THUNDER_CHAT_TEMPLATES";
 
-/// Templates that write what no reader can read back: quotes without escapes; text as a thought, or as a message of its own.
+/// Templates whose output no parser can parse: quotes without escapes; text as a thought, or as a separate message.
 const EXCEPTIONS: [&str; 3] = ["LFM2.5-8B-A1B", "openai-gpt-oss-120b", "NVIDIA-Nemotron-Nano-v2"];
 
 fn tools() -> Value {
@@ -110,7 +110,7 @@ const OBJECTS: [&str; 2] = [
     ", {\"name\": \"add\", \"arguments\": {\"city\": \"Bern\"}}]",
 ];
 
-/// Reads the template's own rendering back, in one piece and byte by byte, and says what is wrong.
+/// Parses the template's own rendering, in one piece and byte by byte, and returns the problems.
 fn problems(source: &str) -> Vec<String> {
     let mut problems = Vec::new();
     let template = match ChatTemplate::new(Some(source), "", "") {
@@ -140,7 +140,7 @@ fn problems(source: &str) -> Vec<String> {
             |found: &dyn std::fmt::Display, text: &str| problems.push(format!("{what}: {found} in {text:?}"));
         let (text, thinking) = match written(&template, &message(content, thought, &known)) {
             Ok(written) => written,
-            // Some take one call at a time.
+            // Some accept one call at a time.
             Err(error) if what == "two" && error.contains("single tool-calls") => continue,
             Err(error) => {
                 problem(&format!("cannot be rendered: {error}"), "");
@@ -187,7 +187,7 @@ fn problems(source: &str) -> Vec<String> {
         if rendered == 2 {
             let single = AnswerFormat { single: true, ..reading.clone() };
             if calls(&read(&single, std::slice::from_ref(&text))) != expected[..1] {
-                problem(&"two calls where one was asked for", &text);
+                problem(&"two calls where one was requested", &text);
             }
         }
     }
@@ -195,7 +195,7 @@ fn problems(source: &str) -> Vec<String> {
 }
 
 #[test]
-fn calls_of_templates_in_a_directory_are_read_back() {
+fn calls_of_templates_in_a_directory_are_parsed() {
     let Ok(directory) = std::env::var(DIRECTORY) else {
         eprintln!("SKIPPED: {DIRECTORY} names no directory of chat templates");
         return;
@@ -218,7 +218,7 @@ fn calls_of_templates_in_a_directory_are_read_back() {
     assert_eq!(wrong, Vec::<String>::new());
 }
 
-/// Small templates, each with its way to write calls.
+/// Small templates, each with a different form of calls.
 const FORMS: [(&str, &str); 12] = [
     (
         "object",
@@ -278,7 +278,7 @@ fn source(calls: &str) -> String {
     )
 }
 
-/// The formats of templates with different forms of calls.
+/// Returns the formats of templates with different forms of calls.
 pub(in crate::model::chat) fn formats() -> Vec<(&'static str, Arc<crate::model::chat::format::AnswerSyntax>)> {
     FORMS
         .iter()
@@ -287,7 +287,7 @@ pub(in crate::model::chat) fn formats() -> Vec<(&'static str, Arc<crate::model::
 }
 
 #[test]
-fn calls_of_every_form_are_read_back() {
+fn calls_of_every_form_are_parsed() {
     for (name, calls) in FORMS {
         assert_eq!(problems(&source(calls)), Vec::<String>::new(), "{name}");
     }
@@ -316,7 +316,7 @@ fn form_is_derived_from_the_template() {
 }
 
 #[test]
-fn thoughts_of_every_form_are_told_from_text() {
+fn thoughts_of_every_form_are_separated_from_text() {
     for (open, close, text, end) in [
         ("<seed:think>", "</seed:think>\n", "", ""),
         ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_TEXT|>", "<|END_TEXT|>"),
@@ -354,7 +354,7 @@ fn hostile_templates_are_derived_in_bounded_time() {
     }
 }
 
-/// A rendered answer of one of the forms, cut and mended with pieces of others.
+/// A rendered answer of one of the forms, with pieces of others inserted.
 fn broken() -> impl Strategy<Value = (usize, String)> {
     let mut answers = Vec::new();
     for (_, calls) in FORMS {
@@ -380,9 +380,9 @@ fn broken() -> impl Strategy<Value = (usize, String)> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
 
-    /// However the text comes, the outcome is the same.
+    /// The result does not depend on the division into pieces.
     #[test]
-    fn answer_is_read_alike_in_any_pieces((form, text) in broken(), cuts: Vec<prop::sample::Index>, single: bool) {
+    fn division_of_a_derived_answer_does_not_change_the_result((form, text) in broken(), cuts: Vec<prop::sample::Index>, single: bool) {
         static FORMATS: std::sync::LazyLock<Vec<ChatTemplate>> =
             std::sync::LazyLock::new(|| FORMS.iter().map(|(_, calls)| ChatTemplate::new(Some(&source(calls)), "", "").unwrap()).collect());
         let reading = reading(&FORMATS[form], single);

@@ -1,4 +1,4 @@
-//! `tojson` as transformers has it: `json.dumps` that leaves letters of all languages as they are.
+//! `tojson` like in transformers: `json.dumps` that keeps non-ASCII characters.
 
 use super::MAX_INDENT;
 use minijinja::value::{Kwargs, Value, ValueKind};
@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::ser::{Formatter, Serializer};
 use std::io::{self, Write};
 
-/// Writes a value as JSON. `indent`, `separators`, `sort_keys` and `ensure_ascii` mean what they mean in Python.
+/// Writes a value as JSON. `indent`, `separators`, `sort_keys` and `ensure_ascii` have Python's meaning.
 #[expect(clippy::needless_pass_by_value, reason = "filters get their keyword arguments so")]
 pub(super) fn tojson(value: &Value, arguments: Kwargs) -> Result<String, Error> {
     let invalid = |message: String| Error::new(ErrorKind::InvalidOperation, message);
@@ -21,7 +21,7 @@ pub(super) fn tojson(value: &Value, arguments: Kwargs) -> Result<String, Error> 
     if let Some(separators) = arguments.get::<Option<Value>>("separators").unwrap_or(None).filter(|s| !s.is_none()) {
         let given: Vec<Value> = separators.try_iter()?.collect();
         let [first, second] = &given[..] else {
-            return Err(invalid("tojson: separators must be a pair of texts".into()));
+            return Err(invalid("tojson: separators must be a pair of strings".into()));
         };
         (item, key) = (first.to_string(), second.to_string());
     }
@@ -34,7 +34,7 @@ pub(super) fn tojson(value: &Value, arguments: Kwargs) -> Result<String, Error> 
     Ok(if flag("ensure_ascii") { escaped(&text) } else { text })
 }
 
-/// Returns the value with the keys of every object in order.
+/// Sorts the keys of every object.
 fn sorted(value: &Value) -> Result<Value, Error> {
     match value.kind() {
         ValueKind::Map => {
@@ -53,7 +53,7 @@ fn sorted(value: &Value) -> Result<Value, Error> {
     }
 }
 
-/// Returns the text with everything beyond ASCII as `\uXXXX`.
+/// Escapes all non-ASCII characters as `\uXXXX`.
 fn escaped(text: &str) -> String {
     use std::fmt::Write as _;
     let mut result = String::with_capacity(text.len());
@@ -63,7 +63,7 @@ fn escaped(text: &str) -> String {
             continue;
         }
         for unit in letter.encode_utf16(&mut [0; 2]) {
-            // Writing to a text cannot fail.
+            // Writing to a string cannot fail.
             let _ = write!(result, "\\u{unit:04x}");
         }
     }

@@ -1,26 +1,26 @@
-//! Lists that methods change, as in Python.
+//! Lists with mutating methods, as in Python.
 
 use minijinja::value::{Enumerator, Object, ObjectRepr, Value, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Maximum values in a list, those within its elements included; a template may not fill the memory.
+/// Maximum values in a list including nested ones, so that a template cannot exhaust the memory.
 const MAX_VALUES: usize = 100_000;
-/// Maximum depth of a value that is put into a list.
+/// Maximum depth of a value in a list.
 const MAX_DEPTH: usize = 32;
 
-/// A list that a template can change. Its elements are copies, so that no list contains itself.
+/// A list that a template can change. Its elements are copies, so no list contains itself.
 #[derive(Debug, Default)]
 struct List(Mutex<Items>);
 
 #[derive(Debug, Default)]
 struct Items {
     values: Vec<Value>,
-    /// Values that were ever put in, those within elements included.
+    /// Number of values ever inserted, including nested ones.
     count: usize,
 }
 
-/// Returns a changeable list of these values.
+/// Creates a mutable list of these values.
 pub(super) fn list_of(values: &Value) -> Result<Value, Error> {
     let list = List::default();
     for value in values.try_iter()? {
@@ -30,7 +30,7 @@ pub(super) fn list_of(values: &Value) -> Result<Value, Error> {
 }
 
 impl Items {
-    /// Turns an index that may count from the end into one that counts from the beginning.
+    /// Converts an index that may count from the end to one from the start.
     fn index(&self, index: i64) -> Option<usize> {
         let len = self.values.len();
         let from_end = usize::try_from(index.unsigned_abs()).ok()?;
@@ -38,7 +38,7 @@ impl Items {
     }
 }
 
-/// Copies a value, and adds to `count` how many values it has.
+/// Copies a value and adds its number of values to `count`.
 fn copied(value: &Value, depth: usize, count: &mut usize) -> Result<Value, Error> {
     *count += 1;
     if *count > MAX_VALUES || depth > MAX_DEPTH {
@@ -63,14 +63,14 @@ fn copied(value: &Value, depth: usize, count: &mut usize) -> Result<Value, Error
 }
 
 fn too_large() -> Error {
-    let message = format!("a list takes at most {MAX_VALUES} values, nested at most {MAX_DEPTH} deep");
+    let message = format!("a list must not exceed {MAX_VALUES} values and a depth of {MAX_DEPTH}");
     Error::new(ErrorKind::InvalidOperation, message)
 }
 
 impl List {
     fn insert(&self, at: usize, value: &Value) -> Result<(), Error> {
         let mut count = 0;
-        // The value may be this list, so that it cannot be locked yet.
+        // The value may be this list, so it cannot be locked yet.
         let copy = copied(value, 0, &mut count)?;
         let mut items = self.items();
         items.count += count;

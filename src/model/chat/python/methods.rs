@@ -1,4 +1,4 @@
-//! Methods of Python's texts, lists and dictionaries that minijinja-contrib lacks.
+//! Methods of Python's strings, lists and dictionaries that minijinja-contrib lacks.
 
 use minijinja::value::{Value, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State};

@@ -20,7 +20,7 @@ fn rendered(source: &str, variables: Value) -> Result<String, ChatTemplateError>
 }
 
 #[test]
-fn constructs_of_python_render_as_in_python() {
+fn python_constructs_render_like_in_python() {
     for (source, expected) in [
         (
             "{{ none is iterable }} {{ [] is iterable }} {{ 'a' is iterable }} {{ 1 is iterable }}",
@@ -86,7 +86,7 @@ fn lists_have_limits() {
 }
 
 #[test]
-fn variables_of_the_request_come_before_those_of_the_server() {
+fn request_variables_override_server_variables() {
     let given = json!({"enable_thinking": false, "date_string": "today"});
     let source = "{{ enable_thinking }} {{ date_string }}";
     assert_eq!(rendered(source, given).unwrap(), "False today");

@@ -1,4 +1,4 @@
-//! Calls from their beginning, as the model's template writes them.
+//! Grammar of calls from their start, in the form of the model's template.
 
 use super::grammar::{GrammarWriter, REPEATED, laid_out};
 use crate::model::chat::answer::ToolDefinition;
@@ -6,21 +6,21 @@ use crate::model::chat::format::{CallForm, CallShape, Tags};
 use crate::model::chat::pattern::{Hole, Pattern, PatternPart};
 use serde_json::{Map, Value, json};
 
-/// Deepest nesting of values that are not written as JSON.
+/// Maximum nesting of values that are not written as JSON.
 const MAX_DEPTH: usize = 12;
 
 /// A value that is not written as JSON.
 #[derive(Clone, Copy)]
 enum Values<'a> {
-    /// With strings in these quotes, and keys in none.
+    /// With strings in these quotes, and keys without quotes.
     Braces(&'a str),
     /// Each member in separate tags.
     Elements(&'a Tags),
 }
 
 impl GrammarWriter<'_> {
-    /// Rules for the calls; the expression that stands for one or several of them. Without `opened` the text that announces
-    /// them was written already.
+    /// Adds rules for the calls; returns the expression for one or several of them. Without `opened`, the text that
+    /// announces them was already written.
     pub(super) fn calls(&mut self, tools: &[&ToolDefinition], several: bool, opened: bool) -> String {
         let form = self.reading.format.calls[0].clone();
         let (_, rest) = announcement(&form);
@@ -63,7 +63,7 @@ impl GrammarWriter<'_> {
         "calls".into()
     }
 
-    /// The name and the arguments of a call.
+    /// Adds the rule for the name and the arguments of a call.
     fn shape(&mut self, rule: &str, tool: &ToolDefinition, shape: &CallShape) -> String {
         let named = |rest: &Pattern| [&[PatternPart::Hole(Hole::Name)], rest.parts()].concat();
         let name = Value::from(tool.name.as_str());
@@ -110,7 +110,7 @@ impl GrammarWriter<'_> {
         }
     }
 
-    /// The texts of a pattern in a call of the function, as few literals as possible.
+    /// Returns the texts of a pattern in a call of the function, as few literals as possible.
     pub(super) fn pattern(&self, parts: &[PatternPart], name: &str) -> String {
         let mut written: Vec<String> = Vec::new();
         let mut text = String::new();
@@ -133,7 +133,7 @@ impl GrammarWriter<'_> {
         written.join(" ")
     }
 
-    /// The members of an object, those that are not required may be left out.
+    /// Adds rules for the members of an object; those that are not required may be omitted.
     fn members(&mut self, rule: &str, schema: &Value, root: &Value, values: Values<'_>, depth: usize) -> String {
         let none = Map::new();
         let properties = schema["properties"].as_object().unwrap_or(&none);
@@ -149,13 +149,13 @@ impl GrammarWriter<'_> {
         self.sequence(rule, &members, comma)
     }
 
-    /// Members in this order, with a comma between two of them.
+    /// Adds rules for members in this order, separated by commas.
     fn sequence(&mut self, rule: &str, members: &[(String, bool)], comma: &str) -> String {
         if comma.is_empty() {
             let members = members.iter().map(|(name, required)| format!("{name}{}", if *required { "" } else { "?" }));
             return members.collect::<Vec<_>>().join(" ");
         }
-        // From the last member on: what may follow another member, and what may come first.
+        // From the last member on: the members that may follow another, and those that may come first.
         let (mut later, mut first) = (String::new(), "\"\"".to_owned());
         for (index, (name, required)) in members.iter().enumerate().rev() {
             let begin = format!("{name} {later}");
@@ -168,7 +168,7 @@ impl GrammarWriter<'_> {
         if members.is_empty() { String::new() } else { first }
     }
 
-    /// `key=value`, as Python writes arguments.
+    /// Adds rules for `key=value`, Python's arguments.
     fn keywords(&mut self, rule: &str, schema: &Value) -> String {
         let none = Map::new();
         let mut members = Vec::new();
@@ -214,7 +214,7 @@ impl GrammarWriter<'_> {
         }
     }
 
-    /// The text between key and value, with the value's type in it.
+    /// Returns the text between key and value, with the value's type in it.
     fn kind_of(&self, tags: &Tags, property: &Value) -> String {
         let json = match property["type"].as_str() {
             Some("integer") => "number",
@@ -231,7 +231,7 @@ impl GrammarWriter<'_> {
         self.pattern(&parts.collect::<Vec<_>>(), "")
     }
 
-    /// An expression for a value.
+    /// Returns an expression for a value.
     fn value(&mut self, rule: &str, schema: &Value, root: &Value, values: Values<'_>, depth: usize) -> String {
         let deeper = depth < MAX_DEPTH;
         if let Some(strings) = strings(schema) {
@@ -273,7 +273,7 @@ impl GrammarWriter<'_> {
     }
 }
 
-/// The text that announces calls, and the parts of the same pattern after it.
+/// Returns the text that announces calls, and the rest of the same pattern.
 pub(super) fn announcement(form: &CallForm) -> (String, &[PatternPart]) {
     let pattern: &Pattern = if form.open.is_blank() { &form.before } else { &form.open };
     let parts = pattern.parts();
@@ -290,7 +290,7 @@ pub(super) fn announcement(form: &CallForm) -> (String, &[PatternPart]) {
     (text.collect(), &parts[end..])
 }
 
-/// Returns true if objects and lists are written in tags, too.
+/// Returns true if objects and lists are also written in tags.
 fn is_nested(tags: &Tags) -> bool {
     tags.after_value.contains(Hole::Key.mark())
 }
@@ -304,7 +304,7 @@ fn is_text(schema: &Value) -> bool {
     schema["type"] == "string" && strings(schema).is_none()
 }
 
-/// The texts that a value may be, where these are all.
+/// Returns all possible texts of a value, if the schema lists them.
 fn strings(schema: &Value) -> Option<Vec<&str>> {
     match (&schema["enum"], &schema["const"]) {
         (Value::Array(values), _) => values.iter().map(Value::as_str).collect(),
@@ -313,7 +313,7 @@ fn strings(schema: &Value) -> Option<Vec<&str>> {
     }
 }
 
-/// A part of a schema, with the definitions that it may refer to.
+/// Returns a part of a schema with the definitions that it may refer to.
 fn with_definitions(schema: &Value, root: &Value) -> Value {
     let mut schema = schema.as_object().cloned().unwrap_or_default();
     for definitions in ["$defs", "definitions"] {
@@ -324,7 +324,7 @@ fn with_definitions(schema: &Value, root: &Value) -> Value {
     Value::Object(schema)
 }
 
-/// The schema of a tool's arguments.
+/// Returns the schema of a tool's arguments.
 pub(super) fn parameters(tool: &ToolDefinition) -> Value {
     if tool.strict || tool.parameters.as_object().is_some_and(|schema| !schema.is_empty()) {
         tool.parameters.clone()

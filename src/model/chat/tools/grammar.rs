@@ -1,4 +1,4 @@
-//! A grammar in the making: rules for texts that may be control tokens, and for what stands before calls.
+//! A grammar under construction: rules for texts that may contain control tokens, and for the text before calls.
 
 use crate::events::TokenId;
 use crate::model::Vocabulary;
@@ -6,10 +6,10 @@ use crate::model::chat::answer::AnswerFormat;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// A blank or a line break that may be.
+/// An optional space or line break.
 pub(super) const SPACE: &str = "/[ \\n]/?";
 
-/// How many further calls one answer may make: a model that finds no end shall find one.
+/// Maximum number of further calls in one answer, for models that would never stop.
 pub(super) const REPEATED: &str = "{0,31}";
 
 pub(super) struct GrammarWriter<'a> {
@@ -24,7 +24,7 @@ impl<'a> GrammarWriter<'a> {
     }
 
     pub(super) fn rule(&mut self, name: &str, body: &str) {
-        // Writing to a text cannot fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(self.rules, "{name}: {body}");
     }
 
@@ -32,7 +32,7 @@ impl<'a> GrammarWriter<'a> {
         format!("start: {start}\n{}", self.rules)
     }
 
-    /// A text in the grammar: control tokens where the text has some, else its characters.
+    /// Returns a text in the grammar: control tokens where it contains some, else its characters.
     pub(super) fn literal(&self, text: &str) -> String {
         let quoted = |text: &str| Value::from(text).to_string();
         let mut parts: Vec<String> = Vec::new();
@@ -52,7 +52,7 @@ impl<'a> GrammarWriter<'a> {
         parts.join(" ")
     }
 
-    /// What comes before the calls: the rest of a thought, or a thought that may be.
+    /// Returns the text before the calls: the rest of a thought, or an optional thought.
     pub(super) fn lead(&mut self, may_think: bool) -> String {
         let reading = self.reading;
         let (open, close) = &reading.format.thought;
@@ -76,7 +76,7 @@ impl<'a> GrammarWriter<'a> {
         "lead ".into()
     }
 
-    /// A rule for an answer without calls, JSON that follows the schema; its name.
+    /// Adds a rule for an answer without calls, JSON that follows the schema; returns its name.
     pub(super) fn answer(&mut self, schema: &Value) -> &'static str {
         if self.reading.format.is_channels() {
             self.rule("final_json", &format!("%json {}", laid_out(schema)));
@@ -89,7 +89,7 @@ impl<'a> GrammarWriter<'a> {
         "answer"
     }
 
-    /// A rule for text up to a marker, the marker included.
+    /// Adds a rule for text up to and including a marker.
     pub(super) fn until(&mut self, name: &str, marker: &str) {
         let literal = self.literal(marker);
         let quoted = Value::from(marker).to_string();
@@ -101,7 +101,7 @@ impl<'a> GrammarWriter<'a> {
     }
 }
 
-/// The control token that the text is.
+/// Returns the control token of this text.
 pub(super) fn control(text: &str, vocabulary: &Vocabulary) -> Option<TokenId> {
     match vocabulary.encode(text, false, true)[..] {
         [token] if vocabulary.is_control(token) => Some(token),
@@ -109,7 +109,7 @@ pub(super) fn control(text: &str, vocabulary: &Vocabulary) -> Option<TokenId> {
     }
 }
 
-/// The schema with a bound on the white space between the parts of the JSON.
+/// Adds a bound on the white space between the parts of the JSON to the schema.
 pub(super) fn laid_out(schema: &Value) -> Value {
     let mut schema = schema.clone();
     if let Value::Object(object) = &mut schema {

@@ -1,7 +1,7 @@
-//! Forms of an answer: tool calls that must come, and what stands beside them or behind a thought. From the family's
-//! format, the functions' schemas and the request's choice to a grammar.
+//! Constraints for answers with tools: required calls, and the text beside them or after a thought. They are built from
+//! the family's syntax, the functions' schemas and the request's choice.
 //!
-//! A grammar written here can only be followed by answers that [`super::answer`] reads as calls of these functions.
+//! A grammar built here only permits answers that [`super::answer`] parses as calls of these functions.
 
 mod calls;
 mod grammar;
@@ -16,22 +16,22 @@ use serde_json::{Value, json};
 /// The request's field that errors name.
 const FIELD: &str = "tools";
 
-/// What a request says about calling functions.
+/// A request's choice of function calls.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum ToolChoice {
     /// The model decides.
     #[default]
     Auto,
-    /// There are no calls.
+    /// No calls.
     None,
-    /// There is at least one call.
+    /// At least one call.
     Required,
-    /// This function is called, once.
+    /// One call of this function.
     Function(String),
 }
 
-/// What the answer must be so that the choice holds. `may_think` lets a thought come before the call; `answer` is a JSON
-/// schema that an answer without a call must follow.
+/// Returns the constraint that enforces the choice. `may_think` permits a thought before the call; `answer` is a JSON
+/// schema for an answer without a call.
 #[must_use]
 pub fn constraint(
     reading: &AnswerFormat,
@@ -73,8 +73,8 @@ pub fn constraint(
     }
 }
 
-/// The same form for an answer in which thoughts come first: those are left alone. `may_think` says whether a thought may
-/// come where none has begun.
+/// Applies a constraint after thoughts, which stay unconstrained. `may_think` is true if a thought may start where none
+/// has started.
 #[must_use]
 pub fn behind_thought(
     form: Constraint,
@@ -99,8 +99,8 @@ pub fn behind_thought(
     form.lazy(trigger)
 }
 
-/// The form for an answer in channels, of which it is about the last: JSON is made to come there, any other grammar holds as
-/// soon as that channel begins.
+/// Applies a constraint to the final channel of an answer in channels: JSON is forced into it, any other grammar
+/// applies as soon as that channel starts.
 fn in_final_channel(form: Constraint, reading: &AnswerFormat, may_think: bool, vocabulary: &Vocabulary) -> Constraint {
     let Some(schema) = schema(&form) else {
         return form.lazy(Trigger::text("<|channel|>final<|message|>"));
@@ -111,7 +111,7 @@ fn in_final_channel(form: Constraint, reading: &AnswerFormat, may_think: bool, v
     Constraint { source: GrammarSource::Lark(grammar.finish(&format!("{lead}{answer}"))), ..form }
 }
 
-/// The schema, where a form says that the text must be JSON.
+/// Returns the schema if a constraint requires JSON text.
 #[must_use]
 pub fn schema(form: &Constraint) -> Option<Value> {
     match &form.source {

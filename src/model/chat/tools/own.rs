@@ -1,4 +1,4 @@
-//! Calls that a model makes by itself: what tells that one begins, and how it goes on from there.
+//! Calls on the model's own initiative: the texts that trigger the grammar, and the grammar after them.
 
 use super::calls::{announcement, parameters};
 use super::grammar::{GrammarWriter, REPEATED, SPACE, control, laid_out};
@@ -7,11 +7,11 @@ use crate::model::chat::format::CallShape;
 use crate::model::grammar::Trigger;
 use serde_json::{Value, json};
 
-/// What stands between objects that have no marker.
+/// Text between objects without a marker.
 const BETWEEN: &str = "(/[ \\n]{1,3}/ | /[ \\n]{0,2}[;,][ \\n]{0,2}/)?";
 
 impl GrammarWriter<'_> {
-    /// Rules for calls that the model makes by itself, behind what [`Self::trigger`] watches for.
+    /// Adds rules for calls on the model's own initiative, after the triggers of [`Self::trigger`].
     pub(super) fn own_calls(&mut self, tools: &[&ToolDefinition], several: bool) -> String {
         let form = self.reading.format.calls[0].clone();
         let call = |grammar: &mut Self, (index, tool): (usize, &&ToolDefinition)| {
@@ -38,7 +38,7 @@ impl GrammarWriter<'_> {
         }
     }
 
-    /// A call behind `to=functions.`, with whatever the rest of its header may be.
+    /// Adds a rule for a call after `to=functions.`, with any rest of its header.
     fn addressed(&mut self, rule: &str, tool: &ToolDefinition) -> String {
         let arguments = format!("{rule}_arguments");
         self.rule(&arguments, &format!("%json {}", laid_out(&parameters(tool))));
@@ -47,7 +47,7 @@ impl GrammarWriter<'_> {
         format!("{name} ({channel} \"commentary\")? \" \"? {constrain}? \"json\"? {message} {arguments}")
     }
 
-    /// What begins a block, or a call where it stands bare.
+    /// Returns the trigger for a block of calls or a bare call.
     pub(super) fn trigger(&self, tools: &[&ToolDefinition]) -> Trigger {
         let format = &self.reading.format;
         if format.is_channels() {
@@ -79,7 +79,7 @@ impl GrammarWriter<'_> {
         }
     }
 
-    /// The token or the text that announces calls.
+    /// Returns the trigger for the token or text that announces calls.
     fn announced(&self, text: &str) -> Trigger {
         match control(text, self.vocabulary) {
             Some(token) => Trigger::token(token),
@@ -88,7 +88,7 @@ impl GrammarWriter<'_> {
     }
 }
 
-/// A call as one object, in whatever white space the model has begun it.
+/// Returns a grammar for a call as one object, with any white space that the model started it with.
 fn whole_object(tool: &ToolDefinition, shape: &CallShape) -> String {
     let CallShape::Json(keys) = shape else { return String::new() };
     let (name, arguments) = (keys.name.as_deref().unwrap_or("name"), keys.arguments.as_str());

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 const END: i32 = 256;
 
-/// One token a byte, and one for each of these literals.
+/// A vocabulary with one token per byte, and one for each of these literals.
 fn vocabulary(literals: &[&str]) -> Arc<Vocabulary> {
     let literals: Vec<String> = std::iter::once(&"<end>").chain(literals).map(|text| (*text).to_owned()).collect();
     let bytes = (0..=255u8).map(|byte| Box::from([byte]));
@@ -45,7 +45,7 @@ fn reading(format: &AnswerSyntax) -> AnswerFormat {
     }
 }
 
-/// Follows a constraint, drawing each token with the next of `draws`, until it is complete and `draws` are used up.
+/// Follows a constraint, choosing each token with the next of `draws`, until it is complete and `draws` are used up.
 fn walk(constraint: &Constraint, vocabulary: &Arc<Vocabulary>, draws: &[u16]) -> String {
     let grammars = GrammarCompiler::new(Arc::clone(vocabulary));
     let mut follower = grammars.follow(constraint).unwrap_or_else(|error| panic!("{error}\n{constraint:?}"));
@@ -88,7 +88,7 @@ fn check(message: &AnswerMessage, text: &str) {
     }
 }
 
-/// Every family, and the older ways of two of them.
+/// Returns the formats of every family, and the older formats of two of them.
 fn formats() -> Vec<AnswerSyntax> {
     let families = [
         ModelFamily::Hermes,
@@ -116,10 +116,10 @@ fn formats() -> Vec<AnswerSyntax> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(4))]
 
-    /// Whatever a model draws under the grammar is read as calls that follow the schemas, whether the family's markers are
-    /// tokens or text.
+    /// Every answer sampled under the grammar parses as calls that follow the schemas, with the family's markers as
+    /// tokens or as text.
     #[test]
-    fn what_the_grammar_allows_is_a_call(draws: Vec<u16>, first in any::<bool>()) {
+    fn every_answer_under_the_grammar_is_a_call(draws: Vec<u16>, first in any::<bool>()) {
         for format in formats() {
             let reading = AnswerFormat { single: first, ..reading(&format) };
             for vocabulary in [vocabulary(&[]), vocabulary(&format.markers())] {
@@ -134,7 +134,7 @@ proptest! {
 }
 
 #[test]
-fn a_named_function_is_the_only_one() {
+fn named_function_is_called_once() {
     for format in formats() {
         let vocabulary = vocabulary(&format.markers());
         let reading = reading(&format);
@@ -148,7 +148,7 @@ fn a_named_function_is_the_only_one() {
 }
 
 #[test]
-fn a_thought_that_has_begun_comes_before_the_call() {
+fn open_thought_precedes_the_call() {
     for vocabulary in [vocabulary(&[]), vocabulary(&["<think>", "</think>"])] {
         let reading = AnswerFormat { thinking: true, ..reading(&ModelFamily::Hermes.format()) };
         let constraint = constraint(&reading, &ToolChoice::Required, None, false, &vocabulary).unwrap();
@@ -166,7 +166,7 @@ fn a_thought_that_has_begun_comes_before_the_call() {
 }
 
 #[test]
-fn the_model_decides_unless_a_function_is_strict() {
+fn auto_choice_constrains_only_strict_functions() {
     let vocabulary = vocabulary(&["<tool_call>"]);
     let mut reading = reading(&ModelFamily::Hermes.format());
     let auto = constraint(&reading, &ToolChoice::Auto, None, false, &vocabulary).unwrap();
@@ -182,7 +182,7 @@ fn the_model_decides_unless_a_function_is_strict() {
     assert!(text.starts_with('{') || text.starts_with("<tool_call>"), "{text}");
 }
 
-/// What a follower makes of a text: whether it was taken as a whole, and whether the grammar holds behind it.
+/// Returns true if the matcher accepts all pieces, and true if the grammar is active after them.
 fn follow(constraint: &Constraint, vocabulary: &Arc<Vocabulary>, pieces: &[&str]) -> (bool, bool) {
     let grammars = GrammarCompiler::new(Arc::clone(vocabulary));
     let mut follower = grammars.follow(constraint).unwrap_or_else(|error| panic!("{error}\n{constraint:?}"));
@@ -197,7 +197,7 @@ fn follow(constraint: &Constraint, vocabulary: &Arc<Vocabulary>, pieces: &[&str]
 }
 
 #[test]
-fn a_strict_function_holds_calls_that_have_no_marker() {
+fn strict_function_constrains_bare_calls() {
     let channel = ["<|channel|>", "commentary to=functions.", "weather ", "<|constrain|>", "json", "<|message|>"];
     let header = ["<|start|>", "assistant to=functions.add", "<|channel|>", "commentary json", "<|message|>"];
     let with = |head: &[&'static str], rest: &'static str| [head, &[rest][..]].concat();
@@ -253,7 +253,7 @@ fn a_strict_function_holds_calls_that_have_no_marker() {
 }
 
 #[test]
-fn a_form_waits_for_the_end_of_a_thought() {
+fn constraint_begins_after_the_thought() {
     let vocabulary = vocabulary(&[]);
     let mut reading = reading(&ModelFamily::Hermes.format());
     let form = Constraint::new("json_schema", GrammarSource::JsonObject);
@@ -263,7 +263,7 @@ fn a_form_waits_for_the_end_of_a_thought() {
 }
 
 #[test]
-fn a_form_is_about_the_final_channel() {
+fn constraint_applies_to_the_final_channel() {
     let analysis = ["<|channel|>", "analysis", "<|message|>", "a { or b", "<|end|>", "<|start|>", "assistant"];
     let last = ["<|channel|>", "final", "<|message|>", "{\"ok\": true}"];
     let announced = ["<|channel|>", "final ", "<|constrain|>", "json", "<|message|>", "{\"ok\": true}"];

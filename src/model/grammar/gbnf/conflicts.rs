@@ -1,22 +1,22 @@
-//! Whether terminals may be matched greedily.
+//! Detection of terminals that cannot be matched greedily.
 //!
-//! GBNF knows no terminals: any cut of the text into what the rules say is as good as any other. llguidance's lexer always
-//! takes the longest match of all terminals that may come at a place. The two mean the same exactly when no terminal can go
-//! on, behind a match of itself or of one that may stand in its place, with a byte that may also begin what comes next. Where
-//! one could, it is taken apart, down to single characters if need be.
+//! GBNF has no terminals: any division of the text that fits the rules is valid. llguidance's lexer always takes the
+//! longest match of all terminals that are possible at a position. Both are equivalent exactly if no terminal can
+//! continue, after a match of itself or of an alternative, with a byte that may also start the next symbol. Terminals
+//! that could are split, down to single characters if necessary.
 
 use super::lower::{Productions, Symbol, divisible};
 use super::nfa::{ALL, Bytes, NONE, join, meet};
 use super::parse::Node;
 use std::collections::HashMap;
 
-/// Above so many terminals each is taken to stand in the place of any other.
+/// Above this number of terminals, each counts as an alternative of every other.
 const MANY: usize = 300;
 
-/// The byte that no text begins with.
+/// A byte that no text starts with.
 const MARKER: Bytes = [0, 0, 0, 1 << 63];
 
-/// The terminals that have to be taken apart.
+/// Finds the terminals that must be split.
 pub(super) fn find(grammar: &Productions) -> Vec<Node> {
     let terminals = &grammar.terminals;
     let mut apart = vec![false; terminals.len()];
@@ -29,7 +29,7 @@ pub(super) fn find(grammar: &Productions) -> Vec<Node> {
         if apart[a] || apart[b] || !meet(&sets.behind[a], &pairs.beside(a, b).0) {
             continue;
         }
-        // The longer one is what goes too far.
+        // The longer terminal is the one that matches too much.
         if divisible(&terminals[b].node) {
             apart[b] = true;
         } else if divisible(&terminals[a].node) {
@@ -57,17 +57,17 @@ impl Pairs<'_> {
 /// A set of terminals.
 type Set = Vec<u64>;
 
-/// What comes first and what follows, in bytes and in terminals.
+/// First and following sets, in bytes and in terminals.
 struct Sets {
     /// Bytes that may follow each terminal.
     behind: Vec<Bytes>,
     /// Terminals that may follow each terminal.
     next: Vec<Set>,
-    /// Terminals that the grammar may begin with.
+    /// Terminals that the grammar may start with.
     start: Set,
 }
 
-/// What a sequence of items may begin with.
+/// The possible starts of a sequence of items.
 #[derive(Clone, PartialEq)]
 struct First {
     bytes: Bytes,
@@ -137,7 +137,7 @@ impl Sets {
         Self { behind, next, start }
     }
 
-    /// The pairs of terminals that may be looked for at the same place.
+    /// Returns the pairs of terminals that are possible at the same position.
     fn together(&self, grammar: &Productions, pairs: &mut Pairs<'_>) -> Vec<(usize, usize)> {
         let count = grammar.terminals.len();
         if count > MANY || grammar.rules.iter().flatten().any(|items| names_token(items)) {
@@ -159,7 +159,7 @@ impl Sets {
         let mut found = Vec::new();
         while let Some((a, b)) = todo.pop() {
             found.push((a, b));
-            // Where both match the same text, what follows the one stands beside what follows the other.
+            // If both match the same text, their followers are possible at the same position.
             if a == b || pairs.beside(a, b).1 {
                 meet_all(&self.next[a], &self.next[b], &mut todo);
                 meet_all(&self.next[b], &self.next[a], &mut todo);
@@ -180,14 +180,14 @@ struct Follow<'a> {
 }
 
 impl Follow<'_> {
-    /// Notes for every symbol of a sequence what may stand behind it; `after` stands behind the whole.
+    /// Records the possible followers of every symbol of a sequence; `after` follows the whole sequence.
     fn walk(&mut self, items: &[Symbol], after: &First) {
         for (index, item) in items.iter().enumerate() {
             let mut behind = sequence(&items[index + 1..], self.rules, self.own, self.width);
             if behind.nullable {
                 behind.join(after);
             }
-            // Nullable means here that the end may follow, which no byte contradicts.
+            // Nullable means here that the end may follow, which conflicts with no byte.
             behind.nullable = false;
             match item {
                 Symbol::Rule(rule) => self.changed |= self.behind_rule[*rule].join(&behind),
@@ -213,7 +213,7 @@ fn sequence(items: &[Symbol], rules: &[First], own: &[First], width: usize) -> F
         let one = match item {
             Symbol::Rule(rule) => rules[*rule].clone(),
             Symbol::Terminal(terminal) => own[*terminal].clone(),
-            // A token is told from text by a marker that no text has; any token but one may be text.
+            // A marker byte, which occurs in no text, distinguishes a token from text; a negated token may be text.
             Symbol::Token { negated, .. } => {
                 First { bytes: if *negated { ALL } else { MARKER }, ..First::nothing(width) }
             }

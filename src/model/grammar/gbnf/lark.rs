@@ -1,14 +1,14 @@
-//! Writes productions as llguidance's Lark.
+//! Serialisation of productions as llguidance's Lark.
 
 use super::lower::{Productions, Symbol, is_empty};
 use super::parse::Node;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-/// Lark takes groups nested at most so deep; a deeper part gets a name of its own.
+/// Maximum nesting of groups in Lark; a deeper part becomes a rule of its own.
 const MAX_DEPTH: usize = 12;
 
-/// The grammar as Lark. `rules` are those that its terminals name.
+/// Returns the grammar as Lark. `rules` are those that its terminals refer to.
 pub(super) fn write(grammar: &Productions, rules: &[Node]) -> String {
     let mut writer = Writer { text: String::new(), needed: BTreeSet::new(), deep: Vec::new(), named: 0 };
     for (index, alternatives) in grammar.rules.iter().enumerate().filter(|(_, alternatives)| !alternatives.is_empty()) {
@@ -20,7 +20,7 @@ pub(super) fn write(grammar: &Productions, rules: &[Node]) -> String {
         let body = writer.terminal(&terminal.node, 0);
         let _ = writeln!(writer.text, "T{index}: {body}");
     }
-    // A rule that a terminal names may name others.
+    // A rule that a terminal refers to may refer to others.
     let mut written = BTreeSet::new();
     loop {
         if let Some((index, node)) = writer.deep.pop() {
@@ -39,7 +39,7 @@ pub(super) fn write(grammar: &Productions, rules: &[Node]) -> String {
 struct Writer {
     text: String,
     needed: BTreeSet<usize>,
-    /// Parts that were too deep where they stood, by the number in their name.
+    /// Parts that were nested too deeply, with the number in their name.
     deep: Vec<(usize, Node)>,
     named: usize,
 }
@@ -66,7 +66,7 @@ impl Writer {
                 nodes.iter().map(|node| self.terminal(node, depth + 1)).collect::<Vec<_>>().join(" | ")
             }
             Node::Repeat(inner, least, most) => repeated(&self.terminal(inner, depth + 1), *least, *most),
-            // Terminals are regular, and a token is not.
+            // Terminals are regular and contain no tokens.
             Node::Token { .. } => String::new(),
         }
     }

@@ -1,28 +1,28 @@
-//! From rules to productions over terminals.
+//! Conversion of rules to productions over terminals.
 
 use super::nfa::Nfa;
 use super::parse::{GbnfGrammar, Node};
 use crate::events::TokenId;
 use std::collections::{HashMap, HashSet};
 
-/// One symbol on the right of a production.
+/// A symbol on the right side of a production.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Symbol {
-    /// A production's left side, by index.
+    /// The left side of a production, by index.
     Rule(usize),
     /// A terminal, by index.
     Terminal(usize),
-    /// One token, or any but it.
+    /// One token, or any other token if negated.
     Token { id: TokenId, negated: bool },
-    /// A sequence, repeated.
+    /// A repeated sequence.
     Repeat(Vec<Symbol>, u32, Option<u32>),
 }
 
-/// A part of the grammar that is matched as one regular expression.
+/// A part of the grammar that is matched by one regular expression.
 #[derive(Debug)]
 pub(super) struct Terminal {
     pub(super) node: Node,
-    /// `None` where it is too large to be looked into.
+    /// `None` if it is too large to analyse.
     pub(super) nfa: Option<Nfa>,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Productions {
     pub(super) terminals: Vec<Terminal>,
 }
 
-/// Which rules are regular: those that need no rule that is not.
+/// Returns which rules are regular, that is, refer only to regular rules.
 pub(super) fn regular_rules(grammar: &GbnfGrammar) -> Vec<bool> {
     let mut regular = vec![false; grammar.rules.len()];
     let mut needed_by = vec![Vec::new(); grammar.rules.len()];
@@ -62,7 +62,7 @@ pub(super) fn regular_rules(grammar: &GbnfGrammar) -> Vec<bool> {
     regular
 }
 
-/// Gathers the rules that a node names; `false` when it names a token.
+/// Collects the rules that a node refers to; returns `false` if it contains a token.
 fn collect(node: &Node, rules: &mut HashSet<usize>) -> bool {
     match node {
         Node::Text(_) | Node::Class(_) => true,
@@ -72,14 +72,14 @@ fn collect(node: &Node, rules: &mut HashSet<usize>) -> bool {
         }
         Node::Token { .. } => false,
         Node::Sequence(nodes) | Node::Either(nodes) => {
-            // No short cut: all of them are gathered.
+            // No short-circuit: all rules must be collected.
             nodes.iter().filter(|node| !collect(node, rules)).count() == 0
         }
         Node::Repeat(inner, ..) => collect(inner, rules),
     }
 }
 
-/// Puts the productions together, with terminals as large as they may be: regular, and not in `split`.
+/// Builds the productions with terminals as large as possible: regular, and not in `split`.
 pub(super) fn lower(grammar: &GbnfGrammar, regular: &[bool], split: &HashSet<Node>) -> Productions {
     let mut lowering = Lowering {
         grammar,
@@ -101,7 +101,7 @@ pub(super) fn lower(grammar: &GbnfGrammar, regular: &[bool], split: &HashSet<Nod
 }
 
 impl Productions {
-    /// Takes away what can never come to an end: an answer must not go there.
+    /// Removes symbols that can never be completed, because an answer must not enter them.
     fn prune(&mut self) {
         let mut ends = vec![false; self.rules.len()];
         loop {
@@ -170,7 +170,7 @@ impl Lowering<'_> {
                 let mut items = Vec::new();
                 let mut at = 0;
                 while at < nodes.len() {
-                    // What is regular in a row is one terminal.
+                    // Adjacent regular nodes form one terminal.
                     let run = nodes[at..].iter().take_while(|node| self.is_regular(node)).count();
                     let row =
                         if run == nodes.len() { None } else { Some(Node::Sequence(nodes[at..at + run].to_vec())) };
@@ -226,7 +226,7 @@ impl Lowering<'_> {
         vec![Symbol::Terminal(index)]
     }
 
-    /// Whether a node is one terminal.
+    /// Returns true if a node is a single terminal.
     fn whole(&self, node: &Node) -> bool {
         self.is_regular(node) && !self.split.contains(node)
     }
@@ -242,7 +242,7 @@ impl Lowering<'_> {
     }
 }
 
-/// Whether a node is written as nothing.
+/// Returns true if a node matches only the empty text.
 pub(super) fn is_empty(node: &Node) -> bool {
     match node {
         Node::Text(text) => text.is_empty(),
@@ -252,7 +252,7 @@ pub(super) fn is_empty(node: &Node) -> bool {
     }
 }
 
-/// Whether a terminal can be taken apart.
+/// Returns true if a terminal can be split.
 pub(super) fn divisible(node: &Node) -> bool {
     match node {
         Node::Class(_) | Node::Token { .. } => false,

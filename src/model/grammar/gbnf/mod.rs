@@ -1,7 +1,8 @@
-//! llama.cpp's grammar format, translated to llguidance's Lark.
+//! llama.cpp's grammar format (GBNF), translated to llguidance's Lark.
 //!
-//! The language stays the same, character for character. A grammar without recursion becomes one terminal. In others, parts
-//! that need no recursion become terminals as long as the lexer, which matches greedily, cannot take more than the rules mean.
+//! The translation describes exactly the same texts. A grammar without recursion becomes one terminal. In other
+//! grammars, parts without recursion become terminals if the lexer, which matches greedily, cannot match more than the
+//! rules permit.
 
 mod conflicts;
 mod lark;
@@ -13,10 +14,10 @@ use super::GrammarError;
 use crate::model::Vocabulary;
 use std::collections::HashSet;
 
-/// How often parts are taken apart before the grammar counts as too entangled.
+/// Maximum rounds of splitting terminals before the grammar counts as too complex.
 const MAX_ROUNDS: usize = 64;
 
-/// Translates a grammar; `vocabulary` knows the tokens that it names as `<token>` or `<[id]>`.
+/// Translates a grammar. `vocabulary` resolves the tokens that it names as `<token>` or `<[id]>`.
 ///
 /// # Errors
 /// [`GrammarError::Syntax`] with line and column.
@@ -37,17 +38,19 @@ pub fn to_lark(source: &str, vocabulary: &Vocabulary) -> Result<String, GrammarE
         let productions = lower::lower(&grammar, &regular, &split);
         if productions.rules[0].is_empty() {
             return Err(GrammarError::unsupported(
-                "no text matches the rule 'root': its rules need each other without end",
+                "no text matches the rule 'root': its rules refer to each other without end",
             ));
         }
-        // One terminal has nothing beside it that could go on where it ends.
+        // A single terminal has no neighbour that could continue after it.
         let apart = if regular[grammar.root] { Vec::new() } else { conflicts::find(&productions) };
         if apart.is_empty() {
             return Ok(lark::write(&productions, &grammar.rules));
         }
         split.extend(apart);
     }
-    Err(GrammarError::unsupported("the grammar's rules are too entangled; fewer ways to read the same text are needed"))
+    Err(GrammarError::unsupported(
+        "the grammar's rules are too ambiguous; reduce the number of ways to match the same text",
+    ))
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
-//! What a regular part of a grammar matches, as an automaton over characters. Only used to compare parts with each other.
+//! The automaton over characters of a regular part of a grammar, used only to compare parts.
 
 use super::parse::Node;
 
-/// Most states; a larger part is not looked into.
+/// Maximum states; larger parts are not analysed.
 const MAX_STATES: usize = 4000;
-/// Most pairs of states that are looked at when two parts are compared.
+/// Maximum pairs of states to visit when comparing two parts.
 const MAX_PAIRS: usize = 400_000;
 
-/// First bytes of characters.
+/// A set of first bytes of characters.
 pub(super) type Bytes = [u64; 4];
 
 pub(super) const NONE: Bytes = [0; 4];
@@ -15,23 +15,23 @@ pub(super) const ALL: Bytes = [u64::MAX; 4];
 
 #[derive(Debug, Clone)]
 pub(super) struct Nfa {
-    /// Character edges of each state, and where they lead.
+    /// Character edges of each state, with their targets.
     edges: Vec<Vec<((u32, u32), usize)>>,
     empty: Vec<Vec<usize>>,
-    /// Without empty edges: where one can be after nothing.
+    /// States reachable from the start by empty edges.
     start: Vec<usize>,
     accepts: Vec<bool>,
 }
 
 impl Nfa {
-    /// Builds it; `None` when it would be too large.
+    /// Builds the automaton; `None` if it would be too large.
     pub(super) fn of(node: &Node, rules: &[Node]) -> Option<Self> {
         let mut nfa = Self { edges: Vec::new(), empty: Vec::new(), start: Vec::new(), accepts: Vec::new() };
         let first = nfa.state()?;
         let last = nfa.add(node, rules, first)?;
         nfa.start = nfa.closure(first);
         nfa.accepts = (0..nfa.edges.len()).map(|state| nfa.closure(state).contains(&last)).collect();
-        // From here on every edge leads to all states that can be reached by it.
+        // From here on every edge leads to all states reachable through it.
         let edges = std::mem::take(&mut nfa.edges);
         let mut total = 0;
         nfa.edges = edges
@@ -49,12 +49,12 @@ impl Nfa {
         (total <= 50 * MAX_STATES).then_some(nfa)
     }
 
-    /// Whether it matches nothing at all.
+    /// Returns true if it matches the empty text.
     pub(super) fn nullable(&self) -> bool {
         self.start.iter().any(|&state| self.accepts[state])
     }
 
-    /// The bytes that its matches begin with.
+    /// Returns the first bytes of its matches.
     pub(super) fn first(&self) -> Bytes {
         let mut bytes = NONE;
         for &state in &self.start {
@@ -65,8 +65,8 @@ impl Nfa {
         bytes
     }
 
-    /// The bytes that can follow a match of `self`, which is not empty, on the way to a longer match of `other`; and whether
-    /// there is a text that both match. Everything and yes when that would take too long to find out.
+    /// Returns the bytes that can follow a non-empty match of `self` on the way to a longer match of `other`, and true
+    /// if both match some common text. Returns all bytes and true if the computation would take too long.
     pub(super) fn beside(&self, other: &Self) -> (Bytes, bool) {
         let width = other.edges.len();
         if self.edges.len() * width > 10 * MAX_PAIRS {
@@ -117,7 +117,7 @@ impl Nfa {
         Some(self.edges.len() - 1)
     }
 
-    /// Adds what `node` matches behind `from`, and says where it ends.
+    /// Adds the states of `node` after `from`, and returns the final state.
     fn add(&mut self, node: &Node, rules: &[Node], from: usize) -> Option<usize> {
         match node {
             Node::Text(text) => text.chars().try_fold(from, |from, character| {
@@ -201,12 +201,12 @@ fn add(bytes: &mut Bytes, (first, last): (u32, u32)) {
     }
 }
 
-/// Whether two sets have a byte in common.
+/// Returns true if two sets have a common byte.
 pub(super) fn meet(a: &Bytes, b: &Bytes) -> bool {
     a.iter().zip(b).any(|(a, b)| a & b != 0)
 }
 
-/// Adds one set to another; whether that changed it.
+/// Adds one set to another; returns true if that changed it.
 pub(super) fn join(to: &mut Bytes, from: &Bytes) -> bool {
     let before = *to;
     to.iter_mut().zip(from).for_each(|(to, from)| *to |= from);

@@ -1,23 +1,23 @@
-//! Reads llama.cpp's grammar format into rules.
+//! Parser of llama.cpp's grammar format.
 //!
-//! What llama.cpp takes is taken, with its bounds on repetitions; a mistake is told with its line and column. One difference:
-//! a class that holds no character is a mistake here, where llama.cpp reads it as nothing.
+//! It accepts what llama.cpp accepts, with its limits of repetitions, and reports errors with line and column. One
+//! difference: an empty character class is an error here, while llama.cpp treats it as the empty text.
 
 use super::super::GrammarError;
 use crate::events::TokenId;
 use std::collections::HashMap;
 
-/// Deepest nesting of groups.
+/// Maximum nesting of groups.
 const MAX_DEPTH: usize = 64;
-/// Most rules.
+/// Maximum number of rules.
 const MAX_RULES: usize = 4000;
-/// llama.cpp's bound: more repetitions than this are an error as a minimum, and no bound as a maximum.
+/// llama.cpp's limit: larger numbers are an error as a minimum, and unlimited as a maximum.
 const MAX_REPETITIONS: u32 = 2000;
 
-/// A grammar's rules; the first of them is named `root`.
+/// A grammar's rules; the first one is `root`.
 #[derive(Debug, Clone)]
 pub(super) struct GbnfGrammar {
-    /// By index, as [`Node::Rule`] names them.
+    /// Rules by index, see [`Node::Rule`].
     pub(super) rules: Vec<Node>,
     pub(super) root: usize,
 }
@@ -25,23 +25,23 @@ pub(super) struct GbnfGrammar {
 /// A part of a rule.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Node {
-    /// These characters, one after the other.
+    /// A sequence of characters.
     Text(String),
-    /// One of the characters in these ranges, which are sorted and apart.
+    /// One of the characters in these ranges, which are sorted and disjoint.
     Class(Vec<(u32, u32)>),
-    /// What another rule says.
+    /// Another rule.
     Rule(usize),
-    /// One token, or any but it.
+    /// One token, or any other token if negated.
     Token { id: TokenId, negated: bool },
-    /// One after the other.
+    /// Nodes in sequence.
     Sequence(Vec<Node>),
-    /// One of them.
+    /// Alternatives.
     Either(Vec<Node>),
-    /// Repeated; without a maximum for `None`.
+    /// A repetition; unlimited for a maximum of `None`.
     Repeat(Box<Node>, u32, Option<u32>),
 }
 
-/// Parses a grammar. `token` finds the token that a text is.
+/// Parses a grammar. `token` resolves the token of a text.
 pub(super) fn parse(source: &str, token: &dyn Fn(&str) -> Option<TokenId>) -> Result<GbnfGrammar, GrammarError> {
     let mut parser = Parser {
         rest: source.chars().collect(),
@@ -64,7 +64,7 @@ struct Parser<'a> {
     at: usize,
     line: usize,
     column: usize,
-    /// Each name, with the place where it was seen first.
+    /// Each name with the position of its first occurrence.
     names: Vec<(String, usize, usize)>,
     rules: HashMap<usize, Node>,
     token: &'a dyn Fn(&str) -> Option<TokenId>,
@@ -76,7 +76,7 @@ impl Parser<'_> {
         let index = self.index(&name)?;
         self.space(false);
         if !self.take_text("::=") {
-            return Err(self.wrong(&format!("expected ::= behind the name '{name}'")));
+            return Err(self.wrong(&format!("expected ::= after the name '{name}'")));
         }
         self.space(true);
         let body = self.alternatives(0)?;
@@ -102,7 +102,7 @@ impl Parser<'_> {
                     return Err(GrammarError::Syntax {
                         line: *line,
                         column: *column,
-                        message: format!("the rule '{name}' is named here and nowhere defined"),
+                        message: format!("the rule '{name}' is used here but not defined"),
                     });
                 }
             }
@@ -110,7 +110,7 @@ impl Parser<'_> {
         let root = root.ok_or_else(|| GrammarError::Syntax {
             line: self.line,
             column: self.column,
-            message: "the grammar has no rule 'root', at which it would begin".into(),
+            message: "the grammar has no rule 'root', which is its start".into(),
         })?;
         Ok(GbnfGrammar { rules, root })
     }
@@ -150,9 +150,8 @@ impl Parser<'_> {
                 }
                 '*' | '+' | '?' | '{' => {
                     let (least, most) = self.repetition(nested)?;
-                    let item = items.pop().ok_or_else(|| {
-                        self.wrong(&format!("'{next}' repeats what stands before it, and nothing does"))
-                    })?;
+                    let item =
+                        items.pop().ok_or_else(|| self.wrong(&format!("'{next}' has nothing before it to repeat")))?;
                     Node::Repeat(Box::new(item), least, most)
                 }
                 _ if is_name(next) => {
@@ -223,7 +222,7 @@ impl Parser<'_> {
         let negated = self.take('!');
         let start = self.at;
         if !self.take('<') {
-            return Err(self.wrong("expected '<' behind '!': !<token> is any token but this one"));
+            return Err(self.wrong("expected '<' after '!': !<token> matches any token except this one"));
         }
         loop {
             match self.advance() {
@@ -240,7 +239,7 @@ impl Parser<'_> {
         };
         match id {
             Some(id) => Ok(Node::Token { id, negated }),
-            None => Err(self.wrong(&format!("{text} is not one token of this model"))),
+            None => Err(self.wrong(&format!("{text} is not a single token of this model"))),
         }
     }
 
@@ -264,10 +263,10 @@ impl Parser<'_> {
             return Err(self.wrong("expected '}', as in {2}, {2,} or {2,5}"));
         }
         if least > MAX_REPETITIONS {
-            return Err(self.wrong(&format!("{least} repetitions are too many; at most {MAX_REPETITIONS} are taken")));
+            return Err(self.wrong(&format!("{least} repetitions are too many; the maximum is {MAX_REPETITIONS}")));
         }
         if most.is_some_and(|most| most < least) {
-            return Err(self.wrong("the most repetitions are fewer than the least"));
+            return Err(self.wrong("the maximum of repetitions is below the minimum"));
         }
         Ok((least, most.filter(|&most| most <= MAX_REPETITIONS)))
     }
@@ -284,7 +283,7 @@ impl Parser<'_> {
         Ok(digits.parse().unwrap_or(u32::MAX))
     }
 
-    /// One character of a text or a class, escaped or not.
+    /// Parses one character of a text or a class, escaped or not.
     fn character(&mut self) -> Result<u32, GrammarError> {
         match self.advance() {
             Some('\\') => match self.advance() {
@@ -296,7 +295,7 @@ impl Parser<'_> {
                 Some('n') => Ok(10),
                 Some(same @ ('\\' | '"' | '[' | ']' | '-')) => Ok(same.into()),
                 Some(other) => Err(self.wrong(&format!(
-                    "\\{other} is not known; there are \\n \\r \\t \\\\ \\\" \\[ \\] \\- \\x41 \\u0041 \\U00000041"
+                    "unknown escape \\{other}; expected one of \\n \\r \\t \\\\ \\\" \\[ \\] \\- \\x41 \\u0041 \\U00000041"
                 ))),
                 None => Err(self.wrong("the grammar ends within an escape")),
             },
@@ -406,7 +405,7 @@ fn is_name(character: char) -> bool {
     character.is_ascii_alphanumeric() || character == '-'
 }
 
-/// Sorted ranges that are apart, without surrogates; turned around when `negated`.
+/// Returns sorted and disjoint ranges without surrogates, complemented if `negated`.
 fn normal(mut ranges: Vec<(u32, u32)>, negated: bool) -> Vec<(u32, u32)> {
     ranges.sort_unstable();
     let mut merged: Vec<(u32, u32)> = Vec::with_capacity(ranges.len());

@@ -14,33 +14,27 @@ fn gbnf(source: &str) -> GrammarSource {
 }
 
 #[test]
-fn mistakes_are_told_with_their_place() {
+fn errors_report_line_and_column() {
     let told = |source: &str| lark(source).unwrap_err().to_string();
     assert_eq!(told("root ::= \"a"), "line 1, column 12: the text ends without its closing '\"'");
-    assert_eq!(told("root ::= x\n"), "line 1, column 10: the rule 'x' is named here and nowhere defined");
-    assert_eq!(
-        told("# no root\nx ::= \"a\""),
-        "line 2, column 10: the grammar has no rule 'root', at which it would begin"
-    );
-    assert_eq!(told("root ::= \"a\"\nx = \"b\""), "line 2, column 3: expected ::= behind the name 'x'");
+    assert_eq!(told("root ::= x\n"), "line 1, column 10: the rule 'x' is used here but not defined");
+    assert_eq!(told("# no root\nx ::= \"a\""), "line 2, column 10: the grammar has no rule 'root', which is its start");
+    assert_eq!(told("root ::= \"a\"\nx = \"b\""), "line 2, column 3: expected ::= after the name 'x'");
     assert_eq!(
         told("root ::= \"\\q\""),
-        "line 1, column 13: \\q is not known; there are \\n \\r \\t \\\\ \\\" \\[ \\] \\- \\x41 \\u0041 \\U00000041"
+        "line 1, column 13: unknown escape \\q; expected one of \\n \\r \\t \\\\ \\\" \\[ \\] \\- \\x41 \\u0041 \\U00000041"
     );
-    assert_eq!(told("root ::= *"), "line 1, column 11: '*' repeats what stands before it, and nothing does");
-    assert_eq!(told("root ::= \"a\"{3,2}"), "line 1, column 18: the most repetitions are fewer than the least");
-    assert_eq!(
-        told("root ::= \"a\"{3000}"),
-        "line 1, column 19: 3000 repetitions are too many; at most 2000 are taken"
-    );
-    assert_eq!(told("root ::= <unknown>"), "line 1, column 19: <unknown> is not one token of this model");
+    assert_eq!(told("root ::= *"), "line 1, column 11: '*' has nothing before it to repeat");
+    assert_eq!(told("root ::= \"a\"{3,2}"), "line 1, column 18: the maximum of repetitions is below the minimum");
+    assert_eq!(told("root ::= \"a\"{3000}"), "line 1, column 19: 3000 repetitions are too many; the maximum is 2000");
+    assert_eq!(told("root ::= <unknown>"), "line 1, column 19: <unknown> is not a single token of this model");
     assert_eq!(told("root ::= [z-a]"), "line 1, column 14: the range runs backwards");
     assert_eq!(told("root ::= \"é\" ("), "line 1, column 15: expected ')'");
     assert_eq!(told("root ::= _"), "line 1, column 10: expected the end of the rule 'root', found '_'");
 }
 
 #[test]
-fn what_llama_cpp_reads_is_read() {
+fn llama_cpp_syntax_is_accepted() {
     let source = "
         # comment
         root ::= ( # in a group, lines do not end rules
@@ -59,13 +53,13 @@ fn what_llama_cpp_reads_is_read() {
 }
 
 #[test]
-fn a_grammar_without_recursion_is_one_terminal() {
+fn grammar_without_recursion_is_one_terminal() {
     let text = lark("root ::= (\"a\" | \"ab\") x{2,3}\nx ::= [bc]+").unwrap();
     assert!(text.starts_with("start: T0\nT0: R"), "{text}");
 }
 
 #[test]
-fn tokens_are_named_by_text_and_by_id() {
+fn tokens_are_referenced_by_text_and_by_id() {
     let mut follower = follow(gbnf(&format!("root ::= <|control|> !<[{CONTROL}]> \"b\"")));
     assert!(may_follow(&mut follower, CONTROL) && !may_follow(&mut follower, 97));
     follower.accept(CONTROL, b"<|control|>");
@@ -77,7 +71,7 @@ fn tokens_are_named_by_text_and_by_id() {
 }
 
 #[test]
-fn whole_grammars_are_translated() {
+fn complete_grammars_are_translated() {
     for (name, right, wrong) in [
         (
             "value",
@@ -101,7 +95,7 @@ fn whole_grammars_are_translated() {
     }
 }
 
-/// Where a part of `text` that begins at `from` may end, as bits; by plain search, whatever the grammar.
+/// Returns the possible ends of a match of `node` in `text` from `from`, as bits, by exhaustive search.
 fn ends(node: &Node, rules: &[Vec<u32>], text: &[u8], from: usize) -> u32 {
     let after = |starts: u32, node: &Node| {
         (0..=text.len()).filter(|at| starts & 1 << at != 0).fold(0, |ends_at, at| ends_at | ends(node, rules, text, at))
@@ -153,7 +147,7 @@ fn matches(source: &str, text: &[u8]) -> bool {
     }
 }
 
-/// Grammars over a and b that mix literals, classes, repetitions and rules that need each other.
+/// Grammars over a and b that combine literals, classes, repetitions and mutually recursive rules.
 fn grammars() -> impl Strategy<Value = String> {
     let leaf = prop_oneof![
         Just("\"a\""),
@@ -182,13 +176,13 @@ fn grammars() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// The translation means what GBNF means: for every text over a and b up to a length.
+    /// The translation matches exactly the texts that GBNF matches, for every text over a and b up to a maximum length.
     #[test]
-    fn the_language_stays_the_same(source in grammars()) {
+    fn translation_matches_the_same_texts(source in grammars()) {
         let Ok(mut follower) = crate::model::grammar::GrammarCompiler::new(vocabulary())
             .follow(&crate::model::grammar::Constraint::new("test", gbnf(&source)))
         else {
-            // Nothing can be said of a grammar that no text matches.
+            // A grammar that no text matches cannot be compared.
             for text in texts() {
                 prop_assert!(!matches(&source, text.as_bytes()), "{source}\n{text:?} matches: {:?}", lark(&source));
             }
@@ -211,7 +205,7 @@ fn texts() -> Vec<String> {
 }
 
 #[test]
-fn ids_are_bounded_by_the_vocabulary() {
+fn token_ids_outside_the_vocabulary_are_rejected() {
     let count = vocabulary().len() as TokenId;
     assert!(lark(&format!("root ::= <[{}]>", count - 1)).is_ok());
     assert!(lark(&format!("root ::= <[{count}]>")).is_err());

@@ -1,30 +1,30 @@
-//! How many layers of a model fit on GPUs, worked out from its file before anything is loaded.
+//! Estimate of the number of layers that fit on GPUs, computed from the model file before it is loaded.
 
 use super::super::ffi::loading::type_layout;
 use super::super::{CacheType, GgufHeader, ModelOptions, SplitMode};
 use std::path::{Path, PathBuf};
 
-/// Memory of each GPU that stays free for its driver and for others, in bytes.
+/// Memory of each GPU that is left free for its driver and other programs, in bytes.
 const SPARE: u64 = 512 << 20;
-/// Files that a model may be split into.
+/// Maximum number of files of a model.
 const MAX_FILES: u64 = 1000;
 
-/// What a context will want beside the weights.
+/// The memory that a context needs in addition to the weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ContextRequirements {
-    /// Tokens of each sequence.
+    /// Tokens per sequence.
     pub context_per_sequence: u32,
-    /// Whether it has at most the tokens that the model was trained with.
+    /// True if that is not above the training context.
     pub as_trained: bool,
-    /// Sequences.
+    /// Number of sequences.
     pub sequences: u32,
-    /// Most tokens in one physical batch.
+    /// Maximum tokens per physical batch.
     pub ubatch_size: u32,
-    /// Whether attention is computed with all scores in memory, as it is without flash attention.
+    /// True if attention is computed with all scores in memory, that is, without flash attention.
     pub scores: bool,
-    /// How keys are kept.
+    /// Data type of keys.
     pub keys: CacheType,
-    /// How values are kept.
+    /// Data type of values.
     pub values: CacheType,
 }
 
@@ -45,25 +45,25 @@ impl Default for ContextRequirements {
 /// A GPU for the layers of a model.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Gpu {
-    /// Bytes of memory that are free.
+    /// Free memory in bytes.
     pub free: u64,
-    /// Its share of the layers, as a proportion.
+    /// Share of the layers, as a proportion.
     pub share: f32,
 }
 
-/// What a model takes of GPUs, in bytes.
+/// GPU memory that a model needs, in bytes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct GpuRequirements {
-    /// Each layer with its part of the KV cache, where that goes with the layers, in order.
+    /// Each layer with its part of the KV cache, if that is placed with the layers, in order.
     layers: Vec<u64>,
-    /// What is behind the last layer; llama.cpp counts it as one more.
+    /// The output; llama.cpp counts it as one more layer.
     output: u64,
-    /// What is computed on the way, on every GPU.
+    /// The compute graph, on every GPU.
     graph: u64,
 }
 
 impl GpuRequirements {
-    /// Of a model of that header, with those of the further files that it is split into, loaded with these options.
+    /// Computes the requirements of a model from its header, the headers of its further files, and the options.
     pub fn of(header: &GgufHeader, further: &[GgufHeader], options: &ModelOptions) -> Self {
         let room = &options.room;
         let parameter = |key| header.parameter(key);
@@ -99,7 +99,7 @@ impl GpuRequirements {
             let layer = tensor.name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
             let place = match layer {
                 Some(layer) if layer < count => &mut needs.layers[layer],
-                // The embedding stays on the processor, unless it is the output, too.
+                // The embedding stays on the CPU, unless it is also the output.
                 None if !tensor.name.starts_with("token_embd") || !has_output => &mut needs.output,
                 _ => continue,
             };
@@ -109,12 +109,12 @@ impl GpuRequirements {
     }
 }
 
-/// The headers of the further files that a model is split into; those that cannot be read are left out.
+/// Reads the headers of a model's further files; unreadable ones are left out.
 pub fn further(path: &Path, header: &GgufHeader) -> Vec<GgufHeader> {
     further_files(path, header).iter().filter_map(|path| GgufHeader::read(path).ok()).collect()
 }
 
-/// The further files that a model is split into.
+/// Returns the further files of a split model.
 pub fn further_files(path: &Path, header: &GgufHeader) -> Vec<PathBuf> {
     let files = header.integer("split.count").unwrap_or(1).min(MAX_FILES);
     let stem = path.to_str().and_then(|path| path.strip_suffix(&format!("-00001-of-{files:05}.gguf")));
@@ -122,12 +122,12 @@ pub fn further_files(path: &Path, header: &GgufHeader) -> Vec<PathBuf> {
     (2..=files).map(|file| format!("{stem}-{file:05}-of-{files:05}.gguf").into()).collect()
 }
 
-/// Bytes of the KV cache of that room, at least; `None` for what keeps no keys and values of each token.
+/// Returns a lower bound of the KV cache in bytes; `None` for models without keys and values per token.
 pub fn cache_bytes(header: &GgufHeader, room: &ContextRequirements) -> Option<u64> {
     let parameter = |key| header.parameter(key);
     let heads = parameter("attention.head_count").filter(|&heads| heads > 0)?;
     let width = parameter("attention.key_length").unwrap_or(parameter("embedding_length")? / heads);
-    // Latent attention keeps less than its heads have, and of hybrids only some layers keep anything.
+    // Latent attention stores less than its heads have, and only some layers of hybrid models store anything.
     let is_plain = ["attention.kv_lora_rank", "ssm.state_size", "full_attention_interval", "wkv.head_size"]
         .into_iter()
         .all(|key| parameter(key).is_none());
@@ -145,12 +145,13 @@ pub fn cache_bytes(header: &GgufHeader, room: &ContextRequirements) -> Option<u6
     Some(kept(room.keys).saturating_add(kept(room.values)).saturating_mul(layers).saturating_mul(tokens))
 }
 
-/// How many layers, counted from the last, fit on these GPUs; all and one more when the whole model fits.
+/// Returns the number of layers, counted from the last, that fit on these GPUs; all plus one if the whole model fits.
 pub fn that_fit(needs: &GpuRequirements, gpus: &[Gpu], split: SplitMode) -> usize {
     (1..=needs.layers.len() + 1).rev().find(|&count| fits(needs, gpus, split, count)).unwrap_or(0)
 }
 
-/// Whether the last `count` layers fit, the output counted as one, when they are spread as llama.cpp does it.
+/// Returns true if the last `count` layers, with the output counted as one, fit when distributed like llama.cpp does
+/// it.
 fn fits(needs: &GpuRequirements, gpus: &[Gpu], split: SplitMode, count: usize) -> bool {
     let sum: f32 = gpus.iter().map(|gpu| gpu.share).sum();
     if sum <= 0.0 {
@@ -174,7 +175,7 @@ fn fits(needs: &GpuRequirements, gpus: &[Gpu], split: SplitMode, count: usize) -
         *taken = taken.saturating_add(bytes);
     }
     let beside = needs.graph.saturating_add(SPARE);
-    // A GPU without a share has no part in it.
+    // A GPU without a share receives nothing.
     taken.iter().zip(gpus).all(|(&taken, gpu)| taken.saturating_add(beside) <= gpu.free || gpu.share == 0.0)
 }
 
@@ -188,20 +189,20 @@ mod tests {
     }
 
     #[test]
-    fn layers_go_where_there_is_room() {
+    fn layers_fill_the_free_memory() {
         let needs = GpuRequirements { layers: vec![10; 4], output: 5, graph: 1 };
         let most = |free: &[u64]| that_fit(&needs, &gpus(free), SplitMode::Layer);
         for (free, layers) in [(0, 0), (SPARE, 0), (SPARE + 6, 1), (SPARE + 26, 3), (SPARE + 46, 5)] {
             assert_eq!(most(&[free]), layers, "{free}");
         }
         assert_eq!(most(&[]), 0);
-        // Layers are not cut: the first GPU has three of the five, and the second what is left.
+        // Layers are not split: the first GPU gets three of the five, and the second the rest.
         assert_eq!((most(&[SPARE + 31, SPARE + 16]), most(&[SPARE + 30, SPARE + 16])), (5, 4));
         assert_eq!(that_fit(&needs, &gpus(&[SPARE + 24, SPARE + 24]), SplitMode::Row), 5);
     }
 
     #[test]
-    fn a_share_that_is_given_holds() {
+    fn given_shares_are_respected() {
         let needs = GpuRequirements { layers: vec![10; 4], output: 5, graph: 0 };
         let mut two = gpus(&[SPARE + 100, SPARE + 10]);
         (two[0].share, two[1].share) = (1.0, 1.0);
@@ -213,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_says_what_its_model_needs() {
+    fn requirements_follow_from_the_header() {
         let tensor = |name: &str, size_bytes| GgufTensor { name: name.into(), size_bytes, ..GgufTensor::default() };
         let numbers = [
             ("block_count", 2),
@@ -250,7 +251,7 @@ mod tests {
             graph: (4 * 1000 + fixed) * 4 * 10,
         };
         assert_eq!(GpuRequirements::of(&header, std::slice::from_ref(&second), &with(room)), expected);
-        // With an output of its own, the embedding is left where it is.
+        // If the model has a separate output, the embedding stays on the CPU.
         assert_eq!(GpuRequirements::of(&header, &[second, third], &with(room)).output, logits + 900);
         let mut other = with(ContextRequirements {
             as_trained: false,
@@ -266,7 +267,7 @@ mod tests {
         assert_eq!(GpuRequirements::of(&header, &[], &other).layers, [11, 0]);
         other.tuning.cache_on_host = false;
 
-        // A header that exaggerates fits nowhere.
+        // A header with excessive sizes fits nowhere.
         for key in ["embedding_length", "feed_forward_length", "attention.key_length"] {
             header.metadata.insert(format!("llama.{key}"), GgufScalar::Integer(u64::MAX.into()));
         }

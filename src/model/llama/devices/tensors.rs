@@ -1,43 +1,43 @@
-//! Tensors that do not go where their layers go.
+//! Tensors that are not placed with their layers.
 
 use super::PlacementError;
 use crate::model::llama::gguf::{GgufHeader, GgufTensor};
 use regex::Regex;
 use std::ffi::CString;
 
-/// Most layers that llama.cpp takes.
+/// llama.cpp's maximum number of layers.
 const MAX_LAYERS: u64 = 512;
-/// llama.cpp's name of the processor's memory.
+/// llama.cpp's name of CPU memory.
 const PROCESSOR: &str = "CPU";
-/// What the weights of experts are called, behind the number of their layer.
+/// Pattern of the names of expert weights, after the number of their layer.
 const EXPERTS: &str = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps";
-/// What the weights of a feed-forward part without experts are called there.
+/// Pattern of the names of feed-forward weights without experts, after the number of their layer.
 const FEED_FORWARD: &str = r"\.ffn_(up|down|gate)\.";
 
-/// Tensors that do not go where their layers go. Of several rules for a tensor the first one holds.
+/// Tensors that are not placed with their layers. The first matching rule of a tensor applies.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TensorPlacement {
-    /// Regular expressions, in C++'s spelling of ECMAScript's, for names of tensors; each with llama.cpp's name of a buffer.
+    /// Regular expressions (ECMAScript in C++) for tensor names, each with llama.cpp's name of a buffer.
     pub named: Vec<(String, String)>,
-    /// Whether the experts of all layers stay on the processor.
+    /// True if the experts of all layers stay on the CPU.
     pub experts: bool,
-    /// In so many of the first layers the experts stay on the processor.
+    /// Number of first layers whose experts stay on the CPU.
     pub experts_of_first: u32,
-    /// In so many of the first layers the feed-forward part without experts stays on the processor.
+    /// Number of first layers whose feed-forward weights without experts stay on the CPU.
     pub feed_forward_of_first: u32,
 }
 
-/// A rule as llama.cpp takes it.
+/// A rule in llama.cpp's form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorRule {
-    /// A regular expression that is searched for in names.
+    /// Regular expression to search for in names.
     pub pattern: CString,
-    /// The buffer's name, as llama.cpp spells it.
+    /// llama.cpp's name of the buffer.
     pub buffer: String,
 }
 
 impl TensorPlacement {
-    /// The rules for a model of so many layers, where `buffers` can be had.
+    /// Returns the rules for a model with this number of layers and these available buffers.
     pub(super) fn rules(&self, layers: u64, buffers: &[&str]) -> Result<Vec<TensorRule>, PlacementError> {
         let named = self.named.iter().map(|(pattern, wanted)| {
             let buffer = buffers.iter().find(|buffer| buffer.eq_ignore_ascii_case(wanted));
@@ -65,7 +65,8 @@ impl TensorPlacement {
     }
 }
 
-/// A header without the tensors that stay on the processor by these rules. What only C++ can read matches nothing here.
+/// Removes the tensors that these rules keep on the CPU from a header. Patterns that only C++ supports match nothing
+/// here.
 pub(super) fn elsewhere(header: &GgufHeader, rules: &[TensorRule]) -> GgufHeader {
     let rules: Vec<_> =
         rules.iter().filter_map(|rule| Some((Regex::new(rule.pattern.to_str().ok()?).ok()?, &rule.buffer))).collect();
@@ -91,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn experts_stay_on_the_processor() {
+    fn expert_weights_stay_on_the_cpu() {
         let names = [
             "blk.0.ffn_up_exps.weight",
             "blk.1.ffn_gate_up_exps.weight",
@@ -102,14 +103,14 @@ mod tests {
         assert_eq!(left(&TensorPlacement { experts_of_first: 1, ..TensorPlacement::default() }, &names), names[1..]);
         let two = TensorPlacement { feed_forward_of_first: 2, ..TensorPlacement::default() };
         assert_eq!(left(&two, &names), [names[0], names[1], names[3]]);
-        // A number beyond all layers is all layers.
+        // A number above the number of layers means all layers.
         let all = TensorPlacement { experts_of_first: u32::MAX, ..TensorPlacement::default() };
         assert_eq!(left(&all, &names), names[2..]);
         assert!(TensorPlacement::default().rules(3, &["CPU"]).unwrap().is_empty());
     }
 
     #[test]
-    fn the_first_rule_holds_and_goes_before_those_of_experts() {
+    fn first_matching_rule_precedes_expert_rules() {
         let named = vec![(r"blk\.0\.ffn_up_exps".into(), "cuda0".into()), ("up".into(), "CPU".into())];
         let places = TensorPlacement { named, experts: true, ..TensorPlacement::default() };
         let names =

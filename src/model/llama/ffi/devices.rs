@@ -1,37 +1,37 @@
-//! The list of devices with what llama-cpp-2 leaves out of it: which of them are the same.
+//! The list of devices with a field that llama-cpp-2 omits: the id, which identifies a device across backends.
 
 use llama_cpp_sys_2 as sys;
 use std::ffi::{CStr, CString, c_char};
 
-/// Something that llama.cpp can compute on.
+/// A device that llama.cpp can compute on.
 pub struct RawDevice {
     /// llama.cpp's name.
     pub name: String,
-    /// What a person knows it by.
+    /// Human-readable name.
     pub description: String,
-    /// The backend that drives it, e.g. `CUDA`.
+    /// The backend of the device, e.g. `CUDA`.
     pub backend: String,
-    /// llama.cpp's name of its memory.
+    /// llama.cpp's name of its buffer type.
     pub buffer: String,
-    /// What it is.
+    /// Type of the device.
     pub kind: sys::ggml_backend_dev_type,
-    /// Whether a weight can be cut into rows for several of them.
+    /// True if the backend can split weights by rows over several devices.
     pub cuts_rows: bool,
-    /// The same for all backends that drive the same device; `None` when it does not tell.
+    /// Id that is the same for all backends of a device; `None` if unknown.
     pub id: Option<String>,
-    /// Bytes of its memory; 0 when it does not tell.
+    /// Total memory in bytes; 0 if unknown.
     pub memory_bytes: u64,
-    /// Bytes that are free.
+    /// Free memory in bytes.
     pub free_bytes: u64,
 }
 
-/// All devices, in llama.cpp's order.
+/// Returns all devices in llama.cpp's order.
 pub fn list() -> Vec<RawDevice> {
     let text = |text: *const c_char| {
         // SAFETY: names are zero-terminated and live as long as the program.
         (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().trim().to_owned())
     };
-    // SAFETY: every index below the count is a device, devices live as long as the program, and `props` is theirs to fill.
+    // SAFETY: every index below the count is a device, devices live as long as the program, and the call fills `props`.
     unsafe {
         (0..sys::ggml_backend_dev_count())
             .map(|index| {
@@ -57,7 +57,7 @@ pub fn list() -> Vec<RawDevice> {
     }
 }
 
-/// The devices of these names and a null, as llama.cpp takes them; names that there are not are left out.
+/// Returns the devices with these names and a final null, as llama.cpp expects; unknown names are left out.
 pub(super) fn handles(names: &[String]) -> Vec<sys::ggml_backend_dev_t> {
     let names = names.iter().filter_map(|name| CString::new(name.as_str()).ok());
     // SAFETY: the name is zero-terminated.
@@ -65,10 +65,10 @@ pub(super) fn handles(names: &[String]) -> Vec<sys::ggml_backend_dev_t> {
     found.filter(|device| !device.is_null()).chain([std::ptr::null_mut()]).collect()
 }
 
-/// The memory of that name; the processor's when there is none.
+/// Returns the buffer type with this name; the CPU's if there is none.
 pub(super) fn buffer(name: &str) -> sys::ggml_backend_buffer_type_t {
-    // SAFETY: every index below the count is a device; devices, their buffer types and the names of those live as long as the
-    // program.
+    // SAFETY: every index below the count is a device; devices, their buffer types and the names of those live as long
+    // as the program.
     unsafe {
         (0..sys::ggml_backend_dev_count())
             .map(|index| sys::ggml_backend_dev_buffer_type(sys::ggml_backend_dev_get(index)))

@@ -1,6 +1,6 @@
-//! Loading with every parameter that llama.cpp has, and what it says when it refuses.
+//! Model loading with all parameters of llama.cpp, and the error lines of a failed load.
 //!
-//! llama-cpp-2 cannot pass `tensor_split`, and drops the reason of a failed load into the log only.
+//! llama-cpp-2 cannot pass `tensor_split`, and writes the reason of a failed load only to the log.
 
 use super::devices::{buffer, handles};
 use crate::model::llama::MetadataValue;
@@ -17,45 +17,45 @@ const _: () = assert!(
     "LlamaModel must be nothing but a pointer to llama_model"
 );
 
-/// Error lines that are kept of one load.
+/// Maximum error lines kept per load.
 const MAX_LINES: usize = 16;
 
-/// How a model is loaded, in llama.cpp's terms.
+/// Parameters of a load in llama.cpp's terms.
 #[derive(Debug, Clone, Default)]
 pub struct Loading {
-    /// The GPUs that compute, by their names, in order; empty for the processor alone.
+    /// Names of the GPUs, in order; empty for CPU only.
     pub devices: Vec<String>,
-    /// Layers on GPUs; negative for all.
+    /// Number of layers on GPUs; negative for all.
     pub gpu_layers: i32,
-    /// How layers are spread over GPUs; `None` for llama.cpp's default.
+    /// Split over several GPUs; `None` for llama.cpp's default.
     pub split_mode: Option<sys::llama_split_mode>,
     /// Share of each GPU, as proportions; empty for llama.cpp's choice.
     pub tensor_split: Vec<f32>,
-    /// Tensors that do not go where their layers go.
+    /// Tensors that are not placed with their layers.
     pub tensors: Vec<TensorRule>,
-    /// Map the file instead of reading it.
+    /// True to map the file instead of reading it.
     pub mmap: bool,
-    /// Keep the weights from being swapped out.
+    /// True to lock the weights in memory.
     pub mlock: bool,
-    /// Look for invalid numbers in the weights.
+    /// True to check the weights for invalid numbers.
     pub check_tensors: bool,
-    /// Leave weights as the file has them.
+    /// True to keep weights in the layout of the file.
     pub no_repack: bool,
-    /// Let the processor's own layouts be used where GPUs would want plain memory.
+    /// True to allow CPU-specific weight layouts where GPUs would need plain host memory.
     pub no_host: bool,
-    /// Something else than what the file says, by key.
+    /// Metadata overrides, by key.
     pub overrides: Vec<(String, MetadataValue)>,
-    /// Read everything but the weights.
+    /// True to read everything but the weights.
     pub no_alloc: bool,
 }
 
-/// Loads a model; `progress` gets 0 … 1, and gives the load up by returning false.
+/// Loads a model. `progress` receives 0 … 1 and cancels the load by returning false.
 ///
 /// # Errors
-/// The error lines that llama.cpp wrote meanwhile; none when it was silent.
+/// llama.cpp's error lines; empty if it logged none.
 pub fn load<F: FnMut(f32) -> bool>(path: &CStr, loading: &Loading, mut progress: F) -> Result<LlamaModel, Vec<String>> {
     unsafe extern "C" fn on_progress<F: FnMut(f32) -> bool>(done: f32, user_data: *mut c_void) -> bool {
-        // SAFETY: `user_data` is the closure below, which outlives the load and is touched by nobody else meanwhile.
+        // SAFETY: `user_data` is the closure below, which outlives the load and is not accessed otherwise meanwhile.
         let progress = unsafe { &mut *user_data.cast::<F>() };
         // A panic must not unwind into C++.
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| progress(done))).unwrap_or(false)
@@ -63,7 +63,7 @@ pub fn load<F: FnMut(f32) -> bool>(path: &CStr, loading: &Loading, mut progress:
     let mut shares = loading.tensor_split.clone();
     // SAFETY: plain functions without preconditions.
     let (mut params, most) = unsafe { (sys::llama_model_default_params(), sys::llama_max_devices()) };
-    // llama.cpp reads as many as there can be devices.
+    // llama.cpp reads as many entries as the maximum number of devices.
     shares.resize(most.max(shares.len()), 0.0);
     let mut devices = handles(&loading.devices);
     params.devices = devices.as_mut_ptr();
@@ -74,7 +74,7 @@ pub fn load<F: FnMut(f32) -> bool>(path: &CStr, loading: &Loading, mut progress:
     params.tensor_split = if loading.tensor_split.is_empty() { null() } else { shares.as_ptr() };
     params.load_mode = match (loading.mmap, loading.mlock) {
         (false, false) => sys::LLAMA_LOAD_MODE_NONE,
-        // Some GPUs cannot take weights out of a mapping.
+        // Some GPUs cannot load weights from a mapping.
         (true, false) if !loading.devices.is_empty() => sys::LLAMA_LOAD_MODE_AUTO,
         (true, false) => sys::LLAMA_LOAD_MODE_MMAP,
         (false, true) => sys::LLAMA_LOAD_MODE_MLOCK,
@@ -87,12 +87,12 @@ pub fn load<F: FnMut(f32) -> bool>(path: &CStr, loading: &Loading, mut progress:
     params.check_tensors = loading.check_tensors;
     params.use_extra_bufts = !loading.no_repack;
     params.no_host = loading.no_host;
-    // llama.cpp reads up to one without a key.
+    // llama.cpp reads entries up to one without a key.
     let overrides: Vec<_> = loading.overrides.iter().map(Some).chain([None]).map(raw_override).collect();
     if !loading.overrides.is_empty() {
         params.kv_overrides = overrides.as_ptr();
     }
-    // llama.cpp reads up to one without a pattern.
+    // llama.cpp reads entries up to one without a pattern.
     let rules = loading.tensors.iter().map(|rule| (rule.pattern.as_ptr(), buffer(&rule.buffer)));
     let rules = rules.chain([(null(), null_mut())]);
     let rules: Vec<_> = rules.map(|(pattern, buft)| sys::llama_model_tensor_buft_override { pattern, buft }).collect();
@@ -103,12 +103,13 @@ pub fn load<F: FnMut(f32) -> bool>(path: &CStr, loading: &Loading, mut progress:
     params.progress_callback_user_data = (&raw mut progress).cast();
     // SAFETY: the path is zero-terminated, and everything that `params` points to outlives the call.
     let model = with_error_lines(|| NonNull::new(unsafe { sys::llama_model_load_from_file(path.as_ptr(), params) }))?;
-    // SAFETY: `LlamaModel` is a transparent wrapper around exactly this pointer, as asserted above, and owns it from now on.
+    // SAFETY: `LlamaModel` is a transparent wrapper around exactly this pointer, as asserted above, and owns it from
+    // here on.
     Ok(unsafe { std::mem::transmute::<NonNull<sys::llama_model>, LlamaModel>(model) })
 }
 
 fn raw_override(said: Option<&(String, MetadataValue)>) -> sys::llama_model_kv_override {
-    // SAFETY: the structure is numbers and texts, for all of which zero is a value.
+    // SAFETY: the structure consists of numbers and texts, for which zero is a valid value.
     let mut raw: sys::llama_model_kv_override = unsafe { std::mem::zeroed() };
     let Some((key, value)) = said else { return raw };
     write_text(&mut raw.key, key);
@@ -135,20 +136,20 @@ fn raw_override(said: Option<&(String, MetadataValue)>) -> sys::llama_model_kv_o
     raw
 }
 
-/// Writes what fits before the zero at the end.
+/// Writes as much as fits before the final zero.
 fn write_text(to: &mut [c_char; 128], text: &str) {
     for (to, &byte) in to[..127].iter_mut().zip(text.as_bytes()) {
         *to = byte as c_char;
     }
 }
 
-/// What llama.cpp made, or the error lines that it wrote instead.
+/// Returns the result of llama.cpp, or the error lines it logged instead.
 pub(super) fn with_error_lines<T>(make: impl FnOnce() -> Option<T>) -> Result<T, Vec<String>> {
     LINES.with_borrow_mut(Vec::clear);
     make().ok_or_else(|| LINES.take())
 }
 
-/// The name of a model's file type, e.g. `Q8_0`.
+/// Returns the name of a model's file type, e.g. `Q8_0`.
 pub fn file_type(model: &LlamaModel) -> String {
     // SAFETY: `LlamaModel` is a transparent wrapper around this pointer, as asserted above; the name is a constant of llama.cpp.
     unsafe {
@@ -158,7 +159,7 @@ pub fn file_type(model: &LlamaModel) -> String {
     }
 }
 
-/// The number of a model's sort of tokenizer.
+/// Returns llama.cpp's number of a model's tokenizer type.
 pub fn vocab_type(model: &LlamaModel) -> u32 {
     // SAFETY: `LlamaModel` is a transparent wrapper around this pointer, as asserted above.
     unsafe {
@@ -167,24 +168,24 @@ pub fn vocab_type(model: &LlamaModel) -> u32 {
     }
 }
 
-/// How many values of a tensor type make a block, and how many bytes that has; `None` for an unknown type.
+/// Returns the number of values and of bytes in a block of a tensor type; `None` for an unknown type.
 pub fn type_layout(kind: u32) -> Option<(u64, u64)> {
     if kind >= sys::GGML_TYPE_COUNT {
         return None;
     }
     // SAFETY: the type is within llama.cpp's table.
     let (block, bytes) = unsafe { (sys::ggml_blck_size(kind), sys::ggml_type_size(kind)) };
-    // Types that were removed have neither.
+    // Removed types have neither.
     (block > 0 && bytes > 0).then_some((block as u64, bytes as u64))
 }
 
-/// Where a log line goes on to.
+/// The previous destination of log lines.
 struct Sink {
     callback: sys::ggml_log_callback,
     user_data: *mut c_void,
 }
 
-// SAFETY: the callback is one that llama.cpp calls from any thread, with this data.
+// SAFETY: llama.cpp calls the callback from any thread, with this data.
 unsafe impl Send for Sink {}
 // SAFETY: as above; a sink never changes.
 unsafe impl Sync for Sink {}
@@ -194,19 +195,20 @@ thread_local! {
     static LINES: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Keeps the error lines of loads, and passes every line on to where it went before. Call it once, after the log was set.
+/// Records the error lines of loads, and forwards every line to its previous destination. Call it once, after the log
+/// is set up.
 pub fn keep_errors() {
     static LLAMA: OnceLock<Sink> = OnceLock::new();
     static GGML: OnceLock<Sink> = OnceLock::new();
     let mut llama = Sink { callback: None, user_data: null_mut() };
     let mut ggml = Sink { callback: None, user_data: null_mut() };
-    // SAFETY: the pointers are valid for writes; the sinks that are set live for ever.
+    // SAFETY: the pointers are valid for writes; the sinks are never freed.
     unsafe {
         sys::llama_log_get(&raw mut llama.callback, &raw mut llama.user_data);
         sys::ggml_log_get(&raw mut ggml.callback, &raw mut ggml.user_data);
         let address = |sink: &'static Sink| std::ptr::from_ref(sink).cast_mut().cast::<c_void>();
         sys::llama_log_set(Some(on_line), address(LLAMA.get_or_init(|| llama)));
-        // Setting llama.cpp's log sets ggml's too, so this comes second.
+        // Setting llama.cpp's log also sets ggml's, so this comes second.
         sys::ggml_log_set(Some(on_line), address(GGML.get_or_init(|| ggml)));
     }
 }
@@ -224,7 +226,7 @@ unsafe extern "C" fn on_line(level: sys::ggml_log_level, text: *const c_char, us
     // SAFETY: `user_data` is one of the sinks set above.
     let sink = unsafe { &*user_data.cast::<Sink>() };
     if let Some(callback) = sink.callback {
-        // SAFETY: the arguments are those that the callback was made for.
+        // SAFETY: the arguments are those of the original callback.
         unsafe { callback(level, text, sink.user_data) };
     }
 }

@@ -1,12 +1,12 @@
-//! What llama.cpp knows of a model's and a context's memory, and llama-cpp-2 does not pass on.
+//! Properties of a model's and a context's memory that llama-cpp-2 does not expose.
 
 use super::raw;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_sys_2 as sys;
 
-/// Width of the attention window of some layers, also where the file leaves it to the architecture; 0 where all layers see
-/// everything.
+/// Returns the attention window of some layers, also if the file leaves it to the architecture; 0 if all layers attend
+/// to everything.
 pub fn window(model: &LlamaModel) -> u32 {
     // SAFETY: `LlamaModel` is a transparent wrapper around this pointer, as asserted in `loading`.
     let width = unsafe {
@@ -16,7 +16,7 @@ pub fn window(model: &LlamaModel) -> u32 {
     u32::try_from(width).unwrap_or(0)
 }
 
-/// Whether keys can be turned to other positions. llama.cpp ends the process when it is asked to where they cannot.
+/// Returns true if keys can be shifted to other positions. llama.cpp aborts the process when asked to shift others.
 pub fn can_shift(context: &mut LlamaContext<'_>) -> bool {
     let Some(raw) = raw(context) else { return false };
     // SAFETY: `raw` is the context's own pointer, and its memory lives as long as it does.

@@ -1,4 +1,4 @@
-//! llama.cpp's own chat templates, which it knows by name and renders itself.
+//! llama.cpp's built-in chat templates, which it knows by name and renders itself.
 
 use llama_cpp_sys_2 as sys;
 use std::ffi::{CStr, CString, c_char};
@@ -6,20 +6,21 @@ use std::ffi::{CStr, CString, c_char};
 /// Returns the names of llama.cpp's chat templates.
 #[must_use]
 pub fn chat_template_names() -> Vec<String> {
-    // SAFETY: a null pointer of length 0 asks for the number of names only.
+    // SAFETY: a null pointer of length 0 only queries the number of names.
     let count = unsafe { sys::llama_chat_builtin_templates(std::ptr::null_mut(), 0) };
     let mut names: Vec<*const c_char> = vec![std::ptr::null(); usize::try_from(count).unwrap_or(0)];
-    // SAFETY: the list has room for as many pointers as its length says.
+    // SAFETY: the list has room for as many pointers as its length.
     unsafe { sys::llama_chat_builtin_templates(names.as_mut_ptr(), names.len()) };
     let named = names.into_iter().filter(|name| !name.is_null());
     // SAFETY: llama.cpp's names are constants of the program, and end with NUL.
     named.map(|name| unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()).collect()
 }
 
-/// Renders messages, as role and content, by one of llama.cpp's chat templates. `None` when it has none of that name.
+/// Renders messages, as role and content, with one of llama.cpp's chat templates. Returns `None` if there is none with
+/// this name.
 #[must_use]
 pub fn apply_chat_template(name: &str, messages: &[(&str, &str)], add_generation_prompt: bool) -> Option<String> {
-    // A text of C ends at its first NUL.
+    // A C string ends at its first NUL.
     let text = |text: &str| CString::new(text.replace('\0', "\u{fffd}")).unwrap_or_default();
     let name = text(name);
     let texts: Vec<(CString, CString)> = messages.iter().map(|(role, content)| (text(role), text(content))).collect();
@@ -30,8 +31,8 @@ pub fn apply_chat_template(name: &str, messages: &[(&str, &str)], add_generation
     let mut buffer: Vec<u8> = Vec::new();
     loop {
         let room = i32::try_from(buffer.len()).ok()?;
-        // SAFETY: the name and every message end with NUL and outlive the call; at most `room` bytes are written to the
-        // buffer, which has as many.
+        // SAFETY: the name and every message end with NUL and outlive the call; no more than `room` bytes are written
+        // to the buffer, which has this size.
         let length = unsafe {
             sys::llama_chat_apply_template(
                 name.as_ptr(),

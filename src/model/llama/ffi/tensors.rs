@@ -1,4 +1,4 @@
-//! Single tensors and lists of texts of a GGUF file, by ggml's own reader.
+//! Single tensors and string arrays of a GGUF file, read by ggml.
 
 use llama_cpp_sys_2 as sys;
 use std::ffi::{CStr, CString};
@@ -9,16 +9,16 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::ptr::NonNull;
 
-/// The header of a GGUF file, and its tensors one by one.
+/// The header of a GGUF file, with access to its tensors.
 pub struct Gguf {
     header: NonNull<sys::gguf_context>,
     file: File,
 }
 
-/// A matrix, row after row.
+/// A matrix in row-major order.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Matrix {
-    /// Values of a row.
+    /// Number of values per row.
     pub columns: usize,
     /// `rows * columns` values.
     pub values: Vec<f32>,
@@ -28,7 +28,7 @@ impl Gguf {
     /// Reads the header.
     ///
     /// # Errors
-    /// The file cannot be read, or is not GGUF.
+    /// The file cannot be read or is not a GGUF file.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let file = File::open(path)?;
         let name = CString::new(path.as_os_str().as_bytes())?;
@@ -39,12 +39,12 @@ impl Gguf {
         Ok(Self { header, file })
     }
 
-    /// The texts of a list of texts, where there is one under that key.
+    /// Returns the strings of a string array, if there is one with this key.
     #[must_use]
     pub fn texts(&self, key: &str) -> Option<Vec<String>> {
         let key = CString::new(key).ok()?;
         let header = self.header.as_ptr();
-        // SAFETY: `header` lives as long as `self`; type and number are asked for before a text is, and texts are
+        // SAFETY: `header` lives as long as `self`; type and length are queried before a text is read, and texts are
         // zero-terminated and live as long as the header.
         unsafe {
             let id = sys::gguf_find_key(header, key.as_ptr());
@@ -59,15 +59,15 @@ impl Gguf {
         }
     }
 
-    /// A tensor as 32-bit floats, whatever it is stored as; `None` when the file has none of that name.
+    /// Reads a tensor as 32-bit floats, converting from its stored type; `None` if the file has none with this name.
     ///
     /// # Errors
-    /// The file ends before the tensor does, the tensor is larger than `most` values, or its type is unknown.
+    /// The file ends before the tensor does, the tensor has more than `most` values, or its type is unknown.
     pub fn tensor(&self, name: &str, most: usize) -> Result<Option<Matrix>, Error> {
         let invalid = |reason: &str| Error::new(ErrorKind::InvalidData, format!("tensor {name}: {reason}"));
         let c_name = CString::new(name)?;
         let header = self.header.as_ptr();
-        // SAFETY: `header` lives as long as `self`, and `id` is one of its tensors when it is not negative; `ne` has four
+        // SAFETY: `header` lives as long as `self`, and `id` is one of its tensors if it is not negative; `ne` has four
         // extents.
         let (kind, extents, bytes, start) = unsafe {
             let id = sys::gguf_find_tensor(header, c_name.as_ptr());
@@ -91,13 +91,14 @@ impl Gguf {
             }
             return Ok(Some(Matrix { columns, values }));
         }
-        // SAFETY: the header was read by ggml, which refuses types that it does not know.
+        // SAFETY: ggml read the header and rejects unknown types.
         let (traits, needed) = unsafe {
             let traits = &*sys::ggml_get_type_traits(kind);
             (traits, sys::ggml_row_size(kind, extents[0]) * (count / columns.max(1)))
         };
         let convert = traits.to_float.filter(|_| needed == bytes).ok_or_else(|| invalid("its type cannot be read"))?;
-        // SAFETY: `stored` has the bytes of `count` values of that type, as just compared, and `values` room for them.
+        // SAFETY: `stored` has the bytes of `count` values of that type, as just checked, and `values` has room for
+        // them.
         unsafe { convert(stored.as_ptr().cast(), values.as_mut_ptr(), count as i64) };
         Ok(Some(Matrix { columns, values }))
     }
@@ -105,7 +106,7 @@ impl Gguf {
 
 impl Drop for Gguf {
     fn drop(&mut self) {
-        // SAFETY: made by `gguf_init_from_file`, and freed once.
+        // SAFETY: created by `gguf_init_from_file`, and freed once.
         unsafe { sys::gguf_free(self.header.as_ptr()) };
     }
 }

@@ -1,5 +1,5 @@
-//! ThreadOptions that stay between graphs. Without a pool of its own a context starts and ends threads for every graph, which it
-//! does once a decode, and once a layer where attention is captured.
+//! Thread pools that persist between graphs. Without a pool a context starts and ends threads for every graph, which is
+//! once per decode, and once per layer if attention is captured.
 
 use super::raw;
 use crate::model::llama::Numa;
@@ -8,17 +8,17 @@ use llama_cpp_sys_2 as sys;
 use std::ptr::NonNull;
 use std::sync::Once;
 
-/// How threads wait, and where they run.
+/// Polling, priority and placement of threads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ThreadOptions {
-    /// How long they look for work before they sleep, in units of 131072 rounds, from 0 to 100: with 1 for some milliseconds,
-    /// so that the next decode finds them awake. ggml's own 50 would burn the cores for a tenth of a second.
+    /// Polling before sleeping, in units of 131072 rounds, from 0 to 100. 1 is some milliseconds, so that the next
+    /// decode finds the threads awake; ggml's default of 50 would keep the cores busy for a tenth of a second.
     pub poll: u32,
-    /// From -1, low, to 3, real-time.
+    /// Priority from -1 (low) to 3 (real-time).
     pub priority: i32,
-    /// Numbers of the processors that they run on, below 512; empty for any.
+    /// CPUs that they run on, below 512; empty for any.
     pub processors: Vec<usize>,
-    /// Whether each has a processor of its own of those.
+    /// True if each thread is pinned to one of these CPUs.
     pub strict: bool,
 }
 
@@ -29,14 +29,14 @@ impl Default for ThreadOptions {
 }
 
 impl ThreadOptions {
-    /// Whether it is said where or how urgently they run.
+    /// Returns true if CPUs or a priority are set.
     #[must_use]
     pub fn are_placed(&self) -> bool {
         self.priority != 0 || self.strict || !self.processors.is_empty()
     }
 }
 
-/// Tells llama.cpp how threads and memory go on machines of several nodes; only the first time counts.
+/// Sets the NUMA placement in llama.cpp; only the first call has an effect.
 pub fn prepare_nodes(numa: Numa) {
     static ONCE: Once = Once::new();
     let strategy = match numa {
@@ -48,7 +48,7 @@ pub fn prepare_nodes(numa: Numa) {
     ONCE.call_once(|| unsafe { sys::llama_numa_init(strategy) });
 }
 
-/// Lets this thread compute only where no other wants to. Where threads have no priority of their own nothing changes.
+/// Lowers this thread's priority so that it only uses idle CPU time. Has no effect where threads have no own priority.
 pub fn lower_priority() {
     // SAFETY: a plain system call; 0 is the calling thread.
     #[cfg(target_os = "linux")]
@@ -57,15 +57,15 @@ pub fn lower_priority() {
     }
 }
 
-/// The threads of one context, the one that decodes included.
+/// The threads of one context, including the decoding thread.
 #[derive(Debug)]
 pub struct ThreadPool(NonNull<sys::ggml_threadpool>);
 
-// SAFETY: a pool may be used by any thread, though only by one at a time.
+// SAFETY: any thread may use a pool, but only one at a time.
 unsafe impl Send for ThreadPool {}
 
 impl ThreadPool {
-    /// Starts `threads - 1` threads; the one that decodes is the last. `None` when llama.cpp makes no pool.
+    /// Starts `threads - 1` threads; the decoding thread is the last. Returns `None` if llama.cpp cannot create a pool.
     pub fn start(threads: i32, how: &ThreadOptions) -> Option<Self> {
         // SAFETY: the parameters are a plain structure that llama.cpp fills; the pool is ours until it is freed.
         let pool = unsafe {
@@ -83,8 +83,8 @@ impl ThreadPool {
         NonNull::new(pool).map(Self)
     }
 
-    /// Lets the context decode with these threads. The caller keeps the pool for as long as the context lives. `false` when
-    /// the context cannot be reached.
+    /// Attaches the pool to the context. The caller keeps the pool as long as the context exists. Returns `false` if
+    /// the context is not accessible.
     pub fn attach(&self, context: &mut LlamaContext<'_>) -> bool {
         let Some(context) = raw(context) else { return false };
         // SAFETY: `context` is the context's own pointer, and the pool outlives it.
@@ -92,16 +92,16 @@ impl ThreadPool {
         true
     }
 
-    /// Lets the threads sleep until the next decode.
+    /// Parks the threads until the next decode.
     pub fn rest(&self) {
-        // SAFETY: the pool lives; no graph runs, since whoever decodes holds the context.
+        // SAFETY: the pool exists; no graph runs, because the decoding thread holds the context.
         unsafe { sys::ggml_threadpool_pause(self.0.as_ptr()) };
     }
 }
 
 impl Drop for ThreadPool {
     fn drop(&mut self) {
-        // SAFETY: the contexts that used it are gone.
+        // SAFETY: the contexts that used it no longer exist.
         unsafe { sys::ggml_threadpool_free(self.0.as_ptr()) };
     }
 }

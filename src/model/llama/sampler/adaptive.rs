@@ -1,23 +1,23 @@
-//! Samplers that learn from what they drew: mirostat and adaptive-p. What they know after each token stays known, so that
-//! they can go back to it.
+//! Samplers that adapt to their draws: mirostat and adaptive-p. The state after each token is kept, so that they can
+//! return to it.
 
 use super::sampling::{SamplerStage, SamplingParams};
 use crate::events::TokenId;
 use llama_cpp_2::token::data::LlamaTokenData;
 use llama_cpp_2::token::data_array::LlamaTokenDataArray;
 
-/// Candidates that mirostat 1 estimates the distribution from.
+/// Number of candidates from which mirostat 1 estimates the distribution.
 const ESTIMATED_FROM: usize = 100;
 
 #[derive(Debug, Clone)]
 pub(super) struct Adaptive {
     kind: Kind,
-    /// What is known: after how many tokens of the answer, and what.
+    /// States, each with the length of the answer after which it applies.
     known: Vec<(usize, AdaptiveState)>,
     start: AdaptiveState,
-    /// The token that was drawn last, and what will be known when it stays.
+    /// The last sampled token, and the state if it is accepted.
     drawn: Option<(TokenId, AdaptiveState)>,
-    /// Of adaptive-p: each candidate's probability before it was moved.
+    /// For adaptive-p: each candidate's probability before the transformation.
     before: Vec<f32>,
 }
 
@@ -28,12 +28,12 @@ enum Kind {
     AdaptiveP { target: f32, decay: f32 },
 }
 
-/// Mirostat: the surprise to aim at. Adaptive-p: weighted sum of probabilities, and of weights.
+/// Mirostat: the target surprise. Adaptive-p: weighted sum of probabilities, and of weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct AdaptiveState(f32, f32);
 
 impl Adaptive {
-    /// `None` when neither is asked for.
+    /// Creates the sampler; `None` if neither is enabled.
     pub(super) fn new(sampling: &SamplingParams, vocabulary: usize) -> Option<Self> {
         let (tau, eta) = (sampling.mirostat_tau, sampling.mirostat_eta);
         let (kind, start) = match sampling.mirostat {
@@ -57,17 +57,17 @@ impl Adaptive {
         }
     }
 
-    /// Whether it takes the place of the whole chain.
+    /// Returns true if it replaces the whole chain.
     pub(super) fn is_mirostat(&self) -> bool {
         !matches!(self.kind, Kind::AdaptiveP { .. })
     }
 
-    /// What is known at the end of the answer.
+    /// Returns the state at the end of the answer.
     pub(super) fn now(&self) -> AdaptiveState {
         self.known.last().map_or(self.start, |known| known.1)
     }
 
-    /// Leaves the candidates to draw from.
+    /// Reduces or transforms the candidates.
     pub(super) fn apply(&mut self, array: &mut LlamaTokenDataArray) {
         let AdaptiveState(mu, weight) = self.now();
         if matches!(self.kind, Kind::Mirostat { .. }) {
@@ -81,7 +81,7 @@ impl Adaptive {
             }
             Kind::Mirostat2 { .. } => {
                 let most = array.data.iter().map(LlamaTokenData::p).fold(0.0, f32::max);
-                // At least the most probable stays, however surprising it is.
+                // The most probable candidate always stays, however surprising it is.
                 array.data.retain(|entry| -entry.p().log2() <= mu || entry.p() >= most);
                 sort(array);
                 if array.data.first().is_some_and(|first| -first.p().log2() > mu) {
@@ -101,7 +101,7 @@ impl Adaptive {
         }
     }
 
-    /// Learns what was drawn: which of the candidates, and how probable it was among them.
+    /// Records the draw: the index of the candidate, and its probability among the candidates.
     pub(super) fn learn(&mut self, token: TokenId, index: usize, prob: f32) {
         let AdaptiveState(mu, weight) = self.now();
         let next = match self.kind {
@@ -115,7 +115,7 @@ impl Adaptive {
         self.drawn = Some((token, next));
     }
 
-    /// A token now ends an answer of `length` tokens.
+    /// Accepts a token as the end of an answer of `length` tokens.
     pub(super) fn accept(&mut self, token: TokenId, length: usize) {
         if let Some((drawn, next)) = self.drawn.take()
             && drawn == token
@@ -124,7 +124,7 @@ impl Adaptive {
         }
     }
 
-    /// Only the first `length` tokens of the answer are left.
+    /// Returns to the first `length` tokens of the answer.
     pub(super) fn rewind(&mut self, length: usize) {
         self.drawn = None;
         while self.known.last().is_some_and(|known| known.0 > length) {
@@ -153,7 +153,7 @@ fn sort(array: &mut LlamaTokenDataArray) {
     }
 }
 
-/// How many candidates mirostat 1 keeps: it fits Zipf's law to the most probable ones.
+/// Returns the number of candidates that mirostat 1 keeps: it fits Zipf's law to the most probable ones.
 fn estimate(array: &LlamaTokenDataArray, vocabulary: usize, mu: f32) -> usize {
     let (mut ratios, mut squares) = (0.0, 0.0);
     for (index, pair) in array.data.windows(2).take(ESTIMATED_FROM - 1).enumerate() {
@@ -164,6 +164,6 @@ fn estimate(array: &LlamaTokenDataArray, vocabulary: usize, mu: f32) -> usize {
     let s = ratios / squares;
     let epsilon = s - 1.0;
     let keep = (epsilon * 2f32.powf(mu) / (1.0 - (vocabulary as f32).powf(-epsilon))).powf(1.0 / s);
-    // Not a number where there is nothing to estimate from.
+    // NaN if there is nothing to estimate from.
     if keep >= 1.0 { (keep as usize).min(array.data.len()) } else { 1 }
 }

@@ -1,21 +1,21 @@
-//! What can be drawn: chosen from the logits with as few passes over the vocabulary as the chain allows.
+//! Candidates for a draw, selected from the logits with as few passes over the vocabulary as the chain permits.
 
 use crate::events::TokenId;
 use llama_cpp_2::token::LlamaToken;
 use llama_cpp_2::token::data::LlamaTokenData;
 use llama_cpp_2::token::data_array::LlamaTokenDataArray;
 
-/// Tokens that are looked at at once, and skipped when none of them is high enough.
+/// Number of tokens that are examined at once, and skipped if none is high enough.
 const BLOCK: usize = 128;
 /// Bits in a word of the mask.
 const WORD: usize = 32;
-/// Maxima that are kept side by side, so that the compiler vectorises them.
+/// Number of maxima computed side by side, so that the compiler vectorises them.
 const LANES: usize = 16;
 
 /// The candidates of a draw. One buffer serves all slots of a decode thread.
 pub struct Candidates {
     pub(super) array: LlamaTokenDataArray,
-    /// Logits that differ from the model's, by token: biases and penalties touch few.
+    /// Changed logits, by token: biases and penalties touch few.
     pub(super) edits: Vec<(TokenId, f32)>,
 }
 
@@ -25,11 +25,11 @@ impl Default for Candidates {
     }
 }
 
-/// The logits of a step, the tokens that are allowed, and the edits.
+/// The logits of a step with the allowed tokens and the edits.
 #[derive(Clone, Copy)]
 pub(super) struct LogitsView<'a> {
     pub(super) logits: &'a [f32],
-    /// A bit for each token; `None`: all.
+    /// A bit per token; `None` for all tokens.
     pub(super) allowed: Option<&'a [u32]>,
     pub(super) edits: &'a [(TokenId, f32)],
 }
@@ -45,7 +45,7 @@ impl LogitsView<'_> {
         Some(self.edits[at].1)
     }
 
-    /// The tokens in blocks, with their place, their logits and a bit for each that is allowed.
+    /// Returns the tokens in blocks: index, logits and a bit per allowed token.
     fn blocks(&self) -> impl Iterator<Item = (usize, &[f32], u128)> {
         self.logits.chunks(BLOCK).enumerate().filter_map(|(block, logits)| {
             let bits = self.allowed.map_or(u128::MAX, |words| {
@@ -56,14 +56,14 @@ impl LogitsView<'_> {
         })
     }
 
-    /// Tokens that can be drawn at all.
+    /// Returns the number of tokens that can be sampled.
     pub(super) fn count(&self) -> u32 {
         let mut count: u32 = self
             .blocks()
             .map(|(_, logits, bits)| {
                 let finite = |logit: f32| u32::from(logit > f32::NEG_INFINITY);
                 if bits == u128::MAX {
-                    // Without the mask the compiler vectorises it.
+                    // Without a mask the compiler vectorises this loop.
                     return logits.iter().map(|&logit| finite(logit)).sum::<u32>();
                 }
                 let allowed = |at: usize| (bits >> at & 1) as u32;
@@ -77,7 +77,7 @@ impl LogitsView<'_> {
         count
     }
 
-    /// The `count` highest, highest first; among equal ones the lower id comes first.
+    /// Selects the `count` highest logits, highest first; the lower id comes first among equals.
     pub(super) fn highest(&self, count: usize, into: &mut Vec<LlamaTokenData>) {
         into.clear();
         if count == 0 {
@@ -100,7 +100,7 @@ impl LogitsView<'_> {
             }
         };
         for (start, logits, bits) in self.blocks() {
-            // Past the first few, most blocks hold nothing that is high enough, which their maximum tells at once.
+            // After the first few, most blocks hold nothing high enough, which their maximum shows at once.
             if highest_of(logits) <= floor {
                 continue;
             }
@@ -120,7 +120,7 @@ impl LogitsView<'_> {
         }
     }
 
-    /// All that can be drawn, in the vocabulary's order.
+    /// Selects all tokens that can be sampled, in the vocabulary's order.
     pub(super) fn all(&self, into: &mut Vec<LlamaTokenData>) {
         into.clear();
         into.reserve(self.logits.len());
@@ -153,7 +153,7 @@ fn highest_of(values: &[f32]) -> f32 {
     highest.iter().chain(rest).fold(f32::NEG_INFINITY, |most, &value| if value > most { value } else { most })
 }
 
-/// Changes the logits of some tokens, given in order; `change` gets the logit as it was.
+/// Changes the logits of some tokens, given in order; `change` receives the original logit.
 pub(super) fn edit<T>(
     edits: &mut Vec<(TokenId, f32)>,
     logits: &[f32],
@@ -175,7 +175,8 @@ pub(super) fn edit<T>(
 }
 
 impl Candidates {
-    /// The `count` most probable candidates of the last draw, highest first, with the probability they were drawn with.
+    /// Returns the `count` most probable candidates of the last draw, highest first, with their probabilities in the
+    /// draw.
     #[must_use]
     pub fn top(&self, count: usize) -> Vec<(TokenId, f32)> {
         let mut top: Vec<(TokenId, f32)> = Vec::with_capacity(count + 1);
@@ -199,7 +200,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_short_way_finds_what_the_long_way_does(
+        fn block_selection_equals_full_sort(
             logits in proptest::collection::vec(prop_oneof![-5f32..5.0, Just(1.0), Just(f32::NEG_INFINITY)], 1..200),
             words in proptest::option::of(proptest::collection::vec(any::<u32>(), 7)),
             biases in proptest::collection::btree_map(0i32..200, prop_oneof![-5f32..5.0, Just(f32::NEG_INFINITY)], 0..20),

@@ -1,9 +1,9 @@
-//! llama.cpp's sampler chain, taken apart so that every stage can be seen, and so that no stage looks at more of the
-//! vocabulary than it must.
+//! llama.cpp's sampler chain, split into stages that can be observed separately, none of which scans more of the
+//! vocabulary than necessary.
 //!
-//! Filters and the draw are llama.cpp's own, so that the same seed draws the same tokens. Biases, penalties and DRY change few
-//! logits and are kept as a short list of edits; the first top-k chooses from the logits directly. What depends on the past is
-//! worked out from the sequence, or can go back with it.
+//! Filters and the final draw are llama.cpp's own, so the same seed samples the same tokens. Biases, penalties and DRY
+//! change few logits and are kept as a short list of edits; the first top-k selects from the logits directly. State
+//! that depends on the past is computed from the sequence or can be rewound with it.
 
 mod adaptive;
 mod candidates;
@@ -24,58 +24,58 @@ use llama_cpp_2::sampling::LlamaSampler;
 use llama_cpp_2::token::data::LlamaTokenData;
 use repetition::{Dry, Penalties};
 
-/// Largest top-k that is chosen from the logits directly; llama.cpp's own way is better for larger ones.
+/// Maximum top-k that is selected from the logits directly; llama.cpp's own selection is faster for larger values.
 const MAX_PARTIAL_SORT: i32 = 256;
 
 /// The sampler of one run.
 pub struct Sampler {
     bias: Vec<(TokenId, f32)>,
     chain: Vec<Step>,
-    /// Whether a temperature of 0 means the highest logit, whatever the filters do.
+    /// True if a temperature of 0 means the highest logit for any filters.
     greedy: bool,
     adaptive: Option<Adaptive>,
     draw: LlamaSampler,
 }
 
-/// A stage that takes place.
+/// An active stage.
 enum Step {
     Penalties(Penalties),
     Dry(Dry),
     TopK(i32, LlamaSampler),
     Filter(&'static str, LlamaSampler),
-    /// `None` at 1, which changes nothing.
+    /// `None` for 1, which has no effect.
     Temperature(Option<LlamaSampler>),
 }
 
-/// What a token is drawn from.
+/// The data that a token is sampled from.
 #[derive(Debug, Clone, Copy)]
 pub struct SamplerInput<'a> {
-    /// One for each token of the vocabulary; `-inf` bans.
+    /// One logit per token of the vocabulary; `-inf` bans a token.
     pub logits: &'a [f32],
-    /// A bit for each token that is allowed; `None`: all.
+    /// A bit per allowed token; `None` for all tokens.
     pub allowed: Option<&'a [u32]>,
-    /// All tokens so far, the prompt's too.
+    /// All tokens so far, including the prompt.
     pub sequence: &'a [TokenId],
-    /// Replaces the chain's temperature for this one draw.
+    /// Temperature for this draw, replacing the chain's.
     pub temperature: Option<f32>,
 }
 
-/// A draw. The distribution it was drawn from stays in [`Candidates`].
+/// A sampled token. Its distribution stays in [`Candidates`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Draw {
     /// The token.
     pub token: TokenId,
-    /// The probability it was drawn with.
+    /// Its probability in the draw.
     pub prob: f32,
-    /// Every stage that was applied, and how many candidates it left.
+    /// Every applied stage, and the number of candidates left after it.
     pub stages: Vec<(&'static str, u32)>,
 }
 
 impl Sampler {
-    /// Puts the chain together. Takes milliseconds where DRY is on with breakers that were not used before.
+    /// Builds the chain. Takes milliseconds if DRY is on with new breakers.
     #[must_use]
     pub fn new(sampling: &SamplingParams, vocabulary: &Vocabulary) -> Self {
-        // llama.cpp reads this one seed as "choose one", and a run could not be repeated.
+        // llama.cpp reads this seed as "random", and such a run could not be repeated.
         let seed = if sampling.seed == u32::MAX { u32::MAX - 1 } else { sampling.seed };
         let adaptive = Adaptive::new(sampling, vocabulary.len());
         let chain: Vec<Step> = if adaptive.as_ref().is_some_and(Adaptive::is_mirostat) {
@@ -102,9 +102,9 @@ impl Sampler {
         });
         let kept = |stage: SamplerStage| sampling.samplers.contains(&stage);
         let repetition = |step: &&Step| matches!(step, Step::Penalties(_) | Step::Dry(_));
-        // A filter may leave out what a later penalty would have made the highest.
+        // A filter may remove the token that a later penalty would make the highest.
         let penalises_late = chain.iter().skip_while(repetition).any(|step| repetition(&step));
-        // Two filters may leave out the highest logit.
+        // Two filters may remove the highest logit.
         let takes_the_highest = (sampling.typical_p >= 1.0 || !kept(SamplerStage::TypicalP))
             && (sampling.xtc_probability <= 0.0 || sampling.xtc_threshold > 0.5 || !kept(SamplerStage::Xtc))
             && adaptive.as_ref().is_none_or(Adaptive::is_mirostat);
@@ -121,7 +121,7 @@ impl Sampler {
         }
     }
 
-    /// Draws a token. `None` when every token is banned.
+    /// Samples a token. Returns `None` if every token is banned.
     pub fn sample(&mut self, draft: &SamplerInput<'_>, candidates: &mut Candidates) -> Option<Draw> {
         let SamplerInput { logits, allowed, sequence, temperature } = *draft;
         let Candidates { array, edits } = candidates;
@@ -134,7 +134,7 @@ impl Sampler {
             stages.push(("grammar", words.iter().map(|word| word.count_ones()).sum()));
         }
 
-        // What changes few logits, as long as nothing has been left out yet.
+        // Stages that change few logits, as long as no candidate was removed.
         let mut done = 0;
         for step in &mut self.chain {
             let name = match step {
@@ -196,7 +196,7 @@ impl Sampler {
                 }
                 Step::Filter(name, filter) => {
                     filter.apply(array);
-                    // Some ban where others remove.
+                    // Some stages ban where others remove.
                     array.data.retain(|entry| entry.logit() > f32::NEG_INFINITY);
                     name
                 }
@@ -225,7 +225,7 @@ impl Sampler {
             stages.push((adaptive.name(), array.data.len() as u32));
         }
         match array.data.as_mut_slice() {
-            // llama.cpp's samplers that learn do not draw where there is no choice.
+            // llama.cpp's adaptive samplers do not draw if there is only one candidate.
             [only] if self.adaptive.is_some() => {
                 only.set_p(1.0);
                 array.selected = Some(0);
@@ -241,16 +241,16 @@ impl Sampler {
         Some(Draw { token, prob, stages })
     }
 
-    /// A token now ends the answer, which has `length` tokens with it. Tokens that a full context let go count: what was learned
-    /// from them stays.
+    /// Accepts a token as the end of the answer, which has `length` tokens including it and those evicted from a full
+    /// context: the state learned from them stays.
     pub fn accept(&mut self, token: TokenId, length: usize) {
         if let Some(adaptive) = &mut self.adaptive {
             adaptive.accept(token, length);
         }
     }
 
-    /// Only the first `length` tokens of the answer are left. What was learned from the others is forgotten; dice are not thrown
-    /// again, or the same token would come once more.
+    /// Returns to the first `length` tokens of the answer. State learned from the removed tokens is dropped; the random
+    /// number generator is not rewound, because it would draw the same token again.
     pub fn rewind(&mut self, length: usize) {
         if let Some(adaptive) = &mut self.adaptive {
             adaptive.rewind(length);
@@ -258,7 +258,7 @@ impl Sampler {
     }
 }
 
-/// The stage, if its parameters let it do anything.
+/// Creates the stage if its parameters have an effect.
 fn step(stage: SamplerStage, sampling: &SamplingParams, vocabulary: &Vocabulary, seed: u32) -> Option<Step> {
     let keep = sampling.min_keep;
     match stage {
@@ -289,12 +289,12 @@ fn step(stage: SamplerStage, sampling: &SamplingParams, vocabulary: &Vocabulary,
                     .then(|| LlamaSampler::temp_ext(temperature, range, sampling.dynatemp_exponent)),
             ))
         }
-        // It draws, and comes last.
+        // This stage draws, and comes last.
         SamplerStage::AdaptiveP => None,
     }
 }
 
-/// Changes the logits of those candidates that are among `changes`, which are in order.
+/// Changes the logits of the candidates that are among `changes`, which are in order.
 fn change<T>(data: &mut [LlamaTokenData], changes: &[(TokenId, T)], change: impl Fn(f32, &T) -> f32) {
     for entry in data {
         if let Ok(at) = changes.binary_search_by_key(&entry.id().0, |change| change.0) {

@@ -1,37 +1,37 @@
-//! How often each token stands in the end of a sequence: kept from draw to draw, so that a long sequence costs what has changed
-//! of it, and no more.
+//! Token counts of the end of a sequence, updated from draw to draw, so that the cost depends on the changes and not on
+//! the length.
 
 use crate::events::TokenId;
 use crate::model::common_prefix;
 
-/// More changes than this are counted anew.
+/// Maximum changes; above it the tokens are counted again.
 const MAX_CHANGES: usize = 64;
 
-/// The last tokens of a sequence, counted.
+/// Counts of the last tokens of a sequence.
 #[derive(Debug)]
 pub(super) struct Recent {
     last_n: i32,
-    /// Where in the sequence those begin that are counted.
+    /// Index of the first counted token.
     from: usize,
     counted: Vec<TokenId>,
-    /// Each token that is there and how often, in order of the tokens.
+    /// Each counted token with its count, in order of tokens.
     counts: Vec<(TokenId, u32)>,
 }
 
 impl Recent {
-    /// Nothing yet of the last `last_n` tokens; below 0, of all.
+    /// Creates empty counts for the last `last_n` tokens; negative for all.
     pub(super) fn new(last_n: i32) -> Self {
         Self { last_n, from: 0, counted: Vec::new(), counts: Vec::new() }
     }
 
-    /// Counts a sequence, whatever has become of it since the last time. The tokens come in order.
+    /// Counts a sequence that may have changed in any way since the last call. Returns the counts in order of tokens.
     pub(super) fn count(&mut self, sequence: &[TokenId]) -> &[(TokenId, u32)] {
         let from = sequence.len() - window(sequence, self.last_n).len();
         let first = from.max(self.from);
         let (Some(before), Some(now)) = (self.counted.get(first - self.from..), sequence.get(first..)) else {
             return self.count_anew(sequence, from);
         };
-        // What was counted and still stands ends here.
+        // The counted tokens that are still in the sequence end here.
         let last = first + common_prefix(before, now);
         let taken = (first - self.from) + (self.from + self.counted.len() - last);
         let put = (first - from) + (sequence.len() - last);
@@ -78,7 +78,7 @@ impl Recent {
     }
 }
 
-/// The last tokens of a sequence; below 0, all.
+/// Returns the last tokens of a sequence; all if `last_n` is negative.
 pub(super) fn window(sequence: &[TokenId], last_n: i32) -> &[TokenId] {
     let keep = usize::try_from(last_n).unwrap_or(sequence.len()).min(sequence.len());
     &sequence[sequence.len() - keep..]
@@ -90,7 +90,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
-    /// What may become of a sequence between two draws.
+    /// A change of a sequence between two draws.
     #[derive(Debug, Clone)]
     enum Change {
         Append(Vec<TokenId>),
@@ -109,7 +109,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn counts_are_those_of_counting_anew(last_n in prop_oneof![Just(-1), 1..200i32], changes in proptest::collection::vec(change(), 1..60)) {
+        fn incremental_counts_equal_full_counts(last_n in prop_oneof![Just(-1), 1..200i32], changes in proptest::collection::vec(change(), 1..60)) {
             let mut recent = Recent::new(last_n);
             let mut sequence = Vec::new();
             for change in changes {

@@ -1,5 +1,4 @@
-//! Penalties on what was said before. They are worked out from the sequence as it stands, so that they mean the same after
-//! a mod took tokens away as if those had never been.
+//! Repetition penalties. They are computed from the current sequence, so that backtracked tokens have no effect.
 
 use super::recent::{Recent, window};
 use super::sampling::SamplingParams;
@@ -11,12 +10,12 @@ use std::sync::Arc;
 /// Repetition, presence and frequency penalties.
 #[derive(Debug)]
 pub(super) struct Penalties {
-    /// The tokens that are penalised.
+    /// Counts of the penalised tokens.
     pub recent: Recent,
     pub strength: Strength,
 }
 
-/// How strong they are.
+/// Strengths of the penalties.
 #[derive(Debug)]
 pub(super) struct Strength {
     repeat: f32,
@@ -25,7 +24,7 @@ pub(super) struct Strength {
 }
 
 impl Penalties {
-    /// `None` when they are off.
+    /// Creates the penalties; `None` if they are off.
     pub(super) fn new(sampling: &SamplingParams) -> Option<Self> {
         let SamplingParams { repeat_penalty, presence_penalty, frequency_penalty, repeat_last_n, .. } = *sampling;
         let on = repeat_penalty != 1.0 || presence_penalty != 0.0 || frequency_penalty != 0.0;
@@ -37,14 +36,14 @@ impl Penalties {
 }
 
 impl Strength {
-    /// As llama.cpp has it: dividing a negative logit would make the token more probable.
+    /// Same as in llama.cpp: dividing a negative logit would make the token more probable.
     pub(super) fn change(&self, logit: f32, count: u32) -> f32 {
         let logit = if logit <= 0.0 { logit * self.repeat } else { logit / self.repeat };
         logit - (count as f32 * self.frequency + self.presence)
     }
 }
 
-/// DRY: a penalty on tokens that would continue a sequence that was there before, growing with its length.
+/// DRY: a penalty on tokens that would continue an earlier sequence, which grows with its length.
 #[derive(Debug)]
 pub(super) struct Dry {
     multiplier: f32,
@@ -54,15 +53,15 @@ pub(super) struct Dry {
     breakers: Arc<Breakers>,
 }
 
-/// Longest breaker, in bytes, and most tokens of its end that are compared; llama.cpp's.
+/// llama.cpp's maximum length of a breaker in bytes, and of its compared end in tokens.
 const MAX_BREAKER: usize = 40;
 const MAX_TAIL: usize = 20;
-/// A breaker is looked for in so many tokens; further back only where a repetition is that long.
+/// Number of tokens that are first searched for a breaker; more only if a repetition is that long.
 const NEAR: usize = 1024;
-/// Tokens that are looked at at once, and skipped when none of them can end a repetition.
+/// Number of tokens that are examined at once, and skipped if none can end a repetition.
 const BLOCK: usize = 64;
 
-/// Texts that repetitions do not reach across, as tokens: for each token that such a text begins in, what must follow it.
+/// Texts that end repetitions, as tokens: for each token that such a text starts in, the tokens that must follow.
 #[derive(Debug, Default)]
 pub(in crate::model) struct Breakers(HashMap<TokenId, Vec<Vec<TokenId>>>);
 
@@ -104,7 +103,7 @@ impl Breakers {
 }
 
 impl Dry {
-    /// `None` when it is off.
+    /// Creates the penalty; `None` if it is off.
     pub(super) fn new(sampling: &SamplingParams, vocabulary: &Vocabulary) -> Option<Self> {
         let on = sampling.dry_multiplier != 0.0 && sampling.dry_base >= 1.0 && sampling.dry_penalty_last_n != 0;
         on.then(|| Self {
@@ -116,7 +115,7 @@ impl Dry {
         })
     }
 
-    /// The tokens that are penalised, in order, with what is taken off their logits.
+    /// Returns the penalised tokens, in order, with their penalties.
     pub(super) fn penalties(&self, sequence: &[TokenId]) -> Vec<(TokenId, f32)> {
         self.penalties_with(sequence, NEAR)
     }
@@ -141,7 +140,7 @@ impl Dry {
         }
         let mut longest: HashMap<TokenId, usize> = HashMap::new();
         for (back, length) in repetitions.into_iter().filter(|&(_, length)| length >= allowed) {
-            // What came behind the earlier occurrence.
+            // The token after the earlier occurrence.
             let next = recent[recent.len() - back];
             let known = longest.entry(next).or_default();
             *known = length.max(*known);
@@ -160,7 +159,7 @@ impl Dry {
         penalties
     }
 
-    /// How far back a repetition may reach before it meets a breaker; `None` when there is none in the last `near` tokens.
+    /// Returns the distance to the nearest breaker; `None` if there is none in the last `near` tokens.
     fn limit(&self, recent: &[TokenId], near: usize) -> Option<usize> {
         recent.iter().rev().take(near).enumerate().find_map(|(back, token)| {
             let tails = self.breakers.0.get(token)?;
@@ -171,8 +170,8 @@ impl Dry {
     }
 }
 
-/// Where the sequence's end stands earlier on: for how many tokens back it is repeated there, up to `bound`, where that may be
-/// `least` tokens or more.
+/// Finds earlier occurrences of the sequence's end: distances with the length of the repetition, up to `bound`, if that
+/// may reach `least` tokens.
 fn repetitions(sequence: &[TokenId], least: usize, bound: usize) -> Vec<(usize, usize)> {
     let long_way = || repeats(sequence).into_iter().enumerate().skip(1).map(|(back, length)| (back, length.min(bound)));
     let Some((&end, before)) = sequence.split_last() else { return Vec::new() };
@@ -182,7 +181,7 @@ fn repetitions(sequence: &[TokenId], least: usize, bound: usize) -> Vec<(usize, 
     let mut found = Vec::new();
     let mut compared = 0;
     for (block, tokens) in before.chunks(BLOCK).enumerate() {
-        // Without a branch per token the compiler vectorises it.
+        // Without a branch per token the compiler vectorises this loop.
         if tokens.iter().fold(0, |there, &token| there | u8::from(token == end)) == 0 {
             continue;
         }
@@ -191,7 +190,7 @@ fn repetitions(sequence: &[TokenId], least: usize, bound: usize) -> Vec<(usize, 
             let length = same.take_while(|(a, b)| a == b).count();
             compared += length;
             if compared > sequence.len() / 2 {
-                // One long repetition of itself: there the other way has fewer comparisons.
+                // One long self-repetition: the other algorithm needs fewer comparisons.
                 return long_way().collect();
             }
             found.push((before.len() - at, length));
@@ -200,7 +199,7 @@ fn repetitions(sequence: &[TokenId], least: usize, bound: usize) -> Vec<(usize, 
     found
 }
 
-/// For every number of tokens to go back: how long the sequence's end is repeated there. The Z-algorithm, backwards.
+/// Returns the length of the repeated end for every distance, with the Z-algorithm from the back.
 fn repeats(sequence: &[TokenId]) -> Vec<usize> {
     let count = sequence.len();
     let at = |back: usize| sequence[count - 1 - back];
@@ -226,7 +225,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn repeats_are_those_of_plain_comparison(sequence in proptest::collection::vec(0i32..3, 0..40)) {
+        fn repeats_equal_plain_comparison(sequence in proptest::collection::vec(0i32..3, 0..40)) {
             let plain = |back: usize| (0..sequence.len() - back)
                 .take_while(|&i| sequence[sequence.len() - 1 - i] == sequence[sequence.len() - 1 - back - i])
                 .count();
@@ -236,7 +235,7 @@ mod tests {
         }
 
         #[test]
-        fn the_short_way_finds_the_repetitions_that_the_long_way_does(
+        fn block_search_finds_all_repetitions(
             sequence in prop_oneof![
                 proptest::collection::vec(0i32..3, 0..90),
                 proptest::collection::vec(0i32..12, 0..300),

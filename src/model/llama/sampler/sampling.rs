@@ -1,64 +1,64 @@
 use crate::events::TokenId;
 use serde::Serialize;
 
-/// How tokens are drawn: llama.cpp's sampler chain, with its names, defaults and order.
+/// Sampling parameters: llama.cpp's sampler chain with its names, defaults and order.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SamplingParams {
-    /// The stages in order. One that is left out does not take place, whatever its parameters say.
+    /// The stages in order. A stage that is not listed is skipped, whatever its parameters are.
     pub samplers: Vec<SamplerStage>,
-    /// Fewest candidates that the filters leave.
+    /// Minimum number of candidates that the filters leave.
     pub min_keep: usize,
-    /// 0 = argmax.
+    /// Temperature; 0 for argmax.
     pub temperature: f32,
-    /// How far the temperature may go to either side with the entropy of the candidates; 0 = off.
+    /// Maximum change of the temperature in both directions, depending on the entropy of the candidates; 0 = off.
     pub dynatemp_range: f32,
-    /// How the entropy maps to that range.
+    /// Exponent that maps the entropy to that range.
     pub dynatemp_exponent: f32,
-    /// 0 = all.
+    /// Number of most probable candidates to keep; 0 = all.
     pub top_k: i32,
-    /// 1 = off.
+    /// Cumulative probability to keep; 1 = off.
     pub top_p: f32,
-    /// 0 = off.
+    /// Minimum probability relative to the most probable candidate; 0 = off.
     pub min_p: f32,
-    /// 1 = off.
+    /// Cumulative probability of typical candidates to keep; 1 = off.
     pub typical_p: f32,
-    /// Standard deviations below the highest logit; 0 and below = off.
+    /// Maximum distance from the highest logit in standard deviations; 0 and below = off.
     pub top_n_sigma: f32,
-    /// How often the most probable candidates are left out; 0 = off.
+    /// Probability of removing the most probable candidates; 0 = off.
     pub xtc_probability: f32,
-    /// Which those are; above 0.5 = off.
+    /// Minimum probability of the candidates to remove; above 0.5 = off.
     pub xtc_threshold: f32,
-    /// 1 = off.
+    /// Divisor of the logits of repeated tokens; 1 = off.
     pub repeat_penalty: f32,
-    /// Tokens that the three penalties look back on, the prompt's too; -1 = all, 0 = off.
+    /// Number of last tokens for the three penalties, including the prompt; -1 = all, 0 = off.
     pub repeat_last_n: i32,
-    /// 0 = off.
+    /// Penalty on tokens that occurred; 0 = off.
     pub presence_penalty: f32,
-    /// 0 = off.
+    /// Penalty per occurrence; 0 = off.
     pub frequency_penalty: f32,
     /// Strength of the penalty on tokens that would continue a repetition; 0 = off.
     pub dry_multiplier: f32,
-    /// How the penalty grows with the length of the repetition; below 1 = off.
+    /// Growth of the penalty with the length of the repetition; below 1 = off.
     pub dry_base: f32,
-    /// Repetitions up to this length go unpunished.
+    /// Maximum length of repetitions without penalty.
     pub dry_allowed_length: i32,
-    /// Tokens that are searched for repetitions; -1 = all, 0 = off.
+    /// Number of last tokens that are searched for repetitions; -1 = all, 0 = off.
     pub dry_penalty_last_n: i32,
-    /// Texts that a repetition does not reach across.
+    /// Texts that end a repetition.
     pub dry_sequence_breakers: Vec<String>,
-    /// 0 = off; 1 and 2 = mirostat of that version, which replaces the whole chain but the temperature.
+    /// 0 = off; 1 and 2 = mirostat of that version, which replaces the chain except the temperature.
     pub mirostat: u8,
-    /// Surprise that mirostat aims at, in bits.
+    /// Target surprise of mirostat, in bits.
     pub mirostat_tau: f32,
-    /// How fast it learns.
+    /// Learning rate of mirostat.
     pub mirostat_eta: f32,
-    /// Probability that adaptive-p aims at; below 0 = off.
+    /// Target probability of adaptive-p; below 0 = off.
     pub adaptive_target: f32,
-    /// How slowly it forgets, below 1.
+    /// Decay of adaptive-p's memory, below 1.
     pub adaptive_decay: f32,
-    /// Seed of the draw.
+    /// Random seed.
     pub seed: u32,
-    /// Added to logits before everything else; `-inf` bans.
+    /// Bias per token, added to logits before all stages; `-inf` bans a token.
     pub logit_bias: Vec<(TokenId, f32)>,
 }
 
@@ -103,29 +103,29 @@ impl Default for SamplingParams {
 pub enum SamplerStage {
     /// Repetition, presence and frequency penalties.
     Penalties,
-    /// The penalty on repeated sequences.
+    /// DRY, the penalty on repeated sequences.
     Dry,
-    /// Only logits near the highest.
+    /// Keeps logits near the highest.
     TopNSigma,
-    /// Only so many.
+    /// Keeps a number of candidates.
     TopK,
-    /// Only those that are about as surprising as the distribution.
+    /// Keeps candidates about as surprising as the distribution.
     #[serde(rename = "typ_p")]
     TypicalP,
-    /// Only the most probable, up to a mass.
+    /// Keeps the most probable candidates up to a cumulative probability.
     TopP,
-    /// Only those that are not much less probable than the best.
+    /// Keeps candidates near the probability of the best.
     MinP,
-    /// Sometimes without the most probable.
+    /// Sometimes removes the most probable candidates.
     Xtc,
     /// The temperature.
     Temperature,
-    /// Draws near a probability; always comes last.
+    /// Draws near a target probability; always last.
     AdaptiveP,
 }
 
 impl SamplerStage {
-    /// llama.cpp's order.
+    /// llama.cpp's default order.
     pub const DEFAULT: [Self; 9] = [
         Self::Penalties,
         Self::Dry,
@@ -138,7 +138,7 @@ impl SamplerStage {
         Self::Temperature,
     ];
 
-    /// Name and letter of every stage, as llama-server takes and shows them.
+    /// Name and letter of every stage, as in llama-server.
     pub const NAMES: [(Self, &'static str, char); 10] = [
         (Self::Penalties, "penalties", 'e'),
         (Self::Dry, "dry", 'd'),
@@ -152,7 +152,7 @@ impl SamplerStage {
         (Self::AdaptiveP, "adaptive_p", 'a'),
     ];
 
-    /// By name, however it is spelt (`top_k`, `top-k`, `topk`), and by the usual other names.
+    /// Returns the stage with this name in any spelling (`top_k`, `top-k`, `topk`) or a common alias.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         let plain = |name: &str| name.to_ascii_lowercase().replace(['_', '-'], "");
@@ -164,13 +164,13 @@ impl SamplerStage {
         }
     }
 
-    /// By letter.
+    /// Returns the stage with this letter.
     #[must_use]
     pub fn from_letter(letter: char) -> Option<Self> {
         Self::NAMES.iter().find(|(.., known)| *known == letter).map(|(stage, ..)| *stage)
     }
 
-    /// Its name.
+    /// Returns the name.
     #[must_use]
     pub fn name(self) -> &'static str {
         Self::NAMES.iter().find(|(stage, ..)| *stage == self).map_or("", |(_, name, _)| name)

@@ -1,10 +1,10 @@
-//! A sampler that takes another one's place in the middle of a run.
+//! Replacement of a run's sampler during the run.
 
 use super::{Sampler, SamplingParams};
 
 impl Sampler {
-    /// Goes on where `before` was, which drew as `was` said: the draw unless `is` has another seed, and what was learned unless it
-    /// learns something else.
+    /// Inherits the state of `before`, which sampled with the parameters `was`: the random number generator unless `is`
+    /// has another seed, and the adaptive state unless `is` uses another adaptive sampler.
     pub fn take_over(&mut self, before: &mut Self, was: &SamplingParams, is: &SamplingParams) {
         if was.seed == is.seed {
             std::mem::swap(&mut self.draw, &mut before.draw);

@@ -1,4 +1,4 @@
-//! The chain against llama.cpp's own, stage for stage over the whole vocabulary.
+//! Comparison of the chain with llama.cpp's own, stage by stage over the whole vocabulary.
 
 use super::*;
 use crate::model::grammar::{Constraint, GrammarSource};
@@ -15,7 +15,7 @@ static MODEL: LazyLock<Model> = LazyLock::new(|| {
     Model::load(&path, &crate::model::llama::ModelOptions::default(), |_| true).unwrap()
 });
 
-/// As llama-server puts it together.
+/// Builds the chain like llama-server.
 fn reference(sampling: &SamplingParams) -> LlamaSampler {
     let count = MODEL.vocabulary().len() as i32;
     let keep = sampling.min_keep;
@@ -71,7 +71,7 @@ fn reference(sampling: &SamplingParams) -> LlamaSampler {
     LlamaSampler::chain(chain, true)
 }
 
-/// Logits of a step, made from a seed: a few high ones over noise, no two equal.
+/// Returns the logits of a step, generated from a seed: a few high ones over noise, all different.
 fn logits(seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = move || {
@@ -141,13 +141,13 @@ fn draft<'a>(logits: &'a [f32], sequence: &'a [TokenId]) -> SamplerInput<'a> {
     SamplerInput { logits, allowed: None, sequence, temperature: None }
 }
 
-/// What may happen to an answer.
+/// A change of an answer.
 #[derive(Debug, Clone)]
 enum What {
     Draw,
     Force,
     TakeBack(usize),
-    /// The context was full.
+    /// The context was full and tokens were evicted.
     Shift,
 }
 
@@ -159,8 +159,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_same_seed_draws_what_llama_cpp_draws(sampling in sampling(), begin in proptest::collection::vec(0i32..6, 0..30)) {
-        // llama.cpp keeps what is banned among the candidates, where these stages count it; here it is gone.
+    fn same_seed_samples_the_same_tokens_as_llama_cpp(sampling in sampling(), begin in proptest::collection::vec(0i32..6, 0..30)) {
+        // llama.cpp keeps banned tokens among the candidates, which some stages count; here they are removed.
         let bans = sampling.top_n_sigma > 0.0 || sampling.logit_bias.iter().any(|bias| bias.1 == f32::NEG_INFINITY);
         prop_assume!(
             !bans || (sampling.typical_p >= 1.0 && sampling.dynatemp_range == 0.0 && sampling.xtc_probability == 0.0)
@@ -171,7 +171,7 @@ proptest! {
         let mut sequence = begin;
         theirs.accept_many(sequence.iter().map(|&token| LlamaToken::new(token)));
         for step in 0..12 {
-            // Few tokens, so that there is something to penalise.
+            // A small vocabulary, so that there is something to penalise.
             let mut logits = logits(u64::from(sampling.seed) + step);
             logits.iter_mut().take(6).for_each(|logit| *logit += 6.0);
             let draw = ours.sample(&draft(&logits, &sequence), &mut candidates).unwrap();
@@ -187,7 +187,7 @@ proptest! {
     }
 
     #[test]
-    fn what_was_taken_back_leaves_no_trace(
+    fn backtracked_tokens_have_no_effect_on_sampling(
         sampling in sampling(),
         adaptive: bool,
         last_n in prop_oneof![Just(-1), Just(9), Just(64)],
@@ -202,14 +202,14 @@ proptest! {
         let mut ours = Sampler::new(&sampling, MODEL.vocabulary());
         let mut candidates = Candidates::default();
         let mut sequence = vec![1, 2, 3];
-        // What was known after each token of the answer, and how many of these are in the sequence no more.
+        // The state after each token of the answer, and the number of evicted tokens.
         let mut known = vec![knowledge(&ours)];
         let mut let_go = 0;
         for (seed, what) in moves {
             match what {
                 What::Draw | What::Force => {
                     let draw = ours.sample(&draft(&logits(seed), &sequence), &mut candidates).unwrap();
-                    // A mod may put another token there.
+                    // A mod may insert another token there.
                     let forced = matches!(what, What::Force);
                     let token = if forced { draw.token + 1 } else { draw.token };
                     sequence.push(token);
@@ -234,7 +234,8 @@ proptest! {
             prop_assert_eq!(known.len() - 1, let_go + sequence.len() - 3);
             prop_assert_eq!(knowledge(&ours), *known.last().unwrap());
         }
-        // A sampler that saw nothing but what stayed leaves the same candidates; which of them is drawn is the seed's affair.
+        // A sampler that saw only the remaining tokens leaves the same candidates; which one is drawn depends on the
+        // seed.
         if sampling.xtc_probability > 0.0 {
             return Ok(());
         }
@@ -248,7 +249,7 @@ proptest! {
     }
 
     #[test]
-    fn only_what_is_allowed_is_drawn(sampling in sampling(), allowed in proptest::collection::btree_set(0usize..300, 1..8), seed: u64) {
+    fn only_allowed_tokens_are_sampled(sampling in sampling(), allowed in proptest::collection::btree_set(0usize..300, 1..8), seed: u64) {
         let mut words = vec![0u32; MODEL.vocabulary().len().div_ceil(32)];
         allowed.iter().for_each(|token| words[token / 32] |= 1 << (token % 32));
         let logits = logits(seed);
@@ -266,7 +267,7 @@ proptest! {
 }
 
 #[test]
-fn mirostat_goes_back_to_what_it_knew() {
+fn mirostat_state_rewinds() {
     let sampling = SamplingParams { mirostat: 2, seed: 3, ..SamplingParams::default() };
     let mut sampler = Sampler::new(&sampling, MODEL.vocabulary());
     let mut candidates = Candidates::default();
@@ -277,7 +278,7 @@ fn mirostat_goes_back_to_what_it_knew() {
         left.push(draw.stages.last().copied());
         sampler.accept(draw.token, step + 1);
     }
-    // Back to after the second token; a token that a mod forced teaches nothing.
+    // Return to the state after the second token; a token that a mod forced does not change it.
     sampler.rewind(2);
     sampler.accept(5, 3);
     let draw = sampler.sample(&draft(&logits(2), &[]), &mut candidates).unwrap();
@@ -285,7 +286,7 @@ fn mirostat_goes_back_to_what_it_knew() {
 }
 
 #[test]
-fn adaptive_p_draws_near_its_target() {
+fn adaptive_p_samples_near_its_target() {
     let sampling = |target| SamplingParams {
         samplers: vec![SamplerStage::AdaptiveP],
         adaptive_target: target,
@@ -308,7 +309,7 @@ fn adaptive_p_draws_near_its_target() {
 }
 
 #[test]
-fn names_and_letters_are_llama_servers() {
+fn stage_names_and_letters_equal_llama_servers() {
     for name in ["top_k", "top-k", "topk", "TOP_K"] {
         assert_eq!(SamplerStage::from_name(name), Some(SamplerStage::TopK));
     }
@@ -323,7 +324,7 @@ fn names_and_letters_are_llama_servers() {
 }
 
 #[test]
-fn nothing_is_drawn_where_everything_is_banned() {
+fn nothing_is_sampled_if_every_token_is_banned() {
     let bans = (0..MODEL.vocabulary().len() as i32).map(|token| (token, f32::NEG_INFINITY)).collect();
     for temperature in [0.0, 0.8] {
         let sampling = SamplingParams { temperature, logit_bias: Vec::clone(&bans), ..SamplingParams::default() };
@@ -332,9 +333,9 @@ fn nothing_is_drawn_where_everything_is_banned() {
     }
 }
 
-/// Grammars that are written for llama.cpp allow the same tokens here as there, all along random answers.
+/// Grammars written for llama.cpp allow the same tokens here as there, along random answers.
 #[test]
-fn grammars_mean_what_they_mean_to_llama_cpp() {
+fn grammars_allow_the_same_tokens_as_llama_cpp() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/grammars");
     let vocabulary = MODEL.vocabulary();
     let mut steps = 0;
@@ -357,8 +358,8 @@ fn grammars_mean_what_they_mean_to_llama_cpp() {
                 let mut allowed = Vec::new();
                 for entry in &array.data {
                     let token = entry.id().0;
-                    // llama.cpp lets control tokens stand for their text, reads half a character with less care, and
-                    // takes a NUL for a text's end.
+                    // llama.cpp matches control tokens by their text, is less strict about incomplete characters, and
+                    // treats NUL as the end of a text.
                     let piece = vocabulary.piece(token);
                     let text = std::str::from_utf8(piece).is_ok_and(|text| !text.contains('\0'))
                         && !vocabulary.is_control(token);

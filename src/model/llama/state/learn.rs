@@ -1,10 +1,11 @@
-//! What states look like in a context, from one that it wrote itself.
+//! Derivation of the state layout from a state that the context wrote itself.
 
 use super::reader::{Reader, differs};
 use super::recurrent::Recurrent;
 use super::{Cache, EXTENSION, Rows, StateError};
 
-/// What makes up the rest of a state, whichever way of reading it comes out even: caches, then perhaps a recurrent state.
+/// Parses the rest of a state in every possible way until one consumes it exactly: caches, then optionally a recurrent
+/// state.
 pub(super) fn sections(state: &[u8], from: usize) -> Option<(Vec<Cache>, Option<Recurrent>)> {
     if from == state.len() {
         return Some((Vec::new(), None));

@@ -1,4 +1,4 @@
-//! Numbers and rows out of bytes that may be anything.
+//! A reader of numbers and rows from untrusted bytes.
 
 use super::{CacheType, Rows, StateError};
 use std::ops::Range;
@@ -11,11 +11,11 @@ pub(super) fn differs<T: PartialEq + ToString>(what: &'static str, found: T, exp
     Err(StateError::Differs { what, found: found.to_string(), expected: expected.to_string() })
 }
 
-/// Reads from `at` on.
+/// A reader that starts at `at`.
 pub(super) struct Reader<'a> {
     bytes: &'a [u8],
     pub at: usize,
-    /// Where keys, values and recurrent states stand, and of which type they are.
+    /// Types and ranges of keys, values and recurrent states.
     pub rows: Vec<(i32, Range<usize>)>,
 }
 
@@ -45,7 +45,7 @@ impl<'a> Reader<'a> {
         self.array().map(i32::from_le_bytes)
     }
 
-    /// The rows of a layer; compared with those that are expected before their length is believed.
+    /// Reads the rows of a layer; they are compared with the expected rows before their length is trusted.
     pub fn rows(
         &mut self,
         expected: Option<Rows>,
@@ -70,7 +70,7 @@ impl<'a> Reader<'a> {
         Ok(Rows { kind, unit, width })
     }
 
-    /// A row of so many bytes that is one number after the other of a type.
+    /// Reads a row of this size that consists of numbers of one type.
     pub fn row(&mut self, kind: i32, bytes: u64) -> Result<(), StateError> {
         let start = self.at;
         self.take(usize::try_from(bytes).map_err(|_| StateError::Truncated(self.bytes.len()))?)?;

@@ -1,20 +1,20 @@
-//! The state of layers that keep a summary of a sequence, and no cell for each token: of a sequence there is one, and it
-//! knows nothing but its end. Follows `llama_memory_recurrent::state_write` of the pinned llama-cpp-sys-2.
+//! The state of recurrent layers, which keep one summary per sequence instead of a cell per token; it represents only
+//! the end of the sequence. Follows `llama_memory_recurrent::state_write` of the pinned llama-cpp-sys-2.
 
 use super::reader::{Reader, differs};
 use super::{CacheType, StateError};
 use crate::events::TokenId;
 use std::ops::Range;
 
-/// Most rows that a layer has.
+/// Maximum rows of a layer.
 const MAX_ROWS: usize = 3;
-/// More layers than any model has.
+/// Maximum layers, more than any model has.
 const MAX_LAYERS: usize = 1024;
 
 /// The recurrent layers of a context.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Recurrent {
-    /// Layers of the model, with those that attend.
+    /// Number of layers of the model, including those that attend.
     layers: u32,
     rows: Vec<Row>,
 }
@@ -23,13 +23,13 @@ pub(super) struct Recurrent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Row {
     kind: i32,
-    /// Whether its type stands before it; else it is that of the row before.
+    /// True if its type precedes it; otherwise it has the type of the row before.
     named: bool,
     bytes: u64,
 }
 
 impl Recurrent {
-    /// Learns from the rest of the state of one token at position 0.
+    /// Derives the layout from the rest of the state of one token at position 0.
     pub fn learn(state: &[u8], from: usize) -> Option<Self> {
         let mut reader = Reader::new(state, from);
         let layers = Self::head(&mut reader, 1).ok()?;
@@ -37,7 +37,7 @@ impl Recurrent {
         rows(state, reader.at, None, most).map(|rows| Self { layers, rows })
     }
 
-    /// Reads what the context would have written behind so many tokens, and returns where it stands.
+    /// Reads the state after this number of tokens, compares it with the layout, and returns its range.
     pub fn read(&self, reader: &mut Reader<'_>, tokens: &[TokenId]) -> Result<Range<usize>, StateError> {
         let start = reader.at;
         differs("the number of layers", Self::head(reader, tokens.len())?, self.layers)?;
@@ -52,18 +52,18 @@ impl Recurrent {
         Ok(start..reader.at)
     }
 
-    /// Bytes that its rows take, however long the sequence is.
+    /// Returns the bytes of its rows, which do not depend on the length of the sequence.
     pub fn bytes(&self) -> usize {
         self.rows.iter().map(|row| row.bytes as usize + size_of::<i32>() + size_of::<u64>()).sum()
     }
 
-    /// Types of the first and the last row.
+    /// Returns the types of the first and the last row.
     pub fn types(&self) -> (String, String) {
         let name = |row: Option<&Row>| row.map_or_else(|| "none".into(), |row| CacheType::name_of(row.kind));
         (name(self.rows.first()), name(self.rows.last()))
     }
 
-    /// What comes before the rows. Returns the number of layers.
+    /// Reads the header before the rows. Returns the number of layers.
     fn head(reader: &mut Reader<'_>, tokens: usize) -> Result<u32, StateError> {
         let cells = reader.u32()? as usize;
         if cells != 1 {
@@ -79,8 +79,8 @@ impl Recurrent {
     }
 }
 
-/// At most `most` rows that fill a state to its end, whichever way of reading them comes out even. `before` is the type of the
-/// row before.
+/// Parses up to `most` rows that fill a state to its end, in every possible way. `before` is the type of the row
+/// before.
 fn rows(state: &[u8], from: usize, before: Option<i32>, most: usize) -> Option<Vec<Row>> {
     if from == state.len() {
         return Some(Vec::new());
@@ -100,7 +100,7 @@ fn rows(state: &[u8], from: usize, before: Option<i32>, most: usize) -> Option<V
 fn row(reader: &mut Reader<'_>, named: bool, before: Option<i32>) -> Result<Option<(Row, usize)>, StateError> {
     let Some(kind) = (if named { Some(reader.i32()?) } else { before }) else { return Ok(None) };
     let bytes = reader.array().map(u64::from_le_bytes)?;
-    // Layers that only convolve have a state of no bytes.
+    // Layers that only convolve have an empty state.
     if CacheType::of_ggml(kind).is_none() || (bytes == 0 && !named) {
         return Ok(None);
     }

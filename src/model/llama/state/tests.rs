@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// What llama.cpp writes for `tokens` in stream `stream` of `streams`, with two layers.
+/// Builds the state that llama.cpp writes for `tokens` in stream `stream` of `streams`, with two layers.
 fn written(tokens: &[TokenId], stream: u32, streams: u32, transposed: bool, extended: bool) -> Vec<u8> {
     let mut out = vec![1, 2, 3, 4];
     out.extend(stream.to_le_bytes());
@@ -48,14 +48,14 @@ fn layout(streams: u32, transposed: bool, extended: bool) -> StateLayout {
 }
 
 #[test]
-fn a_state_moves_between_contexts_of_other_sizes() {
+fn state_transfers_between_contexts_of_other_sizes() {
     let tokens: Vec<TokenId> = (0..20).collect();
     for (transposed, extended) in [(false, false), (true, false), (false, true), (true, true)] {
         let packed =
             layout(3, transposed, extended).pack(&written(&tokens, 2, 3, transposed, extended), &tokens).unwrap();
         let state = layout(2, transposed, extended).unpack(&packed, &tokens).unwrap();
         let mut expected = written(&tokens, 0, 2, transposed, extended);
-        // The id inside a cell is that of the sequence it came from; llama.cpp reads over it.
+        // The id inside a cell is that of the original sequence; llama.cpp ignores it.
         let (cell, first) = (CELL + if extended { EXTENSION } else { 0 }, HEAD + 8);
         for index in 0..tokens.len() {
             let id = first + (index + 1) * cell - 4;
@@ -66,7 +66,7 @@ fn a_state_moves_between_contexts_of_other_sizes() {
 }
 
 #[test]
-fn only_layers_with_a_window_may_lack_old_tokens() {
+fn only_window_layers_may_lack_old_tokens() {
     // One cache without a window, then one with it.
     let both = |tokens: &[TokenId], in_window: &[TokenId]| {
         let mut out = written(tokens, 0, 1, false, false);
@@ -93,7 +93,7 @@ fn only_layers_with_a_window_may_lack_old_tokens() {
 }
 
 #[test]
-fn flaws_are_named() {
+fn state_errors_name_the_difference() {
     let (layout, tokens) = (layout(1, false, false), [5, 6, 7]);
     let packed = layout.pack(&written(&tokens, 0, 1, false, false), &tokens).unwrap();
     let told = |bytes: &[u8], tokens: &[TokenId]| layout.unpack(bytes, tokens).unwrap_err().to_string();
@@ -108,16 +108,19 @@ fn flaws_are_named() {
     let mut quantised = packed.clone();
     let keys = 4 + 3 * CELL + 16;
     quantised[keys] = 8;
-    assert_eq!(told(&quantised, &tokens), "the KV data does not fit: the type of keys is q8_0, here it is f16");
+    assert_eq!(
+        told(&quantised, &tokens),
+        "the KV data does not match this context: the type of keys is q8_0, expected f16"
+    );
     let mut moved = packed;
     moved[4] = 1;
     assert!(told(&moved, &tokens).starts_with("cell 0 of the KV data has position 1"));
 }
 
 proptest! {
-    /// Whatever bytes come: never a panic, never more memory than the input, and what is taken is what was meant.
+    /// Hostile bytes never panic and never need more memory than the input, and accepted states equal the written one.
     #[test]
-    fn hostile_bytes_are_refused(
+    fn hostile_bytes_are_rejected(
         count in 0usize..12, transposed: bool, extended: bool,
         edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
         cut in proptest::option::of(any::<prop::sample::Index>()),
@@ -139,13 +142,13 @@ proptest! {
         }
         if let Ok(state) = layout.unpack(&hostile, &tokens) {
             prop_assert_eq!(hostile.len(), packed.len());
-            // Only keys, values, and numbers that llama.cpp reads over may differ from what was written.
+            // Only keys, values, and numbers that llama.cpp ignores may differ from the written state.
             prop_assert_eq!(layout.pack(&state, &tokens).unwrap(), hostile);
         }
     }
 
     #[test]
-    fn noise_is_refused(noise: Vec<u8>, count in 0usize..40) {
+    fn noise_is_rejected(noise: Vec<u8>, count in 0usize..40) {
         let tokens: Vec<TokenId> = (0..count as i32).collect();
         prop_assert!(layout(2, true, false).unpack(&noise, &tokens).is_err());
         prop_assert!(StateLayout::learn(&noise, 64, 0).is_none_or(|layout| layout.caches.is_empty() || noise.len() > 40));
