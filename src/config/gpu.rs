@@ -73,7 +73,7 @@ pub enum GpuLayersFlag {
     Auto,
     /// All.
     All,
-    /// So many.
+    /// This number of layers.
     Count(u32),
 }
 

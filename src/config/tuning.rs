@@ -168,7 +168,7 @@ pub enum NumaFlag {
     Distribute,
     /// On the node where the program started.
     Isolate,
-    /// As numactl decides.
+    /// The placement of numactl.
     Numactl,
 }
 

@@ -380,7 +380,7 @@ impl Run {
             return;
         }
         let ParameterChange { sampling, mut sampler, limits, note } = change;
-        sampler.take_over(&mut self.sampler, &self.request.sampling, &sampling);
+        sampler.inherit_state(&mut self.sampler, &self.request.sampling, &sampling);
         self.sampler = sampler;
         self.request.sampling = sampling;
         // A mod may have set another maximum.

@@ -205,7 +205,7 @@ impl Engine {
                     Ok((context, attention_encoder, layout)) => {
                         let sizes =
                             layout.as_ref().map_or((0, 0), |layout| (layout.fixed_bytes(), layout.bytes_per_token()));
-                        if ready.send(Ok((layout, context.attends().cloned()))).is_ok() {
+                        if ready.send(Ok((layout, context.attention_support().cloned()))).is_ok() {
                             let prefixes_usable = context.keeps_beginnings();
                             let host_cache = HostCache::new(options.cache_ram_bytes, sizes, prefixes_usable);
                             Scheduler::new(

@@ -200,7 +200,7 @@ impl<'model> Scheduler<'model> {
             let parts = if self.pending_signals.is_empty() { self.plan() } else { Vec::new() };
             self.publish_status();
             if parts.is_empty() {
-                self.context.rest();
+                self.context.park_threads();
                 let keep_running = if let Some(command) = self.poll_mods() {
                     self.handle_command(command)
                 } else {

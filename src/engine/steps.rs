@@ -250,7 +250,7 @@ impl Run {
             let Some(constraint) = &mut self.constraint else { continue };
             if ends {
                 constraint.end();
-            } else if constraint.accept(measured.token, piece) == AcceptResult::Contradicts {
+            } else if constraint.accept(measured.token, piece) == AcceptResult::Rejected {
                 note = Some(format!(
                     "{:?} at position {} is not permitted by the request's {}; the constraint is suspended while the token remains",
                     measured.text,

@@ -166,7 +166,7 @@ impl Engine {
             return Err(SubmitError::Busy { waiting: queued });
         }
         ban_end_tokens(&mut request.sampling, &request.limits, model.vocabulary());
-        let adapters = request.adapters.get_or_insert_with(|| model.adapters().usual()).clone();
+        let adapters = request.adapters.get_or_insert_with(|| model.adapters().default_scales()).clone();
         let id = RunId::now();
         let (request_id, active_id) = take_request_id(&mut request, id)?;
         let mut parameters = json!({
@@ -185,7 +185,7 @@ impl Engine {
             parameters["request"] = json!(request.answer_fields);
         }
         if let Some(answer_format) = &request.answer_format {
-            parameters["reading"] = answer_format.recorded();
+            parameters["reading"] = answer_format.to_recording();
         }
         if let Some(budget) = &request.thinking {
             parameters["thinking"] = json!(budget);

@@ -279,7 +279,7 @@ async fn invalid_configuration_error_names_the_field() {
         (
             "grammar",
             json!({"gbnf": "root ::= y"}),
-            "mod 'grammar': 'gbnf': line 1, column 10: the rule 'y' is named here and nowhere defined",
+            "mod 'grammar': 'gbnf': line 1, column 10: the rule 'y' is used here but not defined",
         ),
         (
             "choices",

@@ -233,9 +233,9 @@ async fn a_grammar_that_cannot_be_used_is_refused_by_name() {
         answer["error"]["message"].as_str().unwrap().to_owned()
     };
     let message = refused(CHAT, json!({"grammar": "root ::= \"a\"\nx"})).await;
-    assert_eq!(message, "grammar: line 2, column 2: expected ::= behind the name 'x'");
+    assert_eq!(message, "grammar: line 2, column 2: expected ::= after the name 'x'");
     let message = refused(NATIVE, json!({"grammar": "root ::= y"})).await;
-    assert_eq!(message, "grammar: line 1, column 10: the rule 'y' is named here and nowhere defined");
+    assert_eq!(message, "grammar: line 1, column 10: the rule 'y' is used here but not defined");
     let message = refused(COMPLETIONS, json!({"json_schema": {"type": "array", "uniqueItems": true}})).await;
     assert!(message.starts_with("json_schema: ") && message.contains("uniqueItems"), "{message}");
     let message = refused(CHAT, json!({"grammar": "root ::= \"a\"", "json_schema": {}})).await;

@@ -62,6 +62,9 @@ async fn a_gpu_that_is_not_there_ends_the_start_with_those_that_are() {
     assert!(listed.status.success() && list.starts_with("Available devices:\n  "), "{list}{errors}");
     if !cfg!(any(feature = "cuda", feature = "vulkan", feature = "metal")) {
         assert_eq!(list, "Available devices:\n  (none)\n");
-        assert!(errors.contains("this build has no GPU support; cargo build --release --features cuda"), "{errors}");
+        assert!(
+            errors.contains("this build has no GPU support; build with cargo build --release --features cuda"),
+            "{errors}"
+        );
     }
 }

@@ -42,7 +42,7 @@ async fn signal_while_starting_leaves_no_postgres_behind() {
     for (signal, stage, code) in [
         ("TERM", "making a new database", 143),
         ("INT", "starting the database", 130),
-        ("HUP", "making room for the context", 129),
+        ("HUP", "allocating the context", 129),
     ] {
         let server = Server::start(&[]);
         let begun = Instant::now();

@@ -40,7 +40,7 @@ impl Catalogue {
         }
         let said = String::from_utf8_lossy(&output.stderr);
         let assertion = said.lines().find(|line| line.contains("GGML_ASSERT") || line.contains("what():"));
-        let told: String = assertion.unwrap_or("it gives no reason").trim().chars().take(TOLD).collect();
+        let told: String = assertion.unwrap_or("no reason given").trim().chars().take(TOLD).collect();
         let told = told.rsplit_once("llama.cpp/").map_or(told.as_str(), |(_, place)| place);
         Err(ModelError::Load {
             path: path.display().to_string(),

@@ -135,7 +135,7 @@ impl Conversation {
         let may_think = self.may_think.unwrap_or(format.is_channels());
         let calls = tools::constraint(&reading, &self.choice, schema.as_ref(), may_think, vocabulary);
         let constraint = calls
-            .or_else(|| self.text_constraint.map(|form| tools::behind_thought(form, &reading, may_think, vocabulary)));
+            .or_else(|| self.text_constraint.map(|form| tools::after_reasoning(form, &reading, may_think, vocabulary)));
         let (tokens, spans) = rendered.tokenize(vocabulary);
         let (open, close) = &format.thought;
         let thinking = self.budget.map(|(tokens, message)| ReasoningBudget {

@@ -23,7 +23,7 @@ pub(super) fn router() -> OpenApiRouter<App> {
 async fn list(State(app): State<App>, Query(params): Query<ModelParams>) -> Result<Json<Value>, LlamaError> {
     let loaded = app.loaded_now(params.model.as_deref()).await?;
     let adapters = loaded.model().adapters();
-    let usual = adapters.usual();
+    let usual = adapters.default_scales();
     let shown = adapters.list().iter().enumerate().map(|(id, adapter)| {
         json!({
             "id": id,
@@ -50,6 +50,6 @@ async fn scale(
     let loaded = app.loaded(params.model.as_deref()).await?;
     let body = shared::parse_json(&body?)?;
     let adapters = loaded.model().adapters();
-    adapters.set_usual(lora::parse_adapter_set(&body, "the body", adapters)?);
+    adapters.set_default_scales(lora::parse_adapter_set(&body, "the body", adapters)?);
     Ok(Json(json!({ "success": true })))
 }

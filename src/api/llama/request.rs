@@ -69,7 +69,7 @@ pub(super) fn parse(
     let fields = fields.with_defaults(&app.config().server.request_defaults).clamp_numbers();
     let mut options = response_options(app, fields)?;
     let adapters = loaded.model().adapters();
-    let adapters = lora::requested_adapters(fields, adapters)?.unwrap_or_else(|| adapters.usual());
+    let adapters = lora::requested_adapters(fields, adapters)?.unwrap_or_else(|| adapters.default_scales());
     options.sent.insert("lora".into(), json!(adapters));
     let count = answer_count(fields, loaded.engine().slots())?;
     let mut requests = Vec::with_capacity(prompts.len() * count as usize);

@@ -99,7 +99,7 @@ async fn rerank(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> 
     let top = fields.integer("top_n", 1..=i64::from(u32::MAX))?.map_or(usize::MAX, |top| top as usize);
     let returns_text = fields.flag(if is_jina { "return_documents" } else { "return_text" })?.unwrap_or(false);
 
-    let pairing = loaded.model().pairing();
+    let pairing = loaded.model().rerank_template();
     let texts = documents.clone();
     let tokenize = move |vocabulary: &Vocabulary| {
         Ok(texts.iter().map(|document| pairing.tokens(vocabulary, &query, document)).collect())

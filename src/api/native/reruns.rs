@@ -140,7 +140,7 @@ fn request(prompt: PromptRecord, recorded: &Value, loaded: &Loaded) -> Result<Re
     check_spans(&prompt)?;
     let template = loaded.model().card().chat_template.as_deref().unwrap_or_default();
     let said = Some(&recorded["reading"]).filter(|said| said.is_object());
-    let reading = said.map(|said| AnswerFormat::of_recording(template, prompt.tools.as_ref(), said));
+    let reading = said.map(|said| AnswerFormat::from_recording(template, prompt.tools.as_ref(), said));
     let adapters = lora::requested_adapters(Fields::new(recorded)?, loaded.model().adapters())?;
     let alternatives = recorded["alternatives"].as_u64().unwrap_or(Request::ALTERNATIVES as u64).min(100);
     Ok(Request {

@@ -114,7 +114,7 @@ fn feed(
     let entry = parameters["mods"].as_array().into_iter().flatten().find(|entry| entry["name"] == own.as_str());
     let config = config.or_else(|| entry.map(|entry| &entry["config"])).cloned().unwrap_or_default();
     let template = model.card().chat_template.as_deref().unwrap_or_default();
-    let answer_format = AnswerFormat::of_recording(template, prompt.tools.as_ref(), &parameters["reading"]);
+    let answer_format = AnswerFormat::from_recording(template, prompt.tools.as_ref(), &parameters["reading"]);
     let view = Arc::new(RunView {
         run_id: RunId::now(),
         request_id: run.request.request_id.clone(),

@@ -6,11 +6,11 @@
 
 pub mod answer;
 mod derive;
+mod describe_tools;
 pub mod family;
 pub mod format;
 mod mask;
 mod messages;
-mod offer;
 pub mod pattern;
 mod probe;
 mod python;
@@ -136,9 +136,9 @@ impl ChatTemplate {
     /// # Errors
     /// [`ChatTemplateError::Template`] if llama.cpp has no template with this name.
     pub fn of_llama_cpp(name: &str, bos: &str, eos: &str) -> Result<Self, ChatTemplateError> {
-        let said = [("system", "a"), ("user", "b"), ("assistant", "c"), ("user", "d")];
+        let sent = [("system", "a"), ("user", "b"), ("assistant", "c"), ("user", "d")];
         // Its output determines the family, like the text of a Jinja template.
-        let Some(sample) = llama::apply_chat_template(name, &said, true) else {
+        let Some(sample) = llama::apply_chat_template(name, &sent, true) else {
             return Err(ChatTemplateError::Template(format!("llama.cpp has no chat template '{name}'")));
         };
         let mut template = Self::with(Renderer::LlamaCpp(name.to_owned()), &sample, bos, eos);
@@ -237,9 +237,9 @@ impl ChatTemplate {
     /// Adapts messages in OpenAI's form to the template.
     fn adapted(&self, mut messages: Vec<Value>, tools: Option<&Value>) -> Vec<Value> {
         if !self.abilities.tools {
-            messages = offer::spelt_out(messages);
+            messages = describe_tools::render_calls_as_text(messages);
             if let Some(tools) = tools {
-                offer::described(&mut messages, tools, self.abilities.system);
+                describe_tools::describe_tools(&mut messages, tools, self.abilities.system);
             }
         }
         if self.merged_system(&messages).is_some() {
@@ -286,10 +286,10 @@ impl ChatTemplate {
             whole => whole,
         };
         let mut continues = false;
-        for said in last.into_iter().flat_map(|last| [&mut last.reasoning, &mut last.content]) {
-            if let Some(masked) = mask::masked(said, vocabulary, &[]) {
+        for sent in last.into_iter().flat_map(|last| [&mut last.reasoning, &mut last.content]) {
+            if let Some(masked) = mask::masked(sent, vocabulary, &[]) {
                 continues = true;
-                *said = masked;
+                *sent = masked;
             }
         }
         if let Some(masked) = &masked {
@@ -316,11 +316,11 @@ impl ChatTemplate {
             Renderer::Jinja(environment) => environment,
             Renderer::LlamaCpp(name) => {
                 let field = |message: &'_ Value, name: &str| message[name].as_str().unwrap_or_default().to_owned();
-                let said: Vec<(String, String)> =
+                let sent: Vec<(String, String)> =
                     messages.iter().map(|message| (field(message, "role"), field(message, "content"))).collect();
-                let said: Vec<(&str, &str)> =
-                    said.iter().map(|(role, content)| (role.as_str(), content.as_str())).collect();
-                return llama::apply_chat_template(name, &said, options.add_generation_prompt).ok_or_else(|| {
+                let sent: Vec<(&str, &str)> =
+                    sent.iter().map(|(role, content)| (role.as_str(), content.as_str())).collect();
+                return llama::apply_chat_template(name, &sent, options.add_generation_prompt).ok_or_else(|| {
                     ChatTemplateError::Refused(format!("llama.cpp's template '{name}' cannot write them"))
                 });
             }

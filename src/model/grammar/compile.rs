@@ -1,7 +1,7 @@
 //! Compilation of a grammar's text into a matcher for runs.
 
-use super::ahead::MaskWorker;
-use super::follower::GrammarMatcher;
+use super::mask_worker::MaskWorker;
+use super::matcher::GrammarMatcher;
 use super::trigger::TriggerMatcher;
 use super::{Constraint, GrammarError, GrammarSource, gbnf, schema, tokens};
 use crate::model::Vocabulary;
@@ -23,11 +23,11 @@ const MAX_LINES: usize = 4000;
 /// Stack of the compiling thread; the system only allocates the used part.
 const STACK: usize = 256 << 20;
 /// Time limit of a compilation.
-const PATIENCE: Duration = Duration::from_secs(10);
+const COMPILE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of concurrent compilations, including those that timed out.
-const AT_ONCE: usize = 4;
+const MAX_CONCURRENT: usize = 4;
 /// Number of compiled grammars to cache.
-const KEPT: usize = 32;
+const MAX_CACHED: usize = 32;
 
 /// Compiles grammars for one model. Cheap to create: the vocabulary is prepared at the first grammar.
 pub struct GrammarCompiler {
@@ -35,13 +35,13 @@ pub struct GrammarCompiler {
     factory: OnceLock<Result<Arc<ParserFactory>, GrammarError>>,
     ahead: OnceLock<MaskWorker>,
     /// Cache entries, the most recently used last.
-    kept: Mutex<Vec<(u128, Matcher)>>,
+    cache: Mutex<Vec<(u128, Matcher)>>,
     compiling: Arc<AtomicUsize>,
 }
 
 impl std::fmt::Debug for GrammarCompiler {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Grammars").field("vocabulary", &self.vocabulary).finish_non_exhaustive()
+        f.debug_struct("GrammarCompiler").field("vocabulary", &self.vocabulary).finish_non_exhaustive()
     }
 }
 
@@ -53,7 +53,7 @@ impl GrammarCompiler {
             vocabulary,
             factory: OnceLock::new(),
             ahead: OnceLock::new(),
-            kept: Mutex::new(Vec::new()),
+            cache: Mutex::new(Vec::new()),
             compiling: Arc::new(AtomicUsize::new(0)),
         }
     }
@@ -73,15 +73,15 @@ impl GrammarCompiler {
     /// Returns a separate matcher for one run, at the grammar's start and with its first mask computed.
     fn matcher(&self, source: &GrammarSource) -> Result<Matcher, GrammarError> {
         let key = key(source);
-        if let Some(kept) = self.kept(key) {
+        if let Some(kept) = self.cached(key) {
             return Ok(kept);
         }
         let grammar = self.translate(source)?;
         let matcher = self.compile(grammar)?;
         let copy = matcher.deep_clone();
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.iter().all(|(other, _)| *other != key) {
-            if kept.len() == KEPT {
+            if kept.len() == MAX_CACHED {
                 kept.remove(0);
             }
             kept.push((key, matcher));
@@ -89,8 +89,8 @@ impl GrammarCompiler {
         Ok(copy)
     }
 
-    fn kept(&self, key: u128) -> Option<Matcher> {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+    fn cached(&self, key: u128) -> Option<Matcher> {
+        let mut kept = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         let at = kept.iter().position(|(other, _)| *other == key)?;
         let found = kept.remove(at);
         // Nothing is shared, so that one run's work does not count towards another's limits.
@@ -144,20 +144,20 @@ impl GrammarCompiler {
 
     fn compile(&self, grammar: TopLevelGrammar) -> Result<Matcher, GrammarError> {
         let factory = self.factory()?;
-        let running = Running::begin(&self.compiling).ok_or(GrammarError::Busy)?;
+        let running = CompilePermit::begin(&self.compiling).ok_or(GrammarError::Busy)?;
         let (done, result) = sync_channel(1);
         let work = move || {
             let _running = running;
             let mut matcher = Matcher::new(factory.create_parser(grammar));
             let checked = match matcher.get_error() {
-                Some(error) => Err(GrammarError::Unsupported(readable(&error))),
+                Some(error) => Err(GrammarError::Unsupported(user_message(&error))),
                 // A grammar that nothing can begin is rejected here, not during the run.
                 None => match matcher.compute_mask_or_eos() {
                     Ok(mask) if mask.num_set() > 0 => Ok(matcher),
                     Ok(_) => {
                         Err(GrammarError::unsupported("no token of this model can start an answer in this grammar"))
                     }
-                    Err(error) => Err(GrammarError::Unsupported(readable(&error.to_string()))),
+                    Err(error) => Err(GrammarError::Unsupported(user_message(&error.to_string()))),
                 },
             };
             // The receiver is gone if the compilation timed out.
@@ -168,9 +168,9 @@ impl GrammarCompiler {
             .stack_size(STACK)
             .spawn(work)
             .map_err(|error| GrammarError::unsupported(format!("the grammar cannot be compiled now: {error}")))?;
-        match result.recv_timeout(PATIENCE) {
+        match result.recv_timeout(COMPILE_TIMEOUT) {
             Ok(checked) => checked,
-            Err(RecvTimeoutError::Timeout) => Err(GrammarError::TooSlow { seconds: PATIENCE.as_secs() }),
+            Err(RecvTimeoutError::Timeout) => Err(GrammarError::TooSlow { seconds: COMPILE_TIMEOUT.as_secs() }),
             Err(RecvTimeoutError::Disconnected) => Err(GrammarError::unsupported("the grammar cannot be compiled")),
         }
     }
@@ -204,12 +204,12 @@ fn limits() -> ParserLimits {
 }
 
 /// A permit for one concurrent compilation.
-struct Running(Arc<AtomicUsize>);
+struct CompilePermit(Arc<AtomicUsize>);
 
-impl Running {
+impl CompilePermit {
     fn begin(count: &Arc<AtomicUsize>) -> Option<Self> {
         let mut now = count.load(Ordering::Acquire);
-        while now < AT_ONCE {
+        while now < MAX_CONCURRENT {
             match count.compare_exchange_weak(now, now + 1, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return Some(Self(Arc::clone(count))),
                 Err(other) => now = other,
@@ -219,7 +219,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for CompilePermit {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
@@ -241,7 +241,7 @@ fn key(source: &GrammarSource) -> u128 {
 }
 
 /// Converts llguidance's message for users: without the text of the grammar and without names of its settings.
-pub(super) fn readable(message: &str) -> String {
+pub(super) fn user_message(message: &str) -> String {
     const MAX_CHARS: usize = 300;
     let message = message.trim_start_matches("panic: ");
     let first = message.lines().next().unwrap_or_default();

@@ -9,16 +9,16 @@
 //! the token. A grammar refers to the token explicitly: `<|im_end|>` or `<[2]>` in Lark and GBNF, see
 //! [`token_reference`].
 
-mod ahead;
 mod compile;
-mod follower;
 pub mod gbnf;
+mod mask_worker;
+mod matcher;
 mod schema;
 mod tokens;
 mod trigger;
 
 pub use compile::GrammarCompiler;
-pub use follower::{AcceptResult, GrammarMatcher, TokenMask};
+pub use matcher::{AcceptResult, GrammarMatcher, TokenMask};
 pub use tokens::token_reference;
 
 use crate::events::TokenId;

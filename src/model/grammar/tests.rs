@@ -80,10 +80,10 @@ fn control_tokens_do_not_match_text() {
 #[test]
 fn unaccepted_forced_token_disables_grammar_until_removed() {
     let mut follower = follow(GrammarSource::Regex("abc".into()));
-    assert_eq!(follower.accept(97, b"a"), AcceptResult::Fits);
-    assert_eq!(follower.accept(120, b"x"), AcceptResult::Contradicts);
+    assert_eq!(follower.accept(97, b"a"), AcceptResult::Accepted);
+    assert_eq!(follower.accept(120, b"x"), AcceptResult::Rejected);
     assert!(!follower.holds() && follower.mask().unwrap().is_none());
-    assert_eq!(follower.accept(121, b"y"), AcceptResult::Fits);
+    assert_eq!(follower.accept(121, b"y"), AcceptResult::Accepted);
     follower.end();
     follower.rewind(1);
     assert!(!follower.holds());
@@ -244,7 +244,7 @@ proptest! {
             let mask = follower.mask().unwrap().unwrap();
             let allowed: Vec<TokenId> = (0..END).filter(|&token| mask.is_allowed(token as u32)).collect();
             let token = allowed[usize::from(pick) % allowed.len()];
-            prop_assert_eq!(follower.accept(token, vocabulary().piece(token)), AcceptResult::Fits);
+            prop_assert_eq!(follower.accept(token, vocabulary().piece(token)), AcceptResult::Accepted);
             sequence.push(token);
             let back = back.saturating_sub(1).min(sequence.len());
             follower.rewind(back);

@@ -111,12 +111,12 @@ impl Adapters {
 
     /// Returns the scales for requests that set none.
     #[must_use]
-    pub fn usual(&self) -> AdapterSet {
+    pub fn default_scales(&self) -> AdapterSet {
         self.usual.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Sets the scales for requests that set none; running runs are not affected.
-    pub fn set_usual(&self, set: AdapterSet) {
+    pub fn set_default_scales(&self, set: AdapterSet) {
         *self.usual.write().unwrap_or_else(PoisonError::into_inner) = set;
     }
 

@@ -2,7 +2,7 @@ mod sequences;
 
 use super::ModelError;
 use super::adapters::{AdapterSet, Adapters};
-use super::attends::{AttentionSupport, Unsupported};
+use super::attention_support::{AttentionSupport, Unsupported};
 use super::cache_type::CacheType;
 use super::checkpoints::Checkpoints;
 use super::control::ControlVector;
@@ -74,7 +74,7 @@ pub struct Context<'model> {
     checkpoint_bytes: usize,
     layout: Option<StateLayout>,
     architecture: String,
-    attends: Option<Result<AttentionSupport, Unsupported>>,
+    attention_support: Option<Result<AttentionSupport, Unsupported>>,
 }
 
 /// A captured attention row.
@@ -154,7 +154,7 @@ impl<'model> Context<'model> {
             checkpoint_bytes: options.checkpoint_bytes,
             architecture: model.meta_val_str("general.architecture").unwrap_or_default(),
             layout: None,
-            attends: None,
+            attention_support: None,
         })
     }
 
@@ -231,7 +231,7 @@ impl<'model> Context<'model> {
             DecodeError::Unknown(NO_MEMORY) => ModelError::OutOfMemory,
             other => ModelError::Decode(other.to_string()),
         })?;
-        let attends = self.attends.as_ref().and_then(|attends| attends.as_ref().ok());
+        let attends = self.attention_support.as_ref().and_then(|attends| attends.as_ref().ok());
         let complete = |row: &CapturedRow| {
             let complete = attends.is_none_or(|attends| attends.has(row));
             if !complete {
@@ -254,9 +254,9 @@ impl<'model> Context<'model> {
     }
 
     /// Parks the decoding threads, which releases their cores until the next decode.
-    pub fn rest(&self) {
+    pub fn park_threads(&self) {
         if let Some(pool) = &self.pool {
-            pool.rest();
+            pool.park();
         }
     }
 
@@ -277,7 +277,8 @@ impl<'model> Context<'model> {
         self.add(0, 0, 0, captures, captures)?;
         let rows = self.decode()?;
         if let Some(tap) = &mut self.tap {
-            self.attends = Some(AttentionSupport::learn(&self.architecture, rows.first(), tap.passes(), tap.uneven()));
+            self.attention_support =
+                Some(AttentionSupport::learn(&self.architecture, rows.first(), tap.passes(), tap.uneven()));
         }
         let layout = ffi::sequence_state(&self.llama, 0, StateExtent::Whole)
             .and_then(|state| StateLayout::learn(&state, self.context as usize, self.memory.window as usize));
@@ -288,7 +289,7 @@ impl<'model> Context<'model> {
 
     /// Returns the attention support; `None` if capture is off or [`Context::learn_layout`] was not called.
     #[must_use]
-    pub fn attends(&self) -> Option<&Result<AttentionSupport, Unsupported>> {
-        self.attends.as_ref()
+    pub fn attention_support(&self) -> Option<&Result<AttentionSupport, Unsupported>> {
+        self.attention_support.as_ref()
     }
 }

@@ -113,7 +113,7 @@ fn add(path: &Path, scale: f32, width: usize, values: &mut [f32]) -> Result<(), 
         for (sum, value) in sum.iter_mut().zip(bytes.as_chunks().0) {
             *sum += f32::from_le_bytes(*value) * scale;
             if !sum.is_finite() {
-                return Err(refused(format!("{} has values that are NaN or far too large", tensor.name)));
+                return Err(refused(format!("{} has values that are NaN or too large", tensor.name)));
             }
         }
     }

@@ -224,7 +224,7 @@ impl EncoderContext<'_> {
     /// # Errors
     /// [`ModelError::Decode`]; the next call starts fresh.
     pub fn encode(&mut self, inputs: &[(&[TokenId], EncoderOutput)]) -> Result<Vec<Vec<f32>>, ModelError> {
-        self.adapters.apply(&self.adapters.usual(), &mut self.llama)?;
+        self.adapters.apply(&self.adapters.default_scales(), &mut self.llama)?;
         self.batch.clear();
         for (sequence, (tokens, _)) in (0..).zip(inputs) {
             for (position, &token) in (0..).zip(*tokens) {

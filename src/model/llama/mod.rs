@@ -1,7 +1,7 @@
 //! llama.cpp with plain Rust types: [`Model`], its decode [`Context`] and [`Sampler`].
 
 mod adapters;
-mod attends;
+mod attention_support;
 mod cache_type;
 mod checkpoints;
 mod context;
@@ -13,9 +13,9 @@ mod fingerprint;
 mod gguf;
 mod head;
 mod memory;
-mod pair;
 mod probe;
 mod reason;
+mod rerank_template;
 mod sampler;
 mod state;
 mod tuning;
@@ -23,7 +23,7 @@ mod ubatch;
 mod weights;
 
 pub use adapters::{Adapter, AdapterSet, Adapters, ScaledAdapter};
-pub use attends::{AttentionSupport, Unsupported};
+pub use attention_support::{AttentionSupport, Unsupported};
 pub use cache_type::CacheType;
 pub use checkpoints::{CheckpointPurpose, Checkpoints};
 pub use context::{AttentionRow, Context, ContextOptions};
@@ -34,8 +34,8 @@ pub use ffi::templates::{apply_chat_template, chat_template_names};
 pub use ffi::threads::ThreadOptions;
 pub use gguf::GgufHeader;
 pub use head::{Activation, Head, HeadError};
-pub use pair::RerankTemplate;
 pub use probe::probe;
+pub use rerank_template::RerankTemplate;
 pub(super) use sampler::Breakers;
 pub use sampler::{Candidates, Draw, Sampler, SamplerInput, SamplerStage, SamplingParams};
 pub use state::{StateError, StateLayout};

@@ -79,7 +79,7 @@ pub enum Numa {
     Distribute,
     /// On the node where the program started.
     Isolate,
-    /// As numactl decides.
+    /// The placement of numactl.
     Numactl,
 }
 

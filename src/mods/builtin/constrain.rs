@@ -2,7 +2,7 @@
 
 use super::sequence::{SequenceTracker, end_token, ends, is_over};
 use crate::events::{EventType, LogLevel, TokenId};
-use crate::model::chat::tools::behind_thought;
+use crate::model::chat::tools::after_reasoning;
 use crate::model::grammar::{AcceptResult, Constraint, GrammarMatcher, Trigger};
 use crate::mods::{
     Action, Call, CallEvent, EventSet, LogitEdit, ModInstance, ModLogLine, Pending, Reply, ReplySender, RunView,
@@ -32,7 +32,7 @@ impl GrammarInstance {
         let field = constraint.field.clone();
         let constraint = match after {
             Some(text) => constraint.lazy(Trigger::text(text)),
-            None => behind_thought(constraint, &run.answer_format, true, &run.vocabulary),
+            None => after_reasoning(constraint, &run.answer_format, true, &run.vocabulary),
         };
         let follower = run.grammars.follow(&constraint).map_err(|error| format!("'{field}': {error}"))?;
         Ok(Self {
@@ -54,7 +54,7 @@ impl GrammarInstance {
         for &token in delta.added {
             if ends(call.run, token) {
                 self.follower.end();
-            } else if self.follower.accept(token, call.run.vocabulary.piece(token)) == AcceptResult::Contradicts {
+            } else if self.follower.accept(token, call.run.vocabulary.piece(token)) == AcceptResult::Rejected {
                 let text = call.run.vocabulary.decode(&[token]);
                 let message = format!(
                     "{text:?} is not permitted by '{}'; the constraint is suspended while it remains",

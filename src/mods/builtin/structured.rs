@@ -158,7 +158,7 @@ mod tests {
             (
                 &Grammar,
                 json!({"gbnf": "root ::= x"}),
-                "'gbnf': line 1, column 10: the rule 'x' is named here and nowhere defined",
+                "'gbnf': line 1, column 10: the rule 'x' is used here but not defined",
             ),
             (
                 &Grammar,

@@ -154,14 +154,14 @@ impl Guard {
         let mut invalid = None;
         for c in text.chars() {
             // The item completed by this character began before it.
-            let (from, marked) = (self.parser.unsaid_from(), self.parser.is_in_marked_call());
+            let (from, marked) = (self.parser.unsent_from(), self.parser.is_in_marked_call());
             let pieces = self.parser.push(c.encode_utf8(&mut [0; 4]));
             self.read += c.len_utf8();
             let unread = marked && !self.parser.is_in_marked_call() && !has_call(&pieces);
             invalid = invalid.or_else(|| self.judge(&pieces, from, unread));
         }
         if over && !self.finished {
-            let (from, marked) = (self.parser.unsaid_from(), self.parser.is_in_marked_call());
+            let (from, marked) = (self.parser.unsent_from(), self.parser.is_in_marked_call());
             self.finished = true;
             let pieces = self.parser.finish(false);
             let unread = marked && !has_call(&pieces);
@@ -277,7 +277,7 @@ impl ModInstance for Guard {
         let from = if self.answer_format.format.is_channels() {
             rfind(self.written.bytes(), b"<|channel|>").unwrap_or(0)
         } else {
-            self.parser.unsaid_from()
+            self.parser.unsent_from()
         };
         self.written.cut(from).tokens
     }

@@ -26,7 +26,7 @@ pub struct AttentionEncoder {
 
 impl fmt::Debug for AttentionEncoder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Encoder").finish_non_exhaustive()
+        f.debug_struct("AttentionEncoder").finish_non_exhaustive()
     }
 }
 

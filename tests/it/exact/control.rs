@@ -102,15 +102,15 @@ fn incompatible_control_vector_files_are_rejected() {
         (Vec::new(), "does not begin with 'GGUF'"),
         (b"PK\x03\x04 something else".to_vec(), "does not begin with 'GGUF'"),
         (Writer::default().with_tensors(&[]), "has no tensors"),
-        (std::fs::read(model()).unwrap(), "is not called direction.N"),
-        (file("direction.0", &[WIDTH], 1.0), "is not called direction.N"),
-        (file("direction.-1", &[WIDTH], 1.0), "is not called direction.N"),
-        (file("direction.", &[WIDTH], 1.0), "is not called direction.N"),
-        (file("direction.99999999999999999999", &[WIDTH], 1.0), "is not called direction.N"),
-        (file("direction.1", &[WIDTH + 1], 1.0), "33 values, and the model's hidden state 32"),
+        (std::fs::read(model()).unwrap(), "is not named direction.N"),
+        (file("direction.0", &[WIDTH], 1.0), "is not named direction.N"),
+        (file("direction.-1", &[WIDTH], 1.0), "is not named direction.N"),
+        (file("direction.", &[WIDTH], 1.0), "is not named direction.N"),
+        (file("direction.99999999999999999999", &[WIDTH], 1.0), "is not named direction.N"),
+        (file("direction.1", &[WIDTH + 1], 1.0), "33 values, but the model's hidden state has 32"),
         (file("direction.1", &[WIDTH, 2], 1.0), "32 × 2 values"),
-        (file("direction.1", &[WIDTH], f32::NAN), "no numbers"),
-        (file("direction.1", &[WIDTH], f32::INFINITY), "no numbers"),
+        (file("direction.1", &[WIDTH], f32::NAN), "NaN"),
+        (file("direction.1", &[WIDTH], f32::INFINITY), "NaN"),
     ] {
         let said = refused(&bytes);
         assert!(said.contains("wrong.gguf") && said.contains(word), "{word}: {said}");

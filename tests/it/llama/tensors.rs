@@ -44,7 +44,7 @@ async fn llama_cpp_is_told_where_tensors_go() {
 fn what_cannot_be_done_ends_the_start() {
     for (rule, words) in [
         ("ffn=CUDA7", ["'CUDA7'", "the buffers are CPU"]),
-        ("(ffn=CPU", ["--override-tensor", "no regular expression"]),
+        ("(ffn=CPU", ["--override-tensor", "invalid regular expression"]),
     ] {
         let mut command = thunder();
         command.args(["serve", "--port", "0", "--data-dir"]).arg(folder()).arg("--model").arg(model());

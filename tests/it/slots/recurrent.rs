@@ -102,11 +102,11 @@ async fn forged_values_of_a_recurrent_state_are_reported() {
         (state + 8, 1, "the number of sequences of a cell is 1"),
         (state + 12, 1, "the order of recurrent states is 1"),
         (state + 16, 9, "the number of layers is 9"),
-        (state + 20, 1, "the type of a recurrent state is f16, here it is f32"),
+        (state + 20, 1, "the type of a recurrent state is f16, expected f32"),
         (state + 24, 0, "the size of a recurrent state is 0"),
         (state + 28, 7, "the size of a recurrent state is"),
-        (state + 40, nan, "no numbers"),
-        (block.len() - 4, f32::INFINITY.to_bits(), "no numbers"),
+        (state + 40, nan, "NaN"),
+        (block.len() - 4, f32::INFINITY.to_bits(), "NaN"),
     ] {
         let mut forged = block.clone();
         forged[at..at + 4].copy_from_slice(&value.to_le_bytes());

@@ -1,10 +1,10 @@
 //! Parser of one tool call: its name first, then its arguments as they arrive.
 
 use super::json::{NotJson, Scanner, Seen};
-use super::loose::Loose;
+use super::member_list::MemberListReader;
 use super::object::Object;
 use super::tagged::Tagged;
-use super::{AnswerDelta, AnswerFormat, AnswerMessage, Over, say_arguments, say_call, say_called};
+use super::{AnswerDelta, AnswerFormat, AnswerMessage, Over, emit_arguments, emit_call, emit_called};
 use crate::model::chat::format::{CallForm, CallShape};
 use crate::model::chat::pattern::{Fit, Pattern};
 use serde_json::Value;
@@ -187,7 +187,7 @@ pub(super) struct CallReader {
     from: usize,
     at: usize,
     bare: bool,
-    said: bool,
+    sent: bool,
     kind: Kind,
 }
 
@@ -196,7 +196,7 @@ enum Kind {
     Json(Object),
     Named(Option<Arguments>),
     Tagged(Tagged),
-    Loose(Loose),
+    MemberListReader(MemberListReader),
     Code,
 }
 
@@ -214,11 +214,11 @@ impl CallReader {
             _ if rest.starts_with('{') => Kind::Json(Object::new(&form.shape)),
             CallShape::Named { .. } => Kind::Named(None),
             CallShape::Tagged(_) => Kind::Tagged(Tagged::new(at)),
-            CallShape::Braces { quote } => Kind::Loose(Loose::braces(at, quote)),
-            CallShape::Python => Kind::Loose(Loose::python(at)),
+            CallShape::Braces { quote } => Kind::MemberListReader(MemberListReader::braces(at, quote)),
+            CallShape::Python => Kind::MemberListReader(MemberListReader::python(at)),
             CallShape::Json(_) | CallShape::Code | CallShape::Channel => Kind::Code,
         };
-        Self { from: at, at, bare, said: false, kind }
+        Self { from: at, at, bare, sent: false, kind }
     }
 
     /// Returns true if text without a marker may start with a call of this form.
@@ -231,8 +231,8 @@ impl CallReader {
     }
 
     /// Returns true if its name was sent.
-    pub(super) fn is_said(&self) -> bool {
-        self.said
+    pub(super) fn is_sent(&self) -> bool {
+        self.sent
     }
 
     /// Continues parsing.
@@ -245,25 +245,25 @@ impl CallReader {
         message: &mut AnswerMessage,
     ) -> Step {
         let step = match &mut self.kind {
-            Kind::Json(object) => object.read(reading, text, &mut self.at, self.bare, &mut self.said, pieces, message),
+            Kind::Json(object) => object.read(reading, text, &mut self.at, self.bare, &mut self.sent, pieces, message),
             Kind::Named(None) => match self.head(reading, form, text, over.is_some()) {
                 Look::More => Step::More,
                 Look::No => Step::Failed(self.from),
                 Look::Found((name, brace)) => {
-                    say_call(pieces, message, name);
-                    self.said = true;
+                    emit_call(pieces, message, name);
+                    self.sent = true;
                     self.at = brace;
                     self.kind = Kind::Named(Some(Arguments { scanner: Scanner::new(), from: brace }));
                     return self.read((reading, form), text, over, pieces, message);
                 }
             },
             Kind::Named(Some(arguments)) => arguments.read(text, &mut self.at, pieces, message),
-            Kind::Tagged(tagged) => tagged.read((reading, form), text, over, &mut self.said, pieces, message),
-            Kind::Loose(loose) => loose.read(text, over.is_some(), &mut self.said, pieces, message),
-            Kind::Code => code(reading, text, self.from, over, &mut self.said, pieces, message),
+            Kind::Tagged(tagged) => tagged.read((reading, form), text, over, &mut self.sent, pieces, message),
+            Kind::MemberListReader(loose) => loose.read(text, over.is_some(), &mut self.sent, pieces, message),
+            Kind::Code => code(reading, text, self.from, over, &mut self.sent, pieces, message),
         };
         match (step, over) {
-            (Step::More, Some(over)) if over.cut && self.said => Step::Done(text.len()),
+            (Step::More, Some(over)) if over.cut && self.sent => Step::Done(text.len()),
             (Step::More, Some(_)) => Step::Failed(text.len()),
             _ => step,
         }
@@ -294,7 +294,7 @@ impl CallReader {
 impl Arguments {
     /// Parses arguments; `at` is the first unparsed byte.
     fn read(&mut self, text: &str, at: &mut usize, pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage) -> Step {
-        let said = *at;
+        let sent = *at;
         for byte in text[*at..].bytes() {
             match self.scanner.push(byte) {
                 Err(NotJson) => return Step::Failed(*at),
@@ -303,14 +303,14 @@ impl Arguments {
                     if serde_json::from_str::<Value>(&text[self.from..*at]).is_err() {
                         return Step::Failed(*at);
                     }
-                    say_arguments(pieces, message, &text[said..*at]);
-                    say_called(pieces, message);
+                    emit_arguments(pieces, message, &text[sent..*at]);
+                    emit_called(pieces, message);
                     return Step::Done(*at);
                 }
                 Ok(_) => *at += 1,
             }
         }
-        say_arguments(pieces, message, &text[said..*at]);
+        emit_arguments(pieces, message, &text[sent..*at]);
         Step::More
     }
 }
@@ -334,7 +334,7 @@ fn code(
     text: &str,
     from: usize,
     over: Option<Over>,
-    said: &mut bool,
+    sent: &mut bool,
     pieces: &mut Vec<AnswerDelta>,
     message: &mut AnswerMessage,
 ) -> Step {
@@ -347,10 +347,10 @@ fn code(
     });
     match call {
         Some((name, arguments)) if !over.cut => {
-            say_call(pieces, message, &name);
-            *said = true;
-            say_arguments(pieces, message, &arguments);
-            say_called(pieces, message);
+            emit_call(pieces, message, &name);
+            *sent = true;
+            emit_arguments(pieces, message, &arguments);
+            emit_called(pieces, message);
             Step::Done(text.len())
         }
         _ => Step::Failed(text.len()),

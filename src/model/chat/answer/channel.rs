@@ -3,8 +3,8 @@
 
 use super::json::{NotJson, Scanner, Seen};
 use super::{
-    AnswerDelta, AnswerFormat, AnswerMessage, Over, safe, say_arguments, say_call, say_called, say_content,
-    say_reasoning, void_calls,
+    AnswerDelta, AnswerFormat, AnswerMessage, Over, emit_arguments, emit_call, emit_called, emit_content,
+    emit_reasoning, safe, void_calls,
 };
 use serde_json::Value;
 use std::ops::Range;
@@ -112,7 +112,7 @@ impl Channels {
             let marker = markers.into_iter().find(|marker| rest.starts_with(marker)).unwrap_or_default();
             let from = self.at;
             self.at += marker.len().min(rest.len());
-            say_content(pieces, message, &text[from..self.at]);
+            emit_content(pieces, message, &text[from..self.at]);
             self.body = Some(Body { header: from, kind: Kind::Text });
             return true;
         };
@@ -126,7 +126,7 @@ impl Channels {
         let kind = match recipient {
             Some(_) if calls && reading.single && !message.calls.is_empty() => Kind::Muted,
             Some(name) if calls => {
-                say_call(pieces, message, name);
+                emit_call(pieces, message, name);
                 Kind::Call { scanner: Scanner::new(), complete: false }
             }
             Some(_) => {
@@ -135,7 +135,7 @@ impl Channels {
                 Kind::Text
             }
             None if channel.starts_with("analysis") && reading.thoughts => {
-                separate(&message.reasoning.clone(), |gap| say_reasoning(pieces, message, gap));
+                separate(&message.reasoning.clone(), |gap| emit_reasoning(pieces, message, gap));
                 Kind::Thought
             }
             None if channel.starts_with("analysis") => {
@@ -143,7 +143,7 @@ impl Channels {
                 Kind::Text
             }
             None => {
-                separate(&message.content.clone(), |gap| say_content(pieces, message, gap));
+                separate(&message.content.clone(), |gap| emit_content(pieces, message, gap));
                 Kind::Text
             }
         };
@@ -151,7 +151,7 @@ impl Channels {
         self.at = from;
         if from == header_from {
             let shown = &text[header_from..header_from + len + MESSAGE.len()];
-            say_content(pieces, message, shown);
+            emit_content(pieces, message, shown);
             self.at = header_from + shown.len();
         }
         self.body = Some(Body { header: header_from, kind });
@@ -176,8 +176,8 @@ impl Channels {
         let part = &rest[..upto];
         let mut void = false;
         match &mut body.kind {
-            Kind::Thought => say_reasoning(pieces, message, part),
-            Kind::Text => say_content(pieces, message, part),
+            Kind::Thought => emit_reasoning(pieces, message, part),
+            Kind::Text => emit_content(pieces, message, part),
             Kind::Muted => {}
             Kind::Call { scanner, complete } => void = !take_arguments(scanner, complete, part, pieces, message),
         }
@@ -191,12 +191,12 @@ impl Channels {
             let cut = over.is_some_and(|over| over.cut) && end.is_none();
             void = if *complete { serde_json::from_str::<Value>(arguments).is_err() } else { !cut };
             if *complete && !void {
-                say_called(pieces, message);
+                emit_called(pieces, message);
             }
         }
         if void {
             void_calls(pieces, message, 1);
-            say_content(pieces, message, &text[body.header..self.at]);
+            emit_content(pieces, message, &text[body.header..self.at]);
             body.kind = Kind::Text;
             return true;
         }
@@ -237,13 +237,13 @@ fn take_arguments(
             Err(NotJson) => return false,
             Ok(Seen::End) => {
                 *complete = true;
-                say_arguments(pieces, message, &part[begin..=at]);
+                emit_arguments(pieces, message, &part[begin..=at]);
             }
             Ok(_) => {}
         }
     }
     if !*complete {
-        say_arguments(pieces, message, &part[begin..]);
+        emit_arguments(pieces, message, &part[begin..]);
     }
     true
 }

@@ -1,13 +1,13 @@
 //! Values written as JSON, as Python literals, or with keys and strings in other quotes.
 
-use super::{AnswerDelta, AnswerMessage, say_arguments, say_called};
+use super::{AnswerDelta, AnswerMessage, emit_arguments, emit_called};
 use serde_json::{Map, Value};
 
 /// Maximum nesting, equal to `serde_json`'s.
 const MAX_DEPTH: usize = 127;
 
 /// Emits a member of the arguments after `count` others.
-pub(super) fn say_member(
+pub(super) fn emit_member(
     count: usize,
     key: &str,
     value: &Value,
@@ -15,13 +15,13 @@ pub(super) fn say_member(
     message: &mut AnswerMessage,
 ) {
     let before = if count == 0 { "{" } else { ", " };
-    say_arguments(pieces, message, &format!("{before}{}: {value}", Value::from(key)));
+    emit_arguments(pieces, message, &format!("{before}{}: {value}", Value::from(key)));
 }
 
 /// Emits the end of arguments with this number of members.
-pub(super) fn say_end(count: usize, pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage) {
-    say_arguments(pieces, message, if count == 0 { "{}" } else { "}" });
-    say_called(pieces, message);
+pub(super) fn emit_end(count: usize, pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage) {
+    emit_arguments(pieces, message, if count == 0 { "{}" } else { "}" });
+    emit_called(pieces, message);
 }
 
 /// Parses a whole text as JSON, or as a Python literal other than a string.

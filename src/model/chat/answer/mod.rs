@@ -8,7 +8,7 @@ mod call;
 mod channel;
 mod json;
 mod literals;
-mod loose;
+mod member_list;
 mod object;
 mod parser;
 mod tagged;
@@ -51,14 +51,14 @@ impl AnswerFormat {
 
     /// Returns the data that a recording stores, in addition to the tools as the client sent them.
     #[must_use]
-    pub fn recorded(&self) -> Value {
+    pub fn to_recording(&self) -> Value {
         json!({ "thoughts": self.thoughts, "thinking": self.thinking, "single": self.single })
     }
 
     /// Restores the format of a recorded run's answer from the model's chat template, the tools as the client sent them
-    /// in any protocol, and the data from [`Self::recorded`].
+    /// in any protocol, and the data from [`Self::to_recording`].
     #[must_use]
-    pub fn of_recording(template: &str, tools: Option<&Value>, recorded: &Value) -> Self {
+    pub fn from_recording(template: &str, tools: Option<&Value>, recorded: &Value) -> Self {
         let tools = tools.and_then(Value::as_array).into_iter().flatten().filter_map(|tool| {
             let function = tool.get("function").unwrap_or(tool);
             let parameters = function.get("parameters").or_else(|| function.get("input_schema"));
@@ -148,7 +148,7 @@ struct Over {
     cut: bool,
 }
 
-fn say_reasoning(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, text: &str) {
+fn emit_reasoning(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, text: &str) {
     if !text.is_empty() {
         message.reasoning.push_str(text);
         match pieces.last_mut() {
@@ -158,7 +158,7 @@ fn say_reasoning(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, tex
     }
 }
 
-fn say_content(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, text: &str) {
+fn emit_content(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, text: &str) {
     if !text.is_empty() {
         message.content.push_str(text);
         match pieces.last_mut() {
@@ -168,12 +168,12 @@ fn say_content(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, text:
     }
 }
 
-fn say_call(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, name: &str) {
+fn emit_call(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, name: &str) {
     message.calls.push(ToolCall { name: name.to_owned(), arguments: String::new(), complete: false });
     pieces.push(AnswerDelta::Call(name.to_owned()));
 }
 
-fn say_arguments(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, text: &str) {
+fn emit_arguments(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, text: &str) {
     if let Some(call) = message.calls.last_mut().filter(|_| !text.is_empty()) {
         call.arguments.push_str(text);
         match pieces.last_mut() {
@@ -183,7 +183,7 @@ fn say_arguments(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, tex
     }
 }
 
-fn say_called(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage) {
+fn emit_called(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage) {
     if let Some(call) = message.calls.last_mut() {
         call.complete = true;
         pieces.push(AnswerDelta::Called);

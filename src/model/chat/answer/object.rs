@@ -2,7 +2,7 @@
 
 use super::call::Step;
 use super::json::{Scanner, Seen};
-use super::{AnswerDelta, AnswerFormat, AnswerMessage, say_arguments, say_call, say_called};
+use super::{AnswerDelta, AnswerFormat, AnswerMessage, emit_arguments, emit_call, emit_called};
 use crate::model::chat::format::CallShape;
 use serde_json::Value;
 
@@ -59,7 +59,7 @@ impl Object {
         text: &str,
         at: &mut usize,
         bare: bool,
-        said: &mut bool,
+        sent: &mut bool,
         pieces: &mut Vec<AnswerDelta>,
         message: &mut AnswerMessage,
     ) -> Step {
@@ -89,7 +89,7 @@ impl Object {
                         Some(_) => self.take_value(reading, text, here, bare),
                         None => Some(()),
                     };
-                    let done = taken.and_then(|()| self.end(&text[..*at], said, pieces, message));
+                    let done = taken.and_then(|()| self.end(&text[..*at], sent, pieces, message));
                     return done.map_or(Step::Failed(here), |()| Step::Done(*at));
                 }
             };
@@ -97,7 +97,7 @@ impl Object {
                 return Step::Failed(here);
             }
         }
-        self.say(text, *at, said, pieces, message);
+        self.emit(text, *at, sent, pieces, message);
         Step::More
     }
 
@@ -163,23 +163,23 @@ impl Object {
     }
 
     /// Sends what is known: the name as soon as the arguments start, then the arguments.
-    fn say(
+    fn emit(
         &mut self,
         text: &str,
         upto: usize,
-        said: &mut bool,
+        sent: &mut bool,
         pieces: &mut Vec<AnswerDelta>,
         message: &mut AnswerMessage,
     ) {
         let Some(name) = &self.name else { return };
         if let Some((_, told)) = &mut self.arguments {
-            if !*said {
-                say_call(pieces, message, name);
-                *said = true;
+            if !*sent {
+                emit_call(pieces, message, name);
+                *sent = true;
             }
             let upto = self.arguments_end.unwrap_or(upto);
             if upto > *told {
-                say_arguments(pieces, message, &text[*told..upto]);
+                emit_arguments(pieces, message, &text[*told..upto]);
                 *told = upto;
             }
         }
@@ -188,7 +188,7 @@ impl Object {
     fn end(
         &mut self,
         text: &str,
-        said: &mut bool,
+        sent: &mut bool,
         pieces: &mut Vec<AnswerDelta>,
         message: &mut AnswerMessage,
     ) -> Option<()> {
@@ -202,13 +202,13 @@ impl Object {
             let arguments = ARGUMENTS.iter().find_map(|key| function.get(key)).cloned().unwrap_or(Value::Null);
             self.converted = Some(as_object(arguments)?);
         }
-        self.say(text, text.len(), said, pieces, message);
-        if !*said {
-            say_call(pieces, message, self.name.as_deref()?);
-            *said = true;
-            say_arguments(pieces, message, self.converted.as_deref().unwrap_or("{}"));
+        self.emit(text, text.len(), sent, pieces, message);
+        if !*sent {
+            emit_call(pieces, message, self.name.as_deref()?);
+            *sent = true;
+            emit_arguments(pieces, message, self.converted.as_deref().unwrap_or("{}"));
         }
-        say_called(pieces, message);
+        emit_called(pieces, message);
         Some(())
     }
 

@@ -1,8 +1,8 @@
 use super::call::{self, Between, CallReader, Step};
 use super::channel::Channels;
 use super::{
-    AnswerDelta, AnswerFormat, AnswerMessage, Match, Over, Retraction, difference, literal, safe, say_content,
-    say_reasoning, void_calls,
+    AnswerDelta, AnswerFormat, AnswerMessage, Match, Over, Retraction, difference, emit_content, emit_reasoning,
+    literal, safe, void_calls,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -148,7 +148,7 @@ impl AnswerParser {
 
     /// Returns the first unsent byte: the continuation of the current block of calls, or text that may become a marker.
     #[must_use]
-    pub fn unsaid_from(&self) -> usize {
+    pub fn unsent_from(&self) -> usize {
         match &self.state {
             State::Block(block) => block.last.unwrap_or(block.from),
             _ => self.at,
@@ -220,16 +220,16 @@ impl AnswerParser {
             let end = search + found;
             let thought = self.text[self.at..end].trim_end().to_owned();
             self.at = end + close.len();
-            self.say_reasoning(&thought);
+            self.emit_reasoning(&thought);
             self.thought = self.thought.map(|(from, _)| (from, Some(self.at)));
             self.state = State::Gap;
             return true;
         }
         let upto = if over.is_some() { self.text.len() } else { search + safe(&self.text[search..], &[close]) };
-        let said = if over.is_some() { upto } else { self.without_blank(upto) };
-        let thought = self.text[self.at..said].to_owned();
-        self.at = said;
-        self.say_reasoning(&thought);
+        let sent = if over.is_some() { upto } else { self.without_blank(upto) };
+        let thought = self.text[self.at..sent].to_owned();
+        self.at = sent;
+        self.emit_reasoning(&thought);
         self.state = State::Thought { search: upto };
         false
     }
@@ -271,7 +271,7 @@ impl AnswerParser {
         if let Some((at, len, form)) = found.filter(|&(at, ..)| at < upto) {
             if let Some(form) = form {
                 let from = self.without_blank(at);
-                self.say_content_upto(from);
+                self.emit_content_upto(from);
                 self.at = at;
                 self.state = State::Block(Box::new(Block {
                     form,
@@ -285,7 +285,7 @@ impl AnswerParser {
                 }));
             } else {
                 if !start || self.skip_blank() < at {
-                    self.say_content_upto(at);
+                    self.emit_content_upto(at);
                 }
                 self.at = at + len;
                 self.state = State::Text { search: self.at, start };
@@ -293,9 +293,9 @@ impl AnswerParser {
             return true;
         }
         // White space before a marker is not part of the text.
-        let said = if over.is_none() && !self.markers.is_empty() { self.without_blank(upto) } else { upto };
-        let start = start && said == self.at;
-        self.say_content_upto(said);
+        let sent = if over.is_none() && !self.markers.is_empty() { self.without_blank(upto) } else { upto };
+        let start = start && sent == self.at;
+        self.emit_content_upto(sent);
         self.state = State::Text { search: upto, start };
         false
     }
@@ -369,7 +369,7 @@ impl AnswerParser {
                     self.at = end;
                 }
                 Step::Failed(at) => {
-                    let void = usize::from(reader.is_said() && !block.muted);
+                    let void = usize::from(reader.is_sent() && !block.muted);
                     self.void_calls(void);
                     self.no_call(at);
                 }
@@ -443,13 +443,13 @@ impl AnswerParser {
         false
     }
 
-    fn say_reasoning(&mut self, text: &str) {
-        say_reasoning(&mut self.pieces, &mut self.message, text);
+    fn emit_reasoning(&mut self, text: &str) {
+        emit_reasoning(&mut self.pieces, &mut self.message, text);
     }
 
-    fn say_content_upto(&mut self, upto: usize) {
+    fn emit_content_upto(&mut self, upto: usize) {
         if upto > self.at {
-            say_content(&mut self.pieces, &mut self.message, &self.text[self.at..upto]);
+            emit_content(&mut self.pieces, &mut self.message, &self.text[self.at..upto]);
             self.at = upto;
         }
     }

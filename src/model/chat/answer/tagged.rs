@@ -1,8 +1,8 @@
 //! Parser of a call with arguments in tags: each becomes a member of the arguments once it is complete.
 
 use super::call::{Look, MAX_NAME, Step, name_before, skip_space};
-use super::literals::{self, say_end, say_member};
-use super::{AnswerDelta, AnswerFormat, AnswerMessage, Match, Over, literal, say_arguments, say_call};
+use super::literals::{self, emit_end, emit_member};
+use super::{AnswerDelta, AnswerFormat, AnswerMessage, Match, Over, emit_arguments, emit_call, literal};
 use crate::model::chat::format::{CallForm, CallShape, Tags};
 use crate::model::chat::pattern::{Fit, Hole};
 use serde_json::{Map, Value};
@@ -47,7 +47,7 @@ impl Tagged {
         (reading, form): (&AnswerFormat, &CallForm),
         text: &str,
         over: Option<Over>,
-        said: &mut bool,
+        sent: &mut bool,
         pieces: &mut Vec<AnswerDelta>,
         message: &mut AnswerMessage,
     ) -> Step {
@@ -55,8 +55,8 @@ impl Tagged {
         if self.name.is_none() {
             match name_before(&tags.after_name, text, self.at, over.is_some()) {
                 Look::Found((name, end)) => {
-                    say_call(pieces, message, name);
-                    *said = true;
+                    emit_call(pieces, message, name);
+                    *sent = true;
                     self.name = Some(name.to_owned());
                     self.at = end;
                 }
@@ -69,7 +69,7 @@ impl Tagged {
                 match self.next(form, tags, text, over) {
                     Look::Found(true) => {}
                     Look::Found(false) => {
-                        say_end(self.count, pieces, message);
+                        emit_end(self.count, pieces, message);
                         return Step::Done(self.at);
                     }
                     Look::More => return Step::More,
@@ -79,14 +79,14 @@ impl Tagged {
             let Some(argument) = &mut self.open else { return Step::More };
             let Some(end) = argument.find_end(text) else {
                 if over.is_some_and(|over| over.cut) {
-                    self.say_cut(reading, tags, text, pieces, message);
+                    self.emit_cut(reading, tags, text, pieces, message);
                 }
                 return Step::More;
             };
             let written = lines(&text[argument.from..end], tags);
             let schema = schema(reading, self.name.as_deref(), &argument.key);
             let value = value(tags, schema, argument.kind.as_deref(), written);
-            say_member(self.count, &argument.key, &value, pieces, message);
+            emit_member(self.count, &argument.key, &value, pieces, message);
             self.count += 1;
             self.at = end + argument.close.len();
             self.open = None;
@@ -133,7 +133,7 @@ impl Tagged {
     }
 
     /// Sends the part of a value in which the answer ended, as an unclosed string.
-    fn say_cut(
+    fn emit_cut(
         &mut self,
         reading: &AnswerFormat,
         tags: &Tags,
@@ -148,7 +148,7 @@ impl Tagged {
         let is_text = is_text(tags, schema, argument.kind.as_deref()) == Some(true);
         let begun = if is_text { quoted.trim_end_matches('"') } else { written.trim() };
         let before = if self.count == 0 { "{" } else { ", " };
-        say_arguments(pieces, message, &format!("{before}{}: {begun}", Value::from(argument.key)));
+        emit_arguments(pieces, message, &format!("{before}{}: {begun}", Value::from(argument.key)));
         self.at = text.len();
     }
 }

@@ -439,12 +439,12 @@ fn answer_format_is_restored_from_a_recording() {
         json!([{"type": "function", "function": {"name": "weather", "parameters": parameters, "strict": true}}]),
         json!([{"name": "weather", "input_schema": parameters, "strict": true}]),
     ] {
-        let back = AnswerFormat::of_recording(template, Some(&tools), &reading.recorded());
+        let back = AnswerFormat::from_recording(template, Some(&tools), &reading.to_recording());
         assert!(back.thinking && back.single && back.thoughts);
         assert_eq!((back.tools[0].name.as_str(), &back.tools[0].parameters), ("weather", &parameters));
         assert!(back.tools[0].strict);
     }
-    let plain = AnswerFormat::of_recording(template, None, &serde_json::Value::Null);
+    let plain = AnswerFormat::from_recording(template, None, &serde_json::Value::Null);
     assert!(plain.tools.is_empty() && !plain.thinking);
 }
 

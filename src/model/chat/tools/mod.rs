@@ -5,7 +5,7 @@
 
 mod calls;
 mod grammar;
-mod own;
+mod lazy;
 
 use super::answer::{AnswerFormat, ToolDefinition};
 use crate::model::Vocabulary;
@@ -56,7 +56,7 @@ pub fn constraint(
                 return None;
             }
             let trigger = grammar.trigger(&chosen);
-            let calls = grammar.own_calls(&chosen, several);
+            let calls = grammar.lazy_calls(&chosen, several);
             Some(Constraint::new(FIELD, GrammarSource::Lark(grammar.finish(&calls))).lazy(trigger))
         }
         (ToolChoice::Auto, Some(schema)) => {
@@ -76,7 +76,7 @@ pub fn constraint(
 /// Applies a constraint after thoughts, which stay unconstrained. `may_think` is true if a thought may start where none
 /// has started.
 #[must_use]
-pub fn behind_thought(
+pub fn after_reasoning(
     form: Constraint,
     reading: &AnswerFormat,
     may_think: bool,

@@ -1,4 +1,4 @@
-use super::{ToolChoice, behind_thought, constraint};
+use super::{ToolChoice, after_reasoning, constraint};
 use crate::model::chat::answer::{AnswerFormat, AnswerMessage, AnswerParser, ToolDefinition};
 use crate::model::chat::family::ModelFamily;
 use crate::model::chat::format::AnswerSyntax;
@@ -257,9 +257,9 @@ fn constraint_begins_after_the_thought() {
     let vocabulary = vocabulary(&[]);
     let mut reading = reading(&ModelFamily::Hermes.format());
     let form = Constraint::new("json_schema", GrammarSource::JsonObject);
-    assert!(behind_thought(form.clone(), &reading, true, &vocabulary).trigger.is_none());
+    assert!(after_reasoning(form.clone(), &reading, true, &vocabulary).trigger.is_none());
     reading.thinking = true;
-    assert_eq!(behind_thought(form, &reading, true, &vocabulary).trigger.unwrap().texts, ["</think>"]);
+    assert_eq!(after_reasoning(form, &reading, true, &vocabulary).trigger.unwrap().texts, ["</think>"]);
 }
 
 #[test]
@@ -273,7 +273,7 @@ fn constraint_applies_to_the_final_channel() {
     for vocabulary in [vocabulary(&[]), vocabulary(&format.markers())] {
         let reading = reading(&format);
         let form = Constraint::new("response_format", GrammarSource::JsonSchema(schema.clone()));
-        let json = behind_thought(form, &reading, true, &vocabulary);
+        let json = after_reasoning(form, &reading, true, &vocabulary);
         for answer in [[&analysis[..], &last].concat(), last.to_vec(), announced.to_vec()] {
             assert_eq!(follow(&json, &vocabulary, &answer), (true, true), "{answer:?}");
             assert_eq!(read(&reading, &answer.concat()).content, "{\"ok\": true}");
@@ -282,11 +282,11 @@ fn constraint_applies_to_the_final_channel() {
             assert!(!follow(&json, &vocabulary, &answer).0, "{answer:?}");
         }
         let form = Constraint::new("response_format", GrammarSource::JsonSchema(schema.clone()));
-        let at_once = behind_thought(form, &reading, false, &vocabulary);
+        let at_once = after_reasoning(form, &reading, false, &vocabulary);
         assert!(!follow(&at_once, &vocabulary, &analysis).0 && follow(&at_once, &vocabulary, &last).0);
         let either = constraint(&reading, &ToolChoice::Auto, Some(&schema), true, &vocabulary).unwrap();
         assert!(follow(&either, &vocabulary, &[&analysis[..], &last].concat()).0);
-        let regex = behind_thought(
+        let regex = after_reasoning(
             Constraint::new("regex", GrammarSource::Regex("[0-9]+".into())),
             &reading,
             true,

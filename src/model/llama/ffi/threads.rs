@@ -93,7 +93,7 @@ impl ThreadPool {
     }
 
     /// Parks the threads until the next decode.
-    pub fn rest(&self) {
+    pub fn park(&self) {
         // SAFETY: the pool exists; no graph runs, because the decoding thread holds the context.
         unsafe { sys::ggml_threadpool_pause(self.0.as_ptr()) };
     }

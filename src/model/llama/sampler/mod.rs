@@ -7,10 +7,10 @@
 
 mod adaptive;
 mod candidates;
+mod inherit_state;
 mod recent;
 mod repetition;
 mod sampling;
-mod succession;
 
 pub use candidates::Candidates;
 pub(in crate::model) use repetition::Breakers;

@@ -24,7 +24,7 @@ pub enum RerankTemplate {
 impl Model {
     /// Returns the template for a query and a document.
     #[must_use]
-    pub fn pairing(&self) -> RerankTemplate {
+    pub fn rerank_template(&self) -> RerankTemplate {
         if let Ok(template) = self.llama.meta_val_str("tokenizer.chat_template.rerank") {
             return RerankTemplate::Template(template);
         }

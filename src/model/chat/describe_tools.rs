@@ -23,7 +23,7 @@ fn description(tools: &Value) -> String {
 }
 
 /// Adds the description of the tools to the messages. `system` is true if the template supports a system message.
-pub(super) fn described(messages: &mut Vec<Value>, tools: &Value, system: bool) {
+pub(super) fn describe_tools(messages: &mut Vec<Value>, tools: &Value, system: bool) {
     let text = description(tools);
     let append = |message: &mut Value, first: bool| {
         let content = message["content"].as_str().unwrap_or_default();
@@ -46,7 +46,7 @@ pub(super) fn described(messages: &mut Vec<Value>, tools: &Value, system: bool) 
 }
 
 /// Converts calls and results in the messages to text.
-pub(super) fn spelt_out(messages: Vec<Value>) -> Vec<Value> {
+pub(super) fn render_calls_as_text(messages: Vec<Value>) -> Vec<Value> {
     let mut spelt: Vec<Value> = Vec::with_capacity(messages.len());
     let mut results = false;
     for mut message in messages {

@@ -1,6 +1,6 @@
 //! The matcher of a grammar for one run.
 
-use super::ahead::MaskWorker;
+use super::mask_worker::MaskWorker;
 use super::trigger::TriggerMatcher;
 use crate::events::TokenId;
 use llguidance::Matcher;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// Minimum duration of a mask computation to compute the next mask ahead, beside the model; waking a thread alone costs
 /// some ten microseconds.
-const WORTH_AHEAD: Duration = Duration::from_micros(80);
+const MIN_COST_TO_PREFETCH: Duration = Duration::from_micros(80);
 
 /// The tokens permitted next, one bit each.
 pub type TokenMask = SimpleVob;
@@ -23,7 +23,7 @@ pub struct GrammarMatcher {
     /// Looks for the trigger of a lazy constraint; also needed to rewind to the time before it.
     watch: Option<TriggerMatcher>,
     /// The effect of each appended token, in order.
-    taken: Vec<Taken>,
+    effects: Vec<TokenEffect>,
     /// Index of the trigger among them.
     trigger: Option<usize>,
 }
@@ -37,17 +37,17 @@ struct Core {
 
 /// The effect of an appended token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Taken {
+enum TokenEffect {
     /// The token came before the trigger.
-    Before,
+    BeforeTrigger,
     /// The token was the trigger; the text after the trigger counted as this many tokens.
-    Began(usize),
+    Trigger(usize),
     /// The grammar accepted the token.
-    Within,
+    Accepted,
     /// The grammar did not accept the token, and permits anything after it.
-    Against,
+    Rejected,
     /// The token came after an unaccepted one.
-    After,
+    Unconstrained,
     /// The token ended the answer.
     End,
 }
@@ -56,14 +56,14 @@ enum Taken {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AcceptResult {
     /// The grammar accepts the token, or the constraint has not begun.
-    Fits,
+    Accepted,
     /// The grammar does not accept the token: it permits anything until the token is removed again.
-    Contradicts,
+    Rejected,
 }
 
 impl std::fmt::Debug for GrammarMatcher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Follower").field("taken", &self.taken.len()).finish_non_exhaustive()
+        f.debug_struct("GrammarMatcher").field("effects", &self.effects.len()).finish_non_exhaustive()
     }
 }
 
@@ -76,7 +76,7 @@ impl Clone for GrammarMatcher {
             environment: Arc::clone(&self.environment),
             ahead: self.ahead.clone(),
             watch: self.watch.clone(),
-            taken: self.taken.clone(),
+            effects: self.effects.clone(),
             trigger: self.trigger,
         }
     }
@@ -85,7 +85,7 @@ impl Clone for GrammarMatcher {
 impl GrammarMatcher {
     pub(super) fn new(matcher: Matcher, environment: TokEnv, ahead: MaskWorker, watch: Option<TriggerMatcher>) -> Self {
         let core = Core { matcher, mask: None, cost: Duration::ZERO };
-        Self { core: Arc::new(Mutex::new(core)), environment, ahead, watch, taken: Vec::new(), trigger: None }
+        Self { core: Arc::new(Mutex::new(core)), environment, ahead, watch, effects: Vec::new(), trigger: None }
     }
 
     /// Returns the tokens permitted next; `None` for all tokens, if the constraint has not begun or was given up.
@@ -97,7 +97,7 @@ impl GrammarMatcher {
             return Ok(None);
         }
         let mut core = lock(&self.core);
-        core.work_out();
+        core.compute_mask();
         core.mask.clone().transpose()
     }
 
@@ -108,13 +108,13 @@ impl GrammarMatcher {
         }
         let worth = {
             let core = lock(&self.core);
-            core.mask.is_none() && core.cost > WORTH_AHEAD
+            core.mask.is_none() && core.cost > MIN_COST_TO_PREFETCH
         };
         if worth {
             let core = Arc::downgrade(&self.core);
             self.ahead.give(move || {
                 if let Some(core) = core.upgrade() {
-                    lock(&core).work_out();
+                    lock(&core).compute_mask();
                 }
             });
         }
@@ -139,21 +139,21 @@ impl GrammarMatcher {
 
     /// Records a token that was appended to the sequence; see [`GrammarMatcher::end`] for one that ends it.
     pub fn accept(&mut self, token: TokenId, piece: &[u8]) -> AcceptResult {
-        let taken = match self.taken.last() {
-            Some(Taken::Against | Taken::After) => Taken::After,
+        let effect = match self.effects.last() {
+            Some(TokenEffect::Rejected | TokenEffect::Unconstrained) => TokenEffect::Unconstrained,
             _ if self.begun() => self.consume(token),
             _ => self.before(token, piece),
         };
-        if matches!(taken, Taken::Began(_)) {
-            self.trigger = Some(self.taken.len());
+        if matches!(effect, TokenEffect::Trigger(_)) {
+            self.trigger = Some(self.effects.len());
         }
-        self.taken.push(taken);
-        if taken == Taken::Against { AcceptResult::Contradicts } else { AcceptResult::Fits }
+        self.effects.push(effect);
+        if effect == TokenEffect::Rejected { AcceptResult::Rejected } else { AcceptResult::Accepted }
     }
 
     /// Records a token that ended the answer and is not part of it.
     pub fn end(&mut self) {
-        self.taken.push(Taken::End);
+        self.effects.push(TokenEffect::End);
     }
 
     /// Returns true if the answer is complete and nothing can follow it.
@@ -168,18 +168,18 @@ impl GrammarMatcher {
     /// Returns true if the constraint restricts the next token.
     #[must_use]
     pub fn holds(&self) -> bool {
-        self.begun() && !matches!(self.taken.last(), Some(Taken::Against | Taken::After))
+        self.begun() && !matches!(self.effects.last(), Some(TokenEffect::Rejected | TokenEffect::Unconstrained))
     }
 
     /// Rewinds by `count` tokens, or as many as it has recorded.
     pub fn rewind(&mut self, count: usize) {
-        let gone = self.taken.split_off(self.taken.len().saturating_sub(count));
+        let gone = self.effects.split_off(self.effects.len().saturating_sub(count));
         let steps = gone
             .iter()
-            .map(|taken| match taken {
-                Taken::Began(tokens) => *tokens,
-                Taken::Within => 1,
-                Taken::Before | Taken::Against | Taken::After | Taken::End => 0,
+            .map(|effects| match effects {
+                TokenEffect::Trigger(tokens) => *tokens,
+                TokenEffect::Accepted => 1,
+                TokenEffect::BeforeTrigger | TokenEffect::Rejected | TokenEffect::Unconstrained | TokenEffect::End => 0,
             })
             .sum();
         if steps > 0 {
@@ -188,9 +188,9 @@ impl GrammarMatcher {
             // The matcher keeps a failure and reports it at the next mask.
             let _ = core.matcher.rollback(steps);
         }
-        self.trigger = self.trigger.filter(|&at| at < self.taken.len());
+        self.trigger = self.trigger.filter(|&at| at < self.effects.len());
         if let Some(watch) = &mut self.watch {
-            watch.pop(gone.iter().filter(|taken| matches!(taken, Taken::Before)).count());
+            watch.pop(gone.iter().filter(|effect| matches!(effect, TokenEffect::BeforeTrigger)).count());
         }
     }
 
@@ -198,43 +198,43 @@ impl GrammarMatcher {
         self.watch.is_none() || self.trigger.is_some()
     }
 
-    fn consume(&mut self, token: TokenId) -> Taken {
+    fn consume(&mut self, token: TokenId) -> TokenEffect {
         let mut core = lock(&self.core);
         let fits = core.matcher.try_consume_tokens(&[token as u32]).is_ok_and(|consumed| consumed == 1);
         if fits {
             core.mask = None;
-            Taken::Within
+            TokenEffect::Accepted
         } else {
-            Taken::Against
+            TokenEffect::Rejected
         }
     }
 
-    fn before(&mut self, token: TokenId, piece: &[u8]) -> Taken {
-        let Some(watch) = &mut self.watch else { return Taken::Before };
+    fn before(&mut self, token: TokenId, piece: &[u8]) -> TokenEffect {
+        let Some(watch) = &mut self.watch else { return TokenEffect::BeforeTrigger };
         let Some(behind) = watch.behind(token, piece) else {
             watch.push(piece);
-            return Taken::Before;
+            return TokenEffect::BeforeTrigger;
         };
         let tokens = self.environment.tok_trie().greedy_tokenize(&behind);
         let mut core = lock(&self.core);
         match core.matcher.validate_tokens(&tokens) {
             Ok(valid) if valid == tokens.len() && core.matcher.consume_tokens(&tokens).is_ok() => {
                 core.mask = None;
-                Taken::Began(tokens.len())
+                TokenEffect::Trigger(tokens.len())
             }
-            _ => Taken::Against,
+            _ => TokenEffect::Rejected,
         }
     }
 }
 
 impl Core {
-    fn work_out(&mut self) {
+    fn compute_mask(&mut self) {
         if self.mask.is_some() {
             return;
         }
         let begun = Instant::now();
         let mask = self.matcher.compute_mask_or_eos().map(Arc::new);
-        self.mask = Some(mask.map_err(|error| super::compile::readable(&error.to_string())));
+        self.mask = Some(mask.map_err(|error| super::compile::user_message(&error.to_string())));
         self.cost = begun.elapsed();
     }
 }

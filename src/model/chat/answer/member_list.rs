@@ -2,8 +2,8 @@
 //! `name(key=value)`. Each member is sent once it is complete.
 
 use super::call::{Look, Step, name_before, skip_space};
-use super::literals::{self, say_end, say_member};
-use super::{AnswerDelta, AnswerMessage, Match, literal, say_call};
+use super::literals::{self, emit_end, emit_member};
+use super::{AnswerDelta, AnswerMessage, Match, emit_call, literal};
 use crate::model::chat::pattern::Pattern;
 
 /// Maximum nesting.
@@ -11,7 +11,7 @@ const MAX_DEPTH: usize = 127;
 
 /// The parser of one call.
 #[derive(Debug)]
-pub(super) struct Loose {
+pub(super) struct MemberListReader {
     /// Opening and closing bracket, and the separator of key and value.
     open: char,
     close: u8,
@@ -39,7 +39,7 @@ enum Within {
     Escape(u8),
 }
 
-impl Loose {
+impl MemberListReader {
     /// Creates a parser for `name{key:value}`.
     pub(super) fn braces(at: usize, quote: &str) -> Self {
         Self::new(at, ('{', b'}', ':'), quote)
@@ -69,7 +69,7 @@ impl Loose {
         &mut self,
         text: &str,
         over: bool,
-        said: &mut bool,
+        sent: &mut bool,
         pieces: &mut Vec<AnswerDelta>,
         message: &mut AnswerMessage,
     ) -> Step {
@@ -77,8 +77,8 @@ impl Loose {
             let pattern = Pattern::new(&self.open.to_string());
             match name_before(&pattern, text, self.at, over) {
                 Look::Found((name, end)) => {
-                    say_call(pieces, message, name);
-                    (*said, self.named) = (true, true);
+                    emit_call(pieces, message, name);
+                    (*sent, self.named) = (true, true);
                     (self.at, self.from) = (end, end);
                 }
                 Look::More => return Step::More,
@@ -124,15 +124,15 @@ impl Loose {
                     }
                     _ if byte == self.close && self.brackets.is_empty() => {
                         let last = skip_space(text, self.from) < here;
-                        if last && self.say(&text[self.from..here], pieces, message).is_none() {
+                        if last && self.emit(&text[self.from..here], pieces, message).is_none() {
                             return Step::Failed(here);
                         }
-                        say_end(self.count, pieces, message);
+                        emit_end(self.count, pieces, message);
                         return Step::Done(self.at);
                     }
                     b']' | b')' | b'}' => return Step::Failed(here),
                     b',' if self.brackets.is_empty() => {
-                        if self.say(&text[self.from..here], pieces, message).is_none() {
+                        if self.emit(&text[self.from..here], pieces, message).is_none() {
                             return Step::Failed(here);
                         }
                         self.from = self.at;
@@ -144,10 +144,10 @@ impl Loose {
         Step::More
     }
 
-    fn say(&mut self, member: &str, pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage) -> Option<()> {
+    fn emit(&mut self, member: &str, pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage) -> Option<()> {
         let (key, value) = literals::read_key(member, &self.quote, self.assign)?;
         let value = literals::read_quoted(&member[value..], &self.quote)?;
-        say_member(self.count, &key, &value, pieces, message);
+        emit_member(self.count, &key, &value, pieces, message);
         self.count += 1;
         Some(())
     }

@@ -5,7 +5,7 @@ use super::{Sampler, SamplingParams};
 impl Sampler {
     /// Inherits the state of `before`, which sampled with the parameters `was`: the random number generator unless `is`
     /// has another seed, and the adaptive state unless `is` uses another adaptive sampler.
-    pub fn take_over(&mut self, before: &mut Self, was: &SamplingParams, is: &SamplingParams) {
+    pub fn inherit_state(&mut self, before: &mut Self, was: &SamplingParams, is: &SamplingParams) {
         if was.seed == is.seed {
             std::mem::swap(&mut self.draw, &mut before.draw);
         }

@@ -12,7 +12,7 @@ const BETWEEN: &str = "(/[ \\n]{1,3}/ | /[ \\n]{0,2}[;,][ \\n]{0,2}/)?";
 
 impl GrammarWriter<'_> {
     /// Adds rules for calls on the model's own initiative, after the triggers of [`Self::trigger`].
-    pub(super) fn own_calls(&mut self, tools: &[&ToolDefinition], several: bool) -> String {
+    pub(super) fn lazy_calls(&mut self, tools: &[&ToolDefinition], several: bool) -> String {
         let form = self.reading.format.calls[0].clone();
         let call = |grammar: &mut Self, (index, tool): (usize, &&ToolDefinition)| {
             let rule = format!("call_{index}");
