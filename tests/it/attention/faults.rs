@@ -31,7 +31,7 @@ async fn what_is_wrong_is_said_in_a_word_and_a_sentence() {
         (json!({"attention_format": "holographic"}), "INVALID_REQUEST", "per_layer"),
         (json!({"attention_dtype": "float8"}), "INVALID_REQUEST", "float16"),
         (json!({"attention_encoding": "smoke"}), "INVALID_REQUEST", "base64"),
-        (json!({"attention_encoding": "binary"}), "INVALID_REQUEST", "JSON holds no bytes"),
+        (json!({"attention_encoding": "binary"}), "INVALID_REQUEST", "JSON cannot contain bytes"),
         (json!({"attention_format": "aggregated", "aggregation_mode": "median"}), "INVALID_REQUEST", "last_layer"),
         (json!({"attention_format": "sparse", "attention_top_k": 0}), "INVALID_REQUEST", "attention_top_k"),
         (

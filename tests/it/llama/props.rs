@@ -49,7 +49,7 @@ async fn there_are_no_adapters() {
     assert_eq!(server.answer("/lora-adapters", &json!([])).await, json!({"success": true}));
     let (status, answer) = server.post("/lora-adapters", &json!([{"id": 0, "scale": 0.5}])).await;
     assert_eq!(status, 400);
-    assert!(answer["error"]["message"].as_str().unwrap().contains("no adapter 0"), "{answer}");
+    assert!(answer["error"]["message"].as_str().unwrap().contains("unknown adapter 0"), "{answer}");
 }
 
 #[tokio::test]

@@ -134,7 +134,7 @@ async fn tokens_are_shifted_out_of_the_middle() {
     refused(&shift(json!({"n_discard": 1})).await, 400, "`n_keep` is missing");
     refused(&shift(json!({"n_keep": -1, "n_discard": 1})).await, 400, "n_keep must be");
     refused(&shift(json!({"n_keep": 1, "n_discard": 0})).await, 400, "n_discard must be");
-    refused(&shift(json!({"n_keep": 2, "n_discard": len})).await, 400, "the slot has");
+    refused(&shift(json!({"n_keep": 2, "n_discard": len})).await, 400, "at most the slot's");
     let answer = done(&server, 0, "context-shift", &json!({"n_keep": 4, "n_discard": 6})).await;
     assert_eq!(answer, json!({"success": true, "new_n_tokens": len - 6}));
     tokens.drain(4..10);
@@ -201,12 +201,12 @@ async fn files_keep_states_over_a_restart() {
     std::fs::write(files.join("junk"), b"SES1junk").unwrap();
     refused(&act(&first, 0, "restore", &json!({"filename": "junk"})).await, 400, "the state has");
     std::fs::create_dir(files.join("folder")).unwrap();
-    refused(&act(&first, 0, "save", &json!({"filename": "folder"})).await, 400, "is a folder");
+    refused(&act(&first, 0, "save", &json!({"filename": "folder"})).await, 400, "is a directory");
     std::os::unix::fs::symlink("/dev/zero", files.join("endless")).unwrap();
     let pipe = std::process::Command::new("mkfifo").arg(files.join("pipe")).status().unwrap();
     assert!(pipe.success());
     for name in ["folder", "endless", "pipe"] {
-        refused(&act(&first, 0, "restore", &json!({ "filename": name })).await, 400, "no file of at most");
+        refused(&act(&first, 0, "restore", &json!({ "filename": name })).await, 400, "expected a file of at most");
     }
     let erased = done(&first, 0, "erase", &json!({})).await;
     assert_eq!(keys(&erased), ["id_slot", "n_erased"]);

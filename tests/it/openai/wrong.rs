@@ -89,7 +89,7 @@ async fn strict_model_names_refuse_unknown_models_and_list_the_known_ones() {
             (404, Some("model"), Some("model_not_found"))
         );
         let message = error["message"].as_str().unwrap();
-        assert!(message.contains(name) && message.contains("known are tiny"), "{message}");
+        assert!(message.contains(name) && message.contains("known models: tiny"), "{message}");
     }
     for name in ["tiny", "tiny.gguf", "publisher/tiny", ""] {
         let answer = server.answer(CHAT, &chat(json!({"model": name, "max_tokens": 1}))).await;

@@ -30,7 +30,7 @@ async fn stop_ends_a_run_with_its_completion() {
     assert_eq!(server.finished(&id).await["run"]["status"], "cancelled");
     client.send(&json!({"type": "control", "action": "stop", "request_id": id})).await;
     let error = client.message().await;
-    assert!(error["message"].as_str().unwrap().contains("is over"), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("has ended"), "{error}");
 }
 
 #[tokio::test]
@@ -138,7 +138,10 @@ async fn a_paused_run_rests_gives_its_slot_back_and_goes_on() {
     let before = followed(&messages);
     // Its slot is free after a while, and others run in it.
     let parked = client.until_status("pause").await;
-    assert!(parked.last().unwrap()["message"].as_str().unwrap().contains("the slot went to others"), "{parked:?}");
+    assert!(
+        parked.last().unwrap()["message"].as_str().unwrap().contains("the slot was given to another run"),
+        "{parked:?}"
+    );
     messages.extend(parked);
     assert_eq!(of_type(&messages, "completion").count(), 0, "it was over before it could be paused");
     let other =

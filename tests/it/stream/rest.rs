@@ -72,7 +72,7 @@ async fn errors_have_a_status_and_the_shape_of_the_protocol() {
             json!({"prompt": "x", "timeout_ms": 1, "max_tokens": 3000, "ignore_eos": true}),
             504,
             "timeout",
-            "longer than the 1 ms",
+            "time limit of 1 ms",
         ),
     ] {
         let (answered, error) = server.post("/v1/generate", &body).await;
