@@ -82,7 +82,7 @@ async fn a_form_saves_versions_that_runs_take() {
     assert_eq!(page(&server, BOSS, "/mods/edited?version=000000").await.0, 404);
     assert_eq!(page(&server, BOSS, "/mods/nobody").await.0, 404);
     let (status, html) = page(&server, BOSS, "/mods/ban-phrases").await;
-    assert!(status == 200 && html.contains("no source") && html.contains("max_retries"), "{html}");
+    assert!(status == 200 && html.contains("cannot be changed") && html.contains("max_retries"), "{html}");
 
     server.request(Method::DELETE, "/v1/mods/edited").bearer_auth(BOSS).send().await.unwrap();
     let (status, html) = page(&server, BOSS, "/mods/edited").await;
@@ -115,7 +115,7 @@ async fn who_may_not_upload_cannot_save_or_check() {
     let (status, _, html) = save(&server, BOSS, "/mods/-new", "edited", "raise KeyError('x')\n").await;
     assert!(status == 400 && html.contains("KeyError") && html.contains("raise KeyError"), "{status} {html}");
     let (status, _, html) = save(&server, BOSS, "/mods/-new", "edited", &"#".repeat((1 << 20) + 1)).await;
-    assert!(status == 400 && html.contains("at most 1048576"), "{status} {}", &html[..2000.min(html.len())]);
+    assert!(status == 400 && html.contains("maximum is 1048576"), "{status} {}", &html[..2000.min(html.len())]);
     assert_eq!(save(&server, BOSS, "/mods/-new", "edited", &"a".repeat(9 << 20)).await.0, 413);
     assert_eq!(save(&server, BOSS, "/mods/-new", "ban-phrases", &source).await.0, 409);
     assert_eq!(check_version(&server).await.0, 404);
