@@ -37,7 +37,7 @@ const NO_DESCRIPTORS: Duration = Duration::from_secs(1);
 
 /// State shared by the connections of a listener.
 #[derive(Clone)]
-struct Door {
+struct ListenerState {
     builder: Builder,
     /// TLS acceptor of an https listener.
     tls: Option<TlsAcceptor>,
@@ -48,7 +48,7 @@ struct Door {
 type Service = TowerToHyperService<<Extension<ConnectInfo<SocketAddr>> as Layer<Router>>::Service>;
 
 /// The start of a connection to an https port.
-enum Begun {
+enum ConnectionStart {
     Tls(Box<TlsStream<TcpStream>>),
     /// The client speaks plain http.
     Plain(TcpStream),
@@ -62,7 +62,7 @@ pub(super) async fn accept(listener: TcpListener, routes: Router, app: App) {
     builder.timer(TokioTimer::new()).header_read_timeout(server.header_timeout).max_buf_size(max_head_bytes);
     let tls = server.tls.as_ref().map(|tls| TlsAcceptor::from(tls.server()));
     let routes = if tls.is_some() { routes.layer(map_request(over_tls)) } else { routes };
-    let door = Door { builder, tls, app: app.clone() };
+    let door = ListenerState { builder, tls, app: app.clone() };
     let mut open = JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -86,7 +86,7 @@ pub(super) async fn accept(listener: TcpListener, routes: Router, app: App) {
     while open.join_next().await.is_some() {}
 }
 
-impl Door {
+impl ListenerState {
     /// Serves a connection from its first byte to its last.
     async fn take(self, stream: TcpStream, peer: SocketAddr, routes: Router) {
         let service = |routes| TowerToHyperService::new(Extension(ConnectInfo(peer)).layer(routes));
@@ -96,8 +96,10 @@ impl Door {
             () = self.app.stopping() => return,
         };
         match begun {
-            Ok(Begun::Tls(stream)) => self.serve(stream, service(routes)).await,
-            Ok(Begun::Plain(stream)) => self.serve(stream, service(Router::new().fallback(wrong_scheme))).await,
+            Ok(ConnectionStart::Tls(stream)) => self.serve(stream, service(routes)).await,
+            Ok(ConnectionStart::Plain(stream)) => {
+                self.serve(stream, service(Router::new().fallback(wrong_scheme))).await
+            }
             Err(error) => tracing::debug!(%error, %peer, "TLS handshake failed"),
         }
     }
@@ -122,12 +124,12 @@ impl Door {
 }
 
 /// Starts a connection to an https port. A TLS handshake starts with byte 22, an http request with a letter.
-async fn begin(tls: &TlsAcceptor, stream: TcpStream) -> io::Result<Begun> {
+async fn begin(tls: &TlsAcceptor, stream: TcpStream) -> io::Result<ConnectionStart> {
     let mut first = [0];
     if stream.peek(&mut first).await? > 0 && first[0].is_ascii_uppercase() {
-        return Ok(Begun::Plain(stream));
+        return Ok(ConnectionStart::Plain(stream));
     }
-    tls.accept(stream).await.map(|stream| Begun::Tls(Box::new(stream)))
+    tls.accept(stream).await.map(|stream| ConnectionStart::Tls(Box::new(stream)))
 }
 
 async fn within<T>(limit: Option<Duration>, work: impl Future<Output = io::Result<T>>) -> io::Result<T> {

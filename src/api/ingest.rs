@@ -18,15 +18,15 @@ use utoipa_axum::routes;
 /// `thunder run` sends this header with its own runs, so that they can be distinguished from those of other engines.
 const SURFACE: HeaderName = HeaderName::from_static("x-thunder-surface");
 /// Maximum size of a document after decompression.
-const MOST_BYTES: usize = 64 * 1024 * 1024;
+const MAX_BYTES: usize = 64 * 1024 * 1024;
 /// Maximum bytes of a too large document that are read and discarded: a client that is still sending would otherwise
 /// see a broken connection instead of the response.
-const MOST_DISCARDED: usize = 4 * MOST_BYTES;
+const MAX_DISCARDED_BYTES: usize = 4 * MAX_BYTES;
 /// Documents above this size are parsed on a blocking thread.
 const LARGE_BYTES: usize = 256 * 1024;
 /// MiB of documents that are parsed and stored concurrently, at least one per document; a document needs several times
 /// its size in memory. Other requests wait.
-static ROOM: Semaphore = Semaphore::const_new(4 * (MOST_BYTES >> 20));
+static ROOM: Semaphore = Semaphore::const_new(4 * (MAX_BYTES >> 20));
 
 /// Returns the routes.
 pub fn router() -> OpenApiRouter<App> {
@@ -94,14 +94,14 @@ async fn read(headers: &HeaderMap, body: Body) -> Result<Vec<u8>, ApiError> {
     let number = |name| headers.get(name).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     let length = number(header::CONTENT_LENGTH).unwrap_or(0);
     // A client that sends `Expect: 100-continue` has sent nothing yet.
-    if length > MOST_BYTES && headers.contains_key(header::EXPECT) {
+    if length > MAX_BYTES && headers.contains_key(header::EXPECT) {
         return Err(too_large());
     }
     let mut chunks = body.into_data_stream();
-    let mut payload = Vec::with_capacity(length.min(MOST_BYTES));
+    let mut payload = Vec::with_capacity(length.min(MAX_BYTES));
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk.map_err(|error| unreadable(&error))?;
-        if payload.len() + chunk.len() > MOST_BYTES {
+        if payload.len() + chunk.len() > MAX_BYTES {
             drop(payload);
             discard(chunks).await;
             return Err(too_large());
@@ -115,7 +115,7 @@ async fn discard(mut chunks: BodyDataStream) {
     let mut discarded = 0;
     while let Some(Ok(chunk)) = chunks.next().await {
         discarded += chunk.len();
-        if discarded > MOST_DISCARDED {
+        if discarded > MAX_DISCARDED_BYTES {
             return;
         }
     }
@@ -124,7 +124,7 @@ async fn discard(mut chunks: BodyDataStream) {
 fn too_large() -> ApiError {
     ApiError::new(
         ErrorKind::TooLarge,
-        format!("a document may have at most {} MiB after decompression", MOST_BYTES >> 20),
+        format!("a document may have at most {} MiB after decompression", MAX_BYTES >> 20),
     )
 }
 

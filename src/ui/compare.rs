@@ -31,7 +31,7 @@ struct Setting {
 
 /// Query parameters of the page: run ids or request ids.
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Asked {
+pub(super) struct CompareParams {
     #[serde(default)]
     a: String,
     #[serde(default)]
@@ -42,7 +42,7 @@ pub(super) struct Asked {
 pub(super) async fn page(
     State(app): State<App>,
     scope: Scope,
-    Query(asked): Query<Asked>,
+    Query(asked): Query<CompareParams>,
     headers: HeaderMap,
 ) -> Response {
     let both = async {

@@ -105,14 +105,14 @@ struct FileView {
 
 /// Query parameters of the pages.
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Asked {
+pub(super) struct EditorParams {
     version: Option<String>,
     template: Option<String>,
 }
 
 /// The form fields sent by browsers without scripts.
 #[derive(Debug, Deserialize)]
-pub(super) struct Sent {
+pub(super) struct EditorForm {
     name: String,
     source: String,
 }
@@ -122,7 +122,7 @@ pub(super) async fn page(
     State(app): State<App>,
     caller: Caller,
     Path(name): Path<String>,
-    Query(asked): Query<Asked>,
+    Query(asked): Query<EditorParams>,
     headers: HeaderMap,
 ) -> Response {
     match EditorPage::of(&app, &caller, &name, asked.version, &headers).await {
@@ -135,7 +135,7 @@ pub(super) async fn page(
 pub(super) async fn begin(
     State(app): State<App>,
     caller: Caller,
-    Query(asked): Query<Asked>,
+    Query(asked): Query<EditorParams>,
     headers: HeaderMap,
 ) -> Response {
     EditorPage::begun(&app, &caller, asked.template.as_deref(), &headers).shown(StatusCode::OK)
@@ -147,7 +147,7 @@ pub(super) async fn save(
     caller: Caller,
     Path(name): Path<String>,
     headers: HeaderMap,
-    sent: Result<Form<Sent>, FormRejection>,
+    sent: Result<Form<EditorForm>, FormRejection>,
 ) -> Response {
     save_as(&app, &caller, Some(&name), &headers, sent).await
 }
@@ -157,7 +157,7 @@ pub(super) async fn save_new(
     State(app): State<App>,
     caller: Caller,
     headers: HeaderMap,
-    sent: Result<Form<Sent>, FormRejection>,
+    sent: Result<Form<EditorForm>, FormRejection>,
 ) -> Response {
     save_as(&app, &caller, None, &headers, sent).await
 }
@@ -167,7 +167,7 @@ async fn save_as(
     caller: &Caller,
     name: Option<&str>,
     headers: &HeaderMap,
-    sent: Result<Form<Sent>, FormRejection>,
+    sent: Result<Form<EditorForm>, FormRejection>,
 ) -> Response {
     let sent = match sent {
         Ok(Form(sent)) => sent,

@@ -1,6 +1,6 @@
 //! Feedback for pages.
 
-use super::shell::{machine_time, moment};
+use super::shell::{format_timestamp, machine_time};
 use crate::api::App;
 use crate::events::Scope;
 use crate::store::{Feedback, RunSummary};
@@ -41,7 +41,7 @@ impl FeedbackView {
             place: feedback.position.map(|position| format!("at token {position}")).unwrap_or_default(),
             user: feedback.user_label.clone().unwrap_or_default(),
             created_at: machine_time(feedback.created_at),
-            created_text: moment(feedback.created_at),
+            created_text: format_timestamp(feedback.created_at),
         }
     }
 }

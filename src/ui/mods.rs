@@ -31,7 +31,7 @@ struct ModRow {
     hash: String,
     earlier: usize,
     from: String,
-    at: Option<Moment>,
+    at: Option<Timestamp>,
     enabled: bool,
     calls: String,
     failures: u64,
@@ -68,16 +68,16 @@ struct ProblemView {
     file: String,
     message: String,
     traceback: String,
-    at: Moment,
+    at: Timestamp,
 }
 
 /// A time for machines and for people.
-struct Moment {
+struct Timestamp {
     machine: String,
     text: String,
 }
 
-impl Moment {
+impl Timestamp {
     fn new(at: DateTime<Utc>) -> Self {
         Self { machine: machine_time(at), text: at.format("%-d %b %Y, %H:%M:%S UTC").to_string() }
     }
@@ -116,7 +116,7 @@ impl From<ModInfo> for ModRow {
                 ModOrigin::Uploaded if by.is_empty() => "uploaded".to_owned(),
                 ModOrigin::Uploaded => format!("uploaded by {by}"),
             },
-            at: current.registered_at.map(Moment::new),
+            at: current.registered_at.map(Timestamp::new),
             name: description.name,
             description: description.description,
             version: description.version,
@@ -138,7 +138,7 @@ impl From<ModProblem> for ProblemView {
             file: problem.file,
             message: problem.message,
             traceback: problem.traceback.unwrap_or_default(),
-            at: Moment::new(problem.at),
+            at: Timestamp::new(problem.at),
         }
     }
 }

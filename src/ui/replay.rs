@@ -53,7 +53,7 @@ impl Pane {
 
 /// Query parameters of the page; the scripts read their own from the URL.
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Asked {
+pub(super) struct ReplayParams {
     #[serde(default)]
     q: String,
     #[serde(default)]
@@ -69,7 +69,7 @@ pub(super) async fn page(
     State(app): State<App>,
     scope: Scope,
     Path(id): Path<String>,
-    Query(asked): Query<Asked>,
+    Query(asked): Query<ReplayParams>,
     uri: Uri,
     headers: HeaderMap,
 ) -> Response {
@@ -138,7 +138,7 @@ pub(super) async fn older(
     State(app): State<App>,
     scope: Scope,
     Path(id): Path<String>,
-    Query(asked): Query<Asked>,
+    Query(asked): Query<ReplayParams>,
     headers: HeaderMap,
 ) -> Response {
     beside(&app, &scope, &id, &asked.q, true).await.unwrap_or_else(|error| error::render(&headers, &error))
@@ -149,7 +149,7 @@ pub(super) async fn newer(
     State(app): State<App>,
     scope: Scope,
     Path(id): Path<String>,
-    Query(asked): Query<Asked>,
+    Query(asked): Query<ReplayParams>,
     headers: HeaderMap,
 ) -> Response {
     beside(&app, &scope, &id, &asked.q, false).await.unwrap_or_else(|error| error::render(&headers, &error))

@@ -1,6 +1,6 @@
 //! A run formatted for pages.
 
-use super::shell::{encoded, machine_time, moment};
+use super::shell::{encoded, format_timestamp, machine_time};
 use crate::events::RunStatus;
 use crate::store::RunSummary;
 use std::fmt::Write as _;
@@ -62,7 +62,7 @@ impl RunView {
             }),
             message: run.message.clone().unwrap_or_default(),
             created_at: machine_time(run.created_at),
-            created_text: moment(run.created_at),
+            created_text: format_timestamp(run.created_at),
             tokens: run.completion_tokens,
             backtracked: run.backtracked,
             forced: run.forced,

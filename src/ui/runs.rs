@@ -108,7 +108,7 @@ impl Bad {
 
 /// Query parameters of the page.
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Asked {
+pub(super) struct RunListParams {
     #[serde(default)]
     q: String,
     before: Option<RunId>,
@@ -128,7 +128,7 @@ pub(super) async fn start(State(app): State<App>, scope: Scope) -> Redirect {
 pub(super) async fn page(
     State(app): State<App>,
     scope: Scope,
-    Query(asked): Query<Asked>,
+    Query(asked): Query<RunListParams>,
     headers: HeaderMap,
 ) -> Response {
     let store = match app.store() {

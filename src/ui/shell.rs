@@ -56,7 +56,7 @@ pub(super) fn runs_href(q: &str) -> String {
 }
 
 /// Formats a time on two lines for browsers without JavaScript; scripts convert it to the local time zone.
-pub(super) fn moment(at: DateTime<Utc>) -> String {
+pub(super) fn format_timestamp(at: DateTime<Utc>) -> String {
     at.format("%H:%M:%S UTC\n%-d %b %Y").to_string()
 }
 

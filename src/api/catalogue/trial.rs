@@ -11,7 +11,7 @@ use tokio::time::timeout;
 /// Time limit of a trial; a slower trial has no result.
 const PATIENCE: Duration = Duration::from_mins(1);
 /// Maximum length of the trial's output in errors.
-const TOLD: usize = 400;
+const MAX_REASON_CHARS: usize = 400;
 
 impl Catalogue {
     /// Sets the program that tries every file: `program probe FILE` must not die from a signal.
@@ -40,7 +40,7 @@ impl Catalogue {
         }
         let said = String::from_utf8_lossy(&output.stderr);
         let assertion = said.lines().find(|line| line.contains("GGML_ASSERT") || line.contains("what():"));
-        let told: String = assertion.unwrap_or("no reason given").trim().chars().take(TOLD).collect();
+        let told: String = assertion.unwrap_or("no reason given").trim().chars().take(MAX_REASON_CHARS).collect();
         let told = told.rsplit_once("llama.cpp/").map_or(told.as_str(), |(_, place)| place);
         Err(ModelError::Load {
             path: path.display().to_string(),

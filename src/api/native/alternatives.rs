@@ -11,7 +11,7 @@ use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 
 /// Maximum events per response.
-const MOST_EVENTS: i32 = 6000;
+const MAX_EVENTS: i32 = 6000;
 
 /// Query parameters of the list.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -66,7 +66,7 @@ pub async fn list(
     Query(query): Query<ListAlternatives>,
 ) -> Result<Json<Alternatives>, ApiError> {
     let range = event_range(query.from, query.to)?;
-    let end = range.end.min(range.start.saturating_add(MOST_EVENTS));
+    let end = range.end.min(range.start.saturating_add(MAX_EVENTS));
     let run = app.find_run(&scope, &id).await?;
     // One more event, because the draw of the last step follows its forward pass.
     let items = app.store()?.items(&scope, run.run_id, range.start..end.saturating_add(1)).await?;

@@ -139,8 +139,8 @@ pub async fn show(
         return Ok(Json(read).into_response());
     }
     let bins = query.bins.unwrap_or(map::BINS);
-    if !(1..=map::MOST_BINS).contains(&bins) {
-        return Err(ApiError::invalid("bins", format!("`bins` must be an integer between 1 and {}", map::MOST_BINS)));
+    if !(1..=map::MAX_BINS).contains(&bins) {
+        return Err(ApiError::invalid("bins", format!("`bins` must be an integer between 1 and {}", map::MAX_BINS)));
     }
     if query.view == View::Layer {
         return Err(ApiError::invalid("view", "`view` of a map must be mean, max, last or weighted_layers"));

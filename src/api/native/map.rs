@@ -10,9 +10,9 @@ use std::ops::Range;
 /// Default number of columns.
 pub(super) const BINS: usize = 256;
 /// Maximum number of columns.
-pub(super) const MOST_BINS: usize = 4096;
+pub(super) const MAX_BINS: usize = 4096;
 /// Maximum number of rows; of longer runs evenly spaced steps are shown. Reading 10 000 steps would take about 300 MB.
-const MOST_ROWS: i32 = 512;
+const MAX_ROWS: i32 = 512;
 /// Maximum events per step, so that a window of this length contains a forward pass.
 const STEP_EVENTS: i32 = 3;
 /// Number of events read at a time.
@@ -53,7 +53,7 @@ pub(super) async fn read(
     view: View,
     bins: usize,
 ) -> Result<Answer, ApiError> {
-    let sampled = events.len() as i64 > i64::from(MOST_ROWS * STEP_EVENTS);
+    let sampled = events.len() as i64 > i64::from(MAX_ROWS * STEP_EVENTS);
     let mut rows: Vec<MapRow> = Vec::new();
     for window in windows(&events, sampled) {
         let mut steps = store.attention_range(scope, run_id, window, view.reads_layers()).await?;
@@ -78,8 +78,8 @@ pub(super) async fn read(
 pub(super) fn windows(events: &Range<i32>, sampled: bool) -> Vec<Range<i32>> {
     let (start, len) = (events.start, events.len() as i64);
     if sampled {
-        let begin = |row: i32| start + (len * i64::from(row) / i64::from(MOST_ROWS)) as i32;
-        return (0..MOST_ROWS).map(|row| begin(row)..begin(row) + STEP_EVENTS).collect();
+        let begin = |row: i32| start + (len * i64::from(row) / i64::from(MAX_ROWS)) as i32;
+        return (0..MAX_ROWS).map(|row| begin(row)..begin(row) + STEP_EVENTS).collect();
     }
     let chunks = (start..events.end).step_by(CHUNK as usize);
     chunks.map(|from| from..events.end.min(from + CHUNK)).collect()

@@ -1,7 +1,7 @@
 // Token differences of two runs: Myers' algorithm between the common start and end. Pure.
 
 /** Maximum edits; beyond it the middle counts as replaced. */
-const MOST_EDITS = 2000;
+const MAX_EDITS = 2000;
 
 /**
  * Aligns two lists; answers `[{same, a: [from, to], b: [from, to]}]` that covers both in order, ends exclusive.
@@ -42,7 +42,7 @@ function blocks(pairs, lengthA, lengthB) {
 
 /** Pairs of equal entries on a shortest edit path; none if the path is too long. */
 function matches(a, b) {
-  const most = Math.min(a.length + b.length, MOST_EDITS);
+  const most = Math.min(a.length + b.length, MAX_EDITS);
   const zero = most + 1;
   const v = new Int32Array(2 * most + 3);
   const trail = []; // of round d: the diagonals -d-1 … d+1 as they stood before it

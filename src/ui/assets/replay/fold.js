@@ -8,16 +8,16 @@ const KINDS = ['Prefilled', 'ForwardPass', 'Sampled', 'Added'];
 
 const FLAGS = { prompt: 1, forced: 2, stop: 4, special: 8, touched: 16, error: 32, sampled: 64 };
 
-const MOST = 65_534;
-const MOST_INVENTED = 65_536;
-const MOST_LABEL = 80;
+const MAX_COUNT = 65_534;
+const MAX_INVENTED = 65_536;
+const MAX_LABEL = 80;
 const SPECIAL_NAMES = new Set([
   '<s>', '</s>', '<bos>', '<eos>', '<pad>', '<unk>', '<mask>', '<start_of_turn>', '<end_of_turn>', '[INST]', '[/INST]',
   '<|>',
 ]);
 
 const quantise = (value) =>
-  value === undefined ? UNKNOWN : Math.min(MOST, Math.max(0, Math.round(Math.fround(value) * SCALE)));
+  value === undefined ? UNKNOWN : Math.min(MAX_COUNT, Math.max(0, Math.round(Math.fround(value) * SCALE)));
 const natural = (value) => Math.max(0, value ?? 0);
 const nameless = (token) => (token < 0 ? '⟨?⟩' : `⟨${token}⟩`);
 
@@ -27,7 +27,7 @@ function special(text) {
 }
 
 function cut(text) {
-  return text.length <= MOST_LABEL ? text : Array.from(text).slice(0, MOST_LABEL).join('');
+  return text.length <= MAX_LABEL ? text : Array.from(text).slice(0, MAX_LABEL).join('');
 }
 
 /** A run that grows item by item. */
@@ -220,7 +220,7 @@ export class RunState extends Rows {
 
   /** Takes `count` rows from the allowance for tokens that a trace only counts, if enough are left. */
   #invent(count) {
-    if (this.#invented + count > MOST_INVENTED) return null;
+    if (this.#invented + count > MAX_INVENTED) return null;
     this.#invented += count;
     return count;
   }
