@@ -190,6 +190,34 @@ impl Caller {
     }
 }
 
+impl Caller {
+    /// Checks the right to load and unload models.
+    ///
+    /// # Errors
+    /// 403 without it.
+    pub(super) fn require_models(&self) -> Result<(), ApiError> {
+        require(self.rights.models, "load or unload models", "models")
+    }
+
+    /// Checks the right to change properties of the server.
+    ///
+    /// # Errors
+    /// 403 without it.
+    pub(super) fn require_props(&self) -> Result<(), ApiError> {
+        require(self.rights.props, "change properties of the server", "props")
+    }
+}
+
+fn require(has_right: bool, action: &str, mark: &str) -> Result<(), ApiError> {
+    if has_right {
+        return Ok(());
+    }
+    let detail = format!(
+        "this key may not {action}; use a key given with --admin-key, or marked `{mark}` or `admin` in the key file"
+    );
+    Err(ApiError::new(ErrorKind::Forbidden, detail))
+}
+
 impl FromRequestParts<App> for Caller {
     type Rejection = ApiError;
 

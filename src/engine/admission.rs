@@ -140,6 +140,7 @@ impl Scheduler<'_> {
             live.run.assign_slot(choice.slot as u32);
             live.run.begin(&|id, call| done(&commands, id, call));
         }
+        self.slots[choice.slot].owner.clone_from(&live.run.request.owner);
         self.slots[choice.slot].active = Some(live);
         self.slots[choice.slot].last_used = self.arrivals;
     }

@@ -9,7 +9,7 @@ use super::run::Run;
 use super::slots::{QueuedTask, SlotTask};
 use super::status::EngineStatus;
 use super::{Options, Output, RecordPolicy};
-use crate::events::{FinishReason, RunId, Signal, TokenId};
+use crate::events::{FinishReason, RunId, Scope, Signal, Tenant, TokenId};
 use crate::model::llama::{AdapterSet, Candidates, Context};
 use crate::mods::{ModInstance, Reply, ReplySender};
 use std::collections::VecDeque;
@@ -37,7 +37,7 @@ pub(super) enum Command {
     /// Request to control an active run.
     Control(RunId, ControlRequest, oneshot::Sender<RunProgress>),
     /// Task for a slot, run as soon as the slot is free.
-    Slot(usize, SlotTask),
+    Slot(usize, Scope, SlotTask),
     /// Ends all runs and the thread.
     Stop,
 }
@@ -65,6 +65,8 @@ pub(super) struct ActiveRun {
 #[derive(Default)]
 pub(super) struct Slot {
     pub(super) active: Option<ActiveRun>,
+    /// Tenant of the newest run in the slot, or of the state that was restored.
+    pub(super) owner: Option<Tenant>,
     /// Tokens of the sequence in the KV cache.
     pub(super) cache: Vec<TokenId>,
     /// LoRA adapters that the state was computed with; `None` before the first decode.
@@ -327,9 +329,9 @@ impl<'model> Scheduler<'model> {
                     live.run.on_reply(reply, candidates, &|id, call| done(&commands, id, call));
                 }
             }
-            Command::Slot(slot, task) => {
+            Command::Slot(slot, scope, task) => {
                 self.arrivals += 1;
-                self.tasks.push_back(QueuedTask { arrival: self.arrivals, slot, task });
+                self.tasks.push_back(QueuedTask { arrival: self.arrivals, slot, scope, task });
             }
             Command::Stop => return false,
         }

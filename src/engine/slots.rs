@@ -5,7 +5,7 @@ use super::Engine;
 use super::conversation::SlotHistory;
 use super::scheduler::{ActiveRun, Command, Scheduler, Slot};
 use super::ses1::{self, Ses1Error};
-use crate::events::TokenId;
+use crate::events::{Scope, Tenant, TokenId};
 use crate::model::ShiftError;
 use crate::model::llama::AdapterSet;
 use bytes::Bytes;
@@ -18,7 +18,7 @@ pub(super) enum SlotTask {
     Erase(oneshot::Sender<usize>),
     Save(oneshot::Sender<Result<Snapshot, SlotError>>),
     /// Restores a validated state.
-    Restore(Snapshot, oneshot::Sender<Result<(), SlotError>>),
+    Restore(Snapshot, Option<Tenant>, oneshot::Sender<Result<(), SlotError>>),
     Shift {
         keep: usize,
         discard: usize,
@@ -104,16 +104,16 @@ impl Engine {
     ///
     /// # Errors
     /// [`SlotError::NoSuchSlot`], [`SlotError::Stopped`].
-    pub async fn slot_tokens(&self, slot: u32) -> Result<SlotTokens, SlotError> {
-        self.run_on_slot(slot, SlotTask::Tokens).await
+    pub async fn slot_tokens(&self, scope: &Scope, slot: u32) -> Result<SlotTokens, SlotError> {
+        self.run_on_slot(scope, slot, SlotTask::Tokens).await
     }
 
     /// Erases a slot's state. Returns the number of its tokens.
     ///
     /// # Errors
     /// [`SlotError::NoSuchSlot`], [`SlotError::Stopped`].
-    pub async fn erase_slot(&self, slot: u32) -> Result<usize, SlotError> {
-        self.run_on_slot(slot, SlotTask::Erase).await
+    pub async fn erase_slot(&self, scope: &Scope, slot: u32) -> Result<usize, SlotError> {
+        self.run_on_slot(scope, slot, SlotTask::Erase).await
     }
 
     /// Returns a copy of a slot's state.
@@ -121,10 +121,10 @@ impl Engine {
     /// # Errors
     /// [`SlotError::State`] for a model whose state cannot be validated on restore; [`SlotError::Hashing`],
     /// [`SlotError::Unidentified`], [`SlotError::NoSuchSlot`], [`SlotError::Stopped`].
-    pub async fn save_slot(&self, slot: u32) -> Result<SlotSnapshot, SlotError> {
+    pub async fn save_slot(&self, scope: &Scope, slot: u32) -> Result<SlotSnapshot, SlotError> {
         self.check_slot(slot)?;
         let identity = self.inner.identity_watch.wait().await?;
-        let saved = self.run_on_slot(slot, SlotTask::Save).await??;
+        let saved = self.run_on_slot(scope, slot, SlotTask::Save).await??;
         let snapshot_format = Arc::clone(&self.inner.snapshot_format);
         let write = move || ses1::write(&snapshot_format, &identity, &saved).map(|block| (saved.tokens.len(), block));
         let (tokens, block) = tokio::task::spawn_blocking(write).await.map_err(|_| SlotError::Stopped)??;
@@ -136,14 +136,14 @@ impl Engine {
     /// # Errors
     /// [`SlotError::State`], [`SlotError::Hashing`], [`SlotError::Unidentified`] and [`SlotError::Refused`] leave the
     /// slot unchanged; [`SlotError::NoSuchSlot`], [`SlotError::Stopped`].
-    pub async fn restore_slot(&self, slot: u32, block: Bytes) -> Result<usize, SlotError> {
+    pub async fn restore_slot(&self, owner: Option<Tenant>, slot: u32, block: Bytes) -> Result<usize, SlotError> {
         self.check_slot(slot)?;
         let identity = self.inner.identity_watch.wait().await?;
         let snapshot_format = Arc::clone(&self.inner.snapshot_format);
         let read = move || ses1::read(&snapshot_format, &identity, &block);
         let saved = tokio::task::spawn_blocking(read).await.map_err(|_| SlotError::Stopped)??;
         let count = saved.tokens.len();
-        self.run_on_slot(slot, |answer| SlotTask::Restore(saved, answer)).await??;
+        self.run_on_slot(&Scope::All, slot, |answer| SlotTask::Restore(saved, owner, answer)).await??;
         Ok(count)
     }
 
@@ -151,8 +151,8 @@ impl Engine {
     ///
     /// # Errors
     /// [`SlotError`]; only [`SlotError::Failed`] changes the slot.
-    pub async fn shift_slot(&self, slot: u32, keep: usize, discard: usize) -> Result<usize, SlotError> {
-        self.run_on_slot(slot, |answer| SlotTask::Shift { keep, discard, answer }).await?
+    pub async fn shift_slot(&self, scope: &Scope, slot: u32, keep: usize, discard: usize) -> Result<usize, SlotError> {
+        self.run_on_slot(scope, slot, |answer| SlotTask::Shift { keep, discard, answer }).await?
     }
 
     /// Returns the maximum size of a slot's state in bytes.
@@ -166,12 +166,13 @@ impl Engine {
 
     async fn run_on_slot<T>(
         &self,
+        scope: &Scope,
         slot: u32,
         task: impl FnOnce(oneshot::Sender<T>) -> SlotTask,
     ) -> Result<T, SlotError> {
         self.check_slot(slot)?;
         let (answer, answered) = oneshot::channel();
-        let command = Command::Slot(slot as usize, task(answer));
+        let command = Command::Slot(slot as usize, scope.clone(), task(answer));
         self.inner.commands.send(command).map_err(|_| SlotError::Stopped)?;
         answered.await.map_err(|_| SlotError::Stopped)
     }
@@ -199,12 +200,16 @@ impl Scheduler<'_> {
             if self.slots[waiting.slot].active.is_some() || self.queue.iter().any(first) {
                 self.tasks.push_back(waiting);
             } else {
-                self.run_task(waiting.slot, waiting.task);
+                self.run_task(waiting.slot, &waiting.scope, waiting.task);
             }
         }
     }
 
-    fn run_task(&mut self, index: usize, task: SlotTask) {
+    /// Runs a task. A slot with the state of a tenant that the scope does not cover looks empty and stays unchanged.
+    fn run_task(&mut self, index: usize, scope: &Scope, task: SlotTask) {
+        if !scope.includes(self.slots[index].owner.as_ref()) {
+            return task.answer_as_empty();
+        }
         // The caller may have disconnected meanwhile.
         match task {
             SlotTask::Tokens(answer) => {
@@ -226,7 +231,13 @@ impl Scheduler<'_> {
                     SlotError::Stopped
                 })));
             }
-            SlotTask::Restore(saved, answer) => drop(answer.send(self.restore(index, saved))),
+            SlotTask::Restore(saved, owner, answer) => {
+                let restored = self.restore(index, saved);
+                if restored.is_ok() {
+                    self.slots[index].owner = owner;
+                }
+                let _ = answer.send(restored);
+            }
             SlotTask::Shift { keep, discard, answer } => drop(answer.send(self.shift(index, keep, discard))),
         }
     }
@@ -300,17 +311,36 @@ pub(super) struct Snapshot {
 pub(super) struct QueuedTask {
     pub arrival: u64,
     pub slot: usize,
+    /// States that the caller may see.
+    pub scope: Scope,
     pub task: SlotTask,
 }
 
 impl SlotTask {
+    /// Answers as for an empty slot.
+    fn answer_as_empty(self) {
+        // The caller may have disconnected meanwhile.
+        match self {
+            Self::Tokens(answer) => drop(answer.send(SlotTokens::default())),
+            Self::Erase(answer) => drop(answer.send(0)),
+            Self::Save(answer) => {
+                let (tokens, adapters, history) = (Vec::new(), AdapterSet::default(), SlotHistory::default());
+                drop(answer.send(Ok(Snapshot { tokens, adapters, history, state: Vec::new() })));
+            }
+            Self::Restore(_, _, answer) => drop(answer.send(Err(SlotError::Refused))),
+            Self::Shift { keep, discard, answer } => {
+                drop(answer.send(Err(SlotError::Range { keep, discard, tokens: 0 })));
+            }
+        }
+    }
+
     /// Returns true if the caller no longer waits for the result.
     fn is_cancelled(&self) -> bool {
         match self {
             Self::Tokens(answer) => answer.is_closed(),
             Self::Erase(answer) => answer.is_closed(),
             Self::Save(answer) => answer.is_closed(),
-            Self::Restore(_, answer) => answer.is_closed(),
+            Self::Restore(_, _, answer) => answer.is_closed(),
             Self::Shift { answer, .. } => answer.is_closed(),
         }
     }

@@ -4,7 +4,7 @@
 use super::run::Run;
 use super::scheduler::Scheduler;
 use super::{Limits, SamplingParams};
-use crate::events::RunId;
+use crate::events::{RunId, Tenant};
 use crate::model::llama::AdapterSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -66,6 +66,8 @@ struct SlotStatus {
 pub struct SlotRun {
     /// Id of the run.
     pub run_id: RunId,
+    /// The tenant that the run belongs to.
+    pub owner: Option<Tenant>,
     /// Sampling parameters.
     pub sampling: SamplingParams,
     /// Limits and stop conditions.
@@ -281,6 +283,7 @@ impl SlotStatus {
         if self.task.swap(task, Relaxed) != task {
             let occupant = SlotRun {
                 run_id: run.id,
+                owner: run.request.owner.clone(),
                 sampling: run.request.sampling.clone(),
                 limits: run.request.limits.clone(),
                 adapters: run.request.adapters.clone().unwrap_or_default(),

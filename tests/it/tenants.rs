@@ -79,3 +79,172 @@ async fn runs_are_seen_by_their_tenant_and_admins_only() {
     let (status, _) = send(&server, "admin-key", Method::DELETE, "/api/v1/runs/ann-1", None).await;
     assert_eq!((status, listed("ann-key-1", "").await), (204, 0));
 }
+
+/// A word of Ann's prompts that no answer to Bob may contain.
+const MARK: &str = "zanzibar";
+
+/// Ids of everything that a tenant made.
+struct Made {
+    run_id: String,
+    response_id: String,
+}
+
+async fn post(server: &Server, key: &str, path: &str, body: Value) -> Value {
+    let (status, text) = send(server, key, Method::POST, path, Some(&body)).await;
+    assert!((200..300).contains(&status), "{path}: {status} {text}");
+    serde_json::from_str(&text).unwrap_or(Value::Null)
+}
+
+/// Has Ann make one of everything.
+async fn make_everything(server: &Server) -> Made {
+    let ann = "ann-key-1";
+    let prompt = format!("{MARK} is a secret");
+    let body = json!({"prompt": prompt, "max_tokens": 2, "request_id": "ann-run", "id_slot": 0});
+    let run = post(server, ann, "/v1/completions", body).await;
+    let response = post(server, ann, "/v1/responses", json!({"input": prompt, "max_output_tokens": 2})).await;
+    post(server, ann, "/v1/generate", json!({"prompt": prompt, "max_tokens": 2, "request_id": "ann-stream"})).await;
+    let kobold = json!({"prompt": prompt, "max_length": 2, "genkey": "ann-genkey", "logprobs": true});
+    post(server, ann, "/api/v1/generate", kobold).await;
+    post(server, ann, "/api/v1/runs/ann-run/feedback", json!({"rating": 1, "text": prompt})).await;
+    let body = json!({"prompt": prompt, "max_tokens": 2, "id_slot": 0});
+    post(server, ann, "/completion", body).await;
+    post(server, ann, "/sessions/7?action=save&slot=0", json!({})).await;
+    post(server, ann, "/slots/0?action=save", json!({"filename": "ann.bin"})).await;
+    let document = json!({
+        "request": {"request_id": "ann-document", "model": "elsewhere"},
+        "events": [{"event_type": "Prefilled", "step": 0, "sequence_order": 0, "prompt_length": 1, "max_steps": 1, "input_text": prompt}],
+        "mod_calls": [], "mod_logs": [], "actions": []
+    });
+    post(server, "ann-traces", "/ingest", document).await;
+    Made {
+        run_id: run["thunder"]["run_id"].as_str().unwrap().to_owned(),
+        response_id: response["id"].as_str().unwrap().to_owned(),
+    }
+}
+
+#[tokio::test]
+async fn no_route_shows_what_another_tenant_made() {
+    let files = folder();
+    let server = start(&["--slot-save-path", files.to_str().unwrap(), "--metrics", "--props", "--parallel", "1"]).await;
+    let made = make_everything(&server).await;
+    let (_, document) = get(&server, "bob-key", "/api/v1/openapi.json").await;
+    let mut walked = 0;
+    for (path, operations) in document["paths"].as_object().unwrap() {
+        for method in operations.as_object().unwrap().keys() {
+            // These streams never end; their scope has a test of its own.
+            if matches!(path.as_str(), "/api/v1/runs/live" | "/models/sse") {
+                continue;
+            }
+            let method = Method::from_bytes(method.to_uppercase().as_bytes()).unwrap();
+            for id in [made.run_id.as_str(), "ann-run", "ann-stream", "ann-document"] {
+                let address = path
+                    .replace("/runs/{id}", &format!("/runs/{id}"))
+                    .replace("{response_id}", &made.response_id)
+                    .replace("{id_session}", "7")
+                    .replace("{id_slot}", "0");
+                let is_foreign = address != *path;
+                let queries: &[&str] = match path.as_str() {
+                    "/sessions/{id_session}" => &["?action=restore&slot=0", "?action=remove"],
+                    "/slots/{id_slot}" => &["?action=tokens", "?action=save-state", "?action=restore"],
+                    "/api/v1/runs/{id}/attention" => &["?at=1", "?from=0&to=9"],
+                    _ => &[""],
+                };
+                for query in queries {
+                    let body = json!({
+                        "request_id": id, "id": id, "genkey": "ann-genkey", "previous_response_id": made.response_id,
+                        "filename": "ann.bin", "input": "b", "prompt": "b", "max_tokens": 1, "max_length": 1, "rating": 0,
+                    });
+                    let body = (method == Method::POST).then_some(&body);
+                    let address = format!("{address}{query}");
+                    let (status, text) = send(&server, "bob-key", method.clone(), &address, body).await;
+                    walked += 1;
+                    assert!(!text.contains(MARK), "{method} {address}: {status} {text}");
+                    assert!(status < 500 || status == 501, "{method} {address}: {status} {text}");
+                    let is_slot = path.contains("{id_slot}");
+                    if is_foreign && !is_slot {
+                        assert_eq!(status, 404, "{method} {address}: {text}");
+                    }
+                    if *query == "?action=tokens" {
+                        // Bob's own runs use the slot meanwhile: what it holds is his.
+                        assert_eq!(status, 200, "{text}");
+                    }
+                    if *query == "?action=restore" {
+                        assert_eq!(status, 404, "{text}");
+                    }
+                }
+            }
+        }
+    }
+    assert!(walked > 200, "{walked}");
+    for (path, expected) in [
+        (format!("/api/v1/runs/{}", made.run_id), 200),
+        (format!("/v1/responses/{}", made.response_id), 200),
+        ("/api/v1/runs/ann-document".to_owned(), 200),
+    ] {
+        assert_eq!(get(&server, "admin-key", &path).await.0, expected, "{path}");
+    }
+    let (_, sessions) = get(&server, "admin-key", "/sessions").await;
+    assert_eq!(sessions[0]["id"], 7, "{sessions}");
+    assert_eq!(get(&server, "bob-key", "/sessions").await.1, json!([]));
+}
+
+#[tokio::test]
+async fn slot_of_another_tenant_looks_empty() {
+    let server = start(&["--parallel", "1"]).await;
+    post(&server, "ann-key-1", "/completion", json!({"prompt": MARK, "n_predict": 2})).await;
+    let tokens =
+        async |key: &str| post(&server, key, "/slots/0?action=tokens", json!({})).await["n_tokens"].as_u64().unwrap();
+    assert_eq!(tokens("bob-key").await, 0);
+    assert!(tokens("ann-key-2").await > 0 && tokens("admin-key").await > 0);
+    let shown = async |key: &str| get(&server, key, "/slots").await.1[0]["thunder"]["run_id"].is_string();
+    assert_eq!((shown("ann-key-1").await, shown("bob-key").await, shown("admin-key").await), (true, false, true));
+}
+
+#[tokio::test]
+async fn changes_of_the_server_need_a_right() {
+    let server = start(&["--props"]).await;
+    for (path, body) in [
+        ("/models/load", json!({"model": "nothing"})),
+        ("/models/unload", json!({"model": "nothing"})),
+        ("/props", json!({})),
+        ("/lora-adapters", json!([])),
+        ("/v1/mods/force_prefix/disable", json!({})),
+    ] {
+        let (status, text) = send(&server, "bob-key", Method::POST, path, Some(&body)).await;
+        assert_eq!(status, 403, "{path}: {text}");
+        assert!(text.contains("--admin-key") || text.contains("admin"), "{text}");
+        let (status, text) = send(&server, "admin-key", Method::POST, path, Some(&body)).await;
+        assert!(matches!(status, 200 | 404), "{path}: {status} {text}");
+    }
+}
+
+#[tokio::test]
+async fn dashboard_shows_the_runs_of_the_login() {
+    let server = start(&[]).await;
+    completion(&server, "ann-key-1", "ann-page").await;
+    // The list shows stored runs; a request for one run waits until it is stored.
+    assert_eq!(get(&server, "ann-key-1", "/api/v1/runs/ann-page").await.0, 200);
+    let client = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build().unwrap();
+    let page = async |key: &str, path: &str| {
+        let login = client.post(format!("{}/login", server.base)).body(format!("key={key}"));
+        let login = login.header("content-type", "application/x-www-form-urlencoded").send().await.unwrap();
+        let cookie = login.headers()["set-cookie"].to_str().unwrap().split(';').next().unwrap().to_owned();
+        let request =
+            client.get(format!("{}{path}", server.base)).header("cookie", cookie).header("accept", "text/html");
+        let response = request.send().await.unwrap();
+        (response.status().as_u16(), response.text().await.unwrap())
+    };
+    let (_, list) = page("ann-key-1", "/runs").await;
+    assert!(list.contains("private prompt"), "{list}");
+    let (_, list) = page("bob-key", "/runs").await;
+    assert!(!list.contains("private prompt"), "{list}");
+    for path in ["/runs/ann-page?retry=5", "/runs/ann-page?view=text&retry=5", "/compare?a=ann-page&b=ann-page"] {
+        let (status, html) = page("bob-key", path).await;
+        assert_eq!(status, 404, "{path}");
+        assert!(!html.contains("private prompt"), "{path}");
+    }
+    for key in ["ann-key-2", "admin-key"] {
+        let (status, html) = page(key, "/runs/ann-page").await;
+        assert!(status == 200 && html.contains("private prompt"), "{key}: {status}");
+    }
+}

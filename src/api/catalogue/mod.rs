@@ -18,7 +18,7 @@ pub use asleep::{Asleep, Observed};
 pub use load::Step;
 pub use loaded::Loaded;
 pub(in crate::api) use names::meant;
-pub use sessions::{NoRoom, Sessions};
+pub use sessions::{NoRoom, SessionClient, Sessions};
 
 use super::ApiError;
 use crate::config::Config;

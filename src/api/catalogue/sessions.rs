@@ -1,6 +1,7 @@
 //! Slot snapshots that clients store on the server, by model and number, until they remove them or the server stops.
 //! They remain when their model is unloaded.
 
+use crate::events::{Scope, Tenant};
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use std::collections::BTreeMap;
@@ -15,9 +16,20 @@ pub struct Sessions {
 
 #[derive(Debug, Default)]
 struct Held {
-    /// Sessions by model and number.
-    sessions: BTreeMap<(String, i64), Session>,
+    sessions: BTreeMap<Key, Session>,
     bytes: usize,
+}
+
+/// Model, number and owner of a session: each tenant has its own numbers.
+type Key = (String, i64, Option<Tenant>);
+
+/// A client of the stored sessions.
+#[derive(Debug, Clone, Copy)]
+pub struct SessionClient<'a> {
+    /// Owner of the sessions that it saves.
+    pub tenant: Option<&'a Tenant>,
+    /// Sessions that it may see and change.
+    pub scope: &'a Scope,
 }
 
 /// A stored slot snapshot.
@@ -55,9 +67,16 @@ impl Sessions {
     ///
     /// # Errors
     /// [`NoRoom`]; the existing snapshot is kept.
-    pub fn put(&self, model: &str, id: i64, block: Bytes, now: DateTime<Utc>) -> Result<(), NoRoom> {
+    pub fn put(
+        &self,
+        owner: Option<&Tenant>,
+        model: &str,
+        id: i64,
+        block: Bytes,
+        now: DateTime<Utc>,
+    ) -> Result<(), NoRoom> {
         let mut held = self.held();
-        let key = (model.to_owned(), id);
+        let key = (model.to_owned(), id, owner.cloned());
         let old = held.sessions.get(&key);
         let without = held.bytes - old.map_or(0, |old| old.block.len());
         let free = self.limit.saturating_sub(without);
@@ -70,24 +89,26 @@ impl Sessions {
         Ok(())
     }
 
-    /// Returns the session of that model and number.
+    /// Returns the client's session of that model and number, otherwise one of another tenant that it may see.
     #[must_use]
-    pub fn get(&self, model: &str, id: i64) -> Option<Session> {
-        self.held().sessions.get(&(model.to_owned(), id)).cloned()
+    pub fn get(&self, client: SessionClient<'_>, model: &str, id: i64) -> Option<Session> {
+        let held = self.held();
+        held.sessions.get(&held.key(client, model, id)?).cloned()
     }
 
     /// Removes a session.
-    pub fn remove(&self, model: &str, id: i64) -> Option<Session> {
+    pub fn remove(&self, client: SessionClient<'_>, model: &str, id: i64) -> Option<Session> {
         let mut held = self.held();
-        let removed = held.sessions.remove(&(model.to_owned(), id));
+        let key = held.key(client, model, id)?;
+        let removed = held.sessions.remove(&key);
         held.bytes -= removed.as_ref().map_or(0, |session| session.block.len());
         removed
     }
 
     /// Removes a session if it is unchanged. Returns false if it was removed or saved again meanwhile.
-    pub fn remove_unchanged(&self, model: &str, id: i64, session: &Session) -> bool {
+    pub fn remove_unchanged(&self, client: SessionClient<'_>, model: &str, id: i64, session: &Session) -> bool {
         let mut held = self.held();
-        let key = (model.to_owned(), id);
+        let Some(key) = held.key(client, model, id) else { return false };
         let same = |one: &Session| one.updated_at == session.updated_at && one.block.as_ptr() == session.block.as_ptr();
         if !held.sessions.get(&key).is_some_and(same) {
             return false;
@@ -97,12 +118,12 @@ impl Sessions {
         true
     }
 
-    /// Returns the sessions of a model, sorted by number.
+    /// Returns the sessions of a model that the scope covers, sorted by number.
     #[must_use]
-    pub fn list(&self, model: &str) -> Vec<(i64, Session)> {
+    pub fn list(&self, scope: &Scope, model: &str) -> Vec<(i64, Session)> {
         let held = self.held();
-        let own = held.sessions.iter().filter(|((of, _), _)| of == model);
-        own.map(|((_, id), session)| (*id, session.clone())).collect()
+        let own = held.sessions.iter().filter(|((of, _, owner), _)| of == model && scope.includes(owner.as_ref()));
+        own.map(|((_, id, _), session)| (*id, session.clone())).collect()
     }
 
     fn held(&self) -> MutexGuard<'_, Held> {
@@ -110,38 +131,51 @@ impl Sessions {
     }
 }
 
+impl Held {
+    fn key(&self, client: SessionClient<'_>, model: &str, id: i64) -> Option<Key> {
+        let own = (model.to_owned(), id, client.tenant.cloned());
+        if self.sessions.contains_key(&own) {
+            return Some(own);
+        }
+        let is_found = |key: &&Key| key.0 == model && key.1 == id && client.scope.includes(key.2.as_ref());
+        self.sessions.keys().find(is_found).cloned()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const ALL: SessionClient<'_> = SessionClient { tenant: None, scope: &Scope::All };
 
     #[test]
     fn the_limit_holds_and_a_session_can_be_replaced() {
         let sessions = Sessions::new(100);
         let (now, later) = (DateTime::UNIX_EPOCH, DateTime::UNIX_EPOCH + chrono::TimeDelta::seconds(5));
         let block = |len| Bytes::from(vec![0; len]);
-        sessions.put("m", 7, block(60), now).unwrap();
-        assert_eq!(sessions.put("m", 8, block(41), now), Err(NoRoom { needed: 41, free: 40, limit: 100 }));
-        sessions.put("m", 7, block(100), later).unwrap();
-        let session = sessions.get("m", 7).unwrap();
+        sessions.put(None, "m", 7, block(60), now).unwrap();
+        assert_eq!(sessions.put(None, "m", 8, block(41), now), Err(NoRoom { needed: 41, free: 40, limit: 100 }));
+        sessions.put(None, "m", 7, block(100), later).unwrap();
+        let session = sessions.get(ALL, "m", 7).unwrap();
         assert_eq!((session.created_at, session.updated_at, session.block.len()), (now, later, 100));
-        assert_eq!(sessions.list("m").len(), 1);
-        assert!(sessions.get("other", 7).is_none() && sessions.list("other").is_empty());
-        assert_eq!(sessions.put("other", 7, block(1), now), Err(NoRoom { needed: 1, free: 0, limit: 100 }));
-        assert!(sessions.remove("m", 7).is_some() && sessions.remove("m", 7).is_none());
-        sessions.put("m", 8, block(100), now).unwrap();
+        assert_eq!(sessions.list(&Scope::All, "m").len(), 1);
+        assert!(sessions.get(ALL, "other", 7).is_none() && sessions.list(&Scope::All, "other").is_empty());
+        assert_eq!(sessions.put(None, "other", 7, block(1), now), Err(NoRoom { needed: 1, free: 0, limit: 100 }));
+        assert!(sessions.remove(ALL, "m", 7).is_some() && sessions.remove(ALL, "m", 7).is_none());
+        sessions.put(None, "m", 8, block(100), now).unwrap();
     }
 
     #[test]
     fn a_session_that_was_saved_again_stays() {
         let sessions = Sessions::new(100);
         let block = |byte| Bytes::from(vec![byte; 50]);
-        sessions.put("m", 1, block(1), DateTime::UNIX_EPOCH).unwrap();
-        let old = sessions.get("m", 1).unwrap();
-        sessions.put("m", 1, block(2), DateTime::UNIX_EPOCH).unwrap();
-        assert!(!sessions.remove_unchanged("m", 1, &old) && sessions.get("m", 1).unwrap().block[0] == 2);
-        let new = sessions.get("m", 1).unwrap();
-        assert!(sessions.remove_unchanged("m", 1, &new) && !sessions.remove_unchanged("m", 1, &new));
-        sessions.put("m", 2, block(3), DateTime::UNIX_EPOCH).unwrap();
-        sessions.put("m", 3, block(3), DateTime::UNIX_EPOCH).unwrap();
+        sessions.put(None, "m", 1, block(1), DateTime::UNIX_EPOCH).unwrap();
+        let old = sessions.get(ALL, "m", 1).unwrap();
+        sessions.put(None, "m", 1, block(2), DateTime::UNIX_EPOCH).unwrap();
+        assert!(!sessions.remove_unchanged(ALL, "m", 1, &old) && sessions.get(ALL, "m", 1).unwrap().block[0] == 2);
+        let new = sessions.get(ALL, "m", 1).unwrap();
+        assert!(sessions.remove_unchanged(ALL, "m", 1, &new) && !sessions.remove_unchanged(ALL, "m", 1, &new));
+        sessions.put(None, "m", 2, block(3), DateTime::UNIX_EPOCH).unwrap();
+        sessions.put(None, "m", 3, block(3), DateTime::UNIX_EPOCH).unwrap();
     }
 }

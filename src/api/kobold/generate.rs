@@ -8,7 +8,7 @@ use crate::api::generation::{self, Runs, SentTokens};
 use crate::api::shared::{self, Fields};
 use crate::api::{ApiError, App, Caller};
 use crate::engine::{Output, TextDelta};
-use crate::events::{FinishReason, RunEnd, Usage};
+use crate::events::{FinishReason, RunEnd, Scope, Usage};
 use crate::model::Vocabulary;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
@@ -95,7 +95,7 @@ pub(super) async fn start(
     let loaded = app.loaded(fields.text("model")?).await?;
     let KoboldRequest { mut request, genkey, render_special, logprobs } = request::parse(&app, &loaded, fields)?;
     generation::set_client(&mut request, headers, &caller);
-    let entry = genkeys.register(&genkey);
+    let entry = genkeys.register(caller.tenant.as_ref(), &genkey);
     let per_token = request.report.per_token;
     let vocabulary = Arc::clone(loaded.vocabulary());
     let runs = Runs::start(app, &loaded, vec![request]).await?;
@@ -181,10 +181,11 @@ pub(super) fn finish_reason(end: &RunEnd) -> &'static str {
     request_body(content = Value, content_type = "application/json", description = "`{genkey?}`"),
     responses((status = 200, description = "`{results: [{text}]}`")))]
 pub(super) async fn check(
+    scope: Scope,
     genkeys: Extension<Genkeys>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, KoboldError> {
-    Ok(Json(json!({ "results": [{ "text": genkeys.text(&parse_genkey(&body?)?) }] })))
+    Ok(Json(json!({ "results": [{ "text": genkeys.text(&scope, &parse_genkey(&body?)?) }] })))
 }
 
 /// Ends the generations with this `genkey`, or those without a key if it is absent.
@@ -192,10 +193,11 @@ pub(super) async fn check(
     request_body(content = Value, content_type = "application/json", description = "`{genkey?}`"),
     responses((status = 200, description = "`{success: \"true\" | \"false\", done: \"true\" | \"false\"}`")))]
 pub(super) async fn abort(
+    scope: Scope,
     genkeys: Extension<Genkeys>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, KoboldError> {
-    let found = if genkeys.abort(&parse_genkey(&body?)?) { "true" } else { "false" };
+    let found = if genkeys.abort(&scope, &parse_genkey(&body?)?) { "true" } else { "false" };
     Ok(Json(json!({ "success": found, "done": found })))
 }
 

@@ -1,5 +1,6 @@
 //! Registry of active generations that other connections can poll and abort.
 
+use crate::events::{Scope, Tenant};
 use serde_json::Value;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,11 +20,12 @@ pub(in crate::api) struct Genkeys(Arc<Inner>);
 struct Inner {
     next: AtomicU64,
     active: Mutex<HashMap<u64, ActiveGeneration>>,
-    /// Keys and log-probabilities of ended generations, newest last.
-    ended: Mutex<VecDeque<(String, Value)>>,
+    /// Owners, keys and log-probabilities of ended generations, newest last.
+    ended: Mutex<VecDeque<(Option<Tenant>, String, Value)>>,
 }
 
 struct ActiveGeneration {
+    owner: Option<Tenant>,
     /// The client's key; empty for none.
     key: String,
     text: Arc<Mutex<String>>,
@@ -40,42 +42,49 @@ pub(super) struct GenerationEntry {
 
 impl Genkeys {
     /// Registers a generation.
-    pub(super) fn register(&self, key: &str) -> GenerationEntry {
+    pub(super) fn register(&self, owner: Option<&Tenant>, key: &str) -> GenerationEntry {
         let number = self.0.next.fetch_add(1, Ordering::Relaxed);
         let (abort, aborted) = watch::channel(false);
         let text = Arc::<Mutex<String>>::default();
         let key = key.chars().take(MAX_KEY_CHARS).collect();
-        self.lock().insert(number, ActiveGeneration { key, text: Arc::clone(&text), abort });
+        let active = ActiveGeneration { owner: owner.cloned(), key, text: Arc::clone(&text), abort };
+        self.lock().insert(number, active);
         GenerationEntry { genkeys: self.clone(), number, text, aborted }
     }
 
-    /// Returns the text so far of the newest generation with that key.
-    pub(super) fn text(&self, key: &str) -> String {
+    /// Returns the text so far of the newest generation with that key in the scope.
+    pub(super) fn text(&self, scope: &Scope, key: &str) -> String {
         let active = self.lock();
-        let newest = active.iter().filter(|(_, one)| one.key == key).max_by_key(|(number, _)| **number);
+        let newest = active.iter().filter(|(_, one)| one.has(scope, key)).max_by_key(|(number, _)| **number);
         newest.map(|(_, one)| locked(&one.text).clone()).unwrap_or_default()
     }
 
-    /// Aborts all generations with that key. Returns true if there were any.
-    pub(super) fn abort(&self, key: &str) -> bool {
+    /// Aborts all generations with that key in the scope. Returns true if there were any.
+    pub(super) fn abort(&self, scope: &Scope, key: &str) -> bool {
         let active = self.lock();
         let mut found = false;
-        for one in active.values().filter(|one| one.key == key) {
+        for one in active.values().filter(|one| one.has(scope, key)) {
             one.abort.send_replace(true);
             found = true;
         }
         found
     }
 
-    /// Returns the log-probabilities of the newest ended generation with that key, or null.
-    pub(super) fn logprobs(&self, key: &str) -> Value {
+    /// Returns the log-probabilities of the newest ended generation with that key in the scope, or null.
+    pub(super) fn logprobs(&self, scope: &Scope, key: &str) -> Value {
         let ended = locked(&self.0.ended);
-        let newest = ended.iter().rev().find(|(own, _)| own == key);
-        newest.map_or(Value::Null, |(_, logprobs)| logprobs.clone())
+        let newest = ended.iter().rev().find(|(owner, own, _)| own == key && scope.includes(owner.as_ref()));
+        newest.map_or(Value::Null, |(_, _, logprobs)| logprobs.clone())
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, ActiveGeneration>> {
         self.0.active.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ActiveGeneration {
+    fn has(&self, scope: &Scope, key: &str) -> bool {
+        self.key == key && scope.includes(self.owner.as_ref())
     }
 }
 
@@ -95,13 +104,14 @@ impl GenerationEntry {
 
     /// Stores the log-probabilities of the complete answer and replaces those of earlier generations with the same key.
     pub(super) fn keep_logprobs(&self, logprobs: Value) {
-        let Some(key) = self.genkeys.lock().get(&self.number).map(|one| one.key.clone()) else { return };
+        let found = self.genkeys.lock().get(&self.number).map(|one| (one.owner.clone(), one.key.clone()));
+        let Some((owner, key)) = found else { return };
         let mut ended = locked(&self.genkeys.0.ended);
-        ended.retain(|(own, _)| *own != key);
+        ended.retain(|(whose, own, _)| *whose != owner || *own != key);
         if ended.len() == MAX_ENDED {
             ended.pop_front();
         }
-        ended.push_back((key, logprobs));
+        ended.push_back((owner, key, logprobs));
     }
 
     /// Waits until the generation is aborted.

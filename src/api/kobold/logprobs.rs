@@ -4,6 +4,7 @@ use super::error::KoboldError;
 use super::generate::parse_genkey;
 use super::genkeys::Genkeys;
 use crate::api::generation::{ProbabilityFormatter, SentTokens};
+use crate::events::Scope;
 use crate::model::Vocabulary;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
@@ -21,10 +22,11 @@ const NO_LOGPROB: f32 = f32::MIN;
     responses((status = 200, description = "`{logprobs: {content, tokens, token_ids, token_logprobs, top_logprobs, text_offset}}`, \
                                             lists with one entry per token")))]
 pub(super) async fn last_logprobs(
+    scope: Scope,
     genkeys: Extension<Genkeys>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, KoboldError> {
-    Ok(Json(json!({ "logprobs": genkeys.logprobs(&parse_genkey(&body?)?) })))
+    Ok(Json(json!({ "logprobs": genkeys.logprobs(&scope, &parse_genkey(&body?)?) })))
 }
 
 /// Returns the log-probabilities of the answer's tokens.

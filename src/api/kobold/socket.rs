@@ -89,7 +89,7 @@ impl Connection {
             self.caller.sign(request);
         }
         attention::assign_request_ids(&self.app, &mut requests).await?;
-        let entry = self.genkeys.register(fields.text("genkey")?.unwrap_or_default());
+        let entry = self.genkeys.register(self.caller.tenant.as_ref(), fields.text("genkey")?.unwrap_or_default());
         let runs = Runs::start(self.app.clone(), &loaded, requests).await?;
         self.tell(AttentionStream::new(runs, options), entry).await
     }

@@ -103,7 +103,7 @@ async fn tokens(
         generation::set_client(request, headers, &caller);
     }
     attention::assign_request_ids(&app, &mut requests).await?;
-    let entry = genkeys.register(fields.text("genkey")?.unwrap_or_default());
+    let entry = genkeys.register(caller.tenant.as_ref(), fields.text("genkey")?.unwrap_or_default());
     let runs = Runs::start(app, &loaded, requests).await?;
     if let Some(error) = runs.initial_error() {
         return Err(error);

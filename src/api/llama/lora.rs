@@ -3,7 +3,7 @@
 use super::props::ModelParams;
 use super::settings::to_shortest_f64;
 use crate::api::shared::{self, lora};
-use crate::api::{App, LlamaError};
+use crate::api::{App, Caller, LlamaError};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
@@ -41,12 +41,15 @@ async fn list(State(app): State<App>, Query(params): Query<ModelParams>) -> Resu
 #[utoipa::path(post, path = "/lora-adapters", tag = "llama-server",
     request_body(content = Value, content_type = "application/json"),
     responses((status = 200, description = "`{success: true}`"),
-              (status = 400, description = "Unknown adapter, or a scale is not a number")))]
+              (status = 400, description = "Unknown adapter, or a scale is not a number"),
+              (status = 403, description = "The key has no right to change properties")))]
 async fn scale(
     State(app): State<App>,
+    caller: Caller,
     Query(params): Query<ModelParams>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Value>, LlamaError> {
+    caller.require_props()?;
     let loaded = app.loaded(params.model.as_deref()).await?;
     let body = shared::parse_json(&body?)?;
     let adapters = loaded.model().adapters();

@@ -1,7 +1,7 @@
 //! Loads and unloads models at run time by name, like llama-server's router. Paths are not accepted.
 
 use crate::api::shared::fields::Fields;
-use crate::api::{ApiError, App, Entry, ErrorKind, LlamaError, ModelState, shared};
+use crate::api::{ApiError, App, Caller, Entry, ErrorKind, LlamaError, ModelState, shared};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
@@ -34,9 +34,14 @@ struct ModelParams {
 #[utoipa::path(post, path = "/models/load", tag = "models",
     request_body(content = Value, content_type = "application/json"),
     responses((status = 200, description = "`{success: true}`: the load continues in the background"),
-              (status = 400, description = "The model is already loaded"), (status = 404, description = "Unknown model"),
+              (status = 400, description = "The model is already loaded"), (status = 403, description = "The key has no right to load models"), (status = 404, description = "Unknown model"),
               (status = 429, description = "The maximum number of models is loaded and in use")))]
-async fn load(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, LlamaError> {
+async fn load(
+    State(app): State<App>,
+    caller: Caller,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Value>, LlamaError> {
+    caller.require_models()?;
     app.ready()?;
     app.models().begin(&name(&body?)?).await?;
     Ok(Json(json!({ "success": true })))
@@ -47,8 +52,13 @@ async fn load(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Re
 #[utoipa::path(post, path = "/models/unload", tag = "models",
     request_body(content = Value, content_type = "application/json"),
     responses((status = 200, description = "`{success: true}`: the model is unloaded when its runs have ended"),
-              (status = 400, description = "The model is not loaded"), (status = 404, description = "Unknown model")))]
-async fn unload(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, LlamaError> {
+              (status = 400, description = "The model is not loaded"), (status = 403, description = "The key has no right to unload models"), (status = 404, description = "Unknown model")))]
+async fn unload(
+    State(app): State<App>,
+    caller: Caller,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Value>, LlamaError> {
+    caller.require_models()?;
     app.ready()?;
     app.models().begin_unload(&name(&body?)?)?;
     Ok(Json(json!({ "success": true })))

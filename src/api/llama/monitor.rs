@@ -6,6 +6,7 @@ use super::settings::generation_settings;
 use crate::api::catalogue::Observed;
 use crate::api::{ApiError, App, LlamaError};
 use crate::engine::{EngineCounts, SlotView};
+use crate::events::Scope;
 use axum::Json;
 use axum::extract::{Query, State};
 use axum::http::header;
@@ -27,13 +28,17 @@ struct SlotsParams {
 }
 
 /// Lists the state of every slot. `?fail_on_no_slot=1` returns 503 while no slot is free. Prompts and answers are not
-/// included; callers with the right to see them find them in the trace.
+/// included. For a slot with a run of another tenant only `is_processing` is shown.
 #[utoipa::path(get, path = "/slots", tag = "llama-server",
     params(("fail_on_no_slot" = Option<String>, Query, description = "1 returns 503 while no slot is free")),
     responses((status = 200, description = "A list of slots"),
               (status = 501, description = "The server was started with --no-slots"),
               (status = 503, description = "No slot is free and `fail_on_no_slot` is set")))]
-async fn slots(State(app): State<App>, Query(query): Query<SlotsParams>) -> Result<Json<Value>, LlamaError> {
+async fn slots(
+    State(app): State<App>,
+    scope: Scope,
+    Query(query): Query<SlotsParams>,
+) -> Result<Json<Value>, LlamaError> {
     if !app.config().server.routes.slots {
         return Err(ApiError::not_supported("GET /slots is disabled; start the server without --no-slots").into());
     }
@@ -45,12 +50,12 @@ async fn slots(State(app): State<App>, Query(query): Query<SlotsParams>) -> Resu
         return Err(ApiError::unavailable("no slot is free").into());
     }
     let n_ctx = engine.context_per_slot();
-    Ok(Json(slots.iter().enumerate().map(|(id, slot)| shown(id, slot, n_ctx)).collect()))
+    Ok(Json(slots.iter().enumerate().map(|(id, slot)| shown(&scope, id, slot, n_ctx)).collect()))
 }
 
-fn shown(id: usize, slot: &SlotView, n_ctx: u32) -> Value {
+fn shown(scope: &Scope, id: usize, slot: &SlotView, n_ctx: u32) -> Value {
     let mut shown = json!({ "id": id, "n_ctx": n_ctx, "speculative": false, "is_processing": slot.busy });
-    if let Some(occupant) = &slot.occupant {
+    if let Some(occupant) = slot.occupant.as_ref().filter(|occupant| scope.includes(occupant.owner.as_ref())) {
         let n_predict = i64::from(occupant.limits.max_tokens);
         shown["id_task"] = slot.task.into();
         shown["n_prompt_tokens"] = slot.prompt_tokens.into();

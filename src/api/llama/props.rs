@@ -4,7 +4,7 @@ use super::request::LlamaResponseOptions;
 use super::settings::generation_settings;
 use crate::api::catalogue::Observed;
 use crate::api::shared::{Fields, parameters};
-use crate::api::{ApiError, App, LlamaError, Loaded};
+use crate::api::{ApiError, App, Caller, LlamaError, Loaded};
 use crate::config::ModSandbox;
 use crate::engine::Limits;
 use crate::model::chat::{ChatTemplate, RenderOptions};
@@ -109,8 +109,10 @@ async fn device_list(placement: &Placement) -> Value {
 /// Accepts changes but ignores them, like llama-server; requires `--props`.
 #[utoipa::path(post, path = "/props", tag = "llama-server",
     responses((status = 200, description = "`{success: true}`"),
+              (status = 403, description = "The key has no right to change properties"),
               (status = 501, description = "The server was started without --props")))]
-async fn change(State(app): State<App>) -> Result<Json<Value>, LlamaError> {
+async fn change(State(app): State<App>, caller: Caller) -> Result<Json<Value>, LlamaError> {
+    caller.require_props()?;
     if !app.config().server.routes.props {
         return Err(ApiError::not_supported("POST /props is disabled; start the server with --props").into());
     }

@@ -2,8 +2,10 @@
 
 use super::slot_files;
 use super::slots::{parse_small_body, slot_number};
+use crate::api::catalogue::SessionClient;
 use crate::api::shared::fields::Fields;
-use crate::api::{ApiError, App, LlamaError};
+use crate::api::{ApiError, App, Caller, LlamaError};
+use crate::events::Scope;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::rejection::{PathRejection, QueryRejection};
@@ -41,6 +43,7 @@ struct SessionActionParams {
               (status = 507, description = "Storage for sessions is full")))]
 async fn act(
     State(app): State<App>,
+    caller: Caller,
     id: Result<Path<String>, PathRejection>,
     query: Result<Query<SessionActionParams>, QueryRejection>,
     body: Body,
@@ -48,6 +51,7 @@ async fn act(
     let query = query?.0;
     app.ready()?;
     let sessions = app.models().sessions();
+    let client = SessionClient { tenant: caller.tenant.as_ref(), scope: &caller.scope };
     let model = app.models().meant(query.model.as_deref())?.name;
     let text = id?.0;
     let id: i64 = text
@@ -64,9 +68,9 @@ async fn act(
     let answer = match query.action.as_deref() {
         Some("save") => {
             let slot = slot()?;
-            let state = app.loaded(query.model.as_deref()).await?.engine().save_slot(slot).await?;
+            let state = app.loaded(query.model.as_deref()).await?.engine().save_slot(client.scope, slot).await?;
             let bytes = state.block.len();
-            sessions.put(&model, id, state.block, app.now())?;
+            sessions.put(client.tenant, &model, id, state.block, app.now())?;
             json!({ "id_session": id, "id_slot": slot, "n_tokens": state.tokens, "n_bytes": bytes, "t_ms": ms() })
         }
         Some("restore") => {
@@ -75,15 +79,20 @@ async fn act(
             let engine = loaded.engine();
             let block = match file {
                 Some(file) => {
-                    slot_files::read(slot_files::path(&app, "file", file)?, file, engine.max_snapshot_bytes()?).await?
+                    slot_files::read(
+                        slot_files::path(&app, client.scope, "file", file)?,
+                        file,
+                        engine.max_snapshot_bytes()?,
+                    )
+                    .await?
                 }
-                None => sessions.get(&model, id).ok_or_else(|| ApiError::not_found("session", id))?.block,
+                None => sessions.get(client, &model, id).ok_or_else(|| ApiError::not_found("session", id))?.block,
             };
             let bytes = block.len();
-            engine.restore_slot(slot, block).await?;
+            engine.restore_slot(caller.tenant.clone(), slot, block).await?;
             json!({ "id_session": id, "id_slot": slot, "n_bytes_read": bytes, "success": true, "t_ms": ms() })
         }
-        Some("remove") => remove(&app, &model, id, file).await?,
+        Some("remove") => remove(&app, client, &model, id, file).await?,
         other => {
             let what = other.map_or_else(|| "is missing".to_owned(), |other| format!("'{other}' is unknown"));
             let detail = format!("`action` {what}; expected save, restore or remove");
@@ -93,20 +102,26 @@ async fn act(
     Ok(Json(answer))
 }
 
-async fn remove(app: &App, model: &str, id: i64, file: Option<&str>) -> Result<Value, ApiError> {
+async fn remove(
+    app: &App,
+    client: SessionClient<'_>,
+    model: &str,
+    id: i64,
+    file: Option<&str>,
+) -> Result<Value, ApiError> {
     let sessions = app.models().sessions();
     let missing = || ApiError::not_found("session", id);
     let Some(file) = file else {
-        sessions.remove(model, id).ok_or_else(missing)?;
+        sessions.remove(client, model, id).ok_or_else(missing)?;
         return Ok(json!({ "id_session": id, "removed": true }));
     };
-    let path = slot_files::path(app, "file", file)?;
+    let path = slot_files::path(app, client.scope, "file", file)?;
     // The session is removed only after it was written, so that a full disk loses nothing. If it was saved again
     // meanwhile, it is written again.
     let bytes = loop {
-        let session = sessions.get(model, id).ok_or_else(missing)?;
+        let session = sessions.get(client, model, id).ok_or_else(missing)?;
         slot_files::write(path.clone(), session.block.clone()).await?;
-        if sessions.remove_unchanged(model, id, &session) {
+        if sessions.remove_unchanged(client, model, id, &session) {
             break session.block.len();
         }
     };
@@ -118,11 +133,12 @@ async fn remove(app: &App, model: &str, id: i64, file: Option<&str>) -> Result<V
     responses((status = 200, description = "`[{id, size, created_at, updated_at}]`, size in bytes, times in seconds since 1970")))]
 async fn list(
     State(app): State<App>,
+    scope: Scope,
     query: Result<Query<super::props::ModelParams>, QueryRejection>,
 ) -> Result<Json<Value>, LlamaError> {
     app.ready()?;
     let model = app.models().meant(query?.0.model.as_deref())?.name;
-    let sessions = app.models().sessions().list(&model);
+    let sessions = app.models().sessions().list(&scope, &model);
     let shown = sessions.iter().map(|(id, session)| {
         json!({
             "id": id,

@@ -1,9 +1,10 @@
 //! Slot snapshots in files below `--slot-save-path`. Clients send a file name, never a path.
 
 use crate::api::{ApiError, App, ErrorKind};
+use crate::events::Scope;
 use bytes::Bytes;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Maximum length of a name; all file systems accept it with our suffix for unfinished files.
@@ -13,7 +14,7 @@ const MAX_NAME_BYTES: usize = 200;
 ///
 /// # Errors
 /// 501 without `--slot-save-path`; 400 if the name is not a plain file name.
-pub(super) fn path(app: &App, field: &str, name: &str) -> Result<PathBuf, ApiError> {
+pub(super) fn path(app: &App, scope: &Scope, field: &str, name: &str) -> Result<PathBuf, ApiError> {
     let dir = app.config().server.routes.slot_save_path.as_ref();
     let dir = dir.ok_or_else(|| {
         ApiError::not_supported("snapshot files are disabled; start the server with --slot-save-path DIR")
@@ -24,7 +25,25 @@ pub(super) fn path(app: &App, field: &str, name: &str) -> Result<PathBuf, ApiErr
         );
         return Err(ApiError::invalid(field, detail));
     }
-    Ok(dir.join(name))
+    Ok(folder(dir, scope).join(name))
+}
+
+/// Returns the folder of a tenant's files: one of its own below `dir`, or `dir` for a client that also sees what has no owner.
+fn folder(dir: &Path, scope: &Scope) -> PathBuf {
+    match scope {
+        Scope::Owned { by: Some(tenant), or_unowned: false } => {
+            let mut name = "tenant-".to_owned();
+            for byte in tenant.as_str().bytes() {
+                if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_') {
+                    name.push(char::from(byte));
+                } else {
+                    name.push_str(&format!("%{byte:02X}"));
+                }
+            }
+            dir.join(name)
+        }
+        _ => dir.to_owned(),
+    }
 }
 
 fn is_plain(name: &str) -> bool {
@@ -39,6 +58,10 @@ fn is_plain(name: &str) -> bool {
 pub(super) async fn write(path: PathBuf, block: Bytes) -> Result<(), ApiError> {
     let write = move || {
         let partial = unfinished(&path);
+        if let Some(folder) = path.parent() {
+            let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
+            made.map_err(|error| ApiError::internal(format!("cannot make {}: {error}", folder.display())))?;
+        }
         // Only the server's user may read it, because a snapshot contains the conversation.
         let written = std::fs::OpenOptions::new()
             .write(true)

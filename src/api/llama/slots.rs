@@ -6,9 +6,9 @@ use super::slot_files;
 use crate::api::catalogue::NoRoom;
 use crate::api::shared;
 use crate::api::shared::fields::Fields;
-use crate::api::{ApiError, App, ErrorKind, LlamaError};
+use crate::api::{ApiError, App, Caller, ErrorKind, LlamaError};
 use crate::engine::{Engine, Ses1Error, SlotError, SlotSnapshot, SlotTokens};
-use crate::events::TokenId;
+use crate::events::{Scope, TokenId};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::rejection::{PathRejection, QueryRejection};
@@ -56,6 +56,7 @@ pub(super) struct SlotActionParams {
                                             shifted; the message gives the reason")))]
 async fn act(
     State(app): State<App>,
+    caller: Caller,
     id: Result<Path<String>, PathRejection>,
     query: Result<Query<SlotActionParams>, QueryRejection>,
     headers: HeaderMap,
@@ -65,11 +66,12 @@ async fn act(
     let loaded = app.loaded(query.model.as_deref()).await?;
     let slot = slot_number("id_slot", &id?.0)?;
     let engine = loaded.engine();
+    let scope = &caller.scope;
     let begun = Instant::now();
     let ms = move || begun.elapsed().as_secs_f64() * 1e3;
     let answer = match query.action.as_deref() {
         Some("save-state") => {
-            let SlotSnapshot { tokens, block } = engine.save_slot(slot).await?;
+            let SlotSnapshot { tokens, block } = engine.save_slot(scope, slot).await?;
             if accepts(&headers, OCTET_STREAM) {
                 return Ok(([(header::CONTENT_TYPE, OCTET_STREAM)], block).into_response());
             }
@@ -81,11 +83,11 @@ async fn act(
         Some("restore-state") => {
             let block = sent_state(engine, &headers, body).await?;
             let bytes = block.len();
-            engine.restore_slot(slot, block).await?;
+            engine.restore_slot(caller.tenant, slot, block).await?;
             json!({ "id_slot": slot, "n_bytes_read": bytes, "success": true, "t_ms": ms() })
         }
         Some("tokens") => {
-            let SlotTokens { tokens, processed } = engine.slot_tokens(slot).await?;
+            let SlotTokens { tokens, processed } = engine.slot_tokens(scope, slot).await?;
             json!({ "id_slot": slot, "n_tokens": tokens.len(), "tokens": tokens, "n_prompt_tokens_processed": processed })
         }
         Some("context-shift") => {
@@ -96,27 +98,27 @@ async fn act(
                     || ApiError::invalid(name, format!("`{name}` is missing; send an integer of {least} or more"));
                 fields.integer(name, least..=i64::from(u32::MAX))?.ok_or_else(missing).map(|number| number as usize)
             };
-            let left = engine.shift_slot(slot, number("n_keep", 0)?, number("n_discard", 1)?).await?;
+            let left = engine.shift_slot(scope, slot, number("n_keep", 0)?, number("n_discard", 1)?).await?;
             json!({ "success": true, "new_n_tokens": left })
         }
         Some("save") => {
-            let (name, path) = named_file(&app, &parse_small_body(body).await?)?;
-            let SlotSnapshot { tokens, block } = engine.save_slot(slot).await?;
+            let (name, path) = named_file(&app, scope, &parse_small_body(body).await?)?;
+            let SlotSnapshot { tokens, block } = engine.save_slot(scope, slot).await?;
             let bytes = block.len();
             slot_files::write(path, block).await?;
             json!({ "id_slot": slot, "filename": name, "n_saved": tokens, "n_written": bytes, "timings": { "save_ms": ms() } })
         }
         Some("restore") => {
-            let (name, path) = named_file(&app, &parse_small_body(body).await?)?;
+            let (name, path) = named_file(&app, scope, &parse_small_body(body).await?)?;
             let block = slot_files::read(path, &name, engine.max_snapshot_bytes()?).await?;
             let bytes = block.len();
-            let tokens = engine.restore_slot(slot, block).await?;
+            let tokens = engine.restore_slot(caller.tenant, slot, block).await?;
             json!({ "id_slot": slot, "filename": name, "n_restored": tokens, "n_read": bytes, "timings": { "restore_ms": ms() } })
         }
         Some("erase") => {
             // llama-server treats this as an action on files.
-            slot_files::path(&app, "filename", "any")?;
-            json!({ "id_slot": slot, "n_erased": engine.erase_slot(slot).await? })
+            slot_files::path(&app, scope, "filename", "any")?;
+            json!({ "id_slot": slot, "n_erased": engine.erase_slot(scope, slot).await? })
         }
         other => {
             let what = other.map_or_else(|| "is missing".to_owned(), |other| format!("'{other}' is unknown"));
@@ -134,12 +136,13 @@ async fn act(
               (status = 400, description = "Unknown slot")))]
 async fn info(
     State(app): State<App>,
+    scope: Scope,
     id: Result<Path<String>, PathRejection>,
     query: Result<Query<ModelParams>, QueryRejection>,
 ) -> Result<Json<Value>, LlamaError> {
     let loaded = app.loaded_now(query?.0.model.as_deref()).await?;
     let slot = slot_number("id_slot", &id?.0)?;
-    let tokens = loaded.engine().slot_tokens(slot).await?.tokens;
+    let tokens = loaded.engine().slot_tokens(&scope, slot).await?.tokens;
     let eot = loaded.vocabulary().special().end_of_turn();
     let messages: Vec<Value> = messages(&tokens, eot)
         .enumerate()
@@ -199,12 +202,12 @@ async fn read_body(body: Body, most: usize) -> Result<Option<Bytes>, ApiError> {
     Ok((read <= most).then(|| whole.freeze()))
 }
 
-fn named_file(app: &App, body: &Value) -> Result<(String, std::path::PathBuf), ApiError> {
+fn named_file(app: &App, scope: &Scope, body: &Value) -> Result<(String, std::path::PathBuf), ApiError> {
     // Without a directory every name would be wrong.
-    slot_files::path(app, "filename", "any")?;
+    slot_files::path(app, scope, "filename", "any")?;
     let name = Fields::new(body)?.text("filename")?;
     let name = name.ok_or_else(|| ApiError::invalid("filename", "`filename` is missing; send the name of a file"))?;
-    Ok((name.to_owned(), slot_files::path(app, "filename", name)?))
+    Ok((name.to_owned(), slot_files::path(app, scope, "filename", name)?))
 }
 
 /// Reads the snapshot in a body: binary, or base64 in JSON.

@@ -119,7 +119,7 @@ async fn only_evaluated_prompt_tokens_are_counted() {
     let total = bench.engine.status().counts().total;
     assert_eq!((total.prompt_tokens, total.prompt_us), (read.into(), end.finish.prompt_us));
     assert!(total.prompt_us > 0);
-    assert_eq!(bench.engine.slot_tokens(0).await.unwrap().processed, read as usize);
+    assert_eq!(bench.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap().processed, read as usize);
 }
 
 #[tokio::test]

@@ -191,10 +191,10 @@ async fn rows_are_exact_after_a_restored_state() {
             let mut reference = Reference::new(&variant);
             let mut first = bench(&variant, 1, cache).await;
             first.run(attention_request(tokens(8, 80), 4)).await;
-            let held = first.engine.slot_tokens(0).await.unwrap().tokens;
-            let saved = first.engine.save_slot(0).await.unwrap();
+            let held = first.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap().tokens;
+            let saved = first.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap();
             let mut second = bench(&variant, 2, cache).await;
-            second.engine.restore_slot(1, saved.block).await.unwrap();
+            second.engine.restore_slot(None, 1, saved.block).await.unwrap();
             let prompt = [held, tokens(9, 9)].concat();
             let mut request = attention_request(prompt.clone(), 6);
             request.slot = Some(1);

@@ -62,7 +62,7 @@ async fn whole_messages_are_dropped_and_reported() {
     let (mut expected, _) = chat(&without);
     expected.extend(result.generated());
     expected.pop();
-    assert_eq!(bench.engine.slot_tokens(0).await.unwrap().tokens, expected);
+    assert_eq!(bench.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap().tokens, expected);
     let row = rows(&result).pop().unwrap();
     assert_eq!(row.0, expected.len());
     // The client still sends all messages: the dropped ones are dropped again, and the rest is found in the cache.
@@ -156,14 +156,14 @@ async fn reasoning_is_kept_between_turns() {
         }))
         .await;
     assert_eq!(result.end.finish.reason, FinishReason::Stop);
-    let held = bench.engine.slot_tokens(0).await.unwrap().tokens;
+    let held = bench.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap().tokens;
     let (prompt, _) = chat(&first);
     assert_eq!(held, [prompt, spoken.clone(), encode("<|im_end|>")].concat());
     let second = [first[0].clone(), ("assistant", encode("Hello there")), ("user", encode("Again"))];
     // A saved state contains it as well, also in another engine.
-    let saved = bench.engine.save_slot(0).await.unwrap();
+    let saved = bench.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap();
     let mut other = crate::engine::bench(2, true).await;
-    other.engine.restore_slot(1, saved.block).await.unwrap();
+    other.engine.restore_slot(None, 1, saved.block).await.unwrap();
     let mut there = conversation(&second, 4);
     there.slot = Some(1);
     let there = other.run(there).await;

@@ -15,7 +15,7 @@ async fn incompatible_state_is_rejected_without_side_effects() {
     let mut bench = bench(2, true).await;
     bench.run(in_slot(request_tokens(long(1, 50), 4), 0)).await;
     bench.run(in_slot(request_tokens(long(2, 70), 4), 1)).await;
-    let block = bench.engine.save_slot(0).await.unwrap().block.to_vec();
+    let block = bench.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap().block.to_vec();
     let before = state_of(&mut bench, 1).await;
     let tokens = u32::from_le_bytes(block[4..8].try_into().unwrap()) as usize;
     let kv = 8 + 4 * tokens;
@@ -74,7 +74,7 @@ async fn incompatible_state_is_rejected_without_side_effects() {
         (forged(&put(numbers + 24, 1)), "the size of a key"),
     ];
     for (block, reason) in hostile {
-        let error = bench.engine.restore_slot(1, block).await.unwrap_err();
+        let error = bench.engine.restore_slot(None, 1, block).await.unwrap_err();
         assert!(matches!(error, SlotError::State(_)), "{error:?}");
         assert!(error.to_string().contains(reason), "{error} should say {reason}");
     }
@@ -82,10 +82,10 @@ async fn incompatible_state_is_rejected_without_side_effects() {
     // The slot still generates the same tokens after its own.
     after.0.truncate(before.0.len());
     assert_eq!(after.0, before.0);
-    assert_eq!(bench.engine.restore_slot(1, Bytes::from(block.clone())).await.unwrap(), tokens);
+    assert_eq!(bench.engine.restore_slot(None, 1, Bytes::from(block.clone())).await.unwrap(), tokens);
     // The other memory layout of values.
     let mut flash = crate::engine::bench(1, false).await;
-    let error = flash.engine.restore_slot(0, Bytes::from(block)).await.unwrap_err();
+    let error = flash.engine.restore_slot(None, 0, Bytes::from(block)).await.unwrap_err();
     assert!(error.to_string().contains("flash attention on or off"), "{error}");
     assert_eq!(flash.run(request("The sky is", 3)).await.generated().len(), 3);
 }
@@ -93,7 +93,7 @@ async fn incompatible_state_is_rejected_without_side_effects() {
 /// The state of a slot with a few tokens: long enough to have every part of a state, short enough to try every byte.
 pub async fn small_state(bench: &mut crate::engine::Bench) -> Vec<u8> {
     bench.run(in_slot(request_tokens(long(1, 3), 1), 0)).await;
-    bench.engine.save_slot(0).await.unwrap().block.to_vec()
+    bench.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap().block.to_vec()
 }
 
 /// Returns the valid checksum of a state.
@@ -114,17 +114,17 @@ async fn truncated_state_is_rejected() {
     let mut bench = bench(2, true).await;
     let block = small_state(&mut bench).await;
     bench.run(in_slot(request_tokens(long(2, 40), 3), 1)).await;
-    let before = bench.engine.slot_tokens(1).await.unwrap();
+    let before = bench.engine.slot_tokens(&thunder::events::Scope::All, 1).await.unwrap();
     for len in 0..block.len() {
         for cut in
             [Bytes::from(block[..len].to_vec()), if len < 100 { Bytes::new() } else { signed(block[..len].to_vec()) }]
         {
-            let error = bench.engine.restore_slot(1, cut).await.unwrap_err();
+            let error = bench.engine.restore_slot(None, 1, cut).await.unwrap_err();
             assert!(matches!(error, SlotError::State(_)), "{len} bytes: {error:?}");
         }
     }
-    assert_eq!(bench.engine.slot_tokens(1).await.unwrap(), before);
-    assert_eq!(bench.engine.restore_slot(1, signed(block)).await.unwrap(), 3);
+    assert_eq!(bench.engine.slot_tokens(&thunder::events::Scope::All, 1).await.unwrap(), before);
+    assert_eq!(bench.engine.restore_slot(None, 1, signed(block)).await.unwrap(), 3);
 }
 
 #[tokio::test]
@@ -137,7 +137,7 @@ async fn forged_state_is_rejected_or_harmless() {
         for byte in [block[at] ^ 1, block[at] ^ 0x80, 0xff] {
             let mut forged = block.clone();
             forged[at] = byte;
-            match bench.engine.restore_slot(1, signed(forged)).await {
+            match bench.engine.restore_slot(None, 1, signed(forged)).await {
                 Ok(tokens) => {
                     assert_eq!(tokens, 3, "byte {at}");
                     taken += 1;
@@ -167,10 +167,10 @@ async fn nan_values_in_a_state_are_rejected() {
         for (at, byte) in [(keys, 0xff), (block.len() - 8, 0xff)] {
             let mut forged = block.clone();
             forged[at..at + 8].fill(byte);
-            let error = bench.engine.restore_slot(0, signed(forged)).await.unwrap_err().to_string();
+            let error = bench.engine.restore_slot(None, 0, signed(forged)).await.unwrap_err().to_string();
             assert!(error.contains("NaN"), "{kind}: {error}");
         }
-        assert_eq!(bench.engine.restore_slot(0, signed(block)).await.unwrap(), tokens);
+        assert_eq!(bench.engine.restore_slot(None, 0, signed(block)).await.unwrap(), tokens);
     }
 }
 
@@ -187,7 +187,7 @@ async fn nan_logits_end_the_run_but_not_the_server() {
     let result = bench.run(asked).await;
     assert_eq!(result.end.finish.reason, FinishReason::Error);
     assert!(result.end.finish.message.as_ref().unwrap().contains("not numbers"), "{:?}", result.end.finish);
-    assert!(bench.engine.slot_tokens(0).await.unwrap().tokens.is_empty());
+    assert!(bench.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap().tokens.is_empty());
     let result = bench.run(request_tokens(long(2, 50), 5)).await;
     assert_eq!((result.end.finish.reason, result.generated()), (FinishReason::Length, expected.generated()));
 }

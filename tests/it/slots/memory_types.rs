@@ -88,7 +88,7 @@ async fn recurrent_streams_are_independent() {
         let mut alone = Vec::new();
         for prompt in &prompts {
             alone.push(bench.run(in_slot(request_tokens(prompt.clone(), 20), 1)).await.text);
-            bench.engine.erase_slot(1).await.unwrap();
+            bench.engine.erase_slot(&thunder::events::Scope::All, 1).await.unwrap();
         }
         let mut together = Vec::new();
         for prompt in &prompts {
@@ -124,11 +124,11 @@ async fn full_context_is_recomputed_if_cells_cannot_shift() {
 
 /// Tries to remove tokens that cannot be removed. The slot keeps all its tokens and continues from their end.
 async fn refuses(bench: &mut Bench, slot: u32, keep: usize, discard: usize, reason: &str) {
-    let before = bench.engine.slot_tokens(slot).await.unwrap().tokens;
-    let error = bench.engine.shift_slot(slot, keep, discard).await.unwrap_err();
+    let before = bench.engine.slot_tokens(&thunder::events::Scope::All, slot).await.unwrap().tokens;
+    let error = bench.engine.shift_slot(&thunder::events::Scope::All, slot, keep, discard).await.unwrap_err();
     assert!(matches!(error, SlotError::Fixed(_)), "{error}");
     assert!(error.to_string().contains(reason), "{error} should say {reason}");
-    assert_eq!(bench.engine.slot_tokens(slot).await.unwrap().tokens, before);
+    assert_eq!(bench.engine.slot_tokens(&thunder::events::Scope::All, slot).await.unwrap().tokens, before);
     let prompt = [before.as_slice(), &[77]].concat();
     let result = bench.run(in_slot(request_tokens(prompt, 1), slot)).await;
     assert_eq!(result.end.finish.usage.cached_tokens as usize, before.len());
@@ -139,17 +139,21 @@ async fn recurrent_state_keeps_all_tokens_and_rejects_foreign_states() {
     let foreign = {
         let mut tiny = bench(1, false).await;
         tiny.run(request_tokens(long(1, 40), 1)).await;
-        tiny.engine.save_slot(0).await.unwrap().block
+        tiny.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap().block
     };
     for name in RECURRENT {
         let mut bench = bench_of(load(name), 1, false, |_| {}).await;
         bench.run(request_tokens(long(1, 50), 1)).await;
         refuses(&mut bench, 0, 10, 20, "recurrent").await;
         refuses(&mut bench, 0, 40, 11, "recurrent").await;
-        let error = bench.engine.restore_slot(0, foreign.clone()).await.unwrap_err();
+        let error = bench.engine.restore_slot(None, 0, foreign.clone()).await.unwrap_err();
         assert!(matches!(error, SlotError::State(Ses1Error::Model)), "{error}");
-        let tokens = bench.engine.slot_tokens(0).await.unwrap().tokens.len();
-        assert_eq!(bench.engine.shift_slot(0, 0, tokens).await.unwrap(), 0, "all tokens can be removed");
+        let tokens = bench.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap().tokens.len();
+        assert_eq!(
+            bench.engine.shift_slot(&thunder::events::Scope::All, 0, 0, tokens).await.unwrap(),
+            0,
+            "all tokens can be removed"
+        );
         bench.run(request_tokens(long(1, 50), 1)).await;
     }
 }
@@ -180,7 +184,11 @@ async fn bf16_keys_cannot_be_shifted() {
     let mut bench = bench_with(1, true, types).await;
     bench.run(request_tokens(long(1, 50), 1)).await;
     refuses(&mut bench, 0, 10, 20, "bf16").await;
-    assert_eq!(bench.engine.shift_slot(0, 40, 11).await.unwrap(), 40, "the end can be removed");
+    assert_eq!(
+        bench.engine.shift_slot(&thunder::events::Scope::All, 0, 40, 11).await.unwrap(),
+        40,
+        "the end can be removed"
+    );
 }
 
 #[tokio::test]
@@ -188,9 +196,9 @@ async fn sliding_window_is_restored_and_cut_only_if_complete() {
     let mut bench = bench_of(load(WINDOW), 2, false, |_| {}).await;
     let prompt = long(1, 100);
     let said = bench.run(in_slot(request_tokens(prompt.clone(), 4), 0)).await.generated();
-    let block = bench.engine.save_slot(0).await.unwrap().block;
+    let block = bench.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap().block;
     let held = [prompt.as_slice(), &said[..3]].concat();
-    let restore = async |bench: &Bench| bench.engine.restore_slot(1, block.clone()).await.unwrap();
+    let restore = async |bench: &Bench| bench.engine.restore_slot(None, 1, block.clone()).await.unwrap();
     assert_eq!(restore(&bench).await, 103);
     // Layers with a window have only the last tokens: anything that needs more is recomputed or rejected.
     refuses(&mut bench, 1, 90, 13, "window").await;
@@ -207,7 +215,7 @@ async fn sliding_window_is_restored_and_cut_only_if_complete() {
     restore(&bench).await;
     let mut after = Vec::new();
     for slot in [0, 1] {
-        assert_eq!(bench.engine.shift_slot(slot, 10, 20).await.unwrap(), 83);
+        assert_eq!(bench.engine.shift_slot(&thunder::events::Scope::All, slot, 10, 20).await.unwrap(), 83);
         let asked = [&held[..10], &held[30..], &[77]].concat();
         let result = bench.run(in_slot(request_tokens(asked, 10), slot)).await;
         assert_eq!(result.end.finish.usage.cached_tokens, 83);
@@ -241,12 +249,12 @@ async fn quantized_caches_are_exact() {
         taken_back(&mut bench, &prompt).await;
         // A copy continues as the original, also if both are shifted.
         bench.run(in_slot(request_tokens(held.clone(), 1), 0)).await;
-        let block = bench.engine.save_slot(0).await.unwrap().block;
-        bench.engine.restore_slot(1, block).await.unwrap();
+        let block = bench.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap().block;
+        bench.engine.restore_slot(None, 1, block).await.unwrap();
         let left = [&held[..10], &held[30..], &[50]].concat();
         let mut result = Vec::new();
         for slot in [0, 1] {
-            assert_eq!(bench.engine.shift_slot(slot, 10, 20).await.unwrap(), 71);
+            assert_eq!(bench.engine.shift_slot(&thunder::events::Scope::All, slot, 10, 20).await.unwrap(), 71);
             let asked = in_slot(request_tokens(left.clone(), 10), slot);
             result.push(bench.run(if attention { with_attention(asked) } else { asked }).await);
         }

@@ -62,7 +62,7 @@ pub fn logprobs(result: &CompletedRun) -> Vec<f32> {
 
 /// Returns the tokens of a slot and the tokens that it would generate next.
 pub async fn state_of(bench: &mut Bench, slot: u32) -> (Vec<TokenId>, Vec<TokenId>) {
-    let tokens = bench.engine.slot_tokens(slot).await.unwrap().tokens;
+    let tokens = bench.engine.slot_tokens(&thunder::events::Scope::All, slot).await.unwrap().tokens;
     let mut prompt = tokens.clone();
     prompt.push(77);
     let result = bench.run(in_slot(request_tokens(prompt, 6), slot)).await;

@@ -17,7 +17,7 @@ async fn restored_slot_continues_as_the_original() {
         let mut first = bench_of(load(name), 2, false, |_| {}).await;
         let begun = first.run(in_slot(request_tokens(long(1, 60), 8), 0)).await;
         let prompt = [long(1, 60), begun.generated()].concat();
-        let saved = first.engine.save_slot(0).await.unwrap();
+        let saved = first.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap();
         assert_eq!(saved.tokens, 67, "the last token was sampled, but not decoded");
         let expected = first.run(in_slot(request_tokens(prompt.clone(), 12), 0)).await;
         assert_eq!(expected.end.finish.usage.cached_tokens, 67);
@@ -27,8 +27,11 @@ async fn restored_slot_continues_as_the_original() {
         for (original, slot) in [(true, 1), (true, 0), (false, 2), (false, 0)] {
             let bench = if original { &mut first } else { &mut second };
             let other = bench.engine.submit(in_slot(request_tokens(long(5, 50), 30), 1 - slot.min(1))).await.unwrap();
-            assert_eq!(bench.engine.restore_slot(slot, saved.block.clone()).await.unwrap(), 67, "{name}");
-            assert_eq!(bench.engine.slot_tokens(slot).await.unwrap().tokens, prompt[..67]);
+            assert_eq!(bench.engine.restore_slot(None, slot, saved.block.clone()).await.unwrap(), 67, "{name}");
+            assert_eq!(
+                bench.engine.slot_tokens(&thunder::events::Scope::All, slot).await.unwrap().tokens,
+                prompt[..67]
+            );
             // Sums in a batch with another run differ in their last bits.
             follow(other.output).await;
             let result = bench.run(in_slot(request_tokens(prompt.clone(), 12), slot)).await;
@@ -37,8 +40,8 @@ async fn restored_slot_continues_as_the_original() {
             assert_eq!(worst(&logprobs(&result), &logprobs(&expected)), 0.0, "{name} in slot {slot}");
         }
         // A state that is saved again is the same except for the number of its slot.
-        second.engine.restore_slot(0, saved.block.clone()).await.unwrap();
-        assert!(second.engine.save_slot(0).await.unwrap().block == saved.block, "{name}");
+        second.engine.restore_slot(None, 0, saved.block.clone()).await.unwrap();
+        assert!(second.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap().block == saved.block, "{name}");
         assert!(saved.block.len() <= second.engine.max_snapshot_bytes().unwrap());
     }
 }
@@ -55,13 +58,13 @@ async fn truncated_or_forged_state_is_rejected_or_harmless() {
         for len in places(block.len()) {
             let forged = if len < 100 { Bytes::new() } else { signed(block[..len].to_vec()) };
             for cut in [Bytes::from(block[..len].to_vec()), forged] {
-                let error = bench.engine.restore_slot(1, cut).await.unwrap_err();
+                let error = bench.engine.restore_slot(None, 1, cut).await.unwrap_err();
                 assert!(matches!(error, SlotError::State(_)), "{name}: {len} bytes: {error:?}");
             }
         }
         let mut longer = block.clone();
         longer.push(0);
-        assert!(matches!(bench.engine.restore_slot(1, longer.into()).await, Err(SlotError::State(_))));
+        assert!(matches!(bench.engine.restore_slot(None, 1, longer.into()).await, Err(SlotError::State(_))));
         let mut after = state_of(&mut bench, 1).await.0;
         after.truncate(before.0.len());
         assert_eq!(after, before.0, "a rejected state has no side effects");
@@ -70,7 +73,7 @@ async fn truncated_or_forged_state_is_rejected_or_harmless() {
             for byte in [block[at] ^ 1, block[at] ^ 0x80, 0xff] {
                 let mut forged = block.clone();
                 forged[at] = byte;
-                match bench.engine.restore_slot(1, signed(forged)).await {
+                match bench.engine.restore_slot(None, 1, signed(forged)).await {
                     Ok(tokens) => {
                         assert_eq!(tokens, 3, "{name}: byte {at}");
                         taken += 1;
@@ -82,7 +85,7 @@ async fn truncated_or_forged_state_is_rejected_or_harmless() {
         }
         assert!(refused > 150 && taken > 150, "{name}: {refused} refused, {taken} taken");
         assert_eq!(fresh(&mut bench, &long(4, 60), 8).await, expected, "{name}: the next run is not affected");
-        assert_eq!(bench.engine.restore_slot(1, signed(block)).await.unwrap(), 3);
+        assert_eq!(bench.engine.restore_slot(None, 1, signed(block)).await.unwrap(), 3);
     }
 }
 
@@ -90,7 +93,7 @@ async fn truncated_or_forged_state_is_rejected_or_harmless() {
 async fn forged_values_of_a_recurrent_state_are_reported() {
     let mut bench = bench_of(load(RECURRENT[0]), 1, false, |_| {}).await;
     let block = small_state(&mut bench).await;
-    let before = bench.engine.slot_tokens(0).await.unwrap();
+    let before = bench.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap();
     // After magic, count, three tokens and the header of the KV data: cells, position, sequences, order, layers, rows.
     let state = 8 + 12 + 56;
     let nan = f32::NAN.to_bits();
@@ -110,18 +113,18 @@ async fn forged_values_of_a_recurrent_state_are_reported() {
     ] {
         let mut forged = block.clone();
         forged[at..at + 4].copy_from_slice(&value.to_le_bytes());
-        let error = bench.engine.restore_slot(0, signed(forged)).await.unwrap_err();
+        let error = bench.engine.restore_slot(None, 0, signed(forged)).await.unwrap_err();
         assert!(matches!(error, SlotError::State(_)), "{error:?}");
         assert!(error.to_string().contains(reason), "{error} should say {reason}");
     }
-    assert_eq!(bench.engine.slot_tokens(0).await.unwrap(), before);
+    assert_eq!(bench.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap(), before);
     let other = bench_of(load(RECURRENT[1]), 1, false, |_| {}).await;
-    let error = other.engine.restore_slot(0, block.clone().into()).await.unwrap_err();
+    let error = other.engine.restore_slot(None, 0, block.clone().into()).await.unwrap_err();
     assert!(matches!(error, SlotError::State(Ses1Error::Model)), "{error}");
     let wide = |options: &mut thunder::engine::EngineOptions| options.cache_type_k = CacheType::F32;
     let mut hybrid = bench_of(load(RECURRENT[1]), 1, false, wide).await;
     let block = small_state(&mut hybrid).await;
-    let error = other.engine.restore_slot(0, block.into()).await.unwrap_err();
+    let error = other.engine.restore_slot(None, 0, block.into()).await.unwrap_err();
     assert!(matches!(error, SlotError::State(Ses1Error::CacheType { .. })), "{error}");
 }
 
@@ -138,7 +141,10 @@ async fn repeated_prompt_is_not_recomputed() {
             let expected = if slot == 0 { 299 } else { 0 };
             assert_eq!(again.end.finish.usage.cached_tokens, expected, "{name}");
             assert_eq!(again.generated(), first.generated(), "{name}");
-            assert_eq!(bench.engine.slot_tokens(slot).await.unwrap().processed, 300 - expected as usize);
+            assert_eq!(
+                bench.engine.slot_tokens(&thunder::events::Scope::All, slot).await.unwrap().processed,
+                300 - expected as usize
+            );
         }
         for slot in [0, 1] {
             bench.run(in_slot(request_tokens(long(2, 310), 4), slot)).await;

@@ -13,7 +13,7 @@ async fn restored_slot_continues_as_the_original() {
         let begun = first.run(in_slot(request_tokens(long(1, 60), 8), 0)).await;
         let mut prompt = long(1, 60);
         prompt.extend(begun.generated());
-        let saved = first.engine.save_slot(0).await.unwrap();
+        let saved = first.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap();
         assert_eq!(saved.tokens, 67, "the last token was sampled, but not decoded");
         let expected = first.run(in_slot(ask(request_tokens(prompt.clone(), 12)), 0)).await;
         assert_eq!(expected.end.finish.usage.cached_tokens, 67);
@@ -23,8 +23,11 @@ async fn restored_slot_continues_as_the_original() {
         second.run(in_slot(request_tokens(long(3, 100), 4), 2)).await;
         for (original, slot) in [(true, 1), (false, 2), (false, 0)] {
             let bench = if original { &mut first } else { &mut second };
-            assert_eq!(bench.engine.restore_slot(slot, saved.block.clone()).await.unwrap(), 67);
-            assert_eq!(bench.engine.slot_tokens(slot).await.unwrap().tokens, prompt[..67]);
+            assert_eq!(bench.engine.restore_slot(None, slot, saved.block.clone()).await.unwrap(), 67);
+            assert_eq!(
+                bench.engine.slot_tokens(&thunder::events::Scope::All, slot).await.unwrap().tokens,
+                prompt[..67]
+            );
             let result = bench.run(in_slot(ask(request_tokens(prompt.clone(), 12)), slot)).await;
             assert_eq!(result.end.finish.usage.cached_tokens, 67);
             assert_eq!(result.generated(), expected.generated());
@@ -38,12 +41,15 @@ async fn restored_slot_continues_as_the_original() {
 #[tokio::test]
 async fn empty_slot_can_be_saved_and_restored() {
     let mut bench = bench(1, false).await;
-    let empty = bench.engine.save_slot(0).await.unwrap();
+    let empty = bench.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap();
     assert_eq!(empty.tokens, 0);
     bench.run(request("The sky is", 3)).await;
-    assert_eq!(bench.engine.restore_slot(0, empty.block).await.unwrap(), 0);
-    assert!(bench.engine.slot_tokens(0).await.unwrap().tokens.is_empty());
-    assert!(matches!(bench.engine.save_slot(1).await, Err(SlotError::NoSuchSlot { slot: 1, slots: 1 })));
+    assert_eq!(bench.engine.restore_slot(None, 0, empty.block).await.unwrap(), 0);
+    assert!(bench.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap().tokens.is_empty());
+    assert!(matches!(
+        bench.engine.save_slot(&thunder::events::Scope::All, 1).await,
+        Err(SlotError::NoSuchSlot { slot: 1, slots: 1 })
+    ));
 }
 
 #[test]
@@ -63,13 +69,13 @@ async fn state_of_another_cache_type_is_rejected() {
     let mut prompt = long(1, 64);
     prompt.extend(&expected.generated()[..10]);
     first.run(request_tokens(prompt.clone(), 1)).await;
-    let saved = first.engine.save_slot(0).await.unwrap();
+    let saved = first.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap();
     let mut second = bench_with(2, true, wide).await;
-    second.engine.restore_slot(1, saved.block.clone()).await.unwrap();
+    second.engine.restore_slot(None, 1, saved.block.clone()).await.unwrap();
     let result = second.run(in_slot(request_tokens(prompt, 10), 1)).await;
     assert_eq!(result.generated(), expected.generated()[10..]);
     let narrow = bench(1, true).await;
-    let error = narrow.engine.restore_slot(0, saved.block).await.unwrap_err();
+    let error = narrow.engine.restore_slot(None, 0, saved.block).await.unwrap_err();
     assert!(matches!(error, SlotError::State(Ses1Error::CacheType { .. })), "{error}");
     assert!(error.to_string().contains("f32 keys and f32 values; this server uses f16"), "{error}");
 }

@@ -14,30 +14,37 @@ async fn shifted_slot_has_its_tokens_in_order() {
         let slot = parallel - 1;
         for (keep, discard) in [(10, 20), (0, 15), (1, 50)] {
             bench.run(in_slot(request_tokens(long(1, 80), 4), slot)).await;
-            let mut expected = bench.engine.slot_tokens(slot).await.unwrap().tokens;
+            let mut expected = bench.engine.slot_tokens(&thunder::events::Scope::All, slot).await.unwrap().tokens;
             assert_eq!(expected.len(), 83);
-            assert_eq!(bench.engine.shift_slot(slot, keep, discard).await.unwrap(), 83 - discard);
+            assert_eq!(
+                bench.engine.shift_slot(&thunder::events::Scope::All, slot, keep, discard).await.unwrap(),
+                83 - discard
+            );
             expected.drain(keep..keep + discard);
-            assert_eq!(bench.engine.slot_tokens(slot).await.unwrap().tokens, expected);
+            assert_eq!(bench.engine.slot_tokens(&thunder::events::Scope::All, slot).await.unwrap().tokens, expected);
             // A state has its cells in order: a copy continues as the original.
-            let saved = bench.engine.save_slot(slot).await.unwrap();
+            let saved = bench.engine.save_slot(&thunder::events::Scope::All, slot).await.unwrap();
             let mut prompt = expected.clone();
             prompt.extend([50, 60, 70]);
             let result = bench.run(with_attention(in_slot(request_tokens(prompt.clone(), 4), slot))).await;
             assert_eq!(result.end.finish.usage.cached_tokens as usize, expected.len());
             first_layer_agrees(&result, &prompt).await;
-            bench.engine.restore_slot(slot, saved.block).await.unwrap();
+            bench.engine.restore_slot(None, slot, saved.block).await.unwrap();
             let again = bench.run(with_attention(in_slot(request_tokens(prompt, 4), slot))).await;
             assert_eq!((again.generated(), rows(&again)), (result.generated(), rows(&result)));
-            bench.engine.erase_slot(slot).await.unwrap();
+            bench.engine.erase_slot(&thunder::events::Scope::All, slot).await.unwrap();
         }
         bench.run(in_slot(request_tokens(long(1, 40), 1), slot)).await;
         for (keep, discard) in [(0, 41), (41, 1), (usize::MAX, 2)] {
-            let error = bench.engine.shift_slot(slot, keep, discard).await.unwrap_err();
+            let error = bench.engine.shift_slot(&thunder::events::Scope::All, slot, keep, discard).await.unwrap_err();
             assert!(matches!(error, SlotError::Range { tokens: 40, .. }), "{error}");
         }
-        assert_eq!(bench.engine.shift_slot(slot, 30, 10).await.unwrap(), 30, "the end needs no shift");
-        assert_eq!(bench.engine.shift_slot(slot, 0, 30).await.unwrap(), 0);
+        assert_eq!(
+            bench.engine.shift_slot(&thunder::events::Scope::All, slot, 30, 10).await.unwrap(),
+            30,
+            "the end needs no shift"
+        );
+        assert_eq!(bench.engine.shift_slot(&thunder::events::Scope::All, slot, 0, 30).await.unwrap(), 0);
     }
 }
 
@@ -49,9 +56,10 @@ async fn slot_request_waits_for_a_busy_slot_and_is_dropped_on_disconnect() {
     let busy = bench.engine.submit(endless.clone()).await.unwrap();
     let waiting = tokio::spawn({
         let engine = bench.engine.clone();
-        async move { engine.slot_tokens(0).await.unwrap().tokens.len() }
+        async move { engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap().tokens.len() }
     });
-    let given_up = tokio::time::timeout(Duration::from_millis(1), bench.engine.erase_slot(0)).await;
+    let given_up =
+        tokio::time::timeout(Duration::from_millis(1), bench.engine.erase_slot(&thunder::events::Scope::All, 0)).await;
     assert!(given_up.is_err(), "the slot was not busy");
     // Another run that requests this slot waits too, and is overtaken by runs that accept any slot.
     let pinned = bench.engine.submit(in_slot(request("Later", 3), 0)).await.unwrap();
@@ -89,7 +97,7 @@ async fn full_context_ends_the_answer_or_shifts() {
     assert_eq!(rows.len(), 800);
     assert!(rows.iter().all(|(len, _)| *len < CONTEXT as usize));
     // The cache holds the final sequence of the run.
-    let held = bench.engine.slot_tokens(0).await.unwrap().tokens;
+    let held = bench.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap().tokens;
     let sequence = [long(1, 100), shifted.generated()].concat();
     assert_eq!(held[..20], sequence[..20]);
     assert_eq!(held[20..], sequence[sequence.len() - (held.len() - 20) - 1..sequence.len() - 1]);
