@@ -79,7 +79,7 @@ async fn run_prints_why_it_ended() {
     let server = server().await;
     let told = output(on(server, &["run", "Hello!", "--mod", "loop_forever", "-n", "4"])).await;
     let said = text(&told.stderr);
-    assert!(told.status.success() && said.contains("ended by length: the limit of 272 steps is reached"), "{said}");
+    assert!(told.status.success() && said.contains("ended by length: the limit of 272 steps was reached"), "{said}");
     let told = output(on(server, &["run", "Hello!", "--mod", "quote_greets", "-n", "2"])).await;
     let said = text(&told.stderr);
     assert!(said.contains("ended by length: the limit of 2 tokens is reached (--max-tokens)"), "{said}");

@@ -40,7 +40,7 @@ async fn a_server_answers_at_once_and_says_what_it_waits_for() {
 #[tokio::test]
 async fn signal_while_starting_leaves_no_postgres_behind() {
     for (signal, stage, code) in [
-        ("TERM", "making a new database", 143),
+        ("TERM", "creating the database", 143),
         ("INT", "starting the database", 130),
         ("HUP", "allocating the context", 129),
     ] {

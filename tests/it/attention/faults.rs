@@ -37,7 +37,7 @@ async fn what_is_wrong_is_said_in_a_word_and_a_sentence() {
         (
             json!({"attention_format": "aggregated", "aggregation_mode": "weighted_layers", "layer_weights": [1]}),
             "INVALID_REQUEST",
-            "4 layers",
+            "4 numbers, one per layer",
         ),
         (
             json!({"attention_format": "aggregated", "aggregation_mode": "weighted_layers", "layer_weights": [3e38, 3e38, 3e38, 3e38]}),
