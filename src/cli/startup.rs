@@ -17,7 +17,11 @@ use std::sync::Arc;
 pub async fn open_store(config: &DataConfig, progress: &Progress) -> anyhow::Result<Store> {
     progress.begin("opening the database");
     let database = match &config.database_url {
-        Some(url) => Database::Url { url: url.clone(), data_dir: config.dir.clone() },
+        Some(url) => Database::Url {
+            url: url.clone(),
+            direct_url: config.database_direct_url.clone(),
+            data_dir: config.dir.clone(),
+        },
         None => Database::Embedded { data_dir: config.dir.clone() },
     };
     let store = Store::open(database, |doing| progress.begin(doing)).await?;

@@ -98,6 +98,15 @@ pub struct DataFlags {
     /// URL of a PostgreSQL server, version 14 or newer; default: Thunder runs its own server in the data folder
     #[arg(long, env = "DATABASE_URL", value_name = "URL", hide_env_values = true)]
     pub database_url: Option<String>,
+    /// URL of the same database that bypasses a pooler, for migrations and notifications; default: --database-url
+    #[arg(
+        long,
+        env = "THUNDER_DATABASE_DIRECT_URL",
+        value_name = "URL",
+        hide_env_values = true,
+        requires = "database_url"
+    )]
+    pub database_direct_url: Option<String>,
     /// Age in days after which runs are removed; default: never
     #[arg(long, env = "THUNDER_KEEP_DAYS", value_name = "DAYS", value_parser = clap::value_parser!(u32).range(1..))]
     pub keep_days: Option<u32>,

@@ -124,6 +124,8 @@ pub struct DataConfig {
     pub dir: PathBuf,
     /// URL of an external PostgreSQL. May hold a password: not shown by `Debug`.
     pub database_url: Option<String>,
+    /// The same database without a pooler. May hold a password, too.
+    pub database_direct_url: Option<String>,
     /// Days after which runs are removed; `None` for never.
     pub keep_days: Option<u32>,
     /// Maximum bytes of all runs before the oldest are removed; `None` for unlimited.
@@ -379,10 +381,9 @@ impl TryFrom<DataFlags> for DataConfig {
     type Error = ConfigError;
     fn try_from(flags: DataFlags) -> Result<Self, ConfigError> {
         let database_url = flags.database_url.filter(|url| !url.is_empty());
-        if let Some(url) = &database_url
-            && !url.starts_with("postgres://")
-            && !url.starts_with("postgresql://")
-        {
+        let database_direct_url = flags.database_direct_url.filter(|url| !url.is_empty());
+        let is_address = |url: &String| url.starts_with("postgres://") || url.starts_with("postgresql://");
+        if ![&database_url, &database_direct_url].into_iter().flatten().all(is_address) {
             return Err(ConfigError::DatabaseUrl);
         }
         let dir = match flags.data_dir {
@@ -390,7 +391,7 @@ impl TryFrom<DataFlags> for DataConfig {
             None => defaults::data_dir().ok_or(ConfigError::NoHome)?,
         };
         let keep_bytes = flags.keep_size.map(|size| size.0 as u64);
-        Ok(Self { dir, database_url, keep_days: flags.keep_days, keep_bytes })
+        Ok(Self { dir, database_url, database_direct_url, keep_days: flags.keep_days, keep_bytes })
     }
 }
 

@@ -28,7 +28,7 @@ impl Store {
         )
         .bind(run_id.0)
         .bind(sequence_order)
-        .fetch_optional(&mut *connection)
+        .fetch_optional(&mut connection)
         .await?;
         Ok(step.map(|stored| stored.0))
     }
@@ -57,7 +57,7 @@ impl Store {
         .bind(events.start)
         .bind(events.end)
         .bind(with_t1)
-        .fetch_all(&mut *connection)
+        .fetch_all(&mut connection)
         .await?;
         Ok(steps.into_iter().map(|stored| stored.0).collect())
     }

@@ -1,7 +1,7 @@
 //! Citus: PostgreSQL on several nodes. A coordinator takes all statements and keeps the tables' rows on workers.
 
 use super::Error;
-use sqlx::postgres::PgConnection;
+use super::pool::PgConnection;
 
 /// Returns true if the database has the extension.
 pub async fn is_installed(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {

@@ -1,16 +1,15 @@
 //! Opening the store.
 
+use super::address::{Addresses, without_password};
 use super::embedded::Embedded;
+use super::pool::{PgConnection, PgPool};
 use super::servers::{self, Announcement, link::Link};
 use super::spool::Spool;
 use super::{Error, Inner, Live, Recording, Retention, Store, citus, maintenance, migrate, recorder};
 use crate::events::{DurabilityAcks, UnstoredRuns};
 use chrono::Utc;
-use sqlx::Connection;
-use sqlx::postgres::{PgConnectOptions, PgConnection, PgPoolOptions};
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -31,8 +30,10 @@ pub enum Database {
     },
     /// A server that somebody runs.
     Url {
-        /// `postgres://user:password@host:port/name`.
+        /// `postgres://user:password@host:port/name`, or several hosts with commas between them.
         url: String,
+        /// Address of the same database without the pooler that `url` leads to.
+        direct_url: Option<String>,
         /// Holds the spool.
         data_dir: PathBuf,
     },
@@ -55,15 +56,17 @@ impl Store {
     /// # Errors
     /// No server, an old server, a schema that cannot be migrated; see [`Error`].
     pub async fn open(database: Database, progress: impl Fn(&str)) -> Result<Self, Error> {
-        let (embedded, options, data_dir) = match database {
+        let (embedded, addresses, data_dir) = match database {
             Database::Embedded { data_dir } => {
                 let embedded = Embedded::start(&data_dir, &progress).await?;
-                let options = embedded.options();
-                (Some(embedded), options, data_dir)
+                let addresses = Addresses::embedded(embedded.options());
+                (Some(embedded), addresses, data_dir)
             }
-            Database::Url { url, data_dir } => (None, parse(&url)?, data_dir),
+            Database::Url { url, direct_url, data_dir } => {
+                (None, Addresses::examine(&url, direct_url.as_deref()).await?, data_dir)
+            }
         };
-        let opened = Self::connect(&options, &data_dir, embedded.is_some(), &progress).await;
+        let opened = Self::connect(addresses, &data_dir, embedded.is_some(), &progress).await;
         let (mut inner, server_id) = match opened {
             Ok(opened) => opened,
             Err(error) => {
@@ -79,34 +82,27 @@ impl Store {
     }
 
     async fn connect(
-        options: &PgConnectOptions,
+        addresses: Addresses,
         data_dir: &Path,
         is_embedded: bool,
         progress: &impl Fn(&str),
     ) -> Result<(Inner, Uuid), Error> {
-        let options = options
-            .clone()
-            .application_name("thunder")
-            // a generic plan cannot leave partitions out when planning
-            .options([("plan_cache_mode", "force_custom_plan")]);
-        let mut connection = PgConnection::connect_with(&options).await?;
+        let addresses = Arc::new(addresses);
+        let mut connection = addresses.direct().await?;
         check_version(&mut connection).await?;
         citus::check_coordinator(&mut connection).await?;
-        migrate::migrate(&mut connection, progress).await?;
-        migrate::make_partitions(&mut connection, Utc::now().date_naive()).await?;
+        migrate::migrate(&addresses, progress).await?;
         let (server_id, live) = (Uuid::now_v7(), Live::new());
         servers::beat(&mut connection, server_id, &Announcement::default()).await?;
         let listed = servers::heartbeats(&mut connection).await?;
         connection.close().await?;
 
         let pool = |connections, wait| {
-            PgPoolOptions::new()
-                .max_connections(connections)
-                .acquire_timeout(Duration::from_secs(wait))
-                .connect_lazy_with(options.clone())
+            PgPool::new(addresses.hosts(), addresses.statements(), connections, Duration::from_secs(wait))
         };
         let (pool, recorder_pool) = (pool(CONNECTIONS, 4), pool(2, 1));
-        let copies = options.get_socket().is_some() || options.get_host().starts_with('/');
+        migrate::make_partitions(&pool, Utc::now().date_naive()).await?;
+        let copies = addresses.is_local();
         let folder = data_dir.join("spool");
         // Those whose files are here have died, and so has every other one that used an embedded database.
         let mut dead: Vec<Uuid> = listed.into_iter().map(|(server, _)| server).filter(|_| is_embedded).collect();
@@ -128,7 +124,7 @@ impl Store {
         let (announcement, mods) = (watch::Sender::new(Announcement::default()), watch::Sender::new(()));
         let link = Link {
             pool: pool.clone(),
-            options,
+            addresses,
             server_id,
             live: live.clone(),
             mods: mods.clone(),
@@ -163,35 +159,4 @@ pub(super) async fn check_version(connection: &mut PgConnection) -> Result<(), E
             .fetch_one(connection)
             .await?;
     if number / 10_000 < OLDEST { Err(Error::ServerTooOld { found }) } else { Ok(()) }
-}
-
-pub(super) fn parse(url: &str) -> Result<PgConnectOptions, Error> {
-    if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
-        let reason = "it does not begin with postgres://".to_owned();
-        return Err(Error::Address { url: without_password(url), reason });
-    }
-    PgConnectOptions::from_str(url)
-        .map_err(|error| Error::Address { url: without_password(url), reason: error.to_string() })
-}
-
-/// The address as it may be shown.
-fn without_password(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else { return "…".to_owned() };
-    match rest.rsplit_once('@') {
-        Some((user, host)) => format!("{scheme}://{}:…@{host}", user.split(':').next().unwrap_or_default()),
-        None => url.to_owned(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn passwords_are_not_shown() {
-        assert_eq!(without_password("postgres://me:se@cret@host/db"), "postgres://me:…@host/db");
-        assert_eq!(without_password("postgres://host/db"), "postgres://host/db");
-        let error = parse("mysql://me:secret@host/db").unwrap_err().to_string();
-        assert!(!error.contains("secret") && error.contains("postgres://"), "{error}");
-    }
 }

@@ -2,15 +2,14 @@
 //!
 //! The format is a header, then for each row the number of fields and for each field its length and bytes, all in network
 //! byte order, and a final row of −1 fields. An unfinished COPY leaves the connection unusable for other statements, so a
-//! future that may be dropped during a COPY holds a [`GuardedConnection`], which then does not return to the pool.
+//! future that may be dropped during a COPY holds a [`GuardedTransaction`], whose connection then does not return to the pool.
 //! Format: <https://www.postgresql.org/docs/current/sql-copy.html>.
 
+use super::pool::{PgConnection, PgPool};
 use chrono::{DateTime, Utc};
-use sqlx::PgPool;
 use sqlx::encode::{Encode, IsNull};
 use sqlx::error::BoxDynError;
-use sqlx::pool::PoolConnection;
-use sqlx::postgres::{PgArgumentBuffer, PgConnection, PgHasArrayType, PgTypeInfo, Postgres};
+use sqlx::postgres::{PgArgumentBuffer, PgHasArrayType, PgTypeInfo, Postgres};
 use std::borrow::Cow;
 use std::fmt::Write;
 use uuid::Uuid;
@@ -37,7 +36,7 @@ pub trait Table {
 
 /// Copies all rows.
 pub async fn copy<T: Table>(connection: &mut PgConnection, table: &T) -> Result<(), sqlx::Error> {
-    let mut copy = connection.copy_in_raw(T::COPY).await?;
+    let mut copy = connection.raw().copy_in_raw(T::COPY).await?;
     let mut chunk = Vec::with_capacity(CHUNK + CHUNK / 8);
     chunk.extend_from_slice(HEADER);
     for row in 0..table.len() {
@@ -53,29 +52,44 @@ pub async fn copy<T: Table>(connection: &mut PgConnection, table: &T) -> Result<
     Ok(())
 }
 
-/// A pooled connection that is closed when dropped. Only [`GuardedConnection::release`] returns it to the pool.
-pub struct GuardedConnection(Option<PoolConnection<Postgres>>);
+/// A transaction on a pooled connection. Its end returns the connection to the pool; a drop closes it.
+pub struct GuardedTransaction(Option<PgConnection>);
 
-impl GuardedConnection {
-    /// Acquires a connection from the pool.
-    pub async fn acquire(pool: &PgPool) -> Result<Self, sqlx::Error> {
-        Ok(Self(Some(pool.acquire().await?)))
+impl GuardedTransaction {
+    /// Begins a transaction.
+    pub async fn begin(pool: &PgPool) -> Result<Self, sqlx::Error> {
+        let mut transaction = Self(Some(pool.acquire().await?));
+        transaction.connection().begin().await?;
+        Ok(transaction)
     }
 
     /// Returns the connection.
     pub fn connection(&mut self) -> &mut PgConnection {
-        self.0.as_mut().expect("the connection is present until `release`")
+        self.0.as_mut().expect("the connection is present until the end")
     }
 
-    /// Returns the connection to the pool. It must be outside of statements and transactions.
-    pub fn release(mut self) {
+    /// Makes the changes permanent.
+    pub async fn commit(self) -> Result<(), sqlx::Error> {
+        self.end("commit").await
+    }
+
+    /// Undoes the changes.
+    pub async fn rollback(self) -> Result<(), sqlx::Error> {
+        self.end("rollback").await
+    }
+
+    async fn end(mut self, statement: &'static str) -> Result<(), sqlx::Error> {
+        self.connection().end(statement).await?;
         drop(self.0.take());
+        Ok(())
     }
 }
 
-impl Drop for GuardedConnection {
+impl Drop for GuardedTransaction {
     fn drop(&mut self) {
-        drop(self.0.take().map(PoolConnection::detach));
+        if let Some(connection) = self.0.take() {
+            connection.detach();
+        }
     }
 }
 

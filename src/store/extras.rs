@@ -1,12 +1,12 @@
 //! Fields that the engine of an ingested run reported about its request.
 
+use super::pool::PgConnection;
 use super::read::damaged;
 use super::scope::covers;
 use super::{Error, Store};
 use crate::events::{RunId, Scope};
 use crate::trace::columns;
 use crate::trace::document::RequestExtras;
-use sqlx::postgres::PgConnection;
 
 /// Fields reported by the engine of an ingested run, compared with its recording.
 #[derive(Debug, Clone, Default)]

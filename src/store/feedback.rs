@@ -85,7 +85,7 @@ impl Store {
             where run_id = $1 order by feedback_id",
         )
         .bind(run_id.0)
-        .fetch_all(&mut *connection)
+        .fetch_all(&mut connection)
         .await?;
         Ok(given)
     }

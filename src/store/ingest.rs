@@ -1,6 +1,6 @@
 //! Storage of ingested trace documents.
 
-use super::copy::GuardedConnection;
+use super::copy::GuardedTransaction;
 use super::rows::{InsertMode, Rows};
 use super::runs::{claim, request_id_owner, save};
 use super::scope::covers;
@@ -10,7 +10,6 @@ use super::{IngestError, Store, extras};
 use crate::events::{RunId, RunStatus, Scope, Tenant};
 use crate::trace::document::Document;
 use chrono::Utc;
-use sqlx::Connection;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
@@ -75,18 +74,17 @@ impl Store {
         let prepared = async {
             prepared.await.map_err(|error| IngestError::Refused(format!("the document cannot be replayed ({error})")))
         };
-        let mut guard = GuardedConnection::acquire(&self.inner.pool).await?;
-        let mut transaction = guard.connection().begin().await?;
+        let mut transaction = GuardedTransaction::begin(&self.inner.pool).await?;
+        let connection = transaction.connection();
         let request_id = &document.request.request_id;
         // A concurrent insertion of the same id waits here until the first one has finished.
-        if !claim(&mut transaction, request_id, run_id).await? {
-            let existing = request_id_owner(&mut transaction, request_id).await?;
+        if !claim(connection, request_id, run_id).await? {
+            let existing = request_id_owner(connection, request_id).await?;
             let is_covered = match &existing {
-                Some((run_id, _)) => covers(&mut transaction, scope, *run_id).await?,
+                Some((run_id, _)) => covers(connection, scope, *run_id).await?,
                 None => false,
             };
             transaction.rollback().await?;
-            guard.release();
             return match (existing, prepared.await?.fingerprint) {
                 (Some((run_id, Some(theirs))), Some(ours)) if is_covered && theirs == ours => {
                     Ok(Ingested { run_id, created: false })
@@ -99,26 +97,25 @@ impl Store {
         let mut rows = Rows::new(if self.inner.copies { InsertMode::Copy } else { InsertMode::New });
         for event in &document.events {
             rows.event(run_id, event);
-            rows.insert_if_large(&mut transaction).await?;
+            rows.insert_if_large(connection).await?;
         }
         for (index, call) in (0..).zip(&document.mod_calls) {
             rows.call(run_id, index, call);
-            rows.insert_if_large(&mut transaction).await?;
+            rows.insert_if_large(connection).await?;
         }
         for (index, log) in (0..).zip(&document.mod_logs) {
             rows.log(run_id, index, log);
-            rows.insert_if_large(&mut transaction).await?;
+            rows.insert_if_large(connection).await?;
         }
         for (index, action) in (0..).zip(&document.actions) {
             rows.action(run_id, index, action);
-            rows.insert_if_large(&mut transaction).await?;
+            rows.insert_if_large(connection).await?;
         }
-        rows.insert(&mut transaction).await?;
-        save(&mut transaction, &prepared.await?).await?;
+        rows.insert(connection).await?;
+        save(connection, &prepared.await?).await?;
         let change = RunNotification::new(run_id, Some(RunStatus::Done));
-        notify(&mut transaction, self.inner.server_id, vec![change]).await?;
+        notify(connection, self.inner.server_id, vec![change]).await?;
         transaction.commit().await?;
-        guard.release();
         Ok(Ingested { run_id, created: true })
     }
 }

@@ -1,9 +1,9 @@
 //! Regular maintenance: partitions ahead of time, and days that need not be kept dropped.
 
 use super::migrate;
+use super::pool::PgPool;
 use super::retention::{Retention, prune};
 use chrono::Utc;
-use sqlx::PgPool;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -37,5 +37,5 @@ pub async fn keep_up(pool: PgPool, mut retention: watch::Receiver<Retention>) {
 }
 
 async fn make_partitions(pool: &PgPool) -> Result<(), sqlx::Error> {
-    migrate::make_partitions(&mut *pool.acquire().await?, Utc::now().date_naive()).await.map(drop)
+    migrate::make_partitions(pool, Utc::now().date_naive()).await.map(drop)
 }

@@ -5,11 +5,12 @@
 //! once wait for each other. Migrations are never edited after a release.
 
 use super::Error;
+use super::address::Addresses;
+use super::pool::{PgConnection, PgPool};
 use super::script::statements;
 use chrono::{DateTime, NaiveDate, Utc};
 use refinery_core::traits::r#async::{AsyncQuery, AsyncTransaction};
 use refinery_core::{AsyncMigrate, Migration, Runner};
-use sqlx::postgres::PgConnection;
 use sqlx::{Connection as _, QueryBuilder, Row};
 use std::time::SystemTime;
 
@@ -32,16 +33,22 @@ const MIGRATIONS: &[(&str, &str)] = &[
 
 /// Applies what is missing; safe when several processes do it at once. `progress` hears of what a database that is in use
 /// still lacks: with many runs that takes its time.
-pub async fn migrate(connection: &mut PgConnection, progress: &impl Fn(&str)) -> Result<(), Error> {
-    sqlx::query("select pg_advisory_lock(7237120550100)").execute(&mut *connection).await?;
-    let result = apply(connection, progress).await;
-    sqlx::query("select pg_advisory_unlock(7237120550100)").execute(&mut *connection).await?;
+pub async fn migrate(addresses: &Addresses, progress: &impl Fn(&str)) -> Result<(), Error> {
+    // A lock of a transaction, on a connection of its own: through a pooler a lock of the session would be another's.
+    let mut locked = addresses.direct().await?;
+    locked.begin().await?;
+    sqlx::raw_sql("select pg_advisory_xact_lock(7237120550100)").execute(&mut locked).await?;
+    let mut connection = addresses.direct().await?;
+    let result = apply(&mut connection, progress).await;
+    connection.close().await?;
+    locked.end("rollback").await?;
+    locked.close().await?;
     result
 }
 
 /// Makes the partitions of the day and of the days after it.
-pub async fn make_partitions(connection: &mut PgConnection, today: NaiveDate) -> Result<i32, sqlx::Error> {
-    sqlx::query_scalar("select make_partitions($1, $2)").bind(today).bind(DAYS_AHEAD).fetch_one(connection).await
+pub async fn make_partitions(pool: &PgPool, today: NaiveDate) -> Result<i32, sqlx::Error> {
+    sqlx::query_scalar("select make_partitions($1, $2)").bind(today).bind(DAYS_AHEAD).fetch_one(pool).await
 }
 
 async fn apply(connection: &mut PgConnection, progress: &impl Fn(&str)) -> Result<(), Error> {
@@ -132,11 +139,11 @@ impl AsyncTransaction for Connection<'_> {
         &'a mut self,
         queries: T,
     ) -> Result<usize, sqlx::Error> {
-        let mut transaction = self.0.begin().await?;
+        let mut transaction = self.0.raw().begin().await?;
         let mut count = 0;
         // A transaction of Citus that changes tables must not also work on several shards at once, nor on the coordinator's own
         // shards by another way. Without Citus these settings have no meaning.
-        sqlx::query(
+        sqlx::raw_sql(
             "select set_config('citus.multi_shard_modify_mode', 'sequential', true),
                 set_config('citus.enable_local_execution', 'off', true)",
         )
@@ -158,7 +165,7 @@ impl AsyncTransaction for Connection<'_> {
 
 impl AsyncQuery<Vec<Migration>> for Connection<'_> {
     async fn query<'a>(&'a mut self, query: &'a str) -> Result<Vec<Migration>, sqlx::Error> {
-        let rows = sqlx::raw_sql(QueryBuilder::<sqlx::Postgres>::new(query).into_sql()).fetch_all(&mut *self.0).await?;
+        let rows = sqlx::raw_sql(QueryBuilder::<sqlx::Postgres>::new(query).into_sql()).fetch_all(self.0.raw()).await?;
         rows.iter()
             .map(|row| {
                 let applied_on: String = row.try_get("applied_on")?;

@@ -7,6 +7,7 @@
 //!
 //! Readers receive the types of [`crate::events`] exactly as they were written. Rows never leave this module.
 
+mod address;
 pub mod admin;
 mod attention;
 mod citus;
@@ -24,6 +25,7 @@ mod maintenance;
 mod measured;
 mod migrate;
 mod mods;
+mod pool;
 mod read;
 mod recorder;
 mod responses;
@@ -56,9 +58,9 @@ pub use spool::SpoolStatus;
 
 use crate::events::{DurabilityAcks, Recorder, Signal, UnstoredRuns};
 use embedded::Embedded;
+use pool::PgPool;
 use recorder::Target;
 use spool::Spool;
-use sqlx::PgPool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot, watch};

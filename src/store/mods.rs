@@ -1,10 +1,10 @@
 //! Versions of uploaded mods, disabled mods, and the versions of mod files that runs have used.
 
+use super::pool::PgConnection;
 use super::rows::clean;
 use super::{Error, Store};
 use chrono::{DateTime, NaiveDate, Utc};
 use serde_json::Value;
-use sqlx::postgres::PgConnection;
 use sqlx::types::Json;
 use std::time::Duration;
 use tokio::sync::watch;

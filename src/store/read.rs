@@ -1,6 +1,7 @@
 //! Conversion of rows to items and documents.
 
 use super::measured;
+use super::pool::PgConnection;
 use super::runs::{by_id, pack, save_columns};
 use super::scope::covers;
 use super::summary_builder::RunSummaryBuilder;
@@ -12,7 +13,7 @@ use crate::events::{
 use crate::trace::document::{Document, Numbering, RequestMeta};
 use serde_json::value::RawValue;
 use sqlx::Row;
-use sqlx::postgres::{PgConnection, PgRow};
+use sqlx::postgres::PgRow;
 use std::iter::Peekable;
 use std::ops::Range;
 
@@ -118,7 +119,7 @@ impl Store {
             where c.run_id = $1 and r.status <> 'running'",
         )
         .bind(run_id.0)
-        .fetch_optional(&mut *connection)
+        .fetch_optional(&mut connection)
         .await?;
         if let Some(packed) = packed {
             let columns = zstd::decode_all(packed.as_slice()).map_err(|error| damaged(run_id, error))?;

@@ -9,6 +9,7 @@ mod persist;
 #[cfg(test)]
 mod tests;
 
+use super::pool::PgPool;
 use super::spool::Spool;
 use super::summary_builder::{RunRow, RunSummaryBuilder};
 use super::writer::Record;
@@ -16,7 +17,6 @@ use super::{Flush, Live, SIGNALS};
 use crate::events::{DurabilityAcks, RunId, RunStatus, Signal, TraceItem, UnstoredRuns};
 use crate::trace::document::Numbering;
 use persist::{Batch, PersistOutcome, PersistResult, persist};
-use sqlx::PgPool;
 use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

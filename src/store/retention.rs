@@ -1,10 +1,9 @@
 //! Removal of old runs, by whole days, oldest first. A day, on Citus a month, is a partition of every large table: dropping
 //! it costs nothing and leaves no holes.
 
+use super::pool::{PgConnection, PgPool};
 use super::{Error, Store};
 use chrono::{Days, NaiveDate};
-use sqlx::postgres::PgConnection;
-use sqlx::{Connection, PgPool};
 
 /// The runs that are kept.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -55,12 +54,12 @@ pub async fn prune(pool: &PgPool, retention: Retention, today: NaiveDate) -> Res
     }
     let mut gone = Vec::new();
     for span in doomed {
-        if let Some(runs) = drop_days(&mut connection, span).await? {
+        if let Some(runs) = drop_days(pool, span).await? {
             gone.push((span.first, runs.unsigned_abs()));
         }
     }
     if !gone.is_empty() {
-        let _: i64 = sqlx::query_scalar("select drop_unused_mod_versions()").fetch_one(&mut *connection).await?;
+        let _: i64 = sqlx::query_scalar("select drop_unused_mod_versions()").fetch_one(&mut connection).await?;
     }
     Ok(gone)
 }
@@ -101,8 +100,8 @@ async fn other_days_before(
 }
 
 /// Returns the number of runs removed; `None` when one of them is running.
-async fn drop_days(connection: &mut PgConnection, span: Span) -> Result<Option<i64>, sqlx::Error> {
-    let mut transaction = connection.begin().await?;
+async fn drop_days(pool: &PgPool, span: Span) -> Result<Option<i64>, sqlx::Error> {
+    let mut transaction = pool.begin().await?;
     // Writers queue behind this transaction while it waits for its locks, so it waits for a short time only.
     sqlx::query("set local lock_timeout = '3s'").execute(&mut *transaction).await?;
     let runs = sqlx::query_scalar("select drop_days($1, $2)")

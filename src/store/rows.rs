@@ -6,13 +6,14 @@
 
 use super::copy::{CopyField, Integers, Table, copy};
 use super::measured;
+use super::pool::PgConnection;
 use super::statements::{INSERT_ACTIONS, INSERT_ATTENTION, INSERT_CALLS, INSERT_EVENTS, INSERT_LOGS};
 use crate::events::{
     ActionRecord, AttentionStep, Event, EventType, Measurements, ModCall, ModLog, RawJson, RunId, TraceItem,
 };
 use crate::trace::document::Numbering;
 use chrono::{DateTime, Utc};
-use sqlx::postgres::{PgArguments, PgConnection, Postgres};
+use sqlx::postgres::{PgArguments, Postgres};
 use sqlx::query::Query;
 use std::borrow::Cow;
 use uuid::Uuid;

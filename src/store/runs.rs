@@ -1,5 +1,6 @@
 //! The summary row of a run: read, written and deleted.
 
+use super::pool::PgConnection;
 use super::rows::clean;
 use super::scope::{owned, owners};
 use super::summary_builder::RunRow;
@@ -7,7 +8,7 @@ use super::{Error, Store};
 use crate::events::{FinishReason, RunId, RunStatus, Scope, Surface, Tenant};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
-use sqlx::postgres::{PgConnection, PgRow};
+use sqlx::postgres::PgRow;
 use sqlx::{FromRow, Row};
 use uuid::Uuid;
 

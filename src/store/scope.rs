@@ -1,7 +1,7 @@
 //! Scopes as conditions of SQL statements. Every read or change of a run on behalf of a client uses them.
 
+use super::pool::PgConnection;
 use crate::events::{RunId, Scope};
-use sqlx::postgres::PgConnection;
 use sqlx::{Postgres, QueryBuilder};
 
 /// The condition of a statement for [`owners`] as parameter `$number`, on the column `owner`.

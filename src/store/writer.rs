@@ -1,6 +1,7 @@
 //! Writes records of live runs to the database. The records come from the engine or from a spool file.
 
 use super::Error;
+use super::pool::{PgConnection, PgPool};
 use super::read;
 use super::rows::{InsertMode, Rows, clean};
 use super::runs::{by_id, claim, mark_interrupted, request_id_owner, save};
@@ -9,8 +10,6 @@ use super::summary_builder::{RunRow, RunSummaryBuilder};
 use crate::events::{RunEnd, RunId, RunStart, RunStatus, Scope, TraceItem};
 use crate::trace::document::Numbering;
 use chrono::{DateTime, Utc};
-use sqlx::PgPool;
-use sqlx::postgres::PgConnection;
 use std::collections::HashMap;
 use std::sync::Arc;
 use uuid::Uuid;

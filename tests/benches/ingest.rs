@@ -58,7 +58,7 @@ async fn main() {
     let rounds: usize = option("--rounds").map_or(60, |rounds| rounds.parse().expect("a number of rounds"));
     let data_dir = std::env::temp_dir().join(format!("thunder-bench-{}", RunId::now()));
     let database = match option("--database-url") {
-        Some(url) => Database::Url { url, data_dir: data_dir.clone() },
+        Some(url) => Database::Url { url, direct_url: None, data_dir: data_dir.clone() },
         None => Database::Embedded { data_dir: data_dir.clone() },
     };
     let store = Store::open(database, |_| {}).await.expect("the store opens");

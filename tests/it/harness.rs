@@ -305,7 +305,7 @@ pub fn free_port() -> u16 {
 
 /// Leaves a shell behind that waits for the end of the test process, however it comes, and then ends the server `pid`
 /// and removes `folder`. The server stops its database before it ends.
-fn clean_up_later(pid: u32, folder: &Path) {
+pub fn clean_up_later(pid: u32, folder: &Path) {
     static LIFELINES: Mutex<Vec<ChildStdin>> = Mutex::new(Vec::new());
     const SCRIPT: &str = "cat; if [ $1 -gt 0 ]; then kill $1; for i in $(seq 100); do kill -0 $1 || break; sleep 0.1; done; fi; \
                           rm -rf \"$2\"";

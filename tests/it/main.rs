@@ -11,6 +11,7 @@ mod chat;
 mod cli;
 mod connections;
 mod constraints;
+mod database;
 mod db_command;
 mod editor;
 mod engine;

@@ -117,7 +117,8 @@ struct Elsewhere {
 impl Elsewhere {
     async fn begin(url: &str, server: &Server) -> Self {
         let data_dir = server.data_dir.join("elsewhere");
-        let store = Store::open(Database::Url { url: url.to_owned(), data_dir }, |_| {}).await.unwrap();
+        let store =
+            Store::open(Database::Url { url: url.to_owned(), direct_url: None, data_dir }, |_| {}).await.unwrap();
         let run_id = RunId::now();
         let start = RunStart {
             run_id,

@@ -35,7 +35,7 @@ pub async fn db(args: Args) -> anyhow::Result<ExitCode> {
 async fn open(config: &DataConfig) -> anyhow::Result<Admin> {
     let dir = config.dir.clone();
     let database = match &config.database_url {
-        Some(url) => Database::Url { url: url.clone(), data_dir: dir },
+        Some(url) => Database::Url { url: url.clone(), direct_url: config.database_direct_url.clone(), data_dir: dir },
         None => Database::Embedded { data_dir: dir },
     };
     let progress = Progress::new(None);

@@ -41,7 +41,7 @@ impl Admin {
     /// # Errors
     /// The database failed, or its schema is of a later release.
     pub async fn migrate(&mut self, progress: impl Fn(&str)) -> Result<(), Error> {
-        migrate::migrate(&mut self.connection, &progress).await
+        migrate::migrate(&self.addresses, &progress).await
     }
 
     /// Returns the steps that distribute the schema, and what prevents them. It changes nothing.
@@ -68,7 +68,7 @@ impl Admin {
     /// The database refused; nothing of the step was done.
     pub async fn execute(&mut self, step: &DistributionStep) -> Result<StepResult, Error> {
         let begin = Instant::now();
-        let mut transaction = self.connection.begin().await?;
+        let mut transaction = self.connection.raw().begin().await?;
         for statement in &step.statements {
             let sql = QueryBuilder::<sqlx::Postgres>::new(statement.as_str()).into_sql();
             sqlx::raw_sql(sql).execute(&mut *transaction).await?;

@@ -11,15 +11,16 @@ pub use plan::{DistributionOptions, DistributionStep, PartitionUnit, Partitionin
 pub use status::{DatabaseStatus, NodeStatus, PartitionStatus, TableStatus};
 pub use tables::TablePlacement;
 
-use super::connect::{check_version, parse};
+use super::address::Addresses;
+use super::connect::check_version;
 use super::embedded::{self, Embedded};
+use super::pool::PgConnection;
 use super::{Database, EmbeddedError, Error, citus};
-use sqlx::postgres::PgConnection;
-use sqlx::{ConnectOptions as _, Connection as _};
 use std::path::PathBuf;
 
 /// A connection to the database that records nothing.
 pub struct Admin {
+    addresses: Addresses,
     connection: PgConnection,
     embedded: Option<Embedded>,
     data_dir: PathBuf,
@@ -31,26 +32,28 @@ impl Admin {
     /// # Errors
     /// No server, an old server, or a worker node of Citus; see [`Error`].
     pub async fn open(database: Database, progress: impl Fn(&str)) -> Result<Self, Error> {
-        let (embedded, options, data_dir) = match database {
-            Database::Url { url, data_dir } => (None, parse(&url)?, data_dir),
+        let (embedded, addresses, data_dir) = match database {
+            Database::Url { url, direct_url, data_dir } => {
+                (None, Addresses::examine(&url, direct_url.as_deref()).await?, data_dir)
+            }
             Database::Embedded { data_dir } => match Embedded::start(&data_dir, &progress).await {
                 Ok(embedded) => {
-                    let options = embedded.options();
-                    (Some(embedded), options, data_dir)
+                    let addresses = Addresses::embedded(embedded.options());
+                    (Some(embedded), addresses, data_dir)
                 }
                 Err(in_use @ EmbeddedError::InUse { .. }) => {
-                    (None, embedded::running(&data_dir).ok_or(in_use)?, data_dir)
+                    let running = embedded::running(&data_dir).ok_or(in_use)?;
+                    (None, Addresses::embedded(running), data_dir)
                 }
                 Err(error) => return Err(error.into()),
             },
         };
-        let options = options.application_name("thunder db").disable_statement_logging();
-        let mut connection = PgConnection::connect_with(&options).await?;
+        let mut connection = addresses.direct().await?;
         // Citus has a warning for each step between a local and a distributed schema.
-        sqlx::query("set client_min_messages = 'error'").execute(&mut connection).await?;
+        sqlx::raw_sql("set client_min_messages = 'error'").execute(connection.raw()).await?;
         check_version(&mut connection).await?;
         citus::check_coordinator(&mut connection).await?;
-        Ok(Self { connection, embedded, data_dir })
+        Ok(Self { addresses, connection, embedded, data_dir })
     }
 
     /// Closes the connection and stops a server that was started for it.

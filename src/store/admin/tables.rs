@@ -1,7 +1,7 @@
 //! The tables of the schema and the places of their rows.
 
+use crate::store::pool::PgConnection;
 use serde::Serialize;
-use sqlx::postgres::PgConnection;
 use sqlx::{FromRow, QueryBuilder};
 
 /// The place of a table's rows.

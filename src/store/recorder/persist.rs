@@ -2,12 +2,12 @@
 
 use crate::events::RunId;
 use crate::store::Error;
+use crate::store::pool::PgPool;
 use crate::store::spool::Spool;
 use crate::store::summary_builder::RunRow;
 use crate::store::writer::{self, Attempt, Record};
 use chrono::Utc;
 use futures::FutureExt;
-use sqlx::PgPool;
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 use tokio::time::{Instant, timeout};

@@ -1,18 +1,21 @@
 //! The connection for notifications and heartbeats between servers.
 //!
-//! One connection per server listens for notifications and sends the heartbeats, so that neither waits for a free
-//! connection of a busy pool. When it is lost, it is replaced, and missed changes are looked up. A heartbeat also sends a
-//! notification: a server that does not receive its own uses a pooler without notifications, and polls every second.
+//! One connection per server listens for notifications and another one sends the heartbeats, so that neither waits for a
+//! free connection of a busy pool. Both are replaced when one is lost, and missed changes are looked up. A
+//! heartbeat also notifies: a server that does not receive its own uses a pooler without notifications, and polls
+//! every second.
 
 use super::liveness::{HEARTBEAT_INTERVAL, HeartbeatMonitor};
 use super::notification::{self, Notification, RUNS_CHANNEL};
 use super::{Announcement, beat, heartbeats, interrupt_runs_of};
 use crate::events::{RunId, RunStatus, Tenant};
 use crate::store::Live;
+use crate::store::address::Addresses;
 use crate::store::mods::MODS_CHANNEL;
+use crate::store::pool::{PgConnection, PgPool};
 use chrono::{DateTime, TimeDelta, Utc};
-use sqlx::PgPool;
-use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
+use sqlx::postgres::{PgListener, PgNotification};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -36,8 +39,8 @@ const MAX_LOOKUP: usize = 1000;
 pub struct Link {
     /// Connections for long statements.
     pub pool: PgPool,
-    /// Address of the dedicated connection; must not lead through a pool that shares connections among transactions.
-    pub options: PgConnectOptions,
+    /// Addresses for the dedicated connections.
+    pub addresses: Arc<Addresses>,
     /// This server.
     pub server_id: Uuid,
     /// Subscribers to runs.
@@ -62,16 +65,10 @@ struct State {
 impl Link {
     /// Runs until it is aborted.
     pub async fn run(mut self) {
-        let own = PgPoolOptions::new()
-            .max_connections(2) // the lost connection and its successor
-            .max_lifetime(None)
-            .idle_timeout(None)
-            .acquire_timeout(HEARTBEAT_INTERVAL)
-            .connect_lazy_with(self.options.clone().application_name(APPLICATION_NAME));
         let mut state =
             State { monitor: HeartbeatMonitor::default(), interrupting: None, received_until: None, unreceived: 0 };
         loop {
-            let lost = self.connected(&own, &mut state).await;
+            let lost = self.connected(&mut state).await;
             let reason = lost.err().map_or_else(|| "it was closed".to_owned(), |error| error.to_string());
             tracing::debug!(reason, "the connection for notifications is lost");
             sleep(RETRY_DELAY).await;
@@ -79,12 +76,15 @@ impl Link {
     }
 
     /// Serves one connection until it is lost.
-    async fn connected(&mut self, own: &PgPool, state: &mut State) -> Result<(), sqlx::Error> {
-        let mut listener = PgListener::connect_with(own).await?;
-        listener.eager_reconnect(false);
-        listener.listen_all([RUNS_CHANNEL, MODS_CHANNEL]).await?;
+    async fn connected(&mut self, state: &mut State) -> Result<(), sqlx::Error> {
+        let mut listener = self.addresses.listener(APPLICATION_NAME).await?;
+        if let Some(listener) = &mut listener {
+            listener.eager_reconnect(false);
+            listener.listen_all([RUNS_CHANNEL, MODS_CHANNEL]).await?;
+        }
+        let mut connection = self.addresses.direct().await?;
         state.unreceived = 0;
-        self.catch_up(&mut listener, state).await?;
+        self.catch_up(&mut connection, state).await?;
         self.mods.send_replace(());
         let mut beats = interval(HEARTBEAT_INTERVAL);
         let mut polls = interval(POLL_INTERVAL);
@@ -93,16 +93,16 @@ impl Link {
         }
         loop {
             tokio::select! {
-                received = listener.try_recv() => match received? {
+                received = next(&mut listener) => match received? {
                     Some(notification) if notification.channel() == MODS_CHANNEL => {
                         self.mods.send_replace(());
                     }
                     Some(notification) => self.on_notification(notification.payload(), state),
                     None => return Ok(()),
                 },
-                _ = beats.tick() => self.beat(&mut listener, state).await?,
-                _ = self.announcement.changed() => self.beat(&mut listener, state).await?,
-                _ = polls.tick(), if state.unreceived > MAX_UNRECEIVED => self.catch_up(&mut listener, state).await?,
+                _ = beats.tick() => self.beat(&mut connection, state).await?,
+                _ = self.announcement.changed() => self.beat(&mut connection, state).await?,
+                _ = polls.tick(), if state.unreceived > MAX_UNRECEIVED => self.catch_up(&mut connection, state).await?,
             }
         }
     }
@@ -119,16 +119,16 @@ impl Link {
     }
 
     /// Renews this server's row, and checks the heartbeats of the other servers.
-    async fn beat(&mut self, listener: &mut PgListener, state: &mut State) -> Result<(), sqlx::Error> {
+    async fn beat(&mut self, connection: &mut PgConnection, state: &mut State) -> Result<(), sqlx::Error> {
         let announcement = self.announcement.borrow_and_update().clone();
         let beaten = async {
-            let now = beat(&mut *listener, self.server_id, &announcement).await?;
+            let now = beat(&mut *connection, self.server_id, &announcement).await?;
             sqlx::query("select pg_notify($1, $2)")
                 .bind(RUNS_CHANNEL)
                 .bind(notification::heartbeat(self.server_id))
-                .execute(&mut *listener)
+                .execute(&mut *connection)
                 .await?;
-            Ok::<_, sqlx::Error>((now, heartbeats(&mut *listener).await?))
+            Ok::<_, sqlx::Error>((now, heartbeats(&mut *connection).await?))
         };
         let (now, counts) = timeout(2 * HEARTBEAT_INTERVAL, beaten).await.map_err(|_| sqlx::Error::PoolTimedOut)??;
         if state.unreceived == 0 {
@@ -137,8 +137,8 @@ impl Link {
         state.unreceived += 1;
         if state.unreceived == MAX_UNRECEIVED + 1 {
             tracing::warn!(
-                "the database delivers no notifications, perhaps because of a pool that shares connections: changes of other \
-                 servers are looked up every second"
+                "the database delivers no notifications, perhaps because of a pooler in transaction mode: changes of other \
+                 servers are looked up every second; --database-direct-url names the server behind the pooler"
             );
         }
         let others = counts.into_iter().filter(|(server, _)| *server != self.server_id);
@@ -160,8 +160,8 @@ impl Link {
     }
 
     /// Looks up what may have changed since notifications arrived last.
-    async fn catch_up(&self, listener: &mut PgListener, state: &mut State) -> Result<(), sqlx::Error> {
-        let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()").fetch_one(&mut *listener).await?;
+    async fn catch_up(&self, connection: &mut PgConnection, state: &mut State) -> Result<(), sqlx::Error> {
+        let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()").fetch_one(&mut *connection).await?;
         let since = state.received_until.unwrap_or(now) - MARGIN;
         let first = RunId(Uuid::new_v7(uuid::Timestamp::from_unix(
             uuid::NoContext,
@@ -170,14 +170,14 @@ impl Link {
         )));
         let select = "select run_id, owner, status from runs where run_id >= $1 order by run_id limit $2";
         let mut rows: Vec<(Uuid, Option<String>, String)> =
-            sqlx::query_as(select).bind(first.0).bind(MAX_LOOKUP as i64 + 1).fetch_all(&mut *listener).await?;
+            sqlx::query_as(select).bind(first.0).bind(MAX_LOOKUP as i64 + 1).fetch_all(&mut *connection).await?;
         let complete = rows.len() <= MAX_LOOKUP;
         let running = sqlx::query_as("select run_id, owner, status from runs where status = 'running'");
-        rows.extend(running.fetch_all(&mut *listener).await?);
+        rows.extend(running.fetch_all(&mut *connection).await?);
         let known: Vec<Uuid> = self.live.known_running().into_iter().map(|run_id| run_id.0).collect();
         let ended =
             sqlx::query_as("select run_id, owner, status from runs where run_id = any($1) and status <> 'running'");
-        rows.extend(ended.bind(known).fetch_all(&mut *listener).await?);
+        rows.extend(ended.bind(known).fetch_all(&mut *connection).await?);
         for (run_id, owner, status) in rows {
             if let Some(status) = RunStatus::from_name(&status) {
                 self.live.looked_up(RunId(run_id), owner.map(Tenant::from), status);
@@ -189,5 +189,13 @@ impl Link {
         }
         state.received_until = Some(now);
         Ok(())
+    }
+}
+
+/// Returns the next notification; never where there is no listener.
+async fn next(listener: &mut Option<PgListener>) -> Result<Option<PgNotification>, sqlx::Error> {
+    match listener {
+        Some(listener) => listener.try_recv().await,
+        None => std::future::pending().await,
     }
 }

@@ -7,11 +7,11 @@ pub(super) mod link;
 mod liveness;
 pub(super) mod notification;
 
+use super::pool::PgPool;
 use super::scope::{owned, owners};
 use super::{Error, Live, Store, writer};
 use crate::events::{RunId, RunStatus, Scope, Tenant};
 use chrono::{DateTime, Utc};
-use sqlx::PgPool;
 use sqlx::postgres::PgExecutor;
 use uuid::Uuid;
 

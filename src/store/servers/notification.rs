@@ -4,8 +4,8 @@
 //! committed and not before.
 
 use crate::events::{RunId, RunStatus, Tenant};
+use crate::store::pool::PgConnection;
 use serde::{Deserialize, Serialize};
-use sqlx::postgres::PgConnection;
 use std::collections::HashMap;
 use uuid::Uuid;
 

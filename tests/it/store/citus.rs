@@ -116,7 +116,7 @@ async fn certificate_of_version_1_is_named_with_a_remedy() {
     });
     let url = format!("postgres://someone@127.0.0.1:{port}/thunder?sslmode=require");
     let data_dir = Data::new().0.clone();
-    let error = Store::open(Database::Url { url, data_dir }, |_| {}).await.err().unwrap().to_string();
+    let error = Store::open(Database::Url { url, direct_url: None, data_dir }, |_| {}).await.err().unwrap().to_string();
     assert!(error.contains("UnsupportedCertVersion"), "{error}");
     assert!(error.contains("version 3 is needed: make one with `openssl req -x509"), "{error}");
     assert!(server.await.unwrap(), "the client has refused the certificate");
@@ -165,7 +165,7 @@ async fn thunder_on(url: &str, data: &Data, words: &[&str]) -> String {
 async fn schema_is_distributed_over_citus_and_runs_are_kept_there() {
     let Some((cluster, url)) = Cluster::start().await else { return };
     let data = Data::new();
-    let database = || Database::Url { url: url.clone(), data_dir: data.0.clone() };
+    let database = || Database::Url { url: url.clone(), direct_url: None, data_dir: data.0.clone() };
     let store = Store::open(database(), |_| {}).await.unwrap();
     let before = store.ingest(&Scope::All, None, document("before", 3)).await.unwrap().run_id;
     let note = NewFeedback { rating: 1.0, text: None, position: None, user_label: None };
@@ -254,6 +254,9 @@ async fn schema_is_distributed_over_citus_and_runs_are_kept_there() {
 
     let worker = script(&["node", folder, "worker1", "url"]).await;
     let worker = String::from_utf8(worker.stdout).unwrap().trim().to_owned();
-    let error = Store::open(Database::Url { url: worker, data_dir: data.0.clone() }, |_| {}).await.err().unwrap();
+    let error = Store::open(Database::Url { url: worker, direct_url: None, data_dir: data.0.clone() }, |_| {})
+        .await
+        .err()
+        .unwrap();
     assert!(matches!(&error, Error::WorkerNode { coordinator: Some(_) }), "{error}");
 }

@@ -91,7 +91,7 @@ async fn migrations_of_several_starts_at_once_are_applied_once() {
     psql(&url, "create database empty").await;
     let empty = format!("{}/empty", url.strip_suffix("/thunder").unwrap());
     let starts: Vec<_> = (0..6)
-        .map(|number| Database::Url { url: empty.clone(), data_dir: data.0.join(number.to_string()) })
+        .map(|number| Database::Url { url: empty.clone(), direct_url: None, data_dir: data.0.join(number.to_string()) })
         .map(|database| tokio::spawn(Store::open(database, |_| {})))
         .collect();
     for start in starts {
@@ -157,7 +157,7 @@ async fn rows_of_a_day_without_partition_are_caught_and_stay() {
 async fn only_runs_of_dead_servers_are_interrupted() {
     let data = Data::new();
     let first = data.open().await;
-    let url = |folder: &str| Database::Url { url: data.url(), data_dir: data.0.join(folder) };
+    let url = |folder: &str| Database::Url { url: data.url(), direct_url: None, data_dir: data.0.join(folder) };
     let dying = Store::open(url("a"), |_| {}).await.unwrap();
     let (mut dead, mut alive) = (Live::new("dead"), Live::new("alive"));
     for (store, run) in [(&dying, &mut dead), (&first, &mut alive)] {

@@ -210,7 +210,7 @@ async fn over_tcp_a_document_comes_back_the_same() {
             });
         }
     });
-    let store = Store::open(Database::Url { url, data_dir: client.0.clone() }, |_| {}).await.unwrap();
+    let store = Store::open(Database::Url { url, direct_url: None, data_dir: client.0.clone() }, |_| {}).await.unwrap();
     let given = document("tcp", 30);
     let ingested = store.ingest(&Scope::All, None, given.clone()).await.unwrap();
     let back = store.document(&Scope::All, ingested.run_id).await.unwrap().unwrap();

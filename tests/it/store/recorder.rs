@@ -109,7 +109,7 @@ async fn a_request_id_that_is_taken_does_not_lose_the_run() {
 async fn runs_are_spooled_while_the_database_is_away_and_drained_in_order() {
     let (server, client) = (Data::new(), Data::new());
     let database = server.open().await;
-    let url = Database::Url { url: server.url(), data_dir: client.0.clone() };
+    let url = Database::Url { url: server.url(), direct_url: None, data_dir: client.0.clone() };
     let store = Store::open(url.clone(), |_| {}).await.unwrap();
     let (Recorder { signals: recorder, .. }, live) = store.recorder();
     let (mut before, mut during) = (Live::new("before"), Live::new("during"));
@@ -162,7 +162,9 @@ async fn runs_are_spooled_while_the_database_is_away_and_drained_in_order() {
 async fn read_of_a_spooled_run_is_refused_until_the_database_has_it() {
     let (server, client) = (Data::new(), Data::new());
     let database = server.open().await;
-    let store = Store::open(Database::Url { url: server.url(), data_dir: client.0.clone() }, |_| {}).await.unwrap();
+    let store = Store::open(Database::Url { url: server.url(), direct_url: None, data_dir: client.0.clone() }, |_| {})
+        .await
+        .unwrap();
     let (Recorder { signals: recorder, unstored, .. }, _) = store.recorder();
     let mut run = Live::new("spooled");
     unstored.unwrap().insert(run.run_id(), "spooled".into(), None, Arc::new(AtomicBool::new(true)));
@@ -185,7 +187,7 @@ async fn read_of_a_spooled_run_is_refused_until_the_database_has_it() {
 async fn a_spool_file_of_a_dead_server_is_drained_at_the_next_start() {
     let (server, client) = (Data::new(), Data::new());
     let database = server.open().await;
-    let url = Database::Url { url: server.url(), data_dir: client.0.clone() };
+    let url = Database::Url { url: server.url(), direct_url: None, data_dir: client.0.clone() };
     let store = Store::open(url.clone(), |_| {}).await.unwrap();
     let (Recorder { signals: recorder, .. }, live) = store.recorder();
     let mut ends = live.runs(&Scope::All);

@@ -121,7 +121,9 @@ async fn what_few_runs_have_is_found_without_reading_all() {
     psql(&url, "create database many").await;
     let many_url = format!("{}/many", url.strip_suffix("/thunder").unwrap());
     let store =
-        Store::open(Database::Url { url: many_url.clone(), data_dir: data.0.join("many") }, |_| {}).await.unwrap();
+        Store::open(Database::Url { url: many_url.clone(), direct_url: None, data_dir: data.0.join("many") }, |_| {})
+            .await
+            .unwrap();
     // Nobody else reads.
     psql(&many_url, "alter table runs set (autovacuum_enabled = off)").await;
     psql(&many_url, &many(COUNT)).await;
@@ -228,7 +230,7 @@ async fn a_database_of_before_is_brought_up_to_date_and_says_so() {
     let url = data.url();
     psql(&url, "create database old").await;
     let old_url = format!("{}/old", url.strip_suffix("/thunder").unwrap());
-    let database = || Database::Url { url: old_url.clone(), data_dir: data.0.join("old") };
+    let database = || Database::Url { url: old_url.clone(), direct_url: None, data_dir: data.0.join("old") };
     let said = std::sync::Mutex::new(Vec::new());
     let open = async || Store::open(database(), |text| said.lock().unwrap().push(text.to_owned())).await.unwrap();
     open().await.close().await;

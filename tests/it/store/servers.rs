@@ -8,7 +8,7 @@ use thunder::store::{Announcement, Database, RunChange, Store};
 /// Two stores on one database. The first has started it.
 async fn two(data: &Data) -> (Store, Store) {
     let first = data.open().await;
-    let url = Database::Url { url: data.url(), data_dir: data.0.join("second") };
+    let url = Database::Url { url: data.url(), direct_url: None, data_dir: data.0.join("second") };
     (first, Store::open(url, |_| {}).await.unwrap())
 }
 

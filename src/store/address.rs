@@ -1,0 +1,271 @@
+//! Addresses of the database: its hosts, of which one accepts writes, and what lies between us and them.
+
+use super::Error;
+use super::pool::{PgConnection, Statements};
+use sqlx::Connection;
+use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
+use std::io;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// Time for one of several hosts to answer.
+const HOST_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time for a pooler to answer while it is examined; one without a free server connection does not.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Server connections that are asked for their process while a pooler is looked for.
+const PROBES: usize = 4;
+
+/// Ways to the database.
+#[derive(Debug)]
+pub struct Addresses {
+    hosts: Arc<Hosts>,
+    direct: Option<Hosts>,
+    statements: Statements,
+}
+
+impl Addresses {
+    /// A server of our own.
+    pub fn embedded(options: PgConnectOptions) -> Self {
+        Self { hosts: Arc::new(Hosts::new(vec![options])), direct: None, statements: Statements::Named }
+    }
+
+    /// Connects to see if a pooler is between us and the server.
+    ///
+    /// # Errors
+    /// An address is not one, or no host answers.
+    pub async fn examine(url: &str, direct_url: Option<&str>) -> Result<Self, Error> {
+        let hosts = Hosts::parse(url)?;
+        let direct = direct_url.map(Hosts::parse).transpose()?;
+        let statements = match hosts.is_pooled_by_transaction().await? {
+            true => Statements::InTransaction,
+            false if hosts.without_names => Statements::Unnamed,
+            false => Statements::Named,
+        };
+        if statements == Statements::InTransaction {
+            tracing::info!("the database is reached through a pooler in transaction mode");
+        }
+        Ok(Self { hosts: Arc::new(hosts), direct, statements })
+    }
+
+    /// The hosts for ordinary connections.
+    pub fn hosts(&self) -> Arc<Hosts> {
+        Arc::clone(&self.hosts)
+    }
+
+    /// Prepared statements of ordinary connections.
+    pub fn statements(&self) -> Statements {
+        self.statements
+    }
+
+    /// Whether ordinary connections are sockets of this machine.
+    pub fn is_local(&self) -> bool {
+        let options = self.hosts.current();
+        options.get_socket().is_some() || options.get_host().starts_with('/')
+    }
+
+    /// Opens a connection that bypasses the pooler where its address is known.
+    pub async fn direct(&self) -> Result<PgConnection, sqlx::Error> {
+        let statements = match &self.direct {
+            Some(hosts) if !hosts.without_names => Statements::Named,
+            Some(_) => Statements::Unnamed,
+            None => self.statements,
+        };
+        Ok(PgConnection::own(self.direct_hosts().connect().await?, statements))
+    }
+
+    /// Opens a connection that hears notifications; `None` where only a pooler in transaction mode is known, which passes
+    /// none on.
+    pub async fn listener(&self, application_name: &str) -> Result<Option<PgListener>, sqlx::Error> {
+        if self.direct.is_none() && self.statements == Statements::InTransaction {
+            return Ok(None);
+        }
+        let hosts = self.direct_hosts();
+        if hosts.are_several() {
+            hosts.connect().await?.close().await?;
+        }
+        let options = PgPoolOptions::new().max_connections(1).max_lifetime(None).idle_timeout(None);
+        let pool =
+            options.acquire_timeout(HOST_TIMEOUT).connect_lazy_with(hosts.current().application_name(application_name));
+        PgListener::connect_with(&pool).await.map(Some)
+    }
+
+    fn direct_hosts(&self) -> &Hosts {
+        self.direct.as_ref().unwrap_or(&self.hosts)
+    }
+}
+
+/// Hosts of one database, of which one accepts writes.
+#[derive(Debug)]
+pub struct Hosts {
+    options: Vec<PgConnectOptions>,
+    /// The host that accepted writes last.
+    current: AtomicUsize,
+    /// The address allows no named statements.
+    without_names: bool,
+}
+
+impl Hosts {
+    fn new(options: Vec<PgConnectOptions>) -> Self {
+        let set = |options: PgConnectOptions| options.application_name("thunder").extra_float_digits(None);
+        let options = options.into_iter().map(set).collect();
+        Self { options, current: AtomicUsize::new(0), without_names: false }
+    }
+
+    /// Reads `postgres://user:password@host:port,host:port/name?…`.
+    fn parse(url: &str) -> Result<Self, Error> {
+        let wrong = |reason: String| Error::Address { url: without_password(url), reason };
+        let scheme = ["postgres://", "postgresql://"].into_iter().find(|scheme| url.starts_with(scheme));
+        let Some(scheme) = scheme else { return Err(wrong("it does not begin with postgres://".to_owned())) };
+        let rest = &url[scheme.len()..];
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let (user, hosts) = authority.rsplit_once('@').map_or(("", authority), |(user, hosts)| (user, hosts));
+        let (mut parameters, mut without_names) = (Vec::new(), false);
+        for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
+            match parameter.split_once('=').unwrap_or((parameter, "")) {
+                ("target_session_attrs", "read-write" | "primary") => {}
+                ("target_session_attrs", other) => {
+                    let reason = format!("target_session_attrs is '{other}', and Thunder needs read-write");
+                    return Err(wrong(reason));
+                }
+                ("statement_cache_capacity" | "statement-cache-capacity", capacity) => {
+                    without_names = capacity == "0";
+                    parameters.push(format!("statement-cache-capacity={capacity}"));
+                }
+                _ => parameters.push(parameter.to_owned()),
+            }
+        }
+        let user = if user.is_empty() { String::new() } else { format!("{user}@") };
+        let options = hosts.split(',').map(|host| {
+            let url = format!("{scheme}{user}{host}{path}?{}", parameters.join("&"));
+            PgConnectOptions::from_str(&url).map_err(|error| wrong(error.to_string()))
+        });
+        Ok(Self { without_names, ..Self::new(options.collect::<Result<_, _>>()?) })
+    }
+
+    /// Whether there is a choice.
+    pub fn are_several(&self) -> bool {
+        self.options.len() > 1
+    }
+
+    /// Options of the host that accepted writes last.
+    pub fn current(&self) -> PgConnectOptions {
+        self.options[self.current.load(Ordering::Relaxed)].clone()
+    }
+
+    /// Connects to the first host that accepts writes, beginning with the one that did last.
+    pub async fn connect(&self) -> Result<sqlx::PgConnection, sqlx::Error> {
+        if !self.are_several() {
+            return sqlx::PgConnection::connect_with(&self.options[0]).await;
+        }
+        let first = self.current.load(Ordering::Relaxed);
+        let mut failure = sqlx::Error::PoolTimedOut;
+        for host in (0..self.options.len()).map(|step| (first + step) % self.options.len()) {
+            match timeout(HOST_TIMEOUT, connect_to_write(&self.options[host])).await {
+                Ok(Ok(connection)) => {
+                    if self.current.swap(host, Ordering::Relaxed) != host {
+                        tracing::info!(host = self.options[host].get_host(), "another database host accepts writes");
+                    }
+                    return Ok(connection);
+                }
+                Ok(Err(error)) => failure = error,
+                Err(_) => failure = io::Error::from(io::ErrorKind::TimedOut).into(),
+            }
+        }
+        Err(failure)
+    }
+
+    /// Whether two connections share a server connection, or one changes it.
+    async fn is_pooled_by_transaction(&self) -> Result<bool, sqlx::Error> {
+        let mut first = self.connect().await?;
+        let process = server_process(&mut first).await?;
+        let examine = async {
+            let mut second = self.connect().await?;
+            let other = server_process(&mut second).await?;
+            let mut changes = process == other;
+            for _ in 0..PROBES {
+                changes |= server_process(&mut first).await? != process || server_process(&mut second).await? != other;
+            }
+            second.close().await?;
+            Ok(changes)
+        };
+        // A pooler in session mode whose only server connection is ours does not answer.
+        let changes = timeout(PROBE_TIMEOUT, examine).await.unwrap_or(Ok(false));
+        first.close().await?;
+        changes
+    }
+}
+
+async fn connect_to_write(options: &PgConnectOptions) -> Result<sqlx::PgConnection, sqlx::Error> {
+    let mut connection = sqlx::PgConnection::connect_with(options).await?;
+    if accepts_writes(&mut connection).await? {
+        return Ok(connection);
+    }
+    connection.close().await?;
+    Err(io::Error::other(format!("host {}:{} accepts no writes", options.get_host(), options.get_port())).into())
+}
+
+/// Whether it is no standby and not read only.
+pub async fn accepts_writes(connection: &mut sqlx::PgConnection) -> Result<bool, sqlx::Error> {
+    ask(connection, "select (current_setting('transaction_read_only') = 'off' and not pg_is_in_recovery())::text")
+        .await
+        .map(|answer| answer == "true")
+}
+
+async fn server_process(connection: &mut sqlx::PgConnection) -> Result<String, sqlx::Error> {
+    ask(connection, "select pg_backend_pid()::text").await
+}
+
+/// One text, without a prepared statement.
+async fn ask(connection: &mut sqlx::PgConnection, sql: &'static str) -> Result<String, sqlx::Error> {
+    use sqlx::Row;
+    sqlx::raw_sql(sql).fetch_one(connection).await?.try_get(0)
+}
+
+/// The address as it may be shown.
+pub fn without_password(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else { return "…".to_owned() };
+    match rest.rsplit_once('@') {
+        Some((user, host)) => format!("{scheme}://{}:…@{host}", user.split(':').next().unwrap_or_default()),
+        None => url.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn address_shows_no_password() {
+        assert_eq!(without_password("postgres://me:se@cret@host/db"), "postgres://me:…@host/db");
+        assert_eq!(without_password("postgres://host/db"), "postgres://host/db");
+        let error = Hosts::parse("mysql://me:secret@host/db").unwrap_err().to_string();
+        assert!(!error.contains("secret") && error.contains("postgres://"), "{error}");
+    }
+
+    #[test]
+    fn address_names_several_hosts() {
+        let hosts = Hosts::parse(
+            "postgres://me:a%2Cb@one:5433,two,[::1]:6432/db?target_session_attrs=read-write&sslmode=disable",
+        )
+        .unwrap();
+        let named: Vec<_> = hosts.options.iter().map(|host| (host.get_host().to_owned(), host.get_port())).collect();
+        assert_eq!(named, [("one".to_owned(), 5433), ("two".to_owned(), 5432), ("[::1]".to_owned(), 6432)]);
+        assert!(hosts.options.iter().all(|host| host.get_database() == Some("db") && host.get_username() == "me"));
+        assert!(!hosts.without_names && hosts.are_several());
+        let error = Hosts::parse("postgres://one,two/db?target_session_attrs=any").unwrap_err().to_string();
+        assert!(error.contains("'any'") && error.contains("read-write"), "{error}");
+    }
+
+    #[test]
+    fn address_without_statement_cache_uses_unnamed_statements() {
+        for name in ["statement_cache_capacity", "statement-cache-capacity"] {
+            let hosts = Hosts::parse(&format!("postgres:///db?host=/run/pg&{name}=0")).unwrap();
+            assert!(hosts.without_names && !hosts.are_several(), "{name}");
+        }
+        assert!(!Hosts::parse("postgres://one/db?statement_cache_capacity=20").unwrap().without_names);
+    }
+}

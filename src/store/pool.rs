@@ -1,0 +1,310 @@
+//! Connections, transactions and the pool of them, as every statement of the store uses them.
+//!
+//! They are sqlx's, and follow what lies between us and the database: a pooler in transaction mode gives each transaction
+//! another server connection, so statements have no names there and run in a transaction each. With several hosts a
+//! connection is one that accepts writes.
+
+use super::address::{Hosts, accepts_writes};
+use futures::future::BoxFuture;
+use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::{PgPoolOptions, PgQueryResult, PgRow, PgStatement, PgTypeInfo, Postgres};
+use sqlx::{Connection as _, Database, Describe, Either, Error, Execute, Executor, SqlStr};
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// Prepared statements that a connection can use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Statements {
+    /// Named: prepared once for each connection.
+    Named,
+    /// Unnamed: prepared for each use.
+    Unnamed,
+    /// Unnamed, and each in a transaction: a pooler may change the server connection after every transaction.
+    InTransaction,
+}
+
+/// A pool of connections.
+#[derive(Debug, Clone)]
+pub struct PgPool {
+    pool: sqlx::PgPool,
+    hosts: Arc<Hosts>,
+    statements: Statements,
+    acquire_timeout: Duration,
+}
+
+impl PgPool {
+    /// A pool of at most that many connections, none of which is opened yet.
+    pub fn new(hosts: Arc<Hosts>, statements: Statements, connections: u32, acquire_timeout: Duration) -> Self {
+        let several = hosts.are_several();
+        let mut options = PgPoolOptions::new().max_connections(connections).acquire_timeout(acquire_timeout);
+        options = options.after_connect(move |connection, _| {
+            Box::pin(async move {
+                if several && !accepts_writes(connection).await? {
+                    return Err(Error::Io(std::io::Error::other("the host accepts no writes")));
+                }
+                if statements == Statements::Named {
+                    // A generic plan cannot leave out partitions when planning. Not a startup option: poolers refuse those.
+                    sqlx::raw_sql("set plan_cache_mode = force_custom_plan").execute(connection).await?;
+                }
+                Ok(())
+            })
+        });
+        if several {
+            // in place of sqlx's ping: the host may have become a standby
+            options = options.test_before_acquire(false);
+            options = options.before_acquire(|connection, _| Box::pin(accepts_writes(connection)));
+        }
+        let pool = options.connect_lazy_with(hosts.current());
+        Self { pool, hosts, statements, acquire_timeout }
+    }
+
+    /// Takes a connection out of the pool; it goes back when it is dropped.
+    pub async fn acquire(&self) -> Result<PgConnection, Error> {
+        Ok(PgConnection { raw: Raw::Pooled(self.take().await?), statements: self.statements, in_transaction: false })
+    }
+
+    /// Begins a transaction.
+    pub async fn begin(&self) -> Result<Transaction, Error> {
+        self.begin_with("begin").await
+    }
+
+    /// Begins a transaction with that statement.
+    pub async fn begin_with(&self, statement: &'static str) -> Result<Transaction, Error> {
+        let transaction = sqlx::Transaction::begin(self.take().await?, Some(SqlStr::from_static(statement))).await?;
+        Ok(Transaction(PgConnection {
+            raw: Raw::Transaction(transaction),
+            statements: self.statements,
+            in_transaction: true,
+        }))
+    }
+
+    /// Closes all connections.
+    pub async fn close(&self) {
+        self.pool.close().await;
+    }
+
+    async fn take(&self) -> Result<PoolConnection<Postgres>, Error> {
+        if !self.hosts.are_several() {
+            return self.pool.acquire().await;
+        }
+        self.pool.set_connect_options(self.hosts.current());
+        if let Ok(Ok(connection)) = timeout(self.acquire_timeout / 2, self.pool.acquire()).await {
+            return Ok(connection);
+        }
+        self.hosts.connect().await?.close().await?;
+        self.pool.set_connect_options(self.hosts.current());
+        self.pool.acquire().await
+    }
+}
+
+/// A connection, of the pool or its own, with or without a transaction.
+#[derive(Debug)]
+pub struct PgConnection {
+    raw: Raw,
+    statements: Statements,
+    /// Whether its statements belong to one transaction.
+    in_transaction: bool,
+}
+
+#[derive(Debug)]
+enum Raw {
+    Pooled(PoolConnection<Postgres>),
+    Own(Box<sqlx::PgConnection>),
+    Transaction(sqlx::Transaction<'static, Postgres>),
+}
+
+impl PgConnection {
+    /// A connection of its own.
+    pub fn own(connection: sqlx::PgConnection, statements: Statements) -> Self {
+        Self { raw: Raw::Own(Box::new(connection)), statements, in_transaction: false }
+    }
+
+    /// Closes a connection and does not give it back to the pool.
+    pub fn detach(self) {
+        if let Raw::Pooled(connection) = self.raw {
+            drop(connection.detach());
+        }
+    }
+
+    /// Ends a connection of its own.
+    pub async fn close(self) -> Result<(), Error> {
+        match self.raw {
+            Raw::Own(connection) => connection.close().await,
+            Raw::Pooled(_) | Raw::Transaction(_) => Ok(()),
+        }
+    }
+
+    /// Begins a transaction that lasts until [`PgConnection::end`], or else until the connection is closed.
+    pub async fn begin(&mut self) -> Result<(), Error> {
+        self.in_transaction = true;
+        sqlx::raw_sql("begin").execute(self.raw()).await?;
+        Ok(())
+    }
+
+    /// Ends that transaction with `commit` or `rollback`.
+    pub async fn end(&mut self, statement: &'static str) -> Result<(), Error> {
+        sqlx::raw_sql(statement).execute(self.raw()).await?;
+        self.in_transaction = false;
+        Ok(())
+    }
+
+    /// The driver's connection.
+    pub fn raw(&mut self) -> &mut sqlx::PgConnection {
+        match &mut self.raw {
+            Raw::Pooled(connection) => connection,
+            Raw::Own(connection) => connection,
+            Raw::Transaction(transaction) => transaction,
+        }
+    }
+
+    async fn run<'q, E: Execute<'q, Postgres> + 'q>(&mut self, query: E) -> Result<Vec<Step>, Error> {
+        if self.in_transaction || self.statements != Statements::InTransaction {
+            return self.raw().fetch_many(Unnamed(query)).try_collect().await;
+        }
+        let mut transaction = self.raw().begin().await?;
+        let steps = (&mut *transaction).fetch_many(Unnamed(query)).try_collect().await?;
+        transaction.commit().await?;
+        Ok(steps)
+    }
+}
+
+/// A transaction; without a commit it is rolled back.
+#[derive(Debug)]
+pub struct Transaction(PgConnection);
+
+impl Transaction {
+    /// Makes everything in it permanent.
+    pub async fn commit(self) -> Result<(), Error> {
+        match self.0.raw {
+            Raw::Transaction(transaction) => transaction.commit().await,
+            Raw::Pooled(_) | Raw::Own(_) => Ok(()),
+        }
+    }
+
+    /// Undoes everything in it.
+    pub async fn rollback(self) -> Result<(), Error> {
+        match self.0.raw {
+            Raw::Transaction(transaction) => transaction.rollback().await,
+            Raw::Pooled(_) | Raw::Own(_) => Ok(()),
+        }
+    }
+}
+
+impl Deref for Transaction {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        &self.0
+    }
+}
+
+impl DerefMut for Transaction {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        &mut self.0
+    }
+}
+
+type Step = Either<PgQueryResult, PgRow>;
+
+/// A query whose statement has no name.
+struct Unnamed<E>(E);
+
+impl<'q, E: Execute<'q, Postgres>> Execute<'q, Postgres> for Unnamed<E> {
+    fn sql(self) -> SqlStr {
+        self.0.sql()
+    }
+
+    fn statement(&self) -> Option<&PgStatement> {
+        self.0.statement()
+    }
+
+    fn take_arguments(
+        &mut self,
+    ) -> Result<Option<<Postgres as Database>::Arguments>, Box<dyn std::error::Error + Send + Sync>> {
+        self.0.take_arguments()
+    }
+
+    fn persistent(&self) -> bool {
+        false
+    }
+}
+
+impl<'c> Executor<'c> for &'c mut PgConnection {
+    type Database = Postgres;
+
+    fn fetch_many<'e, 'q: 'e, E>(self, query: E) -> BoxStream<'e, Result<Step, Error>>
+    where
+        'c: 'e,
+        E: 'q + Execute<'q, Postgres>,
+    {
+        if self.statements == Statements::Named {
+            return self.raw().fetch_many(query);
+        }
+        let steps = stream::once(async move { self.run(query).await });
+        steps.map_ok(|steps| stream::iter(steps.into_iter().map(Ok))).try_flatten().boxed()
+    }
+
+    fn fetch_optional<'e, 'q: 'e, E>(self, query: E) -> BoxFuture<'e, Result<Option<PgRow>, Error>>
+    where
+        'c: 'e,
+        E: 'q + Execute<'q, Postgres>,
+    {
+        if self.statements == Statements::Named {
+            return self.raw().fetch_optional(query);
+        }
+        Box::pin(async move { Ok(self.run(query).await?.into_iter().find_map(Either::right)) })
+    }
+
+    fn prepare_with<'e>(self, sql: SqlStr, parameters: &'e [PgTypeInfo]) -> BoxFuture<'e, Result<PgStatement, Error>>
+    where
+        'c: 'e,
+    {
+        self.raw().prepare_with(sql, parameters)
+    }
+
+    fn describe<'e>(self, sql: SqlStr) -> BoxFuture<'e, Result<Describe<Postgres>, Error>>
+    where
+        'c: 'e,
+    {
+        self.raw().describe(sql)
+    }
+}
+
+impl<'p> Executor<'p> for &'p PgPool {
+    type Database = Postgres;
+
+    fn fetch_many<'e, 'q: 'e, E>(self, query: E) -> BoxStream<'e, Result<Step, Error>>
+    where
+        'p: 'e,
+        E: 'q + Execute<'q, Postgres>,
+    {
+        let steps =
+            stream::once(async move { self.acquire().await?.fetch_many(query).try_collect::<Vec<Step>>().await });
+        steps.map_ok(|steps| stream::iter(steps.into_iter().map(Ok))).try_flatten().boxed()
+    }
+
+    fn fetch_optional<'e, 'q: 'e, E>(self, query: E) -> BoxFuture<'e, Result<Option<PgRow>, Error>>
+    where
+        'p: 'e,
+        E: 'q + Execute<'q, Postgres>,
+    {
+        Box::pin(async move { self.acquire().await?.fetch_optional(query).await })
+    }
+
+    fn prepare_with<'e>(self, sql: SqlStr, parameters: &'e [PgTypeInfo]) -> BoxFuture<'e, Result<PgStatement, Error>>
+    where
+        'p: 'e,
+    {
+        Box::pin(async move { self.acquire().await?.prepare_with(sql, parameters).await })
+    }
+
+    fn describe<'e>(self, sql: SqlStr) -> BoxFuture<'e, Result<Describe<Postgres>, Error>>
+    where
+        'p: 'e,
+    {
+        Box::pin(async move { self.acquire().await?.describe(sql).await })
+    }
+}

@@ -1,0 +1,66 @@
+//! One list of checks ([`checks`]) on every way to a database: direct, over TLS, through pgbouncer, and on an outside
+//! database that `THUNDER_TEST_DATABASE_URL` names, with `THUNDER_TEST_DATABASE_DIRECT_URL` where a pooler is between.
+
+mod checks;
+mod postgres;
+
+use super::harness::{Server, certificate, folder};
+use checks::Target;
+use postgres::{Pooler, Postgres};
+
+/// Runs every check on a server that records into this database.
+async fn check(name: &str, url: &str, direct_url: Option<&str>) {
+    let mods = folder();
+    for (name, source) in checks::MODS {
+        std::fs::write(mods.join(name).with_extension("py"), source).unwrap();
+    }
+    let mods = mods.display().to_string();
+    let mut arguments = vec!["--attention", "on", "--mods-dir", &mods, "--database-url", url];
+    if let Some(direct_url) = direct_url {
+        arguments.extend(["--database-direct-url", direct_url]);
+    }
+    let server = Server::start(&arguments);
+    server.wait_ready().await;
+    let target = Target::new(server, url, direct_url);
+    let failed = checks::run(&target).await;
+    assert!(failed.is_empty(), "{name}: {} of {} checks fail:\n{}", failed.len(), checks::COUNT, failed.join("\n"));
+    assert_eq!(target.server.stop("TERM").await, Some(0), "{}", target.server.log());
+}
+
+#[tokio::test]
+async fn every_check_passes_on_a_direct_connection() {
+    let url = Postgres::shared().await.database("direct").await;
+    check("direct", &url, None).await;
+}
+
+#[tokio::test]
+async fn every_check_passes_over_tls() {
+    let url = Postgres::shared().await.database("tls").await;
+    let url = format!("{url}?sslmode=verify-full&sslrootcert={}", certificate("authority.pem"));
+    check("TLS", &url, None).await;
+}
+
+#[tokio::test]
+async fn every_check_passes_through_pgbouncer_by_session() {
+    let postgres = Postgres::shared().await;
+    let Some(pooler) = Pooler::start(postgres, "session") else { return };
+    postgres.database("sessions").await;
+    check("pgbouncer, session mode", &pooler.url("sessions"), None).await;
+}
+
+#[tokio::test]
+async fn every_check_passes_through_pgbouncer_by_transaction() {
+    let postgres = Postgres::shared().await;
+    let Some(pooler) = Pooler::start(postgres, "transaction") else { return };
+    postgres.database("transactions").await;
+    check("pgbouncer, transaction mode", &pooler.url("transactions"), None).await;
+}
+
+#[tokio::test]
+async fn every_check_passes_on_an_outside_database() {
+    let Ok(url) = std::env::var("THUNDER_TEST_DATABASE_URL") else {
+        return eprintln!("skipped: THUNDER_TEST_DATABASE_URL names no database");
+    };
+    let direct_url = std::env::var("THUNDER_TEST_DATABASE_DIRECT_URL").ok();
+    check("outside", &url, direct_url.as_deref()).await;
+}
