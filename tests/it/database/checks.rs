@@ -19,15 +19,14 @@ use uuid::{NoContext, Timestamp, Uuid};
 pub struct Target {
     pub server: Server,
     url: String,
-    direct_url: Option<String>,
     /// Part of every name, so that a database may have been used before.
     nonce: String,
 }
 
 impl Target {
-    pub fn new(server: Server, url: &str, direct_url: Option<&str>) -> Self {
+    pub fn new(server: Server, url: &str) -> Self {
         let nonce = RunId::now().0.simple().to_string()[4..20].to_owned();
-        Self { server, url: url.to_owned(), direct_url: direct_url.map(str::to_owned), nonce }
+        Self { server, url: url.to_owned(), nonce }
     }
 
     fn name(&self, name: &str) -> String {
@@ -36,11 +35,8 @@ impl Target {
 
     /// A second program on the same database.
     async fn store(&self, name: &str) -> Store {
-        let database = Database::Url {
-            url: self.url.clone(),
-            direct_url: self.direct_url.clone(),
-            data_dir: self.server.data_dir.join(name),
-        };
+        let database =
+            Database::Url { url: self.url.clone(), direct_url: None, data_dir: self.server.data_dir.join(name) };
         Store::open(database, |_| {}).await.unwrap()
     }
 
@@ -130,7 +126,7 @@ checks! {
     chat_stream_is_recorded,
     completion_is_recorded,
     many_runs_at_once_are_recorded,
-    request_id_used_twice_gives_two_runs,
+    request_id_used_twice_is_a_conflict,
     mod_is_recorded,
     mod_error_is_recorded,
     backtrack_is_recorded,
@@ -171,7 +167,7 @@ checks! {
 }
 
 async fn connection(target: &Target) -> PgConnection {
-    PgConnection::connect(target.direct_url.as_ref().unwrap_or(&target.url)).await.unwrap()
+    PgConnection::connect(&target.url).await.unwrap()
 }
 
 /// One number, by a statement that every pooler takes.
@@ -264,11 +260,12 @@ async fn many_runs_at_once_are_recorded(target: &Target) {
     assert!(runs.iter().all(|run| run["run"]["status"] == "done" && run["run"]["completion_tokens"] == 8), "{runs:?}");
 }
 
-async fn request_id_used_twice_gives_two_runs(target: &Target) {
-    let body = json!({"request_id": target.name("chat")});
-    let run = target.generated(body).await;
-    assert!(run["run"]["request_id"].as_str().unwrap().starts_with(&target.name("chat")), "{run}");
-    assert_ne!(run["run"]["request_id"], json!(target.name("chat")));
+async fn request_id_used_twice_is_a_conflict(target: &Target) {
+    let body = json!({
+        "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 2, "request_id": target.name("chat"),
+    });
+    let (status, error) = target.server.post("/v1/chat/completions", &body).await;
+    assert_eq!((status, &error["error"]["param"]), (409, &json!("request_id")), "{error}");
 }
 
 async fn mod_is_recorded(target: &Target) {

@@ -8,8 +8,8 @@ use super::harness::{Server, certificate, folder};
 use checks::Target;
 use postgres::{Pooler, Postgres};
 
-/// Runs every check on a server that records into this database.
-async fn check(name: &str, url: &str, direct_url: Option<&str>) {
+/// Runs every check on a server that records into this database. The checks' own statements use `test_url`.
+async fn check(name: &str, url: &str, direct_url: Option<&str>, test_url: &str) {
     let mods = folder();
     for (name, source) in checks::MODS {
         std::fs::write(mods.join(name).with_extension("py"), source).unwrap();
@@ -21,7 +21,7 @@ async fn check(name: &str, url: &str, direct_url: Option<&str>) {
     }
     let server = Server::start(&arguments);
     server.wait_ready().await;
-    let target = Target::new(server, url, direct_url);
+    let target = Target::new(server, test_url);
     let failed = checks::run(&target).await;
     assert!(failed.is_empty(), "{name}: {} of {} checks fail:\n{}", failed.len(), checks::COUNT, failed.join("\n"));
     assert_eq!(target.server.stop("TERM").await, Some(0), "{}", target.server.log());
@@ -30,30 +30,30 @@ async fn check(name: &str, url: &str, direct_url: Option<&str>) {
 #[tokio::test]
 async fn every_check_passes_on_a_direct_connection() {
     let url = Postgres::shared().await.database("direct").await;
-    check("direct", &url, None).await;
+    check("direct", &url, None, &url).await;
 }
 
 #[tokio::test]
 async fn every_check_passes_over_tls() {
     let url = Postgres::shared().await.database("tls").await;
     let url = format!("{url}?sslmode=verify-full&sslrootcert={}", certificate("authority.pem"));
-    check("TLS", &url, None).await;
+    check("TLS", &url, None, &url).await;
 }
 
 #[tokio::test]
 async fn every_check_passes_through_pgbouncer_by_session() {
     let postgres = Postgres::shared().await;
     let Some(pooler) = Pooler::start(postgres, "session") else { return };
-    postgres.database("sessions").await;
-    check("pgbouncer, session mode", &pooler.url("sessions"), None).await;
+    let test_url = postgres.database("sessions").await;
+    check("pgbouncer, session mode", &pooler.url("sessions"), None, &test_url).await;
 }
 
 #[tokio::test]
 async fn every_check_passes_through_pgbouncer_by_transaction() {
     let postgres = Postgres::shared().await;
     let Some(pooler) = Pooler::start(postgres, "transaction") else { return };
-    postgres.database("transactions").await;
-    check("pgbouncer, transaction mode", &pooler.url("transactions"), None).await;
+    let test_url = postgres.database("transactions").await;
+    check("pgbouncer, transaction mode", &pooler.url("transactions"), None, &test_url).await;
 }
 
 #[tokio::test]
@@ -62,5 +62,5 @@ async fn every_check_passes_on_an_outside_database() {
         return eprintln!("skipped: THUNDER_TEST_DATABASE_URL names no database");
     };
     let direct_url = std::env::var("THUNDER_TEST_DATABASE_DIRECT_URL").ok();
-    check("outside", &url, direct_url.as_deref()).await;
+    check("outside", &url, direct_url.as_deref(), direct_url.as_deref().unwrap_or(&url)).await;
 }

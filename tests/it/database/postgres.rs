@@ -106,7 +106,7 @@ impl Pooler {
         let (port, folder) = (free_port(), folder());
         let settings = format!(
             "[databases]\n* = host=127.0.0.1 port={} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
-             listen_port = {port}\nunix_socket_dir =\nauth_type = any\npool_mode = {mode}\n",
+             listen_port = {port}\nunix_socket_dir =\nauth_type = any\npool_mode = {mode}\ndefault_pool_size = 60\n",
             postgres.port
         );
         std::fs::write(folder.join("pgbouncer.ini"), settings).unwrap();
