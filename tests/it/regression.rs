@@ -169,7 +169,7 @@ async fn a_run_that_is_handed_over_runs_again_when_the_source_of_its_mod_came_wi
     other.wait_ready().await;
     assert_eq!(other.post("/ingest", &document).await.0, 201);
     let (code, _, said) = run(&["replay", "--verify", &id, "--server", &other.base]).await;
-    assert!(code == 2 && said.contains("which is not kept here"), "{said}");
+    assert!(code == 2 && said.contains("which is not stored here"), "{said}");
 
     // As `thunder run` lays it down, which hands its runs to the server of this machine alone.
     let handed = other.data_dir.join("handed-mods");

@@ -175,7 +175,7 @@ async fn an_encoder_needs_no_flags() {
     assert_eq!(models["data"][0]["capabilities"], json!(["embedding", "classify"]));
     let page = server.request(reqwest::Method::GET, "/playground").send().await.unwrap();
     assert_eq!(page.status(), 200);
-    assert!(page.text().await.unwrap().contains("generates no text"));
+    assert!(page.text().await.unwrap().contains("cannot generate text"));
 }
 
 /// llama.cpp ends the process when it tokenizes with such a vocabulary.

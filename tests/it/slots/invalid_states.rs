@@ -58,7 +58,7 @@ async fn incompatible_state_is_rejected_without_side_effects() {
         (changed(&put(kv + 4, 9)), "version 9"),
         (changed(&|block| block[kv + 8] ^= 1), "another model"),
         (changed(&|block| block[kv + 24..kv + 32].copy_from_slice(b"q8_0\0\0\0\0")), "q8_0 keys"),
-        (changed(&put(kv + 40, 7)), "bytes behind its end"),
+        (changed(&put(kv + 40, 7)), "unexpected bytes after its end"),
         (changed(&put(kv + 44, 7)), "its header requires"),
         (changed(&|block| *block.last_mut().unwrap() ^= 1), "checksum"),
         (forged(&put(state, 3)), "3 cells for"),
