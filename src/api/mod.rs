@@ -37,7 +37,7 @@ mod stream;
 
 pub use app::{App, State};
 pub use attention::AttentionError;
-pub use catalogue::{Catalogue, Entry, Loaded, ModelState, Step};
+pub use catalogue::{Catalogue, Entry, LoadStep, Loaded, ModelState};
 pub use error::{
     AnthropicError, ApiError, ErrorKind, LlamaError, OpenAiError, Problem, StreamError, request_id, with_request_id,
 };

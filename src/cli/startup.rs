@@ -1,7 +1,7 @@
 //! Start of the parts: database, models, mods.
 
 use super::progress::Progress;
-use crate::api::{App, Step};
+use crate::api::{App, LoadStep};
 use crate::config::{Config, DataConfig, EngineConfig, ModSandbox, ModsConfig};
 use crate::events::Recorder;
 use crate::model::llama::{Device, Placement, backend, devices, why_no_gpu};
@@ -36,9 +36,9 @@ pub async fn load_default(app: &App, recorder: impl Into<Recorder>, progress: &A
     }
     app.models().open(recorder.into()).await?;
     let shown = Arc::clone(progress);
-    let observe = move |name: &str, step: Step| match step {
-        Step::Weights(done) => shown.advance(&format!("loading the model {name}"), done),
-        Step::Context => shown.begin("allocating the context"),
+    let observe = move |name: &str, step: LoadStep| match step {
+        LoadStep::Weights(done) => shown.advance(&format!("loading the model {name}"), done),
+        LoadStep::Context => shown.begin("allocating the context"),
     };
     app.models().load_default(observe).await?;
     Ok(())

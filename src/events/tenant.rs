@@ -38,7 +38,7 @@ impl fmt::Display for Tenant {
 pub enum Scope {
     /// Everything, of every owner and of none.
     All,
-    /// What belongs to some owners.
+    /// The runs of some owners.
     Owned {
         /// The client's tenant; `None` for a client that has none.
         by: Option<Tenant>,

@@ -60,7 +60,7 @@ impl Addresses {
         self.statements
     }
 
-    /// Whether ordinary connections are sockets of this machine.
+    /// Returns true if ordinary connections use sockets of this machine.
     pub fn is_local(&self) -> bool {
         let options = self.hosts.current();
         options.get_socket().is_some() || options.get_host().starts_with('/')
@@ -146,7 +146,7 @@ impl Hosts {
         Ok(Self { without_names, ..Self::new(options.collect::<Result<_, _>>()?) })
     }
 
-    /// Whether there is a choice.
+    /// Returns true if there are several hosts.
     pub fn are_several(&self) -> bool {
         self.options.len() > 1
     }
@@ -178,7 +178,7 @@ impl Hosts {
         Err(failure)
     }
 
-    /// Whether two connections share a server connection, or one changes it.
+    /// Returns true if two connections share a server connection, or one changes it.
     async fn is_pooled_by_transaction(&self) -> Result<bool, sqlx::Error> {
         let mut first = self.connect().await?;
         let process = server_process(&mut first).await?;
@@ -208,7 +208,7 @@ async fn connect_to_write(options: &PgConnectOptions) -> Result<sqlx::PgConnecti
     Err(io::Error::other(format!("host {}:{} accepts no writes", options.get_host(), options.get_port())).into())
 }
 
-/// Whether it is no standby and not read only.
+/// Returns true if the server accepts writes.
 pub async fn accepts_writes(connection: &mut sqlx::PgConnection) -> Result<bool, sqlx::Error> {
     ask(connection, "select (current_setting('transaction_read_only') = 'off' and not pg_is_in_recovery())::text")
         .await

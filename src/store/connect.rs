@@ -20,7 +20,7 @@ const OLDEST: i32 = 14;
 /// Connections of readers and of `/ingest`.
 const CONNECTIONS: u32 = 16;
 
-/// Where the data lives.
+/// The location of the data.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Database {
     /// A PostgreSQL server of our own on this data directory.

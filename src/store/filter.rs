@@ -11,7 +11,7 @@ use super::BadFilter;
 use super::rows::clean;
 use crate::events::{RunStatus, Surface};
 use chrono::{DateTime, Utc};
-use read::Scanner;
+use read::FilterScanner;
 pub(super) use sql::Reach;
 
 /// The fields, in the order in which a page should offer them.
@@ -31,13 +31,13 @@ pub const FIELDS: [&str; 12] = [
 ];
 
 /// Most terms; each of them costs time for every run.
-const MOST_TERMS: usize = 64;
+const MAX_TERMS: usize = 64;
 
 /// Characters of a model's name that an index has: a foreign one may be of any length.
 pub(super) const MODEL_CHARS: usize = 100;
 
 /// Most parts that a filter is divided into; each of them costs planning and a page of runs.
-const MOST_PARTS: usize = 16;
+const MAX_PARTS: usize = 16;
 
 /// A filter that was understood.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -105,7 +105,7 @@ impl Filter {
 }
 
 impl Filter {
-    /// Whether runs of certain models are looked for.
+    /// Returns true if the filter has a term for models.
     pub(super) fn has_models(&self) -> bool {
         self.terms.iter().any(|term| !term.negated && matches!(term.condition, Condition::Model(_)))
     }
@@ -135,7 +135,7 @@ impl Filter {
                 }
                 _ => return None,
             };
-            (2..=MOST_PARTS).contains(&parts.len()).then_some((place, parts))
+            (2..=MAX_PARTS).contains(&parts.len()).then_some((place, parts))
         });
         let Some((place, parts)) = split else { return vec![self.clone()] };
         let part = |condition| {
@@ -150,11 +150,11 @@ impl Filter {
 /// The terms of a filter, each with its text.
 fn terms(text: &str, now: DateTime<Utc>) -> Result<Vec<(Term, String)>, BadFilter> {
     let chars: Vec<char> = text.chars().collect();
-    let mut scanner = Scanner::new(&chars);
+    let mut scanner = FilterScanner::new(&chars);
     let mut terms = Vec::new();
     while scanner.skip_blanks() {
-        if terms.len() == MOST_TERMS {
-            return Err(scanner.too_many(MOST_TERMS));
+        if terms.len() == MAX_TERMS {
+            return Err(scanner.too_many(MAX_TERMS));
         }
         let start = scanner.at();
         let term = scanner.term(now)?;

@@ -19,9 +19,9 @@ const DEFAULT_PAGE: u32 = 50;
 const NEWEST: i64 = 1000;
 
 /// Most names of models that are looked through instead of all runs; each costs a step in their index.
-const MOST_MODELS: i32 = 200;
+const MAX_MODELS: i32 = 200;
 
-/// Which runs to list, newest first.
+/// A query of the run list, newest first.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RunQuery {
     /// A filter text, see [`super::filter`]; empty for all runs.
@@ -37,7 +37,7 @@ pub struct RunQuery {
 pub struct RunPage {
     /// The runs.
     pub runs: Vec<RunSummary>,
-    /// What to give as [`RunQuery::before`] for the next page; `None` on the last one.
+    /// Value of [`RunQuery::before`] for the next page; `None` on the last one.
     pub next: Option<RunId>,
 }
 
@@ -89,11 +89,11 @@ impl Store {
         Ok(sql.build_query_as().fetch_all(&self.inner.pool).await?)
     }
 
-    /// The beginnings of the names of all models that runs have; `None` where there are more than [`MOST_MODELS`].
+    /// The beginnings of the names of all models that runs have; `None` where there are more than [`MAX_MODELS`].
     async fn models(&self) -> Result<Option<Vec<String>>, Error> {
         let names: Vec<String> =
-            sqlx::query_scalar("select model_names($1)").bind(MOST_MODELS + 1).fetch_all(&self.inner.pool).await?;
-        Ok(i32::try_from(names.len()).is_ok_and(|count| count <= MOST_MODELS).then_some(names))
+            sqlx::query_scalar("select model_names($1)").bind(MAX_MODELS + 1).fetch_all(&self.inner.pool).await?;
+        Ok(i32::try_from(names.len()).is_ok_and(|count| count <= MAX_MODELS).then_some(names))
     }
 }
 

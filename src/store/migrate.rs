@@ -102,7 +102,7 @@ fn newest() -> i32 {
     versions.max().unwrap_or(0)
 }
 
-/// What a database lacks that was made by an earlier Thunder; nothing of a new one.
+/// Returns the missing features of a database that an earlier release created; none for a new one.
 async fn missing(connection: &mut PgConnection) -> Result<Vec<&'static str>, Error> {
     let is_new: bool =
         sqlx::query_scalar("select to_regclass('refinery_schema_history') is null").fetch_one(&mut *connection).await?;

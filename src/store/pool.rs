@@ -105,7 +105,7 @@ impl PgPool {
 pub struct PgConnection {
     raw: Raw,
     statements: Statements,
-    /// Whether its statements belong to one transaction.
+    /// True if its statements belong to one transaction.
     in_transaction: bool,
 }
 

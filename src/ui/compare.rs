@@ -1,7 +1,7 @@
 //! Compares two runs: their settings, and by script their tokens.
 
 use super::error::{self, show};
-use super::run::{RunView, short};
+use super::run::{RunPageView, short};
 use super::shell::Shell;
 use crate::api::{ApiError, App};
 use crate::events::Scope;
@@ -16,8 +16,8 @@ use serde::Deserialize;
 #[template(path = "compare.html")]
 struct ComparePage {
     shell: Shell,
-    a: RunView,
-    b: RunView,
+    a: RunPageView,
+    b: RunPageView,
     settings: Vec<Setting>,
     swap_href: String,
 }
@@ -63,8 +63,8 @@ impl ComparePage {
             shell: Shell::new(headers, "runs"),
             settings: settings(a, b),
             swap_href: format!("/compare?a={}&b={}", b.run_id, a.run_id),
-            a: RunView::new(a, ""),
-            b: RunView::new(b, ""),
+            a: RunPageView::new(a, ""),
+            b: RunPageView::new(b, ""),
         }
     }
 }
@@ -72,7 +72,7 @@ impl ComparePage {
 /// Returns the differing settings.
 fn settings(a: &RunSummary, b: &RunSummary) -> Vec<Setting> {
     let of = |run: &RunSummary| {
-        let view = RunView::new(run, "");
+        let view = RunPageView::new(run, "");
         let number = |value: Option<i64>| value.map(|value| value.to_string()).unwrap_or_default();
         [
             ("began", view.created_text.replace('\n', ", ")),

@@ -5,7 +5,7 @@ use super::error::{self, show};
 use super::feedback::{self, FeedbackView};
 use super::replay_text;
 use super::reported::{self, ReportedView};
-use super::run::{Banner, RunView, banners};
+use super::run::{Banner, RunPageView, banners};
 use super::shell::{Shell, encoded, runs_href};
 use crate::api::{ApiError, App, ErrorKind};
 use crate::events::Scope;
@@ -23,7 +23,7 @@ const MAX_RETRIES: u32 = 5;
 #[template(path = "replay.html")]
 struct ReplayPage {
     shell: Shell,
-    run: RunView,
+    run: RunPageView,
     banners: Vec<Banner>,
     reported: ReportedView,
     feedback: Vec<FeedbackView>,
@@ -128,7 +128,7 @@ impl ReplayPage {
                 attention: run.has_attention,
                 ..Pane::idle()
             },
-            run: RunView::new(run, q),
+            run: RunPageView::new(run, q),
         }
     }
 }
@@ -166,7 +166,7 @@ async fn beside(app: &App, scope: &Scope, id: &str, q: &str, older: bool) -> Res
         // The list can only be read from new to old: search its first pages and give up after that.
         newer_in_pages(app, scope, q, &run).await?
     };
-    let href = neighbour.map_or_else(|| runs_href(q), |run| RunView::new(&run, q).href);
+    let href = neighbour.map_or_else(|| runs_href(q), |run| RunPageView::new(&run, q).href);
     Ok(Redirect::to(&href).into_response())
 }
 

@@ -3,7 +3,7 @@
 use super::error::{self, show};
 use super::feedback::{self, FeedbackView};
 use super::reported::{self, ReportedView};
-use super::run::{Banner, RunView, banners};
+use super::run::{Banner, RunPageView, banners};
 use super::shell::Shell;
 use crate::api::{ApiError, App};
 use crate::events::{ActionRecord, ActionType, Event, EventType, RunId, Scope, TraceItem};
@@ -27,7 +27,7 @@ const CANDIDATES: usize = 3;
 #[template(path = "replay_text.html")]
 struct TextPage {
     shell: Shell,
-    run: RunView,
+    run: RunPageView,
     banners: Vec<Banner>,
     reported: ReportedView,
     feedback: Vec<FeedbackView>,
@@ -93,7 +93,7 @@ async fn read(
         events: table(run.run_id, &items),
         earlier_href: if from > 0 { link((from - PAGE).max(0)) } else { String::new() },
         later_href: if to < run.events { link(to) } else { String::new() },
-        run: RunView::new(run, ""),
+        run: RunPageView::new(run, ""),
     })
 }
 
@@ -233,7 +233,7 @@ mod tests {
             events,
             earlier_href: String::new(),
             later_href: String::new(),
-            run: RunView::new(&run, ""),
+            run: RunPageView::new(&run, ""),
         };
         let html = page.render().unwrap();
         crate::ui::checks::page(&html);

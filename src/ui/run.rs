@@ -6,7 +6,7 @@ use crate::store::RunSummary;
 use std::fmt::Write as _;
 
 /// The fields of a run for the templates, ready to print.
-pub(super) struct RunView {
+pub(super) struct RunPageView {
     pub(super) id: String,
     pub(super) request_id: String,
     pub(super) href: String,
@@ -39,7 +39,7 @@ pub(super) struct RunView {
     pub(super) again_href: String,
 }
 
-impl RunView {
+impl RunPageView {
     /// Creates the view. `q` is the filter of the list that links to the run and is kept in its URL.
     pub(super) fn new(run: &RunSummary, q: &str) -> Self {
         let id = run.run_id.to_string();
@@ -229,11 +229,11 @@ pub(super) fn sample() -> RunSummary {
 
 #[cfg(test)]
 mod tests {
-    use super::{RunView, sample, strip_path};
+    use super::{RunPageView, sample, strip_path};
 
     #[test]
     fn a_run_is_written_for_people() {
-        let view = RunView::new(&sample(), "mod:\"a b\"");
+        let view = RunPageView::new(&sample(), "mod:\"a b\"");
         assert_eq!(view.title, "Explain <script>alert(1)</script> why it rains");
         assert_eq!(view.speed, "40.6 t/s");
         assert_eq!(view.first_token, "120 ms");

@@ -1,7 +1,7 @@
 //! The list of runs, with its filter.
 
 use super::error::{self, show};
-use super::run::RunView;
+use super::run::RunPageView;
 use super::shell::{Shell, curl_chat, encoded, origin, runs_href};
 use crate::api::App;
 use crate::api::base;
@@ -44,7 +44,7 @@ struct List {
     bad: Bad,
     /// `rows`, `empty` (no runs at all), `no-match`, or "" if the filter is invalid.
     state: &'static str,
-    runs: Vec<RunView>,
+    runs: Vec<RunPageView>,
     /// The terms of a filter without results, if there is more than one.
     terms: Vec<TermView>,
     newest_href: String,
@@ -210,7 +210,7 @@ impl List {
             bad,
             state,
             terms,
-            runs: page.iter().flat_map(|page| &page.runs).map(|run| RunView::new(run, &q)).collect(),
+            runs: page.iter().flat_map(|page| &page.runs).map(|run| RunPageView::new(run, &q)).collect(),
             newest_href: if paged { runs_href(&q) } else { String::new() },
             older_href,
             base: base(headers).to_owned(),

@@ -1,4 +1,4 @@
-//! What a server says when a part of it has died: the decode thread; the database and the disk at once.
+//! Tests of a server without a decode thread, or without both the database and the disk.
 
 use super::harness::{folder, free_port, model, thunder};
 use chrono::{DateTime, Utc};

@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// How long a test waits for what must come.
+/// Maximum wait for an expected event.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn connect(server: &Server) -> TcpStream {
@@ -15,7 +15,7 @@ fn connect(server: &Server) -> TcpStream {
     stream
 }
 
-/// Whether the server ends the connection; what it said before.
+/// Waits until the server closes the connection. Returns its output.
 fn until_closed(mut stream: TcpStream) -> String {
     let mut said = Vec::new();
     match stream.read_to_end(&mut said) {

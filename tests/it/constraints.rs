@@ -25,7 +25,7 @@ fn schema() -> Value {
     })
 }
 
-/// Whether a text is JSON of that schema, by hand.
+/// Returns true if a text is JSON of that schema, checked by hand.
 fn check(text: &str) {
     let value: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text:?}"));
     let object = value.as_object().unwrap();
@@ -49,7 +49,7 @@ fn format() -> Value {
     json!({"response_format": {"type": "json_schema", "json_schema": {"name": "thing", "strict": true, "schema": schema()}}})
 }
 
-/// What came, where it came to an end by itself.
+/// Returns the answer if it ended by itself.
 fn ended<'a>(answer: &'a Value, pointer: &str) -> Option<&'a str> {
     let choice = &answer["choices"][0];
     (choice["finish_reason"] == "stop").then(|| choice.pointer(pointer).unwrap().as_str().unwrap())

@@ -17,7 +17,7 @@ async fn page(server: &Server, key: &str, path: &str) -> (u16, String) {
     (response.status().as_u16(), response.text().await.unwrap())
 }
 
-/// What a browser without scripts sends.
+/// The form of a browser without scripts.
 fn form(server: &Server, path: &str, name: &str, source: &str) -> RequestBuilder {
     let mut body = format!("name={name}&source=");
     for byte in source.bytes() {

@@ -1,4 +1,4 @@
-//! What is said of GPUs, as far as that needs none.
+//! Tests of GPU flags that need no GPU.
 
 use super::harness::{Server, folder, model, server, thunder};
 use serde_json::Value;

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a server may take to be ready, also while other tests use all cores.
+/// Maximum start time of a server while other tests use all cores.
 const PATIENCE: Duration = Duration::from_mins(3);
 
 /// Mods of the shared server, beside the built-in ones.
@@ -150,7 +150,7 @@ impl Server {
         }
     }
 
-    /// What it wrote to standard error so far.
+    /// Returns its standard error so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.data_dir.join("server.log")).unwrap_or_default()
     }

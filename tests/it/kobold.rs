@@ -286,7 +286,7 @@ async fn small_questions_have_small_answers() {
     assert_eq!((status, &error["detail"]["type"]), (404, &json!("not_found")));
 }
 
-/// What a page of another origin needs, at both addresses that its clients have built in.
+/// Tests the CORS headers at both addresses that clients have built in.
 #[tokio::test]
 async fn pages_may_call_where_they_are_let() {
     let port = crate::harness::free_port();

@@ -11,7 +11,7 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
-/// How long a test waits for what must come.
+/// Maximum wait for an expected event.
 const PATIENCE: Duration = Duration::from_secs(30);
 const KEY: &str = "correct-horse-battery";
 
@@ -41,7 +41,7 @@ fn secure(server: &Server, protocols: &[&str]) -> StreamOwned<ClientConnection, 
     StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), connect(server))
 }
 
-/// What a connection says until it is closed.
+/// Returns the output of a connection until it is closed.
 fn until_closed(mut stream: impl Read) -> String {
     let mut said = Vec::new();
     match stream.read_to_end(&mut said) {

@@ -20,14 +20,14 @@ use std::sync::{Arc, PoisonError};
 
 /// Progress of a load.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Step {
+pub enum LoadStep {
     /// Reading the weights, from 0 to 1.
     Weights(f32),
     /// Creating the context in which runs are decoded.
     Context,
 }
 
-type Observe = dyn Fn(&str, Step) + Send + Sync;
+type Observe = dyn Fn(&str, LoadStep) + Send + Sync;
 
 impl Catalogue {
     /// Registers the configured models. From now on engines can start, and their signals are sent to `recorder`.
@@ -56,7 +56,10 @@ impl Catalogue {
     ///
     /// # Errors
     /// The cause of the failure.
-    pub async fn load_default(&self, observe: impl Fn(&str, Step) + Send + Sync + 'static) -> Result<(), ModelError> {
+    pub async fn load_default(
+        &self,
+        observe: impl Fn(&str, LoadStep) + Send + Sync + 'static,
+    ) -> Result<(), ModelError> {
         let entry = self.lock().entries.first().cloned();
         let entry = entry.ok_or_else(|| refused(Path::new("no model"), "the catalogue is not open"))?;
         self.change(&entry.name, |entry| entry.state = ModelState::Loading(0.0));
@@ -135,7 +138,7 @@ impl Catalogue {
         let config = &self.0.config.engine;
         self.attempt(&entry.path).await?;
         let model = self.read(entry, Arc::clone(&observe)).await?;
-        observe(&entry.name, Step::Context);
+        observe(&entry.name, LoadStep::Context);
         let options = engine_options(&self.0.config, &model, self.0.clock);
         let settings = super::encoding::settings(config, &model);
         let model = Arc::new(model);
@@ -157,7 +160,7 @@ impl Catalogue {
             let Entry { name, path, given_up, .. } = read;
             let mut shown = 0.0;
             Model::load(&path, &options, move |done| {
-                observe(&name, Step::Weights(done));
+                observe(&name, LoadStep::Weights(done));
                 // llama.cpp reports progress for every tensor; one report per percent is enough.
                 if done - shown >= 0.01 {
                     shown = done;

@@ -15,7 +15,7 @@ mod trial;
 mod unload;
 
 pub use asleep::{Asleep, Observed};
-pub use load::Step;
+pub use load::LoadStep;
 pub use loaded::Loaded;
 pub(in crate::api) use names::meant;
 pub use sessions::{NoRoom, SessionClient, Sessions};

@@ -28,12 +28,12 @@ pub struct ListAlternatives {
 #[derive(Debug, Serialize, ToSchema)]
 pub struct Alternatives {
     /// One entry per `ForwardPass` of the range.
-    alternatives: Vec<Candidates>,
+    alternatives: Vec<StepAlternatives>,
 }
 
 /// The candidates of one step.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct Candidates {
+pub struct StepAlternatives {
     /// `sequence_order` of the step's `ForwardPass`.
     sequence_order: i32,
     /// Number of the step.
@@ -73,12 +73,12 @@ pub async fn list(
     Ok(Json(Alternatives { alternatives: steps(items, end) }))
 }
 
-fn steps(items: Vec<TraceItem>, end: i32) -> Vec<Candidates> {
-    let mut steps: Vec<Candidates> = Vec::new();
+fn steps(items: Vec<TraceItem>, end: i32) -> Vec<StepAlternatives> {
+    let mut steps: Vec<StepAlternatives> = Vec::new();
     for item in items {
         let TraceItem::Event(event) = item else { continue };
         match event.event_type {
-            EventType::ForwardPass if event.sequence_order < end => steps.push(Candidates::begin(event)),
+            EventType::ForwardPass if event.sequence_order < end => steps.push(StepAlternatives::begin(event)),
             EventType::Sampled => {
                 if let Some(step) = steps.last_mut().filter(|step| step.step == event.step) {
                     step.draw(event);
@@ -90,7 +90,7 @@ fn steps(items: Vec<TraceItem>, end: i32) -> Vec<Candidates> {
     steps
 }
 
-impl Candidates {
+impl StepAlternatives {
     fn begin(event: Event) -> Self {
         let measured = measured(event.measured);
         let given = |raw: RawJson| serde_json::from_str(raw.get()).unwrap_or(Value::Null);

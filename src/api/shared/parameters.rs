@@ -113,14 +113,14 @@ pub(in crate::api) fn sampling(fields: Fields<'_>, vocabulary: &Vocabulary) -> R
 
 /// Slot and cache settings of a run, and its behaviour on a full context.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::api) struct Placement {
+pub(in crate::api) struct SlotPlacement {
     pub(in crate::api) slot: Option<u32>,
     pub(in crate::api) cache_prompt: bool,
     pub(in crate::api) cache_reuse: usize,
     pub(in crate::api) overflow: Overflow,
 }
 
-impl Placement {
+impl SlotPlacement {
     /// Returns the number of tokens that an answer can have after a prompt of that length.
     pub(in crate::api) fn room(self, context: u32, prompt: usize) -> u32 {
         match self.overflow {
@@ -131,7 +131,7 @@ impl Placement {
 }
 
 /// Parses the placement. `fields` include the server's defaults.
-pub(in crate::api) fn placement(fields: Fields<'_>) -> Result<Placement, ApiError> {
+pub(in crate::api) fn placement(fields: Fields<'_>) -> Result<SlotPlacement, ApiError> {
     let keep = fields.integer("n_keep", -1..=i64::from(i32::MAX))?.unwrap_or(0);
     let discard = fields.integer("n_discard", 0..=i64::from(i32::MAX))?.unwrap_or(0);
     let overflow = match fields.text("context_policy")? {
@@ -144,7 +144,7 @@ pub(in crate::api) fn placement(fields: Fields<'_>) -> Result<Placement, ApiErro
         }
     };
     let slot = fields.integer("id_slot", -1..=i64::from(i32::MAX))?;
-    Ok(Placement {
+    Ok(SlotPlacement {
         slot: slot.and_then(|slot| u32::try_from(slot).ok()),
         cache_prompt: fields.flag("cache_prompt")?.unwrap_or(true),
         cache_reuse: fields.integer("n_cache_reuse", 0..=i64::from(i32::MAX))?.unwrap_or(0) as usize,

@@ -5,7 +5,7 @@ use crate::events::{RunStatus, Surface};
 use crate::store::BadFilter;
 use chrono::{DateTime, Days, NaiveDate, TimeDelta, Utc};
 
-pub(super) struct Scanner<'a> {
+pub(super) struct FilterScanner<'a> {
     chars: &'a [char],
     at: usize,
 }
@@ -18,23 +18,23 @@ struct Part {
     quoted: bool,
 }
 
-impl<'a> Scanner<'a> {
+impl<'a> FilterScanner<'a> {
     /// At the beginning of a text.
     pub fn new(chars: &'a [char]) -> Self {
         Self { chars, at: 0 }
     }
 
-    /// Where it stands, in characters.
+    /// Its offset in characters.
     pub fn at(&self) -> usize {
         self.at
     }
 
-    /// What is left is more than there may be.
+    /// The rest has more terms than allowed.
     pub fn too_many(&self, most: usize) -> BadFilter {
         bad(self.at, self.chars.len() - self.at, &format!("a filter has at most {most} terms"))
     }
 
-    /// Whether there is a term.
+    /// Returns true if there is a term.
     pub fn skip_blanks(&mut self) -> bool {
         while self.peek().is_some_and(char::is_whitespace) {
             self.at += 1;
@@ -161,8 +161,8 @@ fn condition(
             Condition::Status(one_of(name, &value, RunStatus::from_name, RunStatus::ALL.map(RunStatus::as_str))?)
         }
         "surface" => Condition::Surface(one_of(name, &value, Surface::from_name, Surface::ALL.map(Surface::as_str))?),
-        "after" => Condition::After(moment(name, &value, now)?),
-        _ => Condition::Before(moment(name, &value, now)?),
+        "after" => Condition::After(parse_time(name, &value, now)?),
+        _ => Condition::Before(parse_time(name, &value, now)?),
     })
 }
 
@@ -198,7 +198,7 @@ fn one_of<T, const N: usize>(
 }
 
 /// A date, a date with time and zone, or a span back from now.
-fn moment(name: &str, value: &Part, now: DateTime<Utc>) -> Result<DateTime<Utc>, BadFilter> {
+fn parse_time(name: &str, value: &Part, now: DateTime<Utc>) -> Result<DateTime<Utc>, BadFilter> {
     let text = value.text.as_str();
     let day = |date: NaiveDate| date.and_time(chrono::NaiveTime::MIN).and_utc();
     let named = match text {

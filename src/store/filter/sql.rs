@@ -14,7 +14,7 @@ pub(in crate::store) enum Reach {
 }
 
 impl Filter {
-    /// Whether it looks for words, whose index knows no order.
+    /// Returns true if it has words, whose index has no order.
     pub(in crate::store) fn has_words(&self) -> bool {
         self.terms.iter().any(|term| !term.negated && term.condition.is_of_words())
     }

@@ -1,4 +1,4 @@
-//! What is wrong is named, and changes nothing.
+//! Tests of errors: they name the field and change nothing.
 
 use super::{PATH, asking, connect, next, send, tokens_of, until_done};
 use crate::harness::{Server, server};

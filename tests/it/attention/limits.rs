@@ -1,4 +1,4 @@
-//! How much attention a server gives at once.
+//! Tests of the limits of attention in one response.
 
 use super::{PATH, asking, connect, send, tokens_of, until_done};
 use crate::harness::Server;

@@ -1,4 +1,4 @@
-//! What the model is, and its tokens.
+//! Tests of the routes about the model and its tokens.
 
 use super::{HEADS, LAYERS};
 use crate::harness::server;

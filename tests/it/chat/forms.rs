@@ -19,7 +19,7 @@ async fn a_required_call_is_a_call() {
     }
 }
 
-/// Whether the arguments follow the function's schema.
+/// Returns true if the arguments match the function's schema.
 pub(super) fn check(call: &Value) {
     let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
     match call["function"]["name"].as_str().unwrap() {

@@ -45,7 +45,7 @@ async fn chunks(body: &Value) -> Vec<Value> {
     events[..events.len() - 1].iter().map(|data| serde_json::from_str(data).unwrap()).collect()
 }
 
-/// What a client that knows nothing of us makes of the chunks of an answer.
+/// The answer that a generic client assembles from chunks.
 fn assembled(chunks: &[Value], answer: u64) -> Value {
     let (mut content, mut reasoning, mut calls, mut reason) =
         (String::new(), String::new(), Vec::<Value>::new(), Value::Null);

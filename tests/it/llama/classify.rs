@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 const ROUTE: &str = "/v1/classify";
-/// What 16-bit weights and llama.cpp's GELU by tanh may do to a logit.
+/// Tolerance for 16-bit weights and llama.cpp's tanh approximation of GELU.
 const TOLERANCE: f64 = 0.01;
 
 fn by_label(predictions: &Value) -> BTreeMap<String, f64> {

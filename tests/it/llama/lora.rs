@@ -29,7 +29,7 @@ fn tokens(answer: &Value) -> Vec<i32> {
     serde_json::from_value(answer["tokens"].clone()).unwrap()
 }
 
-/// What bare llama.cpp says with the adapter at each of these scales.
+/// Answers of llama.cpp itself with the adapter at each of these scales.
 async fn expected(server: &Server, scales: &[f32]) -> Vec<Vec<i32>> {
     let answer = server.answer("/tokenize", &json!({"content": PROMPT, "add_special": true})).await;
     let prompt: Vec<i32> = serde_json::from_value(answer["tokens"].clone()).unwrap();

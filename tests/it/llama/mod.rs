@@ -44,7 +44,7 @@ async fn encoders() -> &'static Server {
     tokio::task::spawn_blocking(|| LazyLock::force(&SERVER)).await.unwrap().wait_ready().await
 }
 
-/// What `fixtures/encoders/make.py` computed without llama.cpp.
+/// Values that `fixtures/encoders/make.py` computed without llama.cpp.
 fn expected() -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/encoders/expected.json");
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()

@@ -3,7 +3,7 @@
 use super::super::harness::{Server, folder, server};
 use serde_json::{Value, json};
 
-fn asked(prompt: &str, slot: u32, n_predict: u32) -> Value {
+fn completion_request(prompt: &str, slot: u32, n_predict: u32) -> Value {
     json!({"prompt": prompt, "id_slot": slot, "n_predict": n_predict, "temperature": 0, "ignore_eos": true, "return_tokens": true})
 }
 
@@ -24,12 +24,12 @@ async fn a_session_lives_until_it_is_removed() {
     server.wait_ready().await;
     assert_eq!(server.get("/sessions").await, (200, json!([])));
     let prompt = "My name is Alice, and I live in a house by the river.";
-    server.answer("/completion", &asked(prompt, 0, 6)).await;
+    server.answer("/completion", &completion_request(prompt, 0, 6)).await;
     let none = json!({});
     let saved = done(&server, "/sessions/42?action=save&slot=0", &none).await;
     assert_eq!(keys(&saved), ["id_session", "id_slot", "n_tokens", "n_bytes", "t_ms"]);
     assert_eq!((&saved["id_session"], &saved["id_slot"]), (&json!(42), &json!(0)));
-    let expected = server.answer("/completion", &asked(prompt, 0, 12)).await;
+    let expected = server.answer("/completion", &completion_request(prompt, 0, 12)).await;
     done(&server, "/sessions/-7?action=save&slot=0", &none).await;
     let (_, list) = server.get("/sessions").await;
     assert_eq!((&list[0]["id"], &list[1]["id"]), (&json!(-7), &json!(42)));
@@ -38,7 +38,7 @@ async fn a_session_lives_until_it_is_removed() {
     assert!(list[1]["created_at"].as_i64().unwrap() > 1_700_000_000);
     let restored = done(&server, "/sessions/42?action=restore&slot=1", &none).await;
     assert_eq!(keys(&restored), ["id_session", "id_slot", "n_bytes_read", "success", "t_ms"]);
-    let again = server.answer("/completion", &asked(prompt, 1, 12)).await;
+    let again = server.answer("/completion", &completion_request(prompt, 1, 12)).await;
     assert_eq!(again["tokens"], expected["tokens"]);
     assert!(again["timings"]["cache_n"].as_u64().unwrap() > 8);
     let removed = done(&server, "/sessions/42?action=remove", &json!({"file": "session_42.bin"})).await;
@@ -52,7 +52,7 @@ async fn a_session_lives_until_it_is_removed() {
     assert_eq!(server.post("/sessions/42?action=remove", &none).await.0, 404);
     let from_file = done(&server, "/sessions/42?action=restore&slot=0", &json!({"file": "session_42.bin"})).await;
     assert_eq!(from_file["n_bytes_read"], saved["n_bytes"]);
-    let again = server.answer("/completion", &asked(prompt, 0, 12)).await;
+    let again = server.answer("/completion", &completion_request(prompt, 0, 12)).await;
     assert_eq!(again["tokens"], expected["tokens"]);
 }
 
@@ -80,9 +80,9 @@ async fn wrong_requests_say_what_would_be_right() {
 async fn there_is_never_more_than_there_is_room_for() {
     let server = Server::start(&["-np", "1", "--session-memory", "40K"]);
     server.wait_ready().await;
-    server.answer("/completion", &asked("A few words", 0, 4)).await;
+    server.answer("/completion", &completion_request("A few words", 0, 4)).await;
     done(&server, "/sessions/1?action=save&slot=0", &json!({})).await;
-    server.answer("/completion", &asked(&"Many more words than before. ".repeat(10), 0, 4)).await;
+    server.answer("/completion", &completion_request(&"Many more words than before. ".repeat(10), 0, 4)).await;
     let (status, answer) = server.post("/sessions/2?action=save&slot=0", &json!({})).await;
     assert_eq!(status, 507, "{answer}");
     assert!(answer["error"]["message"].as_str().unwrap().contains("--session-memory"), "{answer}");

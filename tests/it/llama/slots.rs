@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 const OCTETS: &str = "application/octet-stream";
 
-fn asked(prompt: &str, slot: u32, n_predict: u32) -> Value {
+fn completion_request(prompt: &str, slot: u32, n_predict: u32) -> Value {
     json!({"prompt": prompt, "id_slot": slot, "n_predict": n_predict, "temperature": 0, "ignore_eos": true, "return_tokens": true})
 }
 
@@ -22,7 +22,7 @@ async fn done(server: &Server, slot: u32, action: &str, body: &Value) -> Value {
     answer
 }
 
-/// Whether the error has llama-server's shape and says that.
+/// Returns true if the error has llama-server's shape and this message.
 fn refused((status, answer): &(u16, Value), expected: u16, says: &str) {
     assert_eq!(*status, expected, "{answer}");
     let error = &answer["error"];
@@ -41,7 +41,7 @@ async fn a_state_goes_out_and_comes_back_into_another_slot() {
     let server = Server::start(&["-np", "2"]);
     server.wait_ready().await;
     let prompt = "The quick brown fox jumps over the lazy dog, and then it sleeps.";
-    let first = server.answer("/completion", &asked(prompt, 0, 8)).await;
+    let first = server.answer("/completion", &completion_request(prompt, 0, 8)).await;
     assert_eq!(first["id_slot"], 0);
     let saved = done(&server, 0, "save-state", &json!({})).await;
     assert_eq!(keys(&saved), ["id_slot", "n_tokens", "n_bytes", "t_ms", "state"]);
@@ -61,8 +61,8 @@ async fn a_state_goes_out_and_comes_back_into_another_slot() {
     assert_eq!(response.headers()["content-type"], OCTETS);
     assert_eq!(response.bytes().await.unwrap(), block);
     let longer = format!("{prompt}{}", first["content"].as_str().unwrap());
-    let expected = server.answer("/completion", &asked(&longer, 0, 12)).await;
-    server.answer("/completion", &asked("Something else entirely, to fill this slot.", 0, 4)).await;
+    let expected = server.answer("/completion", &completion_request(&longer, 0, 12)).await;
+    server.answer("/completion", &completion_request("Something else entirely, to fill this slot.", 0, 4)).await;
     let path = "/slots/1?action=restore-state";
     let binary =
         server.request(Method::POST, path).header("content-type", OCTETS).body(block.clone()).send().await.unwrap();
@@ -71,12 +71,12 @@ async fn a_state_goes_out_and_comes_back_into_another_slot() {
     assert_eq!(keys(&restored), ["id_slot", "n_bytes_read", "success", "t_ms"]);
     assert_eq!((&restored["id_slot"], &restored["success"]), (&json!(1), &json!(true)));
     assert_eq!(restored["n_bytes_read"].as_u64().unwrap() as usize, block.len());
-    let again = server.answer("/completion", &asked(&longer, 1, 12)).await;
+    let again = server.answer("/completion", &completion_request(&longer, 1, 12)).await;
     assert_eq!((&again["tokens"], &again["content"]), (&expected["tokens"], &expected["content"]));
     assert!(again["timings"]["cache_n"].as_u64().unwrap() >= u64::from(count) - 3, "{}", again["timings"]);
     let json = done(&server, 0, "restore-state", &json!({"state": saved["state"]})).await;
     assert_eq!(json["id_slot"], 0);
-    let again = server.answer("/completion", &asked(&longer, 0, 12)).await;
+    let again = server.answer("/completion", &completion_request(&longer, 0, 12)).await;
     assert_eq!(again["tokens"], expected["tokens"]);
 }
 
@@ -84,7 +84,7 @@ async fn a_state_goes_out_and_comes_back_into_another_slot() {
 async fn a_state_that_does_not_fit_is_a_400_that_says_why() {
     let server = Server::start(&["-np", "2"]);
     server.wait_ready().await;
-    server.answer("/completion", &asked("One prompt, of some length.", 0, 4)).await;
+    server.answer("/completion", &completion_request("One prompt, of some length.", 0, 4)).await;
     let saved = done(&server, 0, "save-state", &json!({})).await;
     let block = STANDARD.decode(saved["state"].as_str().unwrap()).unwrap();
     let before = done(&server, 0, "tokens", &json!({})).await;
@@ -125,7 +125,7 @@ async fn tokens_are_shifted_out_of_the_middle() {
     let server = Server::start(&["-np", "1"]);
     server.wait_ready().await;
     let text = "One two three four five six seven eight nine ten eleven twelve thirteen fourteen.";
-    server.answer("/completion", &asked(text, 0, 1)).await;
+    server.answer("/completion", &completion_request(text, 0, 1)).await;
     let before = done(&server, 0, "tokens", &json!({})).await;
     let mut tokens: Vec<i32> = serde_json::from_value(before["tokens"].clone()).unwrap();
     let len = tokens.len();
@@ -185,14 +185,14 @@ async fn files_keep_states_over_a_restart() {
     let first = Server::start(&["-np", "2", "--slot-save-path", &path]);
     first.wait_ready().await;
     let prompt = "A story about a lighthouse keeper who wrote letters to the sea.";
-    first.answer("/completion", &asked(prompt, 0, 6)).await;
+    first.answer("/completion", &completion_request(prompt, 0, 6)).await;
     let saved = done(&first, 0, "save", &json!({"filename": "lighthouse.bin"})).await;
     assert_eq!(keys(&saved), ["id_slot", "filename", "n_saved", "n_written", "timings"]);
     assert!(saved["timings"]["save_ms"].is_number());
     let written = std::fs::read(files.join("lighthouse.bin")).unwrap();
     assert_eq!(saved["n_written"].as_u64().unwrap() as usize, written.len());
     assert_eq!(std::fs::read_dir(&files).unwrap().count(), 1, "nothing unfinished is left");
-    let expected = first.answer("/completion", &asked(prompt, 0, 10)).await;
+    let expected = first.answer("/completion", &completion_request(prompt, 0, 10)).await;
     for name in ["../x", "a/b", "", ".x", "/etc/passwd"] {
         refused(&act(&first, 0, "save", &json!({ "filename": name })).await, 400, "plain file name");
     }
@@ -218,7 +218,7 @@ async fn files_keep_states_over_a_restart() {
     let restored = done(&second, 0, "restore", &json!({"filename": "lighthouse.bin"})).await;
     assert_eq!(keys(&restored), ["id_slot", "filename", "n_restored", "n_read", "timings"]);
     assert_eq!((&restored["n_restored"], &restored["n_read"]), (&saved["n_saved"], &saved["n_written"]));
-    let again = second.answer("/completion", &asked(prompt, 0, 10)).await;
+    let again = second.answer("/completion", &completion_request(prompt, 0, 10)).await;
     assert_eq!(again["tokens"], expected["tokens"]);
     assert!(again["timings"]["cache_n"].as_u64().unwrap() > 10);
 }
@@ -237,7 +237,7 @@ async fn what_is_off_says_how_to_switch_it_on() {
 async fn a_full_context_ends_shifts_or_evicts_as_the_request_says() {
     let server = Server::start(&["-c", "256", "-np", "1", "--context-shift"]);
     server.wait_ready().await;
-    let mut body = asked("Once upon a time there was a small house.", 0, 400);
+    let mut body = completion_request("Once upon a time there was a small house.", 0, 400);
     let shifted = server.answer("/completion", &body).await;
     assert_eq!((&shifted["tokens_predicted"], &shifted["truncated"]), (&json!(400), &json!(true)));
     let evicted = shifted["timings"]["evicted_n"].as_u64().unwrap();

@@ -1,4 +1,4 @@
-//! What is wrong in OpenAI's requests, and what is let pass.
+//! Tests of invalid and of tolerated requests of OpenAI's API.
 
 use super::super::harness::{Server, server};
 use super::{CHAT, chat};

@@ -327,7 +327,7 @@ fn now() -> chrono::DateTime<Utc> {
     chrono::DateTime::from_timestamp_micros(Utc::now().timestamp_micros()).unwrap()
 }
 
-/// What the signals say, without attention, with the text PostgreSQL can hold.
+/// Returns the items of the signals without attention, with text that PostgreSQL can hold.
 fn spoken(signals: &[Signal]) -> String {
     let items =
         signals.iter().filter_map(|signal| if let Signal::Items(_, items) = signal { Some(items) } else { None });

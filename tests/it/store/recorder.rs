@@ -182,7 +182,7 @@ async fn read_of_a_spooled_run_is_refused_until_the_database_has_it() {
     database.close().await;
 }
 
-/// What a Thunder leaves in its spool file when both it and the database die is stored by the next one.
+/// Tests that the next process stores the spool file of one that ended while the database was down.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_spool_file_of_a_dead_server_is_drained_at_the_next_start() {
     let (server, client) = (Data::new(), Data::new());

@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::time::Duration;
 use yawc::{Frame, HttpRequest, OpCode, Options, TcpWebSocket, WebSocket};
 
-/// How long a message may take, also while other tests use all cores.
+/// Maximum wait for a message while other tests use all cores.
 const PATIENCE: Duration = Duration::from_mins(3);
 
 /// Among the headers, this asks for compression.
@@ -17,7 +17,7 @@ pub struct Client {
     pub socket: TcpWebSocket,
 }
 
-/// What comes next on a connection.
+/// The next item of a connection.
 #[derive(Debug)]
 pub enum Next {
     Message(Value),
@@ -53,7 +53,7 @@ impl Client {
         self.socket.send(Frame::text(text)).await.unwrap();
     }
 
-    /// What comes next.
+    /// Returns the next item.
     pub async fn next(&mut self) -> Next {
         loop {
             let frame = tokio::time::timeout(PATIENCE, self.socket.next()).await.expect("nothing comes");

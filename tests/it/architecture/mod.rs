@@ -1,4 +1,6 @@
-//! The rules of the source: who may import whom, and where the dangerous things are.
+//! The rules of the source: permitted imports, homes of crates and of unsafe code, names and documentation.
+
+mod names;
 
 use std::path::{Path, PathBuf};
 
@@ -43,19 +45,26 @@ struct Source {
 }
 
 fn sources() -> Vec<Source> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    files("src")
+        .into_iter()
+        .map(|(path, text)| {
+            let production = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+            let code = production.lines().filter(|line| !line.trim_start().starts_with("//"));
+            Source { path: path["src/".len()..].to_owned(), code: code.collect::<Vec<_>>().join("\n") }
+        })
+        .collect()
+}
+
+/// Returns the path, from the project's root with forward slashes, and the text of every Rust file below a folder.
+fn files(folder: &str) -> Vec<(String, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = Vec::new();
-    collect(&root, &mut files);
+    collect(&root.join(folder), &mut files);
     files
         .into_iter()
         .map(|file| {
-            let text = std::fs::read_to_string(&file).unwrap();
-            let production = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
-            let code = production.lines().filter(|line| !line.trim_start().starts_with("//"));
-            Source {
-                path: file.strip_prefix(&root).unwrap().to_str().unwrap().replace('\\', "/"),
-                code: code.collect::<Vec<_>>().join("\n"),
-            }
+            let path = file.strip_prefix(root).unwrap().to_str().unwrap().replace('\\', "/");
+            (path, std::fs::read_to_string(&file).unwrap())
         })
         .collect()
 }
@@ -71,7 +80,7 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// Whether the code names `word` as a path's first part, e.g. `sqlx::`.
+/// Returns true if the code names `word` as the first part of a path, e.g. `sqlx::`.
 fn names(code: &str, word: &str) -> bool {
     code.match_indices(word).any(|(at, _)| {
         let before = code[..at].chars().next_back();
