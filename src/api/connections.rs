@@ -98,7 +98,7 @@ impl ListenerState {
         match begun {
             Ok(ConnectionStart::Tls(stream)) => self.serve(stream, service(routes)).await,
             Ok(ConnectionStart::Plain(stream)) => {
-                self.serve(stream, service(Router::new().fallback(wrong_scheme))).await
+                self.serve(stream, service(Router::new().fallback(wrong_scheme))).await;
             }
             Err(error) => tracing::debug!(%error, %peer, "TLS handshake failed"),
         }

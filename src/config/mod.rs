@@ -194,6 +194,7 @@ impl std::fmt::Debug for DataConfig {
         f.debug_struct("DataConfig")
             .field("dir", &self.dir)
             .field("database_url", &url)
+            .field("database_direct_url", &self.database_direct_url.as_ref().map(|_| "(hidden)"))
             .field("keep_days", &self.keep_days)
             .field("keep_bytes", &self.keep_bytes)
             .finish()

@@ -155,7 +155,7 @@ impl Engine {
                 Ok(_) => {}
                 // A request that only records attention runs without it.
                 Err(SubmitError::AttentionUnsupported { .. }) if !request.report.attention_rows => {
-                    request.attention = false
+                    request.attention = false;
                 }
                 Err(refused) => return Err(refused),
             }

@@ -1,7 +1,7 @@
 //! Scopes as conditions of SQL statements. Every read or change of a run on behalf of a client uses them.
 
 use super::pool::PgConnection;
-use crate::events::{RunId, Scope};
+use crate::events::{RunId, Scope, Tenant};
 use sqlx::{Postgres, QueryBuilder};
 
 /// The condition of a statement for [`owners`] as parameter `$number`, on the column `owner`.
@@ -20,7 +20,7 @@ pub(super) fn owners(scope: &Scope) -> Option<Vec<&str>> {
         Scope::All => None,
         Scope::Owned { by, or_unowned } => {
             let unowned = or_unowned.then_some("");
-            Some(by.as_ref().map(|tenant| tenant.as_str()).into_iter().chain(unowned).collect())
+            Some(by.as_ref().map(Tenant::as_str).into_iter().chain(unowned).collect())
         }
     }
 }

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use thunder::api::{App, Listeners, State};
 use thunder::config::Config;
 use thunder::config::flags::{DataFlags, EngineFlags, ServerFlags};
-use thunder::events::RunId;
+use thunder::events::{RunId, Scope};
 use thunder::mods::ModRegistry;
 use thunder::store::{Database, Store};
 use thunder::trace::columns;
@@ -93,7 +93,7 @@ async fn serve(store: &Store) -> (App, String) {
 async fn measure(store: &Store, url: &str, options: PgConnectOptions, rounds: usize) {
     let sample = Document::parse(&payload("sample")).expect("a document");
     let rows = sample.events.len() + sample.mod_calls.len() + sample.mod_logs.len() + sample.actions.len();
-    store.ingest(sample).await.expect("ingested");
+    store.ingest(&Scope::All, None, sample).await.expect("ingested");
     let pool = PgPool::connect_with(options.clone()).await.expect("connected");
     let mut tables = Vec::new();
     for statement in COPY_OUT {
@@ -138,7 +138,7 @@ async fn measure(store: &Store, url: &str, options: PgConnectOptions, rounds: us
         let begin = Instant::now();
         let document = Document::parse(&payload).expect("a document");
         let parse_took = begin.elapsed();
-        store.ingest(document).await.expect("ingested");
+        store.ingest(&Scope::All, None, document).await.expect("ingested");
         let ingest_took = begin.elapsed();
 
         let body = self::payload(&format!("{prefix}-{round}-http"));

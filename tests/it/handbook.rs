@@ -128,15 +128,14 @@ fn blocks(markdown: &str) -> Vec<Block> {
     let (mut open, mut post): (Option<Block>, Option<String>) = (None, None);
     for (number, line) in markdown.lines().enumerate() {
         if let Some(info) = line.strip_prefix("```") {
-            match open.take() {
-                Some(block) => blocks.push(block),
-                None => {
-                    let (language, rest) = info.split_once(' ').unwrap_or((info, ""));
-                    let not_run = rest.strip_prefix("not-run: ").map(str::to_owned);
-                    assert!(rest.is_empty() || not_run.is_some(), "line {}: {info}", number + 1);
-                    let (language, text) = (language.to_owned(), String::new());
-                    open = Some(Block { line: number + 1, language, not_run, post: post.take(), text });
-                }
+            if let Some(block) = open.take() {
+                blocks.push(block);
+            } else {
+                let (language, rest) = info.split_once(' ').unwrap_or((info, ""));
+                let not_run = rest.strip_prefix("not-run: ").map(str::to_owned);
+                assert!(rest.is_empty() || not_run.is_some(), "line {}: {info}", number + 1);
+                let (language, text) = (language.to_owned(), String::new());
+                open = Some(Block { line: number + 1, language, not_run, post: post.take(), text });
             }
         } else if let Some(block) = &mut open {
             block.text.push_str(line);
@@ -216,7 +215,7 @@ impl Session {
         match block.language.as_str() {
             "text" => {}
             _ if block.not_run.is_some() => {
-                self.skipped.push(format!("{place}: {}", block.not_run.as_deref().unwrap()))
+                self.skipped.push(format!("{place}: {}", block.not_run.as_deref().unwrap()));
             }
             "json" => self.run_json(&place, block).await,
             "sh" if block.text.starts_with("thunder serve") => {
@@ -255,8 +254,10 @@ impl Session {
 
     async fn run_python(&mut self, place: &str, text: &str) {
         let first = text.lines().next().unwrap_or_default();
-        let name =
-            first.strip_prefix("# ").filter(|name| name.ends_with(".py") && !name.contains(' ')).unwrap_or("block.py");
+        let name = first
+            .strip_prefix("# ")
+            .filter(|name| has_extension(name, "py") && !name.contains(' '))
+            .unwrap_or("block.py");
         let base = self.server().await.base.clone();
         std::fs::write(self.folder.join(name), text.replace("http://localhost:6767", &base)).unwrap();
         let imports: Vec<&str> = text
@@ -308,11 +309,14 @@ impl Session {
     }
 }
 
+fn has_extension(name: &str, extension: &str) -> bool {
+    Path::new(name).extension().is_some_and(|found| found == extension)
+}
+
 /// Has curl fail on an HTTP error, except where the page looks at the status itself.
 fn fail_on_errors(text: &str) -> String {
     text.replace("curl ", "curl --fail-with-body ")
         .replace("curl --fail-with-body -s -o answer.json", "curl -s -o answer.json")
-        .replace("| grep 401", "| grep 401")
 }
 
 #[tokio::test]
@@ -320,7 +324,7 @@ async fn blocks_of_the_handbook_run() {
     let only = std::env::var("HANDBOOK_PAGE").ok();
     let mut files: Vec<String> =
         std::fs::read_dir(pages()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-    files.retain(|name| name.ends_with(".md") && only.as_ref().is_none_or(|only| name == only));
+    files.retain(|name| has_extension(name, "md") && only.as_ref().is_none_or(|only| name == only));
     files.sort();
     let mut session = Session::new();
     let readme = ("README.md", Path::new(ROOT).join("README.md"));

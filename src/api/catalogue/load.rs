@@ -103,7 +103,7 @@ impl Catalogue {
             match catalogue.load(&entry, Arc::new(|_, _| ())).await {
                 Ok(()) => tracing::info!(model = entry.name, "loaded"),
                 Err(_) if entry.given_up.load(Ordering::Acquire) => {
-                    tracing::info!(model = entry.name, "load cancelled")
+                    tracing::info!(model = entry.name, "load cancelled");
                 }
                 Err(error) => tracing::error!(model = entry.name, %error, "load failed"),
             }

@@ -3,6 +3,7 @@
 use crate::api::{ApiError, App, ErrorKind};
 use crate::events::Scope;
 use bytes::Bytes;
+use std::fmt::Write as _;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -37,7 +38,7 @@ fn folder(dir: &Path, scope: &Scope) -> PathBuf {
                 if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_') {
                     name.push(char::from(byte));
                 } else {
-                    name.push_str(&format!("%{byte:02X}"));
+                    let _ = write!(name, "%{byte:02X}");
                 }
             }
             dir.join(name)

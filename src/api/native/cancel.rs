@@ -43,8 +43,9 @@ pub async fn cancel(
         if let Some(loaded) = entry.ready()
             && let Ok(progress) = loaded.engine().control(run_id).stop(REASON).await
         {
-            let generated = u32::try_from(progress.generated).unwrap_or(u32::MAX);
-            return Ok((StatusCode::ACCEPTED, Json(CancelResponse { run_id, generated })).into_response());
+            return Ok(
+                (StatusCode::ACCEPTED, Json(CancelResponse { run_id, generated: progress.generated })).into_response()
+            );
         }
     }
     if let Some(peer) = peer_of(&app, &scope, run_id, &headers).await? {

@@ -228,7 +228,7 @@ impl StreamedRun {
         loop {
             match self.control.progress().await {
                 Ok(standing) if standing.active_time < limit => {
-                    sleep(limit.saturating_sub(standing.active_time).max(CHECK_INTERVAL)).await
+                    sleep(limit.saturating_sub(standing.active_time).max(CHECK_INTERVAL)).await;
                 }
                 Ok(_) => return,
                 Err(RunOver) => std::future::pending().await,

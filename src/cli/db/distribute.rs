@@ -6,13 +6,13 @@ use clap::ValueEnum;
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-/// Distributes the tables over the nodes of Citus by run_id; run again, it continues where it was interrupted
+/// Distributes the tables over the nodes of Citus by `run_id`; run again, it continues where it was interrupted
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Print the SQL and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Number of shards, 1 to 64000; without it citus.shard_count of the server
+    /// Number of shards, 1 to 64000; without it `citus.shard_count` of the server
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=64_000))]
     shards: Option<u32>,
     /// Time span of a partition; auto is a month where partitions of --keep-days days, or of a year, would amount to more

@@ -52,10 +52,8 @@ impl Admin {
         migrate::check_current(&mut self.connection).await?;
         let has_citus = citus::is_installed(&mut self.connection).await?;
         let schema = self.schema(has_citus).await?;
-        let (citus, nodes, obstacles) = match has_citus {
-            true => self.cluster().await?,
-            false => (None, Vec::new(), vec![self.why_no_citus().await?]),
-        };
+        let (citus, nodes, obstacles) =
+            if has_citus { self.cluster().await? } else { (None, Vec::new(), vec![self.why_no_citus().await?]) };
         let (shards, unit) = (schema.shards(options), schema.unit(options));
         let takers = nodes.iter().filter(|node| node.takes_shards && node.is_active).count() as u64;
         let advice = if has_citus { advice::advice(shards, takers, unit) } else { Vec::new() };

@@ -149,7 +149,7 @@ impl Link {
                 for (server, count) in dead {
                     match interrupt_runs_of(&pool, &live, own, server, count).await {
                         Ok(runs) => {
-                            tracing::info!(%server, runs, "a server has died; its runs are marked as interrupted")
+                            tracing::info!(%server, runs, "a server has died; its runs are marked as interrupted");
                         }
                         Err(error) => tracing::warn!(%server, %error, "runs of a dead server could not be marked"),
                     }

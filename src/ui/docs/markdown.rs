@@ -150,7 +150,7 @@ impl Rendering {
         }
     }
 
-    fn end_heading<'a>(&mut self, level: HeadingLevel, out: &mut Vec<Event<'a>>) {
+    fn end_heading(&mut self, level: HeadingLevel, out: &mut Vec<Event<'_>>) {
         let Some((at, heading)) = self.heading.take() else { return };
         let anchor = self.anchor(&heading);
         if let Some(Event::Start(Tag::Heading { id, .. })) = out.get_mut(at) {
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(anchors, ["t", "post-v1x-a-b", "same", "same-1"]);
         assert_eq!(page.title, "T");
         assert!(
-            page.html.contains(r##"<h2 id="same-1">"##) && page.html.contains(r##"href="#same-1""##),
+            page.html.contains(r#"<h2 id="same-1">"#) && page.html.contains(r##"href="#same-1""##),
             "{}",
             page.html
         );

@@ -2,7 +2,7 @@
 
 use crate::harness::{certificate, clean_up_later, folder, free_port};
 use nix::unistd::{Uid, User};
-use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use sqlx::{Connection, PgConnection, QueryBuilder};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -82,7 +82,8 @@ impl Postgres {
             }
             tokio::time::sleep(Duration::from_millis(30)).await;
         };
-        sqlx::raw_sql(AssertSqlSafe(format!("create database {name}"))).execute(&mut connection).await.unwrap();
+        let mut create = QueryBuilder::<sqlx::Postgres>::new("create database ");
+        create.push(name).build().execute(&mut connection).await.unwrap();
         connection.close().await.unwrap();
         format!("{server}/{name}")
     }

@@ -31,7 +31,7 @@ impl Ledger {
                 for item in items.iter() {
                     match item {
                         TraceItem::Event(event) => {
-                            state.passes += usize::from(event.event_type == EventType::ForwardPass)
+                            state.passes += usize::from(event.event_type == EventType::ForwardPass);
                         }
                         TraceItem::Attention(_) => state.rows += 1,
                         _ => {}

@@ -13,7 +13,7 @@ use std::sync::Arc;
 pub(super) struct CompletionChoice {
     index: usize,
     prompt: CompletionPrompt,
-    /// ProbabilityFormatter of the prompt's tokens, from the second one on.
+    /// Measurements of the prompt's tokens, from the second one on.
     pub(super) measures: Vec<(TokenMeasurement, Vec<Alternative>)>,
     pub(super) sent: SentTokens,
     pub(super) end: Option<Arc<RunEnd>>,
