@@ -78,14 +78,17 @@ impl Events {
         }
     }
 
-    /// Reads up to the first event that fits.
+    /// Reads up to the first event that fits. Comments keep a stream alive, so the whole search has a limit, too.
     async fn until(&mut self, fits: impl Fn(&str, &Value) -> bool) -> Value {
-        loop {
-            let (name, data) = self.next().await.expect("the stream ended before");
-            if fits(&name, &data) {
-                return data;
+        let search = async {
+            loop {
+                let (name, data) = self.next().await.expect("the stream ended before");
+                if fits(&name, &data) {
+                    return data;
+                }
             }
-        }
+        };
+        tokio::time::timeout(2 * PATIENCE, search).await.expect("the event does not come")
     }
 }
 
