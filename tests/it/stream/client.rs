@@ -76,17 +76,20 @@ impl Client {
         }
     }
 
-    /// Messages up to the first that fits, with it.
+    /// Messages up to the first that fits, with it. A stream may never pause, so the whole search has a limit, too.
     pub async fn until(&mut self, fits: impl Fn(&Value) -> bool) -> Vec<Value> {
-        let mut messages = Vec::new();
-        loop {
-            let message = self.message().await;
-            let found = fits(&message);
-            messages.push(message);
-            if found {
-                return messages;
+        let search = async {
+            let mut messages = Vec::new();
+            loop {
+                let message = self.message().await;
+                let found = fits(&message);
+                messages.push(message);
+                if found {
+                    return messages;
+                }
             }
-        }
+        };
+        tokio::time::timeout(2 * PATIENCE, search).await.expect("the message does not come")
     }
 
     /// Messages up to the end of a run.
