@@ -4,7 +4,7 @@
 //! ones. A decode never waits for more inputs: those that arrive meanwhile go into the next one. A request whose client
 //! has disconnected is dropped before its next input.
 
-use super::status::EngineStatus;
+use crate::engine::status::EngineStatus;
 use crate::events::TokenId;
 use crate::model::llama::{
     Activation, DeclaredPooling, EncoderContext, EncoderOptions, EncoderOutput, Head, HeadError, Pooling,

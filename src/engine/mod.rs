@@ -7,107 +7,49 @@
 //! through bounded channels: [`crate::events::Signal`]s to the recorder, [`Output`]s to the API that submitted the run.
 //! The decode thread never waits for a database, a disk or a socket.
 
-mod actions;
-mod adapters;
-mod admission;
-mod attention_encoder;
-mod batch;
-mod checkpoints;
 mod control;
-mod conversation;
-mod dispatch;
-mod distribution;
-mod durability;
 pub mod encoder;
-mod event_buffer;
-mod finish;
-mod host_cache;
-mod identity;
+mod error;
+mod kv;
+mod options;
 mod output;
-mod output_text;
-mod overflow;
-mod reasoning;
 mod recording;
 mod request;
-mod request_ids;
 mod run;
 mod scheduler;
-mod ses1;
 mod slots;
 mod status;
-mod steps;
 mod submit;
-mod token_attention;
 
 pub use crate::model::OUT_OF_MEMORY;
 pub use crate::model::llama::{AttentionRow, AttentionSupport, SamplerStage, SamplingParams, Unsupported};
-pub use attention_encoder::AttentionEncodeFn;
-pub use control::{EndReasoning, RunActivity, RunControl, RunOver, RunProgress};
-pub use event_buffer::Clock;
-pub use output::{Generation, Output, PromptProgress, TextDelta};
-pub use reasoning::ReasoningBudget;
-pub use request::{Limits, Overflow, RecordPolicy, ReportOptions, Request};
-pub use ses1::Ses1Error;
-pub use slots::{SlotError, SlotSnapshot, SlotTokens};
-pub use status::{EngineCounts, EngineStatus, PromptTiming, RunMetrics, SlotRun, SlotView, TokenTotals};
-pub use submit::SubmitError;
+pub use control::{Generation, RunControl};
+pub use error::{RunOver, SubmitError};
+pub use kv::error::SlotError;
+pub use kv::ses1::Ses1Error;
+pub use kv::snapshot::{SlotSnapshot, SlotTokens};
+pub use options::{AttentionEncodeFn, Clock, EngineOptions};
+pub use output::{EndReasoning, Output, PromptProgress, PromptTiming, RunActivity, RunMetrics, RunProgress, TextDelta};
+pub use request::{Limits, Overflow, ReasoningBudget, RecordPolicy, ReportOptions, Request};
+pub use status::{EngineCounts, EngineStatus, SlotRun, SlotView, TokenTotals};
 
 use crate::events::{DurabilityAcks, Recorder, Signal, UnstoredRuns};
 use crate::model::Model;
-use crate::model::llama::{CacheType, ContextOptions};
-use attention_encoder::AttentionEncoderThread;
-use host_cache::HostCache;
-use identity::IdentityWatch;
-use scheduler::{Command, Scheduler};
-use ses1::SnapshotFormat;
-use std::path::PathBuf;
+use crate::model::llama::ContextOptions;
+use kv::host_cache::HostCache;
+use kv::identity::IdentityWatch;
+use kv::ses1::SnapshotFormat;
+use recording::Recording;
+use recording::attention_encoder::AttentionEncoderThread;
+use scheduler::Scheduler;
+use scheduler::command::Command;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use tokio::sync::{mpsc, oneshot};
 
-/// Maximum outputs queued for a client that does not read, before its run pauses.
-const CLIENT_CHANNEL: usize = 256;
 /// Divisor of `cache_ram_bytes`: the part of that memory that checkpoints of recurrent states may use.
 const CHECKPOINTS: usize = 8;
-
-/// Settings of the engine.
-#[derive(Debug, Clone)]
-pub struct EngineOptions {
-    /// Context size of each slot, in tokens.
-    pub ctx_size: u32,
-    /// Number of slots: runs that decode at the same time.
-    pub parallel: u32,
-    /// Threads that decode generated tokens.
-    pub threads: i32,
-    /// Threads that decode prompts.
-    pub threads_batch: i32,
-    /// Maximum tokens in one decode.
-    pub batch_size: u32,
-    /// Maximum tokens in one physical batch.
-    pub ubatch_size: u32,
-    /// True if attention can be captured; this turns flash attention off.
-    pub attention: bool,
-    /// Type of the keys in the KV cache.
-    pub cache_type_k: CacheType,
-    /// Type of the values in the KV cache; a quantised type needs flash attention.
-    pub cache_type_v: CacheType,
-    /// Minimum part of the prompt that a slot's state must share with it, for the run to prefer that slot; 0 ignores
-    /// the states of slots.
-    pub slot_prompt_similarity: f32,
-    /// Maximum bytes of states that are kept outside of the slots; 0 keeps none.
-    pub cache_ram_bytes: usize,
-    /// Folder that caches the hashes of model files.
-    pub hash_cache: Option<PathBuf>,
-    /// Maximum tokens in the answer of any run; `None` for as many as fit.
-    pub max_tokens: Option<u32>,
-    /// Encodes attention for storage.
-    pub encode_attention: AttentionEncodeFn,
-    /// Source of the current time.
-    pub clock: Clock,
-}
-
-use EngineOptions as Options;
 
 /// Handle of a running engine; cheap to clone.
 #[derive(Clone)]
@@ -208,18 +150,9 @@ impl Engine {
                         if ready.send(Ok((layout, context.attention_support().cloned()))).is_ok() {
                             let prefixes_usable = context.keeps_beginnings();
                             let host_cache = HostCache::new(options.cache_ram_bytes, sizes, prefixes_usable);
-                            Scheduler::new(
-                                context,
-                                options,
-                                inbox,
-                                commands,
-                                recorder,
-                                attention_encoder,
-                                waiting,
-                                status,
-                                host_cache,
-                            )
-                            .run();
+                            let recording = Recording::new(recorder, attention_encoder);
+                            Scheduler::new(context, options, inbox, commands, recording, waiting, status, host_cache)
+                                .run();
                         }
                     }
                     // The receiver is gone only if the start was cancelled.

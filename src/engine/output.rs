@@ -1,11 +1,12 @@
 //! Outputs of a run to the API that submitted it.
 
-use super::control::RunControl;
-use super::status::RunMetrics;
-use crate::events::{Alternative, FinishReason, RunEnd, RunId, TokenMeasurement};
+use crate::events::{Alternative, FinishReason, RunEnd, TokenMeasurement};
 use crate::model::llama::AttentionRow;
-use std::sync::Arc;
-use tokio::sync::mpsc;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+/// Maximum outputs queued for a client that does not read, before its run pauses.
+pub(in crate::engine) const CLIENT_CHANNEL: usize = 256;
 
 /// Output of a run, in order. Dropping the receiver cancels the run within a token.
 #[derive(Debug, Clone)]
@@ -58,17 +59,61 @@ pub struct PromptProgress {
     pub elapsed_us: u64,
 }
 
-/// A run that was accepted.
-#[derive(Debug)]
-pub struct Generation {
-    /// Id of the run.
-    pub run_id: RunId,
-    /// Id chosen by the client, or the run's id as text.
-    pub request_id: String,
-    /// Metrics that are known before the run ends.
-    pub metrics: Arc<RunMetrics>,
-    /// Outputs of the run.
-    pub output: mpsc::Receiver<Output>,
-    /// Handle that controls the run.
-    pub control: RunControl,
+/// Metrics of a run that are known before it ends.
+#[derive(Debug, Default)]
+pub struct RunMetrics {
+    /// Slot of the run.
+    pub slot: OnceLock<u32>,
+    /// Timing of the prompt, once it is decoded.
+    pub prompt: OnceLock<PromptTiming>,
+}
+
+/// Timing of a prompt.
+#[derive(Debug, Clone, Copy)]
+pub struct PromptTiming {
+    /// Tokens of the prompt.
+    pub tokens: u32,
+    /// Tokens whose state was cached.
+    pub cached: u32,
+    /// Microseconds from slot assignment to the first logits.
+    pub elapsed_us: u64,
+    /// Time of the first logits.
+    pub at: Instant,
+}
+
+/// Progress of a run after a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RunProgress {
+    /// Tokens in the answer.
+    pub generated: u32,
+    /// Activity of the run.
+    pub activity: RunActivity,
+    /// Time for which the run was active, without pauses.
+    pub active_time: Duration,
+}
+
+/// Activity of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RunActivity {
+    /// Waits for a slot.
+    Queued,
+    /// Has a slot and is decoded.
+    Running,
+    /// Is paused and has a slot.
+    Paused,
+    /// Has lost its slot, by a pause or to a queued run.
+    Preempted,
+    /// Has ended.
+    Finished,
+}
+
+/// Outcome of a request to end the reasoning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EndReasoning {
+    /// The reasoning ends with the next tokens.
+    Ended,
+    /// The run is not reasoning.
+    NotReasoning,
+    /// The run was started without a [`crate::engine::ReasoningBudget`].
+    NoBudget,
 }

@@ -1,5 +1,6 @@
-use super::{ReasoningBudget, SubmitError};
+use crate::engine::error::SubmitError;
 use crate::events::{Span, Surface, Tenant, TokenId};
+use crate::model::Vocabulary;
 use crate::model::chat::answer::AnswerFormat;
 use crate::model::grammar::Constraint;
 use crate::model::llama::{AdapterSet, SamplingParams};
@@ -142,17 +143,17 @@ pub enum Overflow {
 /// Outputs that the API wants besides the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ReportOptions {
-    /// Probabilities of the prompt's tokens, sent as [`super::Output::Prompt`]. The whole prompt is then decoded, even
+    /// Probabilities of the prompt's tokens, sent as [`crate::engine::Output::Prompt`]. The whole prompt is then decoded, even
     /// if part of it is cached.
     pub prompt_probabilities: bool,
-    /// Progress of the prompt, sent as [`super::Output::Progress`] before the first decode and after each decode.
+    /// Progress of the prompt, sent as [`crate::engine::Output::Progress`] before the first decode and after each decode.
     pub progress: bool,
     /// Alternatives after the sampler's last stage, instead of the model's.
     pub after_sampler: bool,
     /// Every token as soon as it is final, including those of a stop string, instead of the text of the answer. Tokens
-    /// that a mod removes are reported as [`super::TextDelta::retracted`].
+    /// that a mod removes are reported as [`crate::engine::TextDelta::retracted`].
     pub per_token: bool,
-    /// Attention row of each token, in [`super::TextDelta::rows`]. Needs `attention` and `per_token`.
+    /// Attention row of each token, in [`crate::engine::TextDelta::rows`]. Needs `attention` and `per_token`.
     pub attention_rows: bool,
 }
 
@@ -246,6 +247,37 @@ pub enum RecordPolicy {
     BestEffort,
     /// Nothing is recorded.
     Off,
+}
+
+/// Maximum reasoning tokens, and the markers around reasoning.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReasoningBudget {
+    /// Maximum tokens of all reasoning together, without its markers.
+    pub tokens: u32,
+    /// Marker that begins reasoning.
+    pub open: String,
+    /// Marker that ends reasoning.
+    pub close: String,
+    /// Tokens appended when the budget is used up; they end with `close`.
+    #[serde(alias = "last_words")]
+    pub closing_tokens: Vec<TokenId>,
+    /// True if the answer begins within reasoning.
+    pub begun: bool,
+}
+
+impl Limits {
+    /// Bans end-of-generation tokens if the limits ignore them.
+    pub(super) fn ban_end_tokens(&self, sampling: &mut SamplingParams, vocabulary: &Vocabulary) {
+        if self.ignore_eos {
+            let bans = vocabulary.end_of_generation().iter().map(|&token| (token, f32::NEG_INFINITY));
+            sampling.logit_bias.extend(bans);
+        }
+    }
+}
+
+/// Returns the double with the same shortest decimal form as the float: 0.8, not 0.800000011920929.
+pub(super) fn shortest_f64(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or_else(|_| f64::from(value))
 }
 
 #[cfg(test)]

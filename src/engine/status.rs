@@ -1,13 +1,11 @@
 //! Status of the decode thread, readable from any thread: counters since the start, and a view of every slot. The
 //! decode thread writes plain atomics, so readers cannot delay it.
 
-use super::run::Run;
-use super::scheduler::Scheduler;
-use super::{Limits, SamplingParams};
-use crate::events::{RunId, Tenant};
-use crate::model::llama::AdapterSet;
+use super::request::Limits;
+use crate::events::{RunEnd, RunId, Tenant};
+use crate::model::llama::{AdapterSet, SamplingParams};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 /// Seconds covered by the recent totals of [`EngineCounts`].
@@ -74,6 +72,23 @@ pub struct SlotRun {
     pub limits: Limits,
     /// LoRA adapters applied to the run.
     pub adapters: AdapterSet,
+}
+
+/// Progress of a run in a slot.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SlotProgress {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Prompt tokens decoded so far.
+    pub processed: usize,
+    /// Prompt tokens whose state was cached.
+    pub cached: usize,
+    /// Tokens generated so far.
+    pub generated: usize,
+    /// True if the answer has a line break.
+    pub new_line: bool,
+    /// True until the run has ended.
+    pub busy: bool,
 }
 
 /// Recent state of a slot.
@@ -172,28 +187,52 @@ impl EngineStatus {
         self.started.elapsed().as_secs()
     }
 
-    /// Counts a run that has ended.
-    pub(super) fn count_run(&self, run: &Run) {
-        if let Some(slot) = run.metrics.slot.get().and_then(|&slot| self.slots.get(slot as usize)) {
-            slot.count(run);
+    /// Publishes the number of runs that wait for a slot.
+    pub(super) fn set_queued(&self, queued: usize) {
+        self.queued.store(queued as u32, Relaxed);
+    }
+
+    /// Publishes the run in a slot. `occupant` is called once per `task`, the number of the run.
+    pub(super) fn set_slot(&self, slot: usize, task: u64, progress: SlotProgress, occupant: impl FnOnce() -> SlotRun) {
+        let Some(slot) = self.slots.get(slot) else { return };
+        if slot.task.swap(task, Relaxed) != task {
+            *slot.occupant.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(occupant()));
         }
-        let Some(end) = &run.end else { return };
+        slot.set(progress);
+    }
+
+    /// Publishes that a slot has no run.
+    pub(super) fn set_free(&self, slot: usize) {
+        if let Some(slot) = self.slots.get(slot) {
+            slot.busy.store(false, Relaxed);
+        }
+    }
+
+    /// Counts a run that has ended. `slot` is the slot that it had.
+    pub(super) fn count_run(&self, slot: Option<u32>, progress: SlotProgress, end: &RunEnd) {
+        if let Some(slot) = slot.and_then(|slot| self.slots.get(slot as usize)) {
+            slot.set(progress);
+        }
         let (finish, usage) = (&end.finish, end.finish.usage);
-        let done = TokenTotals {
+        self.add(TokenTotals {
             prompt_tokens: u64::from(finish.prompt_decoded),
             cached_tokens: u64::from(usage.cached_tokens),
             prompt_us: finish.prompt_us,
             generated_tokens: u64::from(usage.completion_tokens),
             generation_us: finish.generation_us,
-        };
-        self.add(done);
+        });
+    }
+
+    /// Counts a decode of the runs in `busy` slots, with `longest` tokens in the longest sequence.
+    pub(super) fn count_decode(&self, busy: usize, longest: usize) {
+        self.counters.decodes.fetch_add(1, Relaxed);
+        self.counters.busy_slots.fetch_add(busy as u64, Relaxed);
+        self.counters.longest.fetch_max(longest as u64, Relaxed);
     }
 
     /// Counts an encoder decode of `inputs` inputs, with `tokens` in total and `longest` in the longest.
     pub(super) fn count_encode(&self, inputs: usize, tokens: usize, longest: usize, elapsed_us: u64) {
-        self.counters.decodes.fetch_add(1, Relaxed);
-        self.counters.busy_slots.fetch_add(inputs as u64, Relaxed);
-        self.counters.longest.fetch_max(longest as u64, Relaxed);
+        self.count_decode(inputs, longest);
         self.add(TokenTotals { prompt_tokens: tokens as u64, prompt_us: elapsed_us, ..TokenTotals::default() });
     }
 
@@ -279,75 +318,12 @@ impl SlotStatus {
         }
     }
 
-    fn update(&self, task: u64, run: &Run) {
-        if self.task.swap(task, Relaxed) != task {
-            let occupant = SlotRun {
-                run_id: run.id,
-                owner: run.request.owner.clone(),
-                sampling: run.request.sampling.clone(),
-                limits: run.request.limits.clone(),
-                adapters: run.request.adapters.clone().unwrap_or_default(),
-            };
-            *self.occupant.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(occupant));
-        }
-        self.count(run);
+    fn set(&self, progress: SlotProgress) {
+        self.prompt_tokens.store(progress.prompt_tokens as u32, Relaxed);
+        self.processed.store(progress.processed as u32, Relaxed);
+        self.cached.store(progress.cached as u32, Relaxed);
+        self.generated.store(progress.generated as u32, Relaxed);
+        self.new_line.store(progress.new_line, Relaxed);
+        self.busy.store(progress.busy, Relaxed);
     }
-
-    fn count(&self, run: &Run) {
-        self.prompt_tokens.store(run.prompt_len as u32, Relaxed);
-        self.processed.store(run.prompt_decoded() as u32, Relaxed);
-        self.cached.store(run.cached_tokens as u32, Relaxed);
-        self.generated.store(run.generated() as u32, Relaxed);
-        self.new_line.store(run.has_new_line(), Relaxed);
-        self.busy.store(run.end.is_none(), Relaxed);
-    }
-}
-
-impl Scheduler<'_> {
-    /// Publishes the state of every slot.
-    pub(super) fn publish_status(&self) {
-        let status = &self.status;
-        status.queued.store(self.queue.len() as u32, Relaxed);
-        for (slot, shown) in self.slots.iter().zip(&status.slots) {
-            match &slot.active {
-                Some(live) => shown.update(live.arrival, &live.run),
-                None => shown.busy.store(false, Relaxed),
-            }
-        }
-    }
-
-    /// Counts a decode.
-    pub(super) fn count_decode(&self) {
-        let counters = &self.status.counters;
-        let (mut busy, mut longest) = (0, 0);
-        for live in self.slots.iter().filter_map(|slot| slot.active.as_ref()) {
-            busy += 1;
-            longest = longest.max(live.run.kv_len as u64);
-        }
-        counters.decodes.fetch_add(1, Relaxed);
-        counters.busy_slots.fetch_add(busy, Relaxed);
-        counters.longest.fetch_max(longest, Relaxed);
-    }
-}
-
-/// Metrics of a run that are known before it ends.
-#[derive(Debug, Default)]
-pub struct RunMetrics {
-    /// Slot of the run.
-    pub slot: OnceLock<u32>,
-    /// Timing of the prompt, once it is decoded.
-    pub prompt: OnceLock<PromptTiming>,
-}
-
-/// Timing of a prompt.
-#[derive(Debug, Clone, Copy)]
-pub struct PromptTiming {
-    /// Tokens of the prompt.
-    pub tokens: u32,
-    /// Tokens whose state was cached.
-    pub cached: u32,
-    /// Microseconds from slot assignment to the first logits.
-    pub elapsed_us: u64,
-    /// Time of the first logits.
-    pub at: Instant,
 }

@@ -1,19 +1,21 @@
 //! Submission of requests: checks by the engine, and preparation of a run before it reaches the decode thread.
 
-use super::dispatch::{ActiveMod, ModHealth};
-use super::durability::{self, PanicGuard};
-use super::event_buffer::EventBuffer;
-use super::request_ids::ActiveRequestId;
-use super::run::Run;
-use super::scheduler::Command;
-use super::{
-    Engine, Generation, Inner, Limits, Overflow, RecordPolicy, Request, RunControl, SamplingParams, conversation,
-    token_attention,
-};
+use super::control::{Generation, RunControl};
+use super::error::SubmitError;
+use super::kv::conversation;
+use super::recording::durability;
+use super::recording::durability::PanicGuard;
+use super::recording::event_buffer::EventBuffer;
+use super::request::{Overflow, RecordPolicy, Request, shortest_f64};
+use super::run::dispatch::{ActiveMod, ModHealth};
+use super::run::request_ids::ActiveRequestId;
+use super::run::{Run, token_attention};
+use super::scheduler::command::Command;
+use super::{Engine, Inner};
 use crate::events::{RunId, RunStart, Signal};
 use crate::model::chat::answer::AnswerFormat;
-use crate::model::grammar::{self, GrammarMatcher};
-use crate::model::llama::{Sampler, Unsupported};
+use crate::model::grammar::GrammarMatcher;
+use crate::model::llama::{Sampler, SamplingParams};
 use crate::model::{Model, Vocabulary};
 use crate::mods::{RunView, SelectedMod};
 use serde_json::json;
@@ -23,102 +25,6 @@ use tokio::sync::mpsc::{self, error::TrySendError};
 
 /// Maximum runs that wait for a slot.
 const MAX_QUEUED_RUNS: usize = 1024;
-
-/// Reason why a request was refused.
-#[derive(Debug, thiserror::Error)]
-pub enum SubmitError {
-    /// The prompt does not fit.
-    #[error(
-        "the prompt has {prompt_tokens} tokens, which exceeds the available context size: this model's maximum context length is \
-         {context} tokens"
-    )]
-    PromptTooLong {
-        /// Tokens in the prompt.
-        prompt_tokens: usize,
-        /// Tokens that a slot holds.
-        context: usize,
-    },
-    /// The client requested more tokens than the server's maximum.
-    #[error("max_tokens is {requested}, but the maximum of this server is {limit}; send a lower value or omit it")]
-    TooManyTokens {
-        /// Requested value.
-        requested: u32,
-        /// The server's limit.
-        limit: u32,
-    },
-    /// The prompt does not fit, even without all messages that may be dropped.
-    #[error(
-        "the prompt has {prompt_tokens} tokens and does not fit even without all messages that may be dropped: this model's \
-         maximum context length is {context} tokens; system messages, the last user message and the last answer are kept"
-    )]
-    NothingToDrop {
-        /// Tokens in the prompt.
-        prompt_tokens: usize,
-        /// Tokens that a slot holds.
-        context: usize,
-    },
-    /// The slot does not exist.
-    #[error("slot {slot} does not exist; slots must be from 0 to {}", slots - 1)]
-    NoSuchSlot {
-        /// Requested value.
-        slot: u32,
-        /// Number of slots.
-        slots: u32,
-    },
-    /// The prompt is empty.
-    #[error("the prompt is empty")]
-    EmptyPrompt,
-    /// Attention is turned off on this server.
-    #[error("attention was requested, but the server runs with flash attention; start it with --attention on")]
-    AttentionOff,
-    /// The model's attention cannot be captured.
-    #[error("attention was requested, but the attention of the model '{model}' cannot be captured: {why}")]
-    AttentionUnsupported {
-        /// Name of the model.
-        model: String,
-        /// Reason.
-        why: Unsupported,
-    },
-    /// A mod rejected its configuration.
-    #[error("mod '{name}': {message}")]
-    ModConfig {
-        /// Name of the mod.
-        name: String,
-        /// Message of the mod.
-        message: String,
-    },
-    /// The constraint is invalid.
-    #[error("{field}: {error}")]
-    Constraint {
-        /// Field of the request.
-        field: String,
-        /// Reason.
-        error: grammar::GrammarError,
-    },
-    /// The model is an encoder.
-    #[error("the model '{model}' generates no text: it is an encoder, for embeddings and scores")]
-    NoGeneration {
-        /// Name of the model.
-        model: String,
-    },
-    /// The queue is full.
-    #[error("the queue is full: {waiting} runs are waiting; try again later")]
-    Busy {
-        /// Runs in the queue.
-        waiting: usize,
-    },
-    /// Another active run has the client's id.
-    #[error(
-        "request_id '{request_id}' is in use by an active run; send another one, or omit it to get the run's own id"
-    )]
-    RequestIdInUse {
-        /// The id.
-        request_id: String,
-    },
-    /// The engine has stopped.
-    #[error("the engine has stopped")]
-    Stopped,
-}
 
 impl Engine {
     /// Submits a request to the decode thread.
@@ -165,7 +71,7 @@ impl Engine {
         if queued >= MAX_QUEUED_RUNS {
             return Err(SubmitError::Busy { waiting: queued });
         }
-        ban_end_tokens(&mut request.sampling, &request.limits, model.vocabulary());
+        request.limits.ban_end_tokens(&mut request.sampling, model.vocabulary());
         let adapters = request.adapters.get_or_insert_with(|| model.adapters().default_scales()).clone();
         let id = RunId::now();
         let (request_id, active_id) = take_request_id(&mut request, id)?;
@@ -279,19 +185,6 @@ fn take_request_id(request: &mut Request, run: RunId) -> Result<(String, ActiveR
     }
     let active = ActiveRequestId::take(&own).ok_or_else(|| SubmitError::RequestIdInUse { request_id: own.clone() })?;
     Ok((own, active))
-}
-
-/// Bans end-of-generation tokens if the limits ignore them.
-pub(super) fn ban_end_tokens(sampling: &mut SamplingParams, limits: &Limits, vocabulary: &Vocabulary) {
-    if limits.ignore_eos {
-        let bans = vocabulary.end_of_generation().iter().map(|&token| (token, f32::NEG_INFINITY));
-        sampling.logit_bias.extend(bans);
-    }
-}
-
-/// Returns the double with the same shortest decimal form as the float: 0.8, not 0.800000011920929.
-pub(super) fn shortest_f64(value: f32) -> f64 {
-    value.to_string().parse().unwrap_or_else(|_| f64::from(value))
 }
 
 /// Creates the sampler. DRY searches the whole vocabulary for its sequence breakers, so that case runs on a blocking

@@ -1,0 +1,105 @@
+//! Reasons why the engine refuses a request.
+
+use crate::model::grammar;
+use crate::model::llama::Unsupported;
+
+/// Reason why a request was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum SubmitError {
+    /// The prompt does not fit.
+    #[error(
+        "the prompt has {prompt_tokens} tokens, which exceeds the available context size: this model's maximum context length is \
+         {context} tokens"
+    )]
+    PromptTooLong {
+        /// Tokens in the prompt.
+        prompt_tokens: usize,
+        /// Tokens that a slot holds.
+        context: usize,
+    },
+    /// The client requested more tokens than the server's maximum.
+    #[error("max_tokens is {requested}, but the maximum of this server is {limit}; send a lower value or omit it")]
+    TooManyTokens {
+        /// Requested value.
+        requested: u32,
+        /// The server's limit.
+        limit: u32,
+    },
+    /// The prompt does not fit, even without all messages that may be dropped.
+    #[error(
+        "the prompt has {prompt_tokens} tokens and does not fit even without all messages that may be dropped: this model's \
+         maximum context length is {context} tokens; system messages, the last user message and the last answer are kept"
+    )]
+    NothingToDrop {
+        /// Tokens in the prompt.
+        prompt_tokens: usize,
+        /// Tokens that a slot holds.
+        context: usize,
+    },
+    /// The slot does not exist.
+    #[error("slot {slot} does not exist; slots must be from 0 to {}", slots - 1)]
+    NoSuchSlot {
+        /// Requested value.
+        slot: u32,
+        /// Number of slots.
+        slots: u32,
+    },
+    /// The prompt is empty.
+    #[error("the prompt is empty")]
+    EmptyPrompt,
+    /// Attention is turned off on this server.
+    #[error("attention was requested, but the server runs with flash attention; start it with --attention on")]
+    AttentionOff,
+    /// The model's attention cannot be captured.
+    #[error("attention was requested, but the attention of the model '{model}' cannot be captured: {why}")]
+    AttentionUnsupported {
+        /// Name of the model.
+        model: String,
+        /// Reason.
+        why: Unsupported,
+    },
+    /// A mod rejected its configuration.
+    #[error("mod '{name}': {message}")]
+    ModConfig {
+        /// Name of the mod.
+        name: String,
+        /// Message of the mod.
+        message: String,
+    },
+    /// The constraint is invalid.
+    #[error("{field}: {error}")]
+    Constraint {
+        /// Field of the request.
+        field: String,
+        /// Reason.
+        error: grammar::GrammarError,
+    },
+    /// The model is an encoder.
+    #[error("the model '{model}' generates no text: it is an encoder, for embeddings and scores")]
+    NoGeneration {
+        /// Name of the model.
+        model: String,
+    },
+    /// The queue is full.
+    #[error("the queue is full: {waiting} runs are waiting; try again later")]
+    Busy {
+        /// Runs in the queue.
+        waiting: usize,
+    },
+    /// Another active run has the client's id.
+    #[error(
+        "request_id '{request_id}' is in use by an active run; send another one, or omit it to get the run's own id"
+    )]
+    RequestIdInUse {
+        /// The id.
+        request_id: String,
+    },
+    /// The engine has stopped.
+    #[error("the engine has stopped")]
+    Stopped,
+}
+
+/// The run has ended, or the engine has stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the run has ended")]
+pub struct RunOver;

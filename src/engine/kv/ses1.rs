@@ -1,0 +1,276 @@
+//! SES1: the snapshot format for the state of a slot, and its validation.
+//!
+//! `"SES1"`, number of tokens, tokens, KV data; all numbers little-endian. The KV data begins with a header of
+//! Thunder's own, with the model, the cache types and a checksum over everything else. Then follows the output of
+//! llama.cpp, without the parts that depend on the number of slots. A block comes from a client or a file and is not
+//! trusted: nothing of it reaches llama.cpp before [`read`] has compared every number with those of the context.
+
+use super::conversation::SlotHistory;
+use super::snapshot::{ModelIdentity, Snapshot};
+use crate::events::TokenId;
+use crate::model::llama::{AdapterSet, ScaledAdapter, StateError, StateLayout};
+use std::ops::Range;
+use xxhash_rust::xxh3::Xxh3;
+
+const MAGIC: &[u8; 4] = b"SES1";
+/// Length of magic and number of tokens.
+const HEADER_BYTES: usize = 8;
+
+const KV_MAGIC: &[u8; 4] = b"THKV";
+/// Version of the KV data's header and of the layout of llama.cpp's part, which changes with its releases. Versions 1
+/// to 3 identified the model by parts of its file, so that another model's state could pass for this one's.
+const KV_VERSION: u32 = 4;
+/// Version with a list of LoRA adapters before llama.cpp's part: their number, then fingerprint and scale of each.
+const KV_VERSION_ADAPTERS: u32 = 5;
+/// Version with the history of the conversation after that list.
+const KV_VERSION_HISTORY: u32 = 6;
+/// Length of fingerprint and scale of an adapter.
+const ADAPTER_BYTES: usize = 16 + 4;
+/// Length of magic, version, model, types of keys and values, length, checksum.
+const KV_HEADER_BYTES: usize = 4 + 4 + 16 + 2 * TYPE_BYTES + 8 + 8;
+/// Upper bound of all headers and of the sizes that llama.cpp writes for each layer.
+const HEADER_ALLOWANCE: usize = 1 << 20;
+/// Length of a type's name.
+const TYPE_BYTES: usize = 8;
+
+/// Reason why a block is not a valid state for this model.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Ses1Error {
+    /// The magic is missing.
+    #[error("the state does not begin with 'SES1'")]
+    Magic,
+    /// The block ends too early.
+    #[error("the state is truncated: it has {found} bytes, its header requires {needed}")]
+    Truncated {
+        /// Number of bytes found.
+        found: usize,
+        /// Number of bytes needed.
+        needed: u64,
+    },
+    /// The block continues after its end.
+    #[error("the state has {0} unexpected bytes after its end")]
+    TooLong(u64),
+    /// The state has more tokens than the context holds.
+    #[error("the state has {tokens} tokens, but the context of a slot holds {context}")]
+    TooManyTokens {
+        /// Tokens in the state.
+        tokens: usize,
+        /// Tokens that a slot holds.
+        context: usize,
+    },
+    /// A token is not in the vocabulary.
+    #[error("token {index} of the state is {token}; ids of this model must be from 0 to {last}")]
+    Token {
+        /// Index in the list of tokens.
+        index: usize,
+        /// Id of the token.
+        token: TokenId,
+        /// Highest valid id.
+        last: usize,
+    },
+    /// The KV data was not written by Thunder.
+    #[error("the KV data was not written by Thunder: it does not begin with 'THKV'")]
+    KvMagic,
+    /// The KV data has an unsupported version.
+    #[error("the KV data has version {0}; this server supports versions {KV_VERSION} to {KV_VERSION_HISTORY}")]
+    Version(u32),
+    /// The state belongs to another model.
+    #[error("the state was saved with another model")]
+    Model,
+    /// The state was computed with an adapter that is not loaded.
+    #[error("the state was computed with a LoRA adapter that this server has not loaded")]
+    Adapter,
+    /// The history contradicts the tokens.
+    #[error("the conversation history of the state does not match its tokens")]
+    History,
+    /// The state has other cache types.
+    #[error("the state was saved with a KV cache of {found}; this server uses {expected}")]
+    CacheType {
+        /// Types of keys and values in the state.
+        found: String,
+        /// Types of keys and values of this server.
+        expected: String,
+    },
+    /// The checksum does not match.
+    #[error("the state is damaged: its checksum does not match")]
+    Checksum,
+    /// The data of llama.cpp is invalid.
+    #[error(transparent)]
+    Kv(#[from] StateError),
+    /// The model keeps state other than keys, values and recurrent states.
+    #[error(
+        "states of this model cannot be saved: it keeps more than a KV cache and recurrent states, which could not be validated on restore"
+    )]
+    NoLayout,
+}
+
+/// Properties of the model that a block must match.
+#[derive(Debug, Clone)]
+pub struct SnapshotFormat {
+    pub vocabulary: usize,
+    pub layout: Option<StateLayout>,
+}
+
+impl SnapshotFormat {
+    /// Returns the number of bytes of a block whose tokens fill the context.
+    pub fn max_bytes(&self) -> Result<usize, Ses1Error> {
+        let layout = self.layout.as_ref().ok_or(Ses1Error::NoLayout)?;
+        Ok(layout.fixed_bytes()
+            + layout.context() * (layout.bytes_per_token() + 2 * size_of::<TokenId>())
+            + HEADER_ALLOWANCE)
+    }
+}
+
+/// Serialises a snapshot to a block.
+pub fn write(
+    snapshot_format: &SnapshotFormat,
+    identity: &ModelIdentity,
+    saved: &Snapshot,
+) -> Result<Vec<u8>, Ses1Error> {
+    let Snapshot { tokens, adapters, history, state } = saved;
+    let layout = snapshot_format.layout.as_ref().ok_or(Ses1Error::NoLayout)?;
+    let mut kv = Vec::new();
+    let version = match (tokens.is_empty() || history.is_empty(), tokens.is_empty() || adapters.is_empty()) {
+        (true, true) => KV_VERSION,
+        (true, false) => KV_VERSION_ADAPTERS,
+        (false, _) => KV_VERSION_HISTORY,
+    };
+    if version >= KV_VERSION_ADAPTERS {
+        kv.extend_from_slice(&(adapters.as_slice().len() as u32).to_le_bytes());
+        for weighed in adapters.as_slice() {
+            kv.extend_from_slice(&identity.adapters.get(weighed.id).ok_or(Ses1Error::Adapter)?.to_le_bytes());
+            kv.extend_from_slice(&weighed.scale.to_le_bytes());
+        }
+    }
+    if version == KV_VERSION_HISTORY {
+        kv.extend(history.to_bytes());
+    }
+    if !tokens.is_empty() {
+        kv.extend(layout.pack(state, tokens)?);
+    }
+    let mut block = Vec::with_capacity(HEADER_BYTES + 4 * tokens.len() + KV_HEADER_BYTES + kv.len());
+    block.extend_from_slice(MAGIC);
+    block.extend_from_slice(&(tokens.len() as u32).to_le_bytes());
+    for token in tokens {
+        block.extend_from_slice(&token.to_le_bytes());
+    }
+    let types = layout.types();
+    block.extend_from_slice(KV_MAGIC);
+    block.extend_from_slice(&version.to_le_bytes());
+    block.extend_from_slice(&identity.model.to_le_bytes());
+    block.extend_from_slice(&type_field(&types.0));
+    block.extend_from_slice(&type_field(&types.1));
+    block.extend_from_slice(&(kv.len() as u64).to_le_bytes());
+    let sum = checksum(&block, &kv);
+    block.extend_from_slice(&sum.to_le_bytes());
+    block.extend_from_slice(&kv);
+    Ok(block)
+}
+
+/// Validates a block and returns the snapshot; without tokens for an empty slot.
+pub fn read(snapshot_format: &SnapshotFormat, identity: &ModelIdentity, block: &[u8]) -> Result<Snapshot, Ses1Error> {
+    let layout = snapshot_format.layout.as_ref().ok_or(Ses1Error::NoLayout)?;
+    if !block.starts_with(MAGIC) {
+        return Err(Ses1Error::Magic);
+    }
+    let count = u32::from_le_bytes(field(block, 4..8)?) as usize;
+    if count > layout.context() {
+        return Err(Ses1Error::TooManyTokens { tokens: count, context: layout.context() });
+    }
+    let kv_head = HEADER_BYTES + 4 * count;
+    let needed = kv_head + KV_HEADER_BYTES;
+    let bytes = block.get(HEADER_BYTES..kv_head).filter(|_| block.len() >= needed);
+    let bytes = bytes.ok_or(Ses1Error::Truncated { found: block.len(), needed: needed as u64 })?;
+    let tokens: Vec<TokenId> = bytes.as_chunks::<4>().0.iter().map(|bytes| TokenId::from_le_bytes(*bytes)).collect();
+    let outside = |token: TokenId| usize::try_from(token).map_or(true, |token| token >= snapshot_format.vocabulary);
+    if let Some(index) = tokens.iter().position(|&token| outside(token)) {
+        return Err(Ses1Error::Token {
+            index,
+            token: tokens[index],
+            last: snapshot_format.vocabulary.saturating_sub(1),
+        });
+    }
+    let head = &block[kv_head..needed];
+    if !head.starts_with(KV_MAGIC) {
+        return Err(Ses1Error::KvMagic);
+    }
+    let version = u32::from_le_bytes(field(head, 4..8)?);
+    if !(KV_VERSION..=KV_VERSION_HISTORY).contains(&version) {
+        return Err(Ses1Error::Version(version));
+    }
+    if u128::from_le_bytes(field(head, 8..24)?) != identity.model {
+        return Err(Ses1Error::Model);
+    }
+    let types = layout.types();
+    if head[24..24 + TYPE_BYTES] != type_field(&types.0)
+        || head[24 + TYPE_BYTES..24 + 2 * TYPE_BYTES] != type_field(&types.1)
+    {
+        let name = |at: usize| String::from_utf8_lossy(&head[at..at + TYPE_BYTES]).trim_end_matches('\0').to_owned();
+        let found = format!("{} keys and {} values", name(24), name(24 + TYPE_BYTES));
+        return Err(Ses1Error::CacheType { found, expected: format!("{} keys and {} values", types.0, types.1) });
+    }
+    let kv_len = u64::from_le_bytes(field(head, 24 + 2 * TYPE_BYTES..32 + 2 * TYPE_BYTES)?);
+    let kv = &block[needed..];
+    if (kv.len() as u64) < kv_len {
+        return Err(Ses1Error::Truncated { found: block.len(), needed: (needed as u64).saturating_add(kv_len) });
+    }
+    if kv.len() as u64 > kv_len {
+        return Err(Ses1Error::TooLong(kv.len() as u64 - kv_len));
+    }
+    let sum = u64::from_le_bytes(field(head, KV_HEADER_BYTES - 8..KV_HEADER_BYTES)?);
+    if checksum(&block[..needed - 8], kv) != sum {
+        return Err(Ses1Error::Checksum);
+    }
+    let (adapters, mut kv) =
+        if version == KV_VERSION { (AdapterSet::default(), kv) } else { read_adapters(identity, kv)? };
+    let history = if version == KV_VERSION_HISTORY {
+        SlotHistory::from_bytes(&mut kv, &tokens, snapshot_format.vocabulary).ok_or(Ses1Error::History)?
+    } else {
+        SlotHistory::default()
+    };
+    let state = match (tokens.is_empty(), kv.is_empty()) {
+        (true, true) => Vec::new(),
+        (true, false) => return Err(StateError::TooLong(kv.len()).into()),
+        (false, _) => layout.unpack(kv, &tokens)?,
+    };
+    Ok(Snapshot { tokens, adapters, history, state })
+}
+
+/// Reads the adapters at the beginning of the KV data. Returns them with the rest of the data.
+fn read_adapters<'a>(identity: &ModelIdentity, kv: &'a [u8]) -> Result<(AdapterSet, &'a [u8]), Ses1Error> {
+    let count = u32::from_le_bytes(field(kv, 0..4)?) as usize;
+    if count > identity.adapters.len() {
+        return Err(Ses1Error::Adapter);
+    }
+    let end = 4 + count * ADAPTER_BYTES;
+    let needed = Ses1Error::Truncated { found: kv.len(), needed: end as u64 };
+    let (list, rest) = kv.split_at_checked(end).ok_or(needed)?;
+    let read = |entry: &[u8]| {
+        let fingerprint = u128::from_le_bytes(field(entry, 0..16)?);
+        let scale = f32::from_le_bytes(field(entry, 16..ADAPTER_BYTES)?);
+        let id = identity.adapters.iter().position(|&known| known == fingerprint).ok_or(Ses1Error::Adapter)?;
+        if scale.is_finite() { Ok(ScaledAdapter { id, scale }) } else { Err(Ses1Error::Adapter) }
+    };
+    let set = list[4..].chunks_exact(ADAPTER_BYTES).map(read).collect::<Result<Vec<_>, _>>()?;
+    Ok((AdapterSet::new(set), rest))
+}
+
+fn checksum(head: &[u8], kv: &[u8]) -> u64 {
+    let mut hash = Xxh3::new();
+    hash.update(head);
+    hash.update(kv);
+    hash.digest()
+}
+
+fn type_field(name: &str) -> [u8; TYPE_BYTES] {
+    let mut field = [0; TYPE_BYTES];
+    let len = name.len().min(TYPE_BYTES);
+    field[..len].copy_from_slice(&name.as_bytes()[..len]);
+    field
+}
+
+fn field<const N: usize>(bytes: &[u8], range: Range<usize>) -> Result<[u8; N], Ses1Error> {
+    let needed = range.end as u64;
+    let found = bytes.get(range).and_then(|bytes| bytes.try_into().ok());
+    found.ok_or(Ses1Error::Truncated { found: bytes.len(), needed })
+}

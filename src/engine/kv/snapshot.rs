@@ -1,0 +1,44 @@
+//! Copies of a slot's state, as plain data.
+
+use super::conversation::history::SlotHistory;
+use crate::events::TokenId;
+use crate::model::llama::AdapterSet;
+use bytes::Bytes;
+
+/// Saved state of a slot.
+pub struct Snapshot {
+    pub tokens: Vec<TokenId>,
+    /// LoRA adapters that it was computed with.
+    pub adapters: AdapterSet,
+    /// History of the conversation.
+    pub history: SlotHistory,
+    /// Data of llama.cpp; empty without tokens.
+    pub state: Vec<u8>,
+}
+
+/// Tokens whose KV state a slot holds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SlotTokens {
+    /// The tokens.
+    pub tokens: Vec<TokenId>,
+    /// Prompt tokens that the last run evaluated, without the cached ones.
+    pub processed: usize,
+}
+
+/// State of a slot as a block of bytes.
+#[derive(Debug, Clone)]
+pub struct SlotSnapshot {
+    /// Number of tokens.
+    pub tokens: usize,
+    /// Block in SES1 format.
+    pub block: Bytes,
+}
+
+/// Identity that a saved state must match.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelIdentity {
+    /// Hash of the model and of the settings that affect its computation.
+    pub model: u128,
+    /// Hashes of the LoRA adapters, by id.
+    pub adapters: Vec<u128>,
+}

@@ -1,0 +1,48 @@
+//! Settings of the engine.
+
+use crate::model::llama::CacheType;
+use chrono::{DateTime, Utc};
+use std::path::PathBuf;
+
+/// Settings of the engine.
+#[derive(Debug, Clone)]
+pub struct EngineOptions {
+    /// Context size of each slot, in tokens.
+    pub ctx_size: u32,
+    /// Number of slots: runs that decode at the same time.
+    pub parallel: u32,
+    /// Threads that decode generated tokens.
+    pub threads: i32,
+    /// Threads that decode prompts.
+    pub threads_batch: i32,
+    /// Maximum tokens in one decode.
+    pub batch_size: u32,
+    /// Maximum tokens in one physical batch.
+    pub ubatch_size: u32,
+    /// True if attention can be captured; this turns flash attention off.
+    pub attention: bool,
+    /// Type of the keys in the KV cache.
+    pub cache_type_k: CacheType,
+    /// Type of the values in the KV cache; a quantised type needs flash attention.
+    pub cache_type_v: CacheType,
+    /// Minimum part of the prompt that a slot's state must share with it, for the run to prefer that slot; 0 ignores
+    /// the states of slots.
+    pub slot_prompt_similarity: f32,
+    /// Maximum bytes of states that are kept outside of the slots; 0 keeps none.
+    pub cache_ram_bytes: usize,
+    /// Folder that caches the hashes of model files.
+    pub hash_cache: Option<PathBuf>,
+    /// Maximum tokens in the answer of any run; `None` for as many as fit.
+    pub max_tokens: Option<u32>,
+    /// Encodes attention for storage.
+    pub encode_attention: AttentionEncodeFn,
+    /// Source of the current time.
+    pub clock: Clock,
+}
+
+/// Function that returns the current time; a parameter, so that runs can be repeated in tests.
+pub type Clock = fn() -> DateTime<Utc>;
+
+/// Encodes `[layer][head][row_len]` probabilities as tiers T0 and T1, from `(values, layers, heads, row_len)`. Returns
+/// `None` for a row that cannot be encoded.
+pub type AttentionEncodeFn = fn(&[f32], usize, usize, usize) -> Option<(Vec<u8>, Vec<u8>)>;

@@ -1,0 +1,126 @@
+//! Ends of runs that the decode thread cannot send: of a run that must be recorded but cannot be, and of the runs of a
+//! decode thread that panicked.
+
+use crate::engine::output::Output;
+use crate::events::{DurabilityAck, RunEnd, RunId, Signal, Usage};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+/// Time for which an ended run may wait to be stored.
+const STORE_TIMEOUT: Duration = Duration::from_secs(45);
+
+/// Forwards a run's outputs, but holds its end until the run is stored. A run that cannot be stored ends with an error.
+pub fn hold_end(
+    output: mpsc::Receiver<Output>,
+    ack: DurabilityAck,
+    blank: RunEnd,
+    capacity: usize,
+) -> mpsc::Receiver<Output> {
+    let (client, kept) = mpsc::channel(capacity);
+    tokio::spawn(forward(output, ack, blank, client));
+    kept
+}
+
+async fn forward(
+    mut output: mpsc::Receiver<Output>,
+    mut ack: DurabilityAck,
+    mut end: RunEnd,
+    client: mpsc::Sender<Output>,
+) {
+    let mut text: Vec<char> = Vec::new();
+    let mut stored = None;
+    let message = loop {
+        let next = tokio::select! {
+            outcome = &mut ack, if stored.is_none() => match outcome {
+                Ok(Err(why)) => break why,
+                Ok(Ok(())) => {
+                    stored = Some(());
+                    continue;
+                }
+                Err(_) => break "the recorder has stopped".to_owned(),
+            },
+            output = output.recv() => output,
+            () = client.closed() => return,
+        };
+        match next {
+            Some(Output::Ended(ended)) => {
+                let outcome = if stored.is_some() { Ok(Ok(Ok(()))) } else { timeout(STORE_TIMEOUT, ack).await };
+                let why = match outcome {
+                    Ok(Ok(Ok(()))) => {
+                        let _ = client.send(Output::Ended(ended)).await;
+                        return;
+                    }
+                    Ok(Ok(Err(why))) => why,
+                    Ok(Err(_)) => "the recorder has stopped".to_owned(),
+                    Err(_) => format!("it was not stored within {} s", STORE_TIMEOUT.as_secs()),
+                };
+                end = RunEnd::clone(&ended);
+                break why;
+            }
+            Some(next) => {
+                match &next {
+                    Output::Text(delta) => {
+                        text.extend(delta.text.chars());
+                        end.finish.usage.completion_tokens += delta.tokens.len() as u32;
+                    }
+                    Output::Retract { chars, .. } => text.truncate(text.len().saturating_sub(*chars)),
+                    Output::Prompt(_) | Output::Progress(_) | Output::Ended(_) => {}
+                }
+                if client.send(next).await.is_err() {
+                    return;
+                }
+            }
+            None => return,
+        }
+    };
+    if end.finish.text.is_empty() {
+        end.finish.text = text.into_iter().collect();
+    }
+    end.set_aborted(format!("the run must be recorded, but {message}"));
+    let _ = client.send(Output::Ended(Arc::new(end))).await;
+}
+
+/// Reports the end of a run if the decode thread does not: because it panicked, or stopped before it took the run.
+pub struct PanicGuard {
+    pub run_id: RunId,
+    pub client: mpsc::Sender<Output>,
+    pub recorder: Option<mpsc::Sender<Signal>>,
+    pub blank: RunEnd,
+    /// True if the end was already reported.
+    pub disarmed: bool,
+}
+
+impl PanicGuard {
+    /// Disarms the guard: the run has ended normally.
+    pub fn disarm(mut self) {
+        self.disarmed = true;
+    }
+}
+
+impl Drop for PanicGuard {
+    fn drop(&mut self) {
+        if self.disarmed {
+            return;
+        }
+        let why = if std::thread::panicking() {
+            "the decode thread panicked; restart the server"
+        } else {
+            "the engine has stopped"
+        };
+        let mut end = self.blank.clone();
+        end.set_aborted(why.into());
+        let end = Arc::new(end);
+        // The thread must not wait here. A client that misses the output sees a closed channel.
+        let _ = self.client.try_send(Output::Ended(Arc::clone(&end)));
+        if let Some(recorder) = &self.recorder {
+            let _ = recorder.try_send(Signal::Ended(self.run_id, end));
+        }
+    }
+}
+
+/// Returns the end of a run of which only the prompt is known.
+pub fn unfinished_end(now: chrono::DateTime<chrono::Utc>, prompt_tokens: usize) -> RunEnd {
+    RunEnd::empty(now, Usage { prompt_tokens: prompt_tokens as u32, ..Usage::default() })
+}

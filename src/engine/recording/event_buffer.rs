@@ -1,0 +1,94 @@
+//! Buffer of a run's events: trace items in order, on their way to the recorder.
+
+use crate::engine::options::Clock;
+use crate::events::{ActionRecord, Event, EventType, ModCall, ModLog, TraceItem};
+use chrono::{DateTime, Utc};
+use std::time::{Duration, Instant};
+
+/// Collects and numbers the trace items of one run.
+pub struct EventBuffer {
+    items: Vec<TraceItem>,
+    recorded: bool,
+    clock: Clock,
+    started: Instant,
+    /// `None` before the first flush, so that the first items of a run are sent immediately.
+    last_flush: Option<Instant>,
+    next_event: i32,
+    next_call: i32,
+}
+
+impl EventBuffer {
+    /// Creates a buffer; one that is not `recorded` only counts.
+    pub fn new(recorded: bool, clock: Clock) -> Self {
+        let started = Instant::now();
+        Self { items: Vec::new(), recorded, clock, started, last_flush: None, next_event: 0, next_call: 0 }
+    }
+
+    /// Returns the time since the run started.
+    pub fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Returns the current time.
+    pub fn now(&self) -> DateTime<Utc> {
+        (self.clock)()
+    }
+
+    /// Returns true if items are recorded.
+    pub fn is_recorded(&self) -> bool {
+        self.recorded
+    }
+
+    /// Adds an event and returns its number. `fill` is only called if items are recorded.
+    pub fn event(&mut self, event_type: EventType, step: u32, fill: impl FnOnce(&mut Event)) -> i32 {
+        let order = self.next_event;
+        self.next_event += 1;
+        if self.recorded {
+            let mut event = Event::new(event_type, step as i32, order, Some(self.now()));
+            fill(&mut event);
+            if let Some(measured) = &mut event.measured {
+                measured.elapsed_us = Some(self.elapsed().as_micros() as u64);
+            }
+            self.items.push(TraceItem::Event(event));
+        }
+        order
+    }
+
+    /// Adds a mod call and returns its number.
+    pub fn call(&mut self, call: ModCall) -> i32 {
+        let index = self.next_call;
+        self.next_call += 1;
+        if self.recorded {
+            self.items.push(TraceItem::ModCall(call));
+        }
+        index
+    }
+
+    /// Adds a log line.
+    pub fn log(&mut self, log: ModLog) {
+        if self.recorded {
+            self.items.push(TraceItem::ModLog(log));
+        }
+    }
+
+    /// Adds an action.
+    pub fn action(&mut self, action: ActionRecord) {
+        if self.recorded {
+            self.items.push(TraceItem::Action(action));
+        }
+    }
+
+    /// Takes the collected items if a flush is due: often enough for a live view, rarely enough for the decode loop.
+    pub fn take_due(&mut self) -> Option<Vec<TraceItem>> {
+        const FLUSH_ITEMS: usize = 128;
+        const FLUSH_INTERVAL: Duration = Duration::from_millis(25);
+        let is_long_ago = || self.last_flush.is_none_or(|last| last.elapsed() >= FLUSH_INTERVAL);
+        (self.items.len() >= FLUSH_ITEMS || (!self.items.is_empty() && is_long_ago())).then(|| self.take_all())
+    }
+
+    /// Takes all items.
+    pub fn take_all(&mut self) -> Vec<TraceItem> {
+        self.last_flush = Some(Instant::now());
+        std::mem::take(&mut self.items)
+    }
+}

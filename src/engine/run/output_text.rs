@@ -1,0 +1,322 @@
+//! Text of the answer while tokens are added and removed: complete UTF-8, stop strings across token boundaries, and the
+//! part that may be sent to the client.
+
+use crate::model::complete_prefix;
+
+/// Text of the generated tokens.
+#[derive(Debug, Default)]
+pub struct OutputText {
+    bytes: Vec<u8>,
+    /// After each generated token: length of `bytes`, and how much of it is complete UTF-8.
+    ends: Vec<(usize, usize)>,
+    stop: Vec<Vec<u8>>,
+    /// First byte at which a stop string may begin: the end of the text that was sent when the stop strings were set.
+    stop_from: usize,
+    /// Position and index of the stop string that was found.
+    stopped: Option<(usize, usize)>,
+    first_line_break: Option<usize>,
+    /// Minimum indentation of every line except the first; 0 for no minimum.
+    min_indent: usize,
+    /// Start of the last line; maintained only with a minimum indentation.
+    last_line: usize,
+    /// Position of a line with less indentation.
+    outdented: Option<usize>,
+    sent: usize,
+}
+
+impl OutputText {
+    /// Creates an empty text that ends at any of the stop strings.
+    pub fn new(stop: &[String]) -> Self {
+        Self { stop: stop.iter().map(|text| text.as_bytes().to_vec()).collect(), ..Self::default() }
+    }
+
+    /// Sets a minimum indentation: the text ends before the first line, other than the very first, that has less.
+    pub fn with_min_indent(self, min_indent: usize) -> Self {
+        Self { min_indent, ..self }
+    }
+
+    /// Returns true if a line has less than the minimum indentation.
+    pub fn is_outdented(&self) -> bool {
+        self.outdented.is_some()
+    }
+
+    /// Appends a token. Returns the text that it completes. Hidden tokens add nothing.
+    pub fn push(&mut self, piece: &[u8], hidden: bool) -> String {
+        if !hidden {
+            let from = self.bytes.len();
+            self.bytes.extend_from_slice(piece);
+            if self.first_line_break.is_none() {
+                self.first_line_break = piece.iter().position(|&byte| byte == b'\n').map(|at| from + at);
+            }
+        }
+        let complete_before = self.complete();
+        let complete = complete_before + complete_prefix(&self.bytes[complete_before..]);
+        let end_before = self.ends.last().map_or(0, |&(end, _)| end);
+        self.ends.push((self.bytes.len(), complete));
+        if self.stopped.is_none() && !hidden {
+            self.find_stop(end_before);
+        }
+        if self.min_indent > 0 && self.outdented.is_none() {
+            self.find_outdented(end_before);
+        }
+        String::from_utf8_lossy(&self.bytes[complete_before..complete]).into_owned()
+    }
+
+    /// Removes tokens until `tokens` are left. Returns the number of sent characters that this retracts. They include
+    /// text that could now become part of a stop string; it is sent again if it does not.
+    pub fn truncate(&mut self, tokens: usize) -> usize {
+        self.ends.truncate(tokens);
+        let end = self.ends.last().map_or(0, |&(end, _)| end);
+        let mut taken_back = self.bytes.split_off(end.min(self.bytes.len()));
+        self.stop_from = self.stop_from.min(end);
+        self.first_line_break = self.first_line_break.filter(|&at| at < end);
+        self.outdented = self.outdented.filter(|&at| at < end);
+        if end < self.last_line {
+            self.last_line = self.bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+        }
+        if let Some((at, which)) = self.stopped
+            && at + self.stop[which].len() > end
+        {
+            self.stopped = None;
+        }
+        let stands = self.complete().min(self.sendable_end());
+        if self.sent <= stands {
+            return 0;
+        }
+        taken_back.splice(0..0, self.bytes[stands..].iter().copied());
+        taken_back.truncate(self.sent - stands);
+        self.sent = stands;
+        String::from_utf8_lossy(&taken_back).chars().count()
+    }
+
+    /// Replaces the stop strings; text that was already sent is not searched.
+    pub fn stop_at(&mut self, stop: Vec<Vec<u8>>) {
+        self.stop = stop;
+        self.stop_from = self.sent;
+        self.stopped = None;
+        self.find_stop(self.sent);
+    }
+
+    /// Returns the stop string that the text contains.
+    pub fn stopped_by(&self) -> Option<String> {
+        self.stopped.map(|(_, which)| String::from_utf8_lossy(&self.stop[which]).into_owned())
+    }
+
+    /// Takes the text that may be sent: complete characters that cannot become part of a stop string and are older than
+    /// the last `holdback` tokens.
+    pub fn take_sendable(&mut self, holdback: usize) -> String {
+        let upto = match self.ends.len().checked_sub(holdback) {
+            None | Some(0) => 0,
+            Some(tokens) => self.ends[tokens - 1].1,
+        };
+        self.take_until(upto.min(self.sendable_end()))
+    }
+
+    /// Takes all text that was not sent, at the end of the run.
+    pub fn take_remaining(&mut self) -> String {
+        self.take_until(self.text_end())
+    }
+
+    /// Returns true if the text has a line break.
+    pub fn has_new_line(&self) -> bool {
+        self.first_line_break.is_some()
+    }
+
+    /// Returns the number of tokens whose text was sent completely.
+    pub fn sent_tokens(&self) -> usize {
+        self.ends.partition_point(|&(end, _)| end <= self.sent)
+    }
+
+    /// Returns the text up to the stop string.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.bytes[..self.text_end()]).into_owned()
+    }
+
+    fn complete(&self) -> usize {
+        self.ends.last().map_or(0, |&(_, complete)| complete)
+    }
+
+    fn text_end(&self) -> usize {
+        let stopped = self.stopped.map_or(self.bytes.len(), |(at, _)| at);
+        self.outdented.map_or(stopped, |at| at.min(stopped))
+    }
+
+    fn take_until(&mut self, upto: usize) -> String {
+        if upto <= self.sent {
+            return String::new();
+        }
+        let text = String::from_utf8_lossy(&self.bytes[self.sent..upto]).into_owned();
+        self.sent = upto;
+        text
+    }
+
+    /// Finds the earliest stop string that ends after `from`.
+    fn find_stop(&mut self, from: usize) {
+        self.stopped = self
+            .stop
+            .iter()
+            .enumerate()
+            .filter_map(|(which, stop)| {
+                let start = (from + 1).saturating_sub(stop.len()).max(self.stop_from).min(self.bytes.len());
+                find(&self.bytes[start..], stop).map(|at| (start + at, which))
+            })
+            .min();
+    }
+
+    /// Checks the indentation of the last line, and of those that begin after `from`.
+    fn find_outdented(&mut self, from: usize) {
+        loop {
+            let line = &self.bytes[self.last_line..];
+            let indent = line.iter().take_while(|&&byte| matches!(byte, b' ' | b'\t')).count();
+            if self.last_line > 0 && indent < line.len() && indent < self.min_indent {
+                self.outdented = Some(self.last_line + indent);
+                return;
+            }
+            let from = from.max(self.last_line);
+            match self.bytes[from..].iter().position(|&byte| byte == b'\n') {
+                Some(at) => self.last_line = from + at + 1,
+                None => return,
+            }
+        }
+    }
+
+    /// Returns the end of the text that cannot become part of a stop string.
+    fn sendable_end(&self) -> usize {
+        if self.stopped.is_some() || self.outdented.is_some() {
+            return self.text_end();
+        }
+        let unsettled = self.bytes.len() - self.stop_from.min(self.bytes.len());
+        let partial = |stop: &Vec<u8>| {
+            (1..stop.len().min(unsettled + 1)).rev().find(|&len| self.bytes.ends_with(&stop[..len])).unwrap_or(0)
+        };
+        self.bytes.len() - self.stop.iter().map(partial).max().unwrap_or(0)
+    }
+}
+
+fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
+    if needle.is_empty() {
+        return None;
+    }
+    haystack.windows(needle.len()).position(|window| window == needle)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn answer(stop: &[&str]) -> OutputText {
+        OutputText::new(&stop.iter().map(ToString::to_string).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn stop_string_across_tokens_is_never_sent() {
+        let mut answer = answer(&["END"]);
+        let mut shown = String::new();
+        for piece in ["ab", "E", "N", "x E", "ND", "more"] {
+            answer.push(piece.as_bytes(), false);
+            shown += &answer.take_sendable(0);
+        }
+        assert_eq!(shown, "abENx ");
+        assert_eq!(answer.stopped_by().as_deref(), Some("END"));
+        assert_eq!(answer.text(), "abENx ");
+    }
+
+    #[test]
+    fn new_stop_strings_do_not_retract_sent_text() {
+        let mut answer = answer(&["xyz"]);
+        answer.push(b"one xy", false);
+        assert_eq!(answer.take_sendable(0), "one ");
+        answer.stop_at(vec![b"one".to_vec(), b"xy".to_vec()]);
+        assert_eq!((answer.stopped_by().as_deref(), answer.text().as_str()), (Some("xy"), "one "));
+        answer.stop_at(vec![b"e ".to_vec()]);
+        answer.push(b" one ", false);
+        assert_eq!((answer.stopped_by().as_deref(), answer.text().as_str()), (Some("e "), "one xy on"));
+    }
+
+    #[test]
+    fn incomplete_characters_are_held_back() {
+        let mut answer = answer(&[]);
+        let euro = "€".as_bytes();
+        assert_eq!(answer.push(&euro[..2], false), "");
+        assert_eq!(answer.take_sendable(0), "");
+        assert_eq!(answer.push(&euro[2..], false), "€");
+        assert_eq!(answer.take_sendable(0), "€");
+    }
+
+    #[test]
+    fn less_indented_line_ends_text() {
+        let mut answer = answer(&[]).with_min_indent(2);
+        let mut shown = String::new();
+        for piece in ["def f():\n", " ", " x", "\n    y\n", "z = 1\nmore"] {
+            assert!(!answer.is_outdented(), "{shown:?}");
+            answer.push(piece.as_bytes(), false);
+            shown += &answer.take_sendable(0);
+        }
+        assert!(answer.is_outdented());
+        assert_eq!(shown, "def f():\n  x\n    y\n");
+        assert_eq!(answer.text(), shown);
+        answer.truncate(4);
+        assert!(!answer.is_outdented());
+    }
+
+    #[test]
+    fn text_that_may_become_stop_string_is_retracted() {
+        let mut answer = answer(&["cc"]);
+        answer.push(b"c", false);
+        answer.push(b".", false);
+        assert_eq!(answer.take_sendable(0), "c.");
+        assert_eq!(answer.truncate(1), 2);
+        answer.push(b"c", false);
+        assert_eq!((answer.take_remaining().as_str(), answer.stopped_by().as_deref()), ("", Some("cc")));
+    }
+
+    #[test]
+    fn truncate_counts_retracted_characters() {
+        let mut answer = answer(&[]);
+        for piece in ["a", "é", "€uro"] {
+            answer.push(piece.as_bytes(), false);
+        }
+        assert_eq!(answer.take_sendable(0), "aé€uro");
+        assert_eq!(answer.truncate(1), 5);
+        assert_eq!(answer.text(), "a");
+    }
+
+    proptest! {
+        #[test]
+        fn outdented_line_is_found_after_truncation(moves in proptest::collection::vec(("[ \nx]{0,4}", 0usize..4), 1..30)) {
+            let mut moving = answer(&[]).with_min_indent(2);
+            let mut pieces: Vec<String> = Vec::new();
+            for (piece, back) in moves {
+                moving.push(piece.as_bytes(), false);
+                pieces.push(piece);
+                pieces.truncate(pieces.len() - back.saturating_sub(2).min(pieces.len()));
+                moving.truncate(pieces.len());
+                let mut anew = answer(&[]).with_min_indent(2);
+                pieces.iter().for_each(|piece| drop(anew.push(piece.as_bytes(), false)));
+                prop_assert_eq!((moving.outdented, moving.last_line), (anew.outdented, anew.last_line));
+            }
+        }
+
+        /// A client that applies every delta and retraction always has the text of the answer.
+        #[test]
+        fn client_text_matches_after_retractions(pieces: Vec<(Vec<u8>, Option<u8>)>, holdback in 0usize..4, stop in "[a-c]{1,3}") {
+            let mut answer = OutputText::new(&[stop]);
+            let mut client: Vec<char> = Vec::new();
+            let mut tokens = 0usize;
+            for (piece, back) in pieces {
+                answer.push(&piece, false);
+                tokens += 1;
+                if let Some(back) = back {
+                    tokens = tokens.saturating_sub(back as usize % 5);
+                    let gone = answer.truncate(tokens);
+                    client.truncate(client.len() - gone);
+                }
+                client.extend(answer.take_sendable(holdback).chars());
+                if answer.stopped_by().is_some() { break; }
+            }
+            client.extend(answer.take_remaining().chars());
+            prop_assert_eq!(client.into_iter().collect::<String>(), answer.text());
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! A run in the schedule, with its client: delivery of outputs, pauses, and requests to the run.
+
+use super::command::ControlRequest;
+use crate::engine::kv::conversation::SlotHistory;
+use crate::engine::output::{Output, RunActivity, RunProgress};
+use crate::engine::run::Run;
+use crate::engine::status::EngineStatus;
+use crate::events::{FinishReason, Tenant, TokenId};
+use crate::model::llama::AdapterSet;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::{self, error::TrySendError};
+
+/// Time for which a client may read nothing before its run's slot goes to queued runs.
+const UNREAD_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A run with its client and its place in the schedule.
+pub struct ActiveRun {
+    pub run: Box<Run>,
+    pub client: mpsc::Sender<Output>,
+    pub arrival: u64,
+    /// Number of the batch that last included the run, if not all ready runs fit into it.
+    pub last_batch: u64,
+    /// True after the run's sequence was matched with the slot's KV state.
+    pub has_state: bool,
+    /// True if the run had a slot before and was preempted.
+    pub had_slot: bool,
+    /// Set while the run is paused.
+    pub pause: Option<PauseState>,
+    /// Time since which the client has read none of the waiting outputs.
+    pub unread_since: Option<Instant>,
+    /// True after the ended run was added to the counters.
+    pub counted: bool,
+}
+
+/// A slot: one sequence of the context.
+#[derive(Default)]
+pub struct Slot {
+    pub active: Option<ActiveRun>,
+    /// Tenant of the newest run in the slot, or of the state that was restored.
+    pub owner: Option<Tenant>,
+    /// Tokens of the sequence in the KV cache.
+    pub cache: Vec<TokenId>,
+    /// LoRA adapters that the state was computed with; `None` before the first decode.
+    pub adapters: Option<AdapterSet>,
+    /// History of the conversation in this slot.
+    pub history: SlotHistory,
+    /// Prompt tokens that the last run evaluated.
+    pub processed: usize,
+    pub last_used: u64,
+}
+
+/// A pause of a run.
+#[derive(Debug, Clone, Copy)]
+pub struct PauseState {
+    since: Instant,
+    slot_until: Option<Instant>,
+}
+
+impl ActiveRun {
+    /// Creates the entry of a run that has just arrived.
+    pub fn new(run: Box<Run>, client: mpsc::Sender<Output>, arrival: u64) -> Self {
+        Self {
+            run,
+            client,
+            arrival,
+            last_batch: 0,
+            has_state: false,
+            had_slot: false,
+            pause: None,
+            unread_since: None,
+            counted: false,
+        }
+    }
+
+    /// Sends outputs while the client has room.
+    pub fn flush_outbox(&mut self) {
+        while !self.run.outbox.is_empty() {
+            let place = match self.client.try_reserve() {
+                Ok(place) => Some(place),
+                Err(TrySendError::Closed(())) => None,
+                Err(TrySendError::Full(())) => {
+                    self.unread_since.get_or_insert_with(Instant::now);
+                    return;
+                }
+            };
+            let output = self.run.outbox.pop_front();
+            if matches!(output, Some(Output::Ended(_))) {
+                self.run.has_ended.store(true, Ordering::Release);
+            }
+            if let (Some(place), Some(output)) = (place, output) {
+                place.send(output);
+            }
+            self.unread_since = None;
+        }
+    }
+
+    /// Adds an ended run to the counters, once. Called before the client learns of the end, so that the client finds
+    /// its run counted.
+    pub fn count_end(&mut self, status: &EngineStatus) {
+        if let Some(end) = &self.run.end
+            && !std::mem::replace(&mut self.counted, true)
+        {
+            status.count_run(self.run.metrics.slot.get().copied(), self.run.slot_progress(), end);
+        }
+    }
+
+    /// Returns true if the client has read everything or has disconnected.
+    pub fn is_delivered(&self) -> bool {
+        self.run.outbox.is_empty() || self.client.is_closed()
+    }
+}
+
+impl Slot {
+    /// Replaces the state by tokens that did not come from a run.
+    pub fn replace(&mut self, tokens: Vec<TokenId>, adapters: AdapterSet) {
+        self.cache = tokens;
+        self.adapters = Some(adapters);
+        self.history = SlotHistory::default();
+        self.processed = 0;
+    }
+}
+
+impl PauseState {
+    /// Begins a pause.
+    pub fn begin() -> Self {
+        Self { since: Instant::now(), slot_until: None }
+    }
+
+    /// Sets the time after which the slot is released.
+    pub fn release_slot_after(&mut self, delay: Duration) {
+        self.slot_until = Instant::now().checked_add(delay);
+    }
+
+    /// Returns true if the slot must be released.
+    pub fn slot_expired(&self, now: Instant) -> bool {
+        self.slot_until.is_some_and(|until| now >= until)
+    }
+}
+
+impl ActiveRun {
+    /// Returns true if the run is paused and no step is half done.
+    pub fn is_paused(&self) -> bool {
+        self.pause.is_some() && self.run.is_between_tokens()
+    }
+
+    /// Returns true if the client has blocked the run for longer than [`UNREAD_TIMEOUT`].
+    pub fn is_stalled(&self, now: Instant) -> bool {
+        self.unread_since.is_some_and(|since| now.duration_since(since) >= UNREAD_TIMEOUT)
+            && (self.run.end.is_some() || (self.run.wants_decode().is_some() && self.run.is_between_tokens()))
+    }
+
+    pub fn end_pause(&mut self) {
+        if let Some(pause) = self.pause.take() {
+            self.run.paused_time += pause.since.elapsed();
+        }
+    }
+
+    /// Ends the run for an external reason. A pause ends with it and does not count as active time.
+    pub fn abort(&mut self, reason: FinishReason, message: impl Into<String>) {
+        self.end_pause();
+        self.run.abort(reason, message.into());
+    }
+
+    pub fn progress(&self, activity: RunActivity) -> RunProgress {
+        let activity = if self.run.end.is_some() { RunActivity::Finished } else { activity };
+        let pause = self.pause.map_or(Duration::ZERO, |pause| pause.since.elapsed());
+        let active_time = Duration::from_micros(self.run.elapsed_us()).saturating_sub(pause);
+        RunProgress { generated: self.run.generated() as u32, activity, active_time }
+    }
+}
+
+impl ActiveRun {
+    /// Applies a request that changes the run itself.
+    pub fn apply_request(&mut self, request: ControlRequest) {
+        match request {
+            ControlRequest::Modify(change) => self.run.apply_change(*change),
+            ControlRequest::Stop(why) => {
+                self.end_pause();
+                if self.run.end.is_none() {
+                    self.run.finish(FinishReason::Cancelled, Some(why), None);
+                }
+            }
+            ControlRequest::EndReasoning(answer) => {
+                // The client may have disconnected meanwhile.
+                let _ = answer.send(self.run.end_reasoning());
+            }
+            ControlRequest::Pause(_) | ControlRequest::Resume | ControlRequest::Progress => {}
+        }
+    }
+}

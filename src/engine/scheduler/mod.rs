@@ -1,0 +1,342 @@
+//! Decode thread: admits runs to slots, builds batches, decodes them and passes the logits to the runs.
+
+mod active_run;
+mod adapters;
+mod admission;
+mod batch;
+pub mod command;
+mod control;
+mod slot_tasks;
+
+use super::kv::host_cache::HostCache;
+use super::options::EngineOptions;
+use super::recording::Recording;
+use super::request::RecordPolicy;
+use super::status::EngineStatus;
+use crate::events::{FinishReason, RunId};
+use crate::model::llama::{Candidates, Context};
+use crate::mods::{ModInstance, ReplySender};
+use active_run::{ActiveRun, Slot};
+use command::{Command, QueuedTask};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
+use std::time::{Duration, Instant};
+
+/// Sleep of the thread while it only waits for clients, the recorder or a free slot.
+const IDLE_SLEEP: Duration = Duration::from_millis(2);
+/// Time for which the thread polls for a mod's reply before it sleeps.
+const POLL_WINDOW: Duration = Duration::from_micros(200);
+
+/// Decodes that take longer are followed by a flush of all events, since the next decode may take as long.
+const SLOW_DECODE: Duration = Duration::from_millis(5);
+
+/// State of the decode thread.
+pub struct Scheduler<'model> {
+    context: Context<'model>,
+    slots: Vec<Slot>,
+    queue: VecDeque<ActiveRun>,
+    /// Paused or preempted runs without a slot.
+    preempted: Vec<ActiveRun>,
+    /// Tasks for slots that are still busy, in order of arrival.
+    tasks: VecDeque<QueuedTask>,
+    /// States kept outside of the slots.
+    host_cache: HostCache,
+    inbox: Receiver<Command>,
+    commands: Sender<Command>,
+    recording: Recording,
+    candidates: Candidates,
+    options: EngineOptions,
+    arrivals: u64,
+    /// Number of batches that could not include all ready runs.
+    partial_batches: u64,
+    /// Prompt tokens decoded since the generating runs were last in a batch.
+    prompt_tokens_since_decode: usize,
+    waiting: Arc<AtomicUsize>,
+    status: Arc<EngineStatus>,
+}
+
+impl<'model> Scheduler<'model> {
+    #[expect(clippy::too_many_arguments, reason = "called once")]
+    pub fn new(
+        context: Context<'model>,
+        options: EngineOptions,
+        inbox: Receiver<Command>,
+        commands: Sender<Command>,
+        recording: Recording,
+        waiting: Arc<AtomicUsize>,
+        status: Arc<EngineStatus>,
+        host_cache: HostCache,
+    ) -> Self {
+        Self {
+            context,
+            slots: (0..options.parallel).map(|_| Slot::default()).collect(),
+            queue: VecDeque::new(),
+            preempted: Vec::new(),
+            tasks: VecDeque::new(),
+            host_cache,
+            inbox,
+            commands,
+            recording,
+            candidates: Candidates::default(),
+            options,
+            arrivals: 0,
+            partial_batches: 0,
+            prompt_tokens_since_decode: 0,
+            waiting,
+            status,
+        }
+    }
+
+    /// Runs until a stop command.
+    pub fn run(mut self) {
+        loop {
+            if !self.take_commands() {
+                break;
+            }
+            self.reclaim_idle_slots();
+            self.run_slot_tasks();
+            self.admit();
+            self.run_slot_tasks();
+            self.serve_clients();
+            let parts = if self.recording.has_pending() { Vec::new() } else { self.plan() };
+            self.publish_status();
+            if parts.is_empty() {
+                self.context.park_threads();
+                let keep_running = if let Some(command) = self.poll_mods() {
+                    self.handle_command(command)
+                } else {
+                    self.flush_events(true);
+                    self.wait()
+                };
+                if !keep_running {
+                    break;
+                }
+                continue;
+            }
+            self.stop_polling();
+            let begun = Instant::now();
+            self.decode(parts);
+            // Events are recorded before outputs are sent, so that a client that reads its run finds every token it
+            // received.
+            self.flush_events(begun.elapsed() > SLOW_DECODE);
+            self.serve_clients();
+        }
+        self.stop();
+    }
+
+    /// Handles all queued commands. Returns `false` to stop.
+    fn take_commands(&mut self) -> bool {
+        loop {
+            match self.inbox.try_recv() {
+                Ok(command) => {
+                    if !self.handle_command(command) {
+                        return false;
+                    }
+                }
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return false,
+            }
+        }
+    }
+
+    /// Sleeps until there is work. Returns `false` to stop.
+    fn wait(&mut self) -> bool {
+        let has_something =
+            |live: &ActiveRun| !live.run.outbox.is_empty() || (!live.is_paused() && live.run.wants_decode().is_some());
+        let somebody_must_read = self.recording.has_pending()
+            || self.slots.iter().any(|slot| slot.active.as_ref().is_some_and(has_something))
+            || self.preempted.iter().any(has_something);
+        // A slot may have become free since the queue was checked.
+        let somebody_waits = !self.queue.is_empty() || !self.tasks.is_empty();
+        // A run that waits for its mod must still notice that its client has disconnected.
+        let timeout = if somebody_must_read || somebody_waits {
+            Some(IDLE_SLEEP)
+        } else if !self.preempted.is_empty() || self.slots.iter().any(|slot| slot.active.is_some()) {
+            Some(Duration::from_millis(20))
+        } else {
+            None
+        };
+        let command = match timeout {
+            Some(timeout) => match self.inbox.recv_timeout(timeout) {
+                Ok(command) => command,
+                Err(RecvTimeoutError::Timeout) => return true,
+                Err(RecvTimeoutError::Disconnected) => return false,
+            },
+            None => match self.inbox.recv() {
+                Ok(command) => command,
+                Err(_) => return false,
+            },
+        };
+        self.handle_command(command)
+    }
+
+    /// Polls for replies and commands for a short time while a mod's reply is awaited. Most mods reply sooner than a
+    /// sleeping core wakes up.
+    fn poll_mods(&mut self) -> Option<Command> {
+        let begun = Instant::now();
+        while self.awaiting().next().is_some() && begun.elapsed() < POLL_WINDOW {
+            if let Ok(command) = self.inbox.try_recv() {
+                return Some(command);
+            }
+            self.awaiting().for_each(ModInstance::poll_reply);
+            // Other threads on this core go first.
+            std::thread::yield_now();
+        }
+        self.stop_polling();
+        None
+    }
+
+    /// Returns the mod instances whose replies are awaited.
+    fn awaiting(&mut self) -> impl Iterator<Item = &mut dyn ModInstance> {
+        self.slots.iter_mut().filter_map(|slot| slot.active.as_mut()?.run.awaited_mod())
+    }
+
+    /// Stops polling for replies; they are then delivered by the mods' own threads.
+    fn stop_polling(&mut self) {
+        self.awaiting().for_each(ModInstance::stop_polling);
+    }
+
+    fn handle_command(&mut self, command: Command) -> bool {
+        match command {
+            Command::Submit(run, client, started) => {
+                if let Some(started) = started {
+                    self.recording.send(started);
+                }
+                self.arrivals += 1;
+                self.queue.push_back(ActiveRun::new(run, client, self.arrivals));
+            }
+            Command::Control(id, request, answer) => self.handle_control(id, request, answer),
+            Command::Reply(id, call, reply) => {
+                let commands = self.commands.clone();
+                let candidates = &mut self.candidates;
+                let live = self.slots.iter_mut().filter_map(|slot| slot.active.as_mut()).find(|live| live.run.id == id);
+                if let Some(live) = live
+                    && live.run.pending_call == call
+                {
+                    live.run.on_reply(reply, candidates, &|id, call| done(&commands, id, call));
+                }
+            }
+            Command::Slot(slot, scope, task) => {
+                self.arrivals += 1;
+                self.tasks.push_back(QueuedTask { arrival: self.arrivals, slot, scope, task });
+            }
+            Command::Stop => return false,
+        }
+        true
+    }
+
+    /// Sends outputs, cancels runs of disconnected clients, and frees the slots of ended runs.
+    fn serve_clients(&mut self) {
+        for index in 0..self.slots.len() {
+            let slot = &mut self.slots[index];
+            let Some(live) = &mut slot.active else { continue };
+            if live.client.is_closed() && live.run.end.is_none() {
+                live.abort(FinishReason::Cancelled, "the client disconnected");
+            }
+            if live.run.request.record == RecordPolicy::Required && self.recording.is_closed() {
+                live.abort(FinishReason::Error, "the run must be recorded, but the recorder has stopped");
+            }
+            live.count_end(&self.status);
+            live.flush_outbox();
+            // Only after all waiting signals: the end of a run is its last signal.
+            if live.run.end.is_some() && !self.recording.has_pending() && live.is_delivered() {
+                self.clear(index);
+            }
+        }
+    }
+
+    /// Records the last items and the end of a run, and frees its slot.
+    fn clear(&mut self, index: usize) {
+        let Some(mut live) = self.slots[index].active.take() else { return };
+        live.count_end(&self.status);
+        self.release(index, &mut live);
+        self.record_end(live);
+    }
+
+    /// Updates a slot with the state of the run that leaves it.
+    fn release(&mut self, index: usize, live: &mut ActiveRun) {
+        // A run that never decoded has not touched the slot's state.
+        if !live.has_state {
+            return;
+        }
+        if live.run.poisoned {
+            self.context.wipe(index as i32, &self.slots[index].cache);
+        }
+        self.apply_kv_removals(index, live);
+        let left = self.truncate(index, live.run.kv_len);
+        let mut history = live.run.take_history();
+        history.truncate(left);
+        self.slots[index].history = history;
+        self.slots[index].processed = live.run.prompt_decoded();
+    }
+
+    /// Ends every run and sends the recorder everything that it still accepts.
+    fn stop(mut self) {
+        let message = "the server is shutting down";
+        let without_slot = std::mem::take(&mut self.preempted).into_iter().chain(std::mem::take(&mut self.queue));
+        for mut live in without_slot {
+            live.abort(FinishReason::Cancelled, message);
+            live.flush_outbox();
+            self.record_end(live);
+        }
+        for index in 0..self.slots.len() {
+            if let Some(live) = &mut self.slots[index].active {
+                live.abort(FinishReason::Cancelled, message);
+                live.flush_outbox();
+            }
+            self.clear(index);
+        }
+        self.recording.finish();
+    }
+}
+
+fn done(commands: &Sender<Command>, id: RunId, call: u64) -> ReplySender {
+    let commands = commands.clone();
+    let done = ReplySender::new(move |reply| {
+        // The decode thread ends only after its runs.
+        let _ = commands.send(Command::Reply(id, call, reply));
+    });
+    done.polled()
+}
+
+impl Scheduler<'_> {
+    /// Publishes the state of every slot.
+    fn publish_status(&self) {
+        self.status.set_queued(self.queue.len());
+        for (index, slot) in self.slots.iter().enumerate() {
+            match &slot.active {
+                Some(live) => {
+                    self.status.set_slot(index, live.arrival, live.run.slot_progress(), || live.run.slot_run())
+                }
+                None => self.status.set_free(index),
+            }
+        }
+    }
+
+    /// Counts a decode.
+    fn count_decode(&self) {
+        let runs = self.slots.iter().filter_map(|slot| slot.active.as_ref());
+        let (busy, longest) = runs.fold((0, 0), |(busy, longest), live| (busy + 1, longest.max(live.run.kv_len)));
+        self.status.count_decode(busy, longest);
+    }
+}
+
+impl Scheduler<'_> {
+    /// Sends collected events to the recorder: those that are due, or all of them before the thread sleeps and after
+    /// slow decodes.
+    fn flush_events(&mut self, everything: bool) {
+        if !self.recording.flush() {
+            return;
+        }
+        for live in self.slots.iter_mut().filter_map(|slot| slot.active.as_mut()) {
+            live.run.record(&mut self.recording, everything);
+        }
+    }
+
+    /// Records the last items and the end of a run.
+    fn record_end(&mut self, live: ActiveRun) {
+        live.run.record_end(&mut self.recording);
+    }
+}
