@@ -1,4 +1,4 @@
-//! Addresses of the database: its hosts, of which one accepts writes, and what lies between us and them.
+//! Addresses of the database: its hosts, one of which accepts writes, and detection of a pooler in front of them.
 
 use super::Error;
 use super::pool::{PgConnection, Statements};
@@ -11,14 +11,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Time for one of several hosts to answer.
+/// Maximum time for a connection to one of several hosts.
 const HOST_TIMEOUT: Duration = Duration::from_secs(3);
-/// Time for a pooler to answer while it is examined; one without a free server connection does not.
+/// Maximum duration of the search for a pooler. A pooler without a free server connection does not answer.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Server connections that are asked for their process while a pooler is looked for.
+/// Number of times that each connection is asked for its server process during the search for a pooler.
 const PROBES: usize = 4;
 
-/// Ways to the database.
+/// The hosts of the database, with and without a pooler in between.
 #[derive(Debug)]
 pub struct Addresses {
     hosts: Arc<Hosts>,
@@ -27,15 +27,15 @@ pub struct Addresses {
 }
 
 impl Addresses {
-    /// A server of our own.
+    /// Returns the address of the embedded server.
     pub fn embedded(options: PgConnectOptions) -> Self {
         Self { hosts: Arc::new(Hosts::new(vec![options])), direct: None, statements: Statements::Named }
     }
 
-    /// Connects to see if a pooler is between us and the server.
+    /// Parses the addresses and connects, to detect a pooler.
     ///
     /// # Errors
-    /// An address is not one, or no host answers.
+    /// An address is invalid, or no host answers.
     pub async fn examine(url: &str, direct_url: Option<&str>) -> Result<Self, Error> {
         let hosts = Hosts::parse(url)?;
         let direct = direct_url.map(Hosts::parse).transpose()?;
@@ -50,23 +50,23 @@ impl Addresses {
         Ok(Self { hosts: Arc::new(hosts), direct, statements })
     }
 
-    /// The hosts for ordinary connections.
+    /// Returns the hosts for ordinary connections.
     pub fn hosts(&self) -> Arc<Hosts> {
         Arc::clone(&self.hosts)
     }
 
-    /// Prepared statements of ordinary connections.
+    /// Returns the kind of prepared statements that ordinary connections can use.
     pub fn statements(&self) -> Statements {
         self.statements
     }
 
-    /// Returns true if ordinary connections use sockets of this machine.
+    /// Returns true if ordinary connections use a Unix socket.
     pub fn is_local(&self) -> bool {
         let options = self.hosts.current();
         options.get_socket().is_some() || options.get_host().starts_with('/')
     }
 
-    /// Opens a connection that bypasses the pooler where its address is known.
+    /// Opens a connection that bypasses the pooler, if a direct address is configured.
     pub async fn direct(&self) -> Result<PgConnection, sqlx::Error> {
         let statements = match &self.direct {
             Some(hosts) if !hosts.without_names => Statements::Named,
@@ -76,8 +76,8 @@ impl Addresses {
         Ok(PgConnection::own(self.direct_hosts().connect().await?, statements))
     }
 
-    /// Opens a connection that hears notifications; `None` where only a pooler in transaction mode is known, which passes
-    /// none on.
+    /// Opens a connection that receives notifications. Returns `None` if the only address is that of a pooler in transaction
+    /// mode, which does not forward them.
     pub async fn listener(&self, application_name: &str) -> Result<Option<PgListener>, sqlx::Error> {
         if self.direct.is_none() && self.statements == Statements::InTransaction {
             return Ok(None);
@@ -97,13 +97,13 @@ impl Addresses {
     }
 }
 
-/// Hosts of one database, of which one accepts writes.
+/// Hosts of one database, one of which accepts writes.
 #[derive(Debug)]
 pub struct Hosts {
     options: Vec<PgConnectOptions>,
-    /// The host that accepted writes last.
+    /// Index of the host that last accepted writes.
     current: AtomicUsize,
-    /// The address allows no named statements.
+    /// True if the address turns named statements off.
     without_names: bool,
 }
 
@@ -114,7 +114,7 @@ impl Hosts {
         Self { options, current: AtomicUsize::new(0), without_names: false }
     }
 
-    /// Reads `postgres://user:password@host:port,host:port/name?…`.
+    /// Parses `postgres://user:password@host:port,host:port/name?…`.
     fn parse(url: &str) -> Result<Self, Error> {
         let wrong = |reason: String| Error::Address { url: without_password(url), reason };
         let scheme = ["postgres://", "postgresql://"].into_iter().find(|scheme| url.starts_with(scheme));
@@ -151,12 +151,12 @@ impl Hosts {
         self.options.len() > 1
     }
 
-    /// Options of the host that accepted writes last.
+    /// Returns the options of the host that last accepted writes.
     pub fn current(&self) -> PgConnectOptions {
         self.options[self.current.load(Ordering::Relaxed)].clone()
     }
 
-    /// Connects to the first host that accepts writes, beginning with the one that did last.
+    /// Connects to the first host that accepts writes, beginning with the last one known to accept them.
     pub async fn connect(&self) -> Result<sqlx::PgConnection, sqlx::Error> {
         if !self.are_several() {
             return sqlx::PgConnection::connect_with(&self.options[0]).await;
@@ -178,7 +178,7 @@ impl Hosts {
         Err(failure)
     }
 
-    /// Returns true if two connections share a server connection, or one changes it.
+    /// Returns true if two connections share a server connection, or if a connection changes to another one.
     async fn is_pooled_by_transaction(&self) -> Result<bool, sqlx::Error> {
         let mut first = self.connect().await?;
         let process = server_process(&mut first).await?;
@@ -192,7 +192,7 @@ impl Hosts {
             second.close().await?;
             Ok(changes)
         };
-        // A pooler in session mode whose only server connection is ours does not answer.
+        // A pooler in session mode does not answer if this connection uses its only server connection.
         let changes = timeout(PROBE_TIMEOUT, examine).await.unwrap_or(Ok(false));
         first.close().await?;
         changes
@@ -219,13 +219,13 @@ async fn server_process(connection: &mut sqlx::PgConnection) -> Result<String, s
     ask(connection, "select pg_backend_pid()::text").await
 }
 
-/// One text, without a prepared statement.
+/// Returns the text that a query selects, without a prepared statement.
 async fn ask(connection: &mut sqlx::PgConnection, sql: &'static str) -> Result<String, sqlx::Error> {
     use sqlx::Row;
     sqlx::raw_sql(sql).fetch_one(connection).await?.try_get(0)
 }
 
-/// The address as it may be shown.
+/// Returns the address without its password, for messages.
 pub fn without_password(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return "…".to_owned() };
     match rest.rsplit_once('@') {

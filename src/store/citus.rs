@@ -1,4 +1,4 @@
-//! Citus: PostgreSQL on several nodes. A coordinator takes all statements and keeps the tables' rows on workers.
+//! Citus: PostgreSQL on several nodes. A coordinator executes all statements and distributes the tables' rows to workers.
 
 use super::Error;
 use super::pool::PgConnection;

@@ -15,26 +15,26 @@ use std::time::Duration;
 use tokio::sync::watch;
 use uuid::Uuid;
 
-/// Oldest server that our SQL runs on.
+/// Minimum major version of the server.
 const OLDEST: i32 = 14;
-/// Connections of readers and of `/ingest`.
+/// Maximum connections of readers and of `/ingest`.
 const CONNECTIONS: u32 = 16;
 
 /// The location of the data.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Database {
-    /// A PostgreSQL server of our own on this data directory.
+    /// The embedded PostgreSQL server on this data directory.
     Embedded {
-        /// Holds the database, its log and the spool.
+        /// Directory of the database, its log and the spool.
         data_dir: PathBuf,
     },
-    /// A server that somebody runs.
+    /// An external PostgreSQL server.
     Url {
         /// `postgres://user:password@host:port/name`, or several hosts with commas between them.
         url: String,
-        /// Address of the same database without the pooler that `url` leads to.
+        /// Address of the same database without the pooler behind `url`.
         direct_url: Option<String>,
-        /// Holds the spool.
+        /// Directory of the spool.
         data_dir: PathBuf,
     },
 }
@@ -49,9 +49,10 @@ impl fmt::Debug for Database {
 }
 
 impl Store {
-    /// Connects or starts the server, migrates, drains the spool, marks runs of servers that died here as interrupted.
+    /// Connects to the database or starts the embedded server, migrates the schema, drains the spool, and marks the runs of
+    /// dead servers as interrupted.
     ///
-    /// `progress` is told what is going on, in words for a person who waits.
+    /// `progress` receives messages for the user who waits.
     ///
     /// # Errors
     /// No server, an old server, a schema that cannot be migrated; see [`Error`].
@@ -104,11 +105,11 @@ impl Store {
         migrate::make_partitions(&pool, Utc::now().date_naive()).await?;
         let copies = addresses.is_local();
         let folder = data_dir.join("spool");
-        // Those whose files are here have died, and so has every other one that used an embedded database.
+        // Servers with spool files here have died, and so has every other server of an embedded database.
         let mut dead: Vec<Uuid> = listed.into_iter().map(|(server, _)| server).filter(|_| is_embedded).collect();
         for mut spool in Spool::orphans(&folder) {
             if !spool.is_drained() {
-                progress("storing what could not be stored before");
+                progress("storing the records of the spool file");
             }
             while !spool.is_drained() {
                 Box::pin(recorder::drain_some(&pool, server_id, &mut spool)).await?;

@@ -14,7 +14,7 @@ use std::borrow::Cow;
 use std::fmt::Write;
 use uuid::Uuid;
 
-/// Bytes sent at once. The server processes a chunk while the next one is encoded.
+/// Bytes per write. The server processes a chunk while the next one is encoded.
 const CHUNK: usize = 64 * 1024;
 const HEADER: &[u8] = b"PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0";
 /// PostgreSQL's epoch, the start of the year 2000, in Unix microseconds.

@@ -9,7 +9,7 @@ pub enum Error {
     #[error(transparent)]
     Embedded(#[from] EmbeddedError),
     /// The address of the database is invalid.
-    #[error("'{url}' is not a PostgreSQL address ({reason}); right would be postgres://user:password@host:5432/name")]
+    #[error("'{url}' is not a PostgreSQL address ({reason}); expected postgres://user:password@host:5432/name")]
     Address {
         /// The address, its password replaced.
         url: String,
@@ -53,7 +53,7 @@ pub enum Error {
         /// The version of this release.
         needed: i32,
     },
-    /// A table is distributed in a way that the others cannot follow.
+    /// A table is distributed differently from the planned distribution.
     #[error(
         "the table '{table}' is {found}, and must be {expected}; undo it with select undistribute_table('{table}'), then run \
          this command again"
@@ -61,13 +61,13 @@ pub enum Error {
     DistributionPlan {
         /// Its name.
         table: String,
-        /// Its state.
+        /// Its current distribution.
         found: String,
-        /// The state that it must have, or be local.
+        /// The required distribution, unless the table is local.
         expected: &'static str,
     },
-    /// The database takes no writes.
-    #[error("the database takes no writes: {0}")]
+    /// The database does not accept writes.
+    #[error("the database does not accept writes: {0}")]
     ReadOnly(&'static str),
     /// The schema could not be brought up to date.
     #[error("the database schema could not be brought up to date: {0}")]
@@ -80,7 +80,7 @@ pub enum Error {
     StillRunning(RunId),
     /// The run is recorded, but its rows are not in the database yet.
     #[error(
-        "run {0} cannot be read yet: the database is away or slow; what is recorded is kept until the database takes it"
+        "run {0} cannot be read yet: the database is unavailable or slow; the recorded data is kept until the database accepts it"
     )]
     NotStored(RunId),
     /// Stored data is damaged.
@@ -232,9 +232,9 @@ pub enum IngestError {
     Database(#[source] sqlx::Error),
 }
 
-/// A remedy for an error of the connection, after a semicolon; empty where none is known.
+/// Returns a remedy for a connection error, with a leading semicolon; empty if none is known.
 fn hint(error: &sqlx::Error) -> &'static str {
-    // The name of webpki's error is all that the TLS library passes on.
+    // The TLS library reports nothing but the name of webpki's error.
     if error.to_string().contains("UnsupportedCertVersion") {
         return "; the server's certificate has the format X.509 version 1, and version 3 is needed: make one with \
                 `openssl req -x509 -nodes -newkey rsa:2048 -subj /CN=HOST -addext subjectAltName=DNS:HOST -keyout server.key \
@@ -255,7 +255,8 @@ const LOST_NODE: [&str; 8] = [
     "SSL connection has been closed unexpectedly",
 ];
 
-/// Returns true for an error of Citus about a node that it lost within a transaction. It has no SQLSTATE of its own.
+/// Returns true for an error of Citus about a node that it lost within a transaction. Such errors have no distinct
+/// SQLSTATE.
 fn is_lost_node(database: &dyn DatabaseError) -> bool {
     const INTERNAL: &str = "XX000";
     database.code().is_some_and(|code| code == INTERNAL)

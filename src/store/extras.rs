@@ -51,7 +51,7 @@ impl Reported {
             count => notes.push(format!("{count} NUL characters of the document were replaced with U+FFFD.")),
         }
         if self.replayed_text.is_some() {
-            notes.push("The events amount to another text than the engine reported as final_text.".to_owned());
+            notes.push("The text of the events differs from the final_text that the engine reported.".to_owned());
         }
         notes
     }

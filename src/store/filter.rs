@@ -1,8 +1,8 @@
 //! The filter language of the run list.
 //!
-//! Terms are separated by blanks and must all hold: free words (all words of prompt and answer, the last letters may be
-//! missing), `"an exact phrase"`, `field:value`, `field>number`, `-` before a term negates it. A name that is no field is
-//! an error with its position, and never an empty result.
+//! Terms are separated by spaces, and a run must match all of them: a word or the beginning of one (in prompt or answer),
+//! `"an exact phrase"`, `field:value`, `field>number`; `-` before a term negates it. An unknown field is an error with its
+//! position, not an empty result.
 
 mod read;
 mod sql;
@@ -14,7 +14,7 @@ use chrono::{DateTime, Utc};
 use read::FilterScanner;
 pub(super) use sql::Reach;
 
-/// The fields, in the order in which a page should offer them.
+/// The fields, in display order.
 pub const FIELDS: [&str; 12] = [
     "model",
     "mod",
@@ -30,16 +30,16 @@ pub const FIELDS: [&str; 12] = [
     "before",
 ];
 
-/// Most terms; each of them costs time for every run.
+/// Maximum number of terms; each is evaluated for every run.
 const MAX_TERMS: usize = 64;
 
-/// Characters of a model's name that an index has: a foreign one may be of any length.
+/// Number of indexed characters of a model's name. Names in ingested runs may have any length.
 pub(super) const MODEL_CHARS: usize = 100;
 
-/// Most parts that a filter is divided into; each of them costs planning and a page of runs.
+/// Maximum number of filters that a filter is split into; each is planned separately and reads a page of runs.
 const MAX_PARTS: usize = 16;
 
-/// A filter that was understood.
+/// A parsed filter.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Filter {
     terms: Vec<Term>,
@@ -56,7 +56,7 @@ enum Condition {
     Word(String),
     Phrase(String),
     Model(String),
-    /// Names that begin like one of these, as far as an index has them, and contain the text.
+    /// Models whose indexed name is one of these, and whose full name contains the text.
     Models(Vec<String>, String),
     Mod(String),
     Status(RunStatus),
@@ -87,15 +87,15 @@ enum Comparison {
 }
 
 impl Filter {
-    /// Reads a filter. `now` is what `after:7d` counts back from.
+    /// Parses a filter. `now` is the reference of relative times such as `after:7d`.
     ///
     /// # Errors
-    /// The first thing that is wrong, with its place.
+    /// The first error, with its position.
     pub fn parse(text: &str, now: DateTime<Utc>) -> Result<Self, BadFilter> {
         Ok(Self { terms: terms(text, now)?.into_iter().map(|(term, _)| term).collect() })
     }
 
-    /// The terms of a filter as they are written; empty for one that is wrong.
+    /// Returns the text of each term of a filter; empty for an invalid filter.
     #[must_use]
     pub fn written(text: &str) -> Vec<String> {
         terms(text, DateTime::default())
@@ -110,8 +110,8 @@ impl Filter {
         self.terms.iter().any(|term| !term.negated && matches!(term.condition, Condition::Model(_)))
     }
 
-    /// Puts the names of the models that runs have in place of parts of names: an index finds whole ones. `known` are their
-    /// first [`MODEL_CHARS`] characters.
+    /// Replaces parts of model names by the indexed names that contain them, because an index finds whole values. `known`
+    /// holds the first [`MODEL_CHARS`] characters of each model's name.
     pub(super) fn name_models(&mut self, known: &[String]) {
         for term in self.terms.iter_mut().filter(|term| !term.negated) {
             if let Condition::Model(text) = &term.condition {
@@ -123,7 +123,7 @@ impl Filter {
         }
     }
 
-    /// The filter as several that no run matches together, so that an index has the newest runs of each in their order.
+    /// Splits the filter into filters without common runs. For each of them an index returns the newest runs in order.
     pub(super) fn parts(&self) -> Vec<Self> {
         let split = self.terms.iter().enumerate().find_map(|(place, term)| {
             let parts: Vec<Condition> = match &term.condition {
@@ -147,7 +147,7 @@ impl Filter {
     }
 }
 
-/// The terms of a filter, each with its text.
+/// Parses the terms of a filter; returns each with its text.
 fn terms(text: &str, now: DateTime<Utc>) -> Result<Vec<(Term, String)>, BadFilter> {
     let chars: Vec<char> = text.chars().collect();
     let mut scanner = FilterScanner::new(&chars);
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_every_kind_of_term() {
+    fn every_kind_of_term_is_parsed() {
         assert_eq!(one("sky"), Condition::Word("sky".into()));
         assert_eq!(one("\"the sky\""), Condition::Phrase("the sky".into()));
         assert_eq!(one("model:qwen"), Condition::Model("qwen".into()));
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn models_are_named_and_divide_a_filter() {
+    fn model_terms_are_resolved_and_split_the_filter() {
         let known = ["Qwen3-4B", "qwen3-8b", "llama"].map(str::to_owned);
         let parts = |text: &str| {
             let mut filter = Filter::parse(text, now()).unwrap();
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_no_field_is_an_error_with_its_place() {
+    fn unknown_field_is_an_error_with_its_position() {
         let wrong = error("sky modle:qwen");
         assert_eq!((wrong.at, wrong.len, wrong.did_you_mean.as_deref()), (4, 5, Some("model")));
         assert_eq!(error("-backtrack>0").did_you_mean.as_deref(), Some("backtracks"));
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_values_are_errors_with_their_place() {
+    fn invalid_values_are_errors_with_their_position() {
         let wrong = error("status:finished");
         assert_eq!((wrong.at, wrong.len), (7, 8));
         assert_eq!(error("status:cancel").did_you_mean.as_deref(), Some("cancelled"));
@@ -248,7 +248,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_read_or_refused_within_its_bounds(text in "(\\PC|[-:<>=\" \t]|tokens|after|status){0,40}") {
+        fn any_text_is_parsed_or_rejected_within_its_bounds(text in "(\\PC|[-:<>=\" \t]|tokens|after|status){0,40}") {
             if let Err(wrong) = Filter::parse(&text, now()) {
                 prop_assert!(wrong.at + wrong.len <= text.chars().count(), "{wrong:?}");
             }

@@ -1,4 +1,4 @@
-//! The list of runs: the newest that a filter matches, a page at a time.
+//! The run list: the newest runs that match a filter, in pages.
 
 use super::filter::{Filter, Reach};
 use super::runs::{RunSummary, select_runs};
@@ -9,16 +9,16 @@ use chrono::Utc;
 use serde::Serialize;
 use sqlx::{Postgres, QueryBuilder};
 
-/// Most runs on one page.
+/// Maximum runs per page.
 pub const MAX_PAGE: u32 = 500;
 
-/// Runs on a page when nobody says.
+/// Default number of runs per page.
 const DEFAULT_PAGE: u32 = 50;
 
-/// Words are looked for in so many of the newest runs first: words that many runs have are then found at once.
+/// Number of newest runs that are searched first for words. Words that occur in many runs are found there quickly.
 const NEWEST: i64 = 1000;
 
-/// Most names of models that are looked through instead of all runs; each costs a step in their index.
+/// Maximum number of models that are matched by name before the runs; each costs a step in their index.
 const MAX_MODELS: i32 = 200;
 
 /// A query of the run list, newest first.
@@ -26,9 +26,9 @@ const MAX_MODELS: i32 = 200;
 pub struct RunQuery {
     /// A filter text, see [`super::filter`]; empty for all runs.
     pub q: String,
-    /// Only runs older than this one: `next` of the page before.
+    /// Only runs older than this one; [`RunPage::next`] of the previous page.
     pub before: Option<RunId>,
-    /// Most runs to return, 1 … [`MAX_PAGE`]; 0 counts as 50.
+    /// Maximum runs to return, from 1 to [`MAX_PAGE`]; 0 for the default of 50.
     pub limit: u32,
 }
 
@@ -67,7 +67,7 @@ impl Store {
         Ok(RunPage { runs, next })
     }
 
-    /// The newest runs that match, at most one more than `limit`.
+    /// Returns the newest runs that match, up to one more than `limit`.
     async fn newest(
         &self,
         scope: &Scope,
@@ -89,7 +89,7 @@ impl Store {
         Ok(sql.build_query_as().fetch_all(&self.inner.pool).await?)
     }
 
-    /// The beginnings of the names of all models that runs have; `None` where there are more than [`MAX_MODELS`].
+    /// Returns the indexed names of the models of all runs; `None` if there are more than [`MAX_MODELS`].
     async fn models(&self) -> Result<Option<Vec<String>>, Error> {
         let names: Vec<String> =
             sqlx::query_scalar("select model_names($1)").bind(MAX_MODELS + 1).fetch_all(&self.inner.pool).await?;

@@ -1,4 +1,4 @@
-//! Regular maintenance: partitions ahead of time, and days that need not be kept dropped.
+//! Regular maintenance: creates partitions in advance and removes runs beyond the retention.
 
 use super::migrate;
 use super::pool::PgPool;
@@ -10,10 +10,10 @@ use tokio::time::sleep;
 
 /// Interval of checks for a changed retention.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
-/// Checks between two runs of the maintenance. Partitions are created days ahead, so it does not run often.
+/// Number of checks between two runs of the maintenance: one hour. Partitions are created days in advance.
 const PARTITION_CHECKS: u32 = 720;
 
-/// Runs until it is aborted.
+/// Runs the maintenance until the task is aborted.
 pub async fn keep_up(pool: PgPool, mut retention: watch::Receiver<Retention>) {
     for pulse in 1u32.. {
         sleep(CHECK_INTERVAL).await;

@@ -1,8 +1,8 @@
-//! Brings the schema up to date, and makes partitions ahead of time.
+//! Migration of the schema, and creation of partitions in advance.
 //!
-//! refinery keeps the history and applies what is missing, each file and its history row in one transaction. It has no
-//! driver for sqlx: [`Connection`] is one. It takes no lock either: an advisory lock makes several Thunders that start at
-//! once wait for each other. Migrations are never edited after a release.
+//! refinery applies the missing migrations, each in one transaction with its row in the history. [`Connection`] is its
+//! driver for sqlx. An advisory lock makes servers that start at the same time wait for each other, because refinery takes
+//! no lock. Migrations are never edited after a release.
 
 use super::Error;
 use super::address::Addresses;
@@ -14,7 +14,8 @@ use refinery_core::{AsyncMigrate, Migration, Runner};
 use sqlx::{Connection as _, QueryBuilder, Row};
 use std::time::SystemTime;
 
-/// Days whose partitions exist ahead of time, today included. More than one, so that a night without database is no harm.
+/// Number of days with partitions created in advance, including today; more than one, so that an unavailable database at
+/// midnight causes no harm.
 const DAYS_AHEAD: i32 = 3;
 
 const MIGRATIONS: &[(&str, &str)] = &[
@@ -31,10 +32,11 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("V12__citus", include_str!("../../migrations/V12__citus.sql")),
 ];
 
-/// Applies what is missing; safe when several processes do it at once. `progress` hears of what a database that is in use
-/// still lacks: with many runs that takes its time.
+/// Applies the missing migrations; several processes may call it at the same time. `progress` receives the list of missing
+/// migrations of an existing database, which can take a while.
 pub async fn migrate(addresses: &Addresses, progress: &impl Fn(&str)) -> Result<(), Error> {
-    // A lock of a transaction, on a connection of its own: through a pooler a lock of the session would be another's.
+    // The lock belongs to a transaction on a dedicated connection: through a pooler, a session lock could end up on another
+    // client's server connection.
     let mut locked = addresses.direct().await?;
     locked.begin().await?;
     sqlx::raw_sql("select pg_advisory_xact_lock(7237120550100)").execute(&mut locked).await?;
@@ -46,7 +48,7 @@ pub async fn migrate(addresses: &Addresses, progress: &impl Fn(&str)) -> Result<
     result
 }
 
-/// Makes the partitions of the day and of the days after it.
+/// Creates the partitions of this day and of the days after it.
 pub async fn make_partitions(pool: &PgPool, today: NaiveDate) -> Result<i32, sqlx::Error> {
     sqlx::query_scalar("select make_partitions($1, $2)").bind(today).bind(DAYS_AHEAD).fetch_one(pool).await
 }
@@ -69,7 +71,7 @@ async fn apply(connection: &mut PgConnection, progress: &impl Fn(&str)) -> Resul
     Ok(())
 }
 
-/// Refuses a schema of a later release, whose rows this one could misread.
+/// Rejects the schema of a later release, because this release could misinterpret its rows.
 async fn check_known(connection: &mut PgConnection) -> Result<(), Error> {
     let is_new: bool =
         sqlx::query_scalar("select to_regclass('refinery_schema_history') is null").fetch_one(&mut *connection).await?;
@@ -96,13 +98,13 @@ async fn version(connection: &mut PgConnection) -> Result<i32, sqlx::Error> {
     Ok(version.unwrap_or(0))
 }
 
-/// The newest version of the schema that this release knows.
+/// Returns the newest schema version that this release knows.
 fn newest() -> i32 {
     let versions = MIGRATIONS.iter().filter_map(|(name, _)| name.strip_prefix('V')?.split('_').next()?.parse().ok());
     versions.max().unwrap_or(0)
 }
 
-/// Returns the missing features of a database that an earlier release created; none for a new one.
+/// Returns the names of the migrations that an existing database lacks; none for a new database.
 async fn missing(connection: &mut PgConnection) -> Result<Vec<&'static str>, Error> {
     let is_new: bool =
         sqlx::query_scalar("select to_regclass('refinery_schema_history') is null").fetch_one(&mut *connection).await?;
@@ -116,7 +118,7 @@ async fn missing(connection: &mut PgConnection) -> Result<Vec<&'static str>, Err
     Ok(names.filter(|name| applied.iter().all(|applied| applied != name)).collect())
 }
 
-/// refinery's message and the database's below it.
+/// Returns refinery's message followed by the messages of its causes.
 fn describe(error: &refinery_core::Error) -> String {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);
@@ -141,8 +143,8 @@ impl AsyncTransaction for Connection<'_> {
     ) -> Result<usize, sqlx::Error> {
         let mut transaction = self.0.raw().begin().await?;
         let mut count = 0;
-        // A transaction of Citus that changes tables must not also work on several shards at once, nor on the coordinator's own
-        // shards by another way. Without Citus these settings have no meaning.
+        // A transaction of Citus that changes tables must neither access several shards in parallel nor access the
+        // coordinator's own shards locally. Without Citus these settings have no effect.
         sqlx::raw_sql(
             "select set_config('citus.multi_shard_modify_mode', 'sequential', true),
                 set_config('citus.enable_local_execution', 'off', true)",
@@ -150,7 +152,7 @@ impl AsyncTransaction for Connection<'_> {
         .execute(&mut *transaction)
         .await?;
         for query in queries {
-            // Citus sends statements on to its nodes, which take one at a time.
+            // Citus forwards statements to its nodes, which accept one statement at a time.
             for statement in statements(query) {
                 // refinery's texts are not known at compile time.
                 let sql = QueryBuilder::<sqlx::Postgres>::new(statement).into_sql();

@@ -91,7 +91,7 @@ struct Inner {
     closing: watch::Sender<bool>,
     retention: watch::Sender<Retention>,
     announcement: watch::Sender<Announcement>,
-    /// Told when mods may have changed.
+    /// Notified when mods may have changed.
     mods: watch::Sender<()>,
     /// Tasks that end with the store.
     tasks: Vec<JoinHandle<()>>,
@@ -145,7 +145,7 @@ impl Store {
     /// Checks that a document would be stored now.
     ///
     /// # Errors
-    /// The database does not answer or takes no writes, or has failed to take a document a moment ago.
+    /// The database does not answer, does not accept writes, or has just failed to store a document.
     pub async fn ready(&self) -> Result<(), Error> {
         const PATIENCE: Duration = Duration::from_secs(3);
         const FAILED_LATELY: Duration = Duration::from_secs(5);

@@ -1,8 +1,8 @@
-//! Connections, transactions and the pool of them, as every statement of the store uses them.
+//! Connections, transactions and their pool, used by all statements of the store.
 //!
-//! They are sqlx's, and follow what lies between us and the database: a pooler in transaction mode gives each transaction
-//! another server connection, so statements have no names there and run in a transaction each. With several hosts a
-//! connection is one that accepts writes.
+//! They wrap sqlx's types and adapt to poolers: a pooler in transaction mode assigns each transaction another server
+//! connection, so statements have no names there, and each runs in a transaction. With several hosts, connections use the
+//! host that accepts writes.
 
 use super::address::{Hosts, accepts_writes};
 use futures::future::BoxFuture;
@@ -15,14 +15,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Prepared statements that a connection can use.
+/// The kind of prepared statements that a connection can use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Statements {
     /// Named: prepared once for each connection.
     Named,
     /// Unnamed: prepared for each use.
     Unnamed,
-    /// Unnamed, and each in a transaction: a pooler may change the server connection after every transaction.
+    /// Unnamed, each in a transaction: a pooler may change the server connection after every transaction.
     InTransaction,
 }
 
@@ -36,7 +36,7 @@ pub struct PgPool {
 }
 
 impl PgPool {
-    /// A pool of at most that many connections, none of which is opened yet.
+    /// Creates a pool of up to `connections` connections. They are opened when they are needed.
     pub fn new(hosts: Arc<Hosts>, statements: Statements, connections: u32, acquire_timeout: Duration) -> Self {
         let several = hosts.are_several();
         let mut options = PgPoolOptions::new().max_connections(connections).acquire_timeout(acquire_timeout);
@@ -46,14 +46,14 @@ impl PgPool {
                     return Err(Error::Io(std::io::Error::other("the host accepts no writes")));
                 }
                 if statements == Statements::Named {
-                    // A generic plan cannot leave out partitions when planning. Not a startup option: poolers refuse those.
+                    // Planning with a generic plan cannot exclude partitions. Poolers reject this setting as a startup option.
                     sqlx::raw_sql("set plan_cache_mode = force_custom_plan").execute(connection).await?;
                 }
                 Ok(())
             })
         });
         if several {
-            // in place of sqlx's ping: the host may have become a standby
+            // Instead of sqlx's ping, because the host may have become a standby.
             options = options.test_before_acquire(false);
             options = options.before_acquire(|connection, _| Box::pin(accepts_writes(connection)));
         }
@@ -61,7 +61,7 @@ impl PgPool {
         Self { pool, hosts, statements, acquire_timeout }
     }
 
-    /// Takes a connection out of the pool; it goes back when it is dropped.
+    /// Takes a connection out of the pool; a drop returns it.
     pub async fn acquire(&self) -> Result<PgConnection, Error> {
         Ok(PgConnection { raw: Raw::Pooled(self.take().await?), statements: self.statements, in_transaction: false })
     }
@@ -71,7 +71,7 @@ impl PgPool {
         self.begin_with("begin").await
     }
 
-    /// Begins a transaction with that statement.
+    /// Begins a transaction with this statement.
     pub async fn begin_with(&self, statement: &'static str) -> Result<Transaction, Error> {
         let transaction = sqlx::Transaction::begin(self.take().await?, Some(SqlStr::from_static(statement))).await?;
         Ok(Transaction(PgConnection {
@@ -100,12 +100,12 @@ impl PgPool {
     }
 }
 
-/// A connection, of the pool or its own, with or without a transaction.
+/// A connection, pooled or dedicated, with or without a transaction.
 #[derive(Debug)]
 pub struct PgConnection {
     raw: Raw,
     statements: Statements,
-    /// True if its statements belong to one transaction.
+    /// True while a transaction is open.
     in_transaction: bool,
 }
 
@@ -117,19 +117,19 @@ enum Raw {
 }
 
 impl PgConnection {
-    /// A connection of its own.
+    /// Wraps a connection that does not belong to a pool.
     pub fn own(connection: sqlx::PgConnection, statements: Statements) -> Self {
         Self { raw: Raw::Own(Box::new(connection)), statements, in_transaction: false }
     }
 
-    /// Closes a connection and does not give it back to the pool.
+    /// Closes a pooled connection instead of returning it to the pool.
     pub fn detach(self) {
         if let Raw::Pooled(connection) = self.raw {
             drop(connection.detach());
         }
     }
 
-    /// Ends a connection of its own.
+    /// Closes a dedicated connection; a pooled one returns to the pool.
     pub async fn close(self) -> Result<(), Error> {
         match self.raw {
             Raw::Own(connection) => connection.close().await,
@@ -137,21 +137,21 @@ impl PgConnection {
         }
     }
 
-    /// Begins a transaction that lasts until [`PgConnection::end`], or else until the connection is closed.
+    /// Begins a transaction, which [`PgConnection::end`] or the end of the connection ends.
     pub async fn begin(&mut self) -> Result<(), Error> {
         self.in_transaction = true;
         sqlx::raw_sql("begin").execute(self.raw()).await?;
         Ok(())
     }
 
-    /// Ends that transaction with `commit` or `rollback`.
+    /// Ends the transaction with `commit` or `rollback`.
     pub async fn end(&mut self, statement: &'static str) -> Result<(), Error> {
         sqlx::raw_sql(statement).execute(self.raw()).await?;
         self.in_transaction = false;
         Ok(())
     }
 
-    /// The driver's connection.
+    /// Returns sqlx's connection.
     pub fn raw(&mut self) -> &mut sqlx::PgConnection {
         match &mut self.raw {
             Raw::Pooled(connection) => connection,
@@ -171,12 +171,12 @@ impl PgConnection {
     }
 }
 
-/// A transaction; without a commit it is rolled back.
+/// A transaction; a drop without a commit rolls it back.
 #[derive(Debug)]
 pub struct Transaction(PgConnection);
 
 impl Transaction {
-    /// Makes everything in it permanent.
+    /// Commits the transaction.
     pub async fn commit(self) -> Result<(), Error> {
         match self.0.raw {
             Raw::Transaction(transaction) => transaction.commit().await,
@@ -184,7 +184,7 @@ impl Transaction {
         }
     }
 
-    /// Undoes everything in it.
+    /// Rolls the transaction back.
     pub async fn rollback(self) -> Result<(), Error> {
         match self.0.raw {
             Raw::Transaction(transaction) => transaction.rollback().await,

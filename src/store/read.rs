@@ -51,7 +51,7 @@ impl Store {
         Ok(items(&mut transaction, run_id, events).await?.1)
     }
 
-    /// Returns the items of the first 1000 of those events; none of a run that the scope does not cover.
+    /// Returns the items of the first 1000 events of a range; none for a run outside the scope.
     ///
     /// # Errors
     /// The database failed, or what is stored is damaged.

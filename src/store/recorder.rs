@@ -320,12 +320,12 @@ impl Recorder {
         let mut waiting: HashSet<RunId> = self.pending.iter().map(Record::run_id).collect();
         waiting.retain(|run_id| self.target.durability_acks.is_requested(*run_id));
         for run_id in waiting {
-            self.give_up(run_id, "neither the database nor the disk takes it");
+            self.give_up(run_id, "neither the database nor the disk accepts it");
         }
         while self.pending_items > MAX_MEMORY_ITEMS
             && let Some(oldest) = self.pending.first().map(Record::run_id)
         {
-            self.give_up(oldest, "neither the database nor the disk takes it, and memory is full");
+            self.give_up(oldest, "neither the database nor the disk accepts it, and memory is full");
         }
     }
 

@@ -71,7 +71,7 @@ impl Store {
         Ok(found.map(|Json(items)| items))
     }
 
-    /// Removes a response; false when there is none that the scope covers. Later ones of the conversation keep its items.
+    /// Removes a response. Returns false if there is none in the scope. Later responses of the conversation keep its items.
     ///
     /// # Errors
     /// The database failed.

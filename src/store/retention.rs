@@ -1,5 +1,5 @@
-//! Removal of old runs, by whole days, oldest first. A day, on Citus a month, is a partition of every large table: dropping
-//! it costs nothing and leaves no holes.
+//! Removal of old runs by whole time spans, oldest first. A day, or a month on Citus, is a partition of every large table,
+//! and dropping a partition is fast and frees its disk space.
 
 use super::pool::{PgConnection, PgPool};
 use super::{Error, Store};
@@ -73,7 +73,7 @@ struct Span {
     bytes: u64,
 }
 
-/// The spans of all partitions, oldest first.
+/// Returns the spans of all partitions, oldest first.
 async fn spans(connection: &mut PgConnection) -> Result<Vec<Span>, sqlx::Error> {
     let spans: Vec<(NaiveDate, NaiveDate, i64)> =
         sqlx::query_as("select day, next_day, bytes from partition_days order by day").fetch_all(connection).await?;
@@ -99,7 +99,7 @@ async fn other_days_before(
     Ok(days.into_iter().filter(is_other).map(span).collect())
 }
 
-/// Returns the number of runs removed; `None` when one of them is running.
+/// Removes the runs of a span. Returns their number, or `None` if one of them is running.
 async fn drop_days(pool: &PgPool, span: Span) -> Result<Option<i64>, sqlx::Error> {
     let mut transaction = pool.begin().await?;
     // Writers queue behind this transaction while it waits for its locks, so it waits for a short time only.

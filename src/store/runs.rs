@@ -102,7 +102,7 @@ pub struct RunSummary {
 }
 
 impl Store {
-    /// Returns the run with that `run_id`, else with that `request_id`, if the scope covers it.
+    /// Returns the run with this `run_id`, else with this `request_id`, if the scope covers it.
     ///
     /// # Errors
     /// The database failed.
@@ -122,7 +122,7 @@ impl Store {
         }
     }
 
-    /// Returns true if a run of any tenant has that id, as `request_id` or as `run_id`.
+    /// Returns true if a run of any tenant has this id as its `request_id` or `run_id`.
     ///
     /// # Errors
     /// The database failed.
@@ -137,7 +137,7 @@ impl Store {
         Ok(found.is_some())
     }
 
-    /// Removes a run and everything of it; false when there is none that the scope covers.
+    /// Removes a run with all its data. Returns false if there is none in the scope.
     ///
     /// # Errors
     /// [`Error::StillRunning`], or the database failed.
@@ -169,7 +169,7 @@ impl Store {
     }
 }
 
-/// Returns the run of that id, if the scope covers it.
+/// Returns the run with this id, if the scope covers it.
 pub(super) async fn by_id(
     connection: &mut PgConnection,
     scope: &Scope,

@@ -1,9 +1,9 @@
-//! Statements of an SQL script.
+//! Splitting of an SQL script into statements.
 
-/// Returns the statements, each without the semicolon that ends it.
+/// Returns the statements of a script without their final semicolons.
 ///
-/// Semicolons in comments, quotes and dollar quotes end nothing. Backslashes are ordinary characters in quotes, as they are
-/// outside of `E'…'`, which our scripts do not use.
+/// Semicolons in comments, quotes and dollar quotes are ignored. Backslashes in quotes are ordinary characters; the scripts
+/// do not use `E'…'`.
 pub fn statements(script: &str) -> Vec<&str> {
     let (mut found, mut start, mut at, mut has_code) = (Vec::new(), 0, 0, false);
     while let Some(first) = script[at..].chars().next() {
@@ -37,12 +37,12 @@ pub fn statements(script: &str) -> Vec<&str> {
     found
 }
 
-/// Length of a text that begins with a quote of this length, up to the end of the closing one.
+/// Returns the length of the quoted text at the start, including both quotes; `open` is the length of the opening quote.
 fn length_until(text: &str, open: usize, close: &str) -> usize {
     text[open..].find(close).map_or(text.len(), |end| open + end + close.len())
 }
 
-/// Returns the `$tag$` that the text begins with.
+/// Returns the `$tag$` at the start of the text.
 fn dollar_quote(text: &str) -> Option<&str> {
     let end = text[1..].find('$')? + 1;
     let tag = &text[1..end];

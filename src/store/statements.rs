@@ -1,6 +1,6 @@
-//! The statements that insert rows by `unnest`: columns as arrays, one round trip a table.
+//! The statements that insert rows with `unnest`: columns as arrays, one round trip per table.
 
-/// A statement for rows that are new, and one for rows that may be there already. The latter costs twice the time.
+/// Returns a statement for new rows, and one for rows that may exist already, which takes twice the time.
 macro_rules! both_ways {
     ($insert:literal) => {
         [$insert, concat!($insert, " on conflict do nothing")]

@@ -1,4 +1,4 @@
-//! Reads of runs that the recorder still holds: it stores them at once, and the read waits for it.
+//! Reads of runs that the recorder has not stored yet: the recorder stores them immediately, and the read waits for it.
 
 use super::{Error, Recording, RunSummary, Store};
 use crate::events::{RunId, Scope, UnstoredRun};
@@ -7,12 +7,12 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-/// Time that a read waits for the rows of a run.
+/// Maximum time that a read waits for the rows of a run.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Store {
-    /// Returns the run of [`Store::find`] as soon as its rows can be read: of a run that is over all of them, of a
-    /// running one those of everything that had reached the recorder before.
+    /// Returns the same run as [`Store::find`], once its rows can be read: all rows of a run that has ended, and for a
+    /// running one all rows that the recorder received before the call.
     ///
     /// # Errors
     /// [`Error::NotStored`], or the database failed.
@@ -40,13 +40,13 @@ impl Store {
         }
     }
 
-    /// Returns that run while rows of it are missing in the database, if the scope covers it.
+    /// Returns the run while some of its rows are missing in the database, if the scope covers it.
     #[must_use]
     pub fn unstored(&self, scope: &Scope, run_id: RunId) -> Option<UnstoredRun> {
         self.inner.unstored.get(scope, run_id)
     }
 
-    /// Has the recorder store what it has got; false when it cannot.
+    /// Requests the recorder to store everything it has received. Returns false if it fails.
     async fn flush(&self) -> bool {
         let flushes = match &*self.inner.recorder.lock().unwrap_or_else(PoisonError::into_inner) {
             Recording::Going(_, flushes, _) => flushes.clone(),

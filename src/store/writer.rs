@@ -128,7 +128,7 @@ pub async fn interrupt(pool: &PgPool, server: Uuid, run_id: RunId, at: DateTime<
         Err(failure) => failure,
     };
     transaction.rollback().await?;
-    tracing::error!(run.id = %run_id, error = %failure, "an interrupted run is only marked; what is stored of it cannot be read");
+    tracing::error!(run.id = %run_id, error = %failure, "an interrupted run is only marked, because its stored rows cannot be read");
     let mut transaction = pool.begin().await?;
     mark_interrupted(&mut transaction, run_id, at).await?;
     notify(&mut transaction, server, vec![change]).await?;

@@ -1,4 +1,4 @@
-//! The distribution of the tables over the nodes of Citus.
+//! Distribution of the tables over the nodes of Citus.
 
 use super::plan::{DistributionOptions, DistributionStep, PartitionUnit, Schema};
 use super::tables::{ClusterNode, citus_tables, nodes, setting, unreachable_nodes};
@@ -14,21 +14,21 @@ const DEFAULT_SHARDS: u64 = 32;
 /// The plan of `thunder db distribute`.
 #[derive(Debug, Clone)]
 pub struct DistributionPlan {
-    /// Version of Citus; `None` where the database has no Citus.
+    /// Version of Citus; `None` if the database has no Citus.
     pub citus: Option<String>,
     /// Reasons that prevent the steps, one sentence each.
     pub obstacles: Vec<String>,
-    /// The steps that are missing.
+    /// The steps that are still to be executed.
     pub steps: Vec<DistributionStep>,
     /// Number of shards that tables will have.
     pub shards: u64,
     /// Time span that new partitions will have.
     pub unit: PartitionUnit,
-    /// Remarks on these numbers.
+    /// Recommendations about these numbers.
     pub advice: Vec<String>,
 }
 
-/// The outcome of a step.
+/// The result of a step.
 #[derive(Debug, Clone, Copy)]
 pub struct StepResult {
     /// Duration.
@@ -39,15 +39,15 @@ impl Admin {
     /// Brings the schema up to date.
     ///
     /// # Errors
-    /// The database failed, or its schema is of a later release.
+    /// The database failed, or its schema belongs to a later release.
     pub async fn migrate(&mut self, progress: impl Fn(&str)) -> Result<(), Error> {
         migrate::migrate(&self.addresses, &progress).await
     }
 
-    /// Returns the steps that distribute the schema, and what prevents them. It changes nothing.
+    /// Returns the steps that distribute the schema and the obstacles to them, without executing anything.
     ///
     /// # Errors
-    /// The schema is not up to date, a table is distributed otherwise, or the database failed.
+    /// The schema is not up to date, a table is distributed in another way, or the database failed.
     pub async fn distribution(&mut self, options: &DistributionOptions) -> Result<DistributionPlan, Error> {
         migrate::check_current(&mut self.connection).await?;
         let has_citus = citus::is_installed(&mut self.connection).await?;
@@ -63,7 +63,7 @@ impl Admin {
     /// Executes a step in one transaction.
     ///
     /// # Errors
-    /// The database refused; nothing of the step was done.
+    /// The database rejected a statement; the step was rolled back.
     pub async fn execute(&mut self, step: &DistributionStep) -> Result<StepResult, Error> {
         let begin = Instant::now();
         let mut transaction = self.connection.raw().begin().await?;
@@ -95,7 +95,7 @@ impl Admin {
         Ok(Schema { tables, spans, unit, has_foreign_key, default_shards })
     }
 
-    /// The version of Citus, the nodes, and what is wrong with them.
+    /// Returns the version of Citus, the nodes, and the problems of the nodes.
     async fn cluster(&mut self) -> Result<(Option<String>, Vec<ClusterNode>, Vec<String>), Error> {
         let connection = &mut self.connection;
         let version: Option<String> = sqlx::query_scalar("select extversion from pg_extension where extname = 'citus'")
@@ -105,7 +105,7 @@ impl Admin {
         let mut obstacles = Vec::new();
         if !nodes.iter().any(|node| node.takes_shards && node.is_active) {
             obstacles.push(
-                "the cluster has no node that takes shards: add workers with select citus_add_node('host', 5432)"
+                "no node of the cluster accepts shards: add workers with select citus_add_node('host', 5432)"
                     .to_owned(),
             );
         }
@@ -125,7 +125,7 @@ impl Admin {
         Ok((version, nodes, obstacles))
     }
 
-    /// Says why the database has no Citus, and how it gets it.
+    /// Returns the reason why the database has no Citus, and the remedy.
     async fn why_no_citus(&mut self) -> Result<String, Error> {
         let is_available: bool =
             sqlx::query_scalar("select exists (select 1 from pg_available_extensions where name = 'citus')")

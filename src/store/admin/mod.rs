@@ -1,4 +1,4 @@
-//! Operation of the database by `thunder db`: its status, and its distribution over the nodes of Citus.
+//! The commands `thunder db`: status of the database, and its distribution over the nodes of Citus.
 
 mod advice;
 mod distribution;
@@ -18,7 +18,7 @@ use super::pool::PgConnection;
 use super::{Database, EmbeddedError, Error, citus};
 use std::path::PathBuf;
 
-/// A connection to the database that records nothing.
+/// A connection for administration, without a recorder.
 pub struct Admin {
     addresses: Addresses,
     connection: PgConnection,
@@ -27,7 +27,7 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Connects, to an embedded server also while another process runs it; starts it where none does.
+    /// Connects to the database. An embedded server is started unless another process runs it already.
     ///
     /// # Errors
     /// No server, an old server, or a worker node of Citus; see [`Error`].
@@ -49,14 +49,14 @@ impl Admin {
             },
         };
         let mut connection = addresses.direct().await?;
-        // Citus has a warning for each step between a local and a distributed schema.
+        // Citus logs a warning for each step from a local to a distributed schema.
         sqlx::raw_sql("set client_min_messages = 'error'").execute(connection.raw()).await?;
         check_version(&mut connection).await?;
         citus::check_coordinator(&mut connection).await?;
         Ok(Self { addresses, connection, embedded, data_dir })
     }
 
-    /// Closes the connection and stops a server that was started for it.
+    /// Closes the connection, and stops the embedded server if `open` started it.
     pub async fn close(self) {
         let _ = self.connection.close().await;
         if let Some(embedded) = self.embedded {

@@ -6,15 +6,15 @@ use crate::store::Error;
 use chrono::{Datelike, Months, NaiveDate};
 use serde::Serialize;
 
-/// Tables that partitions divide by time.
+/// Tables that are partitioned by time.
 pub(super) const PARTITIONED: [&str; 6] = ["events", "mod_calls", "mod_logs", "actions", "attention", "run_columns"];
 /// The table that all others are colocated with.
 const RUNS: &str = "runs";
 /// The distribution column.
 const COLUMN: &str = "run_id";
-/// Maximum number of tables that partitions and shards may amount to. Planning and maintenance slow down beyond it.
+/// Maximum number of partitions times shards. With more tables, planning and maintenance slow down.
 const MAX_TABLES: u64 = 10_000;
-/// Days that daily partitions are assumed to be kept where no retention is set.
+/// Assumed number of daily partitions if no retention is configured.
 const DAYS_WITHOUT_RETENTION: u64 = 365;
 
 /// Time span of new partitions.
@@ -28,27 +28,27 @@ pub enum PartitionUnit {
     Month,
 }
 
-/// Choice of the time span of new partitions.
+/// Configured time span of new partitions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Partitioning {
-    /// A month where daily partitions would amount to more than 10,000 tables, else a day.
+    /// A month if daily partitions would result in more than 10,000 tables, else a day.
     Automatic,
-    /// This one.
+    /// This time span.
     Fixed(PartitionUnit),
 }
 
-/// Wishes for a distribution.
+/// Options of a distribution.
 #[derive(Debug, Clone, Copy)]
 pub struct DistributionOptions {
     /// Number of shards; `None` for `citus.shard_count` of the server.
     pub shards: Option<u32>,
     /// Time span of partitions.
     pub partitioning: Partitioning,
-    /// Days for which runs are kept; `None` for any number.
+    /// Retention of runs in days; `None` for no limit.
     pub keep_days: Option<u32>,
 }
 
-/// The state that a distribution begins with.
+/// The state of the schema before a distribution.
 #[derive(Debug, Clone)]
 pub(super) struct Schema {
     /// Tables that are not local.
@@ -63,7 +63,7 @@ pub(super) struct Schema {
     pub default_shards: u64,
 }
 
-/// Statements that are executed in one transaction.
+/// A step of a distribution: statements that are executed in one transaction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DistributionStep {
     /// The subject, e.g. `distribute events`.
@@ -77,7 +77,7 @@ impl Schema {
         self.tables.iter().find(|table| table.name == name)
     }
 
-    /// Number of shards that tables have, or will have.
+    /// Returns the number of shards that tables have, or will have.
     pub fn shards(&self, options: &DistributionOptions) -> u64 {
         let existing = self.find(RUNS).filter(|table| table.placement() == TablePlacement::Distributed);
         let asked = options.shards.map_or(self.default_shards, u64::from);
@@ -96,7 +96,7 @@ impl Schema {
         }
     }
 
-    /// The steps that are missing; none for a schema that is distributed.
+    /// Returns the remaining steps; none for a schema that is distributed.
     pub fn steps(&self, options: &DistributionOptions) -> Result<Vec<DistributionStep>, Error> {
         let mut steps = Vec::new();
         let unit = self.unit(options);
@@ -166,7 +166,7 @@ impl Schema {
         Ok(steps)
     }
 
-    /// Returns true for a table that is distributed as it must be, false for a local one.
+    /// Returns true for a table that is distributed as required, false for a local one.
     fn check(&self, name: &str) -> Result<bool, Error> {
         let Some(table) = self.find(name) else { return Ok(false) };
         let found = match &table.column {
@@ -187,7 +187,7 @@ impl Schema {
         })
     }
 
-    /// The first days of months that have several partitions.
+    /// Returns the first day of each month with several partitions.
     fn months_to_merge(&self) -> Vec<NaiveDate> {
         let first_of = |day: NaiveDate| day.with_day(1).unwrap_or(day);
         let mut months: Vec<NaiveDate> = self
@@ -202,7 +202,8 @@ impl Schema {
     }
 }
 
-/// The time span with which so many days of partitions stay within the maximum number of tables.
+/// Returns the shortest time span with which the partitions of this number of days stay within the maximum number of
+/// tables.
 pub(super) fn unit_for(shards: u64, days: u64) -> PartitionUnit {
     if shards * PARTITIONED.len() as u64 * days > MAX_TABLES { PartitionUnit::Month } else { PartitionUnit::Day }
 }
@@ -215,7 +216,7 @@ fn distribute(table: &str) -> String {
     format!("select create_distributed_table('{table}', '{COLUMN}', colocate_with => 'runs')")
 }
 
-/// Citus leaves the rows that it has copied in the coordinator's table, where nothing reads them.
+/// Returns the step that frees the coordinator's table: Citus copies the rows to the shards and leaves the originals.
 fn truncate(table: &str) -> DistributionStep {
     let sql = format!("select truncate_local_data_after_distributing_table('{table}')");
     step(&format!("free the coordinator's copy of {table}"), [sql])
@@ -271,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn table_distributed_otherwise_is_refused_with_a_remedy() {
+    fn table_distributed_in_another_way_is_rejected_with_a_remedy() {
         let mut schema = finished();
         schema.tables[0].column = Some("step".into());
         let error = schema.steps(&OPTIONS).unwrap_err().to_string();
@@ -282,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn partitions_span_a_month_where_days_would_be_too_many_tables() {
+    fn partitions_span_a_month_if_days_would_create_too_many_tables() {
         assert_eq!(unit_for(32, 52), PartitionUnit::Day);
         assert_eq!(unit_for(32, 53), PartitionUnit::Month);
         let few = DistributionOptions { shards: Some(8), keep_days: Some(200), ..OPTIONS };

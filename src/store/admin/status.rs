@@ -1,4 +1,4 @@
-//! The status of the database.
+//! Status of the database.
 
 use super::plan::{PARTITIONED, PartitionUnit};
 use super::tables::{CitusTable, TablePlacement, citus_tables, nodes, setting, unreachable_nodes};
@@ -9,14 +9,14 @@ use crate::store::{Error, citus, migrate};
 use chrono::NaiveDate;
 use serde::Serialize;
 
-/// The database, its tables and the files that wait for it.
+/// The status of the database, its tables and the spool files.
 #[derive(Debug, Clone, Serialize)]
 pub struct DatabaseStatus {
     /// Version of PostgreSQL.
     pub server_version: String,
     /// Version of the schema.
     pub schema_version: i32,
-    /// Number of runs; `None` where a node that holds some of them is away.
+    /// Number of runs; `None` if a node with some of them cannot be reached.
     pub runs: Option<u64>,
     /// Disk space of all tables with their indexes, on all nodes.
     pub bytes: u64,
@@ -24,22 +24,22 @@ pub struct DatabaseStatus {
     pub tables: Vec<TableStatus>,
     /// Partitions of the large tables.
     pub partitions: PartitionStatus,
-    /// The nodes of Citus; `None` where the database has no Citus.
+    /// The nodes of Citus; `None` if the database has no Citus.
     pub citus: Option<CitusStatus>,
-    /// Records in spool files that wait for the database.
+    /// Records in spool files that are not stored in the database yet.
     pub spool: SpoolStatus,
 }
 
 /// A table with its partitions.
 #[derive(Debug, Clone, Serialize)]
 pub struct TableStatus {
-    /// Its name.
+    /// Name of the table.
     pub name: String,
-    /// The place of its rows.
+    /// Placement of its rows.
     pub placement: TablePlacement,
-    /// Number of its shards; 0 for a local table.
+    /// Number of shards; 0 for a local table.
     pub shards: u64,
-    /// Number of its partitions; 0 for a table without.
+    /// Number of partitions; 0 for a table without partitions.
     pub partitions: u64,
     /// Disk space with indexes, on all nodes.
     pub bytes: u64,
@@ -48,13 +48,13 @@ pub struct TableStatus {
 /// Partitions of the large tables.
 #[derive(Debug, Clone, Serialize)]
 pub struct PartitionStatus {
-    /// Time span of new ones.
+    /// Time span of new partitions.
     pub unit: PartitionUnit,
-    /// Number of spans.
+    /// Number of time spans.
     pub count: u64,
-    /// First day of the oldest; `None` without any.
+    /// First day of the oldest partition; `None` if there are none.
     pub first_day: Option<NaiveDate>,
-    /// Last day of the newest.
+    /// Last day of the newest partition.
     pub last_day: Option<NaiveDate>,
 }
 
@@ -65,11 +65,11 @@ pub struct CitusStatus {
     pub version: String,
     /// `citus.shard_count`: number of shards that a newly distributed table has.
     pub shard_count: u64,
-    /// Number of tables on all nodes that partitions and shards amount to.
+    /// Number of tables that the shards of all partitions form, on all nodes.
     pub shard_tables: u64,
     /// The nodes, the coordinator first.
     pub nodes: Vec<NodeStatus>,
-    /// Remarks on the number of shards.
+    /// Recommendations about the number of shards.
     pub advice: Vec<String>,
 }
 
@@ -80,18 +80,18 @@ pub struct NodeStatus {
     pub address: String,
     /// True for the coordinator.
     pub is_coordinator: bool,
-    /// False for a node that is not used.
+    /// True if Citus uses the node.
     pub is_active: bool,
     /// True if the coordinator can connect to it.
     pub is_reachable: bool,
-    /// Number of shards, those of partitions included.
+    /// Number of shards, including those of partitions.
     pub shards: u64,
-    /// Disk space of these shards; 0 for a node that cannot be reached.
+    /// Disk space of these shards; 0 if the node cannot be reached.
     pub bytes: u64,
 }
 
 impl Admin {
-    /// Returns the status of the database. It changes nothing.
+    /// Returns the status of the database.
     ///
     /// # Errors
     /// The schema is not up to date, or the database failed.

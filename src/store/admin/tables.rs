@@ -1,28 +1,28 @@
-//! The tables of the schema and the places of their rows.
+//! The tables of the schema and the placement of their rows.
 
 use crate::store::pool::PgConnection;
 use serde::Serialize;
 use sqlx::{FromRow, QueryBuilder};
 
-/// The place of a table's rows.
+/// Placement of a table's rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TablePlacement {
-    /// In the database itself, on Citus in that of the coordinator.
+    /// In the database itself; with Citus in the coordinator's database.
     Local,
-    /// In shards, by the value of a column.
+    /// In shards, by the value of a column of each row.
     Distributed,
     /// On every node.
     Reference,
 }
 
-/// A distributed table or a reference table, as Citus knows it.
+/// A distributed table or a reference table, from the catalog of Citus.
 #[derive(Debug, Clone, PartialEq, Eq, FromRow)]
 pub(super) struct CitusTable {
     pub name: String,
     /// The distribution column; `None` for a reference table.
     pub column: Option<String>,
-    /// Equal for tables whose shards of equal values lie on one node.
+    /// Citus's colocation group: in tables of one group, shards of equal values are on one node.
     pub colocation: i64,
     pub shards: i64,
 }
@@ -33,7 +33,7 @@ impl CitusTable {
     }
 }
 
-/// The tables that are not local, without partitions.
+/// Returns the tables that are not local, without their partitions.
 pub(super) async fn citus_tables(connection: &mut PgConnection) -> Result<Vec<CitusTable>, sqlx::Error> {
     sqlx::query_as(
         "select c.relname::text as name, column_to_column_name(p.logicalrelid, p.partkey) as \"column\",
@@ -63,7 +63,7 @@ impl ClusterNode {
     }
 }
 
-/// All primary nodes, the coordinator first.
+/// Returns all primary nodes, the coordinator first.
 pub(super) async fn nodes(connection: &mut PgConnection) -> Result<Vec<ClusterNode>, sqlx::Error> {
     sqlx::query_as(
         "select nodename as host, nodeport as port, groupid = 0 as is_coordinator, isactive as is_active,
@@ -74,7 +74,7 @@ pub(super) async fn nodes(connection: &mut PgConnection) -> Result<Vec<ClusterNo
     .await
 }
 
-/// The addresses of nodes that the coordinator cannot reach.
+/// Returns the addresses of the nodes that the coordinator cannot reach.
 pub(super) async fn unreachable_nodes(connection: &mut PgConnection) -> Result<Vec<String>, sqlx::Error> {
     sqlx::query_scalar(
         "select to_nodename || ':' || to_nodeport from citus_check_cluster_node_health() h
@@ -85,7 +85,7 @@ pub(super) async fn unreachable_nodes(connection: &mut PgConnection) -> Result<V
     .await
 }
 
-/// A setting of the server, or of Citus.
+/// Returns the value of a setting of the server or of Citus.
 pub(super) async fn setting(connection: &mut PgConnection, name: &str) -> Result<Option<String>, sqlx::Error> {
     QueryBuilder::new("select current_setting(")
         .push_bind(name)

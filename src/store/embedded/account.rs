@@ -34,7 +34,7 @@ impl Account {
             .ok_or(EmbeddedError::NoAccount)
     }
 
-    /// Makes a command run as this account. The standard library drops root's supplementary groups before it changes
+    /// Sets the account that runs the command. The standard library drops root's supplementary groups before it changes
     /// the user id.
     pub fn lend(&self, command: &mut Command) {
         if self.other {

@@ -34,7 +34,7 @@ pub(super) enum Listen {
 }
 
 impl Listen {
-    /// Returns a Unix socket if one can be created, else a loopback port. `folder` belongs to the account; `mark`
+    /// Returns a Unix socket if one can be created, else a loopback port. `folder` belongs to the account; `data_dir_id`
     /// identifies the data directory.
     pub fn choose(account: &Account, folder: &Path, mark: &str) -> Result<Self, EmbeddedError> {
         let socket_dir = make_socket_dir(account, mark)?;

@@ -41,7 +41,8 @@ const NAME: &str = "thunder";
 /// Maximum duration of a start. After a crash, PostgreSQL replays its write-ahead log first, which can take minutes.
 const START_TIMEOUT: Duration = Duration::from_mins(5);
 
-/// Returns how to connect to the server that another process runs on this data directory; `None` where it has no Unix socket.
+/// Returns the connection options of the server that another process runs on this data directory; `None` if it has no
+/// Unix socket.
 pub fn running(data_dir: &Path) -> Option<PgConnectOptions> {
     // The fifth line is the folder of its socket.
     let file = fs::read_to_string(data_dir.join("postgres/data/postmaster.pid")).ok()?;
@@ -72,7 +73,7 @@ impl Embedded {
         Self::start_on(data_dir, progress, Listen::choose).await
     }
 
-    /// Like [`Embedded::start`], with a function that chooses the address from the account, its folder and the mark of
+    /// Same as [`Embedded::start`], with a function that chooses the address from the account, its folder and the id of
     /// the data directory.
     async fn start_on(
         data_dir: &Path,

@@ -1,16 +1,17 @@
-//! Terms as a person writes them, and what is wrong with those that are none.
+//! Parser of filter terms.
 
 use super::{Comparison, Condition, Count, FIELDS, Term};
 use crate::events::{RunStatus, Surface};
 use crate::store::BadFilter;
 use chrono::{DateTime, Days, NaiveDate, TimeDelta, Utc};
 
+/// A scanner of a filter's text.
 pub(super) struct FilterScanner<'a> {
     chars: &'a [char],
     at: usize,
 }
 
-/// A part of the filter and where it stood.
+/// A value in the filter, with its position.
 struct Part {
     text: String,
     at: usize,
@@ -19,22 +20,22 @@ struct Part {
 }
 
 impl<'a> FilterScanner<'a> {
-    /// At the beginning of a text.
+    /// Creates a scanner at the beginning of a text.
     pub fn new(chars: &'a [char]) -> Self {
         Self { chars, at: 0 }
     }
 
-    /// Its offset in characters.
+    /// Returns the current offset in characters.
     pub fn at(&self) -> usize {
         self.at
     }
 
-    /// The rest has more terms than allowed.
-    pub fn too_many(&self, most: usize) -> BadFilter {
-        bad(self.at, self.chars.len() - self.at, &format!("a filter has at most {most} terms"))
+    /// Returns the error for more terms than `max`.
+    pub fn too_many(&self, max: usize) -> BadFilter {
+        bad(self.at, self.chars.len() - self.at, &format!("the filter has more than {max} terms"))
     }
 
-    /// Returns true if there is a term.
+    /// Skips spaces. Returns true if a term follows.
     pub fn skip_blanks(&mut self) -> bool {
         while self.peek().is_some_and(char::is_whitespace) {
             self.at += 1;
@@ -52,7 +53,7 @@ impl<'a> FilterScanner<'a> {
         found
     }
 
-    /// The term that begins here.
+    /// Parses the next term.
     pub fn term(&mut self, now: DateTime<Utc>) -> Result<Term, BadFilter> {
         let minus = self.at;
         let negated = self.take('-');
@@ -90,7 +91,7 @@ impl<'a> FilterScanner<'a> {
         Some(if strict == Comparison::Above { Comparison::AtLeast } else { Comparison::AtMost })
     }
 
-    /// A quoted text, or everything up to the next blank; may be empty.
+    /// Parses a quoted text, or all characters up to the next space; may be empty.
     fn value(&mut self) -> Result<Part, BadFilter> {
         let at = self.at;
         if !self.take('"') {
@@ -105,7 +106,7 @@ impl<'a> FilterScanner<'a> {
         }
         let text = self.chars[at + 1..self.at].iter().collect();
         if !self.take('"') {
-            return Err(bad(at, self.at - at, "this quotation mark is never closed"));
+            return Err(bad(at, self.at - at, "this quotation mark is not closed"));
         }
         Ok(Part { text, at, len: self.at - at, quoted: true })
     }
@@ -143,13 +144,13 @@ fn condition(
             bad(
                 value.at,
                 value.len,
-                &format!("'{name}' is compared with a whole number, for example {}", example(name)),
+                &format!("'{name}' needs a whole number, for example {}", example(name)),
             )
         })?;
         return Ok(Condition::Count(count, comparison, number));
     }
     if comparison != Comparison::Is {
-        let message = format!("'{name}' is not a number; right would be {}", example(name));
+        let message = format!("'{name}' is not a number and cannot be compared; use {}", example(name));
         return Err(bad(name_at, value.at + value.len - name_at, &message));
     }
     Ok(match name {
@@ -192,12 +193,12 @@ fn one_of<T, const N: usize>(
     read(&value.text).ok_or_else(|| BadFilter {
         at: value.at,
         len: value.len,
-        message: format!("'{}' is no {name}; it is one of {}", value.text, all.join(", ")),
+        message: format!("'{}' is not a valid {name}; expected one of {}", value.text, all.join(", ")),
         did_you_mean: nearest(&value.text, all),
     })
 }
 
-/// A date, a date with time and zone, or a span back from now.
+/// Parses a date, a time with a time zone, or a duration before now.
 fn parse_time(name: &str, value: &Part, now: DateTime<Utc>) -> Result<DateTime<Utc>, BadFilter> {
     let text = value.text.as_str();
     let day = |date: NaiveDate| date.and_time(chrono::NaiveTime::MIN).and_utc();
@@ -212,7 +213,7 @@ fn parse_time(name: &str, value: &Part, now: DateTime<Utc>) -> Result<DateTime<U
         .or_else(|| span(text).and_then(|span| now.checked_sub_signed(span)))
         .ok_or_else(|| {
             let message = format!(
-                "'{name}' needs a date (2026-01-31), a time (2026-01-31T18:30:00Z) or a span back from now (30m, 24h, 7d)"
+                "'{name}' needs a date (2026-01-31), a time (2026-01-31T18:30:00Z) or a duration before now (30m, 24h, 7d)"
             );
             bad(value.at, value.len, &message)
         })
@@ -233,7 +234,7 @@ fn bad(at: usize, len: usize, message: &str) -> BadFilter {
     BadFilter { at, len, message: message.to_owned(), did_you_mean: None }
 }
 
-/// The name that is at most two edits away, or that this one begins.
+/// Returns the most similar name: one that `name` is the beginning of, or one with a distance of 2 or less.
 fn nearest<const N: usize>(name: &str, all: [&'static str; N]) -> Option<String> {
     let name = name.to_lowercase();
     let distance = |other: &str| if other.starts_with(&name) { 1 } else { edits(&name, other) };
@@ -241,7 +242,7 @@ fn nearest<const N: usize>(name: &str, all: [&'static str; N]) -> Option<String>
     (distance(best) <= 2).then(|| best.to_owned())
 }
 
-/// Levenshtein distance.
+/// Returns the Levenshtein distance.
 fn edits(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

@@ -1,25 +1,25 @@
-//! A filter as the condition of a statement.
+//! Translation of a filter to the condition of a statement.
 
 use super::{Comparison, Condition, Count, Filter};
 use crate::store::rows::clean;
 use sqlx::{Postgres, QueryBuilder};
 
-/// Among which runs a filter looks.
+/// The runs that a filter searches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::store) enum Reach {
-    /// Few: the words of each are looked at.
+    /// The newest runs: the words of each run are examined.
     Newest,
-    /// All: the index of words is asked, since the words of a hundred thousand runs are a gigabyte.
+    /// All runs: the full-text index is used, because the words of a hundred thousand runs take a gigabyte.
     All,
 }
 
 impl Filter {
-    /// Returns true if it has words, whose index has no order.
+    /// Returns true if the filter has full-text terms, whose index returns runs in no order.
     pub(in crate::store) fn has_words(&self) -> bool {
         self.terms.iter().any(|term| !term.negated && term.condition.is_of_words())
     }
 
-    /// Appends ` and …` for every term.
+    /// Appends ` and …` with the condition of each term.
     pub(in crate::store) fn push(&self, query: &mut QueryBuilder<Postgres>, reach: Reach) {
         for term in &self.terms {
             let is_of_words = term.condition.is_of_words();
@@ -28,12 +28,12 @@ impl Filter {
                 term.condition.push(query);
                 query.push(", false)");
             } else if is_of_words && reach == Reach::All {
-                // `offset 0` keeps this from becoming a look at every run again.
+                // `offset 0` prevents the planner from examining every run instead.
                 query.push(" and run_id in (select run_id from runs where ");
                 term.condition.push(query);
                 query.push(" offset 0)");
             } else if is_of_words {
-                // `coalesce` keeps this from becoming a question to the index of words.
+                // `coalesce` prevents the planner from using the full-text index.
                 query.push(" and coalesce(");
                 term.condition.push(query);
                 query.push(", false)");
@@ -51,10 +51,10 @@ impl Condition {
         matches!(self, Self::Word(text) | Self::Phrase(text) if text.contains(char::is_alphanumeric))
     }
 
-    /// The condition for runs that are looked for, and not for those that are left out: it may ask another table.
+    /// Appends the condition of a term that is not negated, which may use another table.
     fn push_found(&self, query: &mut QueryBuilder<Postgres>) {
         if let Self::Request(text) = self {
-            // Narrow rows, and where the database can an index of what ids contain.
+            // `run_keys` has short rows and, if the database supports it, an index for parts of ids.
             query.push("run_id in (select run_id from run_keys where ");
             push_contains(query, "request_id", text);
             query.push(")");
@@ -65,7 +65,7 @@ impl Condition {
 
     fn push(&self, query: &mut QueryBuilder<Postgres>) {
         match self {
-            // a word of punctuation alone has no place in an index of words
+            // A full-text index does not contain words of punctuation only.
             Self::Word(word) | Self::Phrase(word) if !self.is_of_words() => {
                 query
                     .push("position(")
@@ -89,7 +89,7 @@ impl Condition {
                 query.push(" and ");
                 push_contains(query, "model", text);
             }
-            // The first halves of these two are the conditions of their indexes.
+            // The first part of the next two conditions is the condition of their partial index.
             Self::Mod(text) => {
                 query.push("mods <> '{}' and ");
                 push_contains(query, "array_to_string(mods, E'\\x01')", text);

@@ -177,7 +177,7 @@ enum Failure {
     #[error(transparent)]
     Store(#[from] Error),
     /// The outcome is unknown.
-    #[error("the database did not take them within {} seconds", WRITE_TIMEOUT.as_secs())]
+    #[error("the database did not store them within {} seconds", WRITE_TIMEOUT.as_secs())]
     TooSlow,
     /// A bug, which must not affect other runs.
     #[error("an internal error occurred during the write; please report it")]

@@ -137,7 +137,7 @@ impl Link {
         state.unreceived += 1;
         if state.unreceived == MAX_UNRECEIVED + 1 {
             tracing::warn!(
-                "the database delivers no notifications, perhaps because of a pooler in transaction mode: changes of other \
+                "the database delivers no notifications, possibly because of a pooler in transaction mode: changes of other \
                  servers are looked up every second; --database-direct-url names the server behind the pooler"
             );
         }
@@ -192,7 +192,7 @@ impl Link {
     }
 }
 
-/// Returns the next notification; never where there is no listener.
+/// Returns the next notification; never returns if there is no listener.
 async fn next(listener: &mut Option<PgListener>) -> Result<Option<PgNotification>, sqlx::Error> {
     match listener {
         Some(listener) => listener.try_recv().await,

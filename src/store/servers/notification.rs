@@ -19,7 +19,7 @@ const MAX_PAYLOAD_BYTES: usize = 7900;
 pub struct RunNotification {
     /// The run.
     pub run_id: RunId,
-    /// Its status, if that is new; else items were added.
+    /// The new status; `None` if only items were added.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<RunStatus>,
     /// The tenant that it belongs to; only with a status.
@@ -82,7 +82,7 @@ pub fn heartbeat(server: Uuid) -> String {
     payload(server, Vec::new())
 }
 
-/// Returns as few payloads for these changes as their size allows.
+/// Groups these changes into as few payloads as the maximum size permits.
 fn payloads(server: Uuid, runs: Vec<RunNotification>) -> Vec<String> {
     let envelope = heartbeat(server).len() + r#","runs":[]"#.len();
     let (mut payloads, mut batch, mut size) = (Vec::new(), Vec::new(), envelope);

@@ -1,4 +1,4 @@
-//! The status of all spool files, for people who operate the database.
+//! Status of all spool files, for operators.
 
 use super::record::{HEADER, decode, read_body};
 use super::{Spool, disk};
@@ -11,18 +11,18 @@ use std::fs::{self, File};
 use std::io::{BufReader, ErrorKind, Read};
 use std::path::Path;
 
-/// Records that wait for the database.
+/// The records in the spool files of a folder.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct SpoolStatus {
     /// Number of files with records.
     pub files: u64,
-    /// Number of records, those included that a server is storing right now.
+    /// Number of records, including those that a server is storing at the moment.
     pub records: u64,
-    /// Their bytes.
+    /// Size of the records in bytes.
     pub bytes: u64,
-    /// Seconds since the oldest of them was made; `None` without any.
+    /// Age of the oldest record in seconds; `None` if there are none.
     pub lag_s: Option<u64>,
-    /// Bytes of records that the database refused or that are damaged.
+    /// Size in bytes of the records that are damaged or that the database rejected.
     pub refused_bytes: u64,
 }
 
@@ -40,7 +40,7 @@ impl Spool {
             match path.extension().and_then(|extension| extension.to_str()) {
                 Some("refused" | "damaged") => status.refused_bytes += length,
                 Some("spool") if length > 0 => {
-                    // A server may remove it meanwhile, as one that is drained.
+                    // A server may remove a drained file meanwhile.
                     let Ok(file) = File::open(&path) else { continue };
                     let (records, first) = read(file, length).map_err(disk("cannot read", &path))?;
                     status.files += 1;
