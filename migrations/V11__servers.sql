@@ -1,18 +1,18 @@
 -- Thunder servers that run on this database.
 create table servers (
     server_id  uuid primary key,
-    -- address at which the other servers reach it; null when it announces none
+    -- address at which the other servers reach it; null if it announces none
     url        text,
-    -- names of the models that it has loaded or loads on demand
+    -- names of the models that are loaded or can be loaded on demand
     models     text[] not null,
     started_at timestamptz not null default clock_timestamp(),
-    -- grows with every heartbeat; each server watches the counts of the others, so that no two clocks are compared
+    -- incremented with every heartbeat; servers compare counts, not the clocks of different machines
     heartbeat  bigint not null default 0,
-    -- time of the last heartbeat by the database's clock, for people
+    -- time of the last heartbeat by the database's clock, for display
     seen_at    timestamptz not null default clock_timestamp()
 );
 
--- Secrets that all servers on the database share, such as the one behind the cookies of logged-in browsers.
+-- Secrets shared by all servers on the database, e.g. the key that signs login cookies.
 create table shared_secrets (
     name   text primary key,
     secret bytea not null

@@ -1,8 +1,8 @@
--- Citus: statements that it refuses have forms that it takes, and partitions may span a month.
+-- Citus: replaces statements that Citus rejects by equivalent ones, and allows partitions that span a month.
 --
--- Everything here can be run twice: an earlier release may have been started on the schema in between.
+-- Everything here can be executed twice: an earlier release may have been started on the schema in between.
 
--- The time span of new partitions. On Citus every partition of the six tables has as many tables as there are shards.
+-- The time span of new partitions. On Citus every partition of the six tables consists of one table per shard.
 create table if not exists partitioning (
     only_row boolean primary key default true check (only_row),
     unit     text not null check (unit in ('day', 'month'))
@@ -10,7 +10,7 @@ create table if not exists partitioning (
 
 insert into partitioning (unit) values ('day') on conflict do nothing;
 
--- True for a table whose rows lie in the shards of Citus.
+-- Returns true for a table whose rows are in shards of Citus.
 create or replace function is_distributed(relation regclass) returns boolean language plpgsql stable as $$
 declare
     found boolean;
@@ -23,7 +23,7 @@ begin
 end
 $$;
 
--- Disk space of tables with their indexes and, on Citus, of all their shards.
+-- Returns the disk space of tables with their indexes and, on Citus, of all their shards.
 create or replace function table_sizes(relations regclass[]) returns table (relation regclass, bytes bigint)
 language plpgsql as $$
 begin
@@ -41,13 +41,13 @@ begin
 end
 $$;
 
--- The day on which a UUIDv7 was made.
+-- Returns the day on which a UUIDv7 was created.
 create or replace function run_day(run_id uuid) returns date language sql immutable as $$
     select (to_timestamp(('x' || left(replace(run_id::text, '-', ''), 12))::bit(48)::bigint / 1000)
         at time zone 'utc')::date
 $$;
 
--- The partitions that have a time span: their first day and the day after their last one.
+-- The partitions with a time span: first day, and the day after the last one.
 create or replace view run_partitions as
 select i.inhparent::regclass as parent, c.oid::regclass as partition,
     run_day(substring(pg_get_expr(c.relpartbound, c.oid) from 'FROM \(''([0-9a-f-]{36})''\)')::uuid) as first_day,
@@ -57,15 +57,15 @@ join pg_class c on c.oid = i.inhrelid
 where i.inhparent = any (array['events', 'mod_calls', 'mod_logs', 'actions', 'attention', 'run_columns']::regclass[])
     and pg_get_expr(c.relpartbound, c.oid) <> 'DEFAULT';
 
--- The same spans, each once, with the bytes of their partitions. `day` is the first one.
+-- The distinct time spans with the size of their partitions in bytes. `day` is the first day.
 create or replace view partition_days as
 select p.first_day as day, sum(s.bytes)::bigint as bytes, p.next_day
 from run_partitions p
 join table_sizes(array(select partition from run_partitions)) s on s.relation = p.partition
 group by p.first_day, p.next_day;
 
--- Makes the partitions of `days` days beginning with `first_day`, where they are missing; returns how many it made.
--- Where rows of that time lie in the default partition already, none is made. Several servers may call it at once.
+-- Creates the missing partitions of `days` days from `first_day` on; returns their number. A partition whose rows are
+-- already in the default partition is not created. Several servers may call it at the same time.
 create or replace function make_partitions(first_day date, days integer) returns integer language plpgsql as $$
 declare
     parent_name text;
@@ -99,8 +99,8 @@ begin
 end
 $$;
 
--- Merges the partitions of a month into one, with the rows of that month in the default partition; returns how many
--- partitions it replaced. It is for tables that are not distributed yet, and rewrites their rows.
+-- Merges the partitions of a month, and the rows of that month in the default partition, into one partition; returns the
+-- number of replaced partitions. It rewrites the rows, and only works on tables that are not distributed yet.
 create or replace function merge_partitions(month date) returns integer language plpgsql as $$
 declare
     from_day date := date_trunc('month', month);
@@ -138,9 +138,9 @@ begin
 end
 $$;
 
--- Removes the runs of the days from `from_day` to the day before `until`, and everything of them; returns how many, or
--- null, and removes nothing, while one of them is running. A partition within these days is dropped. One span a
--- transaction: each partition costs a lock.
+-- Removes the runs of the days from `from_day` to the day before `until` with all their data; returns their number. If one
+-- of them is running, it removes nothing and returns null. Partitions within these days are dropped. Remove one span per
+-- transaction, because each partition costs a lock.
 create or replace function drop_days(from_day date, until date) returns bigint language plpgsql as $$
 declare
     first_id uuid := first_run_id(from_day);
@@ -179,8 +179,8 @@ $$;
 
 create or replace function drop_day(day date) returns bigint language sql as $$ select drop_days(day, day + 1) $$;
 
--- The first 100 characters of the names of the models that runs have, at most so many names. Citus takes no recursive
--- query without a run_id; elsewhere one reads an index from name to name, and not all runs.
+-- Returns the first 100 characters of the model names of all runs, up to `max_names` names. Citus rejects a recursive query
+-- without a run_id; in other databases the recursive query reads the index from name to name instead of all runs.
 create or replace function model_names(max_names integer) returns setof text language plpgsql as $$
 begin
     if is_distributed('runs') then
