@@ -16,7 +16,7 @@ const HOST_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum duration of the search for a pooler. A pooler without a free server connection does not answer.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Number of times that each connection is asked for its server process during the search for a pooler.
-const PROBES: usize = 4;
+const PROBE_COUNT: usize = 4;
 
 /// The hosts of the database, with and without a pooler in between.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl Addresses {
         let direct = direct_url.map(Hosts::parse).transpose()?;
         let statements = match hosts.is_pooled_by_transaction().await? {
             true => Statements::InTransaction,
-            false if hosts.without_names => Statements::Unnamed,
+            false if hosts.uses_unnamed_statements => Statements::Unnamed,
             false => Statements::Named,
         };
         if statements == Statements::InTransaction {
@@ -69,11 +69,11 @@ impl Addresses {
     /// Opens a connection that bypasses the pooler, if a direct address is configured.
     pub async fn direct(&self) -> Result<PgConnection, sqlx::Error> {
         let statements = match &self.direct {
-            Some(hosts) if !hosts.without_names => Statements::Named,
+            Some(hosts) if !hosts.uses_unnamed_statements => Statements::Named,
             Some(_) => Statements::Unnamed,
             None => self.statements,
         };
-        Ok(PgConnection::own(self.direct_hosts().connect().await?, statements))
+        Ok(PgConnection::dedicated(self.direct_hosts().connect().await?, statements))
     }
 
     /// Opens a connection that receives notifications. Returns `None` if the only address is that of a pooler in transaction
@@ -83,7 +83,7 @@ impl Addresses {
             return Ok(None);
         }
         let hosts = self.direct_hosts();
-        if hosts.are_several() {
+        if hosts.is_multi_host() {
             hosts.connect().await?.close().await?;
         }
         let options = PgPoolOptions::new().max_connections(1).max_lifetime(None).idle_timeout(None);
@@ -104,14 +104,14 @@ pub struct Hosts {
     /// Index of the host that last accepted writes.
     current: AtomicUsize,
     /// True if the address turns named statements off.
-    without_names: bool,
+    uses_unnamed_statements: bool,
 }
 
 impl Hosts {
     fn new(options: Vec<PgConnectOptions>) -> Self {
         let set = |options: PgConnectOptions| options.application_name("thunder").extra_float_digits(None);
         let options = options.into_iter().map(set).collect();
-        Self { options, current: AtomicUsize::new(0), without_names: false }
+        Self { options, current: AtomicUsize::new(0), uses_unnamed_statements: false }
     }
 
     /// Parses `postgres://user:password@host:port,host:port/name?…`.
@@ -123,7 +123,7 @@ impl Hosts {
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let (user, hosts) = authority.rsplit_once('@').map_or(("", authority), |(user, hosts)| (user, hosts));
-        let (mut parameters, mut without_names) = (Vec::new(), false);
+        let (mut parameters, mut uses_unnamed_statements) = (Vec::new(), false);
         for parameter in query.split('&').filter(|parameter| !parameter.is_empty()) {
             match parameter.split_once('=').unwrap_or((parameter, "")) {
                 ("target_session_attrs", "read-write" | "primary") => {}
@@ -132,7 +132,7 @@ impl Hosts {
                     return Err(wrong(reason));
                 }
                 ("statement_cache_capacity" | "statement-cache-capacity", capacity) => {
-                    without_names = capacity == "0";
+                    uses_unnamed_statements = capacity == "0";
                     parameters.push(format!("statement-cache-capacity={capacity}"));
                 }
                 _ => parameters.push(parameter.to_owned()),
@@ -143,11 +143,11 @@ impl Hosts {
             let url = format!("{scheme}{user}{host}{path}?{}", parameters.join("&"));
             PgConnectOptions::from_str(&url).map_err(|error| wrong(error.to_string()))
         });
-        Ok(Self { without_names, ..Self::new(options.collect::<Result<_, _>>()?) })
+        Ok(Self { uses_unnamed_statements, ..Self::new(options.collect::<Result<_, _>>()?) })
     }
 
     /// Returns true if there are several hosts.
-    pub fn are_several(&self) -> bool {
+    pub fn is_multi_host(&self) -> bool {
         self.options.len() > 1
     }
 
@@ -158,7 +158,7 @@ impl Hosts {
 
     /// Connects to the first host that accepts writes, beginning with the last one known to accept them.
     pub async fn connect(&self) -> Result<sqlx::PgConnection, sqlx::Error> {
-        if !self.are_several() {
+        if !self.is_multi_host() {
             return sqlx::PgConnection::connect_with(&self.options[0]).await;
         }
         let first = self.current.load(Ordering::Relaxed);
@@ -186,7 +186,7 @@ impl Hosts {
             let mut second = self.connect().await?;
             let other = server_process(&mut second).await?;
             let mut changes = process == other;
-            for _ in 0..PROBES {
+            for _ in 0..PROBE_COUNT {
                 changes |= server_process(&mut first).await? != process || server_process(&mut second).await? != other;
             }
             second.close().await?;
@@ -210,17 +210,20 @@ async fn connect_to_write(options: &PgConnectOptions) -> Result<sqlx::PgConnecti
 
 /// Returns true if the server accepts writes.
 pub async fn accepts_writes(connection: &mut sqlx::PgConnection) -> Result<bool, sqlx::Error> {
-    ask(connection, "select (current_setting('transaction_read_only') = 'off' and not pg_is_in_recovery())::text")
-        .await
-        .map(|answer| answer == "true")
+    fetch_text(
+        connection,
+        "select (current_setting('transaction_read_only') = 'off' and not pg_is_in_recovery())::text",
+    )
+    .await
+    .map(|answer| answer == "true")
 }
 
 async fn server_process(connection: &mut sqlx::PgConnection) -> Result<String, sqlx::Error> {
-    ask(connection, "select pg_backend_pid()::text").await
+    fetch_text(connection, "select pg_backend_pid()::text").await
 }
 
 /// Returns the text that a query selects, without a prepared statement.
-async fn ask(connection: &mut sqlx::PgConnection, sql: &'static str) -> Result<String, sqlx::Error> {
+async fn fetch_text(connection: &mut sqlx::PgConnection, sql: &'static str) -> Result<String, sqlx::Error> {
     use sqlx::Row;
     sqlx::raw_sql(sql).fetch_one(connection).await?.try_get(0)
 }
@@ -255,7 +258,7 @@ mod tests {
         let named: Vec<_> = hosts.options.iter().map(|host| (host.get_host().to_owned(), host.get_port())).collect();
         assert_eq!(named, [("one".to_owned(), 5433), ("two".to_owned(), 5432), ("[::1]".to_owned(), 6432)]);
         assert!(hosts.options.iter().all(|host| host.get_database() == Some("db") && host.get_username() == "me"));
-        assert!(!hosts.without_names && hosts.are_several());
+        assert!(!hosts.uses_unnamed_statements && hosts.is_multi_host());
         let error = Hosts::parse("postgres://one,two/db?target_session_attrs=any").unwrap_err().to_string();
         assert!(error.contains("'any'") && error.contains("read-write"), "{error}");
     }
@@ -264,8 +267,8 @@ mod tests {
     fn address_without_statement_cache_uses_unnamed_statements() {
         for name in ["statement_cache_capacity", "statement-cache-capacity"] {
             let hosts = Hosts::parse(&format!("postgres:///db?host=/run/pg&{name}=0")).unwrap();
-            assert!(hosts.without_names && !hosts.are_several(), "{name}");
+            assert!(hosts.uses_unnamed_statements && !hosts.is_multi_host(), "{name}");
         }
-        assert!(!Hosts::parse("postgres://one/db?statement_cache_capacity=20").unwrap().without_names);
+        assert!(!Hosts::parse("postgres://one/db?statement_cache_capacity=20").unwrap().uses_unnamed_statements);
     }
 }

@@ -16,9 +16,9 @@ use tokio::sync::watch;
 use uuid::Uuid;
 
 /// Minimum major version of the server.
-const OLDEST: i32 = 14;
+const MIN_MAJOR_VERSION: i32 = 14;
 /// Maximum connections of readers and of `/ingest`.
-const CONNECTIONS: u32 = 16;
+const MAX_CONNECTIONS: u32 = 16;
 
 /// The location of the data.
 #[derive(Clone, PartialEq, Eq)]
@@ -101,7 +101,7 @@ impl Store {
         let pool = |connections, wait| {
             PgPool::new(addresses.hosts(), addresses.statements(), connections, Duration::from_secs(wait))
         };
-        let (pool, recorder_pool) = (pool(CONNECTIONS, 4), pool(2, 1));
+        let (pool, recorder_pool) = (pool(MAX_CONNECTIONS, 4), pool(2, 1));
         migrate::make_partitions(&pool, Utc::now().date_naive()).await?;
         let copies = addresses.is_local();
         let folder = data_dir.join("spool");
@@ -131,7 +131,7 @@ impl Store {
             mods: mods.clone(),
             announcement: announcement.subscribe(),
         };
-        let maintenance = maintenance::keep_up(pool.clone(), retention.subscribe());
+        let maintenance = maintenance::run(pool.clone(), retention.subscribe());
         let tasks = vec![tokio::spawn(link.run()), tokio::spawn(maintenance)];
         let inner = Inner {
             pool,
@@ -139,7 +139,7 @@ impl Store {
             recorder_pool,
             server_id,
             live,
-            recorder: Mutex::new(Recording::Waiting(Some(spool))),
+            recorder: Mutex::new(Recording::Pending(Some(spool))),
             durability_acks: DurabilityAcks::default(),
             unstored: UnstoredRuns::default(),
             closing: watch::Sender::new(false),
@@ -159,5 +159,5 @@ pub(super) async fn check_version(connection: &mut PgConnection) -> Result<(), E
         sqlx::query_as("select current_setting('server_version_num')::integer, current_setting('server_version')")
             .fetch_one(connection)
             .await?;
-    if number / 10_000 < OLDEST { Err(Error::ServerTooOld { found }) } else { Ok(()) }
+    if number / 10_000 < MIN_MAJOR_VERSION { Err(Error::ServerTooOld { found }) } else { Ok(()) }
 }

@@ -12,7 +12,7 @@ use super::rows::clean;
 use crate::events::{RunStatus, Surface};
 use chrono::{DateTime, Utc};
 use read::FilterScanner;
-pub(super) use sql::Reach;
+pub(super) use sql::SearchRange;
 
 /// The fields, in display order.
 pub const FIELDS: [&str; 12] = [
@@ -63,13 +63,13 @@ enum Condition {
     Surface(Surface),
     Error(String),
     Request(String),
-    Count(Count, Comparison, i32),
+    Count(CountField, Comparison, i32),
     After(DateTime<Utc>),
     Before(DateTime<Utc>),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Count {
+enum CountField {
     Tokens,
     Backtracks,
     Forced,
@@ -112,7 +112,7 @@ impl Filter {
 
     /// Replaces parts of model names by the indexed names that contain them, because an index finds whole values. `known`
     /// holds the first [`MODEL_CHARS`] characters of each model's name.
-    pub(super) fn name_models(&mut self, known: &[String]) {
+    pub(super) fn resolve_models(&mut self, known: &[String]) {
         for term in self.terms.iter_mut().filter(|term| !term.negated) {
             if let Condition::Model(text) = &term.condition {
                 let wanted = clean(text).to_lowercase();
@@ -124,7 +124,7 @@ impl Filter {
     }
 
     /// Splits the filter into filters without common runs. For each of them an index returns the newest runs in order.
-    pub(super) fn parts(&self) -> Vec<Self> {
+    pub(super) fn split(&self) -> Vec<Self> {
         let split = self.terms.iter().enumerate().find_map(|(place, term)| {
             let parts: Vec<Condition> = match &term.condition {
                 Condition::Models(names, text) if !term.negated => {
@@ -191,9 +191,9 @@ mod tests {
         assert_eq!(one("status:done"), Condition::Status(RunStatus::Done));
         assert_eq!(one("surface:llama_server"), Condition::Surface(Surface::LlamaServer));
         assert_eq!(one("error:\"context window\""), Condition::Error("context window".into()));
-        assert_eq!(one("error>0"), Condition::Count(Count::Errors, Comparison::Above, 0));
-        assert_eq!(one("tokens>=10"), Condition::Count(Count::Tokens, Comparison::AtLeast, 10));
-        assert_eq!(one("tokens:7"), Condition::Count(Count::Tokens, Comparison::Is, 7));
+        assert_eq!(one("error>0"), Condition::Count(CountField::Errors, Comparison::Above, 0));
+        assert_eq!(one("tokens>=10"), Condition::Count(CountField::Tokens, Comparison::AtLeast, 10));
+        assert_eq!(one("tokens:7"), Condition::Count(CountField::Tokens, Comparison::Is, 7));
         assert_eq!(one("after:2026-01-01"), Condition::After("2026-01-01T00:00:00Z".parse().unwrap()));
         assert_eq!(one("after:24h"), Condition::After("2026-01-30T12:00:00Z".parse().unwrap()));
         assert_eq!(one("before:today"), Condition::Before("2026-01-31T00:00:00Z".parse().unwrap()));
@@ -205,19 +205,19 @@ mod tests {
     #[test]
     fn model_terms_are_resolved_and_split_the_filter() {
         let known = ["Qwen3-4B", "qwen3-8b", "llama"].map(str::to_owned);
-        let parts = |text: &str| {
+        let split = |text: &str| {
             let mut filter = Filter::parse(text, now()).unwrap();
-            filter.name_models(&known);
-            filter.parts()
+            filter.resolve_models(&known);
+            filter.split()
         };
         let models = |filter: &Filter, term: usize| filter.terms[term].condition.clone();
-        let both = parts("tokens>1 model:QWEN");
+        let both = split("tokens>1 model:QWEN");
         assert_eq!(both.len(), 2);
         assert_eq!(models(&both[0], 1), Condition::Models(vec!["Qwen3-4B".into()], "QWEN".into()));
         assert_eq!(models(&both[1], 1), Condition::Models(vec!["qwen3-8b".into()], "QWEN".into()));
-        assert_eq!(models(&parts("model:gemma")[0], 0), Condition::Models(vec![], "gemma".into()));
-        assert_eq!(models(&parts("-model:qwen")[0], 0), Condition::Model("qwen".into()));
-        let others = parts("-status:done");
+        assert_eq!(models(&split("model:gemma")[0], 0), Condition::Models(vec![], "gemma".into()));
+        assert_eq!(models(&split("-model:qwen")[0], 0), Condition::Model("qwen".into()));
+        let others = split("-status:done");
         assert_eq!(others.len(), RunStatus::ALL.len() - 1);
         assert!(others.iter().all(|part| !part.terms[0].negated));
         assert!(others.iter().all(|part| part.terms[0].condition != Condition::Status(RunStatus::Done)));

@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 /// Maximum duration of storing a document. After it the client receives an error and can try again.
-const PATIENCE: Duration = Duration::from_mins(2);
+const STORE_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// The result of storing a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,7 +51,7 @@ impl Store {
                 ..summary(run_id, owner, &document)
             }
         });
-        let ingested = timeout(PATIENCE, self.insert(scope, run_id, &document, prepared)).await;
+        let ingested = timeout(STORE_TIMEOUT, self.insert(scope, run_id, &document, prepared)).await;
         let ingested = ingested.unwrap_or(Err(IngestError::Unavailable { retry_after_s: 30 }));
         let failed = matches!(ingested, Err(IngestError::Unavailable { .. })).then(Instant::now);
         *self.inner.write_failed.lock().unwrap_or_else(PoisonError::into_inner) = failed;

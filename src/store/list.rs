@@ -1,6 +1,6 @@
 //! The run list: the newest runs that match a filter, in pages.
 
-use super::filter::{Filter, Reach};
+use super::filter::{Filter, SearchRange};
 use super::runs::{RunSummary, select_runs};
 use super::scope::push_owned;
 use super::{Error, Store};
@@ -16,7 +16,7 @@ pub const MAX_PAGE: u32 = 500;
 const DEFAULT_PAGE: u32 = 50;
 
 /// Number of newest runs that are searched first for words. Words that occur in many runs are found there quickly.
-const NEWEST: i64 = 1000;
+const RECENT_RUNS: i64 = 1000;
 
 /// Maximum number of models that are matched by name before the runs; each costs a step in their index.
 const MAX_MODELS: i32 = 200;
@@ -49,17 +49,17 @@ impl Store {
     pub async fn runs(&self, scope: &Scope, query: &RunQuery) -> Result<RunPage, Error> {
         let mut filter = Filter::parse(&query.q, Utc::now())?;
         if filter.has_models()
-            && let Some(models) = self.models().await?
+            && let Some(model_names) = self.model_names().await?
         {
-            filter.name_models(&models);
+            filter.resolve_models(&model_names);
         }
         let limit = if query.limit == 0 { DEFAULT_PAGE } else { query.limit.min(MAX_PAGE) };
         let mut runs = Vec::new();
-        if filter.has_words() {
-            runs = self.newest(scope, query.before, &filter, limit, Reach::Newest).await?;
+        if filter.has_full_text_terms() {
+            runs = self.newest(scope, query.before, &filter, limit, SearchRange::Newest).await?;
         }
         if runs.len() <= limit as usize {
-            runs = self.newest(scope, query.before, &filter, limit, Reach::All).await?;
+            runs = self.newest(scope, query.before, &filter, limit, SearchRange::All).await?;
         }
         let more = runs.len() > limit as usize;
         runs.truncate(limit as usize);
@@ -74,13 +74,13 @@ impl Store {
         before: Option<RunId>,
         filter: &Filter,
         limit: u32,
-        reach: Reach,
+        range: SearchRange,
     ) -> Result<Vec<RunSummary>, Error> {
-        let parts = filter.parts();
+        let parts = filter.split();
         let mut sql = QueryBuilder::<Postgres>::new(if parts.len() > 1 { "select * from (" } else { "" });
         for (number, part) in parts.iter().enumerate() {
             sql.push(if number > 0 { " union all (" } else { "(" });
-            push_newest(&mut sql, scope, before, part, limit, reach);
+            push_newest(&mut sql, scope, before, part, limit, range);
             sql.push(")");
         }
         if parts.len() > 1 {
@@ -90,7 +90,7 @@ impl Store {
     }
 
     /// Returns the indexed names of the models of all runs; `None` if there are more than [`MAX_MODELS`].
-    async fn models(&self) -> Result<Option<Vec<String>>, Error> {
+    async fn model_names(&self) -> Result<Option<Vec<String>>, Error> {
         let names: Vec<String> =
             sqlx::query_scalar("select model_names($1)").bind(MAX_MODELS + 1).fetch_all(&self.inner.pool).await?;
         Ok(i32::try_from(names.len()).is_ok_and(|count| count <= MAX_MODELS).then_some(names))
@@ -103,7 +103,7 @@ fn push_newest(
     before: Option<RunId>,
     filter: &Filter,
     limit: u32,
-    reach: Reach,
+    range: SearchRange,
 ) {
     let push_bounds = |sql: &mut QueryBuilder<Postgres>| {
         push_owned(sql, scope);
@@ -113,11 +113,11 @@ fn push_newest(
     };
     sql.push(select_runs!("null::text", "where true"));
     push_bounds(sql);
-    if reach == Reach::Newest {
+    if range == SearchRange::Newest {
         sql.push(" and run_id >= (select run_id from runs where true");
         push_bounds(sql);
-        sql.push(" order by run_id desc offset ").push_bind(NEWEST).push(" limit 1)");
+        sql.push(" order by run_id desc offset ").push_bind(RECENT_RUNS).push(" limit 1)");
     }
-    filter.push(sql, reach);
+    filter.push(sql, range);
     sql.push(" order by run_id desc limit ").push_bind(i64::from(limit) + 1);
 }

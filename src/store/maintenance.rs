@@ -14,15 +14,15 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 const PARTITION_CHECKS: u32 = 720;
 
 /// Runs the maintenance until the task is aborted.
-pub async fn keep_up(pool: PgPool, mut retention: watch::Receiver<Retention>) {
-    for pulse in 1u32.. {
+pub async fn run(pool: PgPool, mut retention: watch::Receiver<Retention>) {
+    for check in 1u32.. {
         sleep(CHECK_INTERVAL).await;
-        if pulse.is_multiple_of(PARTITION_CHECKS)
+        if check.is_multiple_of(PARTITION_CHECKS)
             && let Err(error) = make_partitions(&pool).await
         {
             tracing::warn!(%error, "cannot create the partitions of the next days");
         }
-        if pulse.is_multiple_of(PARTITION_CHECKS) || retention.has_changed().unwrap_or(false) {
+        if check.is_multiple_of(PARTITION_CHECKS) || retention.has_changed().unwrap_or(false) {
             let keep = *retention.borrow_and_update();
             match prune(&pool, keep, Utc::now().date_naive()).await {
                 Ok(days) => {

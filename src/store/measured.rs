@@ -63,9 +63,9 @@ pub fn decode(bytes: &[u8]) -> Option<Measurements> {
     }
     let flags = input.byte()?;
     measured.ends_generation = flags & ENDS_GENERATION != 0;
-    measured.position = input.when(flags & POSITION != 0, |input| input.number()?.try_into().ok())?;
-    measured.entropy = input.when(flags & ENTROPY != 0, Reader::float)?;
-    measured.elapsed_us = input.when(flags & ELAPSED != 0, Reader::number)?;
+    measured.position = input.optional(flags & POSITION != 0, |input| input.number()?.try_into().ok())?;
+    measured.entropy = input.optional(flags & ENTROPY != 0, Reader::float)?;
+    measured.elapsed_us = input.optional(flags & ELAPSED != 0, Reader::number)?;
     measured.tokens = input.list(Reader::token)?;
     measured.model = input.list(Reader::alternative)?;
     measured.after_mods = input.list(Reader::alternative)?;
@@ -148,9 +148,9 @@ impl Reader<'_> {
         Some(TokenMeasurement {
             token,
             text,
-            logprob: self.when(flags & LOGPROB != 0, Self::float)?,
-            rank: self.when(flags & RANK != 0, |input| input.number()?.try_into().ok())?,
-            entropy: self.when(flags & TOKEN_ENTROPY != 0, Self::float)?,
+            logprob: self.optional(flags & LOGPROB != 0, Self::float)?,
+            rank: self.optional(flags & RANK != 0, |input| input.number()?.try_into().ok())?,
+            entropy: self.optional(flags & TOKEN_ENTROPY != 0, Self::float)?,
         })
     }
 
@@ -160,8 +160,8 @@ impl Reader<'_> {
 
     /// Reads an optional value. The outer `None` means damaged bytes, the inner one an absent value.
     #[expect(clippy::option_option, reason = "damaged and absent are two things")]
-    fn when<T>(&mut self, there: bool, read: impl FnOnce(&mut Self) -> Option<T>) -> Option<Option<T>> {
-        if there { read(self).map(Some) } else { Some(None) }
+    fn optional<T>(&mut self, is_present: bool, read: impl FnOnce(&mut Self) -> Option<T>) -> Option<Option<T>> {
+        if is_present { read(self).map(Some) } else { Some(None) }
     }
 
     fn list<T>(&mut self, read: impl Fn(&mut Self) -> Option<T>) -> Option<Vec<T>> {

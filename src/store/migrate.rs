@@ -1,6 +1,6 @@
 //! Migration of the schema, and creation of partitions in advance.
 //!
-//! refinery applies the missing migrations, each in one transaction with its row in the history. [`Connection`] is its
+//! refinery applies the missing migrations, each in one transaction with its row in the history. [`MigrationConnection`] is its
 //! driver for sqlx. An advisory lock makes servers that start at the same time wait for each other, because refinery takes
 //! no lock. Migrations are never edited after a release.
 
@@ -32,8 +32,8 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("V12__citus", include_str!("../../migrations/V12__citus.sql")),
 ];
 
-/// Applies the missing migrations; several processes may call it at the same time. `progress` receives the list of missing
-/// migrations of an existing database, which can take a while.
+/// Applies the missing migrations; several processes may call it at the same time. For an existing database, where this
+/// can take a while, `progress` receives their names.
 pub async fn migrate(addresses: &Addresses, progress: &impl Fn(&str)) -> Result<(), Error> {
     // The lock belongs to a transaction on a dedicated connection: through a pooler, a session lock could end up on another
     // client's server connection.
@@ -55,9 +55,9 @@ pub async fn make_partitions(pool: &PgPool, today: NaiveDate) -> Result<i32, sql
 
 async fn apply(connection: &mut PgConnection, progress: &impl Fn(&str)) -> Result<(), Error> {
     check_known(connection).await?;
-    let missing = missing(connection).await?;
-    if !missing.is_empty() {
-        progress(&format!("bringing the database up to date: {}", missing.join(", ")));
+    let missing_migrations = missing_migrations(connection).await?;
+    if !missing_migrations.is_empty() {
+        progress(&format!("bringing the database up to date: {}", missing_migrations.join(", ")));
     }
     let migrations = MIGRATIONS
         .iter()
@@ -65,7 +65,7 @@ async fn apply(connection: &mut PgConnection, progress: &impl Fn(&str)) -> Resul
         .collect::<Result<Vec<_>, _>>()
         .map_err(|error| Error::Migration(error.to_string()))?;
     Runner::new(&migrations)
-        .run_async(&mut Connection(connection))
+        .run_async(&mut MigrationConnection(connection))
         .await
         .map_err(|error| Error::Migration(describe(&error)))?;
     Ok(())
@@ -78,7 +78,7 @@ async fn check_known(connection: &mut PgConnection) -> Result<(), Error> {
     if is_new {
         return Ok(());
     }
-    let (found, known) = (version(connection).await?, newest());
+    let (found, known) = (version(connection).await?, newest_version());
     if found > known { Err(Error::NewerSchema { found, known }) } else { Ok(()) }
 }
 
@@ -88,7 +88,7 @@ pub async fn check_current(connection: &mut PgConnection) -> Result<i32, Error> 
     let is_new: bool =
         sqlx::query_scalar("select to_regclass('refinery_schema_history') is null").fetch_one(&mut *connection).await?;
     let found = if is_new { 0 } else { version(connection).await? };
-    let needed = newest();
+    let needed = newest_version();
     if found < needed { Err(Error::OldSchema { found, needed }) } else { Ok(found) }
 }
 
@@ -99,13 +99,13 @@ async fn version(connection: &mut PgConnection) -> Result<i32, sqlx::Error> {
 }
 
 /// Returns the newest schema version that this release knows.
-fn newest() -> i32 {
+fn newest_version() -> i32 {
     let versions = MIGRATIONS.iter().filter_map(|(name, _)| name.strip_prefix('V')?.split('_').next()?.parse().ok());
     versions.max().unwrap_or(0)
 }
 
 /// Returns the names of the migrations that an existing database lacks; none for a new database.
-async fn missing(connection: &mut PgConnection) -> Result<Vec<&'static str>, Error> {
+async fn missing_migrations(connection: &mut PgConnection) -> Result<Vec<&'static str>, Error> {
     let is_new: bool =
         sqlx::query_scalar("select to_regclass('refinery_schema_history') is null").fetch_one(&mut *connection).await?;
     if is_new {
@@ -132,9 +132,9 @@ fn describe(error: &refinery_core::Error) -> String {
     text
 }
 
-struct Connection<'c>(&'c mut PgConnection);
+struct MigrationConnection<'c>(&'c mut PgConnection);
 
-impl AsyncTransaction for Connection<'_> {
+impl AsyncTransaction for MigrationConnection<'_> {
     type Error = sqlx::Error;
 
     async fn execute<'a, T: Iterator<Item = &'a str> + Send + 'a>(
@@ -165,7 +165,7 @@ impl AsyncTransaction for Connection<'_> {
     }
 }
 
-impl AsyncQuery<Vec<Migration>> for Connection<'_> {
+impl AsyncQuery<Vec<Migration>> for MigrationConnection<'_> {
     async fn query<'a>(&'a mut self, query: &'a str) -> Result<Vec<Migration>, sqlx::Error> {
         let rows = sqlx::raw_sql(QueryBuilder::<sqlx::Postgres>::new(query).into_sql()).fetch_all(self.0.raw()).await?;
         rows.iter()
@@ -181,4 +181,4 @@ impl AsyncQuery<Vec<Migration>> for Connection<'_> {
     }
 }
 
-impl AsyncMigrate for Connection<'_> {}
+impl AsyncMigrate for MigrationConnection<'_> {}

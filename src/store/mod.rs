@@ -105,8 +105,8 @@ type Flush = oneshot::Sender<bool>;
 
 /// The recorder before and after its start.
 enum Recording {
-    Waiting(Option<Spool>),
-    Going(mpsc::Sender<Signal>, mpsc::Sender<Flush>, Option<JoinHandle<()>>),
+    Pending(Option<Spool>),
+    Running(mpsc::Sender<Signal>, mpsc::Sender<Flush>, Option<JoinHandle<()>>),
 }
 
 impl Store {
@@ -116,8 +116,8 @@ impl Store {
         let inner = &self.inner;
         let mut recording = inner.recorder.lock().unwrap_or_else(PoisonError::into_inner);
         let sender = match &mut *recording {
-            Recording::Going(sender, ..) => sender.clone(),
-            Recording::Waiting(spool) => {
+            Recording::Running(sender, ..) => sender.clone(),
+            Recording::Pending(spool) => {
                 let (sender, signals) = mpsc::channel(SIGNALS);
                 let (flush, flushes) = mpsc::channel(SIGNALS);
                 let target = Target {
@@ -128,7 +128,7 @@ impl Store {
                     unstored: inner.unstored.clone(),
                 };
                 let task = recorder::record(target, spool.take(), signals, flushes, inner.closing.subscribe());
-                *recording = Recording::Going(sender.clone(), flush, Some(tokio::spawn(task)));
+                *recording = Recording::Running(sender.clone(), flush, Some(tokio::spawn(task)));
                 sender
             }
         };
@@ -148,7 +148,7 @@ impl Store {
     /// The database does not answer, does not accept writes, or has just failed to store a document.
     pub async fn ready(&self) -> Result<(), Error> {
         const PATIENCE: Duration = Duration::from_secs(3);
-        const FAILED_LATELY: Duration = Duration::from_secs(5);
+        const RECENT_FAILURE: Duration = Duration::from_secs(5);
         let ask = sqlx::query_scalar("select current_setting('transaction_read_only') = 'on'");
         let answer = timeout(PATIENCE, ask.fetch_one(&self.inner.pool)).await;
         let read_only: bool = answer.unwrap_or(Err(sqlx::Error::PoolTimedOut))?;
@@ -156,7 +156,7 @@ impl Store {
             return Err(Error::ReadOnly("it is a standby, or `default_transaction_read_only` is on"));
         }
         let failed = *self.inner.write_failed.lock().unwrap_or_else(PoisonError::into_inner);
-        if failed.is_some_and(|at| at.elapsed() < FAILED_LATELY) {
+        if failed.is_some_and(|at| at.elapsed() < RECENT_FAILURE) {
             return Err(Error::ReadOnly("a document could not be stored a moment ago"));
         }
         Ok(())
@@ -185,8 +185,8 @@ impl Store {
         let inner = &self.inner;
         inner.closing.send_replace(true);
         let task = match &mut *inner.recorder.lock().unwrap_or_else(PoisonError::into_inner) {
-            Recording::Going(_, _, task) => task.take(),
-            Recording::Waiting(spool) => {
+            Recording::Running(_, _, task) => task.take(),
+            Recording::Pending(spool) => {
                 if let Some(spool) = spool.take().filter(Spool::is_drained) {
                     spool.remove();
                 }

@@ -38,7 +38,7 @@ pub struct PgPool {
 impl PgPool {
     /// Creates a pool of up to `connections` connections. They are opened when they are needed.
     pub fn new(hosts: Arc<Hosts>, statements: Statements, connections: u32, acquire_timeout: Duration) -> Self {
-        let several = hosts.are_several();
+        let several = hosts.is_multi_host();
         let mut options = PgPoolOptions::new().max_connections(connections).acquire_timeout(acquire_timeout);
         options = options.after_connect(move |connection, _| {
             Box::pin(async move {
@@ -63,7 +63,11 @@ impl PgPool {
 
     /// Takes a connection out of the pool; a drop returns it.
     pub async fn acquire(&self) -> Result<PgConnection, Error> {
-        Ok(PgConnection { raw: Raw::Pooled(self.take().await?), statements: self.statements, in_transaction: false })
+        Ok(PgConnection {
+            raw: Raw::Pooled(self.acquire_raw().await?),
+            statements: self.statements,
+            in_transaction: false,
+        })
     }
 
     /// Begins a transaction.
@@ -73,7 +77,8 @@ impl PgPool {
 
     /// Begins a transaction with this statement.
     pub async fn begin_with(&self, statement: &'static str) -> Result<Transaction, Error> {
-        let transaction = sqlx::Transaction::begin(self.take().await?, Some(SqlStr::from_static(statement))).await?;
+        let transaction =
+            sqlx::Transaction::begin(self.acquire_raw().await?, Some(SqlStr::from_static(statement))).await?;
         Ok(Transaction(PgConnection {
             raw: Raw::Transaction(transaction),
             statements: self.statements,
@@ -86,8 +91,8 @@ impl PgPool {
         self.pool.close().await;
     }
 
-    async fn take(&self) -> Result<PoolConnection<Postgres>, Error> {
-        if !self.hosts.are_several() {
+    async fn acquire_raw(&self) -> Result<PoolConnection<Postgres>, Error> {
+        if !self.hosts.is_multi_host() {
             return self.pool.acquire().await;
         }
         self.pool.set_connect_options(self.hosts.current());
@@ -112,14 +117,14 @@ pub struct PgConnection {
 #[derive(Debug)]
 enum Raw {
     Pooled(PoolConnection<Postgres>),
-    Own(Box<sqlx::PgConnection>),
+    Dedicated(Box<sqlx::PgConnection>),
     Transaction(sqlx::Transaction<'static, Postgres>),
 }
 
 impl PgConnection {
     /// Wraps a connection that does not belong to a pool.
-    pub fn own(connection: sqlx::PgConnection, statements: Statements) -> Self {
-        Self { raw: Raw::Own(Box::new(connection)), statements, in_transaction: false }
+    pub fn dedicated(connection: sqlx::PgConnection, statements: Statements) -> Self {
+        Self { raw: Raw::Dedicated(Box::new(connection)), statements, in_transaction: false }
     }
 
     /// Closes a pooled connection instead of returning it to the pool.
@@ -132,7 +137,7 @@ impl PgConnection {
     /// Closes a dedicated connection; a pooled one returns to the pool.
     pub async fn close(self) -> Result<(), Error> {
         match self.raw {
-            Raw::Own(connection) => connection.close().await,
+            Raw::Dedicated(connection) => connection.close().await,
             Raw::Pooled(_) | Raw::Transaction(_) => Ok(()),
         }
     }
@@ -155,7 +160,7 @@ impl PgConnection {
     pub fn raw(&mut self) -> &mut sqlx::PgConnection {
         match &mut self.raw {
             Raw::Pooled(connection) => connection,
-            Raw::Own(connection) => connection,
+            Raw::Dedicated(connection) => connection,
             Raw::Transaction(transaction) => transaction,
         }
     }
@@ -180,7 +185,7 @@ impl Transaction {
     pub async fn commit(self) -> Result<(), Error> {
         match self.0.raw {
             Raw::Transaction(transaction) => transaction.commit().await,
-            Raw::Pooled(_) | Raw::Own(_) => Ok(()),
+            Raw::Pooled(_) | Raw::Dedicated(_) => Ok(()),
         }
     }
 
@@ -188,7 +193,7 @@ impl Transaction {
     pub async fn rollback(self) -> Result<(), Error> {
         match self.0.raw {
             Raw::Transaction(transaction) => transaction.rollback().await,
-            Raw::Pooled(_) | Raw::Own(_) => Ok(()),
+            Raw::Pooled(_) | Raw::Dedicated(_) => Ok(()),
         }
     }
 }

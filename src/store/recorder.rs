@@ -60,7 +60,7 @@ struct Recorder {
     /// Dropped runs that are still being generated.
     ignored: HashSet<RunId>,
     /// Dropped runs whose stored part must be marked as interrupted.
-    given_up: Vec<RunId>,
+    abandoned: Vec<RunId>,
     /// Final rows of runs whose end is in `pending`, because neither the database nor the disk accepted it.
     ended: Vec<RunRow>,
     /// Finished runs with a part that is only in the spool file.
@@ -82,7 +82,7 @@ struct BatchInProgress {
     task: JoinHandle<PersistResult>,
     /// Runs of the batch, in case the write panics.
     runs: HashSet<RunId>,
-    given_up: Vec<RunId>,
+    abandoned: Vec<RunId>,
     flushes: Vec<Flush>,
 }
 
@@ -126,11 +126,11 @@ pub async fn record(
                             tracing::info!("runs can be stored or spooled again");
                         }
                         recorder.on_persisted(result, drained);
-                        answer(in_progress.into_iter().flat_map(|in_progress| in_progress.flushes), drained && !lost);
+                        complete_flushes(in_progress.into_iter().flat_map(|in_progress| in_progress.flushes), drained && !lost);
                     }
                     (_, Some(crashed)) => {
-                        recorder.crashed(crashed.runs, &crashed.given_up);
-                        answer(crashed.flushes, false);
+                        recorder.on_write_panic(crashed.runs, &crashed.abandoned);
+                        complete_flushes(crashed.flushes, false);
                     }
                     (_, None) => {}
                 }
@@ -148,23 +148,23 @@ pub async fn record(
         if !open && (recorder.pending_items == 0 || lost) {
             break;
         }
-        let waits = recorder.pending_items > 0 || !recorder.given_up.is_empty() || !drained;
+        let waits = recorder.pending_items > 0 || !recorder.abandoned.is_empty() || !drained;
         if !waits {
-            answer(recorder.flushes.drain(..), true);
+            complete_flushes(recorder.flushes.drain(..), true);
         }
         due |= !recorder.flushes.is_empty() || recorder.urgent;
         if waits && (due || !open || recorder.pending_items >= BATCH_ITEMS) {
             let overload = recorder.pending_items >= MAX_PENDING_ITEMS;
             let flushes = std::mem::take(&mut recorder.flushes);
             let batch = recorder.batch();
-            let (runs, given_up) = (batch.records.iter().map(Record::run_id).collect(), batch.given_up.clone());
+            let (runs, abandoned) = (batch.records.iter().map(Record::run_id).collect(), batch.abandoned.clone());
             let (pool, spool) = (recorder.target.pool.clone(), Arc::clone(&spool));
             let server = recorder.target.server_id;
             let task =
                 tokio::spawn(
                     async move { persist(&pool, server, &mut *spool.lock().await, batch, overload, lost).await },
                 );
-            in_progress = Some(BatchInProgress { task, runs, given_up, flushes });
+            in_progress = Some(BatchInProgress { task, runs, abandoned, flushes });
         }
     }
     if let Some(spool) = Arc::into_inner(spool).map(Mutex::into_inner).filter(Spool::is_drained) {
@@ -180,7 +180,7 @@ impl Recorder {
             pending: Vec::new(),
             pending_items: 0,
             ignored: HashSet::new(),
-            given_up: Vec::new(),
+            abandoned: Vec::new(),
             ended: Vec::new(),
             spooled: Vec::new(),
             flushes: Vec::new(),
@@ -195,7 +195,7 @@ impl Recorder {
         };
         // A panic for one run must not affect the others.
         if catch_unwind(AssertUnwindSafe(|| self.apply(signal))).is_err() {
-            self.give_up(run_id, "the recorder failed on it");
+            self.abandon_run(run_id, "the recorder failed on it");
         }
     }
 
@@ -223,7 +223,7 @@ impl Recorder {
                     run.numbering.skip(item);
                 }
                 run.changed = true;
-                if is_shown(&items) {
+                if is_live(&items) {
                     self.target.live.items(run_id, &items);
                 }
                 self.push(Record::Items(run_id, numbering, items));
@@ -254,30 +254,30 @@ impl Recorder {
             self.runs.values_mut().filter_map(|run| std::mem::take(&mut run.changed).then(|| run.summary.row()));
         let rows = std::mem::take(&mut self.ended).into_iter().chain(changed).collect();
         self.runs.retain(|_, run| run.summary.status() == RunStatus::Running);
-        Batch { records, rows, given_up: std::mem::take(&mut self.given_up) }
+        Batch { records, rows, abandoned: std::mem::take(&mut self.abandoned) }
     }
 
     /// Handles a panic during the write of a batch. The stored parts of its runs remain and are marked as interrupted.
-    fn crashed(&mut self, runs: HashSet<RunId>, given_up: &[RunId]) {
-        self.given_up.extend(given_up);
+    fn on_write_panic(&mut self, runs: HashSet<RunId>, abandoned: &[RunId]) {
+        self.abandoned.extend(abandoned);
         for run_id in runs {
-            self.give_up(run_id, "the recorder failed on it");
+            self.abandon_run(run_id, "the recorder failed on it");
         }
     }
 
     /// Handles a written batch and informs the subscribers. `drained` is true if the spool file is empty.
     fn on_persisted(&mut self, result: PersistResult, drained: bool) {
-        self.given_up.extend(&result.given_up);
+        self.abandoned.extend(&result.abandoned);
         let lost: HashSet<RunId> = result.lost.into_iter().collect();
         for &run_id in &lost {
-            self.give_up(run_id, "a part of it could neither be stored nor spooled");
+            self.abandon_run(run_id, "a part of it could neither be stored nor spooled");
         }
         let live = &self.target.live;
         if result.outcome == PersistOutcome::Stored {
             let mut stored: HashMap<RunId, Vec<Arc<Vec<TraceItem>>>> = HashMap::new();
             for record in &result.records {
                 if let Record::Items(run_id, _, items) = record
-                    && is_shown(items)
+                    && is_live(items)
                 {
                     stored.entry(*run_id).or_default().push(Arc::clone(items));
                 }
@@ -295,7 +295,7 @@ impl Recorder {
                     None => self.ended.push(row),
                 }
             }
-            self.make_room();
+            self.drop_excess_runs();
             return;
         }
         for record in result.records.iter().filter(|record| !lost.contains(&record.run_id())) {
@@ -316,20 +316,20 @@ impl Recorder {
 
     /// Drops runs that require durability, and the oldest ones beyond the memory limit, while neither the database nor the
     /// disk accepts anything.
-    fn make_room(&mut self) {
+    fn drop_excess_runs(&mut self) {
         let mut waiting: HashSet<RunId> = self.pending.iter().map(Record::run_id).collect();
         waiting.retain(|run_id| self.target.durability_acks.is_requested(*run_id));
         for run_id in waiting {
-            self.give_up(run_id, "neither the database nor the disk accepts it");
+            self.abandon_run(run_id, "neither the database nor the disk accepts it");
         }
         while self.pending_items > MAX_MEMORY_ITEMS
             && let Some(oldest) = self.pending.first().map(Record::run_id)
         {
-            self.give_up(oldest, "neither the database nor the disk accepts it, and memory is full");
+            self.abandon_run(oldest, "neither the database nor the disk accepts it, and memory is full");
         }
     }
 
-    fn give_up(&mut self, run_id: RunId, why: &str) {
+    fn abandon_run(&mut self, run_id: RunId, why: &str) {
         tracing::error!(run.id = %run_id, why, "stopped recording a run");
         let over = self.pending.iter().any(|record| matches!(record, Record::Ended(id, _) if *id == run_id));
         self.pending.retain(|record| record.run_id() != run_id);
@@ -338,14 +338,14 @@ impl Recorder {
         if self.runs.remove(&run_id).is_some() && !over {
             self.ignored.insert(run_id);
         }
-        self.given_up.push(run_id);
+        self.abandoned.push(run_id);
         self.target.durability_acks.resolve(run_id, Err(why.to_owned()));
         self.target.unstored.remove(run_id);
         self.target.live.ended(run_id, RunStatus::Interrupted);
     }
 }
 
-fn answer(flushes: impl IntoIterator<Item = Flush>, stored: bool) {
+fn complete_flushes(flushes: impl IntoIterator<Item = Flush>, stored: bool) {
     for flush in flushes {
         // Fails if the reader no longer waits.
         let _ = flush.send(stored);
@@ -354,6 +354,6 @@ fn answer(flushes: impl IntoIterator<Item = Flush>, stored: bool) {
 
 /// Returns true if subscribers receive the items. They read attention from the store, because buffered attention of a long
 /// run would fill the memory while the database is unavailable.
-fn is_shown(items: &[TraceItem]) -> bool {
+fn is_live(items: &[TraceItem]) -> bool {
     items.iter().any(|item| !matches!(item, TraceItem::Attention(_)))
 }

@@ -24,7 +24,7 @@ impl Store {
     /// oldest first. A span with a running run is kept until that run has ended.
     ///
     /// # Errors
-    /// The database failed, or a day was in use for too long; days before it are gone.
+    /// The database failed, or a day was in use for too long; earlier days are removed.
     pub async fn prune(&self, retention: Retention, today: NaiveDate) -> Result<Vec<(NaiveDate, u64)>, Error> {
         prune(&self.inner.pool, retention, today).await
     }
@@ -34,34 +34,34 @@ impl Store {
 pub async fn prune(pool: &PgPool, retention: Retention, today: NaiveDate) -> Result<Vec<(NaiveDate, u64)>, Error> {
     let mut connection = pool.acquire().await?;
     let mut spans = spans(&mut connection).await?;
-    let mut doomed = Vec::new();
+    let mut expired = Vec::new();
     if let Some(first) = retention.days.and_then(|days| today.checked_sub_days(Days::new(days.into()))) {
         let (old, kept): (Vec<Span>, Vec<Span>) = spans.into_iter().partition(|span| span.until <= first);
         let days = other_days_before(&mut connection, first, &old).await?;
-        (doomed, spans) = (old, kept);
-        doomed.extend(days);
-        doomed.sort_unstable_by_key(|span| span.first);
+        (expired, spans) = (old, kept);
+        expired.extend(days);
+        expired.sort_unstable_by_key(|span| span.first);
     }
-    if let Some(most) = retention.bytes {
+    if let Some(max_bytes) = retention.bytes {
         let mut total: u64 = spans.iter().map(|span| span.bytes).sum();
         for span in spans.into_iter().filter(|span| span.until <= today) {
-            if total <= most {
+            if total <= max_bytes {
                 break;
             }
             total -= span.bytes;
-            doomed.push(span);
+            expired.push(span);
         }
     }
-    let mut gone = Vec::new();
-    for span in doomed {
+    let mut removed = Vec::new();
+    for span in expired {
         if let Some(runs) = drop_days(pool, span).await? {
-            gone.push((span.first, runs.unsigned_abs()));
+            removed.push((span.first, runs.unsigned_abs()));
         }
     }
-    if !gone.is_empty() {
+    if !removed.is_empty() {
         let _: i64 = sqlx::query_scalar("select drop_unused_mod_versions()").fetch_one(&mut connection).await?;
     }
-    Ok(gone)
+    Ok(removed)
 }
 
 /// The days of a partition.

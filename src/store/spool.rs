@@ -146,7 +146,7 @@ impl Spool {
 
     /// Moves records that the database permanently rejects to a separate file, so they do not block the others. Returns
     /// its path.
-    pub fn refuse(&self, records: &[Record]) -> Result<PathBuf, Error> {
+    pub fn reject(&self, records: &[Record]) -> Result<PathBuf, Error> {
         let path = self.path.with_extension("refused");
         let mut bytes = Vec::new();
         for record in records {

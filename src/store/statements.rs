@@ -1,14 +1,14 @@
 //! The statements that insert rows with `unnest`: columns as arrays, one round trip per table.
 
 /// Returns a statement for new rows, and one for rows that may exist already, which takes twice the time.
-macro_rules! both_ways {
+macro_rules! insert_statements {
     ($insert:literal) => {
         [$insert, concat!($insert, " on conflict do nothing")]
     };
 }
 
 /// Inserts events.
-pub const INSERT_EVENTS: [&str; 2] = both_ways!(
+pub const INSERT_EVENTS: [&str; 2] = insert_statements!(
     "
     insert into events (run_id, sequence_order, event_type, step, created_at, prompt_length, tokens_so_far_len, max_steps,
         input_text, sampled_token, token_text, added_tokens, added_token_count, forced, position, elapsed_us, logprob,
@@ -25,7 +25,7 @@ pub const INSERT_EVENTS: [&str; 2] = both_ways!(
 );
 
 /// Inserts mod calls.
-pub const INSERT_CALLS: [&str; 2] = both_ways!(
+pub const INSERT_CALLS: [&str; 2] = insert_statements!(
     "
     insert into mod_calls (run_id, call_index, event_sequence_order, mod_name, event_type, step, created_at,
         execution_time_ms, exception_occurred, exception_message, exception_traceback)
@@ -34,14 +34,14 @@ pub const INSERT_CALLS: [&str; 2] = both_ways!(
 );
 
 /// Inserts log lines.
-pub const INSERT_LOGS: [&str; 2] = both_ways!(
+pub const INSERT_LOGS: [&str; 2] = insert_statements!(
     "
     insert into mod_logs (run_id, log_index, mod_call_sequence, mod_name, log_message, log_level, created_at)
     select * from unnest($1::uuid[], $2::integer[], $3::integer[], $4::text[], $5::text[], $6::text[], $7::timestamptz[])"
 );
 
 /// Inserts actions.
-pub const INSERT_ACTIONS: [&str; 2] = both_ways!(
+pub const INSERT_ACTIONS: [&str; 2] = insert_statements!(
     "
     insert into actions (run_id, action_index, mod_call_sequence, action_type, action_order, created_at, details,
         new_prompt, new_length, adjusted_max_steps, token_count, tokens_preview, backtrack_steps, backtrack_token_count,
@@ -58,7 +58,7 @@ pub const INSERT_ACTIONS: [&str; 2] = both_ways!(
 );
 
 /// Inserts attention.
-pub const INSERT_ATTENTION: [&str; 2] = both_ways!(
+pub const INSERT_ATTENTION: [&str; 2] = insert_statements!(
     "
     insert into attention (run_id, sequence_order, row_len, heads, layer_ids, t0, t1)
     select r.run_id, r.sequence_order, r.row_len, r.heads, r.layer_ids::integer[], r.t0, r.t1

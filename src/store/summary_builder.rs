@@ -58,7 +58,7 @@ pub struct RunRow {
 impl RunSummaryBuilder {
     /// Creates a builder for a run that starts on this server.
     pub fn started(start: &RunStart, server_id: Uuid) -> Self {
-        let mut summary = blank(start.run_id, start.request_id.clone(), start.created_at, start.surface);
+        let mut summary = empty_summary(start.run_id, start.request_id.clone(), start.created_at, start.surface);
         summary.model = Some(start.model.clone());
         summary.owner.clone_from(&start.owner);
         summary.user_label.clone_from(&start.user_label);
@@ -66,14 +66,14 @@ impl RunSummaryBuilder {
         summary.max_tokens = start.max_tokens;
         summary.temperature = start.temperature;
         summary.seed = start.seed;
-        summary.prompt_preview = cut(&start.prompt_preview, MAX_PREVIEW_CHARS);
+        summary.prompt_preview = truncate(&start.prompt_preview, MAX_PREVIEW_CHARS);
         Self::resumed(summary, Some(server_id))
     }
 
     /// Creates a builder for an ingested run, which has finished.
     pub fn ingested(run_id: RunId, meta: &RequestMeta, owner: Option<Tenant>, now: DateTime<Utc>) -> Self {
         let surface = meta.surface.unwrap_or(Surface::Ingest);
-        let mut summary = blank(run_id, meta.request_id.clone(), meta.created_at.unwrap_or(now), surface);
+        let mut summary = empty_summary(run_id, meta.request_id.clone(), meta.created_at.unwrap_or(now), surface);
         summary.owner = owner;
         summary.status = RunStatus::Done;
         summary.completed_at = meta.completed_at;
@@ -82,7 +82,7 @@ impl RunSummaryBuilder {
         summary.max_tokens = meta.max_tokens;
         summary.temperature = meta.temperature;
         summary.mod_text.clone_from(&meta.mod_text);
-        summary.prompt_preview = cut(meta.extras.user_prompt.as_deref().unwrap_or_default(), MAX_PREVIEW_CHARS);
+        summary.prompt_preview = truncate(meta.extras.user_prompt.as_deref().unwrap_or_default(), MAX_PREVIEW_CHARS);
         Self { finished: true, ingested: true, reported: meta.extras.clone(), ..Self::resumed(summary, None) }
     }
 
@@ -106,7 +106,7 @@ impl RunSummaryBuilder {
         match item {
             TraceItem::Event(event) if self.summary.prompt_preview.is_empty() => {
                 if let Some(text) = &event.input_text {
-                    self.summary.prompt_preview = cut(text, MAX_PREVIEW_CHARS);
+                    self.summary.prompt_preview = truncate(text, MAX_PREVIEW_CHARS);
                 }
             }
             TraceItem::ModCall(call) => {
@@ -174,10 +174,10 @@ impl RunSummaryBuilder {
         summary.forced = counters.forced.cast_signed();
         summary.actions = counters.actions.cast_signed();
         summary.errors = counters.errors.cast_signed();
-        summary.output_preview = cut(&answer, MAX_PREVIEW_CHARS);
+        summary.output_preview = truncate(&answer, MAX_PREVIEW_CHARS);
         summary.surprise_strip = surprise_strip(&self.fold);
         if self.ingested && summary.message.is_none() {
-            summary.message = self.error_text.lines().next().map(|line| cut(line, MAX_PREVIEW_CHARS));
+            summary.message = self.error_text.lines().next().map(|line| truncate(line, MAX_PREVIEW_CHARS));
         }
         let first = self.fold.event_count() <= 1;
         RunRow {
@@ -199,7 +199,7 @@ impl RunSummaryBuilder {
 
     fn error(&mut self, who: &str, message: &str) {
         if self.error_text.len() < MAX_ERROR_CHARS {
-            self.error_text.push_str(&cut(&format!("{who}: {message}\n"), MAX_ERROR_CHARS));
+            self.error_text.push_str(&truncate(&format!("{who}: {message}\n"), MAX_ERROR_CHARS));
         }
     }
 
@@ -216,13 +216,13 @@ impl RunSummaryBuilder {
             match reported {
                 [_, None] => text.push_str(&self.summary.prompt_preview),
                 prompts => prompts.into_iter().flatten().for_each(|prompt| {
-                    text.push_str(cut(prompt, MAX_SEARCH_CHARS / 2).as_str());
+                    text.push_str(truncate(prompt, MAX_SEARCH_CHARS / 2).as_str());
                     text.push('\n');
                 }),
             }
         }
         // Lower case is made here, because the database's locale may not support it.
-        format!("{}\n{}", cut(&text, MAX_SEARCH_CHARS), cut(answer, MAX_SEARCH_CHARS)).to_lowercase()
+        format!("{}\n{}", truncate(&text, MAX_SEARCH_CHARS), truncate(answer, MAX_SEARCH_CHARS)).to_lowercase()
     }
 }
 
@@ -243,7 +243,7 @@ fn surprise_strip(fold: &Fold) -> Vec<u8> {
         .collect()
 }
 
-fn blank(run_id: RunId, request_id: String, created_at: DateTime<Utc>, surface: Surface) -> RunSummary {
+fn empty_summary(run_id: RunId, request_id: String, created_at: DateTime<Utc>, surface: Surface) -> RunSummary {
     RunSummary {
         run_id,
         request_id,
@@ -281,7 +281,7 @@ fn blank(run_id: RunId, request_id: String, created_at: DateTime<Utc>, surface: 
 }
 
 /// Returns the first `length` characters.
-fn cut(text: &str, length: usize) -> String {
+fn truncate(text: &str, length: usize) -> String {
     text.char_indices().nth(length).map_or(text, |(end, _)| &text[..end]).to_owned()
 }
 

@@ -49,8 +49,8 @@ impl Store {
     /// Requests the recorder to store everything it has received. Returns false if it fails.
     async fn flush(&self) -> bool {
         let flushes = match &*self.inner.recorder.lock().unwrap_or_else(PoisonError::into_inner) {
-            Recording::Going(_, flushes, _) => flushes.clone(),
-            Recording::Waiting(_) => return true,
+            Recording::Running(_, flushes, _) => flushes.clone(),
+            Recording::Pending(_) => return true,
         };
         let (stored, answer) = oneshot::channel();
         flushes.send(stored).await.is_ok() && answer.await.unwrap_or(false)

@@ -12,8 +12,7 @@ pub(super) fn advice(shards: u64, nodes: u64, unit: PartitionUnit) -> Vec<String
     }
     if shards < nodes {
         let idle = nodes - shards;
-        advice
-            .push(format!("{shards} shards leave {idle} of {nodes} nodes without rows: use {} or more", 2 * nodes));
+        advice.push(format!("{shards} shards leave {idle} of {nodes} nodes without rows: use {} or more", 2 * nodes));
     } else if !shards.is_multiple_of(nodes) {
         let even = shards.next_multiple_of(nodes);
         advice.push(format!("{shards} shards cannot be distributed evenly over {nodes} nodes: use {even}"));

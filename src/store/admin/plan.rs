@@ -80,11 +80,11 @@ impl Schema {
     /// Returns the number of shards that tables have, or will have.
     pub fn shards(&self, options: &DistributionOptions) -> u64 {
         let existing = self.find(RUNS).filter(|table| table.placement() == TablePlacement::Distributed);
-        let asked = options.shards.map_or(self.default_shards, u64::from);
-        existing.and_then(|table| table.shards.try_into().ok()).unwrap_or(asked)
+        let requested = options.shards.map_or(self.default_shards, u64::from);
+        existing.and_then(|table| table.shards.try_into().ok()).unwrap_or(requested)
     }
 
-    /// Time span that new partitions will have.
+    /// Returns the time span that new partitions will have.
     pub fn unit(&self, options: &DistributionOptions) -> PartitionUnit {
         match options.partitioning {
             Partitioning::Fixed(unit) => unit,

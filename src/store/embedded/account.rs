@@ -36,7 +36,7 @@ impl Account {
 
     /// Sets the account that runs the command. The standard library drops root's supplementary groups before it changes
     /// the user id.
-    pub fn lend(&self, command: &mut Command) {
+    pub fn set_account(&self, command: &mut Command) {
         if self.other {
             command.uid(self.uid).gid(self.gid);
         }
@@ -51,7 +51,7 @@ impl Account {
     }
 
     /// Creates a private folder of the account. An existing folder must already belong to the account.
-    pub fn make_folder(&self, folder: &Path) -> Result<(), EmbeddedError> {
+    pub fn create_folder(&self, folder: &Path) -> Result<(), EmbeddedError> {
         let fail = |action| move |source| EmbeddedError::Disk { action, path: folder.to_owned(), source };
         match DirBuilder::new().mode(0o700).create(folder) {
             Ok(()) if self.other => chown(folder, Some(Uid::from_raw(self.uid)), Some(Gid::from_raw(self.gid)))
@@ -73,7 +73,7 @@ impl Account {
 
     /// Checks that the account can enter a folder and all folders above it. Root can enter every folder, the account may
     /// not.
-    pub fn can_enter(&self, folder: &Path) -> Result<(), EmbeddedError> {
+    pub fn check_can_enter(&self, folder: &Path) -> Result<(), EmbeddedError> {
         if !self.other {
             return Ok(());
         }

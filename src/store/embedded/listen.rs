@@ -36,8 +36,8 @@ pub(super) enum Listen {
 impl Listen {
     /// Returns a Unix socket if one can be created, else a loopback port. `folder` belongs to the account; `data_dir_id`
     /// identifies the data directory.
-    pub fn choose(account: &Account, folder: &Path, mark: &str) -> Result<Self, EmbeddedError> {
-        let socket_dir = make_socket_dir(account, mark)?;
+    pub fn choose(account: &Account, folder: &Path, data_dir_id: &str) -> Result<Self, EmbeddedError> {
+        let socket_dir = make_socket_dir(account, data_dir_id)?;
         let probe = socket_dir.join("probe");
         let _ = fs::remove_file(&probe);
         match UnixListener::bind(&probe) {
@@ -97,7 +97,7 @@ impl Listen {
     }
 
     /// Returns true if a connection attempt can succeed. False while the socket file does not exist.
-    pub fn may_answer(&self) -> bool {
+    pub fn can_connect(&self) -> bool {
         match self {
             Self::Socket(folder) => folder.join(socket_name()).exists(),
             Self::Loopback { .. } => true,
@@ -126,12 +126,12 @@ fn socket_name() -> String {
 }
 
 /// Creates a short private folder in the temp directory, with the same name at every start.
-fn make_socket_dir(account: &Account, mark: &str) -> Result<PathBuf, EmbeddedError> {
+fn make_socket_dir(account: &Account, data_dir_id: &str) -> Result<PathBuf, EmbeddedError> {
     let mut parent = env::temp_dir();
-    if parent.as_os_str().len() > MAX_SOCKET_DIR_BYTES - 30 || account.can_enter(&parent).is_err() {
+    if parent.as_os_str().len() > MAX_SOCKET_DIR_BYTES - 30 || account.check_can_enter(&parent).is_err() {
         parent = PathBuf::from("/tmp");
     }
-    let folder = parent.join(format!("thunder-{}-{mark}", account.uid));
-    account.make_folder(&folder)?;
+    let folder = parent.join(format!("thunder-{}-{data_dir_id}", account.uid));
+    account.create_folder(&folder)?;
     Ok(folder)
 }

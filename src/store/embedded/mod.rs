@@ -83,16 +83,16 @@ impl Embedded {
         let account = Account::choose()?;
         let data_dir = make_data_dir(data_dir)?;
         let lock = lock(&data_dir)?;
-        account.can_enter(&data_dir)?;
+        account.check_can_enter(&data_dir)?;
         let folder = data_dir.join("postgres");
-        account.make_folder(&folder)?;
+        account.create_folder(&folder)?;
         let data = folder.join("data");
         let version = fs::read_to_string(data.join("PG_VERSION")).ok().map(|text| text.trim().to_owned());
         let programs = Programs::find(&data, version.as_deref())?;
         let [a, b, c, d, ..]: [u8; 32] = Sha256::digest(data.as_os_str().as_encoded_bytes()).into();
-        let mark = format!("{:08x}", u32::from_be_bytes([a, b, c, d]));
-        let listen = listen(&account, &folder, &mark)?;
-        let processes = Processes { data, cluster: format!("thunder-{mark}") };
+        let data_dir_id = format!("{:08x}", u32::from_be_bytes([a, b, c, d]));
+        let listen = listen(&account, &folder, &data_dir_id)?;
+        let processes = Processes { data, cluster: format!("thunder-{data_dir_id}") };
         let server = Arc::new(Server { account, programs, processes, listen, log: data_dir.join("postgres.log") });
         if server.clear().await {
             progress("stopped the database server of an earlier Thunder process");
@@ -148,7 +148,7 @@ impl Server {
         let mut command = Command::new(self.programs.initdb());
         command.args(["--username", NAME, "--auth", "trust", "--no-locale", "--encoding", "UTF8", "--no-instructions"]);
         command.arg("--pgdata").arg(&fresh).env("LC_ALL", "C").current_dir(folder);
-        self.account.lend(&mut command);
+        self.account.set_account(&mut command);
         self.finish(command, self.programs.initdb(), "").await?;
         fs::rename(&fresh, &self.processes.data).map_err(disk("cannot rename", &fresh))?;
         File::open(folder).and_then(|folder| folder.sync_all()).map_err(disk("cannot write", folder))
@@ -160,7 +160,7 @@ impl Server {
         let mut command = Command::new(self.programs.postgres());
         command.arg("--single").arg("-D").arg(&self.processes.data).arg("postgres");
         command.env("LC_ALL", "C").env_remove("PGDATA").current_dir(&self.processes.data);
-        self.account.lend(&mut command);
+        self.account.set_account(&mut command);
         self.finish(command, self.programs.postgres(), &format!("alter role {NAME} password '{password}'\n")).await
     }
 
@@ -213,7 +213,7 @@ impl Server {
         }
         command.env("LC_ALL", "C").env_remove("PGDATA").current_dir(&self.processes.data);
         command.stdin(Stdio::null()).stdout(log).stderr(errors).process_group(0);
-        self.account.lend(&mut command);
+        self.account.set_account(&mut command);
         command.spawn().map(Postmaster::new).map_err(|error| EmbeddedError::Program {
             program: self.programs.postgres(),
             status: error.to_string(),
@@ -233,7 +233,7 @@ impl Server {
         let begin = Instant::now();
         loop {
             // The socket file appears first; until the start is complete the server refuses connections.
-            if self.listen.may_answer() && self.create_database().await.is_ok() {
+            if self.listen.can_connect() && self.create_database().await.is_ok() {
                 return Ok(());
             }
             if let Ok(Some(status)) = postmaster.try_wait() {

@@ -1,6 +1,6 @@
 //! Parser of filter terms.
 
-use super::{Comparison, Condition, Count, FIELDS, Term};
+use super::{Comparison, Condition, CountField, FIELDS, Term};
 use crate::events::{RunStatus, Surface};
 use crate::store::BadFilter;
 use chrono::{DateTime, Days, NaiveDate, TimeDelta, Utc};
@@ -12,7 +12,7 @@ pub(super) struct FilterScanner<'a> {
 }
 
 /// A value in the filter, with its position.
-struct Part {
+struct FilterValue {
     text: String,
     at: usize,
     len: usize,
@@ -32,7 +32,7 @@ impl<'a> FilterScanner<'a> {
 
     /// Returns the error for more terms than `max`.
     pub fn too_many(&self, max: usize) -> BadFilter {
-        bad(self.at, self.chars.len() - self.at, &format!("the filter has more than {max} terms"))
+        filter_error(self.at, self.chars.len() - self.at, &format!("the filter has more than {max} terms"))
     }
 
     /// Skips spaces. Returns true if a term follows.
@@ -58,19 +58,19 @@ impl<'a> FilterScanner<'a> {
         let minus = self.at;
         let negated = self.take('-');
         if negated && self.peek().is_none_or(char::is_whitespace) {
-            return Err(bad(minus, 1, "'-' needs a term right after it"));
+            return Err(filter_error(minus, 1, "'-' needs a term right after it"));
         }
-        let begin = self.at;
+        let name_start = self.at;
         while self.peek().is_some_and(|c| c.is_ascii_alphabetic() || c == '_') {
             self.at += 1;
         }
-        let name: String = self.chars[begin..self.at].iter().collect();
+        let name: String = self.chars[name_start..self.at].iter().collect();
         let comparison = if name.is_empty() { None } else { self.comparison() };
         let condition = if let Some(comparison) = comparison {
             let value = self.value()?;
-            condition(&name, begin, comparison, value, now)?
+            condition(&name, name_start, comparison, value, now)?
         } else {
-            self.at = begin;
+            self.at = name_start;
             let part = self.value()?;
             if part.quoted { Condition::Phrase(part.text) } else { Condition::Word(part.text) }
         };
@@ -92,23 +92,23 @@ impl<'a> FilterScanner<'a> {
     }
 
     /// Parses a quoted text, or all characters up to the next space; may be empty.
-    fn value(&mut self) -> Result<Part, BadFilter> {
+    fn value(&mut self) -> Result<FilterValue, BadFilter> {
         let at = self.at;
         if !self.take('"') {
             while self.peek().is_some_and(|c| !c.is_whitespace()) {
                 self.at += 1;
             }
             let text = self.chars[at..self.at].iter().collect();
-            return Ok(Part { text, at, len: self.at - at, quoted: false });
+            return Ok(FilterValue { text, at, len: self.at - at, quoted: false });
         }
         while self.peek().is_some_and(|c| c != '"') {
             self.at += 1;
         }
         let text = self.chars[at + 1..self.at].iter().collect();
         if !self.take('"') {
-            return Err(bad(at, self.at - at, "this quotation mark is not closed"));
+            return Err(filter_error(at, self.at - at, "this quotation mark is not closed"));
         }
-        Ok(Part { text, at, len: self.at - at, quoted: true })
+        Ok(FilterValue { text, at, len: self.at - at, quoted: true })
     }
 }
 
@@ -116,42 +116,38 @@ fn condition(
     name: &str,
     name_at: usize,
     comparison: Comparison,
-    value: Part,
+    value: FilterValue,
     now: DateTime<Utc>,
 ) -> Result<Condition, BadFilter> {
     let count = match name {
-        "tokens" => Some(Count::Tokens),
-        "backtracks" => Some(Count::Backtracks),
-        "forced" => Some(Count::Forced),
-        "actions" => Some(Count::Actions),
-        "error" if comparison != Comparison::Is => Some(Count::Errors),
+        "tokens" => Some(CountField::Tokens),
+        "backtracks" => Some(CountField::Backtracks),
+        "forced" => Some(CountField::Forced),
+        "actions" => Some(CountField::Actions),
+        "error" if comparison != Comparison::Is => Some(CountField::Errors),
         _ if FIELDS.contains(&name) => None,
         _ => {
             let message = format!(
                 "'{name}' is not a field; the fields are {}. Put the term in quotation marks to search for it as text",
                 FIELDS.join(", ")
             );
-            let did_you_mean = nearest(name, FIELDS);
+            let did_you_mean = closest_name(name, FIELDS);
             return Err(BadFilter { at: name_at, len: name.chars().count(), message, did_you_mean });
         }
     };
     if value.text.is_empty() {
         let len = (value.at + value.len).saturating_sub(name_at);
-        return Err(bad(name_at, len, &format!("'{name}' needs a value, for example {}", example(name))));
+        return Err(filter_error(name_at, len, &format!("'{name}' needs a value, for example {}", example(name))));
     }
     if let Some(count) = count {
         let number = value.text.parse().map_err(|_| {
-            bad(
-                value.at,
-                value.len,
-                &format!("'{name}' needs a whole number, for example {}", example(name)),
-            )
+            filter_error(value.at, value.len, &format!("'{name}' needs a whole number, for example {}", example(name)))
         })?;
         return Ok(Condition::Count(count, comparison, number));
     }
     if comparison != Comparison::Is {
         let message = format!("'{name}' is not a number and cannot be compared; use {}", example(name));
-        return Err(bad(name_at, value.at + value.len - name_at, &message));
+        return Err(filter_error(name_at, value.at + value.len - name_at, &message));
     }
     Ok(match name {
         "model" => Condition::Model(value.text),
@@ -186,7 +182,7 @@ fn example(field: &str) -> &'static str {
 
 fn one_of<T, const N: usize>(
     name: &str,
-    value: &Part,
+    value: &FilterValue,
     read: impl Fn(&str) -> Option<T>,
     all: [&'static str; N],
 ) -> Result<T, BadFilter> {
@@ -194,12 +190,12 @@ fn one_of<T, const N: usize>(
         at: value.at,
         len: value.len,
         message: format!("'{}' is not a valid {name}; expected one of {}", value.text, all.join(", ")),
-        did_you_mean: nearest(&value.text, all),
+        did_you_mean: closest_name(&value.text, all),
     })
 }
 
 /// Parses a date, a time with a time zone, or a duration before now.
-fn parse_time(name: &str, value: &Part, now: DateTime<Utc>) -> Result<DateTime<Utc>, BadFilter> {
+fn parse_time(name: &str, value: &FilterValue, now: DateTime<Utc>) -> Result<DateTime<Utc>, BadFilter> {
     let text = value.text.as_str();
     let day = |date: NaiveDate| date.and_time(chrono::NaiveTime::MIN).and_utc();
     let named = match text {
@@ -210,16 +206,16 @@ fn parse_time(name: &str, value: &Part, now: DateTime<Utc>) -> Result<DateTime<U
     named
         .or_else(|| NaiveDate::parse_from_str(text, "%Y-%m-%d").ok().map(day))
         .or_else(|| DateTime::parse_from_rfc3339(text).ok().map(Into::into))
-        .or_else(|| span(text).and_then(|span| now.checked_sub_signed(span)))
+        .or_else(|| duration(text).and_then(|duration| now.checked_sub_signed(duration)))
         .ok_or_else(|| {
             let message = format!(
                 "'{name}' needs a date (2026-01-31), a time (2026-01-31T18:30:00Z) or a duration before now (30m, 24h, 7d)"
             );
-            bad(value.at, value.len, &message)
+            filter_error(value.at, value.len, &message)
         })
 }
 
-fn span(text: &str) -> Option<TimeDelta> {
+fn duration(text: &str) -> Option<TimeDelta> {
     let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let number: i64 = number.parse().ok().filter(|number| (0..1_000_000).contains(number))?;
     match unit {
@@ -230,20 +226,20 @@ fn span(text: &str) -> Option<TimeDelta> {
     }
 }
 
-fn bad(at: usize, len: usize, message: &str) -> BadFilter {
+fn filter_error(at: usize, len: usize, message: &str) -> BadFilter {
     BadFilter { at, len, message: message.to_owned(), did_you_mean: None }
 }
 
 /// Returns the most similar name: one that `name` is the beginning of, or one with a distance of 2 or less.
-fn nearest<const N: usize>(name: &str, all: [&'static str; N]) -> Option<String> {
+fn closest_name<const N: usize>(name: &str, all: [&'static str; N]) -> Option<String> {
     let name = name.to_lowercase();
-    let distance = |other: &str| if other.starts_with(&name) { 1 } else { edits(&name, other) };
+    let distance = |other: &str| if other.starts_with(&name) { 1 } else { edit_distance(&name, other) };
     let best = all.into_iter().min_by_key(|other| distance(other))?;
     (distance(best) <= 2).then(|| best.to_owned())
 }
 
 /// Returns the Levenshtein distance.
-fn edits(a: &str, b: &str) -> usize {
+fn edit_distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, from) in a.chars().enumerate() {

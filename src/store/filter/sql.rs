@@ -1,12 +1,12 @@
 //! Translation of a filter to the condition of a statement.
 
-use super::{Comparison, Condition, Count, Filter};
+use super::{Comparison, Condition, CountField, Filter};
 use crate::store::rows::clean;
 use sqlx::{Postgres, QueryBuilder};
 
 /// The runs that a filter searches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::store) enum Reach {
+pub(in crate::store) enum SearchRange {
     /// The newest runs: the words of each run are examined.
     Newest,
     /// All runs: the full-text index is used, because the words of a hundred thousand runs take a gigabyte.
@@ -15,31 +15,31 @@ pub(in crate::store) enum Reach {
 
 impl Filter {
     /// Returns true if the filter has full-text terms, whose index returns runs in no order.
-    pub(in crate::store) fn has_words(&self) -> bool {
-        self.terms.iter().any(|term| !term.negated && term.condition.is_of_words())
+    pub(in crate::store) fn has_full_text_terms(&self) -> bool {
+        self.terms.iter().any(|term| !term.negated && term.condition.is_full_text())
     }
 
     /// Appends ` and …` with the condition of each term.
-    pub(in crate::store) fn push(&self, query: &mut QueryBuilder<Postgres>, reach: Reach) {
+    pub(in crate::store) fn push(&self, query: &mut QueryBuilder<Postgres>, range: SearchRange) {
         for term in &self.terms {
-            let is_of_words = term.condition.is_of_words();
+            let is_full_text = term.condition.is_full_text();
             if term.negated {
                 query.push(" and not coalesce(");
                 term.condition.push(query);
                 query.push(", false)");
-            } else if is_of_words && reach == Reach::All {
+            } else if is_full_text && range == SearchRange::All {
                 // `offset 0` prevents the planner from examining every run instead.
                 query.push(" and run_id in (select run_id from runs where ");
                 term.condition.push(query);
                 query.push(" offset 0)");
-            } else if is_of_words {
+            } else if is_full_text {
                 // `coalesce` prevents the planner from using the full-text index.
                 query.push(" and coalesce(");
                 term.condition.push(query);
                 query.push(", false)");
             } else {
                 query.push(" and (");
-                term.condition.push_found(query);
+                term.condition.push_positive(query);
                 query.push(")");
             }
         }
@@ -47,12 +47,12 @@ impl Filter {
 }
 
 impl Condition {
-    fn is_of_words(&self) -> bool {
+    fn is_full_text(&self) -> bool {
         matches!(self, Self::Word(text) | Self::Phrase(text) if text.contains(char::is_alphanumeric))
     }
 
     /// Appends the condition of a term that is not negated, which may use another table.
-    fn push_found(&self, query: &mut QueryBuilder<Postgres>) {
+    fn push_positive(&self, query: &mut QueryBuilder<Postgres>) {
         if let Self::Request(text) = self {
             // `run_keys` has short rows and, if the database supports it, an index for parts of ids.
             query.push("run_id in (select run_id from run_keys where ");
@@ -66,7 +66,7 @@ impl Condition {
     fn push(&self, query: &mut QueryBuilder<Postgres>) {
         match self {
             // A full-text index does not contain words of punctuation only.
-            Self::Word(word) | Self::Phrase(word) if !self.is_of_words() => {
+            Self::Word(word) | Self::Phrase(word) if !self.is_full_text() => {
                 query
                     .push("position(")
                     .push_bind(clean(word).into_owned())
@@ -130,7 +130,7 @@ fn push_contains(query: &mut QueryBuilder<Postgres>, column: &'static str, text:
     query.push(column).push(" ilike ").push_bind(pattern);
 }
 
-impl Count {
+impl CountField {
     const fn column(self) -> &'static str {
         match self {
             Self::Tokens => "completion_tokens",

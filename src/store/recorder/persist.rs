@@ -24,7 +24,7 @@ const DRAIN_INTERVAL: Duration = Duration::from_millis(500);
 pub(super) struct Batch {
     pub records: Vec<Record>,
     pub rows: Vec<RunRow>,
-    pub given_up: Vec<RunId>,
+    pub abandoned: Vec<RunId>,
 }
 
 /// The result of writing a batch.
@@ -33,7 +33,7 @@ pub(super) struct PersistResult {
     pub rows: Vec<RunRow>,
     pub outcome: PersistOutcome,
     /// Dropped runs that are not yet marked as interrupted.
-    pub given_up: Vec<RunId>,
+    pub abandoned: Vec<RunId>,
     /// Runs with a lost part.
     pub lost: Vec<RunId>,
 }
@@ -59,22 +59,22 @@ pub(super) async fn persist(
     overload: bool,
     is_failing: bool,
 ) -> PersistResult {
-    let Batch { records, rows, mut given_up } = batch;
+    let Batch { records, rows, mut abandoned } = batch;
     if spool.is_drained() && !overload {
         match attempt(writer::write(pool, server, &records, &rows, Attempt::First)).await {
             Ok(()) => {
-                while let Some(run_id) = given_up.last()
+                while let Some(run_id) = abandoned.last()
                     && attempt(writer::interrupt(pool, server, *run_id, Utc::now())).await.is_ok()
                 {
-                    given_up.pop();
+                    abandoned.pop();
                 }
-                return PersistResult { records, rows, outcome: PersistOutcome::Stored, given_up, lost: Vec::new() };
+                return PersistResult { records, rows, outcome: PersistOutcome::Stored, abandoned, lost: Vec::new() };
             }
             Err(failure) if !failure.is_transient() => {
                 tracing::error!(error = %failure, "the database refused a batch; trying run by run");
                 let lost = store_one_by_one(pool, server, spool, &records, &rows).await;
                 let outcome = if spool.is_drained() { PersistOutcome::Stored } else { PersistOutcome::Spooled };
-                return PersistResult { records, rows, outcome, given_up, lost };
+                return PersistResult { records, rows, outcome, abandoned, lost };
             }
             _ if is_failing => {}
             Err(failure) => {
@@ -103,7 +103,7 @@ pub(super) async fn persist(
             }
         }
     }
-    PersistResult { records, rows, outcome, given_up, lost: Vec::new() }
+    PersistResult { records, rows, outcome, abandoned, lost: Vec::new() }
 }
 
 /// Stores the next records of a spool file.
@@ -116,12 +116,12 @@ pub async fn drain_some(pool: &PgPool, server: Uuid, spool: &mut Spool) -> Resul
             for (_, records) in by_run(&records) {
                 match attempt(writer::rewrite(pool, server, &records)).await {
                     Ok(()) => {}
-                    Err(failure) if failure.is_transient() => return Err(away()),
-                    Err(failure) => refuse(spool, &records, &failure)?,
+                    Err(failure) if failure.is_transient() => return Err(unavailable()),
+                    Err(failure) => reject(spool, &records, &failure)?,
                 }
             }
         }
-        Err(_) => return Err(away()),
+        Err(_) => return Err(unavailable()),
     }
     spool.drained(at)
 }
@@ -140,7 +140,7 @@ async fn store_one_by_one(
         let row = rows.iter().find(|row| row.summary.run_id == run_id);
         // Only the first run waits for an unavailable database, because all new records wait in memory meanwhile.
         let result = if is_away {
-            Err(Failure::from(away()))
+            Err(Failure::from(unavailable()))
         } else {
             attempt(writer::write(pool, server, &records, row, Attempt::Again)).await
         };
@@ -150,7 +150,7 @@ async fn store_one_by_one(
                 is_away = true;
                 spool.append(&records)
             }
-            Err(failure) => match refuse(spool, &records, &failure) {
+            Err(failure) => match reject(spool, &records, &failure) {
                 // The row for the run list may still be accepted.
                 Ok(()) => attempt(writer::write(pool, server, &[], row, Attempt::Again)).await.or(Ok(())),
                 Err(failure) => Err(failure),
@@ -164,8 +164,8 @@ async fn store_one_by_one(
     lost
 }
 
-fn refuse(spool: &Spool, records: &[Record], failure: &dyn std::error::Error) -> Result<(), Error> {
-    let path = spool.refuse(records)?;
+fn reject(spool: &Spool, records: &[Record], failure: &dyn std::error::Error) -> Result<(), Error> {
+    let path = spool.reject(records)?;
     let run = records.first().map(|record| record.run_id().to_string()).unwrap_or_default();
     tracing::error!(error = %failure, run.id = run, path = %path.display(), "the database refuses a part of a run; it is kept in a file");
     Ok(())
@@ -200,7 +200,7 @@ async fn attempt<T, E: Into<Error>>(write: impl Future<Output = Result<T, E>>) -
     }
 }
 
-fn away() -> Error {
+fn unavailable() -> Error {
     Error::Unavailable(sqlx::Error::PoolTimedOut)
 }
 

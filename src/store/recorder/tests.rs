@@ -89,7 +89,7 @@ async fn panic_for_one_record_does_not_affect_other_runs_of_the_batch() {
         &store.inner.pool,
         store.inner.server_id,
         &mut spool,
-        Batch { records: batch, rows: vec![], given_up: vec![] },
+        Batch { records: batch, rows: vec![], abandoned: vec![] },
         false,
         false,
     )
@@ -133,15 +133,15 @@ async fn panic_for_one_run_drops_only_that_run() {
     assert!(bad_kept.try_recv().unwrap().unwrap_err().contains("failed on it"));
     assert_eq!(recorder.pending.iter().filter(|record| record.run_id() == good.run_id).count(), 2);
     assert!(recorder.pending.iter().all(|record| record.run_id() != bad.run_id));
-    assert_eq!((recorder.given_up.as_slice(), recorder.ignored.len()), (&[bad.run_id][..], 1));
+    assert_eq!((recorder.abandoned.as_slice(), recorder.ignored.len()), (&[bad.run_id][..], 1));
     recorder.take(Signal::Ended(bad.run_id, end()));
     assert!(recorder.ignored.is_empty());
     // A batch whose write panics.
     let batch = recorder.batch();
-    assert_eq!(batch.given_up, [bad.run_id]);
-    recorder.crashed(HashSet::from([lost.run_id]), &batch.given_up);
+    assert_eq!(batch.abandoned, [bad.run_id]);
+    recorder.on_write_panic(HashSet::from([lost.run_id]), &batch.abandoned);
     assert!(lost_kept.try_recv().unwrap().is_err());
-    assert_eq!(recorder.given_up, [bad.run_id, lost.run_id]);
+    assert_eq!(recorder.abandoned, [bad.run_id, lost.run_id]);
     recorder.take(Signal::Ended(good.run_id, end()));
     assert!(recorder.pending.iter().any(|record| matches!(record, Record::Ended(id, _) if *id == good.run_id)));
     store.close().await;
@@ -153,12 +153,12 @@ async fn writes_to_a_hanging_database_time_out() {
     let mut spool = Spool::create(&folder.0.join("spool"), Uuid::now_v7()).unwrap();
     let mut blocker = store.inner.pool.begin().await.unwrap();
     sqlx::query("lock table runs in access exclusive mode").execute(&mut *blocker).await.unwrap();
-    let given_up = RunId::now();
-    let batch = Batch { records: Vec::new(), rows: Vec::new(), given_up: vec![given_up] };
+    let abandoned = RunId::now();
+    let batch = Batch { records: Vec::new(), rows: Vec::new(), abandoned: vec![abandoned] };
     let result =
         timeout(4 * WRITE_TIMEOUT, persist(&store.inner.pool, store.inner.server_id, &mut spool, batch, false, false))
             .await;
-    assert_eq!(result.expect("it waits for the database").given_up, [given_up], "it is marked the next time");
+    assert_eq!(result.expect("it waits for the database").abandoned, [abandoned], "it is marked the next time");
     blocker.rollback().await.unwrap();
     spool.remove();
     store.close().await;

@@ -1,7 +1,7 @@
 //! Notifications between the servers on one database.
 //!
-//! A transaction that changes runs notifies [`RUNS_CHANNEL`], so that the other servers hear of the change when it is
-//! committed and not before.
+//! A transaction that changes runs notifies [`RUNS_CHANNEL`]. The other servers receive the notification when the
+//! transaction commits.
 
 use crate::events::{RunId, RunStatus, Tenant};
 use crate::store::pool::PgConnection;

@@ -243,7 +243,7 @@ async fn schema_is_distributed_over_citus_and_runs_are_kept_there() {
     let refused = store.ingest(&Scope::All, None, document("while away", 3)).await;
     assert!(matches!(refused, Err(IngestError::Unavailable { .. })), "{refused:?}");
     let status = thunder_on(&url, &data, &["db", "status"]).await;
-    assert!(status.contains("a node with runs is away"), "{status}");
+    assert!(status.contains("a node with runs is unreachable"), "{status}");
     assert_eq!(status.lines().filter(|line| line.contains(" worker ") && line.contains(" unreachable ")).count(), 1);
     assert!(script(&["node", folder, "worker2", "start"]).await.status.success());
     let is_stored =
