@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Maximum duration of a server's first response.
-const PATIENCE: Duration = Duration::from_millis(1500);
+const RESPONSE_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// Flags that choose a server.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -65,7 +65,7 @@ impl Server {
         let http = trust::client(&base, authority).with_context(|| format!("{base} cannot be reached"))?;
         let server = Self { http, base, key };
         loop {
-            let health = server.http.get(format!("{}/healthz", server.base)).timeout(PATIENCE).send().await;
+            let health = server.http.get(format!("{}/healthz", server.base)).timeout(RESPONSE_TIMEOUT).send().await;
             let response = health.map_err(|error| unreachable(&server.base, &root(&error)))?;
             let ready = response.status() == StatusCode::OK;
             let text = response.text().await.unwrap_or_default();

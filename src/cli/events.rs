@@ -13,8 +13,8 @@ pub struct Events {
 }
 
 impl Events {
-    /// Reads a response.
-    pub fn of(response: Response) -> Self {
+    /// Creates a reader of a response's events.
+    pub fn new(response: Response) -> Self {
         Self { bytes: response.bytes_stream().map_ok(|bytes| bytes.to_vec()).boxed(), pending: Vec::new() }
     }
 

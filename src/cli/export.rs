@@ -57,7 +57,7 @@ pub async fn document(id: &str, server: &ServerArgs, data: DataFlags) -> anyhow:
 pub fn run_path(server: &Server, id: &str) -> anyhow::Result<String> {
     let mut path = reqwest::Url::parse(server.base())?;
     path.path_segments_mut()
-        .map_err(|()| anyhow::anyhow!("{} is no address", server.base()))?
+        .map_err(|()| anyhow::anyhow!("{} is not an address", server.base()))?
         .extend(["api", "v1", "runs", id]);
     Ok(path.path().to_owned())
 }

@@ -35,7 +35,7 @@ pub struct Local {
 }
 
 impl Local {
-    /// Starts an engine and returns it with the way to reach it.
+    /// Starts an engine and returns it with a client for it.
     pub async fn start(
         mut config: Config,
         registry: ModRegistry,
@@ -85,9 +85,9 @@ impl Local {
 
     /// Returns the next finished run, if runs are recorded as documents.
     pub async fn document(&mut self) -> Option<Document> {
-        const PATIENCE: Duration = Duration::from_secs(5);
+        const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(5);
         let documents = self.documents.as_mut()?;
-        tokio::time::timeout(PATIENCE, documents.recv()).await.ok()?
+        tokio::time::timeout(DOCUMENT_TIMEOUT, documents.recv()).await.ok()?
     }
 
     /// Writes the sources of the mod files that a run has used to the data directory, where the server reads them. Returns
@@ -95,8 +95,10 @@ impl Local {
     pub fn publish_sources(&self, document: &Document) -> Vec<String> {
         let lay = |(name, _): (String, String)| {
             let source = self.app.registry().get(&name)?.source_text()?;
-            let laid = source_store::store(&self.app.config().data.dir, &serde_json::from_value(source).ok()?);
-            laid.inspect_err(|error| tracing::debug!(mod.name = name, "cannot store the source of a mod: {error}")).ok()
+            let stored = source_store::store(&self.app.config().data.dir, &serde_json::from_value(source).ok()?);
+            stored
+                .inspect_err(|error| tracing::debug!(mod.name = name, "cannot store the source of a mod: {error}"))
+                .ok()
         };
         used_files(document).into_iter().filter_map(lay).collect()
     }

@@ -86,7 +86,7 @@ pub fn main() -> ExitCode {
         return failed(&error);
     }
     if let Command::Serve(_) = &cli.command {
-        let unread = llama_server::unread_variables(std::env::vars_os().map(|(name, _)| name));
+        let unread = llama_server::ignored_variable_notes(std::env::vars_os().map(|(name, _)| name));
         read.notes.iter().chain(&unread).for_each(|note| tracing::warn!("{note}"));
     }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
@@ -130,7 +130,7 @@ async fn until_signal(
     command: impl Future<Output = anyhow::Result<ExitCode>> + Send + 'static,
 ) -> anyhow::Result<ExitCode> {
     let mut task = tokio::spawn(command);
-    match EndSignals::new()?.abandon(&mut task).await {
+    match EndSignals::new()?.run_until_signal(&mut task).await {
         Ok(finished) => finished?,
         Err(code) => {
             task.abort();
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn command_line_is_consistent() {
         Cli::command().debug_assert();
     }
 

@@ -36,7 +36,7 @@ impl Progress {
 
     /// Begins a step.
     pub fn begin(&self, doing: &str) {
-        self.tell(doing, doing);
+        self.show(doing, doing);
     }
 
     /// Reports the fraction `done` of a step, from 0 to 1.
@@ -45,7 +45,7 @@ impl Progress {
         // Logs need only occasional lines.
         let due = self.lock().last.elapsed() > BETWEEN_LINES;
         let coarse = if due { exact.clone() } else { String::new() };
-        self.tell(&exact, &coarse);
+        self.show(&exact, &coarse);
     }
 
     /// Ends the report.
@@ -59,7 +59,7 @@ impl Progress {
         self.shown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn tell(&self, exact: &str, coarse: &str) {
+    fn show(&self, exact: &str, coarse: &str) {
         if let Some(app) = &self.app {
             app.set_state(State::Loading(exact.to_owned()));
         }

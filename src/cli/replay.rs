@@ -54,7 +54,7 @@ pub async fn replay(args: Args, is_given: impl Fn(&str) -> bool, mut signals: En
                     json!({ "same": same, "run": args.run, "again": again, "difference": outcome.difference })
                 );
             } else {
-                tell(&args.run, &outcome);
+                print_outcome(&args.run, &outcome);
             }
             Ok(ExitCode::from(u8::from(!same)))
         }
@@ -65,7 +65,7 @@ pub async fn replay(args: Args, is_given: impl Fn(&str) -> bool, mut signals: En
     }
 }
 
-fn tell(run: &str, outcome: &Outcome) {
+fn print_outcome(run: &str, outcome: &Outcome) {
     match &outcome.difference {
         None => println!("{run} ran again the same: {} events", outcome.events),
         Some(found) => {
@@ -87,12 +87,12 @@ async fn verify(
     if let Some(name) = args.mods.iter().find(|name| !run_target::is_file(name)) {
         bail!("--mod takes a Python file here, got '{name}'; mods that the server knows need no flag");
     }
-    let mut target = match signals.abandon(args.target.open(&args.mods, is_given)).await {
+    let mut target = match signals.run_until_signal(args.target.open(&args.mods, is_given)).await {
         Ok(opened) => opened?.0,
         Err(code) => return Ok(Err(code)),
     };
-    let outcome = signals.abandon(run_again(&mut target, args)).await;
-    if let Err(code) = signals.abandon(target.close()).await {
+    let outcome = signals.run_until_signal(run_again(&mut target, args)).await;
+    if let Err(code) = signals.run_until_signal(target.close()).await {
         return Ok(Err(code));
     }
     outcome.map_or_else(|code| Ok(Err(code)), |outcome| outcome.map(Ok))

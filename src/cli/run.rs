@@ -62,12 +62,12 @@ struct Outcome {
 /// Runs the prompt. `is_given` returns true for flags given on the command line.
 pub async fn run(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
     let attention = !args.no_attention && args.target.engine.captures_attention();
-    let (mut target, names) = match signals.abandon(args.target.open(&args.mods, is_given)).await {
+    let (mut target, names) = match signals.run_until_signal(args.target.open(&args.mods, is_given)).await {
         Ok(opened) => opened?,
         Err(code) => return Ok(code),
     };
     let finished = signals
-        .abandon(async {
+        .run_until_signal(async {
             let outcome = stream(target.server(), &args, &names, attention && target.keeps_attention()).await;
             let replay = match &outcome {
                 Ok(outcome) => target.recorded(outcome.run_id.as_deref()).await,
@@ -76,7 +76,7 @@ pub async fn run(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndSi
             (outcome, replay)
         })
         .await;
-    let closed = signals.abandon(target.close()).await;
+    let closed = signals.run_until_signal(target.close()).await;
     match (finished, closed) {
         (Err(code), _) | (_, Err(code)) => Ok(code),
         (Ok((outcome, replay)), Ok(())) => Ok(report(&outcome?, args.max_tokens, replay?)),
@@ -112,7 +112,7 @@ async fn stream(server: &Server, args: &Args, mods: &[String], attention: bool) 
         run_id: response.headers().get("x-thunder-run-id").and_then(|id| id.to_str().ok()).map(str::to_owned),
         ..Outcome::default()
     };
-    let mut events = Events::of(response);
+    let mut events = Events::new(response);
     while let Some(chunk) = events.next().await? {
         take(&chunk, &mut printer, &mut outcome)?;
     }

@@ -130,7 +130,7 @@ impl RunTarget {
         sent.with_context(|| format!("the run is done, but the server at {} did not record it", owner.base()))?;
         if left {
             tracing::warn!(
-                "the server at {} keeps its data elsewhere and has not got the source of the mods: `thunder replay --verify` \
+                "the server at {} uses another data directory and lacks the source of the mods: `thunder replay --verify` \
                  needs them as --mod",
                 owner.base()
             );
@@ -161,7 +161,7 @@ impl RunTarget {
 
 /// Fetches a run that has finished or is about to finish, with the server's summary of it.
 pub async fn finished(server: &Server, run_id: &str) -> anyhow::Result<(Document, Value)> {
-    const PATIENCE: Duration = Duration::from_secs(30);
+    const FINISH_TIMEOUT: Duration = Duration::from_secs(30);
     let (path, began) = (run_path(server, run_id)?, Instant::now());
     loop {
         let bytes = server.send(server.request(Method::GET, &path)).await?.bytes().await?;
@@ -170,7 +170,7 @@ pub async fn finished(server: &Server, run_id: &str) -> anyhow::Result<(Document
             let document = Document::parse(&bytes).context("the server's answer is not a run")?;
             return Ok((document, shown["run"].take()));
         }
-        if began.elapsed() > PATIENCE {
+        if began.elapsed() > FINISH_TIMEOUT {
             bail!("run {run_id} is still running");
         }
         tokio::time::sleep(Duration::from_millis(100)).await;

@@ -49,7 +49,7 @@ pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCo
     let app = App::new(Arc::clone(&config), Arc::new(ModRegistry::with_builtin()), Utc::now);
     let server = tokio::spawn(listeners.serve(app.clone()));
     let progress = Arc::new(Progress::new(Some(app.clone())));
-    let started = signals.abandon(start(&app, &progress)).await;
+    let started = signals.run_until_signal(start(&app, &progress)).await;
     progress.end();
     if let Ok(Ok(_)) = &started {
         app.set_state(State::Ready);
@@ -72,7 +72,7 @@ pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCo
         eprintln!("thunder: stopping; a second signal stops immediately");
     }
     app.set_state(State::Stopping);
-    let stopped = signals.abandon(async {
+    let stopped = signals.run_until_signal(async {
         if let Err(error) = server.await {
             tracing::error!(%error, "the server ended with an error");
         }
@@ -92,7 +92,7 @@ async fn start(app: &App, progress: &Arc<Progress>) -> anyhow::Result<Option<Fol
     let (recorder, live) = store.recorder();
     app.set_database(store, live);
     let folder = startup::register_mods(app.registry(), config, progress).await?;
-    startup::tell_sandbox(app.registry()).await;
+    startup::log_sandbox(app.registry()).await;
     tokio::spawn(ModSync::load(app).await?.run(app.clone()));
     store_used_versions(app);
     let watch = folder.and_then(|folder| match folder.watch(Arc::clone(app.registry())) {

@@ -39,7 +39,7 @@ impl EndSignals {
     ///
     /// # Errors
     /// The exit code for the signal.
-    pub async fn abandon<T>(&mut self, work: impl Future<Output = T>) -> Result<T, ExitCode> {
+    pub async fn run_until_signal<T>(&mut self, work: impl Future<Output = T>) -> Result<T, ExitCode> {
         tokio::select! {
             done = work => Ok(done),
             code = self.next() => Err(code),

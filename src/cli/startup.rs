@@ -82,8 +82,8 @@ pub fn no_gpu(config: &EngineConfig) -> Option<String> {
         _ if devices().iter().any(|device| device.gpu) => return None,
         _ => why_no_gpu(),
     };
-    let asked = config.gpu.gpu_flags();
-    let (last, before) = asked.split_last()?;
+    let flags = config.gpu.gpu_flags();
+    let (last, before) = flags.split_last()?;
     Some(match before {
         [] => format!("{last} has no effect: {why}"),
         _ => format!("{} and {last} have no effect: {why}", before.join(", ")),
@@ -128,7 +128,7 @@ pub fn python_mods(config: &ModsConfig) -> PythonMods {
 }
 
 /// Detects the sandbox of this system for mods and logs it.
-pub async fn tell_sandbox(registry: &ModRegistry) {
+pub async fn log_sandbox(registry: &ModRegistry) {
     let mods = registry.python();
     let Some(launcher) = mods.launcher.clone() else {
         return tracing::warn!("no sandbox for mods: the path of this program is unknown");

@@ -51,7 +51,7 @@ async fn status_of_a_running_servers_database_has_tables_partitions_and_spool() 
     let events = text.lines().find(|line| line.starts_with("events ")).unwrap();
     assert_eq!(events.split_whitespace().take(4).collect::<Vec<_>>(), ["events", "local", "-", "4"]);
     assert!(text.contains("\nPartitions: 3 from 20"), "{text}");
-    assert!(text.contains("\nSpool: empty; 5 B of refused or damaged records are kept"), "{text}");
+    assert!(text.contains("\nSpool: empty; 5 B of rejected or damaged records in"), "{text}");
     assert_eq!(server.stop("TERM").await, Some(0));
 }
 
@@ -62,7 +62,7 @@ async fn distribution_without_citus_is_shown_and_refused() {
     let shown = output(db(&data_dir, &["distribute", "--dry-run", "--shards", "8", "--partitions", "day"])).await;
     assert!(shown.status.success(), "{}", String::from_utf8_lossy(&shown.stderr));
     insta::assert_snapshot!(String::from_utf8(shown.stdout).unwrap(), @r"
-    -- no Citus, 8 shards, a partition for each day
+    -- no Citus, 8 shards, one partition per day
     -- not possible now: the embedded database has no Citus: give the coordinator's address with --database-url
 
     -- distribute runs and feedback
@@ -158,7 +158,7 @@ async fn distribution_without_citus_is_shown_and_refused() {
 
     let months = output(db(&data_dir, &["distribute", "--dry-run"])).await;
     let months = String::from_utf8(months.stdout).unwrap();
-    assert!(months.starts_with("-- no Citus, 32 shards, a partition for each month\n"), "{months}");
+    assert!(months.starts_with("-- no Citus, 32 shards, one partition per month\n"), "{months}");
     assert!(months.contains("\nupdate partitioning set unit = 'month';\n"), "{months}");
     let month = chrono::Utc::now().format("select merge_partitions('%Y-%m-01');").to_string();
     assert!(months.contains(&month), "{months}");

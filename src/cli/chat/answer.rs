@@ -61,7 +61,7 @@ pub async fn ask(
     };
     let run_id = response.headers().get("x-thunder-run-id").and_then(|id| id.to_str().ok());
     pieces.answered.run_id = run_id.map(str::to_owned);
-    let mut events = Events::of(response);
+    let mut events = Events::new(response);
     let outcome = loop {
         let event = tokio::select! {
             event = events.next() => event,

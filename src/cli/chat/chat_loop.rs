@@ -150,9 +150,9 @@ impl ChatLoop {
         let keys = KeyListener::listen(self.reader.is_terminal());
         let further = json!({ "attention": self.attention });
         let server = self.target.server();
-        let asked = answer::ask(server, &self.conversation, &further, &mut self.screen, &keys, interrupts).await;
+        let result = answer::ask(server, &self.conversation, &further, &mut self.screen, &keys, interrupts).await;
         self.reader.type_ahead(&keys.end());
-        let answered = match asked {
+        let answered = match result {
             Ok(answered) => answered,
             Err(error) => {
                 // The message may have caused the error, so it is removed.
@@ -237,8 +237,8 @@ impl ChatLoop {
             ChatCommand::Parameter(name, None) => drop(self.conversation.parameters.remove(&name)),
             ChatCommand::Parameter(name, Some(value)) => drop(self.conversation.parameters.insert(name, value)),
             ChatCommand::Regenerate => {
-                let asked = self.conversation.messages.last().is_some_and(|message| message.role() != "assistant");
-                if !self.conversation.remove_answer() && !asked {
+                let is_open = self.conversation.messages.last().is_some_and(|message| message.role() != "assistant");
+                if !self.conversation.remove_answer() && !is_open {
                     bail!("there is no message to answer");
                 }
                 self.answer(interrupts).await?;
@@ -273,11 +273,11 @@ impl ChatLoop {
 
     /// Saves the KV state next to a saved conversation.
     async fn save_state(&self, path: &Path) {
-        let Some(slot) = self.slot else { return state::forget(path) };
+        let Some(slot) = self.slot else { return state::remove(path) };
         match state::save(self.target.server(), slot, path).await {
-            Ok(bytes) => self.screen.note(&format!("{}: {bytes} bytes of KV state", state::beside(path).display())),
+            Ok(bytes) => self.screen.note(&format!("{}: {bytes} bytes of KV state", state::state_path(path).display())),
             Err(error) => {
-                state::forget(path);
+                state::remove(path);
                 self.screen.note(&format!("saved without the KV state: {error:#}"));
             }
         }

@@ -171,7 +171,7 @@ mod tests {
     fn pipe_has_one_message_per_line_unless_a_line_continues() {
         let mut lines = b"\xff\n".as_slice();
         assert_eq!(piped(&mut lines).unwrap_err().kind(), std::io::ErrorKind::InvalidData);
-        assert_eq!(piped(&mut lines).unwrap(), None, "the line is over");
+        assert_eq!(piped(&mut lines).unwrap(), None, "the input has ended");
         let mut lines = "one\ntwo\\\nlines\n\"\"\"\na\n\nb\n\"\"\"\n\nlast".as_bytes();
         let mut messages = Vec::new();
         while let Some(message) = piped(&mut lines).unwrap() {

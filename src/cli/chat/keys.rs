@@ -14,18 +14,18 @@ const ESCAPE: u8 = 0x1b;
 pub struct KeyListener {
     terminal: Option<(File, Termios)>,
     listener: Option<JoinHandle<Vec<u8>>>,
-    over: Arc<AtomicBool>,
+    stopped: Arc<AtomicBool>,
     escape: Arc<Notify>,
 }
 
 impl KeyListener {
     /// Starts to listen if there is a terminal.
     pub fn listen(terminal: bool) -> Self {
-        let mut keys = Self { terminal: None, listener: None, over: Arc::default(), escape: Arc::default() };
+        let mut keys = Self { terminal: None, listener: None, stopped: Arc::default(), escape: Arc::default() };
         // Without a terminal the answer still arrives, and Ctrl-C stops it.
         if terminal && let Some((tty, before, listening)) = quiet() {
-            let (over, escape) = (Arc::clone(&keys.over), Arc::clone(&keys.escape));
-            keys.listener = Some(std::thread::spawn(move || listen(listening, &over, &escape)));
+            let (stopped, escape) = (Arc::clone(&keys.stopped), Arc::clone(&keys.escape));
+            keys.listener = Some(std::thread::spawn(move || listen(listening, &stopped, &escape)));
             keys.terminal = Some((tty, before));
         }
         keys
@@ -42,7 +42,7 @@ impl KeyListener {
     }
 
     fn stop(&mut self) -> String {
-        self.over.store(true, Ordering::Release);
+        self.stopped.store(true, Ordering::Release);
         let typed = self.listener.take().and_then(|listener| listener.join().ok()).unwrap_or_default();
         if let Some((tty, before)) = self.terminal.take() {
             // If this fails, the line editor still sets its own mode.
@@ -88,10 +88,10 @@ fn quiet() -> Option<(File, Termios, File)> {
     Some((tty, before, reader))
 }
 
-fn listen(mut tty: File, over: &AtomicBool, escape: &Notify) -> Vec<u8> {
+fn listen(mut tty: File, stopped: &AtomicBool, escape: &Notify) -> Vec<u8> {
     let mut typed = Vec::new();
     let mut bytes = [0; 64];
-    while !over.load(Ordering::Acquire) {
+    while !stopped.load(Ordering::Acquire) {
         match tty.read(&mut bytes) {
             Ok(count) => match bytes[..count].iter().position(|&byte| byte == ESCAPE) {
                 None => typed.extend_from_slice(&bytes[..count]),

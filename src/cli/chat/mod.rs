@@ -61,7 +61,7 @@ pub struct Args {
 pub async fn chat(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
     let conversation = beginning(&args)?;
     let reader = InputReader::new(DataConfig::try_from(args.target.data.clone())?.dir.join("chat_history"))?;
-    let (target, mods) = match signals.abandon(args.target.open(&args.mods, is_given)).await {
+    let (target, mods) = match signals.run_until_signal(args.target.open(&args.mods, is_given)).await {
         Ok(opened) => opened?,
         Err(code) => return Ok(code),
     };
@@ -72,7 +72,7 @@ pub async fn chat(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndS
     let mut chat = ChatLoop::new(target, conversation, reader, Screen::new(), attention);
     chat.add_mods(mods);
     let talked = signals
-        .abandon(async {
+        .run_until_signal(async {
             if let Some(path) = &args.restore {
                 chat.restore_state(path).await;
             }
@@ -83,7 +83,7 @@ pub async fn chat(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndS
         // The line editor was interrupted in the middle of a line. A closed terminal needs no reset.
         let _ = termios::tcsetattr(stdin(), SetArg::TCSANOW, &before);
     }
-    let closed = signals.abandon(chat.close()).await;
+    let closed = signals.run_until_signal(chat.close()).await;
     closed.and(talked).unwrap_or_else(Ok)
 }
 

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 const OCTETS: &str = "application/octet-stream";
 
 /// Returns the path of the KV state of a saved conversation.
-pub fn beside(path: &Path) -> PathBuf {
+pub fn state_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".ses1");
     name.into()
@@ -23,21 +23,21 @@ pub async fn save(server: &Server, slot: u64, conversation: &Path) -> anyhow::Re
     use std::os::unix::fs::OpenOptionsExt;
     let request = server.request(Method::POST, &format!("/slots/{slot}?action=save-state"));
     let state = server.send(request.header(ACCEPT, OCTETS)).await?.bytes().await?;
-    let path = beside(conversation);
+    let path = state_path(conversation);
     let file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path);
     file.and_then(|mut file| file.write_all(&state)).with_context(|| format!("cannot write {}", path.display()))?;
     Ok(state.len())
 }
 
 /// Removes the state of an earlier conversation with the same name.
-pub fn forget(conversation: &Path) {
+pub fn remove(conversation: &Path) {
     // The file usually does not exist.
-    let _ = std::fs::remove_file(beside(conversation));
+    let _ = std::fs::remove_file(state_path(conversation));
 }
 
 /// Restores the state of a conversation into a slot. Returns false if there is no state.
 pub async fn restore(server: &Server, conversation: &Path) -> anyhow::Result<bool> {
-    let path = beside(conversation);
+    let path = state_path(conversation);
     let state = match std::fs::read(&path) {
         Ok(state) => state,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),

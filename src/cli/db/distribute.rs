@@ -6,17 +6,17 @@ use clap::ValueEnum;
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-/// Distributes the tables over the nodes of Citus by `run_id`; run again, it continues where it was interrupted
+/// Distribute the tables over the nodes of Citus by `run_id`; a repeated command continues an interrupted one
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Print the SQL and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Number of shards, 1 to 64000; without it `citus.shard_count` of the server
+    /// Number of shards, 1 to 64000; default: `citus.shard_count` of the server
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=64_000))]
     shards: Option<u32>,
-    /// Time span of a partition; auto is a month where partitions of --keep-days days, or of a year, would amount to more
-    /// than 10000 tables
+    /// Time span of a partition; auto chooses a month if daily partitions for --keep-days, or for a year, would result in
+    /// more than 10000 tables
     #[arg(long, value_name = "SPAN", default_value = "auto")]
     partitions: Span,
     #[command(flatten)]
@@ -77,19 +77,22 @@ async fn execute(admin: &mut Admin, options: &DistributionOptions) -> anyhow::Re
             result.as_ref().map_or("failed".to_owned(), |done| format!("{:.1} s", done.elapsed.as_secs_f64()))
         );
         result.with_context(|| {
-            format!("cannot {}; the steps before it are done, and the next run continues here", step.title)
+            format!(
+                "cannot {}; the previous steps are complete, and the next run of the command continues here",
+                step.title
+            )
         })?;
     }
     println!("all tables are distributed");
     Ok(())
 }
 
-/// The steps as a script for psql.
+/// Returns the steps as a script for psql.
 fn script(distribution: &DistributionPlan) -> String {
     let mut out = String::new();
     let citus = distribution.citus.as_ref().map_or("no Citus".to_owned(), |version| format!("Citus {version}"));
     let unit = if distribution.unit == PartitionUnit::Day { "day" } else { "month" };
-    let _ = writeln!(out, "-- {citus}, {} shards, a partition for each {unit}", distribution.shards);
+    let _ = writeln!(out, "-- {citus}, {} shards, one partition per {unit}", distribution.shards);
     for obstacle in &distribution.obstacles {
         let _ = writeln!(out, "-- not possible now: {obstacle}");
     }

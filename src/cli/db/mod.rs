@@ -1,4 +1,4 @@
-//! `thunder db`: the database of runs, for people who operate it.
+//! `thunder db`: administration of the database.
 
 mod distribute;
 mod status;
@@ -10,7 +10,7 @@ use crate::store::admin::Admin;
 use clap::Subcommand;
 use std::process::ExitCode;
 
-/// Shows the state of the database and distributes it over the nodes of Citus
+/// Show the status of the database, or distribute it over the nodes of Citus
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(subcommand)]
@@ -31,7 +31,7 @@ pub async fn db(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Connects to the database of that configuration.
+/// Connects to the configured database.
 async fn open(config: &DataConfig) -> anyhow::Result<Admin> {
     let dir = config.dir.clone();
     let database = match &config.database_url {

@@ -5,7 +5,7 @@ use crate::store::admin::{DatabaseStatus, NodeStatus, PartitionUnit, TablePlacem
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-/// Shows sizes, partitions, shards and nodes of the database, and the runs that wait for it in the data folder
+/// Show sizes, partitions, shards and nodes of the database, and the spooled records in the data folder
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Print the status as JSON
@@ -34,7 +34,7 @@ fn text(status: &DatabaseStatus) -> String {
         "PostgreSQL {}, schema {}, {}, {}\n\n",
         status.server_version,
         status.schema_version,
-        status.runs.map_or("a node with runs is away".to_owned(), |runs| format!("{runs} runs")),
+        status.runs.map_or("a node with runs is unreachable".to_owned(), |runs| format!("{runs} runs")),
         size(status.bytes)
     );
     let rows = status.tables.iter().map(|table| {
@@ -46,18 +46,18 @@ fn text(status: &DatabaseStatus) -> String {
         };
         [table.name.clone(), place.to_owned(), count(table.shards), count(table.partitions), size(table.bytes)]
     });
-    push_table(&mut out, ["TABLE", "PLACE", "SHARDS", "PARTITIONS", "SIZE"], rows.collect());
+    push_table(&mut out, ["TABLE", "PLACEMENT", "SHARDS", "PARTITIONS", "SIZE"], rows.collect());
     let partitions = &status.partitions;
     let unit = if partitions.unit == PartitionUnit::Day { "day" } else { "month" };
     let span = match (partitions.first_day, partitions.last_day) {
         (Some(first), Some(last)) => format!(" from {first} to {last}"),
         _ => String::new(),
     };
-    let _ = writeln!(out, "\nPartitions: {}{span}; a new one spans a {unit}", partitions.count);
+    let _ = writeln!(out, "\nPartitions: {}{span}; new ones span a {unit}", partitions.count);
     if let Some(citus) = &status.citus {
         let _ = writeln!(
             out,
-            "Citus {}: {} tables of partitions and shards, citus.shard_count {}\n",
+            "Citus {}: {} shards of partitions, citus.shard_count {}\n",
             citus.version, citus.shard_tables, citus.shard_count
         );
         push_table(&mut out, ["NODE", "ROLE", "STATE", "SHARDS", "SIZE"], citus.nodes.iter().map(node).collect());
@@ -82,22 +82,19 @@ fn node(node: &NodeStatus) -> [String; 5] {
 fn spool(spool: &SpoolStatus) -> String {
     let mut text = match spool.records {
         0 => "empty".to_owned(),
-        records => format!("records that wait for the database: {records}, {}", size(spool.bytes)),
+        records => format!("{records} records, {}", size(spool.bytes)),
     };
     if let Some(lag) = spool.lag_s {
-        let _ = write!(text, ", the oldest for {lag} s");
+        let _ = write!(text, ", the oldest {lag} s old");
     }
     if spool.refused_bytes > 0 {
-        let _ = write!(
-            text,
-            "; {} of refused or damaged records are kept in *.refused and *.damaged",
-            size(spool.refused_bytes)
-        );
+        let _ =
+            write!(text, "; {} of rejected or damaged records in *.refused and *.damaged", size(spool.refused_bytes));
     }
     text
 }
 
-/// Appends columns of equal width; numbers are in the last three.
+/// Appends a table with aligned columns; the last three columns hold numbers.
 fn push_table<const N: usize>(out: &mut String, head: [&str; N], rows: Vec<[String; N]>) {
     let rows: Vec<[String; N]> = std::iter::once(head.map(str::to_owned)).chain(rows).collect();
     let widths: Vec<usize> = (0..N).map(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0)).collect();
@@ -128,14 +125,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_have_the_largest_unit_below_them() {
+    fn sizes_use_the_largest_unit_that_fits() {
         assert_eq!([0, 1023, 1024, 1536 << 20, 5 << 40].map(size), ["0 B", "1023 B", "1.0 KiB", "1.5 GiB", "5.0 TiB"]);
     }
 
     #[test]
-    fn spool_names_records_and_their_age() {
+    fn spool_status_has_number_and_age_of_records() {
         let status = SpoolStatus { files: 1, records: 3, bytes: 2048, lag_s: Some(7), refused_bytes: 0 };
-        assert_eq!(spool(&status), "records that wait for the database: 3, 2.0 KiB, the oldest for 7 s");
+        assert_eq!(spool(&status), "3 records, 2.0 KiB, the oldest 7 s old");
         assert_eq!(spool(&SpoolStatus::default()), "empty");
     }
 }

@@ -20,7 +20,7 @@ pub(super) enum Values {
     /// No value.
     None,
     /// A value, unless the next argument is a flag.
-    Perhaps,
+    Optional,
     /// One value.
     One,
 }
@@ -28,7 +28,7 @@ pub(super) enum Values {
 /// The treatment of a flag.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Verdict {
-    /// Accepted: the behaviour is always so, or has no visible effect.
+    /// Accepted: Thunder always behaves like this, or the flag has no visible effect.
     Silent,
     /// Accepted and logged, with the reason for having no effect.
     NoEffect(&'static str),
@@ -36,7 +36,7 @@ pub(super) enum Verdict {
     Refused(&'static str),
 }
 
-use Values::{None as Nothing, One, Perhaps};
+use Values::{None as NoValue, One, Optional};
 use Verdict::{NoEffect, Refused, Silent};
 
 const fn foreign(
@@ -48,19 +48,18 @@ const fn foreign(
     ForeignFlag { names, values, variables, verdict }
 }
 
-const DOWNLOAD: Verdict = Refused("nothing is downloaded: fetch the GGUF file and give it with --model");
+const DOWNLOAD: Verdict = Refused("nothing is downloaded: download the GGUF file yourself and set --model to its path");
 const DRAFT: Verdict = NoEffect("there is no speculative decoding; answers are the same without it");
 const BATCH: Verdict =
-    NoEffect("prompts and tokens are computed by the same threads, which --poll, --prio and --cpu-mask are for");
-const MEDIA: Verdict = NoEffect("only texts are taken");
+    NoEffect("the same threads process prompts and generate tokens; --poll, --prio and --cpu-mask configure them");
+const MEDIA: Verdict = NoEffect("only text input is supported");
 const AGENT: Verdict =
-    Refused("the server runs no tools by itself: clients run those that they offer, and mods can (--mods-dir)");
-const CORS: Verdict =
-    NoEffect("what a page of another origin may send follows from --cors-origin, for the routes that there are");
+    Refused("the server does not run tools: clients run the tools that they offer, and mods can run some (--mods-dir)");
+const CORS: Verdict = NoEffect("--cors-origin alone determines the cross-origin requests that are allowed");
 const FIT: Verdict =
-    NoEffect("layers are fitted into the GPUs' memory by --gpu-layers auto, and the context is never made smaller");
-const STATES: Verdict = NoEffect("states of slots are kept as --cache-ram says");
-const LINES: Verdict = NoEffect("lines of the log always have their time and level");
+    NoEffect("--gpu-layers auto fits the layers into the memory of the GPUs, and the context is never reduced");
+const STATES: Verdict = NoEffect("--cache-ram alone determines which slot states are kept");
+const LINES: Verdict = NoEffect("log lines always have a time and a level");
 
 pub(super) const FOREIGN_FLAGS: &[ForeignFlag] = &[
     foreign(&["--hf-repo", "-hf", "-hfr"], One, &["LLAMA_ARG_HF_REPO"], DOWNLOAD),
@@ -68,7 +67,7 @@ pub(super) const FOREIGN_FLAGS: &[ForeignFlag] = &[
     foreign(&["--model-url", "-mu"], One, &["LLAMA_ARG_MODEL_URL"], DOWNLOAD),
     foreign(&["--docker-repo", "-dr"], One, &["LLAMA_ARG_DOCKER_REPO"], DOWNLOAD),
     foreign(&["--hf-token", "-hft"], One, &[], NoEffect("nothing is downloaded")),
-    foreign(&["--offline"], Nothing, &["LLAMA_ARG_OFFLINE"], Silent),
+    foreign(&["--offline"], NoValue, &["LLAMA_ARG_OFFLINE"], Silent),
     foreign(
         &[
             "--embd-gemma-default",
@@ -83,19 +82,14 @@ pub(super) const FOREIGN_FLAGS: &[ForeignFlag] = &[
             "--vision-gemma-4b-default",
             "--vision-gemma-12b-default",
         ],
-        Nothing,
+        NoValue,
         &[],
         DOWNLOAD,
     ),
-    foreign(
-        &["--cache-list", "-cl"],
-        Nothing,
-        &[],
-        Refused("nothing is downloaded, so that there is no cache to list"),
-    ),
+    foreign(&["--cache-list", "-cl"], NoValue, &[], Refused("nothing is downloaded, so there is no cache to list")),
     foreign(
         &["--completion-bash"],
-        Nothing,
+        NoValue,
         &[],
         Refused("there is no completion script; thunder serve --help lists the flags"),
     ),
@@ -103,64 +97,64 @@ pub(super) const FOREIGN_FLAGS: &[ForeignFlag] = &[
         &["--rpc"],
         One,
         &["LLAMA_ARG_RPC"],
-        Refused("other machines cannot compute parts of a model: leave it out"),
+        Refused("a model cannot be distributed over several machines: remove the flag"),
     ),
-    foreign(&["--fit", "-fit"], Perhaps, &["LLAMA_ARG_FIT"], FIT),
+    foreign(&["--fit", "-fit"], Optional, &["LLAMA_ARG_FIT"], FIT),
     foreign(&["--fit-target", "-fitt"], One, &["LLAMA_ARG_FIT_TARGET"], FIT),
     foreign(&["--fit-ctx", "-fitc"], One, &["LLAMA_ARG_FIT_CTX"], FIT),
     foreign(
         &["--lazy-mode", "-lzm"],
         One,
         &["LLAMA_ARG_LAZY_MODE"],
-        NoEffect("all weights are loaded at once, by mapping the file unless --no-mmap is given"),
+        NoEffect("all weights are loaded at start; the file is mapped unless --no-mmap is set"),
     ),
     foreign(&["--cpu-mask-batch", "-Cb"], One, &[], BATCH),
     foreign(&["--cpu-range-batch", "-Crb"], One, &[], BATCH),
     foreign(&["--cpu-strict-batch", "--prio-batch", "--poll-batch"], One, &[], BATCH),
     foreign(&["--ctx-checkpoints", "-ctxcp", "--swa-checkpoints"], One, &["LLAMA_ARG_CTX_CHECKPOINTS"], STATES),
     foreign(&["--checkpoint-min-step", "-cms"], One, &["LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT"], STATES),
-    foreign(&["--cache-idle-slots", "--no-cache-idle-slots"], Nothing, &["LLAMA_ARG_CACHE_IDLE_SLOTS"], STATES),
+    foreign(&["--cache-idle-slots", "--no-cache-idle-slots"], NoValue, &["LLAMA_ARG_CACHE_IDLE_SLOTS"], STATES),
     foreign(
         &["--kv-unified-per-slot"],
         One,
         &["LLAMA_ARG_KV_UNIFIED_PER_SLOT"],
-        NoEffect("each slot has --ctx-size divided by --parallel, with --kv-unified the whole of it"),
+        NoEffect("each slot has --ctx-size divided by --parallel, or with --kv-unified all of it"),
     ),
-    foreign(&["--swa-full"], Nothing, &["LLAMA_ARG_SWA_FULL"], Silent),
-    foreign(&["--jinja"], Nothing, &["LLAMA_ARG_JINJA"], Silent),
+    foreign(&["--swa-full"], NoValue, &["LLAMA_ARG_SWA_FULL"], Silent),
+    foreign(&["--jinja"], NoValue, &["LLAMA_ARG_JINJA"], Silent),
     foreign(
         &["--no-jinja"],
-        Nothing,
+        NoValue,
         &[],
-        NoEffect("templates are always rendered as Jinja; --chat-template gives another one"),
+        NoEffect("templates are always rendered as Jinja; --chat-template sets another template"),
     ),
-    foreign(&["--warmup", "--no-warmup"], Nothing, &[], Silent),
-    foreign(&["--cont-batching", "-cb"], Nothing, &["LLAMA_ARG_CONT_BATCHING"], Silent),
+    foreign(&["--warmup", "--no-warmup"], NoValue, &[], Silent),
+    foreign(&["--cont-batching", "-cb"], NoValue, &["LLAMA_ARG_CONT_BATCHING"], Silent),
     foreign(
         &["--no-cont-batching", "-nocb"],
-        Nothing,
+        NoValue,
         &[],
-        NoEffect("runs always join and leave the batch as they come; --parallel 1 has one at a time"),
+        NoEffect("batching is always continuous; --parallel 1 generates one run at a time"),
     ),
-    foreign(&["--perf", "--no-perf"], Nothing, &["LLAMA_ARG_PERF"], Silent),
-    foreign(&["--escape", "-e", "--no-escape"], Nothing, &[], Silent),
-    foreign(&["--ui", "--webui"], Nothing, &["LLAMA_ARG_UI"], Silent),
+    foreign(&["--perf", "--no-perf"], NoValue, &["LLAMA_ARG_PERF"], Silent),
+    foreign(&["--escape", "-e", "--no-escape"], NoValue, &[], Silent),
+    foreign(&["--ui", "--webui"], NoValue, &["LLAMA_ARG_UI"], Silent),
     foreign(
         &["--threads-http"],
         One,
         &["LLAMA_ARG_THREADS_HTTP"],
-        NoEffect("HTTP is served by as many threads as there are cores, none of which waits for a request"),
+        NoEffect("HTTP is served asynchronously, with one thread per core"),
     ),
     foreign(
         &["--timeout", "-to"],
         One,
         &["LLAMA_ARG_TIMEOUT"],
-        NoEffect("an answer may take any time, and a client that has gone is noticed without a limit"),
+        NoEffect("the duration of a response is not limited, and closed connections are detected without a timeout"),
     ),
-    foreign(&["--log-prefix", "--no-log-prefix"], Nothing, &["LLAMA_ARG_LOG_PREFIX"], LINES),
-    foreign(&["--log-timestamps", "--no-log-timestamps"], Nothing, &["LLAMA_ARG_LOG_TIMESTAMPS"], LINES),
-    foreign(&["--log-jsonl"], Nothing, &["LLAMA_ARG_LOG_JSONL"], NoEffect("the log is written as text")),
-    foreign(&["--no-log-jsonl"], Nothing, &[], Silent),
+    foreign(&["--log-prefix", "--no-log-prefix"], NoValue, &["LLAMA_ARG_LOG_PREFIX"], LINES),
+    foreign(&["--log-timestamps", "--no-log-timestamps"], NoValue, &["LLAMA_ARG_LOG_TIMESTAMPS"], LINES),
+    foreign(&["--log-jsonl"], NoValue, &["LLAMA_ARG_LOG_JSONL"], NoEffect("the log format is always text")),
+    foreign(&["--no-log-jsonl"], NoValue, &[], Silent),
     foreign(
         &["--log-prompts-dir"],
         One,
@@ -169,47 +163,49 @@ pub(super) const FOREIGN_FLAGS: &[ForeignFlag] = &[
     ),
     foreign(
         &["--special", "-sp"],
-        Nothing,
+        NoValue,
         &[],
-        NoEffect("control tokens are not written into texts; \"return_tokens\": true gives their ids"),
+        NoEffect("control tokens are not part of texts; \"return_tokens\": true in a request returns their ids"),
     ),
     foreign(
         &["--backend-sampling", "-bs"],
-        Nothing,
+        NoValue,
         &["LLAMA_ARG_BACKEND_SAMPLING"],
-        NoEffect("tokens are drawn on the CPU"),
+        NoEffect("tokens are sampled on the CPU"),
     ),
     foreign(
         &["--skip-chat-parsing"],
-        Nothing,
+        NoValue,
         &["LLAMA_ARG_SKIP_CHAT_PARSING"],
         NoEffect(
-            "\"parse_tool_calls\": false and \"reasoning_format\": \"none\" in a request leave its answer as it was written",
+            "\"parse_tool_calls\": false and \"reasoning_format\": \"none\" in a request return the answer unparsed",
         ),
     ),
-    foreign(&["--no-skip-chat-parsing"], Nothing, &[], Silent),
+    foreign(&["--no-skip-chat-parsing"], NoValue, &[], Silent),
     foreign(
         &["--reasoning-preserve", "--no-reasoning-preserve"],
-        Nothing,
+        NoValue,
         &["LLAMA_ARG_REASONING_PRESERVE"],
-        NoEffect("thoughts of earlier answers are kept as the chat template says; --chat-template-kwargs can tell it"),
+        NoEffect(
+            "the chat template determines whether earlier reasoning is kept; --chat-template-kwargs can configure it",
+        ),
     ),
     foreign(
         &["--models-preset"],
         One,
         &["LLAMA_ARG_MODELS_PRESET"],
-        Refused("give a folder of GGUF files with --models-dir"),
+        Refused("set --models-dir to a folder of GGUF files"),
     ),
     foreign(&["--media-path"], One, &[], MEDIA),
     foreign(
         &["--mmproj", "-mm"],
         One,
         &["LLAMA_ARG_MMPROJ"],
-        Refused("only texts are taken, no images and no sound: leave it out to serve the model's text part"),
+        Refused("images and sound are not supported: remove the flag to serve the model's text part"),
     ),
     foreign(&["--mmproj-url", "-mmu"], One, &["LLAMA_ARG_MMPROJ_URL"], DOWNLOAD),
-    foreign(&["--mmproj-auto", "--no-mmproj", "--no-mmproj-auto"], Nothing, &["LLAMA_ARG_MMPROJ_AUTO"], Silent),
-    foreign(&["--mmproj-offload", "--no-mmproj-offload"], Nothing, &["LLAMA_ARG_MMPROJ_OFFLOAD"], MEDIA),
+    foreign(&["--mmproj-auto", "--no-mmproj", "--no-mmproj-auto"], NoValue, &["LLAMA_ARG_MMPROJ_AUTO"], Silent),
+    foreign(&["--mmproj-offload", "--no-mmproj-offload"], NoValue, &["LLAMA_ARG_MMPROJ_OFFLOAD"], MEDIA),
     foreign(&["--mmproj-device", "-mmdev"], One, &[], MEDIA),
     foreign(&["--image-min-tokens"], One, &["LLAMA_ARG_IMAGE_MIN_TOKENS"], MEDIA),
     foreign(&["--image-max-tokens"], One, &["LLAMA_ARG_IMAGE_MAX_TOKENS"], MEDIA),
@@ -221,32 +217,32 @@ pub(super) const FOREIGN_FLAGS: &[ForeignFlag] = &[
         &["--path"],
         One,
         &["LLAMA_ARG_STATIC_PATH"],
-        Refused("no files of yours are served: put a web server before it; --no-ui leaves the dashboard away"),
+        Refused("static files are not served: use a web server in front of Thunder; --no-ui disables the dashboard"),
     ),
     foreign(
         &["--reuse-port"],
-        Nothing,
+        NoValue,
         &["LLAMA_ARG_REUSE_PORT"],
-        NoEffect("a port is taken by one server, so that two do not share its requests by mistake"),
+        NoEffect("a port is never shared, so that two servers do not divide its requests by mistake"),
     ),
     foreign(&["--cors-methods"], One, &["LLAMA_ARG_CORS_METHODS"], CORS),
     foreign(&["--cors-headers"], One, &["LLAMA_ARG_CORS_HEADERS"], CORS),
-    foreign(&["--cors-credentials", "--no-cors-credentials"], Nothing, &["LLAMA_ARG_CORS_CREDENTIALS"], CORS),
+    foreign(&["--cors-credentials", "--no-cors-credentials"], NoValue, &["LLAMA_ARG_CORS_CREDENTIALS"], CORS),
     foreign(
         &["--ui-config", "--webui-config"],
         One,
         &["LLAMA_ARG_UI_CONFIG"],
-        NoEffect("the dashboard has no settings to give"),
+        NoEffect("the dashboard has no settings"),
     ),
     foreign(
         &["--ui-config-file", "--webui-config-file"],
         One,
         &["LLAMA_ARG_UI_CONFIG_FILE"],
-        NoEffect("the dashboard has no settings to give"),
+        NoEffect("the dashboard has no settings"),
     ),
-    foreign(&["--ui-mcp-proxy", "--webui-mcp-proxy"], Nothing, &["LLAMA_ARG_UI_MCP_PROXY"], AGENT),
-    foreign(&["--no-ui-mcp-proxy", "--no-webui-mcp-proxy", "--no-agent", "-no-ag"], Nothing, &[], Silent),
-    foreign(&["--agent", "-ag"], Nothing, &["LLAMA_ARG_AGENT"], AGENT),
+    foreign(&["--ui-mcp-proxy", "--webui-mcp-proxy"], NoValue, &["LLAMA_ARG_UI_MCP_PROXY"], AGENT),
+    foreign(&["--no-ui-mcp-proxy", "--no-webui-mcp-proxy", "--no-agent", "-no-ag"], NoValue, &[], Silent),
+    foreign(&["--agent", "-ag"], NoValue, &["LLAMA_ARG_AGENT"], AGENT),
     foreign(&["--tools"], One, &["LLAMA_ARG_TOOLS"], AGENT),
     foreign(&["--tools-runtime"], One, &["LLAMA_ARG_TOOLS_RUNTIME"], AGENT),
     foreign(&["--mcp-servers-config"], One, &["LLAMA_ARG_MCP_SERVERS_CONFIG"], AGENT),
@@ -265,7 +261,7 @@ pub(super) const FOREIGN_FLAGS: &[ForeignFlag] = &[
             "--spec-draft-backend-sampling",
             "--no-spec-draft-backend-sampling",
         ],
-        Nothing,
+        NoValue,
         &["LLAMA_ARG_SPEC_DRAFT_CPU_MOE", "LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING"],
         DRAFT,
     ),

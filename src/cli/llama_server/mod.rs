@@ -6,7 +6,8 @@ use clap::Command;
 use foreign::{FOREIGN_FLAGS, ForeignFlag, Values, Verdict};
 use std::ffi::OsString;
 
-/// Flags with one dash and several letters, which clap would parse as several flags, and flags that disable something.
+/// Spellings of flags in clap's form: those with one dash and several letters, which clap would parse as several flags,
+/// and those that disable something.
 const SPELLINGS: &[(&str, &str)] = &[
     ("-np", "--parallel"),
     ("-ub", "--ubatch-size"),
@@ -50,7 +51,7 @@ const SPELLINGS: &[(&str, &str)] = &[
     ("--mmap", "--load-mode=mmap"),
 ];
 
-/// Our flags with llama-server's environment variables for them.
+/// Thunder's flags, each with llama-server's environment variable.
 const VARIABLES: &[(&str, &str)] = &[
     ("model", "LLAMA_ARG_MODEL"),
     ("alias", "LLAMA_ARG_ALIAS"),
@@ -146,16 +147,16 @@ pub(super) struct CommandLine {
 
 /// A rejected flag with its remedy.
 #[derive(Debug, thiserror::Error)]
-#[error("{flag} is a flag of llama-server that is not taken here; {instead}")]
+#[error("{flag} is a flag of llama-server that Thunder does not support; {remedy}")]
 pub(super) struct Refused {
     flag: String,
-    instead: &'static str,
+    remedy: &'static str,
 }
 
 /// Translates a command line. For `serve`, flags that only llama-server has are removed.
 pub(super) fn command_line(words: impl Iterator<Item = OsString>) -> Result<CommandLine, Refused> {
-    let words: Vec<OsString> = spelled_out(words).collect();
-    let Some(serve) = place_of_serve(&words) else { return Ok(CommandLine { words, notes: Vec::new() }) };
+    let words: Vec<OsString> = replace_spellings(words).collect();
+    let Some(serve) = find_serve(&words) else { return Ok(CommandLine { words, notes: Vec::new() }) };
     let mut read = CommandLine { words: words[..=serve].to_vec(), notes: Vec::new() };
     let mut rest = words[serve + 1..].iter().peekable();
     while let Some(word) = rest.next() {
@@ -176,7 +177,7 @@ pub(super) fn command_line(words: impl Iterator<Item = OsString>) -> Result<Comm
         let values = match foreign.values {
             _ if has_value => 0,
             Values::None => 0,
-            Values::Perhaps => usize::from(rest.peek().is_some_and(|next| !next.to_string_lossy().starts_with('-'))),
+            Values::Optional => usize::from(rest.peek().is_some_and(|next| !next.to_string_lossy().starts_with('-'))),
             Values::One => 1,
         };
         for _ in 0..values {
@@ -185,14 +186,14 @@ pub(super) fn command_line(words: impl Iterator<Item = OsString>) -> Result<Comm
         match foreign.verdict {
             Verdict::Silent => {}
             Verdict::NoEffect(why) => read.notes.push(format!("{name} has no effect: {why}")),
-            Verdict::Refused(instead) => return Err(Refused { flag: name.to_owned(), instead }),
+            Verdict::Refused(remedy) => return Err(Refused { flag: name.to_owned(), remedy }),
         }
     }
     Ok(read)
 }
 
 /// Returns the index of the command `serve`, if that is the command.
-fn place_of_serve(words: &[OsString]) -> Option<usize> {
+fn find_serve(words: &[OsString]) -> Option<usize> {
     let mut at = 1;
     while words.get(at)?.to_string_lossy().starts_with("--") {
         // The only flag with a value before a command.
@@ -202,7 +203,7 @@ fn place_of_serve(words: &[OsString]) -> Option<usize> {
 }
 
 /// Returns notes about llama-server's environment variables that are set but ignored.
-pub(super) fn unread_variables(set: impl Iterator<Item = OsString>) -> Vec<String> {
+pub(super) fn ignored_variable_notes(set: impl Iterator<Item = OsString>) -> Vec<String> {
     let names = set.filter_map(|name| name.into_string().ok());
     let mut notes: Vec<String> =
         names.filter(|name| name.starts_with("LLAMA_ARG_")).filter_map(|name| note(&name)).collect();
@@ -220,20 +221,20 @@ fn note(name: &str) -> Option<String> {
         return match verdict {
             Verdict::Silent => None,
             Verdict::NoEffect(why) => Some(format!("{name} has no effect: {why}")),
-            Verdict::Refused(instead) => Some(format!("{name} has no effect, {first} is not taken here; {instead}")),
+            Verdict::Refused(remedy) => {
+                Some(format!("{name} has no effect, because {first} is not supported; {remedy}"))
+            }
         };
     }
     let positive = name.replacen("LLAMA_ARG_NO_", "LLAMA_ARG_", 1);
     if VARIABLES.iter().any(|(_, theirs)| *theirs == positive) {
-        return Some(format!("{name} has no effect; {positive}=0 says the same"));
+        return Some(format!("{name} has no effect; use {positive}=0"));
     }
-    Some(format!(
-        "{name} has no effect: Thunder knows no such variable; thunder serve --help lists those that it reads"
-    ))
+    Some(format!("{name} has no effect: unknown variable; thunder serve --help lists the supported variables"))
 }
 
 /// Returns the arguments in clap's form.
-fn spelled_out(words: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
+fn replace_spellings(words: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
     let mut text_follows = false;
     words.map(move |word| {
         text_follows |= word == "--";
@@ -275,12 +276,12 @@ pub(super) fn with_environment(command: Command, is_set: impl Fn(&str) -> bool) 
 mod tests {
     use super::super::Cli;
     use super::foreign::{FOREIGN_FLAGS, Values};
-    use super::{SPELLINGS, VARIABLES, command_line, unread_variables, with_environment};
+    use super::{SPELLINGS, VARIABLES, command_line, ignored_variable_notes, with_environment};
     use clap::{CommandFactory, Parser};
     use std::ffi::OsString;
 
-    /// llama-server's flags: spellings, what follows them, their variable.
-    const THEIRS: &str = include_str!("flags.txt");
+    /// llama-server's flags: spellings, value, environment variable.
+    const LLAMA_SERVER_FLAGS: &str = include_str!("flags.txt");
 
     fn read(line: &str) -> Result<(Result<Cli, clap::Error>, Vec<String>), String> {
         let words = ["thunder", "serve"].into_iter().chain(line.split_whitespace()).map(OsString::from);
@@ -309,8 +310,8 @@ mod tests {
     }
 
     #[test]
-    fn no_flag_of_theirs_is_unknown() {
-        for row in THEIRS.lines().filter(|row| !row.starts_with('#')) {
+    fn all_flags_of_llama_server_are_known() {
+        for row in LLAMA_SERVER_FLAGS.lines().filter(|row| !row.starts_with('#')) {
             let [names, value, variable] = row.split('|').collect::<Vec<_>>()[..] else { panic!("{row}") };
             for name in names.split(' ') {
                 match read(&format!("{name} {value}")) {
@@ -320,27 +321,28 @@ mod tests {
                 }
             }
             if variable.starts_with("LLAMA_ARG_") {
-                let told = unread_variables(std::iter::once(variable.into()));
-                assert!(!told.iter().any(|note| note.contains("no such variable")), "{row}: {told:?}");
+                let notes = ignored_variable_notes(std::iter::once(variable.into()));
+                assert!(!notes.iter().any(|note| note.contains("unknown variable")), "{row}: {notes:?}");
             }
         }
     }
 
     #[test]
-    fn every_foreign_flag_is_one_of_theirs_or_was() {
-        const WERE: &[&str] = &["--no-agent", "-no-ag"];
+    fn every_foreign_flag_is_or_was_one_of_llama_server() {
+        const REMOVED: &[&str] = &["--no-agent", "-no-ag"];
         for foreign in FOREIGN_FLAGS {
             for name in foreign.names {
-                let theirs =
-                    THEIRS.lines().find(|row| row.split('|').next().unwrap().split(' ').any(|one| one == *name));
+                let theirs = LLAMA_SERVER_FLAGS
+                    .lines()
+                    .find(|row| row.split('|').next().unwrap().split(' ').any(|one| one == *name));
                 let Some(row) = theirs else {
-                    assert!(WERE.contains(name), "{name}");
+                    assert!(REMOVED.contains(name), "{name}");
                     continue;
                 };
                 let values = row.split('|').nth(1).unwrap().split_whitespace().count();
                 let taken = match foreign.values {
                     Values::None => 0,
-                    Values::Perhaps | Values::One => 1,
+                    Values::Optional | Values::One => 1,
                 };
                 assert_eq!(values, taken, "{row}");
             }
@@ -364,19 +366,19 @@ mod tests {
     }
 
     #[test]
-    fn variables_that_are_not_read_are_told() {
-        let told = |name: &str| unread_variables(std::iter::once(name.into()));
-        assert_eq!(told("LLAMA_ARG_CTX_SIZE"), [""; 0]);
-        assert_eq!(told("PATH"), [""; 0]);
-        assert_eq!(told("LLAMA_ARG_JINJA"), [""; 0]);
+    fn ignored_variables_are_reported() {
+        let notes = |name: &str| ignored_variable_notes(std::iter::once(name.into()));
+        assert_eq!(notes("LLAMA_ARG_CTX_SIZE"), [""; 0]);
+        assert_eq!(notes("PATH"), [""; 0]);
+        assert_eq!(notes("LLAMA_ARG_JINJA"), [""; 0]);
         for (name, word) in [
             ("LLAMA_ARG_DRAFT_MAX", "speculative"),
             ("LLAMA_ARG_HF_REPO", "--model"),
             ("LLAMA_ARG_NO_KV_OFFLOAD", "LLAMA_ARG_KV_OFFLOAD=0"),
-            ("LLAMA_ARG_NOT_KNOWN", "no such variable"),
+            ("LLAMA_ARG_NOT_KNOWN", "unknown variable"),
         ] {
-            let told = told(name);
-            assert!(told.len() == 1 && told[0].contains(name) && told[0].contains(word), "{told:?}");
+            let notes = notes(name);
+            assert!(notes.len() == 1 && notes[0].contains(name) && notes[0].contains(word), "{notes:?}");
         }
     }
 
@@ -398,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn their_variable_stands_where_ours_is_not_set() {
+    fn variable_of_llama_server_applies_if_ours_is_not_set() {
         let env = |set: &[&str]| {
             let command = with_environment(Cli::command(), |name| set.contains(&name));
             let serve = command.find_subcommand("serve").unwrap().clone();
@@ -411,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn no_spelling_is_there_twice() {
+    fn spellings_are_unique() {
         let twice = |mut names: Vec<&str>| {
             names.sort_unstable();
             names.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0].to_owned())

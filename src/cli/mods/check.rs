@@ -37,9 +37,9 @@ pub async fn check(args: Args) -> anyhow::Result<ExitCode> {
                 let line = line_of(file, &error);
                 if !args.json {
                     let place = line.map_or_else(|| shown.clone(), |line| format!("{shown}:{line}"));
-                    let (told, name) = (startup::described(&error), file.file_name().unwrap_or_default());
+                    let (description, name) = (startup::described(&error), file.file_name().unwrap_or_default());
                     let prefix = format!("{}: ", name.to_string_lossy());
-                    eprintln!("{place}: {}", told.strip_prefix(&prefix).unwrap_or(&told));
+                    eprintln!("{place}: {}", description.strip_prefix(&prefix).unwrap_or(&description));
                 }
                 let error = json!({ "message": error.to_string(), "traceback": error.traceback(), "line": line });
                 results.push(json!({ "file": shown, "mods": [], "error": error }));

@@ -298,8 +298,8 @@ impl Feeder {
         match action.action_type {
             ActionType::Backtrack => {
                 let drawn = usize::from(self.newest == EventType::Sampled);
-                let asked = (action.backtrack_steps.unwrap_or(0).max(0) as usize).saturating_sub(drawn);
-                let removed = details.removed.unwrap_or(asked).min(self.sequence.len() - self.prompt_len);
+                let requested = (action.backtrack_steps.unwrap_or(0).max(0) as usize).saturating_sub(drawn);
+                let removed = details.removed.unwrap_or(requested).min(self.sequence.len() - self.prompt_len);
                 self.sequence.truncate(self.sequence.len() - removed);
             }
             ActionType::ForceOutput => self.sequence.truncate(self.prompt_len),

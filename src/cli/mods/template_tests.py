@@ -12,6 +12,6 @@ def test_leaves_the_rest_alone():
     assert run(mod_name, model="Hello there.").check().text == "Hello there."
 
 
-def test_takes_what_it_is_configured_with():
+def test_uses_its_configuration():
     result = run(mod_name, model="Hello! You?", config={"ending": "?", "instead": "."})
     assert result.check().text == "Hello! You."
