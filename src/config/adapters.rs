@@ -94,8 +94,8 @@ mod tests {
     #[test]
     fn adapters_are_numbered_in_command_line_order() {
         let command = <AdapterFlags as clap::Args>::augment_args(Command::new("x"));
-        let said = ["x", "--lora-scaled", "a:0.5,b:2", "--lora", "c,d", "--lora-scaled", "e:0", "--lora=f"];
-        let flags = AdapterFlags::from_arg_matches(&command.try_get_matches_from(said).unwrap()).unwrap();
+        let words = ["x", "--lora-scaled", "a:0.5,b:2", "--lora", "c,d", "--lora-scaled", "e:0", "--lora=f"];
+        let flags = AdapterFlags::from_arg_matches(&command.try_get_matches_from(words).unwrap()).unwrap();
         let files: Vec<_> = flags.files.iter().map(|file| (file.path.to_str().unwrap(), file.scale)).collect();
         assert_eq!(files, [("a", 0.5), ("b", 2.0), ("c", 1.0), ("d", 1.0), ("e", 0.0), ("f", 1.0)]);
     }

@@ -176,8 +176,8 @@ impl CacheFlags {
 }
 
 fn default_idle_bytes(memory: Option<usize>) -> usize {
-    let most = (CACHE_RAM as usize) << 20;
-    memory.map_or(most / 4, |memory| most.min(memory / 4))
+    let max = (CACHE_RAM as usize) << 20;
+    memory.map_or(max / 4, |memory| max.min(memory / 4))
 }
 
 #[cfg(test)]
@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn evicted_slots_use_a_quarter_of_the_memory_at_most() {
+    fn snapshots_use_up_to_a_quarter_of_the_memory() {
         assert_eq!(default_idle_bytes(Some(8 << 30)), 2 << 30);
         assert_eq!(default_idle_bytes(Some(512 << 30)), 8 << 30);
         assert_eq!(default_idle_bytes(None), 2 << 30);

@@ -13,7 +13,8 @@ pub struct ClusterFlags {
     /// the address of --listen, or none if that is a loopback address or 0.0.0.0
     #[arg(long, env = "THUNDER_SERVER_URL", value_name = "URL")]
     pub server_url: Option<String>,
-    /// Serve the dashboard, /ingest and all routes that need no model; routes that do answer 503 and name a server with a model
+    /// Serve the dashboard, /ingest and all other routes that need no model; the remaining routes answer 503 and name a
+    /// server with a model
     #[arg(long, env = "THUNDER_NO_MODEL", value_parser = clap::builder::FalseyValueParser::new(),
           conflicts_with_all = ["model", "models_dir"])]
     pub no_model: bool,
@@ -49,8 +50,8 @@ impl ClusterConfig {
         Some(host.trim_start_matches('[').trim_end_matches(']').to_ascii_lowercase())
     }
 
-    /// Returns the URL that other servers reach this one by: `--server-url`, else the first of the `bound` addresses that is
-    /// one of this machine alone.
+    /// Returns the URL at which other servers reach this one: `--server-url`, else the first of the `bound` addresses that
+    /// identifies this machine.
     #[must_use]
     pub fn url(&self, bound: &[SocketAddr], scheme: &str, prefix: &str) -> Option<String> {
         if let Some(url) = &self.url {

@@ -172,22 +172,22 @@ impl GpuConfig {
     /// Returns the flags that need a GPU, as written on a command line.
     #[must_use]
     pub fn gpu_flags(&self) -> Vec<String> {
-        let mut asked = Vec::new();
+        let mut flags = Vec::new();
         match self.layers {
-            GpuLayersFlag::All => asked.push("--gpu-layers all".to_owned()),
-            GpuLayersFlag::Count(count @ 1..) => asked.push(format!("--gpu-layers {count}")),
+            GpuLayersFlag::All => flags.push("--gpu-layers all".to_owned()),
+            GpuLayersFlag::Count(count @ 1..) => flags.push(format!("--gpu-layers {count}")),
             GpuLayersFlag::Auto | GpuLayersFlag::Count(0) => {}
         }
         if self.split_mode == SplitModeFlag::Row {
-            asked.push("--split-mode row".to_owned());
+            flags.push("--split-mode row".to_owned());
         }
         if !self.tensor_split.is_empty() {
             let shares: Vec<String> = self.tensor_split.iter().map(ToString::to_string).collect();
-            asked.push(format!("--tensor-split {}", shares.join(",")));
+            flags.push(format!("--tensor-split {}", shares.join(",")));
         }
         if self.main_gpu > 0 {
-            asked.push(format!("--main-gpu {}", self.main_gpu));
+            flags.push(format!("--main-gpu {}", self.main_gpu));
         }
-        asked
+        flags
     }
 }

@@ -19,7 +19,7 @@ pub struct LimitFlags {
     /// requests fail with the error OOM
     #[arg(long, env = "THUNDER_MAX_ATTENTION", value_name = "SIZE", default_value = "1G")]
     pub max_attention: Size,
-    /// Seconds between pings on a WebSocket; clients without a sign of life for three pings, and at least a minute, are
+    /// Seconds between pings on a WebSocket; clients that send nothing for three pings, and for a minute or more, are
     /// disconnected; 0 for no pings
     #[arg(long, env = "THUNDER_SOCKET_PING", value_name = "SECONDS", default_value_t = 20)]
     pub socket_ping: u64,

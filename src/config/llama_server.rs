@@ -365,7 +365,7 @@ impl RequestFlags {
     }
 }
 
-/// Converts a number as it was written: 0.8, not 0.800000011920929.
+/// Converts a number with its decimal notation: 0.8, not 0.800000011920929.
 fn number(value: Option<f32>) -> Value {
     value.and_then(|value| value.to_string().parse::<f64>().ok()).map_or(Value::Null, Value::from)
 }

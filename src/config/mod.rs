@@ -243,10 +243,10 @@ impl Config {
             request_defaults.entry("verbose").or_insert(true.into());
         }
         let max_tokens = server.limits.max_tokens();
-        if let (Some(most), Some(predict)) = (max_tokens, request_defaults.get_mut("n_predict"))
-            && predict.as_i64().is_some_and(|predict| predict > i64::from(most))
+        if let (Some(max), Some(predict)) = (max_tokens, request_defaults.get_mut("n_predict"))
+            && predict.as_i64().is_some_and(|predict| predict > i64::from(max))
         {
-            *predict = most.into();
+            *predict = max.into();
         }
         Ok(Self {
             engine: engine.try_into()?,
@@ -279,8 +279,8 @@ impl Config {
 impl TryFrom<EngineFlags> for EngineConfig {
     type Error = ConfigError;
     fn try_from(flags: EngineFlags) -> Result<Self, ConfigError> {
-        let within = |flag, value: u32, least: u32, most: u32, range| {
-            if (least..=most).contains(&value) {
+        let within = |flag, value: u32, min: u32, max: u32, range| {
+            if (min..=max).contains(&value) {
                 Ok(value)
             } else {
                 Err(ConfigError::Range { flag, range, value: value.into() })
@@ -290,13 +290,13 @@ impl TryFrom<EngineFlags> for EngineConfig {
             return Err(ConfigError::NoModel { path: path.display().to_string() });
         }
         // llama-server reads -1 and 0 as "automatic" and "the model's", and scripts written for it use them.
-        let asked = flags.parallel.and_then(|slots| u32::try_from(slots).ok());
+        let requested = flags.parallel.and_then(|slots| u32::try_from(slots).ok());
         let ctx_size = flags.ctx_size.filter(|&size| size > 0);
-        let parallel = match asked {
+        let parallel = match requested {
             Some(slots) => within("--parallel", slots, 1, 256, "between 1 and 256")?,
             None => ctx_size.map_or(DEFAULT_SLOTS, |size| (DEFAULT_CELLS / size).clamp(1, DEFAULT_SLOTS)),
         };
-        let ctx_is_shared = asked.is_some() && flags.cache.kv_unified != Some(OnOff::On);
+        let ctx_is_shared = requested.is_some() && flags.cache.kv_unified != Some(OnOff::On);
         if let Some(size) = ctx_size {
             let slots = if ctx_is_shared { parallel } else { 1 };
             within("--ctx-size", size / slots, 16, u32::MAX, "at least 16 tokens for each slot (--parallel)")?;

@@ -25,7 +25,7 @@ pub struct SecurityConfig {
 
 /// Rights beyond running models and reading one's own runs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a mark of the key file")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a word of the key file")]
 pub struct Rights {
     /// Seeing and changing the runs of all tenants; includes the other rights.
     pub admin: bool,
@@ -48,7 +48,7 @@ pub struct KeyHash {
     hash: [u8; 32],
     name: Option<String>,
     rights: Rights,
-    /// It is good for sending traces and for nothing else.
+    /// True if the key only permits sending traces.
     ingest_only: bool,
 }
 
@@ -60,7 +60,7 @@ impl KeyHash {
         Self { hash, name: None, rights: Rights::default(), ingest_only: false }
     }
 
-    /// Returns the hash of a key that is good for sending traces and for nothing else.
+    /// Returns the hash of a key that only permits sending traces.
     #[must_use]
     pub fn for_ingest(key: &str) -> Self {
         Self { ingest_only: true, ..Self::of(key) }
@@ -76,7 +76,7 @@ impl KeyHash {
     /// any order.
     ///
     /// # Errors
-    /// The first word that is none of these.
+    /// The first unknown word.
     pub(super) fn from_line(line: &str) -> Result<Self, String> {
         let mut words = line.split_whitespace();
         let mut key = Self::of(words.next().unwrap_or_default());
@@ -109,7 +109,7 @@ impl KeyHash {
         self.rights
     }
 
-    /// Returns true if it is good for sending traces and for nothing else.
+    /// Returns true if the key only permits sending traces.
     #[must_use]
     pub(super) const fn is_ingest_only(&self) -> bool {
         self.ingest_only
@@ -149,8 +149,8 @@ impl SecurityConfig {
         if tenants.len() == 1 { tenants.into_iter().next() } else { None }
     }
 
-    /// Returns the owner of runs that are recorded for `key`. Runs sent without a key, or with one for traces that has no
-    /// name, belong to the only tenant, or to none where there are several.
+    /// Returns the owner of runs that are recorded for `key`. Runs sent without a key, or with an ingest key without a name,
+    /// belong to the only tenant, or to none if there are several.
     #[must_use]
     pub fn owner(&self, key: Option<&KeyHash>) -> Option<Tenant> {
         match key {
@@ -159,7 +159,8 @@ impl SecurityConfig {
         }
     }
 
-    /// Returns the scope of a client with `key`. Runs without an owner are shown to admins and to an only tenant.
+    /// Returns the scope of a client with `key`. Runs without an owner are visible to admins, and to the tenant if it is the
+    /// only one.
     #[must_use]
     pub fn scope(&self, key: Option<&KeyHash>) -> Scope {
         if self.keys.is_empty() || key.is_some_and(|key| key.rights.admin) {

@@ -109,7 +109,7 @@ fn gpu_and_model_flags_fill_the_configuration() {
     let devices = ["--device", "CUDA1, CUDA0"];
     let further = ["--threads-batch", "4", "--alias", "big, small", "--models-max", "0", "--models-autoload=off"];
     let tensors = ["--override-tensor", r"up=CPU,a=b = CUDA1", "--cpu-moe", "--n-cpu-moe", "3", "--n-cpu-ffn", "4"];
-    let said = config(&[&words[..], &devices, &further, &tensors].concat()).unwrap();
+    let parsed = config(&[&words[..], &devices, &further, &tensors].concat()).unwrap();
     let place = |pattern: &str, buffer: &str| TensorOverride { pattern: pattern.into(), buffer: buffer.into() };
     let gpu = GpuConfig {
         layers: GpuLayersFlag::All,
@@ -122,15 +122,15 @@ fn gpu_and_model_flags_fill_the_configuration() {
         n_cpu_moe: 3,
         n_cpu_ffn: 4,
     };
-    assert_eq!(said.engine.gpu, gpu);
+    assert_eq!(parsed.engine.gpu, gpu);
     assert_eq!(gpu.gpu_flags(), ["--gpu-layers all", "--split-mode row", "--tensor-split 3,1", "--main-gpu 1"]);
     let shares = |text| config(&["--tensor-split", text]).unwrap().engine.gpu.tensor_split;
     assert_eq!((shares("0.5/ 0/2"), shares("")), (vec![0.5, 0.0, 2.0], Vec::new()));
     let alone = config(&["--device", "none", "--gpu-layers", "0"]).unwrap().engine.gpu;
     assert_eq!((&alone.devices, alone.gpu_flags()), (&Some(Vec::new()), Vec::new()));
-    assert_eq!((said.engine.threads, said.engine.threads_batch), (2, 4));
-    assert_eq!(said.engine.alias, ["big", "small"]);
-    assert_eq!((said.server.models.max_loaded, said.server.models.autoload), (None, false));
+    assert_eq!((parsed.engine.threads, parsed.engine.threads_batch), (2, 4));
+    assert_eq!(parsed.engine.alias, ["big", "small"]);
+    assert_eq!((parsed.server.models.max_loaded, parsed.server.models.autoload), (None, false));
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn mod_flags_reject_values_out_of_range() {
 }
 
 #[test]
-fn zero_context_size_means_the_models() {
+fn context_size_zero_is_the_models_context() {
     let flags =
         EngineFlags { ctx_size: Some(0), parallel: Some(2), batch_size: 1, ubatch_size: 9, ..EngineFlags::default() };
     let engine = EngineConfig::try_from(flags).unwrap();
@@ -228,7 +228,7 @@ fn keys_with_one_name_are_one_tenant() {
 }
 
 #[test]
-fn only_tenant_owns_what_has_no_key_of_its_own() {
+fn only_tenant_owns_runs_without_a_key() {
     let one = config(&["--api-key", "k", "--ingest-key", "i", "--ingest-open"]).unwrap().server.security;
     let own = one.known("k").unwrap().tenant();
     assert_eq!(one.owner(one.known_for_ingest("i")), Some(own.clone()));
@@ -240,7 +240,7 @@ fn only_tenant_owns_what_has_no_key_of_its_own() {
     assert!(two.scope(two.known_for_ingest("i")).includes(None), "a document can be posted again");
     let file = tempfile("k name=ann\ni name=ann ingest\nx name=eve ingest\n");
     let named = config(&["--api-key-file", &file]).unwrap().server.security;
-    assert!(named.known("i").is_none(), "a key for traces is good for nothing else");
+    assert!(named.known("i").is_none(), "an ingest key permits nothing else");
     assert_eq!(named.owner(named.known_for_ingest("i")), Some("ann".into()));
     assert_eq!(named.owner(named.known_for_ingest("x")), Some("eve".into()));
     let open = config(&[]).unwrap().server.security;

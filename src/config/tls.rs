@@ -126,7 +126,7 @@ fn tls(certificate: &Path, key: &Path) -> Result<TlsConfig, ConfigError> {
     Ok(TlsConfig(Arc::new(config)))
 }
 
-/// Returns the certificates in a file, at least one.
+/// Returns the certificates in a file; one or more.
 ///
 /// # Errors
 /// The file cannot be read, is not PEM, or holds no certificate.
