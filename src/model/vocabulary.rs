@@ -29,7 +29,7 @@ struct ControlLiterals {
 }
 
 impl ControlLiterals {
-    fn of(vocabulary: &Vocabulary) -> Self {
+    fn new(vocabulary: &Vocabulary) -> Self {
         let mut lengths = vec![Vec::new(); 256];
         // A text of one byte has no room for a mark inside.
         let pieces = vocabulary.pieces.iter().zip(&vocabulary.control);
@@ -194,7 +194,7 @@ impl Vocabulary {
 
     /// Returns the ranges of control literals in a text, in order; ranges may overlap.
     pub(super) fn control_literals<'a>(&'a self, text: &'a str) -> impl Iterator<Item = Range<usize>> + 'a {
-        let literals = self.literals.get_or_init(|| ControlLiterals::of(self));
+        let literals = self.literals.get_or_init(|| ControlLiterals::new(self));
         (0..text.len())
             .filter_map(|start| literals.at(&text.as_bytes()[start..]).map(|len| start..start + len))
             .filter(|found| text.is_char_boundary(found.start) && text.is_char_boundary(found.end))
@@ -217,7 +217,7 @@ impl Vocabulary {
     pub(super) fn breakers(&self, texts: &[String]) -> Arc<Breakers> {
         let mut kept = self.breakers.lock().unwrap_or_else(PoisonError::into_inner);
         let known = kept.iter().position(|(known, _)| known == texts).map(|at| kept.remove(at));
-        let entry = known.unwrap_or_else(|| (texts.to_vec(), Arc::new(Breakers::of(self, texts))));
+        let entry = known.unwrap_or_else(|| (texts.to_vec(), Arc::new(Breakers::new(self, texts))));
         let breakers = Arc::clone(&entry.1);
         kept.push(entry);
         if kept.len() > BREAKERS_KEPT {

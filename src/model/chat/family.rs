@@ -49,7 +49,7 @@ pub enum ModelFamily {
 impl ModelFamily {
     /// Returns the family whose markers are in the template.
     #[must_use]
-    pub fn of(template: &str) -> Self {
+    pub fn from_template(template: &str) -> Self {
         let has = |marker: &str| template.contains(marker);
         // More specific markers come first: a template may also mention another family's.
         let families: [(bool, Self); 17] = [
@@ -198,8 +198,8 @@ impl ModelFamily {
 impl AnswerSyntax {
     /// Returns the form of answers that follows from a template's markers.
     #[must_use]
-    pub fn of_markers(template: &str) -> Self {
-        let mut format = ModelFamily::of(template).format();
+    pub fn from_markers(template: &str) -> Self {
+        let mut format = ModelFamily::from_template(template).format();
         if format.family == ModelFamily::Mistral && !template.contains("[ARGS]") {
             // Mistral wrote a list before it wrote names and arguments.
             format.calls.reverse();
@@ -217,8 +217,8 @@ impl AnswerSyntax {
         format
     }
 
-    /// Adapts the form for a template that describes no tools: the model answers as the description in the system
-    /// message says, or as it was trained.
+    /// Adapts the form for a template that describes no tools: the model follows the description in the system message, or
+    /// its training.
     #[must_use]
     pub fn without_own_tools(mut self) -> Self {
         let mut calls = ModelFamily::Hermes.calls();
@@ -250,7 +250,7 @@ mod tests {
             ("[INST] {{ m.content }} [/INST]", ModelFamily::Plain),
             ("", ModelFamily::Plain),
         ] {
-            assert_eq!(ModelFamily::of(template), family, "{template}");
+            assert_eq!(ModelFamily::from_template(template), family, "{template}");
         }
         assert_eq!(ModelFamily::Glm4.format().tool_role, "observation");
         assert_eq!(ModelFamily::Llama3.format().tool_role, "ipython");

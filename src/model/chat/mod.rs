@@ -123,7 +123,7 @@ impl ChatTemplate {
         let mut template = Self::with(Renderer::Jinja(Box::new(environment)), text, bos, eos);
         template.literals = translation.literals;
         template.fallback = source.is_none();
-        template.abilities = Abilities::of(&template, text);
+        template.abilities = Abilities::detect(&template, text);
         template.set_fuel(derive::FUEL);
         let format = derive::format(&template);
         template.set_fuel(FUEL);
@@ -144,7 +144,7 @@ impl ChatTemplate {
         let mut template = Self::with(Renderer::LlamaCpp(name.to_owned()), &sample, bos, eos);
         name.clone_into(&mut template.source);
         template.abilities = Abilities { tools: false, system: true, arguments_as_text: false };
-        template.format = Arc::new(AnswerSyntax::of_markers(&sample).without_own_tools());
+        template.format = Arc::new(AnswerSyntax::from_markers(&sample).without_own_tools());
         Ok(template)
     }
 
@@ -163,7 +163,7 @@ impl ChatTemplate {
             eos: eos.to_owned(),
             source: text.to_owned(),
             fallback: false,
-            format: Arc::new(AnswerSyntax::of_markers(text)),
+            format: Arc::new(AnswerSyntax::from_markers(text)),
             abilities: Abilities { tools: true, system: true, arguments_as_text: false },
         }
     }

@@ -35,7 +35,7 @@ pub enum Hole {
 
 /// Result of matching the start of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fit {
+pub enum PatternMatch {
     /// A match of this length in bytes.
     Whole(usize),
     /// The text is a prefix of a match and may become one.
@@ -59,7 +59,7 @@ impl Hole {
         }
     }
 
-    fn of(c: char) -> Option<Self> {
+    fn from_mark(c: char) -> Option<Self> {
         Self::ALL.into_iter().find(|hole| hole.mark() == c)
     }
 }
@@ -70,7 +70,7 @@ impl Pattern {
     pub fn new(marked: &str) -> Self {
         let mut parts: Vec<PatternPart> = Vec::new();
         for c in marked.chars() {
-            match (Hole::of(c), c.is_whitespace(), parts.last_mut()) {
+            match (Hole::from_mark(c), c.is_whitespace(), parts.last_mut()) {
                 (Some(hole), ..) => parts.push(PatternPart::Hole(hole)),
                 (None, true, Some(PatternPart::Space(space))) => space.push(c),
                 (None, true, _) => parts.push(PatternPart::Space(c.into())),
@@ -109,28 +109,28 @@ impl Pattern {
 
     /// Matches the start of a text.
     #[must_use]
-    pub fn fit(&self, text: &str) -> Fit {
+    pub fn fit(&self, text: &str) -> PatternMatch {
         self.compare(text).0
     }
 
     /// Matches like [`Self::fit`], and also returns the word in the last hole.
     #[must_use]
-    pub fn fit_hole<'t>(&self, text: &'t str) -> (Fit, Option<&'t str>) {
+    pub fn fit_hole<'t>(&self, text: &'t str) -> (PatternMatch, Option<&'t str>) {
         let (fit, hole, _) = self.compare(text);
         (fit, hole)
     }
 
     /// Matches the start of a text with the pattern, whose end may be missing.
     #[must_use]
-    pub fn fit_beginning(&self, text: &str) -> Fit {
+    pub fn fit_beginning(&self, text: &str) -> PatternMatch {
         match self.compare(text) {
-            (Fit::No, _, upto) if upto > 0 => Fit::Whole(upto),
+            (PatternMatch::No, _, upto) if upto > 0 => PatternMatch::Whole(upto),
             (fit, ..) => fit,
         }
     }
 
     /// Returns the result, the word in the last hole, and the end of the last matched text.
-    fn compare<'t>(&self, text: &'t str) -> (Fit, Option<&'t str>, usize) {
+    fn compare<'t>(&self, text: &'t str) -> (PatternMatch, Option<&'t str>, usize) {
         let (mut at, mut hole, mut upto) = (0, None, 0);
         let last = self.0.iter().rposition(|part| !matches!(part, PatternPart::Space(_))).map_or(0, |last| last + 1);
         for part in &self.0[..last] {
@@ -141,22 +141,22 @@ impl Pattern {
                     at += expected.len();
                     upto = at;
                 }
-                PatternPart::Text(expected) if expected.starts_with(rest) => return (Fit::Begun, hole, upto),
-                PatternPart::Text(_) => return (Fit::No, hole, upto),
+                PatternPart::Text(expected) if expected.starts_with(rest) => return (PatternMatch::Begun, hole, upto),
+                PatternPart::Text(_) => return (PatternMatch::No, hole, upto),
                 PatternPart::Hole(_) => {
                     let len = rest.bytes().position(|byte| !is_hole_byte(byte)).unwrap_or(rest.len());
                     if len > MAX_HOLE || (len == 0 && !rest.is_empty()) {
-                        return (Fit::No, hole, upto);
+                        return (PatternMatch::No, hole, upto);
                     }
                     if len == rest.len() {
-                        return (Fit::Begun, hole, upto);
+                        return (PatternMatch::Begun, hole, upto);
                     }
                     hole = Some(&rest[..len]);
                     at += len;
                 }
             }
         }
-        (Fit::Whole(at), hole, upto)
+        (PatternMatch::Whole(at), hole, upto)
     }
 }
 
@@ -172,21 +172,21 @@ fn is_hole_byte(byte: u8) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Fit, Hole, Pattern};
+    use super::{Hole, Pattern, PatternMatch};
 
     #[test]
     fn pattern_matches_any_white_space_and_any_word() {
         let pattern = Pattern::new(&format!(" <call>\n<id={}> ", Hole::Id.mark()));
-        assert_eq!(pattern.fit("<call><id=a-1>x"), Fit::Whole(14));
-        assert_eq!(pattern.fit("<call> \n <id=b> x"), Fit::Whole(15));
+        assert_eq!(pattern.fit("<call><id=a-1>x"), PatternMatch::Whole(14));
+        assert_eq!(pattern.fit("<call> \n <id=b> x"), PatternMatch::Whole(15));
         for begun in ["", "<ca", "<call> ", "<call><id=ab"] {
-            assert_eq!(pattern.fit(begun), Fit::Begun, "{begun}");
+            assert_eq!(pattern.fit(begun), PatternMatch::Begun, "{begun}");
         }
         for other in ["x", "<call>x", "<call><id=>", "<call><id=a b>"] {
-            assert_eq!(pattern.fit(other), Fit::No, "{other}");
+            assert_eq!(pattern.fit(other), PatternMatch::No, "{other}");
         }
         assert_eq!(pattern.fit_hole("<call><id=ab>").1, Some("ab"));
-        assert_eq!(pattern.fit_beginning("<call> and"), Fit::Whole(6));
+        assert_eq!(pattern.fit_beginning("<call> and"), PatternMatch::Whole(6));
         assert_eq!(pattern.marker(), Some("<call>"));
     }
 }

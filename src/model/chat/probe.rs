@@ -20,7 +20,7 @@ pub(super) struct Abilities {
 
 impl Abilities {
     /// Renders small conversations and examines the output.
-    pub(super) fn of(template: &ChatTemplate, source: &str) -> Self {
+    pub(super) fn detect(template: &ChatTemplate, source: &str) -> Self {
         let render = |messages: Value, tools: Option<Value>| {
             let list = messages.as_array().cloned().unwrap_or_default();
             let options = RenderOptions {

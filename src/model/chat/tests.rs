@@ -172,8 +172,8 @@ fn tokens_have_the_role_of_their_author() {
         render(Some(source), &json!([{"role": "system", "content": "ab"}, {"role": "user", "content": "c"}]));
     let (tokens, spans) = rendered.unwrap().tokenize(&vocabulary);
     assert_eq!(tokens.len(), 6);
-    let told: Vec<String> = spans.iter().map(|span| format!("{} {}..{}", span.role, span.start, span.end)).collect();
-    assert_eq!(told, ["template 0..1", "system 1..3", "template 3..4", "user 4..5", "template 5..6"]);
+    let found: Vec<String> = spans.iter().map(|span| format!("{} {}..{}", span.role, span.start, span.end)).collect();
+    assert_eq!(found, ["template 0..1", "system 1..3", "template 3..4", "user 4..5", "template 5..6"]);
 }
 
 fn tool() -> Value {
@@ -251,12 +251,13 @@ fn prompt_may_end_inside_a_thought() {
     assert_eq!((rendered.text.as_str(), rendered.thinking), ("<user>Hi<assistant><think>\n\n</think>\n\n", false));
 
     let go_on = RenderOptions { continue_final: true, add_generation_prompt: false, ..options() };
-    let said = |message: Value| json!([{"role": "user", "content": "Hi"}, message]);
-    let rendered =
-        template.render(&said(json!({"role": "assistant", "content": "The", "reasoning_content": "hm"})), &go_on);
+    let conversation = |message: Value| json!([{"role": "user", "content": "Hi"}, message]);
+    let rendered = template
+        .render(&conversation(json!({"role": "assistant", "content": "The", "reasoning_content": "hm"})), &go_on);
     let rendered = rendered.unwrap();
     assert_eq!((rendered.text.as_str(), rendered.thinking), ("<user>Hi<assistant><think>\nhm\n</think>\n\nThe", false));
-    let rendered = template.render(&said(json!({"role": "assistant", "reasoning_content": "hm"})), &go_on).unwrap();
+    let rendered =
+        template.render(&conversation(json!({"role": "assistant", "reasoning_content": "hm"})), &go_on).unwrap();
     assert_eq!((rendered.text.as_str(), rendered.thinking), ("<user>Hi<assistant><think>\nhm", true));
     assert!(template.render(&user, &go_on).is_err());
 }

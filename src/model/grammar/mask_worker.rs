@@ -20,7 +20,7 @@ impl MaskWorker {
         Self(thread.is_ok().then_some(sender))
     }
 
-    pub(super) fn give(&self, job: impl FnOnce() + Send + 'static) {
+    pub(super) fn send(&self, job: impl FnOnce() + Send + 'static) {
         if let Some(sender) = &self.0 {
             // If the thread has died, the decode thread computes the mask when it is needed.
             let _ = sender.send(Box::new(job));

@@ -112,7 +112,7 @@ impl GrammarMatcher {
         };
         if worth {
             let core = Arc::downgrade(&self.core);
-            self.ahead.give(move || {
+            self.ahead.send(move || {
                 if let Some(core) = core.upgrade() {
                     lock(&core).compute_mask();
                 }
@@ -127,11 +127,11 @@ impl GrammarMatcher {
         if self.begun() {
             return true;
         }
-        match self.watch.as_ref().and_then(|watch| watch.behind(token, piece)) {
+        match self.watch.as_ref().and_then(|watch| watch.text_after_trigger(token, piece)) {
             None => true,
-            Some(behind) if behind.is_empty() => true,
-            Some(behind) => {
-                let tokens = self.environment.tok_trie().greedy_tokenize(&behind);
+            Some(text_after_trigger) if text_after_trigger.is_empty() => true,
+            Some(text_after_trigger) => {
+                let tokens = self.environment.tok_trie().greedy_tokenize(&text_after_trigger);
                 lock(&self.core).matcher.validate_tokens(&tokens).is_ok_and(|valid| valid == tokens.len())
             }
         }
@@ -211,11 +211,11 @@ impl GrammarMatcher {
 
     fn before(&mut self, token: TokenId, piece: &[u8]) -> TokenEffect {
         let Some(watch) = &mut self.watch else { return TokenEffect::BeforeTrigger };
-        let Some(behind) = watch.behind(token, piece) else {
+        let Some(text_after_trigger) = watch.text_after_trigger(token, piece) else {
             watch.push(piece);
             return TokenEffect::BeforeTrigger;
         };
-        let tokens = self.environment.tok_trie().greedy_tokenize(&behind);
+        let tokens = self.environment.tok_trie().greedy_tokenize(&text_after_trigger);
         let mut core = lock(&self.core);
         match core.matcher.validate_tokens(&tokens) {
             Ok(valid) if valid == tokens.len() && core.matcher.consume_tokens(&tokens).is_ok() => {

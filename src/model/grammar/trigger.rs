@@ -26,7 +26,7 @@ impl TriggerMatcher {
 
     /// Returns the text that the grammar starts with, if the token completes the trigger: the bytes of `piece` after
     /// the trigger, or an opening with them.
-    pub(super) fn behind(&self, token: TokenId, piece: &[u8]) -> Option<Vec<u8>> {
+    pub(super) fn text_after_trigger(&self, token: TokenId, piece: &[u8]) -> Option<Vec<u8>> {
         if self.trigger.tokens.contains(&token) {
             return Some(Vec::new());
         }
@@ -49,7 +49,7 @@ impl TriggerMatcher {
         self.starts.push(self.text.len());
         let before = self.text.len();
         self.text.extend_from_slice(piece);
-        self.look_for_anchor(before);
+        self.advance_anchor(before);
     }
 
     /// Removes the last `count` tokens.
@@ -59,7 +59,7 @@ impl TriggerMatcher {
             self.text.truncate(start);
             self.starts.truncate(keep);
             self.anchor = first_anchor(&self.trigger);
-            self.look_for_anchor(0);
+            self.advance_anchor(0);
         }
     }
 
@@ -75,7 +75,7 @@ impl TriggerMatcher {
     }
 
     /// Advances the anchor over the text from `before` on, or drops it.
-    fn look_for_anchor(&mut self, before: usize) {
+    fn advance_anchor(&mut self, before: usize) {
         if self.trigger.openings.is_empty() {
             return;
         }
@@ -121,13 +121,13 @@ mod tests {
     #[test]
     fn text_after_a_trigger_is_found() {
         let mut watch = TriggerMatcher::new(Trigger { tokens: vec![7], ..Trigger::text("<tool>") });
-        assert_eq!(watch.behind(1, b"say <to"), None);
+        assert_eq!(watch.text_after_trigger(1, b"say <to"), None);
         watch.push(b"say <to");
-        assert_eq!(watch.behind(2, b"ol>{\"a"), Some(b"{\"a".to_vec()));
-        assert_eq!(watch.behind(3, b"tal"), None);
-        assert_eq!(watch.behind(7, b"x"), Some(Vec::new()));
+        assert_eq!(watch.text_after_trigger(2, b"ol>{\"a"), Some(b"{\"a".to_vec()));
+        assert_eq!(watch.text_after_trigger(3, b"tal"), None);
+        assert_eq!(watch.text_after_trigger(7, b"x"), Some(Vec::new()));
         watch.pop(1);
-        assert_eq!(watch.behind(2, b"ol>"), None);
+        assert_eq!(watch.text_after_trigger(2, b"ol>"), None);
     }
 
     fn opening(only_behind: bool) -> TriggerMatcher {
@@ -138,8 +138,8 @@ mod tests {
     /// Returns the text that the grammar starts with, and the number of pieces before it.
     fn opened(watch: &mut TriggerMatcher, pieces: &[&str]) -> Option<(usize, String)> {
         for (index, piece) in pieces.iter().enumerate() {
-            if let Some(behind) = watch.behind(0, piece.as_bytes()) {
-                return Some((index, String::from_utf8(behind).unwrap()));
+            if let Some(text_after_trigger) = watch.text_after_trigger(0, piece.as_bytes()) {
+                return Some((index, String::from_utf8(text_after_trigger).unwrap()));
             }
             watch.push(piece.as_bytes());
         }
@@ -178,8 +178,8 @@ mod tests {
             for cut in cuts {
                 let end = (at + cut).min(text.len());
                 let piece = &text.as_bytes()[at..end];
-                if let Some(behind) = watch.behind(0, piece) {
-                    found = Some(end - behind.len());
+                if let Some(text_after_trigger) = watch.text_after_trigger(0, piece) {
+                    found = Some(end - text_after_trigger.len());
                     break;
                 }
                 watch.push(piece);

@@ -1,5 +1,5 @@
 //! LoRA adapters: changes of a model's weights that are added during computation, so that every run can use its own
-//! scales. Adapters are loaded with the model and stay loaded as long as it is.
+//! scales. Adapters are loaded and unloaded together with the model.
 
 use super::ffi::adapters::{self as ffi, AdapterHandle};
 use super::{GgufHeader, ModelError, WeightFile, gguf, reason};

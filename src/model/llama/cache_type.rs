@@ -52,7 +52,7 @@ impl CacheType {
         !matches!(self, Self::F32 | Self::F16 | Self::Bf16)
     }
 
-    pub(super) const fn of_llama(self) -> KvCacheType {
+    pub(super) const fn to_llama(self) -> KvCacheType {
         match self {
             Self::F32 => KvCacheType::F32,
             Self::F16 => KvCacheType::F16,
@@ -67,16 +67,16 @@ impl CacheType {
     }
 
     /// Returns the type with ggml's number; `None` if no cache uses it.
-    pub(super) fn of_ggml(ggml_type: i32) -> Option<Self> {
+    pub(super) fn from_ggml(ggml_type: i32) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| {
-            let raw: llama_cpp_sys_2::ggml_type = kind.of_llama().into();
+            let raw: llama_cpp_sys_2::ggml_type = kind.to_llama().into();
             i32::try_from(raw) == Ok(ggml_type)
         })
     }
 
     /// Returns the name for ggml's type number; the number itself if no cache uses it.
     pub(super) fn name_of(ggml_type: i32) -> String {
-        Self::of_ggml(ggml_type).map_or_else(|| format!("ggml type {ggml_type}"), |kind| kind.as_str().to_owned())
+        Self::from_ggml(ggml_type).map_or_else(|| format!("ggml type {ggml_type}"), |kind| kind.as_str().to_owned())
     }
 
     /// Returns true if all values are finite and small enough for the computation to stay finite.
@@ -133,7 +133,7 @@ mod tests {
             (CacheType::Q5_0, 22, 1),
             (CacheType::Q5_1, 24, 2),
         ] {
-            let (size, of_block) = crate::model::llama::ffi::loading::type_layout(kind.of_llama().into()).unwrap();
+            let (size, of_block) = crate::model::llama::ffi::loading::type_layout(kind.to_llama().into()).unwrap();
             assert_eq!((of_block, size == 32), (block, kind.is_quantised()), "{kind}");
             let sound = vec![0x55; 4 * block as usize];
             assert!(kind.is_sound(&sound), "{kind}");

@@ -50,9 +50,9 @@ impl Checkpoints {
     /// Adds a checkpoint after all others, and drops the oldest of its purpose if there are too many.
     pub(super) fn add(&mut self, length: u32, purpose: CheckpointPurpose, state: Vec<u8>) {
         self.0.push(Checkpoint { length, purpose, state: state.into() });
-        let most = if purpose == CheckpointPurpose::Prompt { MAX_LASTING } else { MAX_PASSING };
+        let max = if purpose == CheckpointPurpose::Prompt { MAX_LASTING } else { MAX_PASSING };
         let alike = |checkpoint: &Checkpoint| checkpoint.purpose == purpose;
-        if self.0.iter().filter(|checkpoint| alike(checkpoint)).count() > most
+        if self.0.iter().filter(|checkpoint| alike(checkpoint)).count() > max
             && let Some(oldest) = self.0.iter().position(alike)
         {
             self.0.remove(oldest);
@@ -60,7 +60,7 @@ impl Checkpoints {
     }
 
     /// Returns true if there is a checkpoint at or after this length.
-    pub(super) fn reach(&self, length: u32) -> bool {
+    pub(super) fn reaches(&self, length: u32) -> bool {
         self.0.last().is_some_and(|last| last.length >= length)
     }
 
@@ -70,7 +70,7 @@ impl Checkpoints {
     }
 
     /// Drops the oldest checkpoint; `false` if there is none.
-    pub(super) fn forget_one(&mut self) -> bool {
+    pub(super) fn drop_oldest(&mut self) -> bool {
         if self.0.is_empty() {
             return false;
         }
@@ -103,10 +103,10 @@ mod tests {
         }
         assert_eq!(lengths(&checkpoints), [300, 400, 500, 600, 700, 800, 900, 1000, 1002, 1003]);
         assert_eq!((checkpoints.bytes(), checkpoints.last_within(299), checkpoints.last_within(599)), (100, 0, 500));
-        assert!(checkpoints.reach(1003) && !checkpoints.reach(1004));
+        assert!(checkpoints.reaches(1003) && !checkpoints.reaches(1004));
         checkpoints.truncate(500);
         assert_eq!(lengths(&checkpoints), [300, 400, 500]);
         assert_eq!(checkpoints.state_within(450).map(|(length, state)| (length, state.len())), Some((400, 10)));
-        assert!(checkpoints.forget_one() && checkpoints.last_within(399) == 0 && checkpoints.last_within(400) == 400);
+        assert!(checkpoints.drop_oldest() && checkpoints.last_within(399) == 0 && checkpoints.last_within(400) == 400);
     }
 }

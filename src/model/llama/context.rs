@@ -117,8 +117,8 @@ impl<'model> Context<'model> {
             .with_n_threads_batch(options.threads_batch)
             .with_kv_unified(false)
             .with_no_perf(true)
-            .with_type_k(options.cache_type_k.of_llama())
-            .with_type_v(options.cache_type_v.of_llama())
+            .with_type_k(options.cache_type_k.to_llama())
+            .with_type_v(options.cache_type_v.to_llama())
             .with_flash_attention_policy(if options.attention {
                 llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_DISABLED
             } else if options.cache_type_v.is_quantised() {
@@ -136,7 +136,7 @@ impl<'model> Context<'model> {
         if let Some(control) = control {
             control.apply(&mut llama)?;
         }
-        let memory = MemoryCapabilities::of(model, &mut llama, options.cache_type_k);
+        let memory = MemoryCapabilities::new(model, &mut llama, options.cache_type_k);
         let pool = tuning.pool(options.threads.max(options.threads_batch)).filter(|pool| pool.attach(&mut llama));
         Ok(Self {
             batch: LlamaBatch::new(options.batch_size as usize, 1),

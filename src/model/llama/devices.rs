@@ -50,36 +50,36 @@ pub struct Placement {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlacementError {
     /// There is no GPU with this name.
-    #[error("--device names '{name}', but {there}; --device none uses the CPU only")]
+    #[error("--device names '{name}', but {available}; --device none uses the CPU only")]
     Device {
         /// The name.
         name: String,
         /// List of the GPUs.
-        there: String,
+        available: String,
     },
     /// There are fewer GPUs.
-    #[error("--main-gpu {main_gpu} does not exist: {there}, counted from 0")]
+    #[error("--main-gpu {main_gpu} does not exist: {available}, counted from 0")]
     MainGpu {
         /// The value.
         main_gpu: usize,
         /// List of the GPUs.
-        there: String,
+        available: String,
     },
     /// There are more shares than GPUs.
-    #[error("--tensor-split has {shares} shares, but {there}")]
+    #[error("--tensor-split has {shares} shares, but {available}")]
     Shares {
         /// Number of shares.
         shares: usize,
         /// List of the GPUs.
-        there: String,
+        available: String,
     },
     /// There is no such buffer type.
-    #[error("--override-tensor names the unknown buffer '{name}'; the buffers are {there}")]
+    #[error("--override-tensor names the unknown buffer '{name}'; the buffers are {available}")]
     Buffer {
         /// The name.
         name: String,
         /// List of the buffers.
-        there: String,
+        available: String,
     },
     /// An invalid pattern.
     #[error("--override-tensor has an invalid regular expression: {reason}")]
@@ -150,7 +150,7 @@ pub(super) fn loading(
     path: &Path,
 ) -> Result<(Loading, Placement), PlacementError> {
     let all = devices();
-    let gpus = chosen(options, &all)?;
+    let gpus = selected_gpus(options, &all)?;
     let blocks = header.parameter("block_count").unwrap_or(0);
     let layers = u32::try_from(blocks).unwrap_or(u32::MAX).saturating_add(1);
     // llama.cpp cannot compute with data on a GPU that it does not know of.
@@ -164,9 +164,10 @@ pub(super) fn loading(
         GpuLayers::Count(count) => count.min(layers),
         GpuLayers::Auto => {
             let further: Vec<GgufHeader> =
-                fit::further(path, header).iter().map(|header| tensors::elsewhere(header, &rules)).collect();
-            let needs = GpuRequirements::of(&tensors::elsewhere(header, &rules), &further, options);
-            let fitting = fit::that_fit(&needs, &shared(&gpus, &all, &options.tensor_split), options.split_mode);
+                fit::further(path, header).iter().map(|header| tensors::without_cpu_tensors(header, &rules)).collect();
+            let needs = GpuRequirements::new(&tensors::without_cpu_tensors(header, &rules), &further, options);
+            let fitting =
+                fit::fitting_layers(&needs, &gpu_shares(&gpus, &all, &options.tensor_split), options.split_mode);
             tracing::debug!(layers = fitting, ?needs, "layers that fit on GPUs");
             u32::try_from(fitting).unwrap_or(u32::MAX)
         }
@@ -194,13 +195,13 @@ pub(super) fn loading(
 }
 
 /// Returns the GPUs that a model uses.
-fn chosen(options: &ModelOptions, all: &[Device]) -> Result<Vec<Device>, PlacementError> {
+fn selected_gpus(options: &ModelOptions, all: &[Device]) -> Result<Vec<Device>, PlacementError> {
     let gpus = match &options.devices {
-        None => usual(all),
+        None => default_gpus(all),
         Some(names) => {
             let named = |name: &String| {
                 let found = all.iter().find(|device| device.gpu && device.name.eq_ignore_ascii_case(name));
-                found.cloned().ok_or_else(|| PlacementError::Device { name: name.clone(), there: there_are(all) })
+                found.cloned().ok_or_else(|| PlacementError::Device { name: name.clone(), available: list_gpus(all) })
             };
             let mut gpus: Vec<Device> = names.iter().map(named).collect::<Result<_, _>>()?;
             let mut seen = std::collections::HashSet::new();
@@ -212,7 +213,7 @@ fn chosen(options: &ModelOptions, all: &[Device]) -> Result<Vec<Device>, Placeme
         return Ok(gpus);
     }
     if options.tensor_split.len() > gpus.len() {
-        return Err(PlacementError::Shares { shares: options.tensor_split.len(), there: there_are(&gpus) });
+        return Err(PlacementError::Shares { shares: options.tensor_split.len(), available: list_gpus(&gpus) });
     }
     if let Some(gpu) = gpus.iter().find(|gpu| options.split_mode == SplitMode::Row && !gpu.cuts_rows) {
         return Err(PlacementError::Rows { name: gpu.name.clone(), backend: gpu.backend.clone() });
@@ -222,28 +223,28 @@ fn chosen(options: &ModelOptions, all: &[Device]) -> Result<Vec<Device>, Placeme
     }
     let main_gpu = options.main_gpu;
     let main = gpus.get(main_gpu).cloned().map(|main| vec![main]);
-    main.ok_or_else(|| PlacementError::MainGpu { main_gpu, there: there_are(&gpus) })
+    main.ok_or_else(|| PlacementError::MainGpu { main_gpu, available: list_gpus(&gpus) })
 }
 
 /// Returns the default GPUs, chosen like llama.cpp does: each one once, even if several backends support it, and
 /// integrated ones only if there are no others.
-fn usual(all: &[Device]) -> Vec<Device> {
-    let mut chosen: Vec<Device> = Vec::new();
+fn default_gpus(all: &[Device]) -> Vec<Device> {
+    let mut selected_gpus: Vec<Device> = Vec::new();
     for device in all.iter().filter(|device| device.gpu && !device.integrated) {
-        if device.id.is_none() || chosen.iter().all(|other| other.id != device.id) {
-            chosen.push(device.clone());
+        if device.id.is_none() || selected_gpus.iter().all(|other| other.id != device.id) {
+            selected_gpus.push(device.clone());
         }
     }
-    if chosen.is_empty() {
+    if selected_gpus.is_empty() {
         let mut integrated = all.iter().filter(|device| device.integrated);
         let first = integrated.clone().next().map(|device| device.backend.clone());
-        chosen.extend(integrated.by_ref().filter(|device| Some(&device.backend) == first.as_ref()).cloned());
+        selected_gpus.extend(integrated.by_ref().filter(|device| Some(&device.backend) == first.as_ref()).cloned());
     }
-    chosen
+    selected_gpus
 }
 
 /// Lists the GPUs as a clause of an error message.
-fn there_are(devices: &[Device]) -> String {
+fn list_gpus(devices: &[Device]) -> String {
     let gpus: Vec<String> =
         devices.iter().filter(|device| device.gpu).map(|gpu| format!("{} ({})", gpu.name, gpu.description)).collect();
     match &gpus[..] {
@@ -254,7 +255,7 @@ fn there_are(devices: &[Device]) -> String {
 }
 
 /// Returns the free memory of each GPU and its share of the layers.
-fn shared(gpus: &[Device], all: &[Device], shares: &[f32]) -> Vec<Gpu> {
+fn gpu_shares(gpus: &[Device], all: &[Device], shares: &[f32]) -> Vec<Gpu> {
     // Same as llama.cpp: a GPU with unknown memory counts with the memory of the CPU.
     let processor = all.iter().find(|device| !device.gpu).map_or(0, |device| device.free_bytes);
     let free = |gpu: &Device| if gpu.memory_bytes == 0 && gpu.free_bytes == 0 { processor } else { gpu.free_bytes };
@@ -289,19 +290,19 @@ mod tests {
     }
 
     fn names(options: &ModelOptions, all: &[Device]) -> Result<Vec<String>, String> {
-        let chosen = chosen(options, all).map_err(|error| error.to_string())?;
-        Ok(chosen.into_iter().map(|device| device.name).collect())
+        let selected_gpus = selected_gpus(options, all).map_err(|error| error.to_string())?;
+        Ok(selected_gpus.into_iter().map(|device| device.name).collect())
     }
 
     #[test]
     fn each_gpu_is_used_once_and_integrated_gpus_only_alone() {
-        let usual = ModelOptions::default();
+        let defaults = ModelOptions::default();
         let (a, b) = (gpu("CUDA0", Some("0:1"), false), gpu("CUDA1", Some("0:2"), false));
         let (same, own) = (gpu("Vulkan0", Some("0:1"), false), gpu("Vulkan1", None, true));
-        assert_eq!(names(&usual, &[a.clone(), b, same.clone(), own.clone(), cpu()]).unwrap(), ["CUDA0", "CUDA1"]);
-        assert_eq!(names(&usual, &[own, gpu("SYCL0", None, true), cpu()]).unwrap(), ["Vulkan1"]);
-        assert!(names(&usual, &[cpu()]).unwrap().is_empty());
-        let both = ModelOptions { devices: Some(vec!["vulkan0".into(), "CUDA0".into(), "CUDA0".into()]), ..usual };
+        assert_eq!(names(&defaults, &[a.clone(), b, same.clone(), own.clone(), cpu()]).unwrap(), ["CUDA0", "CUDA1"]);
+        assert_eq!(names(&defaults, &[own, gpu("SYCL0", None, true), cpu()]).unwrap(), ["Vulkan1"]);
+        assert!(names(&defaults, &[cpu()]).unwrap().is_empty());
+        let both = ModelOptions { devices: Some(vec!["vulkan0".into(), "CUDA0".into(), "CUDA0".into()]), ..defaults };
         assert_eq!(names(&both, &[a, same, cpu()]).unwrap(), ["Vulkan0", "CUDA0"]);
     }
 
@@ -334,10 +335,10 @@ mod tests {
             (gpu("CUDA0", None, false), Device { memory_bytes: 0, free_bytes: 0, ..gpu("CUDA1", None, false) });
         let processor = Device { free_bytes: 12 << 30, ..cpu() };
         let all = [small.clone(), silent.clone(), processor];
-        let by_free = shared(&all[..2], &all, &[]);
+        let by_free = gpu_shares(&all[..2], &all, &[]);
         assert_eq!(by_free[1], Gpu { free: 12 << 30, share: (12_u64 << 30) as f32 });
         assert_eq!(by_free[0].share * 2.0, by_free[1].share);
-        let given: Vec<f32> = shared(&[small, silent], &all, &[3.0]).iter().map(|gpu| gpu.share).collect();
+        let given: Vec<f32> = gpu_shares(&[small, silent], &all, &[3.0]).iter().map(|gpu| gpu.share).collect();
         assert_eq!(given, [3.0, 0.0]);
     }
 }

@@ -114,12 +114,12 @@ impl Model {
         })
     }
 
-    /// Reads the classification head. `asked` overrides the activation of the family.
+    /// Reads the classification head. `requested` overrides the activation of the family.
     ///
     /// # Errors
     /// The reason why the model has no head, or none whose scores would be reliable.
-    pub fn head(&self, asked: Option<Activation>) -> Result<Head, HeadError> {
-        Head::read(&self.path, &self.family(), asked)
+    pub fn head(&self, requested: Option<Activation>) -> Result<Head, HeadError> {
+        Head::read(&self.path, &self.family(), requested)
     }
 
     /// Returns the pooling of the state that the classification head reads.
@@ -200,8 +200,8 @@ pub(super) fn generates(llama: &LlamaModel, architecture: &str) -> bool {
 }
 
 fn is_causal(llama: &LlamaModel, architecture: &str) -> bool {
-    let said = llama.meta_val_str(&format!("{architecture}.attention.causal"));
-    said.map_or(!WITHOUT_CACHE.contains(&architecture), |said| said == "true")
+    let declared = llama.meta_val_str(&format!("{architecture}.attention.causal"));
+    declared.map_or(!WITHOUT_CACHE.contains(&architecture), |declared| declared == "true")
 }
 
 impl EncoderContext<'_> {

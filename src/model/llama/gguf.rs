@@ -141,8 +141,8 @@ impl<F: Read + Seek> Reader<F> {
         let tensors = self.u64("the number of tensors")?;
         let pairs = self.u64("the number of keys")?;
         // The smallest key has 8 + 1 + 4 + 1 bytes, the smallest tensor 8 + 4 + 4 + 8.
-        self.plausible(pairs, 14, "keys")?;
-        self.plausible(tensors, 24, "tensors")?;
+        self.check_room(pairs, 14, "keys")?;
+        self.check_room(tensors, 24, "tensors")?;
         let mut header = GgufHeader::default();
         for number in 0..pairs {
             let key = self.text(&format!("key {number}"), u64::from(u16::MAX))?;
@@ -259,7 +259,7 @@ impl<F: Read + Seek> Reader<F> {
             4..=6 => 4,
             10..=12 => 8,
             8 => {
-                self.plausible(count, 8, within)?;
+                self.check_room(count, 8, within)?;
                 for _ in 0..count {
                     let length = self.u64(within)?;
                     self.skip(length, within)?;
@@ -273,14 +273,14 @@ impl<F: Read + Seek> Reader<F> {
         Ok(count)
     }
 
-    /// Reads a text of up to `longest` bytes; a longer one is skipped.
-    fn text(&mut self, within: &str, longest: u64) -> Result<Option<String>, GgufError> {
+    /// Reads a text of up to `max` bytes; a longer one is skipped.
+    fn text(&mut self, within: &str, max: u64) -> Result<Option<String>, GgufError> {
         let length = self.u64(within)?;
-        if length > longest {
+        if length > max {
             self.skip(length, within)?;
             return Ok(None);
         }
-        self.plausible(length, 1, within)?;
+        self.check_room(length, 1, within)?;
         let mut bytes = vec![0; length as usize];
         self.fill(&mut bytes, within)?;
         Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
@@ -301,14 +301,14 @@ impl<F: Read + Seek> Reader<F> {
     }
 
     fn fill(&mut self, bytes: &mut [u8], within: &str) -> Result<(), GgufError> {
-        self.plausible(bytes.len() as u64, 1, within)?;
+        self.check_room(bytes.len() as u64, 1, within)?;
         self.file.read_exact(bytes).map_err(GgufError::Io)?;
         self.position += bytes.len() as u64;
         Ok(())
     }
 
     fn skip(&mut self, bytes: u64, within: &str) -> Result<(), GgufError> {
-        self.plausible(bytes, 1, within)?;
+        self.check_room(bytes, 1, within)?;
         let offset = i64::try_from(bytes).map_err(|_| self.truncated(within))?;
         self.file.seek_relative(offset).map_err(GgufError::Io)?;
         self.position += bytes;
@@ -316,7 +316,7 @@ impl<F: Read + Seek> Reader<F> {
     }
 
     /// Checks that the rest of the file can hold this number of items of this size.
-    fn plausible(&self, count: u64, bytes: u64, within: &str) -> Result<(), GgufError> {
+    fn check_room(&self, count: u64, bytes: u64, within: &str) -> Result<(), GgufError> {
         let left = self.length - self.position;
         if count.checked_mul(bytes).is_some_and(|needed| needed <= left) { Ok(()) } else { Err(self.truncated(within)) }
     }

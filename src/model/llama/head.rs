@@ -101,8 +101,12 @@ struct Layer {
 }
 
 impl Head {
-    /// Reads the head from the model's file. `asked` overrides the activation of the family.
-    pub(super) fn read(path: &Path, family: &HeadMetadata<'_>, asked: Option<Activation>) -> Result<Self, HeadError> {
+    /// Reads the head from the model's file. `requested` overrides the activation of the family.
+    pub(super) fn read(
+        path: &Path,
+        family: &HeadMetadata<'_>,
+        requested: Option<Activation>,
+    ) -> Result<Self, HeadError> {
         let unreadable = |error: std::io::Error| HeadError::Unreadable(error.to_string());
         let file = Gguf::open(path).map_err(unreadable)?;
         let layer = |name: &str, columns: usize| -> Result<Option<Layer>, HeadError> {
@@ -128,7 +132,7 @@ impl Head {
             return Err(HeadError::Unreadable("cls.norm does not match cls".into()));
         }
         let types = file.tensor("token_types.weight", MAX_VALUES).map_err(unreadable)?;
-        let activation = activation(family, dense.is_some(), types.is_some(), asked)?;
+        let activation = activation(family, dense.is_some(), types.is_some(), requested)?;
         let labels = file
             .texts(&format!("{}.classifier.output_labels", family.architecture))
             .filter(|labels| labels.len() == outputs)
@@ -169,9 +173,9 @@ fn activation(
     family: &HeadMetadata<'_>,
     dense: bool,
     typed: bool,
-    asked: Option<Activation>,
+    requested: Option<Activation>,
 ) -> Result<Activation, HeadError> {
-    match asked {
+    match requested {
         Some(Activation::Direct) => Ok(Activation::Direct),
         Some(activation) if dense => Ok(activation),
         Some(activation) => Err(HeadError::NoDense(activation.name())),

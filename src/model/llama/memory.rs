@@ -27,7 +27,7 @@ pub(super) struct MemoryCapabilities {
 }
 
 impl MemoryCapabilities {
-    pub fn of(model: &LlamaModel, context: &mut LlamaContext<'_>, keys: CacheType) -> Self {
+    pub fn new(model: &LlamaModel, context: &mut LlamaContext<'_>, keys: CacheType) -> Self {
         let recurrent = model.is_recurrent() || model.is_hybrid();
         Self { window: ffi::memory::window(model), recurrent, fixed: fixed(model, context, keys, recurrent) }
     }

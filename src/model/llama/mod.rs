@@ -240,7 +240,7 @@ impl Model {
             chat_template: llama.chat_template(None).ok().and_then(|template| template.to_string().ok()),
         };
         let control = ControlVector::load(&options.control, &card)?;
-        let fingerprint = fingerprint::of(path)
+        let fingerprint = fingerprint::of_file(path)
             .map_err(|source| ModelError::Unreadable { path: path.display().to_string(), source })?;
         let settings =
             fingerprint::of_text(&options.tuning.difference()) ^ control.as_ref().map_or(0, ControlVector::fingerprint);
@@ -351,7 +351,7 @@ pub fn backend() -> Result<&'static LlamaBackend, ModelError> {
     BACKEND
         .get_or_init(|| {
             llama_cpp_2::send_logs_to_tracing(llama_cpp_2::LogOptions::default());
-            ffi::loading::keep_errors();
+            ffi::loading::capture_error_lines();
             LlamaBackend::init().map_err(|error| error.to_string())
         })
         .as_ref()

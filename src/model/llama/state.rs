@@ -14,7 +14,7 @@ mod tests;
 
 use super::cache_type::CacheType;
 use crate::events::TokenId;
-use reader::{Reader, differs};
+use reader::{Reader, check_equal};
 use recurrent::Recurrent;
 use std::ops::Range;
 
@@ -193,7 +193,7 @@ impl StateLayout {
         reader.end()?;
         // Freed cells are still read: one NaN would spoil the slot for later runs.
         let sound = |(kind, rows): &(i32, Range<usize>)| {
-            CacheType::of_ggml(*kind).is_some_and(|kind| kind.is_sound(&packed[rows.clone()]))
+            CacheType::from_ggml(*kind).is_some_and(|kind| kind.is_sound(&packed[rows.clone()]))
         };
         if reader.rows.iter().all(sound) { Ok(state) } else { Err(StateError::Number) }
     }
@@ -231,7 +231,7 @@ impl StateLayout {
             Self::stream(reader, cache, tokens)?;
             return Ok(start..reader.at);
         }
-        differs("the number of sequences", reader.u32()?, streams)?;
+        check_equal("the number of sequences", reader.u32()?, streams)?;
         let mut body = None;
         for _ in 0..streams {
             let start = reader.at;
@@ -257,7 +257,7 @@ impl StateLayout {
             if usize::try_from(position) != Ok(first + index) {
                 return Err(StateError::Position { cell: index, position });
             }
-            differs("the number of sequences of a cell", reader.u32()?, 1)?;
+            check_equal("the number of sequences of a cell", reader.u32()?, 1)?;
             if cache.extended {
                 reader.take(8)?;
                 if reader.i32()? != tokens[first + index] {
@@ -266,10 +266,10 @@ impl StateLayout {
             }
             reader.take(4)?;
         }
-        differs("the order of values (flash attention on or off)", reader.u32()?, u32::from(cache.transposed))?;
-        differs("the number of layers", reader.u32()?, cache.keys.len() as u32)?;
-        differs("the rotation of keys", reader.u32()?, cache.rotations[0])?;
-        differs("the rotation of values", reader.u32()?, cache.rotations[1])?;
+        check_equal("the order of values (flash attention on or off)", reader.u32()?, u32::from(cache.transposed))?;
+        check_equal("the number of layers", reader.u32()?, cache.keys.len() as u32)?;
+        check_equal("the rotation of keys", reader.u32()?, cache.rotations[0])?;
+        check_equal("the rotation of values", reader.u32()?, cache.rotations[1])?;
         for &rows in &cache.keys {
             reader.rows(Some(rows), ["the type of keys", "the size of a key"], false, cells)?;
         }

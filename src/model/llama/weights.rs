@@ -34,7 +34,7 @@ struct Stamp {
 }
 
 impl Stamp {
-    fn of(found: &Metadata) -> Self {
+    fn from_metadata(found: &Metadata) -> Self {
         Self {
             device: found.dev(),
             inode: found.ino(),
@@ -58,7 +58,7 @@ impl WeightFile {
     /// The file cannot be read.
     pub fn new(path: &Path) -> io::Result<Self> {
         let path = path.canonicalize()?;
-        let stamp = Stamp::of(&fs::metadata(&path)?);
+        let stamp = Stamp::from_metadata(&fs::metadata(&path)?);
         Ok(Self { path, stamp })
     }
 
@@ -77,7 +77,7 @@ impl WeightFile {
         let entry = cache.map(|folder| folder.join(format!("{:032x}", xxh3_128(self.key().as_bytes()))));
         let mut file = File::open(&self.path)?;
         self.check(&file)?;
-        if let Some(known) = entry.as_deref().and_then(|entry| self.recall(entry)) {
+        if let Some(known) = entry.as_deref().and_then(|entry| self.read_cached(entry)) {
             return Ok(known);
         }
         lower_priority();
@@ -96,7 +96,7 @@ impl WeightFile {
         self.check(&file)?;
         let digest = hash.digest128();
         if let Some(entry) = entry.filter(|_| self.stamp.is_settled())
-            && let Err(error) = self.remember(&entry, digest)
+            && let Err(error) = self.write_cached(&entry, digest)
         {
             tracing::warn!(%error, file = %entry.display(), "cannot cache the hash of the model; it will be computed again");
         }
@@ -104,7 +104,7 @@ impl WeightFile {
     }
 
     fn check(&self, file: &File) -> io::Result<()> {
-        if Stamp::of(&file.metadata()?) == self.stamp {
+        if Stamp::from_metadata(&file.metadata()?) == self.stamp {
             return Ok(());
         }
         Err(io::Error::other(format!("{} has changed since it was loaded; load the model again", self.path.display())))
@@ -115,13 +115,13 @@ impl WeightFile {
         format!("{} {device} {inode} {bytes} {modified:?} {changed:?}", self.path.display())
     }
 
-    fn recall(&self, entry: &Path) -> Option<u128> {
+    fn read_cached(&self, entry: &Path) -> Option<u128> {
         let text = fs::read_to_string(entry).ok()?;
         let (digest, key) = text.split_once(' ')?;
         (key == self.key()).then(|| u128::from_str_radix(digest, 16).ok()).flatten()
     }
 
-    fn remember(&self, entry: &Path, digest: u128) -> io::Result<()> {
+    fn write_cached(&self, entry: &Path, digest: u128) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(entry.parent().unwrap_or(entry))?;
         let partial = entry.with_extension(std::process::id().to_string());
         let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;

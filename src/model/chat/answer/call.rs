@@ -1,12 +1,12 @@
 //! Parser of one tool call: its name first, then its arguments as they arrive.
 
-use super::json::{NotJson, Scanner, Seen};
+use super::json::{ByteEffect, NotJson, Scanner};
 use super::member_list::MemberListReader;
 use super::object::Object;
 use super::tagged::Tagged;
-use super::{AnswerDelta, AnswerFormat, AnswerMessage, Over, emit_arguments, emit_call, emit_called};
+use super::{AnswerDelta, AnswerEnd, AnswerFormat, AnswerMessage, emit_arguments, emit_call, emit_call_end};
 use crate::model::chat::format::{CallForm, CallShape};
-use crate::model::chat::pattern::{Fit, Pattern};
+use crate::model::chat::pattern::{Pattern, PatternMatch};
 use serde_json::Value;
 
 /// Maximum length of the text before the arguments.
@@ -28,7 +28,7 @@ pub(super) enum Step {
 }
 
 /// The result of a search in incomplete text.
-pub(super) enum Look<T> {
+pub(super) enum PartialMatch<T> {
     Found(T),
     More,
     No,
@@ -36,18 +36,25 @@ pub(super) enum Look<T> {
 
 /// The continuation after a marker or a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Between {
+pub(super) enum NextCall {
     /// More text is needed.
     More,
     /// A call starts here; `list` is true if a list was opened before it, and `kept` is the end of the block without
     /// the call.
     Next { at: usize, list: bool, kept: usize },
     /// The end of the block, or other text, from this byte on.
-    Over(usize),
+    End(usize),
 }
 
 /// Finds the next part of a block of calls.
-pub(super) fn between(form: &CallForm, text: &str, from: usize, after_call: bool, list: bool, over: bool) -> Between {
+pub(super) fn find_next_call(
+    form: &CallForm,
+    text: &str,
+    from: usize,
+    after_call: bool,
+    list: bool,
+    over: bool,
+) -> NextCall {
     let mut block = Block {
         form,
         after_call,
@@ -61,17 +68,17 @@ pub(super) fn between(form: &CallForm, text: &str, from: usize, after_call: bool
     };
     loop {
         if block.closed {
-            return Between::Over(block.kept);
+            return NextCall::End(block.kept);
         }
         block.at = skip_space(text, block.at);
         if block.at == text.len() {
-            return if over { Between::Over(block.kept) } else { Between::More };
+            return if over { NextCall::End(block.kept) } else { NextCall::More };
         }
         match block.take(&text[block.at..], over) {
-            Look::Found(true) => {}
-            Look::Found(false) => return Between::Next { at: block.at, list: block.list, kept: block.kept },
-            Look::More => return Between::More,
-            Look::No => return Between::Over(if after_call { block.kept } else { block.at }),
+            PartialMatch::Found(true) => {}
+            PartialMatch::Found(false) => return NextCall::Next { at: block.at, list: block.list, kept: block.kept },
+            PartialMatch::More => return NextCall::More,
+            PartialMatch::No => return NextCall::End(if after_call { block.kept } else { block.at }),
         }
     }
 }
@@ -96,7 +103,7 @@ struct Block<'a> {
 
 impl Block<'_> {
     /// Consumes the next part of the block; `Found(false)` at the start of a call.
-    fn take(&mut self, rest: &str, over: bool) -> Look<bool> {
+    fn take(&mut self, rest: &str, over: bool) -> PartialMatch<bool> {
         let form = self.form;
         if !self.begun {
             let after = self.after_call && !self.opened && !self.separated;
@@ -112,7 +119,7 @@ impl Block<'_> {
             {
                 let ends = role < 2;
                 match if ends { pattern.fit_beginning(rest) } else { pattern.fit(rest) } {
-                    Fit::Whole(len) => {
+                    PatternMatch::Whole(len) => {
                         self.at += len;
                         match role {
                             0 | 1 => {
@@ -123,31 +130,31 @@ impl Block<'_> {
                             3 => self.opened = true,
                             _ => self.begun = true,
                         }
-                        return Look::Found(true);
+                        return PartialMatch::Found(true);
                     }
-                    Fit::Begun if !over => return Look::More,
+                    PatternMatch::Begun if !over => return PartialMatch::More,
                     _ => {}
                 }
             }
         }
         let fresh = self.opened || self.begun || self.separated;
         match rest.as_bytes()[0] {
-            b'{' if fresh || self.list || form.before.is_blank() => return Look::Found(false),
+            b'{' if fresh || self.list || form.before.is_blank() => return PartialMatch::Found(false),
             b'[' if fresh && !self.list => self.list = true,
             b']' if self.after_call && self.list && !fresh => {
                 self.list = false;
                 self.kept = self.at + 1;
             }
             b',' | b';' if self.after_call && !fresh => self.separated = true,
-            _ if form.shape == CallShape::Code && self.begun => return Look::Found(false),
+            _ if form.shape == CallShape::Code && self.begun => return PartialMatch::Found(false),
             first => {
                 let may = self.begun || (form.before.is_blank() && (fresh || self.list));
                 let named = is_name_byte(first) && !matches!(form.shape, CallShape::Json(_) | CallShape::Code);
-                return if may && named { Look::Found(false) } else { Look::No };
+                return if may && named { PartialMatch::Found(false) } else { PartialMatch::No };
             }
         }
         self.at += 1;
-        Look::Found(true)
+        PartialMatch::Found(true)
     }
 }
 
@@ -160,25 +167,30 @@ pub(super) fn skip_space(text: &str, at: usize) -> usize {
 }
 
 /// Parses the name at `from` and the pattern after it; returns the end of the pattern.
-pub(super) fn name_before<'t>(pattern: &Pattern, text: &'t str, from: usize, over: bool) -> Look<(&'t str, usize)> {
+pub(super) fn name_before<'t>(
+    pattern: &Pattern,
+    text: &'t str,
+    from: usize,
+    over: bool,
+) -> PartialMatch<(&'t str, usize)> {
     let rest = &text[from..];
     let run = rest.bytes().position(|byte| !is_name_byte(byte)).unwrap_or(rest.len());
     if run == 0 || run > MAX_NAME {
-        return if rest.is_empty() && !over { Look::More } else { Look::No };
+        return if rest.is_empty() && !over { PartialMatch::More } else { PartialMatch::No };
     }
     if run == rest.len() && !over {
-        return Look::More;
+        return PartialMatch::More;
     }
     // The pattern may start with a byte that is also valid in names, like Kimi's `:0`.
     for len in (1..=run).rev() {
         match pattern.fit(&rest[len..]) {
-            Fit::Whole(_) if pattern.is_blank() && len < run => break,
-            Fit::Whole(end) => return Look::Found((&rest[..len], from + len + end)),
-            Fit::Begun if !over => return Look::More,
+            PatternMatch::Whole(_) if pattern.is_blank() && len < run => break,
+            PatternMatch::Whole(end) => return PartialMatch::Found((&rest[..len], from + len + end)),
+            PatternMatch::Begun if !over => return PartialMatch::More,
             _ => {}
         }
     }
-    Look::No
+    PartialMatch::No
 }
 
 /// The parser of one call.
@@ -222,10 +234,10 @@ impl CallReader {
     }
 
     /// Returns true if text without a marker may start with a call of this form.
-    pub(super) fn may_stand_bare(form: &CallForm, reading: &AnswerFormat, words: &str) -> bool {
+    pub(super) fn may_be_bare(form: &CallForm, answer_format: &AnswerFormat, words: &str) -> bool {
         match form.shape {
             CallShape::Json(_) => words.starts_with('{'),
-            CallShape::Named { .. } => !words.is_empty() && bare_name(reading, words),
+            CallShape::Named { .. } => !words.is_empty() && bare_name(answer_format, words),
             _ => false,
         }
     }
@@ -238,29 +250,31 @@ impl CallReader {
     /// Continues parsing.
     pub(super) fn read(
         &mut self,
-        (reading, form): (&AnswerFormat, &CallForm),
+        (answer_format, form): (&AnswerFormat, &CallForm),
         text: &str,
-        over: Option<Over>,
+        over: Option<AnswerEnd>,
         pieces: &mut Vec<AnswerDelta>,
         message: &mut AnswerMessage,
     ) -> Step {
         let step = match &mut self.kind {
-            Kind::Json(object) => object.read(reading, text, &mut self.at, self.bare, &mut self.sent, pieces, message),
-            Kind::Named(None) => match self.head(reading, form, text, over.is_some()) {
-                Look::More => Step::More,
-                Look::No => Step::Failed(self.from),
-                Look::Found((name, brace)) => {
+            Kind::Json(object) => {
+                object.read(answer_format, text, &mut self.at, self.bare, &mut self.sent, pieces, message)
+            }
+            Kind::Named(None) => match self.head(answer_format, form, text, over.is_some()) {
+                PartialMatch::More => Step::More,
+                PartialMatch::No => Step::Failed(self.from),
+                PartialMatch::Found((name, brace)) => {
                     emit_call(pieces, message, name);
                     self.sent = true;
                     self.at = brace;
                     self.kind = Kind::Named(Some(Arguments { scanner: Scanner::new(), from: brace }));
-                    return self.read((reading, form), text, over, pieces, message);
+                    return self.read((answer_format, form), text, over, pieces, message);
                 }
             },
             Kind::Named(Some(arguments)) => arguments.read(text, &mut self.at, pieces, message),
-            Kind::Tagged(tagged) => tagged.read((reading, form), text, over, &mut self.sent, pieces, message),
+            Kind::Tagged(tagged) => tagged.read((answer_format, form), text, over, &mut self.sent, pieces, message),
             Kind::MemberListReader(loose) => loose.read(text, over.is_some(), &mut self.sent, pieces, message),
-            Kind::Code => code(reading, text, self.from, over, &mut self.sent, pieces, message),
+            Kind::Code => code(answer_format, text, self.from, over, &mut self.sent, pieces, message),
         };
         match (step, over) {
             (Step::More, Some(over)) if over.cut && self.sent => Step::Done(text.len()),
@@ -270,22 +284,28 @@ impl CallReader {
     }
 
     /// Parses the name; returns it with the start of the arguments.
-    fn head<'t>(&self, reading: &AnswerFormat, form: &CallForm, text: &'t str, over: bool) -> Look<(&'t str, usize)> {
-        let CallShape::Named { middle } = &form.shape else { return Look::No };
-        if self.bare && !bare_name(reading, &text[self.from..]) {
-            return Look::No;
+    fn head<'t>(
+        &self,
+        answer_format: &AnswerFormat,
+        form: &CallForm,
+        text: &'t str,
+        over: bool,
+    ) -> PartialMatch<(&'t str, usize)> {
+        let CallShape::Named { middle } = &form.shape else { return PartialMatch::No };
+        if self.bare && !bare_name(answer_format, &text[self.from..]) {
+            return PartialMatch::No;
         }
         match name_before(middle, text, self.from, over) {
-            Look::Found((name, end)) => {
+            PartialMatch::Found((name, end)) => {
                 let brace = skip_space(text, end);
                 match text.as_bytes().get(brace) {
-                    _ if brace - self.from > MAX_HEAD => Look::No,
-                    None => Look::More,
-                    Some(b'{') => Look::Found((name, brace)),
-                    Some(_) => Look::No,
+                    _ if brace - self.from > MAX_HEAD => PartialMatch::No,
+                    None => PartialMatch::More,
+                    Some(b'{') => PartialMatch::Found((name, brace)),
+                    Some(_) => PartialMatch::No,
                 }
             }
-            Look::More if text.len() - self.from > MAX_HEAD => Look::No,
+            PartialMatch::More if text.len() - self.from > MAX_HEAD => PartialMatch::No,
             other => other,
         }
     }
@@ -298,13 +318,13 @@ impl Arguments {
         for byte in text[*at..].bytes() {
             match self.scanner.push(byte) {
                 Err(NotJson) => return Step::Failed(*at),
-                Ok(Seen::End) => {
+                Ok(ByteEffect::End) => {
                     *at += 1;
                     if serde_json::from_str::<Value>(&text[self.from..*at]).is_err() {
                         return Step::Failed(*at);
                     }
                     emit_arguments(pieces, message, &text[sent..*at]);
-                    emit_called(pieces, message);
+                    emit_call_end(pieces, message);
                     return Step::Done(*at);
                 }
                 Ok(_) => *at += 1,
@@ -316,8 +336,8 @@ impl Arguments {
 }
 
 /// Returns true if the text starts with the name of a tool on a separate line and an object, or may still become that.
-pub(super) fn bare_name(reading: &AnswerFormat, text: &str) -> bool {
-    reading.tools.iter().any(|tool| match text.strip_prefix(tool.name.as_str()) {
+pub(super) fn bare_name(answer_format: &AnswerFormat, text: &str) -> bool {
+    answer_format.tools.iter().any(|tool| match text.strip_prefix(tool.name.as_str()) {
         Some(rest) => {
             let space = rest.len() - rest.trim_start().len();
             rest.is_empty()
@@ -330,19 +350,19 @@ pub(super) fn bare_name(reading: &AnswerFormat, text: &str) -> bool {
 
 /// Parses Llama's built-in tools: `name.call(key="value")`, or code for a tool that runs it.
 fn code(
-    reading: &AnswerFormat,
+    answer_format: &AnswerFormat,
     text: &str,
     from: usize,
-    over: Option<Over>,
+    over: Option<AnswerEnd>,
     sent: &mut bool,
     pieces: &mut Vec<AnswerDelta>,
     message: &mut AnswerMessage,
 ) -> Step {
     let Some(over) = over else { return Step::More };
     let written = &text[from..];
-    let call = builtin(written.trim()).filter(|(name, _)| reading.tools.iter().any(|tool| tool.name == *name));
+    let call = builtin(written.trim()).filter(|(name, _)| answer_format.tools.iter().any(|tool| tool.name == *name));
     let call = call.or_else(|| {
-        let tool = reading.tools.iter().find(|tool| CODE_TOOLS.contains(&tool.name.as_str()))?;
+        let tool = answer_format.tools.iter().find(|tool| CODE_TOOLS.contains(&tool.name.as_str()))?;
         Some((tool.name.clone(), serde_json::json!({ "code": written }).to_string()))
     });
     match call {
@@ -350,7 +370,7 @@ fn code(
             emit_call(pieces, message, &name);
             *sent = true;
             emit_arguments(pieces, message, &arguments);
-            emit_called(pieces, message);
+            emit_call_end(pieces, message);
             Step::Done(text.len())
         }
         _ => Step::Failed(text.len()),

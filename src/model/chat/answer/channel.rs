@@ -1,10 +1,10 @@
 //! Parser of answers in channels, as in gpt-oss: `analysis` is reasoning, `final` is text, and a message with a
 //! recipient is a tool call.
 
-use super::json::{NotJson, Scanner, Seen};
+use super::json::{ByteEffect, NotJson, Scanner};
 use super::{
-    AnswerDelta, AnswerFormat, AnswerMessage, Over, emit_arguments, emit_call, emit_called, emit_content,
-    emit_reasoning, safe, void_calls,
+    AnswerDelta, AnswerEnd, AnswerFormat, AnswerMessage, emit_arguments, emit_call, emit_call_end, emit_content,
+    emit_reasoning, retract_calls, safe,
 };
 use serde_json::Value;
 use std::ops::Range;
@@ -60,9 +60,9 @@ enum Kind {
 impl Channels {
     pub(super) fn read(
         &mut self,
-        reading: &AnswerFormat,
+        answer_format: &AnswerFormat,
         text: &str,
-        over: Option<Over>,
+        over: Option<AnswerEnd>,
         pieces: &mut Vec<AnswerDelta>,
         message: &mut AnswerMessage,
     ) {
@@ -70,7 +70,7 @@ impl Channels {
             let goes_on = if self.body.is_some() {
                 self.read_body(text, over, pieces, message)
             } else {
-                self.read_header(reading, text, over, pieces, message)
+                self.read_header(answer_format, text, over, pieces, message)
             };
             if !goes_on {
                 return;
@@ -86,9 +86,9 @@ impl Channels {
 
     fn read_header(
         &mut self,
-        reading: &AnswerFormat,
+        answer_format: &AnswerFormat,
         text: &str,
-        over: Option<Over>,
+        over: Option<AnswerEnd>,
         pieces: &mut Vec<AnswerDelta>,
         message: &mut AnswerMessage,
     ) -> bool {
@@ -122,9 +122,9 @@ impl Channels {
         let recipient = header.split("to=").nth(1).map(|rest| rest.split(['<', ' ', '\n']).next().unwrap_or_default());
         let recipient = recipient.map(|name| name.strip_prefix("functions.").unwrap_or(name)).filter(|n| !n.is_empty());
         let channel = header.split(CHANNEL).nth(1).unwrap_or_default().trim_start();
-        let calls = !reading.tools.is_empty();
+        let calls = !answer_format.tools.is_empty();
         let kind = match recipient {
-            Some(_) if calls && reading.single && !message.calls.is_empty() => Kind::Muted,
+            Some(_) if calls && answer_format.single && !message.calls.is_empty() => Kind::Muted,
             Some(name) if calls => {
                 emit_call(pieces, message, name);
                 Kind::Call { scanner: Scanner::new(), complete: false }
@@ -134,7 +134,7 @@ impl Channels {
                 from = header_from;
                 Kind::Text
             }
-            None if channel.starts_with("analysis") && reading.thoughts => {
+            None if channel.starts_with("analysis") && answer_format.thoughts => {
                 separate(&message.reasoning.clone(), |gap| emit_reasoning(pieces, message, gap));
                 Kind::Thought
             }
@@ -161,7 +161,7 @@ impl Channels {
     fn read_body(
         &mut self,
         text: &str,
-        over: Option<Over>,
+        over: Option<AnswerEnd>,
         pieces: &mut Vec<AnswerDelta>,
         message: &mut AnswerMessage,
     ) -> bool {
@@ -191,11 +191,11 @@ impl Channels {
             let cut = over.is_some_and(|over| over.cut) && end.is_none();
             void = if *complete { serde_json::from_str::<Value>(arguments).is_err() } else { !cut };
             if *complete && !void {
-                emit_called(pieces, message);
+                emit_call_end(pieces, message);
             }
         }
         if void {
-            void_calls(pieces, message, 1);
+            retract_calls(pieces, message, 1);
             emit_content(pieces, message, &text[body.header..self.at]);
             body.kind = Kind::Text;
             return true;
@@ -235,7 +235,7 @@ fn take_arguments(
         }
         match scanner.push(byte) {
             Err(NotJson) => return false,
-            Ok(Seen::End) => {
+            Ok(ByteEffect::End) => {
                 *complete = true;
                 emit_arguments(pieces, message, &part[begin..=at]);
             }

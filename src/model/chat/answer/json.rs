@@ -12,7 +12,7 @@ pub(super) struct NotJson;
 
 /// The effect of a byte on the outermost object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Seen {
+pub(super) enum ByteEffect {
     /// No effect on its members.
     Inside,
     /// The byte starts a key.
@@ -71,7 +71,7 @@ impl Scanner {
     }
 
     /// Processes the next byte.
-    pub(super) fn push(&mut self, byte: u8) -> Result<Seen, NotJson> {
+    pub(super) fn push(&mut self, byte: u8) -> Result<ByteEffect, NotJson> {
         match &mut self.token {
             Token::Text { key } => {
                 let key = *key;
@@ -79,7 +79,7 @@ impl Scanner {
                     b'"' if key => {
                         self.token = Token::None;
                         self.expect = Expect::Colon;
-                        Ok(if self.open.len() == 1 { Seen::Key } else { Seen::Inside })
+                        Ok(if self.open.len() == 1 { ByteEffect::Key } else { ByteEffect::Inside })
                     }
                     b'"' => {
                         self.token = Token::None;
@@ -87,10 +87,10 @@ impl Scanner {
                     }
                     b'\\' => {
                         self.token = Token::Escape { key };
-                        Ok(Seen::Inside)
+                        Ok(ByteEffect::Inside)
                     }
                     0..0x20 => Err(NotJson),
-                    _ => Ok(Seen::Inside),
+                    _ => Ok(ByteEffect::Inside),
                 }
             }
             Token::Escape { key } => {
@@ -100,7 +100,7 @@ impl Scanner {
                     b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => Token::Text { key },
                     _ => return Err(NotJson),
                 };
-                Ok(Seen::Inside)
+                Ok(ByteEffect::Inside)
             }
             Token::Code { key, left } => {
                 if !byte.is_ascii_hexdigit() {
@@ -108,19 +108,19 @@ impl Scanner {
                 }
                 self.token =
                     if *left == 1 { Token::Text { key: *key } } else { Token::Code { key: *key, left: *left - 1 } };
-                Ok(Seen::Inside)
+                Ok(ByteEffect::Inside)
             }
             Token::Word(word) => {
                 if byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.') {
                     word.push(byte);
-                    return if word.len() > MAX_WORD { Err(NotJson) } else { Ok(Seen::Inside) };
+                    return if word.len() > MAX_WORD { Err(NotJson) } else { Ok(ByteEffect::Inside) };
                 }
                 serde_json::from_slice::<serde_json::Value>(word).map_err(|_| NotJson)?;
                 self.token = Token::None;
                 self.value_ended();
-                let after = if self.open.len() == 1 { Seen::AfterValue } else { Seen::Inside };
+                let after = if self.open.len() == 1 { ByteEffect::AfterValue } else { ByteEffect::Inside };
                 match self.between(byte)? {
-                    Seen::Inside => Ok(after),
+                    ByteEffect::Inside => Ok(after),
                     other => Ok(other),
                 }
             }
@@ -128,23 +128,23 @@ impl Scanner {
         }
     }
 
-    fn between(&mut self, byte: u8) -> Result<Seen, NotJson> {
+    fn between(&mut self, byte: u8) -> Result<ByteEffect, NotJson> {
         let top = self.open.len() == 1;
         match (byte, self.expect) {
-            (b' ' | b'\t' | b'\n' | b'\r', _) => Ok(Seen::Inside),
+            (b' ' | b'\t' | b'\n' | b'\r', _) => Ok(ByteEffect::Inside),
             (b'}', Expect::KeyOrEnd | Expect::CommaOrEnd) => self.close(true),
             (b']', Expect::ValueOrEnd | Expect::CommaOrEnd) => self.close(false),
             (b'"', Expect::Key | Expect::KeyOrEnd) => {
                 self.token = Token::Text { key: true };
-                Ok(if top { Seen::KeyBegin } else { Seen::Inside })
+                Ok(if top { ByteEffect::KeyBegin } else { ByteEffect::Inside })
             }
             (b':', Expect::Colon) => {
                 self.expect = Expect::Value;
-                Ok(Seen::Inside)
+                Ok(ByteEffect::Inside)
             }
             (b',', Expect::CommaOrEnd) => {
                 self.expect = if self.open.last() == Some(&true) { Expect::Key } else { Expect::Value };
-                Ok(Seen::Inside)
+                Ok(ByteEffect::Inside)
             }
             (_, Expect::Value | Expect::ValueOrEnd) => {
                 match byte {
@@ -159,35 +159,35 @@ impl Scanner {
                     b'-' | b'0'..=b'9' | b't' | b'f' | b'n' => self.token = Token::Word(vec![byte]),
                     _ => return Err(NotJson),
                 }
-                Ok(if top { Seen::Value } else { Seen::Inside })
+                Ok(if top { ByteEffect::Value } else { ByteEffect::Inside })
             }
             _ => Err(NotJson),
         }
     }
 
-    fn close(&mut self, object: bool) -> Result<Seen, NotJson> {
+    fn close(&mut self, object: bool) -> Result<ByteEffect, NotJson> {
         if self.open.pop() != Some(object) {
             return Err(NotJson);
         }
-        Ok(if self.open.is_empty() { Seen::End } else { self.value_ended() })
+        Ok(if self.open.is_empty() { ByteEffect::End } else { self.value_ended() })
     }
 
-    fn value_ended(&mut self) -> Seen {
+    fn value_ended(&mut self) -> ByteEffect {
         self.expect = Expect::CommaOrEnd;
-        if self.open.len() == 1 { Seen::ValueEnd } else { Seen::Inside }
+        if self.open.len() == 1 { ByteEffect::ValueEnd } else { ByteEffect::Inside }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Scanner, Seen};
+    use super::{ByteEffect, Scanner};
     use proptest::prelude::*;
     use serde_json::Value;
 
     fn end(text: &str) -> Option<usize> {
         let mut scanner = Scanner::new();
         for (at, byte) in text.bytes().enumerate() {
-            if scanner.push(byte).ok()? == Seen::End {
+            if scanner.push(byte).ok()? == ByteEffect::End {
                 return Some(at + 1);
             }
         }

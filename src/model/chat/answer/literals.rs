@@ -1,6 +1,6 @@
 //! Values written as JSON, as Python literals, or with keys and strings in other quotes.
 
-use super::{AnswerDelta, AnswerMessage, emit_arguments, emit_called};
+use super::{AnswerDelta, AnswerMessage, emit_arguments, emit_call_end};
 use serde_json::{Map, Value};
 
 /// Maximum nesting, equal to `serde_json`'s.
@@ -21,7 +21,7 @@ pub(super) fn emit_member(
 /// Emits the end of arguments with this number of members.
 pub(super) fn emit_end(count: usize, pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage) {
     emit_arguments(pieces, message, if count == 0 { "{}" } else { "}" });
-    emit_called(pieces, message);
+    emit_call_end(pieces, message);
 }
 
 /// Parses a whole text as JSON, or as a Python literal other than a string.

@@ -1,7 +1,7 @@
 //! Parser of a call as a list of members: `name{key:value}` with strings in the family's quotes, or Python's
 //! `name(key=value)`. Each member is sent once it is complete.
 
-use super::call::{Look, Step, name_before, skip_space};
+use super::call::{PartialMatch, Step, name_before, skip_space};
 use super::literals::{self, emit_end, emit_member};
 use super::{AnswerDelta, AnswerMessage, Match, emit_call, literal};
 use crate::model::chat::pattern::Pattern;
@@ -76,13 +76,13 @@ impl MemberListReader {
         if !self.named {
             let pattern = Pattern::new(&self.open.to_string());
             match name_before(&pattern, text, self.at, over) {
-                Look::Found((name, end)) => {
+                PartialMatch::Found((name, end)) => {
                     emit_call(pieces, message, name);
                     (*sent, self.named) = (true, true);
                     (self.at, self.from) = (end, end);
                 }
-                Look::More => return Step::More,
-                Look::No => return Step::Failed(self.at),
+                PartialMatch::More => return Step::More,
+                PartialMatch::No => return Step::Failed(self.at),
             }
         }
         while let Some(&byte) = text.as_bytes().get(self.at) {

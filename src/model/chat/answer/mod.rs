@@ -41,7 +41,7 @@ impl AnswerFormat {
     #[must_use]
     pub fn plain(template: &str) -> Self {
         Self {
-            format: super::derive::of_source(template),
+            format: super::derive::derive_cached(template),
             tools: Vec::new(),
             thoughts: true,
             thinking: false,
@@ -69,12 +69,12 @@ impl AnswerFormat {
             })
         });
         let plain = Self::plain(template);
-        let said = |name: &str, usual: bool| recorded[name].as_bool().unwrap_or(usual);
+        let flag = |name: &str, usual: bool| recorded[name].as_bool().unwrap_or(usual);
         Self {
             tools: tools.collect(),
-            thoughts: said("thoughts", plain.thoughts),
-            thinking: said("thinking", plain.thinking),
-            single: said("single", plain.single),
+            thoughts: flag("thoughts", plain.thoughts),
+            thinking: flag("thinking", plain.thinking),
+            single: flag("single", plain.single),
             ..plain
         }
     }
@@ -143,7 +143,7 @@ pub struct Retraction {
 
 /// The end of the answer.
 #[derive(Debug, Clone, Copy)]
-struct Over {
+struct AnswerEnd {
     /// True if a limit ended it.
     cut: bool,
 }
@@ -183,14 +183,14 @@ fn emit_arguments(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, te
     }
 }
 
-fn emit_called(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage) {
+fn emit_call_end(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage) {
     if let Some(call) = message.calls.last_mut() {
         call.complete = true;
         pieces.push(AnswerDelta::Called);
     }
 }
 
-fn void_calls(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, count: usize) {
+fn retract_calls(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, count: usize) {
     if count > 0 {
         message.calls.truncate(message.calls.len().saturating_sub(count));
         pieces.push(AnswerDelta::Retract(Retraction { calls: count, ..Retraction::default() }));

@@ -1,8 +1,8 @@
 //! Parser of a call that is an object with name and arguments.
 
 use super::call::Step;
-use super::json::{Scanner, Seen};
-use super::{AnswerDelta, AnswerFormat, AnswerMessage, emit_arguments, emit_call, emit_called};
+use super::json::{ByteEffect, Scanner};
+use super::{AnswerDelta, AnswerFormat, AnswerMessage, emit_arguments, emit_call, emit_call_end};
 use crate::model::chat::format::CallShape;
 use serde_json::Value;
 
@@ -55,7 +55,7 @@ impl Object {
     #[expect(clippy::too_many_arguments, reason = "all of it is the reader's and the parser's state")]
     pub(super) fn read(
         &mut self,
-        reading: &AnswerFormat,
+        answer_format: &AnswerFormat,
         text: &str,
         at: &mut usize,
         bare: bool,
@@ -68,25 +68,25 @@ impl Object {
             let here = *at;
             *at += 1;
             let taken = match seen {
-                Seen::Inside => Some(()),
-                Seen::KeyBegin => {
+                ByteEffect::Inside => Some(()),
+                ByteEffect::KeyBegin => {
                     self.first_key.get_or_insert(here);
                     self.key_from = here;
                     Some(())
                 }
-                Seen::Key => self.take_key(reading, &text[self.key_from..*at], bare),
-                Seen::Value => {
+                ByteEffect::Key => self.take_key(answer_format, &text[self.key_from..*at], bare),
+                ByteEffect::Value => {
                     self.value_from = Some(here);
                     if byte == b'{' && self.is_arguments() && self.no_arguments() {
                         self.arguments = Some((here, here));
                     }
                     Some(())
                 }
-                Seen::ValueEnd => self.take_value(reading, text, *at, bare),
-                Seen::AfterValue => self.take_value(reading, text, here, bare),
-                Seen::End => {
+                ByteEffect::ValueEnd => self.take_value(answer_format, text, *at, bare),
+                ByteEffect::AfterValue => self.take_value(answer_format, text, here, bare),
+                ByteEffect::End => {
                     let taken = match self.value_from {
-                        Some(_) => self.take_value(reading, text, here, bare),
+                        Some(_) => self.take_value(answer_format, text, here, bare),
                         None => Some(()),
                     };
                     let done = taken.and_then(|()| self.end(&text[..*at], sent, pieces, message));
@@ -117,10 +117,10 @@ impl Object {
         !self.by_key && (own || NAMES.contains(&self.key.as_str()))
     }
 
-    fn take_key(&mut self, reading: &AnswerFormat, quoted: &str, bare: bool) -> Option<()> {
+    fn take_key(&mut self, answer_format: &AnswerFormat, quoted: &str, bare: bool) -> Option<()> {
         self.key = serde_json::from_str(quoted).ok()?;
         if self.by_key && self.name.is_none() {
-            self.by_key = reading.tools.iter().any(|tool| tool.name == self.key);
+            self.by_key = answer_format.tools.iter().any(|tool| tool.name == self.key);
             if self.by_key {
                 self.name = Some(self.key.clone());
             }
@@ -132,13 +132,13 @@ impl Object {
         (expected || !bare).then_some(())
     }
 
-    fn take_value(&mut self, reading: &AnswerFormat, text: &str, end: usize, bare: bool) -> Option<()> {
+    fn take_value(&mut self, answer_format: &AnswerFormat, text: &str, end: usize, bare: bool) -> Option<()> {
         let from = self.value_from.take()?;
         let value = &text[from..end];
         let key = self.key.as_str();
         if self.is_name() {
             let name: String = serde_json::from_str(value).ok()?;
-            let known = reading.tools.iter().any(|tool| tool.name == name);
+            let known = answer_format.tools.iter().any(|tool| tool.name == name);
             if name.is_empty() || self.name.is_some() || (bare && !known) {
                 return None;
             }
@@ -172,15 +172,15 @@ impl Object {
         message: &mut AnswerMessage,
     ) {
         let Some(name) = &self.name else { return };
-        if let Some((_, told)) = &mut self.arguments {
+        if let Some((_, sent_upto)) = &mut self.arguments {
             if !*sent {
                 emit_call(pieces, message, name);
                 *sent = true;
             }
             let upto = self.arguments_end.unwrap_or(upto);
-            if upto > *told {
-                emit_arguments(pieces, message, &text[*told..upto]);
-                *told = upto;
+            if upto > *sent_upto {
+                emit_arguments(pieces, message, &text[*sent_upto..upto]);
+                *sent_upto = upto;
             }
         }
     }
@@ -208,7 +208,7 @@ impl Object {
             *sent = true;
             emit_arguments(pieces, message, self.converted.as_deref().unwrap_or("{}"));
         }
-        emit_called(pieces, message);
+        emit_call_end(pieces, message);
         Some(())
     }
 

@@ -1,8 +1,8 @@
-use super::call::{self, Between, CallReader, Step};
+use super::call::{self, CallReader, NextCall, Step};
 use super::channel::Channels;
 use super::{
-    AnswerDelta, AnswerFormat, AnswerMessage, Match, Over, Retraction, difference, emit_content, emit_reasoning,
-    literal, safe, void_calls,
+    AnswerDelta, AnswerEnd, AnswerFormat, AnswerMessage, Match, Retraction, difference, emit_content, emit_reasoning,
+    literal, retract_calls, safe,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ struct Marker {
 /// The incremental parser of one answer.
 #[derive(Debug)]
 pub struct AnswerParser {
-    reading: Arc<AnswerFormat>,
+    answer_format: Arc<AnswerFormat>,
     markers: Vec<Marker>,
     text: String,
     /// End of the sent text.
@@ -70,23 +70,23 @@ pub struct AnswerParser {
 impl AnswerParser {
     /// Creates a parser at the start of an answer.
     #[must_use]
-    pub fn new(reading: Arc<AnswerFormat>) -> Self {
+    pub fn new(answer_format: Arc<AnswerFormat>) -> Self {
         let state = match () {
-            () if reading.format.is_channels() => State::Channels(Channels::default()),
-            () if !reading.thoughts => State::Text { search: 0, start: true },
-            () if reading.thinking => State::Thought { search: 0 },
+            () if answer_format.format.is_channels() => State::Channels(Channels::default()),
+            () if !answer_format.thoughts => State::Text { search: 0, start: true },
+            () if answer_format.thinking => State::Thought { search: 0 },
             () => State::Begin,
         };
         let thought = matches!(state, State::Thought { .. }).then_some((0, None));
-        let silent = reading.format.silent.iter().map(|text| Marker { text: text.clone(), form: None });
-        let forms = if reading.tools.is_empty() { &[][..] } else { &reading.format.calls };
+        let silent = answer_format.format.silent.iter().map(|text| Marker { text: text.clone(), form: None });
+        let forms = if answer_format.tools.is_empty() { &[][..] } else { &answer_format.format.calls };
         let calls = forms
             .iter()
             .enumerate()
             .filter_map(|(form, calls)| Some(Marker { text: calls.marker()?.to_owned(), form: Some(form) }));
         let markers = calls.chain(silent).collect();
         Self {
-            reading,
+            answer_format,
             markers,
             text: String::new(),
             at: 0,
@@ -109,7 +109,7 @@ impl AnswerParser {
     pub fn retract(&mut self, chars: usize) -> Vec<AnswerDelta> {
         let keep = self.text.char_indices().rev().nth(chars.saturating_sub(1)).map_or(0, |(at, _)| at);
         let keep = if chars == 0 { self.text.len() } else { keep };
-        let mut again = Self::new(Arc::clone(&self.reading));
+        let mut again = Self::new(Arc::clone(&self.answer_format));
         again.text.push_str(&self.text[..keep]);
         again.advance(None);
         again.pieces = difference(&self.message, &again.message);
@@ -119,7 +119,7 @@ impl AnswerParser {
 
     /// Ends the answer. With `cut` a limit ended it: a call that has started stays a call, although incomplete.
     pub fn finish(&mut self, cut: bool) -> Vec<AnswerDelta> {
-        self.advance(Some(Over { cut }));
+        self.advance(Some(AnswerEnd { cut }));
         std::mem::take(&mut self.pieces)
     }
 
@@ -161,15 +161,15 @@ impl AnswerParser {
         matches!(&self.state, State::Block(block) if !block.marker.is_empty() && (block.last.is_none() || block.reader.is_some()))
     }
 
-    fn advance(&mut self, over: Option<Over>) {
+    fn advance(&mut self, over: Option<AnswerEnd>) {
         loop {
             let goes_on = match &self.state {
                 State::Begin => self.begin(over),
-                State::Thought { search } => self.thought(*search, over),
-                State::Gap => self.gap(over),
-                State::Text { search, start } => self.words(*search, *start, over),
-                State::Block(_) => self.block(over),
-                State::Channels(_) => self.channels(over),
+                State::Thought { search } => self.parse_thought(*search, over),
+                State::Gap => self.parse_gap(over),
+                State::Text { search, start } => self.parse_text(*search, *start, over),
+                State::Block(_) => self.parse_block(over),
+                State::Channels(_) => self.parse_channels(over),
             };
             if !goes_on {
                 return;
@@ -177,10 +177,10 @@ impl AnswerParser {
         }
     }
 
-    fn begin(&mut self, over: Option<Over>) -> bool {
+    fn begin(&mut self, over: Option<AnswerEnd>) -> bool {
         let from = self.skip_blank();
-        let reading = Arc::clone(&self.reading);
-        let (open, close) = &reading.format.thought;
+        let answer_format = Arc::clone(&self.answer_format);
+        let (open, close) = &answer_format.format.thought;
         let rest = &self.text[from..];
         let (opened, closed) = (literal(rest, open), literal(rest, close));
         if opened == Match::Whole && !open.is_empty() {
@@ -199,13 +199,13 @@ impl AnswerParser {
         true
     }
 
-    fn thought(&mut self, search: usize, over: Option<Over>) -> bool {
-        let reading = Arc::clone(&self.reading);
-        let (open, close) = &reading.format.thought;
+    fn parse_thought(&mut self, search: usize, over: Option<AnswerEnd>) -> bool {
+        let answer_format = Arc::clone(&self.answer_format);
+        let (open, close) = &answer_format.format.thought;
         if self.message.reasoning.is_empty() {
             let from = self.skip_blank();
             // Some models open a thought that the prompt has already opened.
-            let may_open = reading.thinking && !open.is_empty() && self.text[..self.at].trim().is_empty();
+            let may_open = answer_format.thinking && !open.is_empty() && self.text[..self.at].trim().is_empty();
             match literal(&self.text[from..], open) {
                 Match::Whole if may_open => {
                     self.at = from + open.len();
@@ -234,28 +234,28 @@ impl AnswerParser {
         false
     }
 
-    fn gap(&mut self, over: Option<Over>) -> bool {
+    fn parse_gap(&mut self, over: Option<AnswerEnd>) -> bool {
         self.at = self.skip_blank();
         let words = &self.text[self.at..];
         if words.is_empty() {
             return false;
         }
         // A model whose thought was ended for it may end it again.
-        let close = &self.reading.format.thought.1;
+        let close = &self.answer_format.format.thought.1;
         match literal(words, close) {
-            Match::Whole if self.reading.thoughts => {
+            Match::Whole if self.answer_format.thoughts => {
                 self.at += close.len();
                 return true;
             }
-            Match::Begun if self.reading.thoughts && over.is_none() => return false,
+            Match::Begun if self.answer_format.thoughts && over.is_none() => return false,
             _ => {}
         }
         self.state = State::Text { search: self.at, start: true };
         true
     }
 
-    fn words(&mut self, search: usize, start: bool, over: Option<Over>) -> bool {
-        if start && let Some(goes_on) = self.lead(over).or_else(|| self.bare(over)) {
+    fn parse_text(&mut self, search: usize, start: bool, over: Option<AnswerEnd>) -> bool {
+        if start && let Some(goes_on) = self.parse_lead(over).or_else(|| self.parse_bare(over)) {
             return goes_on;
         }
         let search = search.max(self.at);
@@ -301,10 +301,10 @@ impl AnswerParser {
     }
 
     /// Drops the words before an answer's text; `None` if there are none.
-    fn lead(&mut self, over: Option<Over>) -> Option<bool> {
-        let reading = Arc::clone(&self.reading);
+    fn parse_lead(&mut self, over: Option<AnswerEnd>) -> Option<bool> {
+        let answer_format = Arc::clone(&self.answer_format);
         let fresh = self.message.content.is_empty() && self.message.calls.is_empty();
-        let lead = reading.format.lead.as_ref().filter(|_| fresh)?;
+        let lead = answer_format.format.lead.as_ref().filter(|_| fresh)?;
         let first = self.skip_blank();
         match literal(&self.text[first..], lead) {
             Match::Whole => {
@@ -318,10 +318,10 @@ impl AnswerParser {
     }
 
     /// Searches for a call without a marker; `None` if there is none.
-    fn bare(&mut self, over: Option<Over>) -> Option<bool> {
-        let reading = Arc::clone(&self.reading);
-        let mut forms = reading.format.calls.iter().enumerate().filter(|(_, form)| form.is_bare()).peekable();
-        if reading.tools.is_empty() || forms.peek().is_none() {
+    fn parse_bare(&mut self, over: Option<AnswerEnd>) -> Option<bool> {
+        let answer_format = Arc::clone(&self.answer_format);
+        let mut forms = answer_format.format.calls.iter().enumerate().filter(|(_, form)| form.is_bare()).peekable();
+        if answer_format.tools.is_empty() || forms.peek().is_none() {
             return None;
         }
         let first = self.skip_blank();
@@ -329,7 +329,7 @@ impl AnswerParser {
         if words.is_empty() && over.is_none() {
             return Some(false);
         }
-        let (form, shape) = forms.find(|(_, form)| CallReader::may_stand_bare(form, &reading, words))?;
+        let (form, shape) = forms.find(|(_, form)| CallReader::may_be_bare(form, &answer_format, words))?;
         self.state = State::Block(Box::new(Block {
             form,
             tried: 0,
@@ -345,16 +345,16 @@ impl AnswerParser {
 
     /// Returns true if no further call is permitted.
     fn is_full(&self) -> bool {
-        self.reading.single && !self.message.calls.is_empty()
+        self.answer_format.single && !self.message.calls.is_empty()
     }
 
     /// Parses calls; `at` is the start of the marker, or the end of the last call.
-    fn block(&mut self, over: Option<Over>) -> bool {
-        let reading = Arc::clone(&self.reading);
+    fn parse_block(&mut self, over: Option<AnswerEnd>) -> bool {
+        let answer_format = Arc::clone(&self.answer_format);
         let State::Block(block) = &mut self.state else { return false };
-        let form = &reading.format.calls[block.form];
+        let form = &answer_format.format.calls[block.form];
         if let Some(reader) = &mut block.reader {
-            let of = (&*reading, form);
+            let of = (&*answer_format, form);
             let step = if block.muted {
                 reader.read(of, &self.text, over, &mut Vec::new(), &mut AnswerMessage::default())
             } else {
@@ -370,37 +370,37 @@ impl AnswerParser {
                 }
                 Step::Failed(at) => {
                     let void = usize::from(reader.is_sent() && !block.muted);
-                    self.void_calls(void);
-                    self.no_call(at);
+                    self.retract_calls(void);
+                    self.reject_call(at);
                 }
             }
             return true;
         }
         self.at = call::skip_space(&self.text, self.at);
-        match call::between(form, &self.text, self.at, block.last.is_some(), block.list, over.is_some()) {
-            Between::More => return false,
-            Between::Next { at, list, kept } => {
+        match call::find_next_call(form, &self.text, self.at, block.last.is_some(), block.list, over.is_some()) {
+            NextCall::More => return false,
+            NextCall::Next { at, list, kept } => {
                 block.last = block.last.map(|_| kept);
                 block.list = list;
                 block.reader = Some(CallReader::new(form, at, &self.text[at..], block.marker.is_empty()));
-                block.muted = self.reading.single && !self.message.calls.is_empty();
+                block.muted = self.answer_format.single && !self.message.calls.is_empty();
             }
-            Between::Over(at) if block.last.is_some() => {
+            NextCall::End(at) if block.last.is_some() => {
                 block.last = Some(at);
                 self.at = at;
-                if !self.try_another_form() {
+                if !self.try_next_form() {
                     self.state = State::Gap;
                 }
             }
-            Between::Over(at) => self.no_call(at),
+            NextCall::End(at) => self.reject_call(at),
         }
         true
     }
 
     /// Continues after the byte `at`, up to which the text looked like a call: with another form that has the same
     /// marker, or as text.
-    fn no_call(&mut self, at: usize) {
-        if self.try_another_form() {
+    fn reject_call(&mut self, at: usize) {
+        if self.try_next_form() {
             return;
         }
         let State::Block(block) = &self.state else { return };
@@ -411,7 +411,7 @@ impl AnswerParser {
     }
 
     /// Returns to the start of the failed call with the next form that has the same marker, if there is one.
-    fn try_another_form(&mut self) -> bool {
+    fn try_next_form(&mut self) -> bool {
         let State::Block(block) = &mut self.state else { return false };
         let text = &self.text[block.marker.clone()];
         block.tried |= 1 << block.form.min(63);
@@ -436,9 +436,9 @@ impl AnswerParser {
         if words.is_empty() { self.at.min(upto) } else { from + words.len() }
     }
 
-    fn channels(&mut self, over: Option<Over>) -> bool {
+    fn parse_channels(&mut self, over: Option<AnswerEnd>) -> bool {
         let State::Channels(mut channels) = std::mem::replace(&mut self.state, State::Begin) else { return false };
-        channels.read(&self.reading, &self.text, over, &mut self.pieces, &mut self.message);
+        channels.read(&self.answer_format, &self.text, over, &mut self.pieces, &mut self.message);
         self.state = State::Channels(channels);
         false
     }
@@ -454,7 +454,7 @@ impl AnswerParser {
         }
     }
 
-    fn void_calls(&mut self, count: usize) {
-        void_calls(&mut self.pieces, &mut self.message, count);
+    fn retract_calls(&mut self, count: usize) {
+        retract_calls(&mut self.pieces, &mut self.message, count);
     }
 }

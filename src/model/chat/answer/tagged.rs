@@ -1,10 +1,10 @@
 //! Parser of a call with arguments in tags: each becomes a member of the arguments once it is complete.
 
-use super::call::{Look, MAX_NAME, Step, name_before, skip_space};
+use super::call::{MAX_NAME, PartialMatch, Step, name_before, skip_space};
 use super::literals::{self, emit_end, emit_member};
-use super::{AnswerDelta, AnswerFormat, AnswerMessage, Match, Over, emit_arguments, emit_call, literal};
+use super::{AnswerDelta, AnswerEnd, AnswerFormat, AnswerMessage, Match, emit_arguments, emit_call, literal};
 use crate::model::chat::format::{CallForm, CallShape, Tags};
-use crate::model::chat::pattern::{Fit, Hole};
+use crate::model::chat::pattern::{Hole, PatternMatch};
 use serde_json::{Map, Value};
 
 /// Maximum nesting of values that are also written in tags.
@@ -44,9 +44,9 @@ impl Tagged {
 
     pub(super) fn read(
         &mut self,
-        (reading, form): (&AnswerFormat, &CallForm),
+        (answer_format, form): (&AnswerFormat, &CallForm),
         text: &str,
-        over: Option<Over>,
+        over: Option<AnswerEnd>,
         sent: &mut bool,
         pieces: &mut Vec<AnswerDelta>,
         message: &mut AnswerMessage,
@@ -54,37 +54,37 @@ impl Tagged {
         let CallShape::Tagged(tags) = &form.shape else { return Step::Failed(self.at) };
         if self.name.is_none() {
             match name_before(&tags.after_name, text, self.at, over.is_some()) {
-                Look::Found((name, end)) => {
+                PartialMatch::Found((name, end)) => {
                     emit_call(pieces, message, name);
                     *sent = true;
                     self.name = Some(name.to_owned());
                     self.at = end;
                 }
-                Look::More => return Step::More,
-                Look::No => return Step::Failed(self.at),
+                PartialMatch::More => return Step::More,
+                PartialMatch::No => return Step::Failed(self.at),
             }
         }
         loop {
             if self.open.is_none() {
                 match self.next(form, tags, text, over) {
-                    Look::Found(true) => {}
-                    Look::Found(false) => {
+                    PartialMatch::Found(true) => {}
+                    PartialMatch::Found(false) => {
                         emit_end(self.count, pieces, message);
                         return Step::Done(self.at);
                     }
-                    Look::More => return Step::More,
-                    Look::No => return Step::Failed(self.at),
+                    PartialMatch::More => return Step::More,
+                    PartialMatch::No => return Step::Failed(self.at),
                 }
             }
             let Some(argument) = &mut self.open else { return Step::More };
             let Some(end) = argument.find_end(text) else {
                 if over.is_some_and(|over| over.cut) {
-                    self.emit_cut(reading, tags, text, pieces, message);
+                    self.emit_cut(answer_format, tags, text, pieces, message);
                 }
                 return Step::More;
             };
             let written = lines(&text[argument.from..end], tags);
-            let schema = schema(reading, self.name.as_deref(), &argument.key);
+            let schema = schema(answer_format, self.name.as_deref(), &argument.key);
             let value = value(tags, schema, argument.kind.as_deref(), written);
             emit_member(self.count, &argument.key, &value, pieces, message);
             self.count += 1;
@@ -94,48 +94,50 @@ impl Tagged {
     }
 
     /// Consumes the start of the next argument; `Found(false)` at the end of the call.
-    fn next(&mut self, form: &CallForm, tags: &Tags, text: &str, over: Option<Over>) -> Look<bool> {
+    fn next(&mut self, form: &CallForm, tags: &Tags, text: &str, over: Option<AnswerEnd>) -> PartialMatch<bool> {
         self.at = skip_space(text, self.at);
         let start = self.at;
         let rest = &text[start..];
         if rest.is_empty() {
             let complete = over.is_some_and(|over| !over.cut) && (self.count > 0 || form.after.is_blank());
-            return if complete { Look::Found(false) } else { Look::More };
+            return if complete { PartialMatch::Found(false) } else { PartialMatch::More };
         }
         // The end comes first, because it may start like another argument.
         let end = form.after.marker().unwrap_or_default();
         match literal(rest, end) {
-            Match::Whole if !end.is_empty() => return Look::Found(false),
-            Match::Begun if over.is_none() => return Look::More,
+            Match::Whole if !end.is_empty() => return PartialMatch::Found(false),
+            Match::Begun if over.is_none() => return PartialMatch::More,
             _ => {}
         }
         let from = match tags.before_key.fit(rest) {
-            Fit::Whole(len) => start + len,
-            Fit::Begun if over.is_none() => return Look::More,
-            _ => return if end.is_empty() { Look::Found(false) } else { Look::No },
+            PatternMatch::Whole(len) => start + len,
+            PatternMatch::Begun if over.is_none() => return PartialMatch::More,
+            _ => return if end.is_empty() { PartialMatch::Found(false) } else { PartialMatch::No },
         };
         let marker = tags.middle.marker().unwrap_or_default();
         let Some(len) = text[from..].find(marker) else {
-            return if text.len() - from > MAX_NAME + marker.len() { Look::No } else { Look::More };
+            return if text.len() - from > MAX_NAME + marker.len() { PartialMatch::No } else { PartialMatch::More };
         };
         let key = text[from..from + len].trim();
         if key.is_empty() || len > MAX_NAME {
-            return Look::No;
+            return PartialMatch::No;
         }
         let (fit, kind) = tags.middle.fit_hole(&text[from + len..]);
-        let Fit::Whole(middle) = fit else { return if fit == Fit::Begun { Look::More } else { Look::No } };
+        let PatternMatch::Whole(middle) = fit else {
+            return if fit == PatternMatch::Begun { PartialMatch::More } else { PartialMatch::No };
+        };
         let from = from + len + middle;
         let close = tags.after_value.replace(Hole::Key.mark(), key);
         let nested = (close != tags.after_value).then(|| element(tags, key));
         let kind = kind.map(str::to_owned);
         self.open = Some(Argument { key: key.to_owned(), kind, from, close, nested, depth: 0, searched: from });
-        Look::Found(true)
+        PartialMatch::Found(true)
     }
 
     /// Sends the part of a value in which the answer ended, as an unclosed string.
     fn emit_cut(
         &mut self,
-        reading: &AnswerFormat,
+        answer_format: &AnswerFormat,
         tags: &Tags,
         text: &str,
         pieces: &mut Vec<AnswerDelta>,
@@ -144,7 +146,7 @@ impl Tagged {
         let Some(argument) = self.open.take() else { return };
         let written = lines(&text[argument.from..], tags);
         let quoted = Value::from(written).to_string();
-        let schema = schema(reading, self.name.as_deref(), &argument.key);
+        let schema = schema(answer_format, self.name.as_deref(), &argument.key);
         let is_text = is_text(tags, schema, argument.kind.as_deref()) == Some(true);
         let begun = if is_text { quoted.trim_end_matches('"') } else { written.trim() };
         let before = if self.count == 0 { "{" } else { ", " };
@@ -206,8 +208,8 @@ fn lines<'t>(value: &'t str, tags: &Tags) -> &'t str {
     value.strip_suffix('\n').unwrap_or(value)
 }
 
-fn schema<'r>(reading: &'r AnswerFormat, tool: Option<&str>, key: &str) -> &'r Value {
-    let tool = reading.tools.iter().find(|candidate| Some(candidate.name.as_str()) == tool);
+fn schema<'r>(answer_format: &'r AnswerFormat, tool: Option<&str>, key: &str) -> &'r Value {
+    let tool = answer_format.tools.iter().find(|candidate| Some(candidate.name.as_str()) == tool);
     tool.map_or(&Value::Null, |tool| &tool.parameters["properties"][key])
 }
 

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::json;
 use std::sync::Arc;
 
-fn reading(family: ModelFamily) -> AnswerFormat {
+fn answer_format(family: ModelFamily) -> AnswerFormat {
     let tool = |name: &str| ToolDefinition {
         name: name.into(),
         parameters: json!({"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}),
@@ -23,7 +23,7 @@ fn reading(family: ModelFamily) -> AnswerFormat {
 fn apply(client: &mut AnswerMessage, pieces: Vec<AnswerDelta>) {
     let cut = |text: &mut String, chars: usize| {
         for _ in 0..chars {
-            text.pop().expect("more was voided than said");
+            text.pop().expect("the text is not empty");
         }
     };
     for piece in pieces {
@@ -42,8 +42,8 @@ fn apply(client: &mut AnswerMessage, pieces: Vec<AnswerDelta>) {
     }
 }
 
-fn read_in<'a>(reading: &AnswerFormat, parts: impl IntoIterator<Item = &'a str>, cut: bool) -> AnswerMessage {
-    let mut parser = AnswerParser::new(Arc::new(reading.clone()));
+fn read_in<'a>(answer_format: &AnswerFormat, parts: impl IntoIterator<Item = &'a str>, cut: bool) -> AnswerMessage {
+    let mut parser = AnswerParser::new(Arc::new(answer_format.clone()));
     let mut client = AnswerMessage::default();
     for part in parts {
         apply(&mut client, parser.push(part));
@@ -54,7 +54,7 @@ fn read_in<'a>(reading: &AnswerFormat, parts: impl IntoIterator<Item = &'a str>,
 }
 
 fn read(family: ModelFamily, text: &str) -> AnswerMessage {
-    read_in(&reading(family), [text], false)
+    read_in(&answer_format(family), [text], false)
 }
 
 fn calls(message: &AnswerMessage) -> Vec<(&str, serde_json::Value)> {
@@ -149,12 +149,12 @@ fn answers_of_every_family_are_parsed() {
 
 #[test]
 fn arguments_are_streamed() {
-    let mut parser = AnswerParser::new(Arc::new(reading(ModelFamily::Hermes)));
-    let said = |pieces: Vec<AnswerDelta>| format!("{pieces:?}");
+    let mut parser = AnswerParser::new(Arc::new(answer_format(ModelFamily::Hermes)));
+    let shown = |pieces: Vec<AnswerDelta>| format!("{pieces:?}");
     assert_eq!(parser.push("<tool_call>\n{\"name\": \"add\", \"argu"), []);
     assert_eq!(
-        said(parser.push("ments\": {\"days\"")),
-        said(vec![AnswerDelta::Call("add".into()), AnswerDelta::Arguments("{\"days\"".into())])
+        shown(parser.push("ments\": {\"days\"")),
+        shown(vec![AnswerDelta::Call("add".into()), AnswerDelta::Arguments("{\"days\"".into())])
     );
     assert_eq!(parser.push(": 1"), [AnswerDelta::Arguments(": 1".into())]);
     assert_eq!(parser.push("}}"), [AnswerDelta::Arguments("}".into()), AnswerDelta::Called]);
@@ -211,12 +211,12 @@ fn call_that_was_cut_off_stays_a_call() {
         (ModelFamily::QwenCoder, "<tool_call><function=add><parameter=city>\nZü", "{\"city\": \"Zü"),
         (ModelFamily::Harmony, "<|channel|>commentary to=functions.add<|message|>{\"city\": \"Zü", "{\"city\": \"Zü"),
     ] {
-        let message = read_in(&reading(family), [text], true);
+        let message = read_in(&answer_format(family), [text], true);
         let call = &message.calls[0];
         assert_eq!((call.name.as_str(), call.arguments.as_str(), call.complete), ("add", arguments, false));
         assert_eq!(message.content, "");
     }
-    let message = read_in(&reading(ModelFamily::Hermes), ["<tool_call>\n{\"name\": \"ad"], true);
+    let message = read_in(&answer_format(ModelFamily::Hermes), ["<tool_call>\n{\"name\": \"ad"], true);
     assert_eq!(message.content, "<tool_call>\n{\"name\": \"ad");
 }
 
@@ -234,7 +234,7 @@ fn header_started_by_the_prompt_continues() {
 fn repeated_end_of_a_thought_is_not_text() {
     let whole = "<think>hm</think>\n</think>\n\nFive.";
     for cut in (0..whole.len()).filter(|&at| whole.is_char_boundary(at)) {
-        let mut parser = AnswerParser::new(Arc::new(reading(ModelFamily::Hermes)));
+        let mut parser = AnswerParser::new(Arc::new(answer_format(ModelFamily::Hermes)));
         parser.push(&whole[..cut]);
         parser.push(&whole[cut..]);
         parser.finish(false);
@@ -246,14 +246,14 @@ fn repeated_end_of_a_thought_is_not_text() {
 
 #[test]
 fn thoughts_are_separated_only_if_requested() {
-    let mut reading = reading(ModelFamily::Hermes);
-    reading.thinking = true;
-    let message = read_in(&reading, ["\nI thi", "nk\n</thi", "nk>\n\nYes"], false);
+    let mut answer_format = answer_format(ModelFamily::Hermes);
+    answer_format.thinking = true;
+    let message = read_in(&answer_format, ["\nI thi", "nk\n</thi", "nk>\n\nYes"], false);
     assert_eq!((message.reasoning.as_str(), message.content.as_str()), ("I think", "Yes"));
-    let message = read_in(&reading, ["<think>I think"], false);
+    let message = read_in(&answer_format, ["<think>I think"], false);
     assert_eq!((message.reasoning.as_str(), message.content.as_str()), ("I think", ""));
-    reading.thoughts = false;
-    let message = read_in(&reading, ["\nI think</think>Yes"], false);
+    answer_format.thoughts = false;
+    let message = read_in(&answer_format, ["\nI think</think>Yes"], false);
     assert_eq!(message.content, "\nI think</think>Yes");
     let message = read(ModelFamily::Hermes, "Use <think> tags</think>");
     assert_eq!(message.content, "Use <think> tags</think>");
@@ -262,7 +262,7 @@ fn thoughts_are_separated_only_if_requested() {
 #[test]
 fn nothing_is_a_call_without_tools() {
     for (family, text) in ANSWERS {
-        let message = read_in(&AnswerFormat { tools: vec![], ..reading(*family) }, [*text], false);
+        let message = read_in(&AnswerFormat { tools: vec![], ..answer_format(*family) }, [*text], false);
         assert!(message.calls.is_empty());
         assert!(message.content.contains("get_weather"), "{family:?}: {message:?}");
     }
@@ -271,7 +271,7 @@ fn nothing_is_a_call_without_tools() {
 #[test]
 fn only_the_first_call_counts_in_single_mode() {
     for (family, text) in ANSWERS {
-        let message = read_in(&AnswerFormat { single: true, ..reading(*family) }, [*text], false);
+        let message = read_in(&AnswerFormat { single: true, ..answer_format(*family) }, [*text], false);
         assert_eq!(calls(&message), [("get_weather", json!({"city": "Zürich"}))], "{family:?}");
         assert!(!message.content.contains("add"), "{family:?}: {message:?}");
     }
@@ -279,11 +279,11 @@ fn only_the_first_call_counts_in_single_mode() {
 
 #[test]
 fn built_in_tools_of_llama_are_calls() {
-    let mut reading = reading(ModelFamily::Llama3);
-    let message = read_in(&reading, ["<|python_tag|>get_weather.call(city=\"a, b\", days=3)"], false);
+    let mut answer_format = answer_format(ModelFamily::Llama3);
+    let message = read_in(&answer_format, ["<|python_tag|>get_weather.call(city=\"a, b\", days=3)"], false);
     assert_eq!(calls(&message), [("get_weather", json!({"city": "a, b", "days": 3}))]);
-    reading.tools[0].name = "python".into();
-    let message = read_in(&reading, ["<|python_tag|>print(\"x\")\n"], false);
+    answer_format.tools[0].name = "python".into();
+    let message = read_in(&answer_format, ["<|python_tag|>print(\"x\")\n"], false);
     assert_eq!(calls(&message), [("python", json!({"code": "print(\"x\")\n"}))]);
 }
 
@@ -385,11 +385,11 @@ proptest! {
     fn division_into_pieces_does_not_change_the_result(
         (family, text) in text(), cuts: Vec<prop::sample::Index>, thoughts: bool, thinking: bool, single: bool, cut: bool,
     ) {
-        let reading = AnswerFormat { thoughts, thinking, single, ..reading(family) };
-        let whole = read_in(&reading, [text.as_str()], cut);
-        prop_assert_eq!(&read_in(&reading, in_parts(&text, &cuts), cut), &whole);
+        let answer_format = AnswerFormat { thoughts, thinking, single, ..answer_format(family) };
+        let whole = read_in(&answer_format, [text.as_str()], cut);
+        prop_assert_eq!(&read_in(&answer_format, in_parts(&text, &cuts), cut), &whole);
         let each: Vec<String> = text.chars().map(String::from).collect();
-        prop_assert_eq!(&read_in(&reading, each.iter().map(String::as_str), cut), &whole);
+        prop_assert_eq!(&read_in(&answer_format, each.iter().map(String::as_str), cut), &whole);
     }
 
     /// Every character outside markers, calls and white space is sent.
@@ -400,17 +400,17 @@ proptest! {
         // A word without meaning in any format.
         let text = format!("{}\u{2603}{}", &text[..place], &text[place..]);
         let message = read(family, &text);
-        let said = message.content.contains('\u{2603}')
+        let is_sent = message.content.contains('\u{2603}')
             || message.reasoning.contains('\u{2603}')
             || message.calls.iter().any(|call| call.name.contains('\u{2603}') || call.arguments.contains('\u{2603}'));
-        prop_assert!(said || swallowed(&text), "{text:?}: {message:?}");
+        prop_assert!(is_sent || swallowed(&text), "{text:?}: {message:?}");
     }
 
     /// Removing text gives the same result as never adding it.
     #[test]
     fn retracting_text_undoes_it((family, text) in text(), chars in 0usize..40, further in "[a-z{}<>]{0,6}") {
-        let reading = Arc::new(reading(family));
-        let mut parser = AnswerParser::new(Arc::clone(&reading));
+        let answer_format = Arc::new(answer_format(family));
+        let mut parser = AnswerParser::new(Arc::clone(&answer_format));
         let mut client = AnswerMessage::default();
         apply(&mut client, parser.push(&text));
         apply(&mut client, parser.retract(chars));
@@ -433,13 +433,13 @@ fn swallowed(text: &str) -> bool {
 #[test]
 fn answer_format_is_restored_from_a_recording() {
     let template = "{{ '<|im_start|>' }}<tool_call>";
-    let reading = AnswerFormat { thinking: true, single: true, ..AnswerFormat::plain(template) };
+    let answer_format = AnswerFormat { thinking: true, single: true, ..AnswerFormat::plain(template) };
     let parameters = json!({"type": "object", "properties": {"city": {}}});
     for tools in [
         json!([{"type": "function", "function": {"name": "weather", "parameters": parameters, "strict": true}}]),
         json!([{"name": "weather", "input_schema": parameters, "strict": true}]),
     ] {
-        let back = AnswerFormat::from_recording(template, Some(&tools), &reading.to_recording());
+        let back = AnswerFormat::from_recording(template, Some(&tools), &answer_format.to_recording());
         assert!(back.thinking && back.single && back.thoughts);
         assert_eq!((back.tools[0].name.as_str(), &back.tools[0].parameters), ("weather", &parameters));
         assert!(back.tools[0].strict);
@@ -450,15 +450,15 @@ fn answer_format_is_restored_from_a_recording() {
 
 #[test]
 fn byte_ranges_of_thoughts_are_known() {
-    let thoughts = |reading: AnswerFormat, parts: &[&str]| {
-        let mut parser = AnswerParser::new(Arc::new(reading));
+    let thoughts = |answer_format: AnswerFormat, parts: &[&str]| {
+        let mut parser = AnswerParser::new(Arc::new(answer_format));
         for part in parts {
             parser.push(part);
         }
         let text = parts.concat();
         parser.thoughts().into_iter().map(|range| text[range].to_owned()).collect::<Vec<_>>()
     };
-    let hermes = || reading(ModelFamily::Hermes);
+    let hermes = || answer_format(ModelFamily::Hermes);
     assert_eq!(thoughts(hermes(), &["<thi", "nk>a b</thi", "nk>\n\nc"]), ["<think>a b</think>"]);
     assert_eq!(thoughts(hermes(), &["\n<think>a ", "b"]), ["<think>a b"]);
     assert_eq!(thoughts(AnswerFormat { thinking: true, ..hermes() }, &["a</think>c"]), ["a</think>"]);
@@ -466,7 +466,7 @@ fn byte_ranges_of_thoughts_are_known() {
     let analysis = "<|channel|>analysis<|message|>a<|end|>";
     let answer = [analysis, "<|start|>assistant", analysis, "<|start|>assistant<|channel|>final<|message|>c"].concat();
     let second = format!("<|start|>assistant{analysis}");
-    assert_eq!(thoughts(reading(ModelFamily::Harmony), &[&answer]), [analysis, second.as_str()]);
+    assert_eq!(thoughts(answer_format(ModelFamily::Harmony), &[&answer]), [analysis, second.as_str()]);
     let mut parser = AnswerParser::new(Arc::new(hermes()));
     parser.push("<think>a</think>b");
     parser.retract(9);

@@ -34,7 +34,7 @@ pub(super) fn derive(probe: &Probe<'_>, rest: &dyn Fn(&str) -> String, tail: Opt
     let ended = |text: &str, end: usize| {
         let after = text[end..].to_owned();
         let common = tail.map_or(0, |tail| common_end(&after, tail));
-        marked(&after[..after.len() - common])
+        replace_by_marks(&after[..after.len() - common])
     };
     let one = rest(&probe.calls(&[call(0)])?);
     let single = locate(&one, 0, 0)?;
@@ -45,13 +45,15 @@ pub(super) fn derive(probe: &Probe<'_>, rest: &dyn Fn(&str) -> String, tail: Opt
         Some((first, second))
     });
     let (before, mut between, mut after) = match (&two, &pair) {
-        (Some(two), Some((first, second))) => {
-            (marked(&two[..first.start]), Some(marked(&two[first.end..second.start])), ended(two, second.end))
-        }
-        _ => (marked(&one[..single.start]), None, ended(&one, single.end)),
+        (Some(two), Some((first, second))) => (
+            replace_by_marks(&two[..first.start]),
+            Some(replace_by_marks(&two[first.end..second.start])),
+            ended(two, second.end),
+        ),
+        _ => (replace_by_marks(&one[..single.start]), None, ended(&one, single.end)),
     };
     let shape = match &pair {
-        Some((first, second)) => merged(&first.shape, &second.shape)?,
+        Some((first, second)) => merge(&first.shape, &second.shape)?,
         None => single.shape,
     };
     let shape = match shape {
@@ -71,11 +73,11 @@ pub(super) fn derive(probe: &Probe<'_>, rest: &dyn Fn(&str) -> String, tail: Opt
             CallShape::Tagged(tags)
         }
     };
-    Some(around(&before, between.as_deref(), &after, shape))
+    Some(split_block_text(&before, between.as_deref(), &after, shape))
 }
 
 /// Separates the text of a block from that of each call in it.
-fn around(before: &str, between: Option<&str>, after: &str, shape: CallShape) -> CallForm {
+fn split_block_text(before: &str, between: Option<&str>, after: &str, shape: CallShape) -> CallForm {
     let (open, each, end, separator, close) = match between {
         Some(between) => {
             let (open, each) = before.split_at(before.len() - common_end(before, between));
@@ -94,7 +96,7 @@ fn around(before: &str, between: Option<&str>, after: &str, shape: CallShape) ->
 }
 
 /// Replaces the names and ids of the known calls by marks.
-fn marked(text: &str) -> String {
+fn replace_by_marks(text: &str) -> String {
     let mut text = text.to_owned();
     for (words, hole) in [(NAMES, Hole::Name), (IDS, Hole::Id), (KEYS, Hole::Key)] {
         for word in words {
@@ -105,17 +107,19 @@ fn marked(text: &str) -> String {
 }
 
 /// Merges the texts of two calls, which may differ by a number.
-fn merged(first: &Shape, second: &Shape) -> Option<Shape> {
+fn merge(first: &Shape, second: &Shape) -> Option<Shape> {
     Some(match (first, second) {
         (Shape::Json { name, arguments, head, tail }, Shape::Json { head: other, .. }) => Shape::Json {
             name: name.clone(),
             arguments: arguments.clone(),
-            head: numbered(head, other)?,
+            head: merge_numbered(head, other)?,
             tail: tail.clone(),
         },
-        (Shape::Named { middle }, Shape::Named { middle: other }) => Shape::Named { middle: numbered(middle, other)? },
+        (Shape::Named { middle }, Shape::Named { middle: other }) => {
+            Shape::Named { middle: merge_numbered(middle, other)? }
+        }
         (Shape::Tagged { to_key, middle }, Shape::Tagged { to_key: other, .. }) => {
-            Shape::Tagged { to_key: numbered(to_key, other)?, middle: middle.clone() }
+            Shape::Tagged { to_key: merge_numbered(to_key, other)?, middle: middle.clone() }
         }
         (first, second) if first == second => first.clone(),
         _ => return None,
@@ -123,7 +127,7 @@ fn merged(first: &Shape, second: &Shape) -> Option<Shape> {
 }
 
 /// Merges two texts that differ in at most one number, with a mark for it.
-fn numbered(first: &str, second: &str) -> Option<String> {
+fn merge_numbered(first: &str, second: &str) -> Option<String> {
     if first == second {
         return Some(first.to_owned());
     }
@@ -154,7 +158,7 @@ fn locate(text: &str, from: usize, index: usize) -> Option<Located> {
         && let Some((written, len)) = json_at(&text[name_end + brace..])
         && written == arguments
     {
-        (name_end + brace + len, Shape::Named { middle: marked(&to_key[..brace]) })
+        (name_end + brace + len, Shape::Named { middle: replace_by_marks(&to_key[..brace]) })
     } else if to_key == "(" && middle.starts_with('=') && text[value_end..].find(')')? <= 1 {
         (value_end + text[value_end..].find(')')? + 1, Shape::Python)
     } else if to_key == "{" && middle.starts_with(':') {
@@ -163,7 +167,7 @@ fn locate(text: &str, from: usize, index: usize) -> Option<Located> {
         text[value_end..].strip_prefix(close.as_str())?;
         (value_end + close.len(), Shape::Braces { quote })
     } else {
-        (value_end, Shape::Tagged { to_key: marked(to_key), middle: middle.to_owned() })
+        (value_end, Shape::Tagged { to_key: replace_by_marks(to_key), middle: middle.to_owned() })
     };
     Some(Located { start: name_at, end, shape })
 }
@@ -189,8 +193,8 @@ fn object(text: &str, (from, name_at): (usize, usize), arguments: &Value, name: 
         let shape = Shape::Json {
             name: name_key.cloned(),
             arguments: if name_key.is_some() { arguments_key.clone() } else { String::new() },
-            head: marked(&text[at..at + begin]),
-            tail: marked(&text[at + begin + arguments_len..at + len]),
+            head: replace_by_marks(&text[at..at + begin]),
+            tail: replace_by_marks(&text[at + begin + arguments_len..at + len]),
         };
         return Some((at, len, shape));
     }

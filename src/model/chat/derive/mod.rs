@@ -30,7 +30,7 @@ const THOUGHT_FIELDS: [&str; 3] = ["reasoning_content", "reasoning", "thinking"]
 
 /// Returns the form of the answers of a model with this template.
 #[must_use]
-pub(super) fn of_source(source: &str) -> Arc<AnswerSyntax> {
+pub(super) fn derive_cached(source: &str) -> Arc<AnswerSyntax> {
     static KEPT: Mutex<VecDeque<(u128, Arc<AnswerSyntax>)>> = Mutex::new(VecDeque::new());
     let hash = xxh3_128(source.as_bytes());
     let kept = || KEPT.lock().unwrap_or_else(PoisonError::into_inner);
@@ -39,7 +39,7 @@ pub(super) fn of_source(source: &str) -> Arc<AnswerSyntax> {
     }
     let format = match ChatTemplate::new(Some(source).filter(|source| !source.is_empty()), "", "") {
         Ok(template) => template.format(),
-        Err(_) => Arc::new(AnswerSyntax::of_markers(source)),
+        Err(_) => Arc::new(AnswerSyntax::from_markers(source)),
     };
     let mut kept = kept();
     kept.truncate(MAX_KEPT - 1);
@@ -49,7 +49,7 @@ pub(super) fn of_source(source: &str) -> Arc<AnswerSyntax> {
 
 /// Derives the form of a template's answers, with the family's form for parts that cannot be derived.
 pub(super) fn format(template: &ChatTemplate) -> AnswerSyntax {
-    let mut format = AnswerSyntax::of_markers(&template.source);
+    let mut format = AnswerSyntax::from_markers(&template.source);
     if format.family == ModelFamily::Harmony {
         return format;
     }
@@ -66,8 +66,8 @@ pub(super) fn format(template: &ChatTemplate) -> AnswerSyntax {
     let rest = |text: &str| turns.rest(text, &markers).to_owned();
     if let Some(form) = calls::derive(&probe, &rest, tail) {
         let derived = AnswerSyntax { calls: vec![form], ..format.clone() };
-        if reads_back(&derived, &probe, &rest) {
-            format.calls = merged(derived.calls, std::mem::take(&mut format.calls), format.family);
+        if parses_known_calls(&derived, &probe, &rest) {
+            format.calls = add_family_forms(derived.calls, std::mem::take(&mut format.calls), format.family);
             if let Some(lead) = &format.lead
                 && let Some(separator) = format.calls[0].separator.marker()
             {
@@ -79,7 +79,7 @@ pub(super) fn format(template: &ChatTemplate) -> AnswerSyntax {
 }
 
 /// Adds the forms known for the family to the derived ones.
-fn merged(mut derived: Vec<CallForm>, known: Vec<CallForm>, family: ModelFamily) -> Vec<CallForm> {
+fn add_family_forms(mut derived: Vec<CallForm>, known: Vec<CallForm>, family: ModelFamily) -> Vec<CallForm> {
     if family == ModelFamily::Llama3 && derived[0].is_bare() && derived[0].shape == known[0].shape {
         return known;
     }
@@ -92,8 +92,8 @@ fn merged(mut derived: Vec<CallForm>, known: Vec<CallForm>, family: ModelFamily)
 }
 
 /// Returns true if the form parses the known calls in their renderings.
-fn reads_back(format: &AnswerSyntax, probe: &Probe<'_>, rest: &dyn Fn(&str) -> String) -> bool {
-    let reading = Arc::new(AnswerFormat {
+fn parses_known_calls(format: &AnswerSyntax, probe: &Probe<'_>, rest: &dyn Fn(&str) -> String) -> bool {
+    let answer_format = Arc::new(AnswerFormat {
         format: Arc::new(format.clone()),
         tools: probe::tools(),
         thoughts: true,
@@ -102,7 +102,7 @@ fn reads_back(format: &AnswerSyntax, probe: &Probe<'_>, rest: &dyn Fn(&str) -> S
     });
     let samples = calls::samples(probe);
     let reads = |(text, known): &(String, Vec<Known>)| {
-        let mut parser = AnswerParser::new(Arc::clone(&reading));
+        let mut parser = AnswerParser::new(Arc::clone(&answer_format));
         parser.push(&rest(text));
         parser.finish(false);
         let read = &parser.message().calls;
@@ -172,7 +172,7 @@ impl Turns {
         let Some((between, _)) = rest.split_once(CONTENT) else { return };
         let text_open = self.plain.split_once(CONTENT).map_or("", |(before, _)| &before[self.header(before)..]);
         let between = between.strip_suffix(text_open).unwrap_or(between);
-        silence(format, between);
+        add_ignored_text(format, between);
     }
 
     /// Derives the markers before an answer's text.
@@ -180,7 +180,7 @@ impl Turns {
         let Some((before, _)) = self.plain.split_once(CONTENT) else { return };
         let open = self.rest(before, &markers_before(format));
         if open.contains('<') || open.contains('[') {
-            silence(format, open);
+            add_ignored_text(format, open);
         } else if open.ends_with('\n') && !open.trim().is_empty() && open.len() <= MAX_MARKER {
             format.lead = Some(open.to_owned());
         }
@@ -196,7 +196,7 @@ impl Turns {
             ends.push(common[0]);
         }
         for end in ends {
-            silence(format, end);
+            add_ignored_text(format, end);
         }
     }
 }
@@ -208,7 +208,7 @@ fn markers_before(format: &AnswerSyntax) -> Vec<String> {
 }
 
 /// Adds a text that is not part of the answer's text.
-fn silence(format: &mut AnswerSyntax, text: &str) {
+fn add_ignored_text(format: &mut AnswerSyntax, text: &str) {
     let text = text.trim();
     let is_short = text.len() > 2 && text.len() <= MAX_MARKER;
     if is_short

@@ -24,7 +24,7 @@ fn tools() -> Value {
     json!([tool("get_weather"), tool("add")])
 }
 
-fn reading(template: &ChatTemplate, single: bool) -> AnswerFormat {
+fn answer_format(template: &ChatTemplate, single: bool) -> AnswerFormat {
     let tools = tools().as_array().unwrap().clone();
     let tool = |tool: &Value| ToolDefinition {
         name: tool["function"]["name"].as_str().unwrap().to_owned(),
@@ -68,8 +68,8 @@ fn written(template: &ChatTemplate, message: &Value) -> Result<(String, bool), S
     Ok((rest[..end].to_owned(), begun.thinking && rest.contains("RRR")))
 }
 
-fn read(reading: &AnswerFormat, parts: &[String]) -> AnswerMessage {
-    let mut parser = AnswerParser::new(Arc::new(reading.clone()));
+fn read(answer_format: &AnswerFormat, parts: &[String]) -> AnswerMessage {
+    let mut parser = AnswerParser::new(Arc::new(answer_format.clone()));
     for part in parts {
         parser.push(part);
     }
@@ -163,10 +163,10 @@ fn problems(source: &str) -> Vec<String> {
             }
             _ => known,
         };
-        let reading = AnswerFormat { thinking, ..reading(&template, false) };
-        let whole = read(&reading, std::slice::from_ref(&text));
+        let answer_format = AnswerFormat { thinking, ..answer_format(&template, false) };
+        let whole = read(&answer_format, std::slice::from_ref(&text));
         let bytes: Vec<String> = text.chars().map(String::from).collect();
-        if read(&reading, &bytes) != whole {
+        if read(&answer_format, &bytes) != whole {
             problem(&"streamed differs", &text);
         }
         let expected: Vec<(String, Value)> =
@@ -175,17 +175,17 @@ fn problems(source: &str) -> Vec<String> {
         if calls(&whole) != expected[..rendered] || (rendered == 0 && !known.is_empty()) {
             problem(&format!("calls {:?}", calls(&whole)), &text);
         }
-        let there = |word: &'static str| if text.contains(word) { word } else { "" };
-        if whole.reasoning != there(thought) {
+        let expected_part = |word: &'static str| if text.contains(word) { word } else { "" };
+        if whole.reasoning != expected_part(thought) {
             problem(&format!("thought {:?}", whole.reasoning), &text);
         }
-        let said = whole.content.trim();
-        let said = said.trim_end_matches(|c: char| c != 'C');
-        if said != there(content) {
+        let content_text = whole.content.trim();
+        let content_text = content_text.trim_end_matches(|c: char| c != 'C');
+        if content_text != expected_part(content) {
             problem(&format!("text {:?}", whole.content), &text);
         }
         if rendered == 2 {
-            let single = AnswerFormat { single: true, ..reading.clone() };
+            let single = AnswerFormat { single: true, ..answer_format.clone() };
             if calls(&read(&single, std::slice::from_ref(&text))) != expected[..1] {
                 problem(&"two calls where one was requested", &text);
             }
@@ -385,15 +385,15 @@ proptest! {
     fn division_of_a_derived_answer_does_not_change_the_result((form, text) in broken(), cuts: Vec<prop::sample::Index>, single: bool) {
         static FORMATS: std::sync::LazyLock<Vec<ChatTemplate>> =
             std::sync::LazyLock::new(|| FORMS.iter().map(|(_, calls)| ChatTemplate::new(Some(&source(calls)), "", "").unwrap()).collect());
-        let reading = reading(&FORMATS[form], single);
-        let whole = read(&reading, std::slice::from_ref(&text));
+        let answer_format = answer_format(&FORMATS[form], single);
+        let whole = read(&answer_format, std::slice::from_ref(&text));
         let each: Vec<String> = text.chars().map(String::from).collect();
-        prop_assert_eq!(&read(&reading, &each), &whole);
+        prop_assert_eq!(&read(&answer_format, &each), &whole);
         let places: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
         let mut at: Vec<usize> = cuts.iter().filter(|_| !places.is_empty()).map(|cut| places[cut.index(places.len())]).collect();
         at.extend([0, text.len()]);
         at.sort_unstable();
         let parts: Vec<String> = at.windows(2).map(|pair| text[pair[0]..pair[1]].to_owned()).collect();
-        prop_assert_eq!(&read(&reading, &parts), &whole);
+        prop_assert_eq!(&read(&answer_format, &parts), &whole);
     }
 }

@@ -6,7 +6,7 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 
 pub(super) fn call(state: &mut State<'_, '_>, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     match (value.as_str(), method) {
-        (Some(text), _) => match of_text(text, method, args)? {
+        (Some(text), _) => match call_text_method(text, method, args)? {
             Some(result) => Ok(result),
             None => unknown_method_callback(state, value, method, args),
         },
@@ -31,7 +31,7 @@ fn texts<'a>(texts: impl IntoIterator<Item = &'a str>) -> Value {
     texts.into_iter().map(Value::from).collect()
 }
 
-fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {
+fn call_text_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {
     Ok(Some(match method {
         "index" => {
             let (wanted,): (&str,) = from_args(args)?;

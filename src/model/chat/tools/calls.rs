@@ -22,7 +22,7 @@ impl GrammarWriter<'_> {
     /// Adds rules for the calls; returns the expression for one or several of them. Without `opened`, the text that
     /// announces them was already written.
     pub(super) fn calls(&mut self, tools: &[&ToolDefinition], several: bool, opened: bool) -> String {
-        let form = self.reading.format.calls[0].clone();
+        let form = self.answer_format.format.calls[0].clone();
         let (_, rest) = announcement(&form);
         let (mut calls, mut first) = (Vec::new(), Vec::new());
         for (index, tool) in tools.iter().enumerate() {

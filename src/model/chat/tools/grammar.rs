@@ -13,14 +13,14 @@ pub(super) const SPACE: &str = "/[ \\n]/?";
 pub(super) const REPEATED: &str = "{0,31}";
 
 pub(super) struct GrammarWriter<'a> {
-    pub(super) reading: &'a AnswerFormat,
+    pub(super) answer_format: &'a AnswerFormat,
     pub(super) vocabulary: &'a Vocabulary,
     rules: String,
 }
 
 impl<'a> GrammarWriter<'a> {
-    pub(super) fn new(reading: &'a AnswerFormat, vocabulary: &'a Vocabulary) -> Self {
-        Self { reading, vocabulary, rules: String::new() }
+    pub(super) fn new(answer_format: &'a AnswerFormat, vocabulary: &'a Vocabulary) -> Self {
+        Self { answer_format, vocabulary, rules: String::new() }
     }
 
     pub(super) fn rule(&mut self, name: &str, body: &str) {
@@ -54,12 +54,12 @@ impl<'a> GrammarWriter<'a> {
 
     /// Returns the text before the calls: the rest of a thought, or an optional thought.
     pub(super) fn lead(&mut self, may_think: bool) -> String {
-        let reading = self.reading;
-        let (open, close) = &reading.format.thought;
-        if !self.reading.thinking && !may_think {
+        let answer_format = self.answer_format;
+        let (open, close) = &answer_format.format.thought;
+        if !self.answer_format.thinking && !may_think {
             return String::new();
         }
-        if reading.format.is_channels() {
+        if answer_format.format.is_channels() {
             let (channel, message) = (self.literal("<|channel|>"), self.literal("<|message|>"));
             let start = self.literal("<|start|>");
             self.until("thought", "<|end|>");
@@ -68,7 +68,7 @@ impl<'a> GrammarWriter<'a> {
         }
         let open = self.literal(open);
         self.until("thought", close);
-        if self.reading.thinking {
+        if self.answer_format.thinking {
             self.rule("lead", "thought /[ \\n]{1,4}/?");
         } else {
             self.rule("lead", &format!("({open} thought /[ \\n]{{1,4}}/?)?"));
@@ -78,7 +78,7 @@ impl<'a> GrammarWriter<'a> {
 
     /// Adds a rule for an answer without calls, JSON that follows the schema; returns its name.
     pub(super) fn answer(&mut self, schema: &Value) -> &'static str {
-        if self.reading.format.is_channels() {
+        if self.answer_format.format.is_channels() {
             self.rule("final_json", &format!("%json {}", laid_out(schema)));
             let (channel, message) = (self.literal("<|channel|>"), self.literal("<|message|>"));
             let constrain = self.literal("<|constrain|>");

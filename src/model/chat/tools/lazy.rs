@@ -13,7 +13,7 @@ const BETWEEN: &str = "(/[ \\n]{1,3}/ | /[ \\n]{0,2}[;,][ \\n]{0,2}/)?";
 impl GrammarWriter<'_> {
     /// Adds rules for calls on the model's own initiative, after the triggers of [`Self::trigger`].
     pub(super) fn lazy_calls(&mut self, tools: &[&ToolDefinition], several: bool) -> String {
-        let form = self.reading.format.calls[0].clone();
+        let form = self.answer_format.format.calls[0].clone();
         let call = |grammar: &mut Self, (index, tool): (usize, &&ToolDefinition)| {
             let rule = format!("call_{index}");
             let body = match form.shape {
@@ -49,7 +49,7 @@ impl GrammarWriter<'_> {
 
     /// Returns the trigger for a block of calls or a bare call.
     pub(super) fn trigger(&self, tools: &[&ToolDefinition]) -> Trigger {
-        let format = &self.reading.format;
+        let format = &self.answer_format.format;
         if format.is_channels() {
             let texts = ["<|channel|>commentary to=functions.", "<|start|>assistant to=functions."];
             return Trigger { texts: texts.map(str::to_owned).into(), ..Trigger::default() };
@@ -74,7 +74,7 @@ impl GrammarWriter<'_> {
         Trigger {
             openings,
             behind: format.thought.1.clone(),
-            only_behind: self.reading.thinking,
+            only_behind: self.answer_format.thinking,
             ..block.unwrap_or_default()
         }
     }

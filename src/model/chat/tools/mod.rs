@@ -34,7 +34,7 @@ pub enum ToolChoice {
 /// schema for an answer without a call.
 #[must_use]
 pub fn constraint(
-    reading: &AnswerFormat,
+    answer_format: &AnswerFormat,
     choice: &ToolChoice,
     answer: Option<&Value>,
     may_think: bool,
@@ -42,14 +42,14 @@ pub fn constraint(
 ) -> Option<Constraint> {
     let chosen: Vec<&ToolDefinition> = match choice {
         ToolChoice::None => return None,
-        ToolChoice::Function(name) => reading.tools.iter().filter(|tool| tool.name == *name).collect(),
-        ToolChoice::Auto | ToolChoice::Required => reading.tools.iter().collect(),
+        ToolChoice::Function(name) => answer_format.tools.iter().filter(|tool| tool.name == *name).collect(),
+        ToolChoice::Auto | ToolChoice::Required => answer_format.tools.iter().collect(),
     };
     if chosen.is_empty() {
         return None;
     }
-    let mut grammar = GrammarWriter::new(reading, vocabulary);
-    let several = !reading.single && !matches!(choice, ToolChoice::Function(_));
+    let mut grammar = GrammarWriter::new(answer_format, vocabulary);
+    let several = !answer_format.single && !matches!(choice, ToolChoice::Function(_));
     match (choice, answer) {
         (ToolChoice::Auto, None) => {
             if chosen.iter().all(|tool| !tool.strict) {
@@ -78,20 +78,20 @@ pub fn constraint(
 #[must_use]
 pub fn after_reasoning(
     form: Constraint,
-    reading: &AnswerFormat,
+    answer_format: &AnswerFormat,
     may_think: bool,
     vocabulary: &Vocabulary,
 ) -> Constraint {
     if form.trigger.is_some() {
         return form;
     }
-    if reading.format.is_channels() {
-        return in_final_channel(form, reading, may_think, vocabulary);
+    if answer_format.format.is_channels() {
+        return in_final_channel(form, answer_format, may_think, vocabulary);
     }
-    if !reading.thinking {
+    if !answer_format.thinking {
         return form;
     }
-    let close = reading.format.thought.1.as_str();
+    let close = answer_format.format.thought.1.as_str();
     let trigger = match control(close, vocabulary) {
         Some(token) => Trigger::token(token),
         None => Trigger::text(close),
@@ -101,11 +101,16 @@ pub fn after_reasoning(
 
 /// Applies a constraint to the final channel of an answer in channels: JSON is forced into it, any other grammar
 /// applies as soon as that channel starts.
-fn in_final_channel(form: Constraint, reading: &AnswerFormat, may_think: bool, vocabulary: &Vocabulary) -> Constraint {
+fn in_final_channel(
+    form: Constraint,
+    answer_format: &AnswerFormat,
+    may_think: bool,
+    vocabulary: &Vocabulary,
+) -> Constraint {
     let Some(schema) = schema(&form) else {
         return form.lazy(Trigger::text("<|channel|>final<|message|>"));
     };
-    let mut grammar = GrammarWriter::new(reading, vocabulary);
+    let mut grammar = GrammarWriter::new(answer_format, vocabulary);
     let lead = grammar.lead(may_think);
     let answer = grammar.answer(&schema);
     Constraint { source: GrammarSource::Lark(grammar.finish(&format!("{lead}{answer}"))), ..form }

@@ -23,7 +23,7 @@ fn vocabulary(literals: &[&str]) -> Arc<Vocabulary> {
     Arc::new(Vocabulary::new(pieces, control, vec![END], SpecialTokens::default(), encode))
 }
 
-fn reading(format: &AnswerSyntax) -> AnswerFormat {
+fn answer_format(format: &AnswerSyntax) -> AnswerFormat {
     let tool = |name: &str, parameters: Value| ToolDefinition { name: name.into(), parameters, strict: true };
     AnswerFormat {
         format: format.clone().into(),
@@ -69,8 +69,8 @@ fn walk(constraint: &Constraint, vocabulary: &Arc<Vocabulary>, draws: &[u16]) ->
     String::from_utf8_lossy(&text).into_owned()
 }
 
-fn read(reading: &AnswerFormat, text: &str) -> AnswerMessage {
-    let mut parser = AnswerParser::new(Arc::new(reading.clone()));
+fn read(answer_format: &AnswerFormat, text: &str) -> AnswerMessage {
+    let mut parser = AnswerParser::new(Arc::new(answer_format.clone()));
     parser.push(text);
     parser.finish(false);
     parser.message().clone()
@@ -108,7 +108,7 @@ fn formats() -> Vec<AnswerSyntax> {
         ModelFamily::Plain,
     ];
     let mut formats: Vec<AnswerSyntax> = families.iter().map(|family| family.format()).collect();
-    formats.extend([AnswerSyntax::of_markers("[TOOL_CALLS]"), AnswerSyntax::of_markers("<｜tool▁calls▁begin｜>")]);
+    formats.extend([AnswerSyntax::from_markers("[TOOL_CALLS]"), AnswerSyntax::from_markers("<｜tool▁calls▁begin｜>")]);
     formats.extend(crate::model::chat::derive::tests::formats().into_iter().map(|(_, format)| (*format).clone()));
     formats
 }
@@ -121,11 +121,11 @@ proptest! {
     #[test]
     fn every_answer_under_the_grammar_is_a_call(draws: Vec<u16>, first in any::<bool>()) {
         for format in formats() {
-            let reading = AnswerFormat { single: first, ..reading(&format) };
+            let answer_format = AnswerFormat { single: first, ..answer_format(&format) };
             for vocabulary in [vocabulary(&[]), vocabulary(&format.markers())] {
-                let constraint = constraint(&reading, &ToolChoice::Required, None, false, &vocabulary).unwrap();
+                let constraint = constraint(&answer_format, &ToolChoice::Required, None, false, &vocabulary).unwrap();
                 let text = walk(&constraint, &vocabulary, &draws);
-                let message = read(&reading, &text);
+                let message = read(&answer_format, &text);
                 check(&message, &text);
                 prop_assert!(!first || message.calls.len() == 1);
             }
@@ -137,11 +137,11 @@ proptest! {
 fn named_function_is_called_once() {
     for format in formats() {
         let vocabulary = vocabulary(&format.markers());
-        let reading = reading(&format);
+        let answer_format = answer_format(&format);
         for (name, draw) in [("weather", 0), ("add", 1)] {
             let choice = ToolChoice::Function(name.into());
-            let constraint = constraint(&reading, &choice, None, false, &vocabulary).unwrap();
-            let message = read(&reading, &walk(&constraint, &vocabulary, &[draw; 9]));
+            let constraint = constraint(&answer_format, &choice, None, false, &vocabulary).unwrap();
+            let message = read(&answer_format, &walk(&constraint, &vocabulary, &[draw; 9]));
             assert_eq!(message.calls.iter().map(|call| call.name.as_str()).collect::<Vec<_>>(), [name]);
         }
     }
@@ -150,8 +150,8 @@ fn named_function_is_called_once() {
 #[test]
 fn open_thought_precedes_the_call() {
     for vocabulary in [vocabulary(&[]), vocabulary(&["<think>", "</think>"])] {
-        let reading = AnswerFormat { thinking: true, ..reading(&ModelFamily::Hermes.format()) };
-        let constraint = constraint(&reading, &ToolChoice::Required, None, false, &vocabulary).unwrap();
+        let answer_format = AnswerFormat { thinking: true, ..answer_format(&ModelFamily::Hermes.format()) };
+        let constraint = constraint(&answer_format, &ToolChoice::Required, None, false, &vocabulary).unwrap();
         let grammars = GrammarCompiler::new(Arc::clone(&vocabulary));
         let mut follower = grammars.follow(&constraint).unwrap();
         let call = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>";
@@ -168,16 +168,16 @@ fn open_thought_precedes_the_call() {
 #[test]
 fn auto_choice_constrains_only_strict_functions() {
     let vocabulary = vocabulary(&["<tool_call>"]);
-    let mut reading = reading(&ModelFamily::Hermes.format());
-    let auto = constraint(&reading, &ToolChoice::Auto, None, false, &vocabulary).unwrap();
+    let mut answer_format = answer_format(&ModelFamily::Hermes.format());
+    let auto = constraint(&answer_format, &ToolChoice::Auto, None, false, &vocabulary).unwrap();
     assert_eq!(auto.trigger.unwrap().tokens.len(), 1);
-    assert_eq!(constraint(&reading, &ToolChoice::None, None, false, &vocabulary), None);
-    for tool in &mut reading.tools {
+    assert_eq!(constraint(&answer_format, &ToolChoice::None, None, false, &vocabulary), None);
+    for tool in &mut answer_format.tools {
         tool.strict = false;
     }
-    assert_eq!(constraint(&reading, &ToolChoice::Auto, None, false, &vocabulary), None);
+    assert_eq!(constraint(&answer_format, &ToolChoice::Auto, None, false, &vocabulary), None);
     let schema = json!({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]});
-    let either = constraint(&reading, &ToolChoice::Auto, Some(&schema), false, &vocabulary).unwrap();
+    let either = constraint(&answer_format, &ToolChoice::Auto, Some(&schema), false, &vocabulary).unwrap();
     let text = walk(&either, &vocabulary, &[0]);
     assert!(text.starts_with('{') || text.starts_with("<tool_call>"), "{text}");
 }
@@ -237,17 +237,17 @@ fn strict_function_constrains_bare_calls() {
         let mut markers = format.markers();
         markers.retain(|marker| !marker.trim().is_empty());
         for vocabulary in [vocabulary(&[]), vocabulary(&markers)] {
-            let reading = reading(&format);
-            let auto = constraint(&reading, &ToolChoice::Auto, None, false, &vocabulary).unwrap();
+            let answer_format = answer_format(&format);
+            let auto = constraint(&answer_format, &ToolChoice::Auto, None, false, &vocabulary).unwrap();
             for call in &taken {
                 assert_eq!(follow(&auto, &vocabulary, call), (true, true), "{family:?} {call:?}");
-                let (text, message) = (call.concat(), read(&reading, &call.concat()));
+                let (text, message) = (call.concat(), read(&answer_format, &call.concat()));
                 check(&message, &text);
                 assert_eq!(message.calls.len(), if text.contains("add") && text.contains("weather") { 2 } else { 1 });
             }
             assert!(!follow(&auto, &vocabulary, &refused).0, "{family:?} {refused:?}");
             assert_eq!(follow(&auto, &vocabulary, &text), (true, false), "{family:?} {text:?}");
-            assert!(read(&reading, &text.concat()).calls.is_empty());
+            assert!(read(&answer_format, &text.concat()).calls.is_empty());
         }
     }
 }
@@ -255,11 +255,11 @@ fn strict_function_constrains_bare_calls() {
 #[test]
 fn constraint_begins_after_the_thought() {
     let vocabulary = vocabulary(&[]);
-    let mut reading = reading(&ModelFamily::Hermes.format());
+    let mut answer_format = answer_format(&ModelFamily::Hermes.format());
     let form = Constraint::new("json_schema", GrammarSource::JsonObject);
-    assert!(after_reasoning(form.clone(), &reading, true, &vocabulary).trigger.is_none());
-    reading.thinking = true;
-    assert_eq!(after_reasoning(form, &reading, true, &vocabulary).trigger.unwrap().texts, ["</think>"]);
+    assert!(after_reasoning(form.clone(), &answer_format, true, &vocabulary).trigger.is_none());
+    answer_format.thinking = true;
+    assert_eq!(after_reasoning(form, &answer_format, true, &vocabulary).trigger.unwrap().texts, ["</think>"]);
 }
 
 #[test]
@@ -271,24 +271,24 @@ fn constraint_applies_to_the_final_channel() {
                         "additionalProperties": false});
     let format = ModelFamily::Harmony.format();
     for vocabulary in [vocabulary(&[]), vocabulary(&format.markers())] {
-        let reading = reading(&format);
+        let answer_format = answer_format(&format);
         let form = Constraint::new("response_format", GrammarSource::JsonSchema(schema.clone()));
-        let json = after_reasoning(form, &reading, true, &vocabulary);
+        let json = after_reasoning(form, &answer_format, true, &vocabulary);
         for answer in [[&analysis[..], &last].concat(), last.to_vec(), announced.to_vec()] {
             assert_eq!(follow(&json, &vocabulary, &answer), (true, true), "{answer:?}");
-            assert_eq!(read(&reading, &answer.concat()).content, "{\"ok\": true}");
+            assert_eq!(read(&answer_format, &answer.concat()).content, "{\"ok\": true}");
         }
         for answer in [vec!["{\"ok\": true}"], [&last[..3], &["no"]].concat()] {
             assert!(!follow(&json, &vocabulary, &answer).0, "{answer:?}");
         }
         let form = Constraint::new("response_format", GrammarSource::JsonSchema(schema.clone()));
-        let at_once = after_reasoning(form, &reading, false, &vocabulary);
+        let at_once = after_reasoning(form, &answer_format, false, &vocabulary);
         assert!(!follow(&at_once, &vocabulary, &analysis).0 && follow(&at_once, &vocabulary, &last).0);
-        let either = constraint(&reading, &ToolChoice::Auto, Some(&schema), true, &vocabulary).unwrap();
+        let either = constraint(&answer_format, &ToolChoice::Auto, Some(&schema), true, &vocabulary).unwrap();
         assert!(follow(&either, &vocabulary, &[&analysis[..], &last].concat()).0);
         let regex = after_reasoning(
             Constraint::new("regex", GrammarSource::Regex("[0-9]+".into())),
-            &reading,
+            &answer_format,
             true,
             &vocabulary,
         );

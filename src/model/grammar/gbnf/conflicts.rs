@@ -6,7 +6,7 @@
 //! that could are split, down to single characters if necessary.
 
 use super::lower::{Productions, Symbol, divisible};
-use super::nfa::{ALL, Bytes, NONE, join, meet};
+use super::nfa::{ALL, Bytes, NONE, add_all, meet};
 use super::parse::Node;
 use std::collections::HashMap;
 
@@ -23,10 +23,10 @@ pub(super) fn find(grammar: &Productions) -> Vec<Node> {
     for (index, terminal) in terminals.iter().enumerate() {
         apart[index] = terminal.nfa.is_none() && divisible(&terminal.node);
     }
-    let sets = Sets::of(grammar);
+    let sets = Sets::new(grammar);
     let mut pairs = Pairs { grammar, known: HashMap::new() };
-    for (a, b) in sets.together(grammar, &mut pairs) {
-        if apart[a] || apart[b] || !meet(&sets.behind[a], &pairs.beside(a, b).0) {
+    for (a, b) in sets.find_pairs(grammar, &mut pairs) {
+        if apart[a] || apart[b] || !meet(&sets.behind[a], &pairs.conflicts_with(a, b).0) {
             continue;
         }
         // The longer terminal is the one that matches too much.
@@ -45,10 +45,10 @@ struct Pairs<'a> {
 }
 
 impl Pairs<'_> {
-    fn beside(&mut self, a: usize, b: usize) -> (Bytes, bool) {
+    fn conflicts_with(&mut self, a: usize, b: usize) -> (Bytes, bool) {
         let terminals = &self.grammar.terminals;
         *self.known.entry((a, b)).or_insert_with(|| match (&terminals[a].nfa, &terminals[b].nfa) {
-            (Some(a), Some(b)) => a.beside(b),
+            (Some(a), Some(b)) => a.conflicts_with(b),
             _ => (ALL, true),
         })
     }
@@ -80,8 +80,8 @@ impl First {
         Self { bytes: NONE, terminals: vec![0; width], nullable: false }
     }
 
-    fn join(&mut self, other: &Self) -> bool {
-        let mut changed = join(&mut self.bytes, &other.bytes) | unite(&mut self.terminals, &other.terminals);
+    fn add_all(&mut self, other: &Self) -> bool {
+        let mut changed = add_all(&mut self.bytes, &other.bytes) | unite(&mut self.terminals, &other.terminals);
         changed |= other.nullable && !self.nullable;
         self.nullable |= other.nullable;
         changed
@@ -89,7 +89,7 @@ impl First {
 }
 
 impl Sets {
-    fn of(grammar: &Productions) -> Self {
+    fn new(grammar: &Productions) -> Self {
         let width = grammar.terminals.len().div_ceil(64);
         let own: Vec<First> = grammar
             .terminals
@@ -112,7 +112,7 @@ impl Sets {
             for (index, alternatives) in grammar.rules.iter().enumerate() {
                 for items in alternatives {
                     let first = sequence(items, &rules, &own, width);
-                    changed |= rules[index].join(&first);
+                    changed |= rules[index].add_all(&first);
                 }
             }
         }
@@ -138,18 +138,18 @@ impl Sets {
     }
 
     /// Returns the pairs of terminals that are possible at the same position.
-    fn together(&self, grammar: &Productions, pairs: &mut Pairs<'_>) -> Vec<(usize, usize)> {
+    fn find_pairs(&self, grammar: &Productions, pairs: &mut Pairs<'_>) -> Vec<(usize, usize)> {
         let count = grammar.terminals.len();
         if count > MANY || grammar.rules.iter().flatten().any(|items| names_token(items)) {
             return (0..count).flat_map(|a| (0..count).map(move |b| (a, b))).collect();
         }
-        let mut beside: Vec<Set> = vec![vec![0; self.start.len()]; count];
+        let mut together: Vec<Set> = vec![vec![0; self.start.len()]; count];
         let mut todo = Vec::new();
         let mut meet_all = |one: &Set, other: &Set, todo: &mut Vec<(usize, usize)>| {
             for a in members(one) {
                 for b in members(other) {
-                    if !contains(&beside[a], b) {
-                        insert(&mut beside[a], b);
+                    if !contains(&together[a], b) {
+                        insert(&mut together[a], b);
                         todo.push((a, b));
                     }
                 }
@@ -160,7 +160,7 @@ impl Sets {
         while let Some((a, b)) = todo.pop() {
             found.push((a, b));
             // If both match the same text, their followers are possible at the same position.
-            if a == b || pairs.beside(a, b).1 {
+            if a == b || pairs.conflicts_with(a, b).1 {
                 meet_all(&self.next[a], &self.next[b], &mut todo);
                 meet_all(&self.next[b], &self.next[a], &mut todo);
             }
@@ -185,19 +185,19 @@ impl Follow<'_> {
         for (index, item) in items.iter().enumerate() {
             let mut behind = sequence(&items[index + 1..], self.rules, self.own, self.width);
             if behind.nullable {
-                behind.join(after);
+                behind.add_all(after);
             }
             // Nullable means here that the end may follow, which conflicts with no byte.
             behind.nullable = false;
             match item {
-                Symbol::Rule(rule) => self.changed |= self.behind_rule[*rule].join(&behind),
-                Symbol::Terminal(terminal) => self.changed |= self.behind[*terminal].join(&behind),
+                Symbol::Rule(rule) => self.changed |= self.behind_rule[*rule].add_all(&behind),
+                Symbol::Terminal(terminal) => self.changed |= self.behind[*terminal].add_all(&behind),
                 Symbol::Token { .. } => {}
-                Symbol::Repeat(inner, _, most) => {
-                    if *most != Some(1) {
+                Symbol::Repeat(inner, _, max) => {
+                    if *max != Some(1) {
                         let mut again = sequence(inner, self.rules, self.own, self.width);
                         again.nullable = false;
-                        behind.join(&again);
+                        behind.add_all(&again);
                     }
                     self.walk(inner, &behind);
                 }
@@ -217,14 +217,14 @@ fn sequence(items: &[Symbol], rules: &[First], own: &[First], width: usize) -> F
             Symbol::Token { negated, .. } => {
                 First { bytes: if *negated { ALL } else { MARKER }, ..First::nothing(width) }
             }
-            Symbol::Repeat(inner, least, _) => {
+            Symbol::Repeat(inner, min, _) => {
                 let mut inner = sequence(inner, rules, own, width);
-                inner.nullable |= *least == 0;
+                inner.nullable |= *min == 0;
                 inner
             }
         };
         let nullable = one.nullable;
-        first.join(&one);
+        first.add_all(&one);
         first.nullable = nullable;
         if !nullable {
             break;

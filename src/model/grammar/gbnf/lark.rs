@@ -65,7 +65,7 @@ impl Writer {
             Node::Either(nodes) => {
                 nodes.iter().map(|node| self.terminal(node, depth + 1)).collect::<Vec<_>>().join(" | ")
             }
-            Node::Repeat(inner, least, most) => repeated(&self.terminal(inner, depth + 1), *least, *most),
+            Node::Repeat(inner, min, max) => repeated(&self.terminal(inner, depth + 1), *min, *max),
             // Terminals are regular and contain no tokens.
             Node::Token { .. } => String::new(),
         }
@@ -87,20 +87,20 @@ fn sequence(items: &[Symbol]) -> String {
         Symbol::Rule(index) => format!("r{index}"),
         Symbol::Terminal(index) => format!("T{index}"),
         Symbol::Token { id, negated } => format!("<[{}{id}]>", if *negated { "^" } else { "" }),
-        Symbol::Repeat(inner, least, most) => repeated(&sequence(inner), *least, *most),
+        Symbol::Repeat(inner, min, max) => repeated(&sequence(inner), *min, *max),
     };
     items.iter().map(one).collect::<Vec<_>>().join(" ")
 }
 
-fn repeated(inner: &str, least: u32, most: Option<u32>) -> String {
-    match (least, most) {
+fn repeated(inner: &str, min: u32, max: Option<u32>) -> String {
+    match (min, max) {
         (0, Some(0)) => "\"\"".into(),
         (0, None) => format!("({inner})*"),
         (1, None) => format!("({inner})+"),
         (0, Some(1)) => format!("({inner})?"),
         (1, Some(1)) => format!("({inner})"),
-        (least, None) => format!("({inner}){{{least},}}"),
-        (least, Some(most)) => format!("({inner}){{{least},{most}}}"),
+        (min, None) => format!("({inner}){{{min},}}"),
+        (min, Some(max)) => format!("({inner}){{{min},{max}}}"),
     }
 }
 

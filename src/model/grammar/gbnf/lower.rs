@@ -122,7 +122,7 @@ impl Productions {
 fn can_end(items: &[Symbol], ends: &[bool]) -> bool {
     items.iter().all(|item| match item {
         Symbol::Rule(rule) => ends[*rule],
-        Symbol::Repeat(inner, least, _) => *least == 0 || can_end(inner, ends),
+        Symbol::Repeat(inner, min, _) => *min == 0 || can_end(inner, ends),
         Symbol::Terminal(_) | Symbol::Token { .. } => true,
     })
 }
@@ -192,13 +192,9 @@ impl Lowering<'_> {
                 self.rules.push(alternatives);
                 vec![Symbol::Rule(self.rules.len() - 1)]
             }
-            Node::Repeat(inner, least, most) => {
+            Node::Repeat(inner, min, max) => {
                 let inner = self.items(inner);
-                if inner.is_empty() || *most == Some(0) {
-                    Vec::new()
-                } else {
-                    vec![Symbol::Repeat(inner, *least, *most)]
-                }
+                if inner.is_empty() || *max == Some(0) { Vec::new() } else { vec![Symbol::Repeat(inner, *min, *max)] }
             }
         }
     }
@@ -219,7 +215,7 @@ impl Lowering<'_> {
             return Vec::new();
         }
         let index = self.of_node.get(node).copied().unwrap_or_else(|| {
-            self.terminals.push(Terminal { node: node.clone(), nfa: Nfa::of(node, &self.grammar.rules) });
+            self.terminals.push(Terminal { node: node.clone(), nfa: Nfa::from_node(node, &self.grammar.rules) });
             self.of_node.insert(node.clone(), self.terminals.len() - 1);
             self.terminals.len() - 1
         });
@@ -247,7 +243,7 @@ pub(super) fn is_empty(node: &Node) -> bool {
     match node {
         Node::Text(text) => text.is_empty(),
         Node::Sequence(nodes) => nodes.iter().all(is_empty),
-        Node::Repeat(inner, _, most) => *most == Some(0) || is_empty(inner),
+        Node::Repeat(inner, _, max) => *max == Some(0) || is_empty(inner),
         _ => false,
     }
 }

@@ -25,7 +25,7 @@ pub(super) struct Nfa {
 
 impl Nfa {
     /// Builds the automaton; `None` if it would be too large.
-    pub(super) fn of(node: &Node, rules: &[Node]) -> Option<Self> {
+    pub(super) fn from_node(node: &Node, rules: &[Node]) -> Option<Self> {
         let mut nfa = Self { edges: Vec::new(), empty: Vec::new(), start: Vec::new(), accepts: Vec::new() };
         let first = nfa.state()?;
         let last = nfa.add(node, rules, first)?;
@@ -67,7 +67,7 @@ impl Nfa {
 
     /// Returns the bytes that can follow a non-empty match of `self` on the way to a longer match of `other`, and true
     /// if both match some common text. Returns all bytes and true if the computation would take too long.
-    pub(super) fn beside(&self, other: &Self) -> (Bytes, bool) {
+    pub(super) fn conflicts_with(&self, other: &Self) -> (Bytes, bool) {
         let width = other.edges.len();
         if self.edges.len() * width > 10 * MAX_PAIRS {
             return (ALL, true);
@@ -143,14 +143,14 @@ impl Nfa {
                 }
                 Some(to)
             }
-            Node::Repeat(inner, least, most) => {
+            Node::Repeat(inner, min, max) => {
                 let mut at = from;
-                for _ in 0..*least {
+                for _ in 0..*min {
                     at = self.add(inner, rules, at)?;
                 }
-                if let Some(most) = most {
+                if let Some(max) = max {
                     let to = self.state()?;
-                    for _ in *least..*most {
+                    for _ in *min..*max {
                         self.empty[at].push(to);
                         let begin = self.state()?;
                         self.empty[at].push(begin);
@@ -207,7 +207,7 @@ pub(super) fn meet(a: &Bytes, b: &Bytes) -> bool {
 }
 
 /// Adds one set to another; returns true if that changed it.
-pub(super) fn join(to: &mut Bytes, from: &Bytes) -> bool {
+pub(super) fn add_all(to: &mut Bytes, from: &Bytes) -> bool {
     let before = *to;
     to.iter_mut().zip(from).for_each(|(to, from)| *to |= from);
     *to != before

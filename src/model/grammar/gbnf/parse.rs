@@ -149,10 +149,10 @@ impl Parser<'_> {
                     Node::Class(vec![(0, 0x0010_ffff)])
                 }
                 '*' | '+' | '?' | '{' => {
-                    let (least, most) = self.repetition(nested)?;
+                    let (min, max) = self.repetition(nested)?;
                     let item =
                         items.pop().ok_or_else(|| self.wrong(&format!("'{next}' has nothing before it to repeat")))?;
-                    Node::Repeat(Box::new(item), least, most)
+                    Node::Repeat(Box::new(item), min, max)
                 }
                 _ if is_name(next) => {
                     let name = self.name()?;
@@ -251,24 +251,24 @@ impl Parser<'_> {
             _ => {}
         }
         self.space(nested);
-        let least = self.number()?;
+        let min = self.number()?;
         self.space(nested);
-        let mut most = Some(least);
+        let mut max = Some(min);
         if self.take(',') {
             self.space(nested);
-            most = if self.peek().is_some_and(|next| next.is_ascii_digit()) { Some(self.number()?) } else { None };
+            max = if self.peek().is_some_and(|next| next.is_ascii_digit()) { Some(self.number()?) } else { None };
             self.space(nested);
         }
         if !self.take('}') {
             return Err(self.wrong("expected '}', as in {2}, {2,} or {2,5}"));
         }
-        if least > MAX_REPETITIONS {
-            return Err(self.wrong(&format!("{least} repetitions are too many; the maximum is {MAX_REPETITIONS}")));
+        if min > MAX_REPETITIONS {
+            return Err(self.wrong(&format!("{min} repetitions are too many; the maximum is {MAX_REPETITIONS}")));
         }
-        if most.is_some_and(|most| most < least) {
+        if max.is_some_and(|max| max < min) {
             return Err(self.wrong("the maximum of repetitions is below the minimum"));
         }
-        Ok((least, most.filter(|&most| most <= MAX_REPETITIONS)))
+        Ok((min, max.filter(|&max| max <= MAX_REPETITIONS)))
     }
 
     fn number(&mut self) -> Result<u32, GrammarError> {

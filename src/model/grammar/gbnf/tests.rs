@@ -15,22 +15,25 @@ fn gbnf(source: &str) -> GrammarSource {
 
 #[test]
 fn errors_report_line_and_column() {
-    let told = |source: &str| lark(source).unwrap_err().to_string();
-    assert_eq!(told("root ::= \"a"), "line 1, column 12: the text ends without its closing '\"'");
-    assert_eq!(told("root ::= x\n"), "line 1, column 10: the rule 'x' is used here but not defined");
-    assert_eq!(told("# no root\nx ::= \"a\""), "line 2, column 10: the grammar has no rule 'root', which is its start");
-    assert_eq!(told("root ::= \"a\"\nx = \"b\""), "line 2, column 3: expected ::= after the name 'x'");
+    let error = |source: &str| lark(source).unwrap_err().to_string();
+    assert_eq!(error("root ::= \"a"), "line 1, column 12: the text ends without its closing '\"'");
+    assert_eq!(error("root ::= x\n"), "line 1, column 10: the rule 'x' is used here but not defined");
     assert_eq!(
-        told("root ::= \"\\q\""),
+        error("# no root\nx ::= \"a\""),
+        "line 2, column 10: the grammar has no rule 'root', which is its start"
+    );
+    assert_eq!(error("root ::= \"a\"\nx = \"b\""), "line 2, column 3: expected ::= after the name 'x'");
+    assert_eq!(
+        error("root ::= \"\\q\""),
         "line 1, column 13: unknown escape \\q; expected one of \\n \\r \\t \\\\ \\\" \\[ \\] \\- \\x41 \\u0041 \\U00000041"
     );
-    assert_eq!(told("root ::= *"), "line 1, column 11: '*' has nothing before it to repeat");
-    assert_eq!(told("root ::= \"a\"{3,2}"), "line 1, column 18: the maximum of repetitions is below the minimum");
-    assert_eq!(told("root ::= \"a\"{3000}"), "line 1, column 19: 3000 repetitions are too many; the maximum is 2000");
-    assert_eq!(told("root ::= <unknown>"), "line 1, column 19: <unknown> is not a single token of this model");
-    assert_eq!(told("root ::= [z-a]"), "line 1, column 14: the range runs backwards");
-    assert_eq!(told("root ::= \"é\" ("), "line 1, column 15: expected ')'");
-    assert_eq!(told("root ::= _"), "line 1, column 10: expected the end of the rule 'root', found '_'");
+    assert_eq!(error("root ::= *"), "line 1, column 11: '*' has nothing before it to repeat");
+    assert_eq!(error("root ::= \"a\"{3,2}"), "line 1, column 18: the maximum of repetitions is below the minimum");
+    assert_eq!(error("root ::= \"a\"{3000}"), "line 1, column 19: 3000 repetitions are too many; the maximum is 2000");
+    assert_eq!(error("root ::= <unknown>"), "line 1, column 19: <unknown> is not a single token of this model");
+    assert_eq!(error("root ::= [z-a]"), "line 1, column 14: the range runs backwards");
+    assert_eq!(error("root ::= \"é\" ("), "line 1, column 15: expected ')'");
+    assert_eq!(error("root ::= _"), "line 1, column 10: expected the end of the rule 'root', found '_'");
 }
 
 #[test]
@@ -116,13 +119,13 @@ fn ends(node: &Node, rules: &[Vec<u32>], text: &[u8], from: usize) -> u32 {
         Node::Token { .. } => 0,
         Node::Sequence(nodes) => nodes.iter().fold(1 << from, after),
         Node::Either(nodes) => nodes.iter().fold(0, |all, node| all | ends(node, rules, text, from)),
-        Node::Repeat(inner, least, most) => {
+        Node::Repeat(inner, min, max) => {
             let mut now = 1 << from;
-            for _ in 0..*least {
+            for _ in 0..*min {
                 now = after(now, inner);
             }
             let mut all = now;
-            for _ in *least..most.unwrap_or(least + text.len() as u32 + 1) {
+            for _ in *min..max.unwrap_or(min + text.len() as u32 + 1) {
                 now = after(now, inner);
                 all |= now;
             }

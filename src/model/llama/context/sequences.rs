@@ -20,7 +20,7 @@ impl Context<'_> {
             return from;
         }
         if let Some((length, state)) = self.checkpoints[sequence as usize].state_within(from)
-            && self.go_back(sequence, length, &state)
+            && self.restore_checkpoint(sequence, length, &state)
         {
             return length;
         }
@@ -54,7 +54,7 @@ impl Context<'_> {
     }
 
     /// Restores the state of a checkpoint, and removes later tokens from a KV cache beside it.
-    fn go_back(&mut self, sequence: i32, length: u32, state: &[u8]) -> bool {
+    fn restore_checkpoint(&mut self, sequence: i32, length: u32, state: &[u8]) -> bool {
         let back = ffi::set_sequence_state(&mut self.llama, sequence, state, StateExtent::Summary)
             && self.llama.kv_cache_seq_rm(sequence, Some(length), None).is_ok()
             && i64::from(self.llama.kv_cache_seq_pos_max(sequence)) == i64::from(length) - 1;
@@ -76,7 +76,7 @@ impl Context<'_> {
     /// Saves the current state of a sequence of `length` tokens as a checkpoint.
     pub fn keep_checkpoint(&mut self, sequence: i32, length: usize, purpose: CheckpointPurpose) {
         let own = sequence as usize;
-        if !self.keeps_checkpoints() || self.checkpoints[own].reach(length as u32) {
+        if !self.keeps_checkpoints() || self.checkpoints[own].reaches(length as u32) {
             return;
         }
         let Some(state) = ffi::sequence_state(&self.llama, sequence, StateExtent::Summary) else {
@@ -87,7 +87,7 @@ impl Context<'_> {
         while self.checkpoints.iter().map(Checkpoints::bytes).sum::<usize>() > room {
             // Checkpoints that other runs may need are dropped last.
             let largest = self.checkpoints.iter_mut().max_by_key(|checkpoints| checkpoints.bytes());
-            if !largest.is_some_and(Checkpoints::forget_one) {
+            if !largest.is_some_and(Checkpoints::drop_oldest) {
                 break;
             }
         }

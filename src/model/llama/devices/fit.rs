@@ -64,7 +64,7 @@ pub struct GpuRequirements {
 
 impl GpuRequirements {
     /// Computes the requirements of a model from its header, the headers of its further files, and the options.
-    pub fn of(header: &GgufHeader, further: &[GgufHeader], options: &ModelOptions) -> Self {
+    pub fn new(header: &GgufHeader, further: &[GgufHeader], options: &ModelOptions) -> Self {
         let room = &options.room;
         let parameter = |key| header.parameter(key);
         let count = parameter("block_count").unwrap_or(0).min(4096) as usize;
@@ -73,7 +73,7 @@ impl GpuRequirements {
         let embedding = parameter("embedding_length").unwrap_or(0);
         let head = |key| parameter(key).unwrap_or(embedding / heads);
         let kept = |kind: CacheType, width: u64| {
-            let (block, bytes) = type_layout(kind.of_llama().into()).unwrap_or((1, 4));
+            let (block, bytes) = type_layout(kind.to_llama().into()).unwrap_or((1, 4));
             width.saturating_mul(key_heads).div_ceil(block).saturating_mul(bytes)
         };
         let (keys, values) = (head("attention.key_length"), head("attention.value_length"));
@@ -137,7 +137,7 @@ pub fn cache_bytes(header: &GgufHeader, room: &ContextRequirements) -> Option<u6
     let layers = parameter("block_count")?;
     let key_heads = parameter("attention.head_count_kv").unwrap_or(1);
     let kept = |kind: CacheType| {
-        let (block, bytes) = type_layout(kind.of_llama().into()).unwrap_or((1, 1));
+        let (block, bytes) = type_layout(kind.to_llama().into()).unwrap_or((1, 1));
         width.saturating_mul(key_heads).div_ceil(block).saturating_mul(bytes)
     };
     let trained = parameter("context_length").filter(|_| room.as_trained).unwrap_or(u64::MAX);
@@ -146,7 +146,7 @@ pub fn cache_bytes(header: &GgufHeader, room: &ContextRequirements) -> Option<u6
 }
 
 /// Returns the number of layers, counted from the last, that fit on these GPUs; all plus one if the whole model fits.
-pub fn that_fit(needs: &GpuRequirements, gpus: &[Gpu], split: SplitMode) -> usize {
+pub fn fitting_layers(needs: &GpuRequirements, gpus: &[Gpu], split: SplitMode) -> usize {
     (1..=needs.layers.len() + 1).rev().find(|&count| fits(needs, gpus, split, count)).unwrap_or(0)
 }
 
@@ -191,14 +191,14 @@ mod tests {
     #[test]
     fn layers_fill_the_free_memory() {
         let needs = GpuRequirements { layers: vec![10; 4], output: 5, graph: 1 };
-        let most = |free: &[u64]| that_fit(&needs, &gpus(free), SplitMode::Layer);
+        let fitting = |free: &[u64]| fitting_layers(&needs, &gpus(free), SplitMode::Layer);
         for (free, layers) in [(0, 0), (SPARE, 0), (SPARE + 6, 1), (SPARE + 26, 3), (SPARE + 46, 5)] {
-            assert_eq!(most(&[free]), layers, "{free}");
+            assert_eq!(fitting(&[free]), layers, "{free}");
         }
-        assert_eq!(most(&[]), 0);
+        assert_eq!(fitting(&[]), 0);
         // Layers are not split: the first GPU gets three of the five, and the second the rest.
-        assert_eq!((most(&[SPARE + 31, SPARE + 16]), most(&[SPARE + 30, SPARE + 16])), (5, 4));
-        assert_eq!(that_fit(&needs, &gpus(&[SPARE + 24, SPARE + 24]), SplitMode::Row), 5);
+        assert_eq!((fitting(&[SPARE + 31, SPARE + 16]), fitting(&[SPARE + 30, SPARE + 16])), (5, 4));
+        assert_eq!(fitting_layers(&needs, &gpus(&[SPARE + 24, SPARE + 24]), SplitMode::Row), 5);
     }
 
     #[test]
@@ -206,11 +206,11 @@ mod tests {
         let needs = GpuRequirements { layers: vec![10; 4], output: 5, graph: 0 };
         let mut two = gpus(&[SPARE + 100, SPARE + 10]);
         (two[0].share, two[1].share) = (1.0, 1.0);
-        assert_eq!(that_fit(&needs, &two, SplitMode::Layer), 3);
+        assert_eq!(fitting_layers(&needs, &two, SplitMode::Layer), 3);
         (two[0].share, two[1].share) = (1.0, 0.0);
-        assert_eq!(that_fit(&needs, &two, SplitMode::Layer), 5);
+        assert_eq!(fitting_layers(&needs, &two, SplitMode::Layer), 5);
         two[1].free = 0;
-        assert_eq!(that_fit(&needs, &two, SplitMode::Layer), 5);
+        assert_eq!(fitting_layers(&needs, &two, SplitMode::Layer), 5);
     }
 
     #[test]
@@ -250,9 +250,9 @@ mod tests {
             output: logits + 700,
             graph: (4 * 1000 + fixed) * 4 * 10,
         };
-        assert_eq!(GpuRequirements::of(&header, std::slice::from_ref(&second), &with(room)), expected);
+        assert_eq!(GpuRequirements::new(&header, std::slice::from_ref(&second), &with(room)), expected);
         // If the model has a separate output, the embedding stays on the CPU.
-        assert_eq!(GpuRequirements::of(&header, &[second, third], &with(room)).output, logits + 900);
+        assert_eq!(GpuRequirements::new(&header, &[second, third], &with(room)).output, logits + 900);
         let mut other = with(ContextRequirements {
             as_trained: false,
             scores: false,
@@ -260,17 +260,20 @@ mod tests {
             values: CacheType::F32,
             ..room
         });
-        let needs = GpuRequirements::of(&header, &[], &other);
+        let needs = GpuRequirements::new(&header, &[], &other);
         assert_eq!(needs.layers[1], (2 * 34 + 2 * 32 * 4) * 8192 * 4);
         assert_eq!(needs.graph, (8192 + 4 * 128 + 3 * 256) * 4 * 10);
         other.tuning.cache_on_host = true;
-        assert_eq!(GpuRequirements::of(&header, &[], &other).layers, [11, 0]);
+        assert_eq!(GpuRequirements::new(&header, &[], &other).layers, [11, 0]);
         other.tuning.cache_on_host = false;
 
         // A header with excessive sizes fits nowhere.
         for key in ["embedding_length", "feed_forward_length", "attention.key_length"] {
             header.metadata.insert(format!("llama.{key}"), GgufScalar::Integer(u64::MAX.into()));
         }
-        assert_eq!(that_fit(&GpuRequirements::of(&header, &[], &other), &gpus(&[u64::MAX - 1]), SplitMode::Layer), 0);
+        assert_eq!(
+            fitting_layers(&GpuRequirements::new(&header, &[], &other), &gpus(&[u64::MAX - 1]), SplitMode::Layer),
+            0
+        );
     }
 }

@@ -42,7 +42,7 @@ impl TensorPlacement {
         let named = self.named.iter().map(|(pattern, wanted)| {
             let buffer = buffers.iter().find(|buffer| buffer.eq_ignore_ascii_case(wanted));
             let buffer =
-                buffer.ok_or_else(|| PlacementError::Buffer { name: wanted.clone(), there: buffers.join(", ") })?;
+                buffer.ok_or_else(|| PlacementError::Buffer { name: wanted.clone(), available: buffers.join(", ") })?;
             Ok((pattern.clone(), (*buffer).to_owned()))
         });
         let first = |count: u32, part: &str| {
@@ -67,7 +67,7 @@ impl TensorPlacement {
 
 /// Removes the tensors that these rules keep on the CPU from a header. Patterns that only C++ supports match nothing
 /// here.
-pub(super) fn elsewhere(header: &GgufHeader, rules: &[TensorRule]) -> GgufHeader {
+pub(super) fn without_cpu_tensors(header: &GgufHeader, rules: &[TensorRule]) -> GgufHeader {
     let rules: Vec<_> =
         rules.iter().filter_map(|rule| Some((Regex::new(rule.pattern.to_str().ok()?).ok()?, &rule.buffer))).collect();
     let stays = |tensor: &GgufTensor| {
@@ -81,14 +81,14 @@ pub(super) fn elsewhere(header: &GgufHeader, rules: &[TensorRule]) -> GgufHeader
 
 #[cfg(test)]
 mod tests {
-    use super::{TensorPlacement, elsewhere};
+    use super::{TensorPlacement, without_cpu_tensors};
     use crate::model::llama::gguf::{GgufHeader, GgufTensor};
 
     fn left(places: &TensorPlacement, names: &[&str]) -> Vec<String> {
         let tensors = names.iter().map(|&name| GgufTensor { name: name.into(), ..GgufTensor::default() }).collect();
         let header = GgufHeader { tensors, ..GgufHeader::default() };
         let rules = places.rules(3, &["CPU", "CUDA0"]).unwrap();
-        elsewhere(&header, &rules).tensors.into_iter().map(|tensor| tensor.name).collect()
+        without_cpu_tensors(&header, &rules).tensors.into_iter().map(|tensor| tensor.name).collect()
     }
 
     #[test]

@@ -62,9 +62,9 @@ pub fn load<F: FnMut(f32) -> bool>(path: &CStr, loading: &Loading, mut progress:
     }
     let mut shares = loading.tensor_split.clone();
     // SAFETY: plain functions without preconditions.
-    let (mut params, most) = unsafe { (sys::llama_model_default_params(), sys::llama_max_devices()) };
+    let (mut params, max_devices) = unsafe { (sys::llama_model_default_params(), sys::llama_max_devices()) };
     // llama.cpp reads as many entries as the maximum number of devices.
-    shares.resize(most.max(shares.len()), 0.0);
+    shares.resize(max_devices.max(shares.len()), 0.0);
     let mut devices = handles(&loading.devices);
     params.devices = devices.as_mut_ptr();
     params.n_gpu_layers = loading.gpu_layers;
@@ -108,10 +108,10 @@ pub fn load<F: FnMut(f32) -> bool>(path: &CStr, loading: &Loading, mut progress:
     Ok(unsafe { std::mem::transmute::<NonNull<sys::llama_model>, LlamaModel>(model) })
 }
 
-fn raw_override(said: Option<&(String, MetadataValue)>) -> sys::llama_model_kv_override {
+fn raw_override(entry: Option<&(String, MetadataValue)>) -> sys::llama_model_kv_override {
     // SAFETY: the structure consists of numbers and texts, for which zero is a valid value.
     let mut raw: sys::llama_model_kv_override = unsafe { std::mem::zeroed() };
-    let Some((key, value)) = said else { return raw };
+    let Some((key, value)) = entry else { return raw };
     write_text(&mut raw.key, key);
     match value {
         MetadataValue::Int(number) => {
@@ -197,7 +197,7 @@ thread_local! {
 
 /// Records the error lines of loads, and forwards every line to its previous destination. Call it once, after the log
 /// is set up.
-pub fn keep_errors() {
+pub fn capture_error_lines() {
     static LLAMA: OnceLock<Sink> = OnceLock::new();
     static GGML: OnceLock<Sink> = OnceLock::new();
     let mut llama = Sink { callback: None, user_data: null_mut() };

@@ -62,8 +62,8 @@ impl Gguf {
     /// Reads a tensor as 32-bit floats, converting from its stored type; `None` if the file has none with this name.
     ///
     /// # Errors
-    /// The file ends before the tensor does, the tensor has more than `most` values, or its type is unknown.
-    pub fn tensor(&self, name: &str, most: usize) -> Result<Option<Matrix>, Error> {
+    /// The file ends before the tensor does, the tensor has more than `max` values, or its type is unknown.
+    pub fn tensor(&self, name: &str, max: usize) -> Result<Option<Matrix>, Error> {
         let invalid = |reason: &str| Error::new(ErrorKind::InvalidData, format!("tensor {name}: {reason}"));
         let c_name = CString::new(name)?;
         let header = self.header.as_ptr();
@@ -80,7 +80,7 @@ impl Gguf {
         };
         let count =
             extents.iter().try_fold(1_usize, |product, &extent| product.checked_mul(usize::try_from(extent).ok()?));
-        let count = count.filter(|&count| count <= most).ok_or_else(|| invalid("it is too large"))?;
+        let count = count.filter(|&count| count <= max).ok_or_else(|| invalid("it is too large"))?;
         let columns = usize::try_from(extents[0]).unwrap_or(0);
         let mut stored = vec![0_u8; bytes];
         self.file.read_exact_at(&mut stored, start as u64)?;

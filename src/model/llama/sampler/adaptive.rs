@@ -63,13 +63,13 @@ impl Adaptive {
     }
 
     /// Returns the state at the end of the answer.
-    pub(super) fn now(&self) -> AdaptiveState {
+    pub(super) fn state(&self) -> AdaptiveState {
         self.known.last().map_or(self.start, |known| known.1)
     }
 
     /// Reduces or transforms the candidates.
     pub(super) fn apply(&mut self, array: &mut LlamaTokenDataArray) {
-        let AdaptiveState(mu, weight) = self.now();
+        let AdaptiveState(mu, weight) = self.state();
         if matches!(self.kind, Kind::Mirostat { .. }) {
             sort(array);
         }
@@ -80,9 +80,9 @@ impl Adaptive {
                 array.data.truncate(keep);
             }
             Kind::Mirostat2 { .. } => {
-                let most = array.data.iter().map(LlamaTokenData::p).fold(0.0, f32::max);
+                let highest = array.data.iter().map(LlamaTokenData::p).fold(0.0, f32::max);
                 // The most probable candidate always stays, however surprising it is.
-                array.data.retain(|entry| -entry.p().log2() <= mu || entry.p() >= most);
+                array.data.retain(|entry| -entry.p().log2() <= mu || entry.p() >= highest);
                 sort(array);
                 if array.data.first().is_some_and(|first| -first.p().log2() > mu) {
                     array.data.truncate(1);
@@ -103,7 +103,7 @@ impl Adaptive {
 
     /// Records the draw: the index of the candidate, and its probability among the candidates.
     pub(super) fn learn(&mut self, token: TokenId, index: usize, prob: f32) {
-        let AdaptiveState(mu, weight) = self.now();
+        let AdaptiveState(mu, weight) = self.state();
         let next = match self.kind {
             Kind::Mirostat { tau, eta, .. } | Kind::Mirostat2 { tau, eta } => {
                 AdaptiveState(mu - eta * (-prob.log2() - tau), 0.0)

@@ -150,7 +150,7 @@ fn highest_of(values: &[f32]) -> f32 {
             *highest = if value > *highest { value } else { *highest };
         }
     }
-    highest.iter().chain(rest).fold(f32::NEG_INFINITY, |most, &value| if value > most { value } else { most })
+    highest.iter().chain(rest).fold(f32::NEG_INFINITY, |max, &value| if value > max { value } else { max })
 }
 
 /// Changes the logits of some tokens, given in order; `change` receives the original logit.

@@ -122,8 +122,8 @@ impl Sampler {
     }
 
     /// Samples a token. Returns `None` if every token is banned.
-    pub fn sample(&mut self, draft: &SamplerInput<'_>, candidates: &mut Candidates) -> Option<Draw> {
-        let SamplerInput { logits, allowed, sequence, temperature } = *draft;
+    pub fn sample(&mut self, input: &SamplerInput<'_>, candidates: &mut Candidates) -> Option<Draw> {
+        let SamplerInput { logits, allowed, sequence, temperature } = *input;
         let Candidates { array, edits } = candidates;
         array.sorted = false;
         array.selected = None;

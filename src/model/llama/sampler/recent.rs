@@ -29,19 +29,19 @@ impl Recent {
         let from = sequence.len() - window(sequence, self.last_n).len();
         let first = from.max(self.from);
         let (Some(before), Some(now)) = (self.counted.get(first - self.from..), sequence.get(first..)) else {
-            return self.count_anew(sequence, from);
+            return self.recount(sequence, from);
         };
         // The counted tokens that are still in the sequence end here.
         let last = first + common_prefix(before, now);
         let taken = (first - self.from) + (self.from + self.counted.len() - last);
         let put = (first - from) + (sequence.len() - last);
         if taken + put > MAX_CHANGES {
-            return self.count_anew(sequence, from);
+            return self.recount(sequence, from);
         }
         let (gone, gone_behind) = (first - self.from, last - self.from);
         let counted = std::mem::take(&mut self.counted);
-        counted[..gone].iter().chain(&counted[gone_behind..]).for_each(|&token| self.less(token));
-        sequence[from..first].iter().chain(&sequence[last..]).for_each(|&token| self.more(token));
+        counted[..gone].iter().chain(&counted[gone_behind..]).for_each(|&token| self.decrement(token));
+        sequence[from..first].iter().chain(&sequence[last..]).for_each(|&token| self.increment(token));
         self.counted = counted;
         self.counted.truncate(gone_behind);
         self.counted.splice(..gone, sequence[from..first].iter().copied());
@@ -50,7 +50,7 @@ impl Recent {
         &self.counts
     }
 
-    fn count_anew(&mut self, sequence: &[TokenId], from: usize) -> &[(TokenId, u32)] {
+    fn recount(&mut self, sequence: &[TokenId], from: usize) -> &[(TokenId, u32)] {
         self.from = from;
         self.counted.clear();
         self.counted.extend_from_slice(&sequence[from..]);
@@ -61,14 +61,14 @@ impl Recent {
         &self.counts
     }
 
-    fn more(&mut self, token: TokenId) {
+    fn increment(&mut self, token: TokenId) {
         match self.counts.binary_search_by_key(&token, |entry| entry.0) {
             Ok(at) => self.counts[at].1 += 1,
             Err(at) => self.counts.insert(at, (token, 1)),
         }
     }
 
-    fn less(&mut self, token: TokenId) {
+    fn decrement(&mut self, token: TokenId) {
         if let Ok(at) = self.counts.binary_search_by_key(&token, |entry| entry.0) {
             self.counts[at].1 -= 1;
             if self.counts[at].1 == 0 {

@@ -66,7 +66,7 @@ const BLOCK: usize = 64;
 pub(in crate::model) struct Breakers(HashMap<TokenId, Vec<Vec<TokenId>>>);
 
 impl Breakers {
-    pub(in crate::model) fn of(vocabulary: &Vocabulary, texts: &[String]) -> Self {
+    pub(in crate::model) fn new(vocabulary: &Vocabulary, texts: &[String]) -> Self {
         let mut heads: HashMap<TokenId, Vec<Vec<TokenId>>> = HashMap::new();
         for text in texts {
             let text = &text.as_bytes()[..text.len().min(MAX_BREAKER)];
@@ -145,13 +145,13 @@ impl Dry {
             let known = longest.entry(next).or_default();
             *known = length.max(*known);
         }
-        let most = if self.base > 1.000_001 { (f32::MAX.ln() / self.base.ln()) as i32 } else { 0 };
+        let max_exponent = if self.base > 1.000_001 { (f32::MAX.ln() / self.base.ln()) as i32 } else { 0 };
         let mut penalties: Vec<(TokenId, f32)> = longest
             .into_iter()
             .filter(|&(token, _)| !self.breakers.is_single(token))
             .map(|(token, length)| {
                 let over = (length - allowed) as i32;
-                let over = if most > 0 { over.min(most) } else { over };
+                let over = if max_exponent > 0 { over.min(max_exponent) } else { over };
                 (token, (f64::from(self.multiplier) * f64::from(self.base).powi(over)) as f32)
             })
             .collect();
@@ -171,11 +171,11 @@ impl Dry {
 }
 
 /// Finds earlier occurrences of the sequence's end: distances with the length of the repetition, up to `bound`, if that
-/// may reach `least` tokens.
-fn repetitions(sequence: &[TokenId], least: usize, bound: usize) -> Vec<(usize, usize)> {
+/// may reach `min` tokens.
+fn repetitions(sequence: &[TokenId], min: usize, bound: usize) -> Vec<(usize, usize)> {
     let long_way = || repeats(sequence).into_iter().enumerate().skip(1).map(|(back, length)| (back, length.min(bound)));
     let Some((&end, before)) = sequence.split_last() else { return Vec::new() };
-    if least == 0 {
+    if min == 0 {
         return long_way().collect();
     }
     let mut found = Vec::new();

@@ -137,13 +137,13 @@ fn sampling() -> impl Strategy<Value = SamplingParams> {
     })
 }
 
-fn draft<'a>(logits: &'a [f32], sequence: &'a [TokenId]) -> SamplerInput<'a> {
+fn input<'a>(logits: &'a [f32], sequence: &'a [TokenId]) -> SamplerInput<'a> {
     SamplerInput { logits, allowed: None, sequence, temperature: None }
 }
 
 /// A change of an answer.
 #[derive(Debug, Clone)]
-enum What {
+enum AnswerChange {
     Draw,
     Force,
     TakeBack(usize),
@@ -151,8 +151,8 @@ enum What {
     Shift,
 }
 
-fn what() -> impl Strategy<Value = What> {
-    prop_oneof![5 => Just(What::Draw), 1 => Just(What::Force), 2 => (1usize..9).prop_map(What::TakeBack), 1 => Just(What::Shift)]
+fn answer_change() -> impl Strategy<Value = AnswerChange> {
+    prop_oneof![5 => Just(AnswerChange::Draw), 1 => Just(AnswerChange::Force), 2 => (1usize..9).prop_map(AnswerChange::TakeBack), 1 => Just(AnswerChange::Shift)]
 }
 
 proptest! {
@@ -174,7 +174,7 @@ proptest! {
             // A small vocabulary, so that there is something to penalise.
             let mut logits = logits(u64::from(sampling.seed) + step);
             logits.iter_mut().take(6).for_each(|logit| *logit += 6.0);
-            let draw = ours.sample(&draft(&logits, &sequence), &mut candidates).unwrap();
+            let draw = ours.sample(&input(&logits, &sequence), &mut candidates).unwrap();
             let all = logits.iter().enumerate().map(|(id, &logit)| LlamaTokenData::new(LlamaToken::new(id as i32), logit, 0.0));
             let mut array = LlamaTokenDataArray::from_iter(all, false);
             theirs.apply(&mut array);
@@ -191,26 +191,26 @@ proptest! {
         sampling in sampling(),
         adaptive: bool,
         last_n in prop_oneof![Just(-1), Just(9), Just(64)],
-        moves in proptest::collection::vec((any::<u64>(), what()), 1..30),
+        moves in proptest::collection::vec((any::<u64>(), answer_change()), 1..30),
     ) {
         let mut sampling = SamplingParams { repeat_last_n: last_n, dry_penalty_last_n: last_n, ..sampling };
         if adaptive {
             sampling.samplers.push(SamplerStage::AdaptiveP);
             sampling.adaptive_target = 0.3;
         }
-        let knowledge = |sampler: &Sampler| sampler.adaptive.as_ref().map(Adaptive::now);
+        let knowledge = |sampler: &Sampler| sampler.adaptive.as_ref().map(Adaptive::state);
         let mut ours = Sampler::new(&sampling, MODEL.vocabulary());
         let mut candidates = Candidates::default();
         let mut sequence = vec![1, 2, 3];
         // The state after each token of the answer, and the number of evicted tokens.
         let mut known = vec![knowledge(&ours)];
         let mut let_go = 0;
-        for (seed, what) in moves {
-            match what {
-                What::Draw | What::Force => {
-                    let draw = ours.sample(&draft(&logits(seed), &sequence), &mut candidates).unwrap();
+        for (seed, answer_change) in moves {
+            match answer_change {
+                AnswerChange::Draw | AnswerChange::Force => {
+                    let draw = ours.sample(&input(&logits(seed), &sequence), &mut candidates).unwrap();
                     // A mod may insert another token there.
-                    let forced = matches!(what, What::Force);
+                    let forced = matches!(answer_change, AnswerChange::Force);
                     let token = if forced { draw.token + 1 } else { draw.token };
                     sequence.push(token);
                     ours.accept(token, known.len());
@@ -219,13 +219,13 @@ proptest! {
                     }
                     known.push(knowledge(&ours));
                 }
-                What::TakeBack(count) => {
+                AnswerChange::TakeBack(count) => {
                     let count = count.min(sequence.len() - 3);
                     sequence.truncate(sequence.len() - count);
                     known.truncate(known.len() - count);
                     ours.rewind(known.len() - 1);
                 }
-                What::Shift => {
+                AnswerChange::Shift => {
                     let gone = (sequence.len() - 3) / 2;
                     sequence.drain(3..3 + gone);
                     let_go += gone;
@@ -243,8 +243,8 @@ proptest! {
         fresh.adaptive.clone_from(&ours.adaptive);
         let logits = logits(7);
         let mut others = Candidates::default();
-        ours.sample(&draft(&logits, &sequence), &mut candidates).unwrap();
-        fresh.sample(&draft(&logits, &sequence), &mut others).unwrap();
+        ours.sample(&input(&logits, &sequence), &mut candidates).unwrap();
+        fresh.sample(&input(&logits, &sequence), &mut others).unwrap();
         prop_assert_eq!(candidates.top(50), others.top(50));
     }
 
@@ -254,7 +254,7 @@ proptest! {
         allowed.iter().for_each(|token| words[token / 32] |= 1 << (token % 32));
         let logits = logits(seed);
         let mut sampler = Sampler::new(&sampling, MODEL.vocabulary());
-        let drawn = sampler.sample(&SamplerInput { allowed: Some(&words), ..draft(&logits, &[1, 2]) }, &mut Candidates::default());
+        let drawn = sampler.sample(&SamplerInput { allowed: Some(&words), ..input(&logits, &[1, 2]) }, &mut Candidates::default());
         let banned = |token: usize| sampling.logit_bias.iter().any(|&(other, bias)| other == token as i32 && bias == f32::NEG_INFINITY);
         match drawn {
             Some(draw) => {
@@ -274,14 +274,14 @@ fn mirostat_state_rewinds() {
     let mut left = Vec::new();
     for step in 0..6usize {
         let logits = logits(step as u64);
-        let draw = sampler.sample(&draft(&logits, &[]), &mut candidates).unwrap();
+        let draw = sampler.sample(&input(&logits, &[]), &mut candidates).unwrap();
         left.push(draw.stages.last().copied());
         sampler.accept(draw.token, step + 1);
     }
     // Return to the state after the second token; a token that a mod forced does not change it.
     sampler.rewind(2);
     sampler.accept(5, 3);
-    let draw = sampler.sample(&draft(&logits(2), &[]), &mut candidates).unwrap();
+    let draw = sampler.sample(&input(&logits(2), &[]), &mut candidates).unwrap();
     assert_eq!(draw.stages.last().copied(), left[2]);
 }
 
@@ -298,14 +298,14 @@ fn adaptive_p_samples_near_its_target() {
     let mut counts = [0; 3];
     let mut sampler = Sampler::new(&sampling(0.3), MODEL.vocabulary());
     for length in 1..=200 {
-        let draw = sampler.sample(&draft(&logits, &[]), &mut Candidates::default()).unwrap();
+        let draw = sampler.sample(&input(&logits, &[]), &mut Candidates::default()).unwrap();
         assert_eq!(draw.stages, [("adaptive-p", 3)]);
         counts[draw.token as usize] += 1;
         sampler.accept(draw.token, length);
     }
     assert!(counts[1] > counts[0] && counts[1] > counts[2], "{counts:?}");
     let mut off = Sampler::new(&sampling(-1.0), MODEL.vocabulary());
-    assert!(off.sample(&draft(&logits, &[]), &mut Candidates::default()).unwrap().stages.is_empty());
+    assert!(off.sample(&input(&logits, &[]), &mut Candidates::default()).unwrap().stages.is_empty());
 }
 
 #[test]
@@ -329,7 +329,7 @@ fn nothing_is_sampled_if_every_token_is_banned() {
     for temperature in [0.0, 0.8] {
         let sampling = SamplingParams { temperature, logit_bias: Vec::clone(&bans), ..SamplingParams::default() };
         let mut sampler = Sampler::new(&sampling, MODEL.vocabulary());
-        assert_eq!(sampler.sample(&draft(&logits(1), &[]), &mut Candidates::default()), None);
+        assert_eq!(sampler.sample(&input(&logits(1), &[]), &mut Candidates::default()), None);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Derivation of the state layout from a state that the context wrote itself.
 
-use super::reader::{Reader, differs};
+use super::reader::{Reader, check_equal};
 use super::recurrent::Recurrent;
 use super::{Cache, EXTENSION, Rows, StateError};
 
@@ -25,20 +25,20 @@ pub(super) fn sections(state: &[u8], from: usize) -> Option<(Vec<Cache>, Option<
 
 fn learn_cache(reader: &mut Reader<'_>, extended: bool, with_values: bool) -> Result<Cache, StateError> {
     let streams = reader.u32()?;
-    differs("the number of sequences", u32::from((1..=4096).contains(&streams)), 1)?;
+    check_equal("the number of sequences", u32::from((1..=4096).contains(&streams)), 1)?;
     let mut found = None;
     for _ in 0..streams {
         let cells = reader.u32()?;
         if cells == 0 {
             continue;
         }
-        differs("the number of cells", cells, 1)?;
-        differs("the position", reader.u32()?, 0)?;
-        differs("the number of sequences of a cell", reader.u32()?, 1)?;
+        check_equal("the number of cells", cells, 1)?;
+        check_equal("the position", reader.u32()?, 0)?;
+        check_equal("the number of sequences of a cell", reader.u32()?, 1)?;
         reader.take(if extended { EXTENSION } else { 0 })?;
         reader.take(4)?;
         let transposed = reader.u32()?;
-        differs("the order of values", transposed.min(2) & 2, 0)?;
+        check_equal("the order of values", transposed.min(2) & 2, 0)?;
         let transposed = transposed == 1;
         let layers = reader.u32()?;
         let rotations = [reader.u32()?, reader.u32()?];
@@ -48,7 +48,7 @@ fn learn_cache(reader: &mut Reader<'_>, extended: bool, with_values: bool) -> Re
         };
         let keys = read(false)?;
         let values = if with_values { read(transposed)? } else { Vec::new() };
-        differs("the number of sequences with cells", u32::from(found.is_some()), 0)?;
+        check_equal("the number of sequences with cells", u32::from(found.is_some()), 0)?;
         found = Some(Cache { window: 0, extended, transposed, rotations, keys, values });
     }
     found.ok_or(StateError::Truncated(reader.at))

@@ -4,7 +4,11 @@ use super::{CacheType, Rows, StateError};
 use std::ops::Range;
 
 #[expect(clippy::needless_pass_by_value, reason = "mostly numbers")]
-pub(super) fn differs<T: PartialEq + ToString>(what: &'static str, found: T, expected: T) -> Result<(), StateError> {
+pub(super) fn check_equal<T: PartialEq + ToString>(
+    what: &'static str,
+    found: T,
+    expected: T,
+) -> Result<(), StateError> {
     if found == expected {
         return Ok(());
     }
@@ -55,13 +59,13 @@ impl<'a> Reader<'a> {
     ) -> Result<Rows, StateError> {
         let kind = self.i32()?;
         if let Some(expected) = expected {
-            differs(kind_name, CacheType::name_of(kind), CacheType::name_of(expected.kind))?;
+            check_equal(kind_name, CacheType::name_of(kind), CacheType::name_of(expected.kind))?;
         }
         let (unit, width) =
             if transposed { (u64::from(self.u32()?), self.u32()?) } else { (self.array().map(u64::from_le_bytes)?, 1) };
         if let Some(expected) = expected {
-            differs(size_name, unit, expected.unit)?;
-            differs("the number of elements of a value", width, expected.width)?;
+            check_equal(size_name, unit, expected.unit)?;
+            check_equal("the number of elements of a value", width, expected.width)?;
         }
         let bytes = usize::try_from(unit).ok().and_then(|unit| unit.checked_mul(width as usize)?.checked_mul(cells));
         let start = self.at;

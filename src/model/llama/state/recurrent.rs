@@ -1,7 +1,7 @@
 //! The state of recurrent layers, which keep one summary per sequence instead of a cell per token; it represents only
 //! the end of the sequence. Follows `llama_memory_recurrent::state_write` of the pinned llama-cpp-sys-2.
 
-use super::reader::{Reader, differs};
+use super::reader::{Reader, check_equal};
 use super::{CacheType, StateError};
 use crate::events::TokenId;
 use std::ops::Range;
@@ -33,20 +33,20 @@ impl Recurrent {
     pub fn learn(state: &[u8], from: usize) -> Option<Self> {
         let mut reader = Reader::new(state, from);
         let layers = Self::head(&mut reader, 1).ok()?;
-        let most = MAX_ROWS * (layers as usize).min(MAX_LAYERS);
-        rows(state, reader.at, None, most).map(|rows| Self { layers, rows })
+        let max = MAX_ROWS * (layers as usize).min(MAX_LAYERS);
+        rows(state, reader.at, None, max).map(|rows| Self { layers, rows })
     }
 
     /// Reads the state after this number of tokens, compares it with the layout, and returns its range.
     pub fn read(&self, reader: &mut Reader<'_>, tokens: &[TokenId]) -> Result<Range<usize>, StateError> {
         let start = reader.at;
-        differs("the number of layers", Self::head(reader, tokens.len())?, self.layers)?;
+        check_equal("the number of layers", Self::head(reader, tokens.len())?, self.layers)?;
         for row in &self.rows {
             if row.named {
                 let kind = CacheType::name_of(reader.i32()?);
-                differs("the type of a recurrent state", kind, CacheType::name_of(row.kind))?;
+                check_equal("the type of a recurrent state", kind, CacheType::name_of(row.kind))?;
             }
-            differs("the size of a recurrent state", reader.array().map(u64::from_le_bytes)?, row.bytes)?;
+            check_equal("the size of a recurrent state", reader.array().map(u64::from_le_bytes)?, row.bytes)?;
             reader.row(row.kind, row.bytes)?;
         }
         Ok(start..reader.at)
@@ -73,23 +73,23 @@ impl Recurrent {
         if usize::try_from(position).map(|position| position + 1) != Ok(tokens) {
             return Err(StateError::Position { cell: 0, position });
         }
-        differs("the number of sequences of a cell", reader.u32()?, 0)?;
-        differs("the order of recurrent states", reader.u32()?, 0)?;
+        check_equal("the number of sequences of a cell", reader.u32()?, 0)?;
+        check_equal("the order of recurrent states", reader.u32()?, 0)?;
         reader.u32()
     }
 }
 
-/// Parses up to `most` rows that fill a state to its end, in every possible way. `before` is the type of the row
+/// Parses up to `max` rows that fill a state to its end, in every possible way. `before` is the type of the row
 /// before.
-fn rows(state: &[u8], from: usize, before: Option<i32>, most: usize) -> Option<Vec<Row>> {
+fn rows(state: &[u8], from: usize, before: Option<i32>, max: usize) -> Option<Vec<Row>> {
     if from == state.len() {
         return Some(Vec::new());
     }
-    let most = most.checked_sub(1)?;
+    let max = max.checked_sub(1)?;
     for named in [true, false] {
         let mut reader = Reader::new(state, from);
         let Some((row, at)) = row(&mut reader, named, before).ok().flatten() else { continue };
-        if let Some(mut rest) = rows(state, at, Some(row.kind), most) {
+        if let Some(mut rest) = rows(state, at, Some(row.kind), max) {
             rest.insert(0, row);
             return Some(rest);
         }
@@ -101,7 +101,7 @@ fn row(reader: &mut Reader<'_>, named: bool, before: Option<i32>) -> Result<Opti
     let Some(kind) = (if named { Some(reader.i32()?) } else { before }) else { return Ok(None) };
     let bytes = reader.array().map(u64::from_le_bytes)?;
     // Layers that only convolve have an empty state.
-    if CacheType::of_ggml(kind).is_none() || (bytes == 0 && !named) {
+    if CacheType::from_ggml(kind).is_none() || (bytes == 0 && !named) {
         return Ok(None);
     }
     reader.row(kind, bytes)?;

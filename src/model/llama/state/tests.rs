@@ -96,25 +96,25 @@ fn only_window_layers_may_lack_old_tokens() {
 fn state_errors_name_the_difference() {
     let (layout, tokens) = (layout(1, false, false), [5, 6, 7]);
     let packed = layout.pack(&written(&tokens, 0, 1, false, false), &tokens).unwrap();
-    let told = |bytes: &[u8], tokens: &[TokenId]| layout.unpack(bytes, tokens).unwrap_err().to_string();
-    assert_eq!(told(&packed, &[5, 6]), "the KV data holds 3 cells for 2 tokens");
+    let error = |bytes: &[u8], tokens: &[TokenId]| layout.unpack(bytes, tokens).unwrap_err().to_string();
+    assert_eq!(error(&packed, &[5, 6]), "the KV data holds 3 cells for 2 tokens");
     assert_eq!(
-        told(&packed[..packed.len() - 1], &tokens),
+        error(&packed[..packed.len() - 1], &tokens),
         format!("the KV data ends at byte {}, in the middle", packed.len() - 1)
     );
     let mut longer = packed.clone();
     longer.push(0);
-    assert_eq!(told(&longer, &tokens), "the KV data has 1 bytes too many");
+    assert_eq!(error(&longer, &tokens), "the KV data has 1 bytes too many");
     let mut quantised = packed.clone();
     let keys = 4 + 3 * CELL + 16;
     quantised[keys] = 8;
     assert_eq!(
-        told(&quantised, &tokens),
+        error(&quantised, &tokens),
         "the KV data does not match this context: the type of keys is q8_0, expected f16"
     );
     let mut moved = packed;
     moved[4] = 1;
-    assert!(told(&moved, &tokens).starts_with("cell 0 of the KV data has position 1"));
+    assert!(error(&moved, &tokens).starts_with("cell 0 of the KV data has position 1"));
 }
 
 proptest! {
