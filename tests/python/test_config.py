@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Dict, List, Literal, NamedTuple, Optional, Tuple, TypedDict, Union
 
 from thunder_mods import mod
-from thunder_mods.config import declared
+from thunder_mods.config import parse_config
 from thunder_mods.testing import run
 
 
@@ -41,7 +41,7 @@ class Settings:
 
 class Declarations(unittest.TestCase):
     def test_dataclass_becomes_schema_with_defaults(self):
-        found = declared(Settings)
+        found = parse_config(Settings)
         self.assertEqual(found.schema["required"], ["phrase"])
         self.assertIs(found.schema["additionalProperties"], False)
         self.assertNotIn("phrase", found.defaults)
@@ -85,13 +85,13 @@ class Declarations(unittest.TestCase):
         class Plain(Base):
             b: str = "x"
 
-        self.assertNotIn("required", declared(Typed).schema)
+        self.assertNotIn("required", parse_config(Typed).schema)
         for cls in (Named, Plain):
-            found = declared(cls)
+            found = parse_config(cls)
             self.assertEqual((found.schema["required"], found.defaults), (["a"], {"b": "x"}), cls)
 
     def test_dictionary_defaults_determine_types(self):
-        found = declared({"text": "", "count": 3, "on": True, "list": [], "map": {}, "any": None})
+        found = parse_config({"text": "", "count": 3, "on": True, "list": [], "map": {}, "any": None})
         kinds = {name: field.get("type") for name, field in found.schema["properties"].items()}
         expected = {"text": "string", "count": "number", "on": "boolean", "list": "array", "map": "object", "any": None}
         self.assertEqual(kinds, expected)

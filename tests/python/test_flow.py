@@ -174,7 +174,7 @@ class States(unittest.TestCase):
         engine = Engine(Scripted("x", {"A? (yes/no): ": "yes"}))
         for number in range(30):
             self.assertEqual(engine.run(flow, request_id=str(number)).check().text, str(number))
-        self.assertEqual((flow.engine._states, flow.engine._asking, flow.engine._begun), ({}, {}, set()))
+        self.assertEqual((flow.engine._states, flow.engine._active, flow.engine._started), ({}, {}, set()))
 
 
 if __name__ == "__main__":

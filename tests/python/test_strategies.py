@@ -6,7 +6,7 @@ import unittest
 
 from thunder_mods import CharsMode, CharsStrat, ChoicesStrat, ListStrat, UntilEndType, UntilStrat, self_prompt_mod
 from thunder_mods.strategies.base import Strategy
-from thunder_mods.strategies.masks import machine_of, pieces_of
+from thunder_mods.strategies.masks import shared_machine, token_pieces
 from thunder_mods.testing import RandomWeights, Scripted, WordTokenizer, run
 
 SEEDS = 10
@@ -132,7 +132,7 @@ class Preferences(unittest.TestCase):
 class Masks(unittest.TestCase):
     def test_masks_match_check_of_every_token(self):
         vocabulary = WordTokenizer()
-        pieces = pieces_of(vocabulary)
+        pieces = token_pieces(vocabulary)
         for strategy, beginning in [
             (CharsStrat("string", stop='",'), "a"),
             (CharsStrat("alpha", stop=400, min=2), "abc"),
@@ -140,12 +140,12 @@ class Masks(unittest.TestCase):
             (UntilStrat(None, "tag", '"]'), 'x"'),
             (ListStrat(CharsStrat("string", stop='"'), open="[", close="]", wrap='"'), '["a'),
         ]:
-            machine = machine_of(strategy.into_strategy(vocabulary).language)
+            machine = shared_machine(strategy.into_strategy(vocabulary).language)
             state = machine.read(0, beginning.encode())
             slowly = {
                 token
                 for token in range(len(vocabulary))
-                if pieces.bytes_of(token) and machine.read(state, pieces.bytes_of(token)) >= 0
+                if pieces.token_bytes(token) and machine.read(state, pieces.token_bytes(token)) >= 0
             }
             self.assertEqual(machine.mask(state, pieces).allowed(), slowly, strategy)
             self.assertTrue(slowly)
@@ -174,8 +174,8 @@ class Masks(unittest.TestCase):
             def decode(self, ids, skip_special_tokens=False):
                 return "".join("x" for token in ids if token == 0)
 
-        pieces = pieces_of(OnlyX())
-        machine = machine_of(ChoicesStrat(["yes"]).into_strategy(None).language)
+        pieces = token_pieces(OnlyX())
+        machine = shared_machine(ChoicesStrat(["yes"]).into_strategy(None).language)
         self.assertEqual(machine.mask(0, pieces).allowed(), set())
 
 

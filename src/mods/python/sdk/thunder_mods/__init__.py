@@ -27,7 +27,7 @@ from .actions import (
     for_event,
     validate_action,
 )
-from .asking import EraseMode
+from .active_question import EraseMode
 from .conversation import get_conversation, get_schemas, last_message, text_of, tool_call, tool_call_pairs
 from .decorator import ModCallable, create_mod, mod
 from .events import Added, ContextInfo, ForwardPass, ModEvent, Prefilled, Sampled

@@ -15,11 +15,11 @@ from .actions import ActionBuilder, Backtrack, ForceTokens, ModAction
 from .events import Added, ForwardPass, ModEvent
 from .logits import Logits, flat
 from .strategies.base import Strategy
-from .strategies.masks import Mask, end_tokens, pieces_of
+from .strategies.masks import Mask, end_tokens, token_pieces
 from .strategies.primitives import LanguageStrategy
 
 #: Maximum corrections of tokens that do not fit before the question is given up.
-MOST_ATTEMPTS = 3
+MAX_ATTEMPTS = 3
 
 
 class EraseMode(Enum):
@@ -33,7 +33,7 @@ class EraseMode(Enum):
     ALL = "all"
 
     @classmethod
-    def of(cls, value: Any) -> EraseMode:
+    def parse(cls, value: Any) -> EraseMode:
         """Converts a mode, its name, {"mode": …} or None (NONE)."""
         if isinstance(value, dict):
             value = value.get("mode")
@@ -42,7 +42,7 @@ class EraseMode(Enum):
         return value if isinstance(value, cls) else cls(str(getattr(value, "value", value)).lower())
 
 
-class Asking:
+class ActiveQuestion:
     """A question in one run."""
 
     def __init__(
@@ -63,13 +63,13 @@ class Asking:
         self._temperature = 0.0 if argmax else None
         self._mask_value = mask_value
         if isinstance(strategy, LanguageStrategy):
-            pieces_of(tokenizer)  # slow the first time, so not during generation
+            token_pieces(tokenizer)  # slow the first time, so not during generation
         self._ends = frozenset(end_tokens(tokenizer))
-        self._begin: Optional[int] = None
+        self._prompt_start: Optional[int] = None
         self._attempts = 0
-        self._holding = False
+        self._holds_back = False
         #: Sequence up to the end of the answer, and its final content.
-        self._stood: List[int] = []
+        self._original: List[int] = []
         self._target: List[int] = []
         #: True if the answer is complete, or the question was given up.
         self.complete = False
@@ -84,22 +84,22 @@ class Asking:
     def forward(self, event: ForwardPass, actions: ActionBuilder) -> ModAction:
         """Returns the action before a draw: forces the prompt, applies the strategy, or erases."""
         tokens = event.context_info.tokens
-        asked_back = self._follow(tokens, actions)
-        if asked_back is not None:
-            return asked_back
+        correction = self._follow(tokens, actions)
+        if correction is not None:
+            return correction
         if self.over:
             return actions.noop()
-        if self._begin is None:
+        if self._prompt_start is None:
             prompt = self.ask(event, actions)
             if prompt is not None:
                 return prompt
         if self.complete:
             return self._finish(event, tokens, actions)
-        return self._hold(event, actions)
+        return self._constrain(event, actions)
 
     def ask(self, event: ModEvent, actions: ActionBuilder) -> Optional[ModAction]:
         """Begins the question at the end of the sequence. Returns None if it has no prompt."""
-        self._begin = len(event.context_info.tokens)
+        self._prompt_start = len(event.context_info.tokens)
         return actions.force_tokens(self._prompt) if self._prompt else None
 
     def added(self, event: Added, actions: ActionBuilder) -> Optional[ModAction]:
@@ -107,18 +107,18 @@ class Asking:
         if self.over:
             self._release(event)
             return None
-        if self._begin is None:
+        if self._prompt_start is None:
             return None
-        tokens, begin = event.context_info.tokens, self._begin
-        asked_back = self._follow(tokens, actions)
+        tokens, prompt_start = event.context_info.tokens, self._prompt_start
+        correction = self._follow(tokens, actions)
         if self._erase is not EraseMode.NONE:
-            self._holding = True
-            event.hold_back(len(tokens) - begin)
+            self._holds_back = True
+            event.hold_back(len(tokens) - prompt_start)
             if not self.complete and self._is_last(event, tokens):
-                asked_back, self._begin = None, begin
+                correction, self._prompt_start = None, prompt_start
                 self._give_up(tokens)
-        if asked_back is not None or not self.complete:
-            return asked_back
+        if correction is not None or not self.complete:
+            return correction
         action = self._finish(event, tokens, actions)
         return None if self.over else action
 
@@ -130,50 +130,50 @@ class Asking:
 
     def _follow(self, tokens: List[int], actions: ActionBuilder) -> Optional[ModAction]:
         """Processes tokens added to the answer. Returns an action if they need a correction."""
-        if self._begin is None or self.complete:
+        if self._prompt_start is None or self.complete:
             return None
-        start = self._begin + len(self._prompt)
-        if tokens[self._begin : start] != self._prompt:
+        start = self._prompt_start + len(self._prompt)
+        if tokens[self._prompt_start : start] != self._prompt:
             # Another mod removed the question: force the missing part again.
-            there = tokens[self._begin :]
-            if len(tokens) >= self._begin and there == self._prompt[: len(there)]:
-                return actions.force_tokens(self._prompt[len(there) :])
-            self._begin = None
+            present = tokens[self._prompt_start :]
+            if len(tokens) >= self._prompt_start and present == self._prompt[: len(present)]:
+                return actions.force_tokens(self._prompt[len(present) :])
+            self._prompt_start = None
             self._restart()
             return None
         answer = tokens[start:]
         if answer[: len(self._seen)] != self._seen:
             self._restart()
         for index in range(len(self._seen), len(answer)):
-            asked = self._strategy.step(self._state, answer[index], self._tokenizer)
+            correction = self._strategy.step(self._state, answer[index], self._tokenizer)
             self._seen.append(answer[index])
-            if asked is not None:
-                if isinstance(asked, Backtrack):
+            if correction is not None:
+                if isinstance(correction, Backtrack):
                     self._restart()
-                return self._put_right(asked, len(answer) - index - 1, tokens, actions)
+                return self._correct(correction, len(answer) - index - 1, tokens, actions)
             if self._strategy.is_complete(self._state):
                 self._complete(tokens[: start + index + 1])
                 break
         return None
 
-    def _put_right(
-        self, asked: Union[Backtrack, ForceTokens], behind: int, tokens: List[int], actions: ActionBuilder
+    def _correct(
+        self, correction: Union[Backtrack, ForceTokens], behind: int, tokens: List[int], actions: ActionBuilder
     ) -> Optional[ModAction]:
         """Returns the correction requested by the strategy for a token that is `behind` tokens before the end."""
         self._attempts += 1
-        if self._attempts > MOST_ATTEMPTS:
+        if self._attempts > MAX_ATTEMPTS:
             self._give_up(tokens)
             return None
-        if isinstance(asked, Backtrack):
-            if asked.n + behind == 0:
-                return actions.force_tokens(asked.tokens) if asked.tokens else None
-            return actions.backtrack(asked.n + behind, asked.tokens or None)
-        return actions.backtrack(behind, asked.tokens) if behind else actions.force_tokens(asked.tokens)
+        if isinstance(correction, Backtrack):
+            if correction.n + behind == 0:
+                return actions.force_tokens(correction.tokens) if correction.tokens else None
+            return actions.backtrack(correction.n + behind, correction.tokens or None)
+        return actions.backtrack(behind, correction.tokens) if behind else actions.force_tokens(correction.tokens)
 
     def _complete(self, tokens: List[int]) -> None:
         """Completes the answer; `tokens` is the sequence up to its end."""
-        assert self._begin is not None
-        start = self._begin + len(self._prompt)
+        assert self._prompt_start is not None
+        start = self._prompt_start + len(self._prompt)
         answer = tokens[start:]
         if answer and answer[-1] in self._ends:
             answer = answer[:-1]
@@ -184,11 +184,11 @@ class Asking:
         if self._erase is EraseMode.NONE:
             self._end(tokens, tokens[:start] + answer + self._suffix)
         else:
-            self._end(tokens, tokens[: self._begin] + (self.tokens if self._erase is EraseMode.PROMPT else []))
+            self._end(tokens, tokens[: self._prompt_start] + (self.tokens if self._erase is EraseMode.PROMPT else []))
 
-    def _end(self, stood: List[int], target: List[int]) -> None:
+    def _end(self, original: List[int], target: List[int]) -> None:
         self.complete, self._attempts = True, 0
-        self._stood, self._target = stood, target
+        self._original, self._target = original, target
 
     def _prefix(self, answer: List[int], text: str) -> List[int]:
         """Returns the tokens of a trimmed answer: its own tokens if they spell the text, else a new encoding."""
@@ -202,18 +202,18 @@ class Asking:
         return 0 < event.max_steps <= len(tokens) - event.context_info.prompt_len
 
     def _give_up(self, tokens: List[int]) -> None:
-        self._end(tokens, tokens if self._erase is EraseMode.NONE else tokens[: self._begin])
+        self._end(tokens, tokens if self._erase is EraseMode.NONE else tokens[: self._prompt_start])
 
     # -- actions -----------------------------------------------------------------------------------------------------
 
-    def _hold(self, event: ForwardPass, actions: ActionBuilder) -> ModAction:
+    def _constrain(self, event: ForwardPass, actions: ActionBuilder) -> ModAction:
         """Bans every token that cannot continue the answer."""
         strategy, tokenizer = self._strategy, self._tokenizer
         state: Any = self._state
         allowed: Sequence[int]
         if isinstance(strategy, LanguageStrategy):
             mask: Mask = strategy.mask(state, tokenizer)
-            ends = pieces_of(tokenizer).ends if strategy.can_end(state) else frozenset()
+            ends = token_pieces(tokenizer).ends if strategy.can_end(state) else frozenset()
             if mask.inverted:
                 banned = [token for token in mask.tokens if token not in ends]
                 return self._ban(event, banned, actions)
@@ -258,24 +258,24 @@ class Asking:
 
     def _finish(self, event: ModEvent, tokens: List[int], actions: ActionBuilder) -> ModAction:
         """Returns the next action towards the final content of the sequence."""
-        stood, target = self._stood, self._target
-        extra = tokens[len(stood) :]
-        only_appends = target[: len(stood)] == stood
-        done = tokens[: len(stood)] != stood or stood == target or (only_appends and bool(extra))
-        if done or self._attempts > MOST_ATTEMPTS:
+        original, target = self._original, self._target
+        extra = tokens[len(original) :]
+        only_appends = target[: len(original)] == original
+        done = tokens[: len(original)] != original or original == target or (only_appends and bool(extra))
+        if done or self._attempts > MAX_ATTEMPTS:
             self.over = True
             self._release(event)
             return actions.noop()
         self._attempts += 1
         if only_appends:
-            return actions.force_tokens(target[len(stood) :])
+            return actions.force_tokens(target[len(original) :])
         common = 0
-        while common < min(len(target), len(stood)) and target[common] == stood[common]:
+        while common < min(len(target), len(original)) and target[common] == original[common]:
             common += 1
         # Tokens appended by another mod meanwhile are kept.
         return actions.backtrack(len(tokens) - common, target[common:] + extra or None)
 
     def _release(self, event: ModEvent) -> None:
-        if self._holding:
-            self._holding = False
+        if self._holds_back:
+            self._holds_back = False
             event.hold_back(None)

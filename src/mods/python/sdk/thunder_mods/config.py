@@ -11,37 +11,37 @@ from typing import Any, ClassVar, Dict, List, Literal, Mapping, NamedTuple, Opti
 
 Schema = Dict[str, Any]
 
-_NAMES: Dict[Any, str] = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
+_TYPE_NAMES: Dict[Any, str] = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 _ARRAYS = (list, tuple, set, frozenset, abc.Sequence, abc.Iterable, abc.Set, abc.Collection)
 _OBJECTS = (dict, abc.Mapping, abc.MutableMapping)
 #: `int | str` has its own type since Python 3.10.
 _UNIONS = (Union, getattr(types, "UnionType", Union))
 
 
-class Declared(NamedTuple):
+class DeclaredConfig(NamedTuple):
     """Declarations of `@mod(config=…)`."""
 
     defaults: Dict[str, Any]
     schema: Schema
 
 
-def declared(config: Union[None, Mapping[str, Any], type]) -> Optional[Declared]:
+def parse_config(config: Union[None, Mapping[str, Any], type]) -> Optional[DeclaredConfig]:
     """Returns the fields of a class with annotations or of a dictionary of defaults; None for None."""
     if config is None:
         return None
     if isinstance(config, type) and not _is_mapping(config):
-        schema = _of_class(config)
+        schema = _class_schema(config)
         defaults = {name: field["default"] for name, field in schema["properties"].items() if "default" in field}
     elif isinstance(config, abc.Mapping):
         defaults = dict(config)
-        schema = _object({name: dict(_of_default(value), default=value) for name, value in defaults.items()}, [])
+        schema = _object({name: dict(_default_schema(value), default=value) for name, value in defaults.items()}, [])
     else:
         raise TypeError("config must be a class with annotations or a dictionary of defaults, got %r" % (config,))
     try:
         json.dumps(defaults)
     except (TypeError, ValueError) as error:
         raise TypeError("the defaults of a configuration must be JSON: %s" % error) from None
-    return Declared(defaults, schema)
+    return DeclaredConfig(defaults, schema)
 
 
 def _is_mapping(config: type) -> bool:
@@ -55,7 +55,7 @@ def _object(properties: Dict[str, Schema], required: List[str]) -> Schema:
     return schema
 
 
-def _of_default(value: Any) -> Schema:
+def _default_schema(value: Any) -> Schema:
     """Returns the schema for values that replace a default: a string for a string, any number for a number, and so on."""
     if value is None:
         return {}
@@ -68,7 +68,7 @@ def _of_default(value: Any) -> Schema:
     return {"type": "object" if isinstance(value, abc.Mapping) else "array"}
 
 
-def _of_class(cls: type) -> Schema:
+def _class_schema(cls: type) -> Schema:
     """Returns the schema of a dataclass, TypedDict, NamedTuple or other class with annotations."""
     try:
         annotations = get_type_hints(cls, include_extras=True)
@@ -85,7 +85,7 @@ def _of_class(cls: type) -> Schema:
         default = _default(cls, name)
         if not default and (keys is None or name in keys):
             required.append(name)
-        properties[name] = dict(_of_annotation(annotation, "%s.%s" % (cls.__name__, name)), **default)
+        properties[name] = dict(_annotation_schema(annotation, "%s.%s" % (cls.__name__, name)), **default)
     return _object(properties, required)
 
 
@@ -110,11 +110,11 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, (tuple, set, frozenset)) else value
 
 
-def _of_annotation(annotation: Any, place: str) -> Schema:
+def _annotation_schema(annotation: Any, place: str) -> Schema:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if hasattr(annotation, "__metadata__"):
         described = [note for note in annotation.__metadata__ if isinstance(note, str)]
-        schema = _of_annotation(annotation.__origin__, place)
+        schema = _annotation_schema(annotation.__origin__, place)
         return dict(schema, description=described[0]) if described else schema
     if annotation is Any or annotation is object:
         return {}
@@ -123,33 +123,33 @@ def _of_annotation(annotation: Any, place: str) -> Schema:
     if origin is Literal:
         return {"enum": list(arguments)}
     if origin in _UNIONS:
-        forms = [_of_annotation(one, place) for one in arguments]
+        forms = [_annotation_schema(argument, place) for argument in arguments]
         types_only = all(list(form) == ["type"] for form in forms)
         return {"type": [form["type"] for form in forms]} if types_only else {"anyOf": forms}
     name = getattr(origin, "__name__", None) or str(origin)
     if name in ("Required", "NotRequired", "ReadOnly"):
-        return _of_annotation(arguments[0], place)
+        return _annotation_schema(arguments[0], place)
     kind = origin or annotation
-    if kind in _NAMES:
-        return {"type": _NAMES[kind]}
+    if kind in _TYPE_NAMES:
+        return {"type": _TYPE_NAMES[kind]}
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return {"enum": [member.value for member in kind]}
     if kind in _ARRAYS:
-        return _of_items(kind, arguments, place)
+        return _items_schema(kind, arguments, place)
     if kind in _OBJECTS:
-        values = _of_annotation(arguments[1], place) if len(arguments) == 2 else {}
+        values = _annotation_schema(arguments[1], place) if len(arguments) == 2 else {}
         return {"type": "object", "additionalProperties": values} if values else {"type": "object"}
     if isinstance(kind, type) and getattr(kind, "__annotations__", None):
-        return _of_class(kind)
+        return _class_schema(kind)
     raise TypeError(
         "%s: unsupported annotation %s; supported are str, int, float, bool, None, Any, Literal, Optional, "
         "Union, Annotated, enumerations, lists, dictionaries, and classes with such annotations" % (place, annotation)
     )
 
 
-def _of_items(kind: Any, arguments: Any, place: str) -> Schema:
+def _items_schema(kind: Any, arguments: Any, place: str) -> Schema:
     if kind is tuple and arguments and arguments[-1] is not Ellipsis:
-        items = [_of_annotation(one, place) for one in arguments]
+        items = [_annotation_schema(argument, place) for argument in arguments]
         return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
-    items = _of_annotation(arguments[0], place) if arguments else {}
+    items = _annotation_schema(arguments[0], place) if arguments else {}
     return {"type": "array", "items": items} if items else {"type": "array"}

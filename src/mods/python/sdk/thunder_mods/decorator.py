@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterable, List, Mapping, Optional, Type, Union
 
 from . import events as _events
 from .actions import ModAction, for_event, validate_action
-from .config import declared
+from .config import parse_config
 
 #: A mod as a callable: (event, tokenizer=None) -> action.
 ModCallable = Callable[..., ModAction]
@@ -83,7 +83,7 @@ def _mod(
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
         raise ValueError("workers must be an integer of 1 or more, got %r" % (workers,))
     arguments = _positional(handler)
-    fields = declared(config)
+    fields = parse_config(config)
 
     @wraps(handler)
     def wrapped(event: _events.ModEvent, tokenizer: Any = None) -> ModAction:

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, Generic, List, Optional, Tuple, cast
 
 from . import lifecycle
 from .actions import ActionBuilder, ModAction
-from .asking import Asking, EraseMode
+from .active_question import ActiveQuestion, EraseMode
 from .events import Added, ForwardPass, ModEvent, Prefilled
 from .routes import (
     FlowDefinition,
@@ -37,7 +37,7 @@ from .routes import (
     route_tool,
 )
 from .self_prompt import token_ids
-from .strategies.masks import end_tokens, pieces_of
+from .strategies.masks import end_tokens, token_pieces
 from .strategies.strategy_constructor import into_strategy
 
 __all__ = [
@@ -81,8 +81,8 @@ class FlowEngine(Generic[TState]):
         self.flows = dict(flows or {})
         self._state_factory = state_factory or (lambda request_id: cast(TState, RequestState(request_id)))
         self._states: Dict[str, TState] = {}
-        self._asking: Dict[str, Tuple[FlowQuestion[TState], Asking]] = {}
-        self._begun: "set[str]" = set()
+        self._active: Dict[str, Tuple[FlowQuestion[TState], ActiveQuestion]] = {}
+        self._started: "set[str]" = set()
         lifecycle.watch(self)
 
     def state(self, request_id: str) -> TState:
@@ -97,8 +97,8 @@ class FlowEngine(Generic[TState]):
     def finished(self, request_id: str) -> None:
         """Removes the state of a run; called automatically when the run ends."""
         self._states.pop(request_id, None)
-        self._asking.pop(request_id, None)
-        self._begun.discard(request_id)
+        self._active.pop(request_id, None)
+        self._started.discard(request_id)
 
     def handle_event(self, event: ModEvent, actions: ActionBuilder, tokenizer: Any) -> ModAction:
         """Returns the action for an event. The mod passes every event and returns the result.
@@ -106,11 +106,11 @@ class FlowEngine(Generic[TState]):
         A function of the flow that raises an exception ends the flow."""
         request_id = event.request_id
         state = self.state(request_id)
-        if request_id not in self._begun:
-            self._begun.add(request_id)
+        if request_id not in self._started:
+            self._started.add(request_id)
             state.current_question, state.pending_route = self.entry_question, None
         if isinstance(event, Prefilled) and tokenizer is not None:
-            pieces_of(tokenizer)  # the first time takes a while, and this is not the call that needs it
+            token_pieces(tokenizer)  # slow the first time, so not during generation
         if not isinstance(event, (ForwardPass, Added)) or tokenizer is None:
             return actions.noop()
         try:
@@ -130,24 +130,24 @@ class FlowEngine(Generic[TState]):
             question = state.current_question
             if question is None:
                 return actions.noop()
-            known, asking = self._asking.get(state.request_id, (None, None))
+            active_question, active = self._active.get(state.request_id, (None, None))
             answer: Optional[str]
-            if asking is None or known is not question:
+            if active is None or active_question is not question:
                 answer = question.auto_answer_fn(state) if question.auto_answer_fn else None
                 answer = answer.strip() if answer else None
                 if not answer:
-                    asking = self._ask(question, state, tokenizer)
-                    self._asking[state.request_id] = (question, asking)
+                    active = self._ask(question, state, tokenizer)
+                    self._active[state.request_id] = (question, active)
                     if isinstance(event, Added):
-                        return asking.ask(event, actions) or actions.noop()
+                        return active.ask(event, actions) or actions.noop()
             else:
                 answer = None
-            if not answer and asking is not None:
-                action = asking.forward(event, actions) if isinstance(event, ForwardPass) else asking.added(event, actions)
-                if not asking.over:
+            if not answer and active is not None:
+                action = active.forward(event, actions) if isinstance(event, ForwardPass) else active.added(event, actions)
+                if not active.over:
                     return action or actions.noop()
-                answer = asking.text
-            self._asking.pop(state.request_id, None)
+                answer = active.text
+            self._active.pop(state.request_id, None)
             action = self._take(question, answer, state, actions, tokenizer)
             if action is not None:
                 return action
@@ -164,14 +164,14 @@ class FlowEngine(Generic[TState]):
         route = question.resolve_route(state, answer)
         return self._perform(route or route_noop(), state, actions, tokenizer)
 
-    def _ask(self, question: FlowQuestion[TState], state: TState, tokenizer: Any) -> Asking:
+    def _ask(self, question: FlowQuestion[TState], state: TState, tokenizer: Any) -> ActiveQuestion:
         prompt = question.prompt(state) if callable(question.prompt) else question.prompt
-        return Asking(
+        return ActiveQuestion(
             tokenizer,
             token_ids(prompt, tokenizer),
             into_strategy(question.strategy, tokenizer),
             token_ids(question.completion_text, tokenizer),
-            EraseMode.of(question.erase_mode),
+            EraseMode.parse(question.erase_mode),
             question.argmax_sampling,
         )
 
@@ -185,11 +185,11 @@ class FlowEngine(Generic[TState]):
                 return None
             if route.kind is not RouteKind.TOOL or route.callback is None:
                 break
-            made = self._call(route.callback, state, actions, tokenizer)
-            if isinstance(made, ModAction):
+            result = self._call(route.callback, state, actions, tokenizer)
+            if isinstance(result, ModAction):
                 self._end(state)
-                return made
-            route = coerce_route(made)
+                return result
+            route = coerce_route(result)
         before = state.current_question
         self._end(state)
         if route.kind is RouteKind.OUTPUT:
@@ -224,7 +224,7 @@ class FlowEngine(Generic[TState]):
 
     def _end(self, state: TState) -> None:
         state.current_question = None
-        self._asking.pop(state.request_id, None)
+        self._active.pop(state.request_id, None)
 
 
 def _closing_action(text: str, actions: ActionBuilder, tokenizer: Any) -> ModAction:

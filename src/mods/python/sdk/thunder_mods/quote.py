@@ -34,7 +34,7 @@ def is_imported_by(module: Optional[ModuleType]) -> bool:
     return any(name.split(".")[0] in PACKAGES for name in imported)
 
 
-def handler_of(function: Callable[..., Any]) -> Callable[..., Any]:
+def adapt_handler(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a handler for a function without `@mod`, which Quote calls as function(event, tokenizer)."""
     count = len(inspect.signature(function).parameters)
     if count > 2:
@@ -47,6 +47,6 @@ def handler_of(function: Callable[..., Any]) -> Callable[..., Any]:
     return handler
 
 
-def step_of(step: int) -> int:
+def quote_step(step: int) -> int:
     """Returns Quote's number of a step: 0 for Prefilled and for the first ForwardPass, Sampled and Added (1 in the trace)."""
     return max(0, step - 1)

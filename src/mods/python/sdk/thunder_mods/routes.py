@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 else:
     from typing import TypeVar
 
-from .asking import EraseMode
+from .active_question import EraseMode
 
 
 class RouteKind(Enum):

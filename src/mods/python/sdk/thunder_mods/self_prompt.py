@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
 from . import lifecycle
 from .actions import ActionBuilder, ModAction
-from .asking import Asking, EraseMode
+from .active_question import ActiveQuestion, EraseMode
 from .decorator import ModCallable, mod
 from .events import Added, ForwardPass, ModEvent, Prefilled
 from .strategies.strategy_constructor import ChoicesStrat, ListStrat, into_strategy
@@ -46,38 +46,38 @@ class SelfPrompt:
         self._prompt = prompt
         self._strategy = strategy
         self._completion = completion
-        self._erase = EraseMode.of(erase)
+        self._erase = EraseMode.parse(erase)
         self._argmax = argmax_sampling
         self._mask_value = float(mask_value)
-        self._states: Dict[str, Asking] = {}
+        self._states: Dict[str, ActiveQuestion] = {}
         lifecycle.watch(self)
 
     def handle_prefilled(self, event: Prefilled, tokenizer: Any) -> None:
         """Prepares the question; optional."""
-        self._asking(event, tokenizer)
+        self._question(event, tokenizer)
 
     def handle_forward_pass(self, event: ForwardPass, actions: ActionBuilder, tokenizer: Any) -> ModAction:
         """Returns the action for this event."""
-        return self._asking(event, tokenizer).forward(event, actions)
+        return self._question(event, tokenizer).forward(event, actions)
 
     def handle_added(self, event: Added, actions: ActionBuilder, tokenizer: Any) -> Optional[ModAction]:
         """Returns the action for this event, or None."""
-        return self._asking(event, tokenizer).added(event, actions)
+        return self._question(event, tokenizer).added(event, actions)
 
     def is_complete(self, request_id: str) -> bool:
         """Returns True if the answer of the run is complete, or the question was given up."""
-        asking = self._states.get(request_id)
-        return asking is not None and asking.complete
+        question = self._states.get(request_id)
+        return question is not None and question.complete
 
     def answer_tokens(self, request_id: str) -> Optional[List[int]]:
         """Returns the token ids of the run's answer; None without one."""
-        asking = self._states.get(request_id)
-        return None if asking is None or asking.tokens is None else list(asking.tokens)
+        question = self._states.get(request_id)
+        return None if question is None or question.tokens is None else list(question.tokens)
 
     def answer(self, request_id: str) -> Optional[str]:
         """Returns the text of the run's answer; None without one."""
-        asking = self._states.get(request_id)
-        return None if asking is None else asking.text
+        question = self._states.get(request_id)
+        return None if question is None else question.text
 
     def refresh_responses(
         self, responses: Optional[Sequence[str]], request_id: Optional[str] = None, idx: Optional[int] = None
@@ -96,10 +96,10 @@ class SelfPrompt:
         """Removes the state of a run; called automatically when the run ends."""
         self._states.pop(request_id, None)
 
-    def _asking(self, event: ModEvent, tokenizer: Any) -> Asking:
-        asking = self._states.get(event.request_id)
-        if asking is None:
-            asking = self._states[event.request_id] = Asking(
+    def _question(self, event: ModEvent, tokenizer: Any) -> ActiveQuestion:
+        question = self._states.get(event.request_id)
+        if question is None:
+            question = self._states[event.request_id] = ActiveQuestion(
                 tokenizer,
                 token_ids(self._prompt, tokenizer),
                 into_strategy(self._strategy, tokenizer),
@@ -108,7 +108,7 @@ class SelfPrompt:
                 self._argmax,
                 self._mask_value,
             )
-        return asking
+        return question
 
 
 def token_ids(text: Optional[Prompt], tokenizer: Any) -> List[int]:
@@ -153,7 +153,7 @@ def self_prompt_mod(
     )
 
     def ask(event: ModEvent, actions: ActionBuilder, tokenizer: Any) -> Optional[ModAction]:
-        told = question.is_complete(event.request_id)
+        was_complete = question.is_complete(event.request_id)
         action: Optional[ModAction] = None
         if isinstance(event, Prefilled):
             question.handle_prefilled(event, tokenizer)
@@ -161,15 +161,15 @@ def self_prompt_mod(
             action = question.handle_forward_pass(event, actions, tokenizer)
         elif isinstance(event, Added):
             action = question.handle_added(event, actions, tokenizer)
-        if on_answer is not None and not told and question.is_complete(event.request_id):
+        if on_answer is not None and not was_complete and question.is_complete(event.request_id):
             on_answer(event.request_id, question.answer(event.request_id))
         return action
 
-    made: Any = mod(events=[Prefilled, ForwardPass, Added], name=name, description=description or "Asks the model a question.")(ask)
+    result: Any = mod(events=[Prefilled, ForwardPass, Added], name=name, description=description or "Asks the model a question.")(ask)
     if name is None:
-        made.__thunder_mod__["name"] = None
+        result.__thunder_mod__["name"] = None
     # The mod belongs to the calling module, like a function with @mod.
-    made.__module__ = sys._getframe(1).f_globals.get("__name__", made.__module__)
-    made.self_prompt = question
-    asks: ModCallable = made
+    result.__module__ = sys._getframe(1).f_globals.get("__name__", result.__module__)
+    result.self_prompt = question
+    asks: ModCallable = result
     return asks

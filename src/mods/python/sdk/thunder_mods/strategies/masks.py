@@ -45,7 +45,7 @@ class Pieces:
                 self.single.append((token, piece[0]))
         self.longest = max(map(len, self._pieces), default=1)
 
-    def bytes_of(self, token: int) -> bytes:
+    def token_bytes(self, token: int) -> bytes:
         """Returns the bytes of a token."""
         return self._pieces[token] if 0 <= token < self.size else b""
 
@@ -62,7 +62,7 @@ def end_tokens(tokenizer: Any) -> List[int]:
 _known: "WeakKeyDictionary[Any, Pieces]" = WeakKeyDictionary()
 
 
-def pieces_of(tokenizer: Any) -> Pieces:
+def token_pieces(tokenizer: Any) -> Pieces:
     """Returns the pieces of a tokenizer, computed once."""
     pieces = _known.get(tokenizer)
     if pieces is None:
@@ -189,7 +189,7 @@ class Machine:
 _machines: Dict[Language, Machine] = {}
 
 
-def machine_of(language: Language) -> Machine:
+def shared_machine(language: Language) -> Machine:
     """Returns the automaton of a language. Equal languages share one, so that masks are computed once for all runs."""
     machine: Optional[Machine] = _machines.get(language)
     if machine is None:

@@ -9,7 +9,7 @@ from ..actions import Backtrack, ForceTokens
 from .alphabet import CharsMode
 from .base import Strategy
 from .language import Chars, Choices, Language, Several, Until
-from .masks import Mask, machine_of, pieces_of
+from .masks import Mask, shared_machine, token_pieces
 
 __all__ = [
     "CharsMode",
@@ -50,7 +50,7 @@ class LanguageStrategy(Strategy):
 
     def __init__(self, language: Language) -> None:
         self.language = language
-        self._machine = machine_of(language)
+        self._machine = shared_machine(language)
 
     def start(self, tokenizer: Any) -> LanguageState:
         """Returns the state before the first token."""
@@ -58,26 +58,26 @@ class LanguageStrategy(Strategy):
 
     def mask(self, state: LanguageState, tokenizer: Any) -> Mask:
         """Returns the mask of the tokens that continue the answer, without those that only end it."""
-        return self._machine.mask(state.state, pieces_of(tokenizer))
+        return self._machine.mask(state.state, token_pieces(tokenizer))
 
     def allowed_tokens(self, state: LanguageState, tokenizer: Any) -> Set[int]:
         """Returns the ids of the tokens that may come next."""
         allowed = self.mask(state, tokenizer).allowed()
-        return allowed | pieces_of(tokenizer).ends if self.can_end(state) else allowed
+        return allowed | token_pieces(tokenizer).ends if self.can_end(state) else allowed
 
     def disallowed_tokens(self, state: LanguageState, tokenizer: Any) -> Set[int]:
         """Returns the end-of-generation tokens while the answer is not complete."""
-        return set() if self.can_end(state) else set(pieces_of(tokenizer).ends)
+        return set() if self.can_end(state) else set(token_pieces(tokenizer).ends)
 
     def step(self, state: LanguageState, token_id: int, tokenizer: Any) -> Optional[Union[Backtrack, ForceTokens]]:
         """Processes a token. Returns a Backtrack if it does not fit."""
         if state.done:
             return None
-        pieces = pieces_of(tokenizer)
+        pieces = token_pieces(tokenizer)
         if token_id in pieces.ends and self.can_end(state):
             state.done = True
             return None
-        piece = pieces.bytes_of(token_id)
+        piece = pieces.token_bytes(token_id)
         after = self._machine.read(state.state, piece)
         if not piece or after < 0:
             return Backtrack(1, [])

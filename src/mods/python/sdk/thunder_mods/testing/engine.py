@@ -333,7 +333,7 @@ class _Run:
     def _seen(self, record: Event, active: _Mod) -> ModEvent:
         """Returns the event as passed to the mod."""
         context = ContextInfo(self.sequence, self.prompt_len)
-        step = quote.step_of(record.step) if active.is_quote else record.step
+        step = quote.quote_step(record.step) if active.is_quote else record.step
         seen: ModEvent
         if record.kind == "Prefilled":
             seen = Prefilled(self.request_id, step, self.max_tokens, context)

@@ -82,7 +82,7 @@ class Worker:
         self.runs: Dict[int, Run] = {}
         self.tokenizers: Dict[int, Tokenizer] = {}
         # Threads of the mod may query too: an answer belongs to its query, and a call ends only when no query is open.
-        self.asking = threading.Lock()
+        self.query_lock = threading.Lock()
 
     def serve(self) -> None:
         """Handles frames until the server closes the channel."""
@@ -141,7 +141,7 @@ class Worker:
                     "%s has no function '%s'; its mods are: %s" % (file, entrypoint, ", ".join(known) or "none")
                 )
             if not hasattr(found, "__thunder_mod__"):
-                found = decorate(quote.handler_of(found) if self.is_quote else found)
+                found = decorate(quote.adapt_handler(found) if self.is_quote else found)
             return [(entrypoint, found)]
         found = []
         seen = set()
@@ -192,7 +192,7 @@ class Worker:
 
     def ask(self, header: Header) -> Tuple[Header, bytes]:
         """Sends a query to the server and returns the answer."""
-        with self.asking:
+        with self.query_lock:
             if conversation.current is None:
                 raise RuntimeError("the tokenizer can only query the server during a call")
             self.channel.send(dict(header, kind="ask"))
@@ -236,7 +236,7 @@ class Worker:
 
         context = ContextInfo((), header["prompt_len"], read)
         kind, request_id = header["event"], run.request_id
-        step = quote.step_of(header["step"]) if self.is_quote else header["step"]
+        step = quote.quote_step(header["step"]) if self.is_quote else header["step"]
         event: ModEvent
         if kind == "ForwardPass":
             place, size = header["logits"]
@@ -310,7 +310,7 @@ class Worker:
         held_back: Optional[int] = None,
     ) -> None:
         """Sends the reply to a call."""
-        with self.asking:
+        with self.query_lock:
             conversation.current = None
         self.capture.end_call()
         if action is None and exception is None and held_back is None:
