@@ -230,7 +230,7 @@ impl EventSet {
 
     /// Creates the set of these events.
     #[must_use]
-    pub fn of(events: &[EventType]) -> Self {
+    pub fn new(events: &[EventType]) -> Self {
         Self(events.iter().fold(0, |bits, &event| bits | 1 << event as u8))
     }
 

@@ -192,11 +192,11 @@ fn range(number: f64, schema: &Map<String, Value>) -> Option<String> {
         })
 }
 
-fn within(count: usize, schema: &Map<String, Value>, (least, most): (&str, &str), what: &str) -> Option<String> {
+fn within(count: usize, schema: &Map<String, Value>, (min, max): (&str, &str), what: &str) -> Option<String> {
     let bound = |name: &str| schema.get(name).and_then(Value::as_u64).and_then(|bound| usize::try_from(bound).ok());
-    match (bound(least), bound(most)) {
-        (Some(least), _) if count < least => Some(format!("at least {least} {what}")),
-        (_, Some(most)) if count > most => Some(format!("at most {most} {what}")),
+    match (bound(min), bound(max)) {
+        (Some(min), _) if count < min => Some(format!("at least {min} {what}")),
+        (_, Some(max)) if count > max => Some(format!("at most {max} {what}")),
         _ => None,
     }
 }

@@ -66,7 +66,7 @@ impl ModFactory for Nothing {
 
 impl ModInstance for Nothing {
     fn handles(&self) -> EventSet {
-        EventSet::of(&[EventType::ForwardPass, EventType::Added])
+        EventSet::new(&[EventType::ForwardPass, EventType::Added])
     }
 
     fn call(&mut self, _: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {

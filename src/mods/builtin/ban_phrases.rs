@@ -43,7 +43,7 @@ impl ModFactory for BanPhrases {
     }
 
     fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = ConfigFields::read(config, &["phrases", "case_sensitive", "whole_words", "max_retries"])?;
+        let fields = ConfigFields::parse(config, &["phrases", "case_sensitive", "whole_words", "max_retries"])?;
         let texts = fields.texts("phrases", "[\"as an AI\"]")?;
         phrase::check("phrases", &texts)?;
         let phrases = Phrases::new(&texts, fields.flag("case_sensitive", false)?, fields.flag("whole_words", false)?);
@@ -73,7 +73,7 @@ struct Place {
 
 impl Ban {
     /// Removes the bans after `position`: the answer there has changed.
-    fn forget_after(&mut self, position: usize) {
+    fn remove_bans_after(&mut self, position: usize) {
         while self.places.last().is_some_and(|place| place.position > position) {
             self.places.pop();
         }
@@ -82,7 +82,7 @@ impl Ban {
     fn added(&mut self, call: &Call<'_>, count: usize) -> Reply {
         let vocabulary = &call.run.vocabulary;
         let (generated, length) = (call.generated(), call.length());
-        self.forget_after(length - count);
+        self.remove_bans_after(length - count);
         // A phrase that is still there, because another mod's action won, is found again.
         self.clean = self.clean.min(length - count);
         let fresh = (length - self.clean).min(generated.len());
@@ -94,7 +94,7 @@ impl Ban {
         let position = length - found.tokens;
         let kept = generated.len() - found.tokens;
         self.held = self.phrases.holdback(vocabulary, &generated[..kept]);
-        self.forget_after(position);
+        self.remove_bans_after(position);
         if self.places.last().is_none_or(|place| place.position < position) {
             self.places.push(Place { position, tokens: Vec::new(), tries: 0 });
         }
@@ -116,7 +116,7 @@ impl Ban {
     }
 
     fn forward(&mut self, call: &Call<'_>, logits: &[f32]) -> Reply {
-        self.forget_after(call.length());
+        self.remove_bans_after(call.length());
         let max_retries = self.max_retries;
         let Some(place) = self.places.last_mut().filter(|place| place.position == call.length()) else {
             return Reply::noop();
@@ -138,7 +138,7 @@ impl Ban {
 
 impl ModInstance for Ban {
     fn handles(&self) -> EventSet {
-        EventSet::of(&[EventType::ForwardPass, EventType::Added])
+        EventSet::new(&[EventType::ForwardPass, EventType::Added])
     }
 
     /// Tokens that may still become a phrase; before the first token, the maximum length of a phrase.
@@ -180,17 +180,17 @@ mod tests {
     fn phrase_is_removed_and_its_first_token_banned() {
         let mut scene = Scene::new(&BanPhrases, &json!({"phrases": ["bad idea"]}));
         assert!(banned(&mut scene).is_empty());
-        let reply = scene.say("Hello a bad idea").expect("the phrase is noticed");
+        let reply = scene.write_text("Hello a bad idea").expect("the phrase is noticed");
         assert_eq!(reply.action, Some(Action::Backtrack { n: 2, tokens: vec![] }));
         assert_eq!(scene.text(), "Hello a");
         assert_eq!(banned(&mut scene), [word(" bad")]);
         // Another tokenization of the same phrase is removed as well, and both first tokens are then banned.
-        scene.say(" ");
+        scene.write_text(" ");
         assert!(banned(&mut scene).is_empty(), "the ban is for one position");
-        let reply = scene.say("bad idea").expect("the phrase is noticed again");
+        let reply = scene.write_text("bad idea").expect("the phrase is noticed again");
         assert_eq!(reply.action, Some(Action::Backtrack { n: 2, tokens: vec![] }));
         assert_eq!(banned(&mut scene), [word("bad")]);
-        scene.say("\n");
+        scene.write_text("\n");
         assert_eq!(scene.text(), "Hello a \n");
     }
 
@@ -198,33 +198,33 @@ mod tests {
     fn bans_accumulate_at_position_until_max_retries() {
         let mut scene = Scene::new(&BanPhrases, &json!({"phrases": ["ab"], "max_retries": 2}));
         for (first, expected) in [("a", 1), ("A", 2)] {
-            scene.say(first);
-            assert!(matches!(scene.say("b").unwrap().action, Some(Action::Backtrack { n: 2, .. })));
+            scene.write_text(first);
+            assert!(matches!(scene.write_text("b").unwrap().action, Some(Action::Backtrack { n: 2, .. })));
             assert_eq!(banned(&mut scene).len(), expected);
         }
-        scene.say("a");
+        scene.write_text("a");
         let reply = scene.add(i32::from(b'b'));
         assert!(reply.action.is_none());
         assert_eq!(reply.logs[0].message, "'ab' is kept: the model repeated it after 2 other attempts");
-        assert!(scene.say("ab").is_some(), "other positions have their own attempts");
+        assert!(scene.write_text("ab").is_some(), "other positions have their own attempts");
     }
 
     #[test]
     fn earlier_change_lifts_later_bans() {
         let mut scene = Scene::new(&BanPhrases, &json!({"phrases": ["ab"]}));
-        scene.say("xxab");
+        scene.write_text("xxab");
         assert_eq!(scene.text(), "xx");
         assert_eq!(banned(&mut scene).len(), 1);
         scene.sequence.truncate(PROMPT + 1);
         assert!(banned(&mut scene).is_empty());
-        scene.say("y");
+        scene.write_text("y");
         assert!(banned(&mut scene).is_empty(), "the ban was for 'xx', and this is 'xy'");
     }
 
     #[test]
     fn phrase_kept_by_another_mod_is_removed_later() {
         let mut scene = Scene::new(&BanPhrases, &json!({"phrases": ["ab"]}));
-        scene.say("xa");
+        scene.write_text("xa");
         let tokens = [i32::from(b'b')];
         scene.sequence.extend(tokens);
         let reply = scene.call(CallEvent::Added { tokens: &tokens, logprobs: &[None], forced: false });
@@ -238,8 +238,8 @@ mod tests {
     #[test]
     fn whole_words_ignores_parts_of_words() {
         let mut scene = Scene::new(&BanPhrases, &json!({"phrases": ["bad"], "whole_words": true}));
-        assert!(scene.say("a badly").is_none());
-        scene.say("; bad");
+        assert!(scene.write_text("a badly").is_none());
+        scene.write_text("; bad");
         assert_eq!(scene.instance.holdback(), 1);
         assert!(scene.append(&[EOG], true).action.is_some(), "nothing follows");
     }
@@ -247,13 +247,13 @@ mod tests {
     #[test]
     fn phrase_is_kept_if_no_other_token_is_possible() {
         let mut scene = Scene::new(&BanPhrases, &json!({"phrases": ["ab"]}));
-        scene.say("ab");
+        scene.write_text("ab");
         let mut logits = vec![f32::NEG_INFINITY; 265];
         logits[usize::from(b'a')] = 1.0;
         let reply = scene.forward(&logits);
         assert!(reply.action.is_none());
         assert_eq!(reply.logs[0].message, "no other token is possible here: the phrase is kept");
-        assert!(scene.say("ab").is_none());
+        assert!(scene.write_text("ab").is_none());
     }
 
     #[test]
@@ -264,16 +264,16 @@ mod tests {
         assert_eq!(reply.action, Some(Action::Backtrack { n: 2, tokens: vec![] }));
         assert_eq!(scene.text(), "Hello");
         let mut scene = Scene::new(&BanPhrases, &json!({"phrases": ["> x"]}));
-        assert!(scene.say("x").is_none(), "it begins in the prompt");
+        assert!(scene.write_text("x").is_none(), "it begins in the prompt");
     }
 
     #[test]
     fn holdback_covers_only_possible_phrases() {
         let mut scene = Scene::new(&BanPhrases, &json!({"phrases": ["a very bad idea"]}));
         assert_eq!(scene.instance.holdback(), 15);
-        scene.say("Hello");
+        scene.write_text("Hello");
         assert_eq!(scene.instance.holdback(), 0);
-        scene.say(" a very");
+        scene.write_text(" a very");
         assert_eq!(scene.instance.holdback(), 2);
     }
     proptest! {

@@ -33,7 +33,7 @@ impl ModFactory for BiasTokens {
     }
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = ConfigFields::read(config, &["bias", "ban"])?;
+        let fields = ConfigFields::parse(config, &["bias", "ban"])?;
         let mut edits = Vec::new();
         if let Some(bias) = fields.get("bias") {
             let right = "'bias' must be an object of numbers by token, e.g. {\" maybe\": -2.5}";
@@ -112,7 +112,7 @@ struct Bias {
 
 impl ModInstance for Bias {
     fn handles(&self) -> EventSet {
-        EventSet::of(&[EventType::ForwardPass])
+        EventSet::new(&[EventType::ForwardPass])
     }
 
     fn call(&mut self, _: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {

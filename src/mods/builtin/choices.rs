@@ -48,7 +48,7 @@ impl ModFactory for Choices {
     }
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = ConfigFields::read(config, &["choices", "pick"])?;
+        let fields = ConfigFields::parse(config, &["choices", "pick"])?;
         let texts = fields.texts("choices", "[\"yes\", \"no\"]")?;
         let scored = fields.word("pick", &["sample", "most-probable"])? == "most-probable";
         let max = if scored { MAX_SCORED_CHOICES } else { MAX_CHOICES };
@@ -179,7 +179,7 @@ impl Scoring {
 
 impl ModInstance for Scoring {
     fn handles(&self) -> EventSet {
-        EventSet::of(&[EventType::ForwardPass, EventType::Added])
+        EventSet::new(&[EventType::ForwardPass, EventType::Added])
     }
 
     fn holdback(&self) -> usize {

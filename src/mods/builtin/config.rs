@@ -20,7 +20,7 @@ pub struct ConfigFields<'a> {
 
 impl<'a> ConfigFields<'a> {
     /// Parses an object; `null` is an object without fields.
-    pub fn read(config: &'a Value, known: &[&str]) -> Result<Self, String> {
+    pub fn parse(config: &'a Value, known: &[&str]) -> Result<Self, String> {
         let map = match config {
             Value::Null => None,
             Value::Object(map) => Some(map),
@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn errors_name_field_and_expectation() {
         let config = json!({"on": 1, "heat": "hot", "count": -1, "texts": ["", "a"]});
-        let fields = ConfigFields::read(&config, &["on", "heat", "count", "texts", "more"]).unwrap();
+        let fields = ConfigFields::parse(&config, &["on", "heat", "count", "texts", "more"]).unwrap();
         assert_eq!(fields.flag("on", false).unwrap_err(), "'on' must be true or false, found 1");
         assert_eq!(
             fields.number("heat", 0.0..=2.0, 1.0).unwrap_err(),
@@ -123,13 +123,13 @@ mod tests {
     #[test]
     fn unknown_fields_and_types_are_rejected() {
         assert_eq!(
-            ConfigFields::read(&json!({"bann": []}), &["ban", "bias"]).err().unwrap(),
+            ConfigFields::parse(&json!({"bann": []}), &["ban", "bias"]).err().unwrap(),
             "unknown field 'bann'; known fields: ban, bias"
         );
         assert_eq!(
-            ConfigFields::read(&json!([1]), &["ban"]).err().unwrap(),
+            ConfigFields::parse(&json!([1]), &["ban"]).err().unwrap(),
             "the configuration must be an object with the fields ban, found [1]"
         );
-        assert!(ConfigFields::read(&json!(null), &["ban"]).is_ok());
+        assert!(ConfigFields::parse(&json!(null), &["ban"]).is_ok());
     }
 }

@@ -100,8 +100,8 @@ impl GrammarInstance {
 
 impl ModInstance for GrammarInstance {
     fn handles(&self) -> EventSet {
-        let always = EventSet::of(&[EventType::ForwardPass, EventType::Added]);
-        if self.lazy { always.union(EventSet::of(&[EventType::Sampled])) } else { always }
+        let always = EventSet::new(&[EventType::ForwardPass, EventType::Added]);
+        if self.lazy { always.union(EventSet::new(&[EventType::Sampled])) } else { always }
     }
 
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {

@@ -32,7 +32,7 @@ impl ModFactory for ForcePrefix {
     }
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = ConfigFields::read(config, &["text", "tokens"])?;
+        let fields = ConfigFields::parse(config, &["text", "tokens"])?;
         let tokens = match (fields.get("text"), fields.get("tokens")) {
             (Some(Value::String(text)), None) if !text.is_empty() => run.vocabulary.encode(text, false, true),
             (Some(other), None) => return Err(format!("'text' must be a non-empty string, found {other}")),
@@ -62,7 +62,7 @@ struct Prefix {
 
 impl ModInstance for Prefix {
     fn handles(&self) -> EventSet {
-        EventSet::of(&[EventType::ForwardPass])
+        EventSet::new(&[EventType::ForwardPass])
     }
 
     fn call(&mut self, _: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {

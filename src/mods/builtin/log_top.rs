@@ -29,7 +29,7 @@ impl ModFactory for LogTop {
     }
 
     fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let count = ConfigFields::read(config, &["count"])?.count("count", 1..=50, 5)?;
+        let count = ConfigFields::parse(config, &["count"])?.count("count", 1..=50, 5)?;
         Ok(Box::new(Top { count }))
     }
 }
@@ -40,13 +40,13 @@ struct Top {
 
 impl ModInstance for Top {
     fn handles(&self) -> EventSet {
-        EventSet::of(&[EventType::ForwardPass])
+        EventSet::new(&[EventType::ForwardPass])
     }
 
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
         let CallEvent::ForwardPass { logits } = call.event else { return Ok(Reply::noop()) };
-        let message = match LogitDistribution::of(logits) {
+        let message = match LogitDistribution::new(logits) {
             None => "every token is banned".into(),
             Some(distribution) => top(logits, self.count)
                 .into_iter()

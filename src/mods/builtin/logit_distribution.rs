@@ -14,7 +14,7 @@ pub struct LogitDistribution {
 impl LogitDistribution {
     /// Computes the distribution. `logits` has one entry per token; banned ones are −inf. Returns `None` if every token
     /// is banned.
-    pub fn of(logits: &[f32]) -> Option<Self> {
+    pub fn new(logits: &[f32]) -> Option<Self> {
         let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         if !max.is_finite() {
             return None;
@@ -63,12 +63,12 @@ mod tests {
 
     #[test]
     fn entropy_matches_known_distributions() {
-        let uniform = LogitDistribution::of(&[3.0; 16]).unwrap();
+        let uniform = LogitDistribution::new(&[3.0; 16]).unwrap();
         assert!((uniform.entropy() - 4.0).abs() < 1e-5);
         assert!((uniform.probability(3.0) - 1.0 / 16.0).abs() < 1e-7);
-        let certain = LogitDistribution::of(&[f32::NEG_INFINITY, 1000.0, f32::NEG_INFINITY]).unwrap();
+        let certain = LogitDistribution::new(&[f32::NEG_INFINITY, 1000.0, f32::NEG_INFINITY]).unwrap();
         assert!(certain.entropy().abs() < 1e-6);
-        assert!(LogitDistribution::of(&[f32::NEG_INFINITY; 3]).is_none());
+        assert!(LogitDistribution::new(&[f32::NEG_INFINITY; 3]).is_none());
     }
 
     #[test]

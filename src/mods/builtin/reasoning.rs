@@ -24,7 +24,7 @@ struct Change {
     /// Start of the text of the new state.
     from: usize,
     /// Reasoning tokens before the change.
-    spent: usize,
+    reasoning_tokens: usize,
     state: State,
 }
 
@@ -51,7 +51,7 @@ impl ReasoningState {
             open: open.as_bytes().to_vec(),
             close: close.as_bytes().to_vec(),
             channels: markers.is_none() && answer_format.format.is_channels(),
-            changes: vec![Change { tokens: 0, from: 0, spent: 0, state }],
+            changes: vec![Change { tokens: 0, from: 0, reasoning_tokens: 0, state }],
             looked: 0,
         }
     }
@@ -66,7 +66,7 @@ impl ReasoningState {
         self.looked = self.looked.min(kept).max(self.last().from.min(kept));
         // Token by token, so that each change is assigned to its token.
         for tokens in before + 1..=written.tokens() {
-            self.look(&written.bytes()[..written.end_of(tokens)], tokens);
+            self.parse(&written.bytes()[..written.end_of(tokens)], tokens);
         }
     }
 
@@ -86,9 +86,9 @@ impl ReasoningState {
     }
 
     /// Returns the number of reasoning tokens of an answer with `tokens` tokens.
-    pub fn spent(&self, tokens: usize) -> usize {
+    pub fn reasoning_tokens(&self, tokens: usize) -> usize {
         let last = self.last();
-        last.spent + if last.state == State::Within { tokens - last.tokens } else { 0 }
+        last.reasoning_tokens + if last.state == State::Within { tokens - last.tokens } else { 0 }
     }
 
     /// Returns where the text after the reasoning begins: the byte, and the number of tokens before it.
@@ -102,7 +102,7 @@ impl ReasoningState {
         *self.changes.last().expect("the first change stays")
     }
 
-    fn look(&mut self, text: &[u8], tokens: usize) {
+    fn parse(&mut self, text: &[u8], tokens: usize) {
         loop {
             let Change { from, state, .. } = self.last();
             let marker = if state == State::Within { &self.close } else { &self.open };
@@ -131,8 +131,8 @@ impl ReasoningState {
     }
 
     fn change(&mut self, tokens: usize, from: usize, state: State) {
-        let spent = self.spent(tokens);
-        self.changes.push(Change { tokens, from, spent, state });
+        let reasoning_tokens = self.reasoning_tokens(tokens);
+        self.changes.push(Change { tokens, from, reasoning_tokens, state });
     }
 }
 
@@ -171,7 +171,12 @@ mod tests {
     }
 
     fn state(reasoning: &ReasoningState, written: &AnswerText) -> (bool, bool, usize, (usize, usize)) {
-        (reasoning.may_begin(), reasoning.is_within(), reasoning.spent(written.tokens()), reasoning.answer_from())
+        (
+            reasoning.may_begin(),
+            reasoning.is_within(),
+            reasoning.reasoning_tokens(written.tokens()),
+            reasoning.answer_from(),
+        )
     }
 
     #[test]
@@ -183,9 +188,9 @@ mod tests {
         let run = Arc::new(view);
         let (mut reasoning, mut written) = begin(&run);
         apply(&mut reasoning, &mut written, &run, 0, "<|channel|>analysis<|message|>abc");
-        assert_eq!((reasoning.is_within(), reasoning.spent(written.tokens())), (true, 3));
+        assert_eq!((reasoning.is_within(), reasoning.reasoning_tokens(written.tokens())), (true, 3));
         apply(&mut reasoning, &mut written, &run, 0, "<|end|>x<|channel|>analysis<|message|>de");
-        assert_eq!((reasoning.is_within(), reasoning.spent(written.tokens())), (true, 3 + 7 + 2));
+        assert_eq!((reasoning.is_within(), reasoning.reasoning_tokens(written.tokens())), (true, 3 + 7 + 2));
     }
 
     proptest! {

@@ -43,7 +43,7 @@ impl ModFactory for ReplacePhrase {
     }
 
     fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = ConfigFields::read(config, &["replace", "case_sensitive", "whole_words"])?;
+        let fields = ConfigFields::parse(config, &["replace", "case_sensitive", "whole_words"])?;
         let right = "'replace' must be an object of strings, e.g. {\"utilize\": \"use\"}";
         let pairs = fields.get("replace").ok_or_else(|| format!("'replace' is missing; {right}"))?;
         let entries =
@@ -77,14 +77,14 @@ struct Replace {
     phrases: Phrases,
     to: Vec<String>,
     held: usize,
-    /// Tokens of the answer that are known to contain no phrase to replace.
+    /// Number of tokens of the answer that are known to contain no phrase to replace.
     clean: usize,
     consecutive: usize,
 }
 
 impl ModInstance for Replace {
     fn handles(&self) -> EventSet {
-        EventSet::of(&[EventType::Added])
+        EventSet::new(&[EventType::Added])
     }
 
     /// Tokens that may still become a phrase; before the first token, the maximum length of a phrase.
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn phrase_within_tokens_is_replaced() {
         let mut scene = Scene::new(&ReplacePhrase, &json!({"replace": {"bad": "good", "very ": ""}}));
-        scene.say("Hello a bad idea");
+        scene.write_text("Hello a bad idea");
         assert_eq!(scene.text(), "Hello a good idea");
         let mut scene = Scene::new(&ReplacePhrase, &json!({"replace": {"the b": "a b"}}));
         let tokens = scene.run.vocabulary.encode("Hello the bad", false, false);
@@ -146,9 +146,9 @@ mod tests {
     #[test]
     fn whole_word_is_replaced_after_word_boundary() {
         let mut scene = Scene::new(&ReplacePhrase, &json!({"replace": {"bad": "good"}, "whole_words": true}));
-        scene.say("bad badly bad.");
+        scene.write_text("bad badly bad.");
         assert_eq!(scene.text(), "good badly good.");
-        scene.say(" bad");
+        scene.write_text(" bad");
         assert_eq!(scene.text(), "good badly good. bad");
         scene.append(&[EOG], false);
         assert_eq!(scene.text(), "good badly good. good<end>");
@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn cyclic_replacements_end() {
         let mut scene = Scene::new(&ReplacePhrase, &json!({"replace": {"xy": "yyxx"}}));
-        scene.say("xxx");
+        scene.write_text("xxx");
         let mut reply = scene.add(i32::from(b'y'));
         let mut count = 0;
         while let Some(Action::Backtrack { tokens, .. }) = reply.action {

@@ -41,7 +41,7 @@ impl ModFactory for RetryLowConfidence {
     }
 
     fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = ConfigFields::read(config, &["window", "mean_logprob", "tries", "temperature"])?;
+        let fields = ConfigFields::parse(config, &["window", "mean_logprob", "tries", "temperature"])?;
         Ok(Box::new(Retry {
             window: fields.count("window", 1..=256, 8)?,
             min_mean: f64::from(fields.number("mean_logprob", -100.0..=0.0, -2.5)?),
@@ -139,7 +139,7 @@ fn reply(message: String, action: Option<Action>) -> Reply {
 
 impl ModInstance for Retry {
     fn handles(&self) -> EventSet {
-        EventSet::of(&[EventType::ForwardPass, EventType::Added])
+        EventSet::new(&[EventType::ForwardPass, EventType::Added])
     }
 
     fn holdback(&self) -> usize {

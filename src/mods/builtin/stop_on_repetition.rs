@@ -37,7 +37,7 @@ impl ModFactory for StopOnRepetition {
     }
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = ConfigFields::read(config, &["ngram", "times", "cut"])?;
+        let fields = ConfigFields::parse(config, &["ngram", "times", "cut"])?;
         Ok(Box::new(Repetition {
             ngram: fields.count("ngram", 1..=256, 16)?,
             times: fields.count("times", 2..=64, 3)?,
@@ -65,7 +65,7 @@ impl Repetition {
 
 impl ModInstance for Repetition {
     fn handles(&self) -> EventSet {
-        EventSet::of(&[EventType::Added])
+        EventSet::new(&[EventType::Added])
     }
 
     fn holdback(&self) -> usize {
@@ -99,10 +99,10 @@ mod tests {
     fn repetition_up_to_ngram_ends_answer() {
         for block in ["x", "ab", "abc", "abcd"] {
             let mut scene = Scene::new(&StopOnRepetition, &json!({"ngram": 4, "times": 3}));
-            assert!(scene.say("Well: ").is_none());
+            assert!(scene.write_text("Well: ").is_none());
             let looped = block.repeat(12);
-            assert!(scene.say(&looped[..11]).is_none(), "{block}");
-            let reply = scene.say(&looped[11..12]).expect("the loop is noticed");
+            assert!(scene.write_text(&looped[..11]).is_none(), "{block}");
+            let reply = scene.write_text(&looped[11..12]).expect("the loop is noticed");
             assert_eq!(reply.action, Some(Action::ForceTokens(vec![EOG])));
             assert!(reply.logs[0].message.starts_with("the last 12 tokens repeat "));
         }
@@ -111,16 +111,16 @@ mod tests {
     #[test]
     fn longer_blocks_and_prompt_are_ignored() {
         let mut scene = Scene::new(&StopOnRepetition, &json!({"ngram": 4, "times": 3}));
-        assert!(scene.say(&"abcde".repeat(6)).is_none());
+        assert!(scene.write_text(&"abcde".repeat(6)).is_none());
         let mut scene = Scene::new(&StopOnRepetition, &json!({"ngram": 1, "times": 3}));
-        assert!(scene.say("  ").is_none(), "the prompt ends with a space");
+        assert!(scene.write_text("  ").is_none(), "the prompt ends with a space");
     }
 
     #[test]
     fn cut_keeps_one_block() {
         let mut scene = Scene::new(&StopOnRepetition, &json!({"ngram": 3, "times": 2, "cut": true}));
         assert_eq!(scene.instance.holdback(), 6);
-        let reply = scene.say("So:abcabc").expect("the loop is noticed");
+        let reply = scene.write_text("So:abcabc").expect("the loop is noticed");
         assert_eq!(reply.action, Some(Action::Backtrack { n: 3, tokens: vec![EOG] }));
         assert_eq!(scene.text(), "So:abc<end>");
     }

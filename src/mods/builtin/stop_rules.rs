@@ -56,7 +56,7 @@ impl ModFactory for StopRules {
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         const RULES: [&str; 5] = ["tokens", "sentences", "regex", "repeated_lines", "mean_logprob"];
         let known = [&RULES[..], &["window"]].concat();
-        let fields = ConfigFields::read(config, &known)?;
+        let fields = ConfigFields::parse(config, &known)?;
         if RULES.iter().all(|rule| fields.get(rule).is_none()) {
             return Err(format!("no rule is set; at least one of {} is required", RULES.join(", ")));
         }
@@ -211,10 +211,10 @@ impl Rules {
         let start = answer_from.max(from.saturating_sub(MAX_MATCH_BYTES)).min(upto);
         let found = self.expression.as_ref().and_then(|expression| expression.find_at(text, start));
         let (sum, count) = seen.logprobs;
-        let unsure = self.min_mean_logprob.is_some_and(|least| {
+        let unsure = self.min_mean_logprob.is_some_and(|min| {
             let earlier = tokens.checked_sub(self.window).map(|earlier| self.seen[earlier].logprobs);
             earlier.is_some_and(|(before, drawn)| {
-                count - drawn == self.window && (sum - before) / (self.window as f64) < least
+                count - drawn == self.window && (sum - before) / (self.window as f64) < min
             })
         });
         seen.met = match found {
@@ -243,7 +243,7 @@ fn characters(text: &[u8], from: usize, upto: usize) -> impl Iterator<Item = (us
 
 impl ModInstance for Rules {
     fn handles(&self) -> EventSet {
-        EventSet::of(&[EventType::Added])
+        EventSet::new(&[EventType::Added])
     }
 
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {

@@ -51,7 +51,7 @@ impl ModFactory for JsonSchema {
     }
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = ConfigFields::read(config, &["schema", "after"])?;
+        let fields = ConfigFields::parse(config, &["schema", "after"])?;
         let right = "'schema' must be a JSON schema (an object), e.g. {\"type\": \"object\"}";
         match fields.get("schema") {
             Some(schema @ Value::Object(_)) => {
@@ -85,7 +85,7 @@ impl ModFactory for Regex {
     }
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = ConfigFields::read(config, &["pattern", "after"])?;
+        let fields = ConfigFields::parse(config, &["pattern", "after"])?;
         match fields.text("pattern")? {
             Some(pattern) => instance(GrammarSource::Regex(pattern.to_owned()), "pattern", &fields, run),
             None => Err("'pattern' is missing; it must be a regular expression, e.g. \"[0-9]+\"".into()),
@@ -117,7 +117,7 @@ impl ModFactory for Grammar {
     }
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = ConfigFields::read(config, &["gbnf", "lark", "after"])?;
+        let fields = ConfigFields::parse(config, &["gbnf", "lark", "after"])?;
         match (fields.text("gbnf")?, fields.text("lark")?) {
             (Some(text), None) => instance(GrammarSource::Gbnf(text.to_owned()), "gbnf", &fields, run),
             (None, Some(text)) => instance(GrammarSource::Lark(text.to_owned()), "lark", &fields, run),

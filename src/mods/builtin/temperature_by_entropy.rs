@@ -40,7 +40,7 @@ impl ModFactory for TemperatureByEntropy {
     }
 
     fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = ConfigFields::read(config, &["low", "high", "min_entropy", "max_entropy"])?;
+        let fields = ConfigFields::parse(config, &["low", "high", "min_entropy", "max_entropy"])?;
         let instance = ByEntropy {
             low: fields.number("low", 0.0..=10.0, 0.2)?,
             high: fields.number("high", 0.0..=10.0, 1.0)?,
@@ -73,13 +73,13 @@ impl ByEntropy {
 
 impl ModInstance for ByEntropy {
     fn handles(&self) -> EventSet {
-        EventSet::of(&[EventType::ForwardPass])
+        EventSet::new(&[EventType::ForwardPass])
     }
 
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
         let CallEvent::ForwardPass { logits } = call.event else { return Ok(Reply::noop()) };
-        let Some(distribution) = LogitDistribution::of(logits) else { return Ok(Reply::noop()) };
+        let Some(distribution) = LogitDistribution::new(logits) else { return Ok(Reply::noop()) };
         let temperature = Some(self.temperature(distribution.entropy()));
         Ok(Action::AdjustedLogits { edit: LogitEdit::Keep, temperature }.into())
     }

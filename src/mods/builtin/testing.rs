@@ -138,7 +138,7 @@ impl Scene {
     }
 
     /// Adds a text token by token; returns the last reply with an action.
-    pub fn say(&mut self, text: &str) -> Option<Reply> {
+    pub fn write_text(&mut self, text: &str) -> Option<Reply> {
         let tokens = self.run.vocabulary.encode(text, false, false);
         tokens.into_iter().map(|token| self.add(token)).filter(|reply| reply.action.is_some()).last()
     }
@@ -224,9 +224,9 @@ impl Play {
             result: PlayResult::default(),
             play: self,
         };
-        let most = 4 * state.play.max_tokens as u32 + 256;
-        while state.step < most && state.step_once() {}
-        state.result.cut_off = state.step >= most;
+        let max_steps = 4 * state.play.max_tokens as u32 + 256;
+        while state.step < max_steps && state.step_once() {}
+        state.result.cut_off = state.step >= max_steps;
         state.result.tokens = state.sequence.split_off(state.prompt);
         let vocabulary = &state.play.run.vocabulary;
         let text: Vec<TokenId> = state.result.tokens.iter().copied().filter(|&token| token != EOG).collect();

@@ -46,7 +46,7 @@ impl ModFactory for ThinkBudget {
     }
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = ConfigFields::read(config, &["tokens", "message", "begin", "end"])?;
+        let fields = ConfigFields::parse(config, &["tokens", "message", "begin", "end"])?;
         let markers = match (fields.text("begin")?, fields.text("end")?) {
             (Some(begin), Some(end)) => Some((begin.to_owned(), end.to_owned())),
             (None, None) => None,
@@ -95,7 +95,7 @@ impl Budget {
 
 impl ModInstance for Budget {
     fn handles(&self) -> EventSet {
-        EventSet::of(&[EventType::ForwardPass, EventType::Added])
+        EventSet::new(&[EventType::ForwardPass, EventType::Added])
     }
 
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
@@ -109,17 +109,17 @@ impl ModInstance for Budget {
         if !matches!(call.event, CallEvent::ForwardPass { .. }) || !reasoning.is_within() {
             return Ok(Reply::noop());
         }
-        let spent = reasoning.spent(self.tracker.tokens());
-        let within = !self.written.is_whole() || reasoning.may_be_closing(&self.written);
-        let unfinished = within && spent < self.tokens + GRACE_TOKENS;
-        if spent < self.tokens || unfinished || self.ends == MAX_ENDS {
+        let reasoning_tokens = reasoning.reasoning_tokens(self.tracker.tokens());
+        let within = !self.written.ends_at_character() || reasoning.may_be_closing(&self.written);
+        let unfinished = within && reasoning_tokens < self.tokens + GRACE_TOKENS;
+        if reasoning_tokens < self.tokens || unfinished || self.ends == MAX_ENDS {
             return Ok(Reply::noop());
         }
         let vocabulary = &call.run.vocabulary;
         let mut tokens = vocabulary.encode(&self.message, false, false);
         tokens.extend(vocabulary.encode(&self.end(call), false, true));
         self.ends += 1;
-        let message = format!("reasoning ended after {spent} tokens");
+        let message = format!("reasoning ended after {reasoning_tokens} tokens");
         let logs = vec![ModLogLine { level: LogLevel::Info, message }];
         Ok(Reply { action: Some(Action::ForceTokens(tokens)), logs, ..Reply::default() })
     }

@@ -47,7 +47,7 @@ impl ModFactory for ToolGuard {
     }
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        let fields = ConfigFields::read(config, &["tools", "block", "max_retries", "temperature", "then"])?;
+        let fields = ConfigFields::parse(config, &["tools", "block", "max_retries", "temperature", "then"])?;
         let tools = match fields.get("tools") {
             Some(tools) => read_tools(tools)?,
             None if !run.answer_format.tools.is_empty() => run.answer_format.tools.clone(),
@@ -134,12 +134,12 @@ impl Guard {
         let delta = self.tracker.follow(call);
         let kept = self.written.follow(&delta, &call.run.vocabulary);
         // Another mod's action won: the invalid call is still there and is parsed again.
-        let kept_wrong = self.expected.take().is_some_and(|tokens| self.tracker.tokens() - delta.added.len() > tokens);
-        if kept_wrong || kept < self.read || (delta.removed > 0 && self.finished) {
+        let is_kept = self.expected.take().is_some_and(|tokens| self.tracker.tokens() - delta.added.len() > tokens);
+        if is_kept || kept < self.read || (delta.removed > 0 && self.finished) {
             self.parser = AnswerParser::new(Arc::clone(&self.answer_format));
             self.finished = false;
             self.kept_until = self.kept_until.min(kept);
-            self.read = if kept_wrong { 0 } else { complete_prefix(&self.written.bytes()[..kept]) };
+            self.read = if is_kept { 0 } else { complete_prefix(&self.written.bytes()[..kept]) };
             self.parser.push(&self.written.text(0, self.read));
         }
         let length = self.tracker.tokens();
@@ -158,19 +158,19 @@ impl Guard {
             let pieces = self.parser.push(c.encode_utf8(&mut [0; 4]));
             self.read += c.len_utf8();
             let unread = marked && !self.parser.is_in_marked_call() && !has_call(&pieces);
-            invalid = invalid.or_else(|| self.judge(&pieces, from, unread));
+            invalid = invalid.or_else(|| self.find_invalid(&pieces, from, unread));
         }
         if over && !self.finished {
             let (from, marked) = (self.parser.unsent_from(), self.parser.is_in_marked_call());
             self.finished = true;
             let pieces = self.parser.finish(false);
             let unread = marked && !has_call(&pieces);
-            invalid = invalid.or_else(|| self.judge(&pieces, from, unread));
+            invalid = invalid.or_else(|| self.find_invalid(&pieces, from, unread));
         }
         invalid
     }
 
-    fn judge(&self, pieces: &[AnswerDelta], from: usize, unread: bool) -> Option<InvalidCall> {
+    fn find_invalid(&self, pieces: &[AnswerDelta], from: usize, unread: bool) -> Option<InvalidCall> {
         let from = if self.answer_format.format.is_channels() {
             // The parser reports the whole channel at once; the call begins with its last header.
             rfind(&self.written.bytes()[..self.read], b"<|channel|>").unwrap_or(0)
@@ -269,7 +269,7 @@ fn rfind(text: &[u8], marker: &[u8]) -> Option<usize> {
 
 impl ModInstance for Guard {
     fn handles(&self) -> EventSet {
-        EventSet::of(&[EventType::ForwardPass, EventType::Added])
+        EventSet::new(&[EventType::ForwardPass, EventType::Added])
     }
 
     /// Tokens from the start of a call, or of a possible call.

@@ -111,8 +111,8 @@ impl SupervisorHandle {
                 state.direct_replies += 1;
                 drop(state);
                 let CallJob { run, event, logits, sent, done, .. } = *call;
-                let asked = sent.unwrap_or_else(Instant::now);
-                done.reply(to_reply(reply, &body, &run, event, &self.shared.memory, logits.as_ref(), asked));
+                let received_at = sent.unwrap_or_else(Instant::now);
+                done.reply(to_reply(reply, &body, &run, event, &self.shared.memory, logits.as_ref(), received_at));
             }
         }
     }

@@ -84,7 +84,7 @@ impl ModFactory for PythonMod {
                 logged: AtomicUsize::new(0),
             }),
             handle,
-            handles: EventSet::of(&self.handler.handles),
+            handles: EventSet::new(&self.handler.handles),
             tokens: None,
             known: Vec::new(),
             logits: None,

@@ -8,14 +8,14 @@ use std::sync::OnceLock;
 const MIN_VERSION: (u32, u32) = (3, 9);
 const VERSION_SCRIPT: &str = "import sys; print(*sys.version_info[:2], sys.executable, sep='\\n')";
 
-/// Returns the interpreter for workers: `chosen`, else `THUNDER_PYTHON`, else `python3` on the PATH.
+/// Returns the interpreter for workers: `configured`, else `THUNDER_PYTHON`, else `python3` on the PATH.
 ///
 /// # Errors
 /// [`LoadError::NoPython`] with what was tried.
-pub fn find(chosen: Option<&Path>) -> Result<PathBuf, LoadError> {
+pub fn find(configured: Option<&Path>) -> Result<PathBuf, LoadError> {
     static DEFAULT: OnceLock<PathBuf> = OnceLock::new();
-    match (chosen, DEFAULT.get()) {
-        (Some(chosen), _) => resolve(chosen),
+    match (configured, DEFAULT.get()) {
+        (Some(configured), _) => resolve(configured),
         (None, Some(known)) => Ok(known.clone()),
         (None, None) => {
             let candidate = std::env::var_os("THUNDER_PYTHON").unwrap_or_else(|| "python3".into());

@@ -1,6 +1,6 @@
-//! Python mods: each runs in a worker process of its own, never inside the server.
+//! Python mods: each runs in a separate worker process, never inside the server.
 //!
-//! [`PythonMods::from_file`] imports a file once, in a process of its own, to find the functions with `@mod`, and
+//! [`PythonMods::from_file`] imports a file once, in a separate process, to find the functions with `@mod`, and
 //! returns a [`ModFactory`] for each. A worker starts with the first run that names the mod and serves all runs that
 //! do, one call at a time. It ends when the mod is removed. Module-level state lives as long as the worker. Several
 //! mods of one file each have their own worker and share nothing.
@@ -47,8 +47,8 @@
 //! the stream holds back from now on (`holdback`).
 //!
 //! # Isolation of a worker
-//! A worker has an environment without the server's variables, none of the server's descriptors, a directory of its own
-//! as working directory, a process group of its own, limits on memory, file size, descriptors, output and on CPU time
+//! A worker has an environment without the server's variables, none of the server's descriptors, a private working
+//! directory, its own process group, limits on memory, file size, descriptors, output and on CPU time
 //! between calls, no core files, and it dies with the server (Linux). This contains mistakes, but not hostile code: the
 //! worker runs as the server's user, can read that user's files and use the network. Uploaded source is not trusted and
 //! also runs in a `sandbox`; a file is the user's own, and does so only with [`SandboxPolicy::All`].

@@ -61,7 +61,7 @@ pub struct WorkerProcess {
     child: Child,
     stream: UnixStream,
     decoder: Decoder,
-    stray: Arc<Mutex<StrayOutput>>,
+    stray_output: Arc<Mutex<StrayOutput>>,
     home: WorkerDir,
     /// Exit status, once known.
     ended: Option<ExitStatus>,
@@ -109,10 +109,10 @@ impl WorkerProcess {
             .stdout(Stdio::from(memory.descriptor()?))
             .stderr(Stdio::from(stray_out))
             .spawn()?;
-        let stray = Arc::new(Mutex::new(StrayOutput::default()));
-        let into = Arc::clone(&stray);
+        let stray_output = Arc::new(Mutex::new(StrayOutput::default()));
+        let into = Arc::clone(&stray_output);
         thread::Builder::new().name("mod output".into()).spawn(move || collect_stray(stray_in, &into))?;
-        Ok(Self { child, stream, decoder: Decoder::default(), stray, home, ended: None })
+        Ok(Self { child, stream, decoder: Decoder::default(), stray_output, home, ended: None })
     }
 
     /// Returns a second handle of the socket.
@@ -156,7 +156,7 @@ impl WorkerProcess {
         let frame = frame::encode(header, body);
         let mut rest = &frame[..];
         while !rest.is_empty() {
-            self.stream.set_write_timeout(Some(left(deadline)?)).map_err(|_| WorkerFailure::Gone)?;
+            self.stream.set_write_timeout(Some(time_left(deadline)?)).map_err(|_| WorkerFailure::Gone)?;
             // The timeout applies to each part of a long write; without the deadline a worker that reads slowly could
             // block it forever.
             match self.stream.write(&rest[..rest.len().min(WRITE_CHUNK_BYTES)]) {
@@ -178,7 +178,7 @@ impl WorkerProcess {
             if let Some(frame) = self.decoder.next()? {
                 return Ok(frame);
             }
-            let patience = left(deadline)?.min(THREAD_CHECK_INTERVAL);
+            let patience = time_left(deadline)?.min(THREAD_CHECK_INTERVAL);
             self.stream.set_read_timeout(Some(patience)).map_err(|_| WorkerFailure::Gone)?;
             match self.stream.read(&mut chunk) {
                 Ok(0) => return Err(WorkerFailure::Gone),
@@ -203,7 +203,7 @@ impl WorkerProcess {
 
     /// Returns the current Python stack, innermost call first; `None` if the process does not report it.
     pub fn stack_dump(&self) -> Option<String> {
-        let before = self.stray().total;
+        let before = self.stray_output().total;
         kill(self.pid(), Signal::SIGUSR1).ok()?;
         // A stopped process must continue to answer.
         kill(self.pid(), Signal::SIGCONT).ok()?;
@@ -211,13 +211,13 @@ impl WorkerProcess {
         let mut seen = before;
         loop {
             thread::sleep(Duration::from_millis(10));
-            let now = self.stray().total;
+            let now = self.stray_output().total;
             if (now > before && now == seen) || Instant::now() > until {
                 break;
             }
             seen = now;
         }
-        let text = self.stray().since(before);
+        let text = self.stray_output().since(before);
         let sdk = self.home.path.join("sdk").display().to_string();
         let lines: Vec<&str> = text.lines().filter(|line| !line.contains(&sdk) && !line.contains("<frozen")).collect();
         (lines.len() > 1).then(|| lines.join("\n"))
@@ -228,7 +228,7 @@ impl WorkerProcess {
         let status = self.end();
         // The thread that collects stray output may lag a little.
         thread::sleep(Duration::from_millis(5));
-        let last = self.stray().since(0);
+        let last = self.stray_output().since(0);
         (status, last)
     }
 
@@ -248,8 +248,8 @@ impl WorkerProcess {
         Pid::from_raw(self.child.id() as i32)
     }
 
-    fn stray(&self) -> std::sync::MutexGuard<'_, StrayOutput> {
-        self.stray.lock().unwrap_or_else(PoisonError::into_inner)
+    fn stray_output(&self) -> std::sync::MutexGuard<'_, StrayOutput> {
+        self.stray_output.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -265,9 +265,9 @@ impl Drop for WorkerProcess {
     }
 }
 
-fn left(deadline: Instant) -> Result<Duration, WorkerFailure> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(WorkerFailure::Deadline) } else { Ok(left) }
+fn time_left(deadline: Instant) -> Result<Duration, WorkerFailure> {
+    let time_left = deadline.saturating_duration_since(Instant::now());
+    if time_left.is_zero() { Err(WorkerFailure::Deadline) } else { Ok(time_left) }
 }
 
 fn failure(error: &io::Error) -> WorkerFailure {
@@ -373,11 +373,11 @@ impl StrayOutput {
 fn collect_stray(mut from: io::PipeReader, into: &Mutex<StrayOutput>) {
     let mut chunk = [0; 4096];
     while let Ok(count @ 1..) = from.read(&mut chunk) {
-        let mut stray = into.lock().unwrap_or_else(PoisonError::into_inner);
-        stray.bytes.extend_from_slice(&chunk[..count]);
-        stray.total += count;
-        let over = stray.bytes.len().saturating_sub(MAX_STRAY_BYTES);
-        stray.bytes.drain(..over);
+        let mut stray_output = into.lock().unwrap_or_else(PoisonError::into_inner);
+        stray_output.bytes.extend_from_slice(&chunk[..count]);
+        stray_output.total += count;
+        let over = stray_output.bytes.len().saturating_sub(MAX_STRAY_BYTES);
+        stray_output.bytes.drain(..over);
     }
 }
 

@@ -179,8 +179,8 @@ impl Supervisor {
         self.introduced_runs.clear();
         if busy {
             worker.kill();
-            let (used, most) = (used.as_millis(), limits.idle_cpu.as_millis());
-            tracing::warn!(mod.name = self.name, "worker ended: it used {used} ms of CPU time without a call; the maximum is {most} ms");
+            let (used, max) = (used.as_millis(), limits.idle_cpu.as_millis());
+            tracing::warn!(mod.name = self.name, "worker ended: it used {used} ms of CPU time without a call; the maximum is {max} ms");
         } else {
             tracing::debug!(mod.name = self.name, "worker ended: unused");
         }
@@ -205,8 +205,8 @@ impl Supervisor {
         {
             return Reply { exception: Some(exception), ..Reply::default() };
         }
-        let asked = sent.unwrap_or_else(Instant::now);
-        let deadline = asked + self.spec.limits.call;
+        let received_at = sent.unwrap_or_else(Instant::now);
+        let deadline = received_at + self.spec.limits.call;
         let mut logs = CallLog::default();
         let frame = sent.is_none().then_some(header);
         let mut reply = match self.exchange(run, frame, deadline, &mut logs) {
@@ -215,7 +215,7 @@ impl Supervisor {
             }
             Ok((FromWorker::Reply(reply), body)) => {
                 self.consecutive_failures = 0;
-                to_reply(reply, &body, run, event, &self.shared.memory, logits, asked)
+                to_reply(reply, &body, run, event, &self.shared.memory, logits, received_at)
             }
             Ok(_) => {
                 let failure = WorkerFailure::Protocol("it did not send a reply to a call".into());
@@ -339,7 +339,7 @@ impl Supervisor {
     }
 }
 
-/// Converts a worker's reply to the engine's. `logits` is the region of the call's logits. `asked` is the time at which
+/// Converts a worker's reply to the engine's. `logits` is the region of the call's logits. `received_at` is the time at which
 /// the worker received the call, which bounds the elapsed time that the worker reports.
 pub fn to_reply(
     reply: WorkerReply,
@@ -348,7 +348,7 @@ pub fn to_reply(
     event: EventType,
     memory: &SharedMemory,
     logits: Option<&MemoryRegion>,
-    asked: Instant,
+    received_at: Instant,
 ) -> Reply {
     let WorkerReply { action, exception, elapsed_ns, holdback } = reply;
     if let Some(tokens) = holdback {
@@ -365,7 +365,7 @@ pub fn to_reply(
     Reply {
         action,
         exception: exception.map(ModException::from).or(refused),
-        elapsed: Duration::from_nanos(elapsed_ns).min(asked.elapsed()),
+        elapsed: Duration::from_nanos(elapsed_ns).min(received_at.elapsed()),
         ..Reply::default()
     }
 }

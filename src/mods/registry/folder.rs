@@ -27,7 +27,7 @@ pub struct ModFolder {
     files: BTreeMap<PathBuf, FolderFile>,
 }
 
-/// A file as it was last read.
+/// The state of a file at its last read.
 struct FolderFile {
     /// Text of the file; `None` if it could not be read.
     text: Option<String>,

@@ -338,7 +338,7 @@ impl ModRegistry {
         refs.into_iter()
             .map(|mod_ref| match mods.get(&mod_ref.name) {
                 Some(entry) if entry.factory.toggle().is_on() => {
-                    self.uses.note(&mod_ref.name, &entry.version, &*entry.factory);
+                    self.uses.record_use(&mod_ref.name, &entry.version, &*entry.factory);
                     Ok(SelectedMod { factory: Arc::clone(&entry.factory) as Arc<dyn ModFactory>, mod_ref })
                 }
                 Some(_) => {

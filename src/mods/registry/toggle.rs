@@ -109,7 +109,7 @@ impl Toggle {
     }
 
     /// Returns the reply for the first call after the mod was disabled or removed.
-    fn off(&self) -> Reply {
+    fn disabled_reply(&self) -> Reply {
         let what =
             if self.state.load(Ordering::Relaxed) == ToggleState::Removed as u8 { "removed" } else { "disabled" };
         let message = format!("the mod '{}' was {what} during the run and is no longer called", self.name);
@@ -172,7 +172,7 @@ impl ModInstance for ToggledInstance {
         if !self.toggle.is_on() {
             done.disarm();
             self.reported = true;
-            return Ok(self.toggle.off());
+            return Ok(self.toggle.disabled_reply());
         }
         self.reported = false;
         let (run_id, toggle, begun) = (call.run.run_id, Arc::clone(&self.toggle), Instant::now());

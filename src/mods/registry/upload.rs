@@ -208,7 +208,7 @@ impl ModUpload {
             }
         };
         let factory = python.source(name, text, self.entrypoint.as_deref())?;
-        Ok(WithSource::described(factory, self.source.clone(), self.description.clone()))
+        Ok(WithSource::with_description(factory, self.source.clone(), self.description.clone()))
     }
 }
 

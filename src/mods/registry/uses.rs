@@ -37,7 +37,7 @@ impl UseTracker {
     }
 
     /// Notes that a run starts with this version.
-    pub fn note(&self, name: &str, version: &RegisteredVersion, factory: &dyn ModFactory) {
+    pub fn record_use(&self, name: &str, version: &RegisteredVersion, factory: &dyn ModFactory) {
         let Some(to) = self.to.get().filter(|_| version.origin == ModOrigin::File) else { return };
         let day = Utc::now().date_naive();
         let key = format!("{name}\0{}", version.hash);

@@ -16,12 +16,12 @@ impl WithSource {
     /// Adds a source to a mod.
     #[must_use]
     pub fn wrap(inner: Arc<dyn ModFactory>, source: ModSource) -> Arc<dyn ModFactory> {
-        Self::described(inner, source, None)
+        Self::with_description(inner, source, None)
     }
 
     /// Adds a source and a description to a mod.
     #[must_use]
-    pub fn described(
+    pub fn with_description(
         inner: Arc<dyn ModFactory>,
         source: ModSource,
         description: Option<String>,
@@ -32,12 +32,12 @@ impl WithSource {
 
 impl ModFactory for WithSource {
     fn describe(&self) -> ModDescription {
-        let mut described = self.inner.describe();
-        described.version = self.hash.chars().take(12).collect();
+        let mut with_description = self.inner.describe();
+        with_description.version = self.hash.chars().take(12).collect();
         if let Some(description) = &self.description {
-            described.description.clone_from(description);
+            with_description.description.clone_from(description);
         }
-        described
+        with_description
     }
 
     fn source_hash(&self) -> Option<String> {

@@ -75,7 +75,7 @@ impl SandboxLauncher {
         Self { program, support: Arc::default() }
     }
 
-    /// Returns the mechanisms that the kernel supports. The first call tries them in a process of its own.
+    /// Returns the mechanisms that the kernel supports. The first call tests them in a separate process.
     ///
     /// # Errors
     /// The missing feature.
@@ -190,8 +190,8 @@ fn become_worker(profile: &SandboxProfile) -> io::Result<Infallible> {
         limits.push((Resource::RLIMIT_AS, profile.address_space_bytes - buffers));
         limits.push((Resource::RLIMIT_DATA, profile.address_space_bytes - buffers));
     }
-    for (resource, most) in limits {
-        setrlimit(resource, most, most)?;
+    for (resource, max) in limits {
+        setrlimit(resource, max, max)?;
     }
     restrict(&profile.read, &profile.execute)?;
     Err(Command::new(&profile.python).args(&profile.arguments).exec())
@@ -199,17 +199,17 @@ fn become_worker(profile: &SandboxProfile) -> io::Result<Infallible> {
 
 #[cfg(not(target_os = "linux"))]
 fn become_worker(_: &SandboxProfile) -> io::Result<Infallible> {
-    Err(missing())
+    Err(unsupported())
 }
 
 #[cfg(not(target_os = "linux"))]
-fn missing() -> io::Error {
+fn unsupported() -> io::Error {
     io::Error::other("the sandbox needs Linux")
 }
 
 #[cfg(not(target_os = "linux"))]
 fn restrict(_: &[PathBuf], _: &[PathBuf]) -> io::Result<String> {
-    Err(missing())
+    Err(unsupported())
 }
 
 /// Permanently restricts this process. Returns the mechanisms used.

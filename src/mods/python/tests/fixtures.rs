@@ -10,13 +10,13 @@ fn fixture_ban_phrase_backtracks() {
     let factory = fixture("ban_phrase.py");
     let mut scene = Scene::new(factory.as_ref(), &json!({"phrase": "bad idea"}));
     assert_eq!(scene.instance.holdback(), 32);
-    let reply = scene.say("Hello a bad idea").expect("it backtracks");
+    let reply = scene.write_text("Hello a bad idea").expect("it backtracks");
     assert_eq!(reply.action, Some(Action::Backtrack { n: 2, tokens: vec![] }));
     assert_eq!(reply.logs[0].message, "took back ' bad idea'");
     assert_eq!(scene.text(), "Hello a");
     let ban = LogitEdit::Set(vec![(word(" bad"), f32::NEG_INFINITY)]);
     assert_eq!(scene.forward(&logits()).action, Some(Action::AdjustedLogits { edit: ban, temperature: None }));
-    scene.say("x");
+    scene.write_text("x");
     assert_eq!(scene.forward(&logits()).action, None);
 }
 

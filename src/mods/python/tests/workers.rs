@@ -1,4 +1,4 @@
-//! The life of workers: which runs they serve, how they end, and what becomes of the calls then.
+//! Lifecycle of workers: assignment of runs, ends of workers, and the affected calls.
 
 use super::{HEADER, lines, load, logits, no_exception, raised, sampled, scene, with_call_limit};
 use crate::mods::builtin::testing::Scene;
@@ -39,7 +39,7 @@ fn hanging_call_is_ended_and_other_runs_continue() {
     assert_eq!(message, "deadline of 400 ms exceeded");
     assert!(traceback.contains("in spin") && traceback.contains("test.py"), "{traceback}");
     assert!(!traceback.contains("bootstrap"), "{traceback}");
-    assert_eq!(reply.logs[0].message, "3", "what it printed before is kept");
+    assert_eq!(reply.logs[0].message, "3", "the earlier output is kept");
     assert_eq!(lines(&first.add(67)), ["2"]);
 }
 
