@@ -251,24 +251,24 @@ mod tests {
         Document::parse(text.to_string().as_bytes()).unwrap()
     }
 
-    fn back(steps: i32) -> Value {
+    fn backtrack(steps: i32) -> Value {
         json!({"mod_call_sequence": 0, "action_type": "Backtrack", "action_order": 0, "backtrack_steps": steps})
     }
 
     #[test]
     fn first_difference_is_located_and_described() {
-        let same = document(5, &back(1), true);
-        assert_eq!(find_first(&same, &document(5, &back(1), true), true), None);
-        let token = find_first(&same, &document(6, &back(1), true), true).unwrap();
+        let same = document(5, &backtrack(1), true);
+        assert_eq!(find_first(&same, &document(5, &backtrack(1), true), true), None);
+        let token = find_first(&same, &document(6, &backtrack(1), true), true).unwrap();
         assert_eq!((token.kind, token.sequence_order, token.step), (DifferenceKind::Token, 1, 1));
         assert_eq!((token.recorded.as_str(), token.now.as_str()), ("Sampled \"a\" (5)", "Sampled \"a\" (6)"));
-        let action = find_first(&same, &document(5, &back(2), true), true).unwrap();
+        let action = find_first(&same, &document(5, &backtrack(2), true), true).unwrap();
         assert_eq!((action.kind, action.recorded.as_str()), (DifferenceKind::ModAction, "m: Backtrack 1"));
     }
 
     #[test]
     fn early_end_is_a_difference_unless_recording_is_incomplete() {
-        let (short, long) = (document(5, &back(1), false), document(5, &back(1), true));
+        let (short, long) = (document(5, &backtrack(1), false), document(5, &backtrack(1), true));
         assert_eq!(find_first(&long, &short, false).unwrap().kind, DifferenceKind::End);
         assert_eq!(find_first(&short, &long, true).unwrap().recorded, "nothing more");
         assert_eq!(find_first(&short, &long, false), None);

@@ -199,7 +199,7 @@ fn head_mean(t1: &[u8], header: &[u8], layer: usize) -> Option<Vec<f32>> {
     let max = f32::from_bits(u32_at(t1, entry)?);
     let (from, len) = (u32_at(t1, entry + 4)? as usize, u32_at(t1, entry + 8)? as usize);
     let section = t1.get(from..from.checked_add(len)?)?;
-    // A damaged frame may claim any size: the buffer has the size from the header and no more.
+    // A damaged frame may claim any size: the buffer has exactly the size from the header.
     let mut codes = vec![0; row_len];
     let written = zstd::bulk::decompress_to_buffer(section, &mut codes).ok()?;
     if written != row_len || !max.is_finite() {

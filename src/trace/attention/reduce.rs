@@ -46,7 +46,7 @@ pub fn largest(row: &[f32]) -> f32 {
             *lane = if value > *lane { value } else { *lane };
         }
     }
-    lanes.iter().chain(rest).fold(0.0, |most, &value| if value > most { value } else { most })
+    lanes.iter().chain(rest).fold(0.0, |max, &value| if value > max { value } else { max })
 }
 
 /// Returns the first position with `value`; 0 if there is none.

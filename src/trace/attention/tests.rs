@@ -83,10 +83,10 @@ proptest! {
             let exact: Vec<f32> = (0..row_len)
                 .map(|position| (0..heads).map(|head| at(layer, head, position)).sum::<f32>() / heads as f32)
                 .collect();
-            let most = exact.iter().copied().fold(0.0, f32::max);
+            let max = exact.iter().copied().fold(0.0, f32::max);
             for (found, exact) in decode_t1(&t1, layer).unwrap().iter().zip(&exact) {
-                let bound = if *exact < most / 4.0 { 0.002 } else { 0.004 };
-                prop_assert!((found - exact).abs() < bound * most, "{} instead of {}", found, exact);
+                let bound = if *exact < max / 4.0 { 0.002 } else { 0.004 };
+                prop_assert!((found - exact).abs() < bound * max, "{} instead of {}", found, exact);
             }
             if layer == layers - 1 {
                 for (found, exact) in overview.last_layer.iter().zip(&exact) {

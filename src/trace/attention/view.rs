@@ -63,7 +63,7 @@ impl<'a> AttentionRows<'a> {
     #[must_use]
     pub fn max_row_sum(&self) -> f32 {
         let sums = self.values.chunks_exact(self.row_len).map(reduce::sum);
-        sums.fold(0.0, |most, sum| if sum.is_nan() { f32::INFINITY } else { sum.max(most) })
+        sums.fold(0.0, |max, sum| if sum.is_nan() { f32::INFINITY } else { sum.max(max) })
     }
 
     /// Returns the mean over all heads of all layers.
@@ -162,7 +162,7 @@ mod tests {
     const VALUES: [f32; 12] = [0.5, 0.25, 0.25, 0.0, 1.0, 0.0, 0.125, 0.125, 0.75, 0.25, 0.5, 0.25];
 
     #[test]
-    fn heads_are_put_together_in_each_way() {
+    fn heads_are_combined_by_every_aggregation() {
         let rows = AttentionRows::new(&VALUES, 2, 2).unwrap();
         assert_eq!(rows.mean(), [0.21875, 0.46875, 0.3125]);
         assert_eq!(rows.max(), [0.5, 1.0, 0.75]);

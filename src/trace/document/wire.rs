@@ -271,9 +271,9 @@ impl From<ActionWire> for ActionRecord {
         };
         let forces = matches!(wire.action_type, ActionType::ForceTokens | ActionType::ForceOutput);
         let count_of = |applies: bool| nested.token_count.filter(|_| applies);
-        let text_of = |applies: bool, most: usize| {
+        let text_of = |applies: bool, max: usize| {
             let texts = &nested.tokens_as_text;
-            (applies && !texts.is_empty()).then(|| texts[..most.min(texts.len())].concat())
+            (applies && !texts.is_empty()).then(|| texts[..max.min(texts.len())].concat())
         };
         let backtracks = wire.action_type == ActionType::Backtrack;
         let prefills = wire.action_type == ActionType::AdjustedPrefill;

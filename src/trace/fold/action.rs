@@ -43,10 +43,10 @@ impl Fold {
             ActionType::Noop | ActionType::ForceTokens => {}
             ActionType::AdjustedLogits => self.step.pending |= flags::TOUCHED,
             ActionType::Backtrack => {
-                let asked = action.backtrack_steps.unwrap_or(0).max(0) as u32;
+                let requested = action.backtrack_steps.unwrap_or(0).max(0) as u32;
                 // The mod counts a token that was sampled but never appended.
                 let drawn = u32::from(self.newest == Some(EventType::Sampled));
-                let removed = details.removed.unwrap_or_else(|| asked.saturating_sub(drawn)) as usize;
+                let removed = details.removed.unwrap_or_else(|| requested.saturating_sub(drawn)) as usize;
                 let removed = removed.min(self.alive.len() - self.prompt_rows);
                 self.end_rows(removed, after);
                 self.counters.backtracked += removed as u32;
