@@ -41,6 +41,7 @@ pub mod engine;
 pub mod events;
 pub mod model;
 pub mod mods;
+pub mod server;
 pub mod store;
 pub mod trace;
 pub mod ui;

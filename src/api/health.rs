@@ -1,8 +1,10 @@
 //! Health of the server: `/health`, `/healthz` and llama-server's `/v1/health`, public.
 
-use super::{ApiError, App, State};
+use crate::api::shared::error::LlamaError;
+use crate::server::{Access, ApiError, App, Protocol, State};
 use axum::Json;
 use axum::http::StatusCode;
+use axum::routing::get;
 use serde::Serialize;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
@@ -26,17 +28,15 @@ pub struct Health {
     pub version: &'static str,
 }
 
-/// Returns the health routes.
-pub fn router() -> OpenApiRouter<App> {
-    OpenApiRouter::new()
-        .routes(routes!(healthz))
-        .route("/health", axum::routing::get(healthz))
-        .route("/v1/health", axum::routing::get(healthz))
-}
-
-/// Returns the health route at another path.
-pub(super) fn router_at(path: &str) -> axum::Router<App> {
-    axum::Router::new().route(path, axum::routing::get(healthz))
+/// Returns the health routes; `path` is a further one that the configuration names.
+pub(super) fn protocols(path: Option<&str>) -> [Protocol; 2] {
+    let native = OpenApiRouter::new().routes(routes!(healthz));
+    let llama = OpenApiRouter::new().route("/health", get(healthz)).route("/v1/health", get(healthz));
+    let llama = path.into_iter().fold(llama, |routes, path| routes.route(path, get(healthz)));
+    [
+        Protocol::native(&["/healthz"]).routes(Access::Public, native),
+        Protocol::new(LlamaError::render, &[]).routes(Access::Public, llama),
+    ]
 }
 
 /// Returns 200 if model and database are ready, else 503 with the reason. Also at `/health`.

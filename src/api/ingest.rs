@@ -4,8 +4,9 @@
 //! run is committed. Posting the same document again returns 201 again, so that a client that lost the response can
 //! repeat; another document with the same `request_id` is a conflict.
 
-use super::{ApiError, App, Caller, ErrorKind, Problem, mods};
 use crate::events::Surface;
+use crate::server::mods;
+use crate::server::{Access, ApiError, App, Caller, ErrorKind, Problem, Protocol};
 use crate::trace::document::{Document, DocumentError};
 use axum::body::{Body, BodyDataStream};
 use axum::extract::State;
@@ -29,8 +30,9 @@ const LARGE_BYTES: usize = 256 * 1024;
 static ROOM: Semaphore = Semaphore::const_new(4 * (MAX_BYTES >> 20));
 
 /// Returns the routes.
-pub fn router() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(ingest)).route("/v1/ingest", axum::routing::post(ingest))
+pub(super) fn protocol() -> Protocol {
+    let routes = OpenApiRouter::new().routes(routes!(ingest)).route("/v1/ingest", axum::routing::post(ingest));
+    Protocol::native(&["/ingest", "/v1/ingest"]).routes(Access::Ingest, routes)
 }
 
 /// Stores a complete run of another engine. Also at `/v1/ingest`.

@@ -6,11 +6,14 @@
 use super::client::Server;
 use super::progress::Progress;
 use super::startup;
-use crate::api::{App, Listeners, State, store_used_versions, used_files};
+use crate::api::router;
 use crate::config::{Config, KeyHash, SecurityConfig};
 use crate::events::{RunId, Signal, TraceItem};
 use crate::mods::{ModRegistry, source_store};
+use crate::server::mods::{store_used_versions, used_files};
+use crate::server::{App, Listeners, State};
 use crate::trace::document::{Document, RequestExtras, RequestMeta};
+use crate::ui;
 use chrono::Utc;
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -49,7 +52,7 @@ impl Local {
         let address = listeners.addresses()[0];
         let config = Arc::new(config);
         let app = App::new(Arc::clone(&config), Arc::new(registry), Utc::now);
-        let serving = tokio::spawn(listeners.serve(app.clone()));
+        let serving = tokio::spawn(listeners.serve(app.clone(), router(&app, &ui::pages())));
         let progress = Arc::new(Progress::new(None));
         let mut local = Self { app: app.clone(), serving, documents: None };
         let started = local.fill(&config, record, &progress).await;

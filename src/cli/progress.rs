@@ -1,6 +1,6 @@
 //! Progress of the start: a bar on a terminal, lines elsewhere.
 
-use crate::api::{App, State};
+use crate::server::{App, State};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::sync::{Mutex, MutexGuard, PoisonError};

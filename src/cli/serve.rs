@@ -1,11 +1,14 @@
 use super::progress::Progress;
 use super::signals::EndSignals;
 use super::startup;
-use crate::api::{App, Listeners, ModSync, State, announce, share_logins, sleep_when_idle, store_used_versions};
+use crate::api::{router, sleep_when_idle};
 use crate::config::Config;
 use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
 use crate::config::llama_server::LogFlags;
 use crate::mods::{FolderWatch, ModRegistry};
+use crate::server::mods::{ModSync, store_used_versions};
+use crate::server::{App, Listeners, State, announce, share_logins};
+use crate::ui;
 use chrono::Utc;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -47,7 +50,7 @@ pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCo
     let listeners = Listeners::bind(&config.server.listen).await?;
     let addresses = listeners.addresses();
     let app = App::new(Arc::clone(&config), Arc::new(ModRegistry::with_builtin()), Utc::now);
-    let server = tokio::spawn(listeners.serve(app.clone()));
+    let server = tokio::spawn(listeners.serve(app.clone(), router(&app, &ui::pages())));
     let progress = Arc::new(Progress::new(Some(app.clone())));
     let started = signals.run_until_signal(start(&app, &progress)).await;
     progress.end();

@@ -1,13 +1,13 @@
 //! Start of the parts: database, models, mods.
 
 use super::progress::Progress;
-use crate::api::{App, LoadStep};
 use crate::config::{Config, DataConfig, EngineConfig, ModSandbox, ModsConfig};
 use crate::events::Recorder;
 use crate::model::llama::{Device, Placement, backend, devices, why_no_gpu};
 use crate::mods::python::sandbox::{self, SandboxPolicy};
 use crate::mods::python::{LoadError, PythonMods, WorkerLimits, read_source};
 use crate::mods::{ModFolder, ModRegistry, ModSource};
+use crate::server::{App, LoadStep};
 use crate::store::{Database, Retention, Store};
 use anyhow::Context;
 use std::path::Path;

@@ -5,7 +5,7 @@
 //! disable caching.
 
 use super::error;
-use crate::api::ApiError;
+use crate::server::ApiError;
 use axum::body::Body;
 use axum::extract::Path;
 use axum::http::{HeaderMap, StatusCode, header};

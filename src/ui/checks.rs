@@ -1,9 +1,9 @@
 //! Checks that apply to every rendered page; used by the pages' tests.
 
-use crate::api::App;
 use crate::config::Config;
 use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
 use crate::mods::ModRegistry;
+use crate::server::App;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use bytes::Bytes;

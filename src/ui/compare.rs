@@ -3,8 +3,8 @@
 use super::error::{self, show};
 use super::run::{RunPageView, short};
 use super::shell::Shell;
-use crate::api::{ApiError, App};
 use crate::events::Scope;
+use crate::server::{ApiError, App};
 use crate::store::RunSummary;
 use askama::Template;
 use axum::extract::{Query, State};

@@ -6,9 +6,10 @@
 use super::error::{self, sentence, show};
 use super::mods::{Field, fields};
 use super::shell::{Shell, encoded, machine_time, runs_href};
-use crate::api::{ApiError, App, Caller, ErrorKind, register_upload, require_upload_rights, source_of, versions_of};
 use crate::mods::python::{TEMPLATE, TEMPLATE_NAME};
 use crate::mods::{ModOrigin, ModSource, ModUpload, RegisteredVersion};
+use crate::server::mods::{register_upload, require_upload_rights, source_of, versions_of};
+use crate::server::{ApiError, App, Caller, ErrorKind};
 use askama::Template;
 use axum::extract::rejection::FormRejection;
 use axum::extract::{Form, Path, Query, State};

@@ -1,10 +1,9 @@
 //! The error page.
 
 use super::shell::Shell;
-use crate::api::{ApiError, App, ErrorKind, base};
+use crate::server::{ApiError, ErrorKind, base};
 use crate::store;
 use askama::Template;
-use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::{Html, IntoResponse, Response};
 
@@ -54,8 +53,8 @@ fn page(headers: &HeaderMap, error: &ApiError, refresh: String) -> ErrorPage {
 }
 
 /// Renders the 404 page.
-pub async fn not_found(_app: State<App>, headers: HeaderMap, uri: Uri) -> Response {
-    render(&headers, &ApiError::not_found("page", uri.path()))
+pub(super) fn not_found(headers: &HeaderMap, uri: &Uri) -> Response {
+    render(headers, &ApiError::not_found("page", uri.path()))
 }
 
 /// Converts a store error for a page.
@@ -77,8 +76,8 @@ pub(super) fn sentence(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use crate::api::Caller;
     use crate::config::SecurityConfig;
+    use crate::server::Caller;
     use crate::ui::checks;
     use axum::body::{Body, to_bytes};
     use axum::http::{Request, StatusCode, header};
@@ -91,7 +90,9 @@ mod tests {
         }
         let request = request.body(Body::empty()).unwrap();
         let caller = Caller::new(&SecurityConfig::default(), None);
-        let router = crate::ui::router(bytes::Bytes::new()).layer(axum::Extension(caller));
+        let groups = crate::ui::protocol(bytes::Bytes::new()).into_groups();
+        let router = groups.into_iter().fold(axum::Router::new(), |router, group| router.merge(group.routes));
+        let router = router.layer(axum::Extension(caller));
         let response = router.with_state(checks::app()).oneshot(request).await.unwrap();
         let (parts, body) = response.into_parts();
         let body = to_bytes(body, usize::MAX).await.unwrap();

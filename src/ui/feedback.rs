@@ -1,8 +1,8 @@
 //! Feedback for pages.
 
 use super::shell::{format_timestamp, machine_time};
-use crate::api::App;
 use crate::events::Scope;
+use crate::server::App;
 use crate::store::{Feedback, RunSummary};
 
 /// The fields of one feedback entry for the templates.

@@ -21,9 +21,8 @@ mod run;
 mod runs;
 mod shell;
 
-pub use error::not_found;
-
-use crate::api::{App, MAX_UPLOAD_BYTES};
+use crate::server::mods::MAX_BODY_BYTES;
+use crate::server::{Access, App, Pages, Protocol};
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::http::{HeaderValue, header};
@@ -35,8 +34,20 @@ use bytes::Bytes;
 const POLICY: &str = "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; \
                       form-action 'self'; frame-ancestors 'none'";
 
-/// Returns the routes of all pages and assets.
-pub fn router(openapi: Bytes) -> Router<App> {
+/// Returns the dashboard, which the program adds to the APIs.
+#[must_use]
+pub const fn pages() -> Pages {
+    Pages { protocol, not_found: error::not_found }
+}
+
+fn protocol(openapi: Bytes) -> Protocol {
+    const PREFIXES: &[&str] = &["/runs", "/playground", "/mods", "/compare", "/docs", "/assets"];
+    let pages = router(openapi).layer(axum::middleware::map_response(guard));
+    let assets = assets().layer(axum::middleware::map_response(guard));
+    Protocol::native(PREFIXES).routes(Access::Key, pages).routes(Access::Public, assets)
+}
+
+fn router(openapi: Bytes) -> Router<App> {
     Router::new()
         .route("/", get(runs::start))
         .route("/runs", get(runs::page))
@@ -48,11 +59,12 @@ pub fn router(openapi: Bytes) -> Router<App> {
         .route("/mods", get(mods::page))
         .route("/mods/-new", get(editor::begin).post(editor::save_new))
         .route("/mods/{name}", get(editor::page).post(editor::save))
-        .layer(DefaultBodyLimit::max(MAX_UPLOAD_BYTES))
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .merge(docs::router(openapi))
-        .route("/assets/{version}/{*path}", get(assets::file))
-        .route("/favicon.ico", get(assets::icon))
-        .layer(axum::middleware::map_response(guard))
+}
+
+fn assets() -> Router<App> {
+    Router::new().route("/assets/{version}/{*path}", get(assets::file)).route("/favicon.ico", get(assets::icon))
 }
 
 /// Adds the headers of every page and asset.

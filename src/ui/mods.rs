@@ -2,8 +2,8 @@
 
 use super::error::show;
 use super::shell::{Shell, encoded, machine_time, runs_href};
-use crate::api::App;
 use crate::mods::{ModInfo, ModOrigin, ModProblem};
+use crate::server::App;
 use askama::Template;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};

@@ -3,8 +3,8 @@
 use super::error::show;
 use super::replay::Pane;
 use super::shell::{Shell, curl_chat};
-use crate::api::App;
 use crate::mods::ModDescription;
+use crate::server::App;
 use askama::Template;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};

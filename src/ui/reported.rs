@@ -1,7 +1,7 @@
 //! Fields reported by the engine of an ingested run, formatted for pages.
 
-use crate::api::App;
 use crate::events::Scope;
+use crate::server::App;
 use crate::store::{Reported, RunSummary};
 
 /// Maximum characters of a text on a page; the export contains all.

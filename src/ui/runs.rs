@@ -3,9 +3,9 @@
 use super::error::{self, show};
 use super::run::RunPageView;
 use super::shell::{Shell, curl_chat, encoded, origin, runs_href};
-use crate::api::App;
-use crate::api::base;
 use crate::events::{RunId, Scope};
+use crate::server::App;
+use crate::server::base;
 use crate::store::{BadFilter, Error, RunPage, RunQuery};
 use askama::Template;
 use axum::extract::{Query, State};

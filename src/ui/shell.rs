@@ -1,7 +1,7 @@
 //! The parts that all pages share, and small formats.
 
 use super::assets;
-use crate::api::base;
+use crate::server::base;
 use axum::http::{HeaderMap, header};
 use chrono::{DateTime, Utc};
 use std::fmt::Write as _;

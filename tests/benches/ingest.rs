@@ -17,11 +17,11 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use thunder::api::{App, Listeners, State};
 use thunder::config::Config;
 use thunder::config::flags::{DataFlags, EngineFlags, ServerFlags};
 use thunder::events::{RunId, Scope};
 use thunder::mods::ModRegistry;
+use thunder::server::{App, Listeners, State};
 use thunder::store::{Database, Store};
 use thunder::trace::columns;
 use thunder::trace::document::Document;
@@ -86,7 +86,7 @@ async fn serve(store: &Store) -> (App, String) {
     let app = App::new(config, Arc::new(ModRegistry::with_builtin()), Utc::now);
     app.set_database(store.clone(), store.live());
     app.set_state(State::Ready);
-    tokio::spawn(listeners.serve(app.clone()));
+    tokio::spawn(listeners.serve(app.clone(), thunder::api::router(&app, &thunder::ui::pages())));
     (app, url)
 }
 

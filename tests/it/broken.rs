@@ -7,11 +7,11 @@ use serde_json::{Value, json};
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use thunder::api::{App, Listeners, State};
 use thunder::config::Config;
 use thunder::config::flags::{DataFlags, EngineFlags, ServerFlags};
 use thunder::events::{RunStatus, Scope, Signal};
 use thunder::mods::ModRegistry;
+use thunder::server::{App, Listeners, State};
 use thunder::store::{Database, Store};
 use tokio::sync::mpsc;
 
@@ -54,7 +54,7 @@ async fn a_decode_thread_that_has_died_is_told_to_everybody() {
     app.models().open(recorder.into()).await.unwrap();
     app.models().load_default(|_, _| ()).await.unwrap();
     app.set_state(State::Ready);
-    let serving = tokio::spawn(listeners.serve(app.clone()));
+    let serving = tokio::spawn(listeners.serve(app.clone(), thunder::api::router(&app, &thunder::ui::pages())));
     let http = reqwest::Client::new();
     assert_eq!(answer(http.get(format!("{base}/healthz"))).await.0, 200);
 

@@ -7,9 +7,13 @@ mod request;
 mod response;
 mod stream;
 
-use super::chat::{ChatRequest, ChatStream, Conversation, FailedRequest, sse::respond};
 use super::shared::{self, Fields};
-use super::{AnthropicError, ApiError, App, Caller, generation};
+use crate::api::shared::chat::sse::respond;
+use crate::api::shared::chat::{ChatRequest, ChatStream, Conversation, FailedRequest};
+use crate::api::shared::error::AnthropicError;
+use crate::api::shared::generation;
+use crate::server::{Access, Protocol};
+use crate::server::{ApiError, App, Caller};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -21,13 +25,10 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 /// Returns the Messages routes.
-pub(super) fn router() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(messages)).routes(routes!(count_tokens))
-}
-
-/// Returns true if clients of the path expect Anthropic's error format.
-pub(super) fn is_route(path: &str) -> bool {
-    path == "/v1/messages" || path.starts_with("/v1/messages/")
+pub(super) fn protocol() -> Protocol {
+    Protocol::new(AnthropicError::render, &["/v1/messages"])
+        .routes(Access::Run, OpenApiRouter::new().routes(routes!(messages)))
+        .routes(Access::Key, OpenApiRouter::new().routes(routes!(count_tokens)))
 }
 
 /// Answers a conversation like Anthropic's Messages; with `"stream": true` event by event.

@@ -1,6 +1,6 @@
 //! JSON of a message and its content blocks.
 
-use crate::api::chat::{ChatStream, ToolCallRef};
+use crate::api::shared::chat::{ChatStream, ToolCallRef};
 use crate::events::FinishReason;
 use serde_json::{Value, json};
 

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 const CHANNEL: &str = "attention";
 
 /// Returns channel, operations and messages.
-pub(in crate::api) fn describe() -> Value {
+pub(crate) fn describe() -> Value {
     let client = [
         ("generate", "Starts a request.", generate()),
         ("cancel", "Ends a request.", cancel()),

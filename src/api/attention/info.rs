@@ -1,9 +1,9 @@
 //! `/api/v1/model/info`: the properties of the model that clients need to interpret its attention.
 
 use super::AttentionError;
-use crate::api::extract::Query;
-use crate::api::{App, Loaded};
 use crate::events::TokenId;
+use crate::server::extract::Query;
+use crate::server::{App, Loaded};
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};

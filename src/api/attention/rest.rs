@@ -1,20 +1,17 @@
-//! `POST /api/v1/generate`: the complete answer. The path is shared with `KoboldCPP`'s API; a body with a `prompt` is
-//! handled by it.
+//! `POST /api/v1/generate` with `input_ids`: the complete answer.
 
-use super::error::{AttentionError, out_of_memory};
-use super::event::{TokenFields, token_fields};
-use super::pruning::Prunable;
-use super::request::{self, Transport};
-use super::shape::AttentionPayload;
-use super::stream::{AttentionEvent, AttentionStream, convert_row, run_blocking};
-use crate::api::generation::{self, Runs};
+use crate::api::shared::attention::error::{AttentionError, out_of_memory};
+use crate::api::shared::attention::event::{TokenFields, token_fields};
+use crate::api::shared::attention::pruning::Prunable;
+use crate::api::shared::attention::request;
+use crate::api::shared::attention::request::Transport;
+use crate::api::shared::attention::shape::AttentionPayload;
+use crate::api::shared::attention::stream::{AttentionEvent, AttentionStream, convert_row, run_blocking};
+use crate::api::shared::generation;
+use crate::api::shared::generation::Runs;
 use crate::api::shared::{self, Fields};
-use crate::api::{ApiError, App, Caller, kobold};
 use crate::events::TokenId;
-use axum::Extension;
-use axum::body::Bytes;
-use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
+use crate::server::{ApiError, App, Caller};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
@@ -53,42 +50,16 @@ struct TokenAttention {
     attention: Option<AttentionPayload>,
 }
 
-/// Generates from `input_ids`; with `return_attention` each token has its attention. A body with a `prompt` instead is
-/// answered like `KoboldCPP` does. `Accept: application/msgpack` returns `MessagePack`; a body of that type is
-/// accepted.
-#[utoipa::path(post, path = "/api/v1/generate", tag = "attention",
-    request_body(content = Value, content_type = "application/json",
-        description = "`{input_ids, max_new_tokens?, temperature?, top_p?, top_k?, repetition_penalty?, stop_tokens?, banned_tokens?, \
-                       return_attention?, attention_format?: per_layer | aggregated | sparse | viz, aggregation_mode?: mean | max | \
-                       last_layer | weighted_layers, layer_weights?, attention_top_k?, attention_dtype?: float32 | float16, \
-                       attention_encoding?: base64 | binary | array, logprobs?, top_logprobs?, num_samples?, suggest_pruning?, \
-                       prune_below?, sentences?, request_id?, seed?, stop?, mods?, record?}`"),
-    responses((status = 200, description = "`{generated_tokens, generated_text, finish_reason, attention_data?, pruning_suggestion?}`; \
-                                            with `num_samples` above 1 `{samples: [those]}`"),
-              (status = 400, description = "`{type: error, error, error_code, field?}`: `INVALID_TOKEN`, `INVALID_REQUEST`, \
-                                            `CONTEXT_LENGTH_EXCEEDED`, `ATTENTION_UNAVAILABLE`, …"),
-              (status = 503, description = "`NO_MODEL`"), (status = 507, description = "`OOM`")))]
-pub(super) async fn generate(
-    State(app): State<App>,
-    caller: Caller,
-    genkeys: Extension<kobold::Genkeys>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-) -> Response {
-    let body = match body.map_err(ApiError::from).and_then(|body| read_body(&headers, &body)) {
-        Ok(body) => body,
-        Err(error) => return AttentionError(error).into_response(),
-    };
-    if body.get("input_ids").is_none() && body.get("prompt").is_some() {
-        return kobold::generate(app, &genkeys, caller, &headers, &body).await;
-    }
-    match answer(app, caller, &headers, &body).await {
-        Ok(response) => response,
-        Err(error) => AttentionError(error).into_response(),
-    }
+/// Handles `POST /api/v1/generate` with `input_ids`.
+pub(crate) async fn generate(app: App, caller: Caller, headers: &HeaderMap, body: &Value) -> Response {
+    answer(app, caller, headers, body).await.unwrap_or_else(AttentionError::render)
 }
 
-fn read_body(headers: &HeaderMap, body: &[u8]) -> Result<Value, ApiError> {
+/// Parses a body as JSON or, if its content type says so, as `MessagePack`.
+///
+/// # Errors
+/// 400 with the position of the syntax error.
+pub(crate) fn read_body(headers: &HeaderMap, body: &[u8]) -> Result<Value, ApiError> {
     if is_msgpack(headers, &header::CONTENT_TYPE) {
         return shared::parse_msgpack(body);
     }

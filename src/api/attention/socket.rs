@@ -4,16 +4,17 @@
 //! same format. Each request is a task. A client that stops reading fills the connection's queue, which pauses the
 //! tasks and with them their runs.
 
-use super::error;
-use super::event::{AttentionWriter, MessageFormat, encode, error_message};
-use super::pruning::PruningHistory;
-use super::request::{self, Transport};
-use super::stream::{AttentionEvent, AttentionStream};
-use crate::api::generation::Runs;
+use crate::api::shared::attention::error;
+use crate::api::shared::attention::event::{AttentionWriter, MessageFormat, encode, error_message};
+use crate::api::shared::attention::pruning::PruningHistory;
+use crate::api::shared::attention::request;
+use crate::api::shared::attention::request::Transport;
+use crate::api::shared::attention::stream::{self, AttentionEvent, AttentionStream};
 use crate::api::shared::fields::{abbreviate, invalid_value};
+use crate::api::shared::generation::Runs;
 use crate::api::shared::{self, Fields, parameters};
-use crate::api::socket::{Close, Message, Outgoing, Socket, Upgrade};
-use crate::api::{ApiError, App, Caller, ErrorKind};
+use crate::server::socket::{Close, Message, Outgoing, Socket, Upgrade};
+use crate::server::{ApiError, App, Caller, ErrorKind};
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -231,8 +232,8 @@ impl Connection {
                 }
             };
             let Some(event) = event else { return Ok(()) };
-            if let AttentionEvent::Done(super::stream::SampleEnd { sample, .. })
-            | AttentionEvent::Failed { sample, .. } = &event
+            if let AttentionEvent::Done(stream::SampleEnd { sample, .. }) | AttentionEvent::Failed { sample, .. } =
+                &event
             {
                 over[*sample] = true;
             }
@@ -258,7 +259,7 @@ impl Connection {
         let ends: Vec<_> = active_samples
             .map(|sample| match &stream {
                 Some(stream) => stream.cancelled(sample),
-                None => super::stream::SampleEnd::before_start(sample, &writer.options),
+                None => stream::SampleEnd::before_start(sample, &writer.options),
             })
             .collect();
         // Dropping the receiver ends the runs within one token.

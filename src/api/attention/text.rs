@@ -2,10 +2,10 @@
 //! can send it as text without a CORS preflight.
 
 use super::AttentionError;
-use super::request::token_ids;
+use crate::api::shared::attention::request::token_ids;
 use crate::api::shared::{self, Fields};
-use crate::api::{ApiError, App};
 use crate::events::TokenId;
+use crate::server::{ApiError, App};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;

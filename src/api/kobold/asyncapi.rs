@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 /// Returns channel, operations and messages. `done` and `error` are shared with the attention API.
-pub(in crate::api) fn describe() -> Value {
+pub(crate) fn describe() -> Value {
     let message = |name: &str| json!({ "$ref": format!("#/components/messages/{name}") });
     let of_channel = |name: &str| json!({ "$ref": format!("#/channels/kobold/messages/{name}") });
     let channel = json!({ "$ref": "#/channels/kobold" });

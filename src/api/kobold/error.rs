@@ -1,6 +1,6 @@
 //! Errors in `KoboldCPP`'s format: `{"detail": {"msg": text, "type": word}}`.
 
-use crate::api::{ApiError, ErrorKind};
+use crate::server::{ApiError, ErrorKind};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
@@ -11,6 +11,13 @@ pub struct KoboldError(pub ApiError);
 impl<E: Into<ApiError>> From<E> for KoboldError {
     fn from(error: E) -> Self {
         Self(error.into())
+    }
+}
+
+impl KoboldError {
+    /// Renders an error in this format.
+    pub fn render(error: ApiError) -> Response {
+        Self(error).into_response()
     }
 }
 

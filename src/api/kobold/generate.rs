@@ -4,12 +4,13 @@ use super::error::KoboldError;
 use super::genkeys::{GenerationEntry, Genkeys};
 use super::logprobs;
 use super::request::{self, KoboldRequest};
-use crate::api::generation::{self, Runs, SentTokens};
+use crate::api::shared::generation;
+use crate::api::shared::generation::{Runs, SentTokens};
 use crate::api::shared::{self, Fields};
-use crate::api::{ApiError, App, Caller};
 use crate::engine::{Output, TextDelta};
 use crate::events::{FinishReason, RunEnd, Scope, Usage};
 use crate::model::Vocabulary;
+use crate::server::{ApiError, App, Caller};
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
@@ -20,7 +21,7 @@ use std::sync::Arc;
 
 /// Handles `POST /api/v1/generate` with a `prompt`. Returns `{results: [{text, finish_reason, prompt_tokens,
 /// completion_tokens}]}`.
-pub(in crate::api) async fn generate(
+pub(crate) async fn generate(
     app: App,
     genkeys: &Genkeys,
     caller: Caller,

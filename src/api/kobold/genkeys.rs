@@ -14,7 +14,7 @@ const MAX_ENDED: usize = 16;
 
 /// Active generations by number; cheap to clone.
 #[derive(Clone, Default)]
-pub(in crate::api) struct Genkeys(Arc<Inner>);
+pub(crate) struct Genkeys(Arc<Inner>);
 
 #[derive(Default)]
 struct Inner {

@@ -2,8 +2,8 @@
 
 use super::error::KoboldError;
 use super::request::default_length;
-use crate::api::App;
 use crate::events::TokenId;
+use crate::server::App;
 use axum::Json;
 use axum::extract::State;
 use axum::routing::get;

@@ -3,7 +3,7 @@
 use super::error::KoboldError;
 use super::generate::parse_genkey;
 use super::genkeys::Genkeys;
-use crate::api::generation::{ProbabilityFormatter, SentTokens};
+use crate::api::shared::generation::{ProbabilityFormatter, SentTokens};
 use crate::events::Scope;
 use crate::model::Vocabulary;
 use axum::body::Bytes;

@@ -20,26 +20,23 @@ pub use error::KoboldError;
 pub(super) use generate::generate;
 pub(super) use genkeys::Genkeys;
 
-use super::App;
+use crate::server::{Access, Protocol};
+use axum::Extension;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// Returns `KoboldCPP`'s routes.
-pub fn router() -> OpenApiRouter<App> {
-    OpenApiRouter::new()
+/// Returns `KoboldCPP`'s routes. `POST /api/v1/generate` is shared with the attention API and dispatched by the router.
+pub(super) fn protocol(genkeys: &Genkeys) -> Protocol {
+    let keys = || Extension(genkeys.clone());
+    let calls = OpenApiRouter::new()
         .merge(info::router())
-        .routes(routes!(stream::open))
-        .routes(routes!(socket::open))
         .routes(routes!(generate::check))
         .routes(routes!(generate::abort))
         .routes(routes!(logprobs::last_logprobs))
         .routes(routes!(tokens::count))
-        .routes(routes!(tokens::text))
-}
-
-/// Returns true if clients of the path expect `KoboldCPP`'s error format.
-pub(super) fn is_route(path: &str) -> bool {
-    const EXACT: [&str; 3] = ["/api/v1/model", "/api/v1/info/version", "/api/latest/model"];
-    const BELOW: [&str; 3] = ["/api/extra/", "/api/v1/config/", "/api/latest/"];
-    EXACT.contains(&path) || BELOW.iter().any(|start| path.starts_with(start))
+        .routes(routes!(tokens::text));
+    Protocol::new(KoboldError::render, &["/api/extra", "/api/v1/config", "/api/latest"])
+        .routes(Access::Key, calls.layer(keys()))
+        .routes(Access::Run, OpenApiRouter::new().routes(routes!(stream::open)).layer(keys()))
+        .routes(Access::Socket, OpenApiRouter::new().routes(routes!(socket::open)).layer(keys()))
 }

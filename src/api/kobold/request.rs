@@ -1,10 +1,10 @@
 //! Parses a body with a `prompt` into an engine request.
 
-use crate::api::attention::{apply_aliases, restore_client_names};
+use crate::api::shared::attention::{apply_aliases, restore_client_names};
 use crate::api::shared::{Fields, constraint, mods, parameters};
-use crate::api::{ApiError, App, Loaded};
 use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
+use crate::server::{ApiError, App, Loaded};
 use serde_json::Value;
 
 /// Default length of an answer in tokens.

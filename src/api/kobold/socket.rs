@@ -6,15 +6,15 @@
 
 use super::error::{self, KoboldError};
 use super::genkeys::{GenerationEntry, Genkeys};
-use crate::api::attention::{
-    self, AttentionEvent, AttentionOptions, AttentionRequest, AttentionStream, AttentionWriter, MessageFormat,
-    Transport,
+use crate::api::shared::attention;
+use crate::api::shared::attention::{
+    AttentionEvent, AttentionOptions, AttentionRequest, AttentionStream, AttentionWriter, MessageFormat, Transport,
 };
-use crate::api::generation::Runs;
 use crate::api::shared::fields::invalid_value;
+use crate::api::shared::generation::Runs;
 use crate::api::shared::{self, Fields};
-use crate::api::socket::{Close, Message, Outgoing, Socket, Upgrade};
-use crate::api::{ApiError, App, Caller, Loaded};
+use crate::server::socket::{Close, Message, Outgoing, Socket, Upgrade};
+use crate::server::{ApiError, App, Caller, Loaded};
 use axum::Extension;
 use axum::extract::{FromRequestParts, Request, State};
 use axum::response::{IntoResponse, Response};

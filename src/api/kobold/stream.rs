@@ -4,13 +4,15 @@
 use super::error::{self, KoboldError};
 use super::generate::{GenerationEvent, KoboldGeneration, finish_reason, start};
 use super::genkeys::{GenerationEntry, Genkeys};
-use crate::api::attention::{
-    self, AttentionEvent, AttentionRequest, AttentionStream, AttentionWriter, MessageFormat, Transport,
+use crate::api::shared::attention;
+use crate::api::shared::attention::{
+    AttentionEvent, AttentionRequest, AttentionStream, AttentionWriter, MessageFormat, Transport,
 };
-use crate::api::generation::{self, Runs};
+use crate::api::shared::generation;
+use crate::api::shared::generation::Runs;
 use crate::api::shared::{self, Fields};
-use crate::api::socket::Message;
-use crate::api::{ApiError, App, Caller};
+use crate::server::socket::Message;
+use crate::server::{ApiError, App, Caller};
 use axum::Extension;
 use axum::body::Bytes;
 use axum::extract::State;

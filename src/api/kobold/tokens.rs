@@ -1,8 +1,9 @@
 //! `/api/extra/tokencount` and `/api/extra/detokenize`.
 
 use super::error::KoboldError;
+use crate::api::shared::attention;
 use crate::api::shared::{self, Fields};
-use crate::api::{ApiError, App, attention};
+use crate::server::{ApiError, App};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;

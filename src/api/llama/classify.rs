@@ -2,10 +2,11 @@
 
 use super::encoding::{self, Encoded, EncoderUsage};
 use crate::api::shared::Fields;
+use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::invalid_value;
-use crate::api::{ApiError, App, LlamaError, Loaded};
 use crate::model::Vocabulary;
 use crate::model::llama::EncoderOutput;
+use crate::server::{ApiError, App, Loaded};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;

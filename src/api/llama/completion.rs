@@ -2,11 +2,13 @@
 
 use super::request::{self, LlamaCompletionRequest};
 use super::response::{EchoedRequest, RunResponse};
-use crate::api::generation::{self, Runs, stream};
+use crate::api::shared::error::LlamaError;
+use crate::api::shared::generation;
+use crate::api::shared::generation::{Runs, stream};
 use crate::api::shared::{self, Fields};
-use crate::api::{ApiError, App, Caller, LlamaError, Loaded};
 use crate::engine::Output;
 use crate::events::TokenId;
+use crate::server::{ApiError, App, Caller, Loaded};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;

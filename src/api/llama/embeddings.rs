@@ -2,12 +2,13 @@
 
 use super::encoding::{self, Encoded, EncoderUsage};
 use super::request::is_null_or_empty;
+use crate::api::shared::error::{LlamaError, OpenAiError};
 use crate::api::shared::fields::invalid_value;
 use crate::api::shared::{Fields, parameters};
-use crate::api::{ApiError, App, LlamaError, Loaded, OpenAiError};
 use crate::events::TokenId;
 use crate::model::Vocabulary;
 use crate::model::llama::{EncoderOutput, Pooling};
+use crate::server::{ApiError, App, Loaded};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -26,10 +27,12 @@ const MAX_TOKEN_VECTORS: usize = 16_384;
 const INPUT: &str = "a string, a list of token ids, {\"prompt_string\": text}, or a list of these";
 
 pub(super) fn router() -> OpenApiRouter<App> {
-    OpenApiRouter::new()
-        .routes(routes!(openai_embeddings))
-        .routes(routes!(embeddings))
-        .route("/embedding", axum::routing::post(embeddings))
+    OpenApiRouter::new().routes(routes!(embeddings)).route("/embedding", axum::routing::post(embeddings))
+}
+
+/// Returns OpenAI's route.
+pub(super) fn openai_router() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(openai_embeddings))
 }
 
 /// Embeddings in OpenAI's format.

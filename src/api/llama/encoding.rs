@@ -1,11 +1,12 @@
 //! Code shared by embeddings, reranking and classification.
 
+use crate::api::shared;
 use crate::api::shared::Fields;
-use crate::api::{ApiError, App, ErrorKind, Loaded, shared};
 use crate::engine::encoder::{EncodeError, EncoderUnavailable};
 use crate::events::TokenId;
 use crate::model::Vocabulary;
 use crate::model::llama::EncoderOutput;
+use crate::server::{ApiError, App, ErrorKind, Loaded};
 use serde::Serialize;
 use serde_json::Value;
 use std::sync::Arc;

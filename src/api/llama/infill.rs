@@ -1,11 +1,13 @@
 //! `/infill`: generates the text between two texts, for editors. Requires a model trained for it.
 
 use super::completion;
+use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::{Fields, invalid_value};
+use crate::api::shared::infill::{InfillParts, infill_tokens};
 use crate::api::shared::parameters;
-use crate::api::{ApiError, App, Caller, LlamaError, Loaded};
 use crate::events::TokenId;
 use crate::model::{InfillTokens, Vocabulary};
+use crate::server::{ApiError, App, Caller, Loaded};
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
@@ -57,76 +59,6 @@ fn prompt(fields: Fields<'_>, loaded: &Loaded, suffix_first: bool) -> Result<Vec
     let n_predict =
         fields.integer("n_predict", -1..=i64::from(i32::MAX))?.and_then(|count| usize::try_from(count).ok());
     Ok(parts.prompt(vocabulary, tokens, loaded.engine().context_per_slot() as usize, n_predict))
-}
-
-/// Returns the model's infill tokens.
-///
-/// # Errors
-/// 501 if the model has none.
-pub(in crate::api) fn infill_tokens(vocabulary: &Vocabulary) -> Result<InfillTokens, ApiError> {
-    vocabulary.special().fill_in.ok_or_else(|| {
-        ApiError::not_supported(
-            "the model was not trained for infilling: its vocabulary has no tokens for prefix, suffix \
-             and middle",
-        )
-    })
-}
-
-/// Returns the prompt that asks for the text between two texts.
-pub(in crate::api) fn infill_prompt(
-    vocabulary: &Vocabulary,
-    tokens: InfillTokens,
-    prefix: &str,
-    suffix: &str,
-) -> Vec<TokenId> {
-    let parts = InfillParts {
-        prefix: vocabulary.encode(prefix, false, false),
-        suffix: vocabulary.encode(suffix, false, false),
-        ..InfillParts::default()
-    };
-    parts.prompt(vocabulary, tokens, usize::MAX, None)
-}
-
-#[derive(Default)]
-struct InfillParts {
-    prefix: Vec<TokenId>,
-    suffix: Vec<TokenId>,
-    /// Text between the prefix and the parts.
-    start: Vec<TokenId>,
-    /// Other files with their separators.
-    extra: Vec<TokenId>,
-    /// Put the suffix before the prefix, as some models were trained.
-    suffix_first: bool,
-}
-
-impl InfillParts {
-    /// Returns the prompt in llama-server's order: other files, prefix, suffix, middle, start of the line after the
-    /// prefix. If prefix and suffix do not fit, the parts next to the gap are kept, with three quarters of the room for
-    /// the prefix; of the other files the last parts are kept.
-    fn prompt(
-        mut self,
-        vocabulary: &Vocabulary,
-        tokens: InfillTokens,
-        context: usize,
-        n_predict: Option<usize>,
-    ) -> Vec<TokenId> {
-        let room = context.saturating_sub(n_predict.unwrap_or(128).min(context / 2) + self.start.len() + 4);
-        let for_suffix = self.suffix.len().min((room / 4).max(room.saturating_sub(self.prefix.len())));
-        let for_prefix = self.prefix.len().min(room - for_suffix.min(room));
-        self.suffix.truncate(for_suffix);
-        self.prefix.drain(..self.prefix.len() - for_prefix);
-        let for_extra = self.extra.len().min(room.saturating_sub(for_prefix + for_suffix));
-        self.extra.drain(..self.extra.len() - for_extra);
-        let special = vocabulary.special();
-        let mut prompt: Vec<TokenId> = special.bos.filter(|_| special.add_bos).into_iter().collect();
-        prompt.append(&mut self.extra);
-        let prefix = [vec![tokens.prefix], self.prefix, self.start].concat();
-        let suffix = [vec![tokens.suffix], self.suffix].concat();
-        let parts = if self.suffix_first { [suffix, prefix] } else { [prefix, suffix] };
-        prompt.extend(parts.concat());
-        prompt.push(tokens.middle);
-        prompt
-    }
 }
 
 /// Tokenizes the other files, each preceded by its name if the model has tokens for that.

@@ -1,9 +1,10 @@
 //! `/lora-adapters`: the adapters loaded with the model, and their default scales.
 
 use super::props::ModelParams;
-use super::settings::to_shortest_f64;
+use crate::api::shared::error::LlamaError;
+use crate::api::shared::settings::to_shortest_f64;
 use crate::api::shared::{self, lora};
-use crate::api::{App, Caller, LlamaError};
+use crate::server::{App, Caller};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;

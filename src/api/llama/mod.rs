@@ -14,27 +14,21 @@ mod request;
 mod rerank;
 mod response;
 mod sessions;
-mod settings;
 mod sleep;
 mod slot_files;
 mod slots;
 mod template;
 mod text;
 
-pub(super) use infill::{infill_prompt, infill_tokens};
-pub(super) use models::status;
-pub(super) use request::LlamaResponseOptions;
-pub(super) use settings::generation_settings;
 pub use sleep::sleep_when_idle;
 
-use super::App;
+use crate::api::shared::error::{LlamaError, OpenAiError};
+use crate::server::{Access, App, Protocol};
 use utoipa_axum::router::OpenApiRouter;
 
 /// Returns llama-server's routes.
-pub fn router() -> OpenApiRouter<App> {
-    OpenApiRouter::new()
-        .merge(completion::router())
-        .merge(infill::router())
+pub(super) fn protocol() -> Protocol {
+    let calls = OpenApiRouter::new()
         .merge(text::router())
         .merge(template::router())
         .merge(props::router())
@@ -45,34 +39,19 @@ pub fn router() -> OpenApiRouter<App> {
         .merge(sessions::router())
         .merge(embeddings::router())
         .merge(rerank::router())
-        .merge(classify::router())
+        .merge(classify::router());
+    Protocol::new(LlamaError::render, &["/slots", "/v1/slots", "/sessions", "/models"])
+        .routes(Access::Run, completion::router().merge(infill::router()))
+        .routes(Access::Key, calls)
 }
 
-/// Returns true if clients of the path expect llama-server's error format.
-pub(super) fn is_route(path: &str) -> bool {
-    const EXACT: [&str; 21] = [
-        "/completion",
-        "/completions",
-        "/infill",
-        "/tokenize",
-        "/detokenize",
-        "/tokenizer_info",
-        "/apply-template",
-        "/props",
-        "/slots",
-        "/metrics",
-        "/lora-adapters",
-        "/embedding",
-        "/embeddings",
-        "/rerank",
-        "/reranking",
-        "/v1/rerank",
-        "/v1/reranking",
-        "/classify",
-        "/v1/classify",
-        "/sessions",
-        "/v1/health",
-    ];
-    const BELOW: [&str; 4] = ["/slots/", "/v1/slots/", "/sessions/", "/models/"];
-    EXACT.contains(&path) || BELOW.iter().any(|start| path.starts_with(start))
+/// Returns llama-server's routes below OpenAI's paths; their errors have OpenAI's format.
+pub(super) fn openai_protocol() -> Protocol {
+    Protocol::new(OpenAiError::render, &[])
+        .routes(Access::Key, embeddings::openai_router().merge(template::input_tokens_router()))
+}
+
+/// Returns `POST /models` and `DELETE /models`.
+pub(super) fn models_router() -> OpenApiRouter<App> {
+    models::files_router()
 }

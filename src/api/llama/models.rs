@@ -1,7 +1,10 @@
 //! Loads and unloads models at run time by name, like llama-server's router. Paths are not accepted.
 
+use crate::api::shared;
+use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::Fields;
-use crate::api::{ApiError, App, Caller, Entry, ErrorKind, LlamaError, ModelState, shared};
+use crate::api::shared::model_status::status;
+use crate::server::{ApiError, App, Caller, ErrorKind};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
@@ -18,11 +21,12 @@ use utoipa_axum::routes;
 
 /// Returns the routes. The list of models is one of OpenAI's routes.
 pub(super) fn router() -> OpenApiRouter<App> {
-    OpenApiRouter::new()
-        .routes(routes!(load))
-        .routes(routes!(unload))
-        .routes(routes!(watch))
-        .routes(routes!(add, remove))
+    OpenApiRouter::new().routes(routes!(load)).routes(routes!(unload)).routes(routes!(watch))
+}
+
+/// Returns the routes of model files.
+pub(super) fn files_router() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(add, remove))
 }
 
 #[derive(Deserialize)]
@@ -94,18 +98,6 @@ fn name(body: &[u8]) -> Result<String, ApiError> {
     let name = Fields::new(&body)?.text("model")?.filter(|name| !name.is_empty());
     name.map(str::to_owned)
         .ok_or_else(|| ApiError::invalid("model", "`model` is missing; send a name from GET /models"))
-}
-
-/// Returns a model's state for the list and the events.
-pub(in crate::api) fn status(entry: &Entry) -> Value {
-    match &entry.state {
-        _ if entry.is_asleep() => json!({ "value": "sleeping" }),
-        ModelState::Unloaded => json!({ "value": "unloaded" }),
-        ModelState::Loading(done) => json!({ "value": "loading", "progress": done }),
-        ModelState::Ready(_) => json!({ "value": "loaded" }),
-        ModelState::Unloading => json!({ "value": "unloading" }),
-        ModelState::Failed(reason) => json!({ "value": "unloaded", "failed": true, "reason": reason }),
-    }
 }
 
 fn changes(app: App) -> impl Stream<Item = Result<Event, Infallible>> {

@@ -1,12 +1,13 @@
 //! Engine status: `/slots` for people and dashboards, `/metrics` for Prometheus. Reading it never delays the engine.
 
 use super::props::ModelParams;
-use super::request::LlamaResponseOptions;
-use super::settings::generation_settings;
-use crate::api::catalogue::Observed;
-use crate::api::{ApiError, App, LlamaError};
+use crate::api::shared::error::LlamaError;
+use crate::api::shared::settings::LlamaResponseOptions;
+use crate::api::shared::settings::generation_settings;
 use crate::engine::{EngineCounts, SlotView};
 use crate::events::Scope;
+use crate::server::models::Observed;
+use crate::server::{ApiError, App};
 use axum::Json;
 use axum::extract::{Query, State};
 use axum::http::header;

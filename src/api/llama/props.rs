@@ -1,15 +1,16 @@
 //! `/props`: server properties that clients query before their first request.
 
-use super::request::LlamaResponseOptions;
-use super::settings::generation_settings;
-use crate::api::catalogue::Observed;
+use crate::api::shared::error::LlamaError;
+use crate::api::shared::settings::LlamaResponseOptions;
+use crate::api::shared::settings::generation_settings;
 use crate::api::shared::{Fields, parameters};
-use crate::api::{ApiError, App, Caller, LlamaError, Loaded};
 use crate::config::ModSandbox;
 use crate::engine::Limits;
 use crate::model::chat::{ChatTemplate, RenderOptions};
 use crate::model::llama::{Device, Placement, devices};
 use crate::mods::python::sandbox::{self, SandboxLauncher};
+use crate::server::models::Observed;
+use crate::server::{ApiError, App, Caller, Loaded};
 use axum::Json;
 use axum::extract::{Query, State};
 use serde::Deserialize;

@@ -1,13 +1,14 @@
 //! Parses the body of `/completion` into engine requests, one per prompt and answer.
 
-use crate::api::generation;
 use crate::api::shared::constraint::parse_constraint;
 use crate::api::shared::fields::{Fields, abbreviate, invalid_value};
+use crate::api::shared::generation;
+use crate::api::shared::settings::{self, LlamaResponseOptions};
 use crate::api::shared::{self, lora, parameters};
-use crate::api::{ApiError, App, Loaded};
 use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
-use serde_json::{Map, Value, json};
+use crate::server::{ApiError, App, Loaded};
+use serde_json::{Value, json};
 use std::time::Duration;
 
 /// Maximum alternatives per token.
@@ -19,44 +20,6 @@ pub(super) struct LlamaCompletionRequest {
     /// One request per answer, in order.
     pub(super) requests: Vec<Request>,
     pub(super) options: LlamaResponseOptions,
-}
-
-/// Client options that shape the response, not the generation.
-#[derive(Debug, Clone)]
-pub(in crate::api) struct LlamaResponseOptions {
-    pub(in crate::api) stream: bool,
-    /// `n_predict` as sent; -1 for as many tokens as fit.
-    pub(in crate::api) n_predict: i64,
-    /// Number of probabilities per token; 0 for none.
-    pub(in crate::api) n_probs: usize,
-    /// Report probabilities after the sampling stages instead of the model's.
-    pub(in crate::api) post_sampling: bool,
-    pub(in crate::api) return_tokens: bool,
-    pub(in crate::api) timings_per_token: bool,
-    pub(in crate::api) return_progress: bool,
-    /// Paths to include in the response; empty for all.
-    pub(in crate::api) response_fields: Vec<String>,
-    pub(in crate::api) ping: Option<Duration>,
-    /// Parameters to repeat as sent.
-    pub(in crate::api) sent: Map<String, Value>,
-}
-
-impl LlamaResponseOptions {
-    /// Returns the defaults for a given answer length.
-    pub(in crate::api) fn new(n_predict: i64) -> Self {
-        Self {
-            stream: false,
-            n_predict,
-            n_probs: 0,
-            post_sampling: false,
-            return_tokens: false,
-            timings_per_token: false,
-            return_progress: false,
-            response_fields: Vec::new(),
-            ping: None,
-            sent: Map::new(),
-        }
-    }
 }
 
 /// Parses a body with these prompts.
@@ -105,7 +68,7 @@ fn response_options(app: &App, fields: Fields<'_>) -> Result<LlamaResponseOption
         return_progress: flag("return_progress")?,
         response_fields: response_fields.collect::<Result<_, _>>()?,
         ping,
-        sent: fields.present_fields(super::settings::ECHOED_FIELDS),
+        sent: fields.present_fields(settings::ECHOED_FIELDS),
     })
 }
 

@@ -1,9 +1,10 @@
 //! llama-server's JSON of a run: the complete response and the chunks of a stream.
 
-use super::request::LlamaResponseOptions;
-use super::settings::generation_settings;
-use crate::api::generation::runs::StartedRun;
-use crate::api::generation::{self, ProbabilityFormatter, SentTokens};
+use crate::api::shared::generation;
+use crate::api::shared::generation::runs::StartedRun;
+use crate::api::shared::generation::{ProbabilityFormatter, SentTokens};
+use crate::api::shared::settings::LlamaResponseOptions;
+use crate::api::shared::settings::generation_settings;
 use crate::engine::{Limits, PromptProgress, Request, SamplingParams};
 use crate::events::{Alternative, Finish, FinishReason, RunEnd, RunId, TokenMeasurement};
 use crate::model::Vocabulary;

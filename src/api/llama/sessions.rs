@@ -2,10 +2,11 @@
 
 use super::slot_files;
 use super::slots::{parse_small_body, slot_number};
-use crate::api::catalogue::SessionClient;
+use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::Fields;
-use crate::api::{ApiError, App, Caller, LlamaError};
 use crate::events::Scope;
+use crate::server::models::SessionClient;
+use crate::server::{ApiError, App, Caller};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::rejection::{PathRejection, QueryRejection};

@@ -1,8 +1,8 @@
 //! Unloads a model that was idle for a while; the next request loads it again.
 
 use super::props;
-use crate::api::catalogue::Asleep;
-use crate::api::{App, Loaded};
+use crate::server::models::Asleep;
+use crate::server::{App, Loaded};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

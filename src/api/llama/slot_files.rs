@@ -1,7 +1,7 @@
 //! Slot snapshots in files below `--slot-save-path`. Clients send a file name, never a path.
 
-use crate::api::{ApiError, App, ErrorKind};
 use crate::events::Scope;
+use crate::server::{ApiError, App, ErrorKind};
 use bytes::Bytes;
 use std::fmt::Write as _;
 use std::io::{self, Read, Write};

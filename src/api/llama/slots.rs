@@ -3,12 +3,13 @@
 
 use super::props::ModelParams;
 use super::slot_files;
-use crate::api::catalogue::NoRoom;
 use crate::api::shared;
+use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::Fields;
-use crate::api::{ApiError, App, Caller, ErrorKind, LlamaError};
 use crate::engine::{Engine, Ses1Error, SlotError, SlotSnapshot, SlotTokens};
 use crate::events::{Scope, TokenId};
+use crate::server::models::NoRoom;
+use crate::server::{ApiError, App, Caller, ErrorKind};
 use axum::Json;
 use axum::body::Body;
 use axum::extract::rejection::{PathRejection, QueryRejection};

@@ -1,8 +1,9 @@
 //! Renders chat prompts without running them: their text or token count.
 
-use crate::api::chat::{Conversation, PreparedChat};
+use crate::api::shared::chat::{Conversation, PreparedChat};
+use crate::api::shared::error::{LlamaError, OpenAiError};
 use crate::api::shared::{self, Fields};
-use crate::api::{ApiError, App, LlamaError, OpenAiError};
+use crate::server::{ApiError, App};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -12,8 +13,12 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub(super) fn router() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(apply_template))
+}
+
+/// Returns the routes that count tokens, with and without the `/v1` prefix.
+pub(super) fn input_tokens_router() -> OpenApiRouter<App> {
     OpenApiRouter::new()
-        .routes(routes!(apply_template))
         .routes(routes!(input_tokens))
         .route("/chat/completions/input_tokens", axum::routing::post(input_tokens))
 }

@@ -1,9 +1,10 @@
 //! Tokenization and detokenization without a run.
 
+use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::{Fields, invalid_value};
 use crate::api::shared::{self, parameters};
-use crate::api::{ApiError, App, LlamaError};
 use crate::events::TokenId;
+use crate::server::{ApiError, App};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;

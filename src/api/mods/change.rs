@@ -1,7 +1,7 @@
-use super::{require_mod_rights, unknown_mod};
-use crate::api::extract::Path;
-use crate::api::{ApiError, App, Caller, Problem};
 use crate::mods::{ModInfo, ModOrigin};
+use crate::server::extract::Path;
+use crate::server::mods::{require_mod_rights, unknown_mod};
+use crate::server::{ApiError, App, Caller, Problem};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;

@@ -1,9 +1,8 @@
-use super::require_upload_rights;
-use super::upload::{try_import, validate_upload};
-use crate::api::extract::Json;
-use crate::api::{ApiError, App, Caller, ErrorKind, Problem};
 use crate::mods::python::{LoadError, PythonMods};
 use crate::mods::{ModOrigin, ModUpload};
+use crate::server::extract::Json;
+use crate::server::mods::{require_upload_rights, try_import, validate_upload};
+use crate::server::{ApiError, App, Caller, ErrorKind, Problem};
 use axum::extract::State;
 use serde::Serialize;
 use utoipa::ToSchema;

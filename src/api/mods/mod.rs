@@ -4,28 +4,20 @@
 mod change;
 mod check;
 mod get;
-mod sync;
 mod upload;
-mod versions;
 
-pub use get::{source_of, versions_of};
-pub use sync::ModSync;
-use upload::import;
-pub use upload::register_upload;
-pub(in crate::api) use versions::store_local_sources;
-pub(in crate::api) use versions::{find_version, load_version};
-pub use versions::{store_used_versions, used_files};
-
-use super::{ApiError, App, Caller, ErrorKind};
+use crate::server::mods::MAX_BODY_BYTES;
+use crate::server::{Access, App, Protocol};
 use axum::extract::DefaultBodyLimit;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// Maximum size of a request body: a source of maximum length with every character escaped.
-pub const MAX_BODY_BYTES: usize = 8 << 20;
-
 /// Returns the routes.
-pub fn router() -> OpenApiRouter<App> {
+pub fn protocol() -> Protocol {
+    Protocol::native(&["/v1/mods"]).routes(Access::Key, router())
+}
+
+fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new()
         .routes(routes!(get::list, upload::register))
         .routes(routes!(get::list_native))
@@ -36,35 +28,4 @@ pub fn router() -> OpenApiRouter<App> {
         .routes(routes!(change::enable))
         .routes(routes!(change::disable))
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
-}
-
-/// Returns the label of the caller, who must be allowed to change mods.
-fn require_mod_rights(caller: &Caller) -> Result<Option<String>, ApiError> {
-    if caller.rights.mods {
-        return Ok(caller.label.clone());
-    }
-    Err(ApiError::new(
-        ErrorKind::Forbidden,
-        "this key may not change mods; use a key given with --mod-key or --admin-key, or marked `mods` or `admin` in the \
-         key file",
-    ))
-}
-
-/// Returns the label of the caller, who must be allowed to upload mods.
-///
-/// # Errors
-/// Uploads are disabled, or the key lacks the right; the message names the required flags.
-pub fn require_upload_rights(app: &App, caller: &Caller) -> Result<Option<String>, ApiError> {
-    if !app.config().server.allow_mod_upload {
-        let detail = "uploads of mods are disabled; start the server with --allow-mod-upload and a --mod-key";
-        return Err(ApiError::new(ErrorKind::Forbidden, detail));
-    }
-    require_mod_rights(caller)
-}
-
-/// Returns the 404 error for an unknown mod.
-fn unknown_mod(app: &App, name: &str) -> ApiError {
-    let known: Vec<String> = app.registry().list_info().into_iter().map(|shown| shown.description.name).collect();
-    let name: String = name.chars().take(100).collect();
-    ApiError::new(ErrorKind::NotFound, format!("unknown mod '{name}'; known mods: {}", known.join(", ")))
 }

@@ -1,9 +1,9 @@
 //! `/api/v1/runs/{id}/alternatives`: the candidates of every step.
 
 use super::event_range;
-use crate::api::extract::{Path, Query};
-use crate::api::{ApiError, App, Problem};
 use crate::events::{Alternative, Event, EventType, Measurements, RawJson, Scope, StageCount, TokenId, TraceItem};
+use crate::server::extract::{Path, Query};
+use crate::server::{ApiError, App, Problem};
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};

@@ -1,9 +1,9 @@
 //! `/api/v1/runs/{id}/attention`: the row of one step, or a map of many steps.
 
 use super::{event_range, map, position};
-use crate::api::extract::{Path, Query};
-use crate::api::{ApiError, App, Problem};
 use crate::events::{AttentionStep, RunId, Scope};
+use crate::server::extract::{Path, Query};
+use crate::server::{ApiError, App, ErrorKind, Problem};
 use crate::store::Store;
 use crate::trace::attention::{self, HeadStatistics};
 use axum::Json;
@@ -158,7 +158,7 @@ async fn row(
     let range = at.saturating_sub(EVENTS_BACK).max(0)..at.saturating_add(1);
     let step = store.attention_range(scope, run_id, range, query.view.reads_layers()).await?.pop();
     let step = step.ok_or_else(|| {
-        ApiError::new(crate::api::ErrorKind::NotFound, format!("no attention was recorded at event {at} of this run"))
+        ApiError::new(ErrorKind::NotFound, format!("no attention was recorded at event {at} of this run"))
     })?;
     let overview = attention::decode_t0(&step.t0).map_err(|error| damaged(&step, &error))?;
     let AttentionStep { sequence_order, row_len, layer_ids, heads, .. } = &step;

@@ -1,9 +1,9 @@
 //! `/api/v1/runs/{id}/cancel`: the end of a run that is being generated, here or on another server.
 
-use crate::api::extract::Path;
-use crate::api::peers::{ForwardHeaders, find_recent, forward, peer_of};
-use crate::api::{ApiError, App, Problem};
 use crate::events::{RunId, RunStatus, Scope};
+use crate::server::extract::Path;
+use crate::server::peers::{ForwardHeaders, find_recent, forward, peer_of};
+use crate::server::{ApiError, App, Problem};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;

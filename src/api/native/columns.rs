@@ -1,8 +1,8 @@
 //! `/api/v1/runs/{id}/columns`: the data for the first rendering of a replay, in binary form.
 
-use crate::api::extract::Path;
-use crate::api::{ApiError, App, Problem};
 use crate::events::{RunStatus, Scope};
+use crate::server::extract::Path;
+use crate::server::{ApiError, App, Problem};
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};

@@ -1,10 +1,10 @@
 //! `/api/v1/runs/{id}/events`: the items of a run as JSON lines or as server-sent events.
 
 use super::{event_range, follow};
-use crate::api::extract::{Path, Query};
-use crate::api::peers::find_recent;
-use crate::api::{ApiError, App, Problem};
 use crate::events::{RunId, Scope};
+use crate::server::extract::{Path, Query};
+use crate::server::peers::find_recent;
+use crate::server::{ApiError, App, Problem};
 use crate::store::{Error, ItemPage, Store};
 use crate::trace::document::item_to_json;
 use axum::body::Body;

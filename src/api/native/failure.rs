@@ -1,6 +1,6 @@
 //! HTTP errors for failures of the store.
 
-use crate::api::ApiError;
+use crate::server::ApiError;
 use crate::store::{Error, IngestError};
 
 /// Seconds after which clients should retry while the database is unavailable.

@@ -1,11 +1,10 @@
 //! `/api/v1/runs/{id}/feedback`: feedback of people and programs on a run.
 
-use crate::api::extract::Path;
-use crate::api::shared::fields::invalid_value;
-use crate::api::shared::{self, Fields};
-use crate::api::{ApiError, App, Caller, Problem};
+use crate::api::shared::{self, Fields, feedback};
 use crate::events::Scope;
-use crate::store::{Feedback, NewFeedback};
+use crate::server::extract::Path;
+use crate::server::{ApiError, App, Caller, Problem};
+use crate::store::Feedback;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -13,9 +12,6 @@ use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
-
-/// Maximum length of the text in characters.
-const LONGEST: usize = 10_000;
 
 /// Feedback on a run.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -35,39 +31,6 @@ pub struct FeedbackList {
     /// Oldest first.
     #[schema(value_type = Vec<Object>)]
     feedback: Vec<Feedback>,
-}
-
-/// Parses feedback; `rating` is required.
-///
-/// # Errors
-/// A field is missing or invalid; the error names it.
-pub(in crate::api) fn read(fields: Fields<'_>) -> Result<NewFeedback, ApiError> {
-    let rating = fields.number("rating", -1.0..=1.0)?;
-    let rating =
-        rating.ok_or_else(|| ApiError::invalid("rating", "`rating` is missing; send a number between -1 and 1"))?;
-    let text = fields.text("text")?.map(str::to_owned);
-    if let Some(text) = text.as_ref().filter(|text| text.chars().count() > LONGEST) {
-        let expected = format!("a string of at most {LONGEST} characters");
-        return Err(invalid_value("text", &expected, &text.chars().take(40).collect::<String>().into()));
-    }
-    let position = fields.integer("position", 0..=i64::from(i32::MAX))?.map(|position| position as u32);
-    Ok(NewFeedback { rating, text, position, user_label: None })
-}
-
-/// Stores feedback on a run, which may have just started.
-///
-/// # Errors
-/// Unknown run, or the database is unavailable.
-pub(in crate::api) async fn keep(
-    app: &App,
-    id: &str,
-    mut given: NewFeedback,
-    caller: &Caller,
-) -> Result<Feedback, ApiError> {
-    given.user_label.clone_from(&caller.label);
-    let run = app.find_run(&caller.scope, id).await?;
-    let kept = app.store()?.add_feedback(&caller.scope, run.run_id, &given, app.now()).await?;
-    kept.ok_or_else(|| ApiError::not_found("run", id))
 }
 
 /// Lists the feedback on a run.
@@ -94,7 +57,7 @@ pub async fn add(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<Feedback>), ApiError> {
     let body = shared::parse_json(&body?)?;
-    let given = read(Fields::new(&body)?)?;
-    let kept = keep(&app, &id, given, &caller).await?;
+    let given = feedback::read(Fields::new(&body)?)?;
+    let kept = feedback::keep(&app, &id, given, &caller).await?;
     Ok((StatusCode::CREATED, Json(kept)))
 }

@@ -1,7 +1,7 @@
 //! A run as server-sent events: its stored items, then new ones until its end.
 
-use crate::api::{ApiError, App};
 use crate::events::{RunId, RunStatus, Scope, TraceItem};
+use crate::server::{ApiError, App};
 use crate::store::{ItemPage, LiveUpdate};
 use crate::trace::document::{Numbering, item_to_json};
 use axum::response::sse::{Event, KeepAlive, Sse};

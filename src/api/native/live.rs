@@ -1,8 +1,8 @@
 //! `/api/v1/runs/live`: starts and ends of runs, for the run list.
 
 use super::follow::KEEP_ALIVE;
-use crate::api::{ApiError, App};
 use crate::events::Scope;
+use crate::server::{ApiError, App};
 use crate::store::RunListUpdate;
 use axum::extract::State;
 use axum::response::IntoResponse;

@@ -1,8 +1,8 @@
 //! The map of steps × positions: many attention rows reduced to the size of a screen.
 
 use super::attention::{View, view_values};
-use crate::api::{ApiError, ErrorKind};
 use crate::events::{AttentionStep, RunId, Scope};
+use crate::server::{ApiError, ErrorKind};
 use crate::store::Store;
 use serde::Serialize;
 use std::ops::Range;

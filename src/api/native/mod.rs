@@ -9,7 +9,7 @@ mod cancel;
 mod columns;
 mod events;
 mod failure;
-pub(super) mod feedback;
+mod feedback;
 mod follow;
 mod live;
 mod map;
@@ -17,16 +17,15 @@ mod position;
 mod reruns;
 mod runs;
 
-use super::{ApiError, App};
+use crate::server::{Access, ApiError, Protocol};
 use std::ops::Range;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 /// Returns the native routes.
-pub fn router() -> OpenApiRouter<App> {
-    OpenApiRouter::new()
+pub(super) fn protocol() -> Protocol {
+    let calls = OpenApiRouter::new()
         .routes(routes!(runs::list))
-        .routes(routes!(reruns::run))
         .routes(routes!(live::changes))
         .routes(routes!(runs::show, runs::delete))
         .routes(routes!(cancel::cancel))
@@ -34,7 +33,10 @@ pub fn router() -> OpenApiRouter<App> {
         .routes(routes!(columns::show))
         .routes(routes!(events::list))
         .routes(routes!(alternatives::list))
-        .routes(routes!(attention::show))
+        .routes(routes!(attention::show));
+    Protocol::native(&["/api"])
+        .routes(Access::Key, calls)
+        .routes(Access::Run, OpenApiRouter::new().routes(routes!(reruns::run)))
 }
 
 /// Parses the events `from..to` of a query; both ends are optional.

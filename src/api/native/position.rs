@@ -2,8 +2,8 @@
 
 use super::attention::{View, view_values};
 use super::map::windows;
-use crate::api::ApiError;
 use crate::events::{RunId, Scope};
+use crate::server::ApiError;
 use crate::store::Store;
 use serde::Serialize;
 use std::ops::Range;

@@ -1,17 +1,18 @@
 //! `/api/v1/reruns`: repeats a recorded run with the same seed, model, mods and parameters.
 
-use crate::api::extract::Json;
-use crate::api::generation::set_client;
 use crate::api::shared::fields::Fields;
+use crate::api::shared::generation::set_client;
 use crate::api::shared::mods::MAX_RUN_MODS;
 use crate::api::shared::{lora, parameters};
-use crate::api::{ApiError, App, Caller, Loaded, Problem, mods as registry};
 use crate::engine::{Limits, Output, Overflow, ReasoningBudget, Request};
 use crate::events::{FinishReason, PromptRecord, RunId, Surface};
 use crate::model::Vocabulary;
 use crate::model::chat::answer::AnswerFormat;
 use crate::model::grammar::Constraint;
 use crate::mods::{ModRef, SelectedMod, version_of};
+use crate::server::extract::Json;
+use crate::server::mods::{find_version, load_version};
+use crate::server::{ApiError, App, Caller, Loaded, Problem};
 use axum::extract::State;
 use axum::http::HeaderMap;
 use serde::{Deserialize, Serialize};
@@ -226,8 +227,8 @@ async fn mods(app: &App, recorded: &Value, any_version: bool) -> Result<Vec<Sele
 
 /// Returns an earlier version of a mod.
 async fn earlier(app: &App, mod_ref: ModRef, hash: &str) -> Result<SelectedMod, ApiError> {
-    if let Some(version) = registry::find_version(app, &mod_ref.name, hash).await? {
-        return registry::load_version(app, version, mod_ref).await;
+    if let Some(version) = find_version(app, &mod_ref.name, hash).await? {
+        return load_version(app, version, mod_ref).await;
     }
     let short: String = hash.chars().take(12).collect();
     let now = match app.registry().info(&mod_ref.name) {

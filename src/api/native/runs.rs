@@ -1,8 +1,8 @@
 //! `/api/v1/runs`: lists runs, returns one run, deletes one.
 
-use crate::api::extract::{Path, Query};
-use crate::api::{ApiError, App, Problem};
 use crate::events::{RunId, Scope};
+use crate::server::extract::{Path, Query};
+use crate::server::{ApiError, App, Problem};
 use crate::store::{MAX_PAGE, RunQuery, RunSummary};
 use axum::Json;
 use axum::extract::State;

@@ -14,25 +14,23 @@ mod completions;
 mod models;
 mod response;
 
-use super::App;
+use crate::api::shared::error::OpenAiError;
+use crate::server::{Access, App, Protocol};
+use axum::routing::get;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// Returns the OpenAI routes.
-pub fn router() -> OpenApiRouter<App> {
-    use axum::routing::get;
-    OpenApiRouter::new()
-        .merge(chat::router())
-        .routes(routes!(completions::completions))
-        .routes(routes!(models::list))
-        .routes(routes!(models::show))
-        .route("/models", get(models::list))
+/// Returns the OpenAI routes. `/models` is shared with llama-server's API and put together by the router.
+pub(super) fn protocol() -> Protocol {
+    let runs = OpenApiRouter::new().merge(chat::router()).routes(routes!(completions::completions));
+    let calls =
+        OpenApiRouter::new().merge(chat::control_router()).routes(routes!(models::list)).routes(routes!(models::show));
+    Protocol::new(OpenAiError::render, &["/v1", "/chat/completions", "/responses"])
+        .routes(Access::Run, runs)
+        .routes(Access::Key, calls)
 }
 
-/// Returns true if clients of the path expect OpenAI's error format.
-pub(super) fn is_route(path: &str) -> bool {
-    (path.starts_with("/v1/") && path != "/v1/ingest")
-        || matches!(path, "/v1" | "/models")
-        || path.starts_with("/chat/completions")
-        || path.starts_with("/responses")
+/// Returns `GET /models`.
+pub(super) fn models_router() -> OpenApiRouter<App> {
+    OpenApiRouter::new().route("/models", get(models::list))
 }

@@ -1,7 +1,8 @@
 //! The list of models, loaded or available.
 
-use crate::api::llama::status;
-use crate::api::{App, Entry, Loaded, OpenAiError};
+use crate::api::shared::error::OpenAiError;
+use crate::api::shared::model_status::status;
+use crate::server::{App, Entry, Loaded};
 use axum::Json;
 use axum::extract::{Path, Query, State};
 use axum::http::HeaderMap;

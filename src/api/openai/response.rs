@@ -1,6 +1,6 @@
 //! JSON that chat completions and completions share.
 
-use crate::api::generation;
+use crate::api::shared::generation;
 use crate::events::{Finish, FinishReason, Usage};
 use serde_json::{Value, json};
 

@@ -1,9 +1,10 @@
 //! The input items of a stored response.
 
 use super::stored;
+use crate::api::shared::error::OpenAiError;
 use crate::api::shared::fields::invalid_value;
-use crate::api::{ApiError, App, OpenAiError};
 use crate::events::Scope;
+use crate::server::{ApiError, App};
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};

@@ -9,10 +9,14 @@ mod response;
 mod stored;
 mod stream;
 
-use super::chat::{ChatRequest, ChatStream, Conversation, FailedRequest, sse::respond};
 use super::shared::{self, Fields};
-use super::{ApiError, App, Caller, OpenAiError, generation};
+use crate::api::shared::chat::sse::respond;
+use crate::api::shared::chat::{ChatRequest, ChatStream, Conversation, FailedRequest};
+use crate::api::shared::error::OpenAiError;
+use crate::api::shared::generation;
 use crate::events::Scope;
+use crate::server::{Access, Protocol};
+use crate::server::{ApiError, App, Caller};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
@@ -25,17 +29,17 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 /// Returns the routes, with and without the `/v1` prefix.
-pub(super) fn router() -> OpenApiRouter<App> {
+pub(super) fn protocol() -> Protocol {
     use axum::routing::{get, post};
-    OpenApiRouter::new()
-        .routes(routes!(create))
+    let runs = OpenApiRouter::new().routes(routes!(create)).route("/responses", post(create));
+    let calls = OpenApiRouter::new()
         .routes(routes!(input_tokens))
         .routes(routes!(show, delete))
         .routes(routes!(input_items::input_items))
-        .route("/responses", post(create))
         .route("/responses/input_tokens", post(input_tokens))
         .route("/responses/{response_id}", get(show).delete(delete))
-        .route("/responses/{response_id}/input_items", get(input_items::input_items))
+        .route("/responses/{response_id}/input_items", get(input_items::input_items));
+    Protocol::new(OpenAiError::render, &["/responses"]).routes(Access::Run, runs).routes(Access::Key, calls)
 }
 
 /// Answers a conversation like OpenAI's Responses; with `"stream": true` event by event. Unless `store` is false, a

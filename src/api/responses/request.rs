@@ -1,7 +1,7 @@
 //! Converts the body of OpenAI's Responses to that of a chat completion.
 
-use crate::api::ApiError;
 use crate::api::shared::fields::{Fields, invalid_value, join_text_parts};
+use crate::server::ApiError;
 use serde_json::{Map, Value, json};
 
 /// Fields that are converted; all others are copied.

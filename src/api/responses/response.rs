@@ -1,6 +1,6 @@
 //! JSON of a response and its items.
 
-use crate::api::chat::ChatStream;
+use crate::api::shared::chat::ChatStream;
 use crate::events::FinishReason;
 use serde_json::{Map, Value, json};
 

@@ -1,8 +1,8 @@
 //! Responses stored in the database so that later requests can continue them. They are deleted with the runs of their
 //! day.
 
-use crate::api::{ApiError, App};
 use crate::events::{RunId, Scope, Tenant};
+use crate::server::{ApiError, App};
 use crate::store::NewResponse;
 use serde_json::Value;
 use std::time::Duration;

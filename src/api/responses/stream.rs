@@ -4,10 +4,10 @@
 
 use super::response::{self, EchoedFields};
 use super::stored::ResponseRecord;
-use crate::api::ApiError;
-use crate::api::chat::sse::{ChatEventWriter, PendingEvents, push_named};
-use crate::api::chat::{ChatDelta, ChatStream, ChatUpdate};
-use crate::api::generation;
+use crate::api::shared::chat::sse::{ChatEventWriter, PendingEvents, push_named};
+use crate::api::shared::chat::{ChatDelta, ChatStream, ChatUpdate};
+use crate::api::shared::generation;
+use crate::server::ApiError;
 use futures::future::BoxFuture;
 use serde_json::{Value, json};
 

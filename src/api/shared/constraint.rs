@@ -1,8 +1,8 @@
 //! Constraints on the answer: a grammar, a JSON schema, or any JSON object.
 
 use super::fields::{Fields, invalid_value};
-use crate::api::ApiError;
 use crate::model::grammar::{Constraint, GrammarSource};
+use crate::server::ApiError;
 use serde_json::Value;
 
 /// Prefix of a grammar in llguidance's Lark format, as in llama-server.
@@ -10,7 +10,7 @@ const LARK: &str = "%llguidance";
 
 /// Parses `grammar`, `json_schema` and `response_format`. With several of them the first one applies, as on
 /// llama-server's own routes. With `one_only`, as on its chat routes, several are an error.
-pub(in crate::api) fn parse_constraint(fields: Fields<'_>, one_only: bool) -> Result<Option<Constraint>, ApiError> {
+pub(crate) fn parse_constraint(fields: Fields<'_>, one_only: bool) -> Result<Option<Constraint>, ApiError> {
     let grammar = fields.text("grammar")?.filter(|text| !text.trim().is_empty()).map(|text| {
         let source = if text.trim_start().starts_with(LARK) { GrammarSource::Lark } else { GrammarSource::Gbnf };
         Constraint::new("grammar", source(text.to_owned()))

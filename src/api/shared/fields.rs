@@ -2,80 +2,80 @@
 //!
 //! `null` counts as absent and unknown fields are ignored, as clients of OpenAI and llama-server expect.
 
-use crate::api::ApiError;
+use crate::server::ApiError;
 use serde_json::{Map, Value};
 use std::ops::RangeInclusive;
 
 /// The fields of a body, with defaults for absent ones.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::api) struct Fields<'a> {
+pub(crate) struct Fields<'a> {
     body: &'a Map<String, Value>,
     defaults: Option<&'a Map<String, Value>>,
     clamps: bool,
 }
 
 impl<'a> Fields<'a> {
-    pub(in crate::api) fn new(body: &'a Value) -> Result<Self, ApiError> {
+    pub(crate) fn new(body: &'a Value) -> Result<Self, ApiError> {
         body.as_object()
             .map(|body| Self { body, defaults: None, clamps: false })
             .ok_or_else(|| ApiError::bad_request(format!("the body must be a JSON object, got {}", abbreviate(body))))
     }
 
     /// Returns the same fields with defaults for those absent from the body.
-    pub(in crate::api) fn with_defaults(self, defaults: &'a Map<String, Value>) -> Self {
+    pub(crate) fn with_defaults(self, defaults: &'a Map<String, Value>) -> Self {
         Self { defaults: Some(defaults), ..self }
     }
 
     /// Returns the same fields in a mode that clamps numbers to their range, as llama-server does.
-    pub(in crate::api) fn clamp_numbers(self) -> Self {
+    pub(crate) fn clamp_numbers(self) -> Self {
         Self { clamps: true, ..self }
     }
 
     /// Returns true in llama-server's mode; see [`Fields::clamp_numbers`].
-    pub(in crate::api) fn clamps_numbers(self) -> bool {
+    pub(crate) fn clamps_numbers(self) -> bool {
         self.clamps
     }
 
     /// Returns the value of a field, or its default.
-    pub(in crate::api) fn get(self, name: &str) -> Option<&'a Value> {
+    pub(crate) fn get(self, name: &str) -> Option<&'a Value> {
         let present = self.body.get(name).filter(|value| !value.is_null());
         present.or_else(|| self.defaults.and_then(|defaults| defaults.get(name)))
     }
 
     /// Returns those of the named fields that are present.
-    pub(in crate::api) fn present_fields(self, names: &[&str]) -> Map<String, Value> {
+    pub(crate) fn present_fields(self, names: &[&str]) -> Map<String, Value> {
         names.iter().filter_map(|&name| Some((name.to_owned(), self.get(name)?.clone()))).collect()
     }
 
     /// Returns the first named field that the body has, else the first that has a default, with its name.
-    pub(in crate::api) fn first_present<'n>(self, names: &[&'n str]) -> Option<(&'n str, &'a Value)> {
+    pub(crate) fn first_present<'n>(self, names: &[&'n str]) -> Option<(&'n str, &'a Value)> {
         let first = |fields: Self| names.iter().find_map(|&name| fields.get(name).map(|value| (name, value)));
         first(Self { defaults: None, ..self }).or_else(|| first(self))
     }
 
-    pub(in crate::api) fn flag(self, name: &str) -> Result<Option<bool>, ApiError> {
+    pub(crate) fn flag(self, name: &str) -> Result<Option<bool>, ApiError> {
         self.parse_as(name, "true or false", Value::as_bool)
     }
 
-    pub(in crate::api) fn text(self, name: &str) -> Result<Option<&'a str>, ApiError> {
+    pub(crate) fn text(self, name: &str) -> Result<Option<&'a str>, ApiError> {
         self.parse_as(name, "a string", Value::as_str)
     }
 
-    pub(in crate::api) fn list(self, name: &str) -> Result<Option<&'a Vec<Value>>, ApiError> {
+    pub(crate) fn list(self, name: &str) -> Result<Option<&'a Vec<Value>>, ApiError> {
         self.parse_as(name, "a list", Value::as_array)
     }
 
-    pub(in crate::api) fn object(self, name: &str) -> Result<Option<&'a Map<String, Value>>, ApiError> {
+    pub(crate) fn object(self, name: &str) -> Result<Option<&'a Map<String, Value>>, ApiError> {
         self.parse_as(name, "an object", Value::as_object)
     }
 
-    pub(in crate::api) fn integer(self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
+    pub(crate) fn integer(self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
         let expected = format!("an integer between {} and {}", range.start(), range.end());
         self.parse_as(name, &expected, |value| integer(value).filter(|number| range.contains(number)))
     }
 
     /// Returns a number within the range; see [`Fields::clamp_numbers`].
-    pub(in crate::api) fn number(self, name: &str, range: RangeInclusive<f32>) -> Result<Option<f32>, ApiError> {
+    pub(crate) fn number(self, name: &str, range: RangeInclusive<f32>) -> Result<Option<f32>, ApiError> {
         let expected = format!("a number between {} and {}", range.start(), range.end());
         self.parse_as(name, &expected, |value| {
             let number = value.as_f64()? as f32;
@@ -96,7 +96,7 @@ impl<'a> Fields<'a> {
 }
 
 /// Returns an integer. Accepts 5.0 because languages without integers send it.
-pub(in crate::api) fn integer(value: &Value) -> Option<i64> {
+pub(crate) fn integer(value: &Value) -> Option<i64> {
     value.as_i64().or_else(|| {
         let number = value.as_f64()?;
         (number.fract() == 0.0 && number.abs() < 9e15).then_some(number as i64)
@@ -104,12 +104,12 @@ pub(in crate::api) fn integer(value: &Value) -> Option<i64> {
 }
 
 /// Returns the error for a field with an invalid value.
-pub(in crate::api) fn invalid_value(name: &str, expected: &str, found: &Value) -> ApiError {
+pub(crate) fn invalid_value(name: &str, expected: &str, found: &Value) -> ApiError {
     ApiError::invalid(name, format!("{name} must be {expected}, got {}", abbreviate(found)))
 }
 
 /// Returns a string, or the joined texts of a list of parts, one line each. `text` extracts the text of a part.
-pub(in crate::api) fn join_text_parts<'a>(
+pub(crate) fn join_text_parts<'a>(
     value: &'a Value,
     at: &str,
     text: impl Fn(&'a Value) -> Option<&'a str>,
@@ -129,7 +129,7 @@ pub(in crate::api) fn join_text_parts<'a>(
 }
 
 /// Returns the start of a value's JSON, short enough for an error message.
-pub(in crate::api) fn abbreviate(value: &Value) -> String {
+pub(crate) fn abbreviate(value: &Value) -> String {
     const MAX_CHARS: usize = 60;
     let text = value.to_string();
     match text.char_indices().nth(MAX_CHARS) {

@@ -2,17 +2,17 @@
 //! not applied.
 
 use super::fields::{Fields, abbreviate, integer, invalid_value};
-use crate::api::ApiError;
 use crate::model::llama::{AdapterSet, Adapters, ScaledAdapter};
+use crate::server::ApiError;
 use serde_json::Value;
 
 /// Parses a request's `lora` field.
-pub(in crate::api) fn requested_adapters(fields: Fields<'_>, known: &Adapters) -> Result<Option<AdapterSet>, ApiError> {
+pub(crate) fn requested_adapters(fields: Fields<'_>, known: &Adapters) -> Result<Option<AdapterSet>, ApiError> {
     fields.get("lora").map(|list| parse_adapter_set(list, "lora", known)).transpose()
 }
 
 /// Parses a list of adapters and scales. `name` is the field's name in errors.
-pub(in crate::api) fn parse_adapter_set(list: &Value, name: &str, known: &Adapters) -> Result<AdapterSet, ApiError> {
+pub(crate) fn parse_adapter_set(list: &Value, name: &str, known: &Adapters) -> Result<AdapterSet, ApiError> {
     const EXPECTED: &str = "a list of {\"id\": …, \"scale\": …}";
     let entries = list.as_array().ok_or_else(|| invalid_value(name, EXPECTED, list))?;
     let weighed = |(index, entry): (usize, &Value)| {

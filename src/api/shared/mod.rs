@@ -1,18 +1,26 @@
 //! Parts of a request body that all protocols share: typed fields, sampling parameters, limits and mods.
 
+pub(super) mod attention;
+pub(super) mod chat;
 pub(super) mod constraint;
+pub(super) mod error;
+pub(super) mod feedback;
 pub(super) mod fields;
+pub(super) mod generation;
+pub(super) mod infill;
 pub(super) mod lora;
+pub(super) mod model_status;
 pub(super) mod mods;
 mod msgpack;
 pub(super) mod parameters;
 mod request;
+pub(super) mod settings;
 
 pub(super) use fields::Fields;
 pub(super) use msgpack::parse_msgpack;
 pub(super) use request::engine_request;
 
-use super::ApiError;
+use crate::server::ApiError;
 use serde_json::Value;
 
 /// Maximum nesting of lists and objects; this is the limit of `serde_json`.

@@ -1,12 +1,12 @@
 //! The mods of a request, from its `mods` field and from the model's name.
 
 use super::fields::{Fields, invalid_value};
-use crate::api::{ApiError, Loaded, catalogue};
 use crate::mods::{ModRef, ModRegistry, SelectedMod, UnknownMod};
+use crate::server::{ApiError, Loaded, models as catalogue};
 use serde_json::Value;
 
 /// Maximum mods of one run. Each is called at every token, on the thread that generates for all runs.
-pub(in crate::api) const MAX_RUN_MODS: usize = 64;
+pub(crate) const MAX_RUN_MODS: usize = 64;
 
 /// Expected value of `mods`, for errors.
 const EXPECTED: &str = "a list of names or of {\"name\": …, \"config\": …}";
@@ -15,7 +15,7 @@ const EXPECTED: &str = "a list of names or of {\"name\": …, \"config\": …}";
 ///
 /// The model's name has the form `model`, `model/mod-a/mod-b`, or, for a model with a publisher,
 /// `publisher/model/mod-a`.
-pub(in crate::api) fn requested_mods(
+pub(crate) fn requested_mods(
     fields: Fields<'_>,
     loaded: &Loaded,
     registry: &ModRegistry,

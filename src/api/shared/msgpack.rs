@@ -1,5 +1,5 @@
 use super::MAX_DEPTH;
-use crate::api::ApiError;
+use crate::server::ApiError;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 ///
 /// # Errors
 /// 400 with the cause of the decoding failure.
-pub(in crate::api) fn parse_msgpack(body: &[u8]) -> Result<Value, ApiError> {
+pub(crate) fn parse_msgpack(body: &[u8]) -> Result<Value, ApiError> {
     let refused = |detail: String| ApiError::bad_request(detail).code("invalid_json");
     let mut rest = body;
     let mut reader = rmp_serde::Deserializer::new(&mut rest);

@@ -2,10 +2,10 @@
 //! fields.
 
 use super::fields::{Fields, integer, invalid_value};
-use crate::api::ApiError;
 use crate::engine::{Limits, Overflow, RecordPolicy, SamplerStage, SamplingParams};
 use crate::events::TokenId;
 use crate::model::Vocabulary;
+use crate::server::ApiError;
 use serde_json::{Map, Value};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -27,12 +27,12 @@ const MAX_TOKENS_FIELDS: [&str; 3] = ["n_predict", "max_completion_tokens", "max
 const MAX_PREVIEW_CHARS: usize = 300;
 
 /// Returns the start of a text for lists of runs.
-pub(in crate::api) fn preview(text: &str) -> String {
+pub(crate) fn preview(text: &str) -> String {
     text.trim().chars().take(MAX_PREVIEW_CHARS).collect()
 }
 
 /// Parses the client's id of the run.
-pub(in crate::api) fn request_id(fields: Fields<'_>) -> Result<Option<String>, ApiError> {
+pub(crate) fn request_id(fields: Fields<'_>) -> Result<Option<String>, ApiError> {
     match fields.text("request_id")? {
         Some(id) if id.is_empty() || id.len() > MAX_ID_BYTES || id.chars().any(char::is_control) => {
             Err(ApiError::invalid(
@@ -45,12 +45,12 @@ pub(in crate::api) fn request_id(fields: Fields<'_>) -> Result<Option<String>, A
 }
 
 /// Parses the user's name as sent by the client.
-pub(in crate::api) fn user(fields: Fields<'_>) -> Result<Option<String>, ApiError> {
+pub(crate) fn user(fields: Fields<'_>) -> Result<Option<String>, ApiError> {
     Ok(fields.text("user")?.map(|label| label.chars().take(MAX_ID_BYTES).collect()))
 }
 
 /// Parses the sampling parameters.
-pub(in crate::api) fn sampling(fields: Fields<'_>, vocabulary: &Vocabulary) -> Result<SamplingParams, ApiError> {
+pub(crate) fn sampling(fields: Fields<'_>, vocabulary: &Vocabulary) -> Result<SamplingParams, ApiError> {
     const MAX_WINDOW: i64 = 1 << 20;
     let default = SamplingParams::default();
     let number = |name: &str, range: RangeInclusive<f32>, default: f32| {
@@ -113,16 +113,16 @@ pub(in crate::api) fn sampling(fields: Fields<'_>, vocabulary: &Vocabulary) -> R
 
 /// Slot and cache settings of a run, and its behaviour on a full context.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::api) struct SlotPlacement {
-    pub(in crate::api) slot: Option<u32>,
-    pub(in crate::api) cache_prompt: bool,
-    pub(in crate::api) cache_reuse: usize,
-    pub(in crate::api) overflow: Overflow,
+pub(crate) struct SlotPlacement {
+    pub(crate) slot: Option<u32>,
+    pub(crate) cache_prompt: bool,
+    pub(crate) cache_reuse: usize,
+    pub(crate) overflow: Overflow,
 }
 
 impl SlotPlacement {
     /// Returns the number of tokens that an answer can have after a prompt of that length.
-    pub(in crate::api) fn room(self, context: u32, prompt: usize) -> u32 {
+    pub(crate) fn room(self, context: u32, prompt: usize) -> u32 {
         match self.overflow {
             Overflow::Stop => (context as usize).saturating_sub(prompt).max(1) as u32,
             Overflow::Shift { .. } | Overflow::Evict => i32::MAX as u32,
@@ -131,7 +131,7 @@ impl SlotPlacement {
 }
 
 /// Parses the placement. `fields` include the server's defaults.
-pub(in crate::api) fn placement(fields: Fields<'_>) -> Result<SlotPlacement, ApiError> {
+pub(crate) fn placement(fields: Fields<'_>) -> Result<SlotPlacement, ApiError> {
     let keep = fields.integer("n_keep", -1..=i64::from(i32::MAX))?.unwrap_or(0);
     let discard = fields.integer("n_discard", 0..=i64::from(i32::MAX))?.unwrap_or(0);
     let overflow = match fields.text("context_policy")? {
@@ -197,17 +197,17 @@ fn sequence_breakers(fields: Fields<'_>) -> Result<Option<Vec<String>>, ApiError
 }
 
 /// Parses the limits of a run. `room` is the number of tokens left in the context after the prompt.
-pub(in crate::api) fn limits(fields: Fields<'_>, vocabulary: &Vocabulary, room: u32) -> Result<Limits, ApiError> {
+pub(crate) fn limits(fields: Fields<'_>, vocabulary: &Vocabulary, room: u32) -> Result<Limits, ApiError> {
     limits_with_min(1, fields, vocabulary, room)
 }
 
 /// Returns the maximum answer length as sent; -1 for as many tokens as fit.
-pub(in crate::api) fn n_predict(fields: Fields<'_>) -> i64 {
+pub(crate) fn n_predict(fields: Fields<'_>) -> i64 {
     fields.first_present(&MAX_TOKENS_FIELDS).and_then(|(_, value)| integer(value)).unwrap_or(-1)
 }
 
 /// Parses limits with a minimum answer length; with 0 tokens a run only evaluates the prompt.
-pub(in crate::api) fn limits_with_min(
+pub(crate) fn limits_with_min(
     min_tokens: u32,
     fields: Fields<'_>,
     vocabulary: &Vocabulary,
@@ -241,7 +241,7 @@ pub(in crate::api) fn limits_with_min(
 }
 
 /// Parses the stop strings.
-pub(in crate::api) fn stop(fields: Fields<'_>) -> Result<Vec<String>, ApiError> {
+pub(crate) fn stop(fields: Fields<'_>) -> Result<Vec<String>, ApiError> {
     let texts = match fields.get("stop") {
         None => return Ok(Vec::new()),
         Some(one @ Value::String(_)) => std::slice::from_ref(one),
@@ -266,17 +266,13 @@ pub(in crate::api) fn stop(fields: Fields<'_>) -> Result<Vec<String>, ApiError> 
 }
 
 /// Parses a token id.
-pub(in crate::api) fn token(value: &Value, vocabulary: &Vocabulary) -> Option<TokenId> {
+pub(crate) fn token(value: &Value, vocabulary: &Vocabulary) -> Option<TokenId> {
     let id = TokenId::try_from(integer(value)?).ok()?;
     vocabulary.contains(id).then_some(id)
 }
 
 /// Parses a list of token ids or of strings that are one token each.
-pub(in crate::api) fn tokens(
-    fields: Fields<'_>,
-    name: &str,
-    vocabulary: &Vocabulary,
-) -> Result<Vec<TokenId>, ApiError> {
+pub(crate) fn tokens(fields: Fields<'_>, name: &str, vocabulary: &Vocabulary) -> Result<Vec<TokenId>, ApiError> {
     let one = |value: &Value| match value.as_str() {
         Some(text) => match vocabulary.encode(text, false, true)[..] {
             [token] => Ok(token),
@@ -333,7 +329,7 @@ fn sum_by_token(biases: &mut Vec<(TokenId, f32)>) {
 }
 
 /// Parses biases up to `max_bias`: OpenAI's `{"id or text": bias}`, or llama-server's `[[id or text, bias or false], …]`.
-pub(in crate::api) fn logit_bias(
+pub(crate) fn logit_bias(
     value: &Value,
     vocabulary: &Vocabulary,
     max_bias: f32,
@@ -382,7 +378,7 @@ pub(in crate::api) fn logit_bias(
 }
 
 /// Parses `record`: the effect of a recording failure on the run.
-pub(in crate::api) fn record(fields: Fields<'_>) -> Result<RecordPolicy, ApiError> {
+pub(crate) fn record(fields: Fields<'_>) -> Result<RecordPolicy, ApiError> {
     match fields.get("record") {
         None | Some(Value::Bool(true)) => Ok(RecordPolicy::BestEffort),
         Some(Value::Bool(false)) => Ok(RecordPolicy::Off),
@@ -395,7 +391,7 @@ pub(in crate::api) fn record(fields: Fields<'_>) -> Result<RecordPolicy, ApiErro
 
 /// Returns the prompt. An empty prompt becomes the BOS token, or the EOS token if there is none, because generation
 /// needs at least one token.
-pub(in crate::api) fn or_start_token(prompt: Vec<TokenId>, vocabulary: &Vocabulary) -> Vec<TokenId> {
+pub(crate) fn or_start_token(prompt: Vec<TokenId>, vocabulary: &Vocabulary) -> Vec<TokenId> {
     let special = vocabulary.special();
     match special.bos.or(special.eos) {
         Some(token) if prompt.is_empty() => vec![token],
@@ -404,7 +400,7 @@ pub(in crate::api) fn or_start_token(prompt: Vec<TokenId>, vocabulary: &Vocabula
 }
 
 /// Parses a prompt: a string, a list of token ids, or a list of both. `add_special` applies to its start.
-pub(in crate::api) fn encode_prompt(
+pub(crate) fn encode_prompt(
     value: &Value,
     name: &str,
     vocabulary: &Vocabulary,

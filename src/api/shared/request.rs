@@ -1,9 +1,9 @@
 //! Engine requests built from the body fields that all OpenAI and llama-server routes share.
 
 use super::{Fields, lora, mods, parameters};
-use crate::api::{ApiError, App, Loaded};
 use crate::engine::Request;
 use crate::events::{Surface, TokenId};
+use crate::server::{ApiError, App, Loaded};
 
 /// Fields that shape the answer and are recorded as sent, because no other part of the recording has them.
 const RECORDED_FIELDS: [&str; 10] = [
@@ -24,7 +24,7 @@ const RECORDED_FIELDS: [&str; 10] = [
 ///
 /// # Errors
 /// A field has an invalid value.
-pub(in crate::api) fn engine_request(
+pub(crate) fn engine_request(
     app: &App,
     loaded: &Loaded,
     fields: Fields<'_>,

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 /// Returns channel, operations, messages and schemas.
-pub(in crate::api) fn describe() -> Value {
+pub(crate) fn describe() -> Value {
     let client = [
         ("config", "Starts a run. Must be the first message, unless that is resume or feedback.", config()),
         (

@@ -2,10 +2,10 @@
 
 use crate::api::shared::fields::{Fields, invalid_value};
 use crate::api::shared::{constraint, mods, parameters};
-use crate::api::{ApiError, App, Loaded};
 use crate::engine::{Limits, ReportOptions, Request, SamplingParams};
 use crate::events::Surface;
 use crate::model::Vocabulary;
+use crate::server::{ApiError, App, Loaded};
 use serde_json::{Map, Value};
 use std::time::Duration;
 

@@ -1,14 +1,15 @@
 //! A connection: several concurrent runs with their `request_id`, and their control messages.
 
 use super::config::RunConfig;
+use super::registry::Streams;
 use super::run::{EndedBy, Follower, StreamedRun};
 use super::start::{NewRun, new_id, start};
 use super::{control, feedback, message, stored};
-use crate::api::peers::{ForwardHeaders, Relay};
 use crate::api::shared::{Fields, parameters};
-use crate::api::socket::{Close, Message, Outgoing, Socket};
-use crate::api::{ApiError, App, Caller, ErrorKind};
 use crate::events::Surface;
+use crate::server::peers::{ForwardHeaders, Relay};
+use crate::server::socket::{Close, Message, Outgoing, Socket};
+use crate::server::{ApiError, App, Caller, ErrorKind};
 use serde_json::Value;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
@@ -24,6 +25,7 @@ const MAX_ENDED_RUNS: usize = 32;
 /// A connection of the streaming protocol.
 pub(super) struct StreamConnection {
     pub(super) app: App,
+    streams: Streams,
     pub(super) caller: Caller,
     address: Option<SocketAddr>,
     /// Headers for another server that generates a run of this connection.
@@ -56,10 +58,10 @@ impl ConnectionRun {
 }
 
 /// Serves a connection.
-pub(super) async fn serve(app: App, socket: Socket) -> Close {
+pub(super) async fn serve(app: App, streams: Streams, socket: Socket) -> Close {
     let Socket { caller, address, headers, mut incoming, outgoing } = socket;
     let mut connection =
-        StreamConnection { app, caller, address, headers, outgoing, tasks: JoinSet::new(), runs: Vec::new() };
+        StreamConnection { app, streams, caller, address, headers, outgoing, tasks: JoinSet::new(), runs: Vec::new() };
     let mut opened = false;
     loop {
         let received = tokio::select! {
@@ -157,6 +159,7 @@ impl StreamConnection {
         let new_run = NewRun {
             request_id: request_id.clone(),
             caller: self.caller.clone(),
+            streams: self.streams.clone(),
             surface: Surface::Websocket,
             replaces,
             keep: self.app.config().server.run_timeouts.disconnected,
@@ -203,7 +206,7 @@ impl StreamConnection {
         };
         let after = fields.integer("after", 0..=i64::from(u32::MAX))?.unwrap_or(0) as usize;
         self.check_count()?;
-        let Some(run) = self.app.streams().find(&self.caller.scope, &id) else {
+        let Some(run) = self.streams.find(&self.caller.scope, &id) else {
             if self.resume_remote(&id, after).await? {
                 return Ok(());
             }

@@ -2,9 +2,9 @@
 
 use super::connection::StreamConnection;
 use super::message;
-use crate::api::ApiError;
-use crate::api::native::feedback;
 use crate::api::shared::Fields;
+use crate::api::shared::feedback;
+use crate::server::ApiError;
 
 /// Stores feedback with its run.
 ///

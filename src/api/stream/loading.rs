@@ -1,8 +1,8 @@
 //! Waits for a model and reports its loading progress.
 
 use super::message;
-use crate::api::socket::Outgoing;
-use crate::api::{ApiError, App, Loaded, ModelState, State};
+use crate::server::socket::Outgoing;
+use crate::server::{ApiError, App, Loaded, ModelState, State};
 use serde_json::Value;
 use std::time::Duration;
 use tokio::time::{Instant, interval};

@@ -2,9 +2,9 @@
 
 use super::log::LogToken;
 use super::run::{EndedBy, RunEnding, StreamedRun};
-use crate::api::{ApiError, Loaded};
 use crate::engine::{OUT_OF_MEMORY, PromptProgress};
 use crate::events::{Fault, Finish, FinishReason, Usage};
+use crate::server::{ApiError, Loaded};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 

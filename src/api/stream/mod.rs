@@ -19,23 +19,29 @@ mod run;
 mod start;
 mod stored;
 
+use crate::api::shared::error::StreamError;
+use crate::server::socket::Upgrade;
+use crate::server::{Access, App, Protocol};
 pub(super) use asyncapi::describe;
-pub(super) use registry::Streams;
-pub(super) use rest::is_route;
-
-use super::App;
-use super::socket::Upgrade;
+use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
 use axum::routing::get;
+use registry::Streams;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// Returns the routes.
-pub(super) fn router() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(rest::generate)).route("/generate", get(connect))
+/// Returns the routes over HTTP and over WebSocket, which share the registry of runs.
+pub(super) fn protocols() -> [Protocol; 2] {
+    let streams = Streams::default();
+    let http = OpenApiRouter::new().routes(routes!(rest::generate)).layer(Extension(streams.clone()));
+    let socket = OpenApiRouter::new().route("/generate", get(connect)).layer(Extension(streams));
+    [
+        Protocol::new(StreamError::render, &[]).routes(Access::Run, http),
+        Protocol::native(&["/generate"]).routes(Access::Socket, socket),
+    ]
 }
 
-async fn connect(State(app): State<App>, upgrade: Upgrade) -> Response {
-    upgrade.serve(|error| error.streaming().to_string(), move |socket| connection::serve(app, socket))
+async fn connect(State(app): State<App>, streams: Extension<Streams>, upgrade: Upgrade) -> Response {
+    upgrade.serve(|error| error.streaming().to_string(), move |socket| connection::serve(app, streams.0, socket))
 }

@@ -5,9 +5,12 @@ use crate::events::Scope;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Runs by `request_id`.
+/// Runs by `request_id`; cheap to clone.
+#[derive(Clone, Default)]
+pub(super) struct Streams(Arc<Inner>);
+
 #[derive(Default)]
-pub(in crate::api) struct Streams {
+struct Inner {
     runs: Mutex<HashMap<String, Arc<StreamedRun>>>,
     /// Ids reserved for runs that are about to start.
     taken: Mutex<HashSet<String>>,
@@ -22,7 +25,7 @@ pub(super) struct ReservedId<'a> {
 impl Streams {
     /// Reserves an id for a run that is about to start; returns `None` if another run has it.
     pub(super) fn reserve(&self, id: &str) -> Option<ReservedId<'_>> {
-        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = self.0.taken.lock().unwrap_or_else(PoisonError::into_inner);
         if self.find(&Scope::All, id).is_some() || !taken.insert(id.to_owned()) {
             return None;
         }
@@ -48,12 +51,12 @@ impl Streams {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Arc<StreamedRun>>> {
-        self.runs.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.runs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for ReservedId<'_> {
     fn drop(&mut self) {
-        self.streams.taken.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
+        self.streams.0.taken.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
     }
 }

@@ -2,9 +2,9 @@
 
 use super::connection::{ConnectionRun, StreamConnection};
 use super::message;
-use crate::api::peers::{Relay, find_recent, peer_of, relay};
 use crate::api::shared::Fields;
-use crate::api::{ApiError, ErrorKind};
+use crate::server::peers::{Relay, find_recent, peer_of, relay};
+use crate::server::{ApiError, ErrorKind};
 use serde_json::{Value, json};
 use std::sync::Arc;
 

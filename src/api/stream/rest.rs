@@ -2,18 +2,21 @@
 
 use super::config::RunConfig;
 use super::message;
+use super::registry::Streams;
 use super::run::Follower;
 use super::start::{NewRun, new_id, start};
 use crate::api::shared;
-use crate::api::{ApiError, App, Caller, StreamError, generation};
+use crate::api::shared::error::StreamError;
+use crate::api::shared::generation;
 use crate::events::Surface;
-use axum::Json;
+use crate::server::{ApiError, App, Caller};
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use futures::stream;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -105,6 +108,7 @@ pub(super) struct GenerateResponse {
 pub(super) async fn generate(
     State(app): State<App>,
     caller: Caller,
+    streams: Extension<Streams>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, StreamError> {
     let config = RunConfig::parse(&shared::parse_json(&body?)?, false)?;
@@ -112,6 +116,7 @@ pub(super) async fn generate(
     let new_run = NewRun {
         request_id: config.request_id().map_or_else(new_id, str::to_owned),
         caller,
+        streams: streams.0,
         surface: Surface::Generate,
         replaces: None,
         keep: Duration::ZERO,
@@ -181,9 +186,4 @@ fn event_stream(follower: Follower, ping: Option<Duration>) -> Response {
         Some(ping) => (headers, Sse::new(events).keep_alive(KeepAlive::new().interval(ping))).into_response(),
         None => (headers, Sse::new(events)).into_response(),
     }
-}
-
-/// Returns true if clients of the path expect this protocol's error format.
-pub(in crate::api) fn is_route(path: &str) -> bool {
-    path == "/v1/generate"
 }

@@ -4,10 +4,11 @@
 use super::config::{RunConfig, StreamOptions};
 use super::log::{LogEntry, RunLog};
 use super::message;
-use crate::api::{ApiError, App};
+use super::registry::Streams;
 use crate::engine::{Generation, Output, PromptProgress, RunControl, RunOver};
 use crate::events::{RunEnd, RunId, Tenant};
 use crate::model::Vocabulary;
+use crate::server::{ApiError, App};
 use serde_json::Value;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -116,9 +117,9 @@ impl StreamedRun {
     /// long it stays registered after its end.
     pub(super) fn start(
         app: &App,
+        streams: &Streams,
         generation: Generation,
-        config: RunConfig,
-        head: RunHead,
+        (config, head): (RunConfig, RunHead),
         keep: Duration,
     ) -> Arc<Self> {
         let Generation { run_id, request_id, output, control, .. } = generation;
@@ -135,8 +136,12 @@ impl StreamedRun {
             changed: watch::Sender::new(()),
             listener: watch::Sender::new(Listener { number: 0, here: true, at: 0, since: Instant::now() }),
         });
-        app.streams().register(&run);
-        tokio::spawn(advance(app.clone(), Arc::clone(&run), output, keep));
+        streams.register(&run);
+        let (app, streams, active) = (app.clone(), streams.clone(), Arc::clone(&run));
+        tokio::spawn(async move {
+            advance(&app, &active, output, keep).await;
+            streams.deregister(&active);
+        });
         run
     }
 
@@ -238,7 +243,7 @@ impl StreamedRun {
 }
 
 /// Stores the engine's output while the run has a listener or its grace period lasts.
-async fn advance(app: App, run: Arc<StreamedRun>, mut output: tokio::sync::mpsc::Receiver<Output>, keep: Duration) {
+async fn advance(app: &App, run: &StreamedRun, mut output: tokio::sync::mpsc::Receiver<Output>, keep: Duration) {
     let mut time_limit = std::pin::pin!(run.time_limit());
     let mut timed_out = false;
     loop {
@@ -287,7 +292,6 @@ async fn advance(app: App, run: Arc<StreamedRun>, mut output: tokio::sync::mpsc:
         () = sleep(keep) => {}
         () = app.stopping() => {}
     }
-    app.streams().deregister(&run);
 }
 
 impl Follower {

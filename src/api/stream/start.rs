@@ -1,11 +1,13 @@
 //! Starts a run from a configuration, for the WebSocket and for HTTP.
 
 use super::config::{PreparedRun, RunConfig};
+use super::registry::Streams;
 use super::run::{RunHead, StreamedRun};
 use super::{loading, message};
-use crate::api::socket::Outgoing;
-use crate::api::{ApiError, App, Caller, generation};
+use crate::api::shared::generation;
 use crate::events::Surface;
+use crate::server::socket::Outgoing;
+use crate::server::{ApiError, App, Caller};
 use std::sync::Arc;
 use std::time::Duration;
 use uuid::Uuid;
@@ -14,6 +16,8 @@ use uuid::Uuid;
 pub(super) struct NewRun {
     pub(super) request_id: String,
     pub(super) caller: Caller,
+    /// The registry that the run is added to.
+    pub(super) streams: Streams,
     /// Origin of the run.
     pub(super) surface: Surface,
     /// Id of the run that it replaces.
@@ -37,10 +41,10 @@ pub(super) async fn start(
     new_run: NewRun,
     client: Option<&Outgoing>,
 ) -> Result<Arc<StreamedRun>, ApiError> {
-    let NewRun { request_id, caller, surface, replaces, keep } = new_run;
+    let NewRun { request_id, caller, streams, surface, replaces, keep } = new_run;
     let loaded = loading::wait(app, config.model(), &request_id, client).await?;
     // Reserved until the run is registered, so that two concurrent runs cannot use the same id.
-    let Some(_name) = app.streams().reserve(&request_id) else {
+    let Some(_name) = streams.reserve(&request_id) else {
         let detail = format!(
             "request_id '{request_id}' belongs to another run; send a message of type \"resume\" to receive it"
         );
@@ -66,5 +70,5 @@ pub(super) async fn start(
         replaces,
     };
     let generation = loaded.engine().submit(request).await?;
-    Ok(StreamedRun::start(app, generation, config.clone(), head, keep))
+    Ok(StreamedRun::start(app, &streams, generation, (config.clone(), head), keep))
 }

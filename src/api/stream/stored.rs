@@ -2,8 +2,8 @@
 
 use super::message;
 use super::run::EndedBy;
-use crate::api::{ApiError, App};
 use crate::events::{ActionRecord, ActionType, Fault, FinishReason, RunStatus, Scope, TraceItem, Usage};
+use crate::server::{ApiError, App};
 use crate::store::RunSummary;
 use crate::trace::fold::Fold;
 use serde_json::{Value, json};

@@ -9,7 +9,7 @@ mod reference;
 use super::error;
 use super::error::show;
 use super::shell::Shell;
-use crate::api::{ApiError, App};
+use crate::server::{ApiError, App};
 use askama::Template;
 use axum::extract::{Extension, Path};
 use axum::http::{HeaderMap, StatusCode, header};

@@ -1,10 +1,12 @@
 //! Control of an answer while it is generated: ends its reasoning.
 
-use crate::api::peers::{ForwardHeaders, find_recent, forward, peer_of};
+use crate::api::shared::Fields;
+use crate::api::shared::error::OpenAiError;
 use crate::api::shared::{self, fields::invalid_value};
-use crate::api::{ApiError, App, OpenAiError, shared::Fields};
 use crate::engine::EndReasoning;
 use crate::events::{RunId, Scope};
+use crate::server::peers::{ForwardHeaders, find_recent, forward, peer_of};
+use crate::server::{ApiError, App};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;

@@ -4,9 +4,12 @@ mod control;
 mod response;
 mod stream;
 
-use crate::api::chat::{ChatRequest, ChatStream, FailedRequest, sse::respond};
 use crate::api::shared;
-use crate::api::{ApiError, App, Caller, OpenAiError, generation};
+use crate::api::shared::chat::sse::respond;
+use crate::api::shared::chat::{ChatRequest, ChatStream, FailedRequest};
+use crate::api::shared::error::OpenAiError;
+use crate::api::shared::generation;
+use crate::server::{ApiError, App, Caller};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -20,11 +23,13 @@ use utoipa_axum::routes;
 /// Returns the routes, with and without the `/v1` prefix.
 pub(super) fn router() -> OpenApiRouter<App> {
     use axum::routing::post;
-    OpenApiRouter::new()
-        .routes(routes!(completions))
-        .route("/chat/completions", post(completions))
-        .routes(routes!(control::control))
-        .route("/chat/completions/control", post(control::control))
+    OpenApiRouter::new().routes(routes!(completions)).route("/chat/completions", post(completions))
+}
+
+/// Returns the routes that control active runs, with and without the `/v1` prefix.
+pub(super) fn control_router() -> OpenApiRouter<App> {
+    use axum::routing::post;
+    OpenApiRouter::new().routes(routes!(control::control)).route("/chat/completions/control", post(control::control))
 }
 
 /// Answers a conversation like OpenAI's chat completions; with `"stream": true` token by token.

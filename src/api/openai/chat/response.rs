@@ -1,8 +1,9 @@
 //! JSON of chat completions and their chunks.
 
-use crate::api::chat::{ChatStream, MeasuredTokens, ToolCallRef};
-use crate::api::generation::{self, ProbabilityFormatter};
 use crate::api::openai::response::{self, FINGERPRINT, NO_LOGPROB};
+use crate::api::shared::chat::{ChatStream, MeasuredTokens, ToolCallRef};
+use crate::api::shared::generation;
+use crate::api::shared::generation::ProbabilityFormatter;
 use serde_json::{Map, Value, json};
 
 /// Returns the response object with these choices.

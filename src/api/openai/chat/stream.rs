@@ -1,10 +1,10 @@
 //! Streams a chat completion: a chunk with the role, the deltas, the finish reason, optional token counts, `[DONE]`.
 
 use super::response;
-use crate::api::ApiError;
-use crate::api::chat::sse::{ChatEventWriter, PendingEvents};
-use crate::api::chat::{ChatDelta, ChatStream, ChatUpdate, MeasuredTokens};
-use crate::api::generation;
+use crate::api::shared::chat::sse::{ChatEventWriter, PendingEvents};
+use crate::api::shared::chat::{ChatDelta, ChatStream, ChatUpdate, MeasuredTokens};
+use crate::api::shared::generation;
+use crate::server::ApiError;
 use futures::future::BoxFuture;
 use serde_json::{Map, Value, json};
 

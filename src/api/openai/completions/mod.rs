@@ -4,10 +4,12 @@
 mod request;
 mod response;
 
-use crate::api::generation::{self, Runs, stream};
+use crate::api::shared::error::OpenAiError;
+use crate::api::shared::generation;
+use crate::api::shared::generation::{Runs, stream};
 use crate::api::shared::{self, Fields};
-use crate::api::{ApiError, App, Caller, OpenAiError};
 use crate::engine::Output;
+use crate::server::{ApiError, App, Caller};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;

@@ -1,13 +1,14 @@
 //! Parses a completion body into engine requests, one per prompt and answer.
 
-use crate::api::generation;
-use crate::api::llama;
 use crate::api::shared::constraint::parse_constraint;
 use crate::api::shared::fields::{Fields, integer, invalid_value};
+use crate::api::shared::generation;
+use crate::api::shared::infill::{infill_prompt, infill_tokens};
+use crate::api::shared::settings::{LlamaResponseOptions, generation_settings};
 use crate::api::shared::{self, parameters};
-use crate::api::{ApiError, App, Loaded};
 use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
+use crate::server::{ApiError, App, Loaded};
 use serde_json::Value;
 
 /// Maximum alternatives per token.
@@ -68,7 +69,7 @@ pub(super) fn parse(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Co
         let first = engine_request(app, loaded, fields, &prompt, &options)?;
         if verbose && options.settings.is_none() {
             options.settings =
-                Some(llama::generation_settings(&first.sampling, &first.limits, &llama_options(fields, &options)));
+                Some(generation_settings(&first.sampling, &first.limits, &llama_options(fields, &options)));
         }
         requests.extend(generation::repeat_request(first, count));
         prompts.extend((0..count).map(|index| CompletionPrompt { repeated: index > 0, ..prompt.clone() }));
@@ -97,12 +98,12 @@ fn logprobs(fields: Fields<'_>) -> Result<Option<usize>, ApiError> {
 }
 
 /// Returns the options in the form that llama-server's `generation_settings` are built from.
-fn llama_options(fields: Fields<'_>, options: &CompletionOptions) -> llama::LlamaResponseOptions {
-    llama::LlamaResponseOptions {
+fn llama_options(fields: Fields<'_>, options: &CompletionOptions) -> LlamaResponseOptions {
+    LlamaResponseOptions {
         stream: options.stream,
         n_probs: options.logprobs.unwrap_or(0),
         post_sampling: options.after_sampler,
-        ..llama::LlamaResponseOptions::new(parameters::n_predict(fields))
+        ..LlamaResponseOptions::new(parameters::n_predict(fields))
     }
 }
 
@@ -149,8 +150,8 @@ fn parse_prompt(value: &Value, suffix: Option<&str>, loaded: &Loaded) -> Result<
             parameters::or_start_token(tokens, vocabulary)
         }
         (Some(suffix), Value::String(prefix)) => {
-            let tokens = llama::infill_tokens(vocabulary).map_err(|error| error.at("suffix"))?;
-            llama::infill_prompt(vocabulary, tokens, prefix, suffix)
+            let tokens = infill_tokens(vocabulary).map_err(|error| error.at("suffix"))?;
+            infill_prompt(vocabulary, tokens, prefix, suffix)
         }
         (Some(_), other) => return Err(invalid_value("prompt", "a string when `suffix` is set", other)),
     };

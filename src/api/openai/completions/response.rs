@@ -1,9 +1,10 @@
 //! JSON of completions, with log-probabilities in OpenAI's older format and in llama-server's.
 
 use super::request::{CompletionOptions, CompletionPrompt};
-use crate::api::generation::runs::StartedRun;
-use crate::api::generation::{self, ProbabilityFormatter, SentTokens};
 use crate::api::openai::response::{self, NO_LOGPROB};
+use crate::api::shared::generation;
+use crate::api::shared::generation::runs::StartedRun;
+use crate::api::shared::generation::{ProbabilityFormatter, SentTokens};
 use crate::events::{Alternative, RunEnd, RunId, TokenId, TokenMeasurement, Usage};
 use crate::model::Vocabulary;
 use serde_json::{Map, Value, json};

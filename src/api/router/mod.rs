@@ -1,0 +1,187 @@
+//! Puts the protocols together: their routes behind the shared middleware, the paths that two of them share, and the
+//! `OpenAPI` and `AsyncAPI` documents.
+
+mod asyncapi;
+mod generate;
+mod openapi;
+mod predict;
+#[cfg(test)]
+mod tests;
+
+use super::shared::error::{LlamaError, OpenAiError};
+use super::{anthropic, attention, health, ingest, kobold, llama, mods, native, openai, responses, stream};
+use crate::server::auth::{self, Guard};
+use crate::server::{
+    Access, ApiError, App, ErrorFormat, ErrorFormats, ErrorKind, Pages, Protocol, RouteGroup, limits, login, prefix,
+    with_request_id,
+};
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::http::{HeaderName, HeaderValue, header};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::response::Response;
+use axum::routing::get;
+use bytes::Bytes;
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::compression::CompressionLayer;
+use tower_http::decompression::RequestDecompressionLayer;
+use tower_http::set_header::SetResponseHeaderLayer;
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use uuid::Uuid;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+#[derive(OpenApi)]
+#[openapi(info(
+    title = "Thunder",
+    description = "Runs, their events, and the actions of mods. Errors are RFC 9457 problems; the OpenAI-compatible \
+                   routes use OpenAI's format, llama-server's routes llama-server's."
+))]
+struct Document;
+
+/// Returns the protocols that the `OpenAPI` document describes.
+fn protocols(app: &App) -> Vec<Protocol> {
+    let genkeys = kobold::Genkeys::default();
+    let vertex = app.config().server.vertex.as_ref();
+    let mut protocols = vec![
+        ingest::protocol(),
+        native::protocol(),
+        mods::protocol(),
+        openai::protocol(),
+        anthropic::protocol(),
+        responses::protocol(),
+        llama::protocol(),
+        llama::openai_protocol(),
+        attention::protocol(),
+        kobold::protocol(&genkeys),
+        generate::protocol(genkeys),
+        shared_models(),
+    ];
+    protocols.extend(health::protocols(vertex.and_then(|vertex| vertex.health.as_deref())));
+    protocols.extend(stream::protocols());
+    protocols
+}
+
+/// Returns `/models`, which OpenAI's API lists and llama-server's API changes.
+fn shared_models() -> Protocol {
+    let routes = openai::models_router().merge(llama::models_router());
+    Protocol::new(OpenAiError::render, &[]).routes(Access::Key, routes)
+}
+
+/// Returns all routes of the APIs and of the dashboard with the shared middleware.
+pub fn router(app: &App, pages: &Pages) -> Router {
+    let server = &app.config().server;
+    let mut protocols = protocols(app);
+    protocols.push(login::protocol());
+    let formats = ErrorFormats::new(&protocols, LlamaError::render);
+    let mut declared = Document::openapi();
+    let mut groups = Vec::new();
+    for RouteGroup { access, format, routes } in protocols.into_iter().flat_map(Protocol::into_groups) {
+        let (routes, described) = routes.split_for_parts();
+        declared.merge(described);
+        groups.push((access, format, routes));
+    }
+    let posts = declared.paths.paths.iter().filter(|(path, item)| item.post.is_some() && !path.contains('{'));
+    let posts: Vec<String> = posts.map(|(path, _)| path.clone()).collect();
+    let document = openapi::document(declared, &server.prefix);
+    let mut others = vec![documents(document.clone(), asyncapi::document(&server.prefix))];
+    others.extend(server.routes.dashboard.then(|| (pages.protocol)(document)));
+    for RouteGroup { access, format, routes } in others.into_iter().flat_map(Protocol::into_groups) {
+        groups.push((access, format, routes.into()));
+    }
+    let not_found = pages.not_found;
+    let unknown = {
+        let formats = formats.clone();
+        move |request: Request| std::future::ready(unknown_path(&formats, not_found, &request))
+    };
+    let guard = Guard::new(app, Access::Key, formats);
+    let mut routes = guarded(&guard, Router::new().fallback(unknown));
+    for (access, format, group) in groups {
+        routes = routes.merge(group_routes(app, access, format, group));
+    }
+    if let Some(vertex) = &server.vertex {
+        let targets = identified(app, routes.clone()).with_state(app.clone());
+        let predict = predict::router(&vertex.predict, targets, posts.iter().map(String::as_str));
+        routes = routes.merge(group_routes(app, Access::Key, LlamaError::render, predict));
+    }
+    prefix::below(&server.prefix, identified(app, routes).with_state(app.clone()))
+}
+
+/// Returns the routes that serve the documents.
+fn documents(openapi: Bytes, asyncapi: Bytes) -> Protocol {
+    let json = |body: Bytes| get(move || std::future::ready(([(header::CONTENT_TYPE, "application/json")], body)));
+    let routes = Router::new().route(openapi::PATH, json(openapi)).route(asyncapi::PATH, json(asyncapi));
+    Protocol::native(&[]).routes(Access::Key, OpenApiRouter::from(routes))
+}
+
+/// Adds the access checks and the error format of a group to its routes.
+fn group_routes(app: &App, access: Access, format: ErrorFormat, routes: Router<App>) -> Router<App> {
+    let unknown_method = move |request: Request| {
+        let detail = format!("{} does not accept {}", request.uri().path(), request.method());
+        std::future::ready(format(ApiError::new(ErrorKind::MethodNotAllowed, detail)))
+    };
+    guarded(&Guard::new(app, access, format), routes.method_not_allowed_fallback(unknown_method))
+}
+
+/// Adds the middleware that depends on the access class and the error format.
+fn guarded(guard: &Guard, routes: Router<App>) -> Router<App> {
+    routes
+        .layer(DefaultBodyLimit::max(guard.app().config().server.max_body_bytes))
+        .layer(RequestDecompressionLayer::new())
+        .layer(CompressionLayer::new())
+        .layer(from_fn_with_state(guard.clone(), limits::limit))
+        .layer(from_fn_with_state(guard.clone(), auth::guard))
+}
+
+/// Adds the middleware of all routes.
+fn identified(app: &App, routes: Router<App>) -> Router<App> {
+    routes
+        .layer(auth::cors(&app.config().server.security))
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(SetResponseHeaderLayer::if_not_present(
+            header::X_CONTENT_TYPE_OPTIONS,
+            HeaderValue::from_static("nosniff"),
+        ))
+        .layer(SetResponseHeaderLayer::if_not_present(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")))
+        .layer(SetResponseHeaderLayer::if_not_present(header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY")))
+        .layer(from_fn(identify))
+}
+
+/// Assigns a request id, the client's own if it is valid, and returns it with the response.
+async fn identify(request: Request, next: Next) -> Response {
+    let sent = request.headers().get(REQUEST_ID).and_then(|value| value.to_str().ok());
+    let id = match sent.filter(|id| (1..=128).contains(&id.len())) {
+        Some(id) => id.to_owned(),
+        None => Uuid::now_v7().to_string(),
+    };
+    let mut response = with_request_id(id.clone(), next.run(request)).await;
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(REQUEST_ID, value);
+    }
+    response
+}
+
+/// Returns the response for a path without a route: a page for a browser, else an error in the format of the protocol with
+/// similar paths.
+fn unknown_path(
+    formats: &ErrorFormats,
+    not_found: fn(&header::HeaderMap, &axum::http::Uri) -> Response,
+    request: &Request,
+) -> Response {
+    if auth::wants_page(request) {
+        return not_found(request.headers(), request.uri());
+    }
+    let path = request.uri().path();
+    formats.of(path)(ApiError::new(ErrorKind::NotFound, format!("no route exists at {path}")))
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the layer hands the panic over")]
+fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
+    let message = panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("no message");
+    axum::response::IntoResponse::into_response(ApiError::internal(format!("a handler panicked: {message}")))
+}

@@ -1,0 +1,142 @@
+//! Vertex AI's predictions: one body with requests to several routes, which run concurrently.
+
+use crate::api::shared;
+use crate::api::shared::error::LlamaError;
+use crate::api::shared::fields::{Fields, abbreviate, invalid_value};
+use crate::server::{ApiError, App};
+use axum::body::{Body, Bytes};
+use axum::extract::{FromRequest, Request};
+use axum::http::request::Parts;
+use axum::http::{HeaderValue, Method, Uri, header};
+use axum::routing::post;
+use axum::{Json, Router};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::sync::Arc;
+use tower::ServiceExt;
+
+/// Maximum number of instances in a request.
+const MAX_INSTANCES: usize = 128;
+
+/// The routes that instances can name.
+#[derive(Clone)]
+struct Targets {
+    routes: Router,
+    /// Paths, by their names in `@requestFormat`.
+    paths: Arc<HashMap<String, String>>,
+}
+
+/// Returns the route at `path` with instances sent to `routes`; `paths` are those that accept `POST`.
+pub(super) fn router<'a>(path: &str, routes: Router, paths: impl Iterator<Item = &'a str>) -> Router<App> {
+    let mut named = HashMap::new();
+    for target in paths {
+        named.entry(format_name(target)).or_insert_with(|| target.to_owned());
+        named.insert(target.to_owned(), target.to_owned());
+    }
+    let targets = Targets { routes, paths: Arc::new(named) };
+    Router::new().route(path, post(move |request: Request| predict(targets.clone(), request)))
+}
+
+async fn predict(targets: Targets, request: Request) -> Result<Json<Value>, LlamaError> {
+    let (head, body) = request.into_parts();
+    let body = Bytes::from_request(Request::from_parts(head.clone(), body), &()).await.map_err(ApiError::from)?;
+    let body = shared::parse_json(&body)?;
+    let expected = format!("a list of at most {MAX_INSTANCES} requests, each with @requestFormat");
+    let instances = match Fields::new(&body)?.list("instances")? {
+        Some(list) if list.len() <= MAX_INSTANCES => list,
+        Some(list) => {
+            let detail = format!("instances must be {expected}, got {}", list.len());
+            return Err(ApiError::invalid("instances", detail).into());
+        }
+        None => return Err(ApiError::invalid("instances", format!("instances is missing; it takes {expected}")).into()),
+    };
+    let answers = instances.iter().enumerate().map(|(index, instance)| targets.answer(&head, index, instance));
+    Ok(Json(json!({ "predictions": futures::future::join_all(answers).await })))
+}
+
+impl Targets {
+    /// Runs an instance and returns its response or error.
+    async fn answer(&self, head: &Parts, index: usize, instance: &Value) -> Value {
+        match self.request(head, index, instance) {
+            Ok(request) => {
+                let Ok(response) = self.routes.clone().oneshot(request).await;
+                match axum::body::to_bytes(response.into_body(), usize::MAX).await {
+                    Ok(bytes) => serde_json::from_slice(&bytes)
+                        .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&bytes).into_owned())),
+                    Err(error) => ApiError::internal(error).llama(),
+                }
+            }
+            Err(error) => error.llama(),
+        }
+    }
+
+    fn request(&self, head: &Parts, index: usize, instance: &Value) -> Result<Request, ApiError> {
+        const FORMAT: &str = "@requestFormat";
+        let place = format!("instances[{index}]");
+        let mut fields = instance.as_object().cloned().ok_or_else(|| invalid_value(&place, "an object", instance))?;
+        let format = fields.remove(FORMAT).unwrap_or_default();
+        let path = format.as_str().and_then(|name| self.paths.get(name)).ok_or_else(|| {
+            let field = format!("{place}.{FORMAT}");
+            let detail = format!(
+                "{field} must be the path of a route or its name, such as \"chatCompletions\", got {}",
+                abbreviate(&format)
+            );
+            ApiError::invalid(field, detail)
+        })?;
+        // The response contains all instances, so streaming is disabled.
+        if fields.contains_key("stream") {
+            fields.insert("stream".to_owned(), false.into());
+        }
+        let mut request = Request::new(Body::from(Value::Object(fields).to_string()));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = path.parse::<Uri>().map_err(ApiError::internal)?;
+        *request.extensions_mut() = head.extensions.clone();
+        let headers = request.headers_mut();
+        headers.extend(head.headers.iter().map(|(name, value)| (name.clone(), value.clone())));
+        for name in [
+            header::CONTENT_LENGTH,
+            header::CONTENT_ENCODING,
+            header::TRANSFER_ENCODING,
+            header::ACCEPT_ENCODING,
+            header::EXPECT,
+        ] {
+            headers.remove(name);
+        }
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        Ok(request)
+    }
+}
+
+/// Names a path in `@requestFormat`: `/v1/chat/completions` is `chatCompletions`.
+fn format_name(path: &str) -> String {
+    let path = path.strip_prefix("/v1").unwrap_or(path);
+    let words = path.split(['/', '-', '_']).filter(|word| !word.is_empty());
+    let mut name = String::new();
+    for word in words {
+        let mut letters = word.chars();
+        match letters.next() {
+            Some(first) if !name.is_empty() => name.extend(first.to_uppercase()),
+            Some(first) => name.push(first),
+            None => {}
+        }
+        name.push_str(letters.as_str());
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::format_name;
+
+    #[test]
+    fn a_path_is_named_in_camel_case() {
+        for (path, name) in [
+            ("/v1/chat/completions", "chatCompletions"),
+            ("/apply-template", "applyTemplate"),
+            ("/v1/chat/completions/input_tokens", "chatCompletionsInputTokens"),
+            ("/completion", "completion"),
+        ] {
+            assert_eq!(format_name(path), name);
+        }
+    }
+}

@@ -1,0 +1,115 @@
+use super::*;
+use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
+use crate::config::{Config, KeyHash};
+use crate::mods::ModRegistry;
+use axum::body::{Body, to_bytes};
+use axum::extract::ConnectInfo;
+use axum::http::{Method, StatusCode};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use tower::ServiceExt;
+
+/// Returns the state of a server that has loaded nothing. With `key` it requires one.
+fn app(key: Option<&str>) -> App {
+    let data = DataFlags { data_dir: Some(std::env::temp_dir()), ..DataFlags::default() };
+    let engine = EngineFlags { parallel: Some(1), batch_size: 1, ubatch_size: 1, ..EngineFlags::default() };
+    let mut config = Config::new(engine, data, &ServerFlags::default()).unwrap();
+    config.server.security.keys = key.map(KeyHash::of).into_iter().collect();
+    App::new(Arc::new(config), Arc::new(ModRegistry::default()), chrono::DateTime::default)
+}
+
+async fn send(routes: &Router, method: Method, path: &str, headers: &[(&str, &str)]) -> (StatusCode, String) {
+    let mut request = Request::builder().method(method).uri(path).header("host", "localhost");
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let mut request = request.body(Body::empty()).unwrap();
+    request.extensions_mut().insert(ConnectInfo(SocketAddr::from(([127, 0, 0, 1], 1))));
+    let response = routes.clone().oneshot(request).await.unwrap();
+    let status = response.status();
+    (status, String::from_utf8(to_bytes(response.into_body(), usize::MAX).await.unwrap().to_vec()).unwrap())
+}
+
+const MISSING_KEY: &str =
+    "an API key is required, sent as 'Authorization: Bearer KEY', 'X-Api-Key: KEY' or 'X-User-Api-Key: KEY'";
+
+/// Returns a path that matches a route's pattern.
+fn concrete(pattern: &str) -> String {
+    pattern.split('/').map(|part| if part.starts_with('{') { "x" } else { part }).collect::<Vec<_>>().join("/")
+}
+
+/// Returns the body of an error, without its request id.
+async fn rendered(format: ErrorFormat, error: ApiError) -> String {
+    let body = to_bytes(format(error).into_body(), usize::MAX).await.unwrap();
+    without_id(std::str::from_utf8(&body).unwrap())
+}
+
+/// Returns the body without the request id, which differs in every response.
+fn without_id(body: &str) -> String {
+    let mut value: serde_json::Value = serde_json::from_str(body).unwrap_or_default();
+    if let Some(fields) = value.as_object_mut() {
+        fields.remove("request_id");
+    }
+    value.to_string()
+}
+
+#[tokio::test]
+async fn every_route_has_its_access_class_and_its_error_format() {
+    let app = app(Some("secret"));
+    let routes = router(&app, &crate::ui::pages());
+    let mut walked = 0;
+    for RouteGroup { access, format, routes: group } in protocols(&app).into_iter().flat_map(Protocol::into_groups) {
+        let (_, described) = group.split_for_parts();
+        for (pattern, item) in described.paths.paths {
+            let methods = [
+                (Method::GET, item.get.is_some()),
+                (Method::POST, item.post.is_some()),
+                (Method::DELETE, item.delete.is_some()),
+            ];
+            let path = concrete(&pattern);
+            for (method, _) in methods.into_iter().filter(|(_, exists)| *exists) {
+                walked += 1;
+                let expected = rendered(format, ApiError::new(ErrorKind::Unauthorized, MISSING_KEY)).await;
+                let (status, body) = send(&routes, method.clone(), &path, &[]).await;
+                if access == Access::Public {
+                    assert_ne!(status, StatusCode::UNAUTHORIZED, "{method} {path}");
+                } else {
+                    assert_eq!((status, without_id(&body)), (StatusCode::UNAUTHORIZED, expected), "{method} {path}");
+                }
+                let foreign = [("origin", "http://evil.example"), ("upgrade", "websocket")];
+                let (status, body) = send(&routes, method.clone(), &path, &foreign).await;
+                let detail = "a page of http://evil.example may not send this request; start the server with \
+                              --cors-origin to allow it";
+                let expected = rendered(format, ApiError::new(ErrorKind::Forbidden, detail)).await;
+                assert_eq!((status, without_id(&body)), (StatusCode::FORBIDDEN, expected), "{method} {path}");
+            }
+            let (status, body) = send(&routes, Method::PATCH, &path, &[("authorization", "Bearer secret")]).await;
+            let error = ApiError::new(ErrorKind::MethodNotAllowed, format!("{path} does not accept PATCH"));
+            let expected = rendered(format, error).await;
+            assert_eq!((status, without_id(&body)), (StatusCode::METHOD_NOT_ALLOWED, expected), "PATCH {path}");
+        }
+    }
+    assert!(walked > 60, "{walked}");
+}
+
+#[tokio::test]
+async fn unknown_path_gets_the_format_of_its_neighbours() {
+    let routes = router(&app(None), &crate::ui::pages());
+    for (path, expected) in [
+        ("/v1/x", r#"{"error":{"message""#),
+        ("/v1/messages/x/y", r#"{"type":"error","error":{"#),
+        ("/v1/mods/a/b/c", r#"{"type":"/problems/not-found""#),
+        ("/v1/slots/1/x", r#"{"error":{"code":404"#),
+        ("/api/x", r#"{"type":"/problems/not-found""#),
+        ("/api/extra/x", r#"{"detail":{"msg""#),
+        ("/docs/a/b", r#"{"type":"/problems/not-found""#),
+        ("/x", r#"{"error":{"code":404"#),
+    ] {
+        let (status, body) = send(&routes, Method::GET, path, &[]).await;
+        assert_eq!(status, StatusCode::NOT_FOUND, "{path}");
+        assert!(body.starts_with(expected), "{path}: {body}");
+    }
+    let (status, body) = send(&routes, Method::GET, "/v1/x", &[("accept", "text/html")]).await;
+    assert_eq!(status, StatusCode::NOT_FOUND);
+    assert!(body.starts_with("<!doctype html>"), "{body}");
+}

@@ -1,0 +1,328 @@
+//! The messages of a stream, encoded as JSON, as `MessagePack`, or with a binary payload.
+
+use super::error;
+use super::pruning::Prunable;
+use super::request::AttentionOptions;
+use super::shape::{AttentionPayload, RowData};
+use super::stream::{AttentionEvent, GeneratedToken, SampleEnd, convert_row, run_blocking};
+use crate::events::TokenId;
+use crate::server::ApiError;
+use crate::server::socket::Message;
+use serde::Serialize;
+use serde_json::Value;
+use std::sync::Arc;
+
+/// Alignment of the binary payload, so that clients can use it as numbers without a copy.
+const ALIGNMENT: usize = 8;
+
+/// Encoding of messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MessageFormat {
+    /// Each message is JSON text, or a binary message with a JSON header if it has a binary payload.
+    Json,
+    /// Each is `MessagePack`.
+    Msgpack,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct TokenFields {
+    token_id: TokenId,
+    pub(crate) text: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprob: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_logprobs: Option<Vec<TopLogprob>>,
+}
+
+#[derive(Debug, Serialize)]
+struct TopLogprob {
+    token_id: TokenId,
+    text: String,
+    logprob: f32,
+}
+
+#[derive(Debug, Serialize)]
+struct TokenEvent<'a> {
+    r#type: &'static str,
+    request_id: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sample: Option<usize>,
+    token: TokenFields,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attention: Option<AttentionPayload>,
+}
+
+#[derive(Debug, Serialize)]
+struct BareTokenEvent<'a> {
+    r#type: &'static str,
+    request_id: &'a str,
+    #[serde(flatten)]
+    token: TokenFields,
+}
+
+#[derive(Debug, Serialize)]
+struct DoneEvent<'a> {
+    r#type: &'static str,
+    request_id: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sample: Option<usize>,
+    finish_reason: &'static str,
+    total_tokens: usize,
+    prompt_tokens: u32,
+    generation_time_ms: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct RetractEvent<'a> {
+    r#type: &'static str,
+    request_id: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sample: Option<usize>,
+    tokens: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct PruningEvent<'a> {
+    r#type: &'static str,
+    request_id: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sample: Option<usize>,
+    prunable_sentences: Vec<Prunable>,
+}
+
+/// Writes the messages of one request.
+#[derive(Debug, Clone)]
+pub(crate) struct AttentionWriter {
+    format: MessageFormat,
+    request_id: Arc<str>,
+    pub(crate) options: AttentionOptions,
+}
+
+impl AttentionWriter {
+    pub(crate) fn new(format: MessageFormat, request_id: &str, options: &AttentionOptions) -> Self {
+        Self { format, request_id: request_id.into(), options: options.clone() }
+    }
+
+    /// Returns the message for an event.
+    ///
+    /// # Errors
+    /// An attention row is invalid.
+    pub(crate) async fn write(&self, event: AttentionEvent) -> Result<Message, ApiError> {
+        match event {
+            AttentionEvent::Token(token) => {
+                let (writer, row) = (self.clone(), token.row.clone());
+                run_blocking(row.as_deref(), move || writer.token(*token)).await
+            }
+            AttentionEvent::Retract { sample, tokens } => self.encode(&RetractEvent {
+                r#type: "retract",
+                request_id: &self.request_id,
+                sample: self.sample(sample),
+                tokens,
+            }),
+            AttentionEvent::Pruning { sample, sentences } => self.encode(&PruningEvent {
+                r#type: "pruning_suggestion",
+                request_id: &self.request_id,
+                sample: self.sample(sample),
+                prunable_sentences: sentences,
+            }),
+            AttentionEvent::Done(done) => self.done(&done),
+            AttentionEvent::Failed { sample, error } => self.error(&error, self.sample(sample)),
+        }
+    }
+
+    /// Returns the last message of a sample.
+    ///
+    /// # Errors
+    /// Serialization failed.
+    pub(crate) fn done(&self, done: &SampleEnd) -> Result<Message, ApiError> {
+        self.encode(&DoneEvent {
+            r#type: "done",
+            request_id: &self.request_id,
+            sample: self.sample(done.sample),
+            finish_reason: done.finish_reason,
+            total_tokens: done.total_tokens,
+            prompt_tokens: done.prompt_tokens,
+            generation_time_ms: done.generation_time_ms,
+        })
+    }
+
+    /// Returns an error message of this request.
+    ///
+    /// # Errors
+    /// Serialization failed.
+    pub(crate) fn error(&self, error: &ApiError, sample: Option<usize>) -> Result<Message, ApiError> {
+        error_message(self.format, error, Some(&self.request_id), sample)
+    }
+
+    fn token(&self, token: GeneratedToken) -> Result<Message, ApiError> {
+        if let (Some(shape), Some(row)) = (&self.options.attention, token.row.as_deref())
+            && shape.bytes(row) > self.options.max_bytes
+        {
+            return Err(error::out_of_memory("this token", self.options.max_bytes, Some(row)));
+        }
+        let mut attention = convert_row(token.row.as_deref(), self.options.attention.as_ref(), self.options.layers)?;
+        let json = self.format == MessageFormat::Json;
+        let bytes = attention.as_mut().filter(|_| json).and_then(take_bytes);
+        let text = attention.as_mut().filter(|_| json).and_then(take_text);
+        let event = TokenEvent {
+            r#type: "token",
+            request_id: &self.request_id,
+            sample: self.sample(token.sample),
+            token: token_fields(token, self.options.logprobs),
+            attention,
+        };
+        if let Some(text) = text {
+            let message = serde_json::to_string(&event).map_err(ApiError::internal)?;
+            return with_text(&message, &text).map(Message::Text);
+        }
+        let Some(bytes) = bytes else { return self.encode(&event) };
+        let header = serde_json::to_vec(&event).map_err(ApiError::internal)?;
+        Ok(Message::Binary(with_header(&header, &bytes).into()))
+    }
+
+    /// Returns a token as two messages: its fields as text, and its attention row as bytes if attention was requested.
+    /// The bytes are empty for a token without a row.
+    ///
+    /// # Errors
+    /// An attention row is invalid.
+    pub(crate) async fn write_split(&self, token: GeneratedToken) -> Result<(Message, Option<Message>), ApiError> {
+        let (writer, row) = (self.clone(), token.row.clone());
+        let numbers = run_blocking(row.as_deref(), move || {
+            let options = &writer.options;
+            convert_row(token.row.as_deref(), options.attention.as_ref(), options.layers)
+                .map(|attention| (attention.and_then(|mut attention| take_bytes(&mut attention)), token))
+        });
+        let (bytes, token) = numbers.await?;
+        let event = BareTokenEvent {
+            r#type: "token",
+            request_id: &self.request_id,
+            token: token_fields(token, self.options.logprobs),
+        };
+        let numbers = self.options.attention.is_some().then(|| Message::Binary(bytes.unwrap_or_default().into()));
+        Ok((self.encode(&event)?, numbers))
+    }
+
+    /// Returns the sample's index if the request has several samples.
+    fn sample(&self, sample: usize) -> Option<usize> {
+        (self.options.samples > 1).then_some(sample)
+    }
+
+    fn encode(&self, event: &impl Serialize) -> Result<Message, ApiError> {
+        encode(self.format, event)
+    }
+}
+
+/// Returns an error message, with or without a request id.
+///
+/// # Errors
+/// Serialization failed.
+pub(crate) fn error_message(
+    format: MessageFormat,
+    error: &ApiError,
+    request_id: Option<&str>,
+    sample: Option<usize>,
+) -> Result<Message, ApiError> {
+    let mut fields = error::fields(error);
+    if let Some(request_id) = request_id {
+        fields.insert("request_id".into(), request_id.into());
+    }
+    if let Some(sample) = sample {
+        fields.insert("sample".into(), sample.into());
+    }
+    encode(format, &Value::Object(fields))
+}
+
+/// Encodes the fields of a message.
+///
+/// # Errors
+/// Serialization failed.
+pub(crate) fn encode(format: MessageFormat, event: &impl Serialize) -> Result<Message, ApiError> {
+    match format {
+        MessageFormat::Json => serde_json::to_string(event).map(Message::Text).map_err(ApiError::internal),
+        MessageFormat::Msgpack => {
+            rmp_serde::to_vec_named(event).map(|bytes| Message::Binary(bytes.into())).map_err(ApiError::internal)
+        }
+    }
+}
+
+/// Returns the fields of a token with up to `logprobs` alternatives.
+pub(crate) fn token_fields(token: GeneratedToken, logprobs: Option<usize>) -> TokenFields {
+    let alternatives = |count: usize| {
+        let top = token.top.iter().take(count);
+        top.map(|one| TopLogprob {
+            token_id: one.token,
+            text: one.text.clone(),
+            logprob: one.prob.max(f32::MIN_POSITIVE).ln(),
+        })
+        .collect::<Vec<_>>()
+    };
+    TokenFields {
+        token_id: token.measure.token,
+        logprob: logprobs.and(token.measure.logprob),
+        top_logprobs: logprobs.filter(|&count| count > 0).map(alternatives),
+        text: token.measure.text,
+    }
+}
+
+/// Takes the bytes out of a message whose encoding cannot contain them.
+fn take_bytes(attention: &mut AttentionPayload) -> Option<Vec<u8>> {
+    match attention.data.take() {
+        Some(RowData::Bytes(bytes)) => {
+            attention.byte_length = Some(bytes.len());
+            Some(bytes)
+        }
+        other => {
+            attention.data = other;
+            None
+        }
+    }
+}
+
+/// Takes the text out of a message and leaves an empty one.
+fn take_text(attention: &mut AttentionPayload) -> Option<String> {
+    match &mut attention.data {
+        Some(RowData::Text(text)) => Some(std::mem::take(text)),
+        _ => None,
+    }
+}
+
+/// Inserts `text` into the last field of a serialized message. The text contains nothing to escape; a JSON serializer
+/// would check every character of several megabytes.
+fn with_text(message: &str, text: &str) -> Result<String, ApiError> {
+    const END: &str = "\"}}";
+    let begin = message.strip_suffix(END).ok_or_else(|| ApiError::internal("a token's data is not its last field"))?;
+    let mut whole = String::with_capacity(message.len() + text.len());
+    whole.push_str(begin);
+    whole.push_str(text);
+    whole.push_str(END);
+    Ok(whole)
+}
+
+/// Returns the little-endian `u32` length of the header, the header padded with spaces, and the bytes aligned to 8.
+fn with_header(header: &[u8], bytes: &[u8]) -> Vec<u8> {
+    let padded = (4 + header.len()).next_multiple_of(ALIGNMENT) - 4;
+    let mut message = Vec::with_capacity(4 + padded + bytes.len());
+    message.extend((padded as u32).to_le_bytes());
+    message.extend(header);
+    message.resize(4 + padded, b' ');
+    message.extend(bytes);
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::with_header;
+
+    #[test]
+    fn bytes_begin_where_numbers_can() {
+        for len in 0..20 {
+            let header = vec![b'x'; len];
+            let message = with_header(&header, &[1, 2, 3]);
+            let header_len = u32::from_le_bytes(message[..4].try_into().unwrap()) as usize;
+            assert_eq!((4 + header_len) % 8, 0);
+            assert_eq!(message[4 + header_len..], [1, 2, 3]);
+            assert_eq!(message[4..4 + len], header);
+            assert!(message[4 + len..4 + header_len].iter().all(|&byte| byte == b' '));
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! Suggests sentences that a client could remove from its context because they received little attention.
+
+use crate::api::shared::Fields;
+use crate::api::shared::fields::{abbreviate, integer};
+use crate::events::TokenId;
+use crate::model::Vocabulary;
+use crate::server::ApiError;
+use crate::trace::attention::AttentionRows;
+use serde::Serialize;
+use serde_json::Value;
+use std::collections::{HashMap, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Default threshold: a sentence is suggested if none of its tokens received this much attention at any step.
+const THRESHOLD: f32 = 0.05;
+/// Number of answers whose attention a connection stores per sentence.
+const REMEMBERED_ANSWERS: usize = 4;
+/// Maximum sentences in a request.
+const MAX_SENTENCES: usize = 100_000;
+/// Maximum sentences that a connection stores; its history is cleared beyond that.
+const MAX_REMEMBERED_SENTENCES: usize = 20_000;
+/// Ends of sentences, if the request does not list sentences.
+const ENDS: [char; 4] = ['.', '!', '?', '\n'];
+
+/// Key of a sentence in the history.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum SentenceKey {
+    /// Turn and sentence number from the client.
+    Given(i64, i64),
+    /// Hash of the tokens; numbers assigned by the server change when a sentence is removed.
+    Tokens(u64),
+}
+
+/// A sentence of the prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Sentence {
+    name: SentenceKey,
+    turn: i64,
+    sentence: i64,
+    start: usize,
+    end: usize,
+}
+
+/// Attention per sentence while an answer is generated.
+#[derive(Debug, Clone)]
+pub(crate) struct PruningWatch {
+    threshold: f32,
+    sentences: Arc<[Sentence]>,
+    /// Maximum mean attention of each sentence so far.
+    most: Vec<f32>,
+    /// True after the first step.
+    has_steps: bool,
+}
+
+/// A sentence that can be removed.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Prunable {
+    turn_id: i64,
+    sentence_id: i64,
+    /// Maximum attention of one of its tokens at any step of this answer and of the last ones on this connection; mean
+    /// over all heads of all layers.
+    max_attention: f32,
+    /// Index of the first token.
+    start: usize,
+    /// Index after the last token.
+    end: usize,
+}
+
+/// Attention of each sentence in the last answers.
+type AttentionHistory = HashMap<SentenceKey, VecDeque<f32>>;
+
+/// Attention in earlier answers of a connection.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct PruningHistory(Arc<Mutex<AttentionHistory>>);
+
+impl PruningWatch {
+    /// Parses `suggest_pruning`, `prune_below`, and `sentences`: a list of `{turn_id, sentence_id, start, end}`.
+    /// Without a list, turns start at control tokens and sentences end at full stops and line breaks.
+    ///
+    /// # Errors
+    /// 400 for sentences outside the prompt.
+    pub(crate) fn parse(
+        fields: Fields<'_>,
+        vocabulary: &Vocabulary,
+        prompt: &[TokenId],
+    ) -> Result<Option<Self>, ApiError> {
+        let threshold = fields.number("prune_below", 0.0..=1.0)?.unwrap_or(THRESHOLD);
+        let named = fields.list("sentences")?;
+        if !fields.flag("suggest_pruning")?.unwrap_or(false) {
+            return Ok(None);
+        }
+        let sentences = match named {
+            Some(list) if list.len() > MAX_SENTENCES => {
+                let message = format!("`sentences` must have at most {MAX_SENTENCES} entries, got {}", list.len());
+                return Err(ApiError::invalid("sentences", message));
+            }
+            Some(list) => {
+                list.iter().enumerate().map(|(at, one)| sentence(at, one, prompt.len())).collect::<Result<_, _>>()?
+            }
+            None => split_sentences(vocabulary, prompt),
+        };
+        Ok(Some(Self { threshold, most: vec![0.0; sentences.len()], has_steps: false, sentences: sentences.into() }))
+    }
+
+    /// Adds the attention of one step.
+    pub(crate) fn add_step(&mut self, rows: &AttentionRows<'_>) {
+        self.has_steps = true;
+        let mean = rows.mean();
+        for (sentence, most) in self.sentences.iter().zip(&mut self.most) {
+            let seen = mean.get(sentence.range()).unwrap_or_default();
+            *most = seen.iter().fold(*most, |most, &value| most.max(value));
+        }
+    }
+
+    /// Returns the removable sentences in order and stores this answer's attention in the history. An answer without
+    /// tokens returns nothing.
+    pub(crate) fn suggestion(&self, history: &PruningHistory) -> Vec<Prunable> {
+        if !self.has_steps {
+            return Vec::new();
+        }
+        let mut history = history.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let prunable = self.sentences.iter().zip(&self.most).filter_map(|(sentence, &most)| {
+            if history.len() >= MAX_REMEMBERED_SENTENCES && !history.contains_key(&sentence.name) {
+                history.clear();
+            }
+            let earlier = history.entry(sentence.name).or_default();
+            earlier.push_back(most);
+            if earlier.len() > REMEMBERED_ANSWERS {
+                earlier.pop_front();
+            }
+            let max_attention = earlier.iter().fold(most, |a, &b| a.max(b));
+            (max_attention < self.threshold).then_some(Prunable {
+                turn_id: sentence.turn,
+                sentence_id: sentence.sentence,
+                max_attention,
+                start: sentence.start,
+                end: sentence.end,
+            })
+        });
+        prunable.collect()
+    }
+}
+
+impl Sentence {
+    fn range(self) -> Range<usize> {
+        self.start..self.end
+    }
+}
+
+fn sentence(at: usize, value: &Value, tokens: usize) -> Result<Sentence, ApiError> {
+    let field = |name: &str| value.get(name).and_then(integer);
+    let read = || {
+        let (start, end) = (usize::try_from(field("start")?).ok()?, usize::try_from(field("end")?).ok()?);
+        let (turn, number) = (field("turn_id")?, field("sentence_id")?);
+        let sentence = Sentence { name: SentenceKey::Given(turn, number), turn, sentence: number, start, end };
+        (start < end && end <= tokens).then_some(sentence)
+    };
+    read().ok_or_else(|| {
+        let message = format!(
+            "`sentences[{at}]` must be {{turn_id, sentence_id, start, end}} with 0 <= start < end <= {tokens}, the number of \
+             input_ids, got {}",
+            abbreviate(value)
+        );
+        ApiError::invalid(format!("sentences[{at}]"), message)
+    })
+}
+
+/// Splits the prompt into sentences.
+fn split_sentences(vocabulary: &Vocabulary, prompt: &[TokenId]) -> Vec<Sentence> {
+    let mut sentences = Vec::new();
+    let (mut turn, mut number, mut start) = (0, 0, 0);
+    let texts = vocabulary.texts(prompt);
+    for (index, (&token, text)) in prompt.iter().zip(&texts).enumerate() {
+        let control = vocabulary.is_control(token);
+        let ends = !control && (index + 1 == prompt.len() || text.trim_end_matches(' ').ends_with(ENDS));
+        // Control tokens belong to no sentence because removing one would merge two turns.
+        let upto = if control { index } else { index + 1 };
+        if (control || ends) && upto > start {
+            let mut hasher = DefaultHasher::new();
+            prompt[start..upto].hash(&mut hasher);
+            let name = SentenceKey::Tokens(hasher.finish());
+            sentences.push(Sentence { name, turn, sentence: number, start, end: upto });
+            number += 1;
+        }
+        if control {
+            (turn, number) = (turn + i64::from(number > 0), 0);
+        }
+        if control || ends {
+            start = index + 1;
+        }
+    }
+    sentences
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn watch(threshold: f32) -> PruningWatch {
+        let sentences: Vec<Sentence> = [(0, 2), (2, 3)]
+            .into_iter()
+            .enumerate()
+            .map(|(at, (start, end))| {
+                sentence(at, &json!({"turn_id": 1, "sentence_id": at, "start": start, "end": end}), 3)
+            })
+            .collect::<Result<_, _>>()
+            .unwrap();
+        PruningWatch { threshold, most: vec![0.0; sentences.len()], has_steps: false, sentences: sentences.into() }
+    }
+
+    #[test]
+    fn unattended_sentence_is_suggested_until_attended_again() {
+        let history = PruningHistory::default();
+        let see = |values: &[f32]| {
+            let mut watch = watch(0.2);
+            watch.add_step(&AttentionRows::new(values, 1, 1).unwrap());
+            watch.suggestion(&history)
+        };
+        let first = see(&[0.1, 0.8, 0.1]);
+        assert_eq!((first.len(), first[0].sentence_id, first[0].max_attention), (1, 1, 0.1));
+        assert!(see(&[0.1, 0.1, 0.8]).is_empty(), "the earlier answer attended to the first sentence");
+        for _ in 0..3 {
+            see(&[0.1, 0.8, 0.1]);
+        }
+        assert_eq!(see(&[0.1, 0.8, 0.1])[0].sentence_id, 1, "answers beyond the last four are ignored");
+        assert!(watch(0.2).suggestion(&history).is_empty(), "an answer without tokens suggests nothing");
+    }
+
+    #[test]
+    fn sentences_must_be_within_prompt() {
+        let valid = json!({"turn_id": 1, "sentence_id": 3, "start": 1, "end": 2});
+        assert!(sentence(0, &valid, 2).is_ok());
+        for (field, value) in [("end", json!(3)), ("start", json!(2)), ("start", json!(-1)), ("turn_id", json!("x"))] {
+            let mut wrong = valid.clone();
+            wrong[field] = value;
+            let error = sentence(4, &wrong, 2).unwrap_err().problem().detail;
+            assert!(error.starts_with("`sentences[4]` must be"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! Parses a request body into engine requests, one per sample.
+
+use super::pruning::PruningWatch;
+use super::shape::{Coding, DefaultCodings, RowFormat};
+use crate::api::shared::fields::{abbreviate, integer, invalid_value};
+use crate::api::shared::generation::request_id_exists;
+use crate::api::shared::{Fields, constraint, mods, parameters};
+use crate::engine::{ReportOptions, Request};
+use crate::events::{Surface, TokenId};
+use crate::model::Vocabulary;
+use crate::server::{ApiError, App, Loaded};
+use serde_json::{Map, Value};
+use std::time::Instant;
+
+/// Maximum samples per request.
+const MAX_SAMPLES: i64 = 64;
+/// Maximum alternatives per token.
+const MAX_LOGPROBS: i64 = 100;
+/// Default number of alternatives on the WebSocket; over HTTP probabilities are off by default.
+const DEFAULT_LOGPROBS: usize = 2;
+
+/// An attention request that passed validation.
+#[derive(Debug)]
+pub(crate) struct AttentionRequest {
+    /// One request per sample, in order.
+    pub(crate) requests: Vec<Request>,
+    pub(crate) options: AttentionOptions,
+}
+
+/// Client options that shape the response.
+#[derive(Debug, Clone)]
+pub(crate) struct AttentionOptions {
+    /// The client's id of the request.
+    pub(crate) request_id: Option<String>,
+    pub(crate) attention: Option<RowFormat>,
+    /// Alternatives per token; `None` reports no probabilities.
+    pub(crate) logprobs: Option<usize>,
+    pub(crate) pruning: Option<PruningWatch>,
+    pub(crate) samples: usize,
+    /// Number of prompt tokens.
+    pub(crate) prompt_tokens: u32,
+    /// Number of layers of the model.
+    pub(crate) layers: usize,
+    /// Maximum bytes of attention in one response or message.
+    pub(crate) max_bytes: usize,
+    /// Time the request arrived.
+    pub(crate) received: Instant,
+}
+
+impl AttentionOptions {
+    /// Returns the milliseconds since the request arrived.
+    pub(crate) fn elapsed_ms(&self) -> u64 {
+        self.received.elapsed().as_millis() as u64
+    }
+}
+
+/// Transport and message format of a request; determines its defaults.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Transport {
+    /// JSON over HTTP.
+    Rest,
+    /// `MessagePack` over HTTP.
+    Msgpack,
+    /// JSON on the WebSocket.
+    Socket,
+    /// `MessagePack` on the WebSocket.
+    MsgpackSocket,
+    /// `KoboldCPP`'s server-sent events.
+    Events,
+    /// `KoboldCPP`'s WebSocket, with numbers in separate binary frames.
+    Frames,
+}
+
+impl Transport {
+    const fn default_codings(self) -> DefaultCodings {
+        let (per_layer, aggregated, bytes) = match self {
+            Self::Rest => (Coding::Base64, Coding::Array, false),
+            Self::Socket => (Coding::Base64, Coding::Array, true),
+            Self::Msgpack | Self::MsgpackSocket | Self::Frames => (Coding::Binary, Coding::Binary, true),
+            Self::Events => (Coding::Base64, Coding::Base64, false),
+        };
+        DefaultCodings { per_layer, aggregated, bytes }
+    }
+
+    /// Returns the default number of alternatives per token; `None` reports no probabilities.
+    const fn default_logprobs(self) -> Option<usize> {
+        match self {
+            Self::Socket | Self::MsgpackSocket => Some(DEFAULT_LOGPROBS),
+            Self::Rest | Self::Msgpack | Self::Events | Self::Frames => None,
+        }
+    }
+}
+
+/// Fields that request attention, in this API and in `KoboldCPP`'s.
+const RETURN_FIELDS: [&str; 2] = ["return_attention", "output_attentions"];
+
+/// Field names of this API and of `KoboldCPP`'s, with Thunder's name of the parameter.
+const ALIASES: [(&str, &str); 8] = [
+    ("max_new_tokens", "max_tokens"),
+    ("max_length", "max_tokens"),
+    ("repetition_penalty", "repeat_penalty"),
+    ("rep_pen", "repeat_penalty"),
+    ("rep_pen_range", "repeat_last_n"),
+    ("sampler_seed", "seed"),
+    ("stop_sequence", "stop"),
+    ("typical", "typical_p"),
+];
+
+/// Returns the server's defaults, overridden by parameters that the body has under other names.
+pub(crate) fn apply_aliases(app: &App, fields: Fields<'_>) -> Map<String, Value> {
+    let mut layer = app.config().server.request_defaults.clone();
+    for (theirs, ours) in ALIASES {
+        if let Some(value) = fields.get(theirs) {
+            layer.insert(ours.into(), value.clone());
+        }
+    }
+    // A length from the client overrides the server's flags, whatever its field name.
+    if layer.contains_key("max_tokens") {
+        layer.remove("n_predict");
+    }
+    layer
+}
+
+/// Replaces a parameter's name in an error by the name that the client used.
+pub(crate) fn restore_client_names(error: ApiError, fields: Fields<'_>) -> ApiError {
+    let theirs = ALIASES.iter().find(|(theirs, ours)| error.pointer() == Some(*ours) && fields.get(theirs).is_some());
+    match theirs {
+        Some((theirs, ours)) => error.rename_field(ours, theirs),
+        None => error,
+    }
+}
+
+/// Parses a body with `input_ids`. `taken` is the time the request arrived.
+///
+/// # Errors
+/// 400 naming the invalid field.
+pub(crate) fn parse(
+    app: &App,
+    loaded: &Loaded,
+    fields: Fields<'_>,
+    transport: Transport,
+    received: Instant,
+) -> Result<AttentionRequest, ApiError> {
+    let layer = apply_aliases(app, fields);
+    parse_fields(app, loaded, fields.with_defaults(&layer), transport, received)
+        .map_err(|error| restore_client_names(error, fields))
+}
+
+fn parse_fields(
+    app: &App,
+    loaded: &Loaded,
+    fields: Fields<'_>,
+    transport: Transport,
+    received: Instant,
+) -> Result<AttentionRequest, ApiError> {
+    let vocabulary = loaded.vocabulary();
+    let prompt = token_ids(fields, "input_ids", vocabulary)?
+        .ok_or_else(|| ApiError::invalid("input_ids", "`input_ids` is missing; send a list of token ids"))?;
+    if prompt.is_empty() {
+        return Err(ApiError::invalid("input_ids", "`input_ids` must have at least one token, got an empty list"));
+    }
+    for name in ["stop_tokens", "banned_tokens"] {
+        check_known_ids(fields, name, vocabulary)?;
+    }
+    let context = loaded.engine().context_per_slot();
+    if prompt.len() > context as usize {
+        let message = format!("`input_ids` has {} tokens, but the context holds {context}", prompt.len());
+        return Err(ApiError::invalid("input_ids", message).exceeds_context(prompt.len(), context as usize));
+    }
+    let options = response_options(app, loaded, fields, transport, &prompt, received)?;
+    let placement = parameters::placement(fields)?;
+    let room = placement.room(context, prompt.len());
+    let needs_rows = options.attention.is_some() || options.pruning.is_some();
+    let mut limits = parameters::limits(fields, vocabulary, room)?;
+    limits.max_time = limits.max_time.into_iter().chain(app.config().server.run_timeouts.max_duration).min();
+    let request = Request {
+        request_id: options.request_id.clone().filter(|_| options.samples == 1),
+        user_label: parameters::user(fields)?,
+        prompt_preview: parameters::preview(&vocabulary.decode(&prompt)),
+        sampling: parameters::sampling(fields, vocabulary)?,
+        constraint: constraint::parse_constraint(fields, false)?,
+        limits,
+        mods: mods::requested_mods(fields, loaded, app.registry())?,
+        attention: needs_rows,
+        alternatives: Request::ALTERNATIVES.max(options.logprobs.unwrap_or(0)),
+        record: parameters::record(fields)?,
+        report: ReportOptions { per_token: true, attention_rows: needs_rows, ..ReportOptions::default() },
+        slot: placement.slot,
+        cache_prompt: placement.cache_prompt,
+        cache_reuse: placement.cache_reuse,
+        overflow: placement.overflow,
+        may_fill_context: true,
+        ..Request::new(prompt, Surface::Attention)
+    };
+    let requests = (0..options.samples).map(|sample| {
+        let mut request = request.clone();
+        request.sampling.seed = request.sampling.seed.wrapping_add(sample as u32);
+        request
+    });
+    Ok(AttentionRequest { requests: requests.collect(), options })
+}
+
+fn response_options(
+    app: &App,
+    loaded: &Loaded,
+    fields: Fields<'_>,
+    transport: Transport,
+    prompt: &[TokenId],
+    received: Instant,
+) -> Result<AttentionOptions, ApiError> {
+    let flag = |names: [&str; 2]| match fields.first_present(&names) {
+        Some((name, _)) => fields.flag(name).map(|flag| flag.unwrap_or(false)),
+        None => Ok(false),
+    };
+    let layers = loaded.model().card().layers as usize;
+    // Validated even without attention, so that an unknown value is always an error.
+    let shape = RowFormat::parse(fields, transport.default_codings())?;
+    shape.check_layers(layers)?;
+    let pruning = PruningWatch::parse(fields, loaded.vocabulary(), prompt)?;
+    let attention = flag(RETURN_FIELDS)?.then_some(shape);
+    if (attention.is_some() || pruning.is_some())
+        && let Err(unavailable) = loaded.engine().attention()
+    {
+        let field = if attention.is_some() {
+            fields.first_present(&RETURN_FIELDS).map_or(RETURN_FIELDS[0], |(name, _)| name)
+        } else {
+            "suggest_pruning"
+        };
+        return Err(ApiError::from(unavailable).at(field));
+    }
+    Ok(AttentionOptions {
+        request_id: parameters::request_id(fields)?,
+        attention,
+        logprobs: logprobs(fields, transport.default_logprobs())?,
+        pruning,
+        samples: fields.integer("num_samples", 1..=MAX_SAMPLES)?.unwrap_or(1) as usize,
+        prompt_tokens: prompt.len() as u32,
+        layers,
+        max_bytes: app.config().server.max_attention_bytes,
+        received,
+    })
+}
+
+/// Sets the client's request id as the run's id unless another run has it. In this API the id only matters to the
+/// connection, and clients may start counting at 1 each time.
+///
+/// # Errors
+/// 503 while the database is starting.
+pub(crate) async fn assign_request_ids(app: &App, requests: &mut [Request]) -> Result<(), ApiError> {
+    for request in requests {
+        request.may_drop_request_id = true;
+        if let Some(id) = &request.request_id
+            && request_id_exists(app, id).await?
+        {
+            request.request_id = None;
+        }
+    }
+    Ok(())
+}
+
+/// Parses `logprobs` (a flag or a number of alternatives) and `top_logprobs`.
+fn logprobs(fields: Fields<'_>, usual: Option<usize>) -> Result<Option<usize>, ApiError> {
+    let top = fields.integer("top_logprobs", 0..=MAX_LOGPROBS)?.map(|top| top as usize);
+    match fields.get("logprobs") {
+        None => Ok(top.or(usual)),
+        Some(Value::Bool(false)) => Ok(None),
+        Some(Value::Bool(true)) => Ok(Some(top.unwrap_or(0))),
+        Some(Value::Number(_)) => Ok(fields.integer("logprobs", 0..=MAX_LOGPROBS)?.map(|top| top as usize)),
+        Some(other) => Err(invalid_value("logprobs", "true, false or a number of alternatives", other)),
+    }
+}
+
+/// Parses a list of token ids; returns `None` if the field is absent.
+///
+/// # Errors
+/// 400 if the value is not a list, or `INVALID_TOKEN` for an id outside the vocabulary.
+pub(crate) fn token_ids(
+    fields: Fields<'_>,
+    name: &str,
+    vocabulary: &Vocabulary,
+) -> Result<Option<Vec<TokenId>>, ApiError> {
+    let Some(list) = fields.list(name)? else { return Ok(None) };
+    list.iter()
+        .map(|value| {
+            let Some(id) = integer(value) else {
+                return Err(ApiError::invalid(
+                    name,
+                    format!("`{name}` must be a list of token ids, got {}", abbreviate(value)),
+                )
+                .code("invalid_token"));
+            };
+            let known = TokenId::try_from(id).ok().filter(|&id| vocabulary.contains(id));
+            known.ok_or_else(|| not_in_vocabulary(name, id, vocabulary))
+        })
+        .collect::<Result<_, _>>()
+        .map(Some)
+}
+
+/// Rejects ids outside the vocabulary in a list that may also contain strings.
+fn check_known_ids(fields: Fields<'_>, name: &str, vocabulary: &Vocabulary) -> Result<(), ApiError> {
+    let ids = fields.list(name)?.into_iter().flatten().filter_map(integer);
+    for id in ids {
+        if TokenId::try_from(id).ok().is_none_or(|id| !vocabulary.contains(id)) {
+            return Err(not_in_vocabulary(name, id, vocabulary));
+        }
+    }
+    Ok(())
+}
+
+fn not_in_vocabulary(name: &str, id: i64, vocabulary: &Vocabulary) -> ApiError {
+    let message = format!("Token ID {id} not in vocabulary (vocab_size={})", vocabulary.len());
+    ApiError::invalid(name, message).code("invalid_token")
+}

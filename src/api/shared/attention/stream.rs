@@ -1,0 +1,222 @@
+//! The events of a request's runs: tokens with their attention, in order.
+
+use super::pruning::{Prunable, PruningHistory};
+use super::request::AttentionOptions;
+use super::shape::{AttentionPayload, RowFormat};
+use crate::api::shared::generation;
+use crate::api::shared::generation::Runs;
+use crate::engine::{AttentionRow, Output};
+use crate::events::{Alternative, FinishReason, RunEnd, RunId, TokenMeasurement};
+use crate::server::{ApiError, ErrorKind};
+use crate::trace::attention::AttentionRows;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Rows with fewer values are converted in place because moving them to another thread would take longer.
+const MAX_INLINE_VALUES: usize = 1 << 14;
+
+/// An event of an attention request.
+#[derive(Debug)]
+pub(crate) enum AttentionEvent {
+    /// A token of a sample.
+    Token(Box<GeneratedToken>),
+    /// A mod removed the last tokens of a sample.
+    Retract { sample: usize, tokens: usize },
+    /// Sentences that can be removed from the context.
+    Pruning { sample: usize, sentences: Vec<Prunable> },
+    /// A sample has ended.
+    Done(SampleEnd),
+    /// A sample failed.
+    Failed { sample: usize, error: ApiError },
+}
+
+/// A generated token.
+#[derive(Debug)]
+pub(crate) struct GeneratedToken {
+    pub(crate) sample: usize,
+    pub(crate) measure: TokenMeasurement,
+    pub(crate) top: Vec<Alternative>,
+    pub(crate) row: Option<Arc<AttentionRow>>,
+}
+
+/// The end of a sample.
+#[derive(Debug, Clone)]
+pub(crate) struct SampleEnd {
+    pub(crate) sample: usize,
+    pub(crate) finish_reason: &'static str,
+    /// Tokens sent and not retracted.
+    pub(crate) total_tokens: usize,
+    pub(crate) prompt_tokens: u32,
+    pub(crate) generation_time_ms: u64,
+}
+
+impl GeneratedToken {
+    /// Returns the token's text; "" for incomplete UTF-8.
+    pub(crate) fn text(&self) -> &str {
+        &self.measure.text
+    }
+}
+
+impl SampleEnd {
+    /// Returns the end of a sample that produced no output.
+    pub(crate) fn before_start(sample: usize, options: &AttentionOptions) -> Self {
+        Self {
+            sample,
+            finish_reason: "cancelled",
+            total_tokens: 0,
+            prompt_tokens: options.prompt_tokens,
+            generation_time_ms: options.elapsed_ms(),
+        }
+    }
+}
+
+impl AttentionEvent {
+    /// Returns the text of a token event.
+    pub(crate) fn text(&self) -> Option<&str> {
+        match self {
+            Self::Token(token) => Some(token.text()),
+            _ => None,
+        }
+    }
+}
+
+/// The runs of one request.
+pub(crate) struct AttentionStream {
+    runs: Runs,
+    pub(crate) options: AttentionOptions,
+    history: PruningHistory,
+    /// Number of tokens of each sample.
+    counts: Vec<usize>,
+    watches: Vec<Option<super::pruning::PruningWatch>>,
+    pending: VecDeque<AttentionEvent>,
+}
+
+impl AttentionStream {
+    /// Creates a stream without history.
+    pub(crate) fn new(runs: Runs, options: AttentionOptions) -> Self {
+        Self::with_history(runs, options, PruningHistory::default())
+    }
+
+    /// Creates a stream on a connection that stores attention of earlier answers.
+    pub(crate) fn with_history(runs: Runs, options: AttentionOptions, history: PruningHistory) -> Self {
+        let samples = options.samples;
+        let watches = vec![options.pruning.clone(); samples];
+        Self { runs, options, history, counts: vec![0; samples], watches, pending: VecDeque::new() }
+    }
+
+    /// Returns the id of the first run.
+    pub(crate) fn run_id(&self) -> Option<RunId> {
+        self.runs.started.first().map(|run| run.id)
+    }
+
+    /// Returns the next event, or `None` when all samples have ended.
+    ///
+    /// # Errors
+    /// The server is stopping.
+    pub(crate) async fn next(&mut self) -> Result<Option<AttentionEvent>, ApiError> {
+        loop {
+            if let Some(event) = self.pending.pop_front() {
+                return Ok(Some(event));
+            }
+            let Some((sample, output)) = self.runs.next().await? else { return Ok(None) };
+            match output {
+                Output::Text(delta) => {
+                    if delta.retracted > 0 {
+                        self.counts[sample] = self.counts[sample].saturating_sub(delta.retracted);
+                        self.pending.push_back(AttentionEvent::Retract { sample, tokens: delta.retracted });
+                    }
+                    self.counts[sample] += delta.tokens.len();
+                    let mut rows = delta.rows.into_iter();
+                    for (measure, top) in delta.tokens {
+                        let row = rows.next().flatten();
+                        self.watch(sample, row.as_deref());
+                        self.pending.push_back(AttentionEvent::Token(Box::new(GeneratedToken {
+                            sample,
+                            measure,
+                            top,
+                            row,
+                        })));
+                    }
+                }
+                Output::Ended(end) => self.ended(sample, &end),
+                // Not sent with `per_token`, or not requested.
+                Output::Retract { .. } | Output::Prompt(_) | Output::Progress(_) => {}
+            }
+        }
+    }
+
+    fn watch(&mut self, sample: usize, row: Option<&AttentionRow>) {
+        if let (Some(watch), Some(row)) = (&mut self.watches[sample], row)
+            && let Ok(rows) = AttentionRows::new(&row.values, row.layer_ids.len(), usize::from(row.heads))
+        {
+            watch.add_step(&rows);
+        }
+    }
+
+    fn ended(&mut self, sample: usize, end: &RunEnd) {
+        if let Some(error) = generation::failure(end, self.runs.started[sample].id) {
+            let context = end.finish.usage.prompt_tokens + self.counts[sample] as u32;
+            self.pending.push_back(AttentionEvent::Failed { sample, error: error.at_context(context) });
+            return;
+        }
+        if let Some(watch) = &self.watches[sample] {
+            let sentences = watch.suggestion(&self.history);
+            self.pending.push_back(AttentionEvent::Pruning { sample, sentences });
+        }
+        let done = self.done(sample, finish_reason(end), end.finish.usage.prompt_tokens);
+        self.pending.push_back(AttentionEvent::Done(done));
+    }
+
+    /// Returns the end of a cancelled sample.
+    pub(crate) fn cancelled(&self, sample: usize) -> SampleEnd {
+        self.done(sample, "cancelled", self.options.prompt_tokens)
+    }
+
+    fn done(&self, sample: usize, finish_reason: &'static str, prompt_tokens: u32) -> SampleEnd {
+        SampleEnd {
+            sample,
+            finish_reason,
+            total_tokens: self.counts[sample],
+            prompt_tokens,
+            generation_time_ms: self.options.elapsed_ms(),
+        }
+    }
+}
+
+/// Returns this API's name of a finish reason.
+fn finish_reason(end: &RunEnd) -> &'static str {
+    match end.finish.reason {
+        FinishReason::Stop if end.finish.stop_string.is_some() => "stop_string",
+        FinishReason::Stop => "stop_token",
+        FinishReason::Length => "length",
+        FinishReason::ToolCalls => "tool_calls",
+        FinishReason::Cancelled => "cancelled",
+        FinishReason::Error => "error",
+    }
+}
+
+/// Runs `work` on a blocking thread, or in place if the row is small.
+pub(crate) async fn run_blocking<T: Send + 'static>(
+    row: Option<&AttentionRow>,
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    if row.is_none_or(|row| row.values.len() < MAX_INLINE_VALUES) {
+        return work();
+    }
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(_) => Err(ApiError::new(ErrorKind::Internal, "putting attention into its shape panicked")),
+    }
+}
+
+/// Converts a token's row to the requested format.
+pub(crate) fn convert_row(
+    row: Option<&AttentionRow>,
+    shape: Option<&RowFormat>,
+    layers: usize,
+) -> Result<Option<AttentionPayload>, ApiError> {
+    match (row, shape) {
+        (Some(row), Some(shape)) => shape.convert(row, layers).map(Some),
+        _ => Ok(None),
+    }
+}

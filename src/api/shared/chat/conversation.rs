@@ -1,0 +1,366 @@
+//! Turns messages, tools and response formats into a prompt, a constraint and the format of the answer.
+
+use crate::api::shared::constraint::parse_constraint;
+use crate::api::shared::fields::{Fields, invalid_value};
+use crate::api::shared::parameters;
+use crate::engine::ReasoningBudget;
+use crate::events::{Span, TokenId};
+use crate::model::Vocabulary;
+use crate::model::chat::answer::{AnswerFormat, ToolDefinition};
+use crate::model::chat::tools::{self, ToolChoice};
+use crate::model::chat::{self, RenderOptions};
+use crate::model::grammar::Constraint;
+use crate::server::{ApiError, App, Loaded};
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// Maximum functions in one request.
+const MAX_TOOLS: usize = 512;
+
+/// The conversation part of a chat request, validated but not rendered.
+#[derive(Debug)]
+pub(crate) struct Conversation {
+    messages: Value,
+    /// The tools as the client sent them, in OpenAI's format.
+    tools: Vec<Value>,
+    functions: Vec<ToolDefinition>,
+    choice: ToolChoice,
+    single_call: bool,
+    /// Constraint on the text of the answer.
+    text_constraint: Option<Constraint>,
+    separate_reasoning: bool,
+    /// Allows reasoning before a forced call; `None` if the request does not say.
+    may_think: Option<bool>,
+    /// Maximum reasoning tokens, and the text appended when the budget is spent.
+    budget: Option<(u32, String)>,
+    options: RenderOptions,
+}
+
+/// A conversation rendered for one model.
+#[derive(Debug)]
+pub(crate) struct PreparedChat {
+    /// The prompt as text.
+    pub(crate) text: String,
+    pub(crate) tokens: Vec<TokenId>,
+    pub(crate) spans: Vec<Span>,
+    pub(crate) preview: String,
+    pub(crate) conversation: Value,
+    pub(crate) tools: Option<Value>,
+    pub(crate) reading: Arc<AnswerFormat>,
+    pub(crate) constraint: Option<Constraint>,
+    pub(crate) thinking: Option<ReasoningBudget>,
+    /// Control tokens that end a turn in this template family.
+    pub(crate) end_tokens: Vec<TokenId>,
+    /// End-of-turn texts for which the vocabulary has no token.
+    pub(crate) end_texts: Vec<String>,
+    /// Control tokens that structure the answer and are part of its text.
+    pub(crate) visible: Vec<TokenId>,
+}
+
+impl Conversation {
+    /// Parses the conversation fields of a chat completion body.
+    pub(crate) fn parse(app: &App, fields: Fields<'_>) -> Result<Self, ApiError> {
+        let defaults = &app.config().server.request_defaults;
+        let fields = fields.with_defaults(defaults);
+        let messages = fields.get("messages").ok_or_else(|| {
+            ApiError::invalid("messages", "`messages` is missing; send a list of {\"role\": …, \"content\": …}")
+        })?;
+        let tools = fields.list("tools")?.cloned().unwrap_or_default();
+        let functions = parse_tools(&tools)?;
+        let choice = parse_tool_choice(fields, &functions)?;
+        let form = parse_constraint(fields, true)?;
+        if let Some(form) = &form
+            && tools::schema(form).is_none()
+            && !functions.is_empty()
+            && choice != ToolChoice::None
+        {
+            let message = format!(
+                "{} cannot be combined with tools because it would forbid tool calls; omit one of them or send \
+                 \"tool_choice\": \"none\"",
+                form.field
+            );
+            return Err(ApiError::invalid(form.field.as_str(), message));
+        }
+        // The request's template variables override the server's.
+        let mut variables =
+            defaults.get("chat_template_kwargs").and_then(Value::as_object).cloned().unwrap_or_default();
+        variables.extend(fields.object("chat_template_kwargs")?.cloned().unwrap_or_default());
+        let budget = thinking_budget(fields, &mut variables)?;
+        let may_think = match variables.get("enable_thinking") {
+            Some(enabled) => Some(*enabled == Value::Bool(true)),
+            None => variables.get("reasoning_effort").map(|effort| effort != "none"),
+        };
+        let (add_generation_prompt, continue_final) = generation_mode(fields, messages)?;
+        let mut messages = messages.clone();
+        if let Some(last) = messages.as_array_mut().and_then(|list| list.last_mut()).filter(|_| continue_final) {
+            join_continued(last);
+        }
+        let options = RenderOptions {
+            tools: (choice != ToolChoice::None && !tools.is_empty()).then(|| Value::Array(tools.clone())),
+            add_generation_prompt,
+            continue_final,
+            variables,
+            now: app.now(),
+        };
+        Ok(Self {
+            messages,
+            functions: if choice == ToolChoice::None { Vec::new() } else { functions },
+            tools,
+            choice,
+            single_call: fields.flag("parallel_tool_calls")? == Some(false),
+            text_constraint: form,
+            separate_reasoning: separates_reasoning(fields)?,
+            may_think,
+            budget,
+            options,
+        })
+    }
+
+    /// Renders the conversation with the model's template.
+    pub(crate) fn prepare(self, loaded: &Loaded) -> Result<PreparedChat, ApiError> {
+        let template = loaded.template()?;
+        let vocabulary = loaded.vocabulary();
+        let rendered = template.render(&self.messages, &self.options)?;
+        let format = template.format();
+        let reading = AnswerFormat {
+            format: Arc::clone(&format),
+            tools: self.functions,
+            thoughts: self.separate_reasoning,
+            thinking: rendered.thinking,
+            single: self.single_call || matches!(self.choice, ToolChoice::Function(_)),
+        };
+        let schema = self.text_constraint.as_ref().and_then(tools::schema);
+        // Models with answer channels always start with reasoning. Other models could reason without end instead of
+        // calling.
+        let may_think = self.may_think.unwrap_or(format.is_channels());
+        let calls = tools::constraint(&reading, &self.choice, schema.as_ref(), may_think, vocabulary);
+        let constraint = calls
+            .or_else(|| self.text_constraint.map(|form| tools::after_reasoning(form, &reading, may_think, vocabulary)));
+        let (tokens, spans) = rendered.tokenize(vocabulary);
+        let (open, close) = &format.thought;
+        let thinking = self.budget.map(|(tokens, message)| ReasoningBudget {
+            tokens,
+            open: open.clone(),
+            close: close.clone(),
+            closing_tokens: vocabulary.encode(&format!("{message}{close}"), false, true),
+            begun: rendered.thinking,
+        });
+        // The end marker of reasoning does not end the turn.
+        let ends = format.end_of_turn.iter().filter(|text| **text != format.thought.1);
+        let ends: Vec<(&str, Option<TokenId>)> = ends.map(|text| (*text, control_token(text, vocabulary))).collect();
+        let mut end_texts: Vec<String> = Vec::new();
+        // A model without its own template never learned the fallback's marker as a token and may write it as text.
+        if template.is_fallback() {
+            end_texts.extend(ends.iter().filter(|(_, token)| token.is_none()).map(|(text, _)| (*text).to_owned()));
+        }
+        Ok(PreparedChat {
+            tokens,
+            spans,
+            preview: parameters::preview(&preview_text(&self.messages)),
+            conversation: self.messages,
+            tools: (!self.tools.is_empty()).then_some(Value::Array(self.tools)),
+            constraint,
+            thinking,
+            end_tokens: ends.into_iter().filter_map(|(_, token)| token).collect(),
+            end_texts,
+            visible: vocabulary.controls_in(&format.markers()),
+            reading: Arc::new(reading),
+            text: rendered.without_bos(vocabulary).to_owned(),
+        })
+    }
+}
+
+/// Returns the control token whose text is exactly `text`.
+fn control_token(text: &str, vocabulary: &Vocabulary) -> Option<TokenId> {
+    match vocabulary.encode(text, false, true)[..] {
+        [token] if vocabulary.is_control(token) => Some(token),
+        _ => None,
+    }
+}
+
+fn parse_tools(tools: &[Value]) -> Result<Vec<ToolDefinition>, ApiError> {
+    if tools.len() > MAX_TOOLS {
+        return Err(ApiError::invalid(
+            "tools",
+            format!("`tools` must have at most {MAX_TOOLS} functions, got {}", tools.len()),
+        ));
+    }
+    tools
+        .iter()
+        .enumerate()
+        .map(|(index, tool)| {
+            let at = |field: &str| format!("tools[{index}]{field}");
+            if !tool.is_object() {
+                return Err(invalid_value(&at(""), "an object {\"type\": \"function\", \"function\": {…}}", tool));
+            }
+            if tool.get("type").is_some_and(|kind| kind != "function") {
+                return Err(invalid_value(&at(".type"), "\"function\"", &tool["type"]));
+            }
+            let function = &tool["function"];
+            let name = function["name"].as_str().filter(|name| is_name(name)).ok_or_else(|| {
+                let expected = "a name of at most 128 letters, digits, '_', '-' and '.'";
+                invalid_value(&at(".function.name"), expected, &function["name"])
+            })?;
+            let parameters = match function.get("parameters") {
+                None | Some(Value::Null) => json!({}),
+                Some(Value::Object(schema)) => Value::Object(schema.clone()),
+                Some(other) => {
+                    return Err(invalid_value(&at(".function.parameters"), "a JSON schema, an object", other));
+                }
+            };
+            let strict = match function.get("strict") {
+                None | Some(Value::Null) => false,
+                Some(Value::Bool(strict)) => *strict,
+                Some(other) => return Err(invalid_value(&at(".function.strict"), "true or false", other)),
+            };
+            Ok(ToolDefinition { name: name.to_owned(), parameters, strict })
+        })
+        .collect()
+}
+
+fn is_name(name: &str) -> bool {
+    (1..=128).contains(&name.len())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.'))
+}
+
+fn parse_tool_choice(fields: Fields<'_>, functions: &[ToolDefinition]) -> Result<ToolChoice, ApiError> {
+    const EXPECTED: &str = "\"auto\", \"none\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": …}}";
+    let Some(value) = fields.get("tool_choice") else { return Ok(ToolChoice::Auto) };
+    let choice = match value {
+        Value::String(word) => match word.as_str() {
+            "auto" => return Ok(ToolChoice::Auto),
+            "none" => return Ok(ToolChoice::None),
+            "required" | "any" => ToolChoice::Required,
+            _ => return Err(invalid_value("tool_choice", EXPECTED, value)),
+        },
+        Value::Object(_) => match value.pointer("/function/name").and_then(Value::as_str) {
+            Some(name) => ToolChoice::Function(name.to_owned()),
+            None => return Err(invalid_value("tool_choice", EXPECTED, value)),
+        },
+        other => return Err(invalid_value("tool_choice", EXPECTED, other)),
+    };
+    if functions.is_empty() {
+        return Err(ApiError::invalid("tool_choice", "`tool_choice` requires a call, but `tools` is empty"));
+    }
+    if let ToolChoice::Function(name) = &choice
+        && !functions.iter().any(|tool| tool.name == *name)
+    {
+        let known: Vec<&str> = functions.iter().map(|tool| tool.name.as_str()).collect();
+        return Err(ApiError::invalid(
+            "tool_choice",
+            format!(
+                "`tool_choice` names the function '{name}', which is not in `tools`; known functions: {}",
+                known.join(", ")
+            ),
+        ));
+    }
+    Ok(choice)
+}
+
+/// Reads the reasoning fields. Sets the template's variables and returns the token budget with the text appended when
+/// it is spent.
+fn thinking_budget(fields: Fields<'_>, variables: &mut Map<String, Value>) -> Result<Option<(u32, String)>, ApiError> {
+    if let Some(effort) = fields.text("reasoning_effort")? {
+        variables.entry("reasoning_effort").or_insert_with(|| effort.into());
+        if effort == "none" {
+            variables.entry("enable_thinking").or_insert(false.into());
+        }
+    }
+    if let Some(enabled) = fields.flag("enable_thinking")? {
+        variables.entry("enable_thinking").or_insert(enabled.into());
+    }
+    if let Some(enabled) = variables.get("enable_thinking").filter(|enabled| !enabled.is_boolean()) {
+        return Err(invalid_value("chat_template_kwargs.enable_thinking", "true or false", enabled));
+    }
+    let message = fields.text("reasoning_budget_message")?.unwrap_or_default().to_owned();
+    // Reasoning can only be ended on request if its tokens are counted.
+    let any = fields.flag("reasoning_control")?.unwrap_or(false).then_some(i32::MAX as u32);
+    // The server's own default uses the last of these names.
+    let Some((name, _)) =
+        fields.first_present(&["reasoning_budget_tokens", "thinking_budget_tokens", "reasoning_budget"])
+    else {
+        return Ok(any.map(|tokens| (tokens, message)));
+    };
+    let budget = fields.integer(name, -1..=i64::from(i32::MAX))?.and_then(|tokens| u32::try_from(tokens).ok());
+    if budget == Some(0) {
+        variables.insert("enable_thinking".into(), false.into());
+    }
+    Ok(budget.or(any).map(|tokens| (tokens, message)))
+}
+
+/// Returns true if reasoning is reported separately from the text.
+fn separates_reasoning(fields: Fields<'_>) -> Result<bool, ApiError> {
+    match fields.text("reasoning_format")? {
+        // llama-server documents that the last value keeps reasoning in the text as well, but leaves it out.
+        None | Some("auto" | "deepseek" | "deepseek-legacy") => Ok(true),
+        Some("none") => Ok(false),
+        Some(other) => Err(invalid_value(
+            "reasoning_format",
+            "\"none\", \"deepseek\", \"deepseek-legacy\" or \"auto\"",
+            &other.into(),
+        )),
+    }
+}
+
+/// Returns (`add_generation_prompt`, `continue_final_message`). By default a final assistant message is continued.
+fn generation_mode(fields: Fields<'_>, messages: &Value) -> Result<(bool, bool), ApiError> {
+    let add = fields.flag("add_generation_prompt")?;
+    let continues = fields.flag("continue_final_message")?;
+    if add == Some(true) && continues == Some(true) {
+        return Err(ApiError::invalid(
+            "continue_final_message",
+            "continue_final_message and add_generation_prompt exclude each other: the answer either continues a \
+             message or begins a new one",
+        ));
+    }
+    let list = messages.as_array().map_or(&[][..], Vec::as_slice);
+    let is_answer =
+        |message: &Value| message["role"] == "assistant" && message["tool_calls"].as_array().is_none_or(Vec::is_empty);
+    let prefilled = list.len() > 1 && list.last().is_some_and(is_answer);
+    let continue_final = continues.unwrap_or(prefilled && add.is_none());
+    if let ([.., before, last], true) = (list, continue_final)
+        && is_answer(before)
+        && is_answer(last)
+    {
+        return Err(ApiError::invalid(
+            "messages",
+            "`messages` ends with two assistant messages, but only one can be continued; merge them",
+        ));
+    }
+    Ok((add.unwrap_or(true) && !continue_final, continue_final))
+}
+
+/// Joins the text parts of a continued message with blank lines, as llama-server does.
+fn join_continued(message: &mut Value) {
+    let Some(parts) = message["content"].as_array() else { return };
+    let is_text = |part: &Value| part.get("type").is_none_or(|kind| kind == "text");
+    let texts: Option<Vec<&str>> =
+        parts.iter().map(|part| part.get("text").and_then(Value::as_str).filter(|_| is_text(part))).collect();
+    // Other part types are rejected when the template renders the messages.
+    if let Some(texts) = texts {
+        message["content"] = texts.join("\n\n").into();
+    }
+}
+
+/// Returns the text of the last user message, or of the last message if there is none.
+fn preview_text(messages: &Value) -> String {
+    let list = messages.as_array().map_or(&[][..], Vec::as_slice);
+    let last_user = list.iter().rev().find(|message| message["role"] == "user");
+    match last_user.or(list.last()).map(|message| &message["content"]) {
+        Some(Value::String(text)) => text.clone(),
+        Some(Value::Array(parts)) => {
+            parts.iter().filter_map(|part| part["text"].as_str()).collect::<Vec<_>>().join("\n")
+        }
+        _ => String::new(),
+    }
+}
+
+impl From<chat::ChatTemplateError> for ApiError {
+    fn from(error: chat::ChatTemplateError) -> Self {
+        match error {
+            chat::ChatTemplateError::Message { pointer, message } => Self::invalid(pointer, message),
+            chat::ChatTemplateError::Refused(_) => Self::invalid("messages", error.to_string()),
+            chat::ChatTemplateError::Template(_) => Self::bad_request(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Parses and validates the body of a chat completion into engine requests.
+
+use super::conversation::{Conversation, PreparedChat};
+use crate::api::shared::generation;
+use crate::api::shared::settings::{self, LlamaResponseOptions};
+use crate::api::shared::{self, Fields, parameters};
+use crate::engine::{ReportOptions, Request};
+use crate::events::Surface;
+use crate::model::chat::answer::AnswerFormat;
+use crate::server::{ApiError, App, Loaded};
+use serde_json::Value;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Maximum alternatives per token of an answer.
+const MAX_PROBS: i64 = 1000;
+/// Default number of alternatives per token, as in llama-server.
+const DEFAULT_PROBS: i64 = 20;
+/// Maximum answers to one request.
+const MAX_ANSWERS: i64 = 32;
+
+/// A chat completion request that passed validation.
+#[derive(Debug)]
+pub(crate) struct ChatRequest {
+    /// One request per answer.
+    pub(crate) requests: Vec<Request>,
+    pub(crate) reading: Arc<AnswerFormat>,
+    pub(crate) options: ResponseOptions,
+}
+
+/// Client options that shape the response, not the generation.
+#[derive(Debug, Clone)]
+pub(crate) struct ResponseOptions {
+    pub(crate) stream: bool,
+    /// Send a final chunk with token counts.
+    pub(crate) include_usage: bool,
+    /// `Some(n)`: report the log-probability of each token and of `n` alternatives.
+    pub(crate) logprobs: Option<usize>,
+    /// Report probabilities after the sampling stages instead of the model's log-probabilities.
+    pub(crate) after_sampler: bool,
+    /// Prompt text and settings to report; `None` unless the client sent `verbose`.
+    pub(crate) verbose: Option<VerboseDetails>,
+    /// Add timings to every chunk of a stream.
+    pub(crate) timings_per_token: bool,
+    /// Number of prompt tokens.
+    pub(crate) prompt_tokens: usize,
+    /// Maximum silence of a stream before a keep-alive is sent; `None` sends none.
+    pub(crate) ping: Option<Duration>,
+}
+
+/// Prompt and settings reported when the client sends `verbose`.
+#[derive(Debug, Clone)]
+pub(crate) struct VerboseDetails {
+    /// Text of the prompt's tokens, including the BOS token if the model adds one.
+    pub(crate) prompt: String,
+    /// llama-server's `generation_settings`.
+    pub(crate) settings: Value,
+}
+
+impl ChatRequest {
+    /// Parses the body of a chat completion.
+    pub(crate) fn parse(app: &App, loaded: &Loaded, body: &Value) -> Result<Self, ApiError> {
+        let fields = Fields::new(body)?.with_defaults(&app.config().server.request_defaults);
+        let prepared = Conversation::parse(app, fields)?.prepare(loaded)?;
+        let stream = fields.flag("stream")?.unwrap_or(false);
+        let verbose = fields.flag("verbose")?.unwrap_or(false);
+        let mut options = ResponseOptions {
+            stream,
+            include_usage: match fields.object("stream_options")? {
+                Some(options) => options.get("include_usage").and_then(Value::as_bool).unwrap_or(false),
+                None => false,
+            },
+            logprobs: logprobs(fields, &prepared, stream)?,
+            after_sampler: fields.flag("post_sampling_probs")?.unwrap_or(false),
+            verbose: None,
+            timings_per_token: fields.flag("timings_per_token")?.unwrap_or(false),
+            prompt_tokens: prepared.tokens.len(),
+            ping: match fields.integer("sse_ping_interval", -1..=i64::from(i32::MAX))? {
+                None => app.config().server.routes.sse_ping_interval,
+                Some(seconds @ 1..) => Some(Duration::from_secs(seconds as u64)),
+                Some(_) => None,
+            },
+        };
+        let answers = fields.integer("n", 1..=MAX_ANSWERS)?.unwrap_or(1);
+        let reading = Arc::clone(&prepared.reading);
+        let first = engine_request(app, loaded, fields, prepared, &options)?;
+        options.verbose = verbose.then(|| VerboseDetails {
+            prompt: loaded.vocabulary().decode(&first.prompt),
+            settings: generation_settings(fields, &first, &options),
+        });
+        Ok(Self { requests: generation::repeat_request(first, answers as u32).collect(), reading, options })
+    }
+}
+
+fn engine_request(
+    app: &App,
+    loaded: &Loaded,
+    fields: Fields<'_>,
+    prepared: PreparedChat,
+    options: &ResponseOptions,
+) -> Result<Request, ApiError> {
+    let mut request = shared::engine_request(app, loaded, fields, prepared.tokens, Surface::Openai)?;
+    if !request.limits.ignore_eos {
+        request.limits.stop_tokens.extend(&prepared.end_tokens);
+        request.limits.stop.extend(prepared.end_texts);
+    }
+    Ok(Request {
+        spans: prepared.spans,
+        prompt_preview: prepared.preview,
+        conversation: Some(prepared.conversation),
+        tools: prepared.tools,
+        answer_format: Some(prepared.reading),
+        constraint: prepared.constraint,
+        thinking: prepared.thinking,
+        visible: prepared.visible,
+        alternatives: Request::ALTERNATIVES.max(options.logprobs.unwrap_or(0)),
+        report: ReportOptions {
+            progress: options.stream && fields.flag("return_progress")?.unwrap_or(false),
+            after_sampler: options.after_sampler && options.logprobs.is_some(),
+            ..ReportOptions::default()
+        },
+        ..request
+    })
+}
+
+/// Returns the run's settings in llama-server's `generation_settings` format.
+fn generation_settings(fields: Fields<'_>, request: &Request, options: &ResponseOptions) -> Value {
+    let answer = LlamaResponseOptions {
+        stream: options.stream,
+        n_probs: options.logprobs.unwrap_or(0),
+        timings_per_token: options.timings_per_token,
+        post_sampling: options.after_sampler,
+        ..LlamaResponseOptions::new(parameters::n_predict(fields))
+    };
+    settings::generation_settings(&request.sampling, &request.limits, &answer)
+}
+
+fn logprobs(fields: Fields<'_>, prepared: &PreparedChat, stream: bool) -> Result<Option<usize>, ApiError> {
+    let top = fields.integer("top_logprobs", 0..=MAX_PROBS)?;
+    let probs = fields.integer("n_probs", i64::from(i32::MIN)..=MAX_PROBS)?.filter(|&count| count > 0);
+    let wanted = fields.flag("logprobs")?.unwrap_or(probs.is_some());
+    match (wanted, top) {
+        (true, _) if stream && !prepared.reading.tools.is_empty() => Err(ApiError::invalid(
+            "logprobs",
+            "logprobs cannot be streamed together with tools, because a streamed tool call does not carry its tokens; \
+             omit `stream`, `tools` or `logprobs`",
+        )),
+        (true, top) => Ok(Some(top.or(probs).unwrap_or(DEFAULT_PROBS) as usize)),
+        (false, None | Some(0)) => Ok(None),
+        (false, Some(_)) => Err(ApiError::invalid("top_logprobs", "`top_logprobs` requires \"logprobs\": true")),
+    }
+}

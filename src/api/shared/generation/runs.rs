@@ -1,0 +1,138 @@
+//! Several runs for one request: prompts of a list, or several answers to one prompt.
+
+use super::{check_request_id, failure};
+use crate::engine::{Output, Request, RunMetrics, TextDelta};
+use crate::events::{Alternative, RunId, TokenMeasurement};
+use crate::server::{ApiError, App, Loaded};
+use futures::StreamExt;
+use futures::stream::{BoxStream, SelectAll};
+use std::sync::Arc;
+use tokio_stream::wrappers::ReceiverStream;
+
+/// Maximum runs of one request.
+pub(crate) const MAX_RUNS: usize = 256;
+
+/// Returns the requests for several answers to one prompt. Their seeds differ. Only the first uses the requested slot
+/// because the others would wait for it.
+pub(crate) fn repeat_request(first: Request, count: u32) -> impl Iterator<Item = Request> {
+    (0..count).map(move |index| {
+        let mut request = first.clone();
+        request.sampling.seed = request.sampling.seed.wrapping_add(index);
+        request.slot = first.slot.filter(|_| index == 0);
+        request
+    })
+}
+
+/// Started runs and their outputs in order of arrival.
+pub(crate) struct Runs {
+    app: App,
+    /// Started runs in the order of the requests.
+    pub(crate) started: Vec<StartedRun>,
+    first: Option<(usize, Output)>,
+    outputs: SelectAll<BoxStream<'static, (usize, Output)>>,
+    active: usize,
+}
+
+/// A run accepted by the engine.
+#[derive(Debug, Clone)]
+pub(crate) struct StartedRun {
+    pub(crate) id: RunId,
+    pub(crate) metrics: Arc<RunMetrics>,
+}
+
+impl Runs {
+    /// Submits all requests and waits for the first output of any run.
+    ///
+    /// # Errors
+    /// The engine rejected one of the requests.
+    pub(crate) async fn start(app: App, loaded: &Loaded, requests: Vec<Request>) -> Result<Self, ApiError> {
+        if requests.len() > MAX_RUNS {
+            let message = format!("one request may start at most {MAX_RUNS} runs, this one starts {}", requests.len());
+            return Err(ApiError::invalid("prompt", message));
+        }
+        if let ([_, _, ..], Some(_)) = (&requests[..], requests.iter().find_map(|request| request.request_id.as_ref()))
+        {
+            let message = format!("`request_id` identifies one run, but this request starts {}", requests.len());
+            return Err(ApiError::invalid("request_id", message));
+        }
+        let active = requests.len();
+        let (mut started, mut outputs) = (Vec::with_capacity(active), SelectAll::new());
+        for (index, request) in requests.into_iter().enumerate() {
+            check_request_id(&app, request.request_id.as_deref()).await?;
+            let generation = loaded.engine().submit(request).await?;
+            started.push(StartedRun { id: generation.run_id, metrics: generation.metrics });
+            outputs.push(ReceiverStream::new(generation.output).map(move |output| (index, output)).boxed());
+        }
+        let mut runs = Self { app, started, first: None, outputs, active };
+        let first = runs.next().await?;
+        // `next` counts an end as delivered, but the first output is delivered again below.
+        runs.active += usize::from(matches!(first, Some((_, Output::Ended(_)))));
+        runs.first = first;
+        Ok(runs)
+    }
+
+    /// Returns the error if the first output is a failed end, so that streaming requests get a plain error response
+    /// too.
+    pub(crate) fn initial_error(&self) -> Option<ApiError> {
+        match &self.first {
+            Some((index, Output::Ended(end))) => failure(end, self.started[*index].id),
+            _ => None,
+        }
+    }
+
+    /// Returns the next output of any run with the run's index, or `None` when all have ended.
+    ///
+    /// # Errors
+    /// 503 when the server is stopping.
+    pub(crate) async fn next(&mut self) -> Result<Option<(usize, Output)>, ApiError> {
+        let next = match self.first.take() {
+            Some(first) => Some(first),
+            None if self.active == 0 => return Ok(None),
+            None => tokio::select! {
+                output = self.outputs.next() => output,
+                () = self.app.stopped() => return Err(ApiError::unavailable("the server is stopping").retry_after(1)),
+            },
+        };
+        match next {
+            None => Err(ApiError::internal("the engine dropped a run")),
+            Some((index, output)) => {
+                self.active -= usize::from(matches!(output, Output::Ended(_)));
+                Ok(Some((index, output)))
+            }
+        }
+    }
+}
+
+/// The tokens already sent to a client.
+#[derive(Debug, Default)]
+pub(crate) struct SentTokens {
+    pub(crate) tokens: Vec<(TokenMeasurement, Vec<Alternative>)>,
+}
+
+impl SentTokens {
+    /// Appends the tokens of a delta.
+    pub(crate) fn add(&mut self, delta: TextDelta) {
+        self.tokens.extend(delta.tokens);
+    }
+
+    /// Removes the last tokens.
+    pub(crate) fn retract(&mut self, tokens: usize) {
+        self.tokens.truncate(self.tokens.len().saturating_sub(tokens));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::repeat_request;
+    use crate::engine::Request;
+    use crate::events::Surface;
+
+    #[test]
+    fn repeated_requests_differ_in_seed_and_only_the_first_has_the_slot() {
+        let mut first = Request::new(vec![1], Surface::Openai);
+        (first.slot, first.sampling.seed) = (Some(2), u32::MAX);
+        let slots_and_seeds: Vec<_> =
+            repeat_request(first, 3).map(|request| (request.slot, request.sampling.seed)).collect();
+        assert_eq!(slots_and_seeds, [(Some(2), u32::MAX), (None, 0), (None, 1)]);
+    }
+}

@@ -1,0 +1,71 @@
+//! Prompts for models that were trained to fill a gap between two texts.
+
+use crate::events::TokenId;
+use crate::model::{InfillTokens, Vocabulary};
+use crate::server::ApiError;
+
+/// Returns the model's infill tokens.
+///
+/// # Errors
+/// 501 if the model has none.
+pub(crate) fn infill_tokens(vocabulary: &Vocabulary) -> Result<InfillTokens, ApiError> {
+    vocabulary.special().fill_in.ok_or_else(|| {
+        ApiError::not_supported(
+            "the model was not trained for infilling: its vocabulary has no tokens for prefix, suffix \
+             and middle",
+        )
+    })
+}
+
+/// Returns the prompt that asks for the text between two texts.
+pub(crate) fn infill_prompt(vocabulary: &Vocabulary, tokens: InfillTokens, prefix: &str, suffix: &str) -> Vec<TokenId> {
+    let parts = InfillParts {
+        prefix: vocabulary.encode(prefix, false, false),
+        suffix: vocabulary.encode(suffix, false, false),
+        ..InfillParts::default()
+    };
+    parts.prompt(vocabulary, tokens, usize::MAX, None)
+}
+
+/// The parts of the prompt of an infill request.
+#[derive(Default)]
+pub(crate) struct InfillParts {
+    pub(crate) prefix: Vec<TokenId>,
+    pub(crate) suffix: Vec<TokenId>,
+    /// Text between the prefix and the parts.
+    pub(crate) start: Vec<TokenId>,
+    /// Other files with their separators.
+    pub(crate) extra: Vec<TokenId>,
+    /// Put the suffix before the prefix, as some models were trained.
+    pub(crate) suffix_first: bool,
+}
+
+impl InfillParts {
+    /// Returns the prompt in llama-server's order: other files, prefix, suffix, middle, start of the line after the
+    /// prefix. If prefix and suffix do not fit, the parts next to the gap are kept, with three quarters of the room for
+    /// the prefix; of the other files the last parts are kept.
+    pub(crate) fn prompt(
+        mut self,
+        vocabulary: &Vocabulary,
+        tokens: InfillTokens,
+        context: usize,
+        n_predict: Option<usize>,
+    ) -> Vec<TokenId> {
+        let room = context.saturating_sub(n_predict.unwrap_or(128).min(context / 2) + self.start.len() + 4);
+        let for_suffix = self.suffix.len().min((room / 4).max(room.saturating_sub(self.prefix.len())));
+        let for_prefix = self.prefix.len().min(room - for_suffix.min(room));
+        self.suffix.truncate(for_suffix);
+        self.prefix.drain(..self.prefix.len() - for_prefix);
+        let for_extra = self.extra.len().min(room.saturating_sub(for_prefix + for_suffix));
+        self.extra.drain(..self.extra.len() - for_extra);
+        let special = vocabulary.special();
+        let mut prompt: Vec<TokenId> = special.bos.filter(|_| special.add_bos).into_iter().collect();
+        prompt.append(&mut self.extra);
+        let prefix = [vec![tokens.prefix], self.prefix, self.start].concat();
+        let suffix = [vec![tokens.suffix], self.suffix].concat();
+        let parts = if self.suffix_first { [suffix, prefix] } else { [prefix, suffix] };
+        prompt.extend(parts.concat());
+        prompt.push(tokens.middle);
+        prompt
+    }
+}

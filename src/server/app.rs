@@ -1,0 +1,265 @@
+use super::socket::Sockets;
+use super::{ApiError, Catalogue, Loaded};
+use crate::config::Config;
+use crate::engine::Engine;
+use crate::events::Scope;
+use crate::mods::ModRegistry;
+use crate::server::limits::Rates;
+use crate::store::{Live, RunSummary, Store};
+use chrono::{DateTime, Utc};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tokio::sync::{Mutex, MutexGuard, watch};
+use tokio::time::timeout;
+
+/// State shared by all handlers; cheap to clone.
+///
+/// The server accepts connections before models and database are ready. Handlers call [`App::store`] and
+/// [`App::loaded`] and return their 503 until then.
+#[derive(Clone)]
+pub struct App(Arc<Inner>);
+
+struct Inner {
+    database: OnceLock<(Store, Live)>,
+    models: Catalogue,
+    state: watch::Sender<State>,
+    sockets: Sockets,
+    rates: Rates,
+    registry: Arc<ModRegistry>,
+    mods_changing: Mutex<()>,
+    config: Arc<Config>,
+    clock: fn() -> DateTime<Utc>,
+    started_at: DateTime<Utc>,
+}
+
+/// State of the server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// Not ready yet, with the current activity, e.g. "loading the model, 40 %".
+    Loading(String),
+    /// Default model and database are ready.
+    Ready,
+    /// No new runs are accepted; active runs have a grace period to end.
+    Stopping,
+    /// Active runs are ended.
+    Stopped,
+}
+
+impl App {
+    /// Creates the state of a server that has loaded nothing yet. `clock` returns the current time.
+    #[must_use]
+    pub fn new(config: Arc<Config>, registry: Arc<ModRegistry>, clock: fn() -> DateTime<Utc>) -> Self {
+        Self(Arc::new(Inner {
+            database: OnceLock::new(),
+            models: Catalogue::new(Arc::clone(&config), clock),
+            state: watch::Sender::new(State::Loading("starting".into())),
+            sockets: Sockets::new(config.server.sockets.max_message_bytes),
+            rates: Rates::new(config.server.rates),
+            registry,
+            mods_changing: Mutex::default(),
+            config,
+            clock,
+            started_at: clock(),
+        }))
+    }
+
+    /// Returns the database.
+    ///
+    /// # Errors
+    /// 503 while the database is starting.
+    pub fn store(&self) -> Result<&Store, ApiError> {
+        self.0.database.get().map(|(store, _)| store).ok_or_else(|| self.not_ready())
+    }
+
+    /// Returns the run with that `run_id`, else with that `request_id`, if the scope covers it. Waits for the rows of a run
+    /// that is being
+    /// recorded.
+    ///
+    /// # Errors
+    /// 404 if no such run exists; 503 while the database is unavailable or lacks the rows.
+    pub async fn find_run(&self, scope: &Scope, id: &str) -> Result<RunSummary, ApiError> {
+        self.store()?.find_recorded(scope, id).await?.ok_or_else(|| ApiError::not_found("run", id))
+    }
+
+    /// Returns the live updates of active runs.
+    ///
+    /// # Errors
+    /// 503 while the database is starting.
+    pub fn live(&self) -> Result<&Live, ApiError> {
+        self.0.database.get().map(|(_, live)| live).ok_or_else(|| self.not_ready())
+    }
+
+    /// Returns the model named by a request's `model` field, which may include mods; `None` is the default model. Waits
+    /// while the model is being loaded at run time.
+    ///
+    /// # Errors
+    /// 404 for an unknown model; 400 if it is not loaded; 503 if loading failed and while the server starts or stops.
+    pub async fn loaded(&self, name: Option<&str>) -> Result<Loaded, ApiError> {
+        self.ready()?;
+        self.has_models().await?;
+        self.0.models.loaded(name).await
+    }
+
+    /// Returns the model of a read-only request if it is loaded; such requests load and unload nothing. A sleeping
+    /// model is woken.
+    ///
+    /// # Errors
+    /// Same as [`App::loaded`].
+    pub async fn loaded_now(&self, name: Option<&str>) -> Result<Loaded, ApiError> {
+        self.ready()?;
+        self.has_models().await?;
+        let entry = self.0.models.meant(name)?;
+        if entry.is_asleep() {
+            return self.0.models.loaded(name).await;
+        }
+        entry.ready().cloned().ok_or_else(|| entry.not_loaded())
+    }
+
+    /// Returns normally unless the server was started without models.
+    async fn has_models(&self) -> Result<(), ApiError> {
+        const LOOKUP_TIMEOUT: Duration = Duration::from_millis(500);
+        if !self.config().server.cluster.no_model {
+            return Ok(());
+        }
+        let servers = timeout(LOOKUP_TIMEOUT, self.store()?.other_servers()).await;
+        let servers = servers.ok().and_then(Result::ok).unwrap_or_default();
+        let with_model = servers.iter().filter(|server| !server.models.is_empty());
+        let places: Vec<String> = with_model
+            .filter_map(|server| Some(format!("{} has {}", server.url.as_ref()?, server.models.join(", "))))
+            .collect();
+        let places =
+            if places.is_empty() { "no server with a model is announced".to_owned() } else { places.join("; ") };
+        let detail = format!("this server was started with --no-model and generates nothing; {places}");
+        Err(ApiError::unavailable(detail).code("no_model"))
+    }
+
+    /// Succeeds while the server is ready.
+    ///
+    /// # Errors
+    /// 503 with the reason otherwise.
+    pub fn ready(&self) -> Result<(), ApiError> {
+        if self.state() == State::Ready { Ok(()) } else { Err(self.not_ready()) }
+    }
+
+    /// Returns the default model if it is ready.
+    ///
+    /// # Errors
+    /// 503 if it is not ready, and when the server stops.
+    pub fn default_model(&self) -> Result<Loaded, ApiError> {
+        if matches!(self.state(), State::Stopping | State::Stopped) {
+            return Err(self.not_ready());
+        }
+        self.0.models.default_model().ok_or_else(|| self.not_ready())
+    }
+
+    /// Returns the default model's engine.
+    ///
+    /// # Errors
+    /// Same as [`App::default_model`].
+    pub fn engine(&self) -> Result<Engine, ApiError> {
+        Ok(self.default_model()?.engine().clone())
+    }
+
+    /// Succeeds until the server stops: a WebSocket may also be opened while the server starts and then waits for it.
+    pub(crate) fn open_for_sockets(&self) -> Result<(), ApiError> {
+        if matches!(self.state(), State::Stopping | State::Stopped) { Err(self.not_ready()) } else { Ok(()) }
+    }
+
+    /// Waits until the server has started or stops.
+    pub(crate) async fn started(&self) {
+        self.wait(|state| !matches!(state, State::Loading(_))).await;
+    }
+
+    /// Returns the rate limits.
+    pub(crate) fn rates(&self) -> &Rates {
+        &self.0.rates
+    }
+
+    /// Returns the open WebSocket connections.
+    pub(crate) fn sockets(&self) -> &Sockets {
+        &self.0.sockets
+    }
+
+    /// Returns all models, loaded or not.
+    #[must_use]
+    pub fn models(&self) -> &Catalogue {
+        &self.0.models
+    }
+
+    /// Returns the registry of mods.
+    #[must_use]
+    pub fn registry(&self) -> &Arc<ModRegistry> {
+        &self.0.registry
+    }
+
+    /// Locks changes of uploaded mods, so that database and registry change together.
+    pub(crate) async fn mods_changing(&self) -> MutexGuard<'_, ()> {
+        self.0.mods_changing.lock().await
+    }
+
+    /// Returns the configuration.
+    #[must_use]
+    pub fn config(&self) -> &Arc<Config> {
+        &self.0.config
+    }
+
+    /// Returns the time from the configured clock.
+    #[must_use]
+    pub fn now(&self) -> DateTime<Utc> {
+        (self.0.clock)()
+    }
+
+    /// Returns the server's start time.
+    #[must_use]
+    pub fn started_at(&self) -> DateTime<Utc> {
+        self.0.started_at
+    }
+
+    /// Returns the state of the server.
+    #[must_use]
+    pub fn state(&self) -> State {
+        self.0.state.borrow().clone()
+    }
+
+    /// Sets the state of the server. Stopping is final.
+    pub fn set_state(&self, state: State) {
+        self.0.state.send_if_modified(|now| {
+            let backwards = matches!(now, State::Stopping | State::Stopped) && state != State::Stopped;
+            let changes = !backwards && *now != state;
+            if changes {
+                *now = state;
+            }
+            changes
+        });
+    }
+
+    /// Waits until the server starts to stop. Endless streams end then.
+    pub async fn stopping(&self) {
+        self.wait(|state| matches!(state, State::Stopping | State::Stopped)).await;
+    }
+
+    /// Waits until the grace period is over. Runs end then.
+    pub async fn stopped(&self) {
+        self.wait(|state| *state == State::Stopped).await;
+    }
+
+    async fn wait(&self, reached: impl FnMut(&State) -> bool) {
+        // The sender is part of `self`, so waiting cannot fail.
+        let _ = self.0.state.subscribe().wait_for(reached).await;
+    }
+
+    /// Sets the database; further calls have no effect.
+    pub fn set_database(&self, store: Store, live: Live) {
+        // Only start-up calls this, once; a second database is ignored as documented.
+        let _ = self.0.database.set((store, live));
+    }
+
+    fn not_ready(&self) -> ApiError {
+        match self.state() {
+            State::Loading(doing) => ApiError::unavailable(format!("the server is not ready yet: {doing}")),
+            State::Ready => ApiError::unavailable("the default model is not loaded"),
+            State::Stopping | State::Stopped => ApiError::unavailable("the server is stopping"),
+        }
+        .retry_after(1)
+    }
+}

@@ -1,0 +1,359 @@
+//! Access checks that precede all handlers.
+//!
+//! There are three checks. The `Host` header must be a name of this server, so that a page of another site cannot reach
+//! a loopback server by DNS rebinding. A request that changes something or opens a WebSocket must not come from a page
+//! of another origin. If keys are configured, everything except health requires one, as a header or in the body.
+//! Programs send no `Origin` and pass the second check. Traces may have their own keys, or need none.
+
+mod body_key;
+
+use super::protocol::{Access, ErrorFormat, ErrorFormats};
+use super::{ApiError, App, ErrorKind, login, socket};
+use crate::config::{Config, KeyHash, Rights, SecurityConfig, ServerConfig};
+use crate::engine;
+use crate::events::{Scope, Tenant};
+use axum::extract::{FromRequestParts, Request, State};
+use axum::http::request::Parts;
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, Method, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Redirect, Response};
+use std::net::IpAddr;
+use std::time::Duration;
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
+
+/// The authenticated caller; an extractor for every route that needs a key if keys are configured.
+#[derive(Debug, Clone)]
+pub struct Caller {
+    /// A label of the key that does not reveal it; `None` without a key.
+    pub label: Option<String>,
+    /// Owner of the runs that it makes.
+    pub tenant: Option<Tenant>,
+    /// Runs and everything else that it may see and change.
+    pub scope: Scope,
+    /// Changes of the server that it may make.
+    pub rights: Rights,
+}
+
+/// Headers that contain only a key; the second one is used by Quote's clients.
+const KEY_HEADERS: [&str; 2] = ["x-api-key", "x-user-api-key"];
+
+/// Maximum time for which browsers cache a preflight response.
+const PREFLIGHT: Duration = Duration::from_hours(1);
+
+/// The access class and the error formats of guarded routes.
+#[derive(Clone)]
+pub(crate) struct Guard {
+    app: App,
+    access: Access,
+    formats: ErrorFormats,
+}
+
+impl Guard {
+    pub(crate) fn new(app: &App, access: Access, formats: impl Into<ErrorFormats>) -> Self {
+        Self { app: app.clone(), access, formats: formats.into() }
+    }
+
+    /// Returns the format of a path's errors.
+    pub(crate) fn format(&self, path: &str) -> ErrorFormat {
+        self.formats.of(path)
+    }
+
+    /// Returns the access class of its routes.
+    pub(crate) const fn access(&self) -> Access {
+        self.access
+    }
+
+    /// Returns the state of the server.
+    pub(crate) const fn app(&self) -> &App {
+        &self.app
+    }
+}
+
+/// An error that the guard returns for a request that no route may answer; an extension of the request.
+#[derive(Debug, Clone)]
+pub(super) struct Refusal(pub(super) ApiError);
+
+/// Runs the access checks as middleware.
+pub(crate) async fn guard(State(guard): State<Guard>, mut request: Request, next: Next) -> Response {
+    let format = guard.format(request.uri().path());
+    if let Some(Refusal(error)) = request.extensions_mut().remove() {
+        return format(error);
+    }
+    let security = &guard.app.config().server.security;
+    let mut admitted = admit(&guard, &request);
+    if admitted.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unauthorized)
+        && !shows_key(request.headers())
+        && body_key::is_possible(&request)
+    {
+        (request, admitted) = match body_key::read(request).await {
+            Ok((request, None)) => (request, admitted),
+            Ok((request, Some(sent))) => {
+                let known = guard.access.known(security, &sent);
+                (request, known.map(|key| Some(Caller::new(security, Some(key)))).ok_or_else(unknown_key))
+            }
+            Err(error) => return format(error),
+        };
+    }
+    match admitted {
+        Ok(caller) => {
+            if let Some(caller) = caller {
+                request.extensions_mut().insert(caller);
+            }
+            next.run(request).await
+        }
+        Err(error) if error.kind() == ErrorKind::Unauthorized && wants_page(&request) => {
+            Redirect::to(&login::address(request.uri())).into_response()
+        }
+        Err(error) => format(error),
+    }
+}
+
+/// Returns the client; `None` on a route without callers, and for a WebSocket whose first message must bring the key.
+fn admit(guard: &Guard, request: &Request) -> Result<Option<Caller>, ApiError> {
+    let config = guard.app.config();
+    if request.headers().get_all(header::HOST).iter().count() > 1 {
+        return Err(ApiError::bad_request("the request must have one Host header, got several"));
+    }
+    let host = host(request).ok_or_else(|| ApiError::bad_request("the request must have a Host header"))?;
+    if !is_ours(&host, config) {
+        return Err(ApiError::new(
+            ErrorKind::Forbidden,
+            format!("host '{host}' is not trusted; start the server with --trusted-host {host} to accept it"),
+        ));
+    }
+    check_origin(request, &host, &config.server)?;
+    if guard.access == Access::Public || request.method() == Method::OPTIONS {
+        return Ok(None);
+    }
+    let found = caller(guard.access, &config.server.security, request.headers());
+    if guard.access == Access::Socket && socket::is_wanted(request.headers()) && !shows_key(request.headers()) {
+        // The key has to be in its first message.
+        return Ok(found.ok());
+    }
+    found.map(Some)
+}
+
+impl Access {
+    fn needs_key(self, security: &SecurityConfig) -> bool {
+        match self {
+            Self::Ingest if security.ingest_open => false,
+            Self::Ingest => !security.ingest_keys.is_empty() || !security.keys.is_empty(),
+            _ => !security.keys.is_empty(),
+        }
+    }
+
+    fn known<'a>(self, security: &'a SecurityConfig, sent: &str) -> Option<&'a KeyHash> {
+        match self {
+            Self::Ingest => security.known_for_ingest(sent),
+            _ => security.known(sent),
+        }
+    }
+}
+
+impl Caller {
+    /// Returns the client that sent `key`, or none. Without any keys in the configuration it may do everything.
+    #[must_use]
+    pub fn new(security: &SecurityConfig, key: Option<&KeyHash>) -> Self {
+        let rights = if security.keys.is_empty() { Rights::ALL } else { key.map(KeyHash::rights).unwrap_or_default() };
+        Self { label: key.map(KeyHash::label), tenant: security.owner(key), scope: security.scope(key), rights }
+    }
+}
+
+impl Caller {
+    /// Makes the client the owner of the run that `request` asks for. Its label is shown, unless the request names a user.
+    pub(crate) fn sign(&self, request: &mut engine::Request) {
+        request.owner.clone_from(&self.tenant);
+        if request.user_label.is_none() {
+            request.user_label.clone_from(&self.label);
+        }
+    }
+}
+
+impl Caller {
+    /// Checks the right to load and unload models.
+    ///
+    /// # Errors
+    /// 403 without it.
+    pub(crate) fn require_models(&self) -> Result<(), ApiError> {
+        require(self.rights.models, "load or unload models", "models")
+    }
+
+    /// Checks the right to change properties of the server.
+    ///
+    /// # Errors
+    /// 403 without it.
+    pub(crate) fn require_props(&self) -> Result<(), ApiError> {
+        require(self.rights.props, "change properties of the server", "props")
+    }
+}
+
+fn require(has_right: bool, action: &str, mark: &str) -> Result<(), ApiError> {
+    if has_right {
+        return Ok(());
+    }
+    let detail = format!(
+        "this key may not {action}; use a key given with --admin-key, or marked `{mark}` or `admin` in the key file"
+    );
+    Err(ApiError::new(ErrorKind::Forbidden, detail))
+}
+
+impl FromRequestParts<App> for Caller {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, ApiError> {
+        // Only routes without callers lack it; a handler on one of them must not run with anybody's rights.
+        parts.extensions.get::<Self>().cloned().ok_or_else(|| ApiError::internal("the route takes no API keys"))
+    }
+}
+
+impl FromRequestParts<App> for Scope {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
+        Ok(Caller::from_request_parts(parts, app).await?.scope)
+    }
+}
+
+/// Returns true if the request contains a key, valid or not.
+fn shows_key(headers: &HeaderMap) -> bool {
+    headers.contains_key(header::AUTHORIZATION) || KEY_HEADERS.iter().any(|name| headers.contains_key(*name))
+}
+
+/// Returns true if a browser requests a page.
+pub(crate) fn wants_page(request: &Request) -> bool {
+    let accepts = request.headers().get(header::ACCEPT).and_then(|value| value.to_str().ok());
+    request.method() == Method::GET && accepts.is_some_and(|value| value.contains("text/html"))
+}
+
+/// Returns the host that the client addressed: lower case, without port and brackets.
+fn host(request: &Request) -> Option<String> {
+    // HTTP/2 has the host in the URI, HTTP/1.1 in the header.
+    let value = match request.uri().authority() {
+        Some(authority) => authority.as_str(),
+        None => request.headers().get(header::HOST)?.to_str().ok()?,
+    };
+    Some(bare(value))
+}
+
+fn bare(authority: &str) -> String {
+    let host = match authority.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => authority.rsplit_once(':').map_or(authority, |(host, _)| host),
+    };
+    host.trim_end_matches('.').to_ascii_lowercase()
+}
+
+fn is_ours(host: &str, config: &Config) -> bool {
+    if host == "localhost"
+        || host.ends_with(".localhost")
+        || config.server.security.trusted_hosts.iter().any(|t| t == host)
+    {
+        return true;
+    }
+    // DNS rebinding needs a name. A page at an IP address can only come from that address, so an address is trusted if
+    // the server listens on it or on all addresses.
+    host.parse::<IpAddr>().is_ok_and(|ip| {
+        ip.is_loopback() || config.server.listen.iter().any(|own| own.ip() == ip || own.ip().is_unspecified())
+    })
+}
+
+fn check_origin(request: &Request, host: &str, server: &ServerConfig) -> Result<(), ApiError> {
+    // A WebSocket starts with a GET, has no preflight and carries cookies: pages of other origins must not open one.
+    let only_reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
+    if only_reads && !request.headers().contains_key(header::UPGRADE) {
+        return Ok(());
+    }
+    let header = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
+    let Some(origin) = header("origin") else {
+        return match header("sec-fetch-site") {
+            Some("cross-site") => Err(foreign("another site")),
+            _ => Ok(()),
+        };
+    };
+    if server.security.allows_origin(origin) {
+        return Ok(());
+    }
+    // Behind a proxy pages may use https while the server does not; a server with TLS never has http pages.
+    let own = origin.split_once("://").filter(|(scheme, _)| server.tls.is_none() || *scheme == "https");
+    let own = own.map(|(_, authority)| authority);
+    let sent_to = request.uri().authority().map(Authority::as_str).or_else(|| header("host"));
+    if own.is_some() && own.map(str::to_ascii_lowercase) == sent_to.map(str::to_ascii_lowercase) && !host.is_empty() {
+        return Ok(());
+    }
+    Err(foreign(origin))
+}
+
+fn foreign(origin: &str) -> ApiError {
+    ApiError::new(
+        ErrorKind::Forbidden,
+        format!("a page of {origin} may not send this request; start the server with --cors-origin to allow it"),
+    )
+}
+
+fn caller(access: Access, security: &SecurityConfig, headers: &HeaderMap) -> Result<Caller, ApiError> {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let bearer = text("authorization").and_then(|value| match value.trim().split_once(' ') {
+        Some((scheme, key)) => scheme.eq_ignore_ascii_case("bearer").then_some(key.trim()),
+        // llama-server also accepts the key alone.
+        None => Some(value.trim()).filter(|key| !key.is_empty() && !key.eq_ignore_ascii_case("bearer")),
+    });
+    // Clients of Quote send their key in addition to the placeholder of OpenAI's library.
+    let sent: Vec<&str> = bearer.into_iter().chain(KEY_HEADERS.into_iter().filter_map(text)).collect();
+    let known = match sent.as_slice() {
+        [] => login::known(security, headers),
+        sent => sent.iter().find_map(|sent| access.known(security, sent)),
+    };
+    match known {
+        Some(key) => Ok(Caller::new(security, Some(key))),
+        None if !access.needs_key(security) => Ok(Caller::new(security, None)),
+        None if !sent.is_empty() => Err(unknown_key()),
+        None => Err(ApiError::new(
+            ErrorKind::Unauthorized,
+            "an API key is required, sent as 'Authorization: Bearer KEY', 'X-Api-Key: KEY' or 'X-User-Api-Key: KEY'",
+        )),
+    }
+}
+
+fn unknown_key() -> ApiError {
+    ApiError::new(ErrorKind::Unauthorized, "unknown API key")
+}
+
+/// Returns the CORS layer for the configured origins; without `--cors-origin` no origin may send requests from pages.
+/// With `*` any page may, but never with this server's cookies; llama-server reflects the origin and allows them.
+pub(crate) fn cors(security: &SecurityConfig) -> CorsLayer {
+    let allowed = if security.cors_origins.iter().any(|origin| origin == "*") {
+        AllowOrigin::any()
+    } else {
+        let security = security.clone();
+        AllowOrigin::predicate(move |origin, _| origin.to_str().is_ok_and(|origin| security.allows_origin(origin)))
+    };
+    CorsLayer::new()
+        .allow_origin(allowed)
+        .allow_methods([Method::GET, Method::POST, Method::PUT, Method::DELETE])
+        // Clients send their own headers; the access checks decide who may send requests at all.
+        .allow_headers(AllowHeaders::mirror_request())
+        // Without it a page that sends JSON makes a preflight before every request.
+        .max_age(PREFLIGHT)
+        .expose_headers([
+            header::HeaderName::from_static("x-request-id"),
+            header::HeaderName::from_static("x-thunder-run-id"),
+        ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bare;
+
+    #[test]
+    fn a_host_is_bare_of_port_and_brackets() {
+        for (given, expected) in [
+            ("LocalHost:6767", "localhost"),
+            ("[::1]:80", "::1"),
+            ("10.0.0.1", "10.0.0.1"),
+            ("a.example.:1", "a.example"),
+        ] {
+            assert_eq!(bare(given), expected);
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Accepts, serves and closes connections.
+//!
+//! Time and size of a request's headers are limited, so that clients that send them byte by byte hold no resources.
+//! Bodies, streams and sockets are not limited in time; TCP keep-alive probes detect peers that disappeared. The TLS
+//! handshake has the same time limit.
+
+use super::auth::Refusal;
+use super::{ApiError, App};
+use axum::Router;
+use axum::extract::{Extension, Request, connect_info::ConnectInfo};
+use axum::http::{HeaderValue, header};
+use axum::middleware::{Next, from_fn, map_request};
+use axum::response::Response;
+use hyper::server::conn::http1::Builder;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use socket2::{SockRef, TcpKeepalive};
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+use tower::Layer;
+
+/// Maximum size of a request's head, and of the part of a body that is read ahead.
+const MAX_HEAD_BYTES: usize = 128 << 10;
+/// Maximum on a server with API keys: the head is read before its key can be checked.
+const MAX_HEAD_BYTES_WITH_KEYS: usize = 16 << 10;
+/// Idle time before keep-alive probes, their interval and their number.
+const SILENCE: Duration = Duration::from_mins(1);
+const PROBES_EVERY: Duration = Duration::from_secs(15);
+const PROBES: u32 = 4;
+/// Delay when the system has no free descriptors.
+const NO_DESCRIPTORS: Duration = Duration::from_secs(1);
+
+/// State shared by the connections of a listener.
+#[derive(Clone)]
+struct ListenerState {
+    builder: Builder,
+    /// TLS acceptor of an https listener.
+    tls: Option<TlsAcceptor>,
+    app: App,
+}
+
+/// The routes as a service of one connection.
+type Service = TowerToHyperService<<Extension<ConnectInfo<SocketAddr>> as Layer<Router>>::Service>;
+
+/// The start of a connection to an https port.
+enum ConnectionStart {
+    Tls(Box<TlsStream<TcpStream>>),
+    /// The client speaks plain http.
+    Plain(TcpStream),
+}
+
+/// Accepts connections until the server stops, then waits for the active ones.
+pub(super) async fn accept(listener: TcpListener, routes: Router, app: App) {
+    let server = &app.config().server;
+    let mut builder = Builder::new();
+    let max_head_bytes = if server.security.keys.is_empty() { MAX_HEAD_BYTES } else { MAX_HEAD_BYTES_WITH_KEYS };
+    builder.timer(TokioTimer::new()).header_read_timeout(server.header_timeout).max_buf_size(max_head_bytes);
+    let tls = server.tls.as_ref().map(|tls| TlsAcceptor::from(tls.server()));
+    let routes = if tls.is_some() { routes.layer(map_request(over_tls)) } else { routes };
+    let door = ListenerState { builder, tls, app: app.clone() };
+    let mut open = JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = app.stopping() => break,
+        };
+        while open.try_join_next().is_some() {}
+        match accepted {
+            Ok((stream, peer)) => {
+                prepare(&stream);
+                open.spawn(door.clone().take(stream, peer, routes.clone()));
+            }
+            Err(error) if is_of_one_connection(&error) => {}
+            Err(error) => {
+                tracing::error!(%error, "accepting a connection failed");
+                tokio::time::sleep(NO_DESCRIPTORS).await;
+            }
+        }
+    }
+    drop(listener);
+    while open.join_next().await.is_some() {}
+}
+
+impl ListenerState {
+    /// Serves a connection from its first byte to its last.
+    async fn take(self, stream: TcpStream, peer: SocketAddr, routes: Router) {
+        let service = |routes| TowerToHyperService::new(Extension(ConnectInfo(peer)).layer(routes));
+        let Some(tls) = &self.tls else { return self.serve(stream, service(routes)).await };
+        let begun = tokio::select! {
+            begun = within(self.app.config().server.header_timeout, begin(tls, stream)) => begun,
+            () = self.app.stopping() => return,
+        };
+        match begun {
+            Ok(ConnectionStart::Tls(stream)) => self.serve(stream, service(routes)).await,
+            Ok(ConnectionStart::Plain(stream)) => {
+                self.serve(stream, service(routes.layer(from_fn(refuse_plain)))).await;
+            }
+            Err(error) => tracing::debug!(%error, %peer, "TLS handshake failed"),
+        }
+    }
+
+    async fn serve<S>(&self, stream: S, service: Service)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let connection = self.builder.serve_connection(TokioIo::new(stream), service).with_upgrades();
+        tokio::pin!(connection);
+        let ended = tokio::select! {
+            ended = connection.as_mut() => ended,
+            () = self.app.stopping() => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(error) = ended {
+            tracing::debug!(%error, "connection closed with error");
+        }
+    }
+}
+
+/// Starts a connection to an https port. A TLS handshake starts with byte 22, an http request with a letter.
+async fn begin(tls: &TlsAcceptor, stream: TcpStream) -> io::Result<ConnectionStart> {
+    let mut first = [0];
+    if stream.peek(&mut first).await? > 0 && first[0].is_ascii_uppercase() {
+        return Ok(ConnectionStart::Plain(stream));
+    }
+    tls.accept(stream).await.map(|stream| ConnectionStart::Tls(Box::new(stream)))
+}
+
+async fn within<T>(limit: Option<Duration>, work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    match limit {
+        Some(limit) => tokio::time::timeout(limit, work).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())),
+        None => work.await,
+    }
+}
+
+/// Refuses a plain http request to an https port.
+async fn refuse_plain(mut request: Request, next: Next) -> Response {
+    request.extensions_mut().insert(Refusal(ApiError::bad_request(
+        "this port accepts https only, got a plain http request: use a URL that starts with https://",
+    )));
+    let mut response = next.run(request).await;
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
+/// Marks a request as https, as a proxy would.
+async fn over_tls(mut request: Request) -> Request {
+    request.headers_mut().insert("x-forwarded-proto", HeaderValue::from_static("https"));
+    request
+}
+
+/// Disables Nagle's algorithm because tokens are small, and enables keep-alive probes.
+fn prepare(stream: &TcpStream) {
+    let keep_alive = TcpKeepalive::new().with_time(SILENCE).with_interval(PROBES_EVERY).with_retries(PROBES);
+    let set = stream.set_nodelay(true).and_then(|()| SockRef::from(stream).set_tcp_keepalive(&keep_alive));
+    if let Err(error) = set {
+        tracing::debug!(%error, "setting socket options failed");
+    }
+}
+
+/// Returns true if an error affects only one connection.
+fn is_of_one_connection(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
+}

@@ -1,0 +1,314 @@
+//! The error type of all HTTP APIs. No other type maps errors to status codes.
+//!
+//! Handlers return [`ApiError`], which is rendered as `application/problem+json`. Each protocol wraps it in a newtype
+//! ([`OpenAiError`], [`LlamaError`]) and renders it in its own format. The cause of a 500 is logged once, here, and the
+//! client receives the request id to find it in the log.
+
+mod kind;
+
+pub use kind::ErrorKind;
+
+use axum::extract::rejection::{BytesRejection, JsonRejection, PathRejection, QueryRejection};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use std::fmt::Display;
+use utoipa::ToSchema;
+
+tokio::task_local! {
+    /// Id of the current request.
+    static REQUEST_ID: String;
+}
+
+/// Runs a request's handler with the request id that its errors report.
+pub async fn with_request_id<F: Future>(id: String, request: F) -> F::Output {
+    REQUEST_ID.scope(id, request).await
+}
+
+/// Returns the id of the current request, if any.
+#[must_use]
+pub fn request_id() -> Option<String> {
+    REQUEST_ID.try_with(Clone::clone).ok()
+}
+
+/// An error of an HTTP API.
+#[derive(Debug, Clone)]
+pub struct ApiError {
+    kind: ErrorKind,
+    detail: String,
+    pointer: Option<String>,
+    did_you_mean: Option<Box<str>>,
+    retry_after_s: Option<u64>,
+    code: Option<&'static str>,
+    /// Tokens of a prompt that does not fit, and size of the context.
+    exceeded: Option<(u32, u32)>,
+    /// Context size at which memory ran out.
+    context: Option<u32>,
+}
+
+/// An error in the format of RFC 9457.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Problem {
+    /// `/problems/` and the kind of error, e.g. `/problems/not-found`.
+    pub r#type: String,
+    /// Title of the HTTP status.
+    pub title: &'static str,
+    /// HTTP status.
+    pub status: u16,
+    /// Cause of the error, and the expected value.
+    pub detail: String,
+    /// The invalid field or position, e.g. `$.events[3].step` or `max_tokens`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pointer: Option<String>,
+    /// An existing name similar to the unknown one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub did_you_mean: Option<String>,
+    /// Id of this request in the server's log.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request_id: Option<String>,
+}
+
+impl ApiError {
+    /// Creates an error. `detail` states what was found, what is expected and where.
+    pub fn new(kind: ErrorKind, detail: impl Into<String>) -> Self {
+        Self {
+            kind,
+            detail: detail.into(),
+            pointer: None,
+            did_you_mean: None,
+            retry_after_s: None,
+            code: None,
+            exceeded: None,
+            context: None,
+        }
+    }
+
+    /// Creates a 400 error for an invalid request.
+    pub fn bad_request(detail: impl Into<String>) -> Self {
+        Self::new(ErrorKind::BadRequest, detail)
+    }
+
+    /// Creates a 400 error for one invalid field.
+    pub fn invalid(pointer: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self::new(ErrorKind::BadRequest, detail).at(pointer)
+    }
+
+    /// Creates a 404 error, e.g. `ApiError::not_found("run", id)`.
+    pub fn not_found(what: &str, name: impl Display) -> Self {
+        Self::new(ErrorKind::NotFound, format!("no {what} '{name}' exists"))
+    }
+
+    /// Creates a 409 error for a conflict with existing state.
+    pub fn conflict(detail: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Conflict, detail)
+    }
+
+    /// Creates a 501 error; `detail` states what the feature requires.
+    pub fn not_supported(detail: impl Into<String>) -> Self {
+        Self::new(ErrorKind::NotSupported, detail)
+    }
+
+    /// Creates a 503 error for a part of the server that is not ready.
+    pub fn unavailable(detail: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Unavailable, detail)
+    }
+
+    /// Creates a 500 error. `cause` is logged when the error is rendered, and never sent.
+    pub fn internal(cause: impl Display) -> Self {
+        Self::new(ErrorKind::Internal, format!("{cause:#}"))
+    }
+
+    /// Sets the invalid field or position.
+    #[must_use]
+    pub fn at(mut self, pointer: impl Into<String>) -> Self {
+        self.pointer = Some(pointer.into());
+        self
+    }
+
+    /// Sets an existing name that is similar to the unknown one.
+    #[must_use]
+    pub fn did_you_mean(mut self, name: Option<impl Into<String>>) -> Self {
+        self.did_you_mean = name.map(|name| name.into().into_boxed_str());
+        self
+    }
+
+    /// Sets the delay after which a retry makes sense.
+    #[must_use]
+    pub const fn retry_after(mut self, seconds: u64) -> Self {
+        self.retry_after_s = Some(seconds);
+        self
+    }
+
+    /// Sets the machine-readable code, e.g. `context_length_exceeded`.
+    #[must_use]
+    pub const fn code(mut self, code: &'static str) -> Self {
+        self.code = Some(code);
+        self
+    }
+
+    /// Marks a prompt that has more tokens than the context.
+    #[must_use]
+    pub const fn exceeds_context(mut self, prompt_tokens: usize, context: usize) -> Self {
+        self.exceeded = Some((prompt_tokens as u32, context as u32));
+        self.code("context_length_exceeded")
+    }
+
+    /// Sets the context size at which memory ran out.
+    #[must_use]
+    pub const fn at_context(mut self, tokens: u32) -> Self {
+        self.context = Some(tokens);
+        self
+    }
+
+    /// Returns the invalid field or position.
+    #[must_use]
+    pub fn pointer(&self) -> Option<&str> {
+        self.pointer.as_deref()
+    }
+
+    /// Returns the delay in seconds after which a retry makes sense.
+    #[must_use]
+    pub const fn retry_after_s(&self) -> Option<u64> {
+        self.retry_after_s
+    }
+
+    /// Returns the machine-readable code.
+    #[must_use]
+    pub const fn error_code(&self) -> Option<&'static str> {
+        self.code
+    }
+
+    /// Returns the tokens of a prompt that does not fit, and the size of the context.
+    #[must_use]
+    pub const fn exceeded(&self) -> Option<(u32, u32)> {
+        self.exceeded
+    }
+
+    /// Returns the context size at which memory ran out.
+    #[must_use]
+    pub const fn context(&self) -> Option<u32> {
+        self.context
+    }
+
+    /// Replaces a field's name by the name that the protocol's clients use.
+    #[must_use]
+    pub fn rename_field(mut self, ours: &str, theirs: &str) -> Self {
+        self.detail = self.detail.replace(ours, theirs);
+        self.pointer = Some(theirs.to_owned());
+        self
+    }
+
+    /// Returns the kind of the error.
+    #[must_use]
+    pub const fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    /// Returns the HTTP status.
+    #[must_use]
+    pub const fn status(&self) -> StatusCode {
+        self.kind.status()
+    }
+
+    /// Returns the detail to send. The cause of an internal error is logged instead.
+    pub(crate) fn public_detail(&self) -> String {
+        if self.kind != ErrorKind::Internal {
+            return self.detail.clone();
+        }
+        let id = request_id();
+        tracing::error!(request.id = id.as_deref(), error = %self.detail, "request failed");
+        match id {
+            Some(id) => format!("the cause is in the server's log under request id {id}"),
+            None => "the cause is in the server's log".to_owned(),
+        }
+    }
+
+    /// Returns the error in the format of RFC 9457. Logs the cause of an internal error.
+    #[must_use]
+    pub fn problem(&self) -> Problem {
+        Problem {
+            r#type: format!("/problems/{}", self.kind.slug()),
+            title: self.kind.title(),
+            status: self.status().as_u16(),
+            detail: self.public_detail(),
+            pointer: self.pointer.clone(),
+            did_you_mean: self.did_you_mean.as_deref().map(str::to_owned),
+            request_id: request_id(),
+        }
+    }
+
+    pub(crate) fn respond(&self, content_type: &'static str, body: Vec<u8>) -> Response {
+        let mut response = (self.status(), body).into_response();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+        if let Some(seconds) = self.retry_after_s {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.kind == ErrorKind::Unauthorized {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let body = serde_json::to_vec(&self.problem()).unwrap_or_default();
+        self.respond("application/problem+json", body)
+    }
+}
+
+impl From<JsonRejection> for ApiError {
+    fn from(rejection: JsonRejection) -> Self {
+        match rejection {
+            JsonRejection::BytesRejection(rejection) => rejection.into(),
+            JsonRejection::MissingJsonContentType(_) => Self::new(
+                ErrorKind::UnsupportedMediaType,
+                "the body must be JSON, sent with the header 'content-type: application/json'",
+            ),
+            rejection => Self::bad_request(rejection.body_text()),
+        }
+    }
+}
+
+impl From<BytesRejection> for ApiError {
+    fn from(rejection: BytesRejection) -> Self {
+        let kind = if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
+            ErrorKind::TooLarge
+        } else {
+            ErrorKind::BadRequest
+        };
+        Self::new(kind, rejection.body_text())
+    }
+}
+
+impl From<QueryRejection> for ApiError {
+    fn from(rejection: QueryRejection) -> Self {
+        let text = rejection.body_text();
+        let wrong = text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text);
+        match wrong.split_once(": ") {
+            Some((field, _)) if !field.contains(' ') => Self::invalid(field, wrong),
+            _ => Self::bad_request(wrong),
+        }
+    }
+}
+
+impl From<PathRejection> for ApiError {
+    fn from(rejection: PathRejection) -> Self {
+        Self::bad_request(rejection.body_text())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ApiError, with_request_id};
+
+    #[tokio::test]
+    async fn internal_error_hides_its_cause() {
+        let problem =
+            with_request_id("r-1".into(), async { ApiError::internal("password is hunter2").problem() }).await;
+        assert_eq!(problem.status, 500);
+        assert_eq!(problem.detail, "the cause is in the server's log under request id r-1");
+        assert_eq!(problem.request_id.as_deref(), Some("r-1"));
+    }
+}

@@ -1,0 +1,136 @@
+//! Rate limits for new runs per key and per address. One middleware covers all generation routes; WebSockets check each
+//! run.
+
+use super::auth::Guard;
+use super::{Access, ApiError, Caller, ErrorKind};
+use crate::config::RateConfig;
+use axum::extract::{ConnectInfo, Request, State};
+use axum::http::Method;
+use axum::middleware::Next;
+use axum::response::Response;
+use governor::clock::{Clock, DefaultClock};
+use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
+use std::hash::Hash;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+/// Number of clients after which idle ones are removed.
+const MANY: usize = 10_000;
+
+/// Login attempts per minute and address, with a burst of the same size.
+const LOGINS: NonZeroU32 = NonZeroU32::MIN.saturating_add(9);
+
+/// Rate limits per key and per address.
+pub(crate) struct Rates {
+    logins: Rate<IpAddr>,
+    keys: Option<Rate<String>>,
+    addresses: Option<Rate<IpAddr>>,
+}
+
+struct Rate<K: Hash + Eq + Clone> {
+    per_minute: NonZeroU32,
+    limiter: DefaultKeyedRateLimiter<K>,
+}
+
+impl Rates {
+    pub(crate) fn new(config: RateConfig) -> Self {
+        Self {
+            logins: Rate::new(LOGINS, None),
+            keys: config.per_key.map(|rate| Rate::new(rate, config.burst)),
+            addresses: config.per_address.map(|rate| Rate::new(rate, config.burst)),
+        }
+    }
+
+    /// Counts a run that the client starts.
+    ///
+    /// # Errors
+    /// 429 if the limit is exceeded.
+    pub(crate) fn check(&self, caller: Option<&Caller>, address: Option<SocketAddr>) -> Result<(), ApiError> {
+        if let (Some(rate), Some(label)) = (&self.keys, caller.and_then(|caller| caller.label.as_ref())) {
+            rate.check(label, "this key", "start", "runs")?;
+        }
+        if let (Some(rate), Some(address)) = (&self.addresses, address) {
+            rate.check(&network(address.ip()), "this address", "start", "runs")?;
+        }
+        Ok(())
+    }
+
+    /// Counts a login attempt.
+    ///
+    /// # Errors
+    /// 429 if the limit is exceeded.
+    pub(crate) fn check_login(&self, address: SocketAddr) -> Result<(), ApiError> {
+        self.logins.check(&network(address.ip()), "this address", "try", "logins")
+    }
+}
+
+impl<K: Hash + Eq + Clone> Rate<K> {
+    fn new(per_minute: NonZeroU32, burst: Option<NonZeroU32>) -> Self {
+        let quota = Quota::per_minute(per_minute).allow_burst(burst.unwrap_or(per_minute));
+        Self { per_minute, limiter: RateLimiter::keyed(quota) }
+    }
+
+    fn check(&self, key: &K, whose: &str, act: &str, what: &str) -> Result<(), ApiError> {
+        if self.limiter.len() > MANY {
+            self.limiter.retain_recent();
+        }
+        self.limiter.check_key(key).map_err(|until| {
+            let wait = until.wait_time_from(DefaultClock::default().now());
+            let seconds = (wait + Duration::from_millis(999)).as_secs().max(1);
+            let detail = format!("{whose} may {act} {} {what} per minute; try again in {seconds} s", self.per_minute);
+            ApiError::new(ErrorKind::Busy, detail).retry_after(seconds).code("rate_limited")
+        })
+    }
+}
+
+/// Returns the network of an address: a household has one IPv4 address or one IPv6 /64.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX))),
+        address @ IpAddr::V4(_) => address,
+    }
+}
+
+/// Counts requests that start runs; middleware after the access checks of such routes.
+pub(crate) async fn limit(State(guard): State<Guard>, request: Request, next: Next) -> Response {
+    if guard.access() == Access::Run && request.method() == Method::POST {
+        let caller = request.extensions().get::<Caller>();
+        let address = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|info| info.0);
+        if let Err(error) = guard.app().rates().check(caller, address) {
+            return guard.format(request.uri().path())(error);
+        }
+    }
+    next.run(request).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{KeyHash, SecurityConfig};
+
+    #[test]
+    fn a_client_waits_and_others_do_not() {
+        let rates = Rates::new(RateConfig {
+            per_key: NonZeroU32::new(60),
+            per_address: NonZeroU32::new(6),
+            burst: NonZeroU32::new(2),
+        });
+        let from = |text: &str| Some(SocketAddr::new(text.parse().unwrap(), 1));
+        let security = SecurityConfig { keys: vec![KeyHash::of("a"), KeyHash::of("b")], ..SecurityConfig::default() };
+        let key = |key: &str| Some(Caller::new(&security, security.known(key)));
+        assert!(rates.check(None, from("10.0.0.1")).is_ok());
+        assert!(rates.check(None, from("10.0.0.1")).is_ok());
+        let refused = rates.check(None, from("10.0.0.1")).unwrap_err();
+        assert_eq!(refused.status(), 429);
+        assert!(refused.problem().detail.contains("this address may start 6 runs per minute; try again in"));
+        assert!(rates.check(None, from("10.0.0.2")).is_ok());
+        for _ in 0..2 {
+            assert!(rates.check(key("a").as_ref(), None).is_ok());
+        }
+        assert!(rates.check(key("a").as_ref(), None).unwrap_err().problem().detail.contains("this key"));
+        assert!(rates.check(key("b").as_ref(), None).is_ok());
+        assert_eq!(network("2001:db8:1:2:3::4".parse().unwrap()), "2001:db8:1:2::".parse::<IpAddr>().unwrap());
+        assert_eq!(network("::ffff:10.1.2.3".parse().unwrap()), "10.1.2.3".parse::<IpAddr>().unwrap());
+    }
+}

@@ -1,0 +1,78 @@
+//! Listeners and the lifetime of the server.
+
+use super::{App, State, connections};
+use axum::Router;
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+/// Time for interrupted connections to send their last bytes.
+const LAST_BYTES: Duration = Duration::from_millis(500);
+
+/// A failure to listen on an address.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on {address}: {source}{}", hint(*address, source))]
+pub struct BindError {
+    address: SocketAddr,
+    source: std::io::Error,
+}
+
+fn hint(address: SocketAddr, error: &std::io::Error) -> String {
+    match error.kind() {
+        std::io::ErrorKind::AddrInUse => format!(
+            "; another program, perhaps another Thunder, listens there; choose another address, e.g. --listen {}:{}",
+            address.ip(),
+            address.port().wrapping_add(1)
+        ),
+        _ => String::new(),
+    }
+}
+
+/// Bound listeners; connections wait until [`Listeners::serve`].
+#[derive(Debug)]
+pub struct Listeners(Vec<TcpListener>);
+
+impl Listeners {
+    /// Listens on all addresses.
+    ///
+    /// # Errors
+    /// The first address that could not be bound.
+    pub async fn bind(addresses: &[SocketAddr]) -> Result<Self, BindError> {
+        let mut listeners = Vec::with_capacity(addresses.len());
+        for &address in addresses {
+            listeners.push(TcpListener::bind(address).await.map_err(|source| BindError { address, source })?);
+        }
+        Ok(Self(listeners))
+    }
+
+    /// Returns the addresses, with the ports that the system chose for port 0.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.0.iter().filter_map(|listener| listener.local_addr().ok()).collect()
+    }
+
+    /// Serves routes on every address until the server stops, then waits for active requests and interrupts them
+    /// after the configured time.
+    pub async fn serve(self, app: App, routes: Router) {
+        let grace = app.config().server.shutdown_grace;
+        let mut servers = JoinSet::new();
+        for listener in self.0 {
+            servers.spawn(connections::accept(listener, routes.clone(), app.clone()));
+        }
+        app.stopping().await;
+        let all_ended = async {
+            while servers.join_next().await.is_some() {}
+            app.sockets().all_closed().await;
+        };
+        tokio::pin!(all_ended);
+        if tokio::time::timeout(grace, &mut all_ended).await.is_err() {
+            tracing::warn!(grace_s = grace.as_secs(), "grace period over, ending active runs");
+            app.set_state(State::Stopped);
+            if tokio::time::timeout(LAST_BYTES, all_ended).await.is_err() {
+                tracing::debug!("connections still open at exit");
+            }
+        }
+        app.set_state(State::Stopped);
+    }
+}

@@ -1,0 +1,175 @@
+//! Login of a browser: the key is sent once, on a login page, in exchange for a cookie that scripts and other sites
+//! cannot use.
+//!
+//! The cookie is derived from the key's hash and a secret in the database: it holds on every server of that database as long
+//! as the key is known there, and does not give the key away.
+
+use super::{Access, App, Protocol, base};
+use crate::config::{KeyHash, SecurityConfig};
+use crate::store::Store;
+use axum::Router;
+use axum::extract::{ConnectInfo, Form, Query, State};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::response::{Html, IntoResponse, Redirect, Response};
+use axum::routing::get;
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+use std::fmt::Write;
+use std::net::SocketAddr;
+use std::sync::OnceLock;
+use subtle::ConstantTimeEq;
+
+pub(crate) const PATH: &str = "/login";
+const COOKIE: &str = "thunder_session";
+/// The page contains only a form.
+const POLICY: &str = "default-src 'none'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+
+/// Shared by all servers on the database, so that a login at one of them holds at the others; empty until it is read.
+static SECRET: OnceLock<Vec<u8>> = OnceLock::new();
+
+/// Query of the login page.
+#[derive(Deserialize)]
+struct Destination {
+    next: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Login {
+    key: String,
+    next: Option<String>,
+}
+
+/// Returns the login page.
+pub(crate) fn protocol() -> Protocol {
+    Protocol::native(&[PATH]).routes(Access::Public, Router::new().route(PATH, get(page).post(log_in)))
+}
+
+/// Returns the address of the login page that leads back to the page at `uri`.
+pub(crate) fn address(uri: &Uri) -> String {
+    let wanted = uri.path_and_query().map_or("/", |path| path.as_str());
+    let mut address = PATH.to_owned();
+    if wanted != "/" {
+        address.push_str("?next=");
+        for byte in wanted.bytes() {
+            if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
+                address.push(char::from(byte));
+            } else {
+                // Writing to a String cannot fail.
+                let _ = write!(address, "%{byte:02X}");
+            }
+        }
+    }
+    address
+}
+
+/// Returns `next` if it is a path of this server, else the start page: a link to the login page must not lead to another
+/// site.
+fn local(next: Option<&str>) -> &str {
+    let is_local = |next: &&str| {
+        let only_visible = next.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\');
+        next.starts_with('/') && !next.starts_with("//") && only_visible
+    };
+    next.filter(is_local).unwrap_or("/")
+}
+
+async fn page(State(app): State<App>, Query(Destination { next }): Query<Destination>, headers: HeaderMap) -> Response {
+    let next = local(next.as_deref());
+    if app.config().server.security.keys.is_empty() {
+        return Redirect::to(next).into_response();
+    }
+    form(base(&headers), next, "")
+}
+
+async fn log_in(
+    State(app): State<App>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    headers: HeaderMap,
+    Form(login): Form<Login>,
+) -> Response {
+    let base = base(&headers);
+    let next = local(login.next.as_deref());
+    // Checked before the key, so that excess attempts learn nothing.
+    if let Err(error) = app.rates().check_login(peer) {
+        let notice = format!("<p role=\"alert\">{}.</p>", error.problem().detail);
+        return (error.status(), form(base, next, &notice)).into_response();
+    }
+    let Some(key) = app.config().server.security.known(login.key.trim()) else {
+        let notice = "<p role=\"alert\">Unknown API key.</p>";
+        return (StatusCode::UNAUTHORIZED, form(base, next, notice)).into_response();
+    };
+    let Some(token) = token(key) else {
+        let notice = "<p role=\"alert\">The server is starting. Try again in a moment.</p>";
+        return (StatusCode::SERVICE_UNAVAILABLE, form(base, next, notice)).into_response();
+    };
+    let secure = if app.config().server.tls.is_some() { "; Secure" } else { "" };
+    let path = if base.is_empty() { "/" } else { base };
+    let cookie = format!("{COOKIE}={token}; Path={path}; HttpOnly; SameSite=Strict{secure}");
+    ([(header::SET_COOKIE, cookie)], Redirect::to(next)).into_response()
+}
+
+fn form(base: &str, next: &str, notice: &str) -> Response {
+    let next = next.replace('&', "&amp;").replace('"', "&quot;").replace('<', "&lt;");
+    let page = Html(format!(
+        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
+         <meta name=\"color-scheme\" content=\"light dark\"><title>Thunder: log in</title><h1>Thunder</h1>{notice}\
+         <form method=\"post\" action=\"{base}{PATH}\"><input type=\"hidden\" name=\"next\" value=\"{next}\">\
+         <label>API key <input type=\"password\" name=\"key\" autocomplete=\"current-password\" required autofocus></label> \
+         <button>Log in</button></form></html>"
+    ));
+    // Without a referrer a browser sends "null" as the form's origin.
+    let headers = [(header::REFERRER_POLICY, "same-origin"), (header::CONTENT_SECURITY_POLICY, POLICY)];
+    (headers, page).into_response()
+}
+
+/// The key whose session the request's cookie is.
+pub(crate) fn known<'a>(security: &'a SecurityConfig, headers: &HeaderMap) -> Option<&'a KeyHash> {
+    let sent = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok()).find_map(|cookies| {
+        cookies.split(';').find_map(|cookie| cookie.trim().strip_prefix(COOKIE)?.strip_prefix('='))
+    })?;
+    security.keys.iter().find(|key| token(key).is_some_and(|token| token.as_bytes().ct_eq(sent.as_bytes()).into()))
+}
+
+/// Reads the secret that cookies are derived from.
+///
+/// # Errors
+/// The database failed.
+pub async fn share_logins(store: &Store) -> Result<(), crate::store::Error> {
+    let secret = store.shared_secret("login").await?;
+    // A second call reads the same secret.
+    let _ = SECRET.set(secret);
+    Ok(())
+}
+
+fn token(key: &KeyHash) -> Option<String> {
+    let digest = Sha256::new_with_prefix(SECRET.get()?).chain_update(key.as_bytes()).finalize();
+    Some(digest.iter().fold(String::new(), |mut text, byte| {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{address, local};
+
+    #[test]
+    fn login_address_names_the_page() {
+        let of = |uri: &str| address(&uri.parse().unwrap());
+        assert_eq!(of("/"), "/login");
+        assert_eq!(of("/runs?q=model:a%20b&before=1"), "/login?next=/runs%3Fq%3Dmodel%3Aa%2520b%26before%3D1");
+    }
+
+    #[test]
+    fn login_leads_to_local_paths_only() {
+        for next in ["/runs", "/runs/1?at=3&q=a%20b", "/compare?a=//b"] {
+            assert_eq!(local(Some(next)), next);
+        }
+        for next in
+            ["", "runs", "//evil.example", "/\\evil.example", "https://evil.example", "/\t/evil.example", "/\r\nx: y"]
+        {
+            assert_eq!(local(Some(next)), "/", "{next:?}");
+        }
+        assert_eq!(local(None), "/");
+    }
+}

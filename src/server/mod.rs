@@ -1,0 +1,29 @@
+//! The application behind all APIs and the dashboard: state, models, access checks, limits, listeners, errors.
+//!
+//! Nothing here knows a protocol. A [`Protocol`] brings its routes with the access class and the error format of each; the
+//! guard in [`auth`] applies them.
+
+mod app;
+pub(crate) mod auth;
+mod connections;
+pub(crate) mod error;
+pub(crate) mod extract;
+pub(crate) mod limits;
+mod listener;
+pub(crate) mod login;
+pub(crate) mod models;
+pub(crate) mod mods;
+pub(crate) mod peers;
+pub(crate) mod prefix;
+mod protocol;
+pub(crate) mod socket;
+
+pub use app::{App, State};
+pub use auth::Caller;
+pub use error::{ApiError, ErrorKind, Problem, request_id, with_request_id};
+pub use listener::{BindError, Listeners};
+pub use login::share_logins;
+pub use models::{Catalogue, Entry, LoadStep, Loaded, ModelState};
+pub use peers::announce;
+pub use prefix::base;
+pub use protocol::{Access, ErrorFormat, ErrorFormats, Pages, Protocol, RouteGroup};

@@ -1,0 +1,75 @@
+//! Sleeping models: unloaded while idle, with the data reported about them meanwhile.
+
+use super::{Catalogue, Entry, Loaded, ModelState};
+use crate::engine::EngineStatus;
+use crate::server::ApiError;
+use serde_json::Value;
+use std::sync::Arc;
+
+/// Data of a sleeping model that is reported without loading it.
+#[derive(Debug)]
+pub struct Asleep {
+    /// The body of `GET /props`.
+    pub props: Value,
+    /// The counters of its engine and of its encoder.
+    pub work: [Arc<EngineStatus>; 2],
+}
+
+/// A model as seen by a route that does not wake it.
+#[derive(Debug)]
+pub enum Observed {
+    /// The model is in memory.
+    Awake(Loaded),
+    /// The model is sleeping.
+    Asleep(Arc<Asleep>),
+}
+
+impl Catalogue {
+    /// Returns the model named by a request, without loading it or keeping it awake.
+    ///
+    /// # Errors
+    /// 404 for an unknown model; 400 if it is not loaded and not sleeping.
+    pub fn observed(&self, asked: Option<&str>) -> Result<Observed, ApiError> {
+        let entry = self.meant(asked)?;
+        entry.observed().ok_or_else(|| entry.not_loaded())
+    }
+
+    /// Returns the loaded models that no run uses, each with a counter that changes on use.
+    pub(crate) fn idle(&self) -> Vec<(String, u64)> {
+        let models = self.lock();
+        let idle = models.entries.iter().filter(|entry| entry.ready().is_some_and(Loaded::is_idle));
+        idle.map(|entry| (entry.name.clone(), entry.last_used)).collect()
+    }
+
+    /// Starts unloading a model that was not used since [`Catalogue::idle`] returned `used` for it; the next request
+    /// loads it again.
+    pub(crate) fn begin_sleep(&self, name: &str, used: u64, asleep: Asleep) {
+        let taken = self.change(name, |entry| {
+            let loaded = entry.ready().filter(|loaded| entry.last_used == used && !loaded.is_busy())?.clone();
+            entry.state = ModelState::Unloading;
+            entry.asleep = Some(Arc::new(asleep));
+            Some(loaded)
+        });
+        if let Some(loaded) = taken.flatten() {
+            tracing::info!(model = name, "idle, sleeping until the next request");
+            let (catalogue, name) = (self.clone(), name.to_owned());
+            tokio::spawn(async move { catalogue.unload(name, loaded).await });
+        }
+    }
+}
+
+impl Entry {
+    fn observed(&self) -> Option<Observed> {
+        match (&self.state, &self.asleep) {
+            (ModelState::Ready(loaded), _) => Some(Observed::Awake(loaded.clone())),
+            (_, Some(asleep)) => Some(Observed::Asleep(Arc::clone(asleep))),
+            _ => None,
+        }
+    }
+
+    /// Returns true if the model is unloaded, or about to be, until the next request.
+    #[must_use]
+    pub const fn is_asleep(&self) -> bool {
+        self.asleep.is_some() && matches!(self.state, ModelState::Unloaded | ModelState::Unloading)
+    }
+}

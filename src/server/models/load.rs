@@ -1,0 +1,295 @@
+//! Loading: creates an engine from a GGUF file.
+
+use super::{Catalogue, Entry, Loaded, ModelState, Models, folder};
+use crate::config::{
+    self, Config, DEFAULT_SLOT_CONTEXT, EngineConfig, OverrideValue, TuningFlags, bundled_model, flags,
+};
+use crate::engine::encoder::Encoder;
+use crate::engine::{Clock, Engine, EngineOptions};
+use crate::events::Recorder;
+use crate::model::llama::{
+    CacheType, ContextRequirements, ControlVectors, GpuLayers, MetadataValue, ModelOptions, Numa, RopeOptions,
+    RopeScaling, SplitMode, TensorPlacement, ThreadOptions, Tuning,
+};
+use crate::model::{Model, ModelError};
+use crate::server::ApiError;
+use crate::trace::attention;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+/// Progress of a load.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum LoadStep {
+    /// Reading the weights, from 0 to 1.
+    Weights(f32),
+    /// Creating the context in which runs are decoded.
+    Context,
+}
+
+type Observe = dyn Fn(&str, LoadStep) + Send + Sync;
+
+impl Catalogue {
+    /// Registers the configured models. From now on engines can start, and their signals are sent to `recorder`.
+    ///
+    /// # Errors
+    /// The bundled model could not be unpacked.
+    pub async fn open(&self, recorder: Recorder) -> Result<(), ModelError> {
+        *self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner) = Some(recorder);
+        let path = default_path(&self.0.config).await?;
+        // llama-server lists a model without a name by its file name including the extension, which clients may have
+        // stored.
+        let file = path.file_name().map(|file| file.to_string_lossy().into_owned());
+        let mut names = self.0.config.engine.alias.clone();
+        for name in std::iter::once(folder::stem(&path)).chain(file) {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        let name = names.remove(0);
+        *self.lock() = Models { entries: vec![Entry::new(name, names, path, true)], uses: 0 };
+        self.refresh().await;
+        Ok(())
+    }
+
+    /// Loads the default model and reports progress to `observe`.
+    ///
+    /// # Errors
+    /// The cause of the failure.
+    pub async fn load_default(
+        &self,
+        observe: impl Fn(&str, LoadStep) + Send + Sync + 'static,
+    ) -> Result<(), ModelError> {
+        let entry = self.lock().entries.first().cloned();
+        let entry = entry.ok_or_else(|| refused(Path::new("no model"), "the catalogue is not open"))?;
+        self.change(&entry.name, |entry| entry.state = ModelState::Loading(0.0));
+        self.load(&entry, Arc::new(observe)).await
+    }
+
+    /// Starts loading a model in the background.
+    ///
+    /// # Errors
+    /// 404 for an unknown model; 400 if it is loaded; 429 if there is no room next to models in use.
+    pub async fn begin(&self, name: &str) -> Result<(), ApiError> {
+        self.refresh().await;
+        let entry = self.named(name)?;
+        match entry.state {
+            ModelState::Ready(_) => {
+                return Err(ApiError::invalid("model", format!("the model '{}' is already loaded", entry.name)));
+            }
+            ModelState::Loading(_) => return Ok(()),
+            ModelState::Unloading => return Err(entry.not_loaded()),
+            ModelState::Unloaded | ModelState::Failed(_) => {}
+        }
+        self.begin_load(&entry.name).await
+    }
+
+    /// Makes room and starts loading, unless another request has done so meanwhile.
+    pub(super) async fn begin_load(&self, name: &str) -> Result<(), ApiError> {
+        let _admitted = self.0.admission.lock().await;
+        self.make_room(name).await?;
+        let begun = self.change(name, |entry| {
+            if !matches!(entry.state, ModelState::Unloaded | ModelState::Failed(_)) {
+                return None;
+            }
+            entry.state = ModelState::Loading(0.0);
+            entry.given_up = Arc::default();
+            Some(entry.clone())
+        });
+        let Some(entry) = begun.flatten() else { return Ok(()) };
+        let catalogue = self.clone();
+        tokio::spawn(async move {
+            tracing::info!(model = entry.name, "loading");
+            match catalogue.load(&entry, Arc::new(|_, _| ())).await {
+                Ok(()) => tracing::info!(model = entry.name, "loaded"),
+                Err(_) if entry.given_up.load(Ordering::Acquire) => {
+                    tracing::info!(model = entry.name, "load cancelled");
+                }
+                Err(error) => tracing::error!(model = entry.name, %error, "load failed"),
+            }
+        });
+        Ok(())
+    }
+
+    async fn load(&self, entry: &Entry, observe: Arc<Observe>) -> Result<(), ModelError> {
+        let started = self.start(entry, observe).await;
+        let given_up = entry.given_up.load(Ordering::Acquire);
+        let (state, result) = match started {
+            Ok(loaded) if given_up => {
+                loaded.stop().await;
+                (ModelState::Unloaded, Err(refused(&entry.path, "the load was cancelled")))
+            }
+            Ok(loaded) => (ModelState::Ready(loaded), Ok(())),
+            Err(error) if given_up => (ModelState::Unloaded, Err(error)),
+            Err(error) => (ModelState::Failed(error.to_string()), Err(error)),
+        };
+        self.change(&entry.name, |entry| {
+            entry.state = state;
+            entry.asleep = None;
+        });
+        result
+    }
+
+    async fn start(&self, entry: &Entry, observe: Arc<Observe>) -> Result<Loaded, ModelError> {
+        let recorder = self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(recorder) = recorder else {
+            return Err(refused(&entry.path, "the catalogue is not open"));
+        };
+        let config = &self.0.config.engine;
+        self.attempt(&entry.path).await?;
+        let model = self.read(entry, Arc::clone(&observe)).await?;
+        observe(&entry.name, LoadStep::Context);
+        let options = engine_options(&self.0.config, &model, self.0.clock);
+        let settings = super::encoding::settings(config, &model);
+        let model = Arc::new(model);
+        let engine = Engine::start(Arc::clone(&model), options, recorder).await?;
+        match Encoder::start(model, &settings).await {
+            Ok(encoder) => Ok(Loaded::new(engine, encoder, entry.aliases.clone(), config.chat_template.as_deref())),
+            Err(error) => {
+                engine.stop().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Reads the weights on a blocking thread.
+    async fn read(&self, entry: &Entry, observe: Arc<Observe>) -> Result<Model, ModelError> {
+        let options = model_options(&self.0.config.engine, entry);
+        let (catalogue, read) = (self.clone(), entry.clone());
+        let read = move || {
+            let Entry { name, path, given_up, .. } = read;
+            let mut shown = 0.0;
+            Model::load(&path, &options, move |done| {
+                observe(&name, LoadStep::Weights(done));
+                // llama.cpp reports progress for every tensor; one report per percent is enough.
+                if done - shown >= 0.01 {
+                    shown = done;
+                    catalogue.change(&name, |entry| entry.state = ModelState::Loading(done));
+                }
+                !given_up.load(Ordering::Acquire)
+            })
+        };
+        tokio::task::spawn_blocking(read).await.map_err(|_| refused(&entry.path, "the loader panicked"))?
+    }
+}
+
+fn model_options(config: &EngineConfig, entry: &Entry) -> ModelOptions {
+    let control = || ControlVectors { files: config.control.files.clone(), layers: config.control.layers.clone() };
+    ModelOptions {
+        name: Some(entry.name.clone()),
+        adapters: if entry.default { config.adapters.clone() } else { Vec::new() },
+        control: if entry.default { control() } else { ControlVectors::default() },
+        gpu_layers: match config.gpu.layers {
+            config::GpuLayersFlag::Auto => GpuLayers::Auto,
+            config::GpuLayersFlag::All => GpuLayers::All,
+            config::GpuLayersFlag::Count(count) => GpuLayers::Count(count),
+        },
+        devices: config.gpu.devices.clone(),
+        split_mode: match config.gpu.split_mode {
+            config::SplitModeFlag::None => SplitMode::None,
+            config::SplitModeFlag::Layer => SplitMode::Layer,
+            config::SplitModeFlag::Row => SplitMode::Row,
+        },
+        tensor_split: config.gpu.tensor_split.clone(),
+        main_gpu: config.gpu.main_gpu,
+        tensors: TensorPlacement {
+            named: config.gpu.tensors.iter().map(|place| (place.pattern.clone(), place.buffer.clone())).collect(),
+            experts: config.gpu.cpu_moe,
+            experts_of_first: config.gpu.n_cpu_moe,
+            feed_forward_of_first: config.gpu.n_cpu_ffn,
+        },
+        no_mmap: config.no_mmap,
+        mlock: config.mlock,
+        tuning: tuning(&config.tuning),
+        room: ContextRequirements {
+            context_per_sequence: config.slot_context(DEFAULT_SLOT_CONTEXT),
+            as_trained: config.ctx_size.is_none(),
+            sequences: config.parallel,
+            ubatch_size: config.ubatch_size,
+            scores: config.attention,
+            keys: cache_type(config.cache.type_k),
+            values: cache_type(config.cache.type_v),
+        },
+    }
+}
+
+fn tuning(flags: &TuningFlags) -> Tuning {
+    let overridden = |value: &OverrideValue| match value {
+        OverrideValue::Int(number) => MetadataValue::Int(*number),
+        OverrideValue::Float(number) => MetadataValue::Float(*number),
+        OverrideValue::Bool(yes) => MetadataValue::Bool(*yes),
+        OverrideValue::Text(text) => MetadataValue::Text(text.clone()),
+    };
+    Tuning {
+        rope: RopeOptions {
+            scaling: flags.rope_scaling.map(|scaling| match scaling {
+                config::RopeScalingFlag::None => RopeScaling::None,
+                config::RopeScalingFlag::Linear => RopeScaling::Linear,
+                config::RopeScalingFlag::Yarn => RopeScaling::Yarn,
+            }),
+            base: flags.rope_freq_base,
+            scale: flags.frequency_scale(),
+            yarn_original_context: flags.yarn_orig_ctx,
+            yarn_extrapolation: flags.yarn_ext_factor,
+            yarn_attention: flags.yarn_attn_factor,
+            yarn_beta_fast: flags.yarn_beta_fast,
+            yarn_beta_slow: flags.yarn_beta_slow,
+        },
+        overrides: flags.override_kv.iter().map(|said| (said.key.clone(), overridden(&said.value))).collect(),
+        check_tensors: flags.check_tensors,
+        cache_on_host: flags.kv_offload == flags::OnOff::Off,
+        no_op_offload: flags.op_offload == flags::OnOff::Off,
+        no_repack: flags.repack == flags::OnOff::Off,
+        no_host: flags.no_host,
+        numa: flags.numa.map(|numa| match numa {
+            config::NumaFlag::Distribute => Numa::Distribute,
+            config::NumaFlag::Isolate => Numa::Isolate,
+            config::NumaFlag::Numactl => Numa::Numactl,
+        }),
+        threads: ThreadOptions {
+            poll: flags.poll,
+            priority: flags.prio,
+            processors: flags.processors(),
+            strict: flags.cpu_strict == flags::OnOff::On,
+        },
+    }
+}
+
+fn engine_options(Config { engine, server, data }: &Config, model: &Model, clock: Clock) -> EngineOptions {
+    EngineOptions {
+        ctx_size: engine.slot_context(model.card().context_train),
+        parallel: engine.parallel,
+        threads: engine.threads,
+        threads_batch: engine.threads_batch,
+        batch_size: engine.batch_size,
+        ubatch_size: engine.ubatch_size,
+        attention: engine.attention,
+        cache_type_k: cache_type(engine.cache.type_k),
+        cache_type_v: cache_type(engine.cache.type_v),
+        slot_prompt_similarity: engine.cache.slot_prompt_similarity,
+        cache_ram_bytes: engine.cache.max_idle_bytes,
+        hash_cache: Some(data.dir.join("cache").join("weights")),
+        max_tokens: server.max_tokens,
+        encode_attention: |values, layers, heads, row_len| attention::encode(values, layers, heads, row_len).ok(),
+        clock,
+    }
+}
+
+fn cache_type(named: crate::config::CacheTypeFlag) -> CacheType {
+    CacheType::ALL.into_iter().find(|kind| kind.as_str() == named.as_str()).unwrap_or_default()
+}
+
+async fn default_path(config: &Config) -> Result<PathBuf, ModelError> {
+    if let Some(path) = &config.engine.model {
+        return Ok(path.clone());
+    }
+    let cache = config.data.dir.join("cache");
+    let shown = cache.display().to_string();
+    let unpacked = tokio::task::spawn_blocking(move || bundled_model(&cache)).await;
+    let unpacked = unpacked.map_err(|_| refused(Path::new(&shown), "the bundled model could not be unpacked"))?;
+    unpacked.map_err(|source| ModelError::Unpack { folder: shown, source })
+}
+
+fn refused(path: &Path, reason: &str) -> ModelError {
+    ModelError::Load { path: path.display().to_string(), reason: reason.into() }
+}

@@ -1,0 +1,306 @@
+//! The models of a server, their state, and transitions between states.
+//!
+//! One of them is the default for requests without a model name. All others are found by name only; input from the
+//! network is never used as a path. A loaded model is a [`Loaded`]: an engine with its own decode thread and context,
+//! and the data of its weights. All engines send their signals to one recorder.
+
+mod asleep;
+mod encoding;
+mod folder;
+mod load;
+mod loaded;
+mod names;
+mod sessions;
+mod trial;
+mod unload;
+
+pub use asleep::{Asleep, Observed};
+pub use load::LoadStep;
+pub use loaded::Loaded;
+pub(crate) use names::meant;
+pub use sessions::{NoRoom, SessionClient, Sessions};
+
+use super::ApiError;
+use crate::config::Config;
+use crate::engine::Clock;
+use crate::events::Recorder;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use tokio::sync::watch;
+
+/// State of a model.
+#[derive(Debug, Clone)]
+pub enum ModelState {
+    /// Known, but not in memory.
+    Unloaded,
+    /// Progress of reading the weights from 0 to 1; it stays 1 while the context is created.
+    Loading(f32),
+    /// Accepts requests.
+    Ready(Loaded),
+    /// Accepts no new requests; active runs may end.
+    Unloading,
+    /// Loading failed.
+    Failed(String),
+}
+
+/// A known model.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// Name of the model in requests and responses.
+    pub name: String,
+    /// Additional names that requests may use.
+    pub aliases: Vec<String>,
+    /// Path of its GGUF file.
+    pub path: PathBuf,
+    /// True for the model of requests without a model name.
+    pub default: bool,
+    /// State of the model.
+    pub state: ModelState,
+    /// Counter of the last request to it; larger is later.
+    last_used: u64,
+    /// Data reported while it sleeps; `None` if it does not.
+    asleep: Option<Arc<Asleep>>,
+    /// Cancels the load in progress.
+    given_up: Arc<AtomicBool>,
+}
+
+/// The models of a server; cheap to clone.
+#[derive(Clone)]
+pub struct Catalogue(Arc<Inner>);
+
+struct Inner {
+    models: Mutex<Models>,
+    /// Locked from making room until the load has taken it.
+    admission: tokio::sync::Mutex<()>,
+    /// Notified of every change of a state.
+    changed: watch::Sender<()>,
+    /// `None` after the server has stopped.
+    recorder: Mutex<Option<Recorder>>,
+    sessions: Sessions,
+    config: Arc<Config>,
+    clock: Clock,
+    /// The program that tries files in a separate process.
+    trial: OnceLock<PathBuf>,
+}
+
+/// Result of looking up a request's model.
+enum Look {
+    Ready(Loaded),
+    /// It can be loaded under this name.
+    Unloaded(String),
+    /// It is being loaded or unloaded.
+    Changing,
+}
+
+#[derive(Default)]
+struct Models {
+    /// The default model first.
+    entries: Vec<Entry>,
+    uses: u64,
+}
+
+impl Catalogue {
+    /// Creates an empty registry. `clock` returns the time for engines.
+    pub(crate) fn new(config: Arc<Config>, clock: Clock) -> Self {
+        Self(Arc::new(Inner {
+            models: Mutex::default(),
+            admission: tokio::sync::Mutex::default(),
+            changed: watch::Sender::new(()),
+            recorder: Mutex::default(),
+            sessions: Sessions::new(config.engine.cache.max_session_bytes),
+            config,
+            clock,
+            trial: OnceLock::new(),
+        }))
+    }
+
+    /// Returns all models, the default model first.
+    #[must_use]
+    pub fn list(&self) -> Vec<Entry> {
+        self.lock().entries.clone()
+    }
+
+    /// Returns the model with that name or alias.
+    ///
+    /// # Errors
+    /// 404 for an unknown model.
+    pub fn named(&self, name: &str) -> Result<Entry, ApiError> {
+        let models = self.lock();
+        let found = models.entries.iter().find(|entry| entry.names().any(|own| own == name));
+        found.cloned().ok_or_else(|| models.unknown(name))
+    }
+
+    /// Returns the model named by a request, as in [`Catalogue::loaded`], loaded or not.
+    ///
+    /// # Errors
+    /// 404 for an unknown model.
+    pub fn meant(&self, asked: Option<&str>) -> Result<Entry, ApiError> {
+        let models = self.lock();
+        let index = models.find(asked, self.0.config.server.any_model_name)?;
+        Ok(models.entries[index].clone())
+    }
+
+    /// Returns the stored sessions.
+    #[must_use]
+    pub fn sessions(&self) -> &Sessions {
+        &self.0.sessions
+    }
+
+    /// Returns the default model if it is ready.
+    #[must_use]
+    pub fn default_model(&self) -> Option<Loaded> {
+        self.lock().entries.first().and_then(Entry::ready).cloned()
+    }
+
+    /// Returns the model named by a request, which may include mods; `None` is the default model. Loads it if the
+    /// configuration allows that, and waits for it.
+    ///
+    /// # Errors
+    /// 404 for an unknown model; 400 if it is not loaded; 503 if loading failed or it is being unloaded; 429 if there
+    /// is no room next to models in use.
+    pub async fn loaded(&self, asked: Option<&str>) -> Result<Loaded, ApiError> {
+        let mut changed = self.changes();
+        let mut looked = self.0.config.server.models.dir.is_none();
+        loop {
+            changed.mark_unchanged();
+            match self.look(asked) {
+                Ok(Look::Ready(loaded)) => return Ok(loaded),
+                Ok(Look::Unloaded(name)) => self.begin_load(&name).await?,
+                // The sender is part of `self`, so waiting cannot fail.
+                Ok(Look::Changing) => drop(changed.changed().await),
+                // Its file may have been added after the last scan.
+                Err(error) if error.kind() == super::ErrorKind::NotFound && !looked => {
+                    looked = true;
+                    self.refresh().await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn look(&self, asked: Option<&str>) -> Result<Look, ApiError> {
+        let mut models = self.lock();
+        let index = models.find(asked, self.0.config.server.any_model_name)?;
+        models.uses += 1;
+        let now = models.uses;
+        let entry = &mut models.entries[index];
+        entry.last_used = now;
+        let autoload = self.0.config.server.models.autoload || entry.is_asleep();
+        match &entry.state {
+            ModelState::Ready(loaded) => Ok(Look::Ready(loaded.clone())),
+            ModelState::Unloaded if autoload => Ok(Look::Unloaded(entry.name.clone())),
+            ModelState::Loading(_) => Ok(Look::Changing),
+            ModelState::Unloading if autoload => Ok(Look::Changing),
+            _ => Err(entry.not_loaded()),
+        }
+    }
+
+    /// Returns a receiver that is notified of changes; compare [`Catalogue::list`] before and after.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.0.changed.subscribe()
+    }
+
+    /// Ends all runs of all models and waits for the decode threads. Everything recorded has reached the recorder then.
+    pub async fn stop(&self) {
+        self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let running: Vec<Loaded> = {
+            let models = self.lock();
+            models.entries.iter().for_each(|entry| entry.given_up.store(true, Ordering::Release));
+            models.entries.iter().filter_map(|entry| entry.ready().cloned()).collect()
+        };
+        futures::future::join_all(running.iter().map(Loaded::stop)).await;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Models> {
+        self.0.models.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes a model under the lock and notifies waiting tasks. The result of `change` is dropped outside of the
+    /// lock.
+    fn change<T>(&self, name: &str, change: impl FnOnce(&mut Entry) -> T) -> Option<T> {
+        let changed = self.lock().entries.iter_mut().find(|entry| entry.name == name).map(change);
+        self.0.changed.send_replace(());
+        changed
+    }
+}
+
+impl Models {
+    fn find(&self, asked: Option<&str>, any_name: bool) -> Result<usize, ApiError> {
+        let asked = asked.filter(|asked| !asked.is_empty());
+        let found = match asked {
+            None => (!self.entries.is_empty()).then_some(0),
+            Some(asked) => {
+                let names = self.entries.iter().flat_map(Entry::names);
+                match meant(asked, names) {
+                    Some((name, _)) => self.entries.iter().position(|entry| entry.names().any(|own| own == name)),
+                    None => any_name.then_some(0),
+                }
+            }
+        };
+        found.ok_or_else(|| self.unknown(asked.unwrap_or_default()))
+    }
+
+    fn unknown(&self, asked: &str) -> ApiError {
+        if self.entries.is_empty() {
+            let detail = format!("unknown model '{asked}': this server was started with --no-model");
+            return ApiError::new(super::ErrorKind::NotFound, detail).at("model").code("model_not_found");
+        }
+        let known: Vec<&str> = self.entries.iter().map(|entry| entry.name.as_str()).collect();
+        let detail = format!(
+            "unknown model '{asked}'; known models: {}; without \"model\" a request uses {}",
+            known.join(", "),
+            known.first().unwrap_or(&"none")
+        );
+        ApiError::new(super::ErrorKind::NotFound, detail).at("model").code("model_not_found")
+    }
+}
+
+impl Entry {
+    /// Returns the model if it is ready.
+    #[must_use]
+    pub fn ready(&self) -> Option<&Loaded> {
+        match &self.state {
+            ModelState::Ready(loaded) => Some(loaded),
+            _ => None,
+        }
+    }
+
+    fn names(&self) -> impl Iterator<Item = &str> + Clone {
+        std::iter::once(self.name.as_str()).chain(self.aliases.iter().map(String::as_str))
+    }
+
+    /// Creates the entry of a model that is not loaded.
+    fn new(name: String, aliases: Vec<String>, path: PathBuf, default: bool) -> Self {
+        Self {
+            name,
+            aliases,
+            path,
+            default,
+            state: ModelState::Unloaded,
+            last_used: 0,
+            asleep: None,
+            given_up: Arc::default(),
+        }
+    }
+
+    pub(crate) fn not_loaded(&self) -> ApiError {
+        let name = &self.name;
+        match &self.state {
+            ModelState::Failed(reason) => {
+                ApiError::unavailable(format!("the model '{name}' could not be loaded: {reason}")).at("model")
+            }
+            ModelState::Loading(_) => {
+                ApiError::unavailable(format!("the model '{name}' is being loaded")).at("model").retry_after(1)
+            }
+            ModelState::Unloading => {
+                ApiError::unavailable(format!("the model '{name}' is being unloaded")).at("model").retry_after(1)
+            }
+            _ => {
+                ApiError::invalid("model", format!("the model '{name}' is not loaded; load it with POST /models/load"))
+                    .code("model_not_loaded")
+            }
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Unloading: on request, and to make room for another model.
+
+use super::{Catalogue, Entry, Loaded, ModelState};
+use crate::server::{ApiError, ErrorKind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use tokio::time::{Instant, sleep, timeout};
+
+/// Interval between checks for active runs.
+const LOOK: Duration = Duration::from_millis(10);
+/// Maximum time for which responses that are being written may keep the memory of an unloaded model.
+const LAST_READERS: Duration = Duration::from_secs(5);
+
+impl Catalogue {
+    /// Starts unloading a model: no new runs are accepted, and the model is dropped when active runs have ended or the
+    /// grace period is over. Cancels a load in progress.
+    ///
+    /// # Errors
+    /// 404 for an unknown model; 400 if it is not loaded.
+    pub fn begin_unload(&self, name: &str) -> Result<(), ApiError> {
+        let entry = self.named(name)?;
+        let taken = self.change(&entry.name, |entry| match &entry.state {
+            ModelState::Ready(loaded) => {
+                let loaded = loaded.clone();
+                entry.state = ModelState::Unloading;
+                Ok(Some(loaded))
+            }
+            ModelState::Loading(_) => {
+                entry.given_up.store(true, Ordering::Release);
+                Ok(None)
+            }
+            ModelState::Failed(_) => {
+                entry.state = ModelState::Unloaded;
+                Ok(None)
+            }
+            ModelState::Unloading => Ok(None),
+            ModelState::Unloaded if entry.asleep.take().is_some() => Ok(None),
+            ModelState::Unloaded => Err(entry.not_loaded()),
+        });
+        if let Some(loaded) = taken.transpose()?.flatten() {
+            let catalogue = self.clone();
+            tokio::spawn(async move { catalogue.unload(entry.name, loaded).await });
+        }
+        Ok(())
+    }
+
+    pub(super) async fn unload(&self, name: String, loaded: Loaded) {
+        let began = Instant::now();
+        let grace = self.0.config.server.shutdown_grace;
+        while loaded.is_busy() && began.elapsed() < grace {
+            sleep(LOOK).await;
+        }
+        if loaded.is_busy() {
+            tracing::warn!(model = name, grace_s = grace.as_secs(), "ending active runs, their model is unloaded");
+        }
+        loaded.stop().await;
+        let memory = Arc::downgrade(loaded.model());
+        drop(loaded);
+        let gone = async {
+            while memory.strong_count() > 0 {
+                sleep(LOOK).await;
+            }
+        };
+        if timeout(LAST_READERS, gone).await.is_err() {
+            tracing::warn!(model = name, "memory is freed after the last response");
+        }
+        self.change(&name, |entry| entry.state = ModelState::Unloaded);
+        tracing::info!(model = name, "unloaded");
+    }
+
+    /// Unloads the least recently used model without active runs while there are too many for one more. Waits for one
+    /// up to the grace period of a shutdown.
+    pub(super) async fn make_room(&self, name: &str) -> Result<(), ApiError> {
+        let Some(most) = self.0.config.server.models.max_loaded else { return Ok(()) };
+        let began = Instant::now();
+        let mut changed = self.changes();
+        loop {
+            changed.mark_unchanged();
+            let (others, idle) = {
+                let models = self.lock();
+                let others: Vec<&Entry> =
+                    models.entries.iter().filter(|entry| entry.name != name && entry.takes_room()).collect();
+                let idle = others.iter().filter(|entry| entry.ready().is_some_and(|loaded| !loaded.is_busy()));
+                // The default model is unloaded last, because requests without a name would load it again.
+                let idle = idle.min_by_key(|entry| (entry.default, entry.last_used)).map(|entry| entry.name.clone());
+                (others.len(), idle)
+            };
+            if others < most {
+                return Ok(());
+            }
+            if began.elapsed() > self.0.config.server.shutdown_grace {
+                let detail =
+                    format!("all {most} models allowed by --models-max are loaded and in use; try again later");
+                return Err(ApiError::new(ErrorKind::Busy, detail).at("model").retry_after(5));
+            }
+            let unloading = self.list().iter().any(|entry| matches!(entry.state, ModelState::Unloading));
+            if let Some(idle) = idle.filter(|_| !unloading) {
+                tracing::info!(model = idle, "unloading to make room");
+                // Another task may have unloaded it meanwhile.
+                let _ = self.begin_unload(&idle);
+            }
+            let _ = timeout(LOOK * 10, changed.changed()).await;
+        }
+    }
+}
+
+impl Entry {
+    fn takes_room(&self) -> bool {
+        matches!(self.state, ModelState::Ready(_) | ModelState::Loading(_) | ModelState::Unloading)
+    }
+}

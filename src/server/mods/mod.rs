@@ -1,0 +1,49 @@
+//! Uploaded mods: registration, stored versions, and synchronization with the database.
+
+mod source;
+mod sync;
+mod upload;
+mod versions;
+
+pub use source::{VersionList, source_of, versions_of};
+pub use sync::ModSync;
+pub use upload::register_upload;
+pub(crate) use upload::{RegisterModResponse, try_import, validate_upload};
+pub(crate) use versions::{find_version, load_version, store_local_sources};
+pub use versions::{store_used_versions, used_files};
+
+use super::{ApiError, App, Caller, ErrorKind};
+
+/// Maximum size of a request body: a source of maximum length with every character escaped.
+pub const MAX_BODY_BYTES: usize = 8 << 20;
+
+/// Returns the label of the caller, who must be allowed to change mods.
+pub(crate) fn require_mod_rights(caller: &Caller) -> Result<Option<String>, ApiError> {
+    if caller.rights.mods {
+        return Ok(caller.label.clone());
+    }
+    Err(ApiError::new(
+        ErrorKind::Forbidden,
+        "this key may not change mods; use a key given with --mod-key or --admin-key, or marked `mods` or `admin` in the \
+         key file",
+    ))
+}
+
+/// Returns the label of the caller, who must be allowed to upload mods.
+///
+/// # Errors
+/// Uploads are disabled, or the key lacks the right; the message names the required flags.
+pub fn require_upload_rights(app: &App, caller: &Caller) -> Result<Option<String>, ApiError> {
+    if !app.config().server.allow_mod_upload {
+        let detail = "uploads of mods are disabled; start the server with --allow-mod-upload and a --mod-key";
+        return Err(ApiError::new(ErrorKind::Forbidden, detail));
+    }
+    require_mod_rights(caller)
+}
+
+/// Returns the 404 error for an unknown mod.
+pub(crate) fn unknown_mod(app: &App, name: &str) -> ApiError {
+    let known: Vec<String> = app.registry().list_info().into_iter().map(|shown| shown.description.name).collect();
+    let name: String = name.chars().take(100).collect();
+    ApiError::new(ErrorKind::NotFound, format!("unknown mod '{name}'; known mods: {}", known.join(", ")))
+}

@@ -1,0 +1,126 @@
+//! Validates and registers uploads.
+
+use crate::mods::python::LoadError;
+use crate::mods::{self, ModFactory, ModOrigin, ModUpload, RegisteredVersion};
+use crate::server::{ApiError, App, ErrorKind};
+use crate::store::ModVersion;
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use std::sync::Arc;
+use tokio::sync::Semaphore;
+use utoipa::ToSchema;
+
+/// Limits concurrent imports; each runs a process.
+static IMPORT_PERMITS: Semaphore = Semaphore::const_new(2);
+/// Maximum uploads that wait for an import.
+const MAX_WAITING_UPLOADS: usize = 8;
+/// Maximum uploaded mods.
+const MAX_UPLOADED_MODS: usize = 500;
+
+/// Result of an upload.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct RegisterModResponse {
+    /// Name by which runs refer to the mod.
+    pub name: String,
+    /// True if it replaced an earlier version.
+    replaced: bool,
+    /// True if the same version was uploaded again.
+    unchanged: bool,
+    /// The mod's description.
+    description: String,
+    /// SHA-256 of the source.
+    hash: String,
+    /// True if runs can use it; a new version of a disabled mod is disabled too.
+    enabled: bool,
+}
+
+/// Registers an upload by a caller with upload rights.
+///
+/// # Errors
+/// The upload is invalid, its name is taken, or Python failed to import it.
+pub async fn register_upload(
+    app: &App,
+    by: Option<String>,
+    upload: ModUpload,
+) -> Result<RegisterModResponse, ApiError> {
+    let name = validate_upload(app, &upload)?;
+    let store = app.store()?;
+    let factory = import(app, upload.clone()).await?;
+    let described = factory.describe();
+    let version = ModVersion {
+        name: name.clone(),
+        hash: mods::version_of(&*factory),
+        upload: serde_json::to_value(&upload).map_err(ApiError::internal)?,
+        created_at: app.now(),
+        created_by: by.clone(),
+        from_file: false,
+    };
+    let changing = app.mods_changing().await;
+    store.save_mod(&version).await?;
+    let hash = version.hash.clone();
+    let unchanged = app.registry().info(&name).is_some_and(|shown| shown.current.hash == hash);
+    let current = uploaded_version(version.hash, version.created_at, by);
+    let replaced = app.registry().register(factory, current).map_err(|error| name_conflict(&error))?;
+    drop(changing);
+    app.registry().set_problem(&name, None);
+    tracing::info!(mod.name = name, mod.version = hash, by = version.created_by, "mod uploaded");
+    let enabled = app.registry().info(&name).is_some_and(|shown| shown.enabled);
+    Ok(RegisterModResponse { name, replaced, unchanged, description: described.description, hash, enabled })
+}
+
+/// Validates an upload without running it, and returns its name.
+pub(crate) fn validate_upload(app: &App, upload: &ModUpload) -> Result<String, ApiError> {
+    upload.check().map_err(|wrong| ApiError::invalid(wrong.field, wrong.message))?;
+    let name = upload.name().map_err(|wrong| ApiError::invalid(wrong.field, wrong.message))?.to_owned();
+    app.registry().check_name(&name, ModOrigin::Uploaded, None).map_err(|error| name_conflict(&error))?;
+    let uploaded =
+        app.registry().list_info().iter().filter(|shown| shown.current.origin == ModOrigin::Uploaded).count();
+    if uploaded >= MAX_UPLOADED_MODS && app.registry().info(&name).is_none() {
+        let detail = format!("the limit of {MAX_UPLOADED_MODS} uploaded mods is reached; remove one first");
+        return Err(ApiError::new(ErrorKind::NoRoom, detail));
+    }
+    Ok(name)
+}
+
+fn name_conflict(error: &mods::NameTaken) -> ApiError {
+    ApiError::conflict(error.to_string()).at("name")
+}
+
+pub(crate) fn uploaded_version(hash: String, at: DateTime<Utc>, by: Option<String>) -> RegisteredVersion {
+    RegisteredVersion { hash, origin: ModOrigin::Uploaded, registered_at: Some(at), registered_by: by }
+}
+
+/// Imports a source in a worker with the restrictions of uploads.
+pub(crate) async fn import(app: &App, upload: ModUpload) -> Result<Arc<dyn ModFactory>, ApiError> {
+    import_as(upload, mods::python::PythonMods { origin: ModOrigin::Uploaded, ..app.registry().python() }).await
+}
+
+/// Imports a source in a worker with the given settings.
+pub(crate) async fn import_as(
+    upload: ModUpload,
+    python: mods::python::PythonMods,
+) -> Result<Arc<dyn ModFactory>, ApiError> {
+    try_import(upload, python).await?.map_err(|error| match &error {
+        LoadError::Failed { .. } => {
+            let detail = match error.traceback() {
+                Some(traceback) => format!("{error}\n{}", traceback.trim_end()),
+                None => error.to_string(),
+            };
+            ApiError::invalid("source", detail).code("mod_failed")
+        }
+        // The server lacks a requirement of Python mods.
+        _ => ApiError::unavailable(error.to_string()),
+    })
+}
+
+/// Imports a source in a worker and returns Python's error unchanged.
+pub(crate) async fn try_import(
+    upload: ModUpload,
+    python: mods::python::PythonMods,
+) -> Result<Result<Arc<dyn ModFactory>, LoadError>, ApiError> {
+    static WAITING: Semaphore = Semaphore::const_new(MAX_WAITING_UPLOADS);
+    let busy = || ApiError::new(ErrorKind::Busy, "too many mods are being checked; try again later").retry_after(1);
+    let _waits = WAITING.try_acquire().map_err(|_| busy())?;
+    let _turn = IMPORT_PERMITS.acquire().await.map_err(|_| busy())?;
+    tokio::task::spawn_blocking(move || upload.load(&python)).await.map_err(ApiError::internal)
+}

@@ -1,0 +1,102 @@
+//! Earlier versions of mods. Versions of files are stored when runs use them, and all stored versions can be run again.
+
+use super::upload::import_as;
+use crate::mods::python::PythonMods;
+use crate::mods::python::sandbox::SandboxPolicy;
+use crate::mods::{ModOrigin, ModRef, ModUpload, ModUse, SelectedMod, source_store};
+use crate::server::{ApiError, App};
+use crate::store::ModVersion;
+use crate::trace::document::Document;
+use serde_json::json;
+use std::time::Duration;
+
+/// Maximum mods per run whose sources are searched in the data directory.
+const MAX_LOCAL_SOURCES: usize = 16;
+/// Delay before the database is tried again.
+const RETRY_DELAY: Duration = Duration::from_secs(2);
+
+/// Stores the versions of file mods that runs use, until the server stops.
+pub fn store_used_versions(app: &App) {
+    let (app, mut uses) = (app.clone(), app.registry().subscribe_uses());
+    tokio::spawn(async move {
+        loop {
+            let used = tokio::select! {
+                () = app.stopped() => return,
+                used = uses.recv() => used,
+            };
+            let Some(used) = used else { return };
+            while let Err(error) = store_used(&app, &used).await {
+                tracing::debug!(mod.name = used.name, "mod version not stored yet: {}", error.problem().detail);
+                tokio::select! {
+                    () = app.stopped() => return,
+                    () = tokio::time::sleep(RETRY_DELAY) => {}
+                }
+            }
+        }
+    });
+}
+
+/// Returns name and hash of the file mods that a recorded run used.
+#[must_use]
+pub fn used_files(document: &Document) -> Vec<(String, String)> {
+    let first = document.events.first().and_then(|event| event.measured.as_ref());
+    let parameters = first.and_then(|measured| measured.prompt.as_ref()?.parameters.as_ref());
+    let mods = parameters.and_then(|parameters| parameters["mods"].as_array()).into_iter().flatten();
+    let files = mods.filter(|used| used["origin"] == ModOrigin::File.as_str());
+    files.filter_map(|used| Some((used["name"].as_str()?.to_owned(), used["version"].as_str()?.to_owned()))).collect()
+}
+
+/// Stores those versions whose sources are in the data directory, where the program that ran them has put them.
+pub(crate) async fn store_local_sources(app: &App, files: Vec<(String, String)>) -> Result<(), ApiError> {
+    for (name, hash) in files.iter().take(MAX_LOCAL_SOURCES) {
+        let (data_dir, wanted) = (app.config().data.dir.clone(), hash.clone());
+        let look = move || source_store::load(&data_dir, &wanted);
+        let Some(source) = tokio::task::spawn_blocking(look).await.map_err(ApiError::internal)? else { continue };
+        let version = ModVersion {
+            name: name.clone(),
+            hash: hash.clone(),
+            upload: json!({ "name": name, "language": "python", "source": source }),
+            created_at: app.now(),
+            created_by: None,
+            from_file: true,
+        };
+        app.store()?.save_used_mod(&version, app.now().date_naive()).await?;
+    }
+    // A document can name any number of mods; remove only those that were searched.
+    for (_, hash) in files.iter().take(MAX_LOCAL_SOURCES) {
+        let _ = source_store::remove(&app.config().data.dir, hash);
+    }
+    Ok(())
+}
+
+async fn store_used(app: &App, used: &ModUse) -> Result<(), ApiError> {
+    let version = ModVersion {
+        name: used.name.clone(),
+        hash: used.version.hash.clone(),
+        upload: json!({ "name": used.name, "language": "python", "source": used.source }),
+        created_at: used.version.registered_at.unwrap_or_else(|| app.now()),
+        created_by: used.version.registered_by.clone(),
+        from_file: true,
+    };
+    Ok(app.store()?.save_used_mod(&version, used.day).await?)
+}
+
+/// Returns the stored version of a mod with that hash, if the server may run it.
+pub(crate) async fn find_version(app: &App, name: &str, hash: &str) -> Result<Option<ModVersion>, ApiError> {
+    let versions = app.store()?.mod_versions(name).await?;
+    let may_run = |version: &ModVersion| version.from_file || app.config().server.allow_mod_upload;
+    Ok(versions.into_iter().find(|version| version.hash == hash).filter(may_run))
+}
+
+/// Loads a stored version for a run. It runs in the sandbox even if it was a file once.
+pub(crate) async fn load_version(app: &App, version: ModVersion, mod_ref: ModRef) -> Result<SelectedMod, ApiError> {
+    let upload: ModUpload = serde_json::from_value(version.upload.clone()).map_err(ApiError::internal)?;
+    if version.from_file {
+        app.store()?.save_used_mod(&version, app.now().date_naive()).await?;
+    }
+    let python = app.registry().python();
+    let policy = if python.policy == SandboxPolicy::Off { SandboxPolicy::Off } else { SandboxPolicy::All };
+    let origin = if version.from_file { ModOrigin::File } else { ModOrigin::Uploaded };
+    let factory = import_as(upload, PythonMods { origin, policy, ..python }).await?;
+    Ok(SelectedMod { mod_ref, factory })
+}

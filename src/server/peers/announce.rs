@@ -1,0 +1,23 @@
+//! Tells the other servers where this one is and which models it has.
+
+use crate::server::App;
+use crate::store::Announcement;
+
+/// Announces this server, and every change of its models, until it stops.
+pub fn announce(app: &App, url: Option<String>) {
+    let app = app.clone();
+    tokio::spawn(async move {
+        let mut changes = app.models().changes();
+        loop {
+            changes.mark_unchanged();
+            let models = app.models().list().into_iter().map(|entry| entry.name).collect();
+            let Ok(store) = app.store() else { return };
+            store.announce(Announcement { url: url.clone(), models });
+            tokio::select! {
+                () = app.stopping() => return,
+                // The sender lives as long as the models.
+                _ = changes.changed() => {}
+            }
+        }
+    });
+}

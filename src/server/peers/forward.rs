@@ -1,0 +1,58 @@
+//! HTTP requests that another server answers.
+
+use super::{CONNECT_TIMEOUT, ForwardHeaders, Peer};
+use crate::server::{ApiError, App};
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderName, Method, header};
+use axum::response::Response;
+use reqwest::redirect::Policy;
+use std::sync::LazyLock;
+
+/// Headers of the other server's response that the client gets; the others belong to the connection.
+const RETURNED: [HeaderName; 5] = [
+    header::CONTENT_TYPE,
+    header::RETRY_AFTER,
+    header::WWW_AUTHENTICATE,
+    HeaderName::from_static("x-accel-buffering"),
+    HeaderName::from_static("x-thunder-run-id"),
+];
+
+static CLIENT: LazyLock<Result<reqwest::Client, reqwest::Error>> = LazyLock::new(|| {
+    // An error says that it was done before.
+    let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
+    let builder = || reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).redirect(Policy::none()).no_proxy();
+    // A system without authorities can still use plain http.
+    builder().build().or_else(|_| builder().tls_certs_only([]).build())
+});
+
+/// Has another server answer a request; its body is passed on as it arrives.
+///
+/// # Errors
+/// 503 if that server does not answer.
+pub(crate) async fn forward(
+    app: &App,
+    peer: &Peer,
+    (method, path): (Method, &str),
+    headers: &ForwardHeaders,
+    body: Bytes,
+) -> Result<Response, ApiError> {
+    let client = CLIENT.as_ref().map_err(ApiError::internal)?;
+    let request = client.request(method, peer.address(path)?).headers(headers.to_send(app)?).body(body);
+    let answer = request.send().await.map_err(|error| peer.unreachable(&root(&error)))?;
+    let mut response = Response::builder().status(answer.status());
+    for name in RETURNED {
+        if let Some(value) = answer.headers().get(&name) {
+            response = response.header(name, value);
+        }
+    }
+    response.body(Body::from_stream(answer.bytes_stream())).map_err(ApiError::internal)
+}
+
+/// Returns the innermost cause of an error.
+fn root(error: &dyn std::error::Error) -> String {
+    let mut deepest = error;
+    while let Some(source) = deepest.source() {
+        deepest = source;
+    }
+    deepest.to_string()
+}

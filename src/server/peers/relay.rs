@@ -1,0 +1,147 @@
+//! Runs of the streaming protocol that another server generates: its messages reach the client, and the client's reach it.
+
+use super::{CONNECT_TIMEOUT, ForwardHeaders, Peer};
+use crate::server::socket::Outgoing;
+use crate::server::{ApiError, App};
+use futures::{SinkExt, StreamExt};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use yawc::{Frame, HttpRequest, OpCode, Options, TcpWebSocket, WebSocket};
+
+/// Messages of the client that may wait for the other server.
+const MAX_WAITING: usize = 16;
+
+/// The client's side of a relay; cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Relay {
+    messages: mpsc::Sender<String>,
+    /// Every `request_id` that the other server has used.
+    ids: Arc<Mutex<HashSet<String>>>,
+}
+
+impl Relay {
+    /// Returns true if the messages of the run with that id pass this relay.
+    pub(crate) fn has(&self, id: &str) -> bool {
+        self.ids.lock().unwrap_or_else(PoisonError::into_inner).contains(id)
+    }
+
+    /// Passes a message of the client on; false if the relay has ended.
+    pub(crate) async fn send(&self, message: String) -> bool {
+        self.messages.send(message).await.is_ok()
+    }
+}
+
+/// The fields of a message that show which runs are active.
+#[derive(Deserialize)]
+struct Head {
+    r#type: String,
+    operation: Option<String>,
+    request_id: Option<String>,
+    run_id: Option<String>,
+    replaces: Option<String>,
+    /// An error that ends a run has its text.
+    generated_text: Option<IgnoredAny>,
+}
+
+/// The connection to the other server.
+pub(crate) struct RelayConnection {
+    socket: TcpWebSocket,
+    messages: mpsc::Receiver<String>,
+    ids: Arc<Mutex<HashSet<String>>>,
+    peer: Peer,
+}
+
+/// Connects to the server that generates a run, and sends it the message `first`.
+///
+/// # Errors
+/// 503 if that server does not answer.
+pub(crate) async fn relay(
+    app: &App,
+    peer: &Peer,
+    headers: &ForwardHeaders,
+    first: String,
+) -> Result<(Relay, RelayConnection), ApiError> {
+    let mut address = peer.address("/generate")?;
+    let scheme = if address.scheme() == "https" { "wss" } else { "ws" };
+    address.set_scheme(scheme).map_err(|()| ApiError::internal("an address that cannot be a WebSocket's"))?;
+    let mut request = HttpRequest::builder();
+    for (name, value) in &headers.to_send(app)? {
+        request = request.header(name, value);
+    }
+    let max_bytes = app.config().server.sockets.max_message_bytes.saturating_mul(2).saturating_add(1);
+    let options = Options::default().with_limits(max_bytes, max_bytes);
+    let connect = WebSocket::connect(address).with_options(options).with_request(request);
+    let connected = timeout(CONNECT_TIMEOUT, connect).await.map_err(|_| peer.unreachable("no answer in time"))?;
+    let mut socket = connected.map_err(|error| peer.unreachable(&error.to_string()))?;
+    socket.send(Frame::text(first)).await.map_err(|error| peer.unreachable(&error.to_string()))?;
+    let (sender, messages) = mpsc::channel(MAX_WAITING);
+    let ids = Arc::<Mutex<HashSet<String>>>::default();
+    let relay = Relay { messages: sender, ids: Arc::clone(&ids) };
+    Ok((relay, RelayConnection { socket, messages, ids, peer: peer.clone() }))
+}
+
+impl RelayConnection {
+    /// Relays until no run is active.
+    ///
+    /// # Errors
+    /// The other server is gone before.
+    pub(crate) async fn run(mut self, outgoing: &Outgoing) -> Result<(), ApiError> {
+        let mut active = HashSet::new();
+        loop {
+            let frame = tokio::select! {
+                frame = self.socket.next() => frame,
+                Some(message) = self.messages.recv() => {
+                    if let Err(error) = self.socket.send(Frame::text(message)).await {
+                        return Err(self.peer.unreachable(&error.to_string()));
+                    }
+                    continue;
+                }
+            };
+            let Some(frame) = frame.filter(|frame| frame.opcode() != OpCode::Close) else {
+                return Err(self.peer.unreachable("it closed the connection"));
+            };
+            if frame.opcode() != OpCode::Text {
+                continue;
+            }
+            let text = frame.as_str().to_owned();
+            let ends = self.ends_with(&text, &mut active);
+            // When the client has gone, nobody needs the relay.
+            if outgoing.send(text).await.is_err() || ends {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Updates the set of active runs after a message; returns true if it is empty.
+    fn ends_with(&self, message: &str, active: &mut HashSet<String>) -> bool {
+        let Ok(head) = serde_json::from_str::<Head>(message) else { return false };
+        let Some(id) = head.request_id else { return head.r#type == "error" && active.is_empty() };
+        match (head.r#type.as_str(), head.operation.as_deref()) {
+            ("init", _) => {
+                let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
+                ids.extend(head.run_id);
+                ids.insert(id.clone());
+                if let Some(replaced) = head.replaces {
+                    active.remove(&replaced);
+                }
+                active.insert(id);
+                false
+            }
+            ("completion", _) | ("status", Some("moved")) => {
+                active.remove(&id);
+                active.is_empty()
+            }
+            ("error", _) => {
+                if head.generated_text.is_some() {
+                    active.remove(&id);
+                }
+                active.is_empty()
+            }
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! Serves a connection: reading, writing and the handler run concurrently in one task.
+
+use super::assembler::Assembler;
+use super::outgoing::{Queue, QueuedMessage, queue};
+use super::unauthenticated::{LimitedStream, MAX_MESSAGE_BYTES};
+use super::{Close, Incoming, Message, Outgoing, Socket, authentication};
+use crate::config::SocketConfig;
+use crate::server::peers::ForwardHeaders;
+use crate::server::{ApiError, App, Caller};
+use futures::SinkExt;
+use std::future::poll_fn;
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use yawc::streaming::Streaming;
+use yawc::{Frame, Result as SocketResult, WebSocketError};
+
+/// Maximum messages queued for the handler.
+const MAX_UNREAD: usize = 16;
+
+/// Maximum messages written before a flush.
+const MAX_BATCH: usize = 64;
+
+/// Maximum wait for the client's close frame.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Extra time for protocols to send their last message when the server stops.
+const STOP_GRACE: Duration = Duration::from_millis(200);
+
+/// Minimum time before an unresponsive client is disconnected; at least three pings.
+const MIN_SILENCE_TIMEOUT: Duration = Duration::from_mins(1);
+
+/// Shared by reading and writing; locked for one poll at a time.
+struct Connection(Mutex<Streaming<LimitedStream>>);
+
+impl Connection {
+    fn lock(&self) -> MutexGuard<'_, Streaming<LimitedStream>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn read(&self) -> SocketResult<Frame> {
+        poll_fn(|cx| self.lock().poll_next_frame(cx)).await
+    }
+
+    async fn feed(&self, frame: Frame) -> SocketResult<()> {
+        poll_fn(|cx| self.lock().poll_ready_unpin(cx)).await?;
+        self.lock().start_send_unpin(frame)
+    }
+
+    async fn send(&self, frame: Frame) -> SocketResult<()> {
+        self.feed(frame).await?;
+        self.flush().await
+    }
+
+    async fn flush(&self) -> SocketResult<()> {
+        poll_fn(|cx| self.lock().poll_flush_unpin(cx)).await
+    }
+}
+
+/// Times of the last activity of a connection.
+struct LastActivity {
+    since: Instant,
+    alive_ms: AtomicU64,
+    message_ms: AtomicU64,
+}
+
+impl LastActivity {
+    fn new() -> Self {
+        Self { since: Instant::now(), alive_ms: AtomicU64::new(0), message_ms: AtomicU64::new(0) }
+    }
+
+    fn record_read(&self) {
+        self.alive_ms.store(self.since.elapsed().as_millis() as u64, Ordering::Relaxed);
+    }
+
+    fn record_message(&self) {
+        self.message_ms.store(self.since.elapsed().as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// Waits until the activity `what` is at least `limit` ago.
+    async fn wait_inactive(&self, what: &AtomicU64, limit: Duration) {
+        loop {
+            let end = self.since + Duration::from_millis(what.load(Ordering::Relaxed)) + limit;
+            if Instant::now() >= end {
+                return;
+            }
+            sleep_until(end).await;
+        }
+    }
+}
+
+/// The client of a connection.
+pub(super) struct Client {
+    /// The caller; `None` if its first message must contain the key.
+    pub(super) caller: Option<Caller>,
+    /// Address of the client.
+    pub(super) address: Option<SocketAddr>,
+    /// Headers for another server that its messages are forwarded to.
+    pub(super) headers: ForwardHeaders,
+    /// Set to true when the key was accepted or none is required.
+    pub(super) authenticated: watch::Sender<bool>,
+    /// Permit of a connection that waits for its key.
+    pub(super) permit: Option<OwnedSemaphorePermit>,
+}
+
+/// Serves a connection until one side closes it.
+pub(super) async fn serve<H, F>(
+    connection: Streaming<LimitedStream>,
+    app: &App,
+    client: Client,
+    error: fn(&ApiError) -> String,
+    handler: H,
+) where
+    H: FnOnce(Socket) -> F,
+    F: Future<Output = Close>,
+{
+    let config = app.config().server.sockets;
+    let connection = Connection(Mutex::new(connection));
+    let activity = LastActivity::new();
+    let (messages, unread) = mpsc::channel(MAX_UNREAD);
+    let (outgoing, mut queue) = queue();
+    let authenticated = client.authenticated.subscribe();
+    let mut reading = pin!(read(&connection, messages, authenticated, config.max_message_bytes, &activity));
+    let close = {
+        let handling = handle(app, client, outgoing.clone(), unread, error, handler);
+        let mut handling = pin!(handling);
+        let mut writing = pin!(write(&connection, &mut queue, config, &activity));
+        tokio::select! {
+            close = &mut handling => close,
+            close = &mut reading => match close {
+                Some(close) => close,
+                None => return,
+            },
+            () = &mut writing => return,
+            () = unresponsive(config, &activity) => return,
+            () = idle(config, &activity, &outgoing) => Close::away("the connection was idle"),
+            () = stopped(app, &outgoing) => Close::away("the server is stopping"),
+        }
+    };
+    queue.close();
+    let closing = async {
+        if close_connection(&connection, &mut queue, close, error).await.is_ok() {
+            // Frames sent before the client's close frame are ignored.
+            while connection.read().await.is_ok() {}
+        }
+    };
+    if timeout(CLOSE_TIMEOUT, closing).await.is_err() {
+        tracing::debug!("WebSocket close frame not answered");
+    }
+}
+
+/// Authenticates the client and runs the protocol's handler.
+async fn handle<H, F>(
+    app: &App,
+    client: Client,
+    outgoing: Outgoing,
+    unread: mpsc::Receiver<Message>,
+    error: fn(&ApiError) -> String,
+    handler: H,
+) -> Close
+where
+    H: FnOnce(Socket) -> F,
+    F: Future<Output = Close>,
+{
+    let mut incoming = Incoming { first: None, messages: unread };
+    let Client { caller, address, mut headers, authenticated, permit } = client;
+    let caller = match caller {
+        Some(caller) => caller,
+        None => match authentication::authenticate(app, &mut incoming, &mut headers).await {
+            Ok(caller) => {
+                authenticated.send_replace(true);
+                drop(permit);
+                caller
+            }
+            Err(refused) => {
+                // Sending fails only if the client has disconnected.
+                let _ = outgoing.send(error(&refused)).await;
+                return authentication::rejection();
+            }
+        },
+    };
+    handler(Socket { caller, address, headers, incoming, outgoing }).await
+}
+
+/// Forwards messages until the client closes the connection. Returns a close frame if the client violated the protocol.
+async fn read(
+    connection: &Connection,
+    messages: mpsc::Sender<Message>,
+    mut authenticated: watch::Receiver<bool>,
+    limit: usize,
+    activity: &LastActivity,
+) -> Option<Close> {
+    let mut is_limited = !*authenticated.borrow();
+    let mut assembler = Assembler::new(if is_limited { limit.min(MAX_MESSAGE_BYTES) } else { limit });
+    loop {
+        let frame = match connection.read().await {
+            Ok(frame) => frame,
+            Err(WebSocketError::IoError(error)) if error.kind() == ErrorKind::QuotaExceeded => {
+                return Some(Close::policy("the first message must contain an API key and have at most 16384 bytes"));
+            }
+            Err(error) => {
+                tracing::debug!(%error, "WebSocket closed");
+                // The library has queued a close frame with the cause; one more read sends it.
+                let _ = timeout(CLOSE_TIMEOUT, connection.read()).await;
+                return None;
+            }
+        };
+        activity.record_read();
+        match assembler.take(frame) {
+            Ok(None) => {}
+            Ok(Some(message)) => {
+                activity.record_message();
+                // Sending fails if the handler has ended; the connection is then being closed.
+                let _ = messages.send(message).await;
+                if is_limited {
+                    // Nothing is read while the key is checked. An error means that the handler rejected it.
+                    if authenticated.wait_for(|&accepted| accepted).await.is_err() {
+                        std::future::pending::<()>().await;
+                    }
+                    is_limited = false;
+                    assembler = Assembler::new(limit);
+                }
+                activity.record_read();
+            }
+            Err(close) => return Some(close),
+        }
+    }
+}
+
+/// Writes queued messages and pings until writing fails.
+async fn write(connection: &Connection, queue: &mut Queue, config: SocketConfig, activity: &LastActivity) {
+    loop {
+        let ping = async {
+            match config.ping {
+                Some(period) => sleep(period).await,
+                None => std::future::pending().await,
+            }
+        };
+        let written = tokio::select! {
+            biased;
+            unsent = queue.unsent.recv() => match unsent {
+                Some(unsent) => write_batch(connection, queue, unsent, activity).await,
+                None => return,
+            },
+            () = ping => connection.send(Frame::ping("")).await,
+        };
+        if let Err(error) = written {
+            tracing::debug!(%error, "writing to the WebSocket failed");
+            return;
+        }
+    }
+}
+
+/// Writes a message and the ones queued after it.
+async fn write_batch(
+    connection: &Connection,
+    queue: &mut Queue,
+    first: QueuedMessage,
+    activity: &LastActivity,
+) -> SocketResult<()> {
+    connection.feed(frame(first.message)).await?;
+    for _ in 0..MAX_BATCH {
+        let Ok(next) = queue.unsent.try_recv() else { break };
+        connection.feed(frame(next.message)).await?;
+    }
+    connection.flush().await?;
+    activity.record_message();
+    // A client that accepts messages is alive; a ping may still be in the system's buffer.
+    activity.record_read();
+    Ok(())
+}
+
+fn frame(message: Message) -> Frame {
+    match message {
+        Message::Text(text) => Frame::text(text),
+        Message::Binary(bytes) => Frame::binary(bytes),
+    }
+}
+
+/// Sends the queued messages and the close frame.
+async fn close_connection(
+    connection: &Connection,
+    queue: &mut Queue,
+    close: Close,
+    error: fn(&ApiError) -> String,
+) -> SocketResult<()> {
+    while let Some(unsent) = queue.unsent.recv().await {
+        connection.feed(frame(unsent.message)).await?;
+    }
+    if close.is_too_large() {
+        let too_large = ApiError::new(crate::server::ErrorKind::TooLarge, close.reason.clone());
+        connection.feed(Frame::text(error(&too_large))).await?;
+    }
+    connection.send(Frame::close(close.code, close.reason)).await
+}
+
+/// Waits until the client was unresponsive for too long.
+async fn unresponsive(config: SocketConfig, activity: &LastActivity) {
+    match config.ping {
+        Some(ping) => activity.wait_inactive(&activity.alive_ms, (ping * 3).max(MIN_SILENCE_TIMEOUT)).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits until the connection was idle for too long.
+async fn idle(config: SocketConfig, activity: &LastActivity, outgoing: &Outgoing) {
+    let Some(limit) = config.idle else { return std::future::pending().await };
+    let mut work = outgoing.work();
+    loop {
+        // The sender is part of `outgoing`, so waiting cannot fail.
+        let _ = work.wait_for(|&count| count == 0).await;
+        tokio::select! {
+            () = activity.wait_inactive(&activity.message_ms, limit) => return,
+            _ = work.wait_for(|&count| count > 0) => {}
+        }
+    }
+}
+
+/// Waits until the server stops and all activity has ended or its grace period is over.
+async fn stopped(app: &App, outgoing: &Outgoing) {
+    app.stopping().await;
+    let mut work = outgoing.work();
+    tokio::select! {
+        _ = work.wait_for(|&count| count == 0) => {}
+        // Interrupted runs still send their last message.
+        () = async { app.stopped().await; sleep(STOP_GRACE).await } => {}
+    }
+}

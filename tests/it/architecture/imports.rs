@@ -1,0 +1,518 @@
+//! The import table between folders, and the absence of import circles between files.
+//!
+//! Read with `syn`: `use` trees with nested groups, and qualified paths in code and in macros, from `crate`, `super`, `self`
+//! or an imported name. A name is followed through `pub use` to the file that defines it, so a re-export is no import.
+//! Tests may import anything.
+
+use proc_macro2::{TokenStream, TokenTree};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use syn::visit::{self, Visit};
+use syn::{Attribute, Item, UseTree, Visibility};
+
+/// Each folder and the folders that it may import; `cli` composes the program and may import all.
+const IMPORTS: &[(&str, &[&str])] = &[
+    ("events", &[]),
+    ("config", &["events"]),
+    ("model", &["events"]),
+    ("mods", &["events", "model"]),
+    ("engine", &["events", "model", "mods"]),
+    ("trace", &["events"]),
+    ("store", &["events", "trace"]),
+    ("server", &["events", "config", "model", "mods", "engine", "trace", "store"]),
+    ("api", &["events", "config", "model", "mods", "engine", "trace", "store", "server"]),
+    ("ui", &["events", "config", "model", "mods", "engine", "trace", "store", "server", "api::shared"]),
+    ("cli", &["events", "config", "model", "mods", "engine", "trace", "store", "server", "api", "ui"]),
+];
+
+/// Modules of `api` that are no protocol: what protocols share, and what puts them together.
+const NO_PROTOCOLS: &[&str] = &["shared", "router"];
+
+/// Circles that exist today, by their files below `src/`; each has to go.
+const KNOWN_CIRCLES: &[&[&str]] = &[
+];
+
+/// Maximum circles inside one folder.
+const MAX_CIRCLES: usize = 3;
+
+/// A path from `crate`, e.g. `["api", "shared", "Fields"]`.
+type Absolute = Vec<String>;
+
+/// The paths and names of a module file.
+#[derive(Default)]
+struct Module {
+    /// The file below `src/`.
+    file: String,
+    /// Names that it defines.
+    items: HashSet<String>,
+    /// Names that it re-exports.
+    exports: HashMap<String, Absolute>,
+    /// Modules that it re-exports completely.
+    globs: Vec<Absolute>,
+    /// Paths that its code names, with their lines.
+    paths: Vec<(Absolute, usize)>,
+    /// Paths that its `use` items name, re-exports included, with their lines.
+    imports: Vec<(Absolute, usize)>,
+}
+
+/// Reads one file; inline modules count as a part of it.
+struct Reader<'a> {
+    module: Absolute,
+    found: &'a mut Module,
+    /// Imported names and declared modules of the current scope.
+    names: HashMap<String, Absolute>,
+    /// Modules of other files that are compiled for tests only.
+    test_modules: &'a mut HashSet<Absolute>,
+}
+
+fn is_test(attributes: &[Attribute]) -> bool {
+    attributes.iter().any(|attribute| {
+        attribute.path().is_ident("test")
+            || attribute.path().is_ident("cfg")
+                && matches!(&attribute.meta, syn::Meta::List(list) if list.tokens.to_string().contains("test"))
+    })
+}
+
+impl Reader<'_> {
+    /// Returns the path from `crate` if it starts in this crate.
+    fn absolute(&self, path: &[String]) -> Option<Absolute> {
+        let mut rest = path;
+        let mut base = match path.first()?.as_str() {
+            "crate" => {
+                rest = &rest[1..];
+                Vec::new()
+            }
+            "self" | "super" => {
+                let mut base = self.module.clone();
+                while let Some(first @ ("self" | "super")) = rest.first().map(String::as_str) {
+                    if first == "super" {
+                        base.pop();
+                    }
+                    rest = &rest[1..];
+                }
+                base
+            }
+            name => {
+                let base = self.names.get(name)?.clone();
+                rest = &rest[1..];
+                base
+            }
+        };
+        base.extend(rest.iter().cloned());
+        Some(base)
+    }
+
+    /// Adds the leaves of a `use` tree to `leaves`: the path, and the name that it introduces (`*` for a glob).
+    fn leaves(tree: &UseTree, mut prefix: Vec<String>, leaves: &mut Vec<(Vec<String>, String)>) {
+        match tree {
+            UseTree::Path(path) => {
+                prefix.push(path.ident.to_string());
+                Self::leaves(&path.tree, prefix, leaves);
+            }
+            UseTree::Group(group) => {
+                for item in &group.items {
+                    Self::leaves(item, prefix.clone(), leaves);
+                }
+            }
+            UseTree::Name(name) if name.ident == "self" => {
+                let own = prefix.last().cloned().unwrap_or_default();
+                leaves.push((prefix, own));
+            }
+            UseTree::Name(name) => {
+                prefix.push(name.ident.to_string());
+                leaves.push((prefix, name.ident.to_string()));
+            }
+            UseTree::Rename(rename) => {
+                if rename.ident != "self" {
+                    prefix.push(rename.ident.to_string());
+                }
+                leaves.push((prefix, rename.rename.to_string()));
+            }
+            UseTree::Glob(_) => leaves.push((prefix, "*".to_owned())),
+        }
+    }
+
+    /// Adds the names of the `use` items and of the modules in `items` to the scope.
+    fn declare(&mut self, items: &[&Item]) {
+        for item in items {
+            if let Item::Mod(module) = item {
+                let mut path = self.module.clone();
+                path.push(module.ident.to_string());
+                self.names.insert(module.ident.to_string(), path);
+            }
+        }
+        for item in items {
+            let Item::Use(import) = item else { continue };
+            if is_test(&import.attrs) {
+                continue;
+            }
+            let mut leaves = Vec::new();
+            Self::leaves(&import.tree, Vec::new(), &mut leaves);
+            let line = import.use_token.span.start().line;
+            for (path, name) in leaves {
+                let Some(absolute) = self.absolute(&path) else { continue };
+                self.found.imports.push((absolute.clone(), line));
+                let is_export = !matches!(import.vis, Visibility::Inherited);
+                match (name.as_str(), is_export) {
+                    ("*", true) => self.found.globs.push(absolute),
+                    (_, true) => {
+                        self.found.exports.insert(name.clone(), absolute.clone());
+                        self.names.insert(name, absolute);
+                    }
+                    (_, false) => {
+                        self.found.paths.push((absolute.clone(), line));
+                        if name != "*" {
+                            self.names.insert(name, absolute);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn read(&mut self, items: &[Item]) {
+        self.declare(&items.iter().collect::<Vec<_>>());
+        for item in items {
+            let name = match item {
+                Item::Const(item) => Some(&item.ident),
+                Item::Enum(item) => Some(&item.ident),
+                Item::Fn(item) => Some(&item.sig.ident),
+                Item::Macro(item) => item.ident.as_ref(),
+                Item::Static(item) => Some(&item.ident),
+                Item::Struct(item) => Some(&item.ident),
+                Item::Trait(item) => Some(&item.ident),
+                Item::Type(item) => Some(&item.ident),
+                _ => None,
+            };
+            self.found.items.extend(name.map(ToString::to_string));
+        }
+        for item in items {
+            self.visit_item(item);
+        }
+    }
+
+    fn name(&mut self, path: &[String], line: usize) {
+        if let Some(absolute) = self.absolute(path) {
+            self.found.paths.push((absolute, line));
+        }
+    }
+
+    /// Reads the paths in a macro's arguments.
+    fn tokens(&mut self, tokens: TokenStream) {
+        let mut path: Vec<String> = Vec::new();
+        let (mut line, mut colons) = (0, 0);
+        for token in tokens {
+            match token {
+                TokenTree::Ident(ident) => {
+                    if colons != 2 {
+                        self.name(&std::mem::take(&mut path), line);
+                        line = ident.span().start().line;
+                    }
+                    path.push(ident.to_string());
+                    colons = 0;
+                }
+                TokenTree::Punct(punct) if punct.as_char() == ':' => colons += 1,
+                other => {
+                    self.name(&std::mem::take(&mut path), line);
+                    colons = 0;
+                    if let TokenTree::Group(group) = other {
+                        self.tokens(group.stream());
+                    }
+                }
+            }
+        }
+        self.name(&path, line);
+    }
+}
+
+impl<'ast> Visit<'ast> for Reader<'_> {
+    fn visit_item(&mut self, item: &'ast Item) {
+        let attributes: &[Attribute] = match item {
+            Item::Fn(item) => &item.attrs,
+            Item::Impl(item) => &item.attrs,
+            Item::Mod(item) => &item.attrs,
+            Item::Struct(item) => &item.attrs,
+            Item::Use(_) => return,
+            _ => &[],
+        };
+        if let Item::Mod(module) = item {
+            let mut path = self.module.clone();
+            path.push(module.ident.to_string());
+            if is_test(attributes) {
+                self.test_modules.insert(path);
+            } else if let Some((_, items)) = &module.content {
+                let outer = std::mem::replace(&mut self.module, path);
+                let names = self.names.clone();
+                self.read(items);
+                (self.module, self.names) = (outer, names);
+            }
+        } else if !is_test(attributes) {
+            visit::visit_item(self, item);
+        }
+    }
+
+    fn visit_block(&mut self, block: &'ast syn::Block) {
+        let names = self.names.clone();
+        let items: Vec<&Item> = block
+            .stmts
+            .iter()
+            .filter_map(|statement| match statement {
+                syn::Stmt::Item(item) => Some(item),
+                _ => None,
+            })
+            .collect();
+        self.declare(&items);
+        visit::visit_block(self, block);
+        self.names = names;
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        if path.leading_colon.is_none() {
+            let names: Vec<String> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
+            let line = path.segments.first().map_or(0, |segment| segment.ident.span().start().line);
+            self.name(&names, line);
+        }
+        visit::visit_path(self, path);
+    }
+
+    fn visit_macro(&mut self, called: &'ast syn::Macro) {
+        self.visit_path(&called.path);
+        self.tokens(called.tokens.clone());
+    }
+}
+
+/// The modules of a crate, by path.
+struct Crate(BTreeMap<Absolute, Module>);
+
+impl Crate {
+    /// Reads files: the path below `src/` and the text of each.
+    fn read(files: &[(String, String)]) -> Self {
+        let mut modules = BTreeMap::new();
+        let mut test_modules = HashSet::new();
+        for (file, text) in files {
+            let path = file.trim_end_matches(".rs").trim_end_matches("/mod");
+            let path: Absolute = match path {
+                "lib" => Vec::new(),
+                "main" => continue,
+                path => path.split('/').map(str::to_owned).collect(),
+            };
+            let parsed = syn::parse_file(text).unwrap_or_else(|error| panic!("src/{file}: {error}"));
+            let mut found = Module { file: file.clone(), ..Module::default() };
+            let mut reader = Reader {
+                module: path.clone(),
+                found: &mut found,
+                names: HashMap::new(),
+                test_modules: &mut test_modules,
+            };
+            reader.read(&parsed.items);
+            modules.insert(path, found);
+        }
+        modules.retain(|path, _| !(1..=path.len()).any(|length| test_modules.contains(&path[..length])));
+        Self(modules)
+    }
+
+    /// Returns the module that defines what a path names, following re-exports.
+    fn definition(&self, path: &[String]) -> Option<&Module> {
+        self.definition_within(path, 16)
+    }
+
+    fn definition_within(&self, path: &[String], depth: usize) -> Option<&Module> {
+        if depth == 0 {
+            return None;
+        }
+        let (length, module) =
+            (0..=path.len()).rev().find_map(|length| Some((length, self.0.get(&path[..length])?)))?;
+        let Some(name) = path.get(length) else { return Some(module) };
+        if let Some(target) = module.exports.get(name) {
+            let followed: Absolute = target.iter().chain(&path[length + 1..]).cloned().collect();
+            return self.definition_within(&followed, depth - 1);
+        }
+        if !module.items.contains(name) {
+            for glob in &module.globs {
+                let followed: Absolute = glob.iter().chain(&path[length..]).cloned().collect();
+                let found = self.definition_within(&followed, depth - 1);
+                if found.is_some_and(|found| found.items.contains(name)) {
+                    return found;
+                }
+            }
+        }
+        Some(module)
+    }
+
+    /// Returns the imports against the table, with the file and the line.
+    fn forbidden(&self) -> BTreeSet<String> {
+        let mut problems = BTreeSet::new();
+        for (path, module) in &self.0 {
+            let Some(own) = path.first() else { continue };
+            let Some((_, allowed)) = IMPORTS.iter().find(|(folder, _)| folder == own) else {
+                problems.insert(format!("src/{}: `{own}` is not in the import table", module.file));
+                continue;
+            };
+            for (target, line) in module.paths.iter().chain(&module.imports) {
+                let written = target.first();
+                let defined = self.definition(target).and_then(|module| module.file.split(['/', '.']).next());
+                for folder in [written.map(String::as_str), defined].into_iter().flatten() {
+                    let is_allowed = folder == own
+                        || !IMPORTS.iter().any(|(known, _)| *known == folder)
+                        || allowed.iter().any(|allowed| {
+                            let mut parts = allowed.split("::");
+                            parts.next() == Some(folder)
+                                && parts.next().is_none_or(|part| target.get(1).is_some_and(|name| name == part))
+                        });
+                    if !is_allowed {
+                        let target = target.join("::");
+                        problems.insert(format!("src/{}:{line}: `{own}` must not import {target}", module.file));
+                    }
+                }
+                if let Some(problem) = protocol_import(path, target) {
+                    problems.insert(format!("src/{}:{line}: {problem}", module.file));
+                }
+            }
+        }
+        problems
+    }
+
+    /// Returns the files that each file imports. A file may use what the modules around it define: that is no arrow.
+    fn arrows(&self) -> BTreeMap<&str, BTreeSet<&str>> {
+        let mut arrows: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for (own, module) in &self.0 {
+            let around: Vec<&str> =
+                (0..=own.len()).filter_map(|length| Some(self.0.get(&own[..length])?.file.as_str())).collect();
+            let targets = module.paths.iter().filter_map(|(path, _)| self.definition(path));
+            let files = targets.map(|target| target.file.as_str()).filter(|file| !around.contains(file));
+            arrows.entry(&module.file).or_default().extend(files);
+        }
+        arrows
+    }
+
+    /// Returns the circles: sets of files of which each imports each other one, directly or through others.
+    fn circles(&self) -> Vec<Vec<&str>> {
+        let arrows = self.arrows();
+        let reached: BTreeMap<&str, BTreeSet<&str>> = arrows
+            .keys()
+            .map(|&file| {
+                let (mut reached, mut open) = (BTreeSet::new(), vec![file]);
+                while let Some(next) = open.pop() {
+                    open.extend(arrows[next].iter().copied().filter(|&target| reached.insert(target)));
+                }
+                (file, reached)
+            })
+            .collect();
+        let mut circles: Vec<Vec<&str>> = Vec::new();
+        for (&file, targets) in &reached {
+            if targets.contains(file) && !circles.iter().any(|circle| circle.contains(&file)) {
+                circles.push(targets.iter().copied().filter(|target| reached[target].contains(file)).collect());
+            }
+        }
+        circles
+    }
+}
+
+/// Returns the problem of an import between two parts of `api`, if it is one.
+fn protocol_import(path: &[String], target: &[String]) -> Option<String> {
+    let (own, other) = (path.get(1)?, target.get(1)?);
+    let is_protocol = |name: &str| !NO_PROTOCOLS.contains(&name);
+    let both_in_api = path[0] == "api" && target[0] == "api";
+    let is_forbidden = both_in_api && own != other && own != "router" && is_protocol(other) && path.len() > 1;
+    is_forbidden.then(|| format!("`api::{own}` must not import {}", target.join("::")))
+}
+
+fn folder(file: &str) -> &str {
+    file.rsplit_once('/').map_or("", |(folder, _)| folder)
+}
+
+/// Returns the circles that are not permitted, each as a line.
+fn forbidden_circles(circles: &[Vec<&str>]) -> Vec<String> {
+    let mut problems = Vec::new();
+    let mut inside: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for circle in circles.iter().filter(|circle| !KNOWN_CIRCLES.contains(&circle.as_slice())) {
+        let line = circle.join(" ⇄ ");
+        let own = folder(circle[0]);
+        if circle.iter().any(|file| folder(file) != own) || own.starts_with("engine") {
+            problems.push(line);
+        } else {
+            inside.entry(own).or_default().push(line);
+        }
+    }
+    for (folder, lines) in inside {
+        if lines.len() > MAX_CIRCLES {
+            problems.push(format!("{folder} has {} circles: {}", lines.len(), lines.join("; ")));
+        }
+    }
+    problems
+}
+
+fn source() -> Vec<(String, String)> {
+    super::files("src").into_iter().map(|(path, text)| (path["src/".len()..].to_owned(), text)).collect()
+}
+
+#[test]
+fn imports_follow_the_table() {
+    let problems: Vec<String> = Crate::read(&source()).forbidden().into_iter().collect();
+    assert!(problems.is_empty(), "\n{}", problems.join("\n"));
+}
+
+#[test]
+fn files_import_each_other_in_no_circle() {
+    let files = source();
+    let read = Crate::read(&files);
+    let circles = read.circles();
+    let problems = forbidden_circles(&circles);
+    assert!(problems.is_empty(), "\n{}", problems.join("\n"));
+    for known in KNOWN_CIRCLES {
+        assert!(circles.iter().any(|circle| circle == known), "remove {known:?}, which is no circle any more");
+    }
+}
+
+#[test]
+fn imports_are_found_in_every_form() {
+    let files = |imports: &str| {
+        vec![
+            ("lib.rs".to_owned(), "pub mod store; pub mod ui; pub mod api;".to_owned()),
+            ("ui/mod.rs".to_owned(), "pub mod page;".to_owned()),
+            ("ui/page.rs".to_owned(), "pub struct Page; pub fn show() {}".to_owned()),
+            ("api/mod.rs".to_owned(), "pub mod openai; pub mod llama;".to_owned()),
+            ("api/openai.rs".to_owned(), "pub struct Model;".to_owned()),
+            ("api/llama.rs".to_owned(), imports.to_owned()),
+            ("store.rs".to_owned(), imports.to_owned()),
+        ]
+    };
+    for imports in [
+        "use crate::ui;",
+        "use crate::{ui::page::{self, Page}};",
+        "use crate::ui::*;",
+        "fn f() { crate::ui::page::show() }",
+        "fn f() { vec![crate::ui::page::show()]; }",
+        "fn f() { use crate::ui::page::Page; }",
+        "mod inner { use crate::ui::page as other; }",
+        "pub use crate::ui::page::Page;",
+    ] {
+        let problems = Crate::read(&files(imports)).forbidden();
+        for file in ["src/store.rs", "src/api/llama.rs"] {
+            assert!(problems.iter().any(|problem| problem.starts_with(file)), "{imports}: {problems:?}");
+        }
+    }
+    for imports in ["use super::openai::Model;", "use crate::api::openai;", "use self::super::openai::{Model as M};"] {
+        let problems = Crate::read(&files(imports)).forbidden();
+        assert!(problems.iter().any(|problem| problem.starts_with("src/api/llama.rs")), "{imports}: {problems:?}");
+    }
+    assert_eq!(Crate::read(&files("#[cfg(test)] mod tests { use crate::ui; }")).forbidden(), BTreeSet::new());
+}
+
+#[test]
+fn circles_are_found_through_re_exports() {
+    let circle = |first: &str, second: &str| {
+        let files = [
+            ("lib.rs", "pub mod engine;"),
+            ("engine/mod.rs", "mod first; mod second; pub use first::First; pub use second::Second;"),
+            ("engine/first.rs", first),
+            ("engine/second.rs", second),
+        ];
+        let files = files.map(|(path, text)| (path.to_owned(), text.to_owned()));
+        let read = Crate::read(&files);
+        forbidden_circles(&read.circles())
+    };
+    let first = "use super::Second; pub struct First(Second);";
+    let problems = circle(first, "pub struct Second; fn f() -> super::First { todo!() }");
+    assert_eq!(problems, ["engine/first.rs ⇄ engine/second.rs"]);
+    assert!(circle(first, "pub struct Second;").is_empty());
+}
