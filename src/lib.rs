@@ -20,14 +20,14 @@
 //! same page.
 //!
 //! # Modules, in data-flow order
-//! Imports go one way: `events` ← `model` ← `mods` ← `engine`; `trace` ← `events`; `store` ← `events`, `trace`; `api` ←
-//! all of these; `ui` ← all but the contracts of `api`. A test reads the `use` lines and holds this.
+//! Imports go one way: `events` ← `model` ← `mods` ← `engine`; `trace` ← `events`; `store` ← `events`, `trace`; `server` ←
+//! all of these; `api` ← `server`; `ui` ← `server`. A test parses the imports and checks this.
 //!
 //! # Surfaces
-//! A folder of `api` is one dialect and only translates: `openai`, `anthropic`, `responses`, `llama` (llama-server's own
+//! `server` is the application: state, models, access checks, limits, listeners. A folder of `api` is one protocol: `openai`, `anthropic`, `responses`, `llama` (llama-server's own
 //! routes), `kobold`, `attention` (every token with its rows), `stream` (runs that are paused, changed and come back to),
-//! `native` (what is recorded), `mods` (the registry). They share `wire` (parameters), `chat` (conversations), `generation`
-//! (from a request to a run and its outputs) and `socket` (connections that stay open, whatever is said on them).
+//! `native` (what is recorded), `mods` (the registry). They share `api::shared`: parameters, conversations, and the
+//! way from a request to a run and its outputs.
 //!
 //! # Whose code runs where
 //! One thread decodes, for all runs of a model; it waits for nobody. Built-in mods run on it. Python mods run in worker
