@@ -4,7 +4,7 @@
 //! Bodies, streams and sockets are not limited in time; TCP keep-alive probes detect peers that disappeared. The TLS
 //! handshake has the same time limit.
 
-use super::auth::Refusal;
+use super::protocol::Refusal;
 use super::{ApiError, App};
 use axum::Router;
 use axum::extract::{Extension, Request, connect_info::ConnectInfo};

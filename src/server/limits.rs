@@ -1,13 +1,8 @@
-//! Rate limits for new runs per key and per address. One middleware covers all generation routes; WebSockets check each
-//! run.
+//! Rate limits for new runs per key and per address. A middleware of [`super::auth`] checks requests that start runs;
+//! WebSockets check each run.
 
-use super::auth::Guard;
-use super::{Access, ApiError, Caller, ErrorKind};
+use super::{ApiError, Caller, ErrorKind};
 use crate::config::RateConfig;
-use axum::extract::{ConnectInfo, Request, State};
-use axum::http::Method;
-use axum::middleware::Next;
-use axum::response::Response;
 use governor::clock::{Clock, DefaultClock};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use std::hash::Hash;
@@ -90,18 +85,6 @@ fn network(address: IpAddr) -> IpAddr {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX))),
         address @ IpAddr::V4(_) => address,
     }
-}
-
-/// Counts requests that start runs; middleware after the access checks of such routes.
-pub(crate) async fn limit(State(guard): State<Guard>, request: Request, next: Next) -> Response {
-    if guard.access() == Access::Run && request.method() == Method::POST {
-        let caller = request.extensions().get::<Caller>();
-        let address = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|info| info.0);
-        if let Err(error) = guard.app().rates().check(caller, address) {
-            return guard.format(request.uri().path())(error);
-        }
-    }
-    next.run(request).await
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 //! The prefix is removed before routes and middleware see a request, and added to the URLs in responses. Pages read it
 //! from a header that only this module sets.
 
-use super::auth::Refusal;
+use super::protocol::Refusal;
 use super::{ApiError, ErrorKind};
 use axum::Router;
 use axum::extract::{Request, State};

@@ -23,6 +23,10 @@ pub enum Access {
 /// Renders an error in the format of a protocol.
 pub type ErrorFormat = fn(ApiError) -> Response;
 
+/// An error that the guard returns for a request that no route may answer; an extension of the request.
+#[derive(Debug, Clone)]
+pub(crate) struct Refusal(pub(crate) ApiError);
+
 /// Routes with the same access class and error format.
 pub struct RouteGroup {
     /// The access that all of its routes require.

@@ -12,7 +12,7 @@ use super::shared::error::{LlamaError, OpenAiError};
 use super::{anthropic, attention, health, ingest, kobold, llama, mods, native, openai, responses, stream};
 use crate::server::auth::{self, Guard};
 use crate::server::{
-    Access, ApiError, App, ErrorFormat, ErrorFormats, ErrorKind, Pages, Protocol, RouteGroup, limits, login, prefix,
+    Access, ApiError, App, ErrorFormat, ErrorFormats, ErrorKind, Pages, Protocol, RouteGroup, login, prefix,
     with_request_id,
 };
 use axum::Router;
@@ -130,7 +130,7 @@ fn guarded(guard: &Guard, routes: Router<App>) -> Router<App> {
         .layer(DefaultBodyLimit::max(guard.app().config().server.max_body_bytes))
         .layer(RequestDecompressionLayer::new())
         .layer(CompressionLayer::new())
-        .layer(from_fn_with_state(guard.clone(), limits::limit))
+        .layer(from_fn_with_state(guard.clone(), auth::limit_runs))
         .layer(from_fn_with_state(guard.clone(), auth::guard))
 }
 

@@ -6,34 +6,21 @@
 //! Programs send no `Origin` and pass the second check. Traces may have their own keys, or need none.
 
 mod body_key;
+mod caller;
 
-use super::protocol::{Access, ErrorFormat, ErrorFormats};
+pub use caller::Caller;
+
+use super::protocol::{Access, ErrorFormat, ErrorFormats, Refusal};
 use super::{ApiError, App, ErrorKind, login, socket};
-use crate::config::{Config, KeyHash, Rights, SecurityConfig, ServerConfig};
-use crate::engine;
-use crate::events::{Scope, Tenant};
-use axum::extract::{FromRequestParts, Request, State};
-use axum::http::request::Parts;
+use crate::config::{Config, KeyHash, SecurityConfig, ServerConfig};
+use axum::extract::{ConnectInfo, Request, State};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
-
-/// The authenticated caller; an extractor for every route that needs a key if keys are configured.
-#[derive(Debug, Clone)]
-pub struct Caller {
-    /// A label of the key that does not reveal it; `None` without a key.
-    pub label: Option<String>,
-    /// Owner of the runs that it makes.
-    pub tenant: Option<Tenant>,
-    /// Runs and everything else that it may see and change.
-    pub scope: Scope,
-    /// Changes of the server that it may make.
-    pub rights: Rights,
-}
 
 /// Headers that contain only a key; the second one is used by Quote's clients.
 const KEY_HEADERS: [&str; 2] = ["x-api-key", "x-user-api-key"];
@@ -59,20 +46,11 @@ impl Guard {
         self.formats.of(path)
     }
 
-    /// Returns the access class of its routes.
-    pub(crate) const fn access(&self) -> Access {
-        self.access
-    }
-
     /// Returns the state of the server.
     pub(crate) const fn app(&self) -> &App {
         &self.app
     }
 }
-
-/// An error that the guard returns for a request that no route may answer; an extension of the request.
-#[derive(Debug, Clone)]
-pub(super) struct Refusal(pub(super) ApiError);
 
 /// Runs the access checks as middleware.
 pub(crate) async fn guard(State(guard): State<Guard>, mut request: Request, next: Next) -> Response {
@@ -107,6 +85,18 @@ pub(crate) async fn guard(State(guard): State<Guard>, mut request: Request, next
         }
         Err(error) => format(error),
     }
+}
+
+/// Counts requests that start runs; middleware after the access checks of such routes.
+pub(crate) async fn limit_runs(State(guard): State<Guard>, request: Request, next: Next) -> Response {
+    if guard.access == Access::Run && request.method() == Method::POST {
+        let caller = request.extensions().get::<Caller>();
+        let address = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|info| info.0);
+        if let Err(error) = guard.app.rates().check(caller, address) {
+            return guard.format(request.uri().path())(error);
+        }
+    }
+    next.run(request).await
 }
 
 /// Returns the client; `None` on a route without callers, and for a WebSocket whose first message must bring the key.
@@ -148,70 +138,6 @@ impl Access {
             Self::Ingest => security.known_for_ingest(sent),
             _ => security.known(sent),
         }
-    }
-}
-
-impl Caller {
-    /// Returns the client that sent `key`, or none. Without any keys in the configuration it may do everything.
-    #[must_use]
-    pub fn new(security: &SecurityConfig, key: Option<&KeyHash>) -> Self {
-        let rights = if security.keys.is_empty() { Rights::ALL } else { key.map(KeyHash::rights).unwrap_or_default() };
-        Self { label: key.map(KeyHash::label), tenant: security.owner(key), scope: security.scope(key), rights }
-    }
-}
-
-impl Caller {
-    /// Makes the client the owner of the run that `request` asks for. Its label is shown, unless the request names a user.
-    pub(crate) fn sign(&self, request: &mut engine::Request) {
-        request.owner.clone_from(&self.tenant);
-        if request.user_label.is_none() {
-            request.user_label.clone_from(&self.label);
-        }
-    }
-}
-
-impl Caller {
-    /// Checks the right to load and unload models.
-    ///
-    /// # Errors
-    /// 403 without it.
-    pub(crate) fn require_models(&self) -> Result<(), ApiError> {
-        require(self.rights.models, "load or unload models", "models")
-    }
-
-    /// Checks the right to change properties of the server.
-    ///
-    /// # Errors
-    /// 403 without it.
-    pub(crate) fn require_props(&self) -> Result<(), ApiError> {
-        require(self.rights.props, "change properties of the server", "props")
-    }
-}
-
-fn require(has_right: bool, action: &str, mark: &str) -> Result<(), ApiError> {
-    if has_right {
-        return Ok(());
-    }
-    let detail = format!(
-        "this key may not {action}; use a key given with --admin-key, or marked `{mark}` or `admin` in the key file"
-    );
-    Err(ApiError::new(ErrorKind::Forbidden, detail))
-}
-
-impl FromRequestParts<App> for Caller {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, ApiError> {
-        // Only routes without callers lack it; a handler on one of them must not run with anybody's rights.
-        parts.extensions.get::<Self>().cloned().ok_or_else(|| ApiError::internal("the route takes no API keys"))
-    }
-}
-
-impl FromRequestParts<App> for Scope {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
-        Ok(Caller::from_request_parts(parts, app).await?.scope)
     }
 }
 

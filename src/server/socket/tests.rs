@@ -9,7 +9,7 @@ use axum::middleware::from_fn_with_state;
 use axum::routing::get;
 use futures::{SinkExt, StreamExt};
 use std::sync::Arc;
-use yawc::{Frame, HttpRequest, OpCode, TcpWebSocket, WebSocket};
+use yawc::{Frame, HttpRequest, OpCode, Options, TcpWebSocket, WebSocket};
 
 const PATH: &str = "/generate";
 

@@ -57,19 +57,6 @@ const KNOWN_CIRCLES: &[&[&str]] = &[
         "mods/python/mod.rs",
         "mods/registry/mod.rs",
     ],
-    &[
-        "server/app.rs",
-        "server/auth/mod.rs",
-        "server/limits.rs",
-        "server/login.rs",
-        "server/peers/mod.rs",
-        "server/prefix.rs",
-        "server/protocol.rs",
-        "server/socket/authentication.rs",
-        "server/socket/connection.rs",
-        "server/socket/mod.rs",
-        "server/socket/upgrade.rs",
-    ],
 ];
 
 /// Maximum circles inside one folder.
