@@ -4,8 +4,9 @@
 //! Retractions of mods are sent as the event `thunder_retract`, which clients ignore unless they support it.
 
 use super::response;
-use crate::api::shared::chat::sse::{ChatEventWriter, PendingEvents, push_named};
+use crate::api::shared::chat::sse::ChatEventWriter;
 use crate::api::shared::chat::{ChatDelta, ChatStream, ChatUpdate};
+use crate::api::shared::sse::{PendingEvents, push_named};
 use crate::server::ApiError;
 use axum::response::sse::Event;
 use futures::future::BoxFuture;

@@ -10,6 +10,7 @@ use crate::api::shared::attention::{
 };
 use crate::api::shared::generation;
 use crate::api::shared::generation::Runs;
+use crate::api::shared::sse::{self, EventSource, KEEP_ALIVE_INTERVAL, PendingEvents, ServerEvent};
 use crate::api::shared::{self, Fields};
 use crate::server::socket::Message;
 use crate::server::{ApiError, App, Caller};
@@ -18,15 +19,9 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
-use axum::response::sse::{Event, KeepAlive, Sse};
-use axum::response::{IntoResponse, Response};
-use futures::stream::{self, Stream};
+use axum::response::Response;
 use serde_json::{Value, json};
-use std::convert::Infallible;
-use std::time::{Duration, Instant};
-
-/// Silence after which a comment is sent, so that proxies keep the connection open.
-const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
+use std::time::Instant;
 
 /// Streams the answer to a `prompt` as `event: message` with `{token, finish_reason}`, or the answer to `input_ids` as
 /// `{type: token, …}` with the attention of each token, and `{type: done, …}`.
@@ -62,12 +57,15 @@ async fn text(
 ) -> Result<Response, ApiError> {
     let generation = start(app, genkeys, caller, headers, body).await?;
     let run_id = generation.runs.started[0].id;
-    let events = stream::unfold(Some(generation), |generation| async move {
-        let mut generation = generation?;
-        let (data, over) = token(&mut generation).await?;
-        Some((Ok(Event::default().event("message").data(data.to_string())), (!over).then_some(generation)))
-    });
-    Ok(generation::with_run_id(respond(events), run_id))
+    Ok(generation::with_run_id(respond(generation), run_id))
+}
+
+impl EventSource for KoboldGeneration {
+    async fn advance(&mut self, pending: &mut PendingEvents) -> bool {
+        let Some((data, is_last)) = token(self).await else { return false };
+        pending.push_back(ServerEvent::named("message", data.to_string()));
+        !is_last
+    }
 }
 
 /// Returns the next event of a text, and true if it is the last.
@@ -114,13 +112,7 @@ async fn tokens(
     let run_id = stream.run_id();
     let named = stream.options.request_id.clone().or_else(|| run_id.map(|id| id.to_string())).unwrap_or_default();
     let writer = AttentionWriter::new(MessageFormat::Json, &named, &stream.options);
-    let sending = Sending { stream, writer, entry };
-    let events = stream::unfold(Some(sending), |sending| async move {
-        let mut sending = sending?;
-        let (data, has_more) = sending.next().await?;
-        Some((Ok(Event::default().data(data)), has_more.then_some(sending)))
-    });
-    let response = respond(events);
+    let response = respond(Sending { stream, writer, entry });
     Ok(match run_id {
         Some(run_id) => generation::with_run_id(response, run_id),
         None => response,
@@ -159,6 +151,14 @@ impl Sending {
     }
 }
 
+impl EventSource for Sending {
+    async fn advance(&mut self, pending: &mut PendingEvents) -> bool {
+        let Some((data, has_more)) = self.next().await else { return false };
+        pending.push_back(ServerEvent::data(data));
+        has_more
+    }
+}
+
 /// Returns the text of a JSON message.
 fn text_of(message: Result<Message, ApiError>) -> String {
     match message {
@@ -168,8 +168,6 @@ fn text_of(message: Result<Message, ApiError>) -> String {
     }
 }
 
-fn respond(events: impl Stream<Item = Result<Event, Infallible>> + Send + 'static) -> Response {
-    let sse = Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE_INTERVAL));
-    // nginx would otherwise hold tokens back until its buffer is full.
-    ([("x-accel-buffering", "no")], sse).into_response()
+fn respond(source: impl EventSource) -> Response {
+    sse::respond(source, PendingEvents::new(), sse::comments(Some(KEEP_ALIVE_INTERVAL)))
 }

@@ -5,6 +5,7 @@ use super::response::{EchoedRequest, RunResponse};
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::generation;
 use crate::api::shared::generation::{Runs, stream};
+use crate::api::shared::sse::{PendingEvents, ServerEvent};
 use crate::api::shared::{self, Fields};
 use crate::engine::Output;
 use crate::events::TokenId;
@@ -16,7 +17,6 @@ use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -112,7 +112,7 @@ struct LlamaChunks {
 }
 
 impl stream::OutputWriter for LlamaChunks {
-    fn write(&mut self, run: usize, output: Output, pending: &mut VecDeque<String>) -> Result<(), ApiError> {
+    fn write(&mut self, run: usize, output: Output, pending: &mut PendingEvents) -> Result<(), ApiError> {
         let response = &mut self.responses[run];
         let chunk = match output {
             Output::Text(delta) => response.chunk(delta),
@@ -130,11 +130,11 @@ impl stream::OutputWriter for LlamaChunks {
                 None => response.final_chunk(&end),
             },
         };
-        pending.push_back(chunk.to_string());
+        pending.push_back(ServerEvent::data(chunk.to_string()));
         Ok(())
     }
 
-    fn end(&mut self, _: &mut VecDeque<String>) {}
+    fn end(&mut self, _: &mut PendingEvents) {}
 
     fn error(&self, error: &ApiError) -> String {
         error.llama().to_string()

@@ -4,24 +4,23 @@ use crate::api::shared;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::Fields;
 use crate::api::shared::model_status::status;
+use crate::api::shared::sse::{self, EventSource, KEEP_ALIVE_INTERVAL, PendingEvents, ServerEvent};
 use crate::server::{ApiError, App, Caller, ErrorKind};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{Query, State};
-use axum::response::IntoResponse;
-use axum::response::sse::{Event, KeepAlive, Sse};
-use futures::stream::{self, Stream};
+use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::collections::{HashMap, VecDeque};
-use std::convert::Infallible;
+use std::collections::HashMap;
+use tokio::sync::watch;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 /// Returns the routes. The list of models is one of OpenAI's routes.
 pub(super) fn router() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(load)).routes(routes!(unload)).routes(routes!(watch))
+    OpenApiRouter::new().routes(routes!(load)).routes(routes!(unload)).routes(routes!(changes))
 }
 
 /// Returns the routes of model files.
@@ -71,9 +70,11 @@ async fn unload(
 /// Streams state changes as server-sent events: `{model, event: "model_status", data: {status, progress?}}`. The
 /// current state is sent first.
 #[utoipa::path(get, path = "/models/sse", tag = "models", responses((status = 200, description = "Events")))]
-async fn watch(State(app): State<App>) -> Result<impl IntoResponse, LlamaError> {
+async fn changes(State(app): State<App>) -> Result<Response, LlamaError> {
     app.ready()?;
-    Ok(([("x-accel-buffering", "no")], Sse::new(changes(app)).keep_alive(KeepAlive::new())))
+    let changed = app.models().changes();
+    let source = ModelChanges { app, changed, sent: HashMap::new() };
+    Ok(sse::respond(source, PendingEvents::new(), sse::comments(Some(KEEP_ALIVE_INTERVAL))))
 }
 
 /// Rejects downloads: models are added to the folder of `--models-dir`.
@@ -100,34 +101,35 @@ fn name(body: &[u8]) -> Result<String, ApiError> {
         .ok_or_else(|| ApiError::invalid("model", "`model` is missing; send a name from GET /models"))
 }
 
-fn changes(app: App) -> impl Stream<Item = Result<Event, Infallible>> {
-    let changed = app.models().changes();
-    let sent: HashMap<String, Value> = HashMap::new();
-    let ready: VecDeque<Event> = VecDeque::new();
-    stream::unfold((app, changed, sent, ready), |(app, mut changed, mut sent, mut ready)| async move {
-        loop {
-            if let Some(event) = ready.pop_front() {
-                return Some((Ok(event), (app, changed, sent, ready)));
-            }
-            changed.mark_unchanged();
-            for entry in app.models().list() {
-                let mut status = status(&entry);
-                if sent.get(&entry.name) != Some(&status) {
-                    sent.insert(entry.name.clone(), status.clone());
-                    status["status"] = status["value"].take();
-                    if let Some(fields) = status.as_object_mut() {
-                        fields.remove("value");
-                    }
-                    let data = json!({ "model": entry.name, "event": "model_status", "data": status });
-                    ready.push_back(Event::default().data(data.to_string()));
+/// The state changes of all models.
+struct ModelChanges {
+    app: App,
+    changed: watch::Receiver<()>,
+    /// The last state sent of each model.
+    sent: HashMap<String, Value>,
+}
+
+impl EventSource for ModelChanges {
+    async fn advance(&mut self, pending: &mut PendingEvents) -> bool {
+        self.changed.mark_unchanged();
+        for entry in self.app.models().list() {
+            let mut status = status(&entry);
+            if self.sent.get(&entry.name) != Some(&status) {
+                self.sent.insert(entry.name.clone(), status.clone());
+                status["status"] = status["value"].take();
+                if let Some(fields) = status.as_object_mut() {
+                    fields.remove("value");
                 }
-            }
-            if ready.is_empty() {
-                tokio::select! {
-                    _ = changed.changed() => {}
-                    () = app.stopping() => return None,
-                }
+                let data = json!({ "model": entry.name, "event": "model_status", "data": status });
+                pending.push_back(ServerEvent::data(data.to_string()));
             }
         }
-    })
+        if !pending.is_empty() {
+            return true;
+        }
+        tokio::select! {
+            _ = self.changed.changed() => true,
+            () = self.app.stopping() => false,
+        }
+    }
 }

@@ -1,20 +1,17 @@
 //! A run as server-sent events: its stored items, then new ones until its end.
 
+use crate::api::shared::sse::{self, KEEP_ALIVE_INTERVAL, ServerEvent};
 use crate::events::{RunId, RunStatus, Scope, TraceItem};
 use crate::server::{ApiError, App};
 use crate::store::{ItemPage, LiveUpdate};
 use crate::trace::document::{Numbering, item_to_json};
-use axum::response::sse::{Event, KeepAlive, Sse};
-use axum::response::{IntoResponse, Response};
-use std::convert::Infallible;
+use axum::response::Response;
 use std::time::Duration;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Interval of keep-alive comments, because proxies close silent connections.
-pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Interval for polling a run of another server without a notification.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// Delay before a run that has not reached the recorder yet is looked up again.
@@ -31,9 +28,7 @@ pub(super) fn respond(app: &App, scope: Scope, run_id: RunId, from: i32) -> Resu
     let follower =
         Follower { app: app.clone(), scope, run_id, cursor, numbering: Numbering::default(), event: -1, item: 0, out };
     tokio::spawn(follower.run());
-    let sse = Sse::new(ReceiverStream::new(events)).keep_alive(KeepAlive::new().interval(KEEP_ALIVE));
-    // nginx would otherwise hold events back until its buffer is full.
-    Ok(([("x-accel-buffering", "no")], sse).into_response())
+    Ok(sse::send(ReceiverStream::new(events), sse::comments(Some(KEEP_ALIVE_INTERVAL))))
 }
 
 /// Position of the next item to send: the item number `items` of `event`; the event itself is number 0.
@@ -52,7 +47,7 @@ struct Follower {
     numbering: Numbering,
     event: i32,
     item: u32,
-    out: mpsc::Sender<Result<Event, Infallible>>,
+    out: mpsc::Sender<ServerEvent>,
 }
 
 /// The reason why following ends.
@@ -116,7 +111,7 @@ impl Follower {
                 }
                 Some(run) => {
                     let summary = serde_json::to_string(&run).map_err(ApiError::internal)?;
-                    return self.send(Event::default().event("end").data(summary)).await;
+                    return self.send(ServerEvent::named("end", summary)).await;
                 }
                 None => return Err(Stop::Gone),
             }
@@ -160,13 +155,13 @@ impl Follower {
                 self.numbering.skip(item);
             } else if let Some(json) = item_to_json(item, &mut self.numbering) {
                 self.cursor = Cursor { event: self.event, items: self.item + 1 };
-                self.send(Event::default().event("item").id(self.event.to_string()).data(json)).await?;
+                self.send(ServerEvent::named("item", json).id(self.event)).await?;
             }
         }
         Ok(())
     }
 
-    async fn send(&self, event: Event) -> Result<(), Stop> {
-        self.out.send(Ok(event)).await.map_err(|_| Stop::Gone)
+    async fn send(&self, event: ServerEvent) -> Result<(), Stop> {
+        self.out.send(event).await.map_err(|_| Stop::Gone)
     }
 }

@@ -4,9 +4,10 @@
 
 use super::response::{self, EchoedFields};
 use super::stored::ResponseRecord;
-use crate::api::shared::chat::sse::{ChatEventWriter, PendingEvents, push_named};
+use crate::api::shared::chat::sse::ChatEventWriter;
 use crate::api::shared::chat::{ChatDelta, ChatStream, ChatUpdate};
 use crate::api::shared::generation;
+use crate::api::shared::sse::{PendingEvents, push_named};
 use crate::server::ApiError;
 use futures::future::BoxFuture;
 use serde_json::{Value, json};

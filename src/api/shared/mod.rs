@@ -15,6 +15,7 @@ mod msgpack;
 pub(super) mod parameters;
 mod request;
 pub(super) mod settings;
+pub(super) mod sse;
 
 pub(super) use fields::Fields;
 pub(super) use msgpack::parse_msgpack;

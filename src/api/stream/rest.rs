@@ -8,20 +8,17 @@ use super::start::{NewRun, new_id, start};
 use crate::api::shared;
 use crate::api::shared::error::StreamError;
 use crate::api::shared::generation;
+use crate::api::shared::sse::{self, EventSource, PendingEvents, ServerEvent};
 use crate::events::Surface;
 use crate::server::{ApiError, App, Caller};
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
-use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use futures::stream;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::collections::VecDeque;
-use std::convert::Infallible;
 use std::time::Duration;
 use utoipa::ToSchema;
 
@@ -166,24 +163,28 @@ async fn collect(mut follower: Follower) -> Result<Response, ApiError> {
 
 fn event_stream(follower: Follower, ping: Option<Duration>) -> Response {
     let run = follower.run();
-    let first: VecDeque<Value> = std::iter::once(message::init(run, None)).chain(message::echo(run)).collect();
-    let events = stream::unfold((first, follower), |(mut first, mut follower)| async move {
-        let message = match first.pop_front() {
-            Some(message) => message,
-            None => follower.next().await?,
-        };
-        let mut event = Event::default();
-        if let Some(kind) = message["type"].as_str() {
-            event = event.event(kind);
-        }
-        if let Some(index) = message["index"].as_u64() {
-            event = event.id(index.to_string());
-        }
-        Some((Ok::<_, Infallible>(event.data(message.to_string())), (first, follower)))
-    });
-    let headers = [("x-accel-buffering", "no")];
-    match ping {
-        Some(ping) => (headers, Sse::new(events).keep_alive(KeepAlive::new().interval(ping))).into_response(),
-        None => (headers, Sse::new(events)).into_response(),
+    let first = std::iter::once(message::init(run, None)).chain(message::echo(run)).map(|message| event(&message));
+    let pending = first.collect();
+    sse::respond(follower, pending, sse::comments(ping))
+}
+
+impl EventSource for Follower {
+    async fn advance(&mut self, pending: &mut PendingEvents) -> bool {
+        let message = self.next().await;
+        pending.extend(message.as_ref().map(event));
+        message.is_some()
+    }
+}
+
+/// Returns the event of a message, named like its type.
+fn event(message: &Value) -> ServerEvent {
+    let data = message.to_string();
+    let event = match message["type"].as_str() {
+        Some(kind) => ServerEvent::named(kind.to_owned(), data),
+        None => ServerEvent::data(data),
+    };
+    match message["index"].as_u64() {
+        Some(index) => event.id(index),
+        None => event,
     }
 }

@@ -1,9 +1,10 @@
 //! Streams a chat completion: a chunk with the role, the deltas, the finish reason, optional token counts, `[DONE]`.
 
 use super::response;
-use crate::api::shared::chat::sse::{ChatEventWriter, PendingEvents};
+use crate::api::shared::chat::sse::ChatEventWriter;
 use crate::api::shared::chat::{ChatDelta, ChatStream, ChatUpdate, MeasuredTokens};
 use crate::api::shared::generation;
+use crate::api::shared::sse::{PendingEvents, ServerEvent};
 use crate::server::ApiError;
 use futures::future::BoxFuture;
 use serde_json::{Map, Value, json};
@@ -67,12 +68,12 @@ impl ChatEventWriter for ChatChunks {
     }
 
     fn on_end(&mut self, _: &ChatStream, pending: &mut PendingEvents) -> Option<BoxFuture<'static, PendingEvents>> {
-        pending.push_back((None, "[DONE]".into()));
+        pending.push_back(ServerEvent::data("[DONE]"));
         None
     }
 
     fn on_error(&mut self, error: &ApiError, pending: &mut PendingEvents) {
-        pending.push_back((None, error.openai().to_string()));
+        pending.push_back(ServerEvent::data(error.openai().to_string()));
     }
 }
 
@@ -119,5 +120,5 @@ fn chunk(chat: &ChatStream, answer: usize, delta: &Value, logprobs: &Value) -> M
 }
 
 fn send(pending: &mut PendingEvents, object: Map<String, Value>) {
-    pending.push_back((None, Value::Object(object).to_string()));
+    pending.push_back(ServerEvent::data(Value::Object(object).to_string()));
 }

@@ -7,6 +7,7 @@ mod response;
 use crate::api::shared::error::OpenAiError;
 use crate::api::shared::generation;
 use crate::api::shared::generation::{Runs, stream};
+use crate::api::shared::sse::{PendingEvents, ServerEvent};
 use crate::api::shared::{self, Fields};
 use crate::engine::Output;
 use crate::server::{ApiError, App, Caller};
@@ -18,7 +19,6 @@ use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use response::{CompletionBuilder, CompletionChoice};
 use serde_json::{Value, json};
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Completes a prompt like OpenAI's older route. `prompt` is a string, token ids, or a list of those; `n` is the number
@@ -104,7 +104,7 @@ struct CompletionChunks {
 }
 
 impl CompletionChunks {
-    fn chunk(&mut self, choice: &Value, thunder: Option<Value>) -> String {
+    fn chunk(&mut self, choice: &Value, thunder: Option<Value>) -> ServerEvent {
         let mut object = self.builder.with_choices(json!([choice]));
         // The first chunk has the path of the replay.
         let thunder = thunder.or_else(|| (!self.started).then(|| self.builder.thunder()));
@@ -112,12 +112,12 @@ impl CompletionChunks {
         if let Some(thunder) = thunder {
             object.insert("thunder".into(), thunder);
         }
-        Value::Object(object).to_string()
+        ServerEvent::data(Value::Object(object).to_string())
     }
 }
 
 impl stream::OutputWriter for CompletionChunks {
-    fn write(&mut self, run: usize, output: Output, pending: &mut VecDeque<String>) -> Result<(), ApiError> {
+    fn write(&mut self, run: usize, output: Output, pending: &mut PendingEvents) -> Result<(), ApiError> {
         match output {
             Output::Progress(_) | Output::Retract { chars: 0, .. } => {}
             Output::Prompt(measures) => self.builder.choices[run].measures = measures,
@@ -153,7 +153,7 @@ impl stream::OutputWriter for CompletionChunks {
                     object.insert("thunder".into(), thunder);
                     // Like llama-server; OpenAI's token counts are sent only on request.
                     self.builder.add_totals(&mut object);
-                    pending.push_back(Value::Object(object).to_string());
+                    pending.push_back(ServerEvent::data(Value::Object(object).to_string()));
                 } else {
                     pending.push_back(self.chunk(&last, Some(thunder)));
                 }
@@ -162,13 +162,13 @@ impl stream::OutputWriter for CompletionChunks {
         Ok(())
     }
 
-    fn end(&mut self, pending: &mut VecDeque<String>) {
+    fn end(&mut self, pending: &mut PendingEvents) {
         if self.builder.options.include_usage {
             let mut object = self.builder.with_choices(json!([]));
             self.builder.add_totals(&mut object);
-            pending.push_back(Value::Object(object).to_string());
+            pending.push_back(ServerEvent::data(Value::Object(object).to_string()));
         }
-        pending.push_back("[DONE]".into());
+        pending.push_back(ServerEvent::data("[DONE]"));
     }
 
     fn error(&self, error: &ApiError) -> String {

@@ -1,20 +1,11 @@
 //! Sends a chat answer as server-sent events in any protocol's format.
-//!
-//! The stream pulls: a client that stops reading pauses its own run, and a client that disconnects drops the stream and
-//! with it the run.
 
 use super::stream::{ChatStream, ChatUpdate};
+use crate::api::shared::sse::{self, EventSource, PendingEvents};
 use crate::server::ApiError;
-use axum::response::sse::{Event, KeepAlive, Sse};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
+use axum::response::sse::Event;
 use futures::future::BoxFuture;
-use futures::stream::{self, Stream};
-use serde_json::Value;
-use std::collections::VecDeque;
-use std::convert::Infallible;
-
-/// Events to send: the event's name, if the protocol has names, and its data.
-pub(crate) type PendingEvents = VecDeque<(Option<&'static str>, String)>;
 
 /// Writes the events of a chat stream in one protocol's format.
 pub(crate) trait ChatEventWriter: Send + 'static {
@@ -34,66 +25,42 @@ pub(crate) trait ChatEventWriter: Send + 'static {
 }
 
 /// Returns the response that streams the answers.
-pub(crate) fn respond<D: ChatEventWriter>(chat: ChatStream, mut writer: D) -> Response {
+pub(crate) fn respond(chat: ChatStream, mut writer: impl ChatEventWriter) -> Response {
     let mut pending = PendingEvents::new();
     writer.on_start(&chat, &mut pending);
-    let (ping, interval) = (writer.ping_event(), chat.options.ping);
-    let sse = Sse::new(event_stream(SseState { chat, writer, pending, done: false, final_events: None }));
-    let headers = [
-        // nginx would otherwise hold tokens back until its buffer is full.
-        ("x-accel-buffering", "no"),
-        ("cache-control", "no-cache"),
-    ];
-    match interval {
-        Some(interval) => {
-            let alive = KeepAlive::new().interval(interval);
-            let alive = ping.map_or(alive.clone(), |ping| alive.event(ping));
-            (headers, sse.keep_alive(alive)).into_response()
-        }
-        None => (headers, sse).into_response(),
+    let mut keep_alive = sse::comments(chat.options.ping);
+    if let Some(ping) = writer.ping_event() {
+        keep_alive = keep_alive.map(|keep_alive| keep_alive.event(ping));
     }
+    sse::respond(ChatEvents { chat, writer, final_events: None }, pending, keep_alive)
 }
 
-struct SseState<D> {
+struct ChatEvents<W> {
     chat: ChatStream,
-    writer: D,
-    pending: PendingEvents,
-    done: bool,
-    /// Events to send after all pending ones.
+    writer: W,
+    /// Events to send after all others.
     final_events: Option<BoxFuture<'static, PendingEvents>>,
 }
 
-fn event_stream<D: ChatEventWriter>(state: SseState<D>) -> impl Stream<Item = Result<Event, Infallible>> {
-    stream::unfold(state, |mut state| async move {
-        loop {
-            if let Some((name, data)) = state.pending.pop_front() {
-                let event = name.map_or_else(Event::default, |name| Event::default().event(name));
-                return Some((Ok(event.data(data)), state));
+impl<W: ChatEventWriter> EventSource for ChatEvents<W> {
+    async fn advance(&mut self, pending: &mut PendingEvents) -> bool {
+        if let Some(events) = self.final_events.take() {
+            pending.extend(events.await);
+            return false;
+        }
+        match self.chat.next().await {
+            Ok(Some(update)) => {
+                self.writer.on_update(&self.chat, update, pending);
+                true
             }
-            if let Some(events) = state.final_events.take() {
-                state.pending = events.await;
-                continue;
+            Ok(None) => {
+                self.final_events = self.writer.on_end(&self.chat, pending);
+                self.final_events.is_some()
             }
-            if state.done {
-                return None;
-            }
-            let SseState { chat, writer, pending, done, final_events } = &mut state;
-            match chat.next().await {
-                Ok(Some(update)) => writer.on_update(chat, update, pending),
-                Ok(None) => {
-                    *done = true;
-                    *final_events = writer.on_end(chat, pending);
-                }
-                Err(error) => {
-                    writer.on_error(&error, pending);
-                    *done = true;
-                }
+            Err(error) => {
+                self.writer.on_error(&error, pending);
+                false
             }
         }
-    })
-}
-
-/// Queues an event with a name, as Anthropic's Messages and OpenAI's Responses use.
-pub(crate) fn push_named(pending: &mut PendingEvents, name: &'static str, data: &Value) {
-    pending.push_back((Some(name), data.to_string()));
+    }
 }

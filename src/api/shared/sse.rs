@@ -1,0 +1,128 @@
+//! Server-sent events of all protocols.
+//!
+//! The stream pulls: a client that stops reading pauses its own runs, and a client that disconnects drops the source and with
+//! it the runs.
+
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use futures::stream::{self, Stream, StreamExt};
+use serde_json::Value;
+use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::time::Duration;
+
+/// Interval of keep-alive comments of endless streams, because proxies close silent connections.
+pub(crate) const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
+
+/// An event.
+#[derive(Debug)]
+pub(crate) struct ServerEvent {
+    name: Option<Cow<'static, str>>,
+    id: Option<String>,
+    data: String,
+}
+
+impl ServerEvent {
+    /// Returns an event without a name.
+    pub(crate) fn data(data: impl Into<String>) -> Self {
+        Self { name: None, id: None, data: data.into() }
+    }
+
+    /// Returns an event with a name.
+    pub(crate) fn named(name: impl Into<Cow<'static, str>>, data: impl Into<String>) -> Self {
+        Self { name: Some(name.into()), ..Self::data(data) }
+    }
+
+    /// Sets the id that a client sends when it reconnects.
+    pub(crate) fn id(mut self, id: impl ToString) -> Self {
+        self.id = Some(id.to_string());
+        self
+    }
+}
+
+impl From<ServerEvent> for Event {
+    fn from(ServerEvent { name, id, data }: ServerEvent) -> Self {
+        let event = name.map_or_else(Self::default, |name| Self::default().event(name));
+        let event = match id {
+            Some(id) => event.id(id),
+            None => event,
+        };
+        event.data(data)
+    }
+}
+
+/// Events to send.
+pub(crate) type PendingEvents = VecDeque<ServerEvent>;
+
+/// Adds an event with a name, as Anthropic's Messages and OpenAI's Responses use.
+pub(crate) fn push_named(pending: &mut PendingEvents, name: &'static str, data: &Value) {
+    pending.push_back(ServerEvent::named(name, data.to_string()));
+}
+
+/// A source of events.
+pub(crate) trait EventSource: Send + 'static {
+    /// Waits for the next events and adds them to `pending`; returns false after the last ones.
+    fn advance(&mut self, pending: &mut PendingEvents) -> impl Future<Output = bool> + Send;
+}
+
+/// Returns a keep-alive with comments; `None` without an interval.
+pub(crate) fn comments(interval: Option<Duration>) -> Option<KeepAlive> {
+    interval.map(|interval| KeepAlive::new().interval(interval))
+}
+
+/// Returns the response that sends the `pending` events, then those of the source.
+pub(crate) fn respond(source: impl EventSource, pending: PendingEvents, keep_alive: Option<KeepAlive>) -> Response {
+    let events = stream::unfold((source, pending, true), |(mut source, mut pending, mut has_more)| async move {
+        loop {
+            if let Some(event) = pending.pop_front() {
+                return Some((event, (source, pending, has_more)));
+            }
+            if !has_more {
+                return None;
+            }
+            has_more = source.advance(&mut pending).await;
+        }
+    });
+    send(events, keep_alive)
+}
+
+/// Returns the response that sends a stream of events.
+pub(crate) fn send(
+    events: impl Stream<Item = ServerEvent> + Send + 'static,
+    keep_alive: Option<KeepAlive>,
+) -> Response {
+    // nginx would otherwise hold events back until its buffer is full.
+    let headers = [("x-accel-buffering", "no")];
+    let sse = Sse::new(events.map(|event| Ok::<Event, Infallible>(event.into())));
+    match keep_alive {
+        Some(keep_alive) => (headers, sse.keep_alive(keep_alive)).into_response(),
+        None => (headers, sse).into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Countdown(u32);
+
+    impl EventSource for Countdown {
+        async fn advance(&mut self, pending: &mut PendingEvents) -> bool {
+            pending.push_back(ServerEvent::named("count", self.0.to_string()).id(self.0));
+            self.0 -= 1;
+            self.0 > 0
+        }
+    }
+
+    #[tokio::test]
+    async fn pending_events_precede_those_of_the_source() {
+        let response = respond(Countdown(2), PendingEvents::from([ServerEvent::data("first")]), None);
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        assert_eq!(response.headers()["cache-control"], "no-cache");
+        assert_eq!(response.headers()["x-accel-buffering"], "no");
+        let body = axum::body::to_bytes(response.into_body(), usize::MAX).await.unwrap();
+        let expected = "data: first\n\nevent: count\nid: 2\ndata: 2\n\nevent: count\nid: 1\ndata: 1\n\n";
+        assert_eq!(body, expected);
+    }
+}
