@@ -1,4 +1,4 @@
-// Chromium for the tests: pages that remember what the console and the network complained about.
+// Chromium for the tests: pages that record errors of the console and the network.
 import assert from 'node:assert/strict';
 import { chromium } from 'playwright-core';
 
@@ -16,7 +16,7 @@ export async function launch() {
   return browser;
 }
 
-/** A page that remembers what was complained about, but for what is `expected`. */
+/** Opens a page that records errors, except those for which `expected` returns true. */
 export async function open(path, { width = 1280, height = 860, scheme = 'light', expected = () => false, server = URL_ } = {}) {
   const context = await browser.newContext({ viewport: { width, height }, colorScheme: scheme, reducedMotion: 'reduce' });
   const page = await context.newPage();

@@ -1,4 +1,4 @@
-// The dashboard in a real browser against a real server: THUNDER_URL says which, CHROMIUM which browser.
+// The dashboard in a browser: THUNDER_URL is the address of the server, CHROMIUM the path of the browser.
 import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
@@ -22,7 +22,7 @@ before(async () => {
 
 after(() => browser?.close());
 
-test('the list searches on the server, and a wrong filter keeps the rows', async () => {
+test('run list is filtered by the server, and an invalid filter keeps the rows', async () => {
   const page = await open('/runs', { expected: (what) => what.includes('400') });
   await page.waitForSelector('.run');
   await page.keyboard.press('/');
@@ -44,7 +44,7 @@ test('the list searches on the server, and a wrong filter keeps the rows', async
   await quiet();
 });
 
-test('the list is walked by keyboard and opens a run', async () => {
+test('keyboard moves through the run list and opens a run', async () => {
   const page = await open(`/runs?q=request:${requestId}`);
   await page.keyboard.press('j');
   await page.keyboard.press('Enter');
@@ -54,7 +54,7 @@ test('the list is walked by keyboard and opens a run', async () => {
   await quiet();
 });
 
-test('the replay steps by keyboard: position, struck-out tokens, panel, link', async () => {
+test('keyboard steps through the replay: position, removed tokens, panel, link', async () => {
   const page = await open(`/runs/${runId}`);
   await ready(page);
   const where = () => page.textContent('[data-where]');
@@ -98,7 +98,7 @@ test('the replay steps by keyboard: position, struck-out tokens, panel, link', a
   await quiet();
 });
 
-test('the strip is the slider, and one field leads to an event or a token', async () => {
+test('strip is a slider, and the command field finds events and tokens', async () => {
   const page = await open(`/runs/${runId}`);
   await ready(page);
   const where = () => page.textContent('[data-where]');
@@ -122,7 +122,7 @@ test('the strip is the slider, and one field leads to an event or a token', asyn
   await quiet();
 });
 
-test('another token is tried in the playground, from the text as it stood', async () => {
+test('alternative token opens the playground with the text before it', async () => {
   const page = await open(`/runs/${runId}?at=6`);
   await ready(page);
   await page.locator('.alts tr', { hasText: '␣air' }).locator('.fork').click({ force: true });
@@ -134,7 +134,7 @@ test('another token is tried in the playground, from the text as it stood', asyn
   await quiet();
 });
 
-test('a trace without events says so, and one that says little shows what it says', async () => {
+test('trace without events has a notice, and a sparse trace shows its fields', async () => {
   const post = (document) => fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(document) });
   const rest = { mod_calls: [], mod_logs: [], actions: [] };
   await post({ request: { request_id: `${requestId}-none` }, events: [], ...rest });
@@ -154,7 +154,7 @@ test('a trace without events says so, and one that says little shows what it say
   await quiet();
 });
 
-test('a mod is tried from the list of mods', async () => {
+test('mod list opens the playground with the mod', async () => {
   const page = await open('/mods');
   await page.click('a[aria-label="Try force-prefix in the playground"]');
   await page.waitForSelector('[data-mod=force-prefix]');
@@ -162,7 +162,7 @@ test('a mod is tried from the list of mods', async () => {
   await quiet();
 });
 
-test('find, help and play', async () => {
+test('find, help and playback work', async () => {
   const page = await open(`/runs/${runId}`);
   await ready(page);
   await page.keyboard.press('/');
@@ -183,7 +183,7 @@ test('find, help and play', async () => {
   await quiet();
 });
 
-test('the playground shows the run that it starts, live, and its attention', async (t) => {
+test('playground shows its run live, with attention', async (t) => {
   const page = await open('/playground');
   await page.fill('.message textarea', 'Say something about rain.');
   await page.fill('input[name=max_tokens]', '24');
@@ -213,7 +213,7 @@ test('the playground shows the run that it starts, live, and its attention', asy
   await quiet();
 });
 
-test('an empty playground offers requests, and one click runs one', async () => {
+test('empty playground offers example requests that run with one click', async () => {
   const page = await open('/playground');
   await page.click('.starters button:has-text("JSON")');
   await page.waitForSelector('[data-recorded] a', { timeout: 30000 });
@@ -226,7 +226,7 @@ test('an empty playground offers requests, and one click runs one', async () => 
   await quiet();
 });
 
-test('the playground stops a run, and its form comes back from a run', async () => {
+test('playground stops a run, and a recorded run fills the form', async () => {
   const page = await open('/playground');
   await page.fill('.message textarea', 'Count as far as you can.');
   await page.fill('input[name=max_tokens]', '4000');
@@ -247,7 +247,7 @@ test('the playground stops a run, and its form comes back from a run', async () 
   await quiet();
 });
 
-test('two runs are compared token by token', async () => {
+test('comparison of two runs aligns tokens', async () => {
   const other = sample(`${requestId}-other`, 30);
   const changed = other.events.find((e) => e.event_type === 'Added' && e.step === 2);
   changed.added_tokens = [999];
@@ -264,12 +264,12 @@ test('two runs are compared token by token', async () => {
   await quiet();
 });
 
-test('a run is deleted after a question', async () => {
+test('run is deleted after confirmation', async () => {
   const page = await open(`/runs/${requestId}-other`, { expected: (what) => what.includes('404') });
   await page.click('summary:has-text("More")');
   await page.click('[data-act=delete]');
   await page.click('dialog button[value=cancel]');
-  assert.match(page.url(), /\/runs\//, 'keeping keeps');
+  assert.match(page.url(), /\/runs\//, 'the run is kept');
   await page.click('[data-act=delete]');
   await page.click('dialog button[value=delete]');
   await page.waitForURL(/\/runs$/);
@@ -279,7 +279,7 @@ test('a run is deleted after a question', async () => {
 });
 
 for (const scheme of ['light', 'dark']) {
-  test(`feedback is given by keyboard on a phone, and stays (${scheme})`, async () => {
+  test(`feedback works by keyboard on a phone and is stored (${scheme})`, async () => {
     const page = await open(`/runs/${runId}`, { width: 320, height: 640, scheme, expected: (what) => what.includes('400') });
     await ready(page);
     await page.focus('[data-act=feedback]');
@@ -292,7 +292,7 @@ for (const scheme of ['light', 'dark']) {
     assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0);
     const box = await dialog.boundingBox();
     assert.ok(box.x >= 0 && box.x + box.width <= 320, `${box.x} ${box.width}`);
-    // The arrows choose among the ratings, and no shortcut of the page takes a letter.
+    // Arrow keys select a rating, and letters do not trigger shortcuts of the page.
     for (let i = 0; i < 4; i += 1) await page.keyboard.press('ArrowRight');
     if (!await dialog.locator('[value="1"]').isChecked()) await dialog.locator('[value="1"]').press(' ');
     await page.keyboard.press('Tab');
@@ -300,14 +300,14 @@ for (const scheme of ['light', 'dark']) {
     await page.keyboard.press('Tab');
     await page.keyboard.type('3');
     await page.keyboard.press('Enter');
-    // What is kept closes the form.
+    // Saving closes the form.
     await dialog.waitFor({ state: 'hidden' });
     const line = page.locator('[data-feedback] li').last();
     const kept = /\+1.*kind & <b>short<\/b> .*at token 3/s;
     assert.match(await line.textContent(), kept);
     await page.reload();
     assert.match(await page.locator('[data-feedback] li').last().textContent(), kept);
-    // What the server does not take, it says, and nothing that was written is lost.
+    // The form shows the server's error and keeps the input.
     await page.click('[data-act=feedback]');
     await dialog.locator('[value="-1"]').check({ force: true });
     await dialog.locator('textarea').evaluate((field) => { field.value = 'x'.repeat(10001); });
@@ -321,7 +321,7 @@ for (const scheme of ['light', 'dark']) {
   });
 }
 
-test('a run that does not exist has ways out', async () => {
+test('page of a missing run has links to other pages', async () => {
   const page = await open('/runs/nothing-here', { expected: (what) => what.includes('404') });
   assert.match(await page.textContent('h1'), /not found/i);
   await page.click('text=All runs');
@@ -329,7 +329,7 @@ test('a run that does not exist has ways out', async () => {
   await quiet();
 });
 
-test('a run is read without JavaScript', async () => {
+test('run is readable without JavaScript', async () => {
   const context = await browser.newContext({ javaScriptEnabled: false });
   const page = await context.newPage();
   await page.goto(`${URL_}/runs/${runId}`);
@@ -340,11 +340,11 @@ test('a run is read without JavaScript', async () => {
 });
 
 for (const scheme of ['light', 'dark']) {
-  test(`no page has accessibility violations (${scheme})`, async () => {
+  test(`pages have no accessibility violations (${scheme})`, async () => {
     for (const path of ['/runs', `/runs/${runId}?at=12&erased=1`, `/runs/${runId}?view=text`, '/playground', '/mods', `/compare?a=${runId}&b=${runId}`]) {
       const page = await open(path, { scheme });
       await page.waitForTimeout(600);
-      // Playwright evaluates outside of the page's policy, so the policy itself stays strict.
+      // Playwright evaluates outside of the page's content security policy, so the policy stays strict.
       await page.evaluate(axe);
       const { violations } = await page.evaluate(() => window.axe.run({ runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'] }));
       assert.deepEqual(violations.map((v) => `${path} ${v.id}: ${v.nodes.map((n) => `${n.target} ${n.failureSummary}`).slice(0, 3).join(' | ')}`), []);
@@ -354,7 +354,7 @@ for (const scheme of ['light', 'dark']) {
   });
 }
 
-test('nothing is cut off at 320 pixels', async () => {
+test('pages fit into a width of 320 pixels', async () => {
   for (const path of ['/runs', `/runs/${runId}`, `/runs/${runId}?view=text`, '/playground', '/mods']) {
     const page = await open(path, { width: 320, height: 640 });
     await page.waitForTimeout(300);
@@ -364,7 +364,7 @@ test('nothing is cut off at 320 pixels', async () => {
   await quiet();
 });
 
-test('ten thousand tokens cost little more to paint and to step through than thirty', async (t) => {
+test('painting and stepping with 10 000 tokens is hardly slower than with 30', async (t) => {
   const id = `${requestId}-large`;
   const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(sample(id, 10000)) });
   assert.equal(response.status, 201);
@@ -385,7 +385,7 @@ test('ten thousand tokens cost little more to paint and to step through than thi
     await page.context().close();
     return { painted, step };
   };
-  // Other work on the machine slows both down; what is asked is how the one compares with the other.
+  // Other work on the machine slows both down, so only the ratio is tested.
   const small = await measure(`/runs/${runId}`, 20);
   const large = await measure(`/runs/${id}`, 9000);
   t.diagnostic(`painted after ${Math.round(large.painted)} ms, a step takes ${large.step.toFixed(1)} ms; of thirty tokens ${Math.round(small.painted)} and ${small.step.toFixed(1)} ms`);

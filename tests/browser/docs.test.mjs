@@ -1,4 +1,4 @@
-// The handbook in a real browser: THUNDER_URL says which server, CHROMIUM which browser.
+// The handbook in a browser: THUNDER_URL is the address of the server, CHROMIUM the path of the browser.
 import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
@@ -30,7 +30,7 @@ test('search finds a section by keyboard and opens it', async () => {
   await quiet();
 });
 
-test('search finds text, says when there is none, and closes with Escape', async () => {
+test('search finds text, reports no results, and closes with Escape', async () => {
   const page = await open('/docs/getting-started');
   await page.fill('[data-docs-search]', 'weighted_layers');
   await page.waitForSelector('[data-docs-found] mark');
@@ -43,7 +43,7 @@ test('search finds text, says when there is none, and closes with Escape', async
   await quiet();
 });
 
-test('every heading has an anchor, and a block can be copied', async () => {
+test('headings have anchors, and code blocks can be copied', async () => {
   const page = await open('/docs/writing-mods');
   const loose = await page.evaluate(() => [...document.querySelectorAll('.docs-text :is(h2, h3)')].filter((h) => h.querySelector('.anchor')?.hash !== `#${h.id}`).length);
   assert.equal(loose, 0);
@@ -56,7 +56,7 @@ test('every heading has an anchor, and a block can be copied', async () => {
   await quiet();
 });
 
-test('the API entry opens the reference with every protocol', async () => {
+test('API link opens the reference with all protocols', async () => {
   const page = await open('/runs');
   await page.click('.bar nav a:has-text("API")');
   await page.waitForURL('**/docs/reference');
@@ -69,7 +69,7 @@ test('the API entry opens the reference with every protocol', async () => {
   await quiet();
 });
 
-test('pages turn, and are there as Markdown', async () => {
+test('pages link to the next page and to their Markdown', async () => {
   const page = await open('/docs');
   await page.waitForURL('**/docs/getting-started');
   await page.click('[rel=next]');
@@ -83,7 +83,7 @@ test('pages turn, and are there as Markdown', async () => {
   await quiet();
 });
 
-test('the contents are behind a button at 375 pixels, and nothing is cut off', async () => {
+test('contents are behind a button at a width of 375 pixels, and pages fit', async () => {
   for (const path of ['/docs/getting-started', '/docs/writing-mods', '/docs/reference', '/docs/flags']) {
     const page = await open(path, { width: 375, height: 700 });
     assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0, path);
@@ -101,7 +101,7 @@ test('the contents are behind a button at 375 pixels, and nothing is cut off', a
 });
 
 for (const scheme of ['light', 'dark']) {
-  test(`the handbook is accessible, ${scheme}`, async () => {
+  test(`handbook has no accessibility violations, ${scheme}`, async () => {
     for (const path of ['/docs/getting-started', '/docs/writing-mods', '/docs/flags']) {
       const page = await open(path, { scheme });
       await page.evaluate(axe);

@@ -1,9 +1,9 @@
-// A run as another engine would post it: known tokens, a backtrack, forced tokens, an exception, logs, hostile text.
+// Trace of another engine: known tokens, a backtrack, forced tokens, an exception, logs, hostile text.
 
 const PROMPT = ['Why', ' is', ' the', ' sky', ' blue', '?'];
 const ANSWER = ['The', ' sky', ' is', ' the', ' ocean', ' blue', ' because', ' <img', ' src=x', '\u202eevil', '.', ' Air', ' scatters', ' light', '.'];
 
-/** The document for `POST /ingest`; `steps` repeats the answer until it has that many tokens. */
+/** Returns the document for `POST /ingest`; the answer is repeated until it has `steps` tokens. */
 export function document(requestId, steps = ANSWER.length) {
   const events = [];
   const modCalls = [];

@@ -1,4 +1,4 @@
-// Mods in a real browser: EDITOR_URL is a server that takes mods with the key MOD_KEY.
+// The mod editor in a browser: EDITOR_URL is a server that accepts mods with the key MOD_KEY.
 import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
@@ -32,7 +32,7 @@ before(async () => {
 
 after(() => browser?.close());
 
-/** A page of somebody who has shown the key. */
+/** Opens a page with the key. */
 async function open(path, { width = 1280, height = 860, scheme = 'light' } = {}) {
   const context = await browser.newContext({ viewport: { width, height }, colorScheme: scheme, reducedMotion: 'reduce' });
   const page = await context.newPage();
@@ -47,7 +47,7 @@ async function open(path, { width = 1280, height = 860, scheme = 'light' } = {})
   return page;
 }
 
-/** Puts a text in place of what the editor holds. */
+/** Replaces the text of the editor. */
 async function write(page, text) {
   await page.click('.cm-content');
   await page.keyboard.press('Control+a');
@@ -56,7 +56,7 @@ async function write(page, text) {
 
 const quiet = () => assert.deepEqual(complaints.splice(0), []);
 
-test('a mod is written, corrected, saved, kept over a reload, and run', { skip }, async () => {
+test('mod is written, corrected, saved, kept after a reload, and run', { skip }, async () => {
   const page = await open('/mods/-new');
   await page.waitForSelector('.cm-editor');
   assert.match(await page.textContent('.cm-content'), /thunder_mods/, 'it begins with a template');
@@ -106,7 +106,7 @@ test('a mod is written, corrected, saved, kept over a reload, and run', { skip }
   quiet();
 });
 
-test('keys of the page are letters in the editor, and Escape lets Tab leave it', { skip }, async () => {
+test('editor receives the page's shortcut keys, and Tab leaves it after Escape', { skip }, async () => {
   const page = await open('/mods/-new');
   await page.click('.cm-content');
   await page.keyboard.press('Control+End');
@@ -122,7 +122,7 @@ test('keys of the page are letters in the editor, and Escape lets Tab leave it',
 });
 
 for (const scheme of ['light', 'dark']) {
-  test(`the pages of mods are accessible, ${scheme}`, { skip }, async () => {
+  test(`pages of mods have no accessibility violations, ${scheme}`, { skip }, async () => {
     for (const path of ['/mods/-new', `/mods/${name}`, '/mods/ban-phrases']) {
       const page = await open(path, { scheme });
       await page.waitForTimeout(600);
@@ -135,7 +135,7 @@ for (const scheme of ['light', 'dark']) {
   });
 }
 
-test('nothing of a mod is cut off at 320 pixels', { skip }, async () => {
+test('pages of mods fit into a width of 320 pixels', { skip }, async () => {
   for (const path of ['/mods/-new', `/mods/${name}`]) {
     const page = await open(path, { width: 320, height: 640 });
     await page.waitForTimeout(300);

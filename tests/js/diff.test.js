@@ -1,4 +1,4 @@
-// The alignment behind the comparison of two runs.
+// Alignment of tokens for the comparison of two runs.
 import test from 'node:test';
 import assert from 'node:assert/strict';
 import { align } from '../../src/ui/assets/replay/diff.js';
@@ -9,7 +9,7 @@ const longestCommon = (a, b) => {
   return m[a.length][b.length];
 };
 
-test('an alignment covers both lists and is as long as can be', () => {
+test('alignment covers both lists and has maximum length', () => {
   let seed = 11;
   const next = (n) => {
     seed = (seed * 1103515245 + 12345) & 0x7fffffff;
@@ -30,7 +30,7 @@ test('an alignment covers both lists and is as long as can be', () => {
   }
 });
 
-test('texts with nothing in common end soon', () => {
+test('alignment of texts without common tokens is fast', () => {
   const a = Array.from({ length: 20000 }, (_, i) => i);
   const blocks = align(a, a.map((x) => -x - 1));
   assert.equal(blocks.length, 1);

@@ -1,4 +1,4 @@
-// The search of the handbook. Run: node --test tests/js
+// Search in the handbook. Run: node --test tests/js
 import test from 'node:test';
 import assert from 'node:assert/strict';
 import { excerpt, marked, search, words } from '../../src/ui/assets/docs-search.js';
@@ -9,7 +9,7 @@ const entries = [
   { page: 'Concepts', slug: 'concepts', heading: 'Event', anchor: 'event', text: 'A run is a list of events.' },
 ];
 
-test('a heading wins over text, and all words must match', () => {
+test('headings rank above text, and all words must match', () => {
   assert.deepEqual(search(entries, 'run').map((entry) => entry.anchor), ['run', 'the-document', 'event']);
   assert.deepEqual(search(entries, 'engine EVENTS').map((entry) => entry.anchor), ['the-document']);
   assert.deepEqual(search(entries, 'nothing'), []);
@@ -17,7 +17,7 @@ test('a heading wins over text, and all words must match', () => {
   assert.equal(search(entries, 'run', 2).length, 2);
 });
 
-test('an excerpt shows the word, and marks it', () => {
+test('excerpt shows and marks the word', () => {
   const text = `${'before '.repeat(20)}the needle ${'after '.repeat(40)}`;
   const part = excerpt(text, words('needle'));
   assert.match(part, /^… .*needle/);

@@ -1,4 +1,4 @@
-// The fold and the columns in the browser. Run: node --test tests/js
+// Fold and columns in the browser. Run: node --test tests/js
 import test from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync, readdirSync } from 'node:fs';
@@ -10,13 +10,13 @@ const folder = new URL('../../fixtures/folds/', import.meta.url);
 const fixtures = readdirSync(folder).filter((name) => name.endsWith('.json'));
 const read = (name) => JSON.parse(readFileSync(new URL(name, folder), 'utf8'));
 
-/** Rows that stand after event `n`, by position. */
+/** Returns the visible rows after event `n`, by position. */
 function visibleAt({ count, born, died, pos }, n) {
   const rows = Array.from({ length: count }, (_, i) => i).filter((i) => born[i] <= n && n < died[i]);
   return rows.sort((a, b) => pos[a] - pos[b]);
 }
 
-/** The state in the form of the fixtures' `expected`. */
+/** Returns the state in the form of the fixtures' `expected`. */
 function expectation(state) {
   const { count, eventCount } = state;
   const range = (n) => Array.from({ length: n }, (_, i) => i);
@@ -57,7 +57,7 @@ for (const name of fixtures) {
   });
 }
 
-/** A document's items in order: each event, then its calls, each with its actions. */
+/** Returns the items of a document in order: each event, then its calls, each with its actions. */
 function itemsOf({ events, mod_calls: calls, actions }) {
   return events.flatMap((event) => [
     { kind: 'event', ...event },
@@ -77,7 +77,7 @@ test('traces of Quote fold to their final text', () => {
   }
 });
 
-test('two hundred thousand tokens grow in place', () => {
+test('columns of 200 000 tokens grow in place', () => {
   const state = new RunState();
   let copies = 0;
   let held = state.token;
@@ -90,7 +90,7 @@ test('two hundred thousand tokens grow in place', () => {
   assert.ok(copies < 32, `${copies} copies`);
 });
 
-test('damaged columns are an error in words', () => {
+test('damaged columns throw an error with a message', () => {
   const { columns } = read('foreign.json');
   const whole = Buffer.from(columns, 'base64');
   for (let cut = 0; cut < whole.length; cut += 7) {

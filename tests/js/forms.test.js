@@ -1,4 +1,4 @@
-// Pure modules of the shell, the run list and the playground. Run: node --test tests/js
+// Modules of the page frame, the run list and the playground that need no browser. Run: node --test tests/js
 import test from 'node:test';
 import assert from 'node:assert/strict';
 import { TABLE, actionOf, label } from '../../src/ui/assets/keys.js';
@@ -7,7 +7,7 @@ import { destination } from '../../src/ui/assets/goto.js';
 import { uploadOf } from '../../src/ui/assets/mod-source.js';
 import { curlOf, formOf, further, missing, requestOf } from '../../src/ui/assets/request.js';
 
-test('events arrive whole, however the stream is cut', () => {
+test('events are complete for any split of the stream', () => {
   const text = ': hello\r\n\r\nevent: item\nid: 3\ndata: {"a":\ndata: 1}\n\ndata: x\r\r';
   for (let size = 1; size < text.length; size += 1) {
     const parser = new SseParser();
@@ -18,7 +18,7 @@ test('events arrive whole, however the stream is cut', () => {
   }
 });
 
-test('a key means one thing on a page', () => {
+test('each key has one function per page', () => {
   for (const page of ['runs', 'replay', 'compare', 'playground']) {
     const seen = new Set();
     for (const [, rows] of TABLE) {
@@ -46,7 +46,7 @@ const form = {
   mods: [{ name: 'x', config: '{"a": 1}' }, { name: 'y', config: ' ' }],
 };
 
-test('the form becomes a request of the public API', () => {
+test('form is converted to a request of the public API', () => {
   const { path, body } = requestOf(form);
   assert.equal(path, '/v1/chat/completions');
   assert.deepEqual(body, {
@@ -59,19 +59,19 @@ test('the form becomes a request of the public API', () => {
   assert.equal(missing(form), null);
 });
 
-test('a curl line survives quotes', () => {
+test('curl command quotes its arguments', () => {
   const line = curlOf({ path: '/v1/completions', body: { prompt: "it's" } }, 'http://h:1');
   assert.ok(line.includes("it'\\''s") && line.startsWith('curl -N http://h:1/v1/completions'));
 });
 
-test('a recorded run fills the form', () => {
+test('recorded run fills the form', () => {
   const back = formOf({ conversation: [{ role: 'user', content: 'hi' }], parameters: { sampling: { temperature: 0.1, top_k: 3 }, limits: { max_tokens: 5, stop: ['x', 'y'] } } }, { mods: ['m'] });
   assert.deepEqual(back, { tab: 'chat', messages: [{ role: 'user', content: 'hi' }], numbers: { temperature: 0.1, top_k: 3, max_tokens: 5 }, stop: 'x\ny', mods: [{ name: 'm', config: '' }], extra: '' });
   assert.equal(formOf({ texts: ['a', 'b'] }).raw, 'ab');
   assert.equal(formOf(undefined).tab, undefined);
 });
 
-test('a recorded run keeps its tools, its format and its biases', () => {
+test('tools, format and biases of a recorded run are restored', () => {
   const tools = [{ type: 'function', function: { name: 'f' } }];
   const call = { id: 'c', type: 'function', function: { name: 'f', arguments: '{}' } };
   const request = { tool_choice: 'required', response_format: { type: 'json_object' }, logit_bias: { 5: -3 } };
@@ -92,7 +92,7 @@ test('a recorded run keeps its tools, its format and its biases', () => {
   assert.throws(() => requestOf({ ...form, extra: '{' }), /not JSON/);
 });
 
-test('one field leads to events, tokens, runs, pages and searches', () => {
+test('command field finds events, tokens, runs, pages and searches', () => {
   const id = '0192f0c4-0000-7000-8000-000000000001';
   assert.deepEqual(destination('event 1207', true), { event: 1207 });
   assert.deepEqual(destination(' 12 ', true), { event: 12 });
@@ -104,7 +104,7 @@ test('one field leads to events, tokens, runs, pages and searches', () => {
   assert.equal(destination('  ', true), null);
 });
 
-test('a mod is saved as its last version was sent, but for its text', () => {
+test('saved mod keeps the fields of its previous version except the source', () => {
   const kept = { name: 'calm', language: 'python', module: null, entrypoint: 'f', description: 'Calm.', source: null };
   assert.deepEqual(uploadOf(kept, 'calm', 'x = 1'), { name: 'calm', language: 'python', entrypoint: 'f', description: 'Calm.', source: 'x = 1' });
   assert.deepEqual(uploadOf({}, 'new', ''), { name: 'new', language: 'python', source: '' });

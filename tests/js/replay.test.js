@@ -1,4 +1,4 @@
-// Pure modules of the replay. Run: node --test tests/js
+// Modules of the replay that need no browser. Run: node --test tests/js
 import test from 'node:test';
 import assert from 'node:assert/strict';
 import { NEVER, branches, chipVisible } from '../../src/ui/assets/replay/branches.js';
@@ -12,7 +12,7 @@ import { stepping } from '../../src/ui/assets/replay/moves.js';
 import { mayCut, roles } from '../../src/ui/assets/replay/parts.js';
 import { explain, percent } from '../../src/ui/assets/replay/why.js';
 
-test('characters that would hide or reorder text are named', () => {
+test('characters that hide or reorder text are shown by name', () => {
   assert.deepEqual(pieces('a\u202eb'), [{ text: 'a' }, { mark: 'U+202E' }, { text: 'b' }]);
   assert.deepEqual(pieces('\u0007'), [{ mark: '\u2407' }]);
   assert.deepEqual(pieces('line\n\tend'), [{ text: 'line\n\tend' }]);
@@ -23,8 +23,8 @@ test('characters that would hide or reorder text are named', () => {
   assert.equal(show(''), '∅');
 });
 
-test('branches nest, and a folded branch hides the chips inside it', () => {
-  // Rows 1–5 die at 50, but 2–3 of them had died at 30 already.
+test('branches are nested, and a folded branch hides its inner chips', () => {
+  // Rows 1–5 are removed at event 50, but rows 2–3 were already removed at event 30.
   const died = [NEVER, 50, 30, 30, 50, 50, NEVER];
   const all = branches(died.length, (i) => died[i]);
   assert.deepEqual(all.map((b) => [b.died, b.first, b.last, b.count]), [[30, 2, 3, 2], [50, 1, 5, 3]]);
@@ -36,7 +36,7 @@ test('branches nest, and a folded branch hides the chips inside it', () => {
   assert.equal(chipVisible(inner, 60, () => true), true);
 });
 
-test('find crosses tokens and skips what is not shown', () => {
+test('find matches across tokens and skips hidden ones', () => {
   const texts = ['The', ' oc', 'ean', ' Ocean'];
   const at = (i) => texts[i];
   assert.deepEqual(find('ocean', 4, at, () => true), [[1, 2], [3, 3]]);
@@ -44,7 +44,7 @@ test('find crosses tokens and skips what is not shown', () => {
   assert.deepEqual(find('', 4, at, () => true), []);
 });
 
-test('what the template wrote goes to the message it belongs to', () => {
+test('template text is attributed to its message', () => {
   const texts = ['<s>', 'user', '\n', 'Hi', '<e>', '\n', '<s>', 'assistant', '\n'];
   const spans = [{ role: 'template', start: 0, end: 3 }, { role: 'user', start: 3, end: 4 }, { role: 'template', start: 4, end: 9 }];
   assert.deepEqual(roles(9, spans, texts).map((r) => r.role), ['user', 'user', 'user', 'user', 'user', 'user', 'answer', 'answer', 'answer']);
@@ -69,7 +69,7 @@ const run = {
   logprob: (i) => [null, -Math.LN2 * 5, -0.01][i],
 };
 
-test('keys move to tokens, marks, backtracks and surprises', () => {
+test('keys move to tokens, marks, backtracks and surprising tokens', () => {
   const go = (action, n) => stepping(action, run, n, (i) => surprise(run, i), 4);
   assert.equal(go('nextToken', 0), 3);
   assert.equal(go('nextToken', 6), 7, 'behind the last token is the end');
@@ -87,7 +87,7 @@ test('keys move to tokens, marks, backtracks and surprises', () => {
   assert.equal(go('colour', 3), undefined);
 });
 
-test('the legend is the painter’s own table', () => {
+test('legend uses the same table as the painting', () => {
   for (const mode of MODES.filter((m) => m.edges.length)) {
     assert.deepEqual(legend(mode).map((l) => l.bucket), [0, 1, 2, 3, 4, 5, 6, 7]);
     assert.equal(mode.edges.length, 7);
@@ -96,7 +96,7 @@ test('the legend is the painter’s own table', () => {
   assert.equal(MODES[0].bucket(run, 0), -1, 'not measured');
 });
 
-test('a sink is found by its mass and left out of the scale', () => {
+test('attention sink is detected by its mass and excluded from the scale', () => {
   assert.deepEqual(sinkOf([0.1, 0.7, 0.1, 0.1]), { sink: 1, peak: 0.1 });
   assert.deepEqual(sinkOf([0.3, 0.3, 0.4]), { sink: -1, peak: 0.4 });
   assert.deepEqual(sinkOf([]), { sink: -1, peak: 0 });
@@ -107,7 +107,7 @@ test('a sink is found by its mass and left out of the scale', () => {
 
 const event = (o) => ({ kind: 'event', ...o });
 
-test('items group under their events across batches', () => {
+test('items are grouped by event across batches', () => {
   const map = group([
     event({ sequence_order: 4, event_type: 'Added' }),
     { kind: 'mod_call', index: 9, event_sequence_order: 4, mod_name: 'm' },
@@ -121,7 +121,7 @@ test('items group under their events across batches', () => {
   assert.equal(map.get(5).calls.length, 0);
 });
 
-test('a resumed stream may overlap', () => {
+test('resumed stream may repeat items', () => {
   const once = new Once();
   assert.equal(once.take(event({ sequence_order: 0 })), true);
   assert.equal(once.take({ kind: 'mod_call', index: 0 }), true);
@@ -130,7 +130,7 @@ test('a resumed stream may overlap', () => {
   assert.equal(once.take({ kind: 'mod_call', index: 1 }), true);
 });
 
-test('the panel says which stage or mod removed a candidate', () => {
+test('panel names the stage or mod that removed a candidate', () => {
   const entries = [
     {
       event: event({ event_type: 'ForwardPass', details: { model: [{ token: 1, text: 'a', prob: 0.5 }, { token: 2, text: 'b', prob: 0.3 }, { token: 3, text: 'c', prob: 0.1 }] } }),
