@@ -1,5 +1,5 @@
 # make run     builds Thunder and serves it on http://127.0.0.1:6767
-# make test    installs what is missing, then runs every test
+# make test    installs missing dependencies, then runs all tests
 .PHONY: run build test bench deps lint
 
 CARGO ?= cargo
@@ -11,10 +11,10 @@ run: build
 build: deps
 	$(CARGO) build --release --locked
 
-# The tests of JavaScript and Python come first, so that a run ends with cargo's own summary.
+# The tests of JavaScript and Python run first, so that the output ends with cargo's summary.
 test: deps
 	@if command -v node >/dev/null; then node --test tests/js/*.test.js; \
-	 else echo "node is not installed: the dashboard's JavaScript tests are left out" >&2; fi
+	 else echo "node is not installed: the dashboard's JavaScript tests are skipped" >&2; fi
 	PYTHONPATH=src/mods/python/sdk $(PYTHON) -B -m unittest discover -s tests/python
 	$(CARGO) test --locked
 
