@@ -28,19 +28,19 @@ pub struct Args {
 /// Checks all files, then records them. If one file is invalid, none is recorded.
 pub async fn ingest(args: Args) -> anyhow::Result<ExitCode> {
     let mut documents = Vec::new();
-    let mut wrong = 0;
+    let mut invalid = 0;
     for name in &args.files {
         let payload = read(name)?;
         match Document::parse(&payload) {
             Ok(document) => documents.push((name, payload, document)),
             Err(error) => {
                 eprintln!("thunder: {name}: {error}");
-                wrong += 1;
+                invalid += 1;
             }
         }
     }
-    if wrong > 0 {
-        bail!("{wrong} of {} files are not valid payloads; nothing was recorded", args.files.len());
+    if invalid > 0 {
+        bail!("{invalid} of {} files are not valid payloads; nothing was recorded", args.files.len());
     }
     if args.check {
         for (name, _, document) in &documents {

@@ -80,7 +80,7 @@ pub fn main() -> ExitCode {
     };
     // Runs while there is only one thread: the worker restricts itself and becomes Python.
     if let Command::ModWorker(args) = &cli.command {
-        return mod_worker::become_worker(args);
+        return mod_worker::run_worker(args);
     }
     if let Err(error) = log(&cli) {
         return failed(&error);
@@ -121,7 +121,7 @@ async fn execute(command: Command, matches: &clap::ArgMatches) -> anyhow::Result
         Command::Db(args) => until_signal(db::db(args)).await,
         Command::Mods(args) => until_signal(mods::mods(*args)).await,
         Command::Probe(args) => Ok(probe::probe(&args)),
-        Command::ModWorker(args) => Ok(mod_worker::become_worker(&args)),
+        Command::ModWorker(args) => Ok(mod_worker::run_worker(&args)),
     }
 }
 

@@ -13,7 +13,7 @@ pub struct Args {
 }
 
 /// Returns only on failure, or after a test of the sandbox.
-pub fn become_worker(args: &Args) -> ExitCode {
+pub fn run_worker(args: &Args) -> ExitCode {
     let done = match &args.profile {
         Some(profile) => sandbox::enter(profile).map(|never| match never {}),
         None => sandbox::check().map(|found| println!("{found}")),

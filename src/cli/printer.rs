@@ -37,7 +37,10 @@ impl Printer {
         if self.terminal {
             // The retracted text stays on the screen and is repeated dim and struck through.
             let last_line = self.text.rsplit('\n').next().unwrap_or_default().to_owned();
-            self.write_raw(&format!("\n\x1b[2m⟲ retracted \x1b[9m{}\x1b[0m\n", shown(&void).replace('\n', "⏎")))?;
+            self.write_raw(&format!(
+                "\n\x1b[2m⟲ retracted \x1b[9m{}\x1b[0m\n",
+                escape_control_characters(&void).replace('\n', "⏎")
+            ))?;
             self.write(&last_line)?;
         }
         Ok(())
@@ -57,7 +60,7 @@ impl Printer {
     }
 
     fn write(&self, text: &str) -> std::io::Result<()> {
-        if self.terminal { self.write_raw(&shown(text)) } else { self.write_raw(text) }
+        if self.terminal { self.write_raw(&escape_control_characters(text)) } else { self.write_raw(text) }
     }
 
     #[expect(clippy::unused_self, reason = "the printer owns standard output")]
@@ -69,7 +72,7 @@ impl Printer {
 }
 
 /// Replaces control characters by visible symbols, so that text cannot move the cursor or change colours.
-pub fn shown(text: &str) -> String {
+pub fn escape_control_characters(text: &str) -> String {
     text.chars()
         .map(|c| match c {
             '\n' | '\t' => c,
@@ -82,11 +85,11 @@ pub fn shown(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Printer, shown};
+    use super::{Printer, escape_control_characters};
 
     #[test]
     fn text_cannot_change_the_terminal() {
-        assert_eq!(shown("a\x1b[31mb\n\u{202e}c"), "a␛[31mb\n\u{fffd}c");
+        assert_eq!(escape_control_characters("a\x1b[31mb\n\u{202e}c"), "a␛[31mb\n\u{fffd}c");
     }
 
     #[test]

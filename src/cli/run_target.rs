@@ -37,15 +37,15 @@ impl RunTargetArgs {
         if let Some(file) = mods.iter().find(|name| is_file(name) && !Path::new(name).is_file()) {
             bail!("there is no file {file}; --mod takes the name of a mod or a Python file");
         }
-        let here =
+        let in_process =
             mods.iter().any(|name| is_file(name)) || ["model", "data_dir", "database_url"].into_iter().any(&is_given);
-        if here && self.server.server.is_some() {
+        if in_process && self.server.server.is_some() {
             bail!(
                 "--model, --data-dir, --database-url and mods given as files are for an engine in this process and cannot be \
                  combined with --server"
             );
         }
-        if !here && let Some(server) = self.server.find().await? {
+        if !in_process && let Some(server) = self.server.find().await? {
             return Ok((RunTarget::on(server), mods.to_vec()));
         }
         let registry = ModRegistry::with_builtin();
@@ -60,7 +60,7 @@ impl RunTargetArgs {
         }
         let own_database = is_given("data_dir") || is_given("database_url");
         let target =
-            RunTarget::here(self.engine.clone(), self.data.clone(), &self.server, registry, own_database).await?;
+            RunTarget::in_process(self.engine.clone(), self.data.clone(), &self.server, registry, own_database).await?;
         Ok((target, names))
     }
 }
@@ -86,7 +86,7 @@ impl RunTarget {
 
     /// Starts an engine in this process. Runs are recorded in its database. If that is the default database and a running
     /// server uses it, runs are sent to that server, unless `own_database` is set.
-    async fn here(
+    async fn in_process(
         mut engine: EngineFlags,
         data: DataFlags,
         server: &ServerArgs,

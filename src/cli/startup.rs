@@ -3,7 +3,7 @@
 use super::progress::Progress;
 use crate::config::{Config, DataConfig, EngineConfig, ModSandbox, ModsConfig};
 use crate::events::Recorder;
-use crate::model::llama::{Device, Placement, backend, devices, why_no_gpu};
+use crate::model::llama::{Device, Placement, backend, devices, missing_gpu_reason};
 use crate::mods::python::sandbox::{self, SandboxPolicy};
 use crate::mods::python::{LoadError, PythonMods, WorkerLimits, read_source};
 use crate::mods::{ModFolder, ModRegistry, ModSource};
@@ -31,7 +31,7 @@ pub async fn open_store(config: &DataConfig, progress: &Progress) -> anyhow::Res
 
 /// Loads the default model and starts its engine. The signals of every engine go to `recorder`.
 pub async fn load_default(app: &App, recorder: impl Into<Recorder>, progress: &Arc<Progress>) -> anyhow::Result<()> {
-    if let Some(wrong) = no_gpu(&app.config().engine) {
+    if let Some(wrong) = gpu_flag_warning(&app.config().engine) {
         tracing::warn!("{wrong}");
     }
     app.models().open(recorder.into()).await?;
@@ -76,11 +76,11 @@ fn named(device: &Device) -> String {
 }
 
 /// Returns a warning about GPU flags that have no effect, because no GPU is used.
-pub fn no_gpu(config: &EngineConfig) -> Option<String> {
+pub fn gpu_flag_warning(config: &EngineConfig) -> Option<String> {
     let why = match &config.gpu.devices {
         Some(named) if named.is_empty() => "--device none",
         _ if devices().iter().any(|device| device.gpu) => return None,
-        _ => why_no_gpu(),
+        _ => missing_gpu_reason(),
     };
     let flags = config.gpu.gpu_flags();
     let (last, before) = flags.split_last()?;
@@ -101,7 +101,7 @@ pub fn list_devices() -> anyhow::Result<()> {
     }
     if gpus.is_empty() {
         println!("  (none)");
-        eprintln!("thunder: {}", why_no_gpu());
+        eprintln!("thunder: {}", missing_gpu_reason());
     }
     Ok(())
 }
@@ -168,7 +168,7 @@ pub async fn register_file(registry: &ModRegistry, config: &ModsConfig, file: &P
     let source = ModSource::Text(read_source(file).with_context(|| format!("cannot read {}", file.display()))?);
     let (python, name) = (registry.python(), file.file_name().unwrap_or_default().to_string_lossy().into_owned());
     let found = tokio::task::spawn_blocking(move || source.mods(&name, None, &python)).await?;
-    let found = found.map_err(|error| anyhow::anyhow!(described(&error)))?;
+    let found = found.map_err(|error| anyhow::anyhow!(describe_error(&error)))?;
     Ok(found
         .into_iter()
         .map(|factory| {
@@ -180,7 +180,7 @@ pub async fn register_file(registry: &ModRegistry, config: &ModsConfig, file: &P
 }
 
 /// Returns the error with Python's traceback, if there is one.
-pub fn described(error: &LoadError) -> String {
+pub fn describe_error(error: &LoadError) -> String {
     match error.traceback() {
         Some(traceback) => format!("{error}\n{}", traceback.trim_end()),
         None => error.to_string(),

@@ -5,7 +5,7 @@ use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use subtle::ConstantTimeEq;
 
-/// The name, among the allowed origins, for pages of this machine at any port.
+/// Name in the allowed origins that permits pages of this machine at any port.
 pub const LOCALHOST: &str = "localhost";
 
 /// Keys, origins and host names of the server.

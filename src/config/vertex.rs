@@ -5,7 +5,7 @@ use clap::Args;
 /// Environment variables of Vertex AI.
 #[derive(Debug, Clone, Default, Args)]
 pub struct VertexFlags {
-    /// `PREDICTION` adds the route.
+    /// `PREDICTION` adds the prediction route.
     #[arg(long, env = "AIP_MODE", hide = true)]
     aip_mode: Option<String>,
     /// Path of the prediction route.

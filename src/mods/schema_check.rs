@@ -31,9 +31,9 @@ impl Check<'_> {
             self.value(value, meant, at, depth + 1)?;
         }
         if let Some(kinds) = schema.get("type")
-            && !kinds_of(kinds).any(|kind| is_a(value, kind))
+            && !type_names(kinds).any(|kind| is_a(value, kind))
         {
-            return wrong(kinds_of(kinds).map(shown_kind).collect::<Vec<_>>().join(" or "));
+            return wrong(type_names(kinds).map(shown_kind).collect::<Vec<_>>().join(" or "));
         }
         if let Some(Value::Array(allowed)) = schema.get("enum")
             && !allowed.contains(value)
@@ -52,7 +52,7 @@ impl Check<'_> {
             Value::Number(number) => range(number.as_f64().unwrap_or(0.0), schema).map_or(Ok(()), wrong)?,
             Value::Null | Value::Bool(_) => {}
         }
-        self.combined(value, schema, at, depth)
+        self.check_combinators(value, schema, at, depth)
     }
 
     fn object(
@@ -80,7 +80,7 @@ impl Check<'_> {
                 (None, None) => {}
             }
         }
-        within(object.len(), schema, ("minProperties", "maxProperties"), "properties")
+        count_error(object.len(), schema, ("minProperties", "maxProperties"), "properties")
             .map_or(Ok(()), |right| Err(format!("{} must have {right}, found {}", place(at), object.len())))
     }
 
@@ -96,11 +96,17 @@ impl Check<'_> {
         {
             return Err(format!("{} is a duplicate", place(&format!("{at}[{index}]"))));
         }
-        within(items.len(), schema, ("minItems", "maxItems"), "items")
+        count_error(items.len(), schema, ("minItems", "maxItems"), "items")
             .map_or(Ok(()), |right| Err(format!("{} must have {right}, found {}", place(at), items.len())))
     }
 
-    fn combined(&self, value: &Value, schema: &Map<String, Value>, at: &str, depth: usize) -> Result<(), String> {
+    fn check_combinators(
+        &self,
+        value: &Value,
+        schema: &Map<String, Value>,
+        at: &str,
+        depth: usize,
+    ) -> Result<(), String> {
         let part = |name: &str| schema.get(name).and_then(Value::as_array).filter(|parts| !parts.is_empty());
         let fits = |part: &&Value| self.value(value, part, at, depth + 1).is_ok();
         for every in part("allOf").into_iter().flatten() {
@@ -134,7 +140,7 @@ fn place(at: &str) -> String {
     if at.is_empty() { "the value".into() } else { format!("'{at}'") }
 }
 
-fn kinds_of(kinds: &Value) -> impl Iterator<Item = &str> {
+fn type_names(kinds: &Value) -> impl Iterator<Item = &str> {
     let one = kinds.as_str();
     one.into_iter().chain(kinds.as_array().into_iter().flatten().filter_map(Value::as_str))
 }
@@ -169,7 +175,7 @@ fn list(values: &[Value]) -> String {
 }
 
 fn string(text: &str, schema: &Map<String, Value>) -> Option<String> {
-    let length = within(text.chars().count(), schema, ("minLength", "maxLength"), "characters");
+    let length = count_error(text.chars().count(), schema, ("minLength", "maxLength"), "characters");
     let pattern = schema.get("pattern").and_then(Value::as_str);
     length.map(|right| format!("a string of {right}")).or_else(|| {
         // Expressions in a syntax that the `regex` crate does not support are ignored.
@@ -192,11 +198,11 @@ fn range(number: f64, schema: &Map<String, Value>) -> Option<String> {
         })
 }
 
-fn within(count: usize, schema: &Map<String, Value>, (min, max): (&str, &str), what: &str) -> Option<String> {
+fn count_error(count: usize, schema: &Map<String, Value>, (min, max): (&str, &str), unit: &str) -> Option<String> {
     let bound = |name: &str| schema.get(name).and_then(Value::as_u64).and_then(|bound| usize::try_from(bound).ok());
     match (bound(min), bound(max)) {
-        (Some(min), _) if count < min => Some(format!("at least {min} {what}")),
-        (_, Some(max)) if count > max => Some(format!("at most {max} {what}")),
+        (Some(min), _) if count < min => Some(format!("at least {min} {unit}")),
+        (_, Some(max)) if count > max => Some(format!("at most {max} {unit}")),
         _ => None,
     }
 }

@@ -94,7 +94,7 @@ impl Store {
         citus::check_coordinator(&mut connection).await?;
         migrate::migrate(&addresses, progress).await?;
         let (server_id, live) = (Uuid::now_v7(), Live::new());
-        servers::beat(&mut connection, server_id, &Announcement::default()).await?;
+        servers::renew_heartbeat(&mut connection, server_id, &Announcement::default()).await?;
         let listed = servers::heartbeats(&mut connection).await?;
         connection.close().await?;
 

@@ -75,7 +75,7 @@ impl Store {
         Ok(ItemPage { numbering, items, next })
     }
 
-    /// Returns the whole run as a document. An ingested run is returned unchanged, a run of ours in the same shape. Returns
+    /// Returns the whole run as a document. An ingested run is returned unchanged, a run of this server in the same shape. Returns
     /// `None` if there is no such run in the scope.
     ///
     /// # Errors
@@ -175,16 +175,17 @@ pub(super) async fn items(
     for event in events {
         let sequence_order = event.sequence_order;
         items.push(TraceItem::Event(event));
-        for (call, index) in following(&mut calls, |(call, _)| call.event_sequence_order == sequence_order) {
+        for (call, index) in next_matching(&mut calls, |(call, _)| call.event_sequence_order == sequence_order) {
             items.push(TraceItem::ModCall(call));
-            items.extend(following(&mut logs, |log| log.mod_call_sequence == index).map(TraceItem::ModLog));
-            items.extend(following(&mut actions, |action| action.mod_call_sequence == index).map(TraceItem::Action));
+            items.extend(next_matching(&mut logs, |log| log.mod_call_sequence == index).map(TraceItem::ModLog));
+            items
+                .extend(next_matching(&mut actions, |action| action.mod_call_sequence == index).map(TraceItem::Action));
         }
     }
     Ok((before, items))
 }
 
-fn following<'i, T, I: Iterator<Item = T>>(
+fn next_matching<'i, T, I: Iterator<Item = T>>(
     items: &'i mut Peekable<I>,
     belongs: impl Fn(&T) -> bool + 'i,
 ) -> impl Iterator<Item = T> + 'i {
@@ -238,16 +239,16 @@ fn event(row: &PgRow) -> Result<Event, sqlx::Error> {
     let given = details.as_ref().map(Measurements::from_details);
     let mut measured = given.filter(|measured| !measured.is_empty()).map(Box::new);
     if let Some(coded) = row.try_get::<Option<Vec<u8>>, _>("measured")? {
-        let mut ours = measured::decode(&coded).ok_or_else(|| wrong("measured", "its coding"))?;
-        // For a run of ours, details hold only the values that the encoding omits.
-        if let Some(rare) = measured {
-            ours.prompt = rare.prompt;
-            ours.stopped_by = rare.stopped_by;
-            ours.evicted = rare.evicted;
-            ours.note = rare.note;
+        let mut decoded = measured::decode(&coded).ok_or_else(|| wrong("measured", "its coding"))?;
+        // For a run of this server, details hold only the values that the encoding omits.
+        if let Some(from_details) = measured {
+            decoded.prompt = from_details.prompt;
+            decoded.stopped_by = from_details.stopped_by;
+            decoded.evicted = from_details.evicted;
+            decoded.note = from_details.note;
         }
         details = None;
-        measured = Some(Box::new(ours));
+        measured = Some(Box::new(decoded));
     }
     Ok(Event {
         event_type: event_type(row)?,

@@ -225,7 +225,7 @@ impl<'a> Rows<'a> {
         self.bytes += coded.as_ref().map_or(0, Vec::len) + details.as_ref().map_or(0, |text| text.len()) + 200;
         columns.measured.push(coded);
         columns.details.push(details);
-        columns.top_tokens.push(counted(&mut self.bytes, event.top_tokens.as_ref()));
+        columns.top_tokens.push(count_text(&mut self.bytes, event.top_tokens.as_ref()));
     }
 
     /// Adds a mod call.
@@ -267,7 +267,7 @@ impl<'a> Rows<'a> {
         columns.action_type.push(action.action_type.as_str());
         columns.action_order.push(action.action_order);
         columns.created_at.push(action.created_at);
-        columns.details.push(counted(&mut self.bytes, action.details.as_ref()));
+        columns.details.push(count_text(&mut self.bytes, action.details.as_ref()));
         columns.new_prompt.push(action.new_prompt.as_deref().map(clean));
         columns.new_length.push(action.new_length);
         columns.adjusted_max_steps.push(action.adjusted_max_steps);
@@ -278,7 +278,7 @@ impl<'a> Rows<'a> {
         columns.logits_shape.push(action.logits_shape.as_deref().map(clean));
         columns.temperature.push(action.temperature);
         columns.has_tool_calls.push(action.has_tool_calls);
-        columns.tool_calls.push(counted(&mut self.bytes, action.tool_calls.as_ref()));
+        columns.tool_calls.push(count_text(&mut self.bytes, action.tool_calls.as_ref()));
         columns.error_message.push(action.error_message.as_deref().map(clean));
         self.bytes += 200 + action.new_prompt.as_ref().map_or(0, String::len);
     }
@@ -355,7 +355,7 @@ fn remaining_details(measured: &Measurements) -> Option<String> {
     serde_json::to_string(&rest).ok()
 }
 
-fn counted<'a>(bytes: &mut usize, json: Option<&'a RawJson>) -> Option<&'a str> {
+fn count_text<'a>(bytes: &mut usize, json: Option<&'a RawJson>) -> Option<&'a str> {
     let text = json?.get();
     *bytes += text.len();
     Some(text)

@@ -61,7 +61,7 @@ impl ChatLoop {
     pub async fn run(&mut self) -> anyhow::Result<ExitCode> {
         let mut interrupts = signal(SignalKind::interrupt())?;
         self.screen.resize(self.reader.size());
-        self.introduce().await?;
+        self.read_model_info().await?;
         if self.reader.is_terminal() {
             let Self { context, conversation, screen, .. } = self;
             screen.note(&format!("{}, {context} tokens of context; /help lists the commands", conversation.model));
@@ -124,7 +124,7 @@ impl ChatLoop {
     }
 
     /// Reads the model's name and context size, and reports a change of the model.
-    async fn introduce(&mut self) -> anyhow::Result<()> {
+    async fn read_model_info(&mut self) -> anyhow::Result<()> {
         let models = self.get("/v1/models").await?;
         let loaded = &models["data"][0];
         self.context = loaded["meta"]["n_ctx"].as_u64().unwrap_or(0);
@@ -257,7 +257,7 @@ impl ChatLoop {
                 self.conversation = ChatTranscript::restore(&path)?;
                 (self.used, self.evicted) = (0, 0);
                 let messages = self.conversation.messages.len();
-                self.introduce().await?;
+                self.read_model_info().await?;
                 self.screen.note(&format!("{}: {messages} messages", path.display()));
                 self.restore_state(&path).await;
             }
@@ -295,14 +295,14 @@ impl ChatLoop {
 
     async fn list_mods(&self) -> anyhow::Result<()> {
         let known = self.get("/api/v1/mods").await?;
-        for described in known["mods"].as_array().into_iter().flatten() {
-            let name = described["name"].as_str().unwrap_or_default();
+        for info in known["mods"].as_array().into_iter().flatten() {
+            let name = info["name"].as_str().unwrap_or_default();
             let on = self.conversation.mods.iter().find(|chosen| mod_name(chosen) == name);
             let config =
                 on.and_then(|chosen| chosen.get("config")).map(|config| format!(" {config}")).unwrap_or_default();
             let mark = if on.is_some() { "on " } else { "   " };
-            let description = described["description"].as_str().unwrap_or_default();
-            let example = &described["config"];
+            let description = info["description"].as_str().unwrap_or_default();
+            let example = &info["config"];
             let example = if on.is_none() && !example.is_null() { format!("  e.g. {example}") } else { String::new() };
             let description = description.lines().next().unwrap_or_default();
             self.screen.note(&format!("{mark}{name}{config}  {description}{example}"));

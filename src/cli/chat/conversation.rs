@@ -143,7 +143,8 @@ impl ChatTranscript {
     pub fn restore(path: &Path) -> anyhow::Result<Self> {
         let shown = path.display();
         let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
-        let saved: Saved = serde_json::from_str(&text).with_context(|| format!("{shown} is no saved conversation"))?;
+        let saved: Saved =
+            serde_json::from_str(&text).with_context(|| format!("{shown} is not a saved conversation"))?;
         if saved.thunder_chat != VERSION {
             bail!("{shown} is of version {}; this Thunder reads version {VERSION}", saved.thunder_chat);
         }

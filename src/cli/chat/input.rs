@@ -87,12 +87,12 @@ impl InputReader {
                 }
                 (Some(editor), line.map(Some))
             }
-            None => (None, piped(&mut io::stdin().lock()).map_err(ReadlineError::Io)),
+            None => (None, read_piped(&mut io::stdin().lock()).map_err(ReadlineError::Io)),
         };
         let (editor, line) = tokio::task::spawn_blocking(read).await?;
         self.editor = editor;
         match line {
-            Ok(Some(line)) => Ok(Input::Text(joined(&line))),
+            Ok(Some(line)) => Ok(Input::Text(join_lines(&line))),
             Ok(None) | Err(ReadlineError::Eof) => Ok(Input::End),
             Err(ReadlineError::Interrupted) => Ok(Input::Interrupted),
             Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => Ok(Input::Unreadable),
@@ -102,7 +102,7 @@ impl InputReader {
 }
 
 /// Reads the next message of a pipe: one line, or several with `"""` or a trailing backslash.
-fn piped(lines: &mut impl BufRead) -> io::Result<Option<String>> {
+fn read_piped(lines: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut text = String::new();
     loop {
         let mut line = Vec::new();
@@ -111,19 +111,19 @@ fn piped(lines: &mut impl BufRead) -> io::Result<Option<String>> {
         }
         text.push_str(std::str::from_utf8(&line).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))?);
         let bare = text.trim_end_matches(['\n', '\r']);
-        if !unfinished(bare) {
+        if !needs_more_lines(bare) {
             return Ok(Some(bare.to_owned()));
         }
     }
 }
 
 /// Returns true if more lines belong to the message.
-fn unfinished(text: &str) -> bool {
+fn needs_more_lines(text: &str) -> bool {
     text.ends_with('\\') || text.matches("\"\"\"").count() % 2 == 1
 }
 
 /// Removes the line markers of a message of several lines.
-fn joined(text: &str) -> String {
+fn join_lines(text: &str) -> String {
     let text = text.trim();
     let block = text.strip_prefix("\"\"\"").and_then(|rest| rest.strip_suffix("\"\"\""));
     match block {
@@ -137,7 +137,7 @@ struct Rules;
 
 impl Validator for Rules {
     fn validate(&self, context: &mut ValidationContext<'_>) -> rustyline::Result<ValidationResult> {
-        let more = unfinished(context.input());
+        let more = needs_more_lines(context.input());
         Ok(if more { ValidationResult::Incomplete } else { ValidationResult::Valid(None) })
     }
 }
@@ -165,17 +165,17 @@ impl Helper for Rules {}
 
 #[cfg(test)]
 mod tests {
-    use super::{joined, piped};
+    use super::{join_lines, read_piped};
 
     #[test]
     fn pipe_has_one_message_per_line_unless_a_line_continues() {
         let mut lines = b"\xff\n".as_slice();
-        assert_eq!(piped(&mut lines).unwrap_err().kind(), std::io::ErrorKind::InvalidData);
-        assert_eq!(piped(&mut lines).unwrap(), None, "the input has ended");
+        assert_eq!(read_piped(&mut lines).unwrap_err().kind(), std::io::ErrorKind::InvalidData);
+        assert_eq!(read_piped(&mut lines).unwrap(), None, "the input has ended");
         let mut lines = "one\ntwo\\\nlines\n\"\"\"\na\n\nb\n\"\"\"\n\nlast".as_bytes();
         let mut messages = Vec::new();
-        while let Some(message) = piped(&mut lines).unwrap() {
-            messages.push(joined(&message));
+        while let Some(message) = read_piped(&mut lines).unwrap() {
+            messages.push(join_lines(&message));
         }
         assert_eq!(messages, ["one", "two\nlines", "a\n\nb", "", "last"]);
     }

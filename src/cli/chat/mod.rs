@@ -59,7 +59,7 @@ pub struct Args {
 
 /// Runs the chat until the user leaves. `is_given` returns true for flags given on the command line.
 pub async fn chat(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
-    let conversation = beginning(&args)?;
+    let conversation = build_conversation(&args)?;
     let reader = InputReader::new(DataConfig::try_from(args.target.data.clone())?.dir.join("chat_history"))?;
     let (target, mods) = match signals.run_until_signal(args.target.open(&args.mods, is_given)).await {
         Ok(opened) => opened?,
@@ -71,7 +71,7 @@ pub async fn chat(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndS
     let terminal = termios::tcgetattr(stdin()).ok();
     let mut chat = ChatLoop::new(target, conversation, reader, Screen::new(), attention);
     chat.add_mods(mods);
-    let talked = signals
+    let result = signals
         .run_until_signal(async {
             if let Some(path) = &args.restore {
                 chat.restore_state(path).await;
@@ -79,16 +79,16 @@ pub async fn chat(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndS
             chat.run().await
         })
         .await;
-    if let (Err(_), Some(before)) = (&talked, terminal) {
+    if let (Err(_), Some(before)) = (&result, terminal) {
         // The line editor was interrupted in the middle of a line. A closed terminal needs no reset.
         let _ = termios::tcsetattr(stdin(), SetArg::TCSANOW, &before);
     }
     let closed = signals.run_until_signal(chat.close()).await;
-    closed.and(talked).unwrap_or_else(Ok)
+    closed.and(result).unwrap_or_else(Ok)
 }
 
 /// Builds the conversation from the flags.
-fn beginning(args: &Args) -> anyhow::Result<ChatTranscript> {
+fn build_conversation(args: &Args) -> anyhow::Result<ChatTranscript> {
     let mut conversation = match &args.restore {
         Some(path) => ChatTranscript::restore(path)?,
         None => ChatTranscript::default(),

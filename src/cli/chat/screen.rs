@@ -1,6 +1,6 @@
 //! Display of an answer on a terminal or in a pipe.
 
-use crate::cli::printer::shown;
+use crate::cli::printer::escape_control_characters;
 use std::io::{IsTerminal, Write};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
@@ -50,7 +50,7 @@ impl Screen {
             return Ok(());
         }
         self.thinking.push_str(text);
-        let text = shown(text);
+        let text = escape_control_characters(text);
         write(&if self.colours { format!("{DIM}{text}{PLAIN}") } else { text })
     }
 
@@ -66,18 +66,18 @@ impl Screen {
         if self.hold {
             return Ok(());
         }
-        write(&if self.terminal { shown(text) } else { text.to_owned() })
+        write(&if self.terminal { escape_control_characters(text) } else { text.to_owned() })
     }
 
     /// Removes the last `chars` characters of the answer.
     pub fn retract(&mut self, chars: usize) -> std::io::Result<()> {
-        let before = shown(&self.text);
+        let before = escape_control_characters(&self.text);
         let keep = match chars {
             0 => self.text.len(),
             _ => self.text.char_indices().rev().nth(chars - 1).map_or(0, |(at, _)| at),
         };
         self.text.truncate(keep);
-        if self.terminal { write(&erasure(&before, &shown(&self.text), self.size)) } else { Ok(()) }
+        if self.terminal { write(&erasure(&before, &escape_control_characters(&self.text), self.size)) } else { Ok(()) }
     }
 
     /// Ends the answer.
@@ -101,9 +101,9 @@ impl Screen {
 
     /// Shows a message of the program on standard error.
     pub fn note(&self, text: &str) {
-        let text = shown(text);
+        let text = escape_control_characters(text);
         let terminal = std::io::stderr().is_terminal();
-        let text = if terminal && self.terminal { wrapped(&text, self.size.0) } else { text };
+        let text = if terminal && self.terminal { wrap(&text, self.size.0) } else { text };
         if self.colours && terminal {
             eprintln!("{DIM}{text}{PLAIN}");
         } else {
@@ -114,12 +114,12 @@ impl Screen {
 
 /// Wraps text between words so that lines have up to `columns` columns, except for longer words. Continuation lines of a
 /// two-column list are indented to the second column.
-fn wrapped(text: &str, columns: usize) -> String {
-    let lines: Vec<String> = text.lines().map(|line| wrapped_line(line, columns)).collect();
+fn wrap(text: &str, columns: usize) -> String {
+    let lines: Vec<String> = text.lines().map(|line| wrap_line(line, columns)).collect();
     lines.join("\n")
 }
 
-fn wrapped_line(line: &str, columns: usize) -> String {
+fn wrap_line(line: &str, columns: usize) -> String {
     if line.width() <= columns {
         return line.to_owned();
     }
@@ -184,7 +184,7 @@ fn last_row(text: &str, columns: usize) -> (usize, usize) {
 
 #[cfg(test)]
 mod tests {
-    use super::{Screen, erasure, last_row, wrapped};
+    use super::{Screen, erasure, last_row, wrap};
 
     #[test]
     fn last_row_matches_a_terminal() {
@@ -199,11 +199,11 @@ mod tests {
 
     #[test]
     fn notes_wrap_between_words() {
-        assert_eq!(wrapped("short", 10), "short");
-        assert_eq!(wrapped("one two three four", 9), "one two\nthree\nfour");
-        assert_eq!(wrapped("/a  one two three\nfour", 12), "/a  one two\n    three\nfour");
-        assert_eq!(wrapped("averyveryverylongword and", 8), "averyveryverylongword\nand");
-        assert_eq!(wrapped("日本 日本", 6), "日本\n日本");
+        assert_eq!(wrap("short", 10), "short");
+        assert_eq!(wrap("one two three four", 9), "one two\nthree\nfour");
+        assert_eq!(wrap("/a  one two three\nfour", 12), "/a  one two\n    three\nfour");
+        assert_eq!(wrap("averyveryverylongword and", 8), "averyveryverylongword\nand");
+        assert_eq!(wrap("日本 日本", 6), "日本\n日本");
     }
 
     #[test]

@@ -34,10 +34,10 @@ pub async fn check(args: Args) -> anyhow::Result<ExitCode> {
             }
             Err(error) => {
                 wrong = true;
-                let line = line_of(file, &error);
+                let line = error_line(file, &error);
                 if !args.json {
                     let place = line.map_or_else(|| shown.clone(), |line| format!("{shown}:{line}"));
-                    let (description, name) = (startup::described(&error), file.file_name().unwrap_or_default());
+                    let (description, name) = (startup::describe_error(&error), file.file_name().unwrap_or_default());
                     let prefix = format!("{}: ", name.to_string_lossy());
                     eprintln!("{place}: {}", description.strip_prefix(&prefix).unwrap_or(&description));
                 }
@@ -53,7 +53,7 @@ pub async fn check(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 /// Returns the line of an error in a file: the last one in the traceback.
-fn line_of(file: &Path, error: &LoadError) -> Option<u32> {
+fn error_line(file: &Path, error: &LoadError) -> Option<u32> {
     let name = file.file_name()?.to_string_lossy();
     let place = format!("File \"{name}\", line ");
     let (_, after) = error.traceback()?.rsplit_once(&place)?;

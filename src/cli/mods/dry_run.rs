@@ -95,10 +95,12 @@ pub fn feed_all(
     runs: &[(String, Document)],
 ) -> anyhow::Result<Vec<DryRunReport>> {
     let model = Model::load(path, &ModelOptions::default(), |_| true)?;
-    runs.iter().map(|(name, run)| feed(&model, factory, config, name, run).with_context(|| name.clone())).collect()
+    runs.iter()
+        .map(|(name, run)| replay_run(&model, factory, config, name, run).with_context(|| name.clone()))
+        .collect()
 }
 
-fn feed(
+fn replay_run(
     model: &Model,
     factory: &dyn ModFactory,
     config: Option<&Value>,
@@ -235,7 +237,7 @@ impl Feeder {
         let happened = match event.event_type {
             EventType::Prefilled => CallEvent::Prefilled,
             EventType::ForwardPass => {
-                logits = logits_of(event, &self.view.vocabulary);
+                logits = recorded_logits(event, &self.view.vocabulary);
                 CallEvent::ForwardPass { logits: &logits }
             }
             EventType::Sampled => CallEvent::Sampled {
@@ -334,7 +336,7 @@ fn answer(event: &Event, reply: Reply) -> Answer {
     if exception.is_none() && !action.permitted_on(event.event_type) {
         exception = Some(format!("{} is not permitted at {}", action.kind().as_str(), event.event_type.as_str()));
     }
-    let action = if exception.is_some() { None } else { did(action) };
+    let action = if exception.is_some() { None } else { requested_action(action) };
     Answer {
         sequence_order: event.sequence_order,
         step: event.step,
@@ -345,7 +347,7 @@ fn answer(event: &Event, reply: Reply) -> Answer {
     }
 }
 
-fn did(action: Action) -> Option<RequestedAction> {
+fn requested_action(action: Action) -> Option<RequestedAction> {
     let of = RequestedAction::new(action.kind());
     Some(match action {
         Action::Noop => return None,
@@ -372,7 +374,7 @@ fn did(action: Action) -> Option<RequestedAction> {
 }
 
 /// Builds logits with the recorded probabilities of the most probable tokens. All other tokens share the rest evenly.
-fn logits_of(event: &Event, vocabulary: &Vocabulary) -> Vec<f32> {
+fn recorded_logits(event: &Event, vocabulary: &Vocabulary) -> Vec<f32> {
     let known = event.measured.as_ref().map_or(&[][..], |measured| &measured.model);
     let mass: f32 = known.iter().map(|alternative| alternative.prob).sum();
     let others = vocabulary.len().saturating_sub(known.len()).max(1) as f32;

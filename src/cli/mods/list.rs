@@ -24,7 +24,7 @@ pub async fn list(args: Args) -> anyhow::Result<ExitCode> {
     let server = if args.mods_dir.is_some() { None } else { args.server.find().await? };
     let list: Value = match server {
         Some(server) => server.send(server.request(Method::GET, "/v1/mods")).await?.json().await?,
-        None => here(args.mods_dir).await?,
+        None => local_mods(args.mods_dir).await?,
     };
     if args.json {
         println!("{list}");
@@ -44,7 +44,7 @@ pub async fn list(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn here(dir: Option<PathBuf>) -> anyhow::Result<Value> {
+async fn local_mods(dir: Option<PathBuf>) -> anyhow::Result<Value> {
     let registry = ModRegistry::with_builtin();
     let list = move || {
         if let Some(dir) = dir {

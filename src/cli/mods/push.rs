@@ -42,7 +42,7 @@ pub async fn push(args: Args) -> anyhow::Result<ExitCode> {
                 names.into_iter().map(move |name| (name, found.module.clone(), found.source.clone()))
             })),
             Err(error) => {
-                eprintln!("thunder: {}", startup::described(&error));
+                eprintln!("thunder: {}", startup::describe_error(&error));
                 return Ok(ExitCode::FAILURE);
             }
         }

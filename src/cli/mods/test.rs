@@ -45,11 +45,11 @@ pub async fn test(args: Args) -> anyhow::Result<ExitCode> {
         bail!("there is no file {}", args.file.display());
     }
     if args.against.is_empty() {
-        return own_tests(&args.file, args.json).await;
+        return run_python_tests(&args.file, args.json).await;
     }
     let factory = match source::load(&args.file, None).await? {
         Ok(found) => choose(found.into_iter().flat_map(|found| found.mods).collect(), args.name.as_deref())?,
-        Err(error) => bail!("{}", startup::described(&error)),
+        Err(error) => bail!("{}", startup::describe_error(&error)),
     };
     let config: Option<Value> = match &args.config {
         Some(text) => Some(serde_json::from_str(text).context("--config takes JSON")?),
@@ -57,7 +57,7 @@ pub async fn test(args: Args) -> anyhow::Result<ExitCode> {
     };
     let mut documents = Vec::new();
     for run in &args.against {
-        documents.push((run.clone(), recorded(run, &args.target.server, &args.target.data).await?));
+        documents.push((run.clone(), read_run(run, &args.target.server, &args.target.data).await?));
     }
     let model = model(&args.target.engine, &args.target.data)?;
     let feed = move || dry_run::feed_all(&model, &*factory, config.as_ref(), &documents);
@@ -82,7 +82,7 @@ fn choose(mut found: Vec<Arc<dyn ModFactory>>, name: Option<&str>) -> anyhow::Re
     }
 }
 
-async fn recorded(run: &str, server: &ServerArgs, data: &DataFlags) -> anyhow::Result<Document> {
+async fn read_run(run: &str, server: &ServerArgs, data: &DataFlags) -> anyhow::Result<Document> {
     if Path::new(run).is_file() {
         let bytes = std::fs::read(run).with_context(|| format!("cannot read {run}"))?;
         return Document::parse(&bytes).with_context(|| run.to_owned());
@@ -107,7 +107,7 @@ const TESTING: &str = "import sys; sys.path[:] = [path for path in sys.path if p
                        from thunder_mods.testing.__main__ import main; sys.exit(main(sys.argv[1:]))";
 
 /// Runs the functions `test_…` in Python with this program's SDK.
-async fn own_tests(file: &Path, json: bool) -> anyhow::Result<ExitCode> {
+async fn run_python_tests(file: &Path, json: bool) -> anyhow::Result<ExitCode> {
     let file = std::path::absolute(file)?;
     let run = move || -> anyhow::Result<ExitCode> {
         let python = PythonMods::default().interpreter()?;

@@ -177,7 +177,7 @@ fn rendered(template: &ChatTemplate, case: &Case) -> (Result<(String, bool), Str
         variables: case.variables.clone(),
         now: DateTime::UNIX_EPOCH,
     };
-    let adapted = template.adapted(messages::normalised(&case.messages).unwrap(), options.tools.as_ref());
+    let adapted = template.adapt(messages::normalize(&case.messages).unwrap(), options.tools.as_ref());
     let mut context = json!({
         "messages": adapted, "tools": options.tools, "add_generation_prompt": true, "bos_token": "<s>",
         "eos_token": "</s>", "enable_thinking": true, "date_string": "01 Jan 1970", "datetime": "Jan 01 1970",

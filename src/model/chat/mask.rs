@@ -10,27 +10,27 @@ use serde_json::{Map, Value};
 /// A private-use character that is inserted into masked text.
 pub(super) const MARK: char = '\u{f5a8c}';
 
-/// Marks the literals of control tokens in every string of a value, except those in `spared`. Returns true if there
+/// Marks the literals of control tokens in every string of a value, except those in `exempt`. Returns true if there
 /// were any.
-pub(super) fn mask(value: &mut Value, vocabulary: &Vocabulary, spared: &[&str]) -> bool {
+pub(super) fn mask(value: &mut Value, vocabulary: &Vocabulary, exempt: &[&str]) -> bool {
     match value {
-        Value::String(text) => match masked(text, vocabulary, spared) {
+        Value::String(text) => match masked(text, vocabulary, exempt) {
             Some(masked) => {
                 *text = masked;
                 true
             }
             None => false,
         },
-        Value::Array(values) => values.iter_mut().fold(false, |any, value| mask(value, vocabulary, spared) | any),
+        Value::Array(values) => values.iter_mut().fold(false, |any, value| mask(value, vocabulary, exempt) | any),
         Value::Object(fields) => {
             let mut any = fields.iter_mut().fold(false, |any, (name, value)| {
                 // The template compares roles.
-                (name != "role" && mask(value, vocabulary, spared)) | any
+                (name != "role" && mask(value, vocabulary, exempt)) | any
             });
-            if fields.keys().any(|name| masked(name, vocabulary, spared).is_some()) {
+            if fields.keys().any(|name| masked(name, vocabulary, exempt).is_some()) {
                 any = true;
                 let renamed =
-                    |(name, value): (String, Value)| (masked(&name, vocabulary, spared).unwrap_or(name), value);
+                    |(name, value): (String, Value)| (masked(&name, vocabulary, exempt).unwrap_or(name), value);
                 *fields = std::mem::take(fields).into_iter().map(renamed).collect::<Map<_, _>>();
             }
             any
@@ -40,11 +40,11 @@ pub(super) fn mask(value: &mut Value, vocabulary: &Vocabulary, spared: &[&str]) 
 }
 
 /// Returns the text with a mark in every control token's literal; `None` if there is none.
-pub(super) fn masked(text: &str, vocabulary: &Vocabulary, spared: &[&str]) -> Option<String> {
+pub(super) fn masked(text: &str, vocabulary: &Vocabulary, exempt: &[&str]) -> Option<String> {
     let mut result = String::new();
     let mut copied = 0;
     for found in vocabulary.control_literals(text) {
-        if spared.iter().any(|spared| text[found.start..].starts_with(spared)) {
+        if exempt.iter().any(|exempt| text[found.start..].starts_with(exempt)) {
             continue;
         }
         let first = text[found.start..].chars().next().map_or(0, char::len_utf8);

@@ -8,13 +8,13 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// The existing part of an answer that is to be continued.
 #[derive(Debug)]
-pub(super) struct Last {
+pub(super) struct PartialAnswer {
     pub(super) reasoning: String,
     pub(super) content: String,
 }
 
 /// Removes the last message, which must be the assistant's.
-pub(super) fn to_continue(messages: &mut Vec<Value>) -> Result<Last, ChatTemplateError> {
+pub(super) fn take_partial_answer(messages: &mut Vec<Value>) -> Result<PartialAnswer, ChatTemplateError> {
     let wrong = |pointer: String, message: &str| ChatTemplateError::Message { pointer, message: message.to_owned() };
     let at = messages.len() - 1;
     let last = &messages[at];
@@ -34,7 +34,7 @@ pub(super) fn to_continue(messages: &mut Vec<Value>) -> Result<Last, ChatTemplat
         ));
     }
     let text = |field: &str| last[field].as_str().unwrap_or_default().to_owned();
-    let last = Last { reasoning: text("reasoning_content"), content: text("content") };
+    let last = PartialAnswer { reasoning: text("reasoning_content"), content: text("content") };
     messages.pop();
     Ok(last)
 }
@@ -102,13 +102,13 @@ fn shorten(id: &mut Value) {
 
 /// Normalises messages for templates: `content` becomes a string (parts are joined), the arguments of tool calls become
 /// objects.
-pub(super) fn normalised(messages: &Value) -> Result<Vec<Value>, ChatTemplateError> {
+pub(super) fn normalize(messages: &Value) -> Result<Vec<Value>, ChatTemplateError> {
     let wrong = |pointer: String, message: String| ChatTemplateError::Message { pointer, message };
     let list = messages
         .as_array()
         .filter(|list| !list.is_empty())
         .ok_or_else(|| wrong("messages".into(), "messages must be an array with at least one message".into()))?;
-    let mut normal = Vec::with_capacity(list.len());
+    let mut normalized = Vec::with_capacity(list.len());
     for (index, message) in list.iter().enumerate() {
         let at = |field: &str| format!("messages[{index}]{field}");
         let Some(fields) = message.as_object() else {
@@ -127,7 +127,7 @@ pub(super) fn normalised(messages: &Value) -> Result<Vec<Value>, ChatTemplateErr
             }
             None | Some(Value::Null) => String::new(),
             Some(Value::String(text)) => text.clone(),
-            Some(Value::Array(parts)) => joined(parts, &at(".content"))?,
+            Some(Value::Array(parts)) => join_parts(parts, &at(".content"))?,
             Some(_) => {
                 return Err(wrong(
                     at(".content"),
@@ -148,9 +148,9 @@ pub(super) fn normalised(messages: &Value) -> Result<Vec<Value>, ChatTemplateErr
                 }
             }
         }
-        normal.push(Value::Object(fields));
+        normalized.push(Value::Object(fields));
     }
-    Ok(normal)
+    Ok(normalized)
 }
 
 fn check_calls(fields: &Map<String, Value>, pointer: &str) -> Result<(), ChatTemplateError> {
@@ -172,7 +172,7 @@ fn check_calls(fields: &Map<String, Value>, pointer: &str) -> Result<(), ChatTem
     Ok(())
 }
 
-fn joined(parts: &[Value], pointer: &str) -> Result<String, ChatTemplateError> {
+fn join_parts(parts: &[Value], pointer: &str) -> Result<String, ChatTemplateError> {
     let mut texts = Vec::with_capacity(parts.len());
     for part in parts {
         match (part.get("type").and_then(Value::as_str), part.get("text").and_then(Value::as_str)) {

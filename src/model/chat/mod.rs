@@ -119,7 +119,7 @@ impl ChatTemplate {
         let translation = syntax::translate(text);
         environment
             .add_template_owned(NAME, translation.source)
-            .map_err(|error| ChatTemplateError::Template(described(&error)))?;
+            .map_err(|error| ChatTemplateError::Template(describe_error(&error)))?;
         let mut template = Self::with(Renderer::Jinja(Box::new(environment)), text, bos, eos);
         template.literals = translation.literals;
         template.fallback = source.is_none();
@@ -204,11 +204,11 @@ impl ChatTemplate {
     /// # Errors
     /// [`ChatTemplateError::Message`] and [`ChatTemplateError::Refused`].
     pub fn render(&self, messages: &Value, options: &RenderOptions) -> Result<RenderedPrompt, ChatTemplateError> {
-        let mut messages = messages::normalised(messages)?;
-        let mut last = if options.continue_final { Some(messages::to_continue(&mut messages)?) } else { None };
+        let mut messages = messages::normalize(messages)?;
+        let mut last = if options.continue_final { Some(messages::take_partial_answer(&mut messages)?) } else { None };
         let mut options = options.clone();
         options.add_generation_prompt |= last.is_some();
-        let adapted = self.adapted(messages.clone(), options.tools.as_ref());
+        let adapted = self.adapt(messages.clone(), options.tools.as_ref());
         let mut text = self.text(&adapted, &options)?;
         let masked = self.masked(&messages, &options, last.as_mut(), &mut text);
         let mut parts = self.parts(&adapted, &options, &text).unwrap_or_default();
@@ -235,7 +235,7 @@ impl ChatTemplate {
     }
 
     /// Adapts messages in OpenAI's form to the template.
-    fn adapted(&self, mut messages: Vec<Value>, tools: Option<&Value>) -> Vec<Value> {
+    fn adapt(&self, mut messages: Vec<Value>, tools: Option<&Value>) -> Vec<Value> {
         if !self.abilities.tools {
             messages = describe_tools::render_calls_as_text(messages);
             if let Some(tools) = tools {
@@ -262,19 +262,19 @@ impl ChatTemplate {
         &self,
         messages: &[Value],
         options: &RenderOptions,
-        last: Option<&mut messages::Last>,
+        last: Option<&mut messages::PartialAnswer>,
         text: &mut String,
     ) -> Option<String> {
         let vocabulary = self.vocabulary.as_deref()?;
-        let attempt = |spared: &[&str]| {
+        let attempt = |exempt: &[&str]| {
             let mut conversation = json!({ "messages": messages, "tools": options.tools });
-            let found = mask::mask(&mut conversation, vocabulary, spared);
+            let found = mask::mask(&mut conversation, vocabulary, exempt);
             let messages = match conversation["messages"].take() {
                 Value::Array(messages) if found => messages,
                 _ => return None,
             };
             let tools = options.tools.is_some().then(|| conversation["tools"].take());
-            let messages = self.adapted(messages, tools.as_ref());
+            let messages = self.adapt(messages, tools.as_ref());
             self.text(&messages, &RenderOptions { tools, ..options.clone() }).ok()
         };
         let (open, close) = (self.format.thought.0.as_str(), self.format.thought.1.as_str());
@@ -321,7 +321,7 @@ impl ChatTemplate {
                 let sent: Vec<(&str, &str)> =
                     sent.iter().map(|(role, content)| (role.as_str(), content.as_str())).collect();
                 return llama::apply_chat_template(name, &sent, options.add_generation_prompt).ok_or_else(|| {
-                    ChatTemplateError::Refused(format!("llama.cpp's template '{name}' cannot write them"))
+                    ChatTemplateError::Refused(format!("llama.cpp's template '{name}' cannot render them"))
                 });
             }
         };
@@ -344,13 +344,13 @@ impl ChatTemplate {
             ..variables
         };
         let template =
-            environment.get_template(NAME).map_err(|error| ChatTemplateError::Template(described(&error)))?;
-        template.render(context).map_err(|error| ChatTemplateError::Refused(described(&error)))
+            environment.get_template(NAME).map_err(|error| ChatTemplateError::Template(describe_error(&error)))?;
+        template.render(context).map_err(|error| ChatTemplateError::Refused(describe_error(&error)))
     }
 }
 
 /// Returns the message of `raise_exception`, or the error with its line.
-fn described(error: &minijinja::Error) -> String {
+fn describe_error(error: &minijinja::Error) -> String {
     match (error.detail(), error.line()) {
         (Some(detail), _) if python::is_raised(error) => detail.to_owned(),
         (_, Some(line)) => format!("line {line}: {error}"),

@@ -40,7 +40,7 @@ impl RenderedPrompt {
     }
 
     /// Appends the start of the assistant's answer.
-    pub(super) fn continue_with(&mut self, last: &messages::Last, (open, close): (&str, &str)) {
+    pub(super) fn continue_with(&mut self, last: &messages::PartialAnswer, (open, close): (&str, &str)) {
         if !last.reasoning.is_empty() || self.thinking {
             if !self.thinking {
                 self.push(&format!("{open}\n"));

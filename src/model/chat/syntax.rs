@@ -80,7 +80,7 @@ pub(super) fn translate(source: &str) -> Translation {
     }
     literals.sort_unstable();
     literals.dedup();
-    Translation { source: applied(source, edits), literals }
+    Translation { source: apply_edits(source, edits), literals }
 }
 
 /// A change of the source: the replaced bytes and the new text.
@@ -101,7 +101,7 @@ impl Edit {
     }
 }
 
-fn applied(source: &str, mut edits: Vec<Edit>) -> String {
+fn apply_edits(source: &str, mut edits: Vec<Edit>) -> String {
     // The sort is stable: of two insertions at one position, the first stays the first.
     edits.sort_by_key(|edit| edit.start);
     let mut result = String::with_capacity(source.len() + 16 * edits.len());

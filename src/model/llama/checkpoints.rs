@@ -33,7 +33,7 @@ impl Checkpoints {
     /// Returns the length of the last checkpoint within the first `length` tokens; 0 if there is none.
     #[must_use]
     pub fn last_within(&self, length: u32) -> u32 {
-        self.within(length).map_or(0, |checkpoint| checkpoint.length)
+        self.newest_within(length).map_or(0, |checkpoint| checkpoint.length)
     }
 
     /// Returns the size of all checkpoints in bytes.
@@ -44,7 +44,7 @@ impl Checkpoints {
 
     /// Returns length and state of the last checkpoint within the first `length` tokens.
     pub(super) fn state_within(&self, length: u32) -> Option<(u32, Arc<[u8]>)> {
-        self.within(length).map(|checkpoint| (checkpoint.length, Arc::clone(&checkpoint.state)))
+        self.newest_within(length).map(|checkpoint| (checkpoint.length, Arc::clone(&checkpoint.state)))
     }
 
     /// Adds a checkpoint after all others, and drops the oldest of its purpose if there are too many.
@@ -78,7 +78,7 @@ impl Checkpoints {
         true
     }
 
-    fn within(&self, length: u32) -> Option<&Checkpoint> {
+    fn newest_within(&self, length: u32) -> Option<&Checkpoint> {
         self.0.iter().rfind(|checkpoint| checkpoint.length <= length)
     }
 }

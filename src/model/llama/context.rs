@@ -220,7 +220,7 @@ impl<'model> Context<'model> {
                     })
                     .collect()
             };
-            tap.want(rows);
+            tap.request_rows(rows);
         }
         let result = self.llama.decode(&mut self.batch);
         self.batch.clear();
@@ -278,7 +278,7 @@ impl<'model> Context<'model> {
         let rows = self.decode()?;
         if let Some(tap) = &mut self.tap {
             self.attention_support =
-                Some(AttentionSupport::learn(&self.architecture, rows.first(), tap.passes(), tap.uneven()));
+                Some(AttentionSupport::learn(&self.architecture, rows.first(), tap.passes(), tap.has_uneven_heads()));
         }
         let layout = ffi::sequence_state(&self.llama, 0, StateExtent::Whole)
             .and_then(|state| StateLayout::learn(&state, self.context as usize, self.memory.window as usize));

@@ -118,7 +118,7 @@ pub fn devices() -> Vec<Device> {
 
 /// Returns the reason why no GPU is available.
 #[must_use]
-pub const fn why_no_gpu() -> &'static str {
+pub const fn missing_gpu_reason() -> &'static str {
     if cfg!(any(feature = "cuda", feature = "vulkan", feature = "metal")) {
         "no GPU was found"
     } else {
@@ -163,8 +163,10 @@ pub(super) fn loading(
         GpuLayers::All => layers,
         GpuLayers::Count(count) => count.min(layers),
         GpuLayers::Auto => {
-            let further: Vec<GgufHeader> =
-                fit::further(path, header).iter().map(|header| tensors::without_cpu_tensors(header, &rules)).collect();
+            let further: Vec<GgufHeader> = fit::read_further_headers(path, header)
+                .iter()
+                .map(|header| tensors::without_cpu_tensors(header, &rules))
+                .collect();
             let needs = GpuRequirements::new(&tensors::without_cpu_tensors(header, &rules), &further, options);
             let fitting =
                 fit::fitting_layers(&needs, &gpu_shares(&gpus, &all, &options.tensor_split), options.split_mode);
@@ -248,7 +250,7 @@ fn list_gpus(devices: &[Device]) -> String {
     let gpus: Vec<String> =
         devices.iter().filter(|device| device.gpu).map(|gpu| format!("{} ({})", gpu.name, gpu.description)).collect();
     match &gpus[..] {
-        [] => why_no_gpu().to_owned(),
+        [] => missing_gpu_reason().to_owned(),
         [one] => format!("there is only {one}"),
         [first @ .., last] => format!("there are {} and {last}", first.join(", ")),
     }
@@ -313,7 +315,7 @@ mod tests {
         let error = names(&named("CUDA2"), &all).unwrap_err();
         assert!(error.contains("'CUDA2', but there are CUDA0 (the CUDA0) and CUDA1 (the CUDA1);"), "{error}");
         let error = names(&named("CPU"), &all[2..]).unwrap_err();
-        assert!(error.contains(why_no_gpu()), "{error}");
+        assert!(error.contains(missing_gpu_reason()), "{error}");
         let one = ModelOptions { split_mode: SplitMode::None, main_gpu: 1, ..ModelOptions::default() };
         assert_eq!(names(&one, &all).unwrap(), ["CUDA1"]);
         assert!(names(&one, &all[2..]).unwrap().is_empty());

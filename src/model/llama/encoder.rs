@@ -253,13 +253,13 @@ impl EncoderContext<'_> {
 
     fn read(&self, rows: std::ops::Range<usize>, wanted: EncoderOutput) -> Result<Vec<f32>, ModelError> {
         match (wanted, &self.head) {
-            (EncoderOutput::Embedding(pooling), _) => self.pooled(rows, pooling),
-            (EncoderOutput::Logits, Some(head)) => Ok(head.logits(&self.pooled(rows, head.pooling)?)),
+            (EncoderOutput::Embedding(pooling), _) => self.pool(rows, pooling),
+            (EncoderOutput::Logits, Some(head)) => Ok(head.logits(&self.pool(rows, head.pooling)?)),
             (EncoderOutput::Logits, None) => Err(ModelError::Decode("the model has no classification head".into())),
         }
     }
 
-    fn pooled(&self, rows: std::ops::Range<usize>, pooling: Pooling) -> Result<Vec<f32>, ModelError> {
+    fn pool(&self, rows: std::ops::Range<usize>, pooling: Pooling) -> Result<Vec<f32>, ModelError> {
         match pooling {
             Pooling::Cls => self.state(rows.start).map(<[f32]>::to_vec),
             Pooling::Last => self.state(rows.end - 1).map(<[f32]>::to_vec),

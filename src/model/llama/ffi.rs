@@ -67,7 +67,7 @@ struct State {
     captured: Vec<CapturedRow>,
     ubatch: u32,
     last_layer: Option<u16>,
-    uneven: bool,
+    has_uneven_heads: bool,
     layers: usize,
 }
 
@@ -82,14 +82,14 @@ impl Tap {
     }
 
     /// Sets the rows that the next decode captures.
-    pub fn want(&mut self, wanted: Vec<WantedRow>) {
+    pub fn request_rows(&mut self, wanted: Vec<WantedRow>) {
         let state = self.0.get_mut();
         state.captured.clear();
         state.captured.resize_with(wanted.len(), CapturedRow::default);
         state.wanted = wanted;
         state.ubatch = 0;
         state.last_layer = None;
-        state.uneven = false;
+        state.has_uneven_heads = false;
     }
 
     /// Returns the number of passes of the decode through the layers.
@@ -98,8 +98,8 @@ impl Tap {
     }
 
     /// Returns true if layers were left out of rows because their number of heads differs from the first ones.
-    pub fn uneven(&mut self) -> bool {
-        self.0.get_mut().uneven
+    pub fn has_uneven_heads(&mut self) -> bool {
+        self.0.get_mut().has_uneven_heads
     }
 
     /// Takes the captured rows, in the order in which they were requested.
@@ -186,7 +186,7 @@ unsafe extern "C" fn on_node(tensor: *mut sys::ggml_tensor, ask: bool, user_data
     if state.wanted.is_empty() {
         return !ask;
     }
-    let Some(layer) = layer_of(tensor_ref) else { return !ask };
+    let Some(layer) = parse_layer(tensor_ref) else { return !ask };
     if ask {
         if state.last_layer.is_some_and(|last| layer <= last) {
             state.ubatch += 1;
@@ -205,7 +205,7 @@ unsafe extern "C" fn on_node(tensor: *mut sys::ggml_tensor, ask: bool, user_data
             continue;
         }
         if captured.heads != 0 && usize::from(captured.heads) != n_head {
-            state.uneven = true;
+            state.has_uneven_heads = true;
             continue;
         }
         let start = captured.values.len();
@@ -225,7 +225,7 @@ unsafe extern "C" fn on_node(tensor: *mut sys::ggml_tensor, ask: bool, user_data
     true
 }
 
-fn layer_of(tensor: &sys::ggml_tensor) -> Option<u16> {
+fn parse_layer(tensor: &sys::ggml_tensor) -> Option<u16> {
     // SAFETY: ggml keeps names zero-terminated within their 64 bytes.
     let name = unsafe { CStr::from_ptr(tensor.name.as_ptr()) }.to_bytes();
     std::str::from_utf8(name.strip_prefix(NODE)?).ok()?.parse().ok()

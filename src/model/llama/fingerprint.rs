@@ -14,7 +14,7 @@ const SAMPLE: u64 = 16 << 10;
 
 /// Returns a hash that is equal for the same file, and most likely different for every other file: two fine-tunes of
 /// one model differ in all their weights.
-pub(super) fn of_file(path: &Path) -> Result<u128> {
+pub(super) fn hash_file(path: &Path) -> Result<u128> {
     let mut file = File::open(path)?;
     let len = file.metadata()?.len();
     let mut hash = Xxh3::new();
@@ -35,7 +35,7 @@ pub(super) fn of_file(path: &Path) -> Result<u128> {
 }
 
 /// Returns the hash of a text; 0 for the empty text.
-pub(super) fn of_text(text: &str) -> u128 {
+pub(super) fn hash_text(text: &str) -> u128 {
     if text.is_empty() { 0 } else { xxhash_rust::xxh3::xxh3_128(text.as_bytes()) }
 }
 
@@ -46,11 +46,11 @@ mod tests {
         let path = std::env::temp_dir().join(format!("thunder-fingerprint-{}", std::process::id()));
         let mut bytes = vec![7u8; 3 << 20];
         std::fs::write(&path, &bytes).unwrap();
-        let first = super::of_file(&path).unwrap();
-        assert_eq!(first, super::of_file(&path).unwrap());
+        let first = super::hash_file(&path).unwrap();
+        assert_eq!(first, super::hash_file(&path).unwrap());
         *bytes.last_mut().unwrap() = 8;
         std::fs::write(&path, &bytes).unwrap();
-        assert_ne!(first, super::of_file(&path).unwrap());
+        assert_ne!(first, super::hash_file(&path).unwrap());
         std::fs::remove_file(&path).unwrap();
     }
 }

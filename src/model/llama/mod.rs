@@ -28,7 +28,9 @@ pub use cache_type::CacheType;
 pub use checkpoints::{CheckpointPurpose, Checkpoints};
 pub use context::{AttentionRow, Context, ContextOptions};
 pub use control::ControlVectors;
-pub use devices::{ContextRequirements, Device, Placement, PlacementError, TensorPlacement, devices, why_no_gpu};
+pub use devices::{
+    ContextRequirements, Device, Placement, PlacementError, TensorPlacement, devices, missing_gpu_reason,
+};
 pub use encoder::{DeclaredPooling, EncoderContext, EncoderOptions, EncoderOutput, Pooling};
 pub use ffi::templates::{apply_chat_template, chat_template_names};
 pub use ffi::threads::ThreadOptions;
@@ -240,10 +242,10 @@ impl Model {
             chat_template: llama.chat_template(None).ok().and_then(|template| template.to_string().ok()),
         };
         let control = ControlVector::load(&options.control, &card)?;
-        let fingerprint = fingerprint::of_file(path)
+        let fingerprint = fingerprint::hash_file(path)
             .map_err(|source| ModelError::Unreadable { path: path.display().to_string(), source })?;
-        let settings =
-            fingerprint::of_text(&options.tuning.difference()) ^ control.as_ref().map_or(0, ControlVector::fingerprint);
+        let settings = fingerprint::hash_text(&options.tuning.difference())
+            ^ control.as_ref().map_or(0, ControlVector::fingerprint);
         let fingerprint = fingerprint ^ settings;
         let grammars = Arc::new(GrammarCompiler::new(Arc::clone(&vocabulary)));
         Ok(Self {

@@ -1,14 +1,17 @@
 //! Extraction of llama.cpp's reason for rejecting a model from its log.
 
 /// Lines after the reason that contain no information.
-const EMPTY: &[&str] = &["failed to load model", "error loading model", "failed to read key-value pairs"];
+const UNINFORMATIVE: &[&str] = &["failed to load model", "error loading model", "failed to read key-value pairs"];
 
 /// Extracts the reason from the error lines of a load.
 pub fn reason(lines: &[String]) -> String {
-    let bare: Vec<&str> = lines.iter().map(|line| without_function(line)).filter(|line| !line.is_empty()).collect();
-    let telling: Vec<&str> =
-        bare.iter().copied().filter(|line| !EMPTY.iter().any(|empty| line.trim_end_matches('.') == *empty)).collect();
-    let mut chosen = if telling.is_empty() { bare } else { telling };
+    let messages: Vec<&str> = lines.iter().map(|line| without_function(line)).filter(|line| !line.is_empty()).collect();
+    let informative: Vec<&str> = messages
+        .iter()
+        .copied()
+        .filter(|line| !UNINFORMATIVE.iter().any(|empty| line.trim_end_matches('.') == *empty))
+        .collect();
+    let mut chosen = if informative.is_empty() { messages } else { informative };
     chosen.dedup();
     if chosen.is_empty() { "no reason given".to_owned() } else { chosen.join("; ") }
 }

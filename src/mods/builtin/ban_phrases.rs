@@ -49,15 +49,15 @@ impl ModFactory for BanPhrases {
         let phrases = Phrases::new(&texts, fields.flag("case_sensitive", false)?, fields.flag("whole_words", false)?);
         let held = phrases.max_tokens();
         let max_retries = fields.count("max_retries", 1..=1000, 16)?;
-        Ok(Box::new(Ban { phrases, max_retries, places: Vec::new(), held, clean: 0 }))
+        Ok(Box::new(BanInstance { phrases, max_retries, bans_by_position: Vec::new(), held, clean: 0 }))
     }
 }
 
-struct Ban {
+struct BanInstance {
     phrases: Phrases,
     max_retries: usize,
     /// Bans by position, ascending; a ban applies while the answer before it is unchanged.
-    places: Vec<Place>,
+    bans_by_position: Vec<PositionBans>,
     /// Tokens at the end that may begin a phrase; the maximum until text is known.
     held: usize,
     /// Tokens of the answer that are known to contain no phrase to remove.
@@ -65,17 +65,17 @@ struct Ban {
 }
 
 /// A position in the answer and the tokens that are banned there.
-struct Place {
+struct PositionBans {
     position: usize,
     tokens: Vec<TokenId>,
     tries: usize,
 }
 
-impl Ban {
+impl BanInstance {
     /// Removes the bans after `position`: the answer there has changed.
     fn remove_bans_after(&mut self, position: usize) {
-        while self.places.last().is_some_and(|place| place.position > position) {
-            self.places.pop();
+        while self.bans_by_position.last().is_some_and(|place| place.position > position) {
+            self.bans_by_position.pop();
         }
     }
 
@@ -95,10 +95,10 @@ impl Ban {
         let kept = generated.len() - found.tokens;
         self.held = self.phrases.holdback(vocabulary, &generated[..kept]);
         self.remove_bans_after(position);
-        if self.places.last().is_none_or(|place| place.position < position) {
-            self.places.push(Place { position, tokens: Vec::new(), tries: 0 });
+        if self.bans_by_position.last().is_none_or(|place| place.position < position) {
+            self.bans_by_position.push(PositionBans { position, tokens: Vec::new(), tries: 0 });
         }
-        let place = self.places.last_mut().expect("one was just pushed");
+        let place = self.bans_by_position.last_mut().expect("one was just pushed");
         if place.tries >= self.max_retries {
             self.clean = length;
             let message = format!(
@@ -118,7 +118,7 @@ impl Ban {
     fn forward(&mut self, call: &Call<'_>, logits: &[f32]) -> Reply {
         self.remove_bans_after(call.length());
         let max_retries = self.max_retries;
-        let Some(place) = self.places.last_mut().filter(|place| place.position == call.length()) else {
+        let Some(place) = self.bans_by_position.last_mut().filter(|place| place.position == call.length()) else {
             return Reply::noop();
         };
         if place.tokens.is_empty() {
@@ -136,7 +136,7 @@ impl Ban {
     }
 }
 
-impl ModInstance for Ban {
+impl ModInstance for BanInstance {
     fn handles(&self) -> EventSet {
         EventSet::new(&[EventType::ForwardPass, EventType::Added])
     }

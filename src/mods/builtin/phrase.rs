@@ -81,7 +81,7 @@ impl Phrases {
             .iter()
             .map(|text| Phrase {
                 text: (*text).to_owned(),
-                chars: text.chars().flat_map(|c| folded(c, fold)).collect(),
+                chars: text.chars().flat_map(|c| fold_case(c, fold)).collect(),
             })
             .collect();
         let longest = all.iter().map(|phrase| phrase.chars.len()).max().unwrap_or(0);
@@ -136,7 +136,7 @@ impl Phrases {
 
     /// Finds a phrase anywhere in a text.
     pub fn find_in(&self, text: &str) -> Option<usize> {
-        let chars: Vec<_> = text.chars().flat_map(|c| folded(c, self.fold)).map(|c| (c, 0, 0)).collect();
+        let chars: Vec<_> = text.chars().flat_map(|c| fold_case(c, self.fold)).map(|c| (c, 0, 0)).collect();
         (0..chars.len()).find_map(|start| self.at(&chars[start..], |_| true))
     }
 
@@ -227,7 +227,7 @@ impl Phrases {
         for chunk in bytes.utf8_chunks() {
             for c in chunk.valid().chars() {
                 let end = at + c.len_utf8();
-                chars.extend(folded(c, self.fold).map(|folded| (folded, at, end - 1)));
+                chars.extend(fold_case(c, self.fold).map(|folded| (folded, at, end - 1)));
                 at = end;
             }
             if !chunk.invalid().is_empty() {
@@ -249,7 +249,7 @@ fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-fn folded(c: char, fold: bool) -> impl Iterator<Item = char> {
+fn fold_case(c: char, fold: bool) -> impl Iterator<Item = char> {
     let lower = fold.then(|| c.to_lowercase());
     let same = (!fold).then_some(c);
     lower.into_iter().flatten().chain(same)

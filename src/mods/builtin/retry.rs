@@ -82,7 +82,7 @@ impl Retry {
         let kept = self.tracker.tokens() - delta.added.len();
         let mut sum = self.sums.get(kept).or(self.sums.last()).copied().unwrap_or(0.0);
         self.sums.resize(kept + 1, sum);
-        for logprob in delta.each_logprob() {
+        for logprob in delta.logprobs_or_none() {
             sum += f64::from(logprob.unwrap_or(0.0));
             self.sums.push(sum);
         }

@@ -22,7 +22,7 @@ pub struct SequenceDelta<'a> {
 
 impl SequenceDelta<'_> {
     /// Returns the log-probability of each appended token.
-    pub fn each_logprob(&self) -> impl Iterator<Item = Option<f32>> {
+    pub fn logprobs_or_none(&self) -> impl Iterator<Item = Option<f32>> {
         (0..self.added.len()).map(move |index| self.logprobs.get(index).copied().flatten())
     }
 }

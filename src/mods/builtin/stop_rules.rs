@@ -165,7 +165,7 @@ impl Rules {
         let seen = self.seen.get(before).or(self.seen.last()).copied().unwrap_or_default();
         self.seen.resize(before + 1, seen);
         let forced = matches!(call.event, CallEvent::Added { forced: true, .. });
-        for (index, logprob) in delta.each_logprob().enumerate() {
+        for (index, logprob) in delta.logprobs_or_none().enumerate() {
             let mut seen = self.seen.last().copied().unwrap_or_default();
             if let (false, Some(logprob)) = (forced, logprob) {
                 seen.logprobs = (seen.logprobs.0 + f64::from(logprob), seen.logprobs.1 + 1);

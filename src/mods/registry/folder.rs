@@ -52,7 +52,7 @@ impl ModFolder {
         let paths = files(&self.path)?;
         let gone: Vec<PathBuf> = self.files.keys().filter(|path| !paths.contains(path)).cloned().collect();
         for path in gone {
-            let file = name_of(&path);
+            let file = mod_name(&path);
             for name in self.files.remove(&path).map(|known| known.names).unwrap_or_default() {
                 registry.remove(&name);
                 tracing::info!(mod.name = name, mod.file = file, "mod removed with its file");
@@ -79,7 +79,7 @@ impl ModFolder {
     /// Imports files in parallel.
     fn import(&self, files: &[(PathBuf, io::Result<String>)]) -> Vec<Result<Vec<Arc<dyn ModFactory>>, LoadError>> {
         let import = |path: &Path, text: &io::Result<String>| match text {
-            Ok(text) => self.python.text(name_of(path), text.clone()),
+            Ok(text) => self.python.text(mod_name(path), text.clone()),
             Err(error) => {
                 let source = io::Error::new(error.kind(), error.to_string());
                 Err(LoadError::Unreadable { path: path.display().to_string(), source })
@@ -99,7 +99,7 @@ impl ModFolder {
         found: Result<Vec<Arc<dyn ModFactory>>, LoadError>,
         registry: &ModRegistry,
     ) {
-        let file = name_of(path);
+        let file = mod_name(path);
         let source = ModSource::Text(text.cloned().unwrap_or_default());
         let known = self.files.entry(path.to_owned()).or_insert(FolderFile { text: None, names: Vec::new() });
         known.text = text.cloned();
@@ -198,7 +198,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>, LoadError> {
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(unreadable)? {
         let path = entry.map_err(unreadable)?.path();
-        let name = name_of(&path);
+        let name = mod_name(&path);
         let is_test = name.strip_prefix("test_").is_some_and(|tested| folder.join(tested).is_file());
         if path.extension().is_some_and(|kind| kind == "py") && !name.starts_with(['_', '.']) && !is_test {
             paths.push(path);
@@ -208,7 +208,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>, LoadError> {
     Ok(paths)
 }
 
-fn name_of(path: &Path) -> String {
+fn mod_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 

@@ -34,7 +34,7 @@ pub fn store(data_dir: &Path, source: &ModSource) -> io::Result<String> {
 /// Returns the source of that hash, if it is stored.
 #[must_use]
 pub fn load(data_dir: &Path, hash: &str) -> Option<ModSource> {
-    let path = path_of(data_dir, hash)?;
+    let path = source_path(data_dir, hash)?;
     if !fs::symlink_metadata(&path).ok()?.is_file() {
         return None;
     }
@@ -47,10 +47,10 @@ pub fn load(data_dir: &Path, hash: &str) -> Option<ModSource> {
 /// Removes a source. Returns true if it was stored.
 #[must_use]
 pub fn remove(data_dir: &Path, hash: &str) -> bool {
-    path_of(data_dir, hash).is_some_and(|path| fs::remove_file(path).is_ok())
+    source_path(data_dir, hash).is_some_and(|path| fs::remove_file(path).is_ok())
 }
 
-fn path_of(data_dir: &Path, hash: &str) -> Option<PathBuf> {
+fn source_path(data_dir: &Path, hash: &str) -> Option<PathBuf> {
     // A forged run can name any hash.
     let is_hash = hash.len() == 64 && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_hash.then(|| data_dir.join(FOLDER).join(hash))
@@ -58,7 +58,7 @@ fn path_of(data_dir: &Path, hash: &str) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use super::{ModSource, load, path_of, remove, store};
+    use super::{ModSource, load, remove, source_path, store};
     use std::fs;
 
     #[test]
@@ -68,7 +68,7 @@ mod tests {
         let hash = store(&data_dir, &source).unwrap();
         assert_eq!(load(&data_dir, &hash), Some(source));
         let other = ModSource::Text("other".into()).hash();
-        fs::copy(path_of(&data_dir, &hash).unwrap(), path_of(&data_dir, &other).unwrap()).unwrap();
+        fs::copy(source_path(&data_dir, &hash).unwrap(), source_path(&data_dir, &other).unwrap()).unwrap();
         assert_eq!(load(&data_dir, &other), None, "its content has another hash");
         fs::write(data_dir.join("x"), "\"y\"").unwrap();
         assert!(load(&data_dir, "../x").is_none() && !remove(&data_dir, "../x"));

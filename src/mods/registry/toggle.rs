@@ -110,9 +110,9 @@ impl Toggle {
 
     /// Returns the reply for the first call after the mod was disabled or removed.
     fn disabled_reply(&self) -> Reply {
-        let what =
+        let state =
             if self.state.load(Ordering::Relaxed) == ToggleState::Removed as u8 { "removed" } else { "disabled" };
-        let message = format!("the mod '{}' was {what} during the run and is no longer called", self.name);
+        let message = format!("the mod '{}' was {state} during the run and is no longer called", self.name);
         Reply { exception: Some(ModException { message, traceback: None }), ..Reply::default() }
     }
 }
@@ -175,12 +175,12 @@ impl ModInstance for ToggledInstance {
             return Ok(self.toggle.disabled_reply());
         }
         self.reported = false;
-        let (run_id, toggle, begun) = (call.run.run_id, Arc::clone(&self.toggle), Instant::now());
-        let took = move |reply: &Reply| if reply.elapsed.is_zero() { begun.elapsed() } else { reply.elapsed };
-        let done = done.inspected_by(move |reply| toggle.count(reply, took(reply), run_id));
+        let (run_id, toggle, started) = (call.run.run_id, Arc::clone(&self.toggle), Instant::now());
+        let elapsed_of = move |reply: &Reply| if reply.elapsed.is_zero() { started.elapsed() } else { reply.elapsed };
+        let done = done.inspected_by(move |reply| toggle.count(reply, elapsed_of(reply), run_id));
         let answer = self.inner.call(call, done);
         if let Ok(reply) = &answer {
-            self.toggle.count(reply, took(reply), run_id);
+            self.toggle.count(reply, elapsed_of(reply), run_id);
         }
         answer
     }

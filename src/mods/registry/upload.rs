@@ -117,10 +117,10 @@ impl ModUpload {
         let name = self.name.as_deref().or(self.entrypoint.as_deref());
         let name =
             name.ok_or_else(|| invalid("name", "name is missing; it must be the name by which runs use the mod"))?;
-        let right = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+        let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
         if name.is_empty()
             || name.chars().count() > MAX_NAME_CHARS
-            || !name.chars().all(right)
+            || !name.chars().all(is_allowed)
             || name.starts_with(['.', '-'])
         {
             let shown: String = name.chars().take(MAX_NAME_CHARS).collect();
@@ -151,7 +151,7 @@ impl ModUpload {
         if self
             .description
             .as_ref()
-            .is_some_and(|text| text.chars().count() > MAX_DESCRIPTION_CHARS || unprintable(text))
+            .is_some_and(|text| text.chars().count() > MAX_DESCRIPTION_CHARS || has_control_characters(text))
         {
             let message =
                 format!("description must have at most {MAX_DESCRIPTION_CHARS} characters and no control characters");
@@ -236,7 +236,7 @@ fn is_identifier(name: &str) -> bool {
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-fn unprintable(text: &str) -> bool {
+fn has_control_characters(text: &str) -> bool {
     text.chars().any(|c| c.is_control() && !matches!(c, '\n' | '\t'))
 }
 

@@ -52,8 +52,11 @@ impl Admin {
         migrate::check_current(&mut self.connection).await?;
         let has_citus = citus::is_installed(&mut self.connection).await?;
         let schema = self.schema(has_citus).await?;
-        let (citus, nodes, obstacles) =
-            if has_citus { self.cluster().await? } else { (None, Vec::new(), vec![self.why_no_citus().await?]) };
+        let (citus, nodes, obstacles) = if has_citus {
+            self.cluster().await?
+        } else {
+            (None, Vec::new(), vec![self.missing_citus_reason().await?])
+        };
         let (shards, unit) = (schema.shards(options), schema.unit(options));
         let takers = nodes.iter().filter(|node| node.takes_shards && node.is_active).count() as u64;
         let advice = if has_citus { advice::advice(shards, takers, unit) } else { Vec::new() };
@@ -126,7 +129,7 @@ impl Admin {
     }
 
     /// Returns the reason why the database has no Citus, and the remedy.
-    async fn why_no_citus(&mut self) -> Result<String, Error> {
+    async fn missing_citus_reason(&mut self) -> Result<String, Error> {
         let is_available: bool =
             sqlx::query_scalar("select exists (select 1 from pg_available_extensions where name = 'citus')")
                 .fetch_one(&mut self.connection)

@@ -63,7 +63,7 @@ impl Processes {
         command_lines()
             .into_iter()
             .filter_map(|(pid, line)| Some((pid, self.role(&line)?)))
-            .filter(|(pid, _)| sees_our_files(*pid))
+            .filter(|(pid, _)| shares_file_system(*pid))
             .collect()
     }
 
@@ -82,7 +82,7 @@ impl Processes {
 }
 
 /// Returns false for a process in another mount namespace (a container), where the same path is another directory.
-fn sees_our_files(pid: i32) -> bool {
+fn shares_file_system(pid: i32) -> bool {
     let mounts = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
     mounts(&pid.to_string()).is_none_or(|theirs| mounts("self").is_none_or(|ours| ours == theirs))
 }

@@ -7,7 +7,7 @@
 
 use super::liveness::{HEARTBEAT_INTERVAL, HeartbeatMonitor};
 use super::notification::{self, Notification, RUNS_CHANNEL};
-use super::{Announcement, beat, heartbeats, interrupt_runs_of};
+use super::{Announcement, heartbeats, interrupt_runs_of, renew_heartbeat};
 use crate::events::{RunId, RunStatus, Tenant};
 use crate::store::Live;
 use crate::store::address::Addresses;
@@ -100,8 +100,8 @@ impl Link {
                     Some(notification) => self.on_notification(notification.payload(), state),
                     None => return Ok(()),
                 },
-                _ = beats.tick() => self.beat(&mut connection, state).await?,
-                _ = self.announcement.changed() => self.beat(&mut connection, state).await?,
+                _ = beats.tick() => self.renew_heartbeat(&mut connection, state).await?,
+                _ = self.announcement.changed() => self.renew_heartbeat(&mut connection, state).await?,
                 _ = polls.tick(), if state.unreceived > MAX_UNRECEIVED => self.catch_up(&mut connection, state).await?,
             }
         }
@@ -119,10 +119,10 @@ impl Link {
     }
 
     /// Renews this server's row, and checks the heartbeats of the other servers.
-    async fn beat(&mut self, connection: &mut PgConnection, state: &mut State) -> Result<(), sqlx::Error> {
+    async fn renew_heartbeat(&mut self, connection: &mut PgConnection, state: &mut State) -> Result<(), sqlx::Error> {
         let announcement = self.announcement.borrow_and_update().clone();
-        let beaten = async {
-            let now = beat(&mut *connection, self.server_id, &announcement).await?;
+        let renewal = async {
+            let now = renew_heartbeat(&mut *connection, self.server_id, &announcement).await?;
             sqlx::query("select pg_notify($1, $2)")
                 .bind(RUNS_CHANNEL)
                 .bind(notification::heartbeat(self.server_id))
@@ -130,7 +130,7 @@ impl Link {
                 .await?;
             Ok::<_, sqlx::Error>((now, heartbeats(&mut *connection).await?))
         };
-        let (now, counts) = timeout(2 * HEARTBEAT_INTERVAL, beaten).await.map_err(|_| sqlx::Error::PoolTimedOut)??;
+        let (now, counts) = timeout(2 * HEARTBEAT_INTERVAL, renewal).await.map_err(|_| sqlx::Error::PoolTimedOut)??;
         if state.unreceived == 0 {
             state.received_until = Some(now);
         }

@@ -100,7 +100,7 @@ impl Store {
 }
 
 /// Inserts or renews the row of this server.
-pub(super) async fn beat(
+pub(super) async fn renew_heartbeat(
     executor: impl PgExecutor<'_>,
     server_id: Uuid,
     announcement: &Announcement,

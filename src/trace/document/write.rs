@@ -82,23 +82,23 @@ impl<S: Serializer> Fields<S> {
         serializer.serialize_map(None).map(Self)
     }
 
-    fn put(&mut self, name: &'static str, value: &(impl Serialize + ?Sized)) -> Result<(), S::Error> {
+    fn write_field(&mut self, name: &'static str, value: &(impl Serialize + ?Sized)) -> Result<(), S::Error> {
         self.0.serialize_entry(name, value)
     }
 
-    fn put_some<T: Serialize>(&mut self, name: &'static str, value: Option<&T>) -> Result<(), S::Error> {
-        value.map_or(Ok(()), |value| self.put(name, value))
+    fn write_optional<T: Serialize>(&mut self, name: &'static str, value: Option<&T>) -> Result<(), S::Error> {
+        value.map_or(Ok(()), |value| self.write_field(name, value))
     }
 
     fn time(&mut self, name: &'static str, value: Option<&DateTime<Utc>>) -> Result<(), S::Error> {
-        value.map_or(Ok(()), |value| self.put(name, &time::write(value)))
+        value.map_or(Ok(()), |value| self.write_field(name, &time::write(value)))
     }
 
     fn list<'a, T>(&mut self, name: &'static str, list: &'a [T]) -> Result<(), S::Error>
     where
         Wire<'a, T>: Serialize,
     {
-        self.put(name, &list.iter().map(Wire).collect::<Vec<_>>())
+        self.write_field(name, &list.iter().map(Wire).collect::<Vec<_>>())
     }
 
     fn end(self) -> Result<S::Ok, S::Error> {
@@ -109,7 +109,7 @@ impl<S: Serializer> Fields<S> {
 impl Serialize for Wire<'_, Document> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut out = Fields::<S>::new(serializer)?;
-        out.put("request", &Wire(&self.0.request))?;
+        out.write_field("request", &Wire(&self.0.request))?;
         out.list("events", &self.0.events)?;
         out.list("mod_calls", &self.0.mod_calls)?;
         out.list("mod_logs", &self.0.mod_logs)?;
@@ -121,23 +121,23 @@ impl Serialize for Wire<'_, Document> {
 impl Serialize for Wire<'_, RequestMeta> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut out = Fields::<S>::new(serializer)?;
-        out.put("request_id", &self.0.request_id)?;
+        out.write_field("request_id", &self.0.request_id)?;
         out.time("created_at", self.0.created_at.as_ref())?;
         out.time("completed_at", self.0.completed_at.as_ref())?;
-        out.put_some("model", self.0.model.as_ref())?;
-        out.put_some("user_api_key", self.0.user_api_key.as_ref())?;
-        out.put_some("max_tokens", self.0.max_tokens.as_ref())?;
-        out.put_some("temperature", self.0.temperature.as_ref())?;
-        out.put_some("mod_text", self.0.mod_text.as_ref())?;
+        out.write_optional("model", self.0.model.as_ref())?;
+        out.write_optional("user_api_key", self.0.user_api_key.as_ref())?;
+        out.write_optional("max_tokens", self.0.max_tokens.as_ref())?;
+        out.write_optional("temperature", self.0.temperature.as_ref())?;
+        out.write_optional("mod_text", self.0.mod_text.as_ref())?;
         let extras = &self.0.extras;
-        out.put_some("system_prompt", extras.system_prompt.as_ref())?;
-        out.put_some("user_prompt", extras.user_prompt.as_ref())?;
-        out.put_some("system_prompt_token_ids", extras.system_prompt_token_ids.as_ref())?;
-        out.put_some("user_prompt_token_ids", extras.user_prompt_token_ids.as_ref())?;
-        out.put_some("active_mod_name", extras.active_mod_name.as_ref())?;
-        out.put_some("final_text", extras.final_text.as_ref())?;
-        out.put_some("final_token_ids", extras.final_token_ids.as_ref())?;
-        out.put_some("inference_stats", extras.inference_stats.as_ref())?;
+        out.write_optional("system_prompt", extras.system_prompt.as_ref())?;
+        out.write_optional("user_prompt", extras.user_prompt.as_ref())?;
+        out.write_optional("system_prompt_token_ids", extras.system_prompt_token_ids.as_ref())?;
+        out.write_optional("user_prompt_token_ids", extras.user_prompt_token_ids.as_ref())?;
+        out.write_optional("active_mod_name", extras.active_mod_name.as_ref())?;
+        out.write_optional("final_text", extras.final_text.as_ref())?;
+        out.write_optional("final_token_ids", extras.final_token_ids.as_ref())?;
+        out.write_optional("inference_stats", extras.inference_stats.as_ref())?;
         out.end()
     }
 }
@@ -146,30 +146,30 @@ impl Serialize for Wire<'_, Event> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let event = self.0;
         let mut out = Fields::<S>::new(serializer)?;
-        out.put("event_type", event.event_type.as_str())?;
-        out.put("step", &event.step)?;
-        out.put("sequence_order", &event.sequence_order)?;
+        out.write_field("event_type", event.event_type.as_str())?;
+        out.write_field("step", &event.step)?;
+        out.write_field("sequence_order", &event.sequence_order)?;
         out.time("created_at", event.created_at.as_ref())?;
         match (&event.details, &event.measured) {
-            (Some(details), _) => out.put("details", details)?,
-            (None, measured) => out.put_some("details", measured.as_ref())?,
+            (Some(details), _) => out.write_field("details", details)?,
+            (None, measured) => out.write_optional("details", measured.as_ref())?,
         }
-        out.put_some("prompt_length", event.prompt_length.as_ref())?;
-        out.put_some("tokens_so_far_len", event.tokens_so_far_len.as_ref())?;
-        out.put_some("max_steps", event.max_steps.as_ref())?;
-        out.put_some("input_text", event.input_text.as_ref())?;
+        out.write_optional("prompt_length", event.prompt_length.as_ref())?;
+        out.write_optional("tokens_so_far_len", event.tokens_so_far_len.as_ref())?;
+        out.write_optional("max_steps", event.max_steps.as_ref())?;
+        out.write_optional("input_text", event.input_text.as_ref())?;
         match (&event.top_tokens, &event.measured) {
-            (Some(top), _) => out.put("top_tokens", top)?,
+            (Some(top), _) => out.write_field("top_tokens", top)?,
             (None, Some(measured)) if event.event_type == EventType::ForwardPass && !measured.model.is_empty() => {
-                out.put("top_tokens", &measured.model)?;
+                out.write_field("top_tokens", &measured.model)?;
             }
             _ => {}
         }
-        out.put_some("sampled_token", event.sampled_token.as_ref())?;
-        out.put_some("token_text", event.token_text.as_ref())?;
-        out.put_some("added_tokens", event.added_tokens.as_ref())?;
-        out.put_some("added_token_count", event.added_token_count.as_ref())?;
-        out.put_some("forced", event.forced.as_ref())?;
+        out.write_optional("sampled_token", event.sampled_token.as_ref())?;
+        out.write_optional("token_text", event.token_text.as_ref())?;
+        out.write_optional("added_tokens", event.added_tokens.as_ref())?;
+        out.write_optional("added_token_count", event.added_token_count.as_ref())?;
+        out.write_optional("forced", event.forced.as_ref())?;
         out.end()
     }
 }
@@ -178,15 +178,15 @@ impl Serialize for Wire<'_, ModCall> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let call = self.0;
         let mut out = Fields::<S>::new(serializer)?;
-        out.put("event_sequence_order", &call.event_sequence_order)?;
-        out.put("mod_name", &call.mod_name)?;
-        out.put("event_type", call.event_type.as_str())?;
-        out.put("step", &call.step)?;
+        out.write_field("event_sequence_order", &call.event_sequence_order)?;
+        out.write_field("mod_name", &call.mod_name)?;
+        out.write_field("event_type", call.event_type.as_str())?;
+        out.write_field("step", &call.step)?;
         out.time("created_at", call.created_at.as_ref())?;
-        out.put_some("execution_time_ms", call.execution_time_ms.as_ref())?;
-        out.put("exception_occurred", &call.exception_occurred)?;
-        out.put_some("exception_message", call.exception_message.as_ref())?;
-        out.put_some("exception_traceback", call.exception_traceback.as_ref())?;
+        out.write_optional("execution_time_ms", call.execution_time_ms.as_ref())?;
+        out.write_field("exception_occurred", &call.exception_occurred)?;
+        out.write_optional("exception_message", call.exception_message.as_ref())?;
+        out.write_optional("exception_traceback", call.exception_traceback.as_ref())?;
         out.end()
     }
 }
@@ -195,10 +195,10 @@ impl Serialize for Wire<'_, ModLog> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let log = self.0;
         let mut out = Fields::<S>::new(serializer)?;
-        out.put("mod_call_sequence", &log.mod_call_sequence)?;
-        out.put("mod_name", &log.mod_name)?;
-        out.put("log_message", &log.log_message)?;
-        out.put("log_level", log.log_level.as_str())?;
+        out.write_field("mod_call_sequence", &log.mod_call_sequence)?;
+        out.write_field("mod_name", &log.mod_name)?;
+        out.write_field("log_message", &log.log_message)?;
+        out.write_field("log_level", log.log_level.as_str())?;
         out.time("created_at", log.created_at.as_ref())?;
         out.end()
     }
@@ -208,23 +208,23 @@ impl Serialize for Wire<'_, ActionRecord> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let action = self.0;
         let mut out = Fields::<S>::new(serializer)?;
-        out.put("mod_call_sequence", &action.mod_call_sequence)?;
-        out.put("action_type", action.action_type.as_str())?;
-        out.put("action_order", &action.action_order)?;
+        out.write_field("mod_call_sequence", &action.mod_call_sequence)?;
+        out.write_field("action_type", action.action_type.as_str())?;
+        out.write_field("action_order", &action.action_order)?;
         out.time("created_at", action.created_at.as_ref())?;
-        out.put_some("details", action.details.as_ref())?;
-        out.put_some("new_prompt", action.new_prompt.as_ref())?;
-        out.put_some("new_length", action.new_length.as_ref())?;
-        out.put_some("adjusted_max_steps", action.adjusted_max_steps.as_ref())?;
-        out.put_some("token_count", action.token_count.as_ref())?;
-        out.put_some("tokens_preview", action.tokens_preview.as_ref())?;
-        out.put_some("backtrack_steps", action.backtrack_steps.as_ref())?;
-        out.put_some("backtrack_token_count", action.backtrack_token_count.as_ref())?;
-        out.put_some("logits_shape", action.logits_shape.as_ref())?;
-        out.put_some("temperature", action.temperature.as_ref())?;
-        out.put_some("has_tool_calls", action.has_tool_calls.as_ref())?;
-        out.put_some("tool_calls", action.tool_calls.as_ref())?;
-        out.put_some("error_message", action.error_message.as_ref())?;
+        out.write_optional("details", action.details.as_ref())?;
+        out.write_optional("new_prompt", action.new_prompt.as_ref())?;
+        out.write_optional("new_length", action.new_length.as_ref())?;
+        out.write_optional("adjusted_max_steps", action.adjusted_max_steps.as_ref())?;
+        out.write_optional("token_count", action.token_count.as_ref())?;
+        out.write_optional("tokens_preview", action.tokens_preview.as_ref())?;
+        out.write_optional("backtrack_steps", action.backtrack_steps.as_ref())?;
+        out.write_optional("backtrack_token_count", action.backtrack_token_count.as_ref())?;
+        out.write_optional("logits_shape", action.logits_shape.as_ref())?;
+        out.write_optional("temperature", action.temperature.as_ref())?;
+        out.write_optional("has_tool_calls", action.has_tool_calls.as_ref())?;
+        out.write_optional("tool_calls", action.tool_calls.as_ref())?;
+        out.write_optional("error_message", action.error_message.as_ref())?;
         out.end()
     }
 }

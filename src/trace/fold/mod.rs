@@ -322,16 +322,16 @@ impl Fold {
         let roles: Vec<&str> = eviction.messages.iter().map(|message| message.role.as_str()).collect();
         let who = if roles.is_empty() { String::new() } else { format!(" ({})", roles.join(", ")) };
         let label = format!("context full: {tokens} tokens dropped{who}");
-        self.push_mark_of("engine", MarkKind::Log, &label, self.calls);
+        self.push_mark_for("engine", MarkKind::Log, &label, self.calls);
     }
 
     fn push_mark(&mut self, kind: MarkKind, label: &str, call_index: u32) {
         let caller = std::mem::take(&mut self.caller);
-        self.push_mark_of(&caller, kind, label, call_index);
+        self.push_mark_for(&caller, kind, label, call_index);
         self.caller = caller;
     }
 
-    fn push_mark_of(&mut self, mod_name: &str, kind: MarkKind, label: &str, call_index: u32) {
+    fn push_mark_for(&mut self, mod_name: &str, kind: MarkKind, label: &str, call_index: u32) {
         let short = |text: &str| text.chars().take(MAX_LABEL_CHARS).collect();
         let seq = self.event_count().saturating_sub(1);
         self.marks.push(Mark { seq, kind, mod_name: short(mod_name), label: short(label), call_index });

@@ -1,6 +1,6 @@
 //! Grammar of calls from their start, in the form of the model's template.
 
-use super::grammar::{GrammarWriter, REPEATED, laid_out};
+use super::grammar::{GrammarWriter, REPEATED, with_bounded_whitespace};
 use crate::model::chat::answer::ToolDefinition;
 use crate::model::chat::format::{CallForm, CallShape, Tags};
 use crate::model::chat::pattern::{Hole, Pattern, PatternPart};
@@ -23,7 +23,7 @@ impl GrammarWriter<'_> {
     /// announces them was already written.
     pub(super) fn calls(&mut self, tools: &[&ToolDefinition], several: bool, opened: bool) -> String {
         let form = self.answer_format.format.calls[0].clone();
-        let (_, rest) = announcement(&form);
+        let (_, rest) = call_marker(&form);
         let (mut calls, mut first) = (Vec::new(), Vec::new());
         for (index, tool) in tools.iter().enumerate() {
             let (call, body) = (format!("call_{index}"), format!("body_{index}"));
@@ -86,7 +86,7 @@ impl GrammarWriter<'_> {
             _ => {}
         }
         let arguments = format!("{rule}_arguments");
-        self.rule(&arguments, &format!("%json {}", laid_out(&schema)));
+        self.rule(&arguments, &format!("%json {}", with_bounded_whitespace(&schema)));
         match shape {
             CallShape::Json(keys) => {
                 let head = self.pattern(keys.head.parts(), &tool.name);
@@ -174,7 +174,7 @@ impl GrammarWriter<'_> {
         let mut members = Vec::new();
         for (index, (key, property)) in schema["properties"].as_object().unwrap_or(&none).iter().enumerate() {
             let value = format!("{rule}_{index}");
-            self.rule(&value, &format!("%json {}", laid_out(&with_definitions(property, schema))));
+            self.rule(&value, &format!("%json {}", with_bounded_whitespace(&with_definitions(property, schema))));
             let name = format!("{value}_member");
             self.rule(&name, &format!("{} {value}", Value::from(format!("{key}="))));
             members.push((name, is_required(schema, key)));
@@ -199,13 +199,13 @@ impl GrammarWriter<'_> {
             }
             Values::Elements(tags) => {
                 let before = self.pattern(tags.before_key.parts(), "");
-                let middle = self.kind_of(tags, property);
+                let middle = self.type_marker(tags, property);
                 let close = tags.after_value.replace(Hole::Key.mark(), key);
                 let head = format!("{before} {key_text} {middle}");
                 let literal = self.literal(&close);
                 let line = if tags.lines { "\"\\n\"" } else { "" };
                 if is_text(property) {
-                    self.until(rule, &close);
+                    self.text_until(rule, &close);
                     return format!("{head} {rule}");
                 }
                 let value = self.value(rule, property, root, values, depth);
@@ -215,7 +215,7 @@ impl GrammarWriter<'_> {
     }
 
     /// Returns the text between key and value, with the value's type in it.
-    fn kind_of(&self, tags: &Tags, property: &Value) -> String {
+    fn type_marker(&self, tags: &Tags, property: &Value) -> String {
         let json = match property["type"].as_str() {
             Some("integer") => "number",
             Some(kind) => kind,
@@ -242,7 +242,7 @@ impl GrammarWriter<'_> {
         }
         match (values, schema["type"].as_str()) {
             (Values::Braces(quote), Some("string")) => {
-                self.until(rule, quote);
+                self.text_until(rule, quote);
                 format!("{} {rule}", self.literal(quote))
             }
             (Values::Braces(_), Some("object")) if deeper && schema["properties"].is_object() => {
@@ -266,7 +266,7 @@ impl GrammarWriter<'_> {
             }
             _ => {
                 let json = format!("{rule}_json");
-                self.rule(&json, &format!("%json {}", laid_out(&with_definitions(schema, root))));
+                self.rule(&json, &format!("%json {}", with_bounded_whitespace(&with_definitions(schema, root))));
                 json
             }
         }
@@ -274,7 +274,7 @@ impl GrammarWriter<'_> {
 }
 
 /// Returns the text that announces calls, and the rest of the same pattern.
-pub(super) fn announcement(form: &CallForm) -> (String, &[PatternPart]) {
+pub(super) fn call_marker(form: &CallForm) -> (String, &[PatternPart]) {
     let pattern: &Pattern = if form.open.is_blank() { &form.before } else { &form.open };
     let parts = pattern.parts();
     let begin = parts.iter().position(|part| !matches!(part, PatternPart::Space(_))).unwrap_or(parts.len());

@@ -62,12 +62,12 @@ impl<'a> GrammarWriter<'a> {
         if answer_format.format.is_channels() {
             let (channel, message) = (self.literal("<|channel|>"), self.literal("<|message|>"));
             let start = self.literal("<|start|>");
-            self.until("thought", "<|end|>");
+            self.text_until("thought", "<|end|>");
             self.rule("lead", &format!("({channel} \"analysis\" {message} thought {start} \"assistant\")?"));
             return "lead ".into();
         }
         let open = self.literal(open);
-        self.until("thought", close);
+        self.text_until("thought", close);
         if self.answer_format.thinking {
             self.rule("lead", "thought /[ \\n]{1,4}/?");
         } else {
@@ -79,18 +79,18 @@ impl<'a> GrammarWriter<'a> {
     /// Adds a rule for an answer without calls, JSON that follows the schema; returns its name.
     pub(super) fn answer(&mut self, schema: &Value) -> &'static str {
         if self.answer_format.format.is_channels() {
-            self.rule("final_json", &format!("%json {}", laid_out(schema)));
+            self.rule("final_json", &format!("%json {}", with_bounded_whitespace(schema)));
             let (channel, message) = (self.literal("<|channel|>"), self.literal("<|message|>"));
             let constrain = self.literal("<|constrain|>");
             self.rule("answer", &format!("{channel} \"final\" (\" \"? {constrain} \"json\")? {message} final_json"));
         } else {
-            self.rule("answer", &format!("%json {}", laid_out(schema)));
+            self.rule("answer", &format!("%json {}", with_bounded_whitespace(schema)));
         }
         "answer"
     }
 
     /// Adds a rule for text up to and including a marker.
-    pub(super) fn until(&mut self, name: &str, marker: &str) {
+    pub(super) fn text_until(&mut self, name: &str, marker: &str) {
         let literal = self.literal(marker);
         let quoted = Value::from(marker).to_string();
         if quoted == literal {
@@ -110,7 +110,7 @@ pub(super) fn control(text: &str, vocabulary: &Vocabulary) -> Option<TokenId> {
 }
 
 /// Adds a bound on the white space between the parts of the JSON to the schema.
-pub(super) fn laid_out(schema: &Value) -> Value {
+pub(super) fn with_bounded_whitespace(schema: &Value) -> Value {
     let mut schema = schema.clone();
     if let Value::Object(object) = &mut schema {
         object.entry("x-guidance").or_insert_with(|| json!({ "whitespace_pattern": " |\\n[ \\t]{0,20}" }));

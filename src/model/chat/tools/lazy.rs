@@ -1,7 +1,7 @@
 //! Calls on the model's own initiative: the texts that trigger the grammar, and the grammar after them.
 
-use super::calls::{announcement, parameters};
-use super::grammar::{GrammarWriter, REPEATED, SPACE, control, laid_out};
+use super::calls::{call_marker, parameters};
+use super::grammar::{GrammarWriter, REPEATED, SPACE, control, with_bounded_whitespace};
 use crate::model::chat::answer::ToolDefinition;
 use crate::model::chat::format::CallShape;
 use crate::model::grammar::Trigger;
@@ -17,8 +17,8 @@ impl GrammarWriter<'_> {
         let call = |grammar: &mut Self, (index, tool): (usize, &&ToolDefinition)| {
             let rule = format!("call_{index}");
             let body = match form.shape {
-                CallShape::Channel => grammar.addressed(&rule, tool),
-                _ => whole_object(tool, &form.shape),
+                CallShape::Channel => grammar.addressed_call(&rule, tool),
+                _ => object_call(tool, &form.shape),
             };
             grammar.rule(&rule, &body);
             rule
@@ -39,9 +39,9 @@ impl GrammarWriter<'_> {
     }
 
     /// Adds a rule for a call after `to=functions.`, with any rest of its header.
-    fn addressed(&mut self, rule: &str, tool: &ToolDefinition) -> String {
+    fn addressed_call(&mut self, rule: &str, tool: &ToolDefinition) -> String {
         let arguments = format!("{rule}_arguments");
-        self.rule(&arguments, &format!("%json {}", laid_out(&parameters(tool))));
+        self.rule(&arguments, &format!("%json {}", with_bounded_whitespace(&parameters(tool))));
         let (channel, message) = (self.literal("<|channel|>"), self.literal("<|message|>"));
         let (constrain, name) = (self.literal("<|constrain|>"), Value::from(tool.name.as_str()));
         format!("{name} ({channel} \"commentary\")? \" \"? {constrain}? \"json\"? {message} {arguments}")
@@ -56,7 +56,7 @@ impl GrammarWriter<'_> {
         }
         let form = &format.calls[0];
         if !form.is_bare() {
-            return self.announced(&announcement(form).0);
+            return self.announced(&call_marker(form).0);
         }
         let names = tools.iter().map(|tool| tool.name.as_str());
         let openings: Vec<String> = match &form.shape {
@@ -70,7 +70,7 @@ impl GrammarWriter<'_> {
                 .collect(),
         };
         let marked = format.calls.iter().find(|form| !form.is_bare());
-        let block = marked.map(|form| self.announced(&announcement(form).0));
+        let block = marked.map(|form| self.announced(&call_marker(form).0));
         Trigger {
             openings,
             behind: format.thought.1.clone(),
@@ -89,7 +89,7 @@ impl GrammarWriter<'_> {
 }
 
 /// Returns a grammar for a call as one object, with any white space that the model started it with.
-fn whole_object(tool: &ToolDefinition, shape: &CallShape) -> String {
+fn object_call(tool: &ToolDefinition, shape: &CallShape) -> String {
     let CallShape::Json(keys) = shape else { return String::new() };
     let (name, arguments) = (keys.name.as_deref().unwrap_or("name"), keys.arguments.as_str());
     let mut parameters = parameters(tool);

@@ -150,13 +150,15 @@ struct Lowering<'a> {
 impl Lowering<'_> {
     fn alternatives(&mut self, node: &Node) -> Vec<Vec<Symbol>> {
         match node {
-            Node::Either(nodes) if !self.whole(node) => nodes.iter().map(|node| self.items(node)).collect(),
+            Node::Either(nodes) if !self.is_single_terminal(node) => {
+                nodes.iter().map(|node| self.items(node)).collect()
+            }
             other => vec![self.items(other)],
         }
     }
 
     fn items(&mut self, node: &Node) -> Vec<Symbol> {
-        if self.whole(node) {
+        if self.is_single_terminal(node) {
             return self.terminal(node);
         }
         match node {
@@ -175,7 +177,7 @@ impl Lowering<'_> {
                     let row =
                         if run == nodes.len() { None } else { Some(Node::Sequence(nodes[at..at + run].to_vec())) };
                     match row {
-                        Some(row) if run > 1 && self.whole(&row) => {
+                        Some(row) if run > 1 && self.is_single_terminal(&row) => {
                             items.extend(self.terminal(&row));
                             at += run;
                         }
@@ -223,7 +225,7 @@ impl Lowering<'_> {
     }
 
     /// Returns true if a node is a single terminal.
-    fn whole(&self, node: &Node) -> bool {
+    fn is_single_terminal(&self, node: &Node) -> bool {
         self.is_regular(node) && !self.split.contains(node)
     }
 

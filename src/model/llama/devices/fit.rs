@@ -110,7 +110,7 @@ impl GpuRequirements {
 }
 
 /// Reads the headers of a model's further files; unreadable ones are left out.
-pub fn further(path: &Path, header: &GgufHeader) -> Vec<GgufHeader> {
+pub fn read_further_headers(path: &Path, header: &GgufHeader) -> Vec<GgufHeader> {
     further_files(path, header).iter().filter_map(|path| GgufHeader::read(path).ok()).collect()
 }
 

@@ -84,7 +84,7 @@ mod tests {
     use super::{TensorPlacement, without_cpu_tensors};
     use crate::model::llama::gguf::{GgufHeader, GgufTensor};
 
-    fn left(places: &TensorPlacement, names: &[&str]) -> Vec<String> {
+    fn kept_tensors(places: &TensorPlacement, names: &[&str]) -> Vec<String> {
         let tensors = names.iter().map(|&name| GgufTensor { name: name.into(), ..GgufTensor::default() }).collect();
         let header = GgufHeader { tensors, ..GgufHeader::default() };
         let rules = places.rules(3, &["CPU", "CUDA0"]).unwrap();
@@ -99,13 +99,16 @@ mod tests {
             "blk.1.ffn_up.weight",
             "blk.11.ffn_up.weight",
         ];
-        assert_eq!(left(&TensorPlacement { experts: true, ..TensorPlacement::default() }, &names), names[2..]);
-        assert_eq!(left(&TensorPlacement { experts_of_first: 1, ..TensorPlacement::default() }, &names), names[1..]);
+        assert_eq!(kept_tensors(&TensorPlacement { experts: true, ..TensorPlacement::default() }, &names), names[2..]);
+        assert_eq!(
+            kept_tensors(&TensorPlacement { experts_of_first: 1, ..TensorPlacement::default() }, &names),
+            names[1..]
+        );
         let two = TensorPlacement { feed_forward_of_first: 2, ..TensorPlacement::default() };
-        assert_eq!(left(&two, &names), [names[0], names[1], names[3]]);
+        assert_eq!(kept_tensors(&two, &names), [names[0], names[1], names[3]]);
         // A number above the number of layers means all layers.
         let all = TensorPlacement { experts_of_first: u32::MAX, ..TensorPlacement::default() };
-        assert_eq!(left(&all, &names), names[2..]);
+        assert_eq!(kept_tensors(&all, &names), names[2..]);
         assert!(TensorPlacement::default().rules(3, &["CPU"]).unwrap().is_empty());
     }
 
@@ -115,7 +118,7 @@ mod tests {
         let places = TensorPlacement { named, experts: true, ..TensorPlacement::default() };
         let names =
             ["blk.0.ffn_up_exps.weight", "blk.0.ffn_down_exps.weight", "blk.1.attn_q.weight", "blk.1.ffn_up.weight"];
-        assert_eq!(left(&places, &names), [names[0], names[2]]);
+        assert_eq!(kept_tensors(&places, &names), [names[0], names[2]]);
         let error = TensorPlacement { named: vec![("a".into(), "CUDA1".into())], ..places }.rules(3, &["CPU", "CUDA0"]);
         assert!(error.unwrap_err().to_string().contains("CPU, CUDA0"));
     }

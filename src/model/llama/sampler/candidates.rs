@@ -101,7 +101,7 @@ impl LogitsView<'_> {
         };
         for (start, logits, bits) in self.blocks() {
             // After the first few, most blocks hold nothing high enough, which their maximum shows at once.
-            if highest_of(logits) <= floor {
+            if max_value(logits) <= floor {
                 continue;
             }
             for (at, &logit) in logits.iter().enumerate() {
@@ -141,7 +141,7 @@ impl LogitsView<'_> {
     }
 }
 
-fn highest_of(values: &[f32]) -> f32 {
+fn max_value(values: &[f32]) -> f32 {
     let mut highest = [f32::NEG_INFINITY; LANES];
     let chunks = values.chunks_exact(LANES);
     let rest = chunks.remainder();
