@@ -49,6 +49,10 @@ pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCo
     let config = Arc::new(Config::new(args.engine, args.data, &args.server)?);
     let listeners = Listeners::bind(&config.server.listen).await?;
     let addresses = listeners.addresses();
+    let scheme = if config.server.tls.is_some() { "https" } else { "http" };
+    for address in &addresses {
+        eprintln!("thunder: listening on {scheme}://{address}{}", config.server.prefix);
+    }
     let app = App::new(Arc::clone(&config), Arc::new(ModRegistry::with_builtin()), Utc::now);
     let server = tokio::spawn(listeners.serve(app.clone(), router(&app, &ui::pages())));
     let progress = Arc::new(Progress::new(Some(app.clone())));
@@ -64,7 +68,6 @@ pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCo
             let placement = loaded.map(|loaded| loaded.model().placement().clone()).unwrap_or_default();
             eprintln!("thunder: {}", startup::devices_line(&app.config().engine, &placement));
         }
-        let scheme = if server.tls.is_some() { "https" } else { "http" };
         announce(&app, server.cluster.url(&addresses, scheme, &server.prefix));
         for address in addresses {
             eprintln!("thunder: ready, dashboard and APIs are on {scheme}://{address}{}", server.prefix);

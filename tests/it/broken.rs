@@ -1,5 +1,6 @@
 //! Tests of a server without a decode thread, or without both the database and the disk.
 
+use super::harness::postgres::TestDatabase;
 use super::harness::{folder, free_port, model, thunder};
 use chrono::{DateTime, Utc};
 use clap::Parser;
@@ -44,7 +45,9 @@ async fn a_decode_thread_that_has_died_is_told_to_everybody() {
     let words = ["thunder", "--listen", "127.0.0.1:0", "--data-dir", data_dir.to_str().unwrap(), "--model"];
     let line = Line::parse_from(words.into_iter().chain([model.to_str().unwrap(), "-c", "2048"]));
     let config = Arc::new(Config::new(line.engine, line.data, &line.server).unwrap());
-    let store = Store::open(Database::Embedded { data_dir }, |_| {}).await.unwrap();
+    let database = TestDatabase::new();
+    let location = Database::Url { url: database.url(), direct_url: None, data_dir };
+    let store = Store::open(location, |_| {}).await.unwrap();
     let (_, live) = store.recorder();
     let (recorder, mut signals) = mpsc::channel(1000);
     let listeners = Listeners::bind(&config.server.listen).await.unwrap();
@@ -55,7 +58,7 @@ async fn a_decode_thread_that_has_died_is_told_to_everybody() {
     app.models().load_default(|_, _| ()).await.unwrap();
     app.set_state(State::Ready);
     let serving = tokio::spawn(listeners.serve(app.clone(), thunder::api::router(&app, &thunder::ui::pages())));
-    let http = reqwest::Client::new();
+    let http = crate::harness::http();
     assert_eq!(answer(http.get(format!("{base}/healthz"))).await.0, 200);
 
     // the run in which it dies, and one after it
@@ -102,7 +105,7 @@ async fn a_run_that_must_be_recorded_fails_when_nothing_takes_it() {
     server.args(["serve", "--listen", &format!("127.0.0.1:{port}"), "--threads", "1", "--model"]).arg(model());
     server.arg("--data-dir").arg(&data_dir).args(["--database-url", &url]).kill_on_drop(true);
     let mut server = server.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    let http = reqwest::Client::new();
+    let http = crate::harness::http();
     let base = format!("http://127.0.0.1:{port}");
     let begun = Instant::now();
     while !http.get(format!("{base}/healthz")).send().await.is_ok_and(|answer| answer.status() == 200) {

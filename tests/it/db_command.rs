@@ -30,7 +30,7 @@ async fn ingest(data_dir: &Path) {
 
 #[tokio::test]
 async fn status_of_a_running_servers_database_has_tables_partitions_and_spool() {
-    let server = Server::start(&[]);
+    let server = Server::start_embedded(&[]);
     server.wait_ready().await;
     std::fs::write(server.data_dir.join("spool/gone.refused"), "12345").unwrap();
     let shown = output(db(&server.data_dir, &["status", "--json"])).await;

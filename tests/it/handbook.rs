@@ -184,7 +184,7 @@ impl Session {
         let script = format!(
             "#!/bin/sh\ncase \"$*\" in\n\
              *'--mod ./'*) unset THUNDER_SERVER; exec {program} \"$@\" --threads 1 --data-dir {data} -m {model};;\n\
-             'db '*) THUNDER_DATA_DIR=$HANDBOOK_DATA exec {program} \"$@\";;\n\
+             'db '*) DATABASE_URL=$HANDBOOK_DATABASE THUNDER_DATA_DIR=$HANDBOOK_DATA exec {program} \"$@\";;\n\
              *' --against '*) exec {program} \"$@\" --model {model};;\n\
              *) exec {program} \"$@\";;\nesac\n"
         );
@@ -288,7 +288,8 @@ impl Session {
     }
 
     async fn run_command(&mut self, place: &str, program: &str, arguments: &[&str]) {
-        let (base, data) = (self.server().await.base.clone(), self.server().await.data_dir.clone());
+        let server = self.server().await;
+        let (base, data, database) = (server.base.clone(), server.data_dir.clone(), server.database_url());
         // A prefix is part of the page's addresses.
         let origin = base.splitn(4, '/').take(3).collect::<Vec<_>>().join("/");
         let host = origin.trim_start_matches("http://").to_owned();
@@ -298,7 +299,7 @@ impl Session {
             .collect();
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let mut command = self.command(program, &arguments, &base);
-        command.env("HANDBOOK_DATA", data);
+        command.env("HANDBOOK_DATA", data).env("HANDBOOK_DATABASE", database);
         let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         if !output.status.success() {

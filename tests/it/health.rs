@@ -1,17 +1,24 @@
 //! The life of a server: loading, ready, stopping.
 
-use super::harness::{Server, assert_no_postgres, folder, free_port, model, server, thunder};
+use super::harness::{Server, assert_no_postgres, folder, model, server, thunder};
 use std::os::unix::fs::PermissionsExt;
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
+
+/// A server with an embedded database, for tests that leave it as it is.
+async fn embedded() -> &'static Server {
+    static SERVER: LazyLock<Server> = LazyLock::new(|| Server::start_embedded(&[]));
+    SERVER.wait_ready().await
+}
 
 #[tokio::test]
 async fn a_server_answers_at_once_and_says_what_it_waits_for() {
-    let server = Server::start(&[]);
+    let server = Server::start_embedded(&[]);
     let begun = Instant::now();
     let mut reasons = Vec::new();
     loop {
         assert!(begun.elapsed() < Duration::from_mins(1), "{}", server.log());
-        let Ok(response) = reqwest::get(format!("{}/health", server.base)).await else {
+        let Ok(response) = server.request(reqwest::Method::GET, "/health").send().await else {
             tokio::time::sleep(Duration::from_millis(2)).await;
             continue;
         };
@@ -44,7 +51,7 @@ async fn signal_while_starting_leaves_no_postgres_behind() {
         ("INT", "starting the database", 130),
         ("HUP", "allocating the context", 129),
     ] {
-        let server = Server::start(&[]);
+        let server = Server::start_embedded(&[]);
         let begun = Instant::now();
         while !server.log().contains(stage) {
             assert!(begun.elapsed() < Duration::from_mins(2), "{}", server.log());
@@ -59,7 +66,7 @@ async fn signal_while_starting_leaves_no_postgres_behind() {
 
 #[tokio::test]
 async fn data_directory_is_readable_by_its_owner_only() {
-    let server = server().await;
+    let server = embedded().await;
     let mut folders = vec![server.data_dir.clone()];
     let mut seen = 0;
     while let Some(folder) = folders.pop() {
@@ -134,9 +141,8 @@ fn what_is_not_a_model_is_an_error_that_names_the_file() {
     let data_dir = folder();
     let file = data_dir.join("not-a-model.gguf");
     std::fs::write(&file, "hello").unwrap();
-    let listen = format!("127.0.0.1:{}", free_port());
     let mut command = thunder();
-    command.args(["serve", "--listen", &listen, "--data-dir"]).arg(&data_dir).arg("-m").arg(&file);
+    command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&data_dir).arg("-m").arg(&file);
     let output = command.output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));
@@ -145,9 +151,12 @@ fn what_is_not_a_model_is_an_error_that_names_the_file() {
 
 #[test]
 fn context_larger_than_the_machine_is_refused_at_once() {
-    let listen = format!("127.0.0.1:{}", free_port());
     let mut command = thunder();
-    command.args(["serve", "-c", "1000000000", "--listen", &listen, "--data-dir"]).arg(folder()).arg("-m").arg(model());
+    command
+        .args(["serve", "-c", "1000000000", "--listen", "127.0.0.1:0", "--data-dir"])
+        .arg(folder())
+        .arg("-m")
+        .arg(model());
     let output = command.output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{said}");
@@ -156,10 +165,9 @@ fn context_larger_than_the_machine_is_refused_at_once() {
 
 #[tokio::test]
 async fn two_servers_on_one_folder_are_refused() {
-    let server = server().await;
-    let listen = format!("127.0.0.1:{}", free_port());
+    let server = embedded().await;
     let mut command = thunder();
-    command.args(["serve", "--listen", &listen, "--data-dir"]).arg(&server.data_dir).arg("-m").arg(model());
+    command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&server.data_dir).arg("-m").arg(model());
     let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));

@@ -1,6 +1,6 @@
 //! `KoboldCPP`'s dialect as its clients speak it, the newest Halo Weave among them.
 
-use crate::harness::{Server, server};
+use crate::harness::{Server, SseReader, server};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use futures::{SinkExt, StreamExt};
@@ -11,29 +11,13 @@ use yawc::{Frame, OpCode, WebSocket};
 
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// The data of each event, with the event's name where it has one.
+/// Returns the name and the data of each event.
 async fn events(server: &Server, body: &Value) -> Vec<(String, Value)> {
     // A page sends JSON as text, which spares it a preflight.
     let request = server.request(Method::POST, "/api/extra/generate/stream").header("content-type", "text/plain");
     let response = request.body(body.to_string()).send().await.unwrap();
-    let status = response.status();
-    let text = response.text().await.unwrap();
-    assert!(status.is_success(), "{status}: {text}");
-    let event = |event: &str| {
-        let mut name = String::new();
-        let mut data = None;
-        for line in event.lines() {
-            match line.split_once(": ") {
-                Some(("event", word)) => word.clone_into(&mut name),
-                Some(("data", json)) => {
-                    assert!(data.replace(serde_json::from_str(json).unwrap()).is_none(), "one line");
-                }
-                _ => {}
-            }
-        }
-        data.map(|data| (name, data))
-    };
-    text.split("\n\n").filter_map(event).collect()
+    let events = SseReader::new(response).await.rest().await.into_iter();
+    events.map(|event| (event.name.clone(), event.json())).collect()
 }
 
 #[tokio::test]
@@ -291,12 +275,12 @@ async fn small_questions_have_small_answers() {
 /// Tests the CORS headers at both addresses that clients have built in.
 #[tokio::test]
 async fn pages_may_call_where_they_are_let() {
-    let port = crate::harness::free_port();
-    let second = format!("127.0.0.1:{port}");
-    let server = Server::start(&["--listen", &second, "--cors-origin", "localhost"]);
+    let any_port = "127.0.0.1:0";
+    let server = Server::start(&["--listen", any_port, "--listen", any_port, "--cors-origin", "localhost"]);
     server.wait_ready().await;
-    let http = reqwest::Client::new();
-    for base in [server.base.clone(), format!("http://localhost:{port}")] {
+    let http = crate::harness::http();
+    let [first, second] = server.addresses().try_into().unwrap();
+    for base in [first, second.replace("127.0.0.1", "localhost")] {
         let origin = "http://localhost:3000";
         let preflight =
             http.request(Method::OPTIONS, format!("{base}/api/extra/generate/stream")).header("origin", origin);
@@ -355,7 +339,7 @@ impl Drop for Frozen {
 /// Each message of a chat has a name, and whether that is taken is asked of the database.
 #[tokio::test]
 async fn a_database_that_hangs_holds_no_message_up() {
-    let server = Server::start(&[]);
+    let server = Server::start_embedded(&[]);
     server.wait_ready().await;
     let message = |name: &str| json!({"input_ids": [40, 41], "max_length": 2, "ignore_eos": true, "output_attentions": true, "request_id": name});
     assert_eq!(events(&server, &message("before")).await.len(), 3);

@@ -1,6 +1,6 @@
 //! Several models on one server: found by name, loaded and unloaded at run time.
 
-use super::harness::{Server, folder, model};
+use super::harness::{Server, SseReader, folder, model};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -237,22 +237,19 @@ async fn a_broken_file_is_a_failed_model_and_nothing_else() {
 
 #[tokio::test]
 async fn changes_are_told_as_they_happen() {
-    use futures::StreamExt;
     let dir = models(&["apple"]);
     let server = start(&dir, &[]).await;
-    let response = server.request(reqwest::Method::GET, "/models/sse").send().await.unwrap();
-    let mut bytes = response.bytes_stream();
-    let mut seen = String::new();
+    let mut changes = SseReader::get(&server, "/models/sse").await;
     let asked = text("apple");
     let answer = server.answer("/v1/completions", &asked);
+    let is = |data: &Value, status: &str| {
+        *data == json!({"model": "apple", "event": "model_status", "data": {"status": status}})
+    };
     let watch = async {
-        while !seen.contains(r#"{"model":"apple","event":"model_status","data":{"status":"loaded"}}"#) {
-            let chunk = tokio::time::timeout(Duration::from_secs(20), bytes.next()).await.expect(&seen);
-            seen.push_str(std::str::from_utf8(&chunk.unwrap().unwrap()).unwrap());
-        }
+        changes.until(|_, data| is(data, "unloaded")).await;
+        changes.until(|_, data| is(data, "loaded")).await;
     };
     tokio::join!(watch, answer);
-    assert!(seen.contains(r#""status":"unloaded""#), "{seen}");
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! The native routes on the real server: runs that the engine made and runs that were ingested.
 
-use super::harness::{Server, model, server};
+use super::harness::{Server, SseReader, model, server};
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use reqwest::{Method, Response};
@@ -43,20 +43,8 @@ async fn get(server: &Server, path: &str, headers: &[(&str, &str)]) -> Response 
 
 /// Server-sent events as (name, id, data), to the end of the stream.
 async fn events(response: Response) -> Vec<(String, String, Value)> {
-    assert_eq!(response.headers()["content-type"], "text/event-stream");
-    let mut bytes = response.bytes_stream();
-    let mut text = Vec::new();
-    while let Some(chunk) = bytes.next().await {
-        text.extend_from_slice(&chunk.unwrap());
-    }
-    let text = String::from_utf8(text).unwrap();
-    let field = |event: &str, name: &str| {
-        event.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": ")).unwrap_or_default().to_owned()
-    };
-    let events = text.split("\n\n").filter(|event| event.contains("event: "));
-    events
-        .map(|event| (field(event, "event"), field(event, "id"), serde_json::from_str(&field(event, "data")).unwrap()))
-        .collect()
+    let events = SseReader::new(response).await.rest().await.into_iter();
+    events.map(|event| (event.name.clone(), event.id.clone(), event.json())).collect()
 }
 
 fn lines(text: &str) -> Vec<Value> {
@@ -167,7 +155,7 @@ async fn a_finished_run_streams_to_its_end_and_resumes() {
 #[tokio::test]
 async fn a_running_run_is_followed_live() {
     let server = server().await;
-    let mut changes = get(server, "/api/v1/runs/live", &[]).await.bytes_stream();
+    let mut changes = SseReader::get(server, "/api/v1/runs/live").await;
     let body = json!({"prompt": "Hello", "max_tokens": 150, "ignore_eos": true, "stream": true,
                       "mods": [{"name": "force-prefix", "config": {"text": "one two three"}}]});
     let (run_id, mut output) = begun(server, &body).await;
@@ -189,8 +177,7 @@ async fn a_running_run_is_followed_live() {
         assert!(!id.is_empty());
     }
     assert!(stored.iter().any(|item| item["kind"] == "action"));
-    let news = changes.next().await.unwrap().unwrap();
-    assert!(std::str::from_utf8(&news).unwrap().starts_with("event: change"));
+    assert_eq!(changes.next().await.unwrap().name, "change");
 }
 
 #[tokio::test]

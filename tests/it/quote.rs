@@ -116,7 +116,7 @@ async fn runs_under_way_never_share_a_request_id() {
 
 /// A request of the server without the key that the harness sends.
 fn bare(server: &Server, method: Method, path: &str) -> RequestBuilder {
-    reqwest::Client::new().request(method, format!("{}{path}", server.base))
+    crate::harness::http().request(method, format!("{}{path}", server.base))
 }
 
 async fn status(request: RequestBuilder) -> u16 {

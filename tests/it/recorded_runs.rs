@@ -22,13 +22,6 @@ async fn lockable() -> (&'static Server, MutexGuard<'static, ()>) {
     (tokio::task::spawn_blocking(|| LazyLock::force(&SERVER)).await.unwrap().wait_ready().await, turn)
 }
 
-/// The address of a server's embedded database.
-fn database_url(server: &Server) -> String {
-    let file = std::fs::read_to_string(server.data_dir.join("postgres/data/postmaster.pid")).unwrap();
-    let socket = file.lines().nth(4).unwrap().replace('/', "%2F");
-    format!("postgres://thunder@{socket}/thunder")
-}
-
 fn body(further: &Value) -> Value {
     let mut body = json!({"prompt": "Hello", "max_tokens": 12, "seed": 3, "ignore_eos": true});
     body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
@@ -94,7 +87,7 @@ async fn finished_run_is_whole_right_after_its_answer() {
 #[tokio::test]
 async fn read_of_finished_run_waits_for_a_slow_database() {
     let (server, _turn) = lockable().await;
-    let mut blocker = PgConnection::connect(&database_url(server)).await.unwrap();
+    let mut blocker = PgConnection::connect(&server.database_url()).await.unwrap();
     let mut lock = blocker.begin().await.unwrap();
     sqlx::query("lock table events in exclusive mode").execute(&mut *lock).await.unwrap();
     let answer = server.answer("/v1/completions", &body(&json!({}))).await;
@@ -175,7 +168,7 @@ async fn wait_for_count(watch: &mut PgConnection, query: &'static str, run_id: R
 #[tokio::test]
 async fn follower_gets_events_that_are_committed_while_it_reads() {
     let (server, _turn) = lockable().await;
-    let url = database_url(server);
+    let url = server.database_url();
     let mut watch = PgConnection::connect(&url).await.unwrap();
     let mut blocker = PgConnection::connect(&url).await.unwrap();
     let mut run = Elsewhere::begin(&url, server).await;
@@ -187,8 +180,8 @@ async fn follower_gets_events_that_are_committed_while_it_reads() {
         let request = server.request(Method::GET, &path).header("accept", "text/event-stream");
         request.send().await.unwrap().text().await.unwrap()
     });
-    let blocked =
-        "select count(*) from pg_locks where relation = 'mod_calls'::regclass and not granted and $1::uuid is not null";
+    let blocked = "select count(*) from pg_locks where relation = 'mod_calls'::regclass and not granted
+        and database = (select oid from pg_database where datname = current_database()) and $1::uuid is not null";
     wait_for_count(&mut watch, blocked, run.run_id, 1).await;
     run.events(200, &mut watch).await;
     lock.rollback().await.unwrap();

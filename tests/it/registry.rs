@@ -72,8 +72,7 @@ async fn list_of_mods_names_each_field_once() {
 
 #[tokio::test]
 async fn a_mod_is_uploaded_used_switched_and_removed() {
-    let data = folder();
-    let server = Server::start_in(data.clone(), &with_uploads());
+    let server = Server::start(&with_uploads());
     server.wait_ready().await;
     let body = json!({"name": "fixed", "language": "python", "entrypoint": "fixed", "source": says("fixed", "one")});
     assert_eq!(send(&server, "", Method::POST, "/v1/mods", Some(&body)).await.0, 401);
@@ -124,7 +123,7 @@ async fn a_mod_is_uploaded_used_switched_and_removed() {
     assert_eq!((status, &told["error"]["code"]), (400, &json!("mod_disabled")), "{told}");
 
     server.stop("TERM").await;
-    let server = Server::start_in(data, &with_uploads());
+    let server = server.start_again(&with_uploads());
     server.wait_ready().await;
     let (_, shown) = send(&server, "user-key", Method::GET, "/v1/mods/fixed", None).await;
     assert_eq!((&shown["enabled"], &shown["hash"]), (&json!(false), &registered["hash"]), "{shown}");
@@ -292,10 +291,7 @@ async fn seen(server: &Server, name: &str, is_right: impl Fn(&Value) -> bool) {
 async fn servers_on_one_database_follow_each_other() {
     let first = Server::start(&with_uploads());
     first.wait_ready().await;
-    let postmaster = std::fs::read_to_string(first.data_dir.join("postgres/data/postmaster.pid")).unwrap();
-    let socket = postmaster.lines().nth(4).unwrap().replace('/', "%2F");
-    let url = format!("postgres://thunder@{socket}/thunder");
-    let second = Server::start(&[&with_uploads()[..], &["--database-url", &url]].concat());
+    let second = first.start_beside(&with_uploads());
     second.wait_ready().await;
     let body = json!({"name": "fixed", "language": "python", "source": says("fixed", "one")});
     let (status, registered) = upload(&first, &body).await;

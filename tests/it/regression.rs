@@ -93,7 +93,7 @@ async fn a_mod_from_its_first_line_to_a_server() {
     let (code, told, said) = run(&[&["mods", "push", moods][..], &to].concat()).await;
     assert!(code == 0 && told.starts_with("short "), "{told}{said}");
     let ask = json!({"prompt": "Well?", "mods": ["short"]});
-    let request = reqwest::Client::new().post(format!("{}/v1/completions", server.base)).bearer_auth("boss-key");
+    let request = crate::harness::http().post(format!("{}/v1/completions", server.base)).bearer_auth("boss-key");
     let answer: Value = request.json(&ask).send().await.unwrap().json().await.unwrap();
     assert_eq!(answer["choices"][0]["text"], "Yes.", "{answer}");
     let (code, _, said) = run(&[&["mods", "push", moods, "--module", "words"][..], &to].concat()).await;

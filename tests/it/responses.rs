@@ -217,13 +217,13 @@ async fn a_response_outlives_the_server_and_is_its_owners() {
     let kept = first.answer(RESPONSES, &asked).await;
     let path = format!("/v1/responses/{}", kept["id"].as_str().unwrap());
     first.stop("TERM").await;
-    let again = Server::start_in(first.data_dir.clone(), &["--api-key", "one", "--api-key", "two"]);
+    let again = first.start_again(&["--api-key", "one", "--api-key", "two"]);
     again.wait_ready().await;
     assert_eq!(again.get(&path).await, (200, kept.clone()));
     let further = ask(json!({"previous_response_id": kept["id"], "input": "And now?", "max_output_tokens": 4}));
     let gone_on = again.answer(RESPONSES, &further).await;
     assert!(gone_on["usage"]["input_tokens"].as_u64() > kept["usage"]["input_tokens"].as_u64());
-    let other = reqwest::Client::new().get(format!("{}{path}", again.base)).bearer_auth("two").send().await.unwrap();
+    let other = crate::harness::http().get(format!("{}{path}", again.base)).bearer_auth("two").send().await.unwrap();
     assert_eq!(other.status(), 404, "it is another key's");
 }
 

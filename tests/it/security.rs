@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 const KEY: &str = "correct-horse-battery";
 
 async fn send(server: &Server, path: &str, headers: &[(&str, &str)]) -> Response {
-    let mut request = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build().unwrap().request(
+    let mut request = crate::harness::client().redirect(reqwest::redirect::Policy::none()).build().unwrap().request(
         if path.starts_with("/v1/chat") { Method::POST } else { Method::GET },
         format!("{}{path}", server.base),
     );
@@ -102,7 +102,7 @@ async fn keys_open_everything_but_health() {
 }
 
 async fn a_browser_logs_in(server: &Server) {
-    let client = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build().unwrap();
+    let client = crate::harness::client().redirect(reqwest::redirect::Policy::none()).build().unwrap();
     let login = |key: &str| {
         let form = format!("key={key}");
         client
@@ -126,7 +126,7 @@ async fn a_browser_logs_in(server: &Server) {
 async fn login_returns_to_the_page_that_was_asked_for() {
     let server = Server::start(&["--api-key", KEY]);
     server.wait_ready().await;
-    let client = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build().unwrap();
+    let client = crate::harness::client().redirect(reqwest::redirect::Policy::none()).build().unwrap();
     let location = |response: &reqwest::Response| response.headers()["location"].to_str().unwrap().to_owned();
     let asked = "/runs?q=model:%22a%20b%22&before=1";
     let refused = client.get(format!("{}{asked}", server.base)).header("accept", "text/html").send().await.unwrap();
@@ -160,7 +160,7 @@ async fn login_page_runs_no_scripts_and_takes_few_tries() {
     let page = send(&server, "/login", &[]).await;
     let policy = page.headers()["content-security-policy"].to_str().unwrap();
     assert!(policy.contains("default-src 'none'") && policy.contains("frame-ancestors 'none'"), "{policy}");
-    let client = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build().unwrap();
+    let client = crate::harness::client().redirect(reqwest::redirect::Policy::none()).build().unwrap();
     let login = |key: &str| {
         let request = client.post(format!("{}/login", server.base)).body(format!("key={key}"));
         request.header("content-type", "application/x-www-form-urlencoded").header("origin", &server.base).send()
@@ -192,7 +192,7 @@ async fn request_with_two_host_headers_is_refused() {
 }
 
 async fn the_named_origin_may_call(server: &Server) {
-    let preflight = reqwest::Client::new()
+    let preflight = crate::harness::http()
         .request(Method::OPTIONS, format!("{}/v1/chat/completions", server.base))
         .header("origin", "https://app.example")
         .header("access-control-request-method", "POST")

@@ -224,7 +224,7 @@ async fn dashboard_shows_the_runs_of_the_login() {
     completion(&server, "ann-key-1", "ann-page").await;
     // The list shows stored runs; a request for one run waits until it is stored.
     assert_eq!(get(&server, "ann-key-1", "/api/v1/runs/ann-page").await.0, 200);
-    let client = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).build().unwrap();
+    let client = crate::harness::client().redirect(reqwest::redirect::Policy::none()).build().unwrap();
     let page = async |key: &str, path: &str| {
         let login = client.post(format!("{}/login", server.base)).body(format!("key={key}"));
         let login = login.header("content-type", "application/x-www-form-urlencoded").send().await.unwrap();

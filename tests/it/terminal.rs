@@ -289,12 +289,11 @@ async fn what_is_taken_back_is_erased_from_the_terminal() {
 
 #[tokio::test]
 async fn a_server_that_dies_leaves_what_it_said_and_another_goes_on() {
-    let port = super::harness::free_port();
-    let address = format!("127.0.0.1:{port}");
-    let dying = Server::start(&["--listen", &address, "--api-key", "secret"]);
+    let dying = Server::start(&["--api-key", "secret"]);
     dying.wait_ready().await;
     let pid = dying.pid().to_string();
-    let base = format!("http://{address}");
+    let base = dying.base.clone();
+    let address = base.trim_start_matches("http://").to_owned();
     let scene = move || {
         let mut terminal = Terminal::at(&base, &["--no-attention", "--api-key", "secret"]);
         let at = terminal.wait(0, "/help lists");

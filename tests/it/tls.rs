@@ -1,6 +1,6 @@
 //! TLS on the server's own port: who speaks it, who does not, and what the files have to be.
 
-use super::harness::{Server, certificate, client, folder, free_port, model, thunder};
+use super::harness::{Server, certificate, client, folder, thunder};
 use reqwest::Method;
 use serde_json::json;
 use std::io::{ErrorKind, Read, Write};
@@ -191,24 +191,10 @@ async fn command_line_client_connects_over_https() {
 
 #[tokio::test]
 async fn llama_servers_variables_name_the_files() {
-    let folder = folder();
-    let port = free_port();
-    let mut command = thunder();
-    command.args(["serve", "--port", &port.to_string(), "--threads", "1", "--model"]).arg(model());
-    command.arg("--data-dir").arg(&folder);
-    command.env("LLAMA_ARG_SSL_CERT_FILE", certificate("server.pem"));
-    command.env("LLAMA_ARG_SSL_KEY_FILE", certificate("server.key"));
-    let mut child = command.stderr(std::process::Stdio::null()).spawn().unwrap();
-    let (http, begun) = (client().build().unwrap(), std::time::Instant::now());
-    let alive = loop {
-        if let Ok(answer) = http.get(format!("https://localhost:{port}/healthz")).send().await {
-            break answer;
-        }
-        assert!(begun.elapsed() < PATIENCE, "nothing answers over https");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    };
+    let (chain, key) = (certificate("server.pem"), certificate("server.key"));
+    let env = [("LLAMA_ARG_SSL_CERT_FILE", chain.as_str()), ("LLAMA_ARG_SSL_KEY_FILE", key.as_str())];
+    let server = Server::start_with_env(&[], &env);
+    assert!(server.base.starts_with("https://"), "{}", server.base);
+    let alive = client().build().unwrap().get(format!("{}/healthz", server.base)).send().await.unwrap();
     assert!(alive.text().await.unwrap().contains("thunder"));
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(child.id().cast_signed()), nix::sys::signal::Signal::SIGTERM)
-        .unwrap();
-    child.wait().unwrap();
 }

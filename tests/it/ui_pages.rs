@@ -137,7 +137,7 @@ async fn script_bytes(server: &Server, path: &str) -> usize {
     };
     let tags = html.split('<').filter(|tag| tag.starts_with("script ") || tag.contains("rel=\"modulepreload\""));
     let mut wanted: Vec<String> = tags.filter_map(|tag| attribute(tag, "src").or(attribute(tag, "href"))).collect();
-    let packed = reqwest::Client::builder().no_gzip().no_zstd().pool_max_idle_per_host(0).build().unwrap();
+    let packed = crate::harness::client().no_gzip().no_zstd().pool_max_idle_per_host(0).build().unwrap();
     let (mut seen, mut bytes) = (BTreeSet::new(), 0);
     while let Some(path) = wanted.pop() {
         if !seen.insert(path.clone()) {

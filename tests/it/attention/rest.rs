@@ -34,7 +34,7 @@ async fn one_answer_at_once_has_everything() {
     let plain = server.answer("/api/v1/generate", &json!({"input_ids": prompt, "max_new_tokens": 2})).await;
     assert!(plain.get("attention_data").is_none(), "only what was asked for");
     // This client leaves what it gets as it is.
-    let bare = reqwest::Client::builder().no_gzip().no_zstd().build().unwrap();
+    let bare = crate::harness::client().no_gzip().no_zstd().build().unwrap();
     let gzipped = bare
         .post(format!("{}/api/v1/generate", server.base))
         .header("accept-encoding", "gzip")

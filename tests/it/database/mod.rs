@@ -2,11 +2,12 @@
 //! database that `THUNDER_TEST_DATABASE_URL` names, with `THUNDER_TEST_DATABASE_DIRECT_URL` where a pooler is between.
 
 mod checks;
-mod postgres;
+mod pooler;
 
+use super::harness::postgres::Postgres;
 use super::harness::{Server, certificate, folder};
 use checks::Target;
-use postgres::{Pooler, Postgres};
+use pooler::Pooler;
 
 /// Runs every check on a server that records into this database. The checks' own statements use `test_url`.
 async fn check(name: &str, url: &str, direct_url: Option<&str>, test_url: &str) {
@@ -29,30 +30,30 @@ async fn check(name: &str, url: &str, direct_url: Option<&str>, test_url: &str) 
 
 #[tokio::test]
 async fn every_check_passes_on_a_direct_connection() {
-    let url = Postgres::shared().await.database("direct").await;
+    let url = Postgres::shared().empty_database("direct");
     check("direct", &url, None, &url).await;
 }
 
 #[tokio::test]
 async fn every_check_passes_over_tls() {
-    let url = Postgres::shared().await.database("tls").await;
+    let url = Postgres::shared().empty_database("tls");
     let url = format!("{url}?sslmode=verify-full&sslrootcert={}", certificate("authority.pem"));
     check("TLS", &url, None, &url).await;
 }
 
 #[tokio::test]
 async fn every_check_passes_through_pgbouncer_by_session() {
-    let postgres = Postgres::shared().await;
+    let postgres = Postgres::shared();
     let Some(pooler) = Pooler::start(postgres, "session") else { return };
-    let test_url = postgres.database("sessions").await;
+    let test_url = postgres.empty_database("sessions");
     check("pgbouncer, session mode", &pooler.url("sessions"), None, &test_url).await;
 }
 
 #[tokio::test]
 async fn every_check_passes_through_pgbouncer_by_transaction() {
-    let postgres = Postgres::shared().await;
+    let postgres = Postgres::shared();
     let Some(pooler) = Pooler::start(postgres, "transaction") else { return };
-    let test_url = postgres.database("transactions").await;
+    let test_url = postgres.empty_database("transactions");
     check("pgbouncer, transaction mode", &pooler.url("transactions"), None, &test_url).await;
 }
 

@@ -211,22 +211,13 @@ async fn an_idle_model_sleeps_until_the_next_request() {
 
 #[tokio::test]
 async fn vertex_predictions_are_requests_to_other_routes() {
-    let port = crate::harness::free_port();
-    let folder = crate::harness::folder();
-    let mut command = crate::harness::thunder();
-    command.args(["serve", "--port", "1", "--api-key", "k", "--model"]).arg(crate::harness::model());
-    command.arg("--data-dir").arg(&folder).envs([("AIP_MODE", "PREDICTION"), ("AIP_HEALTH_ROUTE", "/alive")]);
-    let log = std::fs::File::create(folder.join("server.log")).unwrap();
-    let child = command.env("AIP_HTTP_PORT", port.to_string()).stdin(std::process::Stdio::null()).stderr(log).spawn();
-    let _child = Ended(child.unwrap());
+    let env = [("AIP_MODE", "PREDICTION"), ("AIP_HEALTH_ROUTE", "/alive"), ("AIP_HTTP_PORT", "0")];
+    let server = Server::start_with_env(&["--port", "1", "--api-key", "k"], &env);
+    server.wait_ready().await;
+    assert!(!server.base.ends_with(":1"), "AIP_HTTP_PORT has no effect");
     let client = crate::harness::client().pool_max_idle_per_host(0).build().unwrap();
-    let url = |path: &str| format!("http://127.0.0.1:{port}{path}");
-    let begun = Instant::now();
-    while !client.get(url("/alive")).send().await.is_ok_and(|answer| answer.status().as_u16() == 200) {
-        let log = std::fs::read_to_string(folder.join("server.log")).unwrap();
-        assert!(begun.elapsed() < Duration::from_mins(3), "{log}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    let url = |path: &str| format!("{}{path}", server.base);
+    assert_eq!(client.get(url("/alive")).send().await.unwrap().status().as_u16(), 200);
     let chat = hello(&json!({"@requestFormat": "chatCompletions", "stream": true}));
     let body = json!({"instances": [
         chat,
@@ -247,15 +238,4 @@ async fn vertex_predictions_are_requests_to_other_routes() {
     }
     let wrong = client.post(url("/predict")).json(&json!({"instances": {}})).bearer_auth("k").send().await.unwrap();
     assert_eq!(wrong.status().as_u16(), 400);
-}
-
-/// A process that ends with the test.
-struct Ended(std::process::Child);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        // SIGTERM, so that the server stops its database.
-        let _ = std::process::Command::new("kill").arg(self.0.id().to_string()).status();
-        let _ = self.0.wait();
-    }
 }

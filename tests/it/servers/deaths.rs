@@ -1,6 +1,7 @@
 //! Servers that die.
 
-use super::{Cluster, Events};
+use super::Cluster;
+use crate::harness::SseReader;
 use crate::stream::{Client, endless};
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,10 @@ async fn runs_of_a_killed_server_are_interrupted_and_those_of_the_other_go_on() 
         runs.push(run_id);
         clients.push(client);
     }
+<<<<<<< HEAD
+=======
+    let mut list = SseReader::get(b, "/api/v1/runs/live").await;
+>>>>>>> d8babd7 (Give each test server a database of one shared PostgreSQL)
     let begun = Instant::now();
     a.stop("KILL").await;
     list.until(|_, data| data["run_id"] == runs[0] && data["status"] == "interrupted").await;

@@ -1,7 +1,7 @@
 //! Requests for runs that another server generates.
 
-use super::{Cluster, Events, KEY, cluster};
-use crate::harness::Server;
+use super::{Cluster, KEY, cluster};
+use crate::harness::{Server, SseReader};
 use crate::stream::{Client, endless, of_type};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -26,21 +26,22 @@ async fn run_is_followed_and_cancelled_from_another_server() {
     let Cluster { a, b, .. } = cluster().await;
     let (mut client, run_id, _) = begun(a).await;
     let path = format!("/api/v1/runs/{run_id}");
-    let mut events = Events::of(b, &format!("{path}/events")).await;
+    let mut events = SseReader::get(b, &format!("{path}/events")).await;
     let mut items = Vec::new();
     while items.len() < 40 {
-        let (name, item) = events.next().await.unwrap();
-        assert_eq!(name, "item", "{item}");
-        items.push(item);
+        let event = events.next().await.unwrap();
+        assert_eq!(event.name, "item", "{}", event.data);
+        items.push(event.json());
     }
     let (status, answer) = b.post(&format!("{path}/cancel"), &json!({})).await;
     assert_eq!((status, &answer["run_id"]), (202, &json!(run_id)), "{answer}");
     client.until_end().await;
     let end = loop {
-        match events.next().await.unwrap() {
-            (name, item) if name == "item" => items.push(item),
-            (_, end) => break end,
+        let event = events.next().await.unwrap();
+        if event.name != "item" {
+            break event.json();
         }
+        items.push(event.json());
     };
     assert_eq!(end["status"], "cancelled");
     let stored = a.request(Method::GET, &format!("{path}/events")).send().await.unwrap().text().await.unwrap();

@@ -1,7 +1,7 @@
 //! The example of a load balancer in the documentation, in front of two servers.
 
-use super::{Cluster, Events, KEY, cluster, run_on};
-use crate::harness::{Server, folder, free_port};
+use super::{Cluster, KEY, cluster, run_on};
+use crate::harness::{Server, SseReader, folder, free_port};
 use crate::stream::{Client, endless, of_type};
 use reqwest::Method;
 use serde_json::json;
@@ -54,7 +54,7 @@ async fn load_balancer_of_the_documentation_works() {
     let Some((_proxy, both)) = proxy(a, b).await else { return };
 
     // Requests are spread, and the list shows the runs of both, whichever server answers.
-    let mut list = Events::of(&both, "/api/v1/runs/live").await;
+    let mut list = SseReader::get(&both, "/api/v1/runs/live").await;
     let mut servers = HashSet::new();
     for _ in 0..4 {
         let body = json!({"prompt": "Once", "max_tokens": 3});
@@ -79,7 +79,7 @@ async fn load_balancer_of_the_documentation_works() {
     let messages = client.until(|message| message["index"].as_u64() >= Some(5)).await;
     let (run_id, id) = (messages[0]["run_id"].as_str().unwrap(), &messages[0]["request_id"]);
     for _ in 0..2 {
-        let mut events = Events::of(&both, &format!("/api/v1/runs/{run_id}/events")).await;
+        let mut events = SseReader::get(&both, &format!("/api/v1/runs/{run_id}/events")).await;
         events.until(|name, _| name == "item").await;
     }
 

@@ -5,11 +5,10 @@ mod forwarding;
 mod load_balancer;
 mod no_model;
 
-use crate::harness::{Server, psql};
-use futures::StreamExt;
-use futures::stream::BoxStream;
+use crate::harness::postgres::kill_listeners;
+use crate::harness::{Server, SseReader};
 use reqwest::Method;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -28,7 +27,7 @@ impl Cluster {
     async fn start() -> Self {
         let database = Server::start(&["--no-model", "--api-key", KEY]);
         database.wait_ready().await;
-        let server = || Server::start_beside(&database, &["--api-key", KEY]);
+        let server = || database.start_beside(&["--api-key", KEY]);
         let (a, b) = (server(), server());
         a.wait_ready().await;
         b.wait_ready().await;
@@ -44,54 +43,6 @@ async fn cluster() -> &'static Cluster {
     tokio::task::spawn_blocking(|| LazyLock::force(&CLUSTER)).await.unwrap()
 }
 
-/// Server-sent events as they arrive: the name and the data of each.
-struct Events {
-    bytes: BoxStream<'static, reqwest::Result<bytes::Bytes>>,
-    text: String,
-}
-
-impl Events {
-    async fn of(server: &Server, path: &str) -> Self {
-        let request = server.request(Method::GET, path).header("accept", "text/event-stream");
-        Self::from(request.send().await.unwrap())
-    }
-
-    fn from(response: reqwest::Response) -> Self {
-        assert_eq!(response.status(), 200);
-        Self { bytes: response.bytes_stream().boxed(), text: String::new() }
-    }
-
-    /// The next event; `None` at the end.
-    async fn next(&mut self) -> Option<(String, Value)> {
-        loop {
-            if let Some(end) = self.text.find("\n\n") {
-                let event: String = self.text.drain(..end + 2).collect();
-                let field =
-                    |name: &str| event.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().to_owned();
-                if let Ok(data) = serde_json::from_str(&field("data: ")) {
-                    return Some((field("event: "), data));
-                }
-                continue;
-            }
-            let chunk = tokio::time::timeout(PATIENCE, self.bytes.next()).await.expect("no event comes")?;
-            self.text.push_str(std::str::from_utf8(&chunk.unwrap()).unwrap());
-        }
-    }
-
-    /// Reads up to the first event that fits. Comments keep a stream alive, so the whole search has a limit, too.
-    async fn until(&mut self, fits: impl Fn(&str, &Value) -> bool) -> Value {
-        let search = async {
-            loop {
-                let (name, data) = self.next().await.expect("the stream ended before");
-                if fits(&name, &data) {
-                    return data;
-                }
-            }
-        };
-        tokio::time::timeout(2 * PATIENCE, search).await.expect("the event does not come")
-    }
-}
-
 /// A short run; its id.
 async fn run_on(server: &Server) -> String {
     let body = json!({"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": true});
@@ -103,7 +54,7 @@ async fn run_on(server: &Server) -> String {
 #[tokio::test]
 async fn run_of_one_server_appears_in_the_live_list_of_the_others() {
     let Cluster { a, b, database } = cluster().await;
-    let mut lists = [Events::of(b, "/api/v1/runs/live").await, Events::of(database, "/api/v1/runs/live").await];
+    let mut lists = [SseReader::get(b, "/api/v1/runs/live").await, SseReader::get(database, "/api/v1/runs/live").await];
     let run_id = run_on(a).await;
     for list in &mut lists {
         list.until(|name, data| name == "change" && data["run_id"] == run_id && data["status"] == "done").await;
@@ -114,7 +65,7 @@ async fn run_of_one_server_appears_in_the_live_list_of_the_others() {
 #[tokio::test]
 async fn ingested_run_appears_in_the_live_list_of_the_others() {
     let Cluster { a, database, .. } = cluster().await;
-    let mut list = Events::of(a, "/api/v1/runs/live").await;
+    let mut list = SseReader::get(a, "/api/v1/runs/live").await;
     let document = json!({"request": {"request_id": "from-elsewhere", "created_at": "2025-12-01T18:30:00Z"},
                           "events": [], "mod_calls": [], "mod_logs": [], "actions": []});
     let (status, answer) = database.post("/ingest", &document).await;
@@ -127,10 +78,9 @@ async fn ingested_run_appears_in_the_live_list_of_the_others() {
 #[tokio::test]
 async fn lost_notifications_are_made_up_for() {
     let Cluster { a, b, database } = cluster().await;
-    let mut list = Events::of(b, "/api/v1/runs/live").await;
+    let mut list = SseReader::get(b, "/api/v1/runs/live").await;
     for _ in 0..3 {
-        let sql = "select count(pg_terminate_backend(pid)) from pg_stat_activity where application_name = 'thunder notifications'";
-        assert_ne!(psql(&database.database_url(), sql).await, "0");
+        assert_ne!(kill_listeners(&database.database_url()).await, "0");
         let run_id = run_on(a).await;
         list.until(|name, data| name == "change" && data["run_id"] == run_id && data["status"] == "done").await;
     }

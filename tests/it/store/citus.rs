@@ -115,7 +115,7 @@ async fn certificate_of_version_1_is_named_with_a_remedy() {
         TlsAcceptor::from(Arc::new(config)).accept(stream).await.is_err()
     });
     let url = format!("postgres://someone@127.0.0.1:{port}/thunder?sslmode=require");
-    let data_dir = Data::new().0.clone();
+    let data_dir = Data::folder().0.clone();
     let error = Store::open(Database::Url { url, direct_url: None, data_dir }, |_| {}).await.err().unwrap().to_string();
     assert!(error.contains("UnsupportedCertVersion"), "{error}");
     assert!(error.contains("version 3 is needed: make one with `openssl req -x509"), "{error}");
@@ -164,7 +164,7 @@ async fn thunder_on(url: &str, data: &Data, words: &[&str]) -> String {
 #[tokio::test]
 async fn schema_is_distributed_over_citus_and_runs_are_kept_there() {
     let Some((cluster, url)) = Cluster::start().await else { return };
-    let data = Data::new();
+    let data = Data::folder();
     let database = || Database::Url { url: url.clone(), direct_url: None, data_dir: data.0.clone() };
     let store = Store::open(database(), |_| {}).await.unwrap();
     let before = store.ingest(&Scope::All, None, document("before", 3)).await.unwrap().run_id;

@@ -5,7 +5,7 @@ use thunder::store::{Database, EmbeddedError, Error, Store};
 
 #[tokio::test]
 async fn two_starts_on_one_directory_are_refused() {
-    let data = Data::new();
+    let data = Data::embedded();
     let starts: Vec<_> =
         (0..6).map(|_| data.database()).map(|database| tokio::spawn(Store::open(database, |_| {}))).collect();
     let mut opened = Vec::new();
@@ -26,7 +26,7 @@ async fn two_starts_on_one_directory_are_refused() {
 
 #[tokio::test]
 async fn data_survives_a_stop_and_stays_private() {
-    let data = Data::new();
+    let data = Data::embedded();
     let store = data.open().await;
     let run_id = store.ingest(&Scope::All, None, document("kept", 5)).await.unwrap().run_id;
     let url = data.url();
@@ -47,7 +47,7 @@ async fn data_survives_a_stop_and_stays_private() {
 
 #[tokio::test]
 async fn an_interrupted_initdb_and_a_stale_pid_file_are_no_harm() {
-    let data = Data::new();
+    let data = Data::embedded();
     std::fs::create_dir_all(data.0.join("postgres/data.new/base")).unwrap();
     if nix::unistd::geteuid().is_root() {
         let user = nix::unistd::User::from_name("postgres").unwrap().unwrap();
@@ -66,7 +66,7 @@ async fn an_interrupted_initdb_and_a_stale_pid_file_are_no_harm() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_server_is_started_again() {
-    let data = Data::new();
+    let data = Data::embedded();
     let store = data.open().await;
     store.ingest(&Scope::All, None, document("kept", 5)).await.unwrap();
     // SIGTERM ends no connection: the server would wait for ours, and take no other.
@@ -85,11 +85,8 @@ async fn a_killed_server_is_started_again() {
 
 #[tokio::test]
 async fn migrations_of_several_starts_at_once_are_applied_once() {
-    let data = Data::new();
-    let first = data.open().await;
-    let url = data.url();
-    psql(&url, "create database empty").await;
-    let empty = format!("{}/empty", url.strip_suffix("/thunder").unwrap());
+    let data = Data::empty();
+    let empty = data.url();
     let starts: Vec<_> = (0..6)
         .map(|number| Database::Url { url: empty.clone(), direct_url: None, data_dir: data.0.join(number.to_string()) })
         .map(|database| tokio::spawn(Store::open(database, |_| {})))
@@ -107,7 +104,6 @@ async fn migrations_of_several_starts_at_once_are_applied_once() {
     // three days of six tables, and the default ones
     assert_eq!(psql(&empty, "select count(*) from pg_inherits where inhparent::regclass in ('events', 'mod_calls', 'mod_logs', 'actions', 'attention', 'run_columns')").await, "24");
     assert_eq!(psql(&empty, "select make_partitions((now() at time zone 'utc')::date + 1, 5)").await, "18");
-    first.close().await;
 }
 
 #[tokio::test]
@@ -124,7 +120,7 @@ async fn schema_of_later_release_is_refused() {
 
 #[tokio::test]
 async fn database_that_takes_no_writes_is_not_ready() {
-    let data = Data::new();
+    let data = Data::embedded();
     let store = data.open().await;
     store.ready().await.unwrap();
     let url = data.url();
@@ -187,7 +183,7 @@ async fn only_runs_of_dead_servers_are_interrupted() {
 /// Thunder dies without a word: its server lives on, and the next Thunder takes the data over.
 #[test]
 fn the_server_of_a_killed_thunder_is_taken_over() {
-    let data = Data::new();
+    let data = Data::embedded();
     let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let first = runtime();
     let store = first.block_on(data.open());

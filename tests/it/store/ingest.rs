@@ -92,7 +92,7 @@ async fn a_document_that_json_nests_too_deeply_is_refused_and_leaves_nothing() {
 /// Posters that are told 201 find their run after the server was killed; the others can post again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_acknowledged_survives_a_killed_database() {
-    let data = Data::new();
+    let data = Data::embedded();
     let store = data.open().await;
     let until = Instant::now() + Duration::from_secs(4);
     let posters: Vec<_> = (0..3)
@@ -195,7 +195,7 @@ async fn an_ingest_that_is_dropped_in_the_middle_leaves_nothing_behind() {
 /// On a Unix socket rows are copied, over TCP inserted; both give back what went in, and know it for the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn over_tcp_a_document_comes_back_the_same() {
-    let (server, client) = (Data::new(), Data::new());
+    let (server, client) = (Data::embedded(), Data::folder());
     let database = server.open().await;
     let file = std::fs::read_to_string(server.0.join("postgres/data/postmaster.pid")).unwrap();
     let socket = format!("{}/.s.PGSQL.5432", file.lines().nth(4).unwrap());

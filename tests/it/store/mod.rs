@@ -9,7 +9,8 @@ mod retention;
 mod runs;
 mod servers;
 
-use crate::harness::psql;
+use crate::harness::postgres::{TestDatabase, kill_listeners};
+use crate::harness::{folder, psql};
 use chrono::Utc;
 use serde_json::json;
 use std::path::PathBuf;
@@ -23,16 +24,43 @@ use thunder::events::{
 use thunder::store::{Database, EmbeddedError, Error, RunChange, RunChanges, RunListUpdate, Store};
 use thunder::trace::document::Document;
 
-/// A data directory that goes away with the test.
-struct Data(PathBuf);
+/// A data directory and a database, which are removed with the test.
+struct Data(PathBuf, Location);
+
+enum Location {
+    /// A database of the shared PostgreSQL server.
+    Shared(TestDatabase),
+    /// A PostgreSQL server in the data directory.
+    Embedded,
+}
 
 impl Data {
+    /// A migrated database.
     fn new() -> Self {
-        Self(std::env::temp_dir().join(format!("thunder-test-{}", RunId::now())))
+        Self(folder(), Location::Shared(TestDatabase::new()))
+    }
+
+    /// An empty database.
+    fn empty() -> Self {
+        Self(folder(), Location::Shared(TestDatabase::empty()))
+    }
+
+    /// A PostgreSQL server of its own, which [`Data::open`] starts.
+    fn embedded() -> Self {
+        Self(folder(), Location::Embedded)
+    }
+
+    /// A data directory for a store whose database is elsewhere.
+    fn folder() -> Self {
+        Self::embedded()
     }
 
     fn database(&self) -> Database {
-        Database::Embedded { data_dir: self.0.clone() }
+        let data_dir = self.0.clone();
+        match &self.1 {
+            Location::Shared(database) => Database::Url { url: database.url(), direct_url: None, data_dir },
+            Location::Embedded => Database::Embedded { data_dir },
+        }
     }
 
     /// A program that another test is just starting holds the folder's lock until it has begun.
@@ -71,8 +99,11 @@ impl Data {
         panic!("the database server never came back");
     }
 
-    /// Address of the running server for a second, independent client.
+    /// Returns the address of the database for a second, independent client.
     fn url(&self) -> String {
+        if let Location::Shared(database) = &self.1 {
+            return database.url();
+        }
         let file = std::fs::read_to_string(self.0.join("postgres/data/postmaster.pid")).unwrap();
         let socket = file.lines().nth(4).unwrap().replace('/', "%2F");
         format!("postgres://thunder@{socket}/thunder")
@@ -103,12 +134,6 @@ async fn next_change(updates: &mut RunChanges) -> RunChange {
             return change;
         }
     }
-}
-
-/// Kills the connections on which servers listen; returns how many there were.
-async fn kill_listeners(url: &str) -> String {
-    let sql = "select count(pg_terminate_backend(pid)) from pg_stat_activity where application_name = 'thunder notifications'";
-    psql(url, sql).await
 }
 
 /// A payload of that many generated tokens with one mod; 256 of them make some 2500 rows.

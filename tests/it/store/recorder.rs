@@ -107,7 +107,7 @@ async fn a_request_id_that_is_taken_does_not_lose_the_run() {
 /// A database elsewhere that goes away and comes back, while runs begin, grow and end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn runs_are_spooled_while_the_database_is_away_and_drained_in_order() {
-    let (server, client) = (Data::new(), Data::new());
+    let (server, client) = (Data::embedded(), Data::folder());
     let database = server.open().await;
     let url = Database::Url { url: server.url(), direct_url: None, data_dir: client.0.clone() };
     let store = Store::open(url.clone(), |_| {}).await.unwrap();
@@ -160,7 +160,7 @@ async fn runs_are_spooled_while_the_database_is_away_and_drained_in_order() {
 /// A read of a run that is over says that it must wait, and gets all of it when the database is back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn read_of_a_spooled_run_is_refused_until_the_database_has_it() {
-    let (server, client) = (Data::new(), Data::new());
+    let (server, client) = (Data::embedded(), Data::folder());
     let database = server.open().await;
     let store = Store::open(Database::Url { url: server.url(), direct_url: None, data_dir: client.0.clone() }, |_| {})
         .await
@@ -185,7 +185,7 @@ async fn read_of_a_spooled_run_is_refused_until_the_database_has_it() {
 /// Tests that the next process stores the spool file of one that ended while the database was down.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_spool_file_of_a_dead_server_is_drained_at_the_next_start() {
-    let (server, client) = (Data::new(), Data::new());
+    let (server, client) = (Data::embedded(), Data::folder());
     let database = server.open().await;
     let url = Database::Url { url: server.url(), direct_url: None, data_dir: client.0.clone() };
     let store = Store::open(url.clone(), |_| {}).await.unwrap();
@@ -217,7 +217,7 @@ async fn a_spool_file_of_a_dead_server_is_drained_at_the_next_start() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_database_comes_back_while_a_run_is_recorded() {
-    let data = Data::new();
+    let data = Data::embedded();
     let store = data.open().await;
     let (Recorder { signals: recorder, .. }, _) = store.recorder();
     let mut run = Live::new("survivor");
@@ -246,7 +246,7 @@ async fn a_killed_database_comes_back_while_a_run_is_recorded() {
 /// Rows that cannot be read any more keep nobody from starting.
 #[tokio::test]
 async fn a_damaged_run_of_a_dead_server_is_marked_and_keeps_nobody_from_starting() {
-    let data = Data::new();
+    let data = Data::embedded();
     let store = data.open().await;
     let (Recorder { signals: recorder, .. }, _) = store.recorder();
     let mut run = Live::new("damaged");

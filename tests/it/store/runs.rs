@@ -1,7 +1,7 @@
 use super::{Data, Live, document, psql};
 use std::time::Duration;
 use thunder::events::Scope;
-use thunder::store::{Database, Error, RunQuery, Store};
+use thunder::store::{Error, RunQuery, Store};
 use thunder::trace::document::Document;
 
 async fn found(store: &Store, q: &str) -> Vec<String> {
@@ -116,19 +116,13 @@ async fn what_few_runs_have_is_found_without_reading_all() {
     const READ: &str =
         "select coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) from pg_stat_user_tables where relname = 'runs'";
     let data = Data::new();
-    let first = data.open().await;
+    let store = data.open().await;
     let url = data.url();
-    psql(&url, "create database many").await;
-    let many_url = format!("{}/many", url.strip_suffix("/thunder").unwrap());
-    let store =
-        Store::open(Database::Url { url: many_url.clone(), direct_url: None, data_dir: data.0.join("many") }, |_| {})
-            .await
-            .unwrap();
     // Nobody else reads.
-    psql(&many_url, "alter table runs set (autovacuum_enabled = off)").await;
-    psql(&many_url, &many(COUNT)).await;
-    psql(&many_url, "vacuum runs").await;
-    let before_lists: u32 = psql(&many_url, READ).await.parse().unwrap();
+    psql(&url, "alter table runs set (autovacuum_enabled = off)").await;
+    psql(&url, &many(COUNT)).await;
+    psql(&url, "vacuum runs").await;
+    let before_lists: u32 = psql(&url, READ).await.parse().unwrap();
     let special = |rest: u32, of: u32| -> Vec<String> {
         (1..=COUNT).rev().filter(|i| i % of == rest).map(|i| format!("req-{i:06}")).collect()
     };
@@ -175,14 +169,13 @@ async fn what_few_runs_have_is_found_without_reading_all() {
 
     // The server counts what a connection has read once it has ended.
     store.close().await;
-    let others = "select count(*) from pg_stat_activity where datname = 'many' and pid <> pg_backend_pid()
+    let others = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
         and backend_type = 'client backend'";
-    while psql(&many_url, others).await != "0" {
+    while psql(&url, others).await != "0" {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    let rows = psql(&many_url, READ).await.parse::<u32>().unwrap() - before_lists;
+    let rows = psql(&url, READ).await.parse::<u32>().unwrap() - before_lists;
     assert!(rows < COUNT / 2, "{rows} rows were read for lists of few");
-    first.close().await;
 }
 
 #[tokio::test]
@@ -225,18 +218,14 @@ async fn names_of_models_are_read_up_to_a_limit() {
 
 #[tokio::test]
 async fn a_database_of_before_is_brought_up_to_date_and_says_so() {
-    let data = Data::new();
-    let first = data.open().await;
+    let data = Data::empty();
     let url = data.url();
-    psql(&url, "create database old").await;
-    let old_url = format!("{}/old", url.strip_suffix("/thunder").unwrap());
-    let database = || Database::Url { url: old_url.clone(), direct_url: None, data_dir: data.0.join("old") };
     let said = std::sync::Mutex::new(Vec::new());
-    let open = async || Store::open(database(), |text| said.lock().unwrap().push(text.to_owned())).await.unwrap();
+    let open = async || Store::open(data.database(), |text| said.lock().unwrap().push(text.to_owned())).await.unwrap();
     open().await.close().await;
     assert!(said.lock().unwrap().is_empty(), "a new database lacks nothing: {said:?}");
     psql(
-        &old_url,
+        &url,
         "delete from refinery_schema_history where version >= 7; alter table runs drop column request_extras, drop column owner;
         insert into responses values ('r', gen_random_uuid(), now(), 'key-0123ab', '{}', '[]'), ('s', gen_random_uuid(), now(), 'ann', '{}', '[]'); drop table servers, shared_secrets;
         drop index runs_status, runs_model, runs_errors, runs_changed, runs_mods, runs_created; drop index if exists run_keys_contain; drop extension if exists pg_trgm;
@@ -254,5 +243,4 @@ async fn a_database_of_before_is_brought_up_to_date_and_says_so() {
             "bringing the database up to date: V7__list_indexes, V8__request_extras, V9__owners, V11__servers, V12__citus"
         ]
     );
-    first.close().await;
 }

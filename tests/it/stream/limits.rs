@@ -37,9 +37,9 @@ async fn a_key_comes_as_a_header_or_with_the_first_message() {
     }
     // The address is no place for a key, and other paths do not become public by pretending.
     let path = "/generate?api_key=secret";
-    let pretending = reqwest::Client::new().get(format!("{}/api/v1/runs", server.base)).header("upgrade", "websocket");
+    let pretending = crate::harness::http().get(format!("{}/api/v1/runs", server.base)).header("upgrade", "websocket");
     assert_eq!(pretending.send().await.unwrap().status(), 401);
-    let plain = reqwest::Client::new().get(format!("{}{path}", server.base)).send().await.unwrap();
+    let plain = crate::harness::http().get(format!("{}{path}", server.base)).send().await.unwrap();
     assert_eq!(plain.status(), 401);
 
     let origin = |origin| [("authorization", "Bearer secret"), ("origin", origin)];
@@ -132,7 +132,7 @@ async fn too_many_runs_are_refused_on_every_route() {
     let server = Server::start(&["--api-key", "one,two", "--rate-limit", "4"]);
     server.wait_ready().await;
     let post = async |path: &str, key: &str, body: Value| {
-        let request = reqwest::Client::new().post(format!("{}{path}", server.base)).bearer_auth(key).json(&body);
+        let request = crate::harness::http().post(format!("{}{path}", server.base)).bearer_auth(key).json(&body);
         request.send().await.unwrap()
     };
     let mut client = Client::connect_with(&server, &[("x-api-key", "one")]).await.unwrap();

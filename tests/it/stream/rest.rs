@@ -6,14 +6,7 @@ use serde_json::{Value, json};
 
 /// The events of a stream: name and data.
 async fn events(body: &Value) -> Vec<(String, Value)> {
-    let response = server().await.request(reqwest::Method::POST, "/v1/generate").json(body).send().await.unwrap();
-    assert_eq!(response.headers()["content-type"], "text/event-stream");
-    let text = response.text().await.unwrap();
-    let field = |event: &str, name: &str| {
-        event.lines().find_map(|line| line.strip_prefix(name)).map(|value| value.trim_start_matches(": ").to_owned())
-    };
-    let event = |event: &str| Some((field(event, "event")?, serde_json::from_str(&field(event, "data")?).unwrap()));
-    text.split("\n\n").filter_map(event).collect()
+    server().await.events("/v1/generate", body).await
 }
 
 #[tokio::test]

@@ -1,0 +1,102 @@
+//! Cleanup when the test process ends, however it ends.
+
+use nix::unistd::Pid;
+use std::io::Write as _;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+/// Reads lines `start PID` and `end PID` until the test process ends. Then it ends the processes of the list and removes the
+/// folder. A process has 10 seconds for its own cleanup.
+const SCRIPT: &str = r#"
+    pids=' '
+    while read -r word pid; do
+        case $word in
+            start) pids="$pids$pid " ;;
+            end) pids="${pids%% $pid *} ${pids#* $pid }" ;;
+        esac
+    done
+    for pid in $pids; do kill "$pid"; done
+    for i in $(seq 200); do
+        alive=
+        for pid in $pids; do kill -0 "$pid" && alive=1; done
+        [ "$alive" ] || break
+        sleep 0.05
+    done
+    for pid in $pids; do kill -9 "$pid"; done
+    rm -rf "$1"
+"#;
+
+/// The shell that runs [`SCRIPT`]; its input closes when the test process ends.
+static SHELL: LazyLock<Mutex<ChildStdin>> = LazyLock::new(|| {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", SCRIPT, "sh"]).arg(root());
+    // Its own process group, so that Ctrl-C does not end it.
+    shell.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
+    Mutex::new(shell.spawn().unwrap().stdin.take().unwrap())
+});
+
+/// The folder of everything that this test process writes.
+///
+/// Its path is short, because Unix sockets are below it. It is in no private home, because PostgreSQL runs as another user if
+/// the tests run as root.
+fn root() -> PathBuf {
+    std::env::temp_dir().join(format!("thunder-it-{}", std::process::id()))
+}
+
+/// Creates an empty folder, which is removed when the test process ends.
+pub fn folder() -> PathBuf {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let path = root().join(COUNT.fetch_add(1, Ordering::Relaxed).to_string());
+    std::fs::create_dir_all(&path).unwrap();
+    LazyLock::force(&SHELL);
+    path
+}
+
+/// A process that is ended when the test process ends, until it is dropped.
+pub struct Tracked(Pid);
+
+impl Tracked {
+    pub fn new(pid: Pid) -> Self {
+        tell("start", pid);
+        Self(pid)
+    }
+}
+
+impl Drop for Tracked {
+    fn drop(&mut self) {
+        tell("end", self.0);
+    }
+}
+
+fn tell(word: &str, pid: Pid) {
+    let mut shell = SHELL.lock().unwrap_or_else(PoisonError::into_inner);
+    writeln!(shell, "{word} {pid}").unwrap();
+}
+
+/// Asserts that no process of PostgreSQL runs on a data directory.
+pub fn assert_no_postgres(data_dir: &Path, log: &str) {
+    // The processes end shortly after the program that started them.
+    for _ in 0..200 {
+        if postgres_processes(data_dir).is_empty() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    panic!("still running: {:?}\n{log}", postgres_processes(data_dir));
+}
+
+/// Returns the command lines of PostgreSQL's processes on a data directory.
+fn postgres_processes(data_dir: &Path) -> Vec<String> {
+    let folder = data_dir.to_str().unwrap();
+    let lines = std::fs::read_dir("/proc").unwrap().flatten();
+    lines
+        .filter_map(|entry| String::from_utf8(std::fs::read(entry.path().join("cmdline")).ok()?).ok())
+        .filter(|line| {
+            let program = Path::new(line.split('\0').next().unwrap_or_default()).file_name().unwrap_or_default();
+            (program == "postgres" || program == "initdb") && line.contains(folder)
+        })
+        .collect()
+}

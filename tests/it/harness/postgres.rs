@@ -1,0 +1,209 @@
+//! The PostgreSQL server of the test process, and the databases in it.
+//!
+//! It starts once. A template database has all migrations, so that a new database is a copy of it.
+
+use super::cleanup::{Tracked, folder};
+use super::{certificate, free_port};
+use nix::unistd::{Pid, Uid, User};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+use thunder::store::{Database, Store};
+
+/// Maximum start time of a program.
+const START_TIMEOUT: Duration = Duration::from_mins(1);
+/// The migrated database that the others are copies of.
+const TEMPLATE: &str = "template_thunder";
+
+/// A PostgreSQL server with a Unix socket and, for the tests that need it, TLS on a port of 127.0.0.1.
+pub struct Postgres {
+    pub port: u16,
+    folder: PathBuf,
+}
+
+impl Postgres {
+    /// Returns the server of all tests; the first call starts it.
+    pub fn shared() -> &'static Self {
+        static SHARED: LazyLock<Postgres> = LazyLock::new(Postgres::start);
+        &SHARED
+    }
+
+    fn start() -> Self {
+        let this = Self { port: free_port(), folder: folder() };
+        own(&this.folder);
+        let data = this.folder.join("data");
+        let mut initdb = as_postgres(&program("initdb"));
+        initdb.args(["--username", "postgres", "--auth", "trust", "--no-locale", "--encoding", "UTF8", "--no-sync"]);
+        let output = initdb.arg("-D").arg(&data).current_dir(&this.folder).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        for name in ["server.pem", "server.key"] {
+            std::fs::copy(certificate(name), data.join(name)).unwrap();
+            std::fs::set_permissions(data.join(name), std::fs::Permissions::from_mode(0o600)).unwrap();
+            own(&data.join(name));
+        }
+        // The data need not survive a crash. Each server under test has up to 20 connections.
+        let settings = format!(
+            "listen_addresses=127.0.0.1;port={};unix_socket_directories={};ssl=on;ssl_cert_file=server.pem;\
+             ssl_key_file=server.key;fsync=off;full_page_writes=off;wal_level=minimal;max_wal_senders=0;\
+             shared_buffers=64MB;max_connections=1000;jit=off;timezone=UTC;log_timezone=UTC",
+            this.port,
+            this.folder.display()
+        );
+        let mut postgres = as_postgres(&program("postgres"));
+        postgres.arg("-D").arg(&data).current_dir(&this.folder).env("LC_ALL", "C");
+        postgres.args(settings.split(';').flat_map(|setting| ["-c", setting]));
+        let log = this.folder.join("postgres.log");
+        start_program(postgres, &log);
+        wait_for_port(this.port, &log);
+        this.make_template();
+        this
+    }
+
+    fn make_template(&self) {
+        self.sql(&format!("create database {TEMPLATE}"));
+        let database =
+            Database::Url { url: self.url(TEMPLATE), direct_url: None, data_dir: self.folder.join("template") };
+        // The caller may be in a runtime, in which another one cannot block.
+        let migrate = || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async { Store::open(database, |_| {}).await.unwrap().close().await });
+        };
+        std::thread::scope(|scope| scope.spawn(migrate).join().unwrap());
+        self.sql(&format!("alter database {TEMPLATE} with is_template true allow_connections false"));
+    }
+
+    /// Creates an empty database and returns its address over TCP.
+    pub fn empty_database(&self, name: &str) -> String {
+        self.sql(&format!("create database {name}"));
+        format!("postgres://postgres@localhost:{}/{name}", self.port)
+    }
+
+    /// Returns the address of a database by the Unix socket.
+    fn url(&self, name: &str) -> String {
+        format!("postgres://postgres@{}:{}/{name}", self.folder.to_str().unwrap().replace('/', "%2F"), self.port)
+    }
+
+    /// Runs a statement outside of the databases under test. The server accepts no connection in its first moments.
+    fn sql(&self, statement: &str) {
+        let begun = Instant::now();
+        loop {
+            let output = psql_command(&self.url("postgres"), statement).output().unwrap();
+            let error = String::from_utf8_lossy(&output.stderr);
+            match output.status.success() {
+                true => return,
+                false if error.contains("starting up") => {}
+                false => panic!("{statement}: {error}"),
+            }
+            assert!(begun.elapsed() < START_TIMEOUT, "{error}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// A migrated database of one test, in the shared server. It is removed when this is dropped.
+pub struct TestDatabase {
+    name: String,
+}
+
+impl TestDatabase {
+    /// Copies the template.
+    pub fn new() -> Self {
+        Self::create(&format!("template {TEMPLATE}"))
+    }
+
+    /// Creates a database without migrations.
+    pub fn empty() -> Self {
+        Self::create("")
+    }
+
+    fn create(options: &str) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("test_{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        Postgres::shared().sql(&format!("create database {name} {options}"));
+        Self { name }
+    }
+
+    /// Returns its address.
+    pub fn url(&self) -> String {
+        Postgres::shared().url(&self.name)
+    }
+}
+
+impl Drop for TestDatabase {
+    fn drop(&mut self) {
+        let statement = format!("drop database {} with (force)", self.name);
+        let drop = move || psql_command(&Postgres::shared().url("postgres"), &statement).output();
+        // The test does not wait for it, and the whole server is removed at the end.
+        std::thread::spawn(drop);
+    }
+}
+
+/// Runs SQL by `psql`, which is an independent client, and returns its output.
+pub async fn psql(url: &str, sql: &str) -> String {
+    let output = tokio::process::Command::from(psql_command(url, sql)).output().await.unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+/// Ends the connections of a database on which servers listen for notifications, and returns their number.
+pub async fn kill_listeners(url: &str) -> String {
+    let sql = "select count(pg_terminate_backend(pid)) from pg_stat_activity
+        where application_name = 'thunder notifications' and datname = current_database()";
+    psql(url, sql).await
+}
+
+fn psql_command(url: &str, sql: &str) -> Command {
+    let mut command = Command::new(program("psql"));
+    command.args([url, "-XAtc", sql]).stdin(Stdio::null());
+    command
+}
+
+/// Returns the path of a program of PostgreSQL.
+fn program(name: &str) -> PathBuf {
+    let named = std::env::var("THUNDER_PG_BIN").ok().map(PathBuf::from);
+    let versions = (14..=30).rev().map(|version| PathBuf::from(format!("/usr/lib/postgresql/{version}/bin")));
+    let path = std::env::var("PATH").unwrap_or_default();
+    let paths = path.split(':').map(PathBuf::from).collect::<Vec<_>>();
+    let all = named.into_iter().chain(versions).chain(paths).map(|folder| folder.join(name));
+    all.into_iter().find(|path| path.exists()).unwrap_or_else(|| panic!("{name} is not installed"))
+}
+
+/// Returns the account for programs that refuse root; `None` if the tests do not run as root.
+fn account() -> Option<User> {
+    Uid::effective().is_root().then(|| User::from_name("postgres").unwrap().expect("there is no account postgres"))
+}
+
+/// Returns a command that runs as the account postgres if the tests run as root.
+pub fn as_postgres(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    if let Some(account) = account() {
+        command.uid(account.uid.as_raw()).gid(account.gid.as_raw());
+    }
+    command
+}
+
+fn own(path: &Path) {
+    if let Some(account) = account() {
+        chown(path, Some(account.uid.as_raw()), Some(account.gid.as_raw())).unwrap();
+    }
+}
+
+/// Starts a program that runs until the test process ends.
+pub fn start_program(mut command: Command, log: &Path) {
+    let log = std::fs::File::create(log).unwrap();
+    let child = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
+    std::mem::forget(Tracked::new(Pid::from_raw(child.id().cast_signed())));
+}
+
+/// Waits until a program accepts connections.
+pub fn wait_for_port(port: u16, log: &Path) {
+    let begun = Instant::now();
+    while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+        assert!(begun.elapsed() < START_TIMEOUT, "{}", std::fs::read_to_string(log).unwrap_or_default());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
