@@ -143,7 +143,7 @@ async fn a_run_that_must_be_recorded_fails_when_nothing_takes_it() {
     // what could wait in memory is there as a whole, with its end
     while database.find(&Scope::All, &waited).await.unwrap().is_none_or(|run| run.status != RunStatus::Done) {
         assert!(asked.elapsed() < Duration::from_mins(1), "{:?}", database.find(&Scope::All, &waited).await);
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
     server.kill().await.unwrap();
     database.close().await;

@@ -100,13 +100,10 @@ async fn a_running_answer_is_finished_before_the_server_stops() {
     let server = Server::start(&["--shutdown-grace", "30"]);
     server.wait_ready().await;
     let body = serde_json::json!({"prompt": "Once", "max_tokens": 64, "ignore_eos": true, "stream": true});
-    let stream = server.stream("/v1/completions", &body);
-    let stopping = async {
-        tokio::time::sleep(Duration::from_millis(30)).await;
-        server.stop("TERM").await
-    };
-    let (events, code) = tokio::join!(stream, stopping);
-    assert_eq!(events.last().map(String::as_str), Some("[DONE]"));
+    let mut stream = server.sse("/v1/completions", &body).await;
+    stream.next().await.unwrap();
+    let (events, code) = tokio::join!(stream.rest(), server.stop("TERM"));
+    assert_eq!(events.last().unwrap().data, "[DONE]");
     assert_eq!(code, Some(0), "{}", server.log());
 }
 
@@ -115,13 +112,10 @@ async fn an_answer_that_takes_too_long_is_cut_off() {
     let server = Server::start(&["--shutdown-grace", "0"]);
     server.wait_ready().await;
     let body = serde_json::json!({"prompt": "Once", "max_tokens": 4000, "ignore_eos": true, "stream": true});
-    let stream = server.stream("/v1/completions", &body);
-    let stopping = async {
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        server.stop("INT").await
-    };
-    let (events, code) = tokio::join!(stream, stopping);
-    let last = events.last().unwrap();
+    let mut stream = server.sse("/v1/completions", &body).await;
+    stream.next().await.unwrap();
+    let (events, code) = tokio::join!(stream.rest(), server.stop("INT"));
+    let last = &events.last().unwrap().data;
     assert!(last == "[DONE]" || last.contains("stopping"), "{last}");
     assert_eq!(code, Some(0), "{}", server.log());
 }

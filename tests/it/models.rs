@@ -158,13 +158,10 @@ async fn a_model_is_unloaded_when_its_runs_have_ended() {
     let server = start(&dir, &["--shutdown-grace", "30"]).await;
     server.answer("/v1/completions", &text("apple")).await;
     let body = json!({"model": "apple", "prompt": "Once", "max_tokens": 300, "ignore_eos": true, "stream": true});
-    let stream = server.stream("/v1/completions", &body);
-    let unload = async {
-        tokio::time::sleep(Duration::from_millis(100)).await;
-        assert_eq!(server.post("/models/unload", &json!({"model": "apple"})).await.0, 200);
-    };
-    let (events, ()) = tokio::join!(stream, unload);
-    assert_eq!(events.last().map(String::as_str), Some("[DONE]"));
+    let mut stream = server.sse("/v1/completions", &body).await;
+    stream.next().await.unwrap();
+    assert_eq!(server.post("/models/unload", &json!({"model": "apple"})).await.0, 200);
+    assert_eq!(stream.rest().await.last().unwrap().data, "[DONE]");
     becomes(&server, "apple", "unloaded").await;
     assert_eq!(server.answer("/v1/completions", &text("apple")).await["model"], "apple", "and it comes back");
 }
@@ -175,13 +172,11 @@ async fn runs_that_take_too_long_end_with_their_model() {
     let server = start(&dir, &["--shutdown-grace", "0"]).await;
     server.answer("/v1/completions", &text("apple")).await;
     let body = json!({"model": "apple", "prompt": "Once", "max_tokens": 4000, "ignore_eos": true, "stream": true});
-    let stream = server.stream("/v1/completions", &body);
-    let unload = async {
-        tokio::time::sleep(Duration::from_millis(150)).await;
-        assert_eq!(server.post("/models/unload", &json!({"model": "apple"})).await.0, 200);
-    };
-    let (events, ()) = tokio::join!(stream, unload);
-    assert!(events.len() < 4000, "{} events", events.len());
+    let mut stream = server.sse("/v1/completions", &body).await;
+    stream.next().await.unwrap();
+    assert_eq!(server.post("/models/unload", &json!({"model": "apple"})).await.0, 200);
+    let events = stream.rest().await;
+    assert!(events.len() < 3999, "{} events", events.len());
     becomes(&server, "apple", "unloaded").await;
     assert_eq!(server.answer("/v1/completions", &text("tiny")).await["model"], "tiny");
 }

@@ -288,11 +288,11 @@ async fn worker_using_cpu_without_a_call_is_ended() {
     let server = Server::start(&["--mods-dir", FAULTS, "--mod-timeout", "20000"]);
     server.wait_ready().await;
     run_mod(&server, "computes_between_calls", TOKENS).await;
-    for _ in 0..600 {
+    for _ in 0..1200 {
         if server.log().contains("worker ended: it used ") {
             return;
         }
-        sleep(Duration::from_millis(100)).await;
+        sleep(Duration::from_millis(50)).await;
     }
     panic!("the worker was not ended:\n{}", server.log());
 }
@@ -313,11 +313,11 @@ async fn configured_number_of_workers_serves_one_mod() {
     assert!((2..=3).contains(&processes.len()), "{processes:?}");
     // Idle workers end.
     let pids: Vec<&str> = processes.iter().map(|line| line.split(' ').next().unwrap()).collect();
-    for _ in 0..300 {
+    for _ in 0..1200 {
         if pids.iter().all(|pid| !std::path::Path::new("/proc").join(pid).exists()) {
             break;
         }
-        sleep(Duration::from_millis(100)).await;
+        sleep(Duration::from_millis(50)).await;
     }
     assert!(pids.iter().all(|pid| !std::path::Path::new("/proc").join(pid).exists()), "idle workers were not ended");
     assert_eq!(run_mod(&server, "who", 4).await.logs.len(), 4, "a new worker is started");

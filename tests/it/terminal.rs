@@ -210,6 +210,15 @@ impl Terminal {
         }
     }
 
+    /// Waits until that many bytes are shown after `from`.
+    fn wait_longer(&mut self, from: usize, bytes: usize) {
+        let begun = Instant::now();
+        while self.shown.lock().unwrap().len() < from + bytes {
+            assert!(begun.elapsed() < PATIENCE, "{bytes} bytes are not shown:\n{:?}", self.shown.lock().unwrap());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     fn ended(&mut self) -> Option<i32> {
         let begun = Instant::now();
         loop {
@@ -243,8 +252,8 @@ async fn a_key_stops_the_answer_and_not_the_program() {
         for key in ["\x03", "\x1b"] {
             terminal.press("Hello!\r");
             at = terminal.wait(at, "Hello!");
-            // The answer comes, and would go on for long.
-            std::thread::sleep(Duration::from_millis(600));
+            // The answer has begun and is long.
+            terminal.wait_longer(at, 40);
             terminal.press(key);
             at = terminal.wait(at, "stopped");
             at = terminal.wait(at, "> ");

@@ -2,6 +2,7 @@
 
 mod imports;
 mod names;
+mod timing;
 
 use std::path::{Path, PathBuf};
 

@@ -2,7 +2,7 @@
 
 use super::{Bench, bench, follow, request_tokens};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use thunder::engine::{Generation, RunActivity};
 use thunder::events::{EventType, FinishReason, RunStatus, Signal};
 use thunder::mods::{
@@ -56,9 +56,13 @@ async fn parked_runs_of_unread_clients_are_limited() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
-    tokio::time::sleep(Duration::from_secs(7)).await;
-    let all = activities(&unread).await;
-    assert_eq!((count(&all, RunActivity::Preempted), count(&all, RunActivity::Running)), (MAX_PARKED, MAX_PARKED));
+    // Longer than the engine waits for a client before it preempts its run.
+    let full_since = Instant::now();
+    while full_since.elapsed() < Duration::from_secs(6) {
+        let all = activities(&unread).await;
+        assert_eq!((count(&all, RunActivity::Preempted), count(&all, RunActivity::Running)), (MAX_PARKED, MAX_PARKED));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
     assert_eq!(reads.control.progress().await.unwrap().activity, RunActivity::Queued);
     // A run whose client reads continues. When it ends, another run can be preempted.
     let read = unread.remove(0);

@@ -4,7 +4,7 @@ use super::super::harness::{Server, server};
 use futures::StreamExt;
 use reqwest::Method;
 use serde_json::{Value, json};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[tokio::test]
 async fn slots_tell_what_they_do() {
@@ -82,10 +82,16 @@ async fn metrics_count_and_do_not_forget() {
     let body = json!({"prompt": "Once upon a time", "n_predict": 20, "ignore_eos": true});
     let answer = server.answer("/completion", &body).await;
     server.answer("/completion", &body).await;
-    // The decode thread counts a run when it clears it away, a moment after its last token.
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    let text = scrape().await;
-    assert_eq!(metric(&text, "tokens_predicted_total"), 40.0);
+    // The decode thread counts a run after its last token was sent.
+    let begun = Instant::now();
+    let text = loop {
+        let text = scrape().await;
+        if metric(&text, "tokens_predicted_total") == 40.0 && metric(&text, "requests_processing") == 0.0 {
+            break text;
+        }
+        assert!(begun.elapsed() < Duration::from_mins(1), "{text}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
     let prompt = answer["tokens_evaluated"].as_f64().unwrap();
     let (decoded, cached) = (metric(&text, "prompt_tokens_total"), metric(&text, "prompt_tokens_cached_total"));
     assert_eq!(decoded + cached, 2.0 * prompt);

@@ -169,7 +169,6 @@ async fn only_runs_of_dead_servers_are_interrupted() {
     let attention = format!("insert into attention values ('{}', 999, 1, 1, '{{0}}', '', '')", dead.run_id());
     psql(&data.url(), &attention).await;
     dying.close().await;
-    tokio::time::sleep(Duration::from_millis(100)).await;
     let next = Store::open(url("a"), |_| {}).await.unwrap();
     let status = async |name: &str| next.find(&Scope::All, name).await.unwrap().unwrap().status;
     assert_eq!(status("dead").await, RunStatus::Interrupted);

@@ -1,4 +1,6 @@
 use super::{Data, document, kill, payload, psql};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use thunder::events::{RunStatus, Scope};
 use thunder::store::{Database, IngestError, Store};
@@ -94,41 +96,49 @@ async fn a_document_that_json_nests_too_deeply_is_refused_and_leaves_nothing() {
 async fn what_was_acknowledged_survives_a_killed_database() {
     let data = Data::embedded();
     let store = data.open().await;
-    let until = Instant::now() + Duration::from_secs(4);
+    let (count, is_over) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
     let posters: Vec<_> = (0..3)
         .map(|poster| {
-            let store = store.clone();
+            let (store, count, is_over) = (store.clone(), Arc::clone(&count), Arc::clone(&is_over));
             tokio::spawn(async move {
-                let (mut acknowledged, mut failed) = (Vec::new(), 0);
+                let mut acknowledged = Vec::new();
                 for number in 0.. {
-                    if Instant::now() > until {
+                    if is_over.load(Ordering::Relaxed) {
                         break;
                     }
                     let request_id = format!("p{poster}-{number}");
                     match store.ingest(&Scope::All, None, document(&request_id, 30)).await {
-                        Ok(_) => acknowledged.push(request_id),
-                        Err(IngestError::Unavailable { .. }) => {
-                            failed += 1;
-                            tokio::time::sleep(Duration::from_millis(50)).await;
+                        Ok(_) => {
+                            acknowledged.push(request_id);
+                            count.fetch_add(1, Ordering::Relaxed);
                         }
+                        Err(IngestError::Unavailable { .. }) => tokio::time::sleep(Duration::from_millis(50)).await,
                         Err(error) => panic!("{error}"),
                     }
                 }
-                (acknowledged, failed)
+                acknowledged
             })
         })
         .collect();
+    let more_documents = async || {
+        let (begun, before) = (Instant::now(), count.load(Ordering::Relaxed));
+        while count.load(Ordering::Relaxed) < before + 10 {
+            assert!(begun.elapsed() < Duration::from_mins(1), "no document is taken");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
     let mut killed = 0;
     for _ in 0..2 {
-        tokio::time::sleep(Duration::from_millis(900)).await;
+        more_documents().await;
         killed = data.postmaster_after(killed).await;
         kill(killed, "-9");
     }
+    more_documents().await;
+    is_over.store(true, Ordering::Relaxed);
     let mut all = Vec::new();
     for poster in posters {
-        all.extend(poster.await.unwrap().0);
+        all.extend(poster.await.unwrap());
     }
-    assert!(all.len() > 10, "{} documents only", all.len());
     let back = Instant::now();
     while store.ready().await.is_err() {
         assert!(back.elapsed() < Duration::from_secs(20));

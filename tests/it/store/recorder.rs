@@ -46,7 +46,7 @@ async fn a_run_appears_grows_and_comes_back_complete() {
         let signal = run.token(text);
         recorder.send(signal.clone()).await.unwrap();
         sent.push(signal);
-        tokio::time::sleep(Duration::from_millis(150)).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let end = run.ended();
     recorder.send(end.clone()).await.unwrap();
@@ -124,7 +124,7 @@ async fn runs_are_spooled_while_the_database_is_away_and_drained_in_order() {
     for _ in 0..3 {
         sent.push(before.token(" b"));
         recorder.send(sent.last().unwrap().clone()).await.unwrap();
-        tokio::time::sleep(Duration::from_millis(300)).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let sent_during = during.all(3);
     for signal in &sent_during {
@@ -233,7 +233,7 @@ async fn a_killed_database_comes_back_while_a_run_is_recorded() {
         }
         sent.push(run.token(" x"));
         recorder.send(sent.last().unwrap().clone()).await.unwrap();
-        tokio::time::sleep(Duration::from_millis(60)).await;
+        tokio::time::sleep(Duration::from_millis(40)).await;
     }
     sent.push(run.ended());
     recorder.send(sent.last().unwrap().clone()).await.unwrap();

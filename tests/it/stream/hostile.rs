@@ -204,8 +204,8 @@ async fn a_client_that_does_not_read_makes_its_run_wait_and_nobody_else() {
     };
     let mut before = 0;
     let mut still = 0;
-    while still < 10 {
-        tokio::time::sleep(Duration::from_millis(100)).await;
+    while still < 20 {
+        tokio::time::sleep(Duration::from_millis(50)).await;
         let now = generated().await;
         still = if now == before && now > 0 { still + 1 } else { 0 };
         before = now;

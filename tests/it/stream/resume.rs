@@ -64,12 +64,17 @@ async fn a_run_that_nobody_comes_back_to_ends_and_stays_in_the_database() {
     client.until_status("pause").await;
     drop(client);
     assert_eq!(server.finished(&deserted).await["run"]["status"], "cancelled");
-    // Both are known to the database only, by now.
-    tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
     let mut client = Client::connect(&server).await;
     let id = short[0]["request_id"].clone();
-    client.send(&json!({"type": "resume", "request_id": id, "after": 2})).await;
-    let stored: Vec<Value> = client.until_end().await;
+    // After a second only the database has it.
+    let stored: Vec<Value> = loop {
+        client.send(&json!({"type": "resume", "request_id": id, "after": 2})).await;
+        let messages = client.until_end().await;
+        if messages[0]["stored"] == true {
+            break messages;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    };
     assert_eq!(stored.len(), 2);
     assert_eq!((&stored[0]["stored"], &stored[1]["stored"]), (&json!(true), &json!(true)), "{stored:?}");
     let (told, kept) = (short.last().unwrap(), &stored[1]);
