@@ -108,14 +108,19 @@ async fn numbers_come_in_frames_of_their_own() {
     let prompt: Vec<i64> = serde_json::from_value(tokens["token_ids"].clone()).unwrap();
     // The client does not say that it wants attention, nor in which form.
     let body = json!({"input_ids": prompt, "max_length": 4, "temperature": 0, "top_p": 0.9, "top_k": 40, "rep_pen": 1.0,
-                      "request_id": "8e5c0e5a", "sampler_seed": -1, "ignore_eos": true});
+                      "sampler_seed": -1, "ignore_eos": true});
+    let named = |body: &Value| {
+        let mut body = body.clone();
+        body["request_id"] = json!(uuid::Uuid::now_v7());
+        body
+    };
     for format in ["aggregated", "per_layer"] {
         let mut as_events = body.clone();
         as_events["output_attentions"] = json!(true);
         as_events["attention_format"] = json!(format);
-        let told = events(server, &as_events).await;
+        let told = events(server, &named(&as_events)).await;
         let asked = if format == "aggregated" { &body } else { &as_events };
-        let (frames, code) = frames(server, asked).await;
+        let (frames, code) = frames(server, &named(asked)).await;
         assert_eq!((frames.len(), code), (9, Some(1000)), "{frames:?}");
         for (pair, (_, event)) in frames[..8].chunks_exact(2).zip(&told) {
             let [Ok(token), Err(numbers)] = pair else { panic!("a text and its numbers: {pair:?}") };

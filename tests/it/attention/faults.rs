@@ -1,11 +1,10 @@
 //! Tests of errors: they name the field and change nothing.
 
 use super::{PATH, asking, connect, next, send, tokens_of, until_done};
+use crate::harness::postgres::SilentDatabase;
 use crate::harness::{Server, server};
 use futures::SinkExt;
-use reqwest::Method;
 use serde_json::{Value, json};
-use std::time::Duration;
 use yawc::{Frame, Options};
 
 #[tokio::test]
@@ -90,17 +89,12 @@ async fn what_is_wrong_is_said_in_a_word_and_a_sentence() {
 
 #[tokio::test]
 async fn a_server_without_attention_says_so() {
-    let server = Server::start(&["--attention", "off"]);
+    let database = SilentDatabase::new().await;
+    let server = Server::start(&["--attention", "off", "--database-url", &database.url]);
     let body = json!({"input_ids": [40], "max_new_tokens": 1});
-    let early = loop {
-        match server.request(Method::POST, "/api/v1/generate").json(&body).send().await {
-            Ok(response) => break response,
-            Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
-        }
-    };
-    let status = early.status();
-    let error: Value = early.json().await.unwrap();
-    assert!(status == 200 || (status == 503 && error["error_code"] == "NO_MODEL"), "while it starts: {status} {error}");
+    let (status, error) = server.post("/api/v1/generate", &body).await;
+    assert_eq!((status, &error["error_code"]), (503, &json!("NO_MODEL")), "while it starts: {error}");
+    database.answer();
     server.wait_ready().await;
     let (status, error) = server.post("/api/v1/generate", &json!({"input_ids": [1], "return_attention": true})).await;
     assert_eq!((status, &error["error_code"]), (400, &json!("ATTENTION_UNAVAILABLE")), "{error}");

@@ -13,6 +13,8 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use thunder::store::{Database, Store};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 
 /// Maximum start time of a program.
 const START_TIMEOUT: Duration = Duration::from_mins(1);
@@ -139,6 +141,41 @@ impl Drop for TestDatabase {
         let drop = move || psql_command(&Postgres::shared().url("postgres"), &statement).output();
         // The test does not wait for it, and the whole server is removed at the end.
         std::thread::spawn(drop);
+    }
+}
+
+/// A database that accepts connections and answers nothing until [`SilentDatabase::answer`], so that a server on it keeps
+/// loading.
+pub struct SilentDatabase {
+    pub url: String,
+    answers: watch::Sender<bool>,
+    _database: TestDatabase,
+}
+
+impl SilentDatabase {
+    pub async fn new() -> Self {
+        let database = TestDatabase::new();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (answers, may_answer) = watch::channel(false);
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                let mut may_answer = may_answer.clone();
+                tokio::spawn(async move {
+                    may_answer.wait_for(|&answers| answers).await?;
+                    let mut server = TcpStream::connect(("127.0.0.1", Postgres::shared().port)).await?;
+                    tokio::io::copy_bidirectional(&mut client, &mut server).await?;
+                    Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+                });
+            }
+        });
+        let url = format!("postgres://postgres@{address}/{}?sslmode=disable", database.name);
+        Self { url, answers, _database: database }
+    }
+
+    /// Answers from now on.
+    pub fn answer(&self) {
+        self.answers.send_replace(true);
     }
 }
 
