@@ -102,7 +102,7 @@ enum StorageDatabase {
     Embedded,
     /// An address among the server's arguments.
     Argument(String),
-    /// That of another server.
+    /// The database of another server.
     Of(Arc<Storage>),
 }
 
@@ -142,7 +142,7 @@ pub async fn server() -> &'static Server {
 }
 
 impl Server {
-    /// Starts a server with these further arguments, on a database of its own unless `--database-url` is one of them. It is
+    /// Starts a server with these further arguments, on a new database unless `--database-url` is one of them. It is
     /// loading when this returns.
     pub fn start(arguments: &[&str]) -> Self {
         let url = arguments.iter().position(|&argument| argument == "--database-url").map(|at| arguments[at + 1]);

@@ -10,7 +10,7 @@ async fn runs_of_a_killed_server_are_interrupted_and_those_of_the_other_go_on() 
     let cluster = Cluster::start().await;
     let Cluster { a, b, .. } = &cluster;
     let bearer = ("authorization", "Bearer the key of all");
-    let mut list = Events::of(b, "/api/v1/runs/live").await;
+    let mut list = SseReader::get(b, "/api/v1/runs/live").await;
     let mut runs = Vec::new();
     let mut clients = Vec::new();
     for server in [a, b] {
@@ -23,10 +23,6 @@ async fn runs_of_a_killed_server_are_interrupted_and_those_of_the_other_go_on() 
         runs.push(run_id);
         clients.push(client);
     }
-<<<<<<< HEAD
-=======
-    let mut list = SseReader::get(b, "/api/v1/runs/live").await;
->>>>>>> d8babd7 (Give each test server a database of one shared PostgreSQL)
     let begun = Instant::now();
     a.stop("KILL").await;
     list.until(|_, data| data["run_id"] == runs[0] && data["status"] == "interrupted").await;

@@ -45,7 +45,7 @@ impl Data {
         Self(folder(), Location::Shared(TestDatabase::empty()))
     }
 
-    /// A PostgreSQL server of its own, which [`Data::open`] starts.
+    /// An embedded PostgreSQL server, which [`Data::open`] starts.
     fn embedded() -> Self {
         Self(folder(), Location::Embedded)
     }
