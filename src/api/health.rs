@@ -1,6 +1,6 @@
 //! Health of the server: `/health`, `/healthz` and llama-server's `/v1/health`, public.
 
-use crate::api::shared::error::LlamaError;
+use crate::api::shared::error::{LlamaError, LlamaErrorBody};
 use crate::server::{Access, ApiError, App, Protocol, State};
 use axum::Json;
 use axum::http::StatusCode;
@@ -20,8 +20,7 @@ pub struct Health {
     pub reason: Option<String>,
     /// The reason in llama-server's format, unless the status is `ok`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<Object>)]
-    pub error: Option<serde_json::Value>,
+    pub error: Option<LlamaErrorBody>,
     /// Always `thunder`, so that clients can identify the server.
     pub server: &'static str,
     /// Version of the server.
@@ -58,6 +57,6 @@ async fn healthz(axum::extract::State(app): axum::extract::State<App>) -> (Statu
         },
     };
     let code = if reason.is_none() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let error = reason.clone().and_then(|reason| ApiError::unavailable(reason).llama().get("error").cloned());
+    let error = reason.clone().map(|reason| ApiError::unavailable(reason).llama().error);
     (code, Json(Health { status, reason, error, server: "thunder", version: env!("CARGO_PKG_VERSION") }))
 }

@@ -20,7 +20,8 @@ use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
+use response::{CountTokensResponse, MessageResponse};
+use serde_json::Value;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -34,7 +35,7 @@ pub(super) fn protocol() -> Protocol {
 /// Answers a conversation like Anthropic's Messages; with `"stream": true` event by event.
 #[utoipa::path(post, path = "/v1/messages", tag = "anthropic",
     request_body(content = Value, content_type = "application/json"),
-    responses((status = 200, description = "A message, or server-sent events of its content blocks"),
+    responses((status = 200, body = MessageResponse, description = "A message, or server-sent events of its content blocks: `MessageEvent`"),
               (status = 400, description = "A field is invalid; the message names it"),
               (status = 409, description = "Another run has this `request_id`"),
               (status = 422, description = "A mod ended the run with an error before its first token; 400 if the mod was written for Quote"),
@@ -65,7 +66,7 @@ async fn answer(
         respond(chat, stream::MessageEvents::new(stop_sequences))
     } else {
         while chat.next().await.map_err(|error| FailedRequest { error, run: Some(run) })?.is_some() {}
-        Json(response::message(&chat, &stop_sequences)).into_response()
+        Json(MessageResponse::complete(&chat, &stop_sequences)).into_response()
     };
     Ok(generation::with_run_id(response, run))
 }
@@ -73,14 +74,14 @@ async fn answer(
 /// Counts the tokens of a message's prompt without running it.
 #[utoipa::path(post, path = "/v1/messages/count_tokens", tag = "anthropic",
     request_body(content = Value, content_type = "application/json"),
-    responses((status = 200, description = "`{\"input_tokens\": n}`"),
+    responses((status = 200, body = CountTokensResponse),
               (status = 400, description = "A field is invalid; the message names it")))]
 async fn count_tokens(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, AnthropicError> {
+) -> Result<Json<CountTokensResponse>, AnthropicError> {
     let body = request::to_chat(&shared::parse_json(&body?)?)?;
     let loaded = app.loaded(body.get("model").and_then(Value::as_str)).await?;
     let prepared = Conversation::parse(&app, Fields::new(&body)?)?.prepare(&loaded)?;
-    Ok(Json(json!({ "input_tokens": prepared.tokens.len() })))
+    Ok(Json(CountTokensResponse { input_tokens: prepared.tokens.len() }))
 }

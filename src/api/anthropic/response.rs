@@ -1,81 +1,293 @@
-//! JSON of a message and its content blocks.
+//! A message, its content blocks and the events of its stream.
 
 use crate::api::shared::chat::{ChatStream, ToolCallRef};
-use crate::events::FinishReason;
-use serde_json::{Value, json};
+use crate::events::{FinishReason, RunId};
+use serde::Serialize;
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
 
-/// Returns the complete message.
-pub(super) fn message(chat: &ChatStream, stop_sequences: &[String]) -> Value {
-    let parsed = chat.message(0);
-    let mut content = Vec::new();
-    if !parsed.reasoning.is_empty() {
-        content.push(json!({ "type": "thinking", "thinking": parsed.reasoning, "signature": "" }));
-    }
-    if !parsed.content.is_empty() {
-        content.push(json!({ "type": "text", "text": parsed.content }));
-    }
-    content.extend(chat.calls(0).iter().map(tool_use));
-    let (reason, stop) = stop_reason(chat, stop_sequences);
-    let mut message = empty_message(chat);
-    message["content"] = content.into();
-    message["stop_reason"] = reason.into();
-    message["stop_sequence"] = stop;
-    message["usage"] = usage(chat);
-    message["thunder"] = thunder(chat);
-    message
+/// A message.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct MessageResponse {
+    /// `msg_` and the id of the run.
+    id: String,
+    /// Always `message`.
+    r#type: &'static str,
+    /// Always `assistant`.
+    role: &'static str,
+    /// Name of the model.
+    model: String,
+    content: Vec<ContentBlock>,
+    /// `null` while the message is incomplete.
+    stop_reason: Option<MessageStopReason>,
+    /// The stop sequence that ended the message.
+    stop_sequence: Option<String>,
+    usage: MessageUsage,
+    /// The run of the message.
+    thunder: MessageRun,
 }
 
-/// Returns a message without content.
-pub(super) fn empty_message(chat: &ChatStream) -> Value {
-    let cached = chat.cached_tokens(0) as usize;
-    json!({
-        "id": format!("msg_{}", chat.run().0.simple()),
-        "type": "message",
-        "role": "assistant",
-        "model": chat.model,
-        "content": [],
-        "stop_reason": null,
-        "stop_sequence": null,
-        "usage": { "input_tokens": chat.options.prompt_tokens.saturating_sub(cached), "cache_read_input_tokens": cached,
-                   "cache_creation_input_tokens": 0, "output_tokens": 0 },
-    })
+/// A part of a message.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum ContentBlock {
+    /// Reasoning.
+    Thinking {
+        /// Its text.
+        thinking: String,
+        /// Always empty.
+        signature: &'static str,
+    },
+    /// Text.
+    Text {
+        /// The text.
+        text: String,
+    },
+    /// A tool call.
+    ToolUse {
+        /// Id of the call.
+        id: String,
+        /// Name of the tool.
+        name: String,
+        /// The arguments.
+        #[schema(value_type = Object)]
+        input: Map<String, Value>,
+    },
 }
 
-/// Returns the id of the run and the path of its replay.
-pub(super) fn thunder(chat: &ChatStream) -> Value {
-    json!({ "run_id": chat.run(), "replay": format!("/runs/{}", chat.run()) })
+/// The reason why a message ended.
+#[derive(Debug, Clone, Copy, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum MessageStopReason {
+    /// The model ended its turn.
+    EndTurn,
+    /// The limit of tokens was reached.
+    MaxTokens,
+    /// A stop sequence of the request occurred.
+    StopSequence,
+    /// The message ends with tool calls.
+    ToolUse,
 }
 
-fn tool_use(call: &ToolCallRef<'_>) -> Value {
-    match serde_json::from_str::<Value>(call.arguments) {
-        Ok(input) if input.is_object() => {
-            json!({ "type": "tool_use", "id": call.id, "name": call.name, "input": input })
+/// The token counts of a message. Cached prompt tokens count as read from a cache.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct MessageUsage {
+    /// Prompt tokens that were computed.
+    input_tokens: u32,
+    /// Prompt tokens from the cache.
+    cache_read_input_tokens: u32,
+    /// Always 0.
+    cache_creation_input_tokens: u32,
+    /// Tokens of the message.
+    output_tokens: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    output_tokens_details: Option<OutputTokenDetails>,
+}
+
+/// Details of the tokens of a message.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct OutputTokenDetails {
+    /// Tokens of the reasoning.
+    thinking_tokens: u32,
+}
+
+/// The run of a message.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct MessageRun {
+    /// Id of the run.
+    #[schema(value_type = String)]
+    run_id: RunId,
+    /// Path of its replay.
+    replay: String,
+}
+
+/// The number of prompt tokens of a request.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct CountTokensResponse {
+    /// Tokens of the prompt.
+    pub(super) input_tokens: usize,
+}
+
+/// An event of a message's stream.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum MessageEvent {
+    /// The message without content.
+    MessageStart {
+        /// The message.
+        message: MessageResponse,
+    },
+    /// A keep-alive.
+    Ping,
+    /// The start of a block.
+    ContentBlockStart {
+        /// Index of the block.
+        index: usize,
+        /// The block without content.
+        content_block: ContentBlock,
+    },
+    /// An addition to a block.
+    ContentBlockDelta {
+        /// Index of the block.
+        index: usize,
+        /// The addition.
+        delta: ContentDelta,
+    },
+    /// The end of a block.
+    ContentBlockStop {
+        /// Index of the block.
+        index: usize,
+    },
+    /// The end of the content.
+    MessageDelta {
+        /// The reason of the end.
+        delta: MessageEnd,
+        /// The token counts.
+        usage: MessageUsage,
+    },
+    /// The end of the stream.
+    MessageStop,
+    /// A mod removed sent content.
+    ThunderRetract {
+        /// Characters of the text to remove.
+        chars: usize,
+        /// Characters of the reasoning to remove.
+        reasoning_chars: usize,
+        /// Tool calls to remove.
+        tool_calls: usize,
+    },
+}
+
+impl MessageEvent {
+    /// Returns the name of the event, which is its type.
+    pub(super) const fn name(&self) -> &'static str {
+        match self {
+            Self::MessageStart { .. } => "message_start",
+            Self::Ping => "ping",
+            Self::ContentBlockStart { .. } => "content_block_start",
+            Self::ContentBlockDelta { .. } => "content_block_delta",
+            Self::ContentBlockStop { .. } => "content_block_stop",
+            Self::MessageDelta { .. } => "message_delta",
+            Self::MessageStop => "message_stop",
+            Self::ThunderRetract { .. } => "thunder_retract",
         }
+    }
+}
+
+/// An addition to a block.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum ContentDelta {
+    /// More reasoning.
+    ThinkingDelta {
+        /// The addition.
+        thinking: String,
+    },
+    /// The end of the reasoning.
+    SignatureDelta {
+        /// Always empty.
+        signature: &'static str,
+    },
+    /// More text.
+    TextDelta {
+        /// The addition.
+        text: String,
+    },
+    /// More of a tool call's arguments.
+    InputJsonDelta {
+        /// The addition.
+        partial_json: String,
+    },
+}
+
+/// The end of a message.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct MessageEnd {
+    pub(super) stop_reason: MessageStopReason,
+    /// The stop sequence that ended the message.
+    pub(super) stop_sequence: Option<String>,
+}
+
+impl MessageResponse {
+    /// Returns the complete message.
+    pub(super) fn complete(chat: &ChatStream, stop_sequences: &[String]) -> Self {
+        let parsed = chat.message(0);
+        let mut content = Vec::new();
+        if !parsed.reasoning.is_empty() {
+            content.push(ContentBlock::Thinking { thinking: parsed.reasoning.clone(), signature: "" });
+        }
+        if !parsed.content.is_empty() {
+            content.push(ContentBlock::Text { text: parsed.content.clone() });
+        }
+        content.extend(chat.calls(0).iter().map(tool_use));
+        let MessageEnd { stop_reason, stop_sequence } = MessageEnd::new(chat, stop_sequences);
+        Self {
+            content,
+            stop_reason: Some(stop_reason),
+            stop_sequence,
+            usage: MessageUsage::new(chat),
+            ..Self::without_content(chat)
+        }
+    }
+
+    /// Returns the message without content.
+    pub(super) fn without_content(chat: &ChatStream) -> Self {
+        let cached = chat.cached_tokens(0);
+        Self {
+            id: format!("msg_{}", chat.run().0.simple()),
+            r#type: "message",
+            role: "assistant",
+            model: chat.model.clone(),
+            content: Vec::new(),
+            stop_reason: None,
+            stop_sequence: None,
+            usage: MessageUsage {
+                input_tokens: (chat.options.prompt_tokens as u32).saturating_sub(cached),
+                cache_read_input_tokens: cached,
+                cache_creation_input_tokens: 0,
+                output_tokens: 0,
+                output_tokens_details: None,
+            },
+            thunder: MessageRun { run_id: chat.run(), replay: format!("/runs/{}", chat.run()) },
+        }
+    }
+}
+
+fn tool_use(call: &ToolCallRef<'_>) -> ContentBlock {
+    match serde_json::from_str::<Value>(call.arguments) {
+        Ok(Value::Object(input)) => ContentBlock::ToolUse { id: call.id.to_owned(), name: call.name.to_owned(), input },
         // The answer was cut off inside the arguments, but a `tool_use` block requires an object.
-        _ => json!({ "type": "text", "text": format!("{} {}", call.name, call.arguments) }),
+        _ => ContentBlock::Text { text: format!("{} {}", call.name, call.arguments) },
     }
 }
 
-/// Returns `stop_reason` and `stop_sequence`.
-pub(super) fn stop_reason(chat: &ChatStream, stop_sequences: &[String]) -> (&'static str, Value) {
-    let Some(finish) = chat.finish(0) else { return ("end_turn", Value::Null) };
-    let stop = finish.stop_string.as_ref().filter(|stop| stop_sequences.contains(stop));
-    match (finish.reason, stop) {
-        (FinishReason::Length, _) => ("max_tokens", Value::Null),
-        (_, Some(stop)) => ("stop_sequence", stop.as_str().into()),
-        _ if chat.reason(0) == "tool_calls" => ("tool_use", Value::Null),
-        _ => ("end_turn", Value::Null),
+impl MessageEnd {
+    /// Returns the end of a chat answer.
+    pub(super) fn new(chat: &ChatStream, stop_sequences: &[String]) -> Self {
+        let Some(finish) = chat.finish(0) else {
+            return Self { stop_reason: MessageStopReason::EndTurn, stop_sequence: None };
+        };
+        let stop = finish.stop_string.as_ref().filter(|stop| stop_sequences.contains(stop));
+        let (stop_reason, stop_sequence) = match (finish.reason, stop) {
+            (FinishReason::Length, _) => (MessageStopReason::MaxTokens, None),
+            (_, Some(stop)) => (MessageStopReason::StopSequence, Some(stop.clone())),
+            _ if chat.reason(0) == "tool_calls" => (MessageStopReason::ToolUse, None),
+            _ => (MessageStopReason::EndTurn, None),
+        };
+        Self { stop_reason, stop_sequence }
     }
 }
 
-/// Returns the token counts. Cached prompt tokens count as read from a cache.
-pub(super) fn usage(chat: &ChatStream) -> Value {
-    let usage = chat.usage();
-    json!({
-        "input_tokens": usage.prompt_tokens.saturating_sub(usage.cached_tokens),
-        "cache_read_input_tokens": usage.cached_tokens,
-        "cache_creation_input_tokens": 0,
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": { "thinking_tokens": chat.reasoning_tokens() },
-    })
+impl MessageUsage {
+    /// Returns the token counts of a chat answer.
+    pub(super) fn new(chat: &ChatStream) -> Self {
+        let usage = chat.usage();
+        Self {
+            input_tokens: usage.prompt_tokens.saturating_sub(usage.cached_tokens),
+            cache_read_input_tokens: usage.cached_tokens,
+            cache_creation_input_tokens: 0,
+            output_tokens: usage.completion_tokens,
+            output_tokens_details: Some(OutputTokenDetails { thinking_tokens: chat.reasoning_tokens() }),
+        }
+    }
 }

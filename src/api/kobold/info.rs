@@ -7,7 +7,8 @@ use crate::server::App;
 use axum::Json;
 use axum::extract::State;
 use axum::routing::get;
-use serde_json::{Value, json};
+use serde::Serialize;
+use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -31,88 +32,147 @@ pub(super) fn router() -> OpenApiRouter<App> {
         .route("/api/latest/info/version", get(api_version))
 }
 
+/// The model: its name, its context and its dimensions. An id that the model lacks is -1.
+#[derive(Debug, Serialize, ToSchema)]
+struct KoboldModelResponse {
+    /// `thunder/` and the name.
+    result: String,
+    model_name: String,
+    /// Context of a slot in tokens.
+    max_context_length: u32,
+    max_trained_context: u32,
+    vocab_size: usize,
+    num_layers: u32,
+    num_attention_heads: u32,
+    num_key_value_heads: u32,
+    embedding_size: u32,
+    rope_freq_base: Option<f64>,
+    bos_token_id: i64,
+    eos_token_id: i64,
+    eot_token_id: i64,
+}
+
+/// The emulated version and its features.
+#[derive(Debug, Serialize, ToSchema)]
+struct KoboldVersionResponse {
+    /// Always `KoboldCpp`.
+    result: &'static str,
+    version: &'static str,
+    /// True if the server has keys.
+    protected: bool,
+    txt2img: bool,
+    vision: bool,
+    transcribe: bool,
+    multiplayer: bool,
+    websearch: bool,
+    tts: bool,
+    /// Version of Thunder.
+    thunder: &'static str,
+}
+
+/// A number.
+#[derive(Debug, Serialize, ToSchema)]
+struct KoboldValueResponse {
+    value: i64,
+}
+
+/// A text.
+#[derive(Debug, Serialize, ToSchema)]
+struct KoboldResultResponse {
+    result: &'static str,
+}
+
+/// The load of the server.
+#[derive(Debug, Serialize, ToSchema)]
+struct KoboldLoadResponse {
+    /// Number of waiting runs.
+    queue: usize,
+    /// 1 if no run is active.
+    idle: u8,
+    /// Seconds since the start.
+    uptime: f64,
+}
+
 /// Returns the model: its name, its context and its dimensions.
 #[utoipa::path(get, path = "/api/v1/model", tag = "KoboldCPP",
-    responses((status = 200, description = "`{result: \"thunder/NAME\", model_name, max_context_length, max_trained_context, vocab_size, \
-                                            num_layers, num_attention_heads, num_key_value_heads, embedding_size, rope_freq_base, \
-                                            bos_token_id, eos_token_id, eot_token_id}`; an id that the model lacks is -1"),
+    responses((status = 200, body = KoboldModelResponse),
               (status = 503, description = "No model is loaded")))]
-async fn model(State(app): State<App>) -> Result<Json<Value>, KoboldError> {
+async fn model(State(app): State<App>) -> Result<Json<KoboldModelResponse>, KoboldError> {
     let loaded = app.loaded_now(None).await?;
     let (card, special) = (loaded.model().card(), loaded.vocabulary().special());
     let id = |token: Option<TokenId>| token.map_or(-1, i64::from);
-    Ok(Json(json!({
-        "result": format!("thunder/{}", loaded.name()),
-        "model_name": loaded.name(),
-        "max_context_length": loaded.engine().context_per_slot(),
-        "max_trained_context": card.context_train,
-        "vocab_size": card.vocabulary,
-        "num_layers": card.layers,
-        "num_attention_heads": card.heads,
-        "num_key_value_heads": card.kv_heads,
-        "embedding_size": card.embedding,
-        "rope_freq_base": card.rope_base,
-        "bos_token_id": id(special.bos),
-        "eos_token_id": id(special.eos),
-        "eot_token_id": id(special.eot.or(special.eos)),
-    })))
+    Ok(Json(KoboldModelResponse {
+        result: format!("thunder/{}", loaded.name()),
+        model_name: loaded.name().to_owned(),
+        max_context_length: loaded.engine().context_per_slot(),
+        max_trained_context: card.context_train,
+        vocab_size: card.vocabulary,
+        num_layers: card.layers,
+        num_attention_heads: card.heads,
+        num_key_value_heads: card.kv_heads,
+        embedding_size: card.embedding,
+        rope_freq_base: card.rope_base.map(f64::from),
+        bos_token_id: id(special.bos),
+        eos_token_id: id(special.eos),
+        eot_token_id: id(special.eot.or(special.eos)),
+    }))
 }
 
 /// Returns the emulated version and its features.
 #[utoipa::path(get, path = "/api/extra/version", tag = "KoboldCPP",
-    responses((status = 200, description = "`{result: \"KoboldCpp\", version, protected, …, thunder}`")))]
-async fn version(State(app): State<App>) -> Json<Value> {
+    responses((status = 200, body = KoboldVersionResponse)))]
+async fn version(State(app): State<App>) -> Json<KoboldVersionResponse> {
     let protected = !app.config().server.security.keys.is_empty();
-    Json(json!({
-        "result": "KoboldCpp",
-        "version": KOBOLDCPP_VERSION,
-        "protected": protected,
-        "txt2img": false,
-        "vision": false,
-        "transcribe": false,
-        "multiplayer": false,
-        "websearch": false,
-        "tts": false,
-        "thunder": env!("CARGO_PKG_VERSION"),
-    }))
+    Json(KoboldVersionResponse {
+        result: "KoboldCpp",
+        version: KOBOLDCPP_VERSION,
+        protected,
+        txt2img: false,
+        vision: false,
+        transcribe: false,
+        multiplayer: false,
+        websearch: false,
+        tts: false,
+        thunder: env!("CARGO_PKG_VERSION"),
+    })
 }
 
 /// Returns the maximum context length in tokens.
 #[utoipa::path(get, path = "/api/v1/config/max_context_length", tag = "KoboldCPP",
-    responses((status = 200, description = "`{value}`"), (status = 503, description = "No model is loaded")))]
-async fn max_context_length(State(app): State<App>) -> Result<Json<Value>, KoboldError> {
-    Ok(Json(json!({ "value": app.loaded_now(None).await?.engine().context_per_slot() })))
+    responses((status = 200, body = KoboldValueResponse), (status = 503, description = "No model is loaded")))]
+async fn max_context_length(State(app): State<App>) -> Result<Json<KoboldValueResponse>, KoboldError> {
+    Ok(Json(KoboldValueResponse { value: app.loaded_now(None).await?.engine().context_per_slot().into() }))
 }
 
 /// Returns the maximum context length in tokens, like `/api/v1/config/max_context_length`.
 #[utoipa::path(get, path = "/api/extra/true_max_context_length", tag = "KoboldCPP",
-    responses((status = 200, description = "`{value}`"), (status = 503, description = "No model is loaded")))]
-async fn true_max_context_length(app: State<App>) -> Result<Json<Value>, KoboldError> {
+    responses((status = 200, body = KoboldValueResponse), (status = 503, description = "No model is loaded")))]
+async fn true_max_context_length(app: State<App>) -> Result<Json<KoboldValueResponse>, KoboldError> {
     max_context_length(app).await
 }
 
 /// Returns the default length of an answer in tokens.
-#[utoipa::path(get, path = "/api/v1/config/max_length", tag = "KoboldCPP", responses((status = 200, description = "`{value}`")))]
-async fn max_length(State(app): State<App>) -> Json<Value> {
-    Json(json!({ "value": default_length(&app) }))
+#[utoipa::path(get, path = "/api/v1/config/max_length", tag = "KoboldCPP", responses((status = 200, body = KoboldValueResponse)))]
+async fn max_length(State(app): State<App>) -> Json<KoboldValueResponse> {
+    Json(KoboldValueResponse { value: default_length(&app) })
 }
 
 /// Returns the version of `KoboldAI`'s API.
-#[utoipa::path(get, path = "/api/v1/info/version", tag = "KoboldCPP", responses((status = 200, description = "`{result}`")))]
-async fn api_version() -> Json<Value> {
-    Json(json!({ "result": API_VERSION }))
+#[utoipa::path(get, path = "/api/v1/info/version", tag = "KoboldCPP", responses((status = 200, body = KoboldResultResponse)))]
+async fn api_version() -> Json<KoboldResultResponse> {
+    Json(KoboldResultResponse { result: API_VERSION })
 }
 
 /// Returns the number of waiting runs and the uptime.
 #[utoipa::path(get, path = "/api/extra/perf", tag = "KoboldCPP",
-    responses((status = 200, description = "`{queue, idle, uptime}`"), (status = 503, description = "No model is loaded")))]
-async fn perf(State(app): State<App>) -> Result<Json<Value>, KoboldError> {
+    responses((status = 200, body = KoboldLoadResponse), (status = 503, description = "No model is loaded")))]
+async fn perf(State(app): State<App>) -> Result<Json<KoboldLoadResponse>, KoboldError> {
     let engine = app.loaded_now(None).await?.engine().clone();
     let active = engine.runs();
     let uptime_s = (app.now() - app.started_at()).num_milliseconds() as f64 / 1e3;
-    Ok(Json(json!({
-        "queue": active.saturating_sub(engine.slots() as usize),
-        "idle": u8::from(active == 0),
-        "uptime": uptime_s,
-    })))
+    Ok(Json(KoboldLoadResponse {
+        queue: active.saturating_sub(engine.slots() as usize),
+        idle: u8::from(active == 0),
+        uptime: uptime_s,
+    }))
 }

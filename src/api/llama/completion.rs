@@ -5,7 +5,7 @@ use super::response::{EchoedRequest, RunResponse};
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::generation;
 use crate::api::shared::generation::{Runs, stream};
-use crate::api::shared::sse::{PendingEvents, ServerEvent};
+use crate::api::shared::sse::{PendingEvents, ServerEvent, to_text};
 use crate::api::shared::{self, Fields};
 use crate::engine::Output;
 use crate::events::TokenId;
@@ -137,6 +137,6 @@ impl stream::OutputWriter for LlamaChunks {
     fn end(&mut self, _: &mut PendingEvents) {}
 
     fn error(&self, error: &ApiError) -> String {
-        error.llama().to_string()
+        to_text(&error.llama())
     }
 }

@@ -1,6 +1,7 @@
 //! `/lora-adapters`: the adapters loaded with the model, and their default scales.
 
 use super::props::ModelParams;
+use super::response::SuccessResponse;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::settings::to_shortest_f64;
 use crate::api::shared::{self, lora};
@@ -9,7 +10,9 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{Query, State};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
+use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -17,31 +20,47 @@ pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(list, scale))
 }
 
+/// An adapter.
+#[derive(Debug, Serialize, ToSchema)]
+struct AdapterResponse {
+    /// Number of the adapter.
+    id: usize,
+    /// Path of its GGUF file.
+    path: String,
+    /// Scale of requests without `lora`.
+    scale: f64,
+    /// The task that its file names.
+    task_name: String,
+    /// The prefix of prompts that its file names.
+    prompt_prefix: String,
+}
+
 /// Lists the adapters with their default scales. `?model=` selects a model.
 #[utoipa::path(get, path = "/lora-adapters", tag = "llama-server",
-    responses((status = 200, description = "`[{id, path, scale, task_name, prompt_prefix}]`"),
+    responses((status = 200, body = Vec<AdapterResponse>),
               (status = 503, description = "The model is loading")))]
-async fn list(State(app): State<App>, Query(params): Query<ModelParams>) -> Result<Json<Value>, LlamaError> {
+async fn list(
+    State(app): State<App>,
+    Query(params): Query<ModelParams>,
+) -> Result<Json<Vec<AdapterResponse>>, LlamaError> {
     let loaded = app.loaded_now(params.model.as_deref()).await?;
     let adapters = loaded.model().adapters();
     let usual = adapters.default_scales();
-    let shown = adapters.list().iter().enumerate().map(|(id, adapter)| {
-        json!({
-            "id": id,
-            "path": adapter.path.display().to_string(),
-            "scale": to_shortest_f64(usual.scale(id)),
-            "task_name": adapter.task_name,
-            "prompt_prefix": adapter.prompt_prefix,
-        })
+    let shown = adapters.list().iter().enumerate().map(|(id, adapter)| AdapterResponse {
+        id,
+        path: adapter.path.display().to_string(),
+        scale: to_shortest_f64(usual.scale(id)),
+        task_name: adapter.task_name.clone(),
+        prompt_prefix: adapter.prompt_prefix.clone(),
     });
-    Ok(Json(Value::Array(shown.collect())))
+    Ok(Json(shown.collect()))
 }
 
 /// Sets the default scales of adapters, `[{id, scale}]`, for later requests without `lora`. Adapters that are not
 /// listed get scale 0. `?model=` selects a model.
 #[utoipa::path(post, path = "/lora-adapters", tag = "llama-server",
     request_body(content = Value, content_type = "application/json"),
-    responses((status = 200, description = "`{success: true}`"),
+    responses((status = 200, body = SuccessResponse),
               (status = 400, description = "Unknown adapter, or a scale is not a number"),
               (status = 403, description = "The key has no right to change properties")))]
 async fn scale(
@@ -49,11 +68,11 @@ async fn scale(
     caller: Caller,
     Query(params): Query<ModelParams>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, LlamaError> {
+) -> Result<Json<SuccessResponse>, LlamaError> {
     caller.require_props()?;
     let loaded = app.loaded(params.model.as_deref()).await?;
     let body = shared::parse_json(&body?)?;
     let adapters = loaded.model().adapters();
     adapters.set_default_scales(lora::parse_adapter_set(&body, "the body", adapters)?);
-    Ok(Json(json!({ "success": true })))
+    Ok(Json(SuccessResponse::default()))
 }

@@ -1,9 +1,10 @@
 //! Loads and unloads models at run time by name, like llama-server's router. Paths are not accepted.
 
+use super::response::SuccessResponse;
 use crate::api::shared;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::Fields;
-use crate::api::shared::model_status::status;
+use crate::api::shared::model_status::{ModelStatus, ModelStatusDetails, ModelStatusValue};
 use crate::api::shared::sse::{self, EventSource, KEEP_ALIVE_INTERVAL, PendingEvents, ServerEvent};
 use crate::server::{ApiError, App, Caller, ErrorKind};
 use axum::Json;
@@ -11,10 +12,10 @@ use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{Query, State};
 use axum::response::Response;
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use tokio::sync::watch;
+use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -36,40 +37,40 @@ struct ModelParams {
 /// Starts loading the model `{"model": name}`. The list of models shows the progress.
 #[utoipa::path(post, path = "/models/load", tag = "models",
     request_body(content = Value, content_type = "application/json"),
-    responses((status = 200, description = "`{success: true}`: the load continues in the background"),
+    responses((status = 200, body = SuccessResponse, description = "The load continues in the background"),
               (status = 400, description = "The model is already loaded"), (status = 403, description = "The key has no right to load models"), (status = 404, description = "Unknown model"),
               (status = 429, description = "The maximum number of models is loaded and in use")))]
 async fn load(
     State(app): State<App>,
     caller: Caller,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, LlamaError> {
+) -> Result<Json<SuccessResponse>, LlamaError> {
     caller.require_models()?;
     app.ready()?;
     app.models().begin(&name(&body?)?).await?;
-    Ok(Json(json!({ "success": true })))
+    Ok(Json(SuccessResponse::default()))
 }
 
 /// Starts unloading the model `{"model": name}`. It accepts no more requests, and active runs have `--shutdown-grace`
 /// to end. A load in progress is cancelled.
 #[utoipa::path(post, path = "/models/unload", tag = "models",
     request_body(content = Value, content_type = "application/json"),
-    responses((status = 200, description = "`{success: true}`: the model is unloaded when its runs have ended"),
+    responses((status = 200, body = SuccessResponse, description = "The model is unloaded when its runs have ended"),
               (status = 400, description = "The model is not loaded"), (status = 403, description = "The key has no right to unload models"), (status = 404, description = "Unknown model")))]
 async fn unload(
     State(app): State<App>,
     caller: Caller,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, LlamaError> {
+) -> Result<Json<SuccessResponse>, LlamaError> {
     caller.require_models()?;
     app.ready()?;
     app.models().begin_unload(&name(&body?)?)?;
-    Ok(Json(json!({ "success": true })))
+    Ok(Json(SuccessResponse::default()))
 }
 
 /// Streams state changes as server-sent events: `{model, event: "model_status", data: {status, progress?}}`. The
 /// current state is sent first.
-#[utoipa::path(get, path = "/models/sse", tag = "models", responses((status = 200, description = "Events")))]
+#[utoipa::path(get, path = "/models/sse", tag = "models", responses((status = 200, body = ModelStatusEvent, description = "Events", content_type = "text/event-stream")))]
 async fn changes(State(app): State<App>) -> Result<Response, LlamaError> {
     app.ready()?;
     let changed = app.models().changes();
@@ -87,7 +88,7 @@ async fn add() -> LlamaError {
 /// Rejects deletions: the server does not own model files.
 #[utoipa::path(delete, path = "/models", tag = "models", responses((status = 400, description = "Always"),
               (status = 404, description = "Unknown model")))]
-async fn remove(State(app): State<App>, Query(params): Query<ModelParams>) -> Result<Json<Value>, LlamaError> {
+async fn remove(State(app): State<App>, Query(params): Query<ModelParams>) -> Result<(), LlamaError> {
     let entry = app.models().named(&params.model.unwrap_or_default())?;
     let detail =
         format!("deleting model files is not supported; POST /models/unload frees the memory of '{}'", entry.name);
@@ -101,27 +102,47 @@ fn name(body: &[u8]) -> Result<String, ApiError> {
         .ok_or_else(|| ApiError::invalid("model", "`model` is missing; send a name from GET /models"))
 }
 
+/// A change of a model's state.
+#[derive(Debug, Serialize, ToSchema)]
+struct ModelStatusEvent {
+    /// Name of the model.
+    model: String,
+    /// Always `model_status`.
+    event: &'static str,
+    data: ModelStatusChange,
+}
+
+/// The new state of a model.
+#[derive(Debug, Serialize, ToSchema)]
+struct ModelStatusChange {
+    /// The state.
+    status: ModelStatusValue,
+    #[serde(flatten)]
+    details: ModelStatusDetails,
+}
+
 /// The state changes of all models.
 struct ModelChanges {
     app: App,
     changed: watch::Receiver<()>,
     /// The last state sent of each model.
-    sent: HashMap<String, Value>,
+    sent: HashMap<String, ModelStatus>,
 }
 
 impl EventSource for ModelChanges {
     async fn advance(&mut self, pending: &mut PendingEvents) -> bool {
         self.changed.mark_unchanged();
         for entry in self.app.models().list() {
-            let mut status = status(&entry);
+            let status = ModelStatus::from(&entry);
             if self.sent.get(&entry.name) != Some(&status) {
                 self.sent.insert(entry.name.clone(), status.clone());
-                status["status"] = status["value"].take();
-                if let Some(fields) = status.as_object_mut() {
-                    fields.remove("value");
-                }
-                let data = json!({ "model": entry.name, "event": "model_status", "data": status });
-                pending.push_back(ServerEvent::data(data.to_string()));
+                let ModelStatus { value, details } = status;
+                let data = ModelStatusChange { status: value, details };
+                pending.push_back(ServerEvent::json(&ModelStatusEvent {
+                    model: entry.name,
+                    event: "model_status",
+                    data,
+                }));
             }
         }
         if !pending.is_empty() {

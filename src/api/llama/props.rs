@@ -1,5 +1,6 @@
 //! `/props`: server properties that clients query before their first request.
 
+use super::response::SuccessResponse;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::settings::LlamaResponseOptions;
 use crate::api::shared::settings::generation_settings;
@@ -109,15 +110,15 @@ async fn device_list(placement: &Placement) -> Value {
 
 /// Accepts changes but ignores them, like llama-server; requires `--props`.
 #[utoipa::path(post, path = "/props", tag = "llama-server",
-    responses((status = 200, description = "`{success: true}`"),
+    responses((status = 200, body = SuccessResponse),
               (status = 403, description = "The key has no right to change properties"),
               (status = 501, description = "The server was started without --props")))]
-async fn change(State(app): State<App>, caller: Caller) -> Result<Json<Value>, LlamaError> {
+async fn change(State(app): State<App>, caller: Caller) -> Result<Json<SuccessResponse>, LlamaError> {
     caller.require_props()?;
     if !app.config().server.routes.props {
         return Err(ApiError::not_supported("POST /props is disabled; start the server with --props").into());
     }
-    Ok(Json(json!({ "success": true })))
+    Ok(Json(SuccessResponse::default()))
 }
 
 /// Returns the settings of a request without parameters.

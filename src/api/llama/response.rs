@@ -8,11 +8,26 @@ use crate::api::shared::settings::generation_settings;
 use crate::engine::{Limits, PromptProgress, Request, SamplingParams};
 use crate::events::{Alternative, Finish, FinishReason, RunEnd, RunId, TokenMeasurement};
 use crate::model::Vocabulary;
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
+use utoipa::ToSchema;
 
 /// llama-server's value for the logarithm of 0, because JSON has no infinity.
 const NO_LOGPROB: f32 = f32::MIN;
+
+/// The response to a change without a result.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct SuccessResponse {
+    /// Always true.
+    success: bool,
+}
+
+impl Default for SuccessResponse {
+    fn default() -> Self {
+        Self { success: true }
+    }
+}
 
 /// A run with the part of its answer that was already sent.
 pub(super) struct RunResponse {

@@ -187,8 +187,8 @@ impl ChatEventWriter for ResponseEvents {
     }
 
     fn on_error(&mut self, error: &ApiError, pending: &mut PendingEvents) {
-        let rendered = error.openai()["error"].clone();
-        let event = json!({ "code": rendered["code"], "message": rendered["message"], "param": rendered["param"] });
+        let rendered = error.openai().error;
+        let event = json!({ "code": rendered.code, "message": rendered.message, "param": rendered.param });
         self.send("error", event, pending);
     }
 }

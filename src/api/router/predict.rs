@@ -63,10 +63,10 @@ impl Targets {
                 match axum::body::to_bytes(response.into_body(), usize::MAX).await {
                     Ok(bytes) => serde_json::from_slice(&bytes)
                         .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&bytes).into_owned())),
-                    Err(error) => ApiError::internal(error).llama(),
+                    Err(error) => to_value(&ApiError::internal(error)),
                 }
             }
-            Err(error) => error.llama(),
+            Err(error) => to_value(&error),
         }
     }
 
@@ -105,6 +105,11 @@ impl Targets {
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         Ok(request)
     }
+}
+
+/// Returns the error of an instance.
+fn to_value(error: &ApiError) -> Value {
+    serde_json::to_value(error.llama()).unwrap_or_default()
 }
 
 /// Names a path in `@requestFormat`: `/v1/chat/completions` is `chatCompletions`.

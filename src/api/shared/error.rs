@@ -2,46 +2,144 @@
 
 use crate::server::{ApiError, ErrorKind, request_id};
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// The token counts of a prompt that does not fit.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct ExceededContext {
+    /// Tokens of the prompt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    n_prompt_tokens: Option<u32>,
+    /// Size of the context in tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    n_ctx: Option<u32>,
+}
+
+/// An error for clients of OpenAI.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct OpenAiErrorResponse {
+    /// The error.
+    pub error: OpenAiErrorBody,
+}
+
+/// The cause of an error for clients of OpenAI.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct OpenAiErrorBody {
+    /// Cause of the error, and the expected value.
+    pub message: String,
+    r#type: &'static str,
+    /// The invalid field.
+    pub param: Option<String>,
+    /// The machine-readable code.
+    pub code: Option<&'static str>,
+    #[serde(flatten)]
+    exceeded: ExceededContext,
+}
+
+/// An error for clients of llama-server.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct LlamaErrorResponse {
+    /// The error.
+    pub error: LlamaErrorBody,
+}
+
+/// The cause of an error for clients of llama-server.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct LlamaErrorBody {
+    /// The HTTP status.
+    code: u16,
+    message: String,
+    r#type: &'static str,
+    #[serde(flatten)]
+    exceeded: ExceededContext,
+}
+
+/// An error for clients of Anthropic.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct AnthropicErrorResponse {
+    /// Always `error`.
+    r#type: &'static str,
+    error: AnthropicErrorBody,
+    /// Id of the request in the server's log.
+    request_id: Option<String>,
+}
+
+/// The cause of an error for clients of Anthropic.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct AnthropicErrorBody {
+    r#type: &'static str,
+    message: String,
+    #[serde(flatten)]
+    exceeded: ExceededContext,
+}
+
+/// An error for clients of the streaming protocol.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct StreamErrorMessage {
+    /// Always `error`.
+    r#type: &'static str,
+    /// The machine-readable kind.
+    error: &'static str,
+    message: String,
+    /// True if the client can do something that makes the request succeed.
+    recoverable: bool,
+    /// What the client can do: `retry` or `reduce_prompt`, or `authenticate`.
+    recovery_action: Option<&'static str>,
+    /// The invalid field.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parameter: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry_after_seconds: Option<u64>,
+    #[serde(flatten)]
+    exceeded: ExceededContext,
+}
 
 impl ApiError {
-    /// Returns `{"error":{message,type,param,code}}` for clients of OpenAI. Logs the cause of an internal error.
+    /// Returns the error for clients of OpenAI. Logs the cause of an internal error.
     #[must_use]
-    pub fn openai(&self) -> Value {
-        let mut error = json!({ "message": self.public_detail(), "type": self.llama_error_type(), "param": self.pointer(),
-                                "code": self.error_code() });
-        self.add_token_counts(&mut error);
-        json!({ "error": error })
+    pub fn openai(&self) -> OpenAiErrorResponse {
+        OpenAiErrorResponse {
+            error: OpenAiErrorBody {
+                message: self.public_detail(),
+                r#type: self.llama_error_type(),
+                param: self.pointer().map(str::to_owned),
+                code: self.error_code(),
+                exceeded: self.exceeded_context(),
+            },
+        }
     }
 
-    /// Returns `{"error":{code,message,type}}` for clients of llama-server; `code` is the HTTP status. Logs the cause
-    /// of an internal error.
+    /// Returns the error for clients of llama-server. Logs the cause of an internal error.
     #[must_use]
-    pub fn llama(&self) -> Value {
-        let mut error =
-            json!({ "code": self.status().as_u16(), "message": self.public_detail(), "type": self.llama_error_type() });
-        self.add_token_counts(&mut error);
-        json!({ "error": error })
+    pub fn llama(&self) -> LlamaErrorResponse {
+        LlamaErrorResponse {
+            error: LlamaErrorBody {
+                code: self.status().as_u16(),
+                message: self.public_detail(),
+                r#type: self.llama_error_type(),
+                exceeded: self.exceeded_context(),
+            },
+        }
     }
 
-    /// Returns `{"type":"error","error":{type,message}}` for clients of Anthropic. Logs the cause of an internal error.
+    /// Returns the error for clients of Anthropic. Logs the cause of an internal error.
     #[must_use]
-    pub fn anthropic(&self) -> Value {
+    pub fn anthropic(&self) -> AnthropicErrorResponse {
         let kind = match self.kind() {
             ErrorKind::TooLarge => "request_too_large",
             ErrorKind::Internal => "api_error",
             ErrorKind::Unavailable => "overloaded_error",
             _ => self.error_type(),
         };
-        let mut error = json!({ "type": kind, "message": self.public_detail() });
-        self.add_token_counts(&mut error);
-        json!({ "type": "error", "error": error, "request_id": request_id() })
+        let error =
+            AnthropicErrorBody { r#type: kind, message: self.public_detail(), exceeded: self.exceeded_context() };
+        AnthropicErrorResponse { r#type: "error", error, request_id: request_id() }
     }
 
-    /// Returns `{"type":"error","error",message,recoverable,recovery_action}` for clients of the streaming protocol.
-    /// Logs the cause of an internal error.
+    /// Returns the error for clients of the streaming protocol. Logs the cause of an internal error.
     #[must_use]
-    pub fn streaming(&self) -> Value {
+    pub fn streaming(&self) -> StreamErrorMessage {
         let (kind, action) = match self.kind() {
             _ if self.exceeded().is_some() => ("context_length_exceeded", Some("reduce_prompt")),
             ErrorKind::Busy => ("rate_limited", Some("retry")),
@@ -53,17 +151,21 @@ impl ApiError {
             ErrorKind::Forbidden => ("forbidden", None),
             _ => ("invalid_request", None),
         };
-        let recoverable = action.is_some() && self.kind() != ErrorKind::Unauthorized;
-        let mut error = json!({ "type": "error", "error": kind, "message": self.public_detail(),
-                                "recoverable": recoverable, "recovery_action": action });
-        if let Some(pointer) = self.pointer() {
-            error["parameter"] = pointer.into();
+        StreamErrorMessage {
+            r#type: "error",
+            error: kind,
+            message: self.public_detail(),
+            recoverable: action.is_some() && self.kind() != ErrorKind::Unauthorized,
+            recovery_action: action,
+            parameter: self.pointer().map(str::to_owned),
+            retry_after_seconds: self.retry_after_s(),
+            exceeded: self.exceeded_context(),
         }
-        if let Some(seconds) = self.retry_after_s() {
-            error["retry_after_seconds"] = seconds.into();
-        }
-        self.add_token_counts(&mut error);
-        error
+    }
+
+    fn exceeded_context(&self) -> ExceededContext {
+        let (prompt_tokens, context) = self.exceeded().unzip();
+        ExceededContext { n_prompt_tokens: prompt_tokens, n_ctx: context }
     }
 
     fn error_type(&self) -> &'static str {
@@ -82,13 +184,6 @@ impl ApiError {
     /// Returns the error type; llama-server has its own type for a prompt that does not fit, also on OpenAI's routes.
     fn llama_error_type(&self) -> &'static str {
         if self.exceeded().is_some() { "exceed_context_size_error" } else { self.error_type() }
-    }
-
-    fn add_token_counts(&self, error: &mut Value) {
-        if let Some((prompt_tokens, context)) = self.exceeded() {
-            error["n_prompt_tokens"] = prompt_tokens.into();
-            error["n_ctx"] = context.into();
-        }
     }
 }
 
@@ -159,7 +254,7 @@ mod tests {
           }
         }
         "#);
-        assert_eq!(error.openai()["error"]["code"], "context_length_exceeded");
+        assert_eq!(error.openai().error.code, Some("context_length_exceeded"));
     }
 
     #[test]

@@ -1,16 +1,65 @@
 //! The state of a model for the list of models and its events.
 
 use crate::server::{Entry, ModelState};
-use serde_json::{Value, json};
+use serde::Serialize;
+use utoipa::ToSchema;
 
-/// Returns a model's state for the list and the events.
-pub(crate) fn status(entry: &Entry) -> Value {
-    match &entry.state {
-        _ if entry.is_asleep() => json!({ "value": "sleeping" }),
-        ModelState::Unloaded => json!({ "value": "unloaded" }),
-        ModelState::Loading(done) => json!({ "value": "loading", "progress": done }),
-        ModelState::Ready(_) => json!({ "value": "loaded" }),
-        ModelState::Unloading => json!({ "value": "unloading" }),
-        ModelState::Failed(reason) => json!({ "value": "unloaded", "failed": true, "reason": reason }),
+/// The state of a model in the list of models.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub(crate) struct ModelStatus {
+    /// The state.
+    pub(crate) value: ModelStatusValue,
+    #[serde(flatten)]
+    pub(crate) details: ModelStatusDetails,
+}
+
+/// The name of a model's state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum ModelStatusValue {
+    /// Not in memory; the next request loads it.
+    Sleeping,
+    /// Not in memory.
+    Unloaded,
+    /// Being loaded.
+    Loading,
+    /// Accepts requests.
+    Loaded,
+    /// Accepts no new requests; active runs may end.
+    Unloading,
+}
+
+/// Details of a model's state.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, ToSchema)]
+pub(crate) struct ModelStatusDetails {
+    /// Progress of a load from 0 to 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    progress: Option<f64>,
+    /// True if the last load failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failed: Option<bool>,
+    /// The reason of the failure.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+}
+
+impl From<&Entry> for ModelStatus {
+    fn from(entry: &Entry) -> Self {
+        let mut details = ModelStatusDetails::default();
+        let value = match &entry.state {
+            _ if entry.is_asleep() => ModelStatusValue::Sleeping,
+            ModelState::Unloaded => ModelStatusValue::Unloaded,
+            ModelState::Loading(done) => {
+                details.progress = Some(f64::from(*done));
+                ModelStatusValue::Loading
+            }
+            ModelState::Ready(_) => ModelStatusValue::Loaded,
+            ModelState::Unloading => ModelStatusValue::Unloading,
+            ModelState::Failed(reason) => {
+                details = ModelStatusDetails { failed: Some(true), reason: Some(reason.clone()), ..details };
+                ModelStatusValue::Unloaded
+            }
+        };
+        Self { value, details }
     }
 }

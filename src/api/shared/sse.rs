@@ -6,7 +6,7 @@
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures::stream::{self, Stream, StreamExt};
-use serde_json::Value;
+use serde::Serialize;
 use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -27,6 +27,11 @@ impl ServerEvent {
     /// Returns an event without a name.
     pub(crate) fn data(data: impl Into<String>) -> Self {
         Self { name: None, id: None, data: data.into() }
+    }
+
+    /// Returns an event without a name whose data is JSON.
+    pub(crate) fn json(data: &impl Serialize) -> Self {
+        Self::data(to_text(data))
     }
 
     /// Returns an event with a name.
@@ -56,8 +61,14 @@ impl From<ServerEvent> for Event {
 pub(crate) type PendingEvents = VecDeque<ServerEvent>;
 
 /// Adds an event with a name, as Anthropic's Messages and OpenAI's Responses use.
-pub(crate) fn push_named(pending: &mut PendingEvents, name: &'static str, data: &Value) {
-    pending.push_back(ServerEvent::named(name, data.to_string()));
+pub(crate) fn push_named(pending: &mut PendingEvents, name: &'static str, data: &impl Serialize) {
+    pending.push_back(ServerEvent::named(name, to_text(data)));
+}
+
+/// Returns a response type as JSON.
+pub(crate) fn to_text(data: &impl Serialize) -> String {
+    // Maps with keys other than strings do not occur in our types.
+    serde_json::to_string(data).unwrap_or_default()
 }
 
 /// A source of events.

@@ -130,7 +130,7 @@ pub(super) fn last(run: &StreamedRun, over: &RunEnding, text: &str) -> Value {
                 _ => completion(run, over, finish, &text),
             }
         }
-        Err(error) => with_partial_text(error.streaming(), run, &text, None),
+        Err(error) => with_partial_text(to_value(error), run, &text, None),
     }
 }
 
@@ -186,9 +186,13 @@ pub(super) fn prompt_progress(run: &StreamedRun, progress: PromptProgress) -> Va
     status
 }
 
+fn to_value(error: &ApiError) -> Value {
+    serde_json::to_value(error.streaming()).unwrap_or_default()
+}
+
 /// Returns an error message for a run.
 pub(super) fn error(error: &ApiError, request_id: Option<&str>) -> Value {
-    let mut message = error.streaming();
+    let mut message = to_value(error);
     if let Some(id) = request_id {
         message["request_id"] = id.into();
     }

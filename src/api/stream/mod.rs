@@ -20,6 +20,7 @@ mod start;
 mod stored;
 
 use crate::api::shared::error::StreamError;
+use crate::api::shared::sse::to_text;
 use crate::server::socket::Upgrade;
 use crate::server::{Access, App, Protocol};
 pub(super) use asyncapi::describe;
@@ -43,5 +44,5 @@ pub(super) fn protocols() -> [Protocol; 2] {
 }
 
 async fn connect(State(app): State<App>, streams: Extension<Streams>, upgrade: Upgrade) -> Response {
-    upgrade.serve(|error| error.streaming().to_string(), move |socket| connection::serve(app, streams.0, socket))
+    upgrade.serve(|error| to_text(&error.streaming()), move |socket| connection::serve(app, streams.0, socket))
 }

@@ -22,7 +22,9 @@ async fn echo(change: impl FnOnce(&mut ServerFlags)) -> (App, SocketAddr) {
     let engine = EngineFlags { parallel: Some(1), batch_size: 1, ubatch_size: 1, ..EngineFlags::default() };
     let config = Config::new(engine, data, &flags).unwrap();
     let app = App::new(Arc::new(config), Arc::new(ModRegistry::default()), chrono::DateTime::default);
-    let handler = |upgrade: Upgrade| async move { upgrade.serve(|error| error.openai().to_string(), answer) };
+    let handler = |upgrade: Upgrade| async move {
+        upgrade.serve(|error| serde_json::to_string(&error.openai()).unwrap(), answer)
+    };
     let error_format: ErrorFormat = <ApiError as axum::response::IntoResponse>::into_response;
     let routes = Router::new()
         .route(PATH, get(handler))

@@ -73,7 +73,7 @@ impl ChatEventWriter for ChatChunks {
     }
 
     fn on_error(&mut self, error: &ApiError, pending: &mut PendingEvents) {
-        pending.push_back(ServerEvent::data(error.openai().to_string()));
+        pending.push_back(ServerEvent::json(&error.openai()));
     }
 }
 

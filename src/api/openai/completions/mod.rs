@@ -7,7 +7,7 @@ mod response;
 use crate::api::shared::error::OpenAiError;
 use crate::api::shared::generation;
 use crate::api::shared::generation::{Runs, stream};
-use crate::api::shared::sse::{PendingEvents, ServerEvent};
+use crate::api::shared::sse::{PendingEvents, ServerEvent, to_text};
 use crate::api::shared::{self, Fields};
 use crate::engine::Output;
 use crate::server::{ApiError, App, Caller};
@@ -172,6 +172,6 @@ impl stream::OutputWriter for CompletionChunks {
     }
 
     fn error(&self, error: &ApiError) -> String {
-        error.openai().to_string()
+        to_text(&error.openai())
     }
 }
