@@ -55,8 +55,8 @@ pub(super) fn memory_bytes() -> Option<usize> {
     kib.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()?.checked_mul(1024)
 }
 
-/// Returns one less than the number of physical cores. llama.cpp's threads wait for each other at barriers and slow
-/// down to a fraction of their speed when one of them shares its core.
+/// Returns the number of physical cores. llama.cpp's threads wait for each other at barriers, so everything else that
+/// works during a generation runs at a lower priority.
 pub(super) fn threads() -> i32 {
     let logical = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let cores: BTreeSet<String> = (0..1024)
@@ -65,5 +65,5 @@ pub(super) fn threads() -> i32 {
         })
         .collect();
     let physical = if cores.is_empty() { logical } else { cores.len().min(logical) };
-    i32::try_from(physical.saturating_sub(1).max(1)).unwrap_or(1)
+    i32::try_from(physical.max(1)).unwrap_or(1)
 }

@@ -3,7 +3,6 @@
 //! Reading a large file takes minutes, so the hash is computed once, after the load, and cached in a folder under the
 //! file's attributes: path, device, inode, length, and the times of its last changes.
 
-use super::ffi::threads::lower_priority;
 use std::fs::{self, DirBuilder, File, Metadata};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -80,7 +79,10 @@ impl WeightFile {
         if let Some(known) = entry.as_deref().and_then(|entry| self.read_cached(entry)) {
             return Ok(known);
         }
-        lower_priority();
+        // Only idle CPU time. Where threads have no own priority, that of the process must stay.
+        if cfg!(target_os = "linux") {
+            let _ = rustix::process::setpriority_process(None, 19);
+        }
         let mut hash = Xxh3::new();
         let mut chunk = vec![0; CHUNK];
         loop {

@@ -5,6 +5,7 @@ use super::sandbox::{SandboxLauncher, library_path};
 use super::{WorkerLimits, shared_memory::SharedMemory};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
+use rustix::process::{getpriority_process, setpriority_process};
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -23,6 +24,8 @@ use std::time::{Duration, Instant};
 #[folder = "src/mods/python/sdk"]
 struct Sdk;
 
+/// Nice value of workers, added to that of this thread.
+const EXTRA_NICE: i32 = 5;
 /// Maximum time for a worker to dump its stack before it is killed.
 const STACK_DUMP_TIMEOUT: Duration = Duration::from_millis(200);
 /// Maximum time for an unneeded worker to end by itself.
@@ -109,6 +112,11 @@ impl WorkerProcess {
             .stdout(Stdio::from(memory.descriptor()?))
             .stderr(Stdio::from(stray_out))
             .spawn()?;
+        // Decoding threads wait for each other, so one that shares its core delays all.
+        let nice = getpriority_process(None).unwrap_or(0) + EXTRA_NICE;
+        if let Err(error) = setpriority_process(Some(rustix::process::Pid::from_child(&child)), nice) {
+            tracing::debug!(%error, "cannot lower the priority of a mod's worker");
+        }
         let stray_output = Arc::new(Mutex::new(StrayOutput::default()));
         let into = Arc::clone(&stray_output);
         thread::Builder::new().name("mod output".into()).spawn(move || collect_stray(stray_in, &into))?;

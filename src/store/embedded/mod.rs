@@ -17,6 +17,7 @@ use listen::Listen;
 use postmaster::{Postmaster, supervise};
 use processes::Processes;
 use programs::Programs;
+use rustix::process::{Pid, getpriority_process, setpriority_process};
 use sha2::{Digest, Sha256};
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{ConnectOptions, Connection};
@@ -37,6 +38,9 @@ pub use postmaster::stop_all;
 
 /// Name of the database and of its owner.
 const NAME: &str = "thunder";
+
+/// Nice value of the server, added to that of this thread.
+const EXTRA_NICE: i32 = 5;
 
 /// Maximum duration of a start. After a crash, PostgreSQL replays its write-ahead log first, which can take minutes.
 const START_TIMEOUT: Duration = Duration::from_mins(5);
@@ -214,11 +218,20 @@ impl Server {
         command.env("LC_ALL", "C").env_remove("PGDATA").current_dir(&self.processes.data);
         command.stdin(Stdio::null()).stdout(log).stderr(errors).process_group(0);
         self.account.set_account(&mut command);
-        command.spawn().map(Postmaster::new).map_err(|error| EmbeddedError::Program {
+        let child = command.spawn().map_err(|error| EmbeddedError::Program {
             program: self.programs.postgres(),
             status: error.to_string(),
             output: String::new(),
-        })
+        })?;
+        // Decoding threads wait for each other, so one that shares its core delays all. The server's other processes
+        // inherit the priority.
+        let nice = getpriority_process(None).unwrap_or(0) + EXTRA_NICE;
+        if let Some(pid) = child.id().and_then(|id| Pid::from_raw(id.cast_signed()))
+            && let Err(error) = setpriority_process(Some(pid), nice)
+        {
+            tracing::debug!(%error, "cannot lower the priority of the database");
+        }
+        Ok(Postmaster::new(child))
     }
 
     fn open_log(&self) -> std::io::Result<File> {

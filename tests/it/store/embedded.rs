@@ -45,6 +45,20 @@ async fn data_survives_a_stop_and_stays_private() {
     store.close().await;
 }
 
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn database_yields_to_the_decoding_threads() {
+    let data = Data::new();
+    let store = data.open().await;
+    let own = |pid: &str| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        // The nice value is the 17th field after the name.
+        stat.rsplit_once(") ").unwrap().1.split(' ').nth(16).unwrap().parse::<i32>().unwrap()
+    };
+    assert!(own(&data.postmaster().await.to_string()) > own("self"));
+    store.close().await;
+}
+
 #[tokio::test]
 async fn an_interrupted_initdb_and_a_stale_pid_file_are_no_harm() {
     let data = Data::embedded();

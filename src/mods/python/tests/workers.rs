@@ -191,6 +191,13 @@ fn many_parallel_runs_complete() {
 }
 
 #[test]
+fn workers_yield_to_the_decoding_threads() {
+    let factory = load("@mod\ndef says(e, a): print(os.getpriority(os.PRIO_PROCESS, 0))\n");
+    let own = rustix::process::getpriority_process(None).unwrap();
+    assert_eq!(lines(&scene(&factory).add(65)), [(own + 5).min(19).to_string()]);
+}
+
+#[test]
 fn runs_are_distributed_over_workers() {
     let factory = load("@mod(workers=2)\ndef who(e, a): print(os.getpid())\n");
     let mut scenes: Vec<Scene> = (0..4).map(|_| scene(&factory)).collect();
