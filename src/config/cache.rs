@@ -66,7 +66,7 @@ pub struct CacheFlags {
     /// Data type of keys: `f32`, `f16`, `bf16`, `q8_0`, `q4_0`, `q4_1`, `iq4_nl`, `q5_0` or `q5_1` [also: -ctk]
     #[arg(long, env = "THUNDER_CACHE_TYPE_K", value_name = "TYPE", default_value = "f16")]
     pub cache_type_k: CacheTypeFlag,
-    /// Data type of values; quantised types need --attention off [also: -ctv]
+    /// Data type of values; quantised types exclude --attention on [also: -ctv]
     #[arg(long, env = "THUNDER_CACHE_TYPE_V", value_name = "TYPE", default_value = "f16")]
     pub cache_type_v: CacheTypeFlag,
     /// Minimum share of a prompt, 0 to 1, that a slot must already hold to be preferred for it; 0 ignores slot contents
@@ -134,9 +134,9 @@ pub struct CacheConfig {
 }
 
 impl CacheFlags {
-    /// Validates the flags. `attention` is true if attention can be captured.
-    pub(super) fn config(&self, attention: bool) -> Result<CacheConfig, ConfigError> {
-        if attention && self.cache_type_v.is_quantised() {
+    /// Validates the flags. `stores_scores` is true if flash attention is off because attention is captured.
+    pub(super) fn config(&self, stores_scores: bool) -> Result<CacheConfig, ConfigError> {
+        if stores_scores && self.cache_type_v.is_quantised() {
             return Err(ConfigError::QuantisedValues { cache_type: self.cache_type_v });
         }
         if !(0.0..=1.0).contains(&self.slot_prompt_similarity) {

@@ -95,7 +95,7 @@ pub enum ConfigError {
     },
     /// Flash attention and attention capture.
     #[error(
-        "--flash-attn on and --attention on exclude each other: flash attention never materialises the rows that would be captured"
+        "--flash-attn on and --attention on exclude each other; --attention auto captures attention with flash attention"
     )]
     FlashAttention,
     /// A name that no chat template has.
@@ -181,7 +181,7 @@ pub enum ConfigError {
     },
     /// Quantised values without flash attention.
     #[error(
-        "--cache-type-v {cache_type} needs flash attention, which is off while attention can be captured; set --attention off, or use f16, bf16 or f32"
+        "--cache-type-v {cache_type} needs flash attention, which --attention on and --flash-attn off turn off; set --attention auto, or use f16, bf16 or f32"
     )]
     QuantisedValues {
         /// The type.

@@ -35,7 +35,7 @@ pub struct EngineFlags {
     #[arg(long, env = "THUNDER_PARALLEL", value_name = "SLOTS", allow_negative_numbers = true,
           value_parser = clap::value_parser!(i32).range(-1..))]
     pub parallel: Option<i32>,
-    /// Threads for generation; default: one less than the number of physical cores
+    /// Threads for generation; default: the number of physical cores
     #[arg(short, long, env = "THUNDER_THREADS", value_name = "N")]
     pub threads: Option<u16>,
     /// Threads for prompt processing; default: same as --threads [also: -tb]
@@ -53,10 +53,11 @@ pub struct EngineFlags {
     /// Lock the model's weights in memory
     #[arg(long, env = "THUNDER_MLOCK", value_parser = clap::builder::FalseyValueParser::new())]
     pub mlock: bool,
-    /// Attention capture, which excludes flash attention; default: on, unless --flash-attn is on
-    #[arg(long, env = "THUNDER_ATTENTION", value_name = "on|off")]
-    pub attention: Option<OnOff>,
-    /// Flash attention; speeds up long prompts, slows down generation on a CPU [also: -fa]
+    /// Attention capture for runs that ask for it: with flash attention (auto; default), without (on; cheaper if most runs
+    /// capture long contexts), or none (off); on GPUs and with an f32 KV cache, auto is the same as on
+    #[arg(long, env = "THUNDER_ATTENTION", value_name = "auto|on|off")]
+    pub attention: Option<OnOffAuto>,
+    /// Flash attention; off makes --attention auto the same as on; --attention on turns it off [also: -fa]
     #[arg(long, env = "THUNDER_FLASH_ATTN", value_name = "on|off|auto", default_missing_value = "on", num_args = 0..=1)]
     pub flash_attn: Option<OnOffAuto>,
     /// Chat template that replaces the model's: Jinja text, or the name of a built-in template, e.g. llama3
@@ -268,10 +269,10 @@ pub enum OnOffAuto {
     #[default]
     Auto,
     /// On.
-    #[value(alias = "1")]
+    #[value(aliases = ["1", "true", "enabled"])]
     On,
     /// Off.
-    #[value(alias = "0")]
+    #[value(aliases = ["0", "false", "disabled"])]
     Off,
 }
 
@@ -316,7 +317,7 @@ impl EngineFlags {
     /// Returns true if runs can capture attention.
     #[must_use]
     pub fn captures_attention(&self) -> bool {
-        self.attention.unwrap_or_default() == OnOff::On && self.flash_attn != Some(OnOffAuto::On)
+        self.attention != Some(OnOffAuto::Off)
     }
 }
 

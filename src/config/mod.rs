@@ -99,8 +99,8 @@ pub struct EngineConfig {
     pub no_mmap: bool,
     /// True if the weights are locked in memory.
     pub mlock: bool,
-    /// True if attention can be captured; flash attention is then off.
-    pub attention: bool,
+    /// Capture of attention: from stored probabilities (on), with flash attention (auto), or none (off).
+    pub attention: OnOffAuto,
     /// Chat template that replaces the model's.
     pub chat_template: Option<String>,
     /// LoRA adapters of the default model, each with its default scale.
@@ -305,7 +305,7 @@ impl TryFrom<EngineFlags> for EngineConfig {
         let threads = given(flags.threads).unwrap_or_else(defaults::threads);
         let batch_size = within("--batch-size", flags.batch_size, 1, 1 << 20, "between 1 and 1048576")?;
         let ubatch_size = within("--ubatch-size", flags.ubatch_size, 1, 1 << 20, "between 1 and 1048576")?;
-        let attention = attention(flags.attention, flags.flash_attn)?;
+        let attention = attention(flags.attention.unwrap_or_default(), flags.flash_attn.unwrap_or_default())?;
         Ok(Self {
             model: flags.model,
             alias: flags.alias.iter().map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect(),
@@ -324,7 +324,7 @@ impl TryFrom<EngineFlags> for EngineConfig {
             chat_template: chat_template(flags.chat_template, flags.chat_template_file)?,
             adapters: flags.adapters.config()?,
             control: flags.control.config()?,
-            cache: flags.cache.config(attention)?,
+            cache: flags.cache.config(attention == OnOffAuto::On)?,
             tuning: flags.tuning,
             encoder: flags.encoder,
             mods: flags.mods.try_into()?,
@@ -332,12 +332,12 @@ impl TryFrom<EngineFlags> for EngineConfig {
     }
 }
 
-/// Returns true if attention can be captured, that is, unless flash attention is on.
-fn attention(capture: Option<OnOff>, flash: Option<OnOffAuto>) -> Result<bool, ConfigError> {
+/// Returns the capture of attention. Without flash attention, `auto` is the same as `on`.
+fn attention(capture: OnOffAuto, flash: OnOffAuto) -> Result<OnOffAuto, ConfigError> {
     match (capture, flash) {
-        (Some(OnOff::On), Some(OnOffAuto::On)) => Err(ConfigError::FlashAttention),
-        (Some(capture), _) => Ok(capture == OnOff::On),
-        (None, flash) => Ok(flash != Some(OnOffAuto::On)),
+        (OnOffAuto::On, OnOffAuto::On) => Err(ConfigError::FlashAttention),
+        (OnOffAuto::Auto, OnOffAuto::Off) => Ok(OnOffAuto::On),
+        (capture, _) => Ok(capture),
     }
 }
 

@@ -1,4 +1,4 @@
-use super::flags::{DataFlags, EngineFlags, Secret, ServerFlags};
+use super::flags::{DataFlags, EngineFlags, OnOffAuto, Secret, ServerFlags};
 use super::{Config, EngineConfig, ModSandbox, Rights, SecurityConfig, Size};
 use crate::events::Scope;
 use clap::Parser;
@@ -24,7 +24,7 @@ fn default_flags_give_a_working_configuration() {
     let config = config(&[]).unwrap();
     assert_eq!(config.server.listen, [super::DEFAULT_ADDRESS]);
     assert_eq!(config.engine.parallel, 4);
-    assert!(config.engine.attention && config.engine.threads >= 1);
+    assert!(config.engine.attention == OnOffAuto::Auto && config.engine.threads >= 1);
     assert_eq!(config.engine.slot_context(4096), 4096);
     assert_eq!(config.engine.slot_context(131_072), 8192);
 }
@@ -131,6 +131,23 @@ fn gpu_and_model_flags_fill_the_configuration() {
     assert_eq!((parsed.engine.threads, parsed.engine.threads_batch), (2, 4));
     assert_eq!(parsed.engine.alias, ["big", "small"]);
     assert_eq!((parsed.server.models.max_loaded, parsed.server.models.autoload), (None, false));
+}
+
+#[test]
+fn attention_capture_follows_flash_attention() {
+    let attention = |words: &[&str]| config(words).map(|config| config.engine.attention);
+    for (words, expected) in [
+        (&["--flash-attn", "on"][..], OnOffAuto::Auto),
+        (&["--flash-attn", "off"], OnOffAuto::On),
+        (&["--attention", "on"], OnOffAuto::On),
+        (&["--attention", "off", "--flash-attn", "on"], OnOffAuto::Off),
+        (&["--cache-type-v", "q8_0"], OnOffAuto::Auto),
+    ] {
+        assert_eq!(attention(words), Ok(expected), "{words:?}");
+    }
+    for words in [["--attention", "on", "--flash-attn", "on"], ["--flash-attn", "off", "--cache-type-v", "q8_0"]] {
+        assert!(attention(&words).unwrap_err().contains("--attention auto"), "{words:?}");
+    }
 }
 
 #[test]

@@ -48,7 +48,7 @@ pub enum SubmitError {
     #[error("the prompt is empty")]
     EmptyPrompt,
     /// Attention is turned off on this server.
-    #[error("attention was requested, but the server runs with flash attention; start it with --attention on")]
+    #[error("attention was requested, but the server runs with --attention off; start it with --attention auto or on")]
     AttentionOff,
     /// The model's attention cannot be captured.
     #[error("attention was requested, but the attention of the model '{model}' cannot be captured: {why}")]

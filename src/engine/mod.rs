@@ -22,7 +22,9 @@ mod status;
 mod submit;
 
 pub use crate::model::OUT_OF_MEMORY;
-pub use crate::model::llama::{AttentionRow, AttentionSupport, SamplerStage, SamplingParams, Unsupported};
+pub use crate::model::llama::{
+    AttentionCapture, AttentionRow, AttentionSupport, SamplerStage, SamplingParams, Unsupported,
+};
 pub use control::{Generation, RunControl};
 pub use error::{RunOver, SubmitError};
 pub use kv::error::SlotError;
@@ -64,6 +66,8 @@ struct Inner {
     waiting: Arc<AtomicUsize>,
     snapshot_format: Arc<SnapshotFormat>,
     identity_watch: IdentityWatch,
+    /// The way in which attention is captured.
+    attention_capture: AttentionCapture,
     /// `None` without capture.
     attention_support: Option<Result<AttentionSupport, Unsupported>>,
     status: Arc<EngineStatus>,
@@ -103,6 +107,7 @@ impl Engine {
             let inner = Inner {
                 snapshot_format: Arc::new(snapshot_format(&model, None)),
                 identity_watch: IdentityWatch::start(&model, options.hash_cache.clone()),
+                attention_capture: AttentionCapture::Off,
                 attention_support: None,
                 model,
                 options,
@@ -138,16 +143,18 @@ impl Engine {
                     let layout = context.learn_layout()?;
                     let attention_encoder = options
                         .attention
+                        .is_enabled()
                         .then(|| AttentionEncoderThread::start(options.encode_attention, recorder.clone()))
                         .transpose()
                         .map_err(|error| crate::model::ModelError::Decode(error.to_string()))?;
-                    Ok((context, attention_encoder, layout))
+                    let capture = context.attention_capture();
+                    Ok((context, attention_encoder, layout, capture))
                 });
                 match made {
-                    Ok((context, attention_encoder, layout)) => {
+                    Ok((context, attention_encoder, layout, capture)) => {
                         let sizes =
                             layout.as_ref().map_or((0, 0), |layout| (layout.fixed_bytes(), layout.bytes_per_token()));
-                        if ready.send(Ok((layout, context.attention_support().cloned()))).is_ok() {
+                        if ready.send(Ok((layout, capture, context.attention_support().cloned()))).is_ok() {
                             let prefixes_usable = context.keeps_beginnings();
                             let host_cache = HostCache::new(options.cache_ram_bytes, sizes, prefixes_usable);
                             let recording = Recording::new(recorder, attention_encoder);
@@ -165,8 +172,9 @@ impl Engine {
             .spawn(thread)
             .map_err(|error| crate::model::ModelError::Decode(error.to_string()))?;
         let started = started.await;
-        let (layout, attention_support) = started
+        let (layout, attention_capture, attention_support) = started
             .map_err(|_| crate::model::ModelError::Decode("the decode thread panicked during start-up".into()))??;
+        tracing::info!(model = model.name(), attention = attention_capture.as_str(), "context created");
         let snapshot_format = Arc::new(snapshot_format(&model, layout));
         let identity_watch = IdentityWatch::start(&model, options.hash_cache.clone());
         let thread = Mutex::new(Some(thread));
@@ -177,6 +185,7 @@ impl Engine {
             waiting,
             snapshot_format,
             identity_watch,
+            attention_capture,
             attention_support,
             status,
             run_counter: Arc::new(()),
@@ -216,6 +225,12 @@ impl Engine {
     #[must_use]
     pub fn status(&self) -> &Arc<EngineStatus> {
         &self.inner.status
+    }
+
+    /// Returns the way in which attention is captured; `Auto` means with flash attention.
+    #[must_use]
+    pub fn attention_capture(&self) -> AttentionCapture {
+        self.inner.attention_capture
     }
 
     /// Returns the attention that can be captured from the model.

@@ -1,6 +1,6 @@
 //! Settings of the engine.
 
-use crate::model::llama::CacheType;
+use crate::model::llama::{AttentionCapture, CacheType};
 use chrono::{DateTime, Utc};
 use std::path::PathBuf;
 
@@ -19,8 +19,8 @@ pub struct EngineOptions {
     pub batch_size: u32,
     /// Maximum tokens in one physical batch.
     pub ubatch_size: u32,
-    /// True if attention can be captured; this turns flash attention off.
-    pub attention: bool,
+    /// Capture of attention.
+    pub attention: AttentionCapture,
     /// Type of the keys in the KV cache.
     pub cache_type_k: CacheType,
     /// Type of the values in the KV cache; a quantised type needs flash attention.

@@ -78,7 +78,7 @@ pub enum ModelError {
     },
     /// Quantised values without flash attention.
     #[error(
-        "a KV cache with {cache_type} values needs flash attention, which is off while attention can be captured; set --attention off or --cache-type-v f16"
+        "a KV cache with {cache_type} values needs flash attention, which --attention on turns off; set --attention auto or --cache-type-v f16"
     )]
     QuantisedValues {
         /// The type.

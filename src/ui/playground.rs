@@ -55,7 +55,7 @@ pub(super) async fn page(State(app): State<App>, headers: HeaderMap) -> Response
         shell: Shell::new(&headers, "playground"),
         not_ready,
         model,
-        attention: app.config().engine.attention,
+        attention: app.engine().is_ok_and(|engine| engine.attention().is_ok()),
         mods: app.registry().list().into_iter().map(ModView::from).collect(),
         curl_chat: curl_chat(&headers),
         pane: Pane::idle(),
@@ -95,7 +95,7 @@ mod tests {
         };
         let html = page.render().unwrap();
         crate::ui::checks::page(&html);
-        assert!(html.contains("--attention on"));
+        assert!(html.contains("--attention off"));
         assert!(!html.contains("<x>"));
     }
 }

@@ -20,7 +20,7 @@ use median::median;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use thunder::engine::{Engine, Limits, Output, RecordPolicy, Request, SamplingParams};
+use thunder::engine::{AttentionCapture, Engine, Limits, Output, RecordPolicy, Request, SamplingParams};
 use thunder::events::{Recorder, Surface, TokenId};
 use thunder::store::{Database, Store};
 
@@ -112,7 +112,7 @@ fn bare(backend: &LlamaBackend, model: &LlamaModel, setup: &Setup, streams: i32,
     begun.elapsed().as_secs_f64()
 }
 
-async fn engine(setup: &Setup, streams: u32, attention: bool, recorder: impl Into<Recorder>) -> Engine {
+async fn engine(setup: &Setup, streams: u32, attention: AttentionCapture, recorder: impl Into<Recorder>) -> Engine {
     engine::engine(&setup.model, (streams, context_size(setup)), setup.threads, attention, recorder).await
 }
 
@@ -174,15 +174,19 @@ fn main() {
             Store::open(Database::Embedded { data_dir: folder.clone() }, |_| {}).await.expect("the store opens");
         let (recorder, _live) = store.recorder();
         for streams in [1, 8] {
-            let plain = engine(&setup, streams, false, recorder.clone()).await;
-            let tapped = engine(&setup, streams, true, recorder.clone()).await;
+            let plain = engine(&setup, streams, AttentionCapture::Off, recorder.clone()).await;
+            let auto = engine(&setup, streams, AttentionCapture::Auto, recorder.clone()).await;
+            let tapped = engine(&setup, streams, AttentionCapture::On, recorder.clone()).await;
             let rival = Rival::load(&setup);
-            let mut times: [Vec<f64>; 7] = Default::default();
+            let mut times: [Vec<f64>; 10] = Default::default();
             for _ in 0..setup.rounds {
                 times[0].push(rival.run(&setup, streams as i32, true));
                 times[5].push(rival.run(&setup, streams as i32, false));
                 times[6].push(thunder(&plain, &setup, streams, false, RecordPolicy::Off).await);
                 times[1].push(thunder(&plain, &setup, streams, false, RecordPolicy::BestEffort).await);
+                times[7].push(thunder(&auto, &setup, streams, false, RecordPolicy::BestEffort).await);
+                times[8].push(thunder(&auto, &setup, streams, true, RecordPolicy::Off).await);
+                times[9].push(thunder(&auto, &setup, streams, true, RecordPolicy::BestEffort).await);
                 times[2].push(thunder(&tapped, &setup, streams, false, RecordPolicy::BestEffort).await);
                 times[3].push(thunder(&tapped, &setup, streams, true, RecordPolicy::Off).await);
                 times[4].push(thunder(&tapped, &setup, streams, true, RecordPolicy::BestEffort).await);
@@ -199,11 +203,15 @@ fn main() {
             ratios("bare llama_decode and sampling, --attention off", 0, 0);
             ratios("thunder, not recorded, --attention off", 6, 0);
             ratios("thunder, recorded, --attention off", 1, 0);
+            ratios("thunder, recorded, --attention auto", 7, 1);
+            ratios("  with attention captured, not recorded", 8, 7);
+            ratios("  with attention captured and recorded (T0, T1)", 9, 7);
             ratios("bare, flash attention disabled", 5, 5);
             ratios("thunder, recorded, --attention on", 2, 5);
             ratios("  with attention captured, not recorded", 3, 2);
             ratios("  with attention captured and recorded (T0, T1)", 4, 2);
             plain.stop().await;
+            auto.stop().await;
             tapped.stop().await;
         }
         drop(recorder);

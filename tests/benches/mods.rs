@@ -13,7 +13,7 @@ use median::median;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
-use thunder::engine::{Engine, Limits, Output, RecordPolicy, Request, SamplingParams};
+use thunder::engine::{AttentionCapture, Engine, Limits, Output, RecordPolicy, Request, SamplingParams};
 use thunder::events::{EventType, Surface, TokenId};
 use thunder::mods::python::PythonMods;
 use thunder::mods::{
@@ -116,7 +116,11 @@ impl Lab {
             registry.insert(found);
         }
         let _ = std::fs::remove_file(path);
-        Self { engine: engine::engine(model, (5, 5 * 1024), 1, false, recorder).await, registry, tokens }
+        Self {
+            engine: engine::engine(model, (5, 5 * 1024), 1, AttentionCapture::Off, recorder).await,
+            registry,
+            tokens,
+        }
     }
 
     /// Returns the seconds from the first generated token to the last.

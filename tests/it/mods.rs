@@ -6,7 +6,7 @@ use std::sync::Arc;
 use thunder::engine::{Engine, EngineOptions, Limits, Output, Request, SamplingParams};
 use thunder::events::{ActionType, FinishReason, RunEnd, Signal, Surface, TraceItem};
 use thunder::model::Model;
-use thunder::model::llama::{CacheType, ModelOptions};
+use thunder::model::llama::{AttentionCapture, CacheType, ModelOptions};
 use thunder::mods::python::PythonMods;
 use thunder::mods::{ModRef, ModRegistry};
 use tokio::sync::mpsc;
@@ -38,7 +38,7 @@ impl Lab {
             threads_batch: 1,
             batch_size: 256,
             ubatch_size: 64,
-            attention: false,
+            attention: AttentionCapture::Off,
             cache_type_k: CacheType::F16,
             cache_type_v: CacheType::F16,
             slot_prompt_similarity: 0.1,

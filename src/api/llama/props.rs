@@ -65,6 +65,7 @@ pub(super) async fn describe(app: &App, loaded: &Loaded) -> Result<Value, ApiErr
         "eos_token": text(vocabulary.special().eos),
         "mod_sandbox": sandbox(app).await,
         "devices": device_list(loaded.model().placement()).await,
+        "attention": engine.attention_capture().as_str(),
         "n_gpu_layers": loaded.model().placement().gpu_layers,
         "n_layers": loaded.model().placement().layers,
         "build_info": concat!("thunder-", env!("CARGO_PKG_VERSION")),

@@ -2,6 +2,7 @@ mod sequences;
 
 use super::ModelError;
 use super::adapters::{AdapterSet, Adapters};
+use super::attention_capture::AttentionCapture;
 use super::attention_support::{AttentionSupport, Unsupported};
 use super::cache_type::CacheType;
 use super::checkpoints::Checkpoints;
@@ -41,11 +42,11 @@ pub struct ContextOptions {
     pub threads: i32,
     /// Threads for prompt processing.
     pub threads_batch: i32,
-    /// True if attention can be captured; flash attention is then off.
-    pub attention: bool,
+    /// Capture of attention.
+    pub attention: AttentionCapture,
     /// Data type of keys.
     pub cache_type_k: CacheType,
-    /// Data type of values; quantised types need flash attention.
+    /// Data type of values; quantised types need flash attention, which [`AttentionCapture::On`] excludes.
     pub cache_type_v: CacheType,
     /// Memory in bytes for the [`Checkpoints`] of all sequences, 0 for none; models with only a KV cache need none.
     pub checkpoint_bytes: usize,
@@ -102,12 +103,13 @@ impl<'model> Context<'model> {
         options: &ContextOptions,
         tuning: &Tuning,
     ) -> Result<Self, ModelError> {
-        if options.attention && options.cache_type_v.is_quantised() {
+        let attention = options.attention.resolve(placement, options.cache_type_k, options.cache_type_v);
+        if attention == AttentionCapture::On && options.cache_type_v.is_quantised() {
             return Err(ModelError::QuantisedValues { cache_type: options.cache_type_v.as_str() });
         }
         memory::check(model, options.cache_type_k, options.cache_type_v)?;
         let n_ctx = options.context_per_sequence.saturating_mul(options.sequences);
-        let tap = options.attention.then(|| Box::new(Tap::new(model.n_layer() as usize)));
+        let mut tap = attention.is_enabled().then(|| Box::new(Tap::new(model.n_layer() as usize)));
         let mut params = LlamaContextParams::default()
             .with_n_ctx(NonZeroU32::new(n_ctx))
             .with_n_batch(options.batch_size)
@@ -119,7 +121,7 @@ impl<'model> Context<'model> {
             .with_no_perf(true)
             .with_type_k(options.cache_type_k.to_llama())
             .with_type_v(options.cache_type_v.to_llama())
-            .with_flash_attention_policy(if options.attention {
+            .with_flash_attention_policy(if attention == AttentionCapture::On {
                 llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_DISABLED
             } else if options.cache_type_v.is_quantised() {
                 llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED
@@ -138,6 +140,9 @@ impl<'model> Context<'model> {
         }
         let memory = MemoryCapabilities::new(model, &mut llama, options.cache_type_k);
         let pool = tuning.pool(options.threads.max(options.threads_batch)).filter(|pool| pool.attach(&mut llama));
+        if let (Some(tap), Some(pool)) = (&mut tap, &pool) {
+            pool.compute_rows(tap, options.threads);
+        }
         Ok(Self {
             batch: LlamaBatch::new(options.batch_size as usize, 1),
             llama,
@@ -285,6 +290,21 @@ impl<'model> Context<'model> {
         self.clear(0);
         self.layout.clone_from(&layout);
         Ok(layout)
+    }
+
+    /// Returns the way in which attention is captured, as seen by [`Context::learn_layout`].
+    #[must_use]
+    pub fn attention_capture(&mut self) -> AttentionCapture {
+        match &mut self.tap {
+            None => AttentionCapture::Off,
+            Some(tap) => {
+                if tap.saw_flash_attention() {
+                    AttentionCapture::Auto
+                } else {
+                    AttentionCapture::On
+                }
+            }
+        }
     }
 
     /// Returns the attention support; `None` if capture is off or [`Context::learn_layout`] was not called.

@@ -1,5 +1,5 @@
-//! The only unsafe code: the evaluation callback that reads attention scores while a graph runs, the state of a
-//! sequence as bytes, [`adapters`], [`devices`], [`loading`], [`memory`], [`templates`], [`tensors`] and [`threads`].
+//! The only unsafe code: the evaluation callback that captures attention while a graph runs, the state of a sequence as
+//! bytes, [`attention_rows`], [`adapters`], [`devices`], [`loading`], [`memory`], [`templates`], [`tensors`] and [`threads`].
 //!
 //! llama-cpp-2 has no setter for `llama_context_params.cb_eval` since 0.1.140, so the parameters are cast once to the
 //! raw structure; a compile-time assertion checks their size. Its safe functions for sequence states do not expose the
@@ -7,6 +7,7 @@
 #![expect(unsafe_code, reason = "parts of llama.cpp have no safe binding")]
 
 pub(super) mod adapters;
+mod attention_rows;
 pub(super) mod devices;
 pub(super) mod loading;
 pub(super) mod memory;
@@ -14,6 +15,7 @@ pub(super) mod templates;
 pub(super) mod tensors;
 pub(super) mod threads;
 
+use attention_rows::{Extents, RowGraph, RowTarget};
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::params::LlamaContextParams;
 use llama_cpp_2::context::session::LlamaStateSeqFlags;
@@ -35,7 +37,7 @@ const _: () = assert!(
 );
 
 /// Prefix of the name of the node with attention probabilities, before the layer's number.
-const NODE: &[u8] = b"kq_soft_max-";
+const PROBABILITIES: &[u8] = b"kq_soft_max-";
 
 /// A query row to capture in the current decode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,9 +68,23 @@ struct State {
     wanted: Vec<WantedRow>,
     captured: Vec<CapturedRow>,
     ubatch: u32,
+    /// Layer of the last node with a layer number in its name.
+    layer: Option<u16>,
     last_layer: Option<u16>,
     has_uneven_heads: bool,
     layers: usize,
+    /// True if a layer ran with flash attention.
+    flash: bool,
+    graph: Option<RowGraph>,
+}
+
+/// A node from which attention is captured.
+#[derive(Clone, Copy)]
+enum AttentionNode {
+    /// Stored probabilities.
+    Probabilities,
+    /// Flash attention; the rows are computed from its sources.
+    Flash,
 }
 
 /// Captures attention rows while llama.cpp decodes. llama.cpp holds its address, so it must outlive the context.
@@ -78,7 +94,18 @@ pub struct Tap(UnsafeCell<State>);
 impl Tap {
     /// Creates a tap for a model with this number of layers.
     pub fn new(layers: usize) -> Self {
-        Self(UnsafeCell::new(State { layers, ..State::default() }))
+        Self(UnsafeCell::new(State { layers, graph: RowGraph::new(), ..State::default() }))
+    }
+
+    fn compute_on(&mut self, pool: *mut sys::ggml_threadpool, count: i32) {
+        if let Some(graph) = &mut self.0.get_mut().graph {
+            graph.compute_on(pool, usize::try_from(count).unwrap_or(1));
+        }
+    }
+
+    /// Returns true if captured layers ran with flash attention.
+    pub fn saw_flash_attention(&mut self) -> bool {
+        self.0.get_mut().flash
     }
 
     /// Sets the rows that the next decode captures.
@@ -88,6 +115,7 @@ impl Tap {
         state.captured.resize_with(wanted.len(), CapturedRow::default);
         state.wanted = wanted;
         state.ubatch = 0;
+        state.layer = None;
         state.last_layer = None;
         state.has_uneven_heads = false;
     }
@@ -186,47 +214,109 @@ unsafe extern "C" fn on_node(tensor: *mut sys::ggml_tensor, ask: bool, user_data
     if state.wanted.is_empty() {
         return !ask;
     }
-    let Some(layer) = parse_layer(tensor_ref) else { return !ask };
+    let node = AttentionNode::of(tensor_ref);
     if ask {
+        if let Some(layer) = parse_layer(tensor_ref) {
+            state.layer = Some(layer);
+        }
+        let (Some(node), Some(layer)) = (node, state.layer) else { return false };
         if state.last_layer.is_some_and(|last| layer <= last) {
             state.ubatch += 1;
         }
         state.last_layer = Some(layer);
+        state.flash |= matches!(node, AttentionNode::Flash);
         return state.wanted.iter().any(|row| row.ubatch == state.ubatch);
     }
-    let [n_kv, n_tokens, n_head, n_stream] = tensor_ref.ne.map(|n| usize::try_from(n).unwrap_or(0));
-    let nb = tensor_ref.nb;
-    if tensor_ref.type_ != sys::GGML_TYPE_F32 || nb[0] != size_of::<f32>() {
-        return true;
-    }
-    for (row, captured) in state.wanted.iter().zip(&mut state.captured) {
-        let (token, stream, row_len) = (row.token as usize, row.stream as usize, row.row_len as usize);
-        if row.ubatch != state.ubatch || row_len > n_kv || token >= n_tokens || stream >= n_stream {
-            continue;
-        }
-        if captured.heads != 0 && usize::from(captured.heads) != n_head {
-            state.has_uneven_heads = true;
-            continue;
-        }
-        let start = captured.values.len();
-        if start == 0 {
-            captured.values.reserve_exact(state.layers * n_head * row_len);
-        }
-        captured.values.resize(start + n_head * row_len, 0.0);
-        let (offset, row_bytes) = (token * nb[1] + stream * nb[3], row_len * size_of::<f32>());
-        let target = captured.values[start..].as_mut_ptr().cast::<c_void>();
-        // SAFETY: `token` and `stream` are below the extents and `row_len` is not above `n_kv`, so the bytes read of
-        // each head lie within the tensor; `target` has room for exactly `row_len` floats of each. The node was
-        // computed before this call.
-        unsafe { sys::ggml_backend_tensor_get_2d(tensor, target, offset, row_bytes, n_head, nb[2], row_bytes) };
-        captured.layer_ids.push(layer);
-        captured.heads = n_head as u16;
+    let extents = match node {
+        Some(AttentionNode::Probabilities) => probability_extents(tensor_ref),
+        Some(AttentionNode::Flash) => RowGraph::extents(tensor_ref),
+        None => None,
+    };
+    if let (Some(node), Some(extents), Some(layer)) = (node, extents, state.last_layer) {
+        state.capture(tensor_ref, node, extents, layer);
     }
     true
 }
 
-fn parse_layer(tensor: &sys::ggml_tensor) -> Option<u16> {
+impl State {
+    /// Captures the wanted rows of a computed node.
+    fn capture(&mut self, tensor: &sys::ggml_tensor, node: AttentionNode, extents: Extents, layer: u16) {
+        let Self { wanted, captured, ubatch, has_uneven_heads, layers, graph, .. } = self;
+        let Extents { n_kv, n_tokens, n_head, n_stream } = extents;
+        let mut complete = true;
+        for (row, captured) in wanted.iter().zip(captured) {
+            let (token, stream, row_len) = (row.token as usize, row.stream as usize, row.row_len as usize);
+            if row.ubatch != *ubatch || row_len > n_kv || token >= n_tokens || stream >= n_stream {
+                continue;
+            }
+            if captured.heads != 0 && usize::from(captured.heads) != n_head {
+                *has_uneven_heads = true;
+                continue;
+            }
+            let start = captured.values.len();
+            if start == 0 {
+                captured.values.reserve_exact(*layers * n_head * row_len);
+            }
+            captured.values.resize(start + n_head * row_len, 0.0);
+            captured.layer_ids.push(layer);
+            captured.heads = n_head as u16;
+            let values = &mut captured.values[start..];
+            match (node, graph.as_mut()) {
+                (AttentionNode::Probabilities, _) => copy_probabilities(tensor, token, stream, row_len, values),
+                (AttentionNode::Flash, Some(graph)) => {
+                    let mut target = RowTarget { token, stream, row_len, values };
+                    // SAFETY: the row is within the extents, as checked above. The node's sources live until the
+                    // callback returns, and `values`, which belong to this row only, are not touched before the rows
+                    // are computed below.
+                    complete &= unsafe { graph.add(tensor, &mut target) };
+                }
+                (AttentionNode::Flash, None) => complete = false,
+            }
+        }
+        complete &= graph.as_mut().is_none_or(RowGraph::compute);
+        if !complete {
+            // Rows without this layer are reported as incomplete.
+            self.captured.iter_mut().for_each(|row| row.layer_ids.clear());
+        }
+    }
+}
+
+impl AttentionNode {
+    fn of(tensor: &sys::ggml_tensor) -> Option<Self> {
+        match tensor.op {
+            sys::GGML_OP_FLASH_ATTN_EXT => Some(Self::Flash),
+            sys::GGML_OP_SOFT_MAX if name_of(tensor).starts_with(PROBABILITIES) => Some(Self::Probabilities),
+            _ => None,
+        }
+    }
+}
+
+/// Returns the extents of a node with probabilities.
+fn probability_extents(tensor: &sys::ggml_tensor) -> Option<Extents> {
+    let [n_kv, n_tokens, n_head, n_stream] = tensor.ne.map(|n| usize::try_from(n).unwrap_or(0));
+    let is_plain = tensor.type_ == sys::GGML_TYPE_F32 && tensor.nb[0] == size_of::<f32>();
+    is_plain.then_some(Extents { n_kv, n_tokens, n_head, n_stream })
+}
+
+/// Copies a row of stored probabilities, which must be within the extents, to `[head][row_len]` values.
+fn copy_probabilities(tensor: &sys::ggml_tensor, token: usize, stream: usize, row_len: usize, values: &mut [f32]) {
+    let (offset, row_bytes) = (token * tensor.nb[1] + stream * tensor.nb[3], row_len * size_of::<f32>());
+    let heads = values.len() / row_len.max(1);
+    let target = values.as_mut_ptr().cast::<c_void>();
+    // SAFETY: token, stream and `row_len` are within the extents, so the bytes read of each head lie within the tensor;
+    // `target` has room for exactly `row_len` floats of each. The node was computed before this call.
+    unsafe { sys::ggml_backend_tensor_get_2d(tensor, target, offset, row_bytes, heads, tensor.nb[2], row_bytes) };
+}
+
+fn name_of(tensor: &sys::ggml_tensor) -> &[u8] {
     // SAFETY: ggml keeps names zero-terminated within their 64 bytes.
-    let name = unsafe { CStr::from_ptr(tensor.name.as_ptr()) }.to_bytes();
-    std::str::from_utf8(name.strip_prefix(NODE)?).ok()?.parse().ok()
+    unsafe { CStr::from_ptr(tensor.name.as_ptr()) }.to_bytes()
+}
+
+/// Returns the layer of a node. llama.cpp appends it to the names of a layer's nodes, but not to flash attention, whose
+/// queries come right before it.
+fn parse_layer(tensor: &sys::ggml_tensor) -> Option<u16> {
+    let name = name_of(tensor);
+    let at = name.iter().rposition(|&byte| byte == b'-')?;
+    std::str::from_utf8(&name[at + 1..]).ok()?.parse().ok()
 }

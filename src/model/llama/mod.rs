@@ -1,6 +1,7 @@
 //! llama.cpp with plain Rust types: [`Model`], its decode [`Context`] and [`Sampler`].
 
 mod adapters;
+mod attention_capture;
 mod attention_support;
 mod cache_type;
 mod checkpoints;
@@ -23,6 +24,7 @@ mod ubatch;
 mod weights;
 
 pub use adapters::{Adapter, AdapterSet, Adapters, ScaledAdapter};
+pub use attention_capture::AttentionCapture;
 pub use attention_support::{AttentionSupport, Unsupported};
 pub use cache_type::CacheType;
 pub use checkpoints::{CheckpointPurpose, Checkpoints};

@@ -8,8 +8,8 @@ use crate::engine::encoder::Encoder;
 use crate::engine::{Clock, Engine, EngineOptions};
 use crate::events::Recorder;
 use crate::model::llama::{
-    CacheType, ContextRequirements, ControlVectors, GpuLayers, MetadataValue, ModelOptions, Numa, RopeOptions,
-    RopeScaling, SplitMode, TensorPlacement, ThreadOptions, Tuning,
+    AttentionCapture, CacheType, ContextRequirements, ControlVectors, GpuLayers, MetadataValue, ModelOptions, Numa,
+    RopeOptions, RopeScaling, SplitMode, TensorPlacement, ThreadOptions, Tuning,
 };
 use crate::model::{Model, ModelError};
 use crate::server::ApiError;
@@ -206,7 +206,7 @@ fn model_options(config: &EngineConfig, entry: &Entry) -> ModelOptions {
             as_trained: config.ctx_size.is_none(),
             sequences: config.parallel,
             ubatch_size: config.ubatch_size,
-            scores: config.attention,
+            scores: config.attention != flags::OnOffAuto::Off,
             keys: cache_type(config.cache.type_k),
             values: cache_type(config.cache.type_v),
         },
@@ -263,7 +263,7 @@ fn engine_options(Config { engine, server, data }: &Config, model: &Model, clock
         threads_batch: engine.threads_batch,
         batch_size: engine.batch_size,
         ubatch_size: engine.ubatch_size,
-        attention: engine.attention,
+        attention: capture(engine.attention),
         cache_type_k: cache_type(engine.cache.type_k),
         cache_type_v: cache_type(engine.cache.type_v),
         slot_prompt_similarity: engine.cache.slot_prompt_similarity,
@@ -272,6 +272,14 @@ fn engine_options(Config { engine, server, data }: &Config, model: &Model, clock
         max_tokens: server.max_tokens,
         encode_attention: |values, layers, heads, row_len| attention::encode(values, layers, heads, row_len).ok(),
         clock,
+    }
+}
+
+fn capture(setting: flags::OnOffAuto) -> AttentionCapture {
+    match setting {
+        flags::OnOffAuto::Auto => AttentionCapture::Auto,
+        flags::OnOffAuto::On => AttentionCapture::On,
+        flags::OnOffAuto::Off => AttentionCapture::Off,
     }
 }
 

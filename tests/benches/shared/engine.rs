@@ -3,14 +3,14 @@ use std::sync::Arc;
 use thunder::engine::{Engine, EngineOptions};
 use thunder::events::Recorder;
 use thunder::model::Model;
-use thunder::model::llama::{CacheType, ModelOptions};
+use thunder::model::llama::{AttentionCapture, CacheType, ModelOptions};
 
 /// The measured engine: `parallel` slots of `ctx_size` tokens each, no host cache.
 pub async fn engine(
     model: &Path,
     (parallel, ctx_size): (u32, u32),
     threads: i32,
-    attention: bool,
+    attention: AttentionCapture,
     recorder: impl Into<Recorder>,
 ) -> Engine {
     let model = Arc::new(Model::load(model, &ModelOptions::default(), |_| true).expect("the model loads"));

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use thunder::engine::{Engine, EngineOptions, Limits, Output, Request, SamplingParams};
 use thunder::events::{EventType, RunEnd, Signal, Surface, TokenId, TraceItem};
 use thunder::model::Model;
-use thunder::model::llama::{CacheType, ModelOptions};
+use thunder::model::llama::{AttentionCapture, CacheType, ModelOptions};
 use thunder::mods::{
     Action, Call, EventSet, ModDescription, ModFactory, ModInstance, ModRef, Pending, Reply, ReplySender, RunView,
     SelectedMod,
@@ -69,7 +69,7 @@ pub fn options(parallel: u32, attention: bool) -> EngineOptions {
         threads_batch: 1,
         batch_size: 256,
         ubatch_size: 64,
-        attention,
+        attention: if attention { AttentionCapture::Auto } else { AttentionCapture::Off },
         cache_type_k: CacheType::F16,
         cache_type_v: CacheType::F16,
         slot_prompt_similarity: 0.1,

@@ -14,12 +14,26 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use thunder::engine::{EngineOptions, Output, Overflow, ReportOptions, Request, SamplingParams};
 use thunder::events::{EventType, TokenId, TraceItem};
-use thunder::model::llama::CacheType;
+use thunder::model::llama::{AttentionCapture, CacheType};
 use thunder::mods::Action;
 use variant::{HEADS, Kind, Variant};
 
-/// Maximum deviation of a value, with a cache of 16 and of 32 bits.
-const TOLERANCES: [(CacheType, f64); 2] = [(CacheType::F16, 2e-3), (CacheType::F32, 2e-4)];
+/// A way to capture attention, and the maximum deviation of a value.
+#[derive(Debug, Clone, Copy)]
+struct Mode {
+    capture: AttentionCapture,
+    in_effect: AttentionCapture,
+    cache: CacheType,
+    tolerance: f64,
+}
+
+const FLASH: Mode =
+    Mode { capture: AttentionCapture::Auto, in_effect: AttentionCapture::Auto, cache: CacheType::F16, tolerance: 2e-3 };
+const STORED: Mode =
+    Mode { capture: AttentionCapture::On, in_effect: AttentionCapture::On, cache: CacheType::F16, tolerance: 2e-3 };
+const WIDE: Mode =
+    Mode { capture: AttentionCapture::Auto, in_effect: AttentionCapture::On, cache: CacheType::F32, tolerance: 2e-4 };
+const MODES: [Mode; 3] = [FLASH, STORED, WIDE];
 
 /// A sequence of byte tokens without a pattern.
 fn tokens(seed: i32, len: usize) -> Vec<TokenId> {
@@ -30,14 +44,21 @@ fn attention_request(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
     Request { attention: true, ..request_tokens(prompt, max_tokens) }
 }
 
-async fn bench(variant: &Variant, parallel: u32, cache: CacheType) -> Bench {
+async fn bench(variant: &Variant, parallel: u32, mode: Mode) -> Bench {
     bench_of(variant.model(), parallel, true, |options: &mut EngineOptions| {
         options.batch_size = 64;
         options.ubatch_size = 32;
-        options.cache_type_k = cache;
-        options.cache_type_v = cache;
+        mode.set(options);
     })
     .await
+}
+
+impl Mode {
+    fn set(self, options: &mut EngineOptions) {
+        options.attention = self.capture;
+        options.cache_type_k = self.cache;
+        options.cache_type_v = self.cache;
+    }
 }
 
 /// Compares every row of a run with the reference. Returns the number of rows.
@@ -112,20 +133,21 @@ async fn rows_equal_a_forward_pass_in_64_bit_floats() {
     for kind in Kind::ALL {
         let variant = Variant::new(kind);
         let mut reference = Reference::new(&variant);
-        for (cache, close) in TOLERANCES {
+        for mode in MODES {
             // The prompt takes several physical batches, and each later token one.
-            let mut bench = bench(&variant, 1, cache).await;
+            let mut bench = bench(&variant, 1, mode).await;
+            assert_eq!(bench.engine.attention_capture(), mode.in_effect);
             let prompt = tokens(1, 150);
             let result = bench.run(attention_request(prompt.clone(), 10)).await;
-            assert_eq!(compare(&result, &prompt, &mut reference, close, false), 10, "{kind:?}");
+            assert_eq!(compare(&result, &prompt, &mut reference, mode.tolerance, false), 10, "{kind:?}");
             // The beginning of the prompt is in the cache.
             let next = [&prompt[..100], &tokens(2, 21)[..]].concat();
             let result = bench.run(attention_request(next.clone(), 5)).await;
             assert!(result.end.finish.usage.cached_tokens > 0 || kind.forgets(), "{kind:?}");
-            assert_eq!(compare(&result, &next, &mut reference, close, false), 5);
+            assert_eq!(compare(&result, &next, &mut reference, mode.tolerance, false), 5);
             // A prompt of a single token.
             let result = bench.run(attention_request(vec![77], 3)).await;
-            assert_eq!(compare(&result, &[77], &mut reference, close, false), 3);
+            assert_eq!(compare(&result, &[77], &mut reference, mode.tolerance, false), 3);
         }
     }
 }
@@ -135,8 +157,8 @@ async fn rows_are_exact_beside_other_runs_and_after_a_backtrack() {
     for kind in Kind::ALL {
         let variant = Variant::new(kind);
         let mut reference = Reference::new(&variant);
-        for (cache, close) in TOLERANCES {
-            let mut bench = bench(&variant, 3, cache).await;
+        for mode in MODES {
+            let mut bench = bench(&variant, 3, mode).await;
             let others: Vec<_> =
                 [tokens(5, 90), tokens(6, 7)].into_iter().map(|prompt| attention_request(prompt, 100)).collect();
             let mut running = Vec::new();
@@ -153,7 +175,7 @@ async fn rows_are_exact_beside_other_runs_and_after_a_backtrack() {
                 }
             });
             let result = bench.run(request).await;
-            assert!(compare(&result, &prompt, &mut reference, close, false) >= 14, "{kind:?}");
+            assert!(compare(&result, &prompt, &mut reference, mode.tolerance, false) >= 14, "{kind:?}");
             drop(running);
         }
     }
@@ -163,12 +185,11 @@ async fn rows_are_exact_beside_other_runs_and_after_a_backtrack() {
 async fn rows_are_exact_after_a_context_shift() {
     for kind in Kind::ALL {
         let variant = Variant::new(kind);
-        for (cache, close) in TOLERANCES {
+        for mode in MODES {
             let mut reference = Reference::new(&variant);
             let mut bench = bench_of(variant.model(), 1, true, |options| {
                 options.ctx_size = 256;
-                options.cache_type_k = cache;
-                options.cache_type_v = cache;
+                mode.set(options);
             })
             .await;
             let prompt = tokens(4, 245);
@@ -178,7 +199,7 @@ async fn rows_are_exact_after_a_context_shift() {
             assert_eq!(result.end.finish.evicted_tokens, 100, "{:?}", result.end.finish);
             // Tokens outside a window cannot be shifted with exact rows: the rest is recomputed.
             let moves = !kind.forgets();
-            assert_eq!(compare(&result, &prompt, &mut reference, close, moves), 25, "{kind:?}");
+            assert_eq!(compare(&result, &prompt, &mut reference, mode.tolerance, moves), 25, "{kind:?}");
         }
     }
 }
@@ -187,20 +208,20 @@ async fn rows_are_exact_after_a_context_shift() {
 async fn rows_are_exact_after_a_restored_state() {
     for kind in Kind::ALL {
         let variant = Variant::new(kind);
-        for (cache, close) in TOLERANCES {
+        for mode in MODES {
             let mut reference = Reference::new(&variant);
-            let mut first = bench(&variant, 1, cache).await;
+            let mut first = bench(&variant, 1, mode).await;
             first.run(attention_request(tokens(8, 80), 4)).await;
             let held = first.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap().tokens;
             let saved = first.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap();
-            let mut second = bench(&variant, 2, cache).await;
+            let mut second = bench(&variant, 2, mode).await;
             second.engine.restore_slot(None, 1, saved.block).await.unwrap();
             let prompt = [held, tokens(9, 9)].concat();
             let mut request = attention_request(prompt.clone(), 6);
             request.slot = Some(1);
             let result = second.run(request).await;
             assert!(result.end.finish.usage.cached_tokens > 0 || kind.forgets(), "{kind:?}");
-            assert_eq!(compare(&result, &prompt, &mut reference, close, false), 6, "{kind:?}");
+            assert_eq!(compare(&result, &prompt, &mut reference, mode.tolerance, false), 6, "{kind:?}");
         }
     }
 }
@@ -229,7 +250,7 @@ async fn client_view(bench: &Bench, mut request: Request) -> Vec<(TokenId, Optio
 async fn client_receives_a_row_with_every_token_even_forced() {
     let variant = Variant::new(Kind::Qwen2);
     let mut reference = Reference::new(&variant);
-    let bench = bench(&variant, 1, CacheType::F32).await;
+    let bench = bench(&variant, 1, WIDE).await;
     let prompt = tokens(3, 40);
     let taken = Mutex::new(0);
     let request = with_mod(attention_request(prompt.clone(), 12), false, move |call| {
@@ -259,7 +280,7 @@ async fn client_receives_a_row_with_every_token_even_forced() {
 #[tokio::test]
 async fn stop_string_is_kept_and_end_token_is_not() {
     let variant = Variant::new(Kind::Llama);
-    let mut bench = bench(&variant, 1, CacheType::F16).await;
+    let mut bench = bench(&variant, 1, FLASH).await;
     let plain = bench.run(attention_request(tokens(3, 20), 10)).await.generated();
     let vocabulary = variant.model().vocabulary().clone();
     let mut stops = attention_request(tokens(3, 20), 10);
@@ -278,7 +299,7 @@ async fn stop_string_is_kept_and_end_token_is_not() {
 async fn capture_never_changes_a_token() {
     for kind in Kind::ALL {
         let variant = Variant::new(kind);
-        let mut bench = bench(&variant, 1, CacheType::F16).await;
+        let mut bench = bench(&variant, 1, FLASH).await;
         let mut plain = request_tokens(tokens(11, 90), 40);
         plain.sampling = SamplingParams { seed: 5, temperature: 1.0, ..SamplingParams::default() };
         plain.cache_prompt = false;

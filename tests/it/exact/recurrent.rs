@@ -91,7 +91,7 @@ async fn model_without_attention_runs_and_reports_none() {
 #[tokio::test]
 async fn capturable_attention_is_known_at_load() {
     for kind in super::Kind::ALL {
-        let bench = super::bench(&super::Variant::new(kind), 1, super::CacheType::F16).await;
+        let bench = super::bench(&super::Variant::new(kind), 1, super::FLASH).await;
         let attends = bench.engine.attention().unwrap().clone();
         let expected = (kind.layers(), super::HEADS as u16, kind.has_sinks());
         assert_eq!((attends.layer_ids, attends.heads, attends.sinks), expected, "{kind:?}");

@@ -63,7 +63,7 @@ fn invalid_flags_are_rejected_with_the_valid_values() {
         (&["--metrisc"][..], "--metrics"),
         (&["--slot-save-path", "/nowhere"], "--slot-save-path must be an existing folder"),
         (&["-fa", "on", "--attention", "on"], "exclude each other"),
-        (&["-ctv", "q8_0"], "--attention off"),
+        (&["-ctv", "q8_0", "--attention", "on"], "--attention auto"),
         (&["-ctk", "q3"], "is not a KV cache type"),
         (&["--strict-model-names", "--any-model-name"], "cannot be used with"),
         (&["-sps", "2"], "--slot-prompt-similarity must be between 0 and 1"),

@@ -22,6 +22,7 @@ async fn properties_of_the_server() {
     assert_eq!(caps.len(), 9);
     assert!(caps["supports_string_content"] == true && caps["supports_system_role"] == true, "{caps:?}");
     assert_eq!(props["eos_token"], "<|im_end|>");
+    assert_eq!(props["attention"], "auto", "attention is captured with flash attention by default");
     assert_eq!(
         (&props["endpoint_slots"], &props["endpoint_metrics"], &props["endpoint_props"]),
         (&json!(true), &json!(false), &json!(false))

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use thunder::engine::SlotError;
 use thunder::events::FinishReason;
 use thunder::model::Model;
-use thunder::model::llama::{AdapterSet, CacheType, ModelOptions, ScaledAdapter};
+use thunder::model::llama::{AdapterSet, AttentionCapture, CacheType, ModelOptions, ScaledAdapter};
 
 #[tokio::test]
 async fn incompatible_state_is_rejected_without_side_effects() {
-    let mut bench = bench(2, true).await;
+    let mut bench = bench_with(2, true, |options| options.attention = AttentionCapture::On).await;
     bench.run(in_slot(request_tokens(long(1, 50), 4), 0)).await;
     bench.run(in_slot(request_tokens(long(2, 70), 4), 1)).await;
     let block = bench.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap().block.to_vec();

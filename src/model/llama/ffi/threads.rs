@@ -1,7 +1,7 @@
 //! Thread pools that persist between graphs. Without a pool a context starts and ends threads for every graph, which is
 //! once per decode, and once per layer if attention is captured.
 
-use super::raw;
+use super::{Tap, raw};
 use crate::model::llama::Numa;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_sys_2 as sys;
@@ -48,15 +48,6 @@ pub fn prepare_nodes(numa: Numa) {
     ONCE.call_once(|| unsafe { sys::llama_numa_init(strategy) });
 }
 
-/// Lowers this thread's priority so that it only uses idle CPU time. Has no effect where threads have no own priority.
-pub fn lower_priority() {
-    // SAFETY: a plain system call; 0 is the calling thread.
-    #[cfg(target_os = "linux")]
-    unsafe {
-        nix::libc::setpriority(nix::libc::PRIO_PROCESS, 0, 19);
-    }
-}
-
 /// The threads of one context, including the decoding thread.
 #[derive(Debug)]
 pub struct ThreadPool(NonNull<sys::ggml_threadpool>);
@@ -90,6 +81,12 @@ impl ThreadPool {
         // SAFETY: `context` is the context's own pointer, and the pool outlives it.
         unsafe { sys::llama_attach_threadpool(context, self.0.as_ptr(), self.0.as_ptr()) };
         true
+    }
+
+    /// Computes the tap's rows of flash attention on at most `threads` of these threads. The caller keeps the pool as
+    /// long as the context exists.
+    pub fn compute_rows(&self, tap: &mut Tap, threads: i32) {
+        tap.compute_on(self.0.as_ptr(), threads);
     }
 
     /// Parks the threads until the next decode.
