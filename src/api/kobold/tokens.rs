@@ -3,22 +3,43 @@
 use super::error::KoboldError;
 use crate::api::shared::attention;
 use crate::api::shared::{self, Fields};
+use crate::events::TokenId;
 use crate::server::{ApiError, App};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
-use serde_json::{Value, json};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// The tokens of a text.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct KoboldTokensResponse {
+    /// Number of tokens.
+    value: usize,
+    /// Ids of the tokens.
+    #[schema(value_type = Vec<i32>)]
+    ids: Vec<TokenId>,
+}
+
+/// The text of tokens.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct KoboldTextResponse {
+    /// The text.
+    result: String,
+    /// Always true.
+    success: bool,
+}
 
 /// Tokenizes `prompt`. `special` (default true) adds the BOS token if the model uses one.
 #[utoipa::path(post, path = "/api/extra/tokencount", tag = "KoboldCPP",
     request_body(content = Value, content_type = "application/json", description = "`{prompt, special?}`"),
-    responses((status = 200, description = "`{value: number of tokens, ids: [token ids]}`"),
+    responses((status = 200, body = KoboldTokensResponse),
               (status = 400, description = "A field is invalid; the message names it")))]
 pub(super) async fn count(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, KoboldError> {
+) -> Result<Json<KoboldTokensResponse>, KoboldError> {
     let body = shared::parse_json(&body?)?;
     let fields = Fields::new(&body)?;
     let text =
@@ -26,22 +47,22 @@ pub(super) async fn count(
     let special = fields.flag("special")?.unwrap_or(true);
     let loaded = app.loaded(fields.text("model")?).await?;
     let ids = loaded.vocabulary().encode(text, special, true);
-    Ok(Json(json!({ "value": ids.len(), "ids": ids })))
+    Ok(Json(KoboldTokensResponse { value: ids.len(), ids }))
 }
 
 /// Returns the text of `ids`.
 #[utoipa::path(post, path = "/api/extra/detokenize", tag = "KoboldCPP",
     request_body(content = Value, content_type = "application/json", description = "`{ids}`"),
-    responses((status = 200, description = "`{result: text, success: true}`"),
+    responses((status = 200, body = KoboldTextResponse),
               (status = 400, description = "A field is invalid; the message names it")))]
 pub(super) async fn text(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, KoboldError> {
+) -> Result<Json<KoboldTextResponse>, KoboldError> {
     let body = shared::parse_json(&body?)?;
     let fields = Fields::new(&body)?;
     let loaded = app.loaded(fields.text("model")?).await?;
     let ids = attention::token_ids(fields, "ids", loaded.vocabulary())?
         .ok_or_else(|| ApiError::invalid("ids", "`ids` is missing; send a list of token ids"))?;
-    Ok(Json(json!({ "result": loaded.vocabulary().decode(&ids), "success": true })))
+    Ok(Json(KoboldTextResponse { result: loaded.vocabulary().decode(&ids), success: true }))
 }

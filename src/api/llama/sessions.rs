@@ -11,9 +11,10 @@ use axum::Json;
 use axum::body::Body;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::time::Instant;
+use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -129,24 +130,35 @@ async fn remove(
     Ok(json!({ "id_session": id, "removed": true, "file": file, "n_bytes": bytes }))
 }
 
+/// A stored session.
+#[derive(Debug, Serialize, ToSchema)]
+struct StoredSessionResponse {
+    /// Number of the session.
+    id: i64,
+    /// Size in bytes.
+    size: usize,
+    /// Seconds since 1970.
+    created_at: i64,
+    /// Seconds since 1970.
+    updated_at: i64,
+}
+
 /// Lists all stored sessions of a model by number.
 #[utoipa::path(get, path = "/sessions", tag = "llama-server",
-    responses((status = 200, description = "`[{id, size, created_at, updated_at}]`, size in bytes, times in seconds since 1970")))]
+    responses((status = 200, body = Vec<StoredSessionResponse>)))]
 async fn list(
     State(app): State<App>,
     scope: Scope,
     query: Result<Query<super::props::ModelParams>, QueryRejection>,
-) -> Result<Json<Value>, LlamaError> {
+) -> Result<Json<Vec<StoredSessionResponse>>, LlamaError> {
     app.ready()?;
     let model = app.models().meant(query?.0.model.as_deref())?.name;
     let sessions = app.models().sessions().list(&scope, &model);
-    let shown = sessions.iter().map(|(id, session)| {
-        json!({
-            "id": id,
-            "size": session.block.len(),
-            "created_at": session.created_at.timestamp(),
-            "updated_at": session.updated_at.timestamp(),
-        })
+    let shown = sessions.iter().map(|(id, session)| StoredSessionResponse {
+        id: *id,
+        size: session.block.len(),
+        created_at: session.created_at.timestamp(),
+        updated_at: session.updated_at.timestamp(),
     });
     Ok(Json(shown.collect()))
 }

@@ -8,7 +8,9 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
+use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -23,28 +25,47 @@ pub(super) fn input_tokens_router() -> OpenApiRouter<App> {
         .route("/chat/completions/input_tokens", axum::routing::post(input_tokens))
 }
 
+/// The prompt of a conversation.
+#[derive(Debug, Serialize, ToSchema)]
+struct ApplyTemplateResponse {
+    /// Text of the prompt.
+    prompt: String,
+}
+
+/// The number of prompt tokens of a chat completion.
+#[derive(Debug, Serialize, ToSchema)]
+struct ChatTokensResponse {
+    /// Tokens of the prompt.
+    input_tokens: usize,
+    /// Always `response.input_tokens`.
+    object: &'static str,
+}
+
 /// Renders `messages` with the model's chat template and returns the prompt. Accepts the fields of a chat completion.
 #[utoipa::path(post, path = "/apply-template", tag = "llama-server",
     request_body(content = Value, content_type = "application/json"),
-    responses((status = 200, description = "`{prompt: text}`"),
+    responses((status = 200, body = ApplyTemplateResponse),
               (status = 400, description = "The template rejected the messages")))]
 async fn apply_template(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, LlamaError> {
+) -> Result<Json<ApplyTemplateResponse>, LlamaError> {
     let body = shared::parse_json(&body?)?;
-    Ok(Json(json!({ "prompt": prepared(&app, &body).await?.text })))
+    Ok(Json(ApplyTemplateResponse { prompt: prepared(&app, &body).await?.text }))
 }
 
 /// Counts the prompt tokens of a chat completion.
 #[utoipa::path(post, path = "/v1/chat/completions/input_tokens", tag = "openai",
     request_body(content = Value, content_type = "application/json"),
-    responses((status = 200, description = "`{input_tokens: n, object: \"response.input_tokens\"}`"),
+    responses((status = 200, body = ChatTokensResponse),
               (status = 400, description = "The template rejected the messages")))]
-async fn input_tokens(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, OpenAiError> {
+async fn input_tokens(
+    State(app): State<App>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<ChatTokensResponse>, OpenAiError> {
     let body = shared::parse_json(&body?)?;
     let tokens = prepared(&app, &body).await?.tokens;
-    Ok(Json(json!({ "input_tokens": tokens.len(), "object": "response.input_tokens" })))
+    Ok(Json(ChatTokensResponse { input_tokens: tokens.len(), object: "response.input_tokens" }))
 }
 
 async fn prepared(app: &App, body: &Value) -> Result<PreparedChat, ApiError> {

@@ -9,8 +9,8 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{Query, State};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -24,15 +24,84 @@ pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(tokenize)).routes(routes!(detokenize)).routes(routes!(tokenizer_info))
 }
 
+/// The tokens of a text.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+enum TokenizeResponse {
+    /// vLLM's format.
+    Vllm {
+        /// Number of tokens.
+        count: usize,
+        /// Context of a slot in tokens.
+        max_model_len: u32,
+        /// Ids of the tokens.
+        #[schema(value_type = Vec<i32>)]
+        tokens: Vec<TokenId>,
+    },
+    /// llama-server's format.
+    Ids {
+        /// Ids of the tokens.
+        #[schema(value_type = Vec<i32>)]
+        tokens: Vec<TokenId>,
+    },
+    /// llama-server's format with `with_pieces`.
+    Pieces {
+        /// Ids and texts.
+        tokens: Vec<TokenPiece>,
+    },
+}
+
+/// A token with its text.
+#[derive(Debug, Serialize, ToSchema)]
+struct TokenPiece {
+    #[schema(value_type = i32)]
+    id: TokenId,
+    piece: TokenText,
+}
+
+/// The text of a token, or its bytes if they are not UTF-8.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+enum TokenText {
+    /// Text.
+    Text(String),
+    /// Bytes.
+    Bytes(Vec<u8>),
+}
+
+/// The text of tokens.
+#[derive(Debug, Serialize, ToSchema)]
+struct DetokenizeResponse {
+    /// The text.
+    content: String,
+    /// The same text under vLLM's name.
+    prompt: String,
+}
+
+/// Properties of the tokenizer in vLLM's format.
+#[derive(Debug, Serialize, ToSchema)]
+struct TokenizerInfoResponse {
+    tokenizer_class: &'static str,
+    bos_token: Option<String>,
+    eos_token: Option<String>,
+    pad_token: Option<String>,
+    add_bos_token: bool,
+    /// Context of a slot in tokens.
+    model_max_length: u32,
+    chat_template: Option<String>,
+}
+
 /// Tokenizes `content`. `add_special` adds the tokens that the model puts around a prompt; `parse_special` (default
 /// true) parses special tokens written as text; `with_pieces` adds the text of each token. With `prompt` instead of
 /// `content` the format is vLLM's: `add_special_tokens` defaults to true, and the response has a `count`.
 #[utoipa::path(post, path = "/tokenize", tag = "llama-server",
     request_body(content = Value, content_type = "application/json"),
-    responses((status = 200, description = "`{tokens: [id, …]}`, or with `with_pieces` `[{id, piece}, …]`, where a piece \
-                                            that is not UTF-8 is a list of bytes"),
+    responses((status = 200, body = TokenizeResponse),
               (status = 400, description = "A field is invalid; the message names it")))]
-async fn tokenize(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, LlamaError> {
+async fn tokenize(
+    State(app): State<App>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<TokenizeResponse>, LlamaError> {
     let body = shared::parse_json(&body?)?;
     let fields = Fields::new(&body)?;
     let loaded = app.loaded(fields.text("model")?).await?;
@@ -41,7 +110,7 @@ async fn tokenize(State(app): State<App>, body: Result<Bytes, BytesRejection>) -
         let add_special = fields.flag("add_special_tokens")?.unwrap_or(true);
         let tokens = parameters::encode_prompt(prompt, "prompt", vocabulary, add_special, true)?;
         let context = loaded.engine().context_per_slot();
-        return Ok(Json(json!({ "count": tokens.len(), "max_model_len": context, "tokens": tokens })));
+        return Ok(Json(TokenizeResponse::Vllm { count: tokens.len(), max_model_len: context, tokens }));
     }
     let add_special = fields.flag("add_special")?.unwrap_or(false);
     let parse_special = fields.flag("parse_special")?.unwrap_or(true);
@@ -50,22 +119,25 @@ async fn tokenize(State(app): State<App>, body: Result<Bytes, BytesRejection>) -
         Some(content) => parameters::encode_prompt(content, "content", vocabulary, add_special, parse_special)?,
     };
     if !fields.flag("with_pieces")?.unwrap_or(false) {
-        return Ok(Json(json!({ "tokens": tokens })));
+        return Ok(Json(TokenizeResponse::Ids { tokens }));
     }
     let piece = |token| match std::str::from_utf8(vocabulary.piece(token)) {
-        Ok(text) => Value::from(text),
-        Err(_) => Value::from(vocabulary.piece(token)),
+        Ok(text) => TokenText::Text(text.to_owned()),
+        Err(_) => TokenText::Bytes(vocabulary.piece(token).to_owned()),
     };
-    let pieces: Vec<Value> = tokens.iter().map(|&id| json!({ "id": id, "piece": piece(id) })).collect();
-    Ok(Json(json!({ "tokens": pieces })))
+    let tokens = tokens.into_iter().map(|id| TokenPiece { id, piece: piece(id) }).collect();
+    Ok(Json(TokenizeResponse::Pieces { tokens }))
 }
 
 /// Returns the text of `tokens`, under llama-server's field name and under vLLM's.
 #[utoipa::path(post, path = "/detokenize", tag = "llama-server",
     request_body(content = Value, content_type = "application/json"),
-    responses((status = 200, description = "`{content: text, prompt: text}`"),
+    responses((status = 200, body = DetokenizeResponse),
               (status = 400, description = "A field is invalid; the message names it")))]
-async fn detokenize(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Result<Json<Value>, LlamaError> {
+async fn detokenize(
+    State(app): State<App>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<DetokenizeResponse>, LlamaError> {
     let body = shared::parse_json(&body?)?;
     let fields = Fields::new(&body)?;
     let loaded = app.loaded(fields.text("model")?).await?;
@@ -78,27 +150,29 @@ async fn detokenize(State(app): State<App>, body: Result<Bytes, BytesRejection>)
         .map(|id| parameters::token(id, vocabulary).ok_or_else(|| invalid_value("tokens", &expected, id)))
         .collect::<Result<_, ApiError>>()?;
     let text = vocabulary.decode(&tokens);
-    Ok(Json(json!({ "content": text, "prompt": text })))
+    Ok(Json(DetokenizeResponse { content: text.clone(), prompt: text }))
 }
 
 /// Returns tokenizer properties in vLLM's format; lm-evaluation-harness requests them.
 #[utoipa::path(get, path = "/tokenizer_info", tag = "llama-server",
     params(("model" = Option<String>, Query, description = "Name of the model; default is the server's default model")),
-    responses((status = 200, description = "`{tokenizer_class, bos_token, eos_token, pad_token, add_bos_token, model_max_length, \
-                                            chat_template}`")))]
-async fn tokenizer_info(State(app): State<App>, Query(params): Query<ModelParams>) -> Result<Json<Value>, LlamaError> {
+    responses((status = 200, body = TokenizerInfoResponse)))]
+async fn tokenizer_info(
+    State(app): State<App>,
+    Query(params): Query<ModelParams>,
+) -> Result<Json<TokenizerInfoResponse>, LlamaError> {
     let loaded = app.loaded_now(params.model.as_deref()).await?;
     let (vocabulary, card) = (loaded.vocabulary(), loaded.model().card());
     let special = vocabulary.special();
     let text =
         |token: Option<TokenId>| token.map(|token| String::from_utf8_lossy(vocabulary.piece(token)).into_owned());
-    Ok(Json(json!({
-        "tokenizer_class": card.tokenizer,
-        "bos_token": text(special.bos),
-        "eos_token": text(special.eos),
-        "pad_token": text(special.pad),
-        "add_bos_token": special.add_bos,
-        "model_max_length": loaded.engine().context_per_slot(),
-        "chat_template": loaded.template().ok().map(crate::model::chat::ChatTemplate::source),
-    })))
+    Ok(Json(TokenizerInfoResponse {
+        tokenizer_class: card.tokenizer,
+        bos_token: text(special.bos),
+        eos_token: text(special.eos),
+        pad_token: text(special.pad),
+        add_bos_token: special.add_bos,
+        model_max_length: loaded.engine().context_per_slot(),
+        chat_template: loaded.template().ok().map(|template| template.source().to_owned()),
+    }))
 }

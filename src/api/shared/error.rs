@@ -84,7 +84,7 @@ pub struct StreamErrorMessage {
     message: String,
     /// True if the client can do something that makes the request succeed.
     recoverable: bool,
-    /// What the client can do: `retry` or `reduce_prompt`, or `authenticate`.
+    /// The action that resolves it: `retry`, `reduce_prompt` or `authenticate`.
     recovery_action: Option<&'static str>,
     /// The invalid field.
     #[serde(skip_serializing_if = "Option::is_none")]
