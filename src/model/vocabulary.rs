@@ -1,5 +1,7 @@
-use super::llama::Breakers;
+pub(super) mod breakers;
+
 use crate::events::TokenId;
+use breakers::Breakers;
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};

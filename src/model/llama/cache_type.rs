@@ -133,7 +133,7 @@ mod tests {
             (CacheType::Q5_0, 22, 1),
             (CacheType::Q5_1, 24, 2),
         ] {
-            let (size, of_block) = crate::model::llama::ffi::loading::type_layout(kind.to_llama().into()).unwrap();
+            let (size, of_block) = crate::model::llama::ffi::types::type_layout(kind.to_llama().into()).unwrap();
             assert_eq!((of_block, size == 32), (block, kind.is_quantised()), "{kind}");
             let sound = vec![0x55; 4 * block as usize];
             assert!(kind.is_sound(&sound), "{kind}");

@@ -14,6 +14,7 @@ pub(super) mod memory;
 pub(super) mod templates;
 pub(super) mod tensors;
 pub(super) mod threads;
+pub(super) mod types;
 
 use attention_rows::{Extents, RowGraph, RowTarget};
 use llama_cpp_2::context::LlamaContext;

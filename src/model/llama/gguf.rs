@@ -3,7 +3,7 @@
 //!
 //! No count or length is trusted: each is compared with the rest of the file before memory is allocated for it.
 
-use super::ffi::loading::type_layout;
+use super::ffi::types::type_layout;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufReader, Read, Seek};

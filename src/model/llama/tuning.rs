@@ -2,6 +2,7 @@
 
 use super::ffi;
 use super::ffi::threads::{ThreadOptions, ThreadPool};
+use super::numa::Numa;
 use llama_cpp_2::context::params::{LlamaContextParams, RopeScalingType};
 
 /// Compute settings; the default is llama.cpp's choice and the model's metadata.
@@ -70,17 +71,6 @@ pub enum MetadataValue {
     Bool(bool),
     /// A text of up to 127 bytes.
     Text(String),
-}
-
-/// Placement of threads and memory on NUMA machines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Numa {
-    /// Evenly over all nodes.
-    Distribute,
-    /// On the node where the program started.
-    Isolate,
-    /// The placement of numactl.
-    Numactl,
 }
 
 impl Tuning {

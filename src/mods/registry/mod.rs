@@ -3,6 +3,7 @@
 //! A run takes the current version when it starts, and keeps it. Disabling or removing a mod also affects active runs:
 //! the call at their next event fails with the reason, and no further call follows.
 
+mod description;
 mod folder;
 pub mod source_store;
 mod toggle;
@@ -11,6 +12,7 @@ mod uses;
 mod version;
 mod with_source;
 
+pub use description::ModDescription;
 pub use folder::{FolderWatch, ModFolder};
 pub use toggle::{CallFailure, CallStats};
 pub use upload::{InvalidUpload, ModSource, ModUpload};
@@ -31,30 +33,6 @@ use uses::UseTracker;
 
 /// Maximum earlier versions listed for a mod.
 const MAX_EARLIER_VERSIONS: usize = 50;
-
-/// Description of a mod, for people.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct ModDescription {
-    /// Name used by runs.
-    pub name: String,
-    /// Description in one sentence.
-    pub description: String,
-    /// `rust` or `python`.
-    pub language: String,
-    /// First 12 digits of the source's SHA-256 for a Python mod; the release for a built-in one.
-    pub version: String,
-    /// Example of the configuration; `null` if the mod takes none.
-    pub config: Value,
-    /// Origin of the code. Lists show it with the version.
-    #[serde(default, skip_serializing)]
-    pub origin: ModOrigin,
-    /// Description in a paragraph; empty if there is none.
-    #[serde(default)]
-    pub documentation: String,
-    /// JSON schema of the configuration, with a default and a description for each field; `null` if there is none.
-    #[serde(default)]
-    pub schema: Value,
-}
 
 /// Reference to a mod in a request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -27,38 +27,6 @@ const IMPORTS: &[(&str, &[&str])] = &[
 /// Modules of `api` that are no protocol: what protocols share, and what puts them together.
 const NO_PROTOCOLS: &[&str] = &["shared", "router"];
 
-/// Circles that exist today, by their files below `src/`; each has to go.
-const KNOWN_CIRCLES: &[&[&str]] = &[
-    &[
-        "model/chat/answer/mod.rs",
-        "model/chat/derive/calls.rs",
-        "model/chat/derive/mod.rs",
-        "model/chat/derive/probe.rs",
-    ],
-    &["model/llama/devices/tensors.rs", "model/llama/ffi/loading.rs", "model/llama/gguf.rs"],
-    &["model/llama/ffi/threads.rs", "model/llama/tuning.rs"],
-    &["model/llama/sampler/recent.rs", "model/llama/sampler/repetition.rs", "model/vocabulary.rs"],
-    &[
-        "mods/builtin/ban_phrases.rs",
-        "mods/builtin/bias_tokens.rs",
-        "mods/builtin/choices.rs",
-        "mods/builtin/force_prefix.rs",
-        "mods/builtin/log_top.rs",
-        "mods/builtin/mod.rs",
-        "mods/builtin/replace_phrase.rs",
-        "mods/builtin/retry.rs",
-        "mods/builtin/stop_on_repetition.rs",
-        "mods/builtin/stop_rules.rs",
-        "mods/builtin/structured.rs",
-        "mods/builtin/temperature_by_entropy.rs",
-        "mods/builtin/think_budget.rs",
-        "mods/builtin/tool_guard.rs",
-        "mods/python/instance.rs",
-        "mods/python/mod.rs",
-        "mods/registry/mod.rs",
-    ],
-];
-
 /// Maximum circles inside one folder.
 const MAX_CIRCLES: usize = 3;
 
@@ -452,7 +420,7 @@ fn folder(file: &str) -> &str {
 fn forbidden_circles(circles: &[Vec<&str>]) -> Vec<String> {
     let mut problems = Vec::new();
     let mut inside: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-    for circle in circles.iter().filter(|circle| !KNOWN_CIRCLES.contains(&circle.as_slice())) {
+    for circle in circles {
         let line = circle.join(" ⇄ ");
         let own = folder(circle[0]);
         if circle.iter().any(|file| folder(file) != own) || own.starts_with("engine") {
@@ -481,14 +449,9 @@ fn imports_follow_the_table() {
 
 #[test]
 fn files_import_each_other_in_no_circle() {
-    let files = source();
-    let read = Crate::read(&files);
-    let circles = read.circles();
-    let problems = forbidden_circles(&circles);
+    let read = Crate::read(&source());
+    let problems = forbidden_circles(&read.circles());
     assert!(problems.is_empty(), "\n{}", problems.join("\n"));
-    for known in KNOWN_CIRCLES {
-        assert!(circles.iter().any(|circle| circle == known), "remove {known:?}, which is no circle any more");
-    }
 }
 
 #[test]

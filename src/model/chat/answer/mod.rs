@@ -37,18 +37,6 @@ pub struct AnswerFormat {
 }
 
 impl AnswerFormat {
-    /// Returns the format for a plain prompt and a model with this chat template: no tools are offered.
-    #[must_use]
-    pub fn plain(template: &str) -> Self {
-        Self {
-            format: super::derive::derive_cached(template),
-            tools: Vec::new(),
-            thoughts: true,
-            thinking: false,
-            single: false,
-        }
-    }
-
     /// Returns the data that a recording stores, in addition to the tools as the client sent them.
     #[must_use]
     pub fn to_recording(&self) -> Value {

@@ -28,6 +28,14 @@ const MAX_KEPT: usize = 16;
 /// Fields in which templates look for a thought.
 const THOUGHT_FIELDS: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
 
+impl AnswerFormat {
+    /// Returns the format for a plain prompt and a model with this chat template: no tools are offered.
+    #[must_use]
+    pub fn plain(template: &str) -> Self {
+        Self { format: derive_cached(template), tools: Vec::new(), thoughts: true, thinking: false, single: false }
+    }
+}
+
 /// Returns the form of the answers of a model with this template.
 #[must_use]
 pub(super) fn derive_cached(source: &str) -> Arc<AnswerSyntax> {

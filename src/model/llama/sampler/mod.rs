@@ -13,7 +13,6 @@ mod repetition;
 mod sampling;
 
 pub use candidates::Candidates;
-pub(in crate::model) use repetition::Breakers;
 pub use sampling::{SamplerStage, SamplingParams};
 
 use crate::events::TokenId;

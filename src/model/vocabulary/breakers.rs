@@ -1,0 +1,50 @@
+//! Sequence breakers of DRY for a vocabulary.
+
+use super::Vocabulary;
+use crate::events::TokenId;
+use std::collections::HashMap;
+
+/// llama.cpp's maximum length of a breaker in bytes, and of its compared end in tokens.
+const MAX_BREAKER: usize = 40;
+pub(in crate::model) const MAX_TAIL: usize = 20;
+
+/// Texts that end repetitions, as tokens: for each token that such a text starts in, the tokens that must follow.
+#[derive(Debug, Default)]
+pub(in crate::model) struct Breakers(pub(in crate::model) HashMap<TokenId, Vec<Vec<TokenId>>>);
+
+impl Breakers {
+    pub(in crate::model) fn new(vocabulary: &Vocabulary, texts: &[String]) -> Self {
+        let mut heads: HashMap<TokenId, Vec<Vec<TokenId>>> = HashMap::new();
+        for text in texts {
+            let text = &text.as_bytes()[..text.len().min(MAX_BREAKER)];
+            let Some(&first) = text.first() else { continue };
+            let mut tails: HashMap<usize, Vec<TokenId>> = HashMap::new();
+            for token in 0..vocabulary.len() as TokenId {
+                let piece = vocabulary.piece(token);
+                if piece.windows(text.len()).any(|window| window == text) {
+                    heads.entry(token).or_default().push(Vec::new());
+                    continue;
+                }
+                for at in piece.iter().enumerate().filter(|(_, byte)| **byte == first).map(|(at, _)| at) {
+                    let within = piece.len() - at;
+                    if within < text.len() && piece[at..] == text[..within] {
+                        let tail = tails.entry(within).or_insert_with(|| {
+                            let mut tail = vocabulary.encode(&String::from_utf8_lossy(&text[within..]), false, false);
+                            tail.truncate(MAX_TAIL);
+                            tail
+                        });
+                        let known = heads.entry(token).or_default();
+                        if !known.contains(tail) {
+                            known.push(tail.clone());
+                        }
+                    }
+                }
+            }
+        }
+        Self(heads)
+    }
+
+    pub(in crate::model) fn is_single(&self, token: TokenId) -> bool {
+        self.0.get(&token).is_some_and(|tails| tails.iter().any(Vec::is_empty))
+    }
+}

@@ -1,0 +1,27 @@
+use super::version::ModOrigin;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Description of a mod, for people.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct ModDescription {
+    /// Name used by runs.
+    pub name: String,
+    /// Description in one sentence.
+    pub description: String,
+    /// `rust` or `python`.
+    pub language: String,
+    /// First 12 digits of the source's SHA-256 for a Python mod; the release for a built-in one.
+    pub version: String,
+    /// Example of the configuration; `null` if the mod takes none.
+    pub config: Value,
+    /// Origin of the code. Lists show it with the version.
+    #[serde(default, skip_serializing)]
+    pub origin: ModOrigin,
+    /// Description in a paragraph; empty if there is none.
+    #[serde(default)]
+    pub documentation: String,
+    /// JSON schema of the configuration, with a default and a description for each field; `null` if there is none.
+    #[serde(default)]
+    pub schema: Value,
+}
