@@ -1,5 +1,5 @@
 use crate::engine::error::SubmitError;
-use crate::events::{Span, Surface, Tenant, TokenId};
+use crate::events::{RunMetadata, Span, Surface, Tenant, TokenId};
 use crate::model::Vocabulary;
 use crate::model::chat::answer::AnswerFormat;
 use crate::model::grammar::Constraint;
@@ -23,6 +23,8 @@ pub struct Request {
     pub owner: Option<Tenant>,
     /// Label of the API key, never the key itself.
     pub user_label: Option<String>,
+    /// Metadata from the client.
+    pub metadata: RunMetadata,
     /// Tokens of the prompt: at least one, and fewer than the context holds.
     pub prompt: Vec<TokenId>,
     /// True if the prompt may fill the whole context. The answer is then one token, which needs no space in the
@@ -86,6 +88,7 @@ impl Request {
             surface,
             owner: None,
             user_label: None,
+            metadata: RunMetadata::default(),
             prompt,
             may_fill_context: false,
             spans: Vec::new(),

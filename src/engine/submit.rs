@@ -125,6 +125,7 @@ impl Engine {
             model: model.name().to_owned(),
             owner: request.owner.clone(),
             user_label: request.user_label.clone(),
+            metadata: request.metadata.clone(),
             max_tokens: Some(request.limits.max_tokens as i32),
             temperature: Some(shortest_f64(request.sampling.temperature)),
             seed: Some(request.sampling.seed),

@@ -21,7 +21,9 @@ pub use call::{LogLevel, ModCall, ModLog};
 pub use event::{Event, EventType};
 pub use measured::{Alternative, Eviction, Measurements, PromptRecord, Span, StageCount, TokenMeasurement};
 pub use recorder::{DurabilityAck, DurabilityAcks, Recorder, UnstoredRun, UnstoredRuns};
-pub use run::{EvictedMessage, Fault, Finish, FinishReason, RunEnd, RunId, RunStart, RunStatus, Surface, Usage};
+pub use run::{
+    EvictedMessage, Fault, Finish, FinishReason, RunEnd, RunId, RunMetadata, RunStart, RunStatus, Surface, Usage,
+};
 pub use tenant::{Scope, Tenant};
 
 use std::sync::Arc;

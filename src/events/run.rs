@@ -115,6 +115,15 @@ impl RunStatus {
     }
 }
 
+/// Metadata that the client gave a run: keys and values in their order.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunMetadata(pub Vec<(String, String)>);
+
+impl RunMetadata {
+    /// The key of the session that a run belongs to.
+    pub const SESSION: &str = "session_id";
+}
+
 /// The data known when a run starts.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RunStart {
@@ -133,6 +142,9 @@ pub struct RunStart {
     pub owner: Option<Tenant>,
     /// Label of the user, never a key.
     pub user_label: Option<String>,
+    /// Metadata from the client.
+    #[serde(default)]
+    pub metadata: RunMetadata,
     /// Maximum number of generated tokens.
     pub max_tokens: Option<i32>,
     /// Sampling temperature.

@@ -94,6 +94,9 @@ pub enum Error {
     /// The database cannot be reached at the moment.
     #[error("the database cannot be reached: {}{}", .0, hint(.0))]
     Unavailable(#[source] sqlx::Error),
+    /// The role lacks a right that Thunder needs.
+    #[error("the database refused: {0}; {hint}", hint = OWNER_HINT)]
+    Privilege(#[source] sqlx::Error),
     /// The database rejected the statement.
     #[error("the database refused: {0}")]
     Database(#[source] sqlx::Error),
@@ -284,9 +287,26 @@ pub(super) fn is_transient(error: &sqlx::Error) -> bool {
     }
 }
 
+/// Remedy for a role without the right to change the schema.
+pub(super) const OWNER_HINT: &str = "the role that Thunder connects as must own its tables: connect as the role that \
+    created them, or hand them over with `reassign owned by OTHER_ROLE to ROLE`; a new database needs `grant create on \
+    schema public to ROLE`";
+
+/// Returns true if the role lacks a right.
+pub(super) fn is_privilege(error: &sqlx::Error) -> bool {
+    const INSUFFICIENT_PRIVILEGE: &str = "42501";
+    error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == INSUFFICIENT_PRIVILEGE)
+}
+
 impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
-        if is_transient(&error) { Self::Unavailable(error) } else { Self::Database(error) }
+        if is_transient(&error) {
+            Self::Unavailable(error)
+        } else if is_privilege(&error) {
+            Self::Privilege(error)
+        } else {
+            Self::Database(error)
+        }
     }
 }
 

@@ -10,18 +10,22 @@ mod sql;
 use super::BadFilter;
 use super::rows::clean;
 use crate::events::{RunStatus, Surface};
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
 use read::FilterScanner;
-pub(super) use sql::SearchRange;
+pub(super) use sql::Branch;
+use uuid::Uuid;
 
 /// The fields, in display order.
-pub const FIELDS: [&str; 12] = [
+pub const FIELDS: [&str; 15] = [
     "model",
     "mod",
     "status",
     "surface",
     "error",
     "request",
+    "user",
+    "session",
+    "metadata",
     "tokens",
     "backtracks",
     "forced",
@@ -33,11 +37,27 @@ pub const FIELDS: [&str; 12] = [
 /// Maximum number of terms; each is evaluated for every run.
 const MAX_TERMS: usize = 64;
 
+/// Number of indexed characters of a set of mods.
+const MOD_SET_CHARS: usize = 200;
+
+/// Difference between the time in a run's id and the start of the run from which the run counts as displaced.
+const DISPLACEMENT: TimeDelta = TimeDelta::hours(1);
+
 /// Number of indexed characters of a model's name. Names in ingested runs may have any length.
 pub(super) const MODEL_CHARS: usize = 100;
 
 /// Maximum number of filters that a filter is split into; each is planned separately and reads a page of runs.
 const MAX_PARTS: usize = 16;
+
+/// Maximum share of runs with a word or label for which its index is used.
+const MAX_FREQUENCY: f64 = 0.1;
+
+/// The ids that `after:` and `before:` select. Only the id of a run that is not displaced contains the time of its start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Span {
+    pub(super) from: Option<Uuid>,
+    pub(super) until: Option<Uuid>,
+}
 
 /// A parsed filter.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -49,6 +69,15 @@ pub struct Filter {
 struct Term {
     negated: bool,
     condition: Condition,
+    /// True if an index finds the runs that match.
+    is_indexed: bool,
+}
+
+impl Term {
+    fn new(negated: bool, condition: Condition) -> Self {
+        let is_indexed = condition.has_index(negated);
+        Self { negated, condition, is_indexed }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -59,10 +88,18 @@ enum Condition {
     /// Models whose indexed name is one of these, and whose full name contains the text.
     Models(Vec<String>, String),
     Mod(String),
+    /// Sets of mods whose indexed part is one of these, and that contain the text.
+    Mods(Vec<String>, String),
+    /// The whole label of a user.
+    User(String),
+    /// A session, or an entry of the metadata, as in `runs.labels`.
+    Label(String),
     Status(RunStatus),
     Surface(Surface),
     Error(String),
     Request(String),
+    /// Runs whose request ids contain a text.
+    Ids(Vec<Uuid>),
     Count(CountField, Comparison, i32),
     After(DateTime<Utc>),
     Before(DateTime<Utc>),
@@ -115,20 +152,87 @@ impl Filter {
     pub(super) fn resolve_models(&mut self, known: &[String]) {
         for term in self.terms.iter_mut().filter(|term| !term.negated) {
             if let Condition::Model(text) = &term.condition {
-                let wanted = clean(text).to_lowercase();
-                let is_cut = |name: &str| name.chars().count() == MODEL_CHARS;
-                let fits = known.iter().filter(|name| is_cut(name) || name.to_lowercase().contains(&wanted));
-                term.condition = Condition::Models(fits.cloned().collect(), text.clone());
+                *term = Term::new(false, Condition::Models(fitting(known, text, MODEL_CHARS), text.clone()));
             }
         }
     }
 
-    /// Splits the filter into filters without common runs. For each of them an index returns the newest runs in order.
+    /// Returns true if the filter has a term for mods.
+    pub(super) fn has_mods(&self) -> bool {
+        self.terms.iter().any(|term| !term.negated && matches!(term.condition, Condition::Mod(_)))
+    }
+
+    /// Replaces parts of mod names by the indexed sets of mods that contain them. `known` holds the first [`MOD_SET_CHARS`]
+    /// characters of each set.
+    pub(super) fn resolve_mods(&mut self, known: &[String]) {
+        for term in self.terms.iter_mut().filter(|term| !term.negated) {
+            if let Condition::Mod(text) = &term.condition {
+                let fits = fitting(known, text, MOD_SET_CHARS);
+                *term = Term::new(false, Condition::Mods(fits, text.clone()));
+            }
+        }
+    }
+
+    /// Returns the positions of the terms whose index is only fast if few runs match. Each has the column and the beginning
+    /// of the word, or the label.
+    pub(super) fn frequencies(&self) -> Vec<(usize, &'static str, String)> {
+        let wanted = |(place, term): (usize, &Term)| match &term.condition {
+            Condition::Word(word) if term.is_indexed => Some((place, "search", clean(word).to_lowercase())),
+            Condition::Label(label) if term.is_indexed => Some((place, "labels", clean(label).into_owned())),
+            _ => None,
+        };
+        self.terms.iter().enumerate().filter_map(wanted).collect()
+    }
+
+    /// Stops using the index for a term if too many runs match it.
+    pub(super) fn set_frequency(&mut self, place: usize, frequency: f64) {
+        self.terms[place].is_indexed &= frequency <= MAX_FREQUENCY;
+    }
+
+    /// Returns the positions of the terms for parts of request ids, each with its pattern.
+    pub(super) fn requests(&self) -> Vec<(usize, String)> {
+        let wanted = |(place, term): (usize, &Term)| match &term.condition {
+            Condition::Request(text) if term.is_indexed => Some((place, sql::pattern(text))),
+            _ => None,
+        };
+        self.terms.iter().enumerate().filter_map(wanted).collect()
+    }
+
+    /// Replaces a part of request ids by the runs that match, or stops using the index if `None`, for too many runs.
+    pub(super) fn set_requests(&mut self, place: usize, runs: Option<Vec<Uuid>>) {
+        match runs {
+            Some(runs) => self.terms[place].condition = Condition::Ids(runs),
+            None => self.terms[place].is_indexed = false,
+        }
+    }
+
+    /// Returns the ids that `after:` and `before:` select; `None` without them.
+    pub(super) fn span(&self) -> Option<Span> {
+        let mut span = Span::default();
+        for term in self.terms.iter().filter(|term| !term.negated) {
+            match term.condition {
+                Condition::After(time) => {
+                    span.from = span.from.max(Some(first_id(time.checked_sub_signed(DISPLACEMENT))));
+                }
+                Condition::Before(time) => {
+                    let end = first_id(time.checked_add_signed(DISPLACEMENT));
+                    span.until = Some(span.until.map_or(end, |until| until.min(end)));
+                }
+                _ => {}
+            }
+        }
+        (span != Span::default()).then_some(span)
+    }
+
+    /// The filter as several that no run matches together, so that an index has the newest runs of each in their order.
     pub(super) fn split(&self) -> Vec<Self> {
         let split = self.terms.iter().enumerate().find_map(|(place, term)| {
             let parts: Vec<Condition> = match &term.condition {
                 Condition::Models(names, text) if !term.negated => {
                     names.iter().map(|name| Condition::Models(vec![name.clone()], text.clone())).collect()
+                }
+                Condition::Mods(sets, text) if !term.negated => {
+                    sets.iter().map(|set| Condition::Mods(vec![set.clone()], text.clone())).collect()
                 }
                 Condition::Status(status) if term.negated => {
                     RunStatus::ALL.into_iter().filter(|other| other != status).map(Condition::Status).collect()
@@ -140,14 +244,27 @@ impl Filter {
         let Some((place, parts)) = split else { return vec![self.clone()] };
         let part = |condition| {
             let mut part = self.clone();
-            part.terms[place] = Term { negated: false, condition };
+            part.terms[place] = Term::new(false, condition);
             part
         };
         parts.into_iter().map(part).collect()
     }
 }
 
-/// Parses the terms of a filter; returns each with its text.
+/// Returns the names that contain a text, and the truncated ones, which may contain it.
+fn fitting(known: &[String], text: &str, chars: usize) -> Vec<String> {
+    let wanted = clean(text).to_lowercase();
+    let is_cut = |name: &str| name.chars().count() == chars;
+    known.iter().filter(|name| is_cut(name) || name.to_lowercase().contains(&wanted)).cloned().collect()
+}
+
+/// Returns the smallest UUIDv7 of a time; the smallest of all for a time before 1970 or out of range.
+fn first_id(time: Option<DateTime<Utc>>) -> Uuid {
+    let milliseconds = time.map_or(0, |time| time.timestamp_millis());
+    Uuid::from_u128(u128::try_from(milliseconds).unwrap_or(0) << 80)
+}
+
+/// The terms of a filter, each with its text.
 fn terms(text: &str, now: DateTime<Utc>) -> Result<Vec<(Term, String)>, BadFilter> {
     let chars: Vec<char> = text.chars().collect();
     let mut scanner = FilterScanner::new(&chars);
@@ -193,6 +310,10 @@ mod tests {
         assert_eq!(one("error:\"context window\""), Condition::Error("context window".into()));
         assert_eq!(one("error>0"), Condition::Count(CountField::Errors, Comparison::Above, 0));
         assert_eq!(one("tokens>=10"), Condition::Count(CountField::Tokens, Comparison::AtLeast, 10));
+        assert_eq!(one("user:ann"), Condition::User("ann".into()));
+        assert_eq!(one("session:abc"), Condition::Label("session=abc".into()));
+        assert_eq!(one("metadata.env:prod"), Condition::Label("metadata.env=prod".into()));
+        assert_eq!(one("metadata.trace-id.2:\"a b\""), Condition::Label("metadata.trace-id.2=a b".into()));
         assert_eq!(one("tokens:7"), Condition::Count(CountField::Tokens, Comparison::Is, 7));
         assert_eq!(one("after:2026-01-01"), Condition::After("2026-01-01T00:00:00Z".parse().unwrap()));
         assert_eq!(one("after:24h"), Condition::After("2026-01-30T12:00:00Z".parse().unwrap()));
@@ -241,6 +362,8 @@ mod tests {
         assert_eq!((error("model:").at, error("model:").len), (0, 6));
         assert_eq!(error("model>3").at, 0);
         assert_eq!(error("a - b").at, 2);
+        assert_eq!((error("metadata:prod").at, error("metadata.:prod").at), (0, 0));
+        assert_eq!(error("user.name:ann").at, 0);
         assert_eq!(error("after:soon").at, 6);
         let many = error(&"a ".repeat(65));
         assert_eq!((many.at, many.len), (128, 2));

@@ -6,6 +6,7 @@
 
 use super::Error;
 use super::address::Addresses;
+use super::error::{OWNER_HINT, is_privilege};
 use super::pool::{PgConnection, PgPool};
 use super::script::statements;
 use chrono::{DateTime, NaiveDate, Utc};
@@ -30,6 +31,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("V9__owners", include_str!("../../migrations/V9__owners.sql")),
     ("V11__servers", include_str!("../../migrations/V11__servers.sql")),
     ("V12__citus", include_str!("../../migrations/V12__citus.sql")),
+    ("V13__filters", include_str!("../../migrations/V13__filters.sql")),
 ];
 
 /// Applies the missing migrations; several processes may call it at the same time. For an existing database, where this
@@ -126,6 +128,9 @@ fn describe(error: &refinery_core::Error) -> String {
         let line = source.to_string();
         if !text.contains(&line) {
             text = format!("{text}: {line}");
+        }
+        if source.downcast_ref::<sqlx::Error>().is_some_and(is_privilege) {
+            text = format!("{text}; {OWNER_HINT}");
         }
         cause = source.source();
     }

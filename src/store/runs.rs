@@ -5,9 +5,10 @@ use super::rows::clean;
 use super::scope::{owned, owners};
 use super::summary_builder::RunRow;
 use super::{Error, Store};
-use crate::events::{FinishReason, RunId, RunStatus, Scope, Surface, Tenant};
+use crate::events::{FinishReason, RunId, RunMetadata, RunStatus, Scope, Surface, Tenant};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
+use serde_json::{Map, Value};
 use sqlx::postgres::PgRow;
 use sqlx::{FromRow, Row};
 use uuid::Uuid;
@@ -18,7 +19,7 @@ macro_rules! select_runs {
     ($mod_text:literal, $rest:literal) => {
         concat!(
             "select run_id, request_id, created_at, completed_at, status, finish_reason, message, surface, model,
-                owner, user_label, mods, max_tokens, temperature, seed, ",
+                owner, user_label, metadata::text as metadata, mods, max_tokens, temperature, seed, ",
             $mod_text,
             " as mod_text, prompt_preview, output_preview, prompt_tokens, completion_tokens, cached_tokens, events,
                 backtracked, forced, actions, errors, first_token_us, prompt_us, generation_us, has_attention,
@@ -57,6 +58,9 @@ pub struct RunSummary {
     pub owner: Option<Tenant>,
     /// Label of the API key or user that requested the run.
     pub user_label: Option<String>,
+    /// Metadata from the client; the session as `session_id`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<Map<String, Value>>,
     /// Names of the mods, in order; the first 64 of an ingested run.
     pub mods: Vec<String>,
     /// Maximum tokens to generate.
@@ -247,9 +251,25 @@ pub(super) async fn save(connection: &mut PgConnection, row: &RunRow) -> Result<
         .bind(row.fingerprint.as_ref().map(<[u8; 32]>::as_slice))
         .bind(row.request_extras.as_deref())
         .bind(run.owner.as_ref().map(|owner| clean(owner.as_str())))
+        .bind(
+            run.metadata
+                .as_ref()
+                .map(|metadata| Value::from(metadata.clone()).to_string().replace("\\u0000", "\\u2400")),
+        )
+        .bind(labels(run))
         .execute(connection)
         .await?;
     Ok(())
+}
+
+/// The labels by which the index finds a run.
+fn labels(run: &RunSummary) -> Vec<String> {
+    let pairs = run.metadata.iter().flatten().filter_map(|(key, value)| Some((key, value.as_str()?)));
+    let label = |(key, value): (&String, &str)| {
+        let session = (key == RunMetadata::SESSION).then(|| clean(&format!("session={value}")).into_owned());
+        session.into_iter().chain([clean(&format!("metadata.{key}={value}")).into_owned()])
+    };
+    pairs.flat_map(label).collect()
 }
 
 /// Marks a run as interrupted and changes nothing else of its row.
@@ -302,10 +322,11 @@ const SAVE: &str = "
     insert into runs (run_id, request_id, created_at, completed_at, status, finish_reason, message, surface, model,
         user_label, mods, max_tokens, temperature, seed, mod_text, prompt_preview, output_preview, prompt_tokens,
         completion_tokens, cached_tokens, events, backtracked, forced, actions, errors, error_text, first_token_us,
-        prompt_us, generation_us, has_attention, surprise_strip, server_id, search, request_extras, owner)
+        prompt_us, generation_us, has_attention, surprise_strip, server_id, search, request_extras, owner, metadata,
+        labels)
     values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24,
         $25, $26, $27, $28, $29, $30, $31, $32, to_tsvector('simple', coalesce($33, '')),
-        $36::json, $37)
+        $36::json, $37, $38::json, $39)
     on conflict (run_id) do update set
         completed_at = excluded.completed_at, status = excluded.status, finish_reason = excluded.finish_reason,
         message = excluded.message, mods = excluded.mods, prompt_preview = excluded.prompt_preview,
@@ -340,6 +361,7 @@ impl FromRow<'_, PgRow> for RunSummary {
             model: row.try_get("model")?,
             owner: named("owner")?.map(Tenant::from),
             user_label: row.try_get("user_label")?,
+            metadata: named("metadata")?.and_then(|metadata| serde_json::from_str(&metadata).ok()),
             mods: row.try_get("mods")?,
             max_tokens: row.try_get("max_tokens")?,
             temperature: row.try_get("temperature")?,

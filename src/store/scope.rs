@@ -39,6 +39,35 @@ pub(super) fn push_owned(sql: &mut QueryBuilder<Postgres>, scope: &Scope) {
     sql.push(")");
 }
 
+/// The owner of runs that an index has in the order of the list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// Any owner.
+    InScope,
+    /// A tenant.
+    Tenant(String),
+    /// No owner.
+    Unowned,
+}
+
+/// Returns the owners in a scope, one by one.
+pub(super) fn owner_branches(scope: &Scope) -> Vec<Owner> {
+    let Scope::Owned { by, or_unowned } = scope else { return vec![Owner::InScope] };
+    let tenant = by.as_ref().map(|tenant| Owner::Tenant(tenant.as_str().to_owned()));
+    let unowned = or_unowned.then_some(Owner::Unowned);
+    tenant.into_iter().chain(unowned).collect()
+}
+
+/// Appends ` and …` for the runs of an owner; returns what comes before `run_id` in the order of their index.
+pub(super) fn push_owner(sql: &mut QueryBuilder<Postgres>, owner: &Owner) -> &'static str {
+    match owner {
+        Owner::InScope => return "",
+        Owner::Tenant(tenant) => drop(sql.push(" and owner = ").push_bind(tenant.clone())),
+        Owner::Unowned => drop(sql.push(" and owner is null")),
+    }
+    "owner desc, "
+}
+
 /// Returns true if the run is in the scope. Needs no query for a scope of all runs.
 pub(super) async fn covers(connection: &mut PgConnection, scope: &Scope, run_id: RunId) -> Result<bool, sqlx::Error> {
     if *scope == Scope::All {

@@ -199,6 +199,7 @@ mod tests {
             model: "m".into(),
             owner: None,
             user_label: None,
+            metadata: crate::events::RunMetadata::default(),
             max_tokens: Some(3),
             temperature: Some(0.7),
             seed: Some(u32::MAX),

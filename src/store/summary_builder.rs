@@ -6,6 +6,7 @@ use crate::trace::columns;
 use crate::trace::document::{RequestExtras, RequestMeta};
 use crate::trace::fold::{Fold, flags};
 use chrono::{DateTime, Utc};
+use serde_json::{Map, Value};
 use uuid::Uuid;
 
 /// Maximum characters of the prompt's and of the answer's preview.
@@ -62,6 +63,8 @@ impl RunSummaryBuilder {
         summary.model = Some(start.model.clone());
         summary.owner.clone_from(&start.owner);
         summary.user_label.clone_from(&start.user_label);
+        let metadata = start.metadata.0.iter().map(|(key, value)| (key.clone(), value.as_str().into()));
+        summary.metadata = Some(metadata.collect()).filter(|metadata: &Map<String, Value>| !metadata.is_empty());
         summary.mods.clone_from(&start.mods);
         summary.max_tokens = start.max_tokens;
         summary.temperature = start.temperature;
@@ -256,6 +259,7 @@ fn empty_summary(run_id: RunId, request_id: String, created_at: DateTime<Utc>, s
         model: None,
         owner: None,
         user_label: None,
+        metadata: None,
         mods: Vec::new(),
         max_tokens: None,
         temperature: None,

@@ -158,10 +158,8 @@ pub(super) async fn newer(
 /// Redirects to the neighbour of a run, or to the list if there is none.
 async fn beside(app: &App, scope: &Scope, id: &str, q: &str, older: bool) -> Result<Response, ApiError> {
     let run = app.find_run(scope, id).await?;
-    let store = app.store()?;
     let neighbour = if older {
-        let query = RunQuery { q: q.to_owned(), before: Some(run.run_id), limit: 1 };
-        store.runs(scope, &query).await.map_err(error::failed)?.runs.into_iter().next()
+        older_in_pages(app, scope, q, &run).await?
     } else {
         // The list can only be read from new to old: search its first pages and give up after that.
         newer_in_pages(app, scope, q, &run).await?
@@ -170,12 +168,30 @@ async fn beside(app: &App, scope: &Scope, id: &str, q: &str, older: bool) -> Res
     Ok(Redirect::to(&href).into_response())
 }
 
+/// Maximum number of pages of the list that are searched for a neighbour.
+const MAX_PAGES: usize = 10;
+
+async fn older_in_pages(app: &App, scope: &Scope, q: &str, run: &RunSummary) -> Result<Option<RunSummary>, ApiError> {
+    let store = app.store()?;
+    let mut before = Some(run.run_id);
+    for _ in 0..MAX_PAGES {
+        let page = store.runs(scope, &RunQuery { q: q.to_owned(), before, limit: 1 }).await.map_err(error::failed)?;
+        before = page.next;
+        if let Some(run) = page.runs.into_iter().next() {
+            return Ok(Some(run));
+        }
+        if before.is_none() {
+            break;
+        }
+    }
+    Ok(None)
+}
+
 async fn newer_in_pages(app: &App, scope: &Scope, q: &str, run: &RunSummary) -> Result<Option<RunSummary>, ApiError> {
-    const PAGES: usize = 10;
     let store = app.store()?;
     let mut before = None;
     let mut last = None;
-    for _ in 0..PAGES {
+    for _ in 0..MAX_PAGES {
         let query = RunQuery { q: q.to_owned(), before, limit: crate::store::MAX_PAGE };
         let page = store.runs(scope, &query).await.map_err(error::failed)?;
         for other in page.runs {

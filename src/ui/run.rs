@@ -17,6 +17,8 @@ pub(super) struct RunPageView {
     pub(super) surface: String,
     pub(super) mods: Vec<String>,
     pub(super) user: String,
+    /// Metadata from the client.
+    pub(super) metadata: Vec<(String, String)>,
     pub(super) status: &'static str,
     pub(super) reason: &'static str,
     pub(super) message: String,
@@ -39,6 +41,11 @@ pub(super) struct RunPageView {
     pub(super) again_href: String,
 }
 
+/// A value of the metadata as text.
+fn plain(value: &serde_json::Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
 impl RunPageView {
     /// Creates the view. `q` is the filter of the list that links to the run and is kept in its URL.
     pub(super) fn new(run: &RunSummary, q: &str) -> Self {
@@ -54,6 +61,7 @@ impl RunPageView {
             surface: run.surface.as_str().replace('_', "-"),
             mods: run.mods.clone(),
             user: run.user_label.clone().unwrap_or_default(),
+            metadata: run.metadata.iter().flatten().map(|(key, value)| (key.clone(), plain(value))).collect(),
             status: run.status.as_str(),
             reason: run.finish_reason.map_or("", |reason| match reason.as_str() {
                 "tool_calls" => "tool calls",
@@ -203,6 +211,7 @@ pub(super) fn sample() -> RunSummary {
         model: Some("demo".into()),
         owner: None,
         user_label: Some("key …12".into()),
+        metadata: None,
         mods: vec!["no-ocean".into()],
         max_tokens: Some(10),
         temperature: Some(0.8),

@@ -262,7 +262,9 @@ mod tests {
         let html = rendered("", Ok(RunPage { runs: vec![], next: None }));
         crate::ui::checks::page(&html);
         assert!(html.contains("No runs yet") && html.contains("/v1/chat/completions"));
-        assert!(rendered("x", Ok(RunPage { runs: vec![], next: None })).contains("No run matches"));
+        assert!(rendered("x", Ok(RunPage { runs: vec![], next: None })).contains("No run matches<"));
+        let unfinished = rendered("x", Ok(RunPage { runs: vec![], next: Some(sample().run_id) }));
+        assert!(unfinished.contains("Search older runs") && !unfinished.contains("No run matches<"), "{unfinished}");
         let two = rendered("model:demo \"a b\"", Ok(RunPage { runs: vec![], next: None }));
         crate::ui::checks::page(&two);
         assert!(two.contains("href=\"/runs?q=model%3Ademo\"") && two.contains("href=\"/runs?q=%22a%20b%22\""), "{two}");

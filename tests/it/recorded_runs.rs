@@ -9,7 +9,9 @@ use sqlx::{Connection, PgConnection};
 use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
-use thunder::events::{Event, EventType, RunEnd, RunId, RunStart, RunStatus, Signal, Surface, TraceItem, Usage};
+use thunder::events::{
+    Event, EventType, RunEnd, RunId, RunMetadata, RunStart, RunStatus, Signal, Surface, TraceItem, Usage,
+};
 use thunder::store::{Database, Store};
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::sleep;
@@ -123,6 +125,7 @@ impl Elsewhere {
             model: "elsewhere".into(),
             owner: None,
             user_label: None,
+            metadata: RunMetadata::default(),
             max_tokens: None,
             temperature: None,
             seed: None,

@@ -40,7 +40,8 @@ pub struct RunList {
 /// Link to the next page of a list.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct PageMeta {
-    /// The query string of the next page, with its question mark; `null` on the last page.
+    /// The query string of the next page, with its question mark; `null` on the last page. A page with fewer runs than
+    /// `limit` has one where older runs are still to be searched.
     next: Option<String>,
 }
 

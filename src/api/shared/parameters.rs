@@ -3,7 +3,7 @@
 
 use super::fields::{Fields, integer, invalid_value};
 use crate::engine::{Limits, Overflow, RecordPolicy, SamplerStage, SamplingParams};
-use crate::events::TokenId;
+use crate::events::{RunMetadata, TokenId};
 use crate::model::Vocabulary;
 use crate::server::ApiError;
 use serde_json::{Map, Value};
@@ -44,9 +44,47 @@ pub(crate) fn request_id(fields: Fields<'_>) -> Result<Option<String>, ApiError>
     }
 }
 
-/// Parses the user's name as sent by the client.
+/// Parses the user's name as sent by the client: `user`, or one of the two fields that replaced it in OpenAI's API.
 pub(crate) fn user(fields: Fields<'_>) -> Result<Option<String>, ApiError> {
-    Ok(fields.text("user")?.map(|label| label.chars().take(MAX_ID_BYTES).collect()))
+    for name in ["user", "safety_identifier", "prompt_cache_key"] {
+        if let Some(label) = fields.text(name)? {
+            return Ok(Some(label.chars().take(MAX_ID_BYTES).collect()));
+        }
+    }
+    Ok(None)
+}
+
+/// Parses the metadata of a run: `metadata`, with the limits of OpenAI's API, and `session_id`.
+pub(crate) fn metadata(fields: Fields<'_>) -> Result<RunMetadata, ApiError> {
+    const MAX_PAIRS: usize = 16;
+    const MAX_KEY_CHARS: usize = 64;
+    const MAX_VALUE_CHARS: usize = 512;
+    let is_short = |text: &&str| text.chars().count() <= MAX_VALUE_CHARS;
+    let expected = format!("a string of at most {MAX_VALUE_CHARS} characters");
+    let mut pairs = Vec::new();
+    if let Some(object) = fields.object("metadata")? {
+        if object.len() > MAX_PAIRS {
+            let found = format!("`metadata` must have at most {MAX_PAIRS} keys, got {}", object.len());
+            return Err(ApiError::invalid("metadata", found));
+        }
+        for (key, value) in object {
+            if key.is_empty() || key.chars().count() > MAX_KEY_CHARS {
+                let expected = format!("an object with keys of 1 to {MAX_KEY_CHARS} characters");
+                return Err(invalid_value("metadata", &expected, &key.as_str().into()));
+            }
+            let text = value.as_str().filter(is_short);
+            let text = text.ok_or_else(|| invalid_value(&format!("metadata.{key}"), &expected, value))?;
+            pairs.push((key.clone(), text.to_owned()));
+        }
+    }
+    if let Some(session) = fields.text(RunMetadata::SESSION)? {
+        if !is_short(&session) {
+            return Err(invalid_value(RunMetadata::SESSION, &expected, &session.into()));
+        }
+        pairs.retain(|(key, _)| key != RunMetadata::SESSION);
+        pairs.push((RunMetadata::SESSION.to_owned(), session.to_owned()));
+    }
+    Ok(RunMetadata(pairs))
 }
 
 /// Parses the sampling parameters.

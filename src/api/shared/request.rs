@@ -37,6 +37,7 @@ pub(crate) fn engine_request(
     Ok(Request {
         request_id: parameters::request_id(fields)?,
         user_label: parameters::user(fields)?,
+        metadata: parameters::metadata(fields)?,
         sampling: parameters::sampling(fields, vocabulary)?,
         adapters: lora::requested_adapters(fields, loaded.model().adapters())?,
         limits: parameters::limits_with_min(0, fields, vocabulary, room)?,

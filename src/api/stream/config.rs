@@ -205,6 +205,7 @@ impl RunConfig {
         let request = Request {
             request_id: Some(request_id),
             user_label: parameters::user(fields)?,
+            metadata: parameters::metadata(fields)?,
             prompt_preview: parameters::preview(&prompt_text),
             sampling,
             limits,

@@ -64,7 +64,13 @@ impl<'a> FilterScanner<'a> {
         while self.peek().is_some_and(|c| c.is_ascii_alphabetic() || c == '_') {
             self.at += 1;
         }
-        let name: String = self.chars[name_start..self.at].iter().collect();
+        let mut name: String = self.chars[name_start..self.at].iter().collect();
+        if name == "metadata" && self.peek() == Some('.') {
+            while self.peek().is_some_and(|c| !c.is_whitespace() && !matches!(c, ':' | '=' | '<' | '>' | '"')) {
+                self.at += 1;
+            }
+            name = self.chars[name_start..self.at].iter().collect();
+        }
         let comparison = if name.is_empty() { None } else { self.comparison() };
         let condition = if let Some(comparison) = comparison {
             let value = self.value()?;
@@ -74,7 +80,7 @@ impl<'a> FilterScanner<'a> {
             let part = self.value()?;
             if part.quoted { Condition::Phrase(part.text) } else { Condition::Word(part.text) }
         };
-        Ok(Term { negated, condition })
+        Ok(Term::new(negated, condition))
     }
 
     fn comparison(&mut self) -> Option<Comparison> {
@@ -125,7 +131,7 @@ fn condition(
         "forced" => Some(CountField::Forced),
         "actions" => Some(CountField::Actions),
         "error" if comparison != Comparison::Is => Some(CountField::Errors),
-        _ if FIELDS.contains(&name) => None,
+        _ if FIELDS.contains(&name) || name.starts_with("metadata.") => None,
         _ => {
             let message = format!(
                 "'{name}' is not a field; the fields are {}. Put the term in quotation marks to search for it as text",
@@ -149,7 +155,16 @@ fn condition(
         let message = format!("'{name}' is not a number and cannot be compared; use {}", example(name));
         return Err(filter_error(name_at, value.at + value.len - name_at, &message));
     }
+    if let Some(key) = name.strip_prefix("metadata") {
+        if key.len() < 2 {
+            let message = format!("'metadata' needs a key; right would be {}", example("metadata"));
+            return Err(filter_error(name_at, value.at + value.len - name_at, &message));
+        }
+        return Ok(Condition::Label(format!("{name}={}", value.text)));
+    }
     Ok(match name {
+        "user" => Condition::User(value.text),
+        "session" => Condition::Label(format!("session={}", value.text)),
         "model" => Condition::Model(value.text),
         "mod" => Condition::Mod(value.text),
         "error" => Condition::Error(value.text),
@@ -171,6 +186,9 @@ fn example(field: &str) -> &'static str {
         "surface" => "surface:openai",
         "error" => "error:\"context window\" or error>0",
         "request" => "request:req_abc123",
+        "user" => "user:ann",
+        "session" => "session:abc",
+        "metadata" => "metadata.project:demo",
         "tokens" => "tokens>100",
         "backtracks" => "backtracks>0",
         "forced" => "forced>0",

@@ -1,48 +1,124 @@
-//! Translation of a filter to the condition of a statement.
+//! Translation of a filter to the conditions of statements.
 
-use super::{Comparison, Condition, CountField, Filter};
+use super::{Comparison, Condition, CountField, Filter, Span};
+use crate::events::RunStatus;
 use crate::store::rows::clean;
 use sqlx::{Postgres, QueryBuilder};
 
-/// The runs that a filter searches.
+/// Rank of a condition without an index that returns runs in list order.
+const NO_DRIVER: u8 = 9;
+
+/// Minimum bytes of a word or part of a text for which an index is used. Shorter ones match too many entries.
+const MIN_INDEXED_BYTES: usize = 3;
+
+/// Maximum number of candidates that a search checks for conditions on short columns.
+const MAX_CHECKED: i64 = 10_000;
+
+/// Maximum number of candidates whose texts a search checks.
+const MAX_TEXTS_CHECKED: i64 = 3_000;
+
+/// A part of the runs selected by `after:` and `before:` that an index returns in list order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::store) enum SearchRange {
-    /// The newest runs: the words of each run are examined.
-    Newest,
-    /// All runs: the full-text index is used, because the words of a hundred thousand runs take a gigabyte.
-    All,
+pub(in crate::store) enum Branch {
+    /// Runs with ids in the span.
+    Ids,
+    /// Displaced runs with other ids.
+    Displaced,
 }
 
 impl Filter {
-    /// Returns true if the filter has full-text terms, whose index returns runs in no order.
-    pub(in crate::store) fn has_full_text_terms(&self) -> bool {
-        self.terms.iter().any(|term| !term.negated && term.condition.is_full_text())
-    }
-
-    /// Appends ` and …` with the condition of each term.
-    pub(in crate::store) fn push(&self, query: &mut QueryBuilder<Postgres>, range: SearchRange) {
-        for term in &self.terms {
-            let is_full_text = term.condition.is_full_text();
-            if term.negated {
-                query.push(" and not coalesce(");
-                term.condition.push(query);
-                query.push(", false)");
-            } else if is_full_text && range == SearchRange::All {
-                // `offset 0` prevents the planner from examining every run instead.
-                query.push(" and run_id in (select run_id from runs where ");
-                term.condition.push(query);
-                query.push(" offset 0)");
-            } else if is_full_text {
-                // `coalesce` prevents the planner from using the full-text index.
-                query.push(" and coalesce(");
-                term.condition.push(query);
-                query.push(", false)");
-            } else {
-                query.push(" and (");
-                term.condition.push_positive(query);
-                query.push(")");
+    /// Appends ` and …` with the condition of each term, in a form that uses no index.
+    pub(in crate::store) fn push_all(&self, query: &mut QueryBuilder<Postgres>) {
+        for is_text in [false, true] {
+            for term in self.terms.iter().filter(|term| term.condition.reads_text() == is_text) {
+                term.push_check(query);
             }
         }
+    }
+
+    /// Appends ` and …` with the conditions by which indexes find candidates.
+    pub(in crate::store) fn push_indexed(&self, query: &mut QueryBuilder<Postgres>) {
+        for term in self.terms.iter().filter(|term| term.is_indexed) {
+            query.push(" and (");
+            term.condition.push_indexed(term.negated, query);
+            query.push(")");
+        }
+        if let Some(span) = self.span() {
+            query.push(" and (is_displaced(run_id, created_at) or (true");
+            span.push_inside(query);
+            query.push("))");
+        }
+    }
+
+    /// Appends ` and …` with the conditions that each candidate is checked for.
+    pub(in crate::store) fn push_checked(&self, query: &mut QueryBuilder<Postgres>) {
+        for is_text in [false, true] {
+            let terms = self.terms.iter().filter(|term| term.needs_check() && term.condition.reads_text() == is_text);
+            terms.for_each(|term| term.push_check(query));
+        }
+    }
+
+    /// Returns the maximum number of candidates that a search checks; `None` if no condition needs a check.
+    pub(in crate::store) fn max_candidates(&self) -> Option<i64> {
+        let mut checked = self.terms.iter().filter(|term| term.needs_check()).peekable();
+        checked.peek()?;
+        Some(if checked.any(|term| term.condition.reads_text()) { MAX_TEXTS_CHECKED } else { MAX_CHECKED })
+    }
+
+    /// Returns true if there is no term.
+    pub(in crate::store) fn is_empty(&self) -> bool {
+        self.terms.is_empty()
+    }
+
+    /// Returns the position of the term whose index returns the fewest runs in list order.
+    pub(in crate::store) fn driver(&self) -> Option<usize> {
+        let drives = |&place: &usize| !self.terms[place].negated && self.terms[place].condition.rank() < NO_DRIVER;
+        (0..self.terms.len()).filter(drives).min_by_key(|&place| self.terms[place].condition.rank())
+    }
+
+    /// Appends ` and …` with the index condition of a term. Returns the sort columns of the index before `run_id`.
+    pub(in crate::store) fn push_driver(&self, place: usize, query: &mut QueryBuilder<Postgres>) -> &'static str {
+        self.terms[place].condition.push_driver(query)
+    }
+}
+
+impl Span {
+    /// Appends ` and …` with the condition of a branch.
+    pub(in crate::store) fn push(self, branch: Branch, query: &mut QueryBuilder<Postgres>) {
+        if branch == Branch::Ids {
+            return self.push_inside(query);
+        }
+        query.push(" and is_displaced(run_id, created_at) and (false");
+        if let Some(from) = self.from {
+            query.push(" or run_id < ").push_bind(from);
+        }
+        if let Some(until) = self.until {
+            query.push(" or run_id >= ").push_bind(until);
+        }
+        query.push(")");
+    }
+
+    /// Appends ` and …` with the condition for ids in the span.
+    pub(in crate::store) fn push_inside(self, query: &mut QueryBuilder<Postgres>) {
+        if let Some(from) = self.from {
+            query.push(" and run_id >= ").push_bind(from);
+        }
+        if let Some(until) = self.until {
+            query.push(" and run_id < ").push_bind(until);
+        }
+    }
+}
+
+impl super::Term {
+    /// Returns true if candidates from the index may not match.
+    fn needs_check(&self) -> bool {
+        !self.is_indexed || self.condition.is_phrase()
+    }
+
+    fn push_check(&self, query: &mut QueryBuilder<Postgres>) {
+        query.push(if self.negated { " and not coalesce((" } else { " and coalesce((" });
+        self.condition.push(query);
+        query.push("), false)");
     }
 }
 
@@ -51,15 +127,111 @@ impl Condition {
         matches!(self, Self::Word(text) | Self::Phrase(text) if text.contains(char::is_alphanumeric))
     }
 
-    /// Appends the condition of a term that is not negated, which may use another table.
-    fn push_positive(&self, query: &mut QueryBuilder<Postgres>) {
-        if let Self::Request(text) = self {
-            // `run_keys` has short rows and, if the database supports it, an index for parts of ids.
-            query.push("run_id in (select run_id from run_keys where ");
-            push_contains(query, "request_id", text);
-            query.push(")");
-        } else {
-            self.push(query);
+    /// Returns true for several words: the index does not contain their order.
+    fn is_phrase(&self) -> bool {
+        matches!(self, Self::Phrase(text) if !text.chars().all(char::is_alphanumeric))
+    }
+
+    /// Returns true if a check reads the words of a run or searches its texts.
+    fn reads_text(&self) -> bool {
+        matches!(self, Self::Word(_) | Self::Phrase(_) | Self::Error(_))
+    }
+
+    /// Returns true if an index finds the runs that match.
+    pub(super) fn has_index(&self, negated: bool) -> bool {
+        match self {
+            Self::Status(_) => true,
+            _ if negated => false,
+            Self::Word(text) | Self::Phrase(text) => self.is_full_text() && text.len() >= MIN_INDEXED_BYTES,
+            Self::Error(text) | Self::Request(text) => text.len() >= MIN_INDEXED_BYTES,
+            Self::Models(..) | Self::Mods(..) | Self::User(_) | Self::Label(_) | Self::Surface(_) | Self::Ids(_) => {
+                true
+            }
+            Self::Count(CountField::Tokens | CountField::Actions, ..) => true,
+            Self::Count(_, comparison, number) => comparison.is_above_zero(*number),
+            Self::Model(_) | Self::Mod(_) | Self::After(_) | Self::Before(_) => false,
+        }
+    }
+
+    /// Returns the rank of a condition as driver of the probe; a lower rank means fewer runs.
+    fn rank(&self) -> u8 {
+        match self {
+            Self::Models(names, _) | Self::Mods(names, _) if names.len() != 1 => NO_DRIVER,
+            Self::User(_) => 0,
+            Self::Error(_) => 1,
+            Self::Count(CountField::Backtracks | CountField::Forced | CountField::Errors, comparison, number)
+                if comparison.is_above_zero(*number) =>
+            {
+                1
+            }
+            Self::Mods(..) => 2,
+            Self::Status(RunStatus::Done) => 5,
+            Self::Status(_) => 3,
+            Self::Models(..) => 4,
+            Self::Surface(_) => 6,
+            _ => NO_DRIVER,
+        }
+    }
+
+    /// Appends the condition of an index, as a range instead of an equality, so that the planner uses no other index.
+    fn push_driver(&self, query: &mut QueryBuilder<Postgres>) -> &'static str {
+        let mut between = |column: &'static str, value: &str, order: &'static str| {
+            query.push(" and ").push(column).push(" between ").push_bind(value.to_owned());
+            query.push(" and ").push_bind(value.to_owned());
+            order
+        };
+        match self {
+            Self::Models(names, _) if names.len() == 1 => {
+                between("left(model, 100)", &names[0], "left(model, 100) desc, ")
+            }
+            Self::Mods(sets, _) if sets.len() == 1 => {
+                between("mods <> '{}' and mod_set(mods)", &sets[0], "mod_set(mods) desc, ")
+            }
+            Self::User(user) => between("left(user_label, 100)", &start_of(user), "left(user_label, 100) desc, "),
+            Self::Status(status) => between("status", status.as_str(), "status desc, "),
+            Self::Surface(surface) => between("surface", surface.as_str(), "surface desc, "),
+            Self::Error(_) => {
+                query.push(" and (errors > 0 or error_text <> '' or message is not null)");
+                ""
+            }
+            Self::Count(CountField::Errors, comparison, number) if comparison.is_above_zero(*number) => {
+                query.push(" and (errors > 0 or error_text <> '' or message is not null)");
+                ""
+            }
+            Self::Count(CountField::Backtracks | CountField::Forced, comparison, number)
+                if comparison.is_above_zero(*number) =>
+            {
+                query.push(" and (backtracked > 0 or forced > 0)");
+                ""
+            }
+            _ => "",
+        }
+    }
+
+    /// Appends the condition in the form that its index finds.
+    fn push_indexed(&self, negated: bool, query: &mut QueryBuilder<Postgres>) {
+        match self {
+            Self::Status(status) if negated => {
+                let others =
+                    RunStatus::ALL.into_iter().filter(|other| other != status).map(|other| other.as_str().to_owned());
+                query.push("status = any(").push_bind(others.collect::<Vec<_>>()).push(")");
+            }
+            // The sub-query hides the words from the planner: a low estimate would make it ignore the index of ids.
+            Self::Word(word) => {
+                query.push("search @@ (select (nullif(plainto_tsquery('simple', ");
+                query.push_bind(clean(word).to_lowercase()).push(")::text, '') || ':*')::tsquery)");
+            }
+            Self::Phrase(phrase) => {
+                query.push("search @@ (select plainto_tsquery('simple', ");
+                query.push_bind(clean(phrase).to_lowercase()).push("))");
+            }
+            Self::Count(count @ (CountField::Tokens | CountField::Actions), comparison, number) => {
+                let column = if *count == CountField::Tokens { "final_tokens" } else { "final_actions" };
+                query.push(column).push(comparison.operator()).push_bind(*number);
+                query.push(" or status = 'running' and ");
+                self.push(query);
+            }
+            _ => self.push(query),
         }
     }
 
@@ -81,24 +253,36 @@ impl Condition {
             }
             Self::Model(text) => push_contains(query, "model", text),
             Self::Models(names, text) => {
-                match names.as_slice() {
-                    [] => drop(query.push("false")),
-                    [name] => drop(query.push("left(model, 100) = ").push_bind(name.clone())),
-                    names => drop(query.push("left(model, 100) = any(").push_bind(names.to_vec()).push(")")),
-                }
+                push_one_of(query, "left(model, 100)", names);
                 query.push(" and ");
                 push_contains(query, "model", text);
             }
-            // The first part of the next two conditions is the condition of their partial index.
+            // The first part of the next conditions is the condition of their partial index.
             Self::Mod(text) => {
                 query.push("mods <> '{}' and ");
                 push_contains(query, "array_to_string(mods, E'\\x01')", text);
             }
+            Self::Mods(sets, text) => {
+                query.push("mods <> '{}' and ");
+                push_one_of(query, "mod_set(mods)", sets);
+                query.push(" and ");
+                push_contains(query, "array_to_string(mods, E'\\x01')", text);
+            }
+            Self::User(user) => {
+                query.push("left(user_label, 100) = ").push_bind(start_of(user));
+                query.push(" and user_label = ").push_bind(clean(user).into_owned());
+            }
+            Self::Label(label) => {
+                query.push("labels <> '{}' and labels @> array[").push_bind(clean(label).into_owned()).push("]");
+            }
             Self::Error(text) => {
                 query.push("(errors > 0 or error_text <> '' or message is not null) and ");
-                push_contains(query, "concat(error_text, ' ', message)", text);
+                push_contains(query, "(error_text || ' ' || coalesce(message, ''))", text);
             }
             Self::Request(text) => push_contains(query, "request_id", text),
+            Self::Ids(runs) => {
+                query.push("run_id = any(").push_bind(runs.clone()).push(")");
+            }
             Self::Status(status) => {
                 query.push("status = ").push_bind(status.as_str());
             }
@@ -106,7 +290,11 @@ impl Condition {
                 query.push("surface = ").push_bind(surface.as_str());
             }
             Self::Count(count, comparison, number) => {
-                query.push(count.column()).push(comparison.operator()).push_bind(*number);
+                let column = count.column();
+                if count.has_index() && comparison.is_above_zero(*number) {
+                    query.push(column).push(" > 0 and ");
+                }
+                query.push(column).push(comparison.operator()).push_bind(*number);
             }
             Self::After(time) => {
                 query.push("created_at >= ").push_bind(*time);
@@ -118,7 +306,25 @@ impl Condition {
     }
 }
 
+/// Returns the indexed part of a user's label.
+fn start_of(user: &str) -> String {
+    clean(user).chars().take(100).collect()
+}
+
+fn push_one_of(query: &mut QueryBuilder<Postgres>, column: &'static str, names: &[String]) {
+    match names {
+        [] => drop(query.push("false")),
+        [name] => drop(query.push(column).push(" = ").push_bind(name.clone())),
+        names => drop(query.push(column).push(" = any(").push_bind(names.to_vec()).push(")")),
+    }
+}
+
 fn push_contains(query: &mut QueryBuilder<Postgres>, column: &'static str, text: &str) {
+    query.push(column).push(" ilike ").push_bind(pattern(text));
+}
+
+/// Returns the pattern of texts that contain this one.
+pub(super) fn pattern(text: &str) -> String {
     let mut pattern = String::from("%");
     for c in clean(text).chars() {
         if matches!(c, '%' | '_' | '\\') {
@@ -127,7 +333,7 @@ fn push_contains(query: &mut QueryBuilder<Postgres>, column: &'static str, text:
         pattern.push(c);
     }
     pattern.push('%');
-    query.push(column).push(" ilike ").push_bind(pattern);
+    pattern
 }
 
 impl CountField {
@@ -140,6 +346,11 @@ impl CountField {
             Self::Errors => "errors",
         }
     }
+
+    /// Returns true if an index has the counts above zero.
+    const fn has_index(self) -> bool {
+        matches!(self, Self::Backtracks | Self::Forced | Self::Errors)
+    }
 }
 
 impl Comparison {
@@ -150,6 +361,15 @@ impl Comparison {
             Self::AtLeast => " >= ",
             Self::Below => " < ",
             Self::AtMost => " <= ",
+        }
+    }
+
+    /// Returns true if only counts above zero fulfil the comparison.
+    const fn is_above_zero(self, number: i32) -> bool {
+        match self {
+            Self::Is | Self::AtLeast => number > 0,
+            Self::Above => number >= 0,
+            Self::Below | Self::AtMost => false,
         }
     }
 }

@@ -33,6 +33,7 @@ fn start() -> Arc<RunStart> {
         model: "m".into(),
         owner: None,
         user_label: None,
+        metadata: crate::events::RunMetadata::default(),
         max_tokens: None,
         temperature: None,
         seed: None,

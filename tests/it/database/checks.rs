@@ -9,7 +9,7 @@ use sqlx::{Connection, PgConnection, Row};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
-use thunder::events::{RunId, RunStart, RunStatus, Scope, Signal, Surface};
+use thunder::events::{RunId, RunMetadata, RunStart, RunStatus, Scope, Signal, Surface};
 use thunder::store::{Database, ModState, Retention, Store};
 use thunder::trace::columns;
 use tokio::time::sleep;
@@ -149,6 +149,8 @@ checks! {
     filter_by_error,
     filter_by_counts,
     filter_by_time,
+    filter_by_user,
+    filter_by_session_and_metadata,
     filter_by_words,
     filter_by_phrase,
     filters_combine_and_negate,
@@ -443,6 +445,47 @@ async fn filter_by_time(target: &Target) {
     assert!(old.contains(&target.name("doc")) && !old.contains(&target.name("chat")), "{old:?}");
 }
 
+async fn filter_by_user(target: &Target) {
+    let name = target.name("user");
+    target.generated(json!({"user": name, "request_id": target.name("user-field")})).await;
+    target.generated(json!({"safety_identifier": name, "request_id": target.name("safety")})).await;
+    let body = json!({"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "Hi"}], "metadata": {"user_id": name}});
+    target.server.answer("/v1/messages", &body).await;
+    let (_, page) = target.server.get(&format!("/api/v1/runs?q={}", urlencode(&format!("user:{name}")))).await;
+    assert_eq!(page["runs"].as_array().unwrap().len(), 3, "{page}");
+    assert_eq!(target.found(&format!("user:{name} -request:safety")).await, [target.name("user-field")]);
+    assert_eq!(target.found("user:nobody").await, Vec::<String>::new());
+}
+
+async fn filter_by_session_and_metadata(target: &Target) {
+    let metadata = json!({"session_id": target.name("s"), "project": "a b", "stage": "x"});
+    let run = target.generated(json!({"metadata": metadata, "request_id": target.name("meta")})).await;
+    assert_eq!(run["run"]["metadata"], metadata);
+    let body =
+        json!({"input": "Hi", "max_output_tokens": 4, "session_id": target.name("s"), "metadata": {"project": "b"}});
+    assert_eq!(target.server.answer("/v1/responses", &body).await["metadata"], json!({"project": "b"}));
+    assert_eq!(target.found(&format!("session:{}", target.name("s"))).await, [target.name("meta")]);
+    assert_eq!(
+        target.found(&format!("metadata.project:\"a b\" session:{}", target.name("s"))).await,
+        [target.name("meta")]
+    );
+    assert_eq!(target.found("metadata.project:a").await, Vec::<String>::new());
+    let (_, page) = target.server.get(&format!("/api/v1/runs?q=session%3A{}", target.name("s"))).await;
+    assert_eq!(page["runs"].as_array().unwrap().len(), 2, "{page}");
+    let (_, shown) = target.server.get(&format!("/runs/{}", target.name("meta"))).await;
+    assert!(shown.as_str().unwrap().contains("project"), "the page shows the metadata");
+    for (metadata, pointer) in [
+        (json!({"a": 1}), "metadata.a"),
+        (json!({"a": "x".repeat(513)}), "metadata.a"),
+        (json!({"k".repeat(65): "x"}), "metadata"),
+        (json!((0..17).map(|key| (key.to_string(), "x".into())).collect::<serde_json::Map<_, _>>()), "metadata"),
+    ] {
+        let body = json!({"messages": [{"role": "user", "content": "Hi"}], "metadata": metadata});
+        let (status, problem) = target.server.post("/v1/chat/completions", &body).await;
+        assert_eq!((status, &problem["error"]["param"]), (400, &json!(pointer)), "{problem}");
+    }
+}
+
 async fn filter_by_words(target: &Target) {
     assert_eq!(target.found("TALL stor").await, [target.name("mod")]);
 }
@@ -524,6 +567,7 @@ fn start(target: &Target, name: &str, run_id: RunId) -> Signal {
         model: "elsewhere".into(),
         owner: None,
         user_label: None,
+        metadata: RunMetadata::default(),
         max_tokens: None,
         temperature: None,
         seed: None,

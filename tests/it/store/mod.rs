@@ -2,6 +2,7 @@
 
 mod citus;
 mod embedded;
+mod filters;
 mod ingest;
 mod mods;
 mod recorder;
@@ -18,8 +19,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use thunder::events::{
     ActionRecord, ActionType, Alternative, AttentionStep, Event, EventType, Finish, FinishReason, LogLevel,
-    Measurements, ModCall, ModLog, PromptRecord, RunEnd, RunId, RunStart, RunStatus, Signal, StageCount, Surface,
-    TokenMeasurement, TraceItem, Usage,
+    Measurements, ModCall, ModLog, PromptRecord, RunEnd, RunId, RunMetadata, RunStart, RunStatus, Signal, StageCount,
+    Surface, TokenMeasurement, TraceItem, Usage,
 };
 use thunder::store::{Database, EmbeddedError, Error, RunChange, RunChanges, RunListUpdate, Store};
 use thunder::trace::document::Document;
@@ -196,6 +197,7 @@ impl Live {
             model: "tiny".into(),
             owner: None,
             user_label: Some("me".into()),
+            metadata: RunMetadata::default(),
             max_tokens: Some(100),
             temperature: Some(0.7),
             seed: Some(u32::MAX),
