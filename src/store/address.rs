@@ -13,6 +13,8 @@ use tokio::time::timeout;
 
 /// Maximum time for a connection to one of several hosts.
 const HOST_TIMEOUT: Duration = Duration::from_secs(3);
+/// Maximum time for a connection to the only host.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum duration of the search for a pooler. A pooler without a free server connection does not answer.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Number of times that each connection is asked for its server process during the search for a pooler.
@@ -158,21 +160,24 @@ impl Hosts {
 
     /// Connects to the first host that accepts writes, beginning with the last one known to accept them.
     pub async fn connect(&self) -> Result<sqlx::PgConnection, sqlx::Error> {
+        self.connect_within(CONNECT_TIMEOUT).await
+    }
+
+    async fn connect_within(&self, time: Duration) -> Result<sqlx::PgConnection, sqlx::Error> {
         if !self.is_multi_host() {
-            return sqlx::PgConnection::connect_with(&self.options[0]).await;
+            return within(time, sqlx::PgConnection::connect_with(&self.options[0])).await;
         }
         let first = self.current.load(Ordering::Relaxed);
         let mut failure = sqlx::Error::PoolTimedOut;
         for host in (0..self.options.len()).map(|step| (first + step) % self.options.len()) {
-            match timeout(HOST_TIMEOUT, connect_to_write(&self.options[host])).await {
-                Ok(Ok(connection)) => {
+            match within(HOST_TIMEOUT, connect_to_write(&self.options[host])).await {
+                Ok(connection) => {
                     if self.current.swap(host, Ordering::Relaxed) != host {
                         tracing::info!(host = self.options[host].get_host(), "another database host accepts writes");
                     }
                     return Ok(connection);
                 }
-                Ok(Err(error)) => failure = error,
-                Err(_) => failure = io::Error::from(io::ErrorKind::TimedOut).into(),
+                Err(error) => failure = error,
             }
         }
         Err(failure)
@@ -197,6 +202,11 @@ impl Hosts {
         first.close().await?;
         changes
     }
+}
+
+/// Waits for the result that long.
+pub async fn within<T>(time: Duration, result: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, sqlx::Error> {
+    timeout(time, result).await.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
 }
 
 async fn connect_to_write(options: &PgConnectOptions) -> Result<sqlx::PgConnection, sqlx::Error> {
@@ -247,6 +257,15 @@ mod tests {
         assert_eq!(without_password("postgres://host/db"), "postgres://host/db");
         let error = Hosts::parse("mysql://me:secret@host/db").unwrap_err().to_string();
         assert!(!error.contains("secret") && error.contains("postgres://"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn host_that_never_answers_times_out() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let hosts = Hosts::parse(&format!("postgres://me@127.0.0.1:{port}/db")).unwrap();
+        let failure = hosts.connect_within(Duration::from_millis(100)).await.unwrap_err();
+        assert!(matches!(&failure, sqlx::Error::Io(error) if error.kind() == io::ErrorKind::TimedOut), "{failure}");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use uuid::Uuid;
 
 /// Minimum major version of the server.
@@ -123,6 +123,7 @@ impl Store {
         let spool = Spool::create(&folder, server_id)?;
         let retention = watch::Sender::new(Retention::default());
         let (announcement, mods) = (watch::Sender::new(Announcement::default()), watch::Sender::new(()));
+        let (changes, committed) = mpsc::unbounded_channel();
         let link = Link {
             pool: pool.clone(),
             addresses,
@@ -130,6 +131,7 @@ impl Store {
             live: live.clone(),
             mods: mods.clone(),
             announcement: announcement.subscribe(),
+            committed,
         };
         let maintenance = maintenance::run(pool.clone(), retention.subscribe());
         let tasks = vec![tokio::spawn(link.run()), tokio::spawn(maintenance)];
@@ -145,6 +147,7 @@ impl Store {
             closing: watch::Sender::new(false),
             retention,
             announcement,
+            changes,
             mods,
             tasks,
             write_failed: Mutex::default(),

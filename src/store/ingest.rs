@@ -4,7 +4,7 @@ use super::copy::GuardedTransaction;
 use super::rows::{InsertMode, Rows};
 use super::runs::{claim, request_id_owner, save};
 use super::scope::covers;
-use super::servers::notification::{RunNotification, notify};
+use super::servers::notification::RunNotification;
 use super::summary_builder::{RunRow, RunSummaryBuilder};
 use super::{IngestError, Store, extras};
 use crate::events::{RunId, RunStatus, Scope, Tenant};
@@ -57,7 +57,10 @@ impl Store {
         *self.inner.write_failed.lock().unwrap_or_else(PoisonError::into_inner) = failed;
         let ingested = ingested?;
         if ingested.created {
-            self.inner.live.changed(run_id, owner, RunStatus::Done);
+            self.inner.live.changed(run_id, owner.clone(), RunStatus::Done);
+            let change = RunNotification { run_id, status: Some(RunStatus::Done), owner };
+            // The link receives as long as the store is open.
+            let _ = self.inner.changes.send(change);
         }
         Ok(ingested)
     }
@@ -113,8 +116,6 @@ impl Store {
         }
         rows.insert(connection).await?;
         save(connection, &prepared.await?).await?;
-        let change = RunNotification::new(run_id, Some(RunStatus::Done));
-        notify(connection, self.inner.server_id, vec![change]).await?;
         transaction.commit().await?;
         Ok(Ingested { run_id, created: true })
     }

@@ -136,7 +136,8 @@ impl Live {
         if let Some(follower) = self.followers().get(&run_id) {
             follower.send_replace(());
         }
-        if let Some(status) = status {
+        // A lookup may have reported the status before its notification arrives.
+        if let Some(status) = status.filter(|status| self.statuses().runs.get(&run_id) != Some(status)) {
             self.changed(run_id, owner, status);
         }
     }

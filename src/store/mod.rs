@@ -60,6 +60,7 @@ use crate::events::{DurabilityAcks, Recorder, Signal, UnstoredRuns};
 use embedded::Embedded;
 use pool::PgPool;
 use recorder::Target;
+use servers::notification::RunNotification;
 use spool::Spool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -91,6 +92,8 @@ struct Inner {
     closing: watch::Sender<bool>,
     retention: watch::Sender<Retention>,
     announcement: watch::Sender<Announcement>,
+    /// Committed changes that the link notifies the other servers of.
+    changes: mpsc::UnboundedSender<RunNotification>,
     /// Notified when mods may have changed.
     mods: watch::Sender<()>,
     /// Tasks that end with the store.

@@ -6,26 +6,30 @@
 //! every second.
 
 use super::liveness::{HEARTBEAT_INTERVAL, HeartbeatMonitor};
-use super::notification::{self, Notification, RUNS_CHANNEL};
+use super::notification::{self, Notification, RUNS_CHANNEL, RunNotification};
 use super::{Announcement, heartbeats, interrupt_runs_of, renew_heartbeat};
 use crate::events::{RunId, RunStatus, Tenant};
 use crate::store::Live;
-use crate::store::address::Addresses;
+use crate::store::address::{Addresses, within};
 use crate::store::mods::MODS_CHANNEL;
 use crate::store::pool::{PgConnection, PgPool};
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::postgres::{PgListener, PgNotification};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{MissedTickBehavior, interval, sleep};
 use uuid::Uuid;
 
 /// Name of the connection in `pg_stat_activity`.
 const APPLICATION_NAME: &str = "thunder notifications";
 /// Delay before the database is tried again.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
+/// Time for the database to answer. A longer silence replaces the connection, so that heartbeats do not stop.
+const ANSWER_TIMEOUT: Duration = HEARTBEAT_INTERVAL.saturating_mul(2);
+/// Maximum number of changes that are taken from the channel at once.
+const MAX_BATCH: usize = 500;
 /// Interval of lookups while notifications do not arrive.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum own heartbeats without a received notification before notifications count as missing.
@@ -49,6 +53,8 @@ pub struct Link {
     pub mods: watch::Sender<()>,
     /// Data of this server for its row.
     pub announcement: watch::Receiver<Announcement>,
+    /// Committed changes of which no transaction has notified the other servers.
+    pub committed: mpsc::UnboundedReceiver<RunNotification>,
 }
 
 /// State that survives the loss of a connection.
@@ -60,13 +66,20 @@ struct State {
     received_until: Option<DateTime<Utc>>,
     /// Heartbeats of this server whose notification has not arrived yet.
     unreceived: u32,
+    /// Changes taken from the channel and not sent yet.
+    unsent: Vec<RunNotification>,
 }
 
 impl Link {
     /// Runs until it is aborted.
     pub async fn run(mut self) {
-        let mut state =
-            State { monitor: HeartbeatMonitor::default(), interrupting: None, received_until: None, unreceived: 0 };
+        let mut state = State {
+            monitor: HeartbeatMonitor::default(),
+            interrupting: None,
+            received_until: None,
+            unreceived: 0,
+            unsent: Vec::new(),
+        };
         loop {
             let lost = self.connected(&mut state).await;
             let reason = lost.err().map_or_else(|| "it was closed".to_owned(), |error| error.to_string());
@@ -80,11 +93,11 @@ impl Link {
         let mut listener = self.addresses.listener(APPLICATION_NAME).await?;
         if let Some(listener) = &mut listener {
             listener.eager_reconnect(false);
-            listener.listen_all([RUNS_CHANNEL, MODS_CHANNEL]).await?;
+            answer(listener.listen_all([RUNS_CHANNEL, MODS_CHANNEL])).await?;
         }
-        let mut connection = self.addresses.direct().await?;
+        let mut connection = answer(self.addresses.direct()).await?;
         state.unreceived = 0;
-        self.catch_up(&mut connection, state).await?;
+        answer(self.catch_up(&mut connection, state)).await?;
         self.mods.send_replace(());
         let mut beats = interval(HEARTBEAT_INTERVAL);
         let mut polls = interval(POLL_INTERVAL);
@@ -92,6 +105,7 @@ impl Link {
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         }
         loop {
+            answer(self.send(&mut connection, state)).await?;
             tokio::select! {
                 received = next(&mut listener) => match received? {
                     Some(notification) if notification.channel() == MODS_CHANNEL => {
@@ -100,11 +114,23 @@ impl Link {
                     Some(notification) => self.on_notification(notification.payload(), state),
                     None => return Ok(()),
                 },
+                _ = self.committed.recv_many(&mut state.unsent, MAX_BATCH), if !self.committed.is_closed() => {}
                 _ = beats.tick() => self.renew_heartbeat(&mut connection, state).await?,
                 _ = self.announcement.changed() => self.renew_heartbeat(&mut connection, state).await?,
-                _ = polls.tick(), if state.unreceived > MAX_UNRECEIVED => self.catch_up(&mut connection, state).await?,
+                _ = polls.tick(), if state.unreceived > MAX_UNRECEIVED => {
+                    answer(self.catch_up(&mut connection, state)).await?;
+                }
             }
         }
+    }
+
+    /// Notifies the other servers of committed changes.
+    async fn send(&self, connection: &mut PgConnection, state: &mut State) -> Result<(), sqlx::Error> {
+        if !state.unsent.is_empty() {
+            notification::send(connection, self.server_id, state.unsent.clone()).await?;
+            state.unsent.clear();
+        }
+        Ok(())
     }
 
     fn on_notification(&self, payload: &str, state: &mut State) {
@@ -130,7 +156,7 @@ impl Link {
                 .await?;
             Ok::<_, sqlx::Error>((now, heartbeats(&mut *connection).await?))
         };
-        let (now, counts) = timeout(2 * HEARTBEAT_INTERVAL, renewal).await.map_err(|_| sqlx::Error::PoolTimedOut)??;
+        let (now, counts) = answer(renewal).await?;
         if state.unreceived == 0 {
             state.received_until = Some(now);
         }
@@ -143,6 +169,11 @@ impl Link {
         }
         let others = counts.into_iter().filter(|(server, _)| *server != self.server_id);
         let dead = state.monitor.check(others, Instant::now());
+        if state.monitor.has_left() {
+            // It may have ended between a change and its notification.
+            self.live.missed();
+            self.live.wake_followers();
+        }
         if !dead.is_empty() && state.interrupting.as_ref().is_none_or(JoinHandle::is_finished) {
             let (pool, live, own) = (self.pool.clone(), self.live.clone(), self.server_id);
             state.interrupting = Some(tokio::spawn(async move {
@@ -190,6 +221,11 @@ impl Link {
         state.received_until = Some(now);
         Ok(())
     }
+}
+
+/// Waits for an answer of the database for [`ANSWER_TIMEOUT`].
+async fn answer<T>(answer: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, sqlx::Error> {
+    within(ANSWER_TIMEOUT, answer).await
 }
 
 /// Returns the next notification; never returns if there is no listener.

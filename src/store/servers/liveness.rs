@@ -23,6 +23,7 @@ pub type Heartbeat = Option<i64>;
 pub struct HeartbeatMonitor {
     servers: HashMap<Uuid, (Heartbeat, Instant)>,
     looked: Option<Instant>,
+    has_left: bool,
 }
 
 impl HeartbeatMonitor {
@@ -45,8 +46,14 @@ impl HeartbeatMonitor {
                 dead.push((server, count));
             }
         }
+        self.has_left = self.servers.keys().any(|server| !seen.contains_key(server));
         self.servers = seen;
         dead
+    }
+
+    /// Returns true if a server of the check before was missing in the last one.
+    pub fn has_left(&self) -> bool {
+        self.has_left
     }
 }
 
@@ -68,6 +75,18 @@ mod tests {
         let dead_at = first_dead_check(20, |_| Some(7), None).unwrap();
         assert!((dead_at + 2) * HEARTBEAT_INTERVAL <= Duration::from_secs(30));
         assert!(first_dead_check(20, |_| None, None).is_some(), "a server that is not listed");
+    }
+
+    #[test]
+    fn server_that_left_the_list_is_reported_once() {
+        let (mut monitor, begin, servers) = (HeartbeatMonitor::default(), Instant::now(), [1, 2].map(Uuid::from_u128));
+        let mut check = |listed: &[Uuid], after: u32| {
+            let counts = listed.iter().map(|&server| (server, Some(i64::from(after))));
+            monitor.check(counts, begin + after * HEARTBEAT_INTERVAL);
+            monitor.has_left()
+        };
+        assert_eq!([check(&servers, 0), check(&servers, 1)], [false, false]);
+        assert_eq!([check(&servers[..1], 2), check(&servers[..1], 3), check(&servers, 4)], [true, false, false]);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Notifications between the servers on one database.
 //!
-//! A transaction that changes runs notifies [`RUNS_CHANNEL`]. The other servers receive the notification when the
-//! transaction commits.
+//! The recorder's transactions notify [`RUNS_CHANNEL`] of the runs that they change, so that the other servers hear of a
+//! change when it is committed. PostgreSQL commits one notifying transaction at a time, so the many small transactions of
+//! ingested documents do not notify: the link sends their changes in batches after they are committed.
 
 use crate::events::{RunId, RunStatus, Tenant};
 use crate::store::pool::PgConnection;
@@ -50,10 +51,15 @@ pub async fn notify(
     server: Uuid,
     mut runs: Vec<RunNotification>,
 ) -> Result<(), sqlx::Error> {
+    add_owners(connection, &mut runs).await?;
+    send(connection, server, runs).await
+}
+
+/// Notifies the other servers of changed runs, whose owners are known.
+pub async fn send(connection: &mut PgConnection, server: Uuid, runs: Vec<RunNotification>) -> Result<(), sqlx::Error> {
     if runs.is_empty() {
         return Ok(());
     }
-    add_owners(connection, &mut runs).await?;
     sqlx::query("select pg_notify($1, payload) from unnest($2::text[]) payload")
         .bind(RUNS_CHANNEL)
         .bind(payloads(server, runs))

@@ -8,6 +8,19 @@ use super::harness::postgres::Postgres;
 use super::harness::{Server, certificate, folder};
 use checks::Target;
 use pooler::Pooler;
+use serde_json::json;
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use thunder::events::Scope;
+use thunder::store::{Database, Store};
+use thunder::trace::document::Document;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+/// Maximum time for an event, also while other tests use all cores.
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Runs every check on a server that records into this database. The checks' own statements use `test_url`.
 async fn check(name: &str, url: &str, direct_url: Option<&str>, test_url: &str) {
@@ -55,6 +68,115 @@ async fn every_check_passes_through_pgbouncer_by_transaction() {
     let Some(pooler) = Pooler::start(postgres, "transaction") else { return };
     let test_url = postgres.empty_database("transactions");
     check("pgbouncer, transaction mode", &pooler.url("transactions"), None, &test_url).await;
+}
+
+#[tokio::test]
+async fn store_moves_to_the_host_that_accepts_writes() {
+    let first = tokio::task::spawn_blocking(Postgres::start).await.unwrap();
+    let second = tokio::task::spawn_blocking(Postgres::start).await.unwrap();
+    for postgres in [&first, &second] {
+        let url = postgres.empty_database("failover");
+        open(&url, "prepare").await.close().await;
+    }
+    let accept_writes = async |postgres: &Postgres, accepts: bool| {
+        let mut connection =
+            PgConnection::connect(&format!("postgres://postgres@localhost:{}/postgres", postgres.port)).await.unwrap();
+        let setting =
+            format!("alter system set default_transaction_read_only = {}", if accepts { "off" } else { "on" });
+        sqlx::raw_sql(AssertSqlSafe(setting)).execute(&mut connection).await.unwrap();
+        sqlx::raw_sql("select pg_reload_conf()").execute(&mut connection).await.unwrap();
+        connection.close().await.unwrap();
+    };
+    accept_writes(&first, false).await;
+    let url = format!(
+        "postgres://postgres@localhost:{},localhost:{}/failover?target_session_attrs=read-write",
+        first.port, second.port
+    );
+    let store = open(&url, "failover").await;
+    store.ingest(&Scope::All, None, document("before")).await.unwrap();
+    // The second host goes, and the first one takes its place.
+    accept_writes(&first, true).await;
+    second.stop();
+    for attempt in 0.. {
+        match store.ingest(&Scope::All, None, document("after")).await {
+            Ok(_) => break,
+            Err(error) => assert!(attempt < 400, "{error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(
+        store.find(&Scope::All, "after").await.unwrap().is_some()
+            && store.find(&Scope::All, "before").await.unwrap().is_none()
+    );
+    store.close().await;
+}
+
+#[tokio::test]
+async fn heartbeats_continue_after_a_lookup_that_never_ends() {
+    let postgres = Postgres::shared();
+    let url = postgres.empty_database("hung");
+    let proxy = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let hung_url = format!("postgres://postgres@{}/hung?sslmode=disable", proxy.local_addr().unwrap());
+    let (hangs, port) = (Arc::new(AtomicBool::new(false)), postgres.port);
+    let is_hung = Arc::clone(&hangs);
+    tokio::spawn(async move {
+        while let Ok((client, _)) = proxy.accept().await {
+            let server = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+            let (mut from_client, mut to_client) = client.into_split();
+            let (mut from_server, mut to_server) = server.into_split();
+            tokio::spawn(async move { tokio::io::copy(&mut from_server, &mut to_client).await });
+            let hangs = Arc::clone(&hangs);
+            tokio::spawn(async move {
+                let mut bytes = vec![0; 64 * 1024];
+                while let Ok(count @ 1..) = from_client.read(&mut bytes).await {
+                    // The first lookup of missed changes gets no answer.
+                    let is_lookup = String::from_utf8_lossy(&bytes[..count]).contains("select clock_timestamp()");
+                    if is_lookup && !hangs.swap(true, Ordering::Relaxed) {
+                        std::future::pending::<()>().await;
+                    }
+                    if to_server.write_all(&bytes[..count]).await.is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+    });
+    let store = open(&hung_url, "hung").await;
+    let mut connection = PgConnection::connect(&url).await.unwrap();
+    let heartbeats = async |connection: &mut PgConnection| -> i64 {
+        sqlx::query_scalar("select heartbeat from servers").fetch_one(connection).await.unwrap()
+    };
+    let begun = Instant::now();
+    while heartbeats(&mut connection).await == 0 {
+        assert!(begun.elapsed() < PATIENCE, "the server sends no heartbeats");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(is_hung.load(Ordering::Relaxed), "no lookup hung");
+    store.close().await;
+}
+
+#[tokio::test]
+async fn role_that_owns_nothing_gets_a_hint() {
+    let url = Postgres::shared().empty_database("owned");
+    open(&url, "owner").await.close().await;
+    let mut connection = PgConnection::connect(&url).await.unwrap();
+    sqlx::raw_sql("create role reader login; grant select on all tables in schema public to reader")
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    let database = Database::Url { url: url.replace("postgres@", "reader@"), direct_url: None, data_dir: folder() };
+    let error = Store::open(database, |_| {}).await.err().unwrap().to_string();
+    assert!(error.contains("must own its tables") && error.contains("reassign owned by"), "{error}");
+}
+
+async fn open(url: &str, name: &str) -> Store {
+    let data_dir = folder().join(name);
+    Store::open(Database::Url { url: url.to_owned(), direct_url: None, data_dir }, |_| {}).await.unwrap()
+}
+
+fn document(request_id: &str) -> Document {
+    let body = json!({"request": {"request_id": request_id}, "events": []});
+    Document::parse(&serde_json::to_vec(&body).unwrap()).unwrap()
 }
 
 #[tokio::test]

@@ -34,7 +34,8 @@ impl Postgres {
         &SHARED
     }
 
-    fn start() -> Self {
+    /// Starts a server of its own.
+    pub fn start() -> Self {
         let this = Self { port: free_port(), folder: folder() };
         own(&this.folder);
         let data = this.folder.join("data");
@@ -63,6 +64,13 @@ impl Postgres {
         wait_for_port(this.port, &log);
         this.make_template();
         this
+    }
+
+    /// Ends it at once.
+    pub fn stop(&self) {
+        let file = std::fs::read_to_string(self.folder.join("data/postmaster.pid")).unwrap();
+        let pid = Pid::from_raw(file.lines().next().unwrap().parse().unwrap());
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGQUIT).unwrap();
     }
 
     fn make_template(&self) {
