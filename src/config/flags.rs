@@ -53,11 +53,11 @@ pub struct EngineFlags {
     /// Lock the model's weights in memory
     #[arg(long, env = "THUNDER_MLOCK", value_parser = clap::builder::FalseyValueParser::new())]
     pub mlock: bool,
-    /// Attention capture for runs that ask for it: with flash attention (auto; default), without (on; cheaper if most runs
-    /// capture long contexts), or none (off); on GPUs and with an f32 KV cache, auto is the same as on
+    /// Attention capture for runs that ask for it: without flash attention (on), none (off), or with flash attention where
+    /// that is usually faster (auto; default)
     #[arg(long, env = "THUNDER_ATTENTION", value_name = "auto|on|off")]
     pub attention: Option<OnOffAuto>,
-    /// Flash attention; off makes --attention auto the same as on; --attention on turns it off [also: -fa]
+    /// Flash attention; with --attention auto, on always uses it and off never; --attention on turns it off [also: -fa]
     #[arg(long, env = "THUNDER_FLASH_ATTN", value_name = "on|off|auto", default_missing_value = "on", num_args = 0..=1)]
     pub flash_attn: Option<OnOffAuto>,
     /// Chat template that replaces the model's: Jinja text, or the name of a built-in template, e.g. llama3

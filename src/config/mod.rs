@@ -101,6 +101,8 @@ pub struct EngineConfig {
     pub mlock: bool,
     /// Capture of attention: from stored probabilities (on), with flash attention (auto), or none (off).
     pub attention: OnOffAuto,
+    /// True if flash attention was requested.
+    pub flash_attention: bool,
     /// Chat template that replaces the model's.
     pub chat_template: Option<String>,
     /// LoRA adapters of the default model, each with its default scale.
@@ -321,6 +323,7 @@ impl TryFrom<EngineFlags> for EngineConfig {
             no_mmap: flags.no_mmap || matches!(flags.tuning.load_mode, Some(LoadMode::None | LoadMode::Mlock)),
             mlock: flags.mlock || matches!(flags.tuning.load_mode, Some(LoadMode::Mlock | LoadMode::MmapMlock)),
             attention,
+            flash_attention: flags.flash_attn == Some(OnOffAuto::On),
             chat_template: chat_template(flags.chat_template, flags.chat_template_file)?,
             adapters: flags.adapters.config()?,
             control: flags.control.config()?,

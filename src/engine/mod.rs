@@ -227,7 +227,7 @@ impl Engine {
         &self.inner.status
     }
 
-    /// Returns the way in which attention is captured; `Auto` means with flash attention.
+    /// Returns the way in which attention is captured.
     #[must_use]
     pub fn attention_capture(&self) -> AttentionCapture {
         self.inner.attention_capture

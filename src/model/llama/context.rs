@@ -103,7 +103,8 @@ impl<'model> Context<'model> {
         options: &ContextOptions,
         tuning: &Tuning,
     ) -> Result<Self, ModelError> {
-        let attention = options.attention.resolve(placement, options.cache_type_k, options.cache_type_v);
+        let width = memory::head_width(model, "attention.value_length");
+        let attention = options.attention.resolve(placement, options.cache_type_k, options.cache_type_v, width);
         if attention == AttentionCapture::On && options.cache_type_v.is_quantised() {
             return Err(ModelError::QuantisedValues { cache_type: options.cache_type_v.as_str() });
         }
@@ -299,7 +300,7 @@ impl<'model> Context<'model> {
             None => AttentionCapture::Off,
             Some(tap) => {
                 if tap.saw_flash_attention() {
-                    AttentionCapture::Auto
+                    AttentionCapture::Flash
                 } else {
                     AttentionCapture::On
                 }

@@ -66,7 +66,7 @@ pub(super) fn check(model: &LlamaModel, keys: CacheType, values: CacheType) -> R
     Ok(())
 }
 
-fn head_width(model: &LlamaModel, key: &str) -> u32 {
+pub(super) fn head_width(model: &LlamaModel, key: &str) -> u32 {
     super::parameter(model, key).unwrap_or_else(|| model.n_embd().unsigned_abs() / model.n_head().max(1))
 }
 

@@ -263,7 +263,7 @@ fn engine_options(Config { engine, server, data }: &Config, model: &Model, clock
         threads_batch: engine.threads_batch,
         batch_size: engine.batch_size,
         ubatch_size: engine.ubatch_size,
-        attention: capture(engine.attention),
+        attention: capture(engine),
         cache_type_k: cache_type(engine.cache.type_k),
         cache_type_v: cache_type(engine.cache.type_v),
         slot_prompt_similarity: engine.cache.slot_prompt_similarity,
@@ -275,8 +275,9 @@ fn engine_options(Config { engine, server, data }: &Config, model: &Model, clock
     }
 }
 
-fn capture(setting: flags::OnOffAuto) -> AttentionCapture {
-    match setting {
+fn capture(engine: &EngineConfig) -> AttentionCapture {
+    match engine.attention {
+        flags::OnOffAuto::Auto if engine.flash_attention => AttentionCapture::Flash,
         flags::OnOffAuto::Auto => AttentionCapture::Auto,
         flags::OnOffAuto::On => AttentionCapture::On,
         flags::OnOffAuto::Off => AttentionCapture::Off,

@@ -69,7 +69,7 @@ pub fn options(parallel: u32, attention: bool) -> EngineOptions {
         threads_batch: 1,
         batch_size: 256,
         ubatch_size: 64,
-        attention: if attention { AttentionCapture::Auto } else { AttentionCapture::Off },
+        attention: if attention { AttentionCapture::Flash } else { AttentionCapture::Off },
         cache_type_k: CacheType::F16,
         cache_type_v: CacheType::F16,
         slot_prompt_similarity: 0.1,

@@ -10,7 +10,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use thunder::model::Model;
-use thunder::model::llama::{CacheType, ControlVectors, ModelOptions};
+use thunder::model::llama::{AttentionCapture, CacheType, ControlVectors, ModelOptions};
 
 /// Maximum deviation of a value.
 const TOLERANCE: f64 = 2e-4;
@@ -53,6 +53,7 @@ async fn control_vectors_are_added_after_their_layers() {
             }
             let model = Arc::new(load(&variant.path, &files, layers).unwrap());
             let mut bench = bench_of(model, 2, true, |options| {
+                options.attention = AttentionCapture::On;
                 options.cache_type_k = CacheType::F32;
                 options.cache_type_v = CacheType::F32;
             })

@@ -27,8 +27,12 @@ struct Mode {
     tolerance: f64,
 }
 
-const FLASH: Mode =
-    Mode { capture: AttentionCapture::Auto, in_effect: AttentionCapture::Auto, cache: CacheType::F16, tolerance: 2e-3 };
+const FLASH: Mode = Mode {
+    capture: AttentionCapture::Flash,
+    in_effect: AttentionCapture::Flash,
+    cache: CacheType::F16,
+    tolerance: 2e-3,
+};
 const STORED: Mode =
     Mode { capture: AttentionCapture::On, in_effect: AttentionCapture::On, cache: CacheType::F16, tolerance: 2e-3 };
 const WIDE: Mode =

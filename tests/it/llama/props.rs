@@ -22,7 +22,8 @@ async fn properties_of_the_server() {
     assert_eq!(caps.len(), 9);
     assert!(caps["supports_string_content"] == true && caps["supports_system_role"] == true, "{caps:?}");
     assert_eq!(props["eos_token"], "<|im_end|>");
-    assert_eq!(props["attention"], "auto", "attention is captured with flash attention by default");
+    let attention = props["attention"].as_str().unwrap();
+    assert!(["flash", "on"].contains(&attention), "the default depends on the processor: {attention}");
     assert_eq!(
         (&props["endpoint_slots"], &props["endpoint_metrics"], &props["endpoint_props"]),
         (&json!(true), &json!(false), &json!(false))
