@@ -45,6 +45,13 @@ pub fn thunder() -> Command {
     command
 }
 
+/// Returns false for SIGHUP if the tests run under nohup: programs inherit that the signal is ignored.
+pub fn can_receive(signal: &str) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    signal != "HUP" || ignored.is_none_or(|mask| mask & 1 == 0)
+}
+
 /// A file of fixtures/tls.
 pub fn certificate(name: &str) -> String {
     format!("{}/fixtures/tls/{name}", env!("CARGO_MANIFEST_DIR"))
