@@ -363,7 +363,6 @@ mod tests {
         assert_eq!(error("model>3").at, 0);
         assert_eq!(error("a - b").at, 2);
         assert_eq!((error("metadata:prod").at, error("metadata.:prod").at), (0, 0));
-        assert_eq!(error("user.name:ann").at, 0);
         assert_eq!(error("after:soon").at, 6);
         let many = error(&"a ".repeat(65));
         assert_eq!((many.at, many.len), (128, 2));
