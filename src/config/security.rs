@@ -29,7 +29,7 @@ pub struct SecurityConfig {
 pub struct Rights {
     /// Seeing and changing the runs of all tenants; includes the other rights.
     pub admin: bool,
-    /// Uploading mods, switching them on and off, removing them.
+    /// Uploading, enabling, disabling and removing mods.
     pub mods: bool,
     /// Loading and unloading models.
     pub models: bool,

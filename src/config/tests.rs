@@ -266,7 +266,7 @@ fn only_tenant_owns_runs_without_a_key() {
     assert_eq!(admin.scope(admin.known("a")), Scope::All);
 }
 
-/// Writes a key file; the system removes it some day.
+/// Writes a key file into the temp directory.
 fn tempfile(text: &str) -> String {
     let path = std::env::temp_dir().join(format!("thunder-keys-{:032x}", rand::random::<u128>()));
     std::fs::write(&path, text).unwrap();

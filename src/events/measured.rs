@@ -115,9 +115,9 @@ pub struct TokenMeasurement {
 /// One candidate for the next token.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Alternative {
-    /// Its text; lossy for an incomplete part of a UTF-8 character.
+    /// The token.
     pub token: TokenId,
-    /// Its text, lossy where it is an incomplete piece of UTF-8.
+    /// Its text; lossy for an incomplete part of a UTF-8 character.
     #[serde(default)]
     pub text: String,
     /// Its probability, between 0 and 1.

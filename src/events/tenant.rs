@@ -36,19 +36,19 @@ impl fmt::Display for Tenant {
 /// The owners whose runs, streams, sessions and slots a client may see and change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Scope {
-    /// Everything, of every owner and of none.
+    /// All data, with and without an owner.
     All,
     /// The runs of some owners.
     Owned {
         /// The client's tenant; `None` for a client that has none.
         by: Option<Tenant>,
-        /// True if it also covers what has no owner.
+        /// True if it also covers data without an owner.
         or_unowned: bool,
     },
 }
 
 impl Scope {
-    /// Returns true if it covers what belongs to `owner`; `None` stands for no owner.
+    /// Returns true if it covers data of `owner`; `None` means no owner.
     #[must_use]
     pub fn includes(&self, owner: Option<&Tenant>) -> bool {
         match self {

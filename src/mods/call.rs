@@ -152,7 +152,7 @@ pub struct ModLogLine {
 }
 
 /// Sender for the reply to a call that returned `Pending`. If it is dropped without a reply, it sends an exception, so
-/// that a run never waits for a mod that is gone.
+/// that a run never waits for a mod that has ended.
 pub struct ReplySender {
     deliver: Option<Box<dyn FnOnce(Reply) + Send>>,
     watched: bool,

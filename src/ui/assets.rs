@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn the_replay_begins_with_what_it_needs_at_once() {
+    fn replay_preloads_required_modules() {
         let modules = super::replay_modules();
         let has = |name: &str| modules.iter().any(|module| module.ends_with(name));
         assert!(has("/replay/view.js") && has("/replay/rows.js") && has("/dom.js"), "{modules:?}");
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn the_style_sheet_stays_small() {
+    fn style_sheet_size_is_limited() {
         let css = Assets::get("app.css").unwrap().data;
         let packed = zstd::encode_all(&css[..], 12).unwrap();
         assert!(packed.len() < 12 * 1024, "app.css is {} bytes packed", packed.len());

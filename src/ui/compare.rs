@@ -101,7 +101,7 @@ mod tests {
     use crate::ui::run::sample;
 
     #[test]
-    fn only_what_differs_is_listed() {
+    fn only_differences_are_listed() {
         let (a, mut b) = (sample(), sample());
         b.seed = Some(43);
         b.mods = vec!["x".into(), "<y>".into()];

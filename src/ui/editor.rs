@@ -389,7 +389,7 @@ mod tests {
     use crate::ui::checks;
 
     #[test]
-    fn a_new_mod_begins_as_a_template_of_its_own_name() {
+    fn new_mod_template_has_its_name() {
         let app = checks::app();
         for (name, ..) in TEMPLATES {
             let page =
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_lets_only_its_own_styles_in() {
+    fn page_allows_only_styles_with_nonce() {
         let page =
             EditorPage::begun(&checks::app(), &Caller::new(&SecurityConfig::default(), None), None, &HeaderMap::new());
         let response = page.shown(StatusCode::OK);

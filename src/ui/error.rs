@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_is_starting_says_so_and_asks_again() {
+    fn page_of_starting_server_retries() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let (status, headers, html) = runtime.block_on(get("/runs", None));
         assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rating_shows_its_sign() {
+    fn rating_shows_sign() {
         let view = |rating| {
             let created_at = chrono::DateTime::default();
             let (feedback_id, text, user_label) = (uuid::Uuid::nil(), None, None);

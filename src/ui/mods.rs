@@ -159,7 +159,7 @@ mod tests {
     use crate::mods::{CallFailure, CallStats, ModRegistry};
 
     #[test]
-    fn every_mod_has_a_row_and_every_problem_a_word() {
+    fn mods_and_load_errors_are_listed() {
         let mut shown = ModRegistry::with_builtin().list_info();
         let last = shown.len() - 1;
         shown[last].description.name = "<i>".into();

@@ -73,7 +73,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn the_form_offers_what_the_server_has() {
+    fn form_lists_models_and_mods_of_server() {
         let known = ModDescription {
             name: "ban".into(),
             description: "Removes \"it\".".into(),

@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_names_its_run_and_escapes_it() {
+    fn page_shows_escaped_run() {
         let html = ReplayPage::new(
             &sample(),
             ReportedView::default(),

@@ -241,7 +241,7 @@ mod tests {
     use super::{RunPageView, sample, strip_path};
 
     #[test]
-    fn a_run_is_written_for_people() {
+    fn run_is_formatted_for_display() {
         let view = RunPageView::new(&sample(), "mod:\"a b\"");
         assert_eq!(view.title, "Explain <script>alert(1)</script> why it rains");
         assert_eq!(view.speed, "40.6 t/s");
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_strip_is_drawn_only_with_numbers() {
+    fn strip_requires_measurements() {
         assert_eq!(strip_path(&[0, 0]), "");
         assert_eq!(strip_path(&[255, 0]), "M0 16V0.0H48.0V15.5H96.0V16z");
     }

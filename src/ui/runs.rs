@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_filter_is_marked() {
+    fn invalid_filter_is_marked() {
         let bad = BadFilter {
             at: 2,
             len: 5,
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_list_says_what_to_do() {
+    fn empty_list_shows_example_request() {
         let html = rendered("", Ok(RunPage { runs: vec![], next: None }));
         crate::ui::checks::page(&html);
         assert!(html.contains("No runs yet") && html.contains("/v1/chat/completions"));

@@ -88,7 +88,7 @@ mod tests {
     use axum::http::HeaderMap;
 
     #[test]
-    fn the_theme_comes_from_the_cookie() {
+    fn theme_is_read_from_cookie() {
         let mut headers = HeaderMap::new();
         assert_eq!(Shell::new(&headers, "runs").theme, "system");
         headers.insert("cookie", "a=b; thunder_theme=dark".parse().unwrap());

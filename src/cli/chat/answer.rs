@@ -32,7 +32,7 @@ pub struct ChatAnswer {
 
 /// The parts of a streamed answer that are not shown on the screen.
 #[derive(Default)]
-struct Pieces {
+struct StreamedAnswer {
     answered: ChatAnswer,
     /// Each token with its number of characters in the answer.
     tokens: Vec<(i64, usize)>,
@@ -43,24 +43,24 @@ struct Pieces {
 pub async fn ask(
     server: &Server,
     conversation: &ChatTranscript,
-    further: &Value,
+    parameters: &Value,
     screen: &mut Screen,
     keys: &KeyListener,
     interrupts: &mut Signal,
 ) -> anyhow::Result<ChatAnswer> {
     let mut body = conversation.request();
-    for (name, value) in further.as_object().into_iter().flatten() {
+    for (name, value) in parameters.as_object().into_iter().flatten() {
         body[name] = value.clone();
     }
-    let mut pieces = Pieces::default();
+    let mut streamed = StreamedAnswer::default();
     let sent = server.send(server.request(Method::POST, "/v1/chat/completions").json(&body));
     let response = tokio::select! {
         response = sent => response?,
-        _ = interrupts.recv() => return Ok(pieces.answered),
-        () = keys.escape() => return Ok(pieces.answered),
+        _ = interrupts.recv() => return Ok(streamed.answered),
+        () = keys.escape() => return Ok(streamed.answered),
     };
     let run_id = response.headers().get("x-thunder-run-id").and_then(|id| id.to_str().ok());
-    pieces.answered.run_id = run_id.map(str::to_owned);
+    streamed.answered.run_id = run_id.map(str::to_owned);
     let mut events = Events::new(response);
     let outcome = loop {
         let event = tokio::select! {
@@ -70,13 +70,13 @@ pub async fn ask(
         };
         match event {
             Ok(None) => break Ok(()),
-            Ok(Some(chunk)) => match pieces.take(&chunk, screen) {
+            Ok(Some(chunk)) => match streamed.take(&chunk, screen) {
                 Ok(()) => {}
                 Err(error) => break Err(error),
             },
             // The text received so far is kept, as when the user stops the answer.
             Err(error) if !screen.text().is_empty() => {
-                pieces.answered.broken_off = Some(error.to_string());
+                streamed.answered.broken_off = Some(error.to_string());
                 break Ok(());
             }
             Err(error) => break Err(error),
@@ -84,10 +84,10 @@ pub async fn ask(
     };
     screen.end()?;
     outcome?;
-    Ok(pieces.done(screen))
+    Ok(streamed.done(screen))
 }
 
-impl Pieces {
+impl StreamedAnswer {
     fn take(&mut self, chunk: &Value, screen: &mut Screen) -> anyhow::Result<()> {
         if chunk.get("error").is_some() {
             bail!("{}", error_message(&chunk.to_string()).unwrap_or_else(|| "the run failed".into()));

@@ -57,7 +57,7 @@ impl ChatLoop {
         self.target.close().await;
     }
 
-    /// Runs until the user leaves.
+    /// Runs until the user ends the chat.
     pub async fn run(&mut self) -> anyhow::Result<ExitCode> {
         let mut interrupts = signal(SignalKind::interrupt())?;
         self.screen.resize(self.reader.size());
@@ -163,13 +163,13 @@ impl ChatLoop {
             }
         };
         self.report(&answered);
-        let broken_off = answered.broken_off.clone();
+        let interrupted = answered.interrupted.clone();
         self.slot = answered.slot.or(self.slot);
         let run_id = answered.run_id;
         if let Some(message) = answered.message {
             self.conversation.messages.push(message);
         }
-        if let Some(error) = broken_off {
+        if let Some(error) = interrupted {
             bail!("{error}; its text so far stays in the conversation");
         }
         self.replay = self.target.recorded(run_id.as_deref()).await?;

@@ -186,7 +186,7 @@ mod tests {
         std::fs::write(&path, r#"{"thunder_chat": 9}"#).unwrap();
         assert!(ChatTranscript::restore(&path).unwrap_err().to_string().contains("version 9"));
         std::fs::write(&path, "[]").unwrap();
-        assert!(ChatTranscript::restore(&path).unwrap_err().to_string().contains("no saved conversation"));
+        assert!(ChatTranscript::restore(&path).unwrap_err().to_string().contains("not a saved conversation"));
         std::fs::remove_file(&path).unwrap();
     }
 

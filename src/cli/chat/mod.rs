@@ -57,7 +57,7 @@ pub struct Args {
     target: RunTargetArgs,
 }
 
-/// Runs the chat until the user leaves. `is_given` returns true for flags given on the command line.
+/// Runs the chat until the user ends it. `is_given` returns true for flags given on the command line.
 pub async fn chat(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
     let conversation = build_conversation(&args)?;
     let reader = InputReader::new(DataConfig::try_from(args.target.data.clone())?.dir.join("chat_history"))?;

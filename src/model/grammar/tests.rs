@@ -14,20 +14,20 @@ fn schema_permits_only_valid_json() {
         "properties": {"name": {"type": "string", "maxLength": 3}, "age": {"type": "integer", "minimum": 10}},
         "required": ["name", "age"], "additionalProperties": false,
     });
-    let mut follower = follow(GrammarSource::JsonSchema(schema));
-    assert!(accepts(&mut follower, r#"{"name":"Al","age":10}"#));
-    assert!(accepts(&mut follower, "{\n  \"name\": \"Al\",\n  \"age\": 99\n}"));
+    let mut matcher = follow(GrammarSource::JsonSchema(schema));
+    assert!(accepts(&mut matcher, r#"{"name":"Al","age":10}"#));
+    assert!(accepts(&mut matcher, "{\n  \"name\": \"Al\",\n  \"age\": 99\n}"));
     for wrong in [r#"{"name":"Alan","age":10}"#, r#"{"name":"Al","age":9}"#, r#"{"name":"Al"}"#, "{", "null", ""] {
-        assert!(!accepts(&mut follower, wrong), "{wrong}");
+        assert!(!accepts(&mut matcher, wrong), "{wrong}");
     }
 }
 
 #[test]
 fn white_space_is_bounded() {
-    let mut follower = follow(GrammarSource::JsonObject);
-    assert!(accepts(&mut follower, "{ \"a\": {} }"));
-    assert!(!accepts(&mut follower, "{  \"a\": {}}"));
-    assert!(!accepts(&mut follower, &format!("{{\n{}\"a\":1}}", " ".repeat(21))));
+    let mut matcher = follow(GrammarSource::JsonObject);
+    assert!(accepts(&mut matcher, "{ \"a\": {} }"));
+    assert!(!accepts(&mut matcher, "{  \"a\": {}}"));
+    assert!(!accepts(&mut matcher, &format!("{{\n{}\"a\":1}}", " ".repeat(21))));
 }
 
 #[test]
@@ -41,31 +41,31 @@ fn unsupported_schemas_are_rejected_with_the_keyword() {
 
 #[test]
 fn regular_expressions_match_the_whole_answer() {
-    let mut follower = follow(GrammarSource::Regex("^(yes|no)[!]{0,2}$".into()));
-    assert!(accepts(&mut follower, "yes!!"));
-    assert!(!accepts(&mut follower, "yes!!!"));
-    assert!(!accepts(&mut follower, " no"));
+    let mut matcher = follow(GrammarSource::Regex("^(yes|no)[!]{0,2}$".into()));
+    assert!(accepts(&mut matcher, "yes!!"));
+    assert!(!accepts(&mut matcher, "yes!!!"));
+    assert!(!accepts(&mut matcher, " no"));
     assert!(error(GrammarSource::Regex("(".into())).contains("unclosed group"));
 }
 
 #[test]
 fn answer_is_complete_when_nothing_can_follow() {
-    let mut follower = follow(GrammarSource::Regex("a|abc".into()));
-    follower.accept(97, b"a");
-    assert!(!follower.is_complete() && may_follow(&mut follower, END));
-    follower.accept(98, b"b");
-    assert!(!follower.is_complete() && !may_follow(&mut follower, END));
-    follower.accept(99, b"c");
-    assert!(follower.is_complete());
-    follower.rewind(2);
-    assert!(!follower.is_complete() && may_follow(&mut follower, 98));
+    let mut matcher = follow(GrammarSource::Regex("a|abc".into()));
+    matcher.accept(97, b"a");
+    assert!(!matcher.is_complete() && may_follow(&mut matcher, END));
+    matcher.accept(98, b"b");
+    assert!(!matcher.is_complete() && !may_follow(&mut matcher, END));
+    matcher.accept(99, b"c");
+    assert!(matcher.is_complete());
+    matcher.rewind(2);
+    assert!(!matcher.is_complete() && may_follow(&mut matcher, 98));
 }
 
 #[test]
 fn control_tokens_do_not_match_text() {
-    let mut follower = follow(GrammarSource::Regex("(?s).*".into()));
-    assert!(may_follow(&mut follower, TokenId::from(b'<')));
-    assert!(!may_follow(&mut follower, CONTROL));
+    let mut matcher = follow(GrammarSource::Regex("(?s).*".into()));
+    assert!(may_follow(&mut matcher, TokenId::from(b'<')));
+    assert!(!may_follow(&mut matcher, CONTROL));
     let mut named = follow(GrammarSource::Lark("start: \"a\" <|control|> \"b\"".into()));
     named.accept(97, b"a");
     assert!(may_follow(&mut named, CONTROL) && !may_follow(&mut named, TokenId::from(b'<')));
@@ -79,59 +79,59 @@ fn control_tokens_do_not_match_text() {
 
 #[test]
 fn unaccepted_forced_token_disables_grammar_until_removed() {
-    let mut follower = follow(GrammarSource::Regex("abc".into()));
-    assert_eq!(follower.accept(97, b"a"), AcceptResult::Accepted);
-    assert_eq!(follower.accept(120, b"x"), AcceptResult::Rejected);
-    assert!(!follower.holds() && follower.mask().unwrap().is_none());
-    assert_eq!(follower.accept(121, b"y"), AcceptResult::Accepted);
-    follower.end();
-    follower.rewind(1);
-    assert!(!follower.holds());
-    follower.rewind(2);
-    assert!(follower.holds() && may_follow(&mut follower, 98) && !may_follow(&mut follower, 97));
+    let mut matcher = follow(GrammarSource::Regex("abc".into()));
+    assert_eq!(matcher.accept(97, b"a"), AcceptResult::Accepted);
+    assert_eq!(matcher.accept(120, b"x"), AcceptResult::Rejected);
+    assert!(!matcher.holds() && matcher.mask().unwrap().is_none());
+    assert_eq!(matcher.accept(121, b"y"), AcceptResult::Accepted);
+    matcher.end();
+    matcher.rewind(1);
+    assert!(!matcher.holds());
+    matcher.rewind(2);
+    assert!(matcher.holds() && may_follow(&mut matcher, 98) && !may_follow(&mut matcher, 97));
 }
 
 #[test]
 fn lazy_constraint_begins_after_its_trigger() {
     let constraint = Constraint::new("tools", GrammarSource::JsonObject).lazy(Trigger::text("<tool_call>"));
-    let mut follower = GrammarCompiler::new(vocabulary()).follow(&constraint).unwrap();
+    let mut matcher = GrammarCompiler::new(vocabulary()).follow(&constraint).unwrap();
     let word = |word: &str| 256 + testing::WORDS.iter().position(|known| *known == word).unwrap() as TokenId;
-    assert!(follower.mask().unwrap().is_none());
-    follower.accept(word("<tool"), b"<tool");
-    assert!(follower.permits(word("_call>"), b"_call>"));
-    follower.accept(word("_call>"), b"_call>");
-    assert!(follower.holds() && !may_follow(&mut follower, 97) && may_follow(&mut follower, word("{\"")));
-    follower.rewind(1);
-    assert!(!follower.holds());
+    assert!(matcher.mask().unwrap().is_none());
+    matcher.accept(word("<tool"), b"<tool");
+    assert!(matcher.permits(word("_call>"), b"_call>"));
+    matcher.accept(word("_call>"), b"_call>");
+    assert!(matcher.holds() && !may_follow(&mut matcher, 97) && may_follow(&mut matcher, word("{\"")));
+    matcher.rewind(1);
+    assert!(!matcher.holds());
     // A token that completes the trigger and also starts the grammar.
-    follower.rewind(1);
-    assert!(follower.permits(word("<tool_call>{"), b"<tool_call>{"));
-    assert!(!follower.permits(97, b"<tool_call>x"));
-    follower.accept(word("<tool_call>{"), b"<tool_call>{");
-    assert!(follower.holds() && may_follow(&mut follower, TokenId::from(b'}')));
-    assert!(!may_follow(&mut follower, TokenId::from(b'{')));
-    follower.rewind(1);
-    assert!(follower.mask().unwrap().is_none());
+    matcher.rewind(1);
+    assert!(matcher.permits(word("<tool_call>{"), b"<tool_call>{"));
+    assert!(!matcher.permits(97, b"<tool_call>x"));
+    matcher.accept(word("<tool_call>{"), b"<tool_call>{");
+    assert!(matcher.holds() && may_follow(&mut matcher, TokenId::from(b'}')));
+    assert!(!may_follow(&mut matcher, TokenId::from(b'{')));
+    matcher.rewind(1);
+    assert!(matcher.mask().unwrap().is_none());
 
     let by_token = constraint.lazy(Trigger::token(CONTROL));
-    let mut follower = GrammarCompiler::new(vocabulary()).follow(&by_token).unwrap();
-    follower.accept(97, b"a");
-    follower.accept(CONTROL, b"<|control|>");
-    assert!(follower.holds() && may_follow(&mut follower, word("{\"")));
+    let mut matcher = GrammarCompiler::new(vocabulary()).follow(&by_token).unwrap();
+    matcher.accept(97, b"a");
+    matcher.accept(CONTROL, b"<|control|>");
+    assert!(matcher.holds() && may_follow(&mut matcher, word("{\"")));
 }
 
 #[test]
 fn vocabulary_without_template_tokens_supports_schemas() {
     let grammars = GrammarCompiler::new(sentencepiece());
     let schema = json!({"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]});
-    let mut follower = grammars.follow(&Constraint::new("json_schema", GrammarSource::JsonSchema(schema))).unwrap();
-    let mask = follower.mask().unwrap().unwrap();
+    let mut matcher = grammars.follow(&Constraint::new("json_schema", GrammarSource::JsonSchema(schema))).unwrap();
+    let mask = matcher.mask().unwrap().unwrap();
     // `{` is a byte token here; words start with a space, which is not permitted in the schema's JSON.
     assert!(mask.is_allowed(3 + u32::from(b'{')) && !mask.is_allowed(3 + 256) && !mask.is_allowed(1));
     for byte in br#"{"answer": "# {
-        follower.accept(TokenId::from(*byte) + 3, &[*byte]);
+        matcher.accept(TokenId::from(*byte) + 3, &[*byte]);
     }
-    assert!(may_follow(&mut follower, 3 + TokenId::from(b'4')));
+    assert!(may_follow(&mut matcher, 3 + TokenId::from(b'4')));
 }
 
 #[test]
@@ -212,14 +212,14 @@ fn hostile_grammars_are_bounded() {
         let begun = std::time::Instant::now();
         let followed = grammars.follow(&Constraint::new("test", source));
         eprintln!("{:?} {shown}: {:?}", begun.elapsed(), followed.as_ref().err().map(ToString::to_string));
-        if let Ok(mut follower) = followed {
+        if let Ok(mut matcher) = followed {
             // The stack has the size of the decode thread's.
             let walk = move || {
                 for _ in 0..40 {
-                    let Ok(Some(mask)) = follower.mask() else { return };
+                    let Ok(Some(mask)) = matcher.mask() else { return };
                     let Some(token) = (0..END).find(|&token| mask.is_allowed(token as u32)) else { return };
-                    follower.accept(token, b"?");
-                    if follower.is_complete() {
+                    matcher.accept(token, b"?");
+                    if matcher.is_complete() {
                         return;
                     }
                 }
@@ -235,27 +235,27 @@ proptest! {
     /// Rewinding and continuing gives the same state as no rewinding.
     #[test]
     fn rewinding_restores_the_earlier_state(moves in proptest::collection::vec((any::<u8>(), 0usize..4), 1..40)) {
-        let mut follower = follow(GrammarSource::JsonObject);
+        let mut matcher = follow(GrammarSource::JsonObject);
         let mut sequence: Vec<TokenId> = Vec::new();
         for (pick, back) in moves {
-            if follower.is_complete() {
+            if matcher.is_complete() {
                 break;
             }
-            let mask = follower.mask().unwrap().unwrap();
+            let mask = matcher.mask().unwrap().unwrap();
             let allowed: Vec<TokenId> = (0..END).filter(|&token| mask.is_allowed(token as u32)).collect();
             let token = allowed[usize::from(pick) % allowed.len()];
-            prop_assert_eq!(follower.accept(token, vocabulary().piece(token)), AcceptResult::Accepted);
+            prop_assert_eq!(matcher.accept(token, vocabulary().piece(token)), AcceptResult::Accepted);
             sequence.push(token);
             let back = back.saturating_sub(1).min(sequence.len());
-            follower.rewind(back);
+            matcher.rewind(back);
             sequence.truncate(sequence.len() - back);
         }
         let mut straight = follow(GrammarSource::JsonObject);
         for &token in &sequence {
             straight.accept(token, vocabulary().piece(token));
         }
-        prop_assert_eq!(straight.is_complete(), follower.is_complete());
-        let (straight, went) = (straight.mask().unwrap(), follower.mask().unwrap());
+        prop_assert_eq!(straight.is_complete(), matcher.is_complete());
+        let (straight, went) = (straight.mask().unwrap(), matcher.mask().unwrap());
         prop_assert_eq!(straight, went);
     }
 

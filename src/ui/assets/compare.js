@@ -1,4 +1,4 @@
-// Compares two runs token by token: equal text between, differing text side by side, and both distributions at a
+// Compares two runs token by token: equal text once, differing text side by side, and both distributions at a
 // difference.
 import { ask, base, h } from './dom.js';
 import { listen } from './keys.js';

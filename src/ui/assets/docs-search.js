@@ -1,4 +1,4 @@
-// The search of the handbook, without the page: which sections match, best first.
+// Search in the handbook, independent of the page: the matching sections, best first.
 
 /** Splits a query into its words. */
 export const words = (query) => query.toLowerCase().split(/\s+/).filter(Boolean);
@@ -35,7 +35,7 @@ export function excerpt(text, wanted, length = 110) {
   return `${start ? '… ' : ''}${text.slice(start, start + length)}`;
 }
 
-/** A text in pieces, `[piece, whether it is one of the words]`. Pure. */
+/** Splits a text into `[piece, isMatch]`. Pure. */
 export function marked(text, wanted) {
   const special = wanted.map((word) => word.replace(/[.*+?^${}()|[\]\\]/g, '\\$&'));
   if (!special.length) return [[text, false]];

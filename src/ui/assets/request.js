@@ -50,13 +50,13 @@ function extraOf(text) {
   return extra;
 }
 
-/** Why a form cannot be sent, or null. */
+/** Returns the reason why a form cannot be sent, or null. */
 export function missing(form) {
   if (form.tab === 'raw') return form.raw ? null : 'Write some text for the model to continue.';
   return form.messages.some(isWritten) ? null : 'Write a message first.';
 }
 
-/** The same request as a line for a shell. */
+/** Returns the same request as a shell command. */
 export function curlOf({ path, body }, origin) {
   const json = JSON.stringify(body, null, 2).replaceAll("'", "'\\''");
   return `curl -N ${origin}${path} \\\n  -H 'Content-Type: application/json' \\\n  -d '${json}'`;

@@ -57,7 +57,7 @@ listen(['anywhere'], (action) => {
 
 let open = null;
 
-/** Registers how Ctrl+K goes to an event or token of the open run. */
+/** Registers the function with which Ctrl+K goes to an event or token of the open run. */
 export const opened = (go) => { open = go; };
 
 for (const time of document.querySelectorAll('time[datetime]')) localise(time);

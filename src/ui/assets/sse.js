@@ -43,9 +43,9 @@ export async function read(response, onEvent) {
 }
 
 /**
- * Follows a path of this server and reconnects until `onEvent` answers true or the signal aborts.
- * `onState(text, ok)` hears of lost and found connections, and of the status that ended them for good. What is not found is asked for again for `patience` ms:
- * a run has its address a moment before it is in the database.
+ * Follows a path of this server and reconnects until `onEvent` returns true or the signal aborts.
+ * `onState(text, ok)` is called when the connection is lost or restored, and with the status that ends it permanently. A 404 is retried for `patience` ms,
+ * because a run has its URL shortly before it is in the database.
  */
 export async function follow(path, { signal, onEvent, onState = () => {}, patience = 0 }) {
   const began = performance.now();

@@ -25,7 +25,7 @@ pub(super) struct Page {
     pub(super) sections: Vec<Section>,
     pub(super) markdown: String,
     /// Targets of its links to the handbook, e.g. `concepts#run`.
-    #[cfg_attr(not(test), expect(dead_code, reason = "a test follows them"))]
+    #[cfg_attr(not(test), expect(dead_code, reason = "used by a test"))]
     pub(super) links: Vec<String>,
 }
 
@@ -59,7 +59,7 @@ pub(super) fn contents(markdown: &str) -> Vec<Group> {
     groups
 }
 
-/// Takes the text of the element that has just begun.
+/// Reads the text of the element that has just started.
 fn text_until_end<'a>(events: &mut impl Iterator<Item = Event<'a>>) -> String {
     let mut text = String::new();
     let mut depth = 1;
@@ -78,7 +78,7 @@ fn text_until_end<'a>(events: &mut impl Iterator<Item = Event<'a>>) -> String {
 }
 
 impl Page {
-    /// Renders a page. HTML in the Markdown is left out.
+    /// Renders a page. HTML in the Markdown is omitted.
     pub(super) fn render(slug: &str, markdown: String) -> Self {
         let mut rendering = Rendering::default();
         let mut events = Vec::new();
@@ -101,7 +101,7 @@ struct Rendering {
     anchors: HashMap<String, usize>,
     /// Position of the heading that is open, and its text so far.
     heading: Option<(usize, String)>,
-    /// True while a link is open that is left out, since its target is not served.
+    /// True while a link is open that is omitted because its target is not served.
     dropped_link: bool,
 }
 
@@ -165,7 +165,7 @@ impl Rendering {
         self.sections.push(Section { level: level as u8, heading, anchor, text: String::new() });
     }
 
-    /// Returns the anchor of a heading as GitHub makes it, so that links work there, too.
+    /// Returns the anchor of a heading as GitHub generates it, so that links work there, too.
     fn anchor(&mut self, heading: &str) -> String {
         let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, '-' | '_' | ' '));
         let mut anchor = kept.collect::<String>().to_lowercase().replace(' ', "-");
@@ -178,7 +178,7 @@ impl Rendering {
         anchor
     }
 
-    /// Returns the address of a link as a page has to write it; `None` for files of the repository, which are not served.
+    /// Returns the URL of a link on a page; `None` for files of the repository, which are not served.
     fn target(&mut self, link: &str) -> Option<String> {
         if link.starts_with("../") {
             return None;

@@ -28,7 +28,7 @@ struct Sources;
 
 /// File that lists the pages.
 const CONTENTS: &str = "README.md";
-/// Page that `/docs` leads to.
+/// Page that `/docs` redirects to.
 const FIRST: &str = "getting-started";
 /// Page that the routes are appended to.
 const REFERENCE: &str = "reference";
@@ -69,7 +69,7 @@ struct SearchEntry<'a> {
     section: &'a Section,
 }
 
-/// Serves the handbook; `openapi` is the document that the reference is made of.
+/// Creates the routes of the handbook; the reference is generated from `openapi`.
 pub(super) fn router(openapi: Bytes) -> Router<App> {
     let handbook = Arc::new(Handbook { openapi, rendered: OnceLock::new() });
     Router::new()
@@ -90,7 +90,7 @@ impl Handbook {
         })
     }
 
-    /// Returns the Markdown of a page, with what is generated in it.
+    /// Returns the Markdown of a page, including its generated part.
     fn markdown(&self, slug: &str) -> String {
         let mut text = source(&format!("{slug}.md"));
         if slug == REFERENCE {
@@ -101,12 +101,12 @@ impl Handbook {
     }
 }
 
-/// Returns an embedded file as text; empty if there is none, which a test rules out for all pages.
+/// Returns an embedded file as text; empty if there is none. A test checks that all pages exist.
 fn source(name: &str) -> String {
     Sources::get(name).map(|file| String::from_utf8_lossy(&file.data).into_owned()).unwrap_or_default()
 }
 
-/// `GET /docs/{name}`: a page, or its Markdown where the name ends with `.md`.
+/// `GET /docs/{name}`: returns a page, or its Markdown if the name ends with `.md`.
 async fn page(Path(name): Path<String>, Extension(handbook): Extension<Arc<Handbook>>, headers: HeaderMap) -> Response {
     let Rendered { groups, pages } = handbook.rendered();
     let slug = name.strip_suffix(".md").unwrap_or(&name);
@@ -122,7 +122,7 @@ async fn page(Path(name): Path<String>, Extension(handbook): Extension<Arc<Handb
     show(StatusCode::OK, &DocsPage { shell, groups, page, previous, next: pages.get(at + 1) })
 }
 
-/// `GET /docs/search.json`: every section of every page.
+/// `GET /docs/search.json`: returns every section of every page.
 async fn search(Extension(handbook): Extension<Arc<Handbook>>) -> Response {
     let pages = handbook.rendered().pages.iter();
     let entries = pages.flat_map(|page| {
@@ -131,7 +131,7 @@ async fn search(Extension(handbook): Extension<Arc<Handbook>>) -> Response {
     Json(entries.collect::<Vec<_>>()).into_response()
 }
 
-/// `GET /docs/images/{name}`: a picture of a page.
+/// `GET /docs/images/{name}`: returns an image of a page.
 async fn image(Path(name): Path<String>, headers: HeaderMap) -> Response {
     match Sources::get(&format!("images/{name}")) {
         Some(file) => {

@@ -120,7 +120,7 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|")
 }
 
-/// Returns a type in a few words, with links to the types it names.
+/// Returns a short description of a type, with links to other types.
 fn type_of(schema: &Value) -> String {
     if let Some(name) = schema["$ref"].as_str().and_then(|path| path.rsplit('/').next()) {
         return format!("[{name}](#{})", name.to_lowercase());

@@ -67,12 +67,12 @@ impl Channels {
         message: &mut AnswerMessage,
     ) {
         loop {
-            let goes_on = if self.body.is_some() {
+            let continues = if self.body.is_some() {
                 self.read_body(text, over, pieces, message)
             } else {
                 self.read_header(answer_format, text, over, pieces, message)
             };
-            if !goes_on {
+            if !continues {
                 return;
             }
         }
@@ -98,8 +98,8 @@ impl Channels {
         }
         let begins = |marker: &str| rest.starts_with(marker) || (over.is_none() && marker.starts_with(rest));
         // The prompt contains the start of the first message's header.
-        let goes_on = self.at == 0 && begins(RECIPIENT);
-        if !begins(START) && !begins(CHANNEL) && !goes_on {
+        let continues = self.at == 0 && begins(RECIPIENT);
+        if !begins(START) && !begins(CHANNEL) && !continues {
             // Text without a header, e.g. forced by a mod.
             self.body = Some(Body { header: self.at, kind: Kind::Text });
             return true;

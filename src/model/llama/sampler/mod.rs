@@ -104,7 +104,7 @@ impl Sampler {
         // A filter may remove the token that a later penalty would make the highest.
         let penalises_late = chain.iter().skip_while(repetition).any(|step| repetition(&step));
         // Two filters may remove the highest logit.
-        let takes_the_highest = (sampling.typical_p >= 1.0 || !kept(SamplerStage::TypicalP))
+        let selects_highest = (sampling.typical_p >= 1.0 || !kept(SamplerStage::TypicalP))
             && (sampling.xtc_probability <= 0.0 || sampling.xtc_threshold > 0.5 || !kept(SamplerStage::Xtc))
             && adaptive.as_ref().is_none_or(Adaptive::is_mirostat);
         Self {
@@ -112,7 +112,7 @@ impl Sampler {
                 && sampling.dynatemp_range <= 0.0
                 && kept(SamplerStage::Temperature)
                 && !penalises_late
-                && takes_the_highest,
+                && selects_highest,
             bias,
             chain,
             adaptive,

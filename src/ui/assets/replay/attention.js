@@ -7,8 +7,8 @@ const TOPS = 8;
 const VIEWS = [['mean', 'mean'], ['max', 'max'], ['last', 'last layer'], ['weighted_layers', 'weighted layers']];
 
 /**
- * Splits the sink off a row: the one position that draws most of the mass without carrying meaning, found by its mass
- * and not by its place. Answers `{sink, peak}`: its index or -1, and the highest of the others. Pure.
+ * Separates the sink of a row: the position that receives most of the attention without carrying meaning, detected by its mass
+ * and not by its position. Returns `{sink, peak}`: its index or -1, and the highest of the others. Pure.
  */
 export function sinkOf(values) {
   let first = -1;

@@ -4,7 +4,7 @@
 const MAX_EDITS = 2000;
 
 /**
- * Aligns two lists; answers `[{same, a: [from, to], b: [from, to]}]` that covers both in order, ends exclusive.
+ * Aligns two lists; returns `[{same, a: [from, to], b: [from, to]}]` that covers both in order, ends exclusive.
  */
 export function align(a, b) {
   let head = 0;
@@ -45,7 +45,7 @@ function matches(a, b) {
   const most = Math.min(a.length + b.length, MAX_EDITS);
   const zero = most + 1;
   const v = new Int32Array(2 * most + 3);
-  const trail = []; // of round d: the diagonals -d-1 … d+1 as they stood before it
+  const trail = []; // of round d: the diagonals -d-1 … d+1 before it
   for (let d = 0; d <= most; d += 1) {
     trail.push(v.slice(zero - d - 1, zero + d + 2));
     for (let k = -d; k <= d; k += 2) {

@@ -1,8 +1,8 @@
 // Search in a run: over the text at an event, across tokens. Pure.
 
 /**
- * Rows that hold a match of `needle` (no case), as `[[firstRow, lastRow], …]` in reading order.
- * `text(i)` is a row's text and `shown(i)` whether it is there.
+ * Returns the rows of each match of `needle` (case-insensitive) as `[[firstRow, lastRow], …]` in reading order.
+ * `text(i)` is a row's text, and `shown(i)` is true if it is visible.
  */
 export function find(needle, count, text, shown, limit = 2000) {
   const wanted = needle.toLowerCase();

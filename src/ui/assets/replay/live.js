@@ -17,7 +17,7 @@ export class Once {
 
 /**
  * Follows run `id`. `onItems(items)` is called at once for the first ones, then at most every 50 ms;
- * `onEnd(summary)` once; `onState(text, ok)` when the connection is lost or found.
+ * `onEnd(summary)` once; `onState(text, ok)` when the connection is lost or restored.
  */
 export function followRun(id, { onItems, onEnd, onState }) {
   const stop = new AbortController();

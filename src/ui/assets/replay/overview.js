@@ -45,7 +45,7 @@ export class Overview {
     const { high, erased } = bins(run, Math.max(1, Math.floor(w / step)));
     g.clearRect(0, 0, w, height);
     const floor = height - 2;
-    // A token takes about three events: in a short run its bar may be as wide as that leaves room for.
+    // A token takes about three events: in a short run its bar can use all of that width.
     const wide = Math.max(step - 0.5, Math.min(10, (w / Math.max(1, run.eventCount)) * 2));
     high.forEach((value, x) => {
       if (!value && !erased[x]) return;

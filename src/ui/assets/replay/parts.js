@@ -1,8 +1,8 @@
 // Maps rows to parts of the conversation. Pure.
 
 /**
- * Labels of prompt positions, `[{role, dim}]`, from the spans of the Prefilled event. What the chat template wrote
- * is dim and goes to the message it belongs to: up to a line end to the one before, the rest to the one after.
+ * Labels of prompt positions, `[{role, dim}]`, from the spans of the Prefilled event. Text of the chat template
+ * is dim and belongs to a message: up to a line end to the preceding one, the rest to the following one.
  */
 export function roles(length, spans, texts) {
   const out = Array.from({ length }, () => ({ role: 'prompt', dim: false }));
@@ -35,5 +35,5 @@ export function roles(length, spans, texts) {
   return out;
 }
 
-/** Whether a block of text, which begins a line, may end after this row: at a line's end after 128 rows, at a sentence's after 512, at 1024 in any case. */
+/** Returns true if a block of text, which begins a line, may end after this row: at a line's end after 128 rows, at a sentence's after 512, at 1024 in any case. */
 export const mayCut = (rows, text) => rows >= 1024 || (rows >= 512 && /[.!?…。！？]["'”’)]*$/.test(text)) || (rows >= 128 && text.endsWith('\n'));

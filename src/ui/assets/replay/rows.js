@@ -31,7 +31,7 @@ export class Rows {
   marks = [];
   strings = [];
 
-  /** Of columns `{rows, events, strings, marks, count, eventCount}`. */
+  /** Creates a run from columns `{rows, events, strings, marks, count, eventCount}`. */
   static of({ rows, events, ...rest }) { return Object.assign(new Rows(), rows, events, rest); }
 
   /** Text of row `i`. */
@@ -44,7 +44,7 @@ export class Rows {
     return this.logprobs[i] === UNKNOWN ? null : -this.logprobs[i] / SCALE;
   }
 
-  /** Entropy of the distribution that row `i` stood in, in bits, or null. */
+  /** Entropy of the distribution at row `i`, in bits, or null. */
   entropy(i) {
     return this.entropies[i] === UNKNOWN ? null : this.entropies[i] / SCALE;
   }

@@ -1,6 +1,6 @@
 // Details of a token's choice: joins the model's probabilities, the edits of mods and the sampler's result. Pure.
 
-/** Numbers of an event's measurements in any known place. */
+/** Measurements of an event in any known format. */
 export const measured = (event) => (event && typeof event.details === 'object' && event.details) || {};
 
 /** Candidates in any of the known shapes as `[{token, text, prob}]`, highest first. */
