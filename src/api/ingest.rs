@@ -75,7 +75,7 @@ async fn ingest(
         Document::parse(&payload)
     }?;
     if let Some(sent) = &mut document.request.user_api_key
-        && let Some(key) = app.config().server.security.known_for_ingest(sent)
+        && let Some(key) = app.config().server.security.find_ingest_key(sent)
     {
         // Quote's engine sends its client's key in this field.
         *sent = key.label();

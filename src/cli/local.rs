@@ -46,7 +46,7 @@ impl Local {
     ) -> anyhow::Result<(Self, Server)> {
         let key: [u8; 32] = rand::random();
         let key = key.map(|byte| format!("{byte:02x}")).concat();
-        config.server.security = SecurityConfig { keys: vec![KeyHash::of(&key)], ..SecurityConfig::default() };
+        config.server.security = SecurityConfig { keys: vec![KeyHash::new(&key)], ..SecurityConfig::default() };
         config.server.listen = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0))];
         let listeners = Listeners::bind(&config.server.listen).await?;
         let address = listeners.addresses()[0];

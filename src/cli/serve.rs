@@ -112,7 +112,7 @@ async fn start(app: &App, progress: &Arc<Progress>) -> anyhow::Result<Option<Fol
         return Ok(watch);
     }
     match std::env::current_exe() {
-        Ok(program) => app.models().try_with(program),
+        Ok(program) => app.models().set_probe_program(program),
         Err(error) => tracing::warn!(%error, "cannot probe model files in a separate process"),
     }
     startup::load_default(app, recorder, progress).await?;

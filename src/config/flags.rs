@@ -384,7 +384,7 @@ impl ServerFlags {
             [(&self.admin_keys, Rights::ALL), (&self.mod_keys, mod_rights), (&self.api_keys, Rights::default())];
         let mut keys: Vec<KeyHash> = with_rights
             .into_iter()
-            .flat_map(|(keys, rights)| keys.iter().map(move |key| KeyHash::of(&key.0).with_rights(rights)))
+            .flat_map(|(keys, rights)| keys.iter().map(move |key| KeyHash::new(&key.0).with_rights(rights)))
             .collect();
         let mut ingest_keys: Vec<KeyHash> = self.ingest_keys.iter().map(|key| KeyHash::for_ingest(&key.0)).collect();
         if let Some(path) = &self.api_key_file {

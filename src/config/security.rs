@@ -55,7 +55,7 @@ pub struct KeyHash {
 impl KeyHash {
     /// Hashes a key without a name and without further rights.
     #[must_use]
-    pub fn of(key: &str) -> Self {
+    pub fn new(key: &str) -> Self {
         let hash = Sha256::digest(key.as_bytes()).into();
         Self { hash, name: None, rights: Rights::default(), ingest_only: false }
     }
@@ -63,7 +63,7 @@ impl KeyHash {
     /// Returns the hash of a key that only permits sending traces.
     #[must_use]
     pub fn for_ingest(key: &str) -> Self {
-        Self { ingest_only: true, ..Self::of(key) }
+        Self { ingest_only: true, ..Self::new(key) }
     }
 
     /// Returns the same key with these rights.
@@ -79,7 +79,7 @@ impl KeyHash {
     /// The first unknown word.
     pub(super) fn from_line(line: &str) -> Result<Self, String> {
         let mut words = line.split_whitespace();
-        let mut key = Self::of(words.next().unwrap_or_default());
+        let mut key = Self::new(words.next().unwrap_or_default());
         for word in words {
             match word.strip_prefix("name=") {
                 Some(name) if !name.is_empty() && name.len() <= 64 => key.name = Some(name.to_owned()),
@@ -172,19 +172,19 @@ impl SecurityConfig {
 
     /// Finds the key that a client sent. Takes the same time for every wrong key.
     #[must_use]
-    pub fn known(&self, sent: &str) -> Option<&KeyHash> {
+    pub fn find_key(&self, sent: &str) -> Option<&KeyHash> {
         find(self.keys.iter(), sent)
     }
 
     /// Finds a key among all keys that permit sending traces.
     #[must_use]
-    pub fn known_for_ingest(&self, sent: &str) -> Option<&KeyHash> {
+    pub fn find_ingest_key(&self, sent: &str) -> Option<&KeyHash> {
         find(self.ingest_keys.iter().chain(&self.keys), sent)
     }
 }
 
 fn find<'a>(keys: impl Iterator<Item = &'a KeyHash>, sent: &str) -> Option<&'a KeyHash> {
-    let sent = KeyHash::of(sent);
+    let sent = KeyHash::new(sent);
     // Comparing every hash keeps the time independent of the keys.
     keys.fold(None, |found, key| if bool::from(key.hash.ct_eq(&sent.hash)) { Some(key) } else { found })
 }

@@ -49,8 +49,8 @@ fn non_loopback_address_requires_key_or_flag() {
 #[test]
 fn open_ingestion_requires_loopback_addresses() {
     let security = config(&["--ingest-open", "--api-key", "a", "--ingest-key", "b"]).unwrap().server.security;
-    assert!(security.ingest_open && security.known("b").is_none());
-    assert!(security.known_for_ingest("a").is_some() && security.known_for_ingest("b").is_some());
+    assert!(security.ingest_open && security.find_key("b").is_none());
+    assert!(security.find_ingest_key("a").is_some() && security.find_ingest_key("b").is_some());
     let words = ["--ingest-open", "--api-key", "a", "--listen", "127.0.0.1:1", "--listen", "0.0.0.0:6767"];
     let refused = config(&words).unwrap_err();
     assert!(refused.contains("0.0.0.0:6767") && refused.contains("--ingest-key"), "{refused}");
@@ -69,9 +69,9 @@ fn debug_output_hides_keys() {
 #[test]
 fn unknown_keys_are_rejected() {
     let security =
-        SecurityConfig { keys: vec![super::KeyHash::of("a"), super::KeyHash::of("b")], ..SecurityConfig::default() };
-    assert!(security.known("a").is_some() && security.known("b").is_some());
-    assert!(security.known("").is_none() && security.known("c").is_none());
+        SecurityConfig { keys: vec![super::KeyHash::new("a"), super::KeyHash::new("b")], ..SecurityConfig::default() };
+    assert!(security.find_key("a").is_some() && security.find_key("b").is_some());
+    assert!(security.find_key("").is_none() && security.find_key("c").is_none());
 }
 
 #[test]
@@ -218,7 +218,7 @@ fn key_file_line_sets_rights_and_name() {
     assert_eq!(key("secret models props").rights(), Rights { models: true, props: true, ..Rights::default() });
     assert_eq!(key("secret name=ops admin").rights(), Rights::ALL);
     assert_eq!(key("secret name=ann mods").label(), "ann");
-    assert_eq!(key("secret").label(), super::KeyHash::of("secret").label());
+    assert_eq!(key("secret").label(), super::KeyHash::new("secret").label());
     for (line, word) in [("secret root", "root"), ("secret name=", "name="), ("secret  Mods", "Mods")] {
         assert_eq!(super::KeyHash::from_line(line).unwrap_err(), word);
     }
@@ -228,42 +228,42 @@ fn key_file_line_sets_rights_and_name() {
 fn mod_upload_requires_a_mod_key() {
     assert!(config(&["--allow-mod-upload", "--api-key", "k"]).unwrap_err().contains("--mod-key"));
     let security = config(&["--allow-mod-upload", "--mod-key", "k"]).unwrap().server.security;
-    assert!(security.known("k").unwrap().rights().mods);
+    assert!(security.find_key("k").unwrap().rights().mods);
 }
 
 #[test]
 fn keys_with_one_name_are_one_tenant() {
     let file = tempfile("a name=ann\nb name=ann mods\nc\n");
     let security = config(&["--api-key-file", &file]).unwrap().server.security;
-    let tenant = |key| security.known(key).unwrap().tenant();
+    let tenant = |key| security.find_key(key).unwrap().tenant();
     assert_eq!((tenant("a"), tenant("b")), ("ann".into(), "ann".into()));
     // The first 16 bytes of SHA-256 of "c".
     assert_eq!(tenant("c"), "key-2e7d2c03a9507ae265ecf5b5356885a5".into());
     assert_eq!(security.only_tenant(), None);
-    let scope = security.scope(security.known("a"));
+    let scope = security.scope(security.find_key("a"));
     assert!(scope.includes(Some(&"ann".into())) && !scope.includes(Some(&tenant("c"))) && !scope.includes(None));
 }
 
 #[test]
 fn only_tenant_owns_runs_without_a_key() {
     let one = config(&["--api-key", "k", "--ingest-key", "i", "--ingest-open"]).unwrap().server.security;
-    let own = one.known("k").unwrap().tenant();
-    assert_eq!(one.owner(one.known_for_ingest("i")), Some(own.clone()));
+    let own = one.find_key("k").unwrap().tenant();
+    assert_eq!(one.owner(one.find_ingest_key("i")), Some(own.clone()));
     assert_eq!(one.owner(None), Some(own));
-    assert!(one.scope(one.known("k")).includes(None));
+    assert!(one.scope(one.find_key("k")).includes(None));
     let two = config(&["--api-key", "k", "--api-key", "l", "--ingest-key", "i"]).unwrap().server.security;
-    assert_eq!(two.owner(two.known_for_ingest("i")), None);
-    assert!(!two.scope(two.known("k")).includes(None));
-    assert!(two.scope(two.known_for_ingest("i")).includes(None), "a document can be posted again");
+    assert_eq!(two.owner(two.find_ingest_key("i")), None);
+    assert!(!two.scope(two.find_key("k")).includes(None));
+    assert!(two.scope(two.find_ingest_key("i")).includes(None), "a document can be posted again");
     let file = tempfile("k name=ann\ni name=ann ingest\nx name=eve ingest\n");
     let named = config(&["--api-key-file", &file]).unwrap().server.security;
-    assert!(named.known("i").is_none(), "an ingest key permits nothing else");
-    assert_eq!(named.owner(named.known_for_ingest("i")), Some("ann".into()));
-    assert_eq!(named.owner(named.known_for_ingest("x")), Some("eve".into()));
+    assert!(named.find_key("i").is_none(), "an ingest key permits nothing else");
+    assert_eq!(named.owner(named.find_ingest_key("i")), Some("ann".into()));
+    assert_eq!(named.owner(named.find_ingest_key("x")), Some("eve".into()));
     let open = config(&[]).unwrap().server.security;
     assert_eq!((open.owner(None), open.scope(None)), (None, Scope::All));
     let admin = config(&["--admin-key", "a", "--api-key", "k"]).unwrap().server.security;
-    assert_eq!(admin.scope(admin.known("a")), Scope::All);
+    assert_eq!(admin.scope(admin.find_key("a")), Scope::All);
 }
 
 /// Writes a key file into the temp directory.

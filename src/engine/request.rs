@@ -292,9 +292,9 @@ mod tests {
         let mut open = Limits { requested_max_tokens: None, ..Limits::new(4000) };
         open.apply_server_limit(Some(100)).unwrap();
         assert_eq!((open.max_tokens, open.max_steps, open.capped(500), open.capped(50)), (100, 656, 100, 50));
-        let mut asked = Limits { requested_max_tokens: Some(101), ..Limits::new(101) };
-        let refused = asked.apply_server_limit(Some(100)).unwrap_err();
+        let mut limits = Limits { requested_max_tokens: Some(101), ..Limits::new(101) };
+        let refused = limits.apply_server_limit(Some(100)).unwrap_err();
         assert!(refused.to_string().contains("max_tokens is 101"), "{refused}");
-        assert_eq!((asked.apply_server_limit(None).is_ok(), asked.capped(500)), (true, 500));
+        assert_eq!((limits.apply_server_limit(None).is_ok(), limits.capped(500)), (true, 500));
     }
 }

@@ -26,9 +26,9 @@ impl Check<'_> {
             return Ok(());
         }
         if let Some(target) = schema.get("$ref").and_then(Value::as_str)
-            && let Some(meant) = target.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer))
+            && let Some(referenced) = target.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer))
         {
-            self.value(value, meant, at, depth + 1)?;
+            self.value(value, referenced, at, depth + 1)?;
         }
         if let Some(kinds) = schema.get("type")
             && !type_names(kinds).any(|kind| is_a(value, kind))

@@ -1,5 +1,5 @@
 use super::socket::Sockets;
-use super::{ApiError, Catalogue, Loaded};
+use super::{ApiError, Loaded, ModelRegistry};
 use crate::config::Config;
 use crate::engine::Engine;
 use crate::events::Scope;
@@ -21,7 +21,7 @@ pub struct App(Arc<Inner>);
 
 struct Inner {
     database: OnceLock<(Store, Live)>,
-    models: Catalogue,
+    models: ModelRegistry,
     state: watch::Sender<State>,
     sockets: Sockets,
     rates: Rates,
@@ -51,7 +51,7 @@ impl App {
     pub fn new(config: Arc<Config>, registry: Arc<ModRegistry>, clock: fn() -> DateTime<Utc>) -> Self {
         Self(Arc::new(Inner {
             database: OnceLock::new(),
-            models: Catalogue::new(Arc::clone(&config), clock),
+            models: ModelRegistry::new(Arc::clone(&config), clock),
             state: watch::Sender::new(State::Loading("starting".into())),
             sockets: Sockets::new(config.server.sockets.max_message_bytes),
             rates: Rates::new(config.server.rates),
@@ -108,7 +108,7 @@ impl App {
     pub async fn loaded_now(&self, name: Option<&str>) -> Result<Loaded, ApiError> {
         self.ready()?;
         self.has_models().await?;
-        let entry = self.0.models.meant(name)?;
+        let entry = self.0.models.find_entry(name)?;
         if entry.is_asleep() {
             return self.0.models.loaded(name).await;
         }
@@ -182,7 +182,7 @@ impl App {
 
     /// Returns all models, loaded or not.
     #[must_use]
-    pub fn models(&self) -> &Catalogue {
+    pub fn models(&self) -> &ModelRegistry {
         &self.0.models
     }
 

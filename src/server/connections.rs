@@ -63,7 +63,7 @@ pub(super) async fn accept(listener: TcpListener, routes: Router, app: App) {
     builder.timer(TokioTimer::new()).header_read_timeout(server.header_timeout).max_buf_size(max_head_bytes);
     let tls = server.tls.as_ref().map(|tls| TlsAcceptor::from(tls.server()));
     let routes = if tls.is_some() { routes.layer(map_request(over_tls)) } else { routes };
-    let door = ListenerState { builder, tls, app: app.clone() };
+    let listener_state = ListenerState { builder, tls, app: app.clone() };
     let mut open = JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -74,9 +74,9 @@ pub(super) async fn accept(listener: TcpListener, routes: Router, app: App) {
         match accepted {
             Ok((stream, peer)) => {
                 prepare(&stream);
-                open.spawn(door.clone().take(stream, peer, routes.clone()));
+                open.spawn(listener_state.clone().take(stream, peer, routes.clone()));
             }
-            Err(error) if is_of_one_connection(&error) => {}
+            Err(error) if affects_one_connection(&error) => {}
             Err(error) => {
                 tracing::error!(%error, "accepting a connection failed");
                 tokio::time::sleep(NO_DESCRIPTORS).await;
@@ -166,7 +166,7 @@ fn prepare(stream: &TcpStream) {
 }
 
 /// Returns true if an error affects only one connection.
-fn is_of_one_connection(error: &io::Error) -> bool {
+fn affects_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }

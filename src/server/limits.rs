@@ -66,14 +66,14 @@ impl<K: Hash + Eq + Clone> Rate<K> {
         Self { per_minute, limiter: RateLimiter::keyed(quota) }
     }
 
-    fn check(&self, key: &K, whose: &str, act: &str, what: &str) -> Result<(), ApiError> {
+    fn check(&self, key: &K, holder: &str, act: &str, what: &str) -> Result<(), ApiError> {
         if self.limiter.len() > MANY {
             self.limiter.retain_recent();
         }
         self.limiter.check_key(key).map_err(|until| {
             let wait = until.wait_time_from(DefaultClock::default().now());
             let seconds = (wait + Duration::from_millis(999)).as_secs().max(1);
-            let detail = format!("{whose} may {act} {} {what} per minute; try again in {seconds} s", self.per_minute);
+            let detail = format!("{holder} may {act} {} {what} per minute; try again in {seconds} s", self.per_minute);
             ApiError::new(ErrorKind::Busy, detail).retry_after(seconds).code("rate_limited")
         })
     }
@@ -93,15 +93,15 @@ mod tests {
     use crate::config::{KeyHash, SecurityConfig};
 
     #[test]
-    fn a_client_waits_and_others_do_not() {
+    fn rate_limit_applies_per_client() {
         let rates = Rates::new(RateConfig {
             per_key: NonZeroU32::new(60),
             per_address: NonZeroU32::new(6),
             burst: NonZeroU32::new(2),
         });
         let from = |text: &str| Some(SocketAddr::new(text.parse().unwrap(), 1));
-        let security = SecurityConfig { keys: vec![KeyHash::of("a"), KeyHash::of("b")], ..SecurityConfig::default() };
-        let key = |key: &str| Some(Caller::new(&security, security.known(key)));
+        let security = SecurityConfig { keys: vec![KeyHash::new("a"), KeyHash::new("b")], ..SecurityConfig::default() };
+        let key = |key: &str| Some(Caller::new(&security, security.find_key(key)));
         assert!(rates.check(None, from("10.0.0.1")).is_ok());
         assert!(rates.check(None, from("10.0.0.1")).is_ok());
         let refused = rates.check(None, from("10.0.0.1")).unwrap_err();

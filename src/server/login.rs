@@ -1,8 +1,8 @@
 //! Login of a browser: the key is sent once, on a login page, in exchange for a cookie that scripts and other sites
 //! cannot use.
 //!
-//! The cookie is derived from the key's hash and a secret in the database: it holds on every server of that database as long
-//! as the key is known there, and does not give the key away.
+//! The cookie is derived from the key's hash and a secret in the database: it is valid on every server of that database while
+//! the key is configured there, and does not reveal the key.
 
 use super::{Access, App, Protocol, base};
 use crate::config::{KeyHash, SecurityConfig};
@@ -24,7 +24,7 @@ const COOKIE: &str = "thunder_session";
 /// The page contains only a form.
 const POLICY: &str = "default-src 'none'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
-/// Shared by all servers on the database, so that a login at one of them holds at the others; empty until it is read.
+/// Shared by all servers of the database, so that a login is valid on all of them; empty until it is read.
 static SECRET: OnceLock<Vec<u8>> = OnceLock::new();
 
 /// Query of the login page.
@@ -44,7 +44,7 @@ pub(crate) fn protocol() -> Protocol {
     Protocol::native(&[PATH]).routes(Access::Public, Router::new().route(PATH, get(page).post(log_in)))
 }
 
-/// Returns the address of the login page that leads back to the page at `uri`.
+/// Returns the address of the login page, which redirects to `uri` after the login.
 pub(crate) fn address(uri: &Uri) -> String {
     let wanted = uri.path_and_query().map_or("/", |path| path.as_str());
     let mut address = PATH.to_owned();
@@ -62,9 +62,9 @@ pub(crate) fn address(uri: &Uri) -> String {
     address
 }
 
-/// Returns `next` if it is a path of this server, else the start page: a link to the login page must not lead to another
+/// Returns `next` if it is a path of this server, else the start page: a link to the login page must not redirect to another
 /// site.
-fn local(next: Option<&str>) -> &str {
+fn local_path(next: Option<&str>) -> &str {
     let is_local = |next: &&str| {
         let only_visible = next.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\');
         next.starts_with('/') && !next.starts_with("//") && only_visible
@@ -73,7 +73,7 @@ fn local(next: Option<&str>) -> &str {
 }
 
 async fn page(State(app): State<App>, Query(Destination { next }): Query<Destination>, headers: HeaderMap) -> Response {
-    let next = local(next.as_deref());
+    let next = local_path(next.as_deref());
     if app.config().server.security.keys.is_empty() {
         return Redirect::to(next).into_response();
     }
@@ -87,13 +87,13 @@ async fn log_in(
     Form(login): Form<Login>,
 ) -> Response {
     let base = base(&headers);
-    let next = local(login.next.as_deref());
+    let next = local_path(login.next.as_deref());
     // Checked before the key, so that excess attempts learn nothing.
     if let Err(error) = app.rates().check_login(peer) {
         let notice = format!("<p role=\"alert\">{}.</p>", error.problem().detail);
         return (error.status(), form(base, next, &notice)).into_response();
     }
-    let Some(key) = app.config().server.security.known(login.key.trim()) else {
+    let Some(key) = app.config().server.security.find_key(login.key.trim()) else {
         let notice = "<p role=\"alert\">Unknown API key.</p>";
         return (StatusCode::UNAUTHORIZED, form(base, next, notice)).into_response();
     };
@@ -121,7 +121,7 @@ fn form(base: &str, next: &str, notice: &str) -> Response {
     (headers, page).into_response()
 }
 
-/// The key whose session the request's cookie is.
+/// Finds the key from which the request's login cookie was derived.
 pub(crate) fn known<'a>(security: &'a SecurityConfig, headers: &HeaderMap) -> Option<&'a KeyHash> {
     let sent = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok()).find_map(|cookies| {
         cookies.split(';').find_map(|cookie| cookie.trim().strip_prefix(COOKIE)?.strip_prefix('='))
@@ -151,7 +151,7 @@ fn token(key: &KeyHash) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{address, local};
+    use super::{address, local_path};
 
     #[test]
     fn login_address_names_the_page() {
@@ -163,13 +163,13 @@ mod tests {
     #[test]
     fn login_leads_to_local_paths_only() {
         for next in ["/runs", "/runs/1?at=3&q=a%20b", "/compare?a=//b"] {
-            assert_eq!(local(Some(next)), next);
+            assert_eq!(local_path(Some(next)), next);
         }
         for next in
             ["", "runs", "//evil.example", "/\\evil.example", "https://evil.example", "/\t/evil.example", "/\r\nx: y"]
         {
-            assert_eq!(local(Some(next)), "/", "{next:?}");
+            assert_eq!(local_path(Some(next)), "/", "{next:?}");
         }
-        assert_eq!(local(None), "/");
+        assert_eq!(local_path(None), "/");
     }
 }

@@ -23,7 +23,7 @@ pub use auth::Caller;
 pub use error::{ApiError, ErrorKind, Problem, request_id, with_request_id};
 pub use listener::{BindError, Listeners};
 pub use login::share_logins;
-pub use models::{Catalogue, Entry, LoadStep, Loaded, ModelState};
+pub use models::{Entry, LoadStep, Loaded, ModelRegistry, ModelState};
 pub use peers::announce;
 pub use prefix::base;
 pub use protocol::{Access, ErrorFormat, ErrorFormats, Pages, Protocol, RouteGroup};

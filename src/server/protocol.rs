@@ -23,7 +23,7 @@ pub enum Access {
 /// Renders an error in the format of a protocol.
 pub type ErrorFormat = fn(ApiError) -> Response;
 
-/// An error that the guard returns for a request that no route may answer; an extension of the request.
+/// An error with which the guard rejects a request; an extension of the request.
 #[derive(Debug, Clone)]
 pub(crate) struct Refusal(pub(crate) ApiError);
 
@@ -90,7 +90,7 @@ impl ErrorFormats {
 
     /// Returns the format of the longest prefix of a path.
     #[must_use]
-    pub fn of(&self, path: &str) -> ErrorFormat {
+    pub fn for_path(&self, path: &str) -> ErrorFormat {
         let below =
             |prefix: &str| path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
         let longest = self.prefixes.iter().filter(|(prefix, _)| below(prefix)).max_by_key(|(prefix, _)| prefix.len());
@@ -133,7 +133,7 @@ mod tests {
         for (path, status) in
             [("/v1", 201), ("/v1/x", 201), ("/v1/messages/x", 202), ("/v1/messagesx", 201), ("/v10", 400)]
         {
-            assert_eq!(formats.of(path)(ApiError::bad_request("x")).status(), status, "{path}");
+            assert_eq!(formats.for_path(path)(ApiError::bad_request("x")).status(), status, "{path}");
         }
     }
 }

@@ -83,9 +83,9 @@ fn beside(module: &str, target: &str) -> String {
 
 /// `GET /assets/{version}/{path}`: returns one file. Another version returns the same file without caching, because an
 /// open page of an earlier version may still request it.
-pub(super) async fn file(Path((asked, path)): Path<(String, String)>, headers: HeaderMap) -> Response {
+pub(super) async fn file(Path((requested, path)): Path<(String, String)>, headers: HeaderMap) -> Response {
     match Assets::get(&path) {
-        Some(file) => serve(&path, &file, &headers, asked == version()),
+        Some(file) => serve(&path, &file, &headers, requested == version()),
         None => error::render(&headers, &ApiError::not_found("asset", path)),
     }
 }

@@ -42,14 +42,14 @@ pub(super) struct CompareParams {
 pub(super) async fn page(
     State(app): State<App>,
     scope: Scope,
-    Query(asked): Query<CompareParams>,
+    Query(requested): Query<CompareParams>,
     headers: HeaderMap,
 ) -> Response {
     let both = async {
-        if asked.a.is_empty() || asked.b.is_empty() {
+        if requested.a.is_empty() || requested.b.is_empty() {
             return Err(ApiError::bad_request("a comparison requires two runs: /compare?a=…&b=…"));
         }
-        Ok((app.find_run(&scope, &asked.a).await?, app.find_run(&scope, &asked.b).await?))
+        Ok((app.find_run(&scope, &requested.a).await?, app.find_run(&scope, &requested.b).await?))
     };
     match both.await {
         Ok((a, b)) => show(StatusCode::OK, &ComparePage::new(&a, &b, &headers)),

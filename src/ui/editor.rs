@@ -123,10 +123,10 @@ pub(super) async fn page(
     State(app): State<App>,
     caller: Caller,
     Path(name): Path<String>,
-    Query(asked): Query<EditorParams>,
+    Query(requested): Query<EditorParams>,
     headers: HeaderMap,
 ) -> Response {
-    match EditorPage::of(&app, &caller, &name, asked.version, &headers).await {
+    match EditorPage::load(&app, &caller, &name, requested.version, &headers).await {
         Ok(page) => page.shown(StatusCode::OK),
         Err(error) => error::render(&headers, &error),
     }
@@ -136,10 +136,10 @@ pub(super) async fn page(
 pub(super) async fn begin(
     State(app): State<App>,
     caller: Caller,
-    Query(asked): Query<EditorParams>,
+    Query(requested): Query<EditorParams>,
     headers: HeaderMap,
 ) -> Response {
-    EditorPage::begun(&app, &caller, asked.template.as_deref(), &headers).shown(StatusCode::OK)
+    EditorPage::begun(&app, &caller, requested.template.as_deref(), &headers).shown(StatusCode::OK)
 }
 
 /// `POST /mods/{name}`: saves the form as a new version.
@@ -193,7 +193,7 @@ async fn save_as(
     };
     // The submitted text is kept in the editor.
     let page = match name {
-        Some(name) => EditorPage::of(app, caller, name, None, headers).await,
+        Some(name) => EditorPage::load(app, caller, name, None, headers).await,
         None => Ok(EditorPage::begun(app, caller, None, headers)),
     };
     match page {
@@ -232,7 +232,7 @@ async fn upload_of(app: &App, name: &str, source: String) -> Result<ModUpload, A
 
 impl EditorPage {
     /// Returns the page of an existing or deleted mod.
-    async fn of(
+    async fn load(
         app: &App,
         caller: &Caller,
         name: &str,
@@ -241,8 +241,8 @@ impl EditorPage {
     ) -> Result<Self, ApiError> {
         let list = versions_of(app, name.to_owned()).await?;
         let shown = app.registry().info(name);
-        let asked = version.clone().or(shown.is_none().then(|| list.versions[0].hash.clone()));
-        let source = match source_of(app, name, asked).await {
+        let requested = version.clone().or(shown.is_none().then(|| list.versions[0].hash.clone()));
+        let source = match source_of(app, name, requested).await {
             Ok(source) => Some(source),
             // Built-in mods have no source.
             Err(error) if version.is_none() && error.kind() == ErrorKind::NotFound => None,

@@ -69,27 +69,27 @@ pub(super) async fn page(
     State(app): State<App>,
     scope: Scope,
     Path(id): Path<String>,
-    Query(asked): Query<ReplayParams>,
+    Query(requested): Query<ReplayParams>,
     uri: Uri,
     headers: HeaderMap,
 ) -> Response {
     let run = match app.find_run(&scope, &id).await {
         Ok(run) => run,
-        Err(error) if error.kind() == ErrorKind::NotFound && asked.retry < MAX_RETRIES => {
+        Err(error) if error.kind() == ErrorKind::NotFound && requested.retry < MAX_RETRIES => {
             let waiting = "it may have just started on another server; this page retries for a few seconds";
             let error = ApiError::new(ErrorKind::NotFound, format!("{}: {waiting}", error.problem().detail));
-            return error::render_and_look_again(&headers, &error, &href(&id, uri.query(), asked.retry + 1));
+            return error::render_and_look_again(&headers, &error, &href(&id, uri.query(), requested.retry + 1));
         }
         Err(error) => return error::render(&headers, &error),
     };
-    if asked.retry > 0 {
+    if requested.retry > 0 {
         return Redirect::to(&href(&id, uri.query(), 0)).into_response();
     }
-    if asked.view == "text" {
-        return replay_text::page(&app, &scope, &run, asked.from.unwrap_or(0), &headers).await;
+    if requested.view == "text" {
+        return replay_text::page(&app, &scope, &run, requested.from.unwrap_or(0), &headers).await;
     }
     let (reported, feedback) = (reported::find(&app, &scope, &run).await, feedback::given(&app, &scope, &run).await);
-    show(StatusCode::OK, &ReplayPage::new(&run, reported, feedback, &asked.q, &headers))
+    show(StatusCode::OK, &ReplayPage::new(&run, reported, feedback, &requested.q, &headers))
 }
 
 /// Returns the URL of a run's page with that query and number of retries.
@@ -110,7 +110,7 @@ impl ReplayPage {
         headers: &HeaderMap,
     ) -> Self {
         let id = run.run_id;
-        let beside = |way: &str| match q {
+        let neighbour = |way: &str| match q {
             "" => format!("/runs/{id}/{way}"),
             q => format!("/runs/{id}/{way}?q={}", encoded(q)),
         };
@@ -120,8 +120,8 @@ impl ReplayPage {
             reported,
             feedback,
             ratings: [("-1", "Bad"), ("-0.5", "Rather bad"), ("0", "Neither"), ("0.5", "Rather good"), ("1", "Good")],
-            prev_href: beside("newer"),
-            next_href: beside("older"),
+            prev_href: neighbour("newer"),
+            next_href: neighbour("older"),
             pane: Pane {
                 run_id: id.to_string(),
                 status: run.status.as_str(),
@@ -138,10 +138,10 @@ pub(super) async fn older(
     State(app): State<App>,
     scope: Scope,
     Path(id): Path<String>,
-    Query(asked): Query<ReplayParams>,
+    Query(requested): Query<ReplayParams>,
     headers: HeaderMap,
 ) -> Response {
-    beside(&app, &scope, &id, &asked.q, true).await.unwrap_or_else(|error| error::render(&headers, &error))
+    neighbour(&app, &scope, &id, &requested.q, true).await.unwrap_or_else(|error| error::render(&headers, &error))
 }
 
 /// `GET /runs/{id}/newer`: redirects to the next newer run in the list filtered by `q`.
@@ -149,14 +149,14 @@ pub(super) async fn newer(
     State(app): State<App>,
     scope: Scope,
     Path(id): Path<String>,
-    Query(asked): Query<ReplayParams>,
+    Query(requested): Query<ReplayParams>,
     headers: HeaderMap,
 ) -> Response {
-    beside(&app, &scope, &id, &asked.q, false).await.unwrap_or_else(|error| error::render(&headers, &error))
+    neighbour(&app, &scope, &id, &requested.q, false).await.unwrap_or_else(|error| error::render(&headers, &error))
 }
 
 /// Redirects to the neighbour of a run, or to the list if there is none.
-async fn beside(app: &App, scope: &Scope, id: &str, q: &str, older: bool) -> Result<Response, ApiError> {
+async fn neighbour(app: &App, scope: &Scope, id: &str, q: &str, older: bool) -> Result<Response, ApiError> {
     let run = app.find_run(scope, id).await?;
     let neighbour = if older {
         older_in_pages(app, scope, q, &run).await?

@@ -128,22 +128,22 @@ pub(super) async fn start(State(app): State<App>, scope: Scope) -> Redirect {
 pub(super) async fn page(
     State(app): State<App>,
     scope: Scope,
-    Query(asked): Query<RunListParams>,
+    Query(requested): Query<RunListParams>,
     headers: HeaderMap,
 ) -> Response {
     let store = match app.store() {
         Ok(store) => store,
         Err(error) => return error::render(&headers, &error),
     };
-    let q = asked.q.trim().to_owned();
-    let query = RunQuery { q: q.clone(), before: asked.before, limit: PAGE };
+    let q = requested.q.trim().to_owned();
+    let query = RunQuery { q: q.clone(), before: requested.before, limit: PAGE };
     let found = match store.runs(&scope, &query).await {
         Ok(page) => Ok(page),
         Err(Error::BadFilter(bad)) => Err(bad),
         Err(error) => return error::render(&headers, &error::failed(error)),
     };
     let status = if found.is_ok() { StatusCode::OK } else { StatusCode::BAD_REQUEST };
-    let list = List::new(q, asked.before.is_some(), found, &headers);
+    let list = List::new(q, requested.before.is_some(), found, &headers);
     if headers.contains_key("x-fragment") {
         return show(status, &Fragment { list });
     }

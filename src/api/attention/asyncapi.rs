@@ -61,7 +61,7 @@ fn object(fields: &[(&str, Value, bool)]) -> Value {
     json!({ "type": "object", "properties": properties, "required": required })
 }
 
-fn of(kind: &str, description: &str) -> Value {
+fn typed(kind: &str, description: &str) -> Value {
     json!({ "type": kind, "description": description })
 }
 
@@ -74,7 +74,7 @@ fn ids(description: &str) -> Value {
 }
 
 fn request_id() -> Value {
-    of("string", "The client's id of the request.")
+    typed("string", "The client's id of the request.")
 }
 
 fn kind(name: &str) -> Value {
@@ -84,14 +84,18 @@ fn kind(name: &str) -> Value {
 fn generate() -> Value {
     object(&[
         ("type", kind("generate"), true),
-        ("request_id", of("string", "1 to 256 bytes; generated if absent."), false),
+        ("request_id", typed("string", "1 to 256 bytes; generated if absent."), false),
         ("input_ids", ids("The complete context as token ids."), true),
-        ("max_new_tokens", of("integer", "Maximum tokens of the answer; default is the rest of the context."), false),
-        ("temperature", of("number", "0 always selects the most probable token."), false),
-        ("top_p", of("number", "0 to 1."), false),
-        ("top_k", of("integer", "0 for all."), false),
-        ("repetition_penalty", of("number", "1 for none."), false),
-        ("seed", of("integer", "The same seed gives the same tokens; -1 for a random seed."), false),
+        (
+            "max_new_tokens",
+            typed("integer", "Maximum tokens of the answer; default is the rest of the context."),
+            false,
+        ),
+        ("temperature", typed("number", "0 always selects the most probable token."), false),
+        ("top_p", typed("number", "0 to 1."), false),
+        ("top_k", typed("integer", "0 for all."), false),
+        ("repetition_penalty", typed("number", "1 for none."), false),
+        ("seed", typed("integer", "The same seed gives the same tokens; -1 for a random seed."), false),
         ("stop_tokens", ids("Tokens that end the answer; not part of it."), false),
         ("banned_tokens", ids("Tokens that are never sampled."), false),
         (
@@ -99,7 +103,7 @@ fn generate() -> Value {
             json!({ "type": "array", "items": { "type": "string" }, "description": "Strings that end the answer; part of it." }),
             false,
         ),
-        ("return_attention", of("boolean", "Send attention with each token; default false."), false),
+        ("return_attention", typed("boolean", "Send attention with each token; default false."), false),
         (
             "attention_format",
             one_of(
@@ -123,7 +127,7 @@ fn generate() -> Value {
             json!({ "type": "array", "items": { "type": "number" }, "description": "One weight per layer; default see aggregation_mode." }),
             false,
         ),
-        ("attention_top_k", of("integer", "Positions of the sparse format; default 50."), false),
+        ("attention_top_k", typed("integer", "Positions of the sparse format; default 50."), false),
         ("attention_dtype", one_of(&["float32", "float16"], "Default float32."), false),
         (
             "attention_encoding",
@@ -131,24 +135,24 @@ fn generate() -> Value {
             false,
         ),
         ("message_format", one_of(&["json", "msgpack"], "Default is the format of the request."), false),
-        ("logprobs", of("boolean", "Send each token's log-probability; default true."), false),
-        ("top_logprobs", of("integer", "Alternatives per token, 0 to 100; default 2."), false),
+        ("logprobs", typed("boolean", "Send each token's log-probability; default true."), false),
+        ("top_logprobs", typed("integer", "Alternatives per token, 0 to 100; default 2."), false),
         (
             "num_samples",
-            of("integer", "Number of answers, 1 to 64, numbered by sample, with consecutive seeds."),
+            typed("integer", "Number of answers, 1 to 64, numbered by sample, with consecutive seeds."),
             false,
         ),
-        ("suggest_pruning", of("boolean", "Send a pruning_suggestion before done; default false."), false),
-        ("prune_below", of("number", "Maximum attention of a suggested sentence; default 0.05."), false),
+        ("suggest_pruning", typed("boolean", "Send a pruning_suggestion before done; default false."), false),
+        ("prune_below", typed("number", "Maximum attention of a suggested sentence; default 0.05."), false),
         (
             "sentences",
             json!({ "type": "array", "description": "Sentences of input_ids; default: split at full stops and control tokens.",
                     "items": { "type": "object", "required": ["turn_id", "sentence_id", "start", "end"] } }),
             false,
         ),
-        ("model", of("string", "Name of a model; default is the server's default model."), false),
-        ("mods", of("array", "Mods in order of their calls."), false),
-        ("record", of("boolean", "Record the run; default true."), false),
+        ("model", typed("string", "Name of a model; default is the server's default model."), false),
+        ("mods", typed("array", "Mods in order of their calls."), false),
+        ("record", typed("boolean", "Record the run; default true."), false),
     ])
 }
 
@@ -161,29 +165,29 @@ fn ping() -> Value {
 }
 
 fn sample() -> (&'static str, Value, bool) {
-    ("sample", of("integer", "Index of the sample, if there are several."), false)
+    ("sample", typed("integer", "Index of the sample, if there are several."), false)
 }
 
 fn token() -> Value {
     let token = object(&[
-        ("token_id", of("integer", "Id of the token."), true),
-        ("text", of("string", "Text of the token; empty while a character is incomplete."), true),
-        ("logprob", of("number", "Natural logarithm of its probability, before mods and temperature."), false),
-        ("top_logprobs", of("array", "{token_id, text, logprob}, the most probable first."), false),
+        ("token_id", typed("integer", "Id of the token."), true),
+        ("text", typed("string", "Text of the token; empty while a character is incomplete."), true),
+        ("logprob", typed("number", "Natural logarithm of its probability, before mods and temperature."), false),
+        ("top_logprobs", typed("array", "{token_id, text, logprob}, the most probable first."), false),
     ]);
     let attention = object(&[
-        ("format", of("string", "As requested."), true),
+        ("format", typed("string", "As requested."), true),
         ("shape", ids("[num_layers, num_heads, context_length], or [context_length] when aggregated."), false),
-        ("context_length", of("integer", "Number of positions."), true),
-        ("encoding", of("string", "Encoding of data."), false),
-        ("dtype", of("string", "float32 or float16."), false),
+        ("context_length", typed("integer", "Number of positions."), true),
+        ("encoding", typed("string", "Encoding of data."), false),
+        ("dtype", typed("string", "float32 or float16."), false),
         ("layer_ids", ids("The layers with attention, in order, if not all layers have it."), false),
         (
             "data",
             json!({ "description": "base64 text, bytes, numbers, or for sparse a list of {position, layers}." }),
             false,
         ),
-        ("byte_length", of("integer", "Bytes after the header of a binary frame."), false),
+        ("byte_length", typed("integer", "Bytes after the header of a binary frame."), false),
     ]);
     object(&[
         ("type", kind("token"), true),
@@ -199,7 +203,7 @@ fn retract() -> Value {
         ("type", kind("retract"), true),
         ("request_id", request_id(), true),
         sample(),
-        ("tokens", of("integer", "Number of tokens removed from the end."), true),
+        ("tokens", typed("integer", "Number of tokens removed from the end."), true),
     ])
 }
 
@@ -210,7 +214,7 @@ fn pruning() -> Value {
         sample(),
         (
             "prunable_sentences",
-            of(
+            typed(
                 "array",
                 "{turn_id, sentence_id, max_attention, start, end}; max_attention over the last answers on this connection.",
             ),
@@ -229,9 +233,9 @@ fn done() -> Value {
             one_of(&["stop_token", "stop_string", "length", "tool_calls", "cancelled"], "Reason for the end."),
             true,
         ),
-        ("total_tokens", of("integer", "Tokens of the answer."), true),
-        ("prompt_tokens", of("integer", "Tokens of input_ids."), true),
-        ("generation_time_ms", of("integer", "Milliseconds since the request arrived."), true),
+        ("total_tokens", typed("integer", "Tokens of the answer."), true),
+        ("prompt_tokens", typed("integer", "Tokens of input_ids."), true),
+        ("generation_time_ms", typed("integer", "Milliseconds since the request arrived."), true),
     ])
 }
 
@@ -240,10 +244,10 @@ fn error() -> Value {
         ("type", kind("error"), true),
         ("request_id", request_id(), false),
         sample(),
-        ("error", of("string", "Cause of the error and the expected value."), true),
+        ("error", typed("string", "Cause of the error and the expected value."), true),
         (
             "error_code",
-            of(
+            typed(
                 "string",
                 "INVALID_TOKEN, INVALID_REQUEST, INVALID_JSON, NESTED_TOO_DEEP, CONTEXT_LENGTH_EXCEEDED, ATTENTION_UNAVAILABLE, NO_MODEL, \
                  MODEL_NOT_FOUND, UNKNOWN_MOD, DUPLICATE_REQUEST_ID, NOT_FOUND, BUSY, OOM, RUN_FAILED, UNAUTHORIZED, FORBIDDEN, \
@@ -251,17 +255,17 @@ fn error() -> Value {
             ),
             true,
         ),
-        ("field", of("string", "The invalid field."), false),
-        ("token_count", of("integer", "With CONTEXT_LENGTH_EXCEEDED: tokens sent."), false),
+        ("field", typed("string", "The invalid field."), false),
+        ("token_count", typed("integer", "With CONTEXT_LENGTH_EXCEEDED: tokens sent."), false),
         (
             "context_length",
-            of(
+            typed(
                 "integer",
                 "With CONTEXT_LENGTH_EXCEEDED: tokens that fit; with OOM: tokens of the context at that point.",
             ),
             false,
         ),
-        ("vram_used_mb", of("integer", "With OOM, where there is a GPU."), false),
-        ("vram_total_mb", of("integer", "With OOM, where there is a GPU."), false),
+        ("vram_used_mb", typed("integer", "With OOM, if the server uses a GPU."), false),
+        ("vram_total_mb", typed("integer", "With OOM, if the server uses a GPU."), false),
     ])
 }

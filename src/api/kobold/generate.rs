@@ -78,7 +78,7 @@ pub(super) struct KoboldGeneration {
 /// An event of a generation.
 pub(super) enum GenerationEvent {
     Text(String),
-    /// The last characters of the text are void.
+    /// The last characters of the text were retracted.
     Retract(usize),
     Ended(Arc<RunEnd>),
     Aborted,

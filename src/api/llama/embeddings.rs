@@ -124,8 +124,8 @@ async fn embed(app: &App, loaded: &Loaded, body: Value, pooling: Pooling) -> Res
     let fields = Fields::new(&body)?.with_defaults(&app.config().server.request_defaults);
     let norm = fields.integer("embd_normalize", -1..=32)?.unwrap_or(2);
     let width = loaded.model().width();
-    if let Some(asked) = fields.integer("dimensions", 1..=1 << 20)?
-        && usize::try_from(asked) != Ok(width)
+    if let Some(requested) = fields.integer("dimensions", 1..=1 << 20)?
+        && usize::try_from(requested) != Ok(width)
     {
         let detail = format!("`dimensions` must be {width}, the size of this model's embeddings");
         return Err(ApiError::invalid("dimensions", detail));
@@ -221,7 +221,7 @@ mod tests {
     use super::normalize;
 
     #[test]
-    fn vectors_are_normalized_as_asked() {
+    fn embd_normalize_selects_norm() {
         let normalized = |norm| {
             let mut vector = [3.0, -4.0];
             normalize(&mut vector, norm);

@@ -85,7 +85,7 @@ async fn add() -> LlamaError {
     ApiError::new(ErrorKind::BadRequest, detail).into()
 }
 
-/// Rejects deletions: the server does not own model files.
+/// Rejects deletions, because the server does not manage model files.
 #[utoipa::path(delete, path = "/models", tag = "models", responses((status = 400, description = "Always"),
               (status = 404, description = "Unknown model")))]
 async fn remove(State(app): State<App>, Query(params): Query<ModelParams>) -> Result<(), LlamaError> {

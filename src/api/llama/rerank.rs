@@ -152,7 +152,7 @@ mod tests {
     use super::share;
 
     #[test]
-    fn the_share_is_that_of_the_first() {
+    fn share_is_softmax_of_first_logit() {
         assert_eq!(share(&[1.0, 1.0]), 0.5);
         assert!((share(&[2.0, 0.0]) - 0.880_797).abs() < 1e-6);
         assert_eq!(share(&[-500.0, 500.0]), 0.0);

@@ -128,7 +128,7 @@ impl RunResponse {
         Value::Object(chunk)
     }
 
-    /// Returns the stream chunk that voids the last characters sent.
+    /// Returns the stream chunk that retracts the last characters sent.
     pub(super) fn retraction_chunk(&mut self, chars: usize) -> Value {
         let mut chunk = self.chunk_fields("", json!([]));
         chunk.insert("thunder".into(), json!({ "retract": { "chars": chars } }));

@@ -54,7 +54,7 @@ async fn act(
     app.ready()?;
     let sessions = app.models().sessions();
     let client = SessionClient { tenant: caller.tenant.as_ref(), scope: &caller.scope };
-    let model = app.models().meant(query.model.as_deref())?.name;
+    let model = app.models().find_entry(query.model.as_deref())?.name;
     let text = id?.0;
     let id: i64 = text
         .parse()
@@ -152,7 +152,7 @@ async fn list(
     query: Result<Query<super::props::ModelParams>, QueryRejection>,
 ) -> Result<Json<Vec<StoredSessionResponse>>, LlamaError> {
     app.ready()?;
-    let model = app.models().meant(query?.0.model.as_deref())?.name;
+    let model = app.models().find_entry(query?.0.model.as_deref())?.name;
     let sessions = app.models().sessions().list(&scope, &model);
     let shown = sessions.iter().map(|(id, session)| StoredSessionResponse {
         id: *id,

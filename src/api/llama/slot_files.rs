@@ -8,7 +8,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Maximum length of a name; all file systems accept it with our suffix for unfinished files.
+/// Maximum length of a name; all file systems accept it with the suffix of unfinished files.
 const MAX_NAME_BYTES: usize = 200;
 
 /// Returns the path of a file named by a client in `field`.
@@ -29,7 +29,7 @@ pub(super) fn path(app: &App, scope: &Scope, field: &str, name: &str) -> Result<
     Ok(folder(dir, scope).join(name))
 }
 
-/// Returns the folder of a tenant's files: one of its own below `dir`, or `dir` for a client that also sees what has no owner.
+/// Returns the folder of a client's files: a tenant's folder below `dir`, or `dir` if the client can also access files without an owner.
 fn folder(dir: &Path, scope: &Scope) -> PathBuf {
     match scope {
         Scope::Owned { by: Some(tenant), or_unowned: false } => {
@@ -61,7 +61,7 @@ pub(super) async fn write(path: PathBuf, block: Bytes) -> Result<(), ApiError> {
         let partial = unfinished(&path);
         if let Some(folder) = path.parent() {
             let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
-            made.map_err(|error| ApiError::internal(format!("cannot make {}: {error}", folder.display())))?;
+            made.map_err(|error| ApiError::internal(format!("cannot create {}: {error}", folder.display())))?;
         }
         // Only the server's user may read it, because a snapshot contains the conversation.
         let written = std::fs::OpenOptions::new()
@@ -128,7 +128,7 @@ mod tests {
     use super::is_plain;
 
     #[test]
-    fn a_name_is_no_path() {
+    fn path_is_rejected_as_name() {
         for name in ["slot.bin", "session_42.bin", "a b-c.ses1", "ü"] {
             assert!(is_plain(name), "{name}");
         }

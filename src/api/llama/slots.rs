@@ -288,7 +288,7 @@ mod tests {
     use axum::http::{HeaderMap, HeaderValue, header};
 
     #[test]
-    fn binary_is_sent_to_those_who_want_it() {
+    fn accept_header_selects_binary() {
         let wanted = |accept: &[&'static str]| {
             let mut headers = HeaderMap::new();
             for one in accept {

@@ -25,7 +25,7 @@ pub struct ShowAttention {
     /// Aggregation of the heads; default `mean`.
     #[serde(default)]
     #[param(inline)]
-    view: View,
+    view: AttentionView,
     /// Layer number for the view `layer`, one of `layer_ids`.
     layer: Option<u16>,
     /// First event of a map, instead of `at`.
@@ -42,7 +42,7 @@ pub struct ShowAttention {
 /// Aggregation of the heads of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum View {
+pub enum AttentionView {
     /// Mean over all heads of all layers.
     #[default]
     Mean,
@@ -56,21 +56,21 @@ pub enum View {
     Layer,
 }
 
-impl View {
+impl AttentionView {
     /// Returns true for views computed from the layers' own values, which are stored as `u8`.
     pub(super) const fn reads_layers(self) -> bool {
         matches!(self, Self::WeightedLayers | Self::Layer)
     }
 
     /// Returns the precision of the view's values.
-    pub(super) const fn quality(self) -> &'static str {
+    pub(super) const fn precision(self) -> &'static str {
         if self.reads_layers() { "u8" } else { "f16" }
     }
 }
 
 /// The attention of one step.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct OneStep {
+pub struct StepAttentionResponse {
     /// The step.
     attention: StepAttention,
 }
@@ -87,7 +87,7 @@ pub struct StepAttention {
     /// Heads per layer.
     heads: u16,
     /// Aggregation of the heads.
-    view: View,
+    view: AttentionView,
     /// Precision of the values: `f16`, or `u8` on a square-root scale.
     quality: &'static str,
     /// One value per position.
@@ -115,7 +115,7 @@ pub struct HeadMeasures {
 /// steps to one position (`from`, `to`, `position`).
 #[utoipa::path(get, path = "/api/v1/runs/{id}/attention", tag = "runs",
     params(("id" = String, Path, description = "`run_id` or `request_id`"), ShowAttention), responses(
-    (status = 200, body = OneStep, description = "With `at`; a map is `{attention: {row_len, bins, view, rows: [{sequence_order, values}]}}`, \
+    (status = 200, body = StepAttentionResponse, description = "With `at`; a map is `{attention: {row_len, bins, view, rows: [{sequence_order, values}]}}`, \
                                                   one position `{attention: {position, view, next, rows: [{sequence_order, value}]}}`"),
     (status = 400, body = Problem), (status = 404, body = Problem, description = "Unknown run, or no attention recorded")))]
 pub async fn show(
@@ -127,7 +127,8 @@ pub async fn show(
     let run = app.find_run(&scope, &id).await?;
     let store = app.store()?;
     if let Some(at) = query.at {
-        return Ok(Json(OneStep { attention: row(store, &scope, run.run_id, at, &query).await? }).into_response());
+        return Ok(Json(StepAttentionResponse { attention: row(store, &scope, run.run_id, at, &query).await? })
+            .into_response());
     }
     if query.from.is_none() && query.to.is_none() {
         return Err(ApiError::invalid("at", "send either `at` (an event), or `from` and `to` (a range of events)"));
@@ -142,7 +143,7 @@ pub async fn show(
     if !(1..=map::MAX_BINS).contains(&bins) {
         return Err(ApiError::invalid("bins", format!("`bins` must be an integer between 1 and {}", map::MAX_BINS)));
     }
-    if query.view == View::Layer {
+    if query.view == AttentionView::Layer {
         return Err(ApiError::invalid("view", "`view` of a map must be mean, max, last or weighted_layers"));
     }
     Ok(Json(map::read(store, &scope, run.run_id, events, query.view, bins).await?).into_response())
@@ -163,10 +164,10 @@ async fn row(
     let overview = attention::decode_t0(&step.t0).map_err(|error| damaged(&step, &error))?;
     let AttentionStep { sequence_order, row_len, layer_ids, heads, .. } = &step;
     let values = match query.view {
-        View::Mean => overview.mean,
-        View::Max => overview.max,
-        View::Last => overview.last_layer,
-        View::WeightedLayers | View::Layer => view_values(&step, query.view, query.layer)?,
+        AttentionView::Mean => overview.mean,
+        AttentionView::Max => overview.max,
+        AttentionView::Last => overview.last_layer,
+        AttentionView::WeightedLayers | AttentionView::Layer => view_values(&step, query.view, query.layer)?,
     };
     let names = layer_ids.iter().flat_map(|&layer| (0..*heads).map(move |head| (layer, head)));
     let stats =
@@ -177,7 +178,7 @@ async fn row(
         layer_ids: layer_ids.to_vec(),
         heads: *heads,
         view: query.view,
-        quality: query.view.quality(),
+        quality: query.view.precision(),
         values,
         sink: overview.sink,
         stats,
@@ -194,16 +195,16 @@ fn layer_values(step: &AttentionStep, layer: Option<u16>) -> Result<Vec<f32>, Ap
 }
 
 /// Decodes the values of a view, one per position.
-pub(super) fn view_values(step: &AttentionStep, view: View, layer: Option<u16>) -> Result<Vec<f32>, ApiError> {
+pub(super) fn view_values(step: &AttentionStep, view: AttentionView, layer: Option<u16>) -> Result<Vec<f32>, ApiError> {
     let overview = || attention::decode_t0(&step.t0).map_err(|error| damaged(step, &error));
     match view {
-        View::Mean => Ok(overview()?.mean),
-        View::Max => Ok(overview()?.max),
-        View::Last => Ok(overview()?.last_layer),
-        View::WeightedLayers => {
+        AttentionView::Mean => Ok(overview()?.mean),
+        AttentionView::Max => Ok(overview()?.max),
+        AttentionView::Last => Ok(overview()?.last_layer),
+        AttentionView::WeightedLayers => {
             attention::decode_t1_weighted(&step.t1, step.layer_ids.len()).map_err(|error| damaged(step, &error))
         }
-        View::Layer => layer_values(step, layer),
+        AttentionView::Layer => layer_values(step, layer),
     }
 }
 

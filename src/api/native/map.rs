@@ -1,6 +1,6 @@
 //! The map of steps × positions: many attention rows reduced to the size of a screen.
 
-use super::attention::{View, view_values};
+use super::attention::{AttentionView, view_values};
 use crate::events::{AttentionStep, RunId, Scope};
 use crate::server::{ApiError, ErrorKind};
 use crate::store::Store;
@@ -20,7 +20,7 @@ const CHUNK: i32 = 96;
 
 /// The response body.
 #[derive(Debug, Serialize)]
-pub(super) struct Answer {
+pub(super) struct MapResponse {
     attention: Map,
 }
 
@@ -30,7 +30,7 @@ struct Map {
     row_len: usize,
     /// Number of columns of that row; shorter rows have fewer.
     bins: usize,
-    view: View,
+    view: AttentionView,
     quality: &'static str,
     /// True if steps were left out.
     sampled: bool,
@@ -50,9 +50,9 @@ pub(super) async fn read(
     scope: &Scope,
     run_id: RunId,
     events: Range<i32>,
-    view: View,
+    view: AttentionView,
     bins: usize,
-) -> Result<Answer, ApiError> {
+) -> Result<MapResponse, ApiError> {
     let sampled = events.len() as i64 > i64::from(MAX_ROWS * STEP_EVENTS);
     let mut rows: Vec<MapRow> = Vec::new();
     for window in windows(&events, sampled) {
@@ -71,7 +71,7 @@ pub(super) async fn read(
     for row in &mut rows {
         row.values = binned(&row.values, row_len, bins);
     }
-    Ok(Answer { attention: Map { row_len, bins, view, quality: view.quality(), sampled, rows } })
+    Ok(MapResponse { attention: Map { row_len, bins, view, quality: view.precision(), sampled, rows } })
 }
 
 /// Splits a range of events into windows that are read one after another; with `sampled`, windows of one step each.
@@ -85,7 +85,7 @@ pub(super) fn windows(events: &Range<i32>, sampled: bool) -> Vec<Range<i32>> {
     chunks.map(|from| from..events.end.min(from + CHUNK)).collect()
 }
 
-fn decode(step: &AttentionStep, view: View) -> Result<MapRow, ApiError> {
+fn decode(step: &AttentionStep, view: AttentionView) -> Result<MapRow, ApiError> {
     let values = view_values(step, view, None)?;
     Ok(MapRow { sequence_order: step.sequence_order, row_len: values.len(), values })
 }

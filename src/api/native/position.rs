@@ -1,6 +1,6 @@
 //! Attention of the steps of a run to one position.
 
-use super::attention::{View, view_values};
+use super::attention::{AttentionView, view_values};
 use super::map::windows;
 use crate::events::{RunId, Scope};
 use crate::server::ApiError;
@@ -20,7 +20,7 @@ pub(super) struct PositionResponse {
 #[derive(Debug, Serialize)]
 struct Position {
     position: u32,
-    view: View,
+    view: AttentionView,
     layer: Option<u16>,
     /// First event of the next page; absent when the range was read to its end.
     next: Option<i32>,
@@ -41,7 +41,7 @@ pub(super) async fn read(
     run_id: RunId,
     events: Range<i32>,
     position: u32,
-    (view, layer): (View, Option<u16>),
+    (view, layer): (AttentionView, Option<u16>),
 ) -> Result<PositionResponse, ApiError> {
     let end = events.end.min(events.start.saturating_add(MAX_EVENTS));
     let mut rows = Vec::new();

@@ -23,7 +23,7 @@ use utoipa::ToSchema;
 /// The run to repeat.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Again {
+pub struct RerunRequest {
     /// The object `prompt` from the first event's `details`, as recorded.
     #[schema(value_type = Object)]
     prompt: PromptRecord,
@@ -34,7 +34,7 @@ pub struct Again {
 
 /// The new run.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct RanAgain {
+pub struct RerunResponse {
     /// Id of the new run.
     #[schema(value_type = String)]
     run_id: RunId,
@@ -46,8 +46,8 @@ pub struct RanAgain {
 }
 
 /// Repeats a recorded run and responds when the new run has ended. The new run is recorded as usual.
-#[utoipa::path(post, path = "/api/v1/reruns", tag = "runs", request_body = Again, responses(
-    (status = 200, body = RanAgain),
+#[utoipa::path(post, path = "/api/v1/reruns", tag = "runs", request_body = RerunRequest, responses(
+    (status = 200, body = RerunResponse),
     (status = 400, body = Problem, description = "The recording is incomplete or does not fit this model"),
     (status = 404, body = Problem, description = "Unknown model"),
     (status = 409, body = Problem, description = "The model or a mod differs from the recorded one")))]
@@ -55,8 +55,8 @@ pub async fn run(
     State(app): State<App>,
     headers: HeaderMap,
     caller: Caller,
-    Json(again): Json<Again>,
-) -> Result<axum::Json<RanAgain>, ApiError> {
+    Json(again): Json<RerunRequest>,
+) -> Result<axum::Json<RerunResponse>, ApiError> {
     let recorded = again.prompt.parameters.clone().unwrap_or_default();
     let name = recorded["model"]["name"].as_str();
     if let Some(name) = name {
@@ -86,7 +86,7 @@ pub async fn run(
         match output {
             Some(Output::Ended(end)) => {
                 let (finish_reason, message) = (end.finish.reason, end.finish.message.clone());
-                return Ok(axum::Json(RanAgain { run_id: generation.run_id, finish_reason, message }));
+                return Ok(axum::Json(RerunResponse { run_id: generation.run_id, finish_reason, message }));
             }
             Some(_) => {}
             None => return Err(ApiError::internal("the engine dropped a run")),
@@ -140,8 +140,9 @@ fn request(prompt: PromptRecord, recorded: &Value, loaded: &Loaded) -> Result<Re
     }
     check_spans(&prompt)?;
     let template = loaded.model().card().chat_template.as_deref().unwrap_or_default();
-    let said = Some(&recorded["reading"]).filter(|said| said.is_object());
-    let reading = said.map(|said| AnswerFormat::from_recording(template, prompt.tools.as_ref(), said));
+    let recorded_format = Some(&recorded["reading"]).filter(|recorded_format| recorded_format.is_object());
+    let reading = recorded_format
+        .map(|recorded_format| AnswerFormat::from_recording(template, prompt.tools.as_ref(), recorded_format));
     let adapters = lora::requested_adapters(Fields::new(recorded)?, loaded.model().adapters())?;
     let alternatives = recorded["alternatives"].as_u64().unwrap_or(Request::ALTERNATIVES as u64).min(100);
     Ok(Request {
@@ -154,7 +155,7 @@ fn request(prompt: PromptRecord, recorded: &Value, loaded: &Loaded) -> Result<Re
         constraint,
         answer_format: reading.map(Arc::new),
         thinking: thinking(&recorded["thinking"], vocabulary)?,
-        // Not what is usual today.
+        // The recorded adapters apply, not the current defaults.
         adapters: Some(adapters.unwrap_or_default()),
         limits,
         visible: parameters::tokens(Fields::new(recorded)?, "visible", vocabulary)?,

@@ -134,7 +134,7 @@ pub async fn delete(State(app): State<App>, scope: Scope, Path(id): Path<String>
 #[cfg(test)]
 mod tests {
     #[test]
-    fn a_filter_survives_the_query_string() {
+    fn filter_round_trips_through_query_string() {
         assert_eq!(super::escaped("model:a b&c=\"ü\""), "model%3Aa%20b%26c%3D%22%C3%BC%22");
     }
 }

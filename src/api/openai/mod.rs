@@ -6,7 +6,7 @@
 //!
 //! A mod may remove text that was already sent, and the start of a tool call may turn out to be plain text. The stream
 //! then contains a chunk with an empty delta and `"thunder":{"retract":{"chars":n}}`: the last `n` characters of the
-//! text so far are void. `reasoning_chars` and `tool_calls` do the same for reasoning and tool calls. Clients that
+//! text so far are retracted. `reasoning_chars` and `tool_calls` do the same for reasoning and tool calls. Clients that
 //! ignore it keep the retracted text; the replay and responses without `stream` are always correct.
 
 mod chat;

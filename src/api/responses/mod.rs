@@ -42,8 +42,8 @@ pub(super) fn protocol() -> Protocol {
     Protocol::new(OpenAiError::render, &["/responses"]).routes(Access::Run, runs).routes(Access::Key, calls)
 }
 
-/// Answers a conversation like OpenAI's Responses; with `"stream": true` event by event. Unless `store` is false, a
-/// later request can continue the response by `previous_response_id`. It is deleted with the runs of its day.
+/// Generates a response, as OpenAI's Responses API. `"stream": true` returns server-sent events. Unless `store` is false, a
+/// later request can continue it by `previous_response_id`. Stored responses are deleted with the runs of the same day.
 #[utoipa::path(post, path = "/v1/responses", tag = "openai",
     request_body(content = Value, content_type = "application/json"),
     responses((status = 200, description = "A response, or server-sent events of its items"),

@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reference_leads_somewhere() {
+    fn all_references_resolve() {
         let document = build();
         let mut found = Vec::new();
         references(&document, &mut found);

@@ -21,7 +21,7 @@ pub(super) fn protocol(genkeys: Genkeys) -> Protocol {
 }
 
 /// Generates from `input_ids`; with `return_attention` each token has its attention. A body with a `prompt` instead is
-/// answered like `KoboldCPP` does. `Accept: application/msgpack` returns `MessagePack`; a body of that type is
+/// handled as by `KoboldCPP`. `Accept: application/msgpack` returns `MessagePack`; a body of that type is
 /// accepted.
 #[utoipa::path(post, path = "/api/v1/generate", tag = "attention",
     request_body(content = Value, content_type = "application/json",

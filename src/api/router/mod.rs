@@ -173,10 +173,10 @@ fn unknown_path(
         return not_found(request.headers(), request.uri());
     }
     let path = request.uri().path();
-    formats.of(path)(ApiError::new(ErrorKind::NotFound, format!("no route exists at {path}")))
+    formats.for_path(path)(ApiError::new(ErrorKind::NotFound, format!("no route exists at {path}")))
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "the layer hands the panic over")]
+#[expect(clippy::needless_pass_by_value, reason = "the layer passes the panic by value")]
 fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
     let message = panic
         .downcast_ref::<String>()

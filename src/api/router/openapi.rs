@@ -27,9 +27,9 @@ fn members(value: Option<&mut Value>) -> impl Iterator<Item = (&String, &mut Val
     value.and_then(Value::as_object_mut).into_iter().flat_map(Map::iter_mut)
 }
 
-/// Gives an operation an id that no other has, and every response without a description the standard phrase of its status.
+/// Sets a unique id of the operation, and the standard phrase of the status as description of responses without one.
 fn complete(operation: &mut Value, method: &str, path: &str) {
-    // `GET /api/v1/runs/{id}` becomes `get_api_v1_runs_id`. The handler's name, which is the default, repeats.
+    // `GET /api/v1/runs/{id}` becomes `get_api_v1_runs_id`. The default, the handler's name, is not unique.
     let words = path.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
     let id: Vec<&str> = std::iter::once(method).chain(words).collect();
     operation["operationId"] = id.join("_").into();

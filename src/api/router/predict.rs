@@ -134,7 +134,7 @@ mod tests {
     use super::format_name;
 
     #[test]
-    fn a_path_is_named_in_camel_case() {
+    fn format_name_is_camel_case() {
         for (path, name) in [
             ("/v1/chat/completions", "chatCompletions"),
             ("/apply-template", "applyTemplate"),

@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn each_dialect_has_its_way_to_say_it() {
+    fn constraints_are_parsed_in_every_format() {
         let source = |body: Value| read(&body, true).unwrap().map(|constraint| constraint.source);
         assert_eq!(source(json!({"grammar": ""})), None);
         assert_eq!(source(json!({"response_format": {"type": "text"}})), None);
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn two_of_them_are_one_too_many_in_a_chat() {
+    fn chat_rejects_several_constraints() {
         let body = json!({"grammar": "root ::= \"a\"", "json_schema": {}});
         assert!(read(&body, true).unwrap_err().contains("grammar and json_schema"));
         assert_eq!(read(&body, false).unwrap().unwrap().field, "grammar");

@@ -2,7 +2,7 @@
 
 use super::fields::{Fields, invalid_value};
 use crate::mods::{ModRef, ModRegistry, SelectedMod, UnknownMod};
-use crate::server::{ApiError, Loaded, models as catalogue};
+use crate::server::{ApiError, Loaded, models};
 use serde_json::Value;
 
 /// Maximum mods of one run. Each is called at every token, on the thread that generates for all runs.
@@ -46,7 +46,7 @@ fn names_after_model<'a, 'n>(
     known: impl Fn(&str) -> bool,
 ) -> impl Iterator<Item = &'a str> {
     let segments = |text: &'a str| text.split('/').filter(|segment| !segment.is_empty());
-    let (rest, skip) = match (catalogue::meant(requested, names), &segments(requested).collect::<Vec<_>>()[..]) {
+    let (rest, skip) = match (models::resolve(requested, names), &segments(requested).collect::<Vec<_>>()[..]) {
         (Some((_, rest)), _) => (rest, 0),
         // The server accepts any model name: `any/model`, unless the second part is a mod.
         (None, [_, second]) => (requested, if known(second) { 1 } else { 2 }),
@@ -83,7 +83,7 @@ mod tests {
     use super::names_after_model;
 
     #[test]
-    fn mods_follow_the_models_name() {
+    fn mods_are_parsed_after_model_name() {
         let mods =
             |requested| names_after_model(requested, ["demo"].into_iter(), |name| name == "a").collect::<Vec<_>>();
         assert_eq!(mods("demo"), [""; 0]);

@@ -305,7 +305,7 @@ fn schemas() -> Value {
         ("top_k", json!({ "type": "integer", "minimum": -1, "default": 40 }), false),
         ("repetition_penalty", json!({ "type": "number", "minimum": 0.01, "maximum": 100, "default": 1 }), false),
         ("stop", json!({ "type": ["string", "array"], "items": { "type": "string" } }), false),
-        ("banned_tokens", typed("array", "LogToken ids, or strings of one token each, that are never sampled."), false),
+        ("banned_tokens", typed("array", "Token ids, or strings of one token each, that are never sampled."), false),
         ("seed", integer("Seed of the sampler; default is a random seed."), false),
     ]);
     let mut parameters = parameters;

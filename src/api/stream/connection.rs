@@ -49,7 +49,7 @@ pub(super) struct ConnectionRun {
 }
 
 impl ConnectionRun {
-    fn goes_on(&self) -> bool {
+    fn is_active(&self) -> bool {
         match &self.relay {
             Some(_) => !self.task.is_finished(),
             None => self.started.get().is_none_or(|run| !run.is_over()),
@@ -149,7 +149,7 @@ impl StreamConnection {
     ) -> Result<(), ApiError> {
         self.app.rates().check(Some(&self.caller), self.address)?;
         self.check_count()?;
-        if self.runs.iter().any(|(id, going)| *id == request_id && going.goes_on()) {
+        if self.runs.iter().any(|(id, connection_run)| *id == request_id && connection_run.is_active()) {
             return Err(ApiError::conflict(format!(
                 "`request_id` '{request_id}' belongs to an active run of this connection"
             ))
@@ -195,7 +195,7 @@ impl StreamConnection {
             // Sending fails only if the client has disconnected.
             let _ = outgoing.send(message.to_string()).await;
         });
-        self.enter(request_id, ConnectionRun { started, cancelled, relay: None, task });
+        self.add_run(request_id, ConnectionRun { started, cancelled, relay: None, task });
         Ok(())
     }
 
@@ -224,23 +224,23 @@ impl StreamConnection {
             let init = message::init(follower.run(), Some(follower.position()));
             follow(follower, std::iter::once(init), &outgoing).await;
         });
-        self.enter(run.request_id.clone(), ConnectionRun { started, cancelled: Arc::default(), relay: None, task });
+        self.add_run(run.request_id.clone(), ConnectionRun { started, cancelled: Arc::default(), relay: None, task });
         Ok(())
     }
 
-    pub(super) fn enter(&mut self, id: String, going: ConnectionRun) {
+    pub(super) fn add_run(&mut self, id: String, connection_run: ConnectionRun) {
         self.runs.retain(|(known, _)| *known != id);
-        self.runs.push((id, going));
-        let over = |going: &ConnectionRun| going.task.is_finished();
-        while self.runs.iter().filter(|(_, going)| over(going)).count() > MAX_ENDED_RUNS
-            && let Some(at) = self.runs.iter().position(|(_, going)| over(going))
+        self.runs.push((id, connection_run));
+        let over = |connection_run: &ConnectionRun| connection_run.task.is_finished();
+        while self.runs.iter().filter(|(_, connection_run)| over(connection_run)).count() > MAX_ENDED_RUNS
+            && let Some(at) = self.runs.iter().position(|(_, connection_run)| over(connection_run))
         {
             self.runs.remove(at);
         }
     }
 
     fn check_count(&self) -> Result<(), ApiError> {
-        let count = self.runs.iter().filter(|(_, going)| !going.task.is_finished()).count();
+        let count = self.runs.iter().filter(|(_, connection_run)| !connection_run.task.is_finished()).count();
         if count < MAX_RUNS {
             return Ok(());
         }
@@ -255,10 +255,10 @@ impl StreamConnection {
     pub(super) fn find_run(&self, fields: Fields<'_>) -> Result<(String, ConnectionRun), ApiError> {
         let found = match fields.text("request_id")? {
             Some(id) => {
-                let found = self.runs.iter().rev().find(|(known, going)| {
+                let found = self.runs.iter().rev().find(|(known, connection_run)| {
                     known == id
-                        || going.started.get().is_some_and(|run| run.id.to_string() == id)
-                        || going.relay.as_ref().is_some_and(|relay| relay.has(id))
+                        || connection_run.started.get().is_some_and(|run| run.id.to_string() == id)
+                        || connection_run.relay.as_ref().is_some_and(|relay| relay.has(id))
                 });
                 found.ok_or_else(|| ApiError::invalid("request_id", format!("this connection has no run '{id}'")))
             }

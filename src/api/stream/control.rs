@@ -25,9 +25,9 @@ pub(super) async fn handle(connection: &mut StreamConnection, fields: Fields<'_>
     if !matches!(action, "stop" | "pause" | "resume" | "regenerate" | "modify") {
         return Err(invalid_value("action", ACTIONS, &Value::from(action)));
     }
-    let (id, going) = connection.find_run(fields)?;
-    let result = match going.started.get() {
-        None => control_before_start(&id, action, &going).await,
+    let (id, connection_run) = connection.find_run(fields)?;
+    let result = match connection_run.started.get() {
+        None => control_before_start(&id, action, &connection_run).await,
         Some(run) => {
             let run = Arc::clone(run);
             match action {
@@ -35,7 +35,7 @@ pub(super) async fn handle(connection: &mut StreamConnection, fields: Fields<'_>
                 "pause" => pause(connection, &run).await,
                 "resume" => resume(connection, &run).await,
                 "modify" => modify(connection, &run, fields).await,
-                _ => regenerate(connection, &run, &going).await,
+                _ => regenerate(connection, &run, &connection_run).await,
             }
         }
     };
@@ -46,14 +46,14 @@ pub(super) async fn handle(connection: &mut StreamConnection, fields: Fields<'_>
     }
 }
 
-async fn control_before_start(id: &str, action: &str, going: &ConnectionRun) -> Result<(), ApiError> {
+async fn control_before_start(id: &str, action: &str, connection_run: &ConnectionRun) -> Result<(), ApiError> {
     if action != "stop" {
         let detail = format!("run '{id}' has not started; send {action} after its init message");
         return Err(ApiError::conflict(detail));
     }
-    going.cancelled.send_replace(true);
+    connection_run.cancelled.send_replace(true);
     // The run may have started meanwhile.
-    if let Some(run) = going.started.get() {
+    if let Some(run) = connection_run.started.get() {
         run.stop(EndedBy::Client).await;
     }
     Ok(())
@@ -69,20 +69,20 @@ async fn stop(run: &Arc<StreamedRun>) -> Result<(), ApiError> {
 
 async fn pause(connection: &mut StreamConnection, run: &Arc<StreamedRun>) -> Result<(), ApiError> {
     let slot_for = connection.app.config().server.run_timeouts.paused_slot;
-    let standing = run.control.pause(slot_for).await.map_err(|RunOver| ended_error(run))?;
-    let slot = match standing.activity {
+    let progress = run.control.pause(slot_for).await.map_err(|RunOver| ended_error(run))?;
+    let slot = match progress.activity {
         RunActivity::Finished => return Err(ended_error(run)),
         RunActivity::Preempted | RunActivity::Queued => "it has no slot".to_owned(),
         _ => format!("its slot is kept for {} s", slot_for.as_secs_f32()),
     };
-    send_status(connection, run, "pause", &format!("paused after {} tokens; {slot}", standing.generated), &json!(null))
+    send_status(connection, run, "pause", &format!("paused after {} tokens; {slot}", progress.generated), &json!(null))
         .await?;
-    if standing.activity == RunActivity::Paused {
+    if progress.activity == RunActivity::Paused {
         let (run, outgoing) = (Arc::clone(run), connection.outgoing.clone());
         connection.tasks.spawn(async move {
             // Slightly later than the engine, which checks timeouts when it is idle.
             tokio::time::sleep(slot_for + Duration::from_millis(200)).await;
-            if run.control.progress().await.is_ok_and(|standing| standing.activity == RunActivity::Preempted) {
+            if run.control.progress().await.is_ok_and(|progress| progress.activity == RunActivity::Preempted) {
                 let text = "the slot was given to another run; resume waits for a free slot";
                 let status = message::status("pause", 100, text, Some(&run.request_id));
                 // Sending fails only if the client has disconnected.
@@ -94,8 +94,8 @@ async fn pause(connection: &mut StreamConnection, run: &Arc<StreamedRun>) -> Res
 }
 
 async fn resume(connection: &StreamConnection, run: &Arc<StreamedRun>) -> Result<(), ApiError> {
-    let standing = run.control.resume().await.map_err(|RunOver| ended_error(run))?;
-    let text = match standing.activity {
+    let progress = run.control.resume().await.map_err(|RunOver| ended_error(run))?;
+    let text = match progress.activity {
         RunActivity::Finished => return Err(ended_error(run)),
         RunActivity::Queued => "the run continues when a slot is free",
         _ => "the run continues",
@@ -129,11 +129,11 @@ async fn modify(connection: &StreamConnection, run: &Arc<StreamedRun>, fields: F
 async fn regenerate(
     connection: &mut StreamConnection,
     run: &Arc<StreamedRun>,
-    going: &ConnectionRun,
+    connection_run: &ConnectionRun,
 ) -> Result<(), ApiError> {
     connection.begin(run.config().without_request_id(), new_id(), Some(run.request_id.clone()))?;
     // The client receives no end of the old run; the new run's init message names it.
-    going.task.abort();
+    connection_run.task.abort();
     run.stop(EndedBy::Regenerate).await;
     Ok(())
 }

@@ -13,8 +13,8 @@ use crate::server::ApiError;
 pub(super) fn submit(connection: &mut StreamConnection, fields: Fields<'_>) -> Result<(), ApiError> {
     let request = feedback::read(fields)?;
     let (id, known) = match (connection.find_run(fields), fields.text("request_id")?) {
-        (Ok((id, going)), _) => {
-            let known = going.started.get().map_or_else(|| id.clone(), |run| run.id.to_string());
+        (Ok((id, connection_run)), _) => {
+            let known = connection_run.started.get().map_or_else(|| id.clone(), |run| run.id.to_string());
             (id, known)
         }
         // A run of an earlier connection.

@@ -3,7 +3,7 @@
 use super::connection::{ConnectionRun, StreamConnection};
 use super::message;
 use crate::api::shared::Fields;
-use crate::server::peers::{Relay, find_recent, peer_of, relay};
+use crate::server::peers::{Relay, find_peer, find_recent, relay};
 use crate::server::{ApiError, ErrorKind};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ impl StreamConnection {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
             Err(error) => return Err(error),
         };
-        let Some(peer) = peer_of(&self.app, &self.caller.scope, run.run_id, &self.headers).await? else {
+        let Some(peer) = find_peer(&self.app, &self.caller.scope, run.run_id, &self.headers).await? else {
             return Ok(false);
         };
         let first = json!({ "type": "resume", "request_id": run.run_id, "after": after }).to_string();
@@ -28,30 +28,30 @@ impl StreamConnection {
         let task = self.tasks.spawn(async move {
             let _activity = outgoing.mark_active();
             if let Err(error) = connection.run(&outgoing).await {
-                // Nothing can be told to a client that has gone.
+                // Sending fails only if the client has disconnected.
                 let _ = outgoing.send(message::error(&error, Some(&id)).to_string()).await;
             }
         });
-        self.enter(
+        self.add_run(
             run.request_id,
             ConnectionRun { started: Arc::default(), cancelled: Arc::default(), relay: Some(relay), task },
         );
         Ok(true)
     }
 
-    /// Returns the relay of the run that a message means, if another server generates it.
+    /// Returns the relay of the run that a message refers to, if another server generates it.
     pub(super) fn relay_of(&self, fields: Fields<'_>) -> Option<Relay> {
-        self.find_run(fields).ok().and_then(|(_, going)| going.relay)
+        self.find_run(fields).ok().and_then(|(_, connection_run)| connection_run.relay)
     }
 
-    /// Passes a control message on to the server that generates the run.
+    /// Forwards a control message to the server that generates the run.
     ///
     /// # Errors
-    /// 409 if the run is over.
+    /// 409 if the run has ended.
     pub(super) async fn control_remote(&self, relay: &Relay, message: &Value) -> Result<(), ApiError> {
         if relay.send(message.to_string()).await {
             return Ok(());
         }
-        Err(ApiError::conflict("the run is over; a new config message begins another"))
+        Err(ApiError::conflict("the run has ended; send a new config message to start another"))
     }
 }

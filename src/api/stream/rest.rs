@@ -92,7 +92,7 @@ pub(super) struct GenerateResponse {
 /// `token`, `backtrack`, `completion` and `error` of the streaming protocol, which `/api/v1/asyncapi.json` describes.
 #[utoipa::path(post, path = "/v1/generate", tag = "streaming",
     request_body(content = GenerateRequest, content_type = "application/json"),
-    responses((status = 200, body = GenerateResponse, description = "The answer, or server-sent events of it"),
+    responses((status = 200, body = GenerateResponse, description = "The answer, or server-sent events"),
               (status = 400, description = "A field is invalid; the message names it"),
               (status = 404, description = "Unknown model"),
               (status = 409, description = "The `request_id` belongs to another run"),

@@ -201,10 +201,10 @@ impl StreamedRun {
 
     /// Waits until a listener can accept more entries, or none is connected.
     async fn has_capacity(&self) {
-        let told = self.log().len();
+        let reported = self.log().len();
         let mut listener = self.listener.subscribe();
         // The sender is part of `self`, so waiting cannot fail.
-        let _ = listener.wait_for(|listener| !listener.here || told < listener.at + MAX_LAG).await;
+        let _ = listener.wait_for(|listener| !listener.here || reported < listener.at + MAX_LAG).await;
     }
 
     /// Waits until no listener was connected for `keep`.
@@ -232,8 +232,8 @@ impl StreamedRun {
         sleep(limit).await;
         loop {
             match self.control.progress().await {
-                Ok(standing) if standing.active_time < limit => {
-                    sleep(limit.saturating_sub(standing.active_time).max(CHECK_INTERVAL)).await;
+                Ok(progress) if progress.active_time < limit => {
+                    sleep(limit.saturating_sub(progress.active_time).max(CHECK_INTERVAL)).await;
                 }
                 Ok(_) => return,
                 Err(RunOver) => std::future::pending().await,

@@ -67,9 +67,9 @@ fn last(run: &RunSummary, text: &str, ending: ModResult) -> Value {
         cached_tokens: run.cached_tokens.max(0).cast_unsigned(),
         completion_tokens: run.completion_tokens.max(0).cast_unsigned(),
     };
-    let told = run.message.as_deref();
+    let reported = run.message.as_deref();
     let reason = run.finish_reason.unwrap_or(FinishReason::Stop);
-    let ended_by = told.and_then(EndedBy::from_text);
+    let ended_by = reported.and_then(EndedBy::from_text);
     let completion = || json!({ "type": "completion", "finish_reason": message::finish_reason(reason) });
     let mut last = match (run.status, reason) {
         (RunStatus::Done, _) => completion(),
@@ -80,9 +80,9 @@ fn last(run: &RunSummary, text: &str, ending: ModResult) -> Value {
                 stopped["stopped_by"] = "client".into();
                 stopped
             }
-            None => message::cancelled_error(told),
+            None => message::cancelled_error(reported),
         },
-        _ => message::failed(ending.fault, told),
+        _ => message::failed(ending.fault, reported),
     };
     if let (FinishReason::ToolCalls, Some(calls)) = (reason, ending.tool_calls) {
         last["tool_calls"] = calls;

@@ -123,7 +123,7 @@ impl Run {
             self.token_attention.push_drawn(self.attention.take());
         }
         let first = self.saved_logits_valid.then(|| {
-            let distribution = self.distribution.unwrap_or_else(|| TokenDistribution::of(&self.saved_logits));
+            let distribution = self.distribution.unwrap_or_else(|| TokenDistribution::new(&self.saved_logits));
             self.measure(distribution, &self.saved_logits, tokens[0])
         });
         let outputs_from = if first.is_some() { start } else { start - 1 };
@@ -198,10 +198,10 @@ impl Run {
     /// Returns how many tokens of the sequence a Backtrack removes, and whether it requested more than were generated.
     /// At `Sampled`, the sampled token counts although it is not in the sequence yet.
     fn clamp_backtrack(&self, event: EventType, n: u32) -> (usize, bool) {
-        let asked = if event == EventType::Sampled { n as usize - 1 } else { n as usize };
+        let requested = if event == EventType::Sampled { n as usize - 1 } else { n as usize };
         // If a full context evicted the whole prompt, one token stays for the model to continue from.
         let own = self.sequence.len() - self.prompt_len.max(1);
-        (asked.min(own), asked > own)
+        (requested.min(own), requested > own)
     }
 
     fn effect(&self, event: EventType, action: &Action) -> ActionEffect {
@@ -233,8 +233,8 @@ impl Run {
             }
         };
         let known = if self.edited_logits.is_none() { self.distribution } else { self.edited_distribution };
-        let was = known.unwrap_or_else(|| TokenDistribution::of(before));
-        let is = TokenDistribution::of(after);
+        let was = known.unwrap_or_else(|| TokenDistribution::new(before));
+        let is = TokenDistribution::new(after);
         let shifted = distribution::top_shifts((was, before), (is, after), MAX_SHIFTED_TOKENS)
             .into_iter()
             .filter(|&(_, change)| change > 0.0)

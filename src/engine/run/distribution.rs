@@ -22,7 +22,7 @@ pub struct TokenDistribution {
 impl TokenDistribution {
     /// Computes the distribution of a logit vector: H = ln Z − Σ p·(x − max), with Z = Σ exp(x − max), converted from
     /// nats to bits.
-    pub fn of(logits: &[f32]) -> Self {
+    pub fn new(logits: &[f32]) -> Self {
         let max = max_of(logits);
         if max == f32::NEG_INFINITY {
             let is_valid = !logits.iter().any(|logit| logit.is_nan());
@@ -180,7 +180,7 @@ mod tests {
             let max = exact.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let z: f64 = exact.iter().map(|x| (x - max).exp()).sum();
             let entropy: f64 = exact.iter().map(|x| { let p = (x - max).exp() / z; if p > 0.0 { -p * p.log2() } else { 0.0 } }).sum();
-            let measured = TokenDistribution::of(&logits);
+            let measured = TokenDistribution::new(&logits);
             prop_assert!((f64::from(measured.entropy) - entropy).abs() < 1e-3, "{} {}", measured.entropy, entropy);
             let index = pick.index(logits.len());
             prop_assert!((f64::from(measured.logprob(logits[index])) - (exact[index] - max - z.ln())).abs() < 1e-3);
@@ -203,7 +203,7 @@ mod tests {
             let shifts: Vec<f64> = probs(&before).iter().zip(probs(&after)).map(|(was, is)| (was - is).abs()).collect();
             let mut sorted = shifts.clone();
             sorted.sort_by(|a, b| b.total_cmp(a));
-            let (was, is) = (TokenDistribution::of(&before), TokenDistribution::of(&after));
+            let (was, is) = (TokenDistribution::new(&before), TokenDistribution::new(&after));
             let found = top_shifts((was, &before), (is, &after), 8);
             prop_assert_eq!(found.len(), sorted.len().min(8));
             for (&(token, shift), exact) in found.iter().zip(sorted) {
@@ -218,18 +218,18 @@ mod tests {
         for bad in [f32::NAN, f32::INFINITY] {
             for at in [0, 5, 40] {
                 let mut logits = vec![0.5; 41];
-                assert!(TokenDistribution::of(&logits).is_valid);
+                assert!(TokenDistribution::new(&logits).is_valid);
                 logits[at] = bad;
-                assert!(!TokenDistribution::of(&logits).is_valid, "{bad} at {at}");
+                assert!(!TokenDistribution::new(&logits).is_valid, "{bad} at {at}");
             }
         }
-        assert!(TokenDistribution::of(&[f32::NEG_INFINITY, 1.0]).is_valid);
-        assert!(!TokenDistribution::of(&[f32::NEG_INFINITY, f32::NAN]).is_valid);
+        assert!(TokenDistribution::new(&[f32::NEG_INFINITY, 1.0]).is_valid);
+        assert!(!TokenDistribution::new(&[f32::NEG_INFINITY, f32::NAN]).is_valid);
     }
 
     #[test]
     fn banned_tokens_have_no_probability() {
-        let measured = TokenDistribution::of(&[f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY]);
+        let measured = TokenDistribution::new(&[f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY]);
         assert!(measured.logprob(0.0).abs() < 1e-6);
         assert_eq!(top(&[f32::NEG_INFINITY, 0.0], 5), [(1, 0.0)]);
     }

@@ -255,7 +255,7 @@ impl Run {
         if self.end.is_some() {
             return;
         }
-        let distribution = TokenDistribution::of(logits);
+        let distribution = TokenDistribution::new(logits);
         if !distribution.is_valid {
             // Sampling from such values is undefined, and the state that produced them must not be reused.
             self.kv_len = 0;

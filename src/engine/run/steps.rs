@@ -98,9 +98,9 @@ impl Run {
             }
         };
         let raw = if self.saved_logits_valid { self.saved_logits.as_slice() } else { fresh.unwrap_or(&[]) };
-        let measured = self.measure(self.distribution.unwrap_or_else(|| TokenDistribution::of(raw)), raw, draw.token);
+        let measured = self.measure(self.distribution.unwrap_or_else(|| TokenDistribution::new(raw)), raw, draw.token);
         let after_mods = self.edited_logits.as_deref().filter(|_| self.event_buffer.is_recorded()).map(|edited| {
-            let distribution = self.edited_distribution.unwrap_or_else(|| TokenDistribution::of(edited));
+            let distribution = self.edited_distribution.unwrap_or_else(|| TokenDistribution::new(edited));
             distribution::top(edited, self.request.alternatives)
                 .into_iter()
                 .map(|(token, logit)| self.alternative(token, distribution.prob(logit)))

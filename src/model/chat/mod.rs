@@ -135,7 +135,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// [`ChatTemplateError::Template`] if llama.cpp has no template with this name.
-    pub fn of_llama_cpp(name: &str, bos: &str, eos: &str) -> Result<Self, ChatTemplateError> {
+    pub fn from_llama_cpp(name: &str, bos: &str, eos: &str) -> Result<Self, ChatTemplateError> {
         let sent = [("system", "a"), ("user", "b"), ("assistant", "c"), ("user", "d")];
         // Its output determines the family, like the text of a Jinja template.
         let Some(sample) = llama::apply_chat_template(name, &sent, true) else {

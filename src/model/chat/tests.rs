@@ -250,16 +250,16 @@ fn prompt_may_end_inside_a_thought() {
     let rendered = template.render(&user, &ruled_out).unwrap();
     assert_eq!((rendered.text.as_str(), rendered.thinking), ("<user>Hi<assistant><think>\n\n</think>\n\n", false));
 
-    let go_on = RenderOptions { continue_final: true, add_generation_prompt: false, ..options() };
+    let continuing = RenderOptions { continue_final: true, add_generation_prompt: false, ..options() };
     let conversation = |message: Value| json!([{"role": "user", "content": "Hi"}, message]);
     let rendered = template
-        .render(&conversation(json!({"role": "assistant", "content": "The", "reasoning_content": "hm"})), &go_on);
+        .render(&conversation(json!({"role": "assistant", "content": "The", "reasoning_content": "hm"})), &continuing);
     let rendered = rendered.unwrap();
     assert_eq!((rendered.text.as_str(), rendered.thinking), ("<user>Hi<assistant><think>\nhm\n</think>\n\nThe", false));
     let rendered =
-        template.render(&conversation(json!({"role": "assistant", "reasoning_content": "hm"})), &go_on).unwrap();
+        template.render(&conversation(json!({"role": "assistant", "reasoning_content": "hm"})), &continuing).unwrap();
     assert_eq!((rendered.text.as_str(), rendered.thinking), ("<user>Hi<assistant><think>\nhm", true));
-    assert!(template.render(&user, &go_on).is_err());
+    assert!(template.render(&user, &continuing).is_err());
 }
 
 #[test]
@@ -268,11 +268,11 @@ fn built_in_templates_render_every_message() {
     assert!(names.len() > 40);
     let messages = json!([{"role": "system", "content": "S"}, {"role": "user", "content": "hello there"}]);
     for name in names {
-        let template = ChatTemplate::of_llama_cpp(&name, "<s>", "</s>").unwrap();
+        let template = ChatTemplate::from_llama_cpp(&name, "<s>", "</s>").unwrap();
         let rendered = template.render(&messages, &options()).unwrap();
         assert_eq!(slices(&rendered).last(), Some(&("user", "hello there")), "{name}: {}", rendered.text);
     }
-    assert!(ChatTemplate::of_llama_cpp("nope", "", "").is_err());
+    assert!(ChatTemplate::from_llama_cpp("nope", "", "").is_err());
 }
 
 /// A vocabulary in which every byte is a token; 256 is `<|end|>`, 257 is `</think>`, 258 is BOS.

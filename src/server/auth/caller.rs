@@ -12,23 +12,23 @@ use axum::http::request::Parts;
 pub struct Caller {
     /// A label of the key that does not reveal it; `None` without a key.
     pub label: Option<String>,
-    /// Owner of the runs that it makes.
+    /// Owner of the caller's runs.
     pub tenant: Option<Tenant>,
-    /// Runs and everything else that it may see and change.
+    /// Runs and other data that the caller may read and change.
     pub scope: Scope,
-    /// Changes of the server that it may make.
+    /// Rights of the caller to change the server.
     pub rights: Rights,
 }
 
 impl Caller {
-    /// Returns the client that sent `key`, or none. Without any keys in the configuration it may do everything.
+    /// Creates the caller that sent `key`, or none. If no keys are configured, it has all rights.
     #[must_use]
     pub fn new(security: &SecurityConfig, key: Option<&KeyHash>) -> Self {
         let rights = if security.keys.is_empty() { Rights::ALL } else { key.map(KeyHash::rights).unwrap_or_default() };
         Self { label: key.map(KeyHash::label), tenant: security.owner(key), scope: security.scope(key), rights }
     }
 
-    /// Makes the client the owner of the run that `request` asks for. Its label is shown, unless the request names a user.
+    /// Makes the caller the owner of the run that `request` starts. Its label is the user label, unless the request names a user.
     pub(crate) fn sign(&self, request: &mut engine::Request) {
         request.owner.clone_from(&self.tenant);
         if request.user_label.is_none() {
@@ -67,8 +67,8 @@ impl<S: Sync> FromRequestParts<S> for Caller {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
-        // Only routes without callers lack it; a handler on one of them must not run with anybody's rights.
-        parts.extensions.get::<Self>().cloned().ok_or_else(|| ApiError::internal("the route takes no API keys"))
+        // Only routes without authentication lack it, and their handlers must not use a caller.
+        parts.extensions.get::<Self>().cloned().ok_or_else(|| ApiError::internal("the route does not support API keys"))
     }
 }
 

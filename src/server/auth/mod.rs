@@ -43,7 +43,7 @@ impl Guard {
 
     /// Returns the format of a path's errors.
     pub(crate) fn format(&self, path: &str) -> ErrorFormat {
-        self.formats.of(path)
+        self.formats.for_path(path)
     }
 
     /// Returns the state of the server.
@@ -61,7 +61,7 @@ pub(crate) async fn guard(State(guard): State<Guard>, mut request: Request, next
     let security = &guard.app.config().server.security;
     let mut admitted = admit(&guard, &request);
     if admitted.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unauthorized)
-        && !shows_key(request.headers())
+        && !has_key(request.headers())
         && body_key::is_possible(&request)
     {
         (request, admitted) = match body_key::read(request).await {
@@ -99,14 +99,14 @@ pub(crate) async fn limit_runs(State(guard): State<Guard>, request: Request, nex
     next.run(request).await
 }
 
-/// Returns the client; `None` on a route without callers, and for a WebSocket whose first message must bring the key.
+/// Returns the caller; `None` on a route without authentication, and for a WebSocket whose first message must contain the key.
 fn admit(guard: &Guard, request: &Request) -> Result<Option<Caller>, ApiError> {
     let config = guard.app.config();
     if request.headers().get_all(header::HOST).iter().count() > 1 {
         return Err(ApiError::bad_request("the request must have one Host header, got several"));
     }
     let host = host(request).ok_or_else(|| ApiError::bad_request("the request must have a Host header"))?;
-    if !is_ours(&host, config) {
+    if !is_own_host(&host, config) {
         return Err(ApiError::new(
             ErrorKind::Forbidden,
             format!("host '{host}' is not trusted; start the server with --trusted-host {host} to accept it"),
@@ -117,8 +117,8 @@ fn admit(guard: &Guard, request: &Request) -> Result<Option<Caller>, ApiError> {
         return Ok(None);
     }
     let found = caller(guard.access, &config.server.security, request.headers());
-    if guard.access == Access::Socket && socket::is_wanted(request.headers()) && !shows_key(request.headers()) {
-        // The key has to be in its first message.
+    if guard.access == Access::Socket && socket::is_wanted(request.headers()) && !has_key(request.headers()) {
+        // The key must be in its first message.
         return Ok(found.ok());
     }
     found.map(Some)
@@ -135,14 +135,14 @@ impl Access {
 
     fn known<'a>(self, security: &'a SecurityConfig, sent: &str) -> Option<&'a KeyHash> {
         match self {
-            Self::Ingest => security.known_for_ingest(sent),
-            _ => security.known(sent),
+            Self::Ingest => security.find_ingest_key(sent),
+            _ => security.find_key(sent),
         }
     }
 }
 
 /// Returns true if the request contains a key, valid or not.
-fn shows_key(headers: &HeaderMap) -> bool {
+fn has_key(headers: &HeaderMap) -> bool {
     headers.contains_key(header::AUTHORIZATION) || KEY_HEADERS.iter().any(|name| headers.contains_key(*name))
 }
 
@@ -170,7 +170,7 @@ fn bare(authority: &str) -> String {
     host.trim_end_matches('.').to_ascii_lowercase()
 }
 
-fn is_ours(host: &str, config: &Config) -> bool {
+fn is_own_host(host: &str, config: &Config) -> bool {
     if host == "localhost"
         || host.ends_with(".localhost")
         || config.server.security.trusted_hosts.iter().any(|t| t == host)
@@ -193,7 +193,7 @@ fn check_origin(request: &Request, host: &str, server: &ServerConfig) -> Result<
     let header = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
     let Some(origin) = header("origin") else {
         return match header("sec-fetch-site") {
-            Some("cross-site") => Err(foreign("another site")),
+            Some("cross-site") => Err(foreign_origin("another site")),
             _ => Ok(()),
         };
     };
@@ -207,10 +207,10 @@ fn check_origin(request: &Request, host: &str, server: &ServerConfig) -> Result<
     if own.is_some() && own.map(str::to_ascii_lowercase) == sent_to.map(str::to_ascii_lowercase) && !host.is_empty() {
         return Ok(());
     }
-    Err(foreign(origin))
+    Err(foreign_origin(origin))
 }
 
-fn foreign(origin: &str) -> ApiError {
+fn foreign_origin(origin: &str) -> ApiError {
     ApiError::new(
         ErrorKind::Forbidden,
         format!("a page of {origin} may not send this request; start the server with --cors-origin to allow it"),
@@ -272,7 +272,7 @@ mod tests {
     use super::bare;
 
     #[test]
-    fn a_host_is_bare_of_port_and_brackets() {
+    fn host_is_parsed_without_port_and_brackets() {
         for (given, expected) in [
             ("LocalHost:6767", "localhost"),
             ("[::1]:80", "::1"),

@@ -1,6 +1,6 @@
 //! Sleeping models: unloaded while idle, with the data reported about them meanwhile.
 
-use super::{Catalogue, Entry, Loaded, ModelState};
+use super::{Entry, Loaded, ModelRegistry, ModelState};
 use crate::engine::EngineStatus;
 use crate::server::ApiError;
 use serde_json::Value;
@@ -24,13 +24,13 @@ pub enum Observed {
     Asleep(Arc<Asleep>),
 }
 
-impl Catalogue {
+impl ModelRegistry {
     /// Returns the model named by a request, without loading it or keeping it awake.
     ///
     /// # Errors
     /// 404 for an unknown model; 400 if it is not loaded and not sleeping.
-    pub fn observed(&self, asked: Option<&str>) -> Result<Observed, ApiError> {
-        let entry = self.meant(asked)?;
+    pub fn observed(&self, requested: Option<&str>) -> Result<Observed, ApiError> {
+        let entry = self.find_entry(requested)?;
         entry.observed().ok_or_else(|| entry.not_loaded())
     }
 
@@ -41,7 +41,7 @@ impl Catalogue {
         idle.map(|entry| (entry.name.clone(), entry.last_used)).collect()
     }
 
-    /// Starts unloading a model that was not used since [`Catalogue::idle`] returned `used` for it; the next request
+    /// Starts unloading a model that was not used since [`ModelRegistry::idle`] returned `used` for it; the next request
     /// loads it again.
     pub(crate) fn begin_sleep(&self, name: &str, used: u64, asleep: Asleep) {
         let taken = self.change(name, |entry| {
@@ -52,8 +52,8 @@ impl Catalogue {
         });
         if let Some(loaded) = taken.flatten() {
             tracing::info!(model = name, "idle, sleeping until the next request");
-            let (catalogue, name) = (self.clone(), name.to_owned());
-            tokio::spawn(async move { catalogue.unload(name, loaded).await });
+            let (registry, name) = (self.clone(), name.to_owned());
+            tokio::spawn(async move { registry.unload(name, loaded).await });
         }
     }
 }

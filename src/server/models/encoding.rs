@@ -6,18 +6,18 @@ use crate::model::Model;
 use crate::model::llama::{Activation, DeclaredPooling, EncoderOptions, Pooling};
 
 pub(super) fn settings(config: &EngineConfig, model: &Model) -> EncoderSettings {
-    let asked = &config.encoder;
+    let requested = &config.encoder;
     EncoderSettings {
-        embeddings: asked.embedding,
-        reranking: asked.reranking,
-        pooling: asked.pooling.map(|pooling| match pooling {
+        embeddings: requested.embedding,
+        reranking: requested.reranking,
+        pooling: requested.pooling.map(|pooling| match pooling {
             PoolingFlag::None => DeclaredPooling::Embeds(Pooling::None),
             PoolingFlag::Mean => DeclaredPooling::Embeds(Pooling::Mean),
             PoolingFlag::Cls => DeclaredPooling::Embeds(Pooling::Cls),
             PoolingFlag::Last => DeclaredPooling::Embeds(Pooling::Last),
             PoolingFlag::Rank => DeclaredPooling::Ranks,
         }),
-        head: asked.classifier_head.map(|head| match head {
+        head: requested.classifier_head.map(|head| match head {
             HeadFlag::Direct => Activation::Direct,
             HeadFlag::Tanh => Activation::Tanh,
             HeadFlag::Relu => Activation::Relu,

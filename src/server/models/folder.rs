@@ -1,11 +1,11 @@
 //! The models of a folder: every GGUF file in it and its subfolders, named after the file.
 
-use super::{Catalogue, Entry, ModelState};
+use super::{Entry, ModelRegistry, ModelState};
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-impl Catalogue {
+impl ModelRegistry {
     /// Scans the folder of models again: adds new files, and removes deleted ones unless they are loaded.
     pub async fn refresh(&self) {
         let Some(dir) = self.0.config.server.models.dir.clone() else { return };
@@ -101,7 +101,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn an_adapter_is_no_model() {
+    fn adapter_is_not_listed_as_model() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models");
         assert!(is_adapter(&folder.join("tiny-lora.gguf")) && !is_adapter(&folder.join("tiny.gguf")));
         let found = models_in(&folder).unwrap();
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_is_named_by_its_file() {
+    fn model_name_is_file_stem() {
         let named = |path: &str| name_of(Path::new(path));
         assert_eq!(named("/m/tiny.gguf").as_deref(), Some("tiny"));
         assert_eq!(named("/m/Kimi/Kimi-K2-00001-of-00006.gguf").as_deref(), Some("Kimi-K2"));

@@ -1,6 +1,6 @@
 //! Loading: creates an engine from a GGUF file.
 
-use super::{Catalogue, Entry, Loaded, ModelState, Models, folder};
+use super::{Entry, Loaded, ModelRegistry, ModelState, Models, folder};
 use crate::config::{
     self, Config, DEFAULT_SLOT_CONTEXT, EngineConfig, OverrideValue, TuningFlags, bundled_model, flags,
 };
@@ -29,7 +29,7 @@ pub enum LoadStep {
 
 type Observe = dyn Fn(&str, LoadStep) + Send + Sync;
 
-impl Catalogue {
+impl ModelRegistry {
     /// Registers the configured models. From now on engines can start, and their signals are sent to `recorder`.
     ///
     /// # Errors
@@ -61,7 +61,7 @@ impl Catalogue {
         observe: impl Fn(&str, LoadStep) + Send + Sync + 'static,
     ) -> Result<(), ModelError> {
         let entry = self.lock().entries.first().cloned();
-        let entry = entry.ok_or_else(|| refused(Path::new("no model"), "the catalogue is not open"))?;
+        let entry = entry.ok_or_else(|| refused(Path::new("no model"), "the model registry is not open"))?;
         self.change(&entry.name, |entry| entry.state = ModelState::Loading(0.0));
         self.load(&entry, Arc::new(observe)).await
     }
@@ -93,16 +93,16 @@ impl Catalogue {
                 return None;
             }
             entry.state = ModelState::Loading(0.0);
-            entry.given_up = Arc::default();
+            entry.load_cancelled = Arc::default();
             Some(entry.clone())
         });
         let Some(entry) = begun.flatten() else { return Ok(()) };
-        let catalogue = self.clone();
+        let registry = self.clone();
         tokio::spawn(async move {
             tracing::info!(model = entry.name, "loading");
-            match catalogue.load(&entry, Arc::new(|_, _| ())).await {
+            match registry.load(&entry, Arc::new(|_, _| ())).await {
                 Ok(()) => tracing::info!(model = entry.name, "loaded"),
-                Err(_) if entry.given_up.load(Ordering::Acquire) => {
+                Err(_) if entry.load_cancelled.load(Ordering::Acquire) => {
                     tracing::info!(model = entry.name, "load cancelled");
                 }
                 Err(error) => tracing::error!(model = entry.name, %error, "load failed"),
@@ -113,14 +113,14 @@ impl Catalogue {
 
     async fn load(&self, entry: &Entry, observe: Arc<Observe>) -> Result<(), ModelError> {
         let started = self.start(entry, observe).await;
-        let given_up = entry.given_up.load(Ordering::Acquire);
+        let load_cancelled = entry.load_cancelled.load(Ordering::Acquire);
         let (state, result) = match started {
-            Ok(loaded) if given_up => {
+            Ok(loaded) if load_cancelled => {
                 loaded.stop().await;
                 (ModelState::Unloaded, Err(refused(&entry.path, "the load was cancelled")))
             }
             Ok(loaded) => (ModelState::Ready(loaded), Ok(())),
-            Err(error) if given_up => (ModelState::Unloaded, Err(error)),
+            Err(error) if load_cancelled => (ModelState::Unloaded, Err(error)),
             Err(error) => (ModelState::Failed(error.to_string()), Err(error)),
         };
         self.change(&entry.name, |entry| {
@@ -133,10 +133,10 @@ impl Catalogue {
     async fn start(&self, entry: &Entry, observe: Arc<Observe>) -> Result<Loaded, ModelError> {
         let recorder = self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(recorder) = recorder else {
-            return Err(refused(&entry.path, "the catalogue is not open"));
+            return Err(refused(&entry.path, "the model registry is not open"));
         };
         let config = &self.0.config.engine;
-        self.attempt(&entry.path).await?;
+        self.probe_file(&entry.path).await?;
         let model = self.read(entry, Arc::clone(&observe)).await?;
         observe(&entry.name, LoadStep::Context);
         let options = engine_options(&self.0.config, &model, self.0.clock);
@@ -155,18 +155,18 @@ impl Catalogue {
     /// Reads the weights on a blocking thread.
     async fn read(&self, entry: &Entry, observe: Arc<Observe>) -> Result<Model, ModelError> {
         let options = model_options(&self.0.config.engine, entry);
-        let (catalogue, read) = (self.clone(), entry.clone());
+        let (registry, read) = (self.clone(), entry.clone());
         let read = move || {
-            let Entry { name, path, given_up, .. } = read;
+            let Entry { name, path, load_cancelled, .. } = read;
             let mut shown = 0.0;
             Model::load(&path, &options, move |done| {
                 observe(&name, LoadStep::Weights(done));
                 // llama.cpp reports progress for every tensor; one report per percent is enough.
                 if done - shown >= 0.01 {
                     shown = done;
-                    catalogue.change(&name, |entry| entry.state = ModelState::Loading(done));
+                    registry.change(&name, |entry| entry.state = ModelState::Loading(done));
                 }
-                !given_up.load(Ordering::Acquire)
+                !load_cancelled.load(Ordering::Acquire)
             })
         };
         tokio::task::spawn_blocking(read).await.map_err(|_| refused(&entry.path, "the loader panicked"))?
@@ -235,7 +235,7 @@ fn tuning(flags: &TuningFlags) -> Tuning {
             yarn_beta_fast: flags.yarn_beta_fast,
             yarn_beta_slow: flags.yarn_beta_slow,
         },
-        overrides: flags.override_kv.iter().map(|said| (said.key.clone(), overridden(&said.value))).collect(),
+        overrides: flags.override_kv.iter().map(|entry| (entry.key.clone(), overridden(&entry.value))).collect(),
         check_tensors: flags.check_tensors,
         cache_on_host: flags.kv_offload == flags::OnOff::Off,
         no_op_offload: flags.op_offload == flags::OnOff::Off,

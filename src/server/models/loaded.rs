@@ -140,7 +140,7 @@ fn template_of(engine: &Engine, given: Option<&str>) -> Result<ChatTemplate, Str
     let special = vocabulary.special();
     let (bos, eos) = (text(special.bos), text(special.eos));
     let template = match given {
-        Some(name) if is_chat_template_name(name) => ChatTemplate::of_llama_cpp(name, &bos, &eos),
+        Some(name) if is_chat_template_name(name) => ChatTemplate::from_llama_cpp(name, &bos, &eos),
         given => ChatTemplate::new(given.or(model.card().chat_template.as_deref()), &bos, &eos),
     };
     template.map(|template| template.guarding(Arc::clone(vocabulary))).map_err(|error| error.to_string())

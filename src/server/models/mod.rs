@@ -17,7 +17,7 @@ mod unload;
 pub use asleep::{Asleep, Observed};
 pub use load::LoadStep;
 pub use loaded::Loaded;
-pub(crate) use names::meant;
+pub(crate) use names::resolve;
 pub use sessions::{NoRoom, SessionClient, Sessions};
 
 use super::ApiError;
@@ -62,12 +62,12 @@ pub struct Entry {
     /// Data reported while it sleeps; `None` if it does not.
     asleep: Option<Arc<Asleep>>,
     /// Cancels the load in progress.
-    given_up: Arc<AtomicBool>,
+    load_cancelled: Arc<AtomicBool>,
 }
 
 /// The models of a server; cheap to clone.
 #[derive(Clone)]
-pub struct Catalogue(Arc<Inner>);
+pub struct ModelRegistry(Arc<Inner>);
 
 struct Inner {
     models: Mutex<Models>,
@@ -80,12 +80,12 @@ struct Inner {
     sessions: Sessions,
     config: Arc<Config>,
     clock: Clock,
-    /// The program that tries files in a separate process.
+    /// The program that checks files in a separate process.
     trial: OnceLock<PathBuf>,
 }
 
 /// Result of looking up a request's model.
-enum Look {
+enum ModelLookup {
     Ready(Loaded),
     /// It can be loaded under this name.
     Unloaded(String),
@@ -100,7 +100,7 @@ struct Models {
     uses: u64,
 }
 
-impl Catalogue {
+impl ModelRegistry {
     /// Creates an empty registry. `clock` returns the time for engines.
     pub(crate) fn new(config: Arc<Config>, clock: Clock) -> Self {
         Self(Arc::new(Inner {
@@ -131,13 +131,13 @@ impl Catalogue {
         found.cloned().ok_or_else(|| models.unknown(name))
     }
 
-    /// Returns the model named by a request, as in [`Catalogue::loaded`], loaded or not.
+    /// Returns the model named by a request, as in [`ModelRegistry::loaded`], loaded or not.
     ///
     /// # Errors
     /// 404 for an unknown model.
-    pub fn meant(&self, asked: Option<&str>) -> Result<Entry, ApiError> {
+    pub fn find_entry(&self, requested: Option<&str>) -> Result<Entry, ApiError> {
         let models = self.lock();
-        let index = models.find(asked, self.0.config.server.any_model_name)?;
+        let index = models.find(requested, self.0.config.server.any_model_name)?;
         Ok(models.entries[index].clone())
     }
 
@@ -159,16 +159,16 @@ impl Catalogue {
     /// # Errors
     /// 404 for an unknown model; 400 if it is not loaded; 503 if loading failed or it is being unloaded; 429 if there
     /// is no room next to models in use.
-    pub async fn loaded(&self, asked: Option<&str>) -> Result<Loaded, ApiError> {
+    pub async fn loaded(&self, requested: Option<&str>) -> Result<Loaded, ApiError> {
         let mut changed = self.changes();
         let mut looked = self.0.config.server.models.dir.is_none();
         loop {
             changed.mark_unchanged();
-            match self.look(asked) {
-                Ok(Look::Ready(loaded)) => return Ok(loaded),
-                Ok(Look::Unloaded(name)) => self.begin_load(&name).await?,
+            match self.look_up(requested) {
+                Ok(ModelLookup::Ready(loaded)) => return Ok(loaded),
+                Ok(ModelLookup::Unloaded(name)) => self.begin_load(&name).await?,
                 // The sender is part of `self`, so waiting cannot fail.
-                Ok(Look::Changing) => drop(changed.changed().await),
+                Ok(ModelLookup::Changing) => drop(changed.changed().await),
                 // Its file may have been added after the last scan.
                 Err(error) if error.kind() == super::ErrorKind::NotFound && !looked => {
                     looked = true;
@@ -179,24 +179,24 @@ impl Catalogue {
         }
     }
 
-    fn look(&self, asked: Option<&str>) -> Result<Look, ApiError> {
+    fn look_up(&self, requested: Option<&str>) -> Result<ModelLookup, ApiError> {
         let mut models = self.lock();
-        let index = models.find(asked, self.0.config.server.any_model_name)?;
+        let index = models.find(requested, self.0.config.server.any_model_name)?;
         models.uses += 1;
         let now = models.uses;
         let entry = &mut models.entries[index];
         entry.last_used = now;
         let autoload = self.0.config.server.models.autoload || entry.is_asleep();
         match &entry.state {
-            ModelState::Ready(loaded) => Ok(Look::Ready(loaded.clone())),
-            ModelState::Unloaded if autoload => Ok(Look::Unloaded(entry.name.clone())),
-            ModelState::Loading(_) => Ok(Look::Changing),
-            ModelState::Unloading if autoload => Ok(Look::Changing),
+            ModelState::Ready(loaded) => Ok(ModelLookup::Ready(loaded.clone())),
+            ModelState::Unloaded if autoload => Ok(ModelLookup::Unloaded(entry.name.clone())),
+            ModelState::Loading(_) => Ok(ModelLookup::Changing),
+            ModelState::Unloading if autoload => Ok(ModelLookup::Changing),
             _ => Err(entry.not_loaded()),
         }
     }
 
-    /// Returns a receiver that is notified of changes; compare [`Catalogue::list`] before and after.
+    /// Returns a receiver that is notified of changes; compare [`ModelRegistry::list`] before and after.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<()> {
         self.0.changed.subscribe()
@@ -207,7 +207,7 @@ impl Catalogue {
         self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner).take();
         let running: Vec<Loaded> = {
             let models = self.lock();
-            models.entries.iter().for_each(|entry| entry.given_up.store(true, Ordering::Release));
+            models.entries.iter().for_each(|entry| entry.load_cancelled.store(true, Ordering::Release));
             models.entries.iter().filter_map(|entry| entry.ready().cloned()).collect()
         };
         futures::future::join_all(running.iter().map(Loaded::stop)).await;
@@ -227,29 +227,29 @@ impl Catalogue {
 }
 
 impl Models {
-    fn find(&self, asked: Option<&str>, any_name: bool) -> Result<usize, ApiError> {
-        let asked = asked.filter(|asked| !asked.is_empty());
-        let found = match asked {
+    fn find(&self, requested: Option<&str>, any_name: bool) -> Result<usize, ApiError> {
+        let requested = requested.filter(|requested| !requested.is_empty());
+        let found = match requested {
             None => (!self.entries.is_empty()).then_some(0),
-            Some(asked) => {
+            Some(requested) => {
                 let names = self.entries.iter().flat_map(Entry::names);
-                match meant(asked, names) {
+                match resolve(requested, names) {
                     Some((name, _)) => self.entries.iter().position(|entry| entry.names().any(|own| own == name)),
                     None => any_name.then_some(0),
                 }
             }
         };
-        found.ok_or_else(|| self.unknown(asked.unwrap_or_default()))
+        found.ok_or_else(|| self.unknown(requested.unwrap_or_default()))
     }
 
-    fn unknown(&self, asked: &str) -> ApiError {
+    fn unknown(&self, requested: &str) -> ApiError {
         if self.entries.is_empty() {
-            let detail = format!("unknown model '{asked}': this server was started with --no-model");
+            let detail = format!("unknown model '{requested}': this server was started with --no-model");
             return ApiError::new(super::ErrorKind::NotFound, detail).at("model").code("model_not_found");
         }
         let known: Vec<&str> = self.entries.iter().map(|entry| entry.name.as_str()).collect();
         let detail = format!(
-            "unknown model '{asked}'; known models: {}; without \"model\" a request uses {}",
+            "unknown model '{requested}'; known models: {}; without \"model\" a request uses {}",
             known.join(", "),
             known.first().unwrap_or(&"none")
         );
@@ -281,7 +281,7 @@ impl Entry {
             state: ModelState::Unloaded,
             last_used: 0,
             asleep: None,
-            given_up: Arc::default(),
+            load_cancelled: Arc::default(),
         }
     }
 

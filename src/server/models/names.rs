@@ -2,10 +2,10 @@
 //!
 //! The text is a model's name or alias, `name/mod-a/mod-b`, or either with a publisher: `publisher/name/mod-a`.
 
-/// Returns the name in `names` that `asked` equals or starts with up to a slash, and the text after that slash.
-fn beginning<'a, 'n>(asked: &'a str, names: impl Iterator<Item = &'n str>) -> Option<(&'n str, &'a str)> {
+/// Returns the name in `names` that `requested` equals or starts with up to a slash, and the text after that slash.
+fn split_name<'a, 'n>(requested: &'a str, names: impl Iterator<Item = &'n str>) -> Option<(&'n str, &'a str)> {
     names
-        .filter_map(|name| match asked.strip_prefix(name)? {
+        .filter_map(|name| match requested.strip_prefix(name)? {
             "" => Some((name, "")),
             rest => rest.strip_prefix('/').map(|rest| (name, rest)),
         })
@@ -13,20 +13,20 @@ fn beginning<'a, 'n>(asked: &'a str, names: impl Iterator<Item = &'n str>) -> Op
 }
 
 /// Returns the matching name in `names` and the text after it: names of mods separated by slashes.
-pub fn meant<'a, 'n>(asked: &'a str, names: impl Iterator<Item = &'n str> + Clone) -> Option<(&'n str, &'a str)> {
-    beginning(asked, names.clone())
-        .or_else(|| asked.split_once('/').and_then(|(_publisher, rest)| beginning(rest, names)))
+pub fn resolve<'a, 'n>(requested: &'a str, names: impl Iterator<Item = &'n str> + Clone) -> Option<(&'n str, &'a str)> {
+    split_name(requested, names.clone())
+        .or_else(|| requested.split_once('/').and_then(|(_publisher, rest)| split_name(rest, names)))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::meant;
+    use super::resolve;
 
     const NAMES: [&str; 3] = ["demo", "demo/large", "tiny"];
 
     #[test]
-    fn a_name_may_have_a_publisher_before_it_and_mods_behind_it() {
-        let found = |asked| meant(asked, NAMES.into_iter());
+    fn model_name_may_have_publisher_and_mods() {
+        let found = |requested| resolve(requested, NAMES.into_iter());
         assert_eq!(found("demo"), Some(("demo", "")));
         assert_eq!(found("demo/a/b"), Some(("demo", "a/b")));
         assert_eq!(found("demo/large/a"), Some(("demo/large", "a")));

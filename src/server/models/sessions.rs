@@ -149,7 +149,7 @@ mod tests {
     const ALL: SessionClient<'_> = SessionClient { tenant: None, scope: &Scope::All };
 
     #[test]
-    fn the_limit_holds_and_a_session_can_be_replaced() {
+    fn size_limit_applies_and_session_can_be_replaced() {
         let sessions = Sessions::new(100);
         let (now, later) = (DateTime::UNIX_EPOCH, DateTime::UNIX_EPOCH + chrono::TimeDelta::seconds(5));
         let block = |len| Bytes::from(vec![0; len]);
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_that_was_saved_again_stays() {
+    fn session_saved_again_is_not_removed() {
         let sessions = Sessions::new(100);
         let block = |byte| Bytes::from(vec![byte; 50]);
         sessions.put(None, "m", 1, block(1), DateTime::UNIX_EPOCH).unwrap();

@@ -1,6 +1,6 @@
 //! Unloading: on request, and to make room for another model.
 
-use super::{Catalogue, Entry, Loaded, ModelState};
+use super::{Entry, Loaded, ModelRegistry, ModelState};
 use crate::server::{ApiError, ErrorKind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,7 +12,7 @@ const LOOK: Duration = Duration::from_millis(10);
 /// Maximum time for which responses that are being written may keep the memory of an unloaded model.
 const LAST_READERS: Duration = Duration::from_secs(5);
 
-impl Catalogue {
+impl ModelRegistry {
     /// Starts unloading a model: no new runs are accepted, and the model is dropped when active runs have ended or the
     /// grace period is over. Cancels a load in progress.
     ///
@@ -27,7 +27,7 @@ impl Catalogue {
                 Ok(Some(loaded))
             }
             ModelState::Loading(_) => {
-                entry.given_up.store(true, Ordering::Release);
+                entry.load_cancelled.store(true, Ordering::Release);
                 Ok(None)
             }
             ModelState::Failed(_) => {
@@ -39,8 +39,8 @@ impl Catalogue {
             ModelState::Unloaded => Err(entry.not_loaded()),
         });
         if let Some(loaded) = taken.transpose()?.flatten() {
-            let catalogue = self.clone();
-            tokio::spawn(async move { catalogue.unload(entry.name, loaded).await });
+            let registry = self.clone();
+            tokio::spawn(async move { registry.unload(entry.name, loaded).await });
         }
         Ok(())
     }

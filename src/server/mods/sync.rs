@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 /// The last known state of each mod in the database, by name.
 ///
-/// Only a difference to that state counts as a change. A mod disabled here while the database was away stays disabled.
+/// Only a difference to that state counts as a change. A mod disabled here while the database was unavailable stays disabled.
 #[derive(Default)]
 pub struct ModSync(BTreeMap<String, ModState>);
 

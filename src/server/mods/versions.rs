@@ -46,7 +46,7 @@ pub fn used_files(document: &Document) -> Vec<(String, String)> {
     files.filter_map(|used| Some((used["name"].as_str()?.to_owned(), used["version"].as_str()?.to_owned()))).collect()
 }
 
-/// Stores those versions whose sources are in the data directory, where the program that ran them has put them.
+/// Stores those versions whose sources are in the data directory, where the program that ran them has stored them.
 pub(crate) async fn store_local_sources(app: &App, files: Vec<(String, String)>) -> Result<(), ApiError> {
     for (name, hash) in files.iter().take(MAX_LOCAL_SOURCES) {
         let (data_dir, wanted) = (app.config().data.dir.clone(), hash.clone());

@@ -1,4 +1,4 @@
-//! Tells the other servers where this one is and which models it has.
+//! Announces the address and the models of this server to the other servers.
 
 use crate::server::App;
 use crate::store::Announcement;

@@ -1,4 +1,4 @@
-//! HTTP requests that another server answers.
+//! Forwards HTTP requests to another server.
 
 use super::{CONNECT_TIMEOUT, ForwardHeaders, Peer};
 use crate::server::{ApiError, App};
@@ -8,7 +8,7 @@ use axum::response::Response;
 use reqwest::redirect::Policy;
 use std::sync::LazyLock;
 
-/// Headers of the other server's response that the client gets; the others belong to the connection.
+/// Headers of the response that are forwarded to the client; all others concern only the connection.
 const RETURNED: [HeaderName; 5] = [
     header::CONTENT_TYPE,
     header::RETRY_AFTER,
@@ -18,17 +18,17 @@ const RETURNED: [HeaderName; 5] = [
 ];
 
 static CLIENT: LazyLock<Result<reqwest::Client, reqwest::Error>> = LazyLock::new(|| {
-    // An error says that it was done before.
+    // An error means that a provider is already installed.
     let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
     let builder = || reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).redirect(Policy::none()).no_proxy();
-    // A system without authorities can still use plain http.
+    // Plain http also works on a system without certificate authorities.
     builder().build().or_else(|_| builder().tls_certs_only([]).build())
 });
 
-/// Has another server answer a request; its body is passed on as it arrives.
+/// Forwards a request to another server and streams the response's body.
 ///
 /// # Errors
-/// 503 if that server does not answer.
+/// 503 if that server does not respond.
 pub(crate) async fn forward(
     app: &App,
     peer: &Peer,
@@ -37,7 +37,7 @@ pub(crate) async fn forward(
     body: Bytes,
 ) -> Result<Response, ApiError> {
     let client = CLIENT.as_ref().map_err(ApiError::internal)?;
-    let request = client.request(method, peer.address(path)?).headers(headers.to_send(app)?).body(body);
+    let request = client.request(method, peer.address(path)?).headers(headers.forwarded_headers(app)?).body(body);
     let answer = request.send().await.map_err(|error| peer.unreachable(&root(&error)))?;
     let mut response = Response::builder().status(answer.status());
     for name in RETURNED {

@@ -1,8 +1,8 @@
-//! Requests for runs that another server on the database generates.
+//! Requests for runs that another server of the same database generates.
 //!
 //! They are forwarded to the address that the other server announces in the database, with the client's credentials, which
-//! the other server checks itself. Addresses come from the database alone, never from a request: a server trusts the others
-//! that can write there. A forwarded request says so in [`FORWARDED_BY`] and is never forwarded again.
+//! the other server checks itself. Addresses come from the database alone, never from a request: a server trusts all servers
+//! that can write there. A forwarded request has the header [`FORWARDED_BY`] and is never forwarded again.
 
 mod announce;
 mod forward;
@@ -25,7 +25,7 @@ use tokio::time::sleep;
 
 /// Header of a forwarded request: the id of the server that forwards it.
 const FORWARDED_BY: HeaderName = HeaderName::from_static("x-thunder-forwarded-by");
-/// Headers that are passed on; everything else belongs to the connection, or to the page that the client is.
+/// Headers that are forwarded; all others concern only the connection, or the page that sent the request.
 const PASSED_ON: [HeaderName; 7] = [
     header::AUTHORIZATION,
     HeaderName::from_static("x-api-key"),
@@ -37,12 +37,12 @@ const PASSED_ON: [HeaderName; 7] = [
 ];
 /// Maximum time to connect to another server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Lookups of a run that is not stored, before the last one.
+/// Maximum repeated lookups of a run that is not stored.
 const LOOKUPS: u32 = 10;
-/// Delay after such a lookup.
+/// Delay before a repeated lookup.
 const LOOKUP_DELAY: Duration = Duration::from_millis(50);
 
-/// The headers of a request that another server needs to answer it.
+/// Headers of a request that another server needs.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ForwardHeaders {
     headers: HeaderMap,
@@ -50,7 +50,7 @@ pub(crate) struct ForwardHeaders {
 }
 
 impl ForwardHeaders {
-    pub(crate) fn of(headers: &HeaderMap) -> Self {
+    pub(crate) fn from_headers(headers: &HeaderMap) -> Self {
         let passed_on = PASSED_ON.into_iter().filter_map(|name| {
             let value = headers.get(&name)?.clone();
             Some((name, value))
@@ -66,7 +66,7 @@ impl ForwardHeaders {
     }
 
     /// Returns the headers of the forwarded request.
-    fn to_send(&self, app: &App) -> Result<HeaderMap, ApiError> {
+    fn forwarded_headers(&self, app: &App) -> Result<HeaderMap, ApiError> {
         let mut headers = self.headers.clone();
         let id = app.store()?.server_id().to_string();
         headers.insert(FORWARDED_BY, HeaderValue::from_str(&id).map_err(ApiError::internal)?);
@@ -78,7 +78,7 @@ impl FromRequestParts<App> for ForwardHeaders {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Infallible> {
-        Ok(Self::of(&parts.headers))
+        Ok(Self::from_headers(&parts.headers))
     }
 }
 
@@ -98,8 +98,8 @@ impl Peer {
     }
 }
 
-/// Returns the run as [`App::find_run`] does. A run that began a moment ago on another server may not be stored yet: an unknown
-/// one is looked up again for a while.
+/// Returns the run like [`App::find_run`]. A run that has just started on another server may not be stored yet, so an unknown
+/// run is looked up repeatedly for a short time.
 ///
 /// # Errors
 /// The errors of [`App::find_run`].
@@ -113,12 +113,12 @@ pub(crate) async fn find_recent(app: &App, scope: &Scope, id: &str) -> Result<Ru
     app.find_run(scope, id).await
 }
 
-/// Returns the other server that generates a run; `None` if this one does, if the run is over, or if the request was forwarded
-/// already.
+/// Returns the other server that generates a run; `None` if this one does, if the run has ended, or if the request was already
+/// forwarded.
 ///
 /// # Errors
-/// 503 if that server announces no address, or the database is away.
-pub(crate) async fn peer_of(
+/// 503 if that server announces no address, or the database is unavailable.
+pub(crate) async fn find_peer(
     app: &App,
     scope: &Scope,
     run_id: RunId,

@@ -1,4 +1,4 @@
-//! Runs of the streaming protocol that another server generates: its messages reach the client, and the client's reach it.
+//! Relays the messages of streaming runs between a client and the server that generates the runs.
 
 use super::{CONNECT_TIMEOUT, ForwardHeaders, Peer};
 use crate::server::socket::Outgoing;
@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 use yawc::{Frame, HttpRequest, OpCode, Options, TcpWebSocket, WebSocket};
 
-/// Messages of the client that may wait for the other server.
+/// Maximum messages of the client that are queued for the other server.
 const MAX_WAITING: usize = 16;
 
 /// The client's side of a relay; cheap to clone.
@@ -24,26 +24,26 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    /// Returns true if the messages of the run with that id pass this relay.
+    /// Returns true if this relay handles the run with that id.
     pub(crate) fn has(&self, id: &str) -> bool {
         self.ids.lock().unwrap_or_else(PoisonError::into_inner).contains(id)
     }
 
-    /// Passes a message of the client on; false if the relay has ended.
+    /// Forwards a message of the client. Returns false if the relay has ended.
     pub(crate) async fn send(&self, message: String) -> bool {
         self.messages.send(message).await.is_ok()
     }
 }
 
-/// The fields of a message that show which runs are active.
+/// Fields of a message that determine which runs are active.
 #[derive(Deserialize)]
-struct Head {
+struct MessageHead {
     r#type: String,
     operation: Option<String>,
     request_id: Option<String>,
     run_id: Option<String>,
     replaces: Option<String>,
-    /// An error that ends a run has its text.
+    /// Present in an error that ends a run.
     generated_text: Option<IgnoredAny>,
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct RelayConnection {
 /// Connects to the server that generates a run, and sends it the message `first`.
 ///
 /// # Errors
-/// 503 if that server does not answer.
+/// 503 if that server does not respond.
 pub(crate) async fn relay(
     app: &App,
     peer: &Peer,
@@ -67,9 +67,11 @@ pub(crate) async fn relay(
 ) -> Result<(Relay, RelayConnection), ApiError> {
     let mut address = peer.address("/generate")?;
     let scheme = if address.scheme() == "https" { "wss" } else { "ws" };
-    address.set_scheme(scheme).map_err(|()| ApiError::internal("an address that cannot be a WebSocket's"))?;
+    address
+        .set_scheme(scheme)
+        .map_err(|()| ApiError::internal("the address cannot be converted to a WebSocket address"))?;
     let mut request = HttpRequest::builder();
-    for (name, value) in &headers.to_send(app)? {
+    for (name, value) in &headers.forwarded_headers(app)? {
         request = request.header(name, value);
     }
     let max_bytes = app.config().server.sockets.max_message_bytes.saturating_mul(2).saturating_add(1);
@@ -88,7 +90,7 @@ impl RelayConnection {
     /// Relays until no run is active.
     ///
     /// # Errors
-    /// The other server is gone before.
+    /// The connection to the other server was lost.
     pub(crate) async fn run(mut self, outgoing: &Outgoing) -> Result<(), ApiError> {
         let mut active = HashSet::new();
         loop {
@@ -109,7 +111,7 @@ impl RelayConnection {
             }
             let text = frame.as_str().to_owned();
             let ends = self.ends_with(&text, &mut active);
-            // When the client has gone, nobody needs the relay.
+            // The relay ends when the client has disconnected.
             if outgoing.send(text).await.is_err() || ends {
                 return Ok(());
             }
@@ -118,7 +120,7 @@ impl RelayConnection {
 
     /// Updates the set of active runs after a message; returns true if it is empty.
     fn ends_with(&self, message: &str, active: &mut HashSet<String>) -> bool {
-        let Ok(head) = serde_json::from_str::<Head>(message) else { return false };
+        let Ok(head) = serde_json::from_str::<MessageHead>(message) else { return false };
         let Some(id) = head.request_id else { return head.r#type == "error" && active.is_empty() };
         match (head.r#type.as_str(), head.operation.as_deref()) {
             ("init", _) => {

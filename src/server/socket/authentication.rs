@@ -29,7 +29,7 @@ pub(super) async fn authenticate(
     let Ok(Value::Object(mut fields)) = serde_json::from_str(&text) else { return Err(refused()) };
     let Some(Value::String(sent)) = fields.shift_remove(FIELD) else { return Err(refused()) };
     let security = &app.config().server.security;
-    let Some(key) = security.known(&sent) else {
+    let Some(key) = security.find_key(&sent) else {
         return Err(ApiError::new(ErrorKind::Unauthorized, "unknown API key"));
     };
     headers.set_key(&sent);

@@ -40,7 +40,7 @@ impl FromRequestParts<App> for Upgrade {
         }
         let caller = parts.extensions.get::<Caller>().cloned();
         let address = parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0);
-        let headers = ForwardHeaders::of(&parts.headers);
+        let headers = ForwardHeaders::from_headers(&parts.headers);
         let incomplete = || {
             ApiError::bad_request(
                 "this is not a WebSocket handshake: expected the headers Connection: Upgrade, Sec-WebSocket-Version: 13 \

@@ -5,7 +5,7 @@ use crate::api::shared::error::OpenAiError;
 use crate::api::shared::{self, fields::invalid_value};
 use crate::engine::EndReasoning;
 use crate::events::{RunId, Scope};
-use crate::server::peers::{ForwardHeaders, find_recent, forward, peer_of};
+use crate::server::peers::{ForwardHeaders, find_peer, find_recent, forward};
 use crate::server::{ApiError, App};
 use axum::Json;
 use axum::body::Bytes;
@@ -55,7 +55,7 @@ pub(super) async fn control(
     };
     if let (None, Some(run)) = (&thought, run)
         && find_recent(&app, &scope, &run.to_string()).await.is_ok()
-        && let Some(peer) = peer_of(&app, &scope, run, &headers).await?
+        && let Some(peer) = find_peer(&app, &scope, run, &headers).await?
     {
         return Ok(forward(&app, &peer, (Method::POST, "/v1/chat/completions/control"), &headers, bytes).await?);
     }

@@ -21,7 +21,7 @@ use response::{CompletionBuilder, CompletionChoice};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Completes a prompt like OpenAI's older route. `prompt` is a string, token ids, or a list of those; `n` is the number
+/// Completes a prompt, as OpenAI's older API. `prompt` is a string, token ids, or a list of those; `n` is the number
 /// of answers to each. `echo` repeats the prompt; with `logprobs` and `max_tokens` 0 it reports the prompt's
 /// probabilities. `suffix` requests the text between `prompt` and `suffix`.
 #[utoipa::path(post, path = "/v1/completions", tag = "openai",

@@ -314,7 +314,7 @@ mod tests {
     use super::with_header;
 
     #[test]
-    fn bytes_begin_where_numbers_can() {
+    fn binary_payload_is_aligned() {
         for len in 0..20 {
             let header = vec![b'x'; len];
             let message = with_header(&header, &[1, 2, 3]);

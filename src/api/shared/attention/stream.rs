@@ -205,7 +205,7 @@ pub(crate) async fn run_blocking<T: Send + 'static>(
     }
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done,
-        Err(_) => Err(ApiError::new(ErrorKind::Internal, "putting attention into its shape panicked")),
+        Err(_) => Err(ApiError::new(ErrorKind::Internal, "converting attention panicked")),
     }
 }
 

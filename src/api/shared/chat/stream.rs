@@ -75,7 +75,7 @@ pub(crate) enum ChatDelta {
     },
     /// The call with that index is complete.
     ToolCallEnd(usize),
-    /// Earlier output is void.
+    /// Earlier output is retracted.
     Retract(Retraction),
 }
 

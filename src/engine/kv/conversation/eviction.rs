@@ -306,13 +306,13 @@ mod tests {
             span.end += if span.end as usize >= at { 2 } else { 0 };
         }
         let parts = droppable_parts(&tokens, &spans, &vocabulary());
-        let told = parts[0].evicted_messages(&tokens, &vocabulary());
-        let listed: Vec<_> = told.iter().map(|one| (one.role.as_str(), one.tokens, one.text.as_str())).collect();
+        let reported = parts[0].evicted_messages(&tokens, &vocabulary());
+        let listed: Vec<_> = reported.iter().map(|one| (one.role.as_str(), one.tokens, one.text.as_str())).collect();
         assert_eq!(listed, [("user", 3, "222"), ("assistant", 2, "PQ"), ("tool", 4, "4444"), ("assistant", 2, "55")]);
         let range = [parts[0].range.clone()];
         assert_eq!(
             evicted_messages(&tokens, &spans, &range, &vocabulary()),
-            told,
+            reported,
             "omitted messages are listed in the same way"
         );
     }
@@ -322,11 +322,11 @@ mod tests {
         let messages = [("user", 3), ("assistant", 2), ("user", 1), ("assistant", 1), ("user", 1)];
         let (tokens, spans) = chat(&messages);
         let parts = droppable_parts(&tokens, &spans, &vocabulary());
-        let told = parts[0].evicted_messages(&tokens, &vocabulary());
+        let reported = parts[0].evicted_messages(&tokens, &vocabulary());
         assert_eq!(
-            told.iter().map(|one| (one.role.as_str(), one.tokens)).collect::<Vec<_>>(),
+            reported.iter().map(|one| (one.role.as_str(), one.tokens)).collect::<Vec<_>>(),
             [("user", 3), ("assistant", 2)]
         );
-        assert_eq!(told[0].text, "222");
+        assert_eq!(reported[0].text, "222");
     }
 }

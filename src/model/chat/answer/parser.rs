@@ -163,7 +163,7 @@ impl AnswerParser {
 
     fn advance(&mut self, over: Option<AnswerEnd>) {
         loop {
-            let goes_on = match &self.state {
+            let is_active = match &self.state {
                 State::Begin => self.begin(over),
                 State::Thought { search } => self.parse_thought(*search, over),
                 State::Gap => self.parse_gap(over),
@@ -171,7 +171,7 @@ impl AnswerParser {
                 State::Block(_) => self.parse_block(over),
                 State::Channels(_) => self.parse_channels(over),
             };
-            if !goes_on {
+            if !is_active {
                 return;
             }
         }
@@ -255,8 +255,8 @@ impl AnswerParser {
     }
 
     fn parse_text(&mut self, search: usize, start: bool, over: Option<AnswerEnd>) -> bool {
-        if start && let Some(goes_on) = self.parse_lead(over).or_else(|| self.parse_bare(over)) {
-            return goes_on;
+        if start && let Some(is_active) = self.parse_lead(over).or_else(|| self.parse_bare(over)) {
+            return is_active;
         }
         let search = search.max(self.at);
         let rest = &self.text[search..];

@@ -40,7 +40,7 @@ fn chat(messages: &[(&str, &str)]) -> (Vec<TokenId>, Vec<Span>) {
 }
 
 /// A slot after the first answer, which began with reasoning. The end token was sampled but never decoded.
-fn slot(thought: &str, said: &str) -> (Vec<TokenId>, SlotHistory) {
+fn slot(thought: &str, output: &str) -> (Vec<TokenId>, SlotHistory) {
     let vocabulary = vocabulary();
     let (mut held, _) = chat(&[("user", "hi")]);
     let start = held.len();
@@ -48,7 +48,7 @@ fn slot(thought: &str, said: &str) -> (Vec<TokenId>, SlotHistory) {
     if !thought.is_empty() {
         generated.push(2);
     }
-    generated.extend(text(said));
+    generated.extend(text(output));
     generated.push(END);
     let mut history = SlotHistory::default();
     history.record_answer(start, &generated, &vocabulary);
@@ -65,14 +65,14 @@ fn reasoning_is_restored() {
     let aligned = align(&prompt, &spans, &held, &history, &vocabulary(), false).unwrap();
     assert_eq!(aligned.tokens[..held.len()], held);
     assert_eq!(vocabulary().decode(&aligned.tokens), "U:hi<end>A:hmm</think>hello<end>U:more<end>A:");
-    let said: Vec<(String, String)> = aligned
+    let output: Vec<(String, String)> = aligned
         .spans
         .iter()
         .map(|span| (span.role.clone(), vocabulary().decode(&aligned.tokens[span.start as usize..span.end as usize])))
         .collect();
-    assert_eq!(said[1], ("user".into(), "hi".into()));
-    assert_eq!(said.last().unwrap().1, "<end>A:");
-    assert_eq!(said[said.len() - 2], ("user".into(), "more".into()));
+    assert_eq!(output[1], ("user".into(), "hi".into()));
+    assert_eq!(output.last().unwrap().1, "<end>A:");
+    assert_eq!(output[output.len() - 2], ("user".into(), "more".into()));
 }
 
 #[test]
