@@ -85,7 +85,7 @@ impl Server {
             .spawn()
             .expect("the server starts");
         let server = Self { address, child, folder };
-        // An error means that it is already done.
+        // An error means that a provider is already installed.
         let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
         let begun = Instant::now();
         while !reqwest::get(format!("http://{}/health", server.address))

@@ -107,7 +107,7 @@ async fn measure(store: &Store, url: &str, options: PgConnectOptions, rounds: us
     let mut connection = PgConnection::connect_with(&options).await.expect("connected");
     let (mut bare, mut ingest, mut parse) = (Vec::new(), Vec::new(), Vec::new());
     let (mut fingerprint, mut fold, mut http) = (Vec::new(), Vec::new(), Vec::new());
-    // An error means that it is already done.
+    // An error means that a provider is already installed.
     let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
     let client = reqwest::Client::new();
     let prefix = RunId::now();

@@ -99,7 +99,7 @@ impl Server {
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let server =
             Self { name, base: format!("http://127.0.0.1:{port}"), child: child.expect("the server starts"), folder };
-        // An error means that it is already done.
+        // An error means that a provider is already installed.
         let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
         let begun = Instant::now();
         while !reqwest::get(format!("{}/health", server.base)).await.is_ok_and(|answer| answer.status().is_success()) {

@@ -1,4 +1,4 @@
-//! Anthropic's Messages on a real model. Its weights are random: where an answer must be known, a mod forces it.
+//! Anthropic's Messages API with a real model. Its weights are random, so a mod forces answers that must be known.
 
 use super::chat::{CALLS, says};
 use super::harness::server;
@@ -23,7 +23,7 @@ fn tools() -> Value {
 }
 
 #[tokio::test]
-async fn a_thought_has_a_budget() {
+async fn reasoning_has_budget() {
     let server = server().await;
     let ask = |budget: Value| {
         json!({"max_tokens": 20, "ignore_eos": true, "messages": [{"role": "user", "content": "Hello!"}],
@@ -44,7 +44,7 @@ async fn a_thought_has_a_budget() {
 }
 
 #[tokio::test]
-async fn a_message_is_blocks() {
+async fn message_consists_of_blocks() {
     let server = server().await;
     let body = ask(json!({"tools": tools(), "mods": says(&format!("<think>hm</think>{CALLS}"))}));
     let mut answer = server.answer(MESSAGES, &body).await;
@@ -95,7 +95,7 @@ async fn a_message_is_blocks() {
 }
 
 #[tokio::test]
-async fn a_stream_is_the_same_message_in_events() {
+async fn streamed_message_equals_complete_message() {
     let server = server().await;
     let body = ask(json!({"tools": tools(), "stream": true, "mods": says(&format!("<think>hm</think>{CALLS}"))}));
     let events = server.events(MESSAGES, &body).await;
@@ -149,7 +149,7 @@ async fn a_stream_is_the_same_message_in_events() {
 }
 
 #[tokio::test]
-async fn it_says_why_a_message_ended() {
+async fn message_has_stop_reason() {
     let server = server().await;
     let reason = async |further: Value| {
         let answer = server.answer(MESSAGES, &ask(further)).await;
@@ -164,7 +164,7 @@ async fn it_says_why_a_message_ended() {
 }
 
 #[tokio::test]
-async fn results_go_back_and_tokens_are_counted() {
+async fn tool_results_are_accepted_and_tokens_counted() {
     let server = server().await;
     let body = ask(json!({"system": "Be short.", "tools": tools(), "messages": [
         {"role": "user", "content": "Add."},
@@ -176,12 +176,12 @@ async fn results_go_back_and_tokens_are_counted() {
     let answer = server.answer(MESSAGES, &run).await;
     assert_eq!(answer["content"], json!([{"type": "text", "text": "Three."}]));
     let usage = &answer["usage"];
-    let told = usage["input_tokens"].as_u64().unwrap() + usage["cache_read_input_tokens"].as_u64().unwrap();
-    assert_eq!(told, count);
+    let reported = usage["input_tokens"].as_u64().unwrap() + usage["cache_read_input_tokens"].as_u64().unwrap();
+    assert_eq!(reported, count);
 }
 
 #[tokio::test]
-async fn a_chosen_tool_is_called() {
+async fn chosen_tool_is_called() {
     let server = server().await;
     for choice in [json!({"type": "tool", "name": "add"}), json!({"type": "any", "disable_parallel_tool_use": true})] {
         let tools = json!([tools()[1]]);
@@ -193,7 +193,7 @@ async fn a_chosen_tool_is_called() {
 }
 
 #[tokio::test]
-async fn errors_have_anthropics_shape() {
+async fn errors_have_anthropic_format() {
     let server = server().await;
     for (body, word) in [
         (ask(json!({"messages": []})), "messages"),
@@ -219,7 +219,7 @@ async fn errors_have_anthropics_shape() {
 }
 
 #[tokio::test]
-async fn an_answer_may_have_a_form() {
+async fn answer_can_be_constrained() {
     let server = server().await;
     let format = json!({"type": "json_schema", "schema": {"type": "object", "properties": {"ok": {"type": "boolean"}},
                                                           "required": ["ok"], "additionalProperties": false}});
@@ -234,11 +234,11 @@ async fn an_answer_may_have_a_form() {
 }
 
 #[tokio::test]
-async fn its_clients_get_its_list_of_models() {
+async fn anthropic_clients_receive_anthropic_model_list() {
     let server = server().await;
-    let asked =
+    let requested =
         |path: &str| server.request(reqwest::Method::GET, path).header("anthropic-version", "2023-06-01").send();
-    let list: Value = asked("/v1/models").await.unwrap().json().await.unwrap();
+    let list: Value = requested("/v1/models").await.unwrap().json().await.unwrap();
     let model = list["data"][0].clone();
     assert_eq!(
         (&model["type"], &model["id"], &model["display_name"]),
@@ -250,6 +250,6 @@ async fn its_clients_get_its_list_of_models() {
         (&list["has_more"], &list["first_id"], &list["last_id"]),
         (&json!(false), &json!("tiny"), &json!("tiny"))
     );
-    let one: Value = asked("/v1/models/tiny").await.unwrap().json().await.unwrap();
+    let one: Value = requested("/v1/models/tiny").await.unwrap().json().await.unwrap();
     assert_eq!(one, model);
 }

@@ -26,7 +26,7 @@ struct Line {
     server: ServerFlags,
 }
 
-/// A clock that the decode thread does not survive.
+/// A clock that panics on the decode thread.
 fn deadly_clock() -> DateTime<Utc> {
     assert!(std::thread::current().name() != Some("thunder-decode"), "this clock is broken");
     Utc::now()
@@ -39,7 +39,7 @@ async fn answer(request: reqwest::RequestBuilder) -> (u16, Value) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_decode_thread_that_has_died_is_told_to_everybody() {
+async fn dead_decode_thread_is_reported_on_all_routes() {
     let data_dir = folder();
     let model = model();
     let words = ["thunder", "--listen", "127.0.0.1:0", "--data-dir", data_dir.to_str().unwrap(), "--model"];
@@ -61,13 +61,13 @@ async fn a_decode_thread_that_has_died_is_told_to_everybody() {
     let http = crate::harness::http();
     assert_eq!(answer(http.get(format!("{base}/healthz"))).await.0, 200);
 
-    // the run in which it dies, and one after it
+    // the run in which the thread dies, and a later one
     for _ in 0..2 {
         let body = json!({"prompt": "Once", "max_tokens": 4});
         let (status, error) = answer(http.post(format!("{base}/v1/completions")).json(&body)).await;
         assert_eq!(status, 503, "{error}");
     }
-    // The thread says that a run is lost while it dies, and is dead a moment later.
+    // The thread reports the lost run while it panics, and ends shortly afterwards.
     while app.engine().unwrap().is_running() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -92,9 +92,9 @@ async fn a_decode_thread_that_has_died_is_told_to_everybody() {
     store.close().await;
 }
 
-/// The server may write no file (`ulimit -f 0`), and its database goes away.
+/// The server cannot write files (`ulimit -f 0`), and its database stops.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_run_that_must_be_recorded_fails_when_nothing_takes_it() {
+async fn run_with_required_recording_fails_without_recorder() {
     let (elsewhere, data_dir) = (folder(), folder());
     let database = Store::open(Database::Embedded { data_dir: elsewhere.clone() }, |_| {}).await.unwrap();
     let file = std::fs::read_to_string(elsewhere.join("postgres/data/postmaster.pid")).unwrap();
@@ -117,32 +117,32 @@ async fn a_run_that_must_be_recorded_fails_when_nothing_takes_it() {
         let body = json!({"prompt": "Once", "max_tokens": 8, "ignore_eos": true, "record": record});
         answer(http.post(format!("{base}/v1/completions")).json(&body))
     };
-    let (status, told) = complete("required").await;
-    assert_eq!(status, 200, "{told}");
-    let run_id = told["thunder"]["run_id"].as_str().unwrap();
+    let (status, reported) = complete("required").await;
+    assert_eq!(status, 200, "{reported}");
+    let run_id = reported["thunder"]["run_id"].as_str().unwrap();
     let stored = database.find(&Scope::All, run_id).await.unwrap().expect("it is stored before it is answered");
     assert_eq!(stored.status, RunStatus::Done);
 
     database.close().await;
-    let asked = Instant::now();
-    let (status, told) = complete("required").await;
-    assert_eq!(status, 503, "{told}");
-    assert!(told["error"]["message"].as_str().unwrap().contains("must be recorded"), "{told}");
-    assert!(asked.elapsed() < Duration::from_secs(30), "{:?}", asked.elapsed());
-    let (status, told) = complete("best-effort").await;
-    assert_eq!(status, 200, "{told}");
-    let waited = told["thunder"]["run_id"].as_str().unwrap().to_owned();
+    let requested = Instant::now();
+    let (status, reported) = complete("required").await;
+    assert_eq!(status, 503, "{reported}");
+    assert!(reported["error"]["message"].as_str().unwrap().contains("must be recorded"), "{reported}");
+    assert!(requested.elapsed() < Duration::from_secs(30), "{:?}", requested.elapsed());
+    let (status, reported) = complete("best-effort").await;
+    assert_eq!(status, 200, "{reported}");
+    let waited = reported["thunder"]["run_id"].as_str().unwrap().to_owned();
 
-    // what was given up is no trouble to what comes after
+    // abandoned runs do not affect later ones
     let database = Store::open(Database::Embedded { data_dir: elsewhere }, |_| {}).await.unwrap();
-    let (mut status, mut told) = complete("required").await;
+    let (mut status, mut reported) = complete("required").await;
     while status != 200 {
-        assert!(asked.elapsed() < Duration::from_mins(1), "{told}");
-        (status, told) = complete("required").await;
+        assert!(requested.elapsed() < Duration::from_mins(1), "{reported}");
+        (status, reported) = complete("required").await;
     }
-    // what could wait in memory is there as a whole, with its end
+    // runs kept in memory are stored completely
     while database.find(&Scope::All, &waited).await.unwrap().is_none_or(|run| run.status != RunStatus::Done) {
-        assert!(asked.elapsed() < Duration::from_mins(1), "{:?}", database.find(&Scope::All, &waited).await);
+        assert!(requested.elapsed() < Duration::from_mins(1), "{:?}", database.find(&Scope::All, &waited).await);
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     server.kill().await.unwrap();

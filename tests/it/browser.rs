@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 #[tokio::test]
-async fn the_dashboard_works_in_a_browser() {
+async fn dashboard_works_in_browser() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/browser");
     let Some(chromium) = find(&["chromium", "chromium-browser", "google-chrome"]) else { return left_out("Chromium") };
     let (Some(npm), Some(_)) = (find(&["npm"]), find(&["node"])) else { return left_out("node with npm") };
@@ -20,7 +20,7 @@ async fn the_dashboard_works_in_a_browser() {
             return left_out("what npm install fetches");
         }
     }
-    // What people see first: the demo model.
+    // The default: the demo model.
     let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/models/demo.gguf");
     let server = Server::start(&["--model", demo, "--attention", "on"]);
     server.wait_ready().await;
@@ -51,7 +51,7 @@ async fn the_dashboard_works_in_a_browser() {
     editor.stop("TERM").await;
 }
 
-/// Says so past the test runner, which keeps what a passing test prints to itself.
+/// Prints to standard error directly, because the test runner hides the output of passing tests.
 fn left_out(missing: &str) {
     let mut stderr = std::io::stderr();
     writeln!(stderr, "LEFT OUT: the browser tests need {missing}, which is not here").unwrap();

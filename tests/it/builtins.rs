@@ -1,4 +1,4 @@
-//! The built-in mods over HTTP, on a model with random weights: each mod does what it promises for any text.
+//! The built-in mods over HTTP, on a model with random weights: each mod works as documented for any text.
 
 use super::harness::{Server, model, server};
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use thunder::trace::document::item_from_json;
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
-/// A request to a model that writes random text and never ends by itself.
+/// A request whose answer is random text and never ends by itself.
 #[expect(clippy::needless_pass_by_value, reason = "callers write json!(…) in place")]
 fn body(seed: u32, mods: Value) -> Value {
     json!({"messages": [{"role": "user", "content": "Hello!"}], "prompt": "Once upon a time", "seed": seed, "mods": mods,
@@ -73,9 +73,9 @@ async fn mods_determine_the_form_of_the_answer() {
             let gbnf = json!({"gbnf": "root ::= (\"yes\" | \"no\") [.!]"});
             let lark = json!({"lark": "start: (\"yes\" | \"no\") /[.!]/"});
             for grammar in [gbnf, lark] {
-                let said = ended(server, path, &one("grammar", grammar)).await;
-                assert!(["yes.", "no.", "yes!", "no!"].contains(&said.as_str()), "{said}");
-                answers.insert(said);
+                let output = ended(server, path, &one("grammar", grammar)).await;
+                assert!(["yes.", "no.", "yes!", "no!"].contains(&output.as_str()), "{output}");
+                answers.insert(output);
             }
             let choice = ended(server, path, &one("choices", json!({"choices": ["red", "green", "blue-green"]}))).await;
             assert!(["red", "green", "blue-green"].contains(&choice.as_str()), "{choice}");
@@ -106,15 +106,15 @@ async fn forms_and_bans_combine_in_any_order() {
 #[tokio::test]
 async fn phrases_are_banned_and_replaced_as_whole_words() {
     let server = server().await;
-    let said = async |name: &str, config: Value, forced: &str| {
+    let output = async |name: &str, config: Value, forced: &str| {
         let mods = json!([{"name": "force-prefix", "config": {"text": format!("{forced}<|im_end|>")}}, {"name": name, "config": config}]);
         text(&server.answer(COMPLETIONS, &body(1, mods)).await).to_owned()
     };
     let replace = json!({"replace": {"cat": "dog"}, "whole_words": true});
-    assert_eq!(said("replace-phrase", replace, "A Cat, a category, a cat").await, "A dog, a category, a dog");
-    let banned = said("ban-phrases", json!({"phrases": ["cat"], "whole_words": true}), "A category of cat").await;
+    assert_eq!(output("replace-phrase", replace, "A Cat, a category, a cat").await, "A dog, a category, a dog");
+    let banned = output("ban-phrases", json!({"phrases": ["cat"], "whole_words": true}), "A category of cat").await;
     assert!(banned.starts_with("A category of ") && !banned["A category of ".len()..].starts_with("cat "), "{banned}");
-    let stands = said("ban-phrases", json!({"phrases": ["cat"], "whole_words": true}), "A category").await;
+    let stands = output("ban-phrases", json!({"phrases": ["cat"], "whole_words": true}), "A category").await;
     assert_eq!(stands, "A category");
 }
 
@@ -150,8 +150,8 @@ async fn most_probable_choice_is_the_answer() {
         let whole: Vec<&Value> = [&prompt, &tokens].iter().flat_map(|part| part.as_array().unwrap()).collect();
         let mut whole = json!(whole);
         whole.as_array_mut().unwrap().push(json!(end));
-        let asked = json!({"prompt": whole, "echo": true, "logprobs": 1, "max_tokens": 0});
-        let answer = server.answer(COMPLETIONS, &asked).await;
+        let requested = json!({"prompt": whole, "echo": true, "logprobs": 1, "max_tokens": 0});
+        let answer = server.answer(COMPLETIONS, &requested).await;
         let values = answer["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap();
         totals.push((values[length..].iter().map(|value| value.as_f64().unwrap()).sum::<f64>(), choice));
     }
@@ -177,16 +177,16 @@ async fn low_confidence_tokens_are_retried() {
     let server = &Server::start(&["--parallel", "1"]);
     server.wait_ready().await;
     let mods = json!([{"name": "retry-low-confidence", "config": {"window": 4, "mean_logprob": -0.1, "tries": 2}}]);
-    let mut asked = body(3, mods);
-    asked["max_tokens"] = json!(24);
-    asked["cache_prompt"] = json!(false);
-    let answer = server.answer(COMPLETIONS, &asked).await;
+    let mut requested = body(3, mods);
+    requested["max_tokens"] = json!(24);
+    requested["cache_prompt"] = json!(false);
+    let answer = server.answer(COMPLETIONS, &requested).await;
     assert_eq!(answer["usage"]["completion_tokens"], 24);
     let items = recorded(server, &answer).await;
     // Six windows, each sampled again twice; if the best attempt was not the last, it is restored.
     assert!((12..=18).contains(&backtracks(&items)), "{}", backtracks(&items));
-    asked["stream"] = json!(true);
-    let events = server.stream(COMPLETIONS, &asked).await;
+    requested["stream"] = json!(true);
+    let events = server.stream(COMPLETIONS, &requested).await;
     assert!(events.iter().all(|event| !event.contains("retract")), "{events:?}");
     let chunks = events.iter().filter_map(|event| serde_json::from_str::<Value>(event).ok());
     let streamed: String =
@@ -201,8 +201,8 @@ async fn stop_rules_end_the_answer() {
     let answer = server.answer(COMPLETIONS, &body(5, rule(json!({"tokens": 5})))).await;
     assert_eq!(answer["choices"][0]["finish_reason"], "stop");
     assert_eq!(answer["usage"]["completion_tokens"], 5);
-    let said = ended(server, COMPLETIONS, &body(6, rule(json!({"regex": "[aeiou]"})))).await;
-    assert_eq!(said.find(|c| "aeiou".contains(c)), Some(said.len() - 1), "{said}");
+    let output = ended(server, COMPLETIONS, &body(6, rule(json!({"regex": "[aeiou]"})))).await;
+    assert_eq!(output.find(|c| "aeiou".contains(c)), Some(output.len() - 1), "{output}");
     let forced = |text: &str, config: Value| json!([{"name": "force-prefix", "config": {"text": text}}, {"name": "stop-rules", "config": config}]);
     let mods = forced("One is 1.0. Two! Three", json!({"sentences": 2}));
     assert_eq!(ended(server, CHAT, &body(7, mods)).await, "One is 1.0. Two!");
@@ -240,22 +240,22 @@ async fn invalid_tool_calls_are_blocked() {
         ),
         ("{\"name\": \"add\", \"arguments\": {\"a\": 1}}", json!({"block": ["add"]}), "the tool 'add' is blocked"),
     ] {
-        let mut asked = forced(call, config);
-        let answer = server.answer(CHAT, &asked).await;
+        let mut requested = forced(call, config);
+        let answer = server.answer(CHAT, &requested).await;
         let message = &answer["choices"][0]["message"];
         assert!(message.get("tool_calls").is_none(), "{message}");
         assert!(message["content"].as_str().unwrap().starts_with("I look."), "{message}");
         let items = recorded(server, &answer).await;
         assert!(logs(&items)[0].starts_with(why), "{:?}", logs(&items));
-        asked["stream"] = json!(true);
-        let events = server.stream(CHAT, &asked).await;
+        requested["stream"] = json!(true);
+        let events = server.stream(CHAT, &requested).await;
         assert!(
             events.iter().all(|event| !event.contains("tool_calls\":[") && !event.contains("retract")),
             "{events:?}"
         );
     }
-    let asked = forced("{\"name\": \"add\", \"arguments\": {\"a\": 2}}", json!({"block": ["get_weather"]}));
-    let answer = server.answer(CHAT, &asked).await;
+    let requested = forced("{\"name\": \"add\", \"arguments\": {\"a\": 2}}", json!({"block": ["get_weather"]}));
+    let answer = server.answer(CHAT, &requested).await;
     assert_eq!(answer["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"], "{\"a\": 2}");
     let failing = forced("{\"name\": \"rm\", \"arguments\": {}}", json!({"max_retries": 0, "then": "error"}));
     let (status, answer) = server.post(CHAT, &failing).await;

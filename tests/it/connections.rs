@@ -1,4 +1,4 @@
-//! Connections as a hostile or a careless client has them: sockets, not a client library.
+//! Connections of malicious or careless clients: plain sockets without a client library.
 
 use super::harness::Server;
 use serde_json::json;
@@ -17,17 +17,17 @@ fn connect(server: &Server) -> TcpStream {
 
 /// Waits until the server closes the connection. Returns its output.
 fn until_closed(mut stream: TcpStream) -> String {
-    let mut said = Vec::new();
-    match stream.read_to_end(&mut said) {
+    let mut output = Vec::new();
+    match stream.read_to_end(&mut output) {
         Ok(_) => {}
         Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
         Err(error) => panic!("the connection stays open: {error}"),
     }
-    String::from_utf8_lossy(&said).into_owned()
+    String::from_utf8_lossy(&output).into_owned()
 }
 
 #[tokio::test]
-async fn headers_have_a_limited_time_and_answers_have_not() {
+async fn header_time_is_limited_but_answer_time_is_not() {
     let server = Server::start(&["--header-timeout", "1", "-c", "2048", "-np", "2"]);
     server.wait_ready().await;
     let scene = move || {
@@ -88,16 +88,16 @@ async fn headers_have_a_limited_size() {
 }
 
 #[tokio::test]
-async fn a_kept_connection_serves_again_and_a_socket_outlives_the_time_for_headers() {
+async fn connection_is_reused_and_socket_outlives_header_timeout() {
     let server = Server::start(&["--header-timeout", "1"]);
     server.wait_ready().await;
     let scene = move || {
         let mut kept = connect(&server);
         for _ in 0..3 {
             kept.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
-            let mut said = [0; 4096];
-            let count = kept.read(&mut said).unwrap();
-            assert!(said[..count].starts_with(b"HTTP/1.1 200"));
+            let mut output = [0; 4096];
+            let count = kept.read(&mut output).unwrap();
+            assert!(output[..count].starts_with(b"HTTP/1.1 200"));
         }
         let mut socket = connect(&server);
         socket
@@ -106,14 +106,14 @@ async fn a_kept_connection_serves_again_and_a_socket_outlives_the_time_for_heade
                   Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
             )
             .unwrap();
-        let mut said = [0; 4096];
-        let count = socket.read(&mut said).unwrap();
-        assert!(said[..count].starts_with(b"HTTP/1.1 101"), "{}", String::from_utf8_lossy(&said[..count]));
+        let mut output = [0; 4096];
+        let count = socket.read(&mut output).unwrap();
+        assert!(output[..count].starts_with(b"HTTP/1.1 101"), "{}", String::from_utf8_lossy(&output[..count]));
         // A younger connection reaches the time limit.
         assert_eq!(until_closed(connect(&server)), "");
-        // A masked text frame of two bytes, {}: it is answered, with whatever.
+        // A masked text frame of two bytes, {}; any answer is accepted.
         socket.write_all(&[0x81, 0x82, 0, 0, 0, 0, b'{', b'}']).unwrap();
-        assert!(socket.read(&mut said).unwrap() > 0, "the socket was closed");
+        assert!(socket.read(&mut output).unwrap() > 0, "the socket was closed");
     };
     tokio::task::spawn_blocking(scene).await.unwrap();
 }

@@ -1,5 +1,5 @@
-//! Answers that must look like something: grammars, JSON schemas, over every route that takes them, on a model with random
-//! weights, which wants to say anything but that.
+//! Constrained answers: grammars and JSON schemas on every route that accepts them, with a model with random
+//! weights, which would not generate such text by itself.
 
 use super::harness::{Server, server};
 use serde_json::value::RawValue;
@@ -74,7 +74,7 @@ async fn recorded(server: &Server, answer: &Value) -> Vec<(Event, Measurements)>
 }
 
 #[tokio::test]
-async fn every_answer_that_ends_is_valid() {
+async fn complete_answers_are_valid() {
     let server = server().await;
     let mut ends = 0;
     for seed in 0..12 {
@@ -89,13 +89,13 @@ async fn every_answer_that_ends_is_valid() {
 }
 
 #[tokio::test]
-async fn what_is_streamed_is_valid_too() {
+async fn streamed_answer_satisfies_constraint() {
     let server = server().await;
     let mut ends = 0;
     for seed in 20..26 {
-        let mut asked = body(seed, format());
-        asked["stream"] = true.into();
-        let events = server.stream(CHAT, &asked).await;
+        let mut requested = body(seed, format());
+        requested["stream"] = true.into();
+        let events = server.stream(CHAT, &requested).await;
         let chunks: Vec<Value> =
             events.iter().filter(|data| *data != "[DONE]").map(|data| serde_json::from_str(data).unwrap()).collect();
         let text: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
@@ -108,7 +108,7 @@ async fn what_is_streamed_is_valid_too() {
 }
 
 #[tokio::test]
-async fn llama_servers_route_takes_a_grammar_before_a_schema() {
+async fn grammar_precedes_schema_on_llama_server_route() {
     let server = server().await;
     let grammar = "root ::= \"<\" [0-9]{2,4} (\";\" [a-c]+)? \">\"";
     for seed in 0..8 {
@@ -135,13 +135,13 @@ async fn llama_servers_route_takes_a_grammar_before_a_schema() {
 }
 
 #[tokio::test]
-async fn an_object_without_a_schema_is_an_object() {
+async fn object_without_schema_is_json_object() {
     let server = server().await;
     let mut ends = 0;
     for seed in 0..10 {
-        let asked =
+        let requested =
             body(seed, json!({"response_format": {"type": "json_object"}, "temperature": 0.7, "max_tokens": 120}));
-        let answer = server.answer(CHAT, &asked).await;
+        let answer = server.answer(CHAT, &requested).await;
         if let Some(text) = ended(&answer, "/message/content") {
             // A number may be larger than any double.
             let raw: &RawValue = serde_json::from_str(text).unwrap();
@@ -153,12 +153,12 @@ async fn an_object_without_a_schema_is_an_object() {
 }
 
 #[tokio::test]
-async fn mods_that_take_back_stay_within_the_constraint() {
+async fn backtracking_mods_respect_constraint() {
     let server = server().await;
-    // "name" has an e: where the grammar forces what a mod forbids, the run says so.
-    let mut asked = body(0, format());
-    asked["mods"] = json!([{"name": "ban-phrases", "config": {"phrases": ["e"]}}]);
-    let (status, refused) = server.post(CHAT, &asked).await;
+    // "name" contains an e: if the grammar requires a token that a mod forbids, the run reports it.
+    let mut requested = body(0, format());
+    requested["mods"] = json!([{"name": "ban-phrases", "config": {"phrases": ["e"]}}]);
+    let (status, refused) = server.post(CHAT, &requested).await;
     assert_eq!(status, 422, "{refused}");
     assert!(
         refused["error"]["message"].as_str().unwrap().contains("no token that the constraint permits"),
@@ -166,9 +166,9 @@ async fn mods_that_take_back_stay_within_the_constraint() {
     );
     let mut ends = 0;
     for seed in 0..10 {
-        let mut asked = body(seed, format());
-        asked["mods"] = json!([{"name": "ban-phrases", "config": {"phrases": ["small", "true"]}}]);
-        let answer = server.answer(CHAT, &asked).await;
+        let mut requested = body(seed, format());
+        requested["mods"] = json!([{"name": "ban-phrases", "config": {"phrases": ["small", "true"]}}]);
+        let answer = server.answer(CHAT, &requested).await;
         if let Some(text) = ended(&answer, "/message/content") {
             check(text);
             assert!(!text.contains("small") && !text.contains("true"), "{text}");
@@ -179,7 +179,7 @@ async fn mods_that_take_back_stay_within_the_constraint() {
 }
 
 #[tokio::test]
-async fn what_a_mod_forces_wins_and_is_noted() {
+async fn forced_tokens_override_constraint_and_are_noted() {
     let server = server().await;
     let prefix = |text: &str| json!([{"name": "force-prefix", "config": {"text": text}}]);
     let mut fits = body(3, format());
@@ -203,7 +203,7 @@ async fn what_a_mod_forces_wins_and_is_noted() {
 }
 
 #[tokio::test]
-async fn the_trace_tells_what_the_grammar_left() {
+async fn trace_contains_candidates_left_by_grammar() {
     let server = server().await;
     let answer = server.answer(CHAT, &body(5, format())).await;
     let mut draws = 0;
@@ -225,7 +225,7 @@ async fn the_trace_tells_what_the_grammar_left() {
 }
 
 #[tokio::test]
-async fn a_grammar_that_cannot_be_used_is_refused_by_name() {
+async fn invalid_grammar_error_names_field() {
     let server = server().await;
     let refused = async |path: &str, further: Value| {
         let (status, answer) = server.post(path, &body(1, further)).await;
@@ -248,7 +248,7 @@ async fn a_grammar_that_cannot_be_used_is_refused_by_name() {
     assert!(message.contains("magic") && message.contains("min_p"), "{message}");
     let message = refused(NATIVE, json!({"repeat_last_n": -1})).await;
     assert!(message.contains("repeat_last_n"), "{message}");
-    // The server is none the worse.
+    // The server is not affected.
     let answer = server.answer(NATIVE, &body(1, json!({"grammar": "root ::= \"ok\""}))).await;
     assert_eq!(answer["content"], "ok");
 }
@@ -268,7 +268,7 @@ async fn constrained_and_free_runs_share_the_engine() {
 }
 
 #[tokio::test]
-async fn every_parameter_of_the_chain_is_taken() {
+async fn all_sampling_parameters_are_accepted() {
     let server = server().await;
     let answer = server
         .answer(

@@ -15,7 +15,7 @@ fn db(data_dir: &Path, words: &[&str]) -> Command {
     command
 }
 
-/// Makes the schema and stores a run.
+/// Creates the schema and stores a run.
 async fn ingest(data_dir: &Path) {
     let payload = data_dir.join("payload.json");
     let run = r#"{"request": {"request_id": "one", "model": "elsewhere"}, "events": [
@@ -56,7 +56,7 @@ async fn status_of_a_running_servers_database_has_tables_partitions_and_spool() 
 }
 
 #[tokio::test]
-async fn distribution_without_citus_is_shown_and_refused() {
+async fn distribution_without_citus_is_rejected() {
     let data_dir = folder();
     ingest(&data_dir).await;
     let shown = output(db(&data_dir, &["distribute", "--dry-run", "--shards", "8", "--partitions", "day"])).await;

@@ -1,4 +1,4 @@
-//! The page of a mod: looking at versions, and saving one with and without scripts.
+//! The page of a mod: viewing versions, and saving one with and without scripts.
 
 use super::harness::{Server, server};
 use reqwest::{Method, RequestBuilder};
@@ -17,7 +17,7 @@ async fn page(server: &Server, key: &str, path: &str) -> (u16, String) {
     (response.status().as_u16(), response.text().await.unwrap())
 }
 
-/// The form of a browser without scripts.
+/// The form fields of a browser without scripts.
 fn form(server: &Server, path: &str, name: &str, source: &str) -> RequestBuilder {
     let mut body = format!("name={name}&source=");
     for byte in source.bytes() {
@@ -30,7 +30,7 @@ fn form(server: &Server, path: &str, name: &str, source: &str) -> RequestBuilder
     request.header("content-type", "application/x-www-form-urlencoded").body(body)
 }
 
-/// Sends it, and says what comes of it; the address where it ends.
+/// Sends the form and returns the final address.
 async fn save(server: &Server, key: &str, path: &str, name: &str, source: &str) -> (u16, String, String) {
     let mut request = form(server, path, name, source);
     if !key.is_empty() {
@@ -38,7 +38,7 @@ async fn save(server: &Server, key: &str, path: &str, name: &str, source: &str) 
     }
     let response = request.send().await.unwrap();
     let at = response.url().path().to_owned();
-    // What is too long is answered before it has arrived, and the connection ends then.
+    // A too large body is answered before it has arrived completely, and the connection is closed.
     (response.status().as_u16(), at, response.text().await.unwrap_or_default())
 }
 
@@ -57,7 +57,7 @@ fn says(text: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_form_saves_versions_that_runs_take() {
+async fn form_saves_version_used_by_runs() {
     let server = Server::start(&with_uploads());
     server.wait_ready().await;
     // A form's lines end in CRLF.
@@ -96,7 +96,7 @@ async fn check_version(server: &Server) -> (u16, Value) {
 }
 
 #[tokio::test]
-async fn who_may_not_upload_cannot_save_or_check() {
+async fn save_and_check_require_upload_right() {
     let server = Server::start(&with_uploads());
     server.wait_ready().await;
     let source = says("it");
@@ -111,7 +111,7 @@ async fn who_may_not_upload_cannot_save_or_check() {
     assert_eq!(refused.status(), 403, "a page of another origin");
     assert_eq!(check_version(&server).await.0, 404, "nothing was registered");
 
-    // What is wrong is said, and what was written stays.
+    // The error is shown, and the input is kept.
     let (status, _, html) = save(&server, BOSS, "/mods/-new", "edited", "raise KeyError('x')\n").await;
     assert!(status == 400 && html.contains("KeyError") && html.contains("raise KeyError"), "{status} {html}");
     let (status, _, html) = save(&server, BOSS, "/mods/-new", "edited", &"#".repeat((1 << 20) + 1)).await;
@@ -123,7 +123,7 @@ async fn who_may_not_upload_cannot_save_or_check() {
 }
 
 #[tokio::test]
-async fn a_check_names_lines_and_registers_nothing() {
+async fn check_reports_lines_and_registers_nothing() {
     let server = Server::start(&with_uploads());
     server.wait_ready().await;
     let found = async |source: &str| {
@@ -147,7 +147,7 @@ async fn a_check_names_lines_and_registers_nothing() {
 }
 
 #[tokio::test]
-async fn a_server_that_takes_no_mods_says_how_it_would() {
+async fn rejected_upload_names_required_flags() {
     let server = server().await;
     let (status, html) = page(server, "", "/mods/-new").await;
     assert!(status == 200 && html.contains("--allow-mod-upload") && html.contains(" disabled"), "{html}");

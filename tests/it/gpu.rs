@@ -10,36 +10,36 @@ async fn output(words: &[&str]) -> Output {
     tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
 }
 
-fn of_type<'a>(props: &'a Value, kind: &str) -> Vec<&'a Value> {
+fn with_type<'a>(props: &'a Value, kind: &str) -> Vec<&'a Value> {
     props["devices"].as_array().unwrap().iter().filter(|device| device["type"] == kind).collect()
 }
 
 #[tokio::test]
-async fn props_say_what_computes() {
+async fn props_list_devices() {
     let (status, props) = server().await.get("/props").await;
     assert_eq!(status, 200, "{props}");
-    let processors = of_type(&props, "cpu");
+    let processors = with_type(&props, "cpu");
     assert!(!processors.is_empty() && processors.iter().all(|device| device["used"] == true), "{props}");
     let cpu = processors.iter().find(|device| device["name"] == "CPU").unwrap();
     assert!(cpu["description"].as_str().is_some_and(|name| !name.is_empty()), "{cpu}");
     assert!(cpu["memory_total"].as_u64() >= cpu["memory_free"].as_u64() && cpu["memory_total"] != 0, "{cpu}");
     // Its four layers and the output.
     assert_eq!(props["n_layers"], 5);
-    let gpus = of_type(&props, "gpu");
+    let gpus = with_type(&props, "gpu");
     let layers = if gpus.iter().any(|gpu| gpu["used"] == true) { 5 } else { 0 };
     assert_eq!(props["n_gpu_layers"], layers, "{props}");
 }
 
 #[tokio::test]
-async fn flags_without_a_gpu_are_told_and_change_nothing() {
+async fn gpu_flags_without_gpu_are_reported_and_ignored() {
     let words = ["--device", "none", "--gpu-layers", "all", "--split-mode", "none", "--tensor-split", "3,1"];
     let server = Server::start(&[&words[..], &["--main-gpu", "1"]].concat());
     let (_, props) = server.wait_ready().await.get("/props").await;
     assert_eq!((&props["n_gpu_layers"], &props["n_layers"]), (&0.into(), &5.into()), "{props}");
-    assert!(of_type(&props, "gpu").iter().all(|gpu| gpu["used"] == false), "{props}");
+    assert!(with_type(&props, "gpu").iter().all(|gpu| gpu["used"] == false), "{props}");
     let log = server.log();
-    let told = "--gpu-layers all, --tensor-split 3,1 and --main-gpu 1 have no effect: --device none";
-    assert!(log.contains(told), "{log}");
+    let reported = "--gpu-layers all, --tensor-split 3,1 and --main-gpu 1 have no effect: --device none";
+    assert!(log.contains(reported), "{log}");
     let line = log.lines().find(|line| line.contains("computing on ")).unwrap();
     assert!(!line.contains("layers"), "{line}");
     let body = serde_json::json!({"prompt": "Once", "max_tokens": 4, "temperature": 0});
@@ -48,13 +48,13 @@ async fn flags_without_a_gpu_are_told_and_change_nothing() {
 }
 
 #[tokio::test]
-async fn a_gpu_that_is_not_there_ends_the_start_with_those_that_are() {
+async fn unknown_gpu_ends_start_with_list_of_gpus() {
     let (dir, model) = (folder(), model());
     let (dir, model) = (dir.to_str().unwrap(), model.to_str().unwrap());
     let serve = ["serve", "--listen", "127.0.0.1:0", "--data-dir", dir, "--model", model, "--device", "CUDA99"];
-    let told = output(&serve).await;
-    let errors = String::from_utf8(told.stderr).unwrap();
-    assert_eq!(told.status.code(), Some(1), "{errors}");
+    let reported = output(&serve).await;
+    let errors = String::from_utf8(reported.stderr).unwrap();
+    assert_eq!(reported.status.code(), Some(1), "{errors}");
     assert!(errors.contains("--device names 'CUDA99', but ") && errors.contains("--device none"), "{errors}");
 
     let listed = output(&["serve", "--list-devices"]).await;

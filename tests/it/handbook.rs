@@ -1,4 +1,4 @@
-//! The handbook: its generated tables, its names of functions, and every block of code in its pages, run.
+//! The handbook: generated tables, names of functions, and the blocks of code in its pages, which are run.
 
 use super::harness::{Server, folder, model, thunder};
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ fn pages() -> PathBuf {
     Path::new(ROOT).join("templates/docs")
 }
 
-/// Compares the part of a page between two comments with what the program says; `UPDATE_DOCS=1` writes it instead.
+/// Compares the part of a page between two comments with the generated text; `UPDATE_DOCS=1` writes it instead.
 fn assert_generated(page: &str, name: &str, table: &str) {
     let path = pages().join(page);
     let text = std::fs::read_to_string(&path).unwrap();
@@ -100,7 +100,7 @@ fn architecture_page_names_functions_that_exist() {
     assert!(count >= 20, "only {count} references");
 }
 
-/// The README introduces; details belong into the handbook.
+/// The README is an introduction; details belong in the handbook.
 #[test]
 fn readme_stays_short() {
     let readme = std::fs::read_to_string(Path::new(ROOT).join("README.md")).unwrap();
@@ -148,7 +148,7 @@ fn blocks(markdown: &str) -> Vec<Block> {
     blocks
 }
 
-/// Runs the blocks of one page after each other, in a folder of their own.
+/// Runs the blocks of one page consecutively in a new folder.
 struct Session {
     folder: PathBuf,
     servers: BTreeMap<Vec<String>, Server>,
@@ -170,7 +170,7 @@ impl Session {
         }
     }
 
-    /// Prepares the folder of a page: the repository's folders that pages name, and a program `thunder` that finds the server.
+    /// Prepares the folder of a page: links to the repository's folders, and a program `thunder` that connects to the server.
     fn open_page(&mut self) {
         self.flags.clear();
         self.folder = folder();
@@ -180,7 +180,7 @@ impl Session {
         std::fs::create_dir(self.folder.join("bin")).unwrap();
         let (program, data, model) = (thunder().get_program().to_owned(), folder(), model());
         let (program, data, model) = (program.display(), data.display(), model.display());
-        // A mod from a file runs in the command's own process, with a database of its own.
+        // A mod from a file runs in the command's process, with a separate database.
         let script = format!(
             "#!/bin/sh\ncase \"$*\" in\n\
              *'--mod ./'*) unset THUNDER_SERVER; exec {program} \"$@\" --threads 1 --data-dir {data} -m {model};;\n\
@@ -314,7 +314,7 @@ fn has_extension(name: &str, extension: &str) -> bool {
     Path::new(name).extension().is_some_and(|found| found == extension)
 }
 
-/// Has curl fail on an HTTP error, except where the page looks at the status itself.
+/// Makes curl fail on HTTP errors, unless the page checks the status.
 fn fail_on_errors(text: &str) -> String {
     text.replace("curl ", "curl --fail-with-body ")
         .replace("curl --fail-with-body -s -o answer.json", "curl -s -o answer.json")

@@ -1,4 +1,4 @@
-//! `POST /ingest` on the real server: what is taken, what is refused and how, and that it is there afterwards.
+//! `POST /ingest`: accepted and rejected documents, and their storage.
 
 use super::harness::{Server, server};
 use reqwest::{Method, Response};
@@ -22,7 +22,7 @@ async fn post(server: &Server, body: Vec<u8>, headers: &[(&str, &str)]) -> Respo
     headers.iter().fold(request, |request, (name, value)| request.header(*name, *value)).send().await.unwrap()
 }
 
-/// Posts, and gives the problem that comes back, without its request id.
+/// Posts a document and returns the problem of the response, without its request id.
 async fn problem(body: &str) -> Value {
     let response = post(server().await, body.into(), &[]).await;
     assert_eq!(response.headers()["content-type"], "application/problem+json");
@@ -32,7 +32,7 @@ async fn problem(body: &str) -> Value {
 }
 
 #[tokio::test]
-async fn the_example_is_created_with_an_empty_body() {
+async fn sample_payload_returns_201_without_body() {
     let server = server().await;
     for path in ["/ingest", "/v1/ingest"] {
         let request = server.request(Method::POST, path).header("content-type", "application/json").body(SAMPLE);
@@ -92,7 +92,7 @@ async fn the_example_is_created_with_an_empty_body() {
 }
 
 #[tokio::test]
-async fn the_same_again_is_created_again_and_something_else_is_a_conflict() {
+async fn repeated_document_returns_201_and_different_one_conflicts() {
     let server = server().await;
     let payload = sample("again");
     for body in [payload.to_string(), serde_json::to_string_pretty(&payload).unwrap(), payload.to_string()] {
@@ -115,7 +115,7 @@ async fn the_same_again_is_created_again_and_something_else_is_a_conflict() {
 }
 
 #[tokio::test]
-async fn many_at_once_under_one_id_are_one_run() {
+async fn concurrent_ingests_with_one_id_create_one_run() {
     let server = server().await;
     let posts = (0..8).map(|i| {
         let mut payload = sample("race");
@@ -128,7 +128,7 @@ async fn many_at_once_under_one_id_are_one_run() {
 }
 
 #[tokio::test]
-async fn a_wrong_document_names_the_place() {
+async fn invalid_document_error_has_json_path() {
     let mut payload = sample("wrong");
     payload["events"][2]["sampled_token"] = json!("1234");
     insta::assert_json_snapshot!(problem(&payload.to_string()).await, @r#"
@@ -174,7 +174,7 @@ async fn a_wrong_document_names_the_place() {
 }
 
 #[tokio::test]
-async fn compressed_bodies_are_taken_whatever_their_type() {
+async fn compressed_bodies_of_any_type_are_accepted() {
     let server = server().await;
     let zstd = |id: &str| zstd::encode_all(sample(id).to_string().as_bytes(), 1).unwrap();
     let response = post(server, zstd("zstd"), &[("content-encoding", "zstd"), ("content-type", "text/plain")]).await;
@@ -187,7 +187,7 @@ async fn compressed_bodies_are_taken_whatever_their_type() {
     assert!(problem["detail"].as_str().unwrap().contains("Content-Encoding"), "{problem}");
 }
 
-/// By the system's program, so that our own crates do not check themselves.
+/// Uses the system's program, so that Thunder's dependencies are not tested against themselves.
 fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut child = Command::new("gzip").arg("-c").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(bytes).unwrap();
@@ -195,7 +195,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn too_much_is_refused_also_when_it_is_compressed() {
+async fn too_large_document_is_rejected_even_if_compressed() {
     let server = server().await;
     let mut body = sample("large").to_string().into_bytes();
     body.resize(65 * 1024 * 1024, b' ');
@@ -210,7 +210,7 @@ async fn too_much_is_refused_also_when_it_is_compressed() {
 }
 
 #[tokio::test]
-async fn a_client_that_asks_before_it_sends_is_answered() {
+async fn expect_continue_is_answered() {
     let server = server().await;
     let address = server.base.strip_prefix("http://").unwrap().to_owned();
     let body = sample("expect").to_string();
@@ -228,19 +228,19 @@ async fn a_client_that_asks_before_it_sends_is_answered() {
             (stream, String::from_utf8_lossy(&answer).lines().next().unwrap().to_owned())
         };
         let (_, too_large) = ask(70 << 20);
-        let (mut stream, go_on) = ask(body.len());
+        let (mut stream, continue_line) = ask(body.len());
         stream.write_all(body.as_bytes()).unwrap();
         let mut rest = String::new();
         stream.read_to_string(&mut rest).unwrap();
-        (too_large, go_on, rest.lines().next().unwrap().to_owned())
+        (too_large, continue_line, rest.lines().next().unwrap().to_owned())
     });
-    let (too_large, go_on, created) = lines.await.unwrap();
+    let (too_large, continue_line, created) = lines.await.unwrap();
     assert!(too_large.starts_with("HTTP/1.1 413"), "{too_large}");
-    assert_eq!((go_on.as_str(), created.as_str()), ("HTTP/1.1 100 Continue", "HTTP/1.1 201 Created"));
+    assert_eq!((continue_line.as_str(), created.as_str()), ("HTTP/1.1 100 Continue", "HTTP/1.1 201 Created"));
 }
 
 #[tokio::test]
-async fn a_large_document_replays() {
+async fn large_document_can_be_replayed() {
     let server = server().await;
     let events: Vec<Value> = (0..9000)
         .map(|order| match order % 3 {
@@ -260,9 +260,9 @@ async fn a_large_document_replays() {
     assert_eq!(text.lines().count(), 9000, "over several pages");
 }
 
-/// A foreign trace may say in few bytes what would fill the memory, were it taken at its word.
+/// A few bytes of a foreign trace can claim so many tokens that they would fill the memory.
 #[tokio::test]
-async fn what_few_bytes_claim_takes_little_memory() {
+async fn small_document_cannot_claim_much_memory() {
     let server = server().await;
     let prefilled = json!({"event_type": "Prefilled", "step": 0, "sequence_order": 0, "details":
         {"evicted": {"ranges": [[0, u32::MAX], [0, u32::MAX]], "messages": []}}});
@@ -292,7 +292,7 @@ async fn what_few_bytes_claim_takes_little_memory() {
 }
 
 #[tokio::test]
-async fn the_example_of_the_api_document_is_taken() {
+async fn example_of_api_document_is_accepted() {
     let server = server().await;
     let (_, api) = server.get("/api/v1/openapi.json").await;
     let example = &api["paths"]["/ingest"]["post"]["requestBody"]["content"]["application/json"]["example"];

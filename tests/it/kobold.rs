@@ -1,4 +1,4 @@
-//! `KoboldCPP`'s dialect as its clients speak it, the newest Halo Weave among them.
+//! `KoboldCPP`'s API as its clients use it, including the newest Halo Weave.
 
 use crate::harness::{Server, SseReader, server};
 use base64::Engine;
@@ -13,7 +13,7 @@ const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Returns the name and the data of each event.
 async fn events(server: &Server, body: &Value) -> Vec<(String, Value)> {
-    // A page sends JSON as text, which spares it a preflight.
+    // A page sends JSON as text to avoid a preflight.
     let request = server.request(Method::POST, "/api/extra/generate/stream").header("content-type", "text/plain");
     let response = request.body(body.to_string()).send().await.unwrap();
     let events = SseReader::new(response).await.rest().await.into_iter();
@@ -21,12 +21,12 @@ async fn events(server: &Server, body: &Value) -> Vec<(String, Value)> {
 }
 
 #[tokio::test]
-async fn the_newest_halo_weave_finds_what_it_asks_for() {
+async fn newest_halo_weave_version_works() {
     let server = server().await;
     let (_, model) = server.get("/api/v1/model").await;
     assert_eq!((&model["result"], &model["model_name"]), (&json!("thunder/tiny"), &json!("tiny")));
     assert!(model["max_context_length"].as_u64().unwrap() > 0);
-    // What a client measures attention in, with the names that KoboldCPP's fork gives it.
+    // The attention formats of clients, with the names of KoboldCPP's fork.
     let (_, info) = server.get("/api/v1/model/info").await;
     for (theirs, ours) in [
         ("num_layers", "num_layers"),
@@ -44,40 +44,40 @@ async fn the_newest_halo_weave_finds_what_it_asks_for() {
     let prompt: Vec<i64> = serde_json::from_value(tokens["token_ids"].clone()).unwrap();
     let body = json!({"input_ids": prompt, "max_length": 5, "temperature": 0, "top_p": 0.9, "top_k": 40, "rep_pen": 1.1,
                       "sampler_seed": -1, "stop_sequence": [], "output_attentions": true, "request_id": null, "ignore_eos": true});
-    let told = events(server, &body).await;
-    assert_eq!(told.len(), 6, "{told:?}");
-    for (index, (name, event)) in told[..5].iter().enumerate() {
+    let reported = events(server, &body).await;
+    assert_eq!(reported.len(), 6, "{reported:?}");
+    for (index, (name, event)) in reported[..5].iter().enumerate() {
         assert_eq!((name.as_str(), &event["type"]), ("", &json!("token")));
         assert_eq!(event["attention"]["shape"], json!([4, 4, prompt.len() + index]));
         let data = STANDARD.decode(event["attention"]["data"].as_str().unwrap()).unwrap();
         assert_eq!(data.len(), 4 * 4 * 4 * (prompt.len() + index));
     }
-    assert_eq!((&told[5].1["type"], &told[5].1["finish_reason"]), (&json!("done"), &json!("length")));
+    assert_eq!((&reported[5].1["type"], &reported[5].1["finish_reason"]), (&json!("done"), &json!("length")));
     let mut aggregated = body.clone();
     aggregated["attention_format"] = json!("aggregated");
-    let told = events(server, &aggregated).await;
-    let attention = &told[0].1["attention"];
+    let reported = events(server, &aggregated).await;
+    let attention = &reported[0].1["attention"];
     assert_eq!(attention["context_length"], prompt.len());
     assert_eq!(
         STANDARD.decode(attention["data"].as_str().unwrap()).unwrap().len(),
         4 * prompt.len(),
         "floats, as bytes"
     );
-    // The stop string stays in the stream.
+    // The stop string is part of the stream.
     let mut stops = body.clone();
-    let texts: Vec<&str> = told[..5].iter().map(|(_, event)| event["token"]["text"].as_str().unwrap()).collect();
+    let texts: Vec<&str> = reported[..5].iter().map(|(_, event)| event["token"]["text"].as_str().unwrap()).collect();
     let (at, stop) = texts.iter().enumerate().find(|(_, text)| !text.is_empty()).unwrap();
     stops["stop_sequence"] = json!([stop]);
-    let told = events(server, &stops).await;
-    assert_eq!((told.len(), &told[at].1["token"]["text"]), (at + 2, &json!(stop)));
-    assert_eq!(told.last().unwrap().1["finish_reason"], "stop_string");
+    let reported = events(server, &stops).await;
+    assert_eq!((reported.len(), &reported[at].1["token"]["text"]), (at + 2, &json!(stop)));
+    assert_eq!(reported.last().unwrap().1["finish_reason"], "stop_string");
     // An error that is known before the first token is an HTTP error.
     let (status, error) = server.post("/api/extra/generate/stream", &json!({"input_ids": [100_000]})).await;
     assert_eq!(status, 400);
     assert!(error["detail"]["msg"].as_str().unwrap().contains("not in vocabulary"), "{error}");
 }
 
-/// A request on `KoboldCPP`'s WebSocket: its frames in order, and the code of the close frame. Its clients close behind `done`.
+/// Sends a request on `KoboldCPP`'s WebSocket; returns its frames and the code of the close frame. Clients close after `done`.
 async fn frames(server: &Server, body: &Value) -> (Vec<Result<Value, Vec<u8>>>, Option<u16>) {
     let url = format!("{}/api/extra/generate/stream/ws", server.base.replace("http", "ws")).parse().unwrap();
     let mut socket = WebSocket::connect(url).await.unwrap();
@@ -102,11 +102,11 @@ async fn frames(server: &Server, body: &Value) -> (Vec<Result<Value, Vec<u8>>>, 
 }
 
 #[tokio::test]
-async fn numbers_come_in_frames_of_their_own() {
+async fn numbers_are_sent_in_separate_frames() {
     let server = server().await;
     let tokens = server.answer("/api/v1/tokenize", &json!({"text": "The sky is"})).await;
     let prompt: Vec<i64> = serde_json::from_value(tokens["token_ids"].clone()).unwrap();
-    // The client does not say that it wants attention, nor in which form.
+    // The client requests neither attention nor a format.
     let body = json!({"input_ids": prompt, "max_length": 4, "temperature": 0, "top_p": 0.9, "top_k": 40, "rep_pen": 1.0,
                       "sampler_seed": -1, "ignore_eos": true});
     let named = |body: &Value| {
@@ -118,11 +118,11 @@ async fn numbers_come_in_frames_of_their_own() {
         let mut as_events = body.clone();
         as_events["output_attentions"] = json!(true);
         as_events["attention_format"] = json!(format);
-        let told = events(server, &named(&as_events)).await;
-        let asked = if format == "aggregated" { &body } else { &as_events };
-        let (frames, code) = frames(server, &named(asked)).await;
+        let reported = events(server, &named(&as_events)).await;
+        let requested = if format == "aggregated" { &body } else { &as_events };
+        let (frames, code) = frames(server, &named(requested)).await;
         assert_eq!((frames.len(), code), (9, Some(1000)), "{frames:?}");
-        for (pair, (_, event)) in frames[..8].chunks_exact(2).zip(&told) {
+        for (pair, (_, event)) in frames[..8].chunks_exact(2).zip(&reported) {
             let [Ok(token), Err(numbers)] = pair else { panic!("a text and its numbers: {pair:?}") };
             assert_eq!((&token["type"], &token["token_id"]), (&json!("token"), &event["token"]["token_id"]));
             assert_eq!(token["text"], event["token"]["text"]);
@@ -143,23 +143,23 @@ async fn numbers_come_in_frames_of_their_own() {
     }
     let mut texts_only = body.clone();
     texts_only["output_attentions"] = json!(false);
-    let (told, _) = frames(server, &texts_only).await;
-    assert!(told.len() == 5 && told.iter().all(Result::is_ok), "{told:?}");
-    let asked = json!({"prompt": "The sky is", "max_length": 1, "temperature": 0, "ignore_eos": true});
-    let (told, _) = frames(server, &asked).await;
-    assert_eq!(told.len(), 3, "{told:?}");
+    let (reported, _) = frames(server, &texts_only).await;
+    assert!(reported.len() == 5 && reported.iter().all(Result::is_ok), "{reported:?}");
+    let requested = json!({"prompt": "The sky is", "max_length": 1, "temperature": 0, "ignore_eos": true});
+    let (reported, _) = frames(server, &requested).await;
+    assert_eq!(reported.len(), 3, "{reported:?}");
     for wrong in
         [json!({"input_ids": [100_000]}), json!({"input_ids": [4], "attention_format": "viz"}), json!({}), json!([])]
     {
-        let (told, code) = frames(server, &wrong).await;
-        let [Ok(error)] = &told[..] else { panic!("{wrong}: {told:?}") };
+        let (reported, code) = frames(server, &wrong).await;
+        let [Ok(error)] = &reported[..] else { panic!("{wrong}: {reported:?}") };
         assert_eq!((&error["type"], code), (&json!("error"), Some(1008)), "{wrong}: {error}");
         assert!(error["error"].is_string() && error["error_code"].is_string(), "{error}");
     }
 }
 
 #[tokio::test]
-async fn a_generation_in_frames_ends_when_it_is_aborted_or_left() {
+async fn socket_generation_ends_on_abort_and_disconnect() {
     let server = server().await;
     let url = || format!("{}/api/extra/generate/stream/ws", server.base.replace("http", "ws")).parse().unwrap();
     let key = format!("FRAMES{}", std::process::id());
@@ -182,7 +182,7 @@ async fn a_generation_in_frames_ends_when_it_is_aborted_or_left() {
             };
             assert_eq!(done["finish_reason"], "cancelled");
         }
-        // Its name is nobody's any more.
+        // Its key is no longer in use.
         let gone = async {
             while server.answer("/api/extra/generate/check", &json!({"genkey": key})).await["results"][0]["text"] != ""
             {
@@ -194,7 +194,7 @@ async fn a_generation_in_frames_ends_when_it_is_aborted_or_left() {
 }
 
 #[tokio::test]
-async fn a_prompt_is_answered_whole_and_streamed() {
+async fn prompt_is_completed_with_and_without_stream() {
     let server = server().await;
     let body = json!({"prompt": "The sky is", "max_length": 8, "temperature": 0, "max_context_length": 512, "rep_pen": 1.0, "n": 1,
                       "quiet": true, "bypass_eos": true, "top_k": 0, "typical": 1, "sampler_order": [6, 0, 1, 3, 4, 2, 5]});
@@ -202,11 +202,11 @@ async fn a_prompt_is_answered_whole_and_streamed() {
     let result = &answer["results"][0];
     assert_eq!((&result["finish_reason"], &result["completion_tokens"]), (&json!("length"), &json!(8)), "{answer}");
     let text = result["text"].as_str().unwrap().to_owned();
-    let told = events(server, &body).await;
-    assert!(told.iter().all(|(name, _)| name == "message"));
-    assert_eq!(told.iter().map(|(_, event)| event["token"].as_str().unwrap()).collect::<String>(), text);
-    assert_eq!(told.last().unwrap().1["finish_reason"], "length");
-    assert!(told[..told.len() - 1].iter().all(|(_, event)| event["finish_reason"].is_null()));
+    let reported = events(server, &body).await;
+    assert!(reported.iter().all(|(name, _)| name == "message"));
+    assert_eq!(reported.iter().map(|(_, event)| event["token"].as_str().unwrap()).collect::<String>(), text);
+    assert_eq!(reported.last().unwrap().1["finish_reason"], "length");
+    assert!(reported[..reported.len() - 1].iter().all(|(_, event)| event["finish_reason"].is_null()));
     let stop: String = text.chars().skip(2).take(2).collect();
     for (trim, expected) in [(true, text[..text.find(&stop).unwrap()].to_owned()), (false, stop.clone())] {
         let mut stopped = body.clone();
@@ -215,11 +215,11 @@ async fn a_prompt_is_answered_whole_and_streamed() {
             .unwrap()
             .extend(json!({"stop_sequence": [stop], "trim_stop": trim}).as_object().unwrap().clone());
         let answer = server.answer("/api/v1/generate", &stopped).await;
-        let said = answer["results"][0]["text"].as_str().unwrap();
-        assert!(if trim { said == expected } else { said.contains(&expected) }, "{said:?} {expected:?}");
+        let output = answer["results"][0]["text"].as_str().unwrap();
+        assert!(if trim { output == expected } else { output.contains(&expected) }, "{output:?} {expected:?}");
         assert_eq!(answer["results"][0]["finish_reason"], "stop");
     }
-    // What is too long loses its beginning, memory stays.
+    // A too long prompt loses its beginning, but not its memory.
     let long =
         json!({"prompt": "word ".repeat(20_000), "memory": "Remember.", "max_length": 2, "max_context_length": 100});
     let answer = server.answer("/api/v1/generate", &long).await;
@@ -231,7 +231,7 @@ async fn a_prompt_is_answered_whole_and_streamed() {
 }
 
 #[tokio::test]
-async fn a_generation_can_be_looked_at_and_aborted() {
+async fn generation_can_be_polled_and_aborted() {
     let server = server().await;
     let key = format!("KCPP{}", std::process::id());
     let body = json!({"prompt": "The sky is", "max_length": 3000, "genkey": key, "bypass_eos": true});
@@ -255,7 +255,7 @@ async fn a_generation_can_be_looked_at_and_aborted() {
 }
 
 #[tokio::test]
-async fn small_questions_have_small_answers() {
+async fn small_routes_respond() {
     let server = server().await;
     let (_, version) = server.get("/api/extra/version").await;
     assert_eq!((&version["result"], &version["protected"]), (&json!("KoboldCpp"), &json!(false)));
@@ -279,7 +279,7 @@ async fn small_questions_have_small_answers() {
 
 /// Tests the CORS headers at both addresses that clients have built in.
 #[tokio::test]
-async fn pages_may_call_where_they_are_let() {
+async fn cors_origins_are_enforced() {
     let any_port = "127.0.0.1:0";
     let server = Server::start(&["--listen", any_port, "--listen", any_port, "--cors-origin", "localhost"]);
     server.wait_ready().await;
@@ -295,7 +295,7 @@ async fn pages_may_call_where_they_are_let() {
         let answer = preflight.send().await.unwrap();
         assert_eq!(answer.headers()["access-control-allow-origin"], origin);
         assert_eq!(answer.headers()["access-control-allow-headers"], "content-type");
-        // Else the browser asks again before each message.
+        // Otherwise the browser sends a preflight before each message.
         assert!(answer.headers()["access-control-max-age"].to_str().unwrap().parse::<u64>().unwrap() >= 600);
         for body in [json!({"input_ids": [40], "max_length": 1}), json!({"input_ids": [-4]})] {
             let answer = http
@@ -330,7 +330,7 @@ impl Frozen {
     }
 
     fn tell(&self, signal: &str) {
-        // One that has ended meanwhile is no matter.
+        // Processes that have ended meanwhile are ignored.
         std::process::Command::new("kill").arg(signal).args(&self.0).status().unwrap();
     }
 }
@@ -341,9 +341,9 @@ impl Drop for Frozen {
     }
 }
 
-/// Each message of a chat has a name, and whether that is taken is asked of the database.
+/// Each message of a chat has a request id, which is looked up in the database.
 #[tokio::test]
-async fn a_database_that_hangs_holds_no_message_up() {
+async fn hanging_database_delays_no_message() {
     let server = Server::start_embedded(&[]);
     server.wait_ready().await;
     let message = |name: &str| json!({"input_ids": [40, 41], "max_length": 2, "ignore_eos": true, "output_attentions": true, "request_id": name});
@@ -351,8 +351,8 @@ async fn a_database_that_hangs_holds_no_message_up() {
     let frozen = Frozen::database_of(&server);
     let chat = async {
         for number in 0..10 {
-            let told = events(&server, &message(&format!("message {number}"))).await;
-            assert_eq!((told.len(), &told[2].1["type"]), (3, &json!("done")), "{told:?}");
+            let reported = events(&server, &message(&format!("message {number}"))).await;
+            assert_eq!((reported.len(), &reported[2].1["type"]), (3, &json!("done")), "{reported:?}");
         }
     };
     tokio::time::timeout(PATIENCE, chat).await.expect("each message waits for the database");
@@ -360,7 +360,7 @@ async fn a_database_that_hangs_holds_no_message_up() {
 }
 
 #[tokio::test]
-async fn logprobs_come_with_the_answer_and_afterwards() {
+async fn logprobs_are_in_answer_and_queryable_later() {
     let server = server().await;
     let key = format!("LOGP{}", std::process::id());
     let body = |logprobs: bool| json!({"prompt": "The sky is", "max_length": 6, "genkey": key, "logprobs": logprobs, "bypass_eos": true});

@@ -1,5 +1,5 @@
-//! All integration tests, in one binary: one file a surface, on one real server ([`harness`]).
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+//! All integration tests in one binary: one file per API, with a shared server ([`harness`]).
+#![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod anthropic;
 mod architecture;

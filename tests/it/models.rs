@@ -45,7 +45,7 @@ fn text(model: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_request_loads_the_model_it_names_in_the_place_of_the_one_used_least_recently() {
+async fn request_replaces_least_recently_used_model() {
     let dir = models(&["apple", "pear"]);
     let server = start(&dir, &["--models-max", "2"]).await;
     let (_, list) = server.get("/v1/models").await;
@@ -64,13 +64,13 @@ async fn a_request_loads_the_model_it_names_in_the_place_of_the_one_used_least_r
     assert_eq!(server.answer("/v1/completions", &text("pear")).await["model"], "pear");
     assert_eq!(status(&server, "apple").await["value"], "unloaded");
     assert_eq!(status(&server, "tiny").await["value"], "loaded", "the default goes last");
-    // Both at once, with room for one of them: one after the other.
+    // Both at once, with room for one: they run one after the other.
     let (apple, pear) = (text("apple"), text("pear"));
     let (apple, pear) = tokio::join!(server.answer("/v1/completions", &apple), server.answer("/v1/completions", &pear));
     assert_eq!((apple["model"].as_str(), pear["model"].as_str()), (Some("apple"), Some("pear")));
     assert_eq!(apple["choices"][0]["text"], pear["choices"][0]["text"], "the same weights and seed");
 
-    // A file that comes later is found by its name, and nothing is found by a path.
+    // A file added later is found by its name, and no model is found by a path.
     std::fs::copy(model(), dir.join("plum.gguf")).unwrap();
     assert_eq!(server.answer("/v1/completions", &text("plum/log-top")).await["model"], "plum");
     let path = dir.join("plum.gguf");
@@ -83,7 +83,7 @@ async fn a_request_loads_the_model_it_names_in_the_place_of_the_one_used_least_r
     }
 }
 
-/// Two models that differ in one bit, where no sample of the file would show it.
+/// Two models that differ in one bit at a position that sampling the file would miss.
 fn twins() -> PathBuf {
     let folder = folder();
     let mut bytes = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models/demo.gguf")).unwrap();
@@ -103,7 +103,7 @@ async fn states_and_sessions_belong_to_the_model_they_were_saved_with() {
     server.answer("/completion", &json!({"prompt": "Once upon a time", "n_predict": 4, "id_slot": 0})).await;
     let saved = server.answer("/slots/0?action=save-state", &json!({})).await;
     server.answer("/sessions/7?action=save&slot=0", &json!({})).await;
-    // To look is not to load, and what is loaded stays.
+    // Read-only requests load nothing, and loaded models stay loaded.
     assert_eq!(server.get("/sessions?model=two").await, (200, json!([])));
     for path in ["/props", "/slots", "/lora-adapters", "/tokenizer_info", "/v1/slots/0/info", "/api/v1/model/info"] {
         let (code, answer) = server.get(&format!("{path}?model=two")).await;
@@ -139,7 +139,7 @@ async fn models_are_loaded_and_unloaded_by_hand() {
     assert_eq!(server.post("/models/unload", &apple).await, (200, json!({"success": true})));
     becomes(&server, "apple", "unloaded").await;
     assert_eq!(server.post("/v1/completions", &text("apple")).await.0, 400);
-    // Files are neither fetched nor deleted, and a body without a name is the client's fault.
+    // Files are neither downloaded nor deleted, and a body without a name is a client error.
     assert_eq!(server.post("/models", &apple).await.0, 400);
     let (code, _) = {
         let response = server.request(reqwest::Method::DELETE, "/models?model=apple").send().await.unwrap();
@@ -153,7 +153,7 @@ async fn models_are_loaded_and_unloaded_by_hand() {
 }
 
 #[tokio::test]
-async fn a_model_is_unloaded_when_its_runs_have_ended() {
+async fn model_is_unloaded_after_its_runs() {
     let dir = models(&["apple"]);
     let server = start(&dir, &["--shutdown-grace", "30"]).await;
     server.answer("/v1/completions", &text("apple")).await;
@@ -167,7 +167,7 @@ async fn a_model_is_unloaded_when_its_runs_have_ended() {
 }
 
 #[tokio::test]
-async fn runs_that_take_too_long_end_with_their_model() {
+async fn long_runs_end_when_their_model_is_unloaded() {
     let dir = models(&["apple"]);
     let server = start(&dir, &["--shutdown-grace", "0"]).await;
     server.answer("/v1/completions", &text("apple")).await;
@@ -181,7 +181,7 @@ async fn runs_that_take_too_long_end_with_their_model() {
     assert_eq!(server.answer("/v1/completions", &text("tiny")).await["model"], "tiny");
 }
 
-/// The model with one token of its vocabulary in the place of another.
+/// The model with one token of its vocabulary replaced by another.
 fn with_a_token_twice(whole: &[u8]) -> Vec<u8> {
     const KEY: &[u8] = b"tokenizer.ggml.tokens";
     let number = |at: usize| u64::from_le_bytes(whole[at..at + 8].try_into().unwrap()) as usize;
@@ -200,7 +200,7 @@ fn with_a_token_twice(whole: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_broken_file_is_a_failed_model_and_nothing_else() {
+async fn damaged_file_fails_only_its_model() {
     let dir = models(&["apple"]);
     let whole = std::fs::read(model()).unwrap();
     std::fs::write(dir.join("cut.gguf"), &whole[..whole.len() / 2]).unwrap();
@@ -224,19 +224,19 @@ async fn a_broken_file_is_a_failed_model_and_nothing_else() {
         assert!(status["reason"].as_str().unwrap().contains(reason), "{status}");
     }
     assert_eq!(server.get("/healthz").await.0, 200);
-    // Repaired, it loads when it is asked for again.
+    // The repaired file is loaded by the next request.
     std::fs::write(dir.join("cut.gguf"), &whole).unwrap();
     assert_eq!(server.post("/models/load", &json!({"model": "cut"})).await.0, 200);
     becomes(&server, "cut", "loaded").await;
 }
 
 #[tokio::test]
-async fn changes_are_told_as_they_happen() {
+async fn model_changes_are_streamed() {
     let dir = models(&["apple"]);
     let server = start(&dir, &[]).await;
     let mut changes = SseReader::get(&server, "/models/sse").await;
-    let asked = text("apple");
-    let answer = server.answer("/v1/completions", &asked);
+    let requested = text("apple");
+    let answer = server.answer("/v1/completions", &requested);
     let is = |data: &Value, status: &str| {
         *data == json!({"model": "apple", "event": "model_status", "data": {"status": status}})
     };
@@ -313,7 +313,7 @@ async fn damaged_files_never_end_the_server() {
         std::fs::write(&file, damaged(&whole, seed)).unwrap();
         let sent = server.request(reqwest::Method::POST, "/v1/completions").json(&text(&name)).send().await;
         let Ok(response) = sent else { panic!("seed {seed} ended the server:\n{}", server.log()) };
-        // Some damages are only other weights, or numbers that are none.
+        // Some changes only affect weights, or produce NaN.
         let code = response.status().as_u16();
         assert!(matches!(code, 200 | 400 | 422 | 503), "seed {seed}: {code} {}", response.text().await.unwrap());
         if code == 200 {

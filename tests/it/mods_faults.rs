@@ -241,13 +241,13 @@ async fn repeatedly_failing_mod_is_disabled_and_reported() {
     let result = harmless(free().await, "always_raises").await;
     let count = result.exceptions.len();
     assert!((5..=15).contains(&count) && result.exceptions.iter().all(|text| text == "ValueError: never"), "{count}");
-    let said = "the mod 'always_raises' is disabled for the rest of this run, at step 5: 5 consecutive calls for ForwardPass failed; last failure: ValueError: never";
-    assert_eq!(result.logs, [said]);
-    assert_eq!(result.answer["timings"]["message"], said, "{}", result.answer);
+    let output = "the mod 'always_raises' is disabled for the rest of this run, at step 5: 5 consecutive calls for ForwardPass failed; last failure: ValueError: never";
+    assert_eq!(result.logs, [output]);
+    assert_eq!(result.answer["timings"]["message"], output, "{}", result.answer);
     let (_, run) =
         free().await.get(&format!("/api/v1/runs/{}", result.answer["thunder"]["run_id"].as_str().unwrap())).await;
-    assert_eq!((&run["run"]["message"], &run["run"]["status"]), (&json!(said), &json!("done")));
-    assert!(free().await.log().contains(said));
+    assert_eq!((&run["run"]["message"], &run["run"]["status"]), (&json!(output), &json!("done")));
+    assert!(free().await.log().contains(output));
 }
 
 #[tokio::test]

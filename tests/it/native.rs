@@ -20,7 +20,7 @@ async fn ingested(request_id: &str) -> &'static Server {
     server
 }
 
-/// Generates with the real engine; the finished run.
+/// Generates a run and returns it when it has ended.
 async fn generated(server: &Server, further: Value) -> Value {
     let mut body =
         json!({"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8, "seed": 3, "ignore_eos": true});
@@ -29,7 +29,7 @@ async fn generated(server: &Server, further: Value) -> Value {
     server.finished(answer["thunder"]["run_id"].as_str().unwrap()).await
 }
 
-/// Begins a streamed generation: its run id, and the stream.
+/// Starts a streamed generation; returns its run id and the stream.
 async fn begun(server: &Server, body: &Value) -> (String, impl Stream<Item = reqwest::Result<Bytes>> + Unpin) {
     let response = server.request(Method::POST, "/v1/completions").json(body).send().await.unwrap();
     let run_id = response.headers()["x-thunder-run-id"].to_str().unwrap().to_owned();
@@ -41,7 +41,7 @@ async fn get(server: &Server, path: &str, headers: &[(&str, &str)]) -> Response 
     headers.iter().fold(request, |request, (name, value)| request.header(*name, *value)).send().await.unwrap()
 }
 
-/// Server-sent events as (name, id, data), to the end of the stream.
+/// Returns the server-sent events as (name, id, data), up to the end of the stream.
 async fn events(response: Response) -> Vec<(String, String, Value)> {
     let events = SseReader::new(response).await.rest().await.into_iter();
     events.map(|event| (event.name.clone(), event.id.clone(), event.json())).collect()
@@ -52,7 +52,7 @@ fn lines(text: &str) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn the_list_goes_on_page_by_page() {
+async fn list_is_paged() {
     for id in ["page-1", "page-2", "page-3"] {
         ingested(id).await;
     }
@@ -72,7 +72,7 @@ async fn the_list_goes_on_page_by_page() {
 }
 
 #[tokio::test]
-async fn wrong_queries_are_named() {
+async fn invalid_query_is_named() {
     let server = ingested("queries").await;
     let mut problems = Vec::new();
     for path in [
@@ -137,7 +137,7 @@ async fn items_are_lines_in_order() {
 }
 
 #[tokio::test]
-async fn a_finished_run_streams_to_its_end_and_resumes() {
+async fn finished_run_can_be_streamed_and_resumed() {
     let server = ingested("stream").await;
     let accept = ("accept", "text/event-stream");
     let whole = events(get(server, "/api/v1/runs/stream/events", &[accept]).await).await;
@@ -151,9 +151,9 @@ async fn a_finished_run_streams_to_its_end_and_resumes() {
     assert_eq!(response.status(), 400);
 }
 
-/// A run that is followed while it is generated shows every item once, in order, the same as what is stored.
+/// A run followed during generation returns every item once, in order, equal to the stored items.
 #[tokio::test]
-async fn a_running_run_is_followed_live() {
+async fn active_run_is_followed_live() {
     let server = server().await;
     let mut changes = SseReader::get(server, "/api/v1/runs/live").await;
     let body = json!({"prompt": "Hello", "max_tokens": 150, "ignore_eos": true, "stream": true,
@@ -205,7 +205,7 @@ async fn columns_are_the_fold_of_the_items() {
 }
 
 #[tokio::test]
-async fn alternatives_of_our_own_and_of_a_foreign_run() {
+async fn alternatives_are_listed_for_own_and_foreign_runs() {
     let server = ingested("alternatives").await;
     let (status, foreign) = server.get("/api/v1/runs/alternatives/alternatives").await;
     assert_eq!(status, 200);
@@ -308,7 +308,7 @@ async fn recorded_run_keeps_the_request_fields_that_shape_its_answer() {
 }
 
 #[tokio::test]
-async fn attention_of_a_step_and_of_a_run() {
+async fn attention_is_returned_per_step_and_as_map() {
     let server = attentive().await;
     let run = generated(server, json!({"attention": true})).await;
     assert_eq!(run["run"]["has_attention"], true);
@@ -359,7 +359,7 @@ async fn attention_of_a_step_and_of_a_run() {
 }
 
 #[tokio::test]
-async fn a_run_is_removed_once() {
+async fn run_is_removed_once() {
     let server = ingested("removed").await;
     let delete = async || server.request(Method::DELETE, "/api/v1/runs/removed").send().await.unwrap().status();
     assert_eq!(delete().await, 204);
@@ -369,7 +369,7 @@ async fn a_run_is_removed_once() {
 }
 
 #[tokio::test]
-async fn a_running_run_cannot_be_removed() {
+async fn active_run_cannot_be_removed() {
     let server = server().await;
     let body = json!({"prompt": "Hello", "max_tokens": 4000, "ignore_eos": true, "stream": true});
     let (run_id, _output) = begun(server, &body).await;
@@ -395,9 +395,9 @@ async fn mods_are_listed() {
     }
 }
 
-/// The token that ended it is in the trace, and in no count and no text, here as there.
+/// The token that ended the run is in the trace, but neither counted nor part of the text, in both places.
 #[tokio::test]
-async fn a_run_that_is_exported_and_ingested_counts_the_same() {
+async fn exported_and_ingested_run_has_same_counts() {
     let server = server().await;
     let loaded =
         thunder::model::Model::load(&model(), &thunder::model::llama::ModelOptions::default(), |_| true).unwrap();

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 const METHODS: [&str; 7] = ["get", "put", "post", "delete", "options", "head", "patch"];
 
-/// Second addresses of documented routes, as llama-server, `KoboldCPP` and older clients write them, and what each stands for.
+/// Alternative paths of documented routes, used by clients of llama-server, `KoboldCPP` and older APIs, with the documented path.
 const ALIASES: [(&str, &str); 21] = [
     ("/api/latest/config/max_context_length", "/api/v1/config/max_context_length"),
     ("/api/latest/config/max_length", "/api/v1/config/max_length"),
@@ -38,7 +38,7 @@ async fn document() -> Value {
     document
 }
 
-/// Method, path, and what the document says of the operation.
+/// Method, path, and the operation in the document.
 fn operations(document: &Value) -> Vec<(&str, &str, &Value)> {
     let paths = document["paths"].as_object().unwrap();
     let all = paths.iter().flat_map(|(path, item)| {

@@ -1,4 +1,4 @@
-//! `--api-prefix`: everything below it, nothing beside it, and pages that lead nowhere else.
+//! `--api-prefix`: routes exist only below it, and links of pages include it.
 
 use super::harness::{Server, client, thunder};
 use reqwest::{Client, Response};
@@ -18,7 +18,7 @@ struct Browser {
 impl Browser {
     async fn get(&self, path: &str) -> Response {
         let request = self.http.get(format!("{}{path}", self.root)).header("accept", "text/html");
-        // A client may say what it likes of the prefix.
+        // The client's prefix header is ignored.
         request.header("cookie", &self.cookie).header("x-forwarded-prefix", "//evil.example").send().await.unwrap()
     }
 }
@@ -36,7 +36,7 @@ fn links(page: &str) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn everything_is_below_the_prefix_and_nothing_beside_it() {
+async fn routes_exist_only_below_prefix() {
     let server = Server::start(&["--api-prefix", &format!("{PREFIX}/"), "--api-key", KEY]);
     server.wait_ready().await;
     assert!(server.log().contains(&format!("are on {}", server.base)), "{}", server.log());
@@ -60,8 +60,8 @@ async fn everything_is_below_the_prefix_and_nothing_beside_it() {
     assert_eq!(server.get("/api/v1/asyncapi.json").await.1["servers"]["local"]["pathname"], PREFIX);
 
     let run_id = {
-        let asked = json!({"prompt": "Once", "n_predict": 3});
-        server.answer("/completion", &asked).await["thunder"]["run_id"].as_str().unwrap().to_owned()
+        let requested = json!({"prompt": "Once", "n_predict": 3});
+        server.answer("/completion", &requested).await["thunder"]["run_id"].as_str().unwrap().to_owned()
     };
     server.finished(&run_id).await;
     pages_lead_nowhere_else(&server, http, root, &run_id).await;
@@ -113,14 +113,14 @@ async fn sockets_and_the_command_line(server: Server) {
              Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
         )
         .unwrap();
-        let mut said = [0; 4096];
-        let count = socket.read(&mut said).unwrap();
-        assert!(said[..count].starts_with(b"HTTP/1.1 101"), "{}", String::from_utf8_lossy(&said[..count]));
+        let mut output = [0; 4096];
+        let count = socket.read(&mut output).unwrap();
+        assert!(output[..count].starts_with(b"HTTP/1.1 101"), "{}", String::from_utf8_lossy(&output[..count]));
         let output =
             thunder().args(["run", "Once", "--max-tokens", "2", "--server", &server.base, "--api-key", KEY]).output();
         let output = output.unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success() && said.contains(&format!("{}/runs/", server.base)), "{said}");
+        let output = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && output.contains(&format!("{}/runs/", server.base)), "{output}");
     };
     tokio::task::spawn_blocking(scene).await.unwrap();
 }

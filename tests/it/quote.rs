@@ -61,7 +61,7 @@ async fn emit_error_of_a_quote_mod_is_a_400() {
 }
 
 #[tokio::test]
-async fn tool_calls_of_a_mod_void_the_text_before_them() {
+async fn tool_calls_of_mod_retract_earlier_text() {
     let server = server().await;
     let answer = server.answer(CHAT, &chat("quote_late_call", &json!({}))).await;
     let choice = &answer["choices"][0];
@@ -90,7 +90,7 @@ async fn tool_calls_of_a_mod_void_the_text_before_them() {
 }
 
 #[tokio::test]
-async fn runs_under_way_never_share_a_request_id() {
+async fn active_runs_have_distinct_request_ids() {
     let server = server().await;
     let same = json!({"request_id": "quote-same-id", "record": false, "ignore_eos": true});
     let mut slow = chat("quote_dawdle", &same);
@@ -102,7 +102,7 @@ async fn runs_under_way_never_share_a_request_id() {
     assert_eq!((status, answer["error"]["param"].as_str()), (409, Some("request_id")), "{answer}");
     let message = answer["error"]["message"].as_str().unwrap();
     assert!(message.contains("'quote-same-id'") && message.contains("in use by an active run"), "{message}");
-    // On the attention API an id is the connection's, and the run gets one of its own.
+    // In the attention API an id belongs to the connection, and the run gets another one.
     let own =
         json!({"input_ids": [40, 41], "max_new_tokens": 1, "request_id": "quote-same-id", "return_attention": false});
     server.answer("/api/v1/generate", &own).await;
@@ -132,7 +132,7 @@ const BOSS: &str = "boss-key-of-bob";
 const TRACE: &str = "trace-key-of-eve";
 
 #[tokio::test]
-async fn keys_are_taken_where_quotes_clients_send_them() {
+async fn keys_of_quote_clients_are_accepted() {
     let keys = [&format!("--api-key={USER}"), "--mod-key", BOSS, "--ingest-key", TRACE, "--allow-mod-upload"];
     let server = Server::start(&keys);
     // The harness has no key; health needs none.
@@ -204,7 +204,7 @@ async fn keys_are_taken_where_quotes_clients_send_them() {
 }
 
 #[tokio::test]
-async fn traces_need_no_key_where_ingest_is_open() {
+async fn traces_need_no_key_with_open_ingest() {
     let server = Server::start(&[&format!("--api-key={USER}"), "--ingest-open"]);
     server.wait_ready().await;
     for path in ["/ingest", "/v1/ingest"] {
@@ -215,7 +215,7 @@ async fn traces_need_no_key_where_ingest_is_open() {
         201
     );
     assert_eq!(status(bare(&server, Method::GET, "/v1/models")).await, 401);
-    // A page of another site must not send any.
+    // A page of another site must not send a key.
     let page =
         bare(&server, Method::POST, "/ingest").header("origin", "https://evil.example").json(&trace("page", None));
     assert_eq!(status(page).await, 403);
@@ -241,8 +241,8 @@ async fn configuration_is_checked_against_the_annotations_of_its_mod() {
     ] {
         let (status, answer) = server.post(CHAT, &body(config)).await;
         assert_eq!((status, answer["error"]["param"].as_str()), (400, Some("mods")), "{answer}");
-        let said = answer["error"]["message"].as_str().unwrap();
-        assert!(said.contains("typed_config") && said.contains(message), "{said}");
+        let output = answer["error"]["message"].as_str().unwrap();
+        assert!(output.contains("typed_config") && output.contains(message), "{output}");
     }
     let (_, shown) = server.get("/v1/mods/typed_config").await;
     assert_eq!(shown["schema"]["properties"]["every"], json!({"type": "integer"}));

@@ -94,7 +94,7 @@ async fn nul_characters_are_replaced_and_noted() {
 
 /// Sends a run of a mod file as `thunder run` does.
 #[tokio::test]
-async fn handed_over_run_has_message_as_title_and_cli_as_surface() {
+async fn run_sent_by_cli_has_message_as_title_and_cli_surface() {
     let server = server().await;
     let document = json!({
         "request": {"request_id": "quote-handed", "model": "demo", "mod_text": "stamp", "user_prompt": "Hello!"},

@@ -16,7 +16,7 @@ use thunder::store::{Database, Store};
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::sleep;
 
-/// A server whose database the test may lock; one test at a time has it.
+/// A server whose database a test may lock; used by one test at a time.
 async fn lockable() -> (&'static Server, MutexGuard<'static, ()>) {
     static SERVER: LazyLock<Server> = LazyLock::new(|| Server::start(&["--attention", "on"]));
     static TURN: Mutex<()> = Mutex::const_new(());
@@ -158,7 +158,7 @@ impl Elsewhere {
     }
 }
 
-/// Waits until the query, of one count, gives that one.
+/// Waits until the query returns that count.
 async fn wait_for_count(watch: &mut PgConnection, query: &'static str, run_id: RunId, expected: i64) {
     for _ in 0..3000 {
         let count: i64 = sqlx::query_scalar(query).bind(run_id.0).fetch_one(&mut *watch).await.unwrap();
@@ -201,7 +201,7 @@ async fn follower_gets_events_that_are_committed_while_it_reads() {
 }
 
 #[tokio::test]
-async fn page_of_unknown_run_looks_again_for_a_while() {
+async fn page_of_unknown_run_retries() {
     let server = server().await;
     let id = RunId::now();
     let mut path = format!("/runs/{id}?at=3&view=text");

@@ -1,4 +1,4 @@
-//! `/v1/mods`: uploading, versions, switching, and the folder that is watched.
+//! `/v1/mods`: uploads, versions, enabling and disabling, and the watched folder.
 
 use super::harness::{Server, folder, server};
 use reqwest::Method;
@@ -53,7 +53,7 @@ fn text(answer: &Value) -> &str {
 
 #[tokio::test]
 async fn list_of_mods_names_each_field_once() {
-    // A derived reader refuses a field that is there twice; a map would take the last.
+    // A derived deserializer rejects duplicate fields; a map would use the last one.
     #[derive(serde::Deserialize)]
     struct Listed {
         name: String,
@@ -71,7 +71,7 @@ async fn list_of_mods_names_each_field_once() {
 }
 
 #[tokio::test]
-async fn a_mod_is_uploaded_used_switched_and_removed() {
+async fn mod_is_uploaded_used_disabled_and_removed() {
     let server = Server::start(&with_uploads());
     server.wait_ready().await;
     let body = json!({"name": "fixed", "language": "python", "entrypoint": "fixed", "source": says("fixed", "one")});
@@ -85,9 +85,9 @@ async fn a_mod_is_uploaded_used_switched_and_removed() {
     assert_eq!((&registered["name"], &registered["replaced"]), (&json!("fixed"), &json!(false)));
     assert_eq!(registered["description"], "Says one.");
     let first = registered["hash"].as_str().unwrap().to_owned();
-    let (status, told) = answer(&server, "user-key", "fixed").await;
-    assert_eq!((status, text(&told)), (200, "one"));
-    let run = told["thunder"]["run_id"].as_str().unwrap().to_owned();
+    let (status, reported) = answer(&server, "user-key", "fixed").await;
+    assert_eq!((status, text(&reported)), (200, "one"));
+    let run = reported["thunder"]["run_id"].as_str().unwrap().to_owned();
     let run = loop {
         let (_, run) = send(&server, "user-key", Method::GET, &format!("/api/v1/runs/{run}"), None).await;
         if run["run"]["status"] == "done" {
@@ -119,8 +119,8 @@ async fn a_mod_is_uploaded_used_switched_and_removed() {
     assert_eq!(status, 403);
     let (status, shown) = send(&server, BOSS, Method::POST, "/v1/mods/fixed/disable", None).await;
     assert_eq!((status, &shown["enabled"]), (200, &json!(false)));
-    let (status, told) = answer(&server, "user-key", "fixed").await;
-    assert_eq!((status, &told["error"]["code"]), (400, &json!("mod_disabled")), "{told}");
+    let (status, reported) = answer(&server, "user-key", "fixed").await;
+    assert_eq!((status, &reported["error"]["code"]), (400, &json!("mod_disabled")), "{reported}");
 
     server.stop("TERM").await;
     let server = server.start_again(&with_uploads());
@@ -134,12 +134,12 @@ async fn a_mod_is_uploaded_used_switched_and_removed() {
     let (status, problem) = send(&server, BOSS, Method::DELETE, "/v1/mods/fixed", None).await;
     assert_eq!(status, 404);
     assert!(problem["detail"].as_str().unwrap().contains("ban-phrases"), "it names what is known: {problem}");
-    let (status, told) = answer(&server, "user-key", "fixed").await;
-    assert_eq!((status, &told["error"]["code"]), (400, &json!("unknown_mod")), "{told}");
+    let (status, reported) = answer(&server, "user-key", "fixed").await;
+    assert_eq!((status, &reported["error"]["code"]), (400, &json!("unknown_mod")), "{reported}");
 }
 
 #[tokio::test]
-async fn what_cannot_be_a_mod_is_refused_with_the_reason() {
+async fn invalid_mod_is_rejected_with_reason() {
     let server = Server::start(&with_uploads());
     server.wait_ready().await;
     let refused = async |body: Value| {
@@ -184,7 +184,7 @@ async fn what_cannot_be_a_mod_is_refused_with_the_reason() {
 }
 
 #[tokio::test]
-async fn a_server_takes_no_mods_unless_it_is_told_to() {
+async fn uploads_are_rejected_by_default() {
     let server = server().await;
     let (status, problem) = server.post("/v1/mods", &json!({"name": "x", "source": says("x", "x")})).await;
     assert_eq!(status, 403);
@@ -198,7 +198,7 @@ async fn a_server_takes_no_mods_unless_it_is_told_to() {
     assert_eq!(known("log-top").unwrap()["origin"], "builtin");
 }
 
-/// Looks at a mod until it is as it should be.
+/// Waits until a mod has the expected state.
 async fn until(server: &Server, name: &str, is_right: impl Fn(u16, &Value) -> bool) -> Value {
     let begun = Instant::now();
     loop {
@@ -216,15 +216,15 @@ fn write(folder: &Path, file: &str, text: &str) {
 }
 
 #[tokio::test]
-async fn a_folder_of_mods_is_watched() {
+async fn mods_directory_is_watched() {
     let mods = folder();
     write(&mods, "fixed.py", &says("fixed", "one"));
     write(&mods, "broken.py", "def x(:\n");
     let server = Server::start(&["--mods-dir", mods.to_str().unwrap()]);
     server.wait_ready().await;
     assert_eq!(text(&answer(&server, "", "fixed").await.1), "one");
-    let (_, told) = answer(&server, "", "broken").await;
-    let message = told["error"]["message"].as_str().unwrap();
+    let (_, reported) = answer(&server, "", "broken").await;
+    let message = reported["error"]["message"].as_str().unwrap();
     assert!(message.contains("broken.py") && message.contains("SyntaxError"), "{message}");
     let first = until(&server, "fixed", |status, _| status == 200).await["hash"].clone();
 
@@ -249,7 +249,7 @@ async fn a_folder_of_mods_is_watched() {
 }
 
 #[tokio::test]
-async fn a_mod_that_is_switched_off_is_not_called_from_the_next_token_on() {
+async fn disabled_mod_is_not_called_from_next_token_on() {
     let mods = folder();
     let slow = "import time\nfrom thunder_mods import Added, mod\n\n\n@mod(events=[Added])\ndef slow(event, actions):\n    \
                 time.sleep(0.1)\n";
@@ -273,7 +273,7 @@ async fn a_mod_that_is_switched_off_is_not_called_from_the_next_token_on() {
     assert_eq!((&shown["enabled"], shown["calls"].as_u64()), (&json!(false), Some(before.len() as u64)), "{shown}");
 }
 
-/// Waits until a server with keys shows the mod as it should be.
+/// Waits until a server with keys reports the expected state of the mod.
 async fn seen(server: &Server, name: &str, is_right: impl Fn(&Value) -> bool) {
     let begun = Instant::now();
     loop {

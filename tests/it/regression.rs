@@ -1,4 +1,4 @@
-//! `thunder mods` and `thunder replay --verify`, as a person and a CI job use them.
+//! `thunder mods` and `thunder replay --verify`, interactively and in CI.
 
 use super::harness::{MODS, Server, folder, model, server, thunder};
 use serde_json::{Value, json};
@@ -23,62 +23,68 @@ fn path(folder: &Path, file: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_mod_from_its_first_line_to_a_server() {
+async fn mod_is_created_checked_and_pushed() {
     let folder = folder();
     let dir = folder.to_str().unwrap();
-    let (code, _, said) = run(&["mods", "new", "calm", "--dir", dir]).await;
-    assert_eq!(code, 0, "{said}");
+    let (code, _, printed) = run(&["mods", "new", "calm", "--dir", dir]).await;
+    assert_eq!(code, 0, "{printed}");
     let file = path(&folder, "calm.py");
-    let (code, told, said) = run(&["mods", "test", &file]).await;
-    assert_eq!(code, 0, "{told}{said}");
-    assert!(told.contains("3 passed, 0 failed"), "{told}");
+    let (code, reported, printed) = run(&["mods", "test", &file]).await;
+    assert_eq!(code, 0, "{reported}{printed}");
+    assert!(reported.contains("3 passed, 0 failed"), "{reported}");
     assert_eq!(run(&["mods", "new", "calm", "--dir", dir]).await.0, 2, "nothing is overwritten");
     assert_eq!(run(&["mods", "new", "import", "--dir", dir]).await.0, 2);
 
-    let (code, told, _) = run(&["mods", "check", &file]).await;
-    assert!(code == 0 && told.contains("Ends sentences calmly."), "{told}");
+    let (code, reported, _) = run(&["mods", "check", &file]).await;
+    assert!(code == 0 && reported.contains("Ends sentences calmly."), "{reported}");
     let broken = path(&folder, "broken.py");
     std::fs::write(&broken, "from thunder_mods import mod\n\nundefined\n").unwrap();
-    let (code, _, said) = run(&["mods", "check", &file, &broken]).await;
-    assert!(code == 1 && said.contains("broken.py:3: ") && said.contains("NameError"), "{said}");
-    let (code, told, _) = run(&["mods", "check", "--json", &broken]).await;
-    let result: Value = serde_json::from_str(&told).unwrap();
+    let (code, _, printed) = run(&["mods", "check", &file, &broken]).await;
+    assert!(code == 1 && printed.contains("broken.py:3: ") && printed.contains("NameError"), "{printed}");
+    let (code, reported, _) = run(&["mods", "check", "--json", &broken]).await;
+    let result: Value = serde_json::from_str(&reported).unwrap();
     assert_eq!((code, &result[0]["error"]["line"]), (1, &json!(3)));
     assert_eq!(run(&["mods", "check", "missing.py"]).await.0, 2);
 
     std::fs::write(path(&folder, "nothing.py"), "").unwrap();
-    let (code, _, said) = run(&["mods", "check", &path(&folder, "nothing.py")]).await;
+    let (code, _, printed) = run(&["mods", "check", &path(&folder, "nothing.py")]).await;
     assert!(
-        code == 1 && said.matches("nothing.py has no mod").count() == 1 && !said.contains("nothing.py: nothing.py"),
-        "{said}"
+        code == 1
+            && printed.matches("nothing.py has no mod").count() == 1
+            && !printed.contains("nothing.py: nothing.py"),
+        "{printed}"
     );
     std::fs::write(path(&folder, "logging.py"), "raise RuntimeError('not this one')\n").unwrap();
     let mut here = thunder();
     here.args(["mods", "test", "calm.py"]).current_dir(&folder);
-    let told = output(here).await;
-    assert!(told.status.success(), "Python's own modules are imported: {}", String::from_utf8_lossy(&told.stderr));
+    let reported = output(here).await;
+    assert!(
+        reported.status.success(),
+        "Python's own modules are imported: {}",
+        String::from_utf8_lossy(&reported.stderr)
+    );
 
     let source = std::fs::read_to_string(&file).unwrap();
     std::fs::write(&file, source.replace("return actions.backtrack", "return None and actions.backtrack")).unwrap();
-    let (code, told, _) = run(&["mods", "test", &file]).await;
-    assert!(code == 1 && told.contains("AssertionError") && told.contains("1 passed, 2 failed"), "{told}");
+    let (code, reported, _) = run(&["mods", "test", &file]).await;
+    assert!(code == 1 && reported.contains("AssertionError") && reported.contains("1 passed, 2 failed"), "{reported}");
     std::fs::write(&file, source).unwrap();
     assert_eq!(run(&["mods", "test", &broken]).await.0, 2);
 
     let server = Server::start(&["--mod-key", "boss-key", "--allow-mod-upload"]);
     server.wait_ready().await;
     let to = ["--server", &server.base, "--api-key", "boss-key"];
-    let (code, told, said) = run(&[&["mods", "push", &file][..], &to].concat()).await;
-    assert_eq!(code, 0, "{said}");
-    assert!(told.starts_with("calm ") && told.contains("a new mod"), "{told}");
-    let (code, told, said) = run(&[&["mods", "push", &file, "--json"][..], &to].concat()).await;
-    let answers: Value = serde_json::from_str(&told).unwrap();
-    assert_eq!((code, &answers[0]["name"], &answers[0]["replaced"]), (0, &json!("calm"), &json!(true)), "{said}");
+    let (code, reported, printed) = run(&[&["mods", "push", &file][..], &to].concat()).await;
+    assert_eq!(code, 0, "{printed}");
+    assert!(reported.starts_with("calm ") && reported.contains("a new mod"), "{reported}");
+    let (code, reported, printed) = run(&[&["mods", "push", &file, "--json"][..], &to].concat()).await;
+    let answers: Value = serde_json::from_str(&reported).unwrap();
+    assert_eq!((code, &answers[0]["name"], &answers[0]["replaced"]), (0, &json!("calm"), &json!(true)), "{printed}");
     let (_, list, _) = run(&[&["mods", "list"][..], &to].concat()).await;
     let row = list.lines().find(|line| line.starts_with("calm ")).unwrap();
     assert!(row.contains("uploaded") && row.contains("Ends sentences calmly."), "{list}");
-    let (code, _, said) = run(&[&["mods", "push", &file, "--name", "ban-phrases"][..], &to].concat()).await;
-    assert!(code == 1 && said.contains("built-in"), "{said}");
+    let (code, _, printed) = run(&[&["mods", "push", &file, "--name", "ban-phrases"][..], &to].concat()).await;
+    assert!(code == 1 && printed.contains("built-in"), "{printed}");
 
     let package = folder.join("moods");
     std::fs::create_dir_all(package.join("words")).unwrap();
@@ -88,21 +94,21 @@ async fn a_mod_from_its_first_line_to_a_server() {
     std::fs::write(package.join("words/few.py"), "END = \"Yes.\"\n").unwrap();
     std::fs::write(package.join("test_short.py"), "import pytest\n").unwrap();
     let moods = package.to_str().unwrap();
-    let (code, told, said) = run(&["mods", "check", moods]).await;
-    assert!(code == 0 && told.contains("short"), "{told}{said}");
-    let (code, told, said) = run(&[&["mods", "push", moods][..], &to].concat()).await;
-    assert!(code == 0 && told.starts_with("short "), "{told}{said}");
+    let (code, reported, printed) = run(&["mods", "check", moods]).await;
+    assert!(code == 0 && reported.contains("short"), "{reported}{printed}");
+    let (code, reported, printed) = run(&[&["mods", "push", moods][..], &to].concat()).await;
+    assert!(code == 0 && reported.starts_with("short "), "{reported}{printed}");
     let ask = json!({"prompt": "Well?", "mods": ["short"]});
     let request = crate::harness::http().post(format!("{}/v1/completions", server.base)).bearer_auth("boss-key");
     let answer: Value = request.json(&ask).send().await.unwrap().json().await.unwrap();
     assert_eq!(answer["choices"][0]["text"], "Yes.", "{answer}");
-    let (code, _, said) = run(&[&["mods", "push", moods, "--module", "words"][..], &to].concat()).await;
-    assert!(code == 2 && said.contains("moods.words.few"), "{said}");
+    let (code, _, printed) = run(&[&["mods", "push", moods, "--module", "words"][..], &to].concat()).await;
+    assert!(code == 2 && printed.contains("moods.words.few"), "{printed}");
     let (code, list, _) = run(&["mods", "list", "--mods-dir", dir]).await;
     assert!(code == 0 && list.contains("calm") && list.contains("ban-phrases"), "{list}");
 }
 
-/// A run of the shared server that is over: its id.
+/// Generates a run on the shared server and returns its id.
 async fn generated(server: &Server, further: Value) -> String {
     let mut body = json!({"prompt": "Once upon a time", "max_tokens": 24, "seed": 7, "temperature": 1.2, "ignore_eos": true,
         "logit_bias": {"65": -3.5}, "banned_tokens": [66], "stop": ["\u{1}\u{2}"]});
@@ -114,7 +120,7 @@ async fn generated(server: &Server, further: Value) -> String {
 }
 
 #[tokio::test]
-async fn a_recorded_run_runs_again_the_same() {
+async fn rerun_reproduces_recorded_run() {
     let server = server().await;
     let to = ["--server", &server.base];
     let plain = generated(server, json!({})).await;
@@ -124,9 +130,9 @@ async fn a_recorded_run_runs_again_the_same() {
         json!({"grammar": "root ::= [a-z]+ \"!\"", "ignore_eos": false, "temperature": 0.0, "banned_tokens": []});
     let constrained = generated(server, grammar).await;
     for id in [&plain, &with_mods, &constrained] {
-        let (code, told, said) = run(&[&["replay", "--verify", id, "--json"][..], &to].concat()).await;
-        assert_eq!(code, 0, "{told}{said}");
-        let result: Value = serde_json::from_str(&told).unwrap();
+        let (code, reported, printed) = run(&[&["replay", "--verify", id, "--json"][..], &to].concat()).await;
+        assert_eq!(code, 0, "{reported}{printed}");
+        let result: Value = serde_json::from_str(&reported).unwrap();
         assert_eq!((&result["same"], &result["difference"]), (&json!(true), &Value::Null));
         let again = server.finished(result["again"].as_str().unwrap()).await;
         let then = server.finished(id).await;
@@ -149,14 +155,14 @@ async fn a_recorded_run_runs_again_the_same() {
     sampled["sampled_token"] = json!(1);
     let step = sampled["step"].clone();
     std::fs::write(&file, recorded.to_string()).unwrap();
-    let (code, told, _) = run(&[&["replay", "--verify", &file, "--json"][..], &to].concat()).await;
-    let result: Value = serde_json::from_str(&told).unwrap();
+    let (code, reported, _) = run(&[&["replay", "--verify", &file, "--json"][..], &to].concat()).await;
+    let result: Value = serde_json::from_str(&reported).unwrap();
     assert_eq!((code, &result["difference"]["kind"], &result["difference"]["step"]), (1, &json!("token"), &step));
     assert!(result["difference"]["recorded"].as_str().unwrap().ends_with("(1)"), "{result}");
 }
 
 #[tokio::test]
-async fn a_run_that_is_handed_over_runs_again_when_the_source_of_its_mod_came_with_it() {
+async fn ingested_run_with_mod_source_can_be_rerun() {
     let server = server().await;
     let id = generated(server, json!({"mods": ["take_back"]})).await;
     let file = path(&folder(), "run.json");
@@ -168,10 +174,10 @@ async fn a_run_that_is_handed_over_runs_again_when_the_source_of_its_mod_came_wi
     let other = Server::start(&["--mod-sandbox", "off"]);
     other.wait_ready().await;
     assert_eq!(other.post("/ingest", &document).await.0, 201);
-    let (code, _, said) = run(&["replay", "--verify", &id, "--server", &other.base]).await;
-    assert!(code == 2 && said.contains("which is not stored here"), "{said}");
+    let (code, _, printed) = run(&["replay", "--verify", &id, "--server", &other.base]).await;
+    assert!(code == 2 && printed.contains("which is not stored here"), "{printed}");
 
-    // As `thunder run` lays it down, which hands its runs to the server of this machine alone.
+    // As stored by `thunder run`, which sends its runs only to the local server.
     let handed = other.data_dir.join("handed-mods");
     std::fs::create_dir(&handed).unwrap();
     let source = std::fs::read_to_string(Path::new(MODS).join("take_back.py")).unwrap();
@@ -179,16 +185,16 @@ async fn a_run_that_is_handed_over_runs_again_when_the_source_of_its_mod_came_wi
     document["request"]["request_id"] = json!("handed");
     assert_eq!(other.post("/ingest", &document).await.0, 201);
     assert!(!handed.join(&hash).exists(), "the server takes it");
-    let (code, told, said) = run(&["replay", "--verify", "handed", "--server", &other.base]).await;
-    assert_eq!(code, 0, "{told}{said}");
+    let (code, reported, printed) = run(&["replay", "--verify", "handed", "--server", &other.base]).await;
+    assert_eq!(code, 0, "{reported}{printed}");
 }
 
 #[tokio::test]
-async fn what_cannot_run_again_says_why() {
+async fn rerun_of_unsuitable_run_reports_reason() {
     let server = server().await;
     let to = ["--server", &server.base];
-    let (code, _, said) = run(&[&["replay", "--verify", "no-such-run"][..], &to].concat()).await;
-    assert!(code == 2 && said.contains("no-such-run"), "{said}");
+    let (code, _, printed) = run(&[&["replay", "--verify", "no-such-run"][..], &to].concat()).await;
+    assert!(code == 2 && printed.contains("no-such-run"), "{printed}");
     assert_eq!(run(&["replay", "x"]).await.0, 2, "without --verify it is a usage error");
     let id = generated(server, json!({"mods": ["take_back"]})).await;
     let run_of = server.finished(&id).await;
@@ -227,7 +233,7 @@ async fn what_cannot_run_again_says_why() {
 }
 
 #[tokio::test]
-async fn a_mod_is_tried_against_recorded_runs() {
+async fn mod_is_tested_with_recorded_runs() {
     let mods = folder();
     let file = path(&mods, "stamp.py");
     let source = "from thunder_mods import Added, ForwardPass, mod\n\n\n@mod(events=[ForwardPass, Added], config={\"every\": 3})\n\
@@ -242,28 +248,28 @@ async fn a_mod_is_tried_against_recorded_runs() {
     let recorded = generated(&server, json!({"mods": [{"name": "stamp", "config": {"every": 5}}, "log-top"]})).await;
     let without = generated(&server, json!({"seed": 9})).await;
 
-    let (code, told, said) =
+    let (code, reported, printed) =
         run(&[&["mods", "test", &file, "--against", &recorded, "--json"][..], &with].concat()).await;
-    assert_eq!(code, 0, "{told}{said}");
-    let result: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!(code, 0, "{reported}{printed}");
+    let result: Value = serde_json::from_str(&reported).unwrap();
     assert_eq!((&result["same"], &result["runs"][0]["recorded"]), (&json!(true), &json!(true)));
     let events = result["runs"][0]["events"].as_array().unwrap();
     assert_eq!((events.len(), &events[0]["action"]["action"]), (1, &json!("ForceTokens")), "{result}");
     assert_eq!(events[0]["logs"], json!(["INFO: now"]));
 
     std::fs::write(&file, source.replace("== event.config", "+ 1 == event.config")).unwrap();
-    let (code, told, _) = run(&[&["mods", "test", &file, "--against", &recorded][..], &with].concat()).await;
-    assert!(code == 1 && told.contains("first difference at step 5"), "{told}");
-    assert!(told.contains("recorded: Noop") && told.contains("now:      ForceTokens"), "{told}");
+    let (code, reported, _) = run(&[&["mods", "test", &file, "--against", &recorded][..], &with].concat()).await;
+    assert!(code == 1 && reported.contains("first difference at step 5"), "{reported}");
+    assert!(reported.contains("recorded: Noop") && reported.contains("now:      ForceTokens"), "{reported}");
 
     let exported = path(&mods, "run.json");
     assert_eq!(run(&["export", &without, "-o", &exported, "--server", &server.base]).await.0, 0);
     let config = json!({"every": 1000}).to_string();
     let words = ["mods", "test", &file, "--against", &exported, "--config", &config];
-    let (code, told, said) = run(&[&words[..], &with[2..]].concat()).await;
-    assert!(code == 0 && told.contains("the run ran without it"), "{told}{said}");
-    let (code, _, said) = run(&[&["mods", "test", &file, "--against", "nope"][..], &with].concat()).await;
-    assert!(code == 2 && said.contains("nope"), "{said}");
+    let (code, reported, printed) = run(&[&words[..], &with[2..]].concat()).await;
+    assert!(code == 0 && reported.contains("the run ran without it"), "{reported}{printed}");
+    let (code, _, printed) = run(&[&["mods", "test", &file, "--against", "nope"][..], &with].concat()).await;
+    assert!(code == 2 && printed.contains("nope"), "{printed}");
 
     std::fs::write(&file, source.replace("\"now\"", "\"later\"")).unwrap();
     let begun = std::time::Instant::now();
@@ -272,17 +278,17 @@ async fn a_mod_is_tried_against_recorded_runs() {
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
     // The version that the run used is kept, and runs in the sandbox.
-    let (code, told, said) = run(&["replay", "--verify", &recorded, "--server", &server.base]).await;
+    let (code, reported, printed) = run(&["replay", "--verify", &recorded, "--server", &server.base]).await;
     if server.get("/props").await.1["mod_sandbox"]["available"] == true {
-        assert_eq!(code, 0, "{told}{said}");
+        assert_eq!(code, 0, "{reported}{printed}");
     } else {
-        assert!(code == 2 && said.contains("sandbox") && said.contains("stamp"), "{said}");
+        assert!(code == 2 && printed.contains("sandbox") && printed.contains("stamp"), "{printed}");
     }
     let (_, versions) = server.get("/v1/mods/stamp/versions").await;
     let origins: Vec<&Value> =
         versions["versions"].as_array().unwrap().iter().map(|version| &version["origin"]).collect();
     assert!(origins.len() >= 2 && origins.iter().all(|origin| **origin == "file"), "{versions}");
     let words = ["replay", "--verify", &recorded, "--any-version", "--server", &server.base];
-    let (code, told, said) = run(&words).await;
-    assert_eq!(code, 0, "what it writes is no difference: {told}{said}");
+    let (code, reported, printed) = run(&words).await;
+    assert_eq!(code, 0, "what it writes is no difference: {reported}{printed}");
 }

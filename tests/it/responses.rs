@@ -1,4 +1,4 @@
-//! OpenAI's Responses on a real model. Its weights are random: where an answer must be known, a mod forces it.
+//! OpenAI's Responses API with a real model. Its weights are random, so a mod forces answers that must be known.
 
 use super::chat::{CALLS, says};
 use super::harness::{Server, server};
@@ -21,7 +21,7 @@ fn tools() -> Value {
     ])
 }
 
-/// Without what differs from run to run.
+/// Removes run-specific values.
 fn bare(items: &Value) -> Value {
     let mut items = items.clone();
     for item in items.as_array_mut().unwrap() {
@@ -36,7 +36,7 @@ fn bare(items: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_response_is_items() {
+async fn response_consists_of_items() {
     let server = server().await;
     let body =
         ask(json!({"tools": tools(), "mods": says(&format!("<think>hm</think>{CALLS}")), "metadata": {"a": "b"}}));
@@ -94,7 +94,7 @@ async fn a_response_is_items() {
 }
 
 #[tokio::test]
-async fn a_stream_is_the_same_response_in_events() {
+async fn streamed_response_equals_complete_response() {
     let server = server().await;
     let body = ask(json!({"tools": tools(), "stream": true, "mods": says(&format!("<think>hm</think>{CALLS}"))}));
     let events = server.events(RESPONSES, &body).await;
@@ -107,7 +107,7 @@ async fn a_stream_is_the_same_response_in_events() {
     assert_eq!(last, "response.completed");
     assert!(completed["timings"]["predicted_n"].as_u64() > Some(10), "as llama-server tells it: {completed}");
     let output = &completed["response"]["output"];
-    // Each item ends as it stands in the whole, and its pieces make its text.
+    // Each item ends as in the complete response, and its deltas form its text.
     let done: Vec<Value> =
         events.iter().filter(|(name, _)| name == "response.output_item.done").map(|(_, d)| d["item"].clone()).collect();
     assert_eq!(&Value::from(done), output);
@@ -123,7 +123,7 @@ async fn a_stream_is_the_same_response_in_events() {
 }
 
 #[tokio::test]
-async fn items_go_back_and_tokens_are_counted() {
+async fn items_are_accepted_as_input_and_tokens_counted() {
     let server = server().await;
     let body = ask(json!({"instructions": "Be short.", "tools": tools(), "input": [
         {"role": "user", "content": [{"type": "input_text", "text": "Add."}]},
@@ -140,7 +140,7 @@ async fn items_go_back_and_tokens_are_counted() {
 }
 
 #[tokio::test]
-async fn a_response_that_was_cut_off_is_incomplete() {
+async fn truncated_response_is_incomplete() {
     let body = ask(json!({"max_output_tokens": 2, "ignore_eos": true}));
     let response = server().await.answer(RESPONSES, &body).await;
     assert_eq!(
@@ -150,7 +150,7 @@ async fn a_response_that_was_cut_off_is_incomplete() {
 }
 
 #[tokio::test]
-async fn a_response_has_the_form_that_was_asked_for() {
+async fn response_matches_requested_format() {
     let server = server().await;
     let schema = json!({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": false});
     let body =
@@ -163,7 +163,7 @@ async fn a_response_has_the_form_that_was_asked_for() {
 }
 
 #[tokio::test]
-async fn a_response_goes_on_from_an_earlier_one() {
+async fn response_continues_previous_response() {
     let server = server().await;
     let first = server.answer(RESPONSES, &ask(json!({"mods": says("<think>hm</think>Hello, Ann.")}))).await;
     let id = first["id"].as_str().unwrap();
@@ -183,7 +183,7 @@ async fn a_response_goes_on_from_an_earlier_one() {
     let events = server.events(RESPONSES, &streamed).await;
     let second = &events.last().unwrap().1["response"];
     assert_eq!(second["previous_response_id"], first["id"]);
-    // The slot that remembers the first answer gives it its thought back.
+    // The slot with the first answer restores its reasoning.
     assert!(second["usage"]["input_tokens"].as_u64() >= count["input_tokens"].as_u64());
     let third = server.answer(RESPONSES, &ask(json!({"previous_response_id": second["id"], "store": false}))).await;
     assert!(third["usage"]["input_tokens"].as_u64() > second["usage"]["input_tokens"].as_u64());
@@ -210,11 +210,11 @@ async fn a_response_goes_on_from_an_earlier_one() {
 }
 
 #[tokio::test]
-async fn a_response_outlives_the_server_and_is_its_owners() {
+async fn response_survives_restart_and_belongs_to_owner() {
     let first = Server::start(&["--api-key", "one", "--api-key", "two"]);
     first.wait_ready().await;
-    let asked = ask(json!({"max_output_tokens": 4, "record": false}));
-    let kept = first.answer(RESPONSES, &asked).await;
+    let requested = ask(json!({"max_output_tokens": 4, "record": false}));
+    let kept = first.answer(RESPONSES, &requested).await;
     let path = format!("/v1/responses/{}", kept["id"].as_str().unwrap());
     first.stop("TERM").await;
     let again = first.start_again(&["--api-key", "one", "--api-key", "two"]);
@@ -228,7 +228,7 @@ async fn a_response_outlives_the_server_and_is_its_owners() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_is_refused() {
+async fn impossible_requests_are_rejected() {
     let server = server().await;
     for (further, param) in [
         (json!({"previous_response_id": "resp_1"}), "previous_response_id"),

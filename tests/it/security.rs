@@ -1,4 +1,4 @@
-//! The gates before every route: host, origin, key.
+//! The access checks of every route: host, origin, key.
 
 use super::harness::{Server, folder, server, thunder};
 use reqwest::{Method, Response};
@@ -18,7 +18,7 @@ async fn send(server: &Server, path: &str, headers: &[(&str, &str)]) -> Response
 }
 
 #[tokio::test]
-async fn a_name_that_is_not_ours_is_refused() {
+async fn untrusted_host_name_is_rejected() {
     let server = server().await;
     for (host, status) in [
         ("evil.example", 403),
@@ -41,7 +41,7 @@ async fn a_name_that_is_not_ours_is_refused() {
 }
 
 #[tokio::test]
-async fn a_page_of_another_origin_changes_nothing() {
+async fn page_of_other_origin_cannot_change_mods() {
     let server = server().await;
     let own = server.base.clone();
     let path = "/v1/chat/completions";
@@ -63,7 +63,7 @@ async fn a_page_of_another_origin_changes_nothing() {
 }
 
 #[tokio::test]
-async fn keys_open_everything_but_health() {
+async fn all_routes_except_health_require_key() {
     let server = Server::start(&["--api-key", KEY, "--api-key", "second", "--cors-origin", "https://app.example"]);
     server.wait_ready().await;
     let bearer = format!("Bearer {KEY}");
@@ -123,17 +123,17 @@ async fn a_browser_logs_in(server: &Server) {
 }
 
 #[tokio::test]
-async fn login_returns_to_the_page_that_was_asked_for() {
+async fn login_redirects_to_requested_page() {
     let server = Server::start(&["--api-key", KEY]);
     server.wait_ready().await;
     let client = crate::harness::client().redirect(reqwest::redirect::Policy::none()).build().unwrap();
     let location = |response: &reqwest::Response| response.headers()["location"].to_str().unwrap().to_owned();
-    let asked = "/runs?q=model:%22a%20b%22&before=1";
-    let refused = client.get(format!("{}{asked}", server.base)).header("accept", "text/html").send().await.unwrap();
+    let requested = "/runs?q=model:%22a%20b%22&before=1";
+    let refused = client.get(format!("{}{requested}", server.base)).header("accept", "text/html").send().await.unwrap();
     let login = location(&refused);
     let page = client.get(format!("{}{login}", server.base)).send().await.unwrap().text().await.unwrap();
     let next = page.split("name=\"next\" value=\"").nth(1).unwrap().split('"').next().unwrap().replace("&amp;", "&");
-    assert_eq!(next, asked);
+    assert_eq!(next, requested);
     let log_in = |key: &str, next: &str| {
         let mut body = reqwest::Url::parse("http://form.example").unwrap();
         body.query_pairs_mut().append_pair("key", key).append_pair("next", next);
@@ -143,7 +143,7 @@ async fn login_returns_to_the_page_that_was_asked_for() {
             .body(body.query().unwrap().to_owned())
             .send()
     };
-    for (next, expected) in [(next.as_str(), asked), ("//evil.example/", "/"), ("https://evil.example", "/")] {
+    for (next, expected) in [(next.as_str(), requested), ("//evil.example/", "/"), ("https://evil.example", "/")] {
         let again = log_in("wrong", next).await.unwrap();
         assert_eq!(again.status().as_u16(), 401);
         let again = again.text().await.unwrap().replace("&amp;", "&");
@@ -154,7 +154,7 @@ async fn login_returns_to_the_page_that_was_asked_for() {
 }
 
 #[tokio::test]
-async fn login_page_runs_no_scripts_and_takes_few_tries() {
+async fn login_page_has_no_scripts_and_limits_attempts() {
     let server = Server::start(&["--api-key", KEY]);
     server.wait_ready().await;
     let page = send(&server, "/login", &[]).await;
@@ -204,7 +204,7 @@ async fn the_named_origin_may_call(server: &Server) {
     assert_eq!(preflight.headers()["access-control-allow-origin"], "https://app.example");
     assert!(preflight.headers()["access-control-allow-headers"].to_str().unwrap().contains("x-stainless-os"));
     assert!(preflight.headers().get("access-control-allow-credentials").is_none());
-    // An error must be readable too, or the page's author sees none.
+    // Errors must be readable by the page, too.
     let refused = send(server, "/v1/chat/completions", &[("origin", "https://app.example")]).await;
     assert_eq!(refused.status().as_u16(), 401);
     assert_eq!(refused.headers()["access-control-allow-origin"], "https://app.example");
@@ -213,7 +213,7 @@ async fn the_named_origin_may_call(server: &Server) {
 }
 
 #[tokio::test]
-async fn every_answer_has_the_headers_and_its_id() {
+async fn responses_have_security_headers_and_request_id() {
     let server = server().await;
     for path in ["/healthz", "/v1/models", "/nowhere", "/api/v1/openapi.json"] {
         let response = send(server, path, &[("x-request-id", "mine-1")]).await;
@@ -226,7 +226,7 @@ async fn every_answer_has_the_headers_and_its_id() {
 }
 
 #[tokio::test]
-async fn a_body_that_is_too_large_is_refused_in_the_dialect_of_the_route() {
+async fn too_large_body_is_rejected_in_format_of_route() {
     let server = Server::start(&["--max-body", "1K"]);
     server.wait_ready().await;
     let body = json!({"prompt": "a ".repeat(1000)});
@@ -237,13 +237,13 @@ async fn a_body_that_is_too_large_is_refused_in_the_dialect_of_the_route() {
 #[test]
 fn other_machines_are_not_served_without_a_key() {
     let output = thunder().args(["serve", "--listen", "0.0.0.0:0", "--data-dir"]).arg(folder()).output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
+    let printed = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(said.contains("--api-key") && said.contains("--allow-unauthenticated"), "{said}");
+    assert!(printed.contains("--api-key") && printed.contains("--allow-unauthenticated"), "{printed}");
 }
 
 #[tokio::test]
-async fn pages_of_this_machine_may_call_where_that_is_said() {
+async fn localhost_origin_permits_local_pages() {
     let server = Server::start(&["--cors-origins", "localhost"]);
     server.wait_ready().await;
     for (origin, allowed) in [

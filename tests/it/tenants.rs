@@ -1,4 +1,4 @@
-//! API keys are tenants: runs and everything of them belong to the key that made them.
+//! API keys are tenants: runs and their data belong to the key that created them.
 
 use super::harness::{Server, folder};
 use reqwest::Method;
@@ -72,7 +72,7 @@ async fn runs_are_seen_by_their_tenant_and_admins_only() {
         let counts = [listed("ann-key-2", q).await, listed("bob-key", q).await, listed("admin-key", q).await];
         assert_eq!(counts, [1, 0, 1], "{q}");
     }
-    // The request_id is taken, and nothing more is told.
+    // The request_id is in use; the error has no further details.
     let (status, refused) = completion(&server, "bob-key", "ann-1").await;
     assert_eq!(status, 409, "{refused}");
     assert!(!refused.to_string().contains(run_id), "{refused}");
@@ -80,10 +80,10 @@ async fn runs_are_seen_by_their_tenant_and_admins_only() {
     assert_eq!((status, listed("ann-key-1", "").await), (204, 0));
 }
 
-/// A word of Ann's prompts that no answer to Bob may contain.
+/// A word of Ann's prompts that no response to Bob may contain.
 const MARK: &str = "zanzibar";
 
-/// Ids of everything that a tenant made.
+/// Ids of a tenant's data.
 struct Made {
     run_id: String,
     response_id: String,
@@ -95,7 +95,7 @@ async fn post(server: &Server, key: &str, path: &str, body: Value) -> Value {
     serde_json::from_str(&text).unwrap_or(Value::Null)
 }
 
-/// Has Ann make one of everything.
+/// Creates one of each resource as Ann.
 async fn make_everything(server: &Server) -> Made {
     let ann = "ann-key-1";
     let prompt = format!("{MARK} is a secret");
@@ -123,7 +123,7 @@ async fn make_everything(server: &Server) -> Made {
 }
 
 #[tokio::test]
-async fn no_route_shows_what_another_tenant_made() {
+async fn runs_of_other_tenants_are_hidden_on_all_routes() {
     let files = folder();
     let server = start(&["--slot-save-path", files.to_str().unwrap(), "--metrics", "--props", "--parallel", "1"]).await;
     let made = make_everything(&server).await;
@@ -131,7 +131,7 @@ async fn no_route_shows_what_another_tenant_made() {
     let mut walked = 0;
     for (path, operations) in document["paths"].as_object().unwrap() {
         for method in operations.as_object().unwrap().keys() {
-            // These streams never end; their scope has a test of its own.
+            // These streams never end; their scope has a separate test.
             if matches!(path.as_str(), "/api/v1/runs/live" | "/models/sse") {
                 continue;
             }
@@ -165,7 +165,7 @@ async fn no_route_shows_what_another_tenant_made() {
                         assert_eq!(status, 404, "{method} {address}: {text}");
                     }
                     if *query == "?action=tokens" {
-                        // Bob's own runs use the slot meanwhile: what it holds is his.
+                        // Bob's own runs use the slot meanwhile, so its content is his.
                         assert_eq!(status, 200, "{text}");
                     }
                     if *query == "?action=restore" {
@@ -201,7 +201,7 @@ async fn slot_of_another_tenant_looks_empty() {
 }
 
 #[tokio::test]
-async fn changes_of_the_server_need_a_right() {
+async fn changes_of_server_require_right() {
     let server = start(&["--props"]).await;
     for (path, body) in [
         ("/models/load", json!({"model": "nothing"})),

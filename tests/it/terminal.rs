@@ -1,4 +1,4 @@
-//! `thunder chat`, in a pipe and on a terminal: a pseudo-terminal that Python makes, as a person's is.
+//! `thunder chat` in a pipe and on a pseudo-terminal created by Python.
 
 use super::harness::{Server, folder, model, server, thunder};
 use serde_json::{Value, json};
@@ -27,18 +27,18 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The mod that makes the random model say a text.
+/// The mod that forces a text.
 fn says(text: &str) -> String {
     format!("/mods on force-prefix {}", json!({"text": text}))
 }
 
 #[tokio::test]
-async fn a_pipe_is_answered_line_by_line() {
+async fn piped_input_is_answered_line_by_line() {
     let server = server().await;
     let lines = format!("{}\nHello!\nAnd\\\nagain?\n/replay\n", says("Bread."));
-    let told = piped(server, &["-n", "6", "--seed", "4", "--system", "Be short."], &lines).await;
-    let (answers, notes) = (text(&told.stdout), text(&told.stderr));
-    assert!(told.status.success(), "{notes}");
+    let reported = piped(server, &["-n", "6", "--seed", "4", "--system", "Be short."], &lines).await;
+    let (answers, notes) = (text(&reported.stdout), text(&reported.stderr));
+    assert!(reported.status.success(), "{notes}");
     assert_eq!(answers.matches("Bread.").count(), 2, "{answers}");
     assert!(!answers.contains('\x1b') && !notes.contains('\x1b'), "{answers}{notes}");
     assert_eq!(notes.matches("6 tokens").count(), 2, "{notes}");
@@ -54,15 +54,15 @@ async fn a_pipe_is_answered_line_by_line() {
 }
 
 #[tokio::test]
-async fn a_full_context_is_noted_once_and_shown_within_its_limit() {
+async fn full_context_is_noted_once_and_shown() {
     let server = Server::start(&["-c", "256", "-np", "1"]);
     server.wait_ready().await;
     let long = "word ".repeat(36);
     let lines =
         format!("/params ignore_eos true\none {long}\ntwo {long}\nthree {long}\nHi\n/params max_tokens 100\nGo\n");
-    let told = piped(&server, &["-n", "20", "--seed", "4", "--temperature", "0"], &lines).await;
-    let notes = text(&told.stderr);
-    assert!(told.status.success(), "{notes}");
+    let reported = piped(&server, &["-n", "20", "--seed", "4", "--temperature", "0"], &lines).await;
+    let notes = text(&reported.stderr);
+    assert!(reported.status.success(), "{notes}");
     let contexts: Vec<u64> = notes
         .lines()
         .filter_map(|line| line.split_once("; context ")?.1.split_once(" of 256 ")?.0.parse().ok())
@@ -75,37 +75,41 @@ async fn a_full_context_is_noted_once_and_shown_within_its_limit() {
 }
 
 #[tokio::test]
-async fn a_conversation_is_kept_and_gone_on_with() {
+async fn saved_conversation_can_be_continued() {
     let server = server().await;
     let folder = folder();
     let file = folder.join("talk.json");
     let shown = file.display();
     let lines = format!("/system Be short.\n/params temperature 0\n{}\nHello!\n/save {shown}\n", says("Yes."));
-    let told = piped(server, &["-n", "5"], &lines).await;
-    assert!(told.status.success(), "{}", text(&told.stderr));
+    let reported = piped(server, &["-n", "5"], &lines).await;
+    assert!(reported.status.success(), "{}", text(&reported.stderr));
     let saved: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     assert_eq!(saved["system"], "Be short.");
     assert_eq!(saved["parameters"], json!({"max_tokens": 5, "temperature": 0}));
     assert_eq!(saved["messages"].as_array().unwrap().len(), 2);
     assert_eq!(saved["messages"][1]["tokens"].as_array().unwrap().len(), 5, "{saved}");
     assert!(saved["messages"][1]["content"].as_str().unwrap().starts_with("Yes."));
-    // The KV state is kept beside it, and another server goes on with it as if it had held the conversation.
+    // The KV state is saved next to the conversation, and another server continues with it.
     let state = std::fs::metadata(folder.join("talk.json.ses1")).unwrap();
     assert!(state.len() > 1000 && state.permissions().mode() & 0o777 == 0o600, "{state:?}");
     let other = Server::start(&[]);
     other.wait_ready().await;
-    let told = piped(&other, &["-n", "5"], &format!("/restore {shown}\nAnd now?\n")).await;
-    let notes = text(&told.stderr);
+    let reported = piped(&other, &["-n", "5"], &format!("/restore {shown}\nAnd now?\n")).await;
+    let notes = text(&reported.stderr);
     let cached = notes.lines().find_map(|line| line.split("; ").nth(1)?.split_once(" of ")?.0.parse::<u64>().ok());
-    assert!(told.status.success() && cached.is_some_and(|cached| cached > 20), "{notes}");
+    assert!(reported.status.success() && cached.is_some_and(|cached| cached > 20), "{notes}");
     std::fs::write(folder.join("talk.json.ses1"), "SES1 of another time").unwrap();
-    let told = piped(&other, &["-n", "5"], &format!("/restore {shown}\nAnd now?\n")).await;
-    assert!(told.status.success() && text(&told.stderr).contains("processes the whole"), "{}", text(&told.stderr));
+    let reported = piped(&other, &["-n", "5"], &format!("/restore {shown}\nAnd now?\n")).await;
+    assert!(
+        reported.status.success() && text(&reported.stderr).contains("processes the whole"),
+        "{}",
+        text(&reported.stderr)
+    );
     // A restored conversation is the same one: the same answer to the same message.
     let on = |how: String| async move {
-        let told = piped(server, &["-n", "5"], &how).await;
-        assert!(told.status.success(), "{}", text(&told.stderr));
-        text(&told.stdout)
+        let reported = piped(server, &["-n", "5"], &how).await;
+        assert!(reported.status.success(), "{}", text(&reported.stderr));
+        text(&reported.stdout)
     };
     let once = on(format!("/restore {shown}\nAnd now?\n/regenerate\n")).await;
     let again = on(format!("/restore {shown}\n/mods off\n{}\nAnd now?\n", says("Yes."))).await;
@@ -114,14 +118,14 @@ async fn a_conversation_is_kept_and_gone_on_with() {
     assert!(once.starts_with(&again), "{once:?} {again:?}");
     for wrong in ["/restore /nowhere.json", "/save", "/frobnicate", "/mods on nope", "/regenerate", "/mods off log-top"]
     {
-        let told = piped(server, &[], &format!("{wrong}\n")).await;
-        assert_eq!(told.status.code(), Some(1), "{wrong}: {}", text(&told.stderr));
-        assert!(text(&told.stderr).contains("thunder: "), "{wrong}: {}", text(&told.stderr));
+        let reported = piped(server, &[], &format!("{wrong}\n")).await;
+        assert_eq!(reported.status.code(), Some(1), "{wrong}: {}", text(&reported.stderr));
+        assert!(text(&reported.stderr).contains("thunder: "), "{wrong}: {}", text(&reported.stderr));
     }
 }
 
 #[tokio::test]
-async fn tools_are_called_and_the_person_says_the_result() {
+async fn tool_is_called_and_user_enters_result() {
     let server = server().await;
     let file = folder().join("tools.json");
     std::fs::write(
@@ -130,16 +134,16 @@ async fn tools_are_called_and_the_person_says_the_result() {
     )
     .unwrap();
     let lines = "/tools\n/mods on call_tool\nWhere?\n/mods off\nin the garden\n";
-    let told = piped(server, &["-n", "6", "--tools", file.to_str().unwrap()], lines).await;
-    let notes = text(&told.stderr);
-    assert!(told.status.success(), "{notes}");
+    let reported = piped(server, &["-n", "6", "--tools", file.to_str().unwrap()], lines).await;
+    let notes = text(&reported.stderr);
+    assert!(reported.status.success(), "{notes}");
     assert!(notes.contains("lookup  Looks something up"), "{notes}");
     assert!(notes.contains("the model calls "), "{notes}");
     assert_eq!(notes.matches("tokens, ").count(), 2, "the result is answered: {notes}");
 }
 
 #[tokio::test]
-async fn a_conversation_needs_no_server() {
+async fn chat_works_without_server() {
     let data_dir = folder();
     let mut command = thunder();
     command.args(["chat", "-n", "4", "--threads", "1", "--data-dir"]).arg(&data_dir).arg("-m").arg(model());
@@ -148,9 +152,9 @@ async fn a_conversation_needs_no_server() {
         child.stdin.take().unwrap().write_all(b"Hello!\nAgain!\n/replay\n").unwrap();
         child.wait_with_output().unwrap()
     };
-    let told = tokio::task::spawn_blocking(run).await.unwrap();
-    let notes = text(&told.stderr);
-    assert!(told.status.success(), "{notes}");
+    let reported = tokio::task::spawn_blocking(run).await.unwrap();
+    let notes = text(&reported.stderr);
+    assert!(reported.status.success(), "{notes}");
     let replay = notes.lines().find_map(|line| line.strip_prefix("replay: ")).unwrap();
     let run_id = replay.split("/runs/").nth(1).unwrap().split(' ').next().unwrap();
     let export = thunder().args(["export", run_id, "--data-dir"]).arg(&data_dir).output().unwrap();
@@ -240,7 +244,7 @@ impl Drop for Terminal {
 }
 
 #[tokio::test]
-async fn a_key_stops_the_answer_and_not_the_program() {
+async fn key_press_stops_answer_but_not_program() {
     let server = server().await;
     let scene = move || {
         let mut terminal = Terminal::start(server, &["--no-attention"]);
@@ -279,7 +283,7 @@ async fn a_key_stops_the_answer_and_not_the_program() {
 }
 
 #[tokio::test]
-async fn what_is_taken_back_is_erased_from_the_terminal() {
+async fn retracted_text_is_erased_from_terminal() {
     let server = server().await;
     let scene = move || {
         let mut terminal =
@@ -297,7 +301,7 @@ async fn what_is_taken_back_is_erased_from_the_terminal() {
 }
 
 #[tokio::test]
-async fn a_server_that_dies_leaves_what_it_said_and_another_goes_on() {
+async fn run_of_killed_server_is_readable_on_another() {
     let dying = Server::start(&["--api-key", "secret"]);
     dying.wait_ready().await;
     let pid = dying.pid().to_string();
@@ -330,7 +334,7 @@ async fn a_server_that_dies_leaves_what_it_said_and_another_goes_on() {
 }
 
 #[tokio::test]
-async fn a_server_with_keys_says_what_is_missing() {
+async fn missing_key_error_names_requirements() {
     let server = Server::start(&["--api-key", "secret"]);
     server.wait_ready().await;
     let none = piped(&server, &[], "Hello!\n").await;

@@ -1,4 +1,4 @@
-//! TLS on the server's own port: who speaks it, who does not, and what the files have to be.
+//! TLS on the server's port: TLS clients, plain clients, and requirements of the files.
 
 use super::harness::{Server, certificate, client, folder, thunder};
 use reqwest::Method;
@@ -28,7 +28,7 @@ fn connect(server: &Server) -> TcpStream {
     stream
 }
 
-/// A connection on which TLS was spoken about protocols, and nothing yet on it.
+/// A connection after the TLS handshake with its negotiated protocol.
 fn secure(server: &Server, protocols: &[&str]) -> StreamOwned<ClientConnection, TcpStream> {
     let mut roots = RootCertStore::empty();
     let authority = thunder::config::certificates("", certificate("authority.pem").as_ref()).unwrap();
@@ -43,13 +43,13 @@ fn secure(server: &Server, protocols: &[&str]) -> StreamOwned<ClientConnection, 
 
 /// Returns the output of a connection until it is closed.
 fn until_closed(mut stream: impl Read) -> String {
-    let mut said = Vec::new();
-    match stream.read_to_end(&mut said) {
+    let mut printed = Vec::new();
+    match stream.read_to_end(&mut printed) {
         Ok(_) => {}
         Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
         Err(error) => panic!("the connection stays open: {error}"),
     }
-    String::from_utf8_lossy(&said).into_owned()
+    String::from_utf8_lossy(&printed).into_owned()
 }
 
 #[tokio::test]
@@ -62,7 +62,7 @@ async fn everything_is_served_over_https() {
     let events = server.stream("/v1/completions", &body).await;
     assert!(events.len() > 10 && events.last().unwrap() == "[DONE]", "{events:?}");
 
-    // The cookie of a browser never goes over plain http, and a page that came over plain http is another's.
+    // The login cookie is never sent over plain http, and a page from plain http has another origin.
     let browser = client().redirect(reqwest::redirect::Policy::none()).build().unwrap();
     let login = |origin: String| {
         let form = browser.post(format!("{}/login", server.base)).header("origin", origin);
@@ -84,13 +84,13 @@ async fn everything_is_served_over_https() {
              Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
         )
         .unwrap();
-        let mut said = [0; 4096];
-        let count = socket.read(&mut said).unwrap();
-        assert!(said[..count].starts_with(b"HTTP/1.1 101"), "{}", String::from_utf8_lossy(&said[..count]));
+        let mut printed = [0; 4096];
+        let count = socket.read(&mut printed).unwrap();
+        assert!(printed[..count].starts_with(b"HTTP/1.1 101"), "{}", String::from_utf8_lossy(&printed[..count]));
         assert_eq!(socket.conn.alpn_protocol(), Some(&b"http/1.1"[..]));
-        // A masked text frame of two bytes, {}: it is answered, with whatever.
+        // A masked text frame of two bytes, {}; any answer is accepted.
         socket.write_all(&[0x81, 0x82, 0, 0, 0, 0, b'{', b'}']).unwrap();
-        assert!(socket.read(&mut said).unwrap() > 0, "the socket was closed");
+        assert!(socket.read(&mut printed).unwrap() > 0, "the socket was closed");
         server
     };
     let server = tokio::task::spawn_blocking(scene).await.unwrap();
@@ -98,10 +98,10 @@ async fn everything_is_served_over_https() {
 }
 
 #[tokio::test]
-async fn who_does_not_speak_tls_harms_nobody() {
+async fn plain_client_does_not_affect_tls_listener() {
     let server = start(&["--header-timeout", "2"]).await;
     let scene = move || {
-        // Each of them keeps its connection while the others come.
+        // Each keeps its connection while the others connect.
         let silent = connect(&server);
         let mut halfway = connect(&server);
         halfway.write_all(&[22, 3, 1, 2, 0, 1]).unwrap();
@@ -120,7 +120,7 @@ async fn who_does_not_speak_tls_harms_nobody() {
         assert_eq!(until_closed(silent), "");
         until_closed(halfway);
         until_closed(other);
-        // Behind the handshake there is the same time once more, for headers.
+        // After the handshake the same time limit applies to headers.
         let mut idle = secure(&server, &[]);
         idle.conn.complete_io(&mut idle.sock).unwrap();
         let ended = idle.read(&mut [0; 64]).map_err(|error| error.kind());
@@ -135,7 +135,7 @@ async fn who_does_not_speak_tls_harms_nobody() {
 }
 
 #[test]
-fn files_that_cannot_be_used_end_the_start() {
+fn invalid_files_end_start() {
     let folder = folder();
     let none = folder.join("none.pem").display().to_string();
     let broken = folder.join("broken.pem").display().to_string();
@@ -156,10 +156,10 @@ fn files_that_cannot_be_used_end_the_start() {
         (pair(&authority, &key), ["server.key", "does not match the first certificate"]),
     ] {
         let output = thunder().args(["serve", "--port", "0", "--data-dir"]).arg(&folder).args(&flags).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{flags:?}: {said}");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{flags:?}: {printed}");
         for word in words {
-            assert!(said.contains(word), "{flags:?}: {said}");
+            assert!(printed.contains(word), "{flags:?}: {printed}");
         }
     }
 }
@@ -176,21 +176,21 @@ async fn command_line_client_connects_over_https() {
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
     for (base, trusted) in [(&server.base, "authority.pem"), (&elsewhere, "server.pem")] {
-        let (code, said) = ask(base.clone(), Some(trusted));
-        assert_eq!(code, Some(0), "{trusted}: {said}");
-        assert!(said.contains(&format!("{base}/runs/")), "{said}");
+        let (code, printed) = ask(base.clone(), Some(trusted));
+        assert_eq!(code, Some(0), "{trusted}: {printed}");
+        assert!(printed.contains(&format!("{base}/runs/")), "{printed}");
     }
     for (trusted, word) in [(None, "--server-ca FILE"), (Some("server.key"), "holds no certificate")] {
-        let (code, said) = ask(server.base.clone(), trusted);
-        assert_eq!(code, Some(1), "{trusted:?}: {said}");
-        assert!(said.contains(word), "{trusted:?}: {said}");
+        let (code, printed) = ask(server.base.clone(), trusted);
+        assert_eq!(code, Some(1), "{trusted:?}: {printed}");
+        assert!(printed.contains(word), "{trusted:?}: {printed}");
     }
-    let (code, said) = ask(server.base.replace("https", "http"), None);
-    assert!(code == Some(1) && said.contains("https"), "{said}");
+    let (code, printed) = ask(server.base.replace("https", "http"), None);
+    assert!(code == Some(1) && printed.contains("https"), "{printed}");
 }
 
 #[tokio::test]
-async fn llama_servers_variables_name_the_files() {
+async fn llama_server_variables_set_files() {
     let (chain, key) = (certificate("server.pem"), certificate("server.key"));
     let env = [("LLAMA_ARG_SSL_CERT_FILE", chain.as_str()), ("LLAMA_ARG_SSL_KEY_FILE", key.as_str())];
     let server = Server::start_with_env(&[], &env);

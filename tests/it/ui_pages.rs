@@ -1,4 +1,4 @@
-//! The dashboard's pages as the real server renders them.
+//! The dashboard's pages, rendered by the server.
 
 use crate::harness::{Server, server};
 use reqwest::Method;
@@ -44,7 +44,7 @@ async fn ingest_of(server: &Server, request: Value) -> String {
 }
 
 #[tokio::test]
-async fn every_page_keeps_the_rules_and_its_links_lead_somewhere() {
+async fn pages_satisfy_rules_and_links_resolve() {
     let server = server().await;
     let run = ingest(server, "ui-pages").await;
     let other = ingest(server, "ui-pages-other").await;
@@ -80,14 +80,14 @@ async fn every_page_keeps_the_rules_and_its_links_lead_somewhere() {
 }
 
 #[tokio::test]
-async fn a_wrong_filter_is_explained_in_the_page() {
+async fn invalid_filter_is_explained_on_page() {
     let found = page(server().await, "/runs?q=modle:x").await;
     assert_eq!(found.status, 400);
     assert!(found.html.contains("<mark>") && found.html.contains("model"), "{}", found.html);
 }
 
 #[tokio::test]
-async fn an_unknown_run_or_page_has_ways_out() {
+async fn page_of_unknown_run_has_links() {
     for path in ["/runs/nothing-has-this-id", "/nowhere"] {
         let found = page(server().await, path).await;
         assert_eq!(found.status, 404);
@@ -96,7 +96,7 @@ async fn an_unknown_run_or_page_has_ways_out() {
 }
 
 #[tokio::test]
-async fn the_list_alone_is_served_to_scripts() {
+async fn list_fragment_is_served_to_scripts() {
     let server = server().await;
     ingest(server, "ui-fragment").await;
     let response = server.request(Method::GET, "/runs?q=request:ui-fragment").header("x-fragment", "list").send().await;
@@ -108,7 +108,7 @@ async fn the_list_alone_is_served_to_scripts() {
 async fn neighbours_follow_the_filter() {
     let server = server().await;
     let first = ingest(server, "ui-neighbour-1").await;
-    // It came later, so it is the newer one of the list, whenever it happened.
+    // It was ingested later, so it is newer in the list, regardless of its date.
     let old = json!({"request_id": "ui-neighbour-2", "created_at": "2020-01-01T00:00:00Z"});
     let second = ingest_of(server, old).await;
     let filter = "request:ui-neighbour";
@@ -121,14 +121,14 @@ async fn neighbours_follow_the_filter() {
 }
 
 #[tokio::test]
-async fn the_first_page_is_the_list_once_there_are_runs() {
+async fn start_page_is_run_list_if_runs_exist() {
     let server = server().await;
     ingest(server, "ui-start").await;
     let response = server.request(Method::GET, "/").send().await.unwrap();
     assert_eq!(response.url().path(), "/runs");
 }
 
-/// Bytes of the scripts that a page loads before anybody does anything, as they are sent with gzip.
+/// Returns the gzip-compressed bytes of the scripts that a page loads initially.
 async fn script_bytes(server: &Server, path: &str) -> usize {
     let html = page(server, path).await.html;
     let attribute = |tag: &str, name: &str| {

@@ -24,7 +24,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("cli", &["events", "config", "model", "mods", "engine", "trace", "store", "server", "api", "ui"]),
 ];
 
-/// Modules of `api` that are no protocol: what protocols share, and what puts them together.
+/// Modules of `api` that are not protocols: shared code, and the router that combines the protocols.
 const NO_PROTOCOLS: &[&str] = &["shared", "router"];
 
 /// Maximum circles inside one folder.
@@ -367,7 +367,7 @@ impl Crate {
         problems
     }
 
-    /// Returns the files that each file imports. A file may use what the modules around it define: that is no arrow.
+    /// Returns the files that each file imports. Use of definitions of enclosing modules does not count.
     fn arrows(&self) -> BTreeMap<&str, BTreeSet<&str>> {
         let mut arrows: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         for (own, module) in &self.0 {
@@ -380,7 +380,7 @@ impl Crate {
         arrows
     }
 
-    /// Returns the circles: sets of files of which each imports each other one, directly or through others.
+    /// Returns the circles: sets of files in which each file imports every other one, directly or indirectly.
     fn circles(&self) -> Vec<Vec<&str>> {
         let arrows = self.arrows();
         let reached: BTreeMap<&str, BTreeSet<&str>> = arrows
@@ -448,7 +448,7 @@ fn imports_follow_the_table() {
 }
 
 #[test]
-fn files_import_each_other_in_no_circle() {
+fn files_have_no_import_circles() {
     let read = Crate::read(&source());
     let problems = forbidden_circles(&read.circles());
     assert!(problems.is_empty(), "\n{}", problems.join("\n"));

@@ -6,7 +6,7 @@ mod timing;
 
 use std::path::{Path, PathBuf};
 
-/// Crates that one place each may name.
+/// Crates that only one folder may use, with the folder.
 const HOMES: &[(&str, &[&str])] = &[
     ("sqlx", &["store/"]),
     ("refinery", &["store/"]),
@@ -19,10 +19,10 @@ const HOMES: &[(&str, &[&str])] = &[
     ("askama", &["ui/"]),
 ];
 
-/// Names that say nothing about what is inside.
+/// File names that do not describe the content.
 const EMPTY_NAMES: &[&str] = &["utils", "util", "helpers", "helper", "common", "misc", "manager", "service", "core"];
 
-/// Lines of a file without its tests.
+/// Maximum lines of a file without its tests.
 const LONGEST: usize = 520;
 
 struct Source {
@@ -79,7 +79,7 @@ fn names(code: &str, word: &str) -> bool {
 }
 
 #[test]
-fn every_crate_with_a_home_stays_there() {
+fn crates_are_used_only_in_their_folder() {
     let test_only = |path: &str| ["tests.rs", "checks.rs", "testing.rs"].iter().any(|end| path.ends_with(end));
     for source in sources().iter().filter(|source| !test_only(&source.path)) {
         for (name, homes) in HOMES {
@@ -91,7 +91,7 @@ fn every_crate_with_a_home_stays_there() {
 }
 
 #[test]
-fn unsafe_code_is_in_one_place() {
+fn unsafe_code_is_limited_to_one_folder() {
     for source in sources().iter().filter(|source| !source.path.starts_with("model/llama/ffi")) {
         for (number, line) in source.code.lines().enumerate() {
             let is_unsafe = line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "unsafe");
@@ -101,7 +101,7 @@ fn unsafe_code_is_in_one_place() {
 }
 
 #[test]
-fn files_are_short_and_their_names_say_something() {
+fn files_are_short_and_have_specific_names() {
     for source in sources() {
         if !source.path.ends_with("tests.rs") {
             let lines = source.code.lines().count();
@@ -114,7 +114,7 @@ fn files_are_short_and_their_names_say_something() {
 }
 
 #[test]
-fn the_top_level_holds_only_what_belongs_there() {
+fn top_level_has_only_expected_files() {
     const KNOWN: &[&str] = &[
         "CHANGELOG.md",
         "Cargo.lock",
@@ -124,7 +124,7 @@ fn the_top_level_holds_only_what_belongs_there() {
         "README.md",
         "fixtures",
         "migrations",
-        // What git ignores: builds, and the cases that a property test found on this machine.
+        // Files that git ignores: builds, and cases found by property tests.
         "proptest-regressions",
         "src",
         "target",

@@ -10,6 +10,7 @@ const SHARED_TYPE_NAMES: &[&str] = &["Args", "Error"];
 /// Words that name no concept of the field, as a whole identifier in any case style.
 const COINED_NAMES: &[&str] = &[
     "asked",
+    "asking",
     "at_work",
     "behind_thought",
     "desk",
@@ -25,6 +26,7 @@ const COINED_NAMES: &[&str] = &[
     "last_words",
     "let_go",
     "look_for_answer",
+    "meant",
     "moment",
     "nap",
     "obey",
@@ -35,11 +37,16 @@ const COINED_NAMES: &[&str] = &[
     "said",
     "serve_resting",
     "sourced",
+    "stood",
     "talk",
     "telling",
     "told",
     "wishes",
 ];
+
+/// First words of a test name that hide its subject.
+const TEST_OPENERS: &[&str] =
+    &["a", "an", "of", "that", "the", "there", "what", "whatever", "where", "who", "whoever", "whose"];
 
 /// Words that open a question and not a description.
 const QUESTION_WORDS: &[&str] = &["How", "What", "When", "Where", "Whether", "Which", "Who", "Whose", "Why"];
@@ -58,7 +65,7 @@ struct Names {
 }
 
 impl Names {
-    fn of_source() -> Self {
+    fn from_source() -> Self {
         let mut names = Self::default();
         for (path, text) in super::files("src").into_iter().chain(super::files("tests")) {
             names.path = path;
@@ -77,6 +84,22 @@ impl Names {
         let name = snake_case(&ident.to_string());
         if COINED_NAMES.contains(&name.as_str()) {
             self.problems.push(format!("{}: `{ident}` is not a term of the field", self.place(ident.span())));
+        }
+    }
+
+    fn check_function(&mut self, attributes: &[syn::Attribute], signature: &syn::Signature) {
+        let ident = &signature.ident;
+        let name = ident.to_string();
+        if name == "of" || name.starts_with("of_") {
+            let place = self.place(ident.span());
+            self.problems.push(format!("{place}: `{name}` does not say what is done: use `new`, `from_…` or a verb"));
+        }
+        let is_test = attributes.iter().any(|one| one.path().segments.last().is_some_and(|last| last.ident == "test"));
+        let first = name.split('_').next().unwrap_or_default();
+        if is_test && TEST_OPENERS.contains(&first) {
+            let place = self.place(ident.span());
+            self.problems
+                .push(format!("{place}: `{name}` begins with `{first}`: name the subject, then the expectation"));
         }
     }
 
@@ -136,6 +159,16 @@ impl<'ast> Visit<'ast> for Names {
         visit::visit_signature(self, signature);
     }
 
+    fn visit_pat_ident(&mut self, pattern: &'ast syn::PatIdent) {
+        self.check_name(&pattern.ident);
+        visit::visit_pat_ident(self, pattern);
+    }
+
+    fn visit_item_fn(&mut self, function: &'ast syn::ItemFn) {
+        self.check_function(&function.attrs, &function.sig);
+        visit::visit_item_fn(self, function);
+    }
+
     fn visit_item_const(&mut self, item: &'ast syn::ItemConst) {
         self.check_name(&item.ident);
         let name = item.ident.to_string();
@@ -166,6 +199,9 @@ impl<'ast> Visit<'ast> for Names {
 
     fn visit_field(&mut self, field: &'ast syn::Field) {
         self.check_documentation(&field.attrs);
+        if let Some(ident) = &field.ident {
+            self.check_name(ident);
+        }
         visit::visit_field(self, field);
     }
 
@@ -176,11 +212,13 @@ impl<'ast> Visit<'ast> for Names {
 
     fn visit_impl_item_fn(&mut self, function: &'ast syn::ImplItemFn) {
         self.check_documentation(&function.attrs);
+        self.check_function(&function.attrs, &function.sig);
         visit::visit_impl_item_fn(self, function);
     }
 
     fn visit_trait_item_fn(&mut self, function: &'ast syn::TraitItemFn) {
         self.check_documentation(&function.attrs);
+        self.check_function(&function.attrs, &function.sig);
         visit::visit_trait_item_fn(self, function);
     }
 }
@@ -201,14 +239,14 @@ fn snake_case(name: &str) -> String {
 }
 
 #[test]
-fn names_are_terms_of_the_field_and_documentation_describes() {
-    let problems = Names::of_source().problems;
+fn names_are_terms_and_documentation_describes() {
+    let problems = Names::from_source().problems;
     assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
 }
 
 #[test]
 fn public_type_names_are_unique() {
-    let shared: Vec<_> = Names::of_source()
+    let shared: Vec<_> = Names::from_source()
         .types
         .into_iter()
         .filter(|(name, places)| places.len() > 1 && !SHARED_TYPE_NAMES.contains(&name.as_str()))

@@ -1,16 +1,16 @@
-//! The examples, as a newcomer runs them.
+//! The examples, run as documented.
 
 use crate::harness::server;
 use std::process::Command;
 
 #[tokio::test]
-async fn the_examples_run() {
+async fn examples_run() {
     let server = server().await;
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/examples");
     let python = Command::new("python3").arg(format!("{root}/attention.py")).arg(&server.base).output().unwrap();
-    let said = String::from_utf8_lossy(&python.stdout);
+    let printed = String::from_utf8_lossy(&python.stdout);
     assert!(python.status.success(), "{}", String::from_utf8_lossy(&python.stderr));
-    assert!(said.contains("looked most at") && said.contains("finish_reason: "), "{said}");
+    assert!(printed.contains("looked most at") && printed.contains("finish_reason: "), "{printed}");
     let Ok(node) = Command::new("node")
         .args(["--experimental-websocket", &format!("{root}/attention.mjs"), &server.base])
         .output()
@@ -18,7 +18,7 @@ async fn the_examples_run() {
         eprintln!("node is not installed: the JavaScript example is not run");
         return;
     };
-    let said = String::from_utf8_lossy(&node.stdout);
+    let printed = String::from_utf8_lossy(&node.stdout);
     assert!(node.status.success(), "{}", String::from_utf8_lossy(&node.stderr));
-    assert!(said.contains("looked most at") && said.contains("finish_reason: "), "{said}");
+    assert!(printed.contains("looked most at") && printed.contains("finish_reason: "), "{printed}");
 }

@@ -1,6 +1,6 @@
 //! Tests of errors: they name the field and change nothing.
 
-use super::{PATH, asking, connect, next, send, tokens_of, until_done};
+use super::{PATH, connect, generate_request, next, send, tokens_of, until_done};
 use crate::harness::postgres::SilentDatabase;
 use crate::harness::{Server, server};
 use futures::SinkExt;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use yawc::{Frame, Options};
 
 #[tokio::test]
-async fn what_is_wrong_is_said_in_a_word_and_a_sentence() {
+async fn errors_have_code_and_message() {
     let server = server().await;
     let prompt = tokens_of(server, "x").await;
     let long: Vec<i64> = vec![50; 20_000];
@@ -52,7 +52,7 @@ async fn what_is_wrong_is_said_in_a_word_and_a_sentence() {
     ];
     let mut socket = connect(server, PATH, Options::default()).await;
     for (more, code, words) in wrong {
-        let body = asking(&prompt, &more);
+        let body = generate_request(&prompt, &more);
         let (status, error) = server.post("/api/v1/generate", &body).await;
         assert!((400..500).contains(&status), "{more}: {status}");
         assert_eq!((&error["type"], &error["error_code"]), (&json!("error"), &json!(code)), "{error}");
@@ -69,8 +69,8 @@ async fn what_is_wrong_is_said_in_a_word_and_a_sentence() {
         socket.send(Frame::text(text)).await.unwrap();
         assert_eq!(next(&mut socket).await.0["error_code"], code, "{text}");
     }
-    // The connection has survived all of it.
-    send(&mut socket, &asking(&prompt, &json!({}))).await;
+    // The connection is still open.
+    send(&mut socket, &generate_request(&prompt, &json!({}))).await;
     assert_eq!(until_done(&mut socket).await.len(), 5);
     for (path, body) in [
         ("/api/v1/tokenize", json!({"text": 5})),
@@ -88,7 +88,7 @@ async fn what_is_wrong_is_said_in_a_word_and_a_sentence() {
 }
 
 #[tokio::test]
-async fn a_server_without_attention_says_so() {
+async fn server_without_attention_rejects_request() {
     let database = SilentDatabase::new().await;
     let server = Server::start(&["--attention", "off", "--database-url", &database.url]);
     let body = json!({"input_ids": [40], "max_new_tokens": 1});
@@ -105,7 +105,7 @@ async fn a_server_without_attention_says_so() {
 }
 
 #[tokio::test]
-async fn a_model_that_attends_to_nothing_says_so() {
+async fn model_without_attention_is_reported() {
     let model = crate::exact::recurrent::mamba();
     let server = Server::start(&["--model", model.to_str().unwrap()]);
     server.wait_ready().await;
@@ -119,7 +119,7 @@ async fn a_model_that_attends_to_nothing_says_so() {
     }
     let body = json!({"input_ids": [40, 41], "max_new_tokens": 2, "ignore_eos": true});
     assert_eq!(server.answer("/api/v1/generate", &body).await["generated_tokens"].as_array().unwrap().len(), 2);
-    // A conversation that is to be recorded with its attention is recorded with what there is.
+    // A conversation with requested attention is recorded with the available attention.
     let body = json!({"prompt": "x", "max_tokens": 2, "attention": true});
     assert_eq!(server.post("/v1/completions", &body).await.0, 200);
 }

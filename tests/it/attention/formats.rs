@@ -1,6 +1,8 @@
 //! The same row in every format, and messages in every form.
 
-use super::{HEADS, LAYERS, PATH, PATIENCE, asking, base64_floats, connect, floats, send, tokens_of, until_done};
+use super::{
+    HEADS, LAYERS, PATH, PATIENCE, base64_floats, connect, floats, generate_request, send, tokens_of, until_done,
+};
 use crate::harness::server;
 use futures::{SinkExt, StreamExt};
 use half::f16;
@@ -9,12 +11,12 @@ use serde_json::{Value, json};
 use yawc::{Frame, OpCode, Options};
 
 #[tokio::test]
-async fn every_format_is_the_same_row() {
+async fn row_is_equal_in_all_formats() {
     let server = server().await;
     let prompt = tokens_of(server, "One two three four").await;
     let mut socket = connect(server, PATH, Options::default()).await;
     let mut ask = async |more: Value| {
-        send(&mut socket, &asking(&prompt, &more)).await;
+        send(&mut socket, &generate_request(&prompt, &more)).await;
         until_done(&mut socket).await.remove(0)
     };
     let (full, _) = ask(json!({})).await;
@@ -41,12 +43,12 @@ async fn every_format_is_the_same_row() {
     let max: Vec<f32> = (0..length).map(|at| rows.iter().map(|row| row[at]).fold(0.0, f32::max)).collect();
     let last = mean(&rows[(LAYERS - 1) * HEADS..]);
     for (mode, expected) in [("mean", mean(&rows)), ("max", max), ("last_layer", last.clone())] {
-        let (told, _) = ask(json!({"attention_format": "aggregated", "aggregation_mode": mode})).await;
+        let (reported, _) = ask(json!({"attention_format": "aggregated", "aggregation_mode": mode})).await;
         assert_eq!(
-            (&told["attention"]["shape"], &told["attention"]["aggregation_mode"]),
+            (&reported["attention"]["shape"], &reported["attention"]["aggregation_mode"]),
             (&json!([length]), &json!(mode))
         );
-        near(&serde_json::from_value::<Vec<f32>>(told["attention"]["data"].clone()).unwrap(), &expected, 1e-5);
+        near(&serde_json::from_value::<Vec<f32>>(reported["attention"]["data"].clone()).unwrap(), &expected, 1e-5);
     }
     let rising: Vec<f32> = (0..LAYERS).map(|layer| 0.5 + layer as f32 / LAYERS as f32).collect();
     let of_layer = |layer: usize| mean(&rows[layer * HEADS..(layer + 1) * HEADS]);
@@ -78,11 +80,11 @@ async fn every_format_is_the_same_row() {
 }
 
 #[tokio::test]
-async fn messages_can_be_packed() {
+async fn messages_support_message_pack() {
     let server = server().await;
     let prompt = tokens_of(server, "One two three").await;
     let mut socket = connect(server, PATH, Options::default()).await;
-    let packed = rmp_serde::to_vec_named(&asking(&prompt, &json!({}))).unwrap();
+    let packed = rmp_serde::to_vec_named(&generate_request(&prompt, &json!({}))).unwrap();
     socket.send(Frame::binary(packed)).await.unwrap();
     let mut kinds = Vec::new();
     while kinds.last().is_none_or(|kind| kind != "done") {
@@ -98,7 +100,7 @@ async fn messages_can_be_packed() {
     }
     assert_eq!(kinds, ["token", "token", "token", "token", "done"]);
     let request = server.request(Method::POST, "/api/v1/generate").header("accept", "application/msgpack");
-    let response = request.json(&asking(&prompt, &json!({}))).send().await.unwrap();
+    let response = request.json(&generate_request(&prompt, &json!({}))).send().await.unwrap();
     assert_eq!(response.headers()["content-type"], "application/msgpack");
     let answer: rmpv::Answer = rmp_serde::from_slice(&response.bytes().await.unwrap()).unwrap();
     assert_eq!(answer.attention_data.len(), 4);

@@ -1,6 +1,6 @@
-//! Clients that mean no good: nothing they send is answered with a 500, ends the server, or holds up others.
+//! Malicious clients: no message causes a 500, ends the server, or blocks other clients.
 
-use super::{LAYERS, PATH, PATIENCE, asking, connect, next, send, tokens_of, until_done};
+use super::{LAYERS, PATH, PATIENCE, connect, generate_request, next, send, tokens_of, until_done};
 use crate::harness::server;
 use futures::{SinkExt, StreamExt};
 use reqwest::Method;
@@ -89,7 +89,7 @@ fn body(field: &str, value: &str) -> String {
 }
 
 #[tokio::test]
-async fn no_value_of_any_field_is_the_servers_fault() {
+async fn invalid_field_values_cause_no_internal_error() {
     let server = server().await;
     let mut codes = BTreeSet::new();
     for field in FIELDS {
@@ -111,7 +111,7 @@ async fn no_value_of_any_field_is_the_servers_fault() {
 }
 
 #[tokio::test]
-async fn no_message_on_the_socket_is_the_servers_fault() {
+async fn invalid_socket_messages_cause_no_internal_error() {
     let server = server().await;
     let mut socket = connect(server, PATH, Options::default()).await;
     for field in FIELDS {
@@ -141,7 +141,7 @@ async fn no_message_on_the_socket_is_the_servers_fault() {
 }
 
 #[tokio::test]
-async fn what_is_packed_deep_is_refused_and_not_followed() {
+async fn deeply_nested_message_pack_is_rejected() {
     let server = server().await;
     let wrong: [(Vec<u8>, &str); 6] = [
         (vec![0x91; 1_000_000], "NESTED_TOO_DEEP"),
@@ -166,18 +166,18 @@ async fn what_is_packed_deep_is_refused_and_not_followed() {
 }
 
 #[tokio::test]
-async fn of_a_thousand_requests_on_a_socket_each_is_answered() {
+async fn thousand_requests_on_one_socket_are_all_answered() {
     let server = server().await;
     let mut socket = connect(server, PATH, Options::default()).await;
-    let asked = |number: u32| {
+    let requested = |number: u32| {
         let more =
             json!({"request_id": number.to_string(), "max_new_tokens": 1, "return_attention": false, "record": false});
-        asking(&[40, 41], &more)
+        generate_request(&[40, 41], &more)
     };
     let (mut done, mut busy) = (BTreeSet::new(), 0);
-    // As many at once as a connection may have, and then some.
+    // More concurrent requests than a connection may have.
     for number in 0..1000 {
-        send(&mut socket, &asked(number)).await;
+        send(&mut socket, &requested(number)).await;
     }
     while done.len() + busy < 1000 {
         let (message, _) = next(&mut socket).await;
@@ -191,20 +191,20 @@ async fn of_a_thousand_requests_on_a_socket_each_is_answered() {
         }
     }
     assert!(done.len() >= 64, "{} done", done.len());
-    send(&mut socket, &asked(1000)).await;
+    send(&mut socket, &requested(1000)).await;
     assert_eq!(until_done(&mut socket).await.last().unwrap().0["type"], "done");
 }
 
 #[tokio::test]
-async fn a_client_that_never_reads_holds_up_nobody_and_can_vanish() {
+async fn client_that_never_reads_blocks_no_other_client() {
     let server = server().await;
     let prompt = tokens_of(server, "The sky is").await;
     let id = format!("unread-{}", std::process::id());
     let mut unread = connect(server, PATH, Options::default()).await;
     let more = json!({"request_id": id, "max_new_tokens": 4000, "attention_encoding": "array"});
-    send(&mut unread, &asking(&prompt, &more)).await;
+    send(&mut unread, &generate_request(&prompt, &more)).await;
     for _ in 0..3 {
-        let answer = server.answer("/api/v1/generate", &asking(&prompt, &json!({"request_id": null}))).await;
+        let answer = server.answer("/api/v1/generate", &generate_request(&prompt, &json!({"request_id": null}))).await;
         assert_eq!(answer["attention_data"][0]["attention"]["shape"][0], LAYERS);
     }
     let run = loop {

@@ -1,6 +1,6 @@
 //! Tests of the limits of attention in one response.
 
-use super::{PATH, asking, connect, send, tokens_of, until_done};
+use super::{PATH, connect, generate_request, send, tokens_of, until_done};
 use crate::harness::Server;
 use serde_json::{Value, json};
 use yawc::Options;
@@ -19,25 +19,25 @@ async fn attention_beyond_the_limit_is_out_of_memory_and_ends_its_run() {
         error["context_length"].as_u64().unwrap() as usize
     };
     // Over HTTP the whole answer counts.
-    let body = asking(&prompt, &json!({"request_id": "whole", "max_new_tokens": 300}));
+    let body = generate_request(&prompt, &json!({"request_id": "whole", "max_new_tokens": 300}));
     let (status, error) = server.post("/api/v1/generate", &body).await;
     assert_eq!(status, 507, "{error}");
     let context = out_of_memory(&error);
     let sent: usize = (prompt.len()..=context).map(|row_len| row_len * ROW_BYTES).sum();
     assert!(context > prompt.len() && sent > 15 << 10 && sent < 20 << 10, "{context}");
     assert_eq!(server.finished("whole").await["run"]["status"], "cancelled");
-    // On the WebSocket each token counts for itself.
+    // On the WebSocket each token counts separately.
     let mut socket = connect(&server, PATH, Options::default()).await;
-    send(&mut socket, &asking(&prompt, &json!({"request_id": "tokens", "max_new_tokens": 300}))).await;
+    send(&mut socket, &generate_request(&prompt, &json!({"request_id": "tokens", "max_new_tokens": 300}))).await;
     let messages = until_done(&mut socket).await;
     let context = out_of_memory(&messages.last().unwrap().0);
     assert!(context * ROW_BYTES > 15 << 10 && messages.len() == context - prompt.len() + 1, "{context}");
     assert_eq!(server.finished("tokens").await["run"]["status"], "cancelled");
-    // What is smaller goes on as far as it likes.
+    // Smaller formats are not limited.
     for more in [json!({"return_attention": false}), json!({"attention_format": "aggregated"})] {
-        let mut asked = asking(&prompt, &json!({"max_new_tokens": 300, "attention_encoding": "base64"}));
-        asked.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        send(&mut socket, &asked).await;
+        let mut request = generate_request(&prompt, &json!({"max_new_tokens": 300, "attention_encoding": "base64"}));
+        request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        send(&mut socket, &request).await;
         let messages = until_done(&mut socket).await;
         assert_eq!((messages.len(), &messages[300].0["finish_reason"]), (301, &json!("length")));
     }
@@ -50,7 +50,7 @@ async fn prompt_as_long_as_the_context_is_accepted() {
     server.wait_ready().await;
     let full = vec![50; CONTEXT];
     let ask = async |input_ids: &[i64], more: Value| {
-        let mut body = asking(input_ids, &json!({"attention_format": "aggregated"}));
+        let mut body = generate_request(input_ids, &json!({"attention_format": "aggregated"}));
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         body.as_object_mut().unwrap().remove("request_id");
         server.post("/api/v1/generate", &body).await
@@ -74,7 +74,8 @@ async fn prompt_as_long_as_the_context_is_accepted() {
 #[tokio::test]
 async fn generation_time_counts_from_the_request() {
     let server = crate::harness::server().await;
-    let body = asking(&[50; 1000], &json!({"request_id": "timed", "max_new_tokens": 1, "return_attention": false}));
+    let body =
+        generate_request(&[50; 1000], &json!({"request_id": "timed", "max_new_tokens": 1, "return_attention": false}));
     let answer = server.answer("/api/v1/generate", &body).await;
     let first_token_us = server.finished("timed").await["run"]["first_token_us"].as_u64().unwrap();
     let told_ms = answer["generation_time_ms"].as_u64().unwrap();

@@ -1,5 +1,5 @@
 //! The attention API as its clients use it: Halo Weave's first version over the WebSocket, its newest over server-sent events
-//! (`kobold`), and the examples. That rows are right is told in `exact`.
+//! (`kobold`), and the examples. The values of rows are tested in `exact`.
 
 mod examples;
 mod faults;
@@ -38,7 +38,7 @@ async fn send(socket: &mut TcpWebSocket, message: &Value) {
     socket.send(Frame::text(message.to_string())).await.unwrap();
 }
 
-/// The next message: its fields, and the bytes behind them.
+/// Returns the next message: its fields and its binary payload.
 async fn next(socket: &mut TcpWebSocket) -> (Value, Vec<u8>) {
     loop {
         let frame = tokio::time::timeout(PATIENCE, socket.next()).await.expect("nothing comes").expect("closed");
@@ -54,7 +54,7 @@ async fn next(socket: &mut TcpWebSocket) -> (Value, Vec<u8>) {
     }
 }
 
-/// Messages up to the end of a request.
+/// Returns the messages up to the end of a request.
 async fn until_done(socket: &mut TcpWebSocket) -> Vec<(Value, Vec<u8>)> {
     let mut messages = Vec::new();
     loop {
@@ -75,8 +75,8 @@ fn base64_floats(attention: &Value) -> Vec<f32> {
     floats(&STANDARD.decode(attention["data"].as_str().unwrap()).unwrap())
 }
 
-/// A message that asks for little and always the same.
-fn asking(input_ids: &[i64], more: &Value) -> Value {
+/// A small deterministic request.
+fn generate_request(input_ids: &[i64], more: &Value) -> Value {
     let mut message = json!({
         "type": "generate", "request_id": "uuid-1234-5678", "input_ids": input_ids, "max_new_tokens": 4, "temperature": 0.0,
         "top_p": 0.9, "top_k": 40, "repetition_penalty": 1.0, "stop_tokens": [], "return_attention": true, "ignore_eos": true,

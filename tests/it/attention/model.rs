@@ -6,7 +6,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 #[tokio::test]
-async fn the_model_is_described_in_its_publishers_terms() {
+async fn model_info_uses_transformers_names() {
     let (status, info) = server().await.get("/api/v1/model/info").await;
     assert_eq!(status, 200, "{info}");
     let template = info["chat_template"].as_str().unwrap();
@@ -40,10 +40,10 @@ async fn the_model_is_described_in_its_publishers_terms() {
 }
 
 #[tokio::test]
-async fn text_becomes_tokens_and_text_again() {
+async fn text_round_trips_through_tokens() {
     let server = server().await;
     let text = "<|im_start|>user\nHéllo, 世界! 🦊<|im_end|>";
-    // A page sends JSON as text, which spares it a preflight.
+    // A page sends JSON as text to avoid a preflight.
     let body = json!({"text": text, "add_special_tokens": false}).to_string();
     let request = server.request(Method::POST, "/api/v1/tokenize").header("content-type", "text/plain").body(body);
     let answer: Value = request.send().await.unwrap().json().await.unwrap();

@@ -1,18 +1,18 @@
-//! Suggestions what could go from the context.
+//! Suggestions of sentences to remove from the context.
 
-use super::{PATH, asking, connect, send, tokens_of, until_done};
+use super::{PATH, connect, generate_request, send, tokens_of, until_done};
 use crate::harness::server;
 use serde_json::json;
 use yawc::Options;
 
 #[tokio::test]
-async fn sentences_that_nobody_looks_at_are_suggested() {
+async fn sentences_with_little_attention_are_suggested() {
     let server = server().await;
     let prompt = tokens_of(server, "The sky is blue. The sea is deep. What is deep?").await;
     let sentences = json!([{"turn_id": 7, "sentence_id": 3, "start": 1, "end": 4}]);
     let more = json!({"suggest_pruning": true, "prune_below": 1.0, "sentences": sentences, "return_attention": false});
     let mut socket = connect(server, PATH, Options::default()).await;
-    send(&mut socket, &asking(&prompt, &more)).await;
+    send(&mut socket, &generate_request(&prompt, &more)).await;
     let messages = until_done(&mut socket).await;
     let suggestion = &messages[messages.len() - 2].0;
     assert_eq!(suggestion["type"], "pruning_suggestion");
@@ -24,14 +24,14 @@ async fn sentences_that_nobody_looks_at_are_suggested() {
     assert!((0.0..1.0).contains(&one["max_attention"].as_f64().unwrap()));
     assert!(messages[0].0.get("attention").is_none());
     let found = json!({"suggest_pruning": true, "prune_below": 1.0, "request_id": null});
-    let answer = server.answer("/api/v1/generate", &asking(&prompt, &found)).await;
+    let answer = server.answer("/api/v1/generate", &generate_request(&prompt, &found)).await;
     let ends: Vec<u64> =
         answer["pruning_suggestion"].as_array().unwrap().iter().map(|one| one["end"].as_u64().unwrap()).collect();
     assert_eq!((ends.len(), ends.last()), (3, Some(&(prompt.len() as u64))), "sentences end at full stops");
-    // An answer that ends at once looked at nothing: that is no reason to let everything go.
-    let first = &server.answer("/api/v1/generate", &asking(&prompt, &json!({"request_id": null}))).await;
+    // An answer that ends immediately attends to nothing, and suggests nothing.
+    let first = &server.answer("/api/v1/generate", &generate_request(&prompt, &json!({"request_id": null}))).await;
     let nothing = json!({"suggest_pruning": true, "prune_below": 1.0, "request_id": null,
                          "stop_tokens": [first["generated_tokens"][0]["token_id"]]});
-    let answer = server.answer("/api/v1/generate", &asking(&prompt, &nothing)).await;
+    let answer = server.answer("/api/v1/generate", &generate_request(&prompt, &nothing)).await;
     assert_eq!((&answer["generated_tokens"], &answer["pruning_suggestion"]), (&json!([]), &json!([])));
 }

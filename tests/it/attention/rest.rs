@@ -1,14 +1,14 @@
-//! The whole answer at once.
+//! Complete answers over HTTP.
 
-use super::{HEADS, LAYERS, asking, tokens_of};
+use super::{HEADS, LAYERS, generate_request, tokens_of};
 use crate::harness::server;
 use serde_json::json;
 
 #[tokio::test]
-async fn one_answer_at_once_has_everything() {
+async fn complete_response_has_all_fields() {
     let server = server().await;
     let prompt = tokens_of(server, "The sky is").await;
-    let body = asking(&prompt, &json!({"request_id": null, "logprobs": true}));
+    let body = generate_request(&prompt, &json!({"request_id": null, "logprobs": true}));
     let answer = server.answer("/api/v1/generate", &body).await;
     let (tokens, data) = (answer["generated_tokens"].as_array().unwrap(), answer["attention_data"].as_array().unwrap());
     assert_eq!((tokens.len(), data.len(), &answer["finish_reason"]), (4, 4, &json!("length")));
@@ -17,10 +17,10 @@ async fn one_answer_at_once_has_everything() {
     assert!(tokens[0]["logprob"].as_f64().unwrap() <= 0.0);
     let text: String = tokens.iter().map(|token| token["text"].as_str().unwrap()).collect();
     assert_eq!(answer["generated_text"], text);
-    // A stop token is no part of the answer; a banned one never comes.
+    // A stop token is not part of the answer; a banned token is never sampled.
     let second = &tokens[1]["token_id"];
     let stopped = server
-        .answer("/api/v1/generate", &asking(&prompt, &json!({"request_id": null, "stop_tokens": [second]})))
+        .answer("/api/v1/generate", &generate_request(&prompt, &json!({"request_id": null, "stop_tokens": [second]})))
         .await;
     let expected = usize::from(tokens[0]["token_id"] != *second);
     assert_eq!(
@@ -28,12 +28,12 @@ async fn one_answer_at_once_has_everything() {
         (expected, &json!("stop_token"))
     );
     let banned = server
-        .answer("/api/v1/generate", &asking(&prompt, &json!({"request_id": null, "banned_tokens": [second]})))
+        .answer("/api/v1/generate", &generate_request(&prompt, &json!({"request_id": null, "banned_tokens": [second]})))
         .await;
     assert!(banned["generated_tokens"].as_array().unwrap().iter().all(|token| token["token_id"] != *second));
     let plain = server.answer("/api/v1/generate", &json!({"input_ids": prompt, "max_new_tokens": 2})).await;
     assert!(plain.get("attention_data").is_none(), "only what was asked for");
-    // This client leaves what it gets as it is.
+    // This client does not decompress responses.
     let bare = crate::harness::client().no_gzip().no_zstd().build().unwrap();
     let gzipped = bare
         .post(format!("{}/api/v1/generate", server.base))

@@ -1,23 +1,25 @@
-//! Requests on the WebSocket: one after the other, beside each other, cancelled and abandoned.
+//! Requests on the WebSocket: consecutive, concurrent, cancelled and abandoned.
 
-use super::{HEADS, LAYERS, PATH, PATIENCE, asking, base64_floats, connect, next, send, tokens_of, until_done};
+use super::{
+    HEADS, LAYERS, PATH, PATIENCE, base64_floats, connect, generate_request, next, send, tokens_of, until_done,
+};
 use crate::harness::server;
 use futures::{SinkExt, StreamExt};
 use serde_json::json;
 use yawc::{Frame, OpCode, Options};
 
 #[tokio::test]
-async fn the_first_halo_weave_streams_shades_and_maps_its_tokens() {
+async fn first_halo_weave_version_works() {
     let server = server().await;
     let prompt = tokens_of(server, "The sky is blue, and the sea is").await;
     let mut socket = connect(server, PATH, Options::default()).await;
-    let mut asked = asking(
+    let mut request = generate_request(
         &prompt,
         &json!({"attention_format": "per_layer", "banned_tokens": [1], "logprobs": true, "top_logprobs": 3}),
     );
     for _ in 0..2 {
-        // The same request_id again is no error: the first one is over.
-        send(&mut socket, &asked).await;
+        // The same request_id can be used again because the first request has ended.
+        send(&mut socket, &request).await;
         let messages = until_done(&mut socket).await;
         assert_eq!(messages.len(), 5, "{messages:?}");
         let mut text = String::new();
@@ -43,9 +45,9 @@ async fn the_first_halo_weave_streams_shades_and_maps_its_tokens() {
         let done = &messages[4].0;
         assert_eq!((&done["finish_reason"], &done["total_tokens"]), (&json!("length"), &json!(4)));
         assert!(done["generation_time_ms"].is_u64());
-        // A sentence is pruned: what is left is sent, with positions of its own.
-        asked["input_ids"].as_array_mut().unwrap().drain(2..4);
-        asked["input_ids"].as_array_mut().unwrap().extend([json!(40), json!(41)]);
+        // A sentence is removed; the remaining tokens are sent, with new positions.
+        request["input_ids"].as_array_mut().unwrap().drain(2..4);
+        request["input_ids"].as_array_mut().unwrap().extend([json!(40), json!(41)]);
     }
     socket.send(Frame::close(yawc::close::CloseCode::Normal, "")).await.unwrap();
     let frame = tokio::time::timeout(PATIENCE, socket.next()).await.unwrap();
@@ -53,30 +55,30 @@ async fn the_first_halo_weave_streams_shades_and_maps_its_tokens() {
 }
 
 #[tokio::test]
-async fn a_token_has_its_probability_unless_it_is_not_wanted() {
+async fn token_has_probability_unless_disabled() {
     let server = server().await;
     let mut socket = connect(server, PATH, Options::default()).await;
-    send(&mut socket, &asking(&[40, 41], &json!({"return_attention": false}))).await;
+    send(&mut socket, &generate_request(&[40, 41], &json!({"return_attention": false}))).await;
     let token = until_done(&mut socket).await.remove(0).0["token"].clone();
     assert!(token["logprob"].as_f64().unwrap() <= 0.0, "{token}");
     assert_eq!(token["top_logprobs"].as_array().unwrap().len(), 2, "{token}");
-    send(&mut socket, &asking(&[40, 41], &json!({"logprobs": false}))).await;
+    send(&mut socket, &generate_request(&[40, 41], &json!({"logprobs": false}))).await;
     let token = until_done(&mut socket).await.remove(0).0["token"].clone();
     assert!(token.get("logprob").is_none() && token.get("top_logprobs").is_none(), "{token}");
 }
 
 #[tokio::test]
-async fn several_samples_differ_and_are_told_apart() {
+async fn samples_differ_and_are_numbered() {
     let server = server().await;
     let prompt = tokens_of(server, "Once upon a time").await;
     let more = json!({"num_samples": 3, "temperature": 1.5, "seed": 7, "max_new_tokens": 12, "request_id": null});
-    let answer = server.answer("/api/v1/generate", &asking(&prompt, &more)).await;
+    let answer = server.answer("/api/v1/generate", &generate_request(&prompt, &more)).await;
     let samples = answer["samples"].as_array().unwrap();
     assert_eq!(samples.len(), 3);
     assert!(samples.iter().all(|sample| sample["attention_data"].as_array().unwrap().len() == 12));
     assert_ne!(samples[0]["generated_tokens"], samples[1]["generated_tokens"]);
     let mut socket = connect(server, PATH, Options::default()).await;
-    send(&mut socket, &asking(&prompt, &more)).await;
+    send(&mut socket, &generate_request(&prompt, &more)).await;
     let mut done = std::collections::BTreeSet::new();
     let mut texts = vec![String::new(); 3];
     while done.len() < 3 {
@@ -95,13 +97,13 @@ async fn requests_share_a_socket_and_one_can_be_cancelled() {
     let server = server().await;
     let prompt = tokens_of(server, "The sky is").await;
     let mut socket = connect(server, PATH, Options::default()).await;
-    send(&mut socket, &asking(&prompt, &json!({"request_id": "endless", "max_new_tokens": 3000}))).await;
+    send(&mut socket, &generate_request(&prompt, &json!({"request_id": "endless", "max_new_tokens": 3000}))).await;
     assert_eq!(next(&mut socket).await.0["request_id"], "endless");
-    // While it goes on, small questions are answered at once.
+    // Meanwhile, other messages are answered immediately.
     assert_eq!(server.get("/api/v1/model/info").await.0, 200);
     tokens_of(server, "quick").await;
-    send(&mut socket, &asking(&prompt, &json!({"request_id": "short", "return_attention": false}))).await;
-    send(&mut socket, &asking(&prompt, &json!({"request_id": "endless"}))).await;
+    send(&mut socket, &generate_request(&prompt, &json!({"request_id": "short", "return_attention": false}))).await;
+    send(&mut socket, &generate_request(&prompt, &json!({"request_id": "endless"}))).await;
     send(&mut socket, &json!({"type": "ping"})).await;
     let (mut short, mut doubled, mut pong) = (false, false, false);
     while !(short && doubled && pong) {
@@ -124,12 +126,12 @@ async fn requests_share_a_socket_and_one_can_be_cancelled() {
 }
 
 #[tokio::test]
-async fn a_closed_connection_ends_its_run() {
+async fn closed_connection_ends_run() {
     let server = server().await;
     let prompt = tokens_of(server, "The sky is").await;
     let mut socket = connect(server, PATH, Options::default()).await;
     let id = format!("left-{}", std::process::id());
-    send(&mut socket, &asking(&prompt, &json!({"request_id": id, "max_new_tokens": 3500}))).await;
+    send(&mut socket, &generate_request(&prompt, &json!({"request_id": id, "max_new_tokens": 3500}))).await;
     next(&mut socket).await;
     drop(socket);
     let run = server.finished(&id).await;

@@ -1,11 +1,11 @@
-//! Answers that are made to be calls, or to have a form.
+//! Answers that are constrained to calls or to a format.
 
 use super::super::harness::server;
 use super::{CHAT, chat, tools};
 use serde_json::{Value, json};
 
 #[tokio::test]
-async fn a_required_call_is_a_call() {
+async fn required_call_is_generated() {
     let server = server().await;
     for seed in 0..4 {
         let body = chat(json!({"tools": tools(), "tool_choice": "required", "temperature": 3.0, "seed": seed,
@@ -33,7 +33,7 @@ pub(super) fn check(call: &Value) {
 }
 
 #[tokio::test]
-async fn a_named_function_is_called() {
+async fn named_function_is_called() {
     let server = server().await;
     for name in ["get_weather", "add"] {
         let choice = json!({"type": "function", "function": {"name": name}});
@@ -46,7 +46,7 @@ async fn a_named_function_is_called() {
 }
 
 #[tokio::test]
-async fn a_strict_functions_arguments_follow_its_schema() {
+async fn arguments_of_strict_function_match_schema() {
     let server = server().await;
     let mut tools = tools();
     tools[1]["function"]["strict"] = true.into();
@@ -60,7 +60,7 @@ async fn a_strict_functions_arguments_follow_its_schema() {
 }
 
 #[tokio::test]
-async fn an_answer_has_the_form_that_was_asked_for() {
+async fn answer_matches_requested_format() {
     let server = server().await;
     let schema = json!({"type": "object", "properties": {"ok": {"type": "boolean"}, "of": {"enum": ["a", "b"]}},
                         "required": ["ok", "of"], "additionalProperties": false});

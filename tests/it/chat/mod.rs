@@ -1,5 +1,5 @@
-//! Conversations on a real model: thoughts, tool calls, several answers, continued messages. Its weights are random: where
-//! an answer must be known, a mod forces it.
+//! Conversations with a real model: reasoning, tool calls, several answers, continued messages. Its weights are random, so a
+//! mod forces answers that must be known.
 
 mod forms;
 mod templates;
@@ -25,7 +25,7 @@ pub fn tools() -> Value {
 pub const CALLS: &str = "I look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\", \"celsius\": true}}\n\
                          </tool_call>\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 2}}\n</tool_call>";
 
-/// A mod that makes the model say this, and nothing more.
+/// A mod that forces this answer.
 pub fn says(text: &str) -> Value {
     json!([{ "name": "force-prefix", "config": { "text": format!("{text}<|im_end|>") } }])
 }
@@ -75,7 +75,7 @@ fn assembled(chunks: &[Value], answer: u64) -> Value {
 }
 
 #[tokio::test]
-async fn tool_calls_are_told_from_text() {
+async fn tool_calls_are_separated_from_text() {
     let body = chat(json!({"tools": tools(), "mods": says(CALLS)}));
     let answer = server().await.answer(CHAT, &body).await;
     let choice = &answer["choices"][0];
@@ -96,7 +96,7 @@ async fn tool_calls_are_told_from_text() {
 
 #[tokio::test]
 async fn arguments_are_streamed_while_they_are_written() {
-    // Each token is drawn: what is forced comes at once.
+    // Each token is drawn, because forced tokens arrive together.
     let body = chat(json!({"tools": tools(), "tool_choice": "required", "temperature": 2.0}));
     let chunks = chunks(&body).await;
     let pieces = chunks.iter().filter(|chunk| chunk["choices"][0]["delta"]["tool_calls"].is_array()).count();
@@ -104,7 +104,7 @@ async fn arguments_are_streamed_while_they_are_written() {
 }
 
 #[tokio::test]
-async fn what_is_no_call_comes_back_as_it_was_written() {
+async fn text_that_is_no_call_is_returned_unchanged() {
     for text in [
         "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": Zürich}}\n</tool_call>",
         "a <tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1",
@@ -117,7 +117,7 @@ async fn what_is_no_call_comes_back_as_it_was_written() {
         assert!(choice["message"].get("tool_calls").is_none());
         assert_eq!(assembled(&chunks(&body).await, 0)["content"], text);
     }
-    // Without tools nothing is a call.
+    // Without tools, text is never parsed as a call.
     let answer = server().await.answer(CHAT, &chat(json!({"mods": says(CALLS)}))).await;
     assert_eq!(answer["choices"][0]["message"]["content"], CALLS);
     let none = chat(json!({"mods": says(CALLS), "tools": tools(), "tool_choice": "none"}));
@@ -125,9 +125,9 @@ async fn what_is_no_call_comes_back_as_it_was_written() {
 }
 
 #[tokio::test]
-async fn a_call_that_began_and_was_none_is_taken_back_from_the_stream() {
+async fn start_of_invalid_call_is_retracted_from_stream() {
     let server = server().await;
-    // Forced in two steps, so that the call's beginning is sent before it breaks.
+    // Forced in two steps, so that the start of the call is sent before it becomes invalid.
     let body = chat(json!({"tools": tools(), "max_tokens": 60, "ignore_eos": true, "temperature": 2.0, "seed": 3,
         "mods": [{"name": "force-prefix",
                   "config": {"text": "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": "}}]}));
@@ -141,7 +141,7 @@ async fn a_call_that_began_and_was_none_is_taken_back_from_the_stream() {
 }
 
 #[tokio::test]
-async fn an_answer_can_be_sent_back() {
+async fn answer_can_be_sent_back_as_history() {
     let server = server().await;
     let body = chat(json!({"tools": tools(), "mods": says(CALLS)}));
     let prompt = server.answer("/apply-template", &body).await["prompt"].as_str().unwrap().to_owned();
@@ -156,7 +156,7 @@ async fn an_answer_can_be_sent_back() {
 }
 
 #[tokio::test]
-async fn several_answers_to_one_request() {
+async fn several_answers_are_generated_for_one_request() {
     let server = server().await;
     let body = chat(json!({"n": 3, "max_tokens": 12, "temperature": 2.0, "ignore_eos": true}));
     let answer = server.answer(CHAT, &body).await;
@@ -175,7 +175,7 @@ async fn several_answers_to_one_request() {
 }
 
 #[tokio::test]
-async fn a_message_can_be_continued() {
+async fn message_can_be_continued() {
     let server = server().await;
     let messages = json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "The answer"}]);
     let prompt = async |further: Value| {
@@ -207,7 +207,7 @@ async fn a_message_can_be_continued() {
 }
 
 #[tokio::test]
-async fn a_verbose_answer_says_how_it_came_about() {
+async fn verbose_answer_has_prompt_and_settings() {
     let server = server().await;
     let body = chat(json!({"verbose": true, "mods": says("Yes.")}));
     let answer = server.answer(CHAT, &body).await;
@@ -219,24 +219,24 @@ async fn a_verbose_answer_says_how_it_came_about() {
 }
 
 #[tokio::test]
-async fn fields_of_llama_server_hold_in_a_conversation() {
+async fn fields_of_llama_server_apply_to_chat() {
     let server = server().await;
     let none = server.answer(CHAT, &chat(json!({"max_tokens": 0}))).await;
     assert_eq!(
         (&none["usage"]["completion_tokens"], &none["choices"][0]["finish_reason"]),
         (&json!(0), &json!("length"))
     );
-    for (asked, alternatives) in [
+    for (request, alternatives) in [
         (json!({"logprobs": true}), 20),
         (json!({"n_probs": 3}), 3),
         (json!({"top_logprobs": 0}), 0),
         (json!({"logprobs": true, "top_logprobs": 25}), 25),
     ] {
         let mut body = chat(json!({"max_tokens": 1, "ignore_eos": true}));
-        body.as_object_mut().unwrap().extend(asked.as_object().unwrap().clone());
+        body.as_object_mut().unwrap().extend(request.as_object().unwrap().clone());
         let logprobs = &server.answer(CHAT, &body).await["choices"][0]["logprobs"];
         let found = logprobs["content"][0]["top_logprobs"].as_array().map_or(0, Vec::len);
-        assert_eq!(found, alternatives, "{asked}: {logprobs}");
+        assert_eq!(found, alternatives, "{request}: {logprobs}");
     }
     let chunks = chunks(&chat(json!({"max_tokens": 4, "ignore_eos": true, "timings_per_token": true,
                                      "return_progress": true, "cache_prompt": false})))
@@ -258,7 +258,7 @@ async fn fields_of_llama_server_hold_in_a_conversation() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_in_a_conversation_is_named() {
+async fn invalid_conversation_error_names_field() {
     let server = server().await;
     let function = |function: Value| json!({"tools": [{"type": "function", "function": function}]});
     let message = |message: Value| json!({"messages": [{"role": "user", "content": "a"}, message]});
@@ -294,7 +294,7 @@ async fn what_is_wrong_in_a_conversation_is_named() {
 }
 
 #[tokio::test]
-async fn another_familys_template_brings_its_own_ways() {
+async fn template_of_other_family_determines_format() {
     const TEMPLATE: &str = "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>{{ m.content }}{% for c in \
                             m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}<|eot_id|>{% endfor %}{{ tools | tojson if tools }}\
                             {% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|><think>\n{% endif %}";
@@ -304,7 +304,7 @@ async fn another_familys_template_brings_its_own_ways() {
     let body = chat(json!({"tools": tools(), "mods": says(&format!("hm\n</think>\n{call}"))}));
     let answer = server.answer(CHAT, &body).await;
     let message = &answer["choices"][0]["message"];
-    // The prompt opened the thought, and the call needs no marker.
+    // The prompt opened the reasoning, and the call needs no marker.
     assert_eq!((&message["reasoning_content"], &message["content"]), (&json!("hm"), &Value::Null), "{answer}");
     assert_eq!(message["tool_calls"][0]["function"], json!({"name": "add", "arguments": "{\"a\": 1}"}));
     let forced = chat(json!({"tools": tools(), "tool_choice": {"type": "function", "function": {"name": "add"}},

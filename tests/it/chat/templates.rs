@@ -1,4 +1,4 @@
-//! Chat templates on the real program: what is a control token, what is left of old answers, and which templates there are.
+//! Chat templates: control tokens, parts of earlier answers, and built-in templates.
 
 use super::super::harness::{Server, folder, server, thunder};
 use super::{CHAT, chat, tools};
@@ -31,15 +31,15 @@ async fn control_tokens_in_a_conversation_are_text_on_every_route() {
     assert_eq!(more_tokens("/v1/messages", |text| json!({"messages": user(text)})).await, expected);
     let input = |text: &str| json!({"input": text, "max_output_tokens": 1});
     assert_eq!(more_tokens("/v1/responses", input).await, expected);
-    // For every author: the system, the assistant, a tool, or who describes the tools.
-    let said = |role: &'static str| {
+    // For every role, and for descriptions of tools.
+    let output = |role: &'static str| {
         move |text: &str| {
             json!({"messages": [{"role": "user", "content": "b"}, {"role": role, "content": text},
                                              {"role": "user", "content": "c"}]})
         }
     };
     for role in ["system", "assistant"] {
-        assert_eq!(more_tokens(CHAT, said(role)).await, expected, "{role}");
+        assert_eq!(more_tokens(CHAT, output(role)).await, expected, "{role}");
     }
     let result = |text: &str| {
         let call = json!({"id": "1", "type": "function", "function": {"name": "add", "arguments": "{\"a\": 1}"}});
@@ -60,20 +60,20 @@ async fn control_tokens_in_a_conversation_are_text_on_every_route() {
         json!({"tools": tools, "messages": user("b")})
     };
     assert!(more_tokens(CHAT, described).await > 1);
-    // A message that is continued.
+    // A continued message.
     let continued =
         |text: &str| json!({"messages": [{"role": "user", "content": "b"}, {"role": "assistant", "content": text}]});
     assert_eq!(more_tokens(CHAT, continued).await, expected);
 }
 
-/// A template that writes BOS and keeps of an old answer what stands after its thought.
+/// A template that writes BOS and keeps the text of an earlier answer after its reasoning.
 const THINKING: &str = "{{ bos_token }}{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}\
     {{ m.content.split('</think>')[-1].lstrip() if m.role == 'assistant' else m.content }}{{ '<|im_end|>\\n' }}{% endfor %}\
     {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}\
     {% if note %}{{ date_string }}|{{ datetime }}|{{ enable_thinking }}{% endif %}";
 
 #[tokio::test]
-async fn templates_drop_thoughts_and_write_bos() {
+async fn templates_drop_reasoning_and_write_bos() {
     let bos = server().await.answer("/tokenize", &json!({"content": "<|endoftext|>"})).await["tokens"][0].clone();
     let file = folder().join("template.jinja");
     std::fs::write(&file, THINKING).unwrap();
@@ -96,7 +96,7 @@ async fn templates_drop_thoughts_and_write_bos() {
     let dates = [facts.next().unwrap(), facts.next().unwrap()].map(|date| date.split(' ').count());
     assert_eq!((dates, facts.next()), ([3, 3], Some("True")), "{noted}");
 
-    // An old answer with the end of a thought: its turn can go, and the rest is found again.
+    // An earlier answer with the end of reasoning: its turn can be removed, and the rest is still cached.
     let long = "word ".repeat(60);
     let body =
         chat(json!({"max_tokens": 8, "ignore_eos": true, "temperature": 0, "context_policy": "evict", "messages": [
@@ -139,19 +139,21 @@ async fn templates_of_llama_cpp_are_known_by_name() {
 }
 
 #[test]
-fn the_flag_takes_the_names_that_llama_cpp_has() {
+fn flag_accepts_names_of_llama_cpp() {
     let mut names = thunder::model::llama::chat_template_names();
     names.sort();
     assert_eq!(names, thunder::config::CHAT_TEMPLATES);
 }
 
 #[test]
-fn a_wrong_name_of_a_template_is_answered_with_the_names() {
+fn unknown_template_error_lists_names() {
     let mut command = thunder();
     command.args(["serve", "--chat-template", "llama33", "--data-dir"]).arg(folder());
-    let told = String::from_utf8(command.output().unwrap().stderr).unwrap();
+    let reported = String::from_utf8(command.output().unwrap().stderr).unwrap();
     assert!(
-        told.contains("got 'llama33'; the names are: ") && told.contains("command-r, ") && told.contains("llama3, "),
-        "{told}"
+        reported.contains("got 'llama33'; the names are: ")
+            && reported.contains("command-r, ")
+            && reported.contains("llama3, "),
+        "{reported}"
     );
 }

@@ -1,11 +1,11 @@
-//! Thoughts: told from text, counted, bounded, ruled out.
+//! Reasoning: separated from text, counted, limited, disabled.
 
 use super::super::harness::server;
 use super::{CHAT, assembled, chat, chunks, says};
 use serde_json::{Value, json};
 
 #[tokio::test]
-async fn tokens_of_thoughts_are_counted() {
+async fn reasoning_tokens_are_counted() {
     let server = server().await;
     let text = "<think>one two three</think>\n\nfour";
     let answer = server.answer(CHAT, &chat(json!({"mods": says(text)}))).await;
@@ -27,7 +27,7 @@ async fn tokens_of_thoughts_are_counted() {
 }
 
 #[tokio::test]
-async fn thoughts_are_told_from_text() {
+async fn reasoning_is_separated_from_text() {
     let body = chat(json!({"mods": says("<think>\nThe sum\nis 5. </think>\n\nFive.")}));
     let answer = server().await.answer(CHAT, &body).await;
     let message = &answer["choices"][0]["message"];
@@ -40,7 +40,7 @@ async fn thoughts_are_told_from_text() {
 }
 
 #[tokio::test]
-async fn thinking_can_be_ruled_out() {
+async fn reasoning_can_be_disabled() {
     let server = server().await;
     for further in [
         json!({"chat_template_kwargs": {"enable_thinking": false}}),
@@ -61,7 +61,7 @@ async fn token(text: &str) -> i64 {
 }
 
 #[tokio::test]
-async fn a_thought_ends_when_its_budget_is_used_up() {
+async fn reasoning_ends_when_budget_is_spent() {
     let server = server().await;
     let (open, close) = (token("<think>").await, token("</think>").await);
     let begun = json!([{"name": "force-prefix", "config": {"text": "<think>"}}]);
@@ -93,7 +93,7 @@ async fn a_thought_ends_when_its_budget_is_used_up() {
 }
 
 #[tokio::test]
-async fn a_form_holds_behind_a_thought_that_was_ended() {
+async fn constraint_applies_after_ended_reasoning() {
     let mut body = chat(json!({"reasoning_budget": 4, "ignore_eos": true, "temperature": 3.0, "max_tokens": 100,
         "banned_tokens": [token("</think>").await],
         "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object",
@@ -108,26 +108,26 @@ async fn a_form_holds_behind_a_thought_that_was_ended() {
 }
 
 #[tokio::test]
-async fn a_thought_can_be_ended_from_outside() {
+async fn reasoning_can_be_ended_by_client() {
     const CONTROL: &str = "/v1/chat/completions/control";
     let server = server().await;
     let end = |id: &str| json!({"id": id, "action": "reasoning_end"});
     let begun = json!([{"name": "force-prefix", "config": {"text": "<think>"}}]);
     let tokens = [token("<think>").await, token("</think>").await];
-    for (controlled, told) in [(true, "true"), (false, "reasoning_control")] {
-        // Long enough to be told something while it goes on.
+    for (controlled, reported) in [(true, "true"), (false, "reasoning_control")] {
+        // Long enough to receive a control request during generation.
         let body = chat(json!({"mods": begun, "max_tokens": 400, "ignore_eos": true, "banned_tokens": tokens,
                                "reasoning_control": controlled, "stream": true}));
         let response = server.request(reqwest::Method::POST, CHAT).json(&body).send().await.unwrap();
         let id = format!("chatcmpl-{}", response.headers()["x-thunder-run-id"].to_str().unwrap());
-        // It is thinking from its first token on; before that there is nothing to end.
+        // It reasons from its first token on; before that, reasoning cannot be ended.
         let done = loop {
             let done = server.answer(CONTROL, &end(&id)).await;
             if done["message"] != "the answer is not thinking" {
                 break done;
             }
         };
-        assert!(done.to_string().contains(told), "{done}");
+        assert!(done.to_string().contains(reported), "{done}");
         let text = response.text().await.unwrap();
         assert_eq!(text.contains("\"content\":\""), controlled, "the answer begins where the thought ends");
         let over = server.answer(CONTROL, &end(&id)).await;

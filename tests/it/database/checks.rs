@@ -1,4 +1,4 @@
-//! The checks: what clients and the dashboard need of a database, each on the real server.
+//! The checks: features that clients and the dashboard need from a database.
 
 use crate::harness::{Server, SseReader};
 use chrono::{Days, Utc};
@@ -19,7 +19,7 @@ use uuid::{NoContext, Timestamp, Uuid};
 pub struct Target {
     pub server: Server,
     url: String,
-    /// Part of every name, so that a database may have been used before.
+    /// Part of every name, so that the database may contain earlier data.
     nonce: String,
 }
 
@@ -54,7 +54,7 @@ impl Target {
         self.server.finished(answer["thunder"]["run_id"].as_str().unwrap()).await
     }
 
-    /// Request ids of the runs that a filter finds, of this target's.
+    /// Returns the request ids of this target's runs that match a filter.
     async fn found(&self, filter: &str) -> Vec<String> {
         let query = format!("q={}&limit=500", urlencode(filter));
         let (status, page) = self.server.get(&format!("/api/v1/runs?{query}")).await;
@@ -70,7 +70,7 @@ fn urlencode(text: &str) -> String {
         .collect()
 }
 
-/// Mods that the server has as files.
+/// The server's file mods.
 pub const MODS: [(&str, &str); 2] = [
     (
         "breaks",
@@ -97,7 +97,7 @@ macro_rules! checks {
         /// Number of checks.
         pub const COUNT: usize = [$(stringify!($name)),*].len();
 
-        /// Runs all checks; the failed ones, with why.
+        /// Runs all checks and returns the failed ones with their reasons.
         pub async fn run(target: &Target) -> Vec<String> {
             let mut failed = Vec::new();
             $(
@@ -172,7 +172,7 @@ async fn connection(target: &Target) -> PgConnection {
     PgConnection::connect(&target.url).await.unwrap()
 }
 
-/// One number, by a statement that every pooler takes.
+/// Returns one number, by a statement that works with every pooler.
 async fn number(target: &Target, sql: &'static str) -> i64 {
     let mut connection = connection(target).await;
     let row = sqlx::raw_sql(sql).fetch_one(&mut connection).await.unwrap();
@@ -357,7 +357,7 @@ async fn alternatives_are_listed(target: &Target) {
     assert_eq!(status, 200, "{answer}");
 }
 
-/// Begins a streamed run; its id, once it has a token.
+/// Starts a streamed run and returns its id after its first token.
 async fn begun(target: &Target, name: &str) -> (String, reqwest::Response) {
     let body = json!({"prompt": "Once", "max_tokens": 4000, "ignore_eos": true, "stream": true, "request_id": target.name(name)});
     let request = target.server.request(Method::POST, "/v1/completions").json(&body);
@@ -375,7 +375,7 @@ async fn running_run_is_readable(target: &Target) {
 }
 
 async fn running_run_is_cancelled(target: &Target) {
-    // the client of the run before is gone
+    // the client of the previous run has disconnected
     let run = target.server.finished(&target.name("running")).await;
     assert_eq!(run["run"]["status"], "cancelled");
 }
@@ -591,7 +591,7 @@ async fn dead_programs_run_is_interrupted(target: &Target) {
     let dead = target.store("dead").await;
     dead.recorder().0.signals.send(start(target, "dead", RunId::now())).await.unwrap();
     stored(target, "dead").await;
-    // it closes its connections and never says that the run is over
+    // it closes its connections without storing the end of the run
     dead.close().await;
     for _ in 0..400 {
         let other = target.store("survivor").await;
@@ -608,7 +608,7 @@ async fn dead_programs_run_is_interrupted(target: &Target) {
 async fn old_day_is_dropped(target: &Target) {
     let store = target.store("retention").await;
     let today = Utc::now().date_naive();
-    // before every day with runs of others
+    // before all days with other runs
     let noon = (today - Days::new(9000)).and_hms_opt(12, 0, 0).unwrap().and_utc();
     let id = RunId(Uuid::new_v7(Timestamp::from_unix(NoContext, noon.timestamp().cast_unsigned(), 0)));
     store.recorder().0.signals.send(start(target, "old", id)).await.unwrap();

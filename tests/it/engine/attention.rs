@@ -11,10 +11,10 @@ use thunder::mods::Action;
 async fn attention_rows_are_distributions_over_the_positions_before() {
     for parallel in [1, 3] {
         let mut bench = bench(parallel, true).await;
-        let mut asked = request("The sky is", 6);
-        asked.attention = true;
-        let prompt_len = asked.prompt.len() as u32;
-        let result = bench.run(asked).await;
+        let mut requested = request("The sky is", 6);
+        requested.attention = true;
+        let prompt_len = requested.prompt.len() as u32;
+        let result = bench.run(requested).await;
         let steps: Vec<_> = result
             .items
             .iter()
@@ -53,13 +53,13 @@ async fn concurrent_runs_receive_only_their_own_attention() {
             })
             .collect()
     };
-    let asked = |prompt: &str| {
+    let requested = |prompt: &str| {
         let mut r = request(prompt, 8);
         r.attention = true;
         r
     };
     let mut alone = bench(1, true).await;
-    let expected = rows(&alone.run(asked("The sky is blue")).await);
+    let expected = rows(&alone.run(requested("The sky is blue")).await);
     let mut shared = bench(4, true).await;
     let mut others = Vec::new();
     for prompt in [
@@ -69,7 +69,7 @@ async fn concurrent_runs_receive_only_their_own_attention() {
     ] {
         others.push(shared.engine.submit(request(prompt, 60)).await.unwrap());
     }
-    let result = shared.run(asked("The sky is blue")).await;
+    let result = shared.run(requested("The sky is blue")).await;
     for (a, b) in expected.iter().zip(rows(&result)) {
         let worst = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
         assert!(worst < 2e-3, "rows differ by {worst}");
@@ -77,7 +77,7 @@ async fn concurrent_runs_receive_only_their_own_attention() {
     drop(others);
     let once = Mutex::new(false);
     let result = alone
-        .run(with_mod(asked("The sky is blue"), false, move |call| {
+        .run(with_mod(requested("The sky is blue"), false, move |call| {
             if added_at(call, 4) && !std::mem::replace(&mut *once.lock().unwrap(), true) {
                 Action::Backtrack { n: 3, tokens: vec![] }
             } else {
@@ -102,9 +102,9 @@ async fn captured_rows_are_recorded_before_the_engine_stops() {
         };
     };
     let mut bench = bench_with(1, true, slowly).await;
-    let mut asked = request("The sky is", 400);
-    (asked.attention, asked.limits.max_steps) = (true, 4000);
-    let mut generation = bench.engine.submit(asked).await.unwrap();
+    let mut requested = request("The sky is", 400);
+    (requested.attention, requested.limits.max_steps) = (true, 4000);
+    let mut generation = bench.engine.submit(requested).await.unwrap();
     for _ in 0..20 {
         generation.output.recv().await.unwrap();
     }
@@ -134,9 +134,9 @@ async fn row_that_cannot_be_encoded_affects_no_run() {
     .await;
     for _ in 0..2 {
         // More rows than fit into the encoder's queue.
-        let mut asked = request("The sky is", 150);
-        asked.attention = true;
-        let result = tokio::time::timeout(Duration::from_mins(2), bench.run(asked)).await.unwrap();
+        let mut requested = request("The sky is", 150);
+        requested.attention = true;
+        let result = tokio::time::timeout(Duration::from_mins(2), bench.run(requested)).await.unwrap();
         assert_eq!(result.generated().len(), 150);
         assert_eq!(result.items.iter().filter(|item| matches!(item, TraceItem::Attention(_))).count(), 75);
     }

@@ -115,10 +115,10 @@ async fn forced_tokens_take_one_decode_and_have_probabilities() {
 async fn sampled_backtrack_of_one_samples_again_without_a_gap() {
     let mut bench = bench(1, false).await;
     let once = Arc::new(Mutex::new(false));
-    let mut asked = request("The sky is", 8);
-    asked.sampling.temperature = 1.5;
+    let mut requested = request("The sky is", 8);
+    requested.sampling.temperature = 1.5;
     let result = bench
-        .run(with_mod(asked, false, move |call| {
+        .run(with_mod(requested, false, move |call| {
             if call.event_type() == EventType::Sampled
                 && call.generated().len() == 3
                 && !std::mem::replace(&mut *once.lock().unwrap(), true)
@@ -171,11 +171,11 @@ async fn action_not_permitted_for_its_event_is_a_mod_error() {
 #[tokio::test]
 async fn first_mod_that_changes_control_wins() {
     let mut bench = bench(1, false).await;
-    let mut asked = with_mod(request("The sky is", 8), false, |call| {
+    let mut requested = with_mod(request("The sky is", 8), false, |call| {
         if added_at(call, 2) { Action::ForceTokens(vec![70]) } else { Action::Noop }
     });
-    asked = with_mod(asked, true, |call| if added_at(call, 2) { Action::error("no") } else { Action::Noop });
-    let result = bench.run(asked).await;
+    requested = with_mod(requested, true, |call| if added_at(call, 2) { Action::error("no") } else { Action::Noop });
+    let result = bench.run(requested).await;
     assert_eq!(result.end.finish.reason, FinishReason::Length);
     assert_eq!(result.generated()[2], 70);
     let superseded = result.items.iter().any(|item| matches!(item, TraceItem::Action(action)
@@ -206,11 +206,11 @@ async fn edited_logits_are_sampled_and_recorded() {
 #[tokio::test]
 async fn endless_backtracks_of_a_mod_end_the_run() {
     let mut bench = bench(1, false).await;
-    let mut asked = with_mod(request("The sky is", 8), false, |call| {
+    let mut requested = with_mod(request("The sky is", 8), false, |call| {
         if call.event_type() == EventType::Added { Action::Backtrack { n: 1, tokens: vec![] } } else { Action::Noop }
     });
-    asked.limits.max_steps = 20;
-    let result = bench.run(asked).await;
+    requested.limits.max_steps = 20;
+    let result = bench.run(requested).await;
     assert_eq!(result.end.finish.reason, FinishReason::Length);
     assert!(result.end.finish.message.as_ref().unwrap().contains("20 steps"), "{:?}", result.end.finish.message);
     assert_eq!(result.text, "");
@@ -245,7 +245,7 @@ async fn client_is_notified_of_retracted_tokens() {
     for seed in 0..6 {
         let halves = halves.clone();
         let calls = Mutex::new(0u32);
-        let mut asked = with_mod(request("The sky is", 24), false, move |call| {
+        let mut requested = with_mod(request("The sky is", 24), false, move |call| {
             if call.event_type() != EventType::Added {
                 return Action::Noop;
             }
@@ -257,9 +257,9 @@ async fn client_is_notified_of_retracted_tokens() {
                 _ => Action::Noop,
             }
         });
-        asked.sampling.seed = seed;
-        asked.sampling.temperature = 1.5;
-        let mut generation = bench.engine.submit(asked).await.unwrap();
+        requested.sampling.seed = seed;
+        requested.sampling.temperature = 1.5;
+        let mut generation = bench.engine.submit(requested).await.unwrap();
         let (mut result, mut text): (Vec<TokenId>, Vec<char>) = Default::default();
         let end = loop {
             match generation.output.recv().await.unwrap() {

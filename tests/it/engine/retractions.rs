@@ -17,12 +17,12 @@ async fn short() -> Bench {
 }
 
 fn shifting(keep: Option<usize>, tokens: u32, sampling: SamplingParams) -> Request {
-    let asked = request_tokens((5..5 + PROMPT as i32).collect(), tokens);
+    let request = request_tokens((5..5 + PROMPT as i32).collect(), tokens);
     Request {
         overflow: Overflow::Shift { keep, discard: 0 },
-        limits: Limits { max_steps: 4000, ..asked.limits },
+        limits: Limits { max_steps: 4000, ..request.limits },
         sampling,
-        ..asked
+        ..request
     }
 }
 
@@ -75,7 +75,7 @@ async fn retracted_tokens_do_not_affect_the_sampler_even_after_a_shift() {
         for (at, n) in [(30, 7), (60, 2), (60, 20), (57, 25), (88, 21), (120, 15), (142, 28)] {
             let sampling = SamplingParams { temperature: 1.0, seed: (at + n) as u32, ..sampling.clone() };
             let has_backtracked = AtomicBool::new(false);
-            let asked = with_mod(shifting(None, 150, sampling), false, move |call| match call.event_type() {
+            let request = with_mod(shifting(None, 150, sampling), false, move |call| match call.event_type() {
                 EventType::ForwardPass => Action::AdjustedLogits {
                     edit: LogitEdit::Replace(logits(call.run.vocabulary.len())),
                     temperature: None,
@@ -85,7 +85,7 @@ async fn retracted_tokens_do_not_affect_the_sampler_even_after_a_shift() {
                 }
                 _ => Action::Noop,
             });
-            let result = bench.run(asked).await;
+            let result = bench.run(request).await;
             let events = sampled_events(&result);
             let there: Vec<_> = events.iter().filter(|(length, _)| *length == at - n).collect();
             assert_eq!(there.len(), 2, "{kind}: back at {at} by {n}");
@@ -103,14 +103,14 @@ async fn sequence_is_never_empty_after_a_retraction() {
         for tokens in [vec![], vec![9, 10]] {
             // Nothing of the prompt is kept: the sequence has only tokens of the answer, and a mod removes all of them.
             let has_backtracked = AtomicBool::new(false);
-            let asked = with_mod(shifting(Some(0), 80, SamplingParams::default()), false, move |call| {
+            let request = with_mod(shifting(Some(0), 80, SamplingParams::default()), false, move |call| {
                 if call.evicted > 0 && call.event_type() == event && !has_backtracked.swap(true, Ordering::Relaxed) {
                     assert_eq!(call.prompt_len, 0);
                     return Action::Backtrack { n: u32::MAX, tokens: tokens.clone() };
                 }
                 Action::Noop
             });
-            let result = bench.run(asked).await;
+            let result = bench.run(request).await;
             let finish = &result.end.finish;
             assert_eq!((finish.reason, finish.usage.completion_tokens), (FinishReason::Length, 80), "{event:?}");
             assert_eq!(result.text, finish.text);

@@ -82,19 +82,19 @@ async fn disconnected_client_ends_its_run_and_frees_the_slot() {
 #[tokio::test]
 async fn only_evaluated_prompt_tokens_are_counted() {
     let bench = bench_with(1, false, |options| options.batch_size = 64).await;
-    // Both are stopped after the first has evaluated at most one batch, and before the other has evaluated anything.
+    // Both are stopped after the first has evaluated one batch or less, and before the other has evaluated anything.
     let (release, held) = std::sync::mpsc::channel();
     let (holds, mut is_held) = tokio::sync::mpsc::unbounded_channel();
     let held = Mutex::new(held);
-    let mut asked = with_mod(request_tokens(vec![6; 400], 8), false, move |call| {
+    let mut requested = with_mod(request_tokens(vec![6; 400], 8), false, move |call| {
         if call.event_type() == EventType::Prefilled {
             holds.send(()).unwrap();
             held.lock().unwrap().recv().unwrap();
         }
         Action::Noop
     });
-    asked.report.progress = true;
-    let mut begun = bench.engine.submit(asked).await.unwrap();
+    requested.report.progress = true;
+    let mut begun = bench.engine.submit(requested).await.unwrap();
     is_held.recv().await.unwrap();
     let waiting = bench.engine.submit(request_tokens(vec![5; 300], 8)).await.unwrap();
     let (first, second, ()) =
@@ -140,15 +140,15 @@ async fn stop_strings_and_limits_end_at_the_right_token() {
     let plain = bench.run(request("The sky is", 20)).await;
     let chars: Vec<char> = plain.text.chars().collect();
     let stop: String = chars[chars.len() / 2..chars.len() / 2 + 2].iter().collect();
-    let mut asked = request("The sky is", 20);
-    asked.limits.stop = vec![stop.clone()];
-    let result = bench.run(asked).await;
+    let mut requested = request("The sky is", 20);
+    requested.limits.stop = vec![stop.clone()];
+    let result = bench.run(requested).await;
     assert_eq!(result.end.finish.reason, FinishReason::Stop);
     assert_eq!(result.end.finish.stop_string.as_deref(), Some(stop.as_str()));
     assert_eq!(result.text, plain.text[..plain.text.find(&stop).unwrap()]);
-    let mut asked = request("The sky is", 20);
-    asked.limits.stop_tokens = vec![plain.generated()[3]];
-    let result = bench.run(asked).await;
+    let mut requested = request("The sky is", 20);
+    requested.limits.stop_tokens = vec![plain.generated()[3]];
+    let result = bench.run(requested).await;
     assert_eq!(result.end.finish.reason, FinishReason::Stop);
     let mut long = request("The sky is", 100_000);
     long.limits.max_steps = 1_000_000;

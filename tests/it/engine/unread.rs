@@ -163,11 +163,11 @@ async fn disconnected_client_frees_its_slot_in_every_state() {
     waits
         .mods
         .push(SelectedMod { mod_ref: ModRef { name: "silent".into(), config: serde_json::Value::Null }, factory });
-    let asked = bench.engine.submit(waits).await.unwrap();
+    let request = bench.engine.submit(waits).await.unwrap();
     while stash.lock().unwrap().is_empty() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    leaves(&mut bench, "while a mod is called", asked, RunStatus::Cancelled).await;
+    leaves(&mut bench, "while a mod is called", request, RunStatus::Cancelled).await;
     stash.lock().unwrap().drain(..).for_each(|done| done.reply(Reply::default()));
 
     for (what, slot_for, activity) in [

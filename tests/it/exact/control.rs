@@ -113,8 +113,8 @@ fn incompatible_control_vector_files_are_rejected() {
         (file("direction.1", &[WIDTH], f32::NAN), "NaN"),
         (file("direction.1", &[WIDTH], f32::INFINITY), "NaN"),
     ] {
-        let said = refused(&bytes);
-        assert!(said.contains("wrong.gguf") && said.contains(word), "{word}: {said}");
+        let output = refused(&bytes);
+        assert!(output.contains("wrong.gguf") && output.contains(word), "{word}: {output}");
     }
     let whole = file("direction.1", &[WIDTH], 1.0);
     // The type follows the name, the number of extents, and the extent.
@@ -122,8 +122,8 @@ fn incompatible_control_vector_files_are_rejected() {
     let half = [&whole[..kind], &1_u32.to_le_bytes(), &whole[kind + 4..]].concat();
     assert!(refused(&half).contains("not of type f32"));
     for len in 0..whole.len() {
-        let said = refused(&whole[..len]);
-        assert!(said.contains("incomplete") || said.contains("GGUF"), "{len}: {said}");
+        let output = refused(&whole[..len]);
+        assert!(output.contains("incomplete") || output.contains("GGUF"), "{len}: {output}");
     }
     std::fs::write(&path, &whole).unwrap();
     assert!(load(&variant.path, &[(path, 1.0)], None).is_ok());

@@ -251,7 +251,7 @@ async fn client_view(bench: &Bench, mut request: Request) -> Vec<(TokenId, Optio
 }
 
 #[tokio::test]
-async fn client_receives_a_row_with_every_token_even_forced() {
+async fn every_token_has_row_even_if_forced() {
     let variant = Variant::new(Kind::Qwen2);
     let mut reference = Reference::new(&variant);
     let bench = bench(&variant, 1, WIDE).await;

@@ -167,7 +167,7 @@ fn vocabulary() -> Vec<String> {
     let letters = letters();
     let mut tokens: Vec<String> = CONTROL.iter().map(ToString::to_string).collect();
     tokens.extend(letters.iter().map(char::to_string));
-    // A merge that never applies: at least one is required.
+    // A merge that never applies, because one or more merges are required.
     tokens.push(format!("{0}{0}", letters[0]));
     tokens
 }

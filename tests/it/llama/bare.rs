@@ -1,4 +1,4 @@
-//! Bare llama.cpp, without any of our engine: what an answer must be equal to.
+//! Reference answers of llama.cpp without Thunder's engine.
 
 use super::super::harness;
 use llama_cpp_2::context::params::LlamaContextParams;
@@ -9,7 +9,7 @@ use llama_cpp_2::token::LlamaToken;
 use std::num::NonZeroU32;
 use std::path::Path;
 
-/// The most probable continuation of these tokens, and the natural logarithm of each token's probability: of the prompt's from the
+/// Returns the most probable continuation of these tokens, and each token's log-probability: of the prompt's from the
 /// second on, then of the continuation's.
 pub fn greedy(prompt: &[i32], count: usize) -> (Vec<i32>, Vec<f64>) {
     run(prompt, count, None, &[])

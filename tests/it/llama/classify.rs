@@ -1,4 +1,4 @@
-//! `/classify` against what the families' authors would compute.
+//! `/classify` compared with reference values of each family.
 
 use super::super::harness::{Server, folder, server, thunder};
 use super::{difference, encoders, expected, refusal};
@@ -22,7 +22,7 @@ fn logits(predictions: &Value, labels: &[&str]) -> Vec<f64> {
 }
 
 #[tokio::test]
-async fn a_text_has_every_label_with_its_logit() {
+async fn text_gets_logit_of_every_label() {
     let server = encoders().await;
     let text = "I love this product, it works great!";
     let answer = server.answer(ROUTE, &json!({"inputs": text})).await;
@@ -39,9 +39,9 @@ async fn a_text_has_every_label_with_its_logit() {
     assert_eq!(server.answer("/classify", &json!({"inputs": text})).await, answer);
 }
 
-/// (model, labels in the order of the file): every family with its own head.
+/// (model, labels in the order of the file) of every family with a separate head.
 #[tokio::test]
-async fn logits_are_those_of_the_family() {
+async fn logits_match_reference_of_family() {
     let server = encoders().await;
     let expected = expected();
     let families: [(&str, &str, &[&str]); 4] = [
@@ -60,7 +60,7 @@ async fn logits_are_those_of_the_family() {
 }
 
 #[tokio::test]
-async fn a_batch_is_its_texts_one_by_one() {
+async fn batch_equals_single_texts() {
     let server = encoders().await;
     let texts = ["I love this product!", "This is terrible, worst purchase ever.", "It is okay, nothing special."];
     let labels = ["NEGATIVE", "NEUTRAL", "POSITIVE"];
@@ -100,7 +100,7 @@ async fn concurrent_requests_do_not_mix() {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_delays_nobody() {
+async fn disconnect_does_not_delay_other_clients() {
     let server = encoders().await;
     let many: Vec<String> = (0..3000).map(|index| format!("{index} {}", "it is great, ".repeat(100))).collect();
     let body = json!({"inputs": many});
@@ -112,7 +112,7 @@ async fn a_client_that_goes_delays_nobody() {
 }
 
 #[tokio::test]
-async fn wrong_bodies_name_the_field() {
+async fn invalid_body_error_names_field() {
     let server = encoders().await;
     let cases: [(Value, &str); 7] = [
         (json!({}), "`inputs` is missing; send a string or a list of strings"),
@@ -136,7 +136,7 @@ async fn wrong_bodies_name_the_field() {
 }
 
 #[tokio::test]
-async fn a_head_that_cannot_be_right_is_refused() {
+async fn unsupported_classifier_head_is_rejected() {
     let server = encoders().await;
     let lost = refusal(&server.post(ROUTE, &json!({"model": "pooler-lost", "inputs": "a river"})).await, 501);
     assert!(lost.contains("pooler") && lost.contains("--classifier-head direct"), "{lost}");
@@ -147,14 +147,14 @@ async fn a_head_that_cannot_be_right_is_refused() {
 }
 
 #[tokio::test]
-async fn a_server_for_text_says_what_it_would_need() {
+async fn encoder_routes_of_text_server_report_requirements() {
     let message = refusal(&server().await.post(ROUTE, &json!({"inputs": "a"})).await, 501);
     assert!(message.contains("--reranking"), "{message}");
 }
 
-/// No flags: the encoder gives what it can, and says so. With `--classifier-head direct` a direct projection is taken.
+/// Without flags an encoder serves all it supports, and reports it. `--classifier-head direct` uses a direct projection.
 #[tokio::test]
-async fn an_encoder_needs_no_flags() {
+async fn encoder_works_without_flags() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/encoders/pooler-lost.gguf");
     let server = Server::start(&["--model", path, "--classifier-head", "direct"]);
     server.wait_ready().await;
@@ -180,7 +180,7 @@ async fn an_encoder_needs_no_flags() {
 
 /// llama.cpp ends the process when it tokenizes with such a vocabulary.
 #[test]
-fn a_vocabulary_without_its_first_token_is_refused() {
+fn vocabulary_without_first_token_is_rejected() {
     let folder = folder();
     let mut bytes = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/encoders/reranker.gguf")).unwrap();
     let key = b"tokenizer.ggml.bos_token_id";
@@ -190,8 +190,8 @@ fn a_vocabulary_without_its_first_token_is_refused() {
     std::fs::write(&path, bytes).unwrap();
     let mut command = thunder();
     command.args(["serve", "--listen", "127.0.0.1:0", "--model"]).arg(&path).arg("--data-dir").arg(&folder);
-    let told = command.output().unwrap();
-    let said = String::from_utf8_lossy(&told.stderr);
-    assert_eq!(told.status.code(), Some(1), "{said}");
-    assert!(said.contains("lacks [CLS] or [SEP]"), "{said}");
+    let reported = command.output().unwrap();
+    let printed = String::from_utf8_lossy(&reported.stderr);
+    assert_eq!(reported.status.code(), Some(1), "{printed}");
+    assert!(printed.contains("lacks [CLS] or [SEP]"), "{printed}");
 }

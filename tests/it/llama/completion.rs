@@ -1,4 +1,4 @@
-//! `/completion`: every field of a request, every field of an answer.
+//! `/completion`: all fields of requests and answers.
 
 use super::super::harness::{Server, server};
 use super::bare;
@@ -28,14 +28,14 @@ fn events(data: &[String]) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn greedy_is_what_bare_llama_cpp_says() {
+async fn greedy_answer_equals_llama_cpp() {
     let server = server().await;
     let prompt = tokens(server, "Once upon a time").await;
     let answer = server.answer(PATH, &body(json!({"return_tokens": true, "n_probs": 3, "ignore_eos": false}))).await;
-    let said = ids(&answer["tokens"]);
-    let (expected, logprobs) = bare::greedy(&prompt, said.len());
-    assert_eq!(said, expected);
-    let text = server.answer("/detokenize", &json!({"tokens": said})).await;
+    let output = ids(&answer["tokens"]);
+    let (expected, logprobs) = bare::greedy(&prompt, output.len());
+    assert_eq!(output, expected);
+    let text = server.answer("/detokenize", &json!({"tokens": output})).await;
     if answer["stop_type"] == "limit" {
         assert_eq!(text["content"], answer["content"]);
     }
@@ -43,7 +43,7 @@ async fn greedy_is_what_bare_llama_cpp_says() {
         .as_array()
         .unwrap()
         .iter()
-        .zip(said.iter().zip(&logprobs[prompt.len() - 1..]))
+        .zip(output.iter().zip(&logprobs[prompt.len() - 1..]))
     {
         assert_eq!(entry["id"], *token);
         assert!((entry["logprob"].as_f64().unwrap() - logprob).abs() < 2e-3, "{entry} {logprob}");
@@ -54,7 +54,7 @@ async fn greedy_is_what_bare_llama_cpp_says() {
 }
 
 #[tokio::test]
-async fn an_answer_has_all_of_llama_servers_fields() {
+async fn answer_has_all_fields_of_llama_server() {
     let server = server().await;
     let answer = server.answer(PATH, &body(json!({"seed": 5, "stop": ["never said"]}))).await;
     let keys: Vec<&str> = answer.as_object().unwrap().keys().map(String::as_str).collect();
@@ -109,15 +109,15 @@ async fn an_answer_has_all_of_llama_servers_fields() {
 }
 
 #[tokio::test]
-async fn a_stream_is_the_same_answer_in_pieces() {
+async fn streamed_answer_equals_complete_answer() {
     let server = server().await;
     let whole = server.answer(PATH, &body(json!({"return_tokens": true, "n_probs": 2}))).await;
     let pieces = events(&server.stream(PATH, &body(json!({"stream": true, "n_probs": 2}))).await);
     let (last, pieces) = pieces.split_last().unwrap();
     let text: String = pieces.iter().map(|piece| piece["content"].as_str().unwrap()).collect();
     assert_eq!(text, whole["content"]);
-    let said: Vec<i32> = pieces.iter().flat_map(|piece| ids(&piece["tokens"])).collect();
-    assert_eq!(json!(said), whole["tokens"]);
+    let output: Vec<i32> = pieces.iter().flat_map(|piece| ids(&piece["tokens"])).collect();
+    assert_eq!(json!(output), whole["tokens"]);
     assert!(pieces.iter().all(|piece| piece["stop"] == false && piece["completion_probabilities"].is_array()));
     let probabilities: Vec<&Value> =
         pieces.iter().flat_map(|piece| piece["completion_probabilities"].as_array().unwrap()).collect();
@@ -134,7 +134,7 @@ async fn a_stream_is_the_same_answer_in_pieces() {
 }
 
 #[tokio::test]
-async fn the_prompt_alone_can_be_evaluated() {
+async fn prompt_can_be_evaluated_without_generation() {
     let server = server().await;
     let answer = server.answer(PATH, &body(json!({"n_predict": 0}))).await;
     assert_eq!((&answer["content"], &answer["tokens_predicted"]), (&json!(""), &json!(0)));
@@ -143,7 +143,7 @@ async fn the_prompt_alone_can_be_evaluated() {
 }
 
 #[tokio::test]
-async fn a_prompt_is_a_text_tokens_or_a_mixture() {
+async fn prompt_accepts_text_tokens_and_mixture() {
     let server = server().await;
     let (first, second) = (tokens(server, "Once upon").await, tokens(server, " a time").await);
     let all: Vec<Value> = first.iter().chain(&second).map(|&id| json!(id)).collect();
@@ -159,7 +159,7 @@ async fn a_prompt_is_a_text_tokens_or_a_mixture() {
 }
 
 #[tokio::test]
-async fn several_prompts_are_answered_by_a_list() {
+async fn several_prompts_return_list() {
     let server = server().await;
     let alone = server.answer(PATH, &body(json!({"prompt": "The sky is"}))).await;
     let all = server.answer(PATH, &body(json!({"prompt": ["Once upon a time", "The sky is", [40, 41]]}))).await;
@@ -169,8 +169,8 @@ async fn several_prompts_are_answered_by_a_list() {
     let indices: Vec<u64> = all.iter().map(|answer| answer["index"].as_u64().unwrap()).collect();
     assert_eq!(indices, [0, 1, 2]);
 
-    let asked = body(json!({"prompt": ["Once upon a time", "The sky is"], "stream": true}));
-    let pieces = events(&server.stream(PATH, &asked).await);
+    let requested = body(json!({"prompt": ["Once upon a time", "The sky is"], "stream": true}));
+    let pieces = events(&server.stream(PATH, &requested).await);
     let text: String =
         pieces.iter().filter(|piece| piece["index"] == 1).map(|piece| piece["content"].as_str().unwrap()).collect();
     assert_eq!(text, alone["content"]);
@@ -180,8 +180,8 @@ async fn several_prompts_are_answered_by_a_list() {
 #[tokio::test]
 async fn several_answers_to_one_prompt_differ() {
     let server = server().await;
-    let asked = body(json!({"n_cmpl": 3, "temperature": 1.5, "seed": 11}));
-    let all = server.answer(PATH, &asked).await;
+    let requested = body(json!({"n_cmpl": 3, "temperature": 1.5, "seed": 11}));
+    let all = server.answer(PATH, &requested).await;
     let texts: Vec<&str> = all.as_array().unwrap().iter().map(|one| one["content"].as_str().unwrap()).collect();
     assert_eq!(texts.len(), 3);
     assert!(texts[0] != texts[1] && texts[1] != texts[2]);
@@ -190,7 +190,7 @@ async fn several_answers_to_one_prompt_differ() {
 }
 
 #[tokio::test]
-async fn stop_words_end_it_and_are_told() {
+async fn stop_strings_end_answer_and_are_reported() {
     let server = server().await;
     let whole = server.answer(PATH, &body(json!({}))).await["content"].as_str().unwrap().to_owned();
     let chars: Vec<char> = whole.chars().collect();
@@ -202,18 +202,18 @@ async fn stop_words_end_it_and_are_told() {
 }
 
 #[tokio::test]
-async fn an_end_token_counts_and_is_told() {
+async fn end_token_is_counted_and_reported() {
     let server = server().await;
     let vocabulary = server.answer("/tokenize", &json!({"content": "<|im_end|>"})).await;
     let end = vocabulary["tokens"][0].as_i64().unwrap();
-    let asked = body(json!({"ignore_eos": false, "logit_bias": [[end, 1e9]], "return_tokens": true}));
-    let answer = server.answer(PATH, &asked).await;
+    let requested = body(json!({"ignore_eos": false, "logit_bias": [[end, 1e9]], "return_tokens": true}));
+    let answer = server.answer(PATH, &requested).await;
     assert_eq!((&answer["stop_type"], &answer["content"]), (&json!("eos"), &json!("")));
     assert_eq!((&answer["tokens"], &answer["tokens_predicted"]), (&json!([end]), &json!(1)));
 }
 
 #[tokio::test]
-async fn a_full_context_truncates() {
+async fn full_context_truncates_answer() {
     let server = server().await;
     let (_, props) = server.get("/props").await;
     let n_ctx = props["default_generation_settings"]["n_ctx"].as_u64().unwrap();
@@ -228,26 +228,26 @@ async fn a_full_context_truncates() {
 }
 
 #[tokio::test]
-async fn of_the_names_for_a_length_llama_servers_own_goes_first() {
+async fn n_predict_precedes_other_length_fields() {
     let server = server().await;
-    let asked = body(json!({"n_predict": 2, "max_completion_tokens": 3, "max_tokens": 4,
+    let requested = body(json!({"n_predict": 2, "max_completion_tokens": 3, "max_tokens": 4,
                             "messages": [{"role": "user", "content": "Hello!"}]}));
     for path in [PATH, "/v1/completions", "/v1/chat/completions"] {
-        let answer = server.answer(path, &asked).await;
+        let answer = server.answer(path, &requested).await;
         assert_eq!(answer["timings"]["predicted_n"], 2, "{path}: {answer}");
     }
 }
 
 #[tokio::test]
-async fn the_token_that_ends_an_answer_counts() {
-    let asked = body(json!({"ignore_eos": false, "logit_bias": {"<|im_end|>": 1000}}));
-    let answer = server().await.answer(PATH, &asked).await;
+async fn end_token_is_counted() {
+    let requested = body(json!({"ignore_eos": false, "logit_bias": {"<|im_end|>": 1000}}));
+    let answer = server().await.answer(PATH, &requested).await;
     assert_eq!((&answer["stop_type"], &answer["content"]), (&json!("eos"), &json!("")), "{answer}");
     assert_eq!((&answer["tokens_predicted"], &answer["timings"]["predicted_n"]), (&json!(1), &json!(1)), "{answer}");
 }
 
 #[tokio::test]
-async fn only_the_fields_that_were_asked_for() {
+async fn response_fields_selects_fields() {
     let server = server().await;
     let fields = json!(["content", "generation_settings/n_predict", "timings/predicted_n", "nowhere", "prompt/x"]);
     let answer = server.answer(PATH, &body(json!({"response_fields": fields}))).await;
@@ -257,17 +257,18 @@ async fn only_the_fields_that_were_asked_for() {
 }
 
 #[tokio::test]
-async fn probabilities_after_sampling() {
+async fn post_sampling_probs_are_returned() {
     let server = server().await;
-    let asked = body(json!({"n_probs": 50, "post_sampling_probs": true, "temperature": 0.7, "top_k": 4, "seed": 3}));
-    let answer = server.answer(PATH, &asked).await;
+    let requested =
+        body(json!({"n_probs": 50, "post_sampling_probs": true, "temperature": 0.7, "top_k": 4, "seed": 3}));
+    let answer = server.answer(PATH, &requested).await;
     let mut entries = answer["completion_probabilities"].as_array().unwrap().clone();
-    // OpenAI's routes have them as well, under llama-server's names.
+    // OpenAI's routes have them too, under llama-server's names.
     let further = json!({"n_predict": 2, "messages": [{"role": "user", "content": "Hello!"}]});
     for path in ["/v1/completions", "/v1/chat/completions"] {
-        let mut asked = asked.clone();
-        asked.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
-        let answer = server.answer(path, &asked).await;
+        let mut requested = requested.clone();
+        requested.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
+        let answer = server.answer(path, &requested).await;
         entries.extend(answer["choices"][0]["logprobs"]["content"].as_array().unwrap().clone());
     }
     assert_eq!(entries.len(), 12 + 2 + 2);
@@ -283,11 +284,11 @@ async fn probabilities_after_sampling() {
 }
 
 #[tokio::test]
-async fn progress_and_timings_of_every_piece() {
+async fn chunks_have_progress_and_timings() {
     let server = server().await;
     let prompt: Vec<i32> = (0..600).map(|index| 40 + index % 50).collect();
-    let asked = body(json!({"prompt": prompt, "stream": true, "return_progress": true, "timings_per_token": true}));
-    let pieces = events(&server.stream(PATH, &asked).await);
+    let requested = body(json!({"prompt": prompt, "stream": true, "return_progress": true, "timings_per_token": true}));
+    let pieces = events(&server.stream(PATH, &requested).await);
     let progress: Vec<&Value> = pieces.iter().map(|piece| &piece["prompt_progress"]).filter(|p| !p.is_null()).collect();
     let last = progress.last().unwrap();
     assert_eq!((&last["total"], &last["processed"]), (&json!(600), &json!(600)));
@@ -302,17 +303,17 @@ async fn progress_and_timings_of_every_piece() {
 }
 
 #[tokio::test]
-async fn time_ends_an_answer_behind_a_line_break() {
+async fn time_limit_ends_answer_after_line_break() {
     let server = server().await;
     let line = server.answer("/tokenize", &json!({"content": "\n"})).await["tokens"][0].clone();
-    let asked = body(json!({"n_predict": 2000, "logit_bias": [[line, 100]], "t_max_predict_ms": 1}));
-    let answer = server.answer(PATH, &asked).await;
+    let requested = body(json!({"n_predict": 2000, "logit_bias": [[line, 100]], "t_max_predict_ms": 1}));
+    let answer = server.answer(PATH, &requested).await;
     assert_eq!((&answer["stop_type"], &answer["has_new_line"]), (&json!("limit"), &json!(true)));
     assert!(answer["tokens_predicted"].as_u64().unwrap() < 2000);
 }
 
 #[tokio::test]
-async fn a_line_that_is_indented_by_less_ends_it() {
+async fn smaller_indentation_ends_infill() {
     let server = server().await;
     let line = server.answer("/tokenize", &json!({"content": "\n"})).await["tokens"][0].clone();
     let whole = server.answer(PATH, &body(json!({"logit_bias": [[line, 100]], "n_predict": 60}))).await;
@@ -326,8 +327,9 @@ async fn a_line_that_is_indented_by_less_ends_it() {
 #[tokio::test]
 async fn numbers_are_clamped_and_unknown_fields_ignored() {
     let server = server().await;
-    let asked = body(json!({"temperature": -1, "top_p": 7, "min_p": -2, "frobnicate": [1], "stop": null, "seed": -1}));
-    let answer = server.answer(PATH, &asked).await;
+    let requested =
+        body(json!({"temperature": -1, "top_p": 7, "min_p": -2, "frobnicate": [1], "stop": null, "seed": -1}));
+    let answer = server.answer(PATH, &requested).await;
     let settings = &answer["generation_settings"];
     assert_eq!(
         (&settings["temperature"], &settings["top_p"], &settings["min_p"]),
@@ -336,22 +338,22 @@ async fn numbers_are_clamped_and_unknown_fields_ignored() {
 }
 
 #[tokio::test]
-async fn what_llama_server_takes_is_taken() {
+async fn fields_of_llama_server_are_accepted() {
     let server = server().await;
-    // A warm-up: there is nothing to continue but the beginning itself.
+    // A warm-up: the prompt is empty.
     for prompt in [json!(""), json!([[]])] {
         let answer = server.answer(PATH, &body(json!({"prompt": prompt, "n_predict": 1}))).await;
         assert_eq!(answer["tokens_evaluated"], 1, "{answer}");
     }
-    // Clients name a stage that is there no more, and write "off" as any number below zero.
-    let asked = json!({"samplers": ["top_k", "tfs_z", "temperature"], "top_k": -3, "n_probs": -1, "n_predict": 2});
-    let settings = server.answer(PATH, &body(asked)).await["generation_settings"].clone();
+    // Clients name a removed stage, and send any negative number for "off".
+    let requested = json!({"samplers": ["top_k", "tfs_z", "temperature"], "top_k": -3, "n_probs": -1, "n_predict": 2});
+    let settings = server.answer(PATH, &body(requested)).await["generation_settings"].clone();
     assert_eq!(settings["samplers"], json!(["top_k", "temperature"]));
     assert_eq!((&settings["top_k"], &settings["speculative.types"]), (&json!(0), &json!("none")));
 }
 
 #[tokio::test]
-async fn every_wrong_field_is_named_and_no_slot_is_lost() {
+async fn invalid_fields_are_named_and_slots_stay_free() {
     let server = server().await;
     for (further, name) in [
         (json!({"prompt": null}), "prompt"),
@@ -379,9 +381,10 @@ async fn every_wrong_field_is_named_and_no_slot_is_lost() {
         (json!({"lora": [{"id": 0, "scale": 1}]}), "lora[0].id: unknown adapter 0"),
     ] {
         for stream in [false, true] {
-            let mut asked = body(further.clone());
-            asked["stream"] = if further.get("stream").is_some() { further["stream"].clone() } else { stream.into() };
-            let (status, answer) = server.post(PATH, &asked).await;
+            let mut requested = body(further.clone());
+            requested["stream"] =
+                if further.get("stream").is_some() { further["stream"].clone() } else { stream.into() };
+            let (status, answer) = server.post(PATH, &requested).await;
             let error = &answer["error"];
             assert_eq!(
                 (status, &error["code"], &error["type"]),
@@ -399,7 +402,7 @@ async fn every_wrong_field_is_named_and_no_slot_is_lost() {
 }
 
 #[tokio::test]
-async fn a_body_that_is_not_json_is_the_clients_fault() {
+async fn body_that_is_not_json_is_rejected() {
     let server = server().await;
     for path in [PATH, "/completions", "/tokenize", "/detokenize", "/apply-template", "/infill"] {
         for body in ["", "{", "{\"prompt\": [}", "[]", "\"text\""] {
@@ -414,7 +417,7 @@ async fn a_body_that_is_not_json_is_the_clients_fault() {
 }
 
 #[tokio::test]
-async fn a_run_that_fails_leaves_its_slot_behind() {
+async fn failed_run_releases_slot() {
     let server = server().await;
     for _ in 0..6 {
         let (status, answer) = server.post(PATH, &body(json!({"mods": ["refuse"]}))).await;
@@ -427,7 +430,7 @@ async fn a_run_that_fails_leaves_its_slot_behind() {
 }
 
 #[tokio::test]
-async fn completions_is_the_same_route() {
+async fn completions_route_equals_completion() {
     let answer = server().await.answer("/completions", &body(json!({}))).await;
     assert_eq!(answer["stop_type"], "limit");
 }

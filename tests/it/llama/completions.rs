@@ -1,4 +1,4 @@
-//! `/v1/completions`: several prompts and answers, the prompt repeated, probabilities as evaluation harnesses read them.
+//! `/v1/completions`: several prompts and answers, echo, and probabilities in the format of evaluation harnesses.
 
 use super::super::harness::server;
 use super::bare;
@@ -36,13 +36,13 @@ async fn several_prompts_and_answers_are_choices_in_order() {
 }
 
 #[tokio::test]
-async fn the_prompt_is_repeated_with_its_probabilities() {
+async fn echo_returns_prompt_with_probabilities() {
     let server = server().await;
     let tokens = server.answer("/tokenize", &json!({"content": "Once upon a time, the baker"})).await["tokens"].clone();
     let ids: Vec<i32> = serde_json::from_value(tokens.clone()).unwrap();
     for (count, prompt) in [(0, tokens.clone()), (1, json!([tokens])), (3, json!("Once upon a time, the baker"))] {
-        let asked = body(json!({"prompt": prompt, "echo": true, "logprobs": 1, "max_tokens": count}));
-        let answer = server.answer(PATH, &asked).await;
+        let request = body(json!({"prompt": prompt, "echo": true, "logprobs": 1, "max_tokens": count}));
+        let answer = server.answer(PATH, &request).await;
         let choice = &answer["choices"][0];
         let text = choice["text"].as_str().unwrap();
         assert!(text.starts_with("Once upon a time, the baker"), "{text}");
@@ -58,7 +58,7 @@ async fn the_prompt_is_repeated_with_its_probabilities() {
         assert_eq!(logprobs["text_offset"][0], 0);
         let tops = logprobs["top_logprobs"].as_array().unwrap();
         assert_eq!((tops.len(), &tops[0]), (values.len(), &Value::Null));
-        // As lm-evaluation-harness finds out whether a token was the most probable one.
+        // lm-evaluation-harness determines by this if a token was the most probable one.
         for ((top, token), value) in tops.iter().zip(logprobs["tokens"].as_array().unwrap()).zip(values).skip(1) {
             assert_eq!(&top[token.as_str().unwrap()], value, "{top}");
         }
@@ -68,11 +68,11 @@ async fn the_prompt_is_repeated_with_its_probabilities() {
 }
 
 #[tokio::test]
-async fn a_stream_repeats_the_prompt_first() {
+async fn stream_echoes_prompt_first() {
     let server = server().await;
-    let asked = body(json!({"echo": true, "logprobs": 2}));
-    let whole = server.answer(PATH, &asked).await;
-    let mut streamed = asked;
+    let request = body(json!({"echo": true, "logprobs": 2}));
+    let whole = server.answer(PATH, &request).await;
+    let mut streamed = request;
     streamed["stream"] = true.into();
     streamed["stream_options"] = json!({"include_usage": true});
     let events = server.stream(PATH, &streamed).await;
@@ -96,11 +96,11 @@ async fn a_stream_repeats_the_prompt_first() {
 }
 
 #[tokio::test]
-async fn an_answer_says_how_it_came_about_where_it_is_asked() {
+async fn answer_reports_settings_if_requested() {
     let server = server().await;
-    let asked = body(json!({"verbose": true, "top_k": 7, "id_slot": 1, "n": 2}));
-    let whole = server.answer(PATH, &asked).await;
-    let mut streamed = asked;
+    let request = body(json!({"verbose": true, "top_k": 7, "id_slot": 1, "n": 2}));
+    let whole = server.answer(PATH, &request).await;
+    let mut streamed = request;
     streamed["stream"] = true.into();
     let events = server.stream(PATH, &streamed).await;
     let last: Value = serde_json::from_str(&events[events.len() - 2]).unwrap();
@@ -118,7 +118,7 @@ async fn an_answer_says_how_it_came_about_where_it_is_asked() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_done_is_an_error_that_names_the_field() {
+async fn unsupported_option_error_names_field() {
     let server = server().await;
     for (further, status, param) in [
         (json!({"best_of": 2}), 400, "best_of"),

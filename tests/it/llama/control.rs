@@ -1,4 +1,4 @@
-//! Control vectors of the command line: answers change, and no state of another vector is taken.
+//! Control vectors of the command line: answers change, and states of other vectors are rejected.
 
 use super::super::exact::gguf::Writer;
 use super::super::harness::{Server, folder, model, server, thunder};
@@ -29,7 +29,7 @@ async fn restored(server: &Server, state: &Value) -> u16 {
 }
 
 #[tokio::test]
-async fn a_control_vector_changes_answers_and_whose_states_they_are() {
+async fn control_vector_changes_answers_and_state_identity() {
     let path = vector().display().to_string();
     let with =
         Server::start(&["--control-vector-scaled", &format!("{path}:4"), "--control-vector-layer-range", "1", "1"]);
@@ -50,11 +50,11 @@ async fn a_control_vector_changes_answers_and_whose_states_they_are() {
 }
 
 #[test]
-fn a_file_that_is_none_ends_the_start_by_its_name() {
+fn missing_file_ends_start_with_its_name() {
     let mut command = thunder();
     command.args(["serve", "--port", "0", "--data-dir"]).arg(folder()).arg("--model").arg(model());
     let output = command.arg("--control-vector").arg(model()).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains("cannot load the control vector"), "{said}");
-    assert!(said.contains("tiny.gguf") && said.contains("direction.N"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && printed.contains("cannot load the control vector"), "{printed}");
+    assert!(printed.contains("tiny.gguf") && printed.contains("direction.N"), "{printed}");
 }

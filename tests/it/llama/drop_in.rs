@@ -14,7 +14,7 @@ fn hello(more: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn unknown_model_name_is_answered_by_the_only_model() {
+async fn unknown_model_name_selects_only_model() {
     let server = server().await;
     for (path, body) in [
         (CHAT, hello(&json!({}))),
@@ -39,7 +39,7 @@ async fn unknown_model_name_is_answered_by_the_only_model() {
 }
 
 #[tokio::test]
-async fn flags_of_llama_server_have_their_effect() {
+async fn flags_of_llama_server_take_effect() {
     let flags =
         ["--ctx_size", "256", "-np", "2", "--kv_unified", "--verbose", "--no-slots", "--metrics", "--embedding"];
     let server = Server::start(&[&flags[..], &["--alias", "b,a"]].concat());
@@ -103,7 +103,7 @@ async fn reranking_is_counted_and_empty_text_is_embedded() {
 }
 
 #[tokio::test]
-async fn a_slot_shows_no_budget_after_its_run() {
+async fn slot_shows_no_budget_after_run() {
     let server = Server::start(&["-np", "1"]);
     server.wait_ready().await;
     server.answer("/completion", &json!({"prompt": "Once", "n_predict": 3, "ignore_eos": true})).await;
@@ -158,19 +158,19 @@ fn check_progress(events: &[Value]) {
 async fn continued_message_joins_its_parts_with_a_blank_line() {
     let server = server().await;
     let parts = json!([{"type": "text", "text": "Wh"}, {"type": "text", "text": "ill"}]);
-    let asked = |last: &[Value]| {
+    let request = |last: &[Value]| {
         let mut messages = vec![json!({"role": "user", "content": "Hello!"})];
         messages.extend(last.iter().cloned());
         json!({"messages": messages})
     };
     let answer = json!({"role": "assistant", "content": parts});
-    let prompt = server.answer("/apply-template", &asked(std::slice::from_ref(&answer))).await["prompt"].clone();
+    let prompt = server.answer("/apply-template", &request(std::slice::from_ref(&answer))).await["prompt"].clone();
     assert!(prompt.as_str().unwrap().ends_with("assistant\nWh\n\nill"), "{prompt}");
-    let (status, error) = server.post("/apply-template", &asked(&[answer.clone(), answer])).await;
+    let (status, error) = server.post("/apply-template", &request(&[answer.clone(), answer])).await;
     assert_eq!((status, error["error"]["type"].as_str()), (400, Some("invalid_request_error")), "{error}");
 }
 
-/// Waits until `/props` tells that the model sleeps.
+/// Waits until `/props` reports that the model sleeps.
 async fn sleeps(server: &Server) {
     let begun = Instant::now();
     while server.get("/props").await.1["is_sleeping"] != true {
@@ -180,14 +180,14 @@ async fn sleeps(server: &Server) {
 }
 
 #[tokio::test]
-async fn an_idle_model_sleeps_until_the_next_request() {
+async fn idle_model_sleeps_until_next_request() {
     let server = Server::start(&["--sleep-idle-seconds", "1", "--metrics"]);
     server.wait_ready().await;
     let body = json!({"prompt": "Once", "n_predict": 8, "seed": 1, "ignore_eos": true});
     let first = server.answer("/completion", &body).await;
     let (_, awake) = server.get("/props").await;
     let metrics = counted(&server).await;
-    // These neither keep it awake nor wake it.
+    // These requests neither keep the model awake nor wake it.
     sleeps(&server).await;
     let (_, mut asleep) = server.get("/props").await;
     asleep["is_sleeping"] = false.into();
@@ -199,12 +199,12 @@ async fn an_idle_model_sleeps_until_the_next_request() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(server.get("/props").await.1["is_sleeping"], true);
-    // A request wakes it, also one that generates nothing.
+    // A request wakes the model, even if it generates nothing.
     assert_eq!(server.answer("/completion", &body).await["content"], first["content"]);
     assert_eq!(server.get("/props").await.1["is_sleeping"], false);
     sleeps(&server).await;
     assert!(server.answer("/tokenize", &json!({"content": "Once"})).await["tokens"].is_array());
-    // A run that takes longer than the idle time is not cut off.
+    // A run that takes longer than the idle time is not interrupted.
     let long = json!({"prompt": "Once", "n_predict": 1500, "ignore_eos": true});
     assert_eq!(server.answer("/completion", &long).await["tokens_predicted"], 1500);
 }

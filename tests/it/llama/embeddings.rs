@@ -1,4 +1,4 @@
-//! Embeddings in both shapes.
+//! Embeddings in both formats.
 
 use super::super::harness::{Server, server};
 use super::{difference, encoders, expected, numbers, refusal};
@@ -19,7 +19,7 @@ fn length(vector: &[f64]) -> f64 {
 }
 
 #[tokio::test]
-async fn a_text_is_embedded_in_openais_shape() {
+async fn embedding_has_openai_format() {
     let answer = encoders().await.answer(OPENAI, &json!({"input": TEXT, "model": "classifier"})).await;
     assert_eq!(answer["object"], "list");
     assert_eq!(answer["model"], "classifier");
@@ -28,9 +28,9 @@ async fn a_text_is_embedded_in_openais_shape() {
     assert!((length(&embedding(&answer, 0)) - 1.0).abs() < 1e-5);
 }
 
-/// A model that ranks has its embeddings too, of the state that its head reads; llama-server reads beyond a buffer here.
+/// A reranker also has embeddings, of the hidden state that its head reads; llama-server reads beyond a buffer here.
 #[tokio::test]
-async fn a_classifiers_embeddings_are_those_of_the_first_token() {
+async fn classifier_embeds_first_token() {
     let server = encoders().await;
     for (text, reference) in expected()["embed"]["cls"].as_object().unwrap() {
         let answer = server.answer(OPENAI, &json!({"input": text})).await;
@@ -40,7 +40,7 @@ async fn a_classifiers_embeddings_are_those_of_the_first_token() {
 }
 
 #[tokio::test]
-async fn every_way_to_say_an_input_is_the_same_text() {
+async fn input_forms_are_equivalent() {
     let server = encoders().await;
     let plain = embedding(&server.answer(OPENAI, &json!({"input": TEXT})).await, 0);
     let tokens = server.answer("/tokenize", &json!({"content": TEXT, "add_special": true})).await["tokens"].clone();
@@ -62,7 +62,7 @@ async fn every_way_to_say_an_input_is_the_same_text() {
 }
 
 #[tokio::test]
-async fn a_batch_is_its_texts_one_by_one() {
+async fn batch_equals_single_texts() {
     let server = encoders().await;
     for model in ["classifier", "modernbert", "tiny"] {
         let texts: Vec<String> =
@@ -77,7 +77,7 @@ async fn a_batch_is_its_texts_one_by_one() {
 }
 
 #[tokio::test]
-async fn numbers_come_as_asked() {
+async fn numbers_have_requested_encoding() {
     let server = encoders().await;
     let plain = embedding(&server.answer(OPENAI, &json!({"input": TEXT})).await, 0);
     let answer = server.answer(OPENAI, &json!({"input": TEXT, "encoding_format": "base64"})).await;
@@ -97,27 +97,28 @@ async fn numbers_come_as_asked() {
     assert_eq!(server.post(OPENAI, &json!({"input": TEXT, "dimensions": 128})).await.0, 200);
 }
 
-/// A chat model embeds and generates side by side, on the same weights.
+/// A chat model embeds and generates concurrently, with the same weights.
 #[tokio::test]
-async fn a_chat_model_does_both() {
+async fn chat_model_generates_and_embeds() {
     let server = encoders().await;
     let input: Vec<String> = (0..40).map(|index| format!("text number {index}")).collect();
     let alone = server.answer(OPENAI, &json!({"model": "tiny", "input": input})).await;
     let chat = json!({"model": "tiny", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 40, "seed": 7,
                       "ignore_eos": true});
-    let talk = server.answer("/v1/chat/completions", &chat).await;
+    let chat_answer = server.answer("/v1/chat/completions", &chat).await;
     let body = json!({"model": "tiny", "input": input});
-    let (embedded, talked) = tokio::join!(server.answer(OPENAI, &body), server.answer("/v1/chat/completions", &chat));
-    assert_eq!(talked["choices"][0]["message"]["content"], talk["choices"][0]["message"]["content"]);
+    let (embedded, chat_answer_beside) =
+        tokio::join!(server.answer(OPENAI, &body), server.answer("/v1/chat/completions", &chat));
+    assert_eq!(chat_answer_beside["choices"][0]["message"]["content"], chat_answer["choices"][0]["message"]["content"]);
     for index in 0..input.len() {
         assert!(difference(&embedding(&embedded, index), &embedding(&alone, index)) < 2e-3);
     }
     assert!((length(&embedding(&alone, 0)) - 1.0).abs() < 1e-5);
 }
 
-/// Longer than a physical batch, which is 512 tokens: a causal model takes it in parts.
+/// Longer than a physical batch of 512 tokens: a causal model evaluates it in parts.
 #[tokio::test]
-async fn a_chat_model_embeds_long_texts() {
+async fn chat_model_embeds_long_texts() {
     let server = encoders().await;
     let long = "The baker sells bread. ".repeat(150);
     let answer = server.answer(OPENAI, &json!({"model": "tiny", "input": long})).await;
@@ -126,7 +127,7 @@ async fn a_chat_model_embeds_long_texts() {
 }
 
 #[tokio::test]
-async fn wrong_bodies_name_the_field() {
+async fn invalid_body_error_names_field() {
     let server = encoders().await;
     let cases: [(Value, &str); 8] = [
         (json!({}), "input"),
@@ -159,7 +160,7 @@ async fn wrong_bodies_name_the_field() {
 }
 
 #[tokio::test]
-async fn a_server_for_text_says_what_it_would_need() {
+async fn encoder_routes_of_text_server_report_requirements() {
     let server = server().await;
     let (status, answer) = server.post(OPENAI, &json!({"input": "a"})).await;
     assert_eq!(status, 501, "{answer}");

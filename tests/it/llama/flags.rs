@@ -38,9 +38,12 @@ async fn defaults_of_requests_come_from_flags() {
     assert_eq!((&params["stop"], &props["total_slots"]), (&json!(["xyzzy"]), &json!(2)));
     let answer = server.answer("/completion", &json!({"prompt": "Once", "ignore_eos": true})).await;
     assert_eq!((&answer["tokens_predicted"], &answer["generation_settings"]["seed"]), (&json!(5), &json!(42)));
-    let said = json!({"prompt": "Once", "ignore_eos": true, "temperature": 0.5, "n_predict": 3});
-    let said = server.answer("/completion", &said).await;
-    assert_eq!((&said["tokens_predicted"], &said["generation_settings"]["temperature"]), (&json!(3), &json!(0.5)));
+    let printed = json!({"prompt": "Once", "ignore_eos": true, "temperature": 0.5, "n_predict": 3});
+    let printed = server.answer("/completion", &printed).await;
+    assert_eq!(
+        (&printed["tokens_predicted"], &printed["generation_settings"]["temperature"]),
+        (&json!(3), &json!(0.5))
+    );
     let ends = [json!({"role": "user", "content": "a"}), json!({"role": "assistant", "content": "b"})];
     let prompt = server.answer("/apply-template", &json!({"messages": ends})).await;
     let prompt = prompt["prompt"].as_str().unwrap();
@@ -90,19 +93,19 @@ fn invalid_flags_are_rejected_with_the_valid_values() {
         (&["-l", "5"], "15043+1"),
         (&["--log-file", "/nowhere/log"], "--log-file"),
     ] {
-        let said = refused(arguments, &[]);
-        assert!(said.contains(expected), "{arguments:?}: {said}");
+        let printed = refused(arguments, &[]);
+        assert!(printed.contains(expected), "{arguments:?}: {printed}");
     }
 }
 
 #[test]
-fn their_variables_are_read_and_ours_go_first() {
-    let said = refused(&[], &[("LLAMA_ARG_N_PARALLEL", "0")]);
-    assert!(said.contains("--parallel must be between 1 and 256, got 0"), "{said}");
-    let said = refused(&[], &[("LLAMA_ARG_N_PARALLEL", "4"), ("THUNDER_PARALLEL", "0")]);
-    assert!(said.contains("got 0"), "{said}");
-    let said = refused(&[], &[("LLAMA_ARG_MODEL", "/nowhere.gguf"), ("LLAMA_ARG_ENDPOINT_METRICS", "1")]);
-    assert!(said.contains("/nowhere.gguf"), "{said}");
+fn llama_server_variables_are_read_after_thunder_variables() {
+    let printed = refused(&[], &[("LLAMA_ARG_N_PARALLEL", "0")]);
+    assert!(printed.contains("--parallel must be between 1 and 256, got 0"), "{printed}");
+    let printed = refused(&[], &[("LLAMA_ARG_N_PARALLEL", "4"), ("THUNDER_PARALLEL", "0")]);
+    assert!(printed.contains("got 0"), "{printed}");
+    let printed = refused(&[], &[("LLAMA_ARG_MODEL", "/nowhere.gguf"), ("LLAMA_ARG_ENDPOINT_METRICS", "1")]);
+    assert!(printed.contains("/nowhere.gguf"), "{printed}");
 }
 
 /// The most probable answer to a prompt of some length.
@@ -113,7 +116,7 @@ async fn greedy(server: &Server) -> Value {
 }
 
 #[tokio::test]
-async fn what_changes_nothing_is_told_in_the_log_and_answers_stay() {
+async fn flags_without_effect_are_logged_and_answers_stay() {
     let flags = [
         "--poll",
         "0",
@@ -178,7 +181,7 @@ async fn positions_and_the_file_can_be_overridden() {
 }
 
 #[tokio::test]
-async fn a_log_may_go_to_a_file_and_unread_variables_are_told() {
+async fn log_can_go_to_file_and_unused_variables_are_reported() {
     let folder = folder();
     let log = folder.join("thunder.log");
     let mut command = thunder();

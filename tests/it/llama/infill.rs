@@ -1,4 +1,4 @@
-//! `/infill` and `suffix`, on a model that can and one that cannot.
+//! `/infill` and `suffix`, on a model with infill tokens and one without.
 
 use super::super::harness::{Server, folder, model, server};
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ const PREFIX: u32 = 3;
 const SUFFIX: u32 = 4;
 const MIDDLE: u32 = 5;
 
-/// The tiny model, with the names of three of its tokens changed to those of filling in.
+/// The tiny model, with three tokens renamed to infill tokens.
 fn filling_model() -> PathBuf {
     /// Magic, version, number of tensors, number of entries.
     const HEADER: usize = 24;
@@ -39,7 +39,7 @@ async fn tokens(server: &Server, text: &str) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn a_gap_is_filled_between_two_texts() {
+async fn infill_generates_text_between_two_texts() {
     let server = Server::start(&["--model", filling_model().to_str().unwrap(), "-c", "512", "-np", "1"]);
     server.wait_ready().await;
     let (before, behind) = ("def main():\n", "\n\nmain()");
@@ -82,7 +82,7 @@ async fn a_gap_is_filled_between_two_texts() {
 }
 
 #[tokio::test]
-async fn a_suffix_may_stand_first() {
+async fn suffix_can_precede_prefix() {
     let server =
         Server::start(&["--model", filling_model().to_str().unwrap(), "-c", "512", "-np", "1", "--spm-infill"]);
     server.wait_ready().await;
@@ -97,7 +97,7 @@ async fn a_suffix_may_stand_first() {
 }
 
 #[tokio::test]
-async fn a_model_without_its_tokens_says_so() {
+async fn infill_without_infill_tokens_is_rejected() {
     let body = json!({"input_prefix": "def main():\n", "input_suffix": "\n\nmain()", "n_predict": 4});
     let (status, answer) = server().await.post("/infill", &body).await;
     let error = &answer["error"];

@@ -1,4 +1,4 @@
-//! LoRA adapters: which hold for a request, against bare llama.cpp, and that no state of one set serves another.
+//! LoRA adapters: their effect on a request compared with llama.cpp, and separate states for each set.
 
 use super::super::harness::{Server, folder, thunder};
 use super::bare;
@@ -29,7 +29,7 @@ fn tokens(answer: &Value) -> Vec<i32> {
     serde_json::from_value(answer["tokens"].clone()).unwrap()
 }
 
-/// Answers of llama.cpp itself with the adapter at each of these scales.
+/// Returns llama.cpp's answers with the adapter at each of these scales.
 async fn expected(server: &Server, scales: &[f32]) -> Vec<Vec<i32>> {
     let answer = server.answer("/tokenize", &json!({"content": PROMPT, "add_special": true})).await;
     let prompt: Vec<i32> = serde_json::from_value(answer["tokens"].clone()).unwrap();
@@ -38,11 +38,11 @@ async fn expected(server: &Server, scales: &[f32]) -> Vec<Vec<i32>> {
 }
 
 #[tokio::test]
-async fn an_answer_is_that_of_llama_cpp_with_the_adapter() {
+async fn answer_with_adapter_equals_llama_cpp() {
     let server = server().await;
     let bare = expected(server, &[0.0, 1.0, 0.5]).await;
     assert!(bare[0] != bare[1] && bare[1] != bare[2], "the adapter changes what is said");
-    // Again and again the other way, so that no state of another set is taken for this one's.
+    // Repeatedly in both orders, so that states of another set would be noticed.
     for _ in 0..2 {
         let with = |lora: Value| async move { tokens(&server.answer("/completion", &body(&lora)).await) };
         assert_eq!(with(json!([])).await, bare[0]);
@@ -61,7 +61,7 @@ async fn an_answer_is_that_of_llama_cpp_with_the_adapter() {
 }
 
 #[tokio::test]
-async fn runs_with_different_adapters_go_on_side_by_side() {
+async fn runs_with_different_adapters_are_concurrent() {
     let server = server().await;
     let bare = expected(server, &[0.0, 1.0]).await;
     let (none, one) = (body(&json!([])), body(&json!([{"id": 0, "scale": 1}])));
@@ -74,7 +74,7 @@ async fn runs_with_different_adapters_go_on_side_by_side() {
 }
 
 #[tokio::test]
-async fn a_saved_state_knows_its_adapters() {
+async fn saved_state_identifies_its_adapters() {
     let server = server().await;
     let mut one = body(&json!([{"id": 0, "scale": 1}]));
     one["id_slot"] = json!(1);
@@ -88,7 +88,7 @@ async fn a_saved_state_knows_its_adapters() {
     one["prompt"] = json!(format!("{PROMPT}{}", answer["content"].as_str().unwrap()));
     let next = server.answer("/completion", &one).await;
     assert!(next["timings"]["cache_n"].as_u64().unwrap() > 10, "{next}");
-    // A server without the adapter takes the state of one with it for nothing.
+    // A server without the adapter rejects the state of one with it.
     let plain = super::super::harness::server().await;
     let message =
         super::refusal(&plain.post("/slots/3?action=restore-state", &json!({"state": saved["state"]})).await, 400);
@@ -130,7 +130,7 @@ async fn scales_are_listed_and_set() {
 }
 
 #[test]
-fn a_file_that_is_no_adapter_of_the_model_is_refused_with_the_reason() {
+fn incompatible_adapter_is_rejected_with_reason() {
     let refused = |arguments: &[&str]| {
         let mut command = thunder();
         command.args(["serve", "--model"]).arg(super::super::harness::model());

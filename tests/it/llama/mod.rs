@@ -23,8 +23,8 @@ use serde_json::Value;
 use std::path::Path;
 use std::sync::LazyLock;
 
-/// A server with everything that is encoded turned on: the classifier by default, and by name every other model that is
-/// in the repository.
+/// A server with all encoder features: the classifier by default, and by name every other model
+/// of the repository.
 async fn encoders() -> &'static Server {
     static SERVER: LazyLock<Server> = LazyLock::new(|| {
         let models = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures");
@@ -60,7 +60,7 @@ fn difference(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
 }
 
-/// The message of an error in llama-server's shape, which must be of that status.
+/// Returns the message of an error in llama-server's format, which must have that status.
 fn refusal((status, answer): &(u16, Value), expected: u16) -> String {
     assert_eq!(*status, expected, "{answer}");
     assert_eq!(answer["error"]["code"], expected, "{answer}");

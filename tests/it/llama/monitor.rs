@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
 #[tokio::test]
-async fn slots_tell_what_they_do() {
+async fn slots_report_state() {
     let server = Server::start(&["--parallel", "2"]);
     server.wait_ready().await;
     let (status, idle) = server.get("/slots").await;
@@ -20,7 +20,7 @@ async fn slots_tell_what_they_do() {
         stream.next().await.unwrap().unwrap();
         streams.push(stream);
     }
-    // What a slot shows is as old as the decode that is going on.
+    // The slot's state was updated at the last decode.
     let mut busy = Value::Null;
     for _ in 0..200 {
         busy = server.get("/slots").await.1;
@@ -55,7 +55,7 @@ async fn slots_tell_what_they_do() {
     panic!("the slots are still taken");
 }
 
-/// The value of a metric, and that it has its two lines before it.
+/// Returns the value of a metric, and checks its two comment lines.
 fn metric(text: &str, name: &str) -> f64 {
     let lines: Vec<&str> = text.lines().collect();
     let at = lines
@@ -68,7 +68,7 @@ fn metric(text: &str, name: &str) -> f64 {
 }
 
 #[tokio::test]
-async fn metrics_count_and_do_not_forget() {
+async fn metrics_are_cumulative() {
     let server = Server::start(&["--metrics"]);
     server.wait_ready().await;
     let scrape = async || {
@@ -108,7 +108,7 @@ async fn metrics_count_and_do_not_forget() {
 }
 
 #[tokio::test]
-async fn every_path_answers_in_its_dialect() {
+async fn errors_have_format_of_path() {
     let server = server().await;
     for path in ["/health", "/v1/health"] {
         let (status, health) = server.get(path).await;

@@ -1,10 +1,10 @@
-//! `/props`, and what a server says of routes that are off.
+//! `/props`, and errors of disabled routes.
 
 use super::super::harness::{Server, server};
 use serde_json::json;
 
 #[tokio::test]
-async fn properties_of_the_server() {
+async fn props_describe_server() {
     let server = server().await;
     let (status, props) = server.get("/props").await;
     assert_eq!(status, 200);
@@ -31,7 +31,7 @@ async fn properties_of_the_server() {
 }
 
 #[tokio::test]
-async fn what_is_off_says_which_flag_turns_it_on() {
+async fn disabled_routes_name_required_flag() {
     let server = server().await;
     let (status, answer) = server.post("/props", &json!({})).await;
     assert_eq!(
@@ -45,7 +45,7 @@ async fn what_is_off_says_which_flag_turns_it_on() {
 }
 
 #[tokio::test]
-async fn there_are_no_adapters() {
+async fn server_without_adapters_lists_none() {
     let server = server().await;
     assert_eq!(server.get("/lora-adapters").await, (200, json!([])));
     assert_eq!(server.answer("/lora-adapters", &json!([])).await, json!({"success": true}));
@@ -55,7 +55,7 @@ async fn there_are_no_adapters() {
 }
 
 #[tokio::test]
-async fn a_server_with_other_switches() {
+async fn server_with_other_flags_is_tested() {
     let server = Server::start(&[
         "--props",
         "--no-slots",
@@ -72,6 +72,6 @@ async fn a_server_with_other_switches() {
     assert_eq!(server.get("/").await.0, 404, "there is no dashboard");
     let prompt = server.answer("/apply-template", &json!({"messages": [{"role": "user", "content": "Hi"}]})).await;
     assert_eq!(prompt["prompt"], "Hi!");
-    let asked = json!({"messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": {"mark": "?"}});
-    assert_eq!(server.answer("/apply-template", &asked).await["prompt"], "Hi?");
+    let request = json!({"messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": {"mark": "?"}});
+    assert_eq!(server.answer("/apply-template", &request).await["prompt"], "Hi?");
 }

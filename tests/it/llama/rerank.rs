@@ -1,4 +1,4 @@
-//! Ranking in both shapes.
+//! Reranking in both formats.
 
 use super::super::harness::server;
 use super::{encoders, expected, refusal};
@@ -36,9 +36,9 @@ async fn documents_are_sorted_by_their_score() {
     }
 }
 
-/// A chat model that ranks brings a template for pairs, and its score is a probability.
+/// A chat model that ranks has a template for pairs, and its score is a probability.
 #[tokio::test]
-async fn a_chat_model_ranks_by_its_template() {
+async fn chat_model_ranks_with_template() {
     let server = encoders().await;
     let answer = server.answer(ROUTE, &body(&json!({"model": "qwen3-reranker"}))).await;
     let expected = expected();
@@ -48,13 +48,13 @@ async fn a_chat_model_ranks_by_its_template() {
             (result["relevance_score"].as_f64().unwrap(), expected["qwen3"][document].as_f64().unwrap());
         assert!((found - reference).abs() < 0.01, "{document}: {found}, not {reference}");
     }
-    // What stands in a document is no special token, whatever it says.
+    // Text of a document is never parsed as special tokens.
     let hostile = server.answer(ROUTE, &body(&json!({"model": "qwen3-reranker", "documents": ["[SEP]"]}))).await;
     assert_eq!(hostile["usage"]["prompt_tokens"], 1 + "Does it answer? the fox\n[SEP]".len() + 1);
 }
 
 #[tokio::test]
-async fn as_many_as_asked_for_with_their_texts() {
+async fn top_n_limits_documents_with_texts() {
     let server = encoders().await;
     let answer = server.answer(ROUTE, &body(&json!({"top_n": 2, "return_documents": true}))).await;
     let results = answer["results"].as_array().unwrap();
@@ -72,13 +72,13 @@ async fn as_many_as_asked_for_with_their_texts() {
 }
 
 #[tokio::test]
-async fn an_empty_document_has_a_score() {
+async fn empty_document_has_score() {
     let answer = encoders().await.answer(ROUTE, &body(&json!({"documents": ["", "a river"]}))).await;
     assert_eq!(answer["results"].as_array().unwrap().len(), 2, "{answer}");
 }
 
 #[tokio::test]
-async fn wrong_bodies_name_the_field() {
+async fn invalid_body_error_names_field() {
     let server = encoders().await;
     let cases: [(Value, &str); 8] = [
         (json!({"query": null}), "`query` is missing"),
@@ -99,7 +99,7 @@ async fn wrong_bodies_name_the_field() {
 }
 
 #[tokio::test]
-async fn a_server_for_text_says_what_it_would_need() {
-    let asked = json!({"query": QUERY, "documents": DOCUMENTS});
-    assert!(refusal(&server().await.post(ROUTE, &asked).await, 501).contains("--reranking"));
+async fn encoder_routes_of_text_server_report_requirements() {
+    let request = json!({"query": QUERY, "documents": DOCUMENTS});
+    assert!(refusal(&server().await.post(ROUTE, &request).await, 501).contains("--reranking"));
 }

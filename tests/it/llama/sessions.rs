@@ -1,4 +1,4 @@
-//! Sessions over HTTP: saved, listed, restored, removed, with and without files, and never more than there is room for.
+//! Sessions over HTTP: saved, listed, restored and removed, with and without files, up to a size limit.
 
 use super::super::harness::{Server, folder, server};
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ async fn done(server: &Server, path: &str, body: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_session_lives_until_it_is_removed() {
+async fn session_is_kept_until_removed() {
     let files = folder();
     let server = Server::start(&["-np", "2", "--slot-save-path", files.to_str().unwrap()]);
     server.wait_ready().await;
@@ -57,7 +57,7 @@ async fn a_session_lives_until_it_is_removed() {
 }
 
 #[tokio::test]
-async fn wrong_requests_say_what_would_be_right() {
+async fn invalid_request_errors_state_expectation() {
     let server = server().await;
     for (path, body, status, says) in [
         ("/sessions/1?action=save", json!({}), 400, "`slot` is missing"),
@@ -77,7 +77,7 @@ async fn wrong_requests_say_what_would_be_right() {
 }
 
 #[tokio::test]
-async fn there_is_never_more_than_there_is_room_for() {
+async fn model_limit_is_never_exceeded() {
     let server = Server::start(&["-np", "1", "--session-memory", "40K"]);
     server.wait_ready().await;
     server.answer("/completion", &completion_request("A few words", 0, 4)).await;

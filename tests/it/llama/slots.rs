@@ -1,4 +1,4 @@
-//! Slot actions over HTTP: every field of the specification, states as bytes and as base64, files, refusals.
+//! Slot actions over HTTP: all fields of the specification, states as bytes and as base64, files, errors.
 
 use super::super::harness::{Server, folder, server};
 use base64::Engine as _;
@@ -22,7 +22,7 @@ async fn done(server: &Server, slot: u32, action: &str, body: &Value) -> Value {
     answer
 }
 
-/// Returns true if the error has llama-server's shape and this message.
+/// Returns true if the error has llama-server's format and this message.
 fn refused((status, answer): &(u16, Value), expected: u16, says: &str) {
     assert_eq!(*status, expected, "{answer}");
     let error = &answer["error"];
@@ -37,7 +37,7 @@ fn keys(value: &Value) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn a_state_goes_out_and_comes_back_into_another_slot() {
+async fn state_is_saved_and_restored_into_another_slot() {
     let server = Server::start(&["-np", "2"]);
     server.wait_ready().await;
     let prompt = "The quick brown fox jumps over the lazy dog, and then it sleeps.";
@@ -55,7 +55,7 @@ async fn a_state_goes_out_and_comes_back_into_another_slot() {
     let inside: Vec<i32> =
         block[8..8 + 4 * count as usize].chunks_exact(4).map(|b| i32::from_le_bytes(b.try_into().unwrap())).collect();
     assert_eq!((listed.len() as u32, &listed), (count, &inside));
-    // Binary, as the headers ask for it.
+    // Binary, as requested by the headers.
     let path = "/slots/0?action=save-state";
     let response = server.request(Method::POST, path).header("accept", OCTETS).send().await.unwrap();
     assert_eq!(response.headers()["content-type"], OCTETS);
@@ -81,7 +81,7 @@ async fn a_state_goes_out_and_comes_back_into_another_slot() {
 }
 
 #[tokio::test]
-async fn a_state_that_does_not_fit_is_a_400_that_says_why() {
+async fn incompatible_state_is_rejected_with_reason() {
     let server = Server::start(&["-np", "2"]);
     server.wait_ready().await;
     server.answer("/completion", &completion_request("One prompt, of some length.", 0, 4)).await;
@@ -121,7 +121,7 @@ async fn a_state_that_does_not_fit_is_a_400_that_says_why() {
 }
 
 #[tokio::test]
-async fn tokens_are_shifted_out_of_the_middle() {
+async fn context_shift_removes_tokens_from_middle() {
     let server = Server::start(&["-np", "1"]);
     server.wait_ready().await;
     let text = "One two three four five six seven eight nine ten eleven twelve thirteen fourteen.";
@@ -140,7 +140,7 @@ async fn tokens_are_shifted_out_of_the_middle() {
     tokens.drain(4..10);
     let after = done(&server, 0, "tokens", &json!({})).await;
     assert_eq!(after["tokens"], json!(tokens));
-    // The slot can be used: what is left is found.
+    // The slot can be used: the remaining tokens are cached.
     let mut prompt = tokens.clone();
     prompt.push(60);
     let body = json!({"prompt": prompt, "id_slot": 0, "n_predict": 3, "ignore_eos": true});
@@ -179,7 +179,7 @@ async fn messages_end_at_end_of_turn_tokens() {
 }
 
 #[tokio::test]
-async fn files_keep_states_over_a_restart() {
+async fn slot_files_survive_restart() {
     let files = folder();
     let path = files.to_str().unwrap().to_owned();
     let first = Server::start(&["-np", "2", "--slot-save-path", &path]);
@@ -224,7 +224,7 @@ async fn files_keep_states_over_a_restart() {
 }
 
 #[tokio::test]
-async fn what_is_off_says_how_to_switch_it_on() {
+async fn disabled_slot_routes_name_required_flag() {
     let plain = server().await;
     for action in ["save", "restore", "erase"] {
         let answer = act(plain, 0, action, &json!({"filename": "x"})).await;
@@ -234,7 +234,7 @@ async fn what_is_off_says_how_to_switch_it_on() {
 }
 
 #[tokio::test]
-async fn a_full_context_ends_shifts_or_evicts_as_the_request_says() {
+async fn full_context_is_handled_as_requested() {
     let server = Server::start(&["-c", "256", "-np", "1", "--context-shift"]);
     server.wait_ready().await;
     let mut body = completion_request("Once upon a time there was a small house.", 0, 400);
@@ -242,8 +242,8 @@ async fn a_full_context_ends_shifts_or_evicts_as_the_request_says() {
     assert_eq!((&shifted["tokens_predicted"], &shifted["truncated"]), (&json!(400), &json!(true)));
     let evicted = shifted["timings"]["evicted_n"].as_u64().unwrap();
     assert!(evicted > 100);
-    let told = shifted["tokens_evaluated"].as_u64().unwrap() + 400 - 1;
-    assert_eq!(shifted["tokens_cached"], told - evicted, "what was evicted is not there any more");
+    let reported = shifted["tokens_evaluated"].as_u64().unwrap() + 400 - 1;
+    assert_eq!(shifted["tokens_cached"], reported - evicted, "what was evicted is not there any more");
     body["context_policy"] = "stop".into();
     let stopped = server.answer("/completion", &body).await;
     assert_eq!((&stopped["truncated"], &stopped["stop_type"]), (&json!(true), &json!("limit")));

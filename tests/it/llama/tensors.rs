@@ -1,4 +1,4 @@
-//! Tensors that do not go where their layers go. Without a GPU all of them stay where they are, and llama.cpp tells what it was told.
+//! Placement of tensors apart from their layers. Without a GPU they all stay on the CPU; llama.cpp's log has the requested placement.
 
 use super::super::harness::{Server, folder, model, server, thunder};
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ async fn answer(server: &Server) -> Value {
 }
 
 #[tokio::test]
-async fn llama_cpp_is_told_where_tensors_go() {
+async fn tensor_placement_is_passed_to_llama_cpp() {
     let moved = Server::start(&[
         "-ot",
         r"blk\.1\.attn_(q|k)=cpu,output_norm=CPU",
@@ -24,8 +24,8 @@ async fn llama_cpp_is_told_where_tensors_go() {
     moved.wait_ready().await;
     assert_eq!(answer(&moved).await, answer(server().await).await);
     let log = moved.log();
-    let told: Vec<&str> = log.lines().filter(|line| line.contains("buffer type overridden to CPU")).collect();
-    let is_told = |name: &str| told.iter().any(|line| line.contains(&format!("tensor {name} ")));
+    let reported: Vec<&str> = log.lines().filter(|line| line.contains("buffer type overridden to CPU")).collect();
+    let is_told = |name: &str| reported.iter().any(|line| line.contains(&format!("tensor {name} ")));
     for name in [
         "blk.1.attn_q.weight",
         "blk.1.attn_k.weight",
@@ -33,15 +33,15 @@ async fn llama_cpp_is_told_where_tensors_go() {
         "blk.0.ffn_up.weight",
         "blk.0.ffn_down.weight",
     ] {
-        assert!(is_told(name), "{name}: {told:#?}");
+        assert!(is_told(name), "{name}: {reported:#?}");
     }
     for name in ["blk.0.attn_q.weight", "blk.1.attn_v.weight", "blk.1.ffn_up.weight"] {
-        assert!(!is_told(name), "{name}: {told:#?}");
+        assert!(!is_told(name), "{name}: {reported:#?}");
     }
 }
 
 #[test]
-fn what_cannot_be_done_ends_the_start() {
+fn invalid_placement_ends_start() {
     for (rule, words) in [
         ("ffn=CUDA7", ["'CUDA7'", "the buffers are CPU"]),
         ("(ffn=CPU", ["--override-tensor", "invalid regular expression"]),
@@ -49,8 +49,8 @@ fn what_cannot_be_done_ends_the_start() {
         let mut command = thunder();
         command.args(["serve", "--port", "0", "--data-dir"]).arg(folder()).arg("--model").arg(model());
         let output = command.args(["--override-tensor", rule]).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
+        let printed = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success(), "{rule}");
-        assert!(words.iter().all(|word| said.contains(word)), "{rule}: {said}");
+        assert!(words.iter().all(|word| printed.contains(word)), "{rule}: {printed}");
     }
 }

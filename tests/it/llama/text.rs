@@ -4,7 +4,7 @@ use super::super::harness::server;
 use serde_json::json;
 
 #[tokio::test]
-async fn text_becomes_tokens_and_text_again() {
+async fn text_round_trips_through_tokens() {
     let server = server().await;
     for text in ["Once upon a time", "Zażółć gęślą jaźń 😀\n\ttab", "", "<|im_start|>"] {
         let tokens = server.answer("/tokenize", &json!({"content": text})).await["tokens"].clone();
@@ -33,7 +33,7 @@ async fn text_becomes_tokens_and_text_again() {
 }
 
 #[tokio::test]
-async fn wrong_tokens_are_named() {
+async fn invalid_tokens_are_named() {
     let server = server().await;
     for (path, body, name) in [
         ("/detokenize", json!({"tokens": [1, 999_999]}), "tokens"),
@@ -51,7 +51,7 @@ async fn wrong_tokens_are_named() {
 }
 
 #[tokio::test]
-async fn a_template_is_applied_and_counted_without_a_run() {
+async fn template_is_applied_and_counted_without_run() {
     let server = server().await;
     let chat = json!({"messages": [{"role": "user", "content": "What is five times seven?"}]});
     let prompt = server.answer("/apply-template", &chat).await["prompt"].as_str().unwrap().to_owned();
@@ -67,14 +67,14 @@ async fn a_template_is_applied_and_counted_without_a_run() {
 }
 
 #[tokio::test]
-async fn vllms_words_for_the_tokenizer_are_understood() {
+async fn tokenizer_routes_accept_vllm_fields() {
     let server = server().await;
     let (_, info) = server.get("/tokenizer_info").await;
     assert!(info["chat_template"].as_str().unwrap().contains("im_start"), "{info}");
     assert!(info["eos_token"].is_string() && info["model_max_length"].as_u64().unwrap() > 0, "{info}");
     let plain = server.answer("/tokenize", &json!({"content": "the old fox"})).await["tokens"].clone();
-    let told = server.answer("/tokenize", &json!({"prompt": "the old fox", "add_special_tokens": false})).await;
-    assert_eq!((&told["tokens"], &told["count"]), (&plain, &json!(plain.as_array().unwrap().len())));
+    let reported = server.answer("/tokenize", &json!({"prompt": "the old fox", "add_special_tokens": false})).await;
+    assert_eq!((&reported["tokens"], &reported["count"]), (&plain, &json!(plain.as_array().unwrap().len())));
     assert_eq!(server.answer("/tokenize", &json!({"prompt": ""})).await["count"], 0);
     assert_eq!(server.answer("/detokenize", &json!({"tokens": plain})).await["prompt"], "the old fox");
     let (status, refused) = server.post("/tokenize", &json!({"prompt": 5})).await;

@@ -1,4 +1,4 @@
-//! The OpenAI-compatible routes on a real model. Its weights are random: where a text must be known, a mod forces it.
+//! The OpenAI-compatible routes with a real model. Its weights are random, so a mod forces texts that must be known.
 
 mod mods;
 mod wrong;
@@ -19,7 +19,7 @@ fn forced(text: &str) -> Value {
     json!([{ "name": "force-prefix", "config": { "text": text } }])
 }
 
-/// The answer, with what differs from run to run replaced by what it is.
+/// Returns the answer with run-specific values replaced by placeholders.
 fn redacted(answer: &Value) -> Value {
     let mut answer = answer.clone();
     for (pointer, what) in [
@@ -50,7 +50,7 @@ fn content(chunks: &[Value]) -> String {
 }
 
 #[tokio::test]
-async fn a_chat_is_answered_in_openais_shape() {
+async fn chat_response_has_openai_format() {
     let answer = server().await.answer(CHAT, &chat(json!({"ignore_eos": true}))).await;
     insta::assert_json_snapshot!(redacted(&answer), @r#"
     {
@@ -96,7 +96,7 @@ async fn a_chat_is_answered_in_openais_shape() {
 }
 
 #[tokio::test]
-async fn a_stream_is_the_same_answer_in_pieces() {
+async fn streamed_answer_equals_complete_answer() {
     let server = server().await;
     let body = chat(json!({"ignore_eos": true, "max_tokens": 20}));
     let whole = server.answer(CHAT, &body).await;
@@ -122,7 +122,7 @@ async fn a_stream_is_the_same_answer_in_pieces() {
 }
 
 #[tokio::test]
-async fn the_same_seed_gives_the_same_answer() {
+async fn same_seed_gives_same_answer() {
     let server = server().await;
     let text = async |seed: i64| {
         let answer = server.answer(CHAT, &chat(json!({"seed": seed, "ignore_eos": true, "temperature": 2.0}))).await;
@@ -134,7 +134,7 @@ async fn the_same_seed_gives_the_same_answer() {
 }
 
 #[tokio::test]
-async fn a_stop_text_ends_the_answer_before_it() {
+async fn answer_ends_before_stop_text() {
     let server = server().await;
     let body = chat(json!({"mods": forced("One, two, three, four"), "stop": [" three", ""], "max_tokens": 40}));
     let answer = server.answer(CHAT, &body).await;
@@ -151,7 +151,7 @@ async fn a_stop_text_ends_the_answer_before_it() {
 }
 
 #[tokio::test]
-async fn log_probabilities_come_with_their_alternatives() {
+async fn log_probabilities_have_alternatives() {
     let server = server().await;
     let body =
         chat(json!({"logprobs": true, "top_logprobs": 3, "temperature": 0, "ignore_eos": true, "max_tokens": 4}));
@@ -183,7 +183,7 @@ async fn log_probabilities_come_with_their_alternatives() {
 }
 
 #[tokio::test]
-async fn a_text_is_continued_from_text_or_tokens() {
+async fn prompt_can_be_text_or_tokens() {
     let server = server().await;
     let body = |prompt: Value| json!({"prompt": prompt, "max_tokens": 6, "temperature": 0, "ignore_eos": true});
     let answer = server.answer("/v1/completions", &body("Once there was".into())).await;
@@ -201,7 +201,7 @@ async fn a_text_is_continued_from_text_or_tokens() {
 }
 
 #[tokio::test]
-async fn a_banned_token_never_comes() {
+async fn banned_token_is_never_sampled() {
     let server = server().await;
     let body = |further: Value| {
         let mut body = json!({"prompt": "Once", "max_tokens": 8, "temperature": 0, "logprobs": 1, "ignore_eos": true});
@@ -227,7 +227,7 @@ async fn a_banned_token_never_comes() {
 }
 
 #[tokio::test]
-async fn a_request_id_names_one_run() {
+async fn request_id_is_unique() {
     let server = server().await;
     let id = format!("mine/{}", uuid::Uuid::now_v7());
     let body = chat(json!({"request_id": id, "max_tokens": 2}));
@@ -238,7 +238,7 @@ async fn a_request_id_names_one_run() {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_away_cancels_its_run() {
+async fn disconnect_cancels_run() {
     let server = server().await;
     let body = json!({"prompt": "Once", "max_tokens": 4000, "ignore_eos": true, "stream": true});
     let response = server.request(reqwest::Method::POST, "/v1/completions").json(&body).send().await.unwrap();
@@ -250,7 +250,7 @@ async fn a_client_that_goes_away_cancels_its_run() {
 }
 
 #[tokio::test]
-async fn every_answer_is_recorded_unless_it_is_not_wanted() {
+async fn answers_are_recorded_unless_disabled() {
     let server = server().await;
     let answer = server.answer(CHAT, &chat(json!({"user": "somebody"}))).await;
     let run = server.finished(answer["thunder"]["run_id"].as_str().unwrap()).await;
@@ -266,7 +266,7 @@ async fn every_answer_is_recorded_unless_it_is_not_wanted() {
 }
 
 #[tokio::test]
-async fn the_model_is_listed() {
+async fn model_is_listed() {
     let server = server().await;
     let (status, list) = server.get("/v1/models").await;
     assert_eq!((status, list["data"][0]["id"].as_str()), (200, Some("tiny")));

@@ -5,7 +5,7 @@ use super::{CHAT, chat, chunks, forced};
 use serde_json::{Value, json};
 
 #[tokio::test]
-async fn a_mod_is_named_in_a_field_or_behind_the_model() {
+async fn mod_is_selected_by_field_or_model_name() {
     let server = server().await;
     let answer = server.answer(CHAT, &chat(json!({"mods": forced("The baker sells bread.")}))).await;
     assert!(answer["choices"][0]["message"]["content"].as_str().unwrap().starts_with("The baker sells bread."));
@@ -15,7 +15,7 @@ async fn a_mod_is_named_in_a_field_or_behind_the_model() {
 }
 
 #[tokio::test]
-async fn an_unknown_mod_is_an_error_that_lists_the_known() {
+async fn unknown_mod_error_lists_known_mods() {
     let server = server().await;
     for (further, param) in [
         (json!({"mods": ["nope"]}), "mods"),
@@ -34,7 +34,7 @@ async fn an_unknown_mod_is_an_error_that_lists_the_known() {
 }
 
 #[tokio::test]
-async fn what_would_be_ignored_or_go_on_for_ever_is_refused() {
+async fn misspelled_and_endless_mod_requests_are_rejected() {
     let server = server().await;
     for (mods, message) in [
         (
@@ -51,7 +51,7 @@ async fn what_would_be_ignored_or_go_on_for_ever_is_refused() {
 }
 
 #[tokio::test]
-async fn a_mod_can_refuse_a_run() {
+async fn mod_can_reject_run() {
     let server = server().await;
     for stream in [false, true] {
         let response = server
@@ -74,7 +74,7 @@ async fn a_mod_can_refuse_a_run() {
 }
 
 #[tokio::test]
-async fn a_mod_can_end_a_run_with_tool_calls() {
+async fn mod_can_end_run_with_tool_calls() {
     let server = server().await;
     let body = chat(json!({"mods": ["call_tool"]}));
     let answer = server.answer(CHAT, &body).await;
@@ -99,7 +99,7 @@ async fn a_mod_can_end_a_run_with_tool_calls() {
 }
 
 #[tokio::test]
-async fn what_a_mod_takes_back_is_taken_back_from_the_stream() {
+async fn backtracked_text_is_retracted_from_stream() {
     let server = server().await;
     let body = chat(json!({"mods": ["take_back"], "max_tokens": 16, "ignore_eos": true}));
     let whole = server.answer(CHAT, &body).await["choices"][0]["message"]["content"].as_str().unwrap().to_owned();

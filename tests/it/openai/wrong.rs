@@ -1,11 +1,11 @@
-//! Tests of invalid and of tolerated requests of OpenAI's API.
+//! Invalid and tolerated requests of OpenAI's API.
 
 use super::super::harness::{Server, server};
 use super::{CHAT, chat};
 use serde_json::{Value, json};
 
 #[tokio::test]
-async fn a_wrong_field_is_named() {
+async fn invalid_field_is_named() {
     let server = server().await;
     for (further, param) in [
         (json!({"temperature": "hot"}), "temperature"),
@@ -54,7 +54,7 @@ async fn unknown_and_null_fields_are_ignored() {
 }
 
 #[tokio::test]
-async fn a_body_that_is_not_json_is_the_clients_fault() {
+async fn body_that_is_not_json_is_rejected() {
     let server = server().await;
     for body in ["", "{", "[]", "\"text\"", "{\"messages\": [}"] {
         let response = server.request(reqwest::Method::POST, CHAT).body(body).send().await.unwrap();
@@ -68,7 +68,7 @@ async fn a_body_that_is_not_json_is_the_clients_fault() {
 }
 
 #[tokio::test]
-async fn a_prompt_that_does_not_fit_is_refused() {
+async fn too_long_prompt_is_rejected() {
     let body = json!({"prompt": "bread ".repeat(6000), "max_tokens": 1});
     let (status, answer) = server().await.post("/v1/completions", &body).await;
     assert_eq!((status, answer["error"]["code"].as_str()), (400, Some("context_length_exceeded")), "{answer}");

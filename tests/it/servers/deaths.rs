@@ -1,4 +1,4 @@
-//! Servers that die.
+//! Killed servers.
 
 use super::Cluster;
 use crate::harness::SseReader;
@@ -6,7 +6,7 @@ use crate::stream::{Client, endless};
 use std::time::{Duration, Instant};
 
 #[tokio::test]
-async fn runs_of_a_killed_server_are_interrupted_and_those_of_the_other_go_on() {
+async fn only_runs_of_killed_server_are_interrupted() {
     let cluster = Cluster::start().await;
     let Cluster { a, b, .. } = &cluster;
     let bearer = ("authorization", "Bearer the key of all");

@@ -2,7 +2,7 @@
 
 use super::{Cluster, KEY, cluster};
 use crate::harness::{Server, SseReader};
-use crate::stream::{Client, endless, of_type};
+use crate::stream::{Client, endless, with_type};
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -12,7 +12,7 @@ async fn connect(server: &Server) -> Client {
     Client::connect_with(server, &[BEARER]).await.unwrap()
 }
 
-/// A run that does not end by itself, its client, and what that has heard up to token 5.
+/// A run that does not end by itself, its client, and the messages received up to token 5.
 async fn begun(server: &Server) -> (Client, String, Vec<Value>) {
     let mut client = connect(server).await;
     client.send(&endless()).await;
@@ -58,7 +58,7 @@ async fn stream_is_resumed_and_controlled_through_another_server() {
     let (first, run_id, messages) = begun(a).await;
     let id = messages[0]["request_id"].as_str().unwrap().to_owned();
     drop(first);
-    // The key comes with the first message, as from a browser.
+    // The key is in the first message, as sent by a browser.
     let mut client = Client::connect_with(b, &[]).await.unwrap();
     client.send(&json!({"type": "resume", "request_id": id, "after": 5, "api_key": KEY})).await;
     let resumed = client.until(|message| message["index"] == 12).await;
@@ -66,7 +66,7 @@ async fn stream_is_resumed_and_controlled_through_another_server() {
         (&resumed[0]["type"], &resumed[0]["resumed"], &resumed[0]["run_id"]),
         (&json!("init"), &json!(true), &json!(run_id))
     );
-    let indices: Vec<u64> = of_type(&resumed, "token").map(|token| token["index"].as_u64().unwrap()).collect();
+    let indices: Vec<u64> = with_type(&resumed, "token").map(|token| token["index"].as_u64().unwrap()).collect();
     assert_eq!(indices, (6..=12).collect::<Vec<_>>());
     client.send(&json!({"type": "control", "action": "pause"})).await;
     client.until_status("pause").await;
@@ -77,7 +77,7 @@ async fn stream_is_resumed_and_controlled_through_another_server() {
     client.send(&json!({"type": "control", "action": "stop", "request_id": again["request_id"]})).await;
     let end = client.until_end().await.pop().unwrap();
     assert_eq!((&end["type"], &end["stopped_by"]), (&json!("completion"), &json!("client")), "{end}");
-    // The same connection still serves runs of its own server.
+    // The same connection still serves runs of its server.
     let own = client.run(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 3}})).await;
     assert_eq!(own.last().unwrap()["type"], "completion");
 }
@@ -92,7 +92,7 @@ async fn forwarded_request_is_not_forwarded_again() {
     let mut other = Client::connect_with(b, &[BEARER, forwarded]).await.unwrap();
     other.send(&json!({"type": "resume", "request_id": messages[0]["request_id"]})).await;
     assert_eq!(other.message().await["type"], "error");
-    // Nor is one without the key.
+    // A request without the key is rejected, too.
     let url = format!("{}/api/v1/runs/{run_id}/cancel", b.base);
     assert_eq!(crate::harness::client().build().unwrap().post(url).send().await.unwrap().status(), 401);
     client.send(&json!({"type": "control", "action": "stop"})).await;

@@ -2,7 +2,7 @@
 
 use super::{Cluster, KEY, cluster, run_on};
 use crate::harness::{Server, SseReader, folder, free_port};
-use crate::stream::{Client, endless, of_type};
+use crate::stream::{Client, endless, with_type};
 use reqwest::Method;
 use serde_json::json;
 use std::collections::HashSet;
@@ -11,7 +11,7 @@ use std::time::Instant;
 
 const EXAMPLE: &str = include_str!("../../examples/haproxy.cfg");
 
-/// HAProxy, which ends with this.
+/// HAProxy, stopped when dropped.
 struct Proxy(Child);
 
 impl Drop for Proxy {
@@ -21,7 +21,7 @@ impl Drop for Proxy {
     }
 }
 
-/// Starts HAProxy with the example's configuration before these servers; `None` where it is not installed.
+/// Starts HAProxy with the example's configuration in front of these servers; `None` if it is not installed.
 async fn proxy(a: &Server, b: &Server) -> Option<(Proxy, Server)> {
     if Command::new("haproxy").arg("-v").stdout(Stdio::null()).status().is_err() {
         eprintln!("skipped: haproxy is not installed");
@@ -90,7 +90,7 @@ async fn load_balancer_of_the_documentation_works() {
         let mut client = Client::connect_with(&both, &[bearer]).await.unwrap();
         client.send(&json!({"type": "resume", "request_id": id, "after": after})).await;
         let resumed = client.until(|message| message["index"] == after + 5).await;
-        let indices: Vec<u64> = of_type(&resumed, "token").map(|token| token["index"].as_u64().unwrap()).collect();
+        let indices: Vec<u64> = with_type(&resumed, "token").map(|token| token["index"].as_u64().unwrap()).collect();
         assert_eq!(indices, (after + 1..=after + 5).collect::<Vec<_>>());
         after += 5;
     }

@@ -16,7 +16,7 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_mins(1);
 const KEY: &str = "the key of all";
 
-/// Two servers with a model, and one without that has the database.
+/// Two servers with a model, and one without a model, which runs the database.
 pub struct Cluster {
     pub database: Server,
     pub a: Server,
@@ -35,7 +35,7 @@ impl Cluster {
     }
 }
 
-/// The cluster that all tests share which leave it as it is.
+/// The cluster shared by all tests that do not change it.
 async fn cluster() -> &'static Cluster {
     static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(Cluster::start())
@@ -43,7 +43,7 @@ async fn cluster() -> &'static Cluster {
     tokio::task::spawn_blocking(|| LazyLock::force(&CLUSTER)).await.unwrap()
 }
 
-/// A short run; its id.
+/// Generates a short run and returns its id.
 async fn run_on(server: &Server) -> String {
     let body = json!({"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": true});
     let response = server.request(Method::POST, "/v1/completions").json(&body).send().await.unwrap();
@@ -74,9 +74,9 @@ async fn ingested_run_appears_in_the_live_list_of_the_others() {
     list.until(|name, data| name == "change" && data["run_id"] == run_id).await;
 }
 
-/// Notifications that nobody hears are made up for when the connection is back.
+/// Notifications missed during an interruption are recovered when the connection is restored.
 #[tokio::test]
-async fn lost_notifications_are_made_up_for() {
+async fn lost_notifications_are_recovered() {
     let Cluster { a, b, database } = cluster().await;
     let mut list = SseReader::get(b, "/api/v1/runs/live").await;
     for _ in 0..3 {
@@ -88,7 +88,7 @@ async fn lost_notifications_are_made_up_for() {
 
 /// A browser that a load balancer sends to another server is still logged in.
 #[tokio::test]
-async fn login_holds_on_every_server() {
+async fn login_is_valid_on_every_server() {
     let Cluster { a, b, .. } = cluster().await;
     let http = crate::harness::client().redirect(reqwest::redirect::Policy::none()).build().unwrap();
     let login = http.post(format!("{}/login", a.base)).header("content-type", "application/x-www-form-urlencoded");

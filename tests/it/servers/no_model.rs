@@ -7,7 +7,7 @@ use reqwest::Method;
 use serde_json::json;
 
 #[tokio::test]
-async fn server_without_model_says_where_one_is() {
+async fn server_without_model_names_other_servers() {
     let Cluster { a, database, .. } = cluster().await;
     let prompt = json!({"prompt": "Once", "messages": [{"role": "user", "content": "Once"}], "input": "Once",
                         "max_tokens": 3, "query": "a", "documents": ["b"], "content": "Once"});
@@ -46,7 +46,7 @@ async fn server_without_model_serves_everything_else() {
 }
 
 #[tokio::test]
-async fn model_and_no_model_contradict() {
+async fn model_and_no_model_flags_conflict() {
     let dir = folder();
     let mut command = crate::harness::thunder();
     command.args(["serve", "--no-model", "--model", "a.gguf", "--data-dir"]).arg(&dir);

@@ -57,7 +57,7 @@ async fn whole_messages_are_dropped_and_reported() {
     assert_eq!(roles(&finish.evicted), ["user", "assistant"]);
     assert_eq!((finish.evicted[0].tokens, finish.evicted[1].tokens), (60, 60));
     assert!(finish.evicted[0].text.starts_with(&model().vocabulary().decode(&long(1, 4))));
-    // The rest is the conversation without its first turn, token for token.
+    // The rest equals the conversation without its first turn, token for token.
     let without: Vec<_> = [&messages[..1], &messages[3..]].concat();
     let (mut expected, _) = chat(&without);
     expected.extend(result.generated());
@@ -147,11 +147,11 @@ async fn reasoning_is_kept_between_turns() {
     let first = [("user", encode("Say hello"))];
     let spoken = encode("<think>They want me to say it.</think>\n\nHello there");
     let end = encode("<|im_end|>");
-    let mut asked = conversation(&first, 200);
-    asked.limits.ignore_eos = false;
+    let mut requested = conversation(&first, 200);
+    requested.limits.ignore_eos = false;
     let forced = [spoken.clone(), end].concat();
     let result = bench
-        .run(with_mod(asked, false, move |call| {
+        .run(with_mod(requested, false, move |call| {
             if added_at(call, 1) { Action::Backtrack { n: 1, tokens: forced.clone() } } else { Action::Noop }
         }))
         .await;

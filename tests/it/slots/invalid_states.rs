@@ -181,10 +181,10 @@ async fn nan_logits_end_the_run_but_not_the_server() {
     let model = Arc::new(Model::load(&folder.join("tiny.gguf"), &options, |_| true).unwrap());
     let mut bench = bench_of(model, 1, true, |_| {}).await;
     let expected = bench.run(request_tokens(long(2, 50), 5)).await;
-    let mut asked = request_tokens(long(1, 50), 5);
-    asked.adapters = Some(AdapterSet::new([ScaledAdapter { id: 0, scale: 1e38 }]));
-    asked.sampling.temperature = 1.0;
-    let result = bench.run(asked).await;
+    let mut requested = request_tokens(long(1, 50), 5);
+    requested.adapters = Some(AdapterSet::new([ScaledAdapter { id: 0, scale: 1e38 }]));
+    requested.sampling.temperature = 1.0;
+    let result = bench.run(requested).await;
     assert_eq!(result.end.finish.reason, FinishReason::Error);
     assert!(result.end.finish.message.as_ref().unwrap().contains("not numbers"), "{:?}", result.end.finish);
     assert!(bench.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap().tokens.is_empty());

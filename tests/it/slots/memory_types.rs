@@ -37,9 +37,9 @@ async fn agrees(bench: &mut Bench, prompt: &[TokenId]) -> usize {
 /// A run whose mod replaces its last five tokens by two others when it has ten.
 async fn taken_back(bench: &mut Bench, prompt: &[TokenId]) -> CompletedRun {
     let done = AtomicBool::new(false);
-    let asked = in_slot(request_tokens(prompt.to_vec(), 20), 0);
+    let requested = in_slot(request_tokens(prompt.to_vec(), 20), 0);
     let result = bench
-        .run(with_mod(asked, false, move |call| {
+        .run(with_mod(requested, false, move |call| {
             let due = call.event_type() == EventType::Added && call.generated().len() == 10;
             if due && !done.swap(true, Ordering::Relaxed) {
                 return Action::Backtrack { n: 5, tokens: vec![60, 61] };
@@ -67,7 +67,7 @@ async fn continued_state_equals_a_fresh_run() {
             assert_eq!(reused, if whole_only && cut < 99 { 0 } else { cut }, "{name} at {cut}");
         }
         assert_eq!(agrees(&mut bench, &prompt).await, if whole_only { 99 } else { 40 }, "{name}");
-        // To another prompt and back to the end of the first; more than once, since each continuation ends elsewhere.
+        // To another prompt and back to the end of the first; repeatedly, because each continuation has another length.
         for last in 80..83 {
             agrees(&mut bench, &long(3, 110)).await;
             let again = [prompt.as_slice(), &first[..9], &[last]].concat();
@@ -195,9 +195,9 @@ async fn bf16_keys_cannot_be_shifted() {
 async fn sliding_window_is_restored_and_cut_only_if_complete() {
     let mut bench = bench_of(load(WINDOW), 2, false, |_| {}).await;
     let prompt = long(1, 100);
-    let said = bench.run(in_slot(request_tokens(prompt.clone(), 4), 0)).await.generated();
+    let printed = bench.run(in_slot(request_tokens(prompt.clone(), 4), 0)).await.generated();
     let block = bench.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap().block;
-    let held = [prompt.as_slice(), &said[..3]].concat();
+    let held = [prompt.as_slice(), &printed[..3]].concat();
     let restore = async |bench: &Bench| bench.engine.restore_slot(None, 1, block.clone()).await.unwrap();
     assert_eq!(restore(&bench).await, 103);
     // Layers with a window have only the last tokens: anything that needs more is recomputed or rejected.
@@ -206,18 +206,18 @@ async fn sliding_window_is_restored_and_cut_only_if_complete() {
     refuses(&mut bench, 1, 90, 5, "window").await;
     for (cut, reused) in [(103, 103), (102, 102), (60, 0)] {
         restore(&bench).await;
-        let asked = [&held[..cut], &[88, 89]].concat();
-        let result = bench.run(in_slot(request_tokens(asked.clone(), 10), 1)).await;
+        let requested = [&held[..cut], &[88, 89]].concat();
+        let result = bench.run(in_slot(request_tokens(requested.clone(), 10), 1)).await;
         assert_eq!(result.end.finish.usage.cached_tokens, reused, "after {cut}");
-        assert_eq!(result.generated(), fresh(&mut bench, &asked, 10).await, "after {cut}");
+        assert_eq!(result.generated(), fresh(&mut bench, &requested, 10).await, "after {cut}");
     }
     // Tokens before the window are removed as in the original slot.
     restore(&bench).await;
     let mut after = Vec::new();
     for slot in [0, 1] {
         assert_eq!(bench.engine.shift_slot(&thunder::events::Scope::All, slot, 10, 20).await.unwrap(), 83);
-        let asked = [&held[..10], &held[30..], &[77]].concat();
-        let result = bench.run(in_slot(request_tokens(asked, 10), slot)).await;
+        let requested = [&held[..10], &held[30..], &[77]].concat();
+        let result = bench.run(in_slot(request_tokens(requested, 10), slot)).await;
         assert_eq!(result.end.finish.usage.cached_tokens, 83);
         after.push(result.generated());
     }
@@ -255,8 +255,8 @@ async fn quantized_caches_are_exact() {
         let mut result = Vec::new();
         for slot in [0, 1] {
             assert_eq!(bench.engine.shift_slot(&thunder::events::Scope::All, slot, 10, 20).await.unwrap(), 71);
-            let asked = in_slot(request_tokens(left.clone(), 10), slot);
-            result.push(bench.run(if attention { with_attention(asked) } else { asked }).await);
+            let requested = in_slot(request_tokens(left.clone(), 10), slot);
+            result.push(bench.run(if attention { with_attention(requested) } else { requested }).await);
         }
         assert_eq!((result[0].generated(), rows(&result[0])), (result[1].generated(), rows(&result[1])));
         if attention {

@@ -31,9 +31,9 @@ async fn cached_chunks_are_shifted_if_requested() {
     let mut bench = bench(1, true).await;
     bench.run(request_tokens([long(1, 30), long(7, 20), long(2, 40)].concat(), 1)).await;
     let prompt = [long(1, 30), long(2, 40), vec![99, 98]].concat();
-    let mut asked = with_attention(request_tokens(prompt.clone(), 3));
-    asked.cache_reuse = 16;
-    let result = bench.run(asked).await;
+    let mut request = with_attention(request_tokens(prompt.clone(), 3));
+    request.cache_reuse = 16;
+    let result = bench.run(request).await;
     assert_eq!(result.end.finish.usage.cached_tokens, 70);
     first_layer_agrees(&result, &prompt).await;
     let plain = bench.run(request_tokens([long(1, 30), long(2, 20)].concat(), 3)).await;

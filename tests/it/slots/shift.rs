@@ -120,12 +120,12 @@ async fn full_context_ends_the_answer_or_shifts() {
 #[tokio::test]
 async fn backtrack_after_a_shift_removes_the_right_tokens() {
     let mut bench = bench(1, false).await;
-    let mut asked = request_tokens(long(1, 100), 700);
-    asked.limits.max_steps = 10_000;
-    asked.overflow = Overflow::Shift { keep: Some(10), discard: 0 };
+    let mut requested = request_tokens(long(1, 100), 700);
+    requested.limits.max_steps = 10_000;
+    requested.overflow = Overflow::Shift { keep: Some(10), discard: 0 };
     let done = std::sync::atomic::AtomicBool::new(false);
     let result = bench
-        .run(with_mod(asked, false, move |call| {
+        .run(with_mod(requested, false, move |call| {
             if call.event_type() == thunder::events::EventType::Added
                 && call.sequence.len() == 400
                 && call.generated().len() > 300

@@ -1,4 +1,4 @@
-//! Errors and nodes of Citus, as far as a single PostgreSQL can show them, and a real cluster where Citus is installed.
+//! Errors and nodes of Citus, simulated with a single PostgreSQL, and a real cluster if Citus is installed.
 
 use super::{Data, Live, document, psql};
 use crate::harness::thunder;
@@ -126,7 +126,7 @@ async fn certificate_of_version_1_is_named_with_a_remedy() {
 struct Cluster(std::path::PathBuf);
 
 impl Cluster {
-    /// Starts it; `None` where Citus is not installed.
+    /// Starts a cluster; `None` if Citus is not installed.
     async fn start() -> Option<(Self, String)> {
         // PostgreSQL's own user must get in.
         let folder = std::env::temp_dir().join(format!("thunder-citus-{}", std::process::id()));
@@ -162,7 +162,7 @@ async fn thunder_on(url: &str, data: &Data, words: &[&str]) -> String {
 }
 
 #[tokio::test]
-async fn schema_is_distributed_over_citus_and_runs_are_kept_there() {
+async fn schema_is_distributed_over_citus_and_runs_are_stored() {
     let Some((cluster, url)) = Cluster::start().await else { return };
     let data = Data::folder();
     let database = || Database::Url { url: url.clone(), direct_url: None, data_dir: data.0.clone() };
@@ -188,7 +188,7 @@ async fn schema_is_distributed_over_citus_and_runs_are_kept_there() {
     assert_eq!(table("run_keys")["placement"], "reference");
     assert_eq!(status["partitions"]["unit"], "month");
 
-    // The store that was open meanwhile goes on, and finds what was stored before.
+    // The store that was open meanwhile still works, and finds the earlier data.
     assert_eq!(store.document(&Scope::All, before).await.unwrap().unwrap().events.len(), 10);
     assert_eq!(store.feedback(&Scope::All, before).await.unwrap().len(), 1);
     let after = store.ingest(&Scope::All, None, document("after", 3)).await.unwrap().run_id;
@@ -225,7 +225,7 @@ async fn schema_is_distributed_over_citus_and_runs_are_kept_there() {
     assert!(store.delete(&Scope::All, after).await.unwrap());
     assert!(store.damaged_links().await.unwrap().is_empty());
 
-    // A month that is over is dropped, and the size counts the shards.
+    // A past month is dropped, and the size includes the shards.
     let old = "insert into events (run_id, sequence_order, event_type, step) select first_run_id('2026-01-05'), 1, 'Added', 1";
     psql(&url, "select make_partitions('2026-01-05', 1)").await;
     psql(&url, old).await;
@@ -237,7 +237,7 @@ async fn schema_is_distributed_over_citus_and_runs_are_kept_there() {
     assert_eq!(psql(&url, "select count(*) from events where event_type = 'Added' and step = 1").await, "2");
     assert!(store.find(&Scope::All, "before").await.unwrap().is_some(), "the month of today stays");
 
-    // While a worker is away, its documents are refused and nothing of them is kept.
+    // While a worker is unavailable, its documents are rejected without partial rows.
     let folder = cluster.0.to_str().unwrap();
     assert!(script(&["node", folder, "worker2", "kill"]).await.status.success());
     let refused = store.ingest(&Scope::All, None, document("while away", 3)).await;

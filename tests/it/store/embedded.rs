@@ -4,7 +4,7 @@ use thunder::events::{Recorder, RunStatus, Scope};
 use thunder::store::{Database, EmbeddedError, Error, Store};
 
 #[tokio::test]
-async fn two_starts_on_one_directory_are_refused() {
+async fn concurrent_starts_on_directory_are_rejected() {
     let data = Data::embedded();
     let starts: Vec<_> =
         (0..6).map(|_| data.database()).map(|database| tokio::spawn(Store::open(database, |_| {}))).collect();
@@ -60,7 +60,7 @@ async fn database_yields_to_the_decoding_threads() {
 }
 
 #[tokio::test]
-async fn an_interrupted_initdb_and_a_stale_pid_file_are_no_harm() {
+async fn start_recovers_from_interrupted_initdb_and_stale_pid_file() {
     let data = Data::embedded();
     std::fs::create_dir_all(data.0.join("postgres/data.new/base")).unwrap();
     if nix::unistd::geteuid().is_root() {
@@ -70,7 +70,7 @@ async fn an_interrupted_initdb_and_a_stale_pid_file_are_no_harm() {
     let store = data.open().await;
     store.ingest(&Scope::All, None, document("kept", 5)).await.unwrap();
     store.close().await;
-    // the number of a process that lives and is not PostgreSQL: our own
+    // the id of a living process that is not PostgreSQL: this one
     let pid_file = format!("{}\n{}\n1\n5432\n/tmp\n*\n", std::process::id(), data.0.join("postgres/data").display());
     std::fs::write(data.0.join("postgres/data/postmaster.pid"), pid_file).unwrap();
     let store = data.open().await;
@@ -79,11 +79,11 @@ async fn an_interrupted_initdb_and_a_stale_pid_file_are_no_harm() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_server_is_started_again() {
+async fn killed_embedded_server_is_restarted() {
     let data = Data::embedded();
     let store = data.open().await;
     store.ingest(&Scope::All, None, document("kept", 5)).await.unwrap();
-    // SIGTERM ends no connection: the server would wait for ours, and take no other.
+    // SIGTERM closes no connection: the server would wait for this one and accept no other.
     for signal in ["-9", "-TERM", "-INT"] {
         let killed = data.postmaster().await;
         kill(killed, signal);
@@ -133,7 +133,7 @@ async fn schema_of_later_release_is_refused() {
 }
 
 #[tokio::test]
-async fn database_that_takes_no_writes_is_not_ready() {
+async fn read_only_database_is_not_ready() {
     let data = Data::embedded();
     let store = data.open().await;
     store.ready().await.unwrap();
@@ -179,7 +179,7 @@ async fn only_runs_of_dead_servers_are_interrupted() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
-    // As when the server dies between storing attention and storing the event that it is of.
+    // As if the server died after storing attention and before storing its event.
     let attention = format!("insert into attention values ('{}', 999, 1, 1, '{{0}}', '', '')", dead.run_id());
     psql(&data.url(), &attention).await;
     dying.close().await;
@@ -193,16 +193,16 @@ async fn only_runs_of_dead_servers_are_interrupted() {
     first.close().await;
 }
 
-/// Thunder dies without a word: its server lives on, and the next Thunder takes the data over.
+/// Thunder is killed: its database server survives, and the next Thunder process takes it over.
 #[test]
-fn the_server_of_a_killed_thunder_is_taken_over() {
+fn embedded_server_of_killed_process_is_taken_over() {
     let data = Data::embedded();
     let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let first = runtime();
     let store = first.block_on(data.open());
     first.block_on(store.ingest(&Scope::All, None, document("kept", 5))).unwrap();
     let orphan = first.block_on(data.postmaster());
-    // nothing of it runs any more, and nobody has stopped the server
+    // Thunder no longer runs, and its database server was not stopped
     first.shutdown_background();
     drop(store);
     assert!(std::path::Path::new(&format!("/proc/{orphan}")).exists());

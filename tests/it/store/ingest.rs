@@ -8,7 +8,7 @@ use thunder::trace::document::Document;
 use tokio::net::{TcpListener, UnixStream};
 
 #[tokio::test]
-async fn a_document_comes_back_as_it_was_given() {
+async fn ingested_document_is_exported_unchanged() {
     let data = Data::new();
     let store = data.open().await;
     let text = r#"{"request":{"request_id":"r1","temperature":0.30000000000000004,"mod_text":"def f():\n  pass"},
@@ -52,7 +52,7 @@ async fn a_document_comes_back_as_it_was_given() {
 }
 
 #[tokio::test]
-async fn the_same_document_is_one_run_and_another_one_is_a_conflict() {
+async fn repeated_document_is_one_run_and_different_one_conflicts() {
     let data = Data::new();
     let store = data.open().await;
     let posts = (0..8).map(|_| {
@@ -76,7 +76,7 @@ async fn the_same_document_is_one_run_and_another_one_is_a_conflict() {
 }
 
 #[tokio::test]
-async fn a_document_that_json_nests_too_deeply_is_refused_and_leaves_nothing() {
+async fn too_deeply_nested_document_is_rejected_without_rows() {
     let data = Data::new();
     let store = data.open().await;
     let deep = format!("{}{}", "[".repeat(200_000), "]".repeat(200_000));
@@ -91,9 +91,9 @@ async fn a_document_that_json_nests_too_deeply_is_refused_and_leaves_nothing() {
     store.close().await;
 }
 
-/// Posters that are told 201 find their run after the server was killed; the others can post again.
+/// Clients that received 201 find their run after the server was killed; the others can post again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_acknowledged_survives_a_killed_database() {
+async fn acknowledged_documents_survive_killed_database() {
     let data = Data::embedded();
     let store = data.open().await;
     let (count, is_over) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
@@ -155,7 +155,7 @@ async fn what_was_acknowledged_survives_a_killed_database() {
 }
 
 #[tokio::test]
-async fn large_documents_go_in_several_statements() {
+async fn large_documents_use_several_statements() {
     let data = Data::new();
     let store = data.open().await;
     let payload = payload("large", 9000);
@@ -167,9 +167,9 @@ async fn large_documents_go_in_several_statements() {
     store.close().await;
 }
 
-/// Whatever moment an ingest is dropped in, whoever gets a connection next gets one that answers what it is asked.
+/// After an ingest is cancelled at any point, its connection returns correct results to its next user.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_ingest_that_is_dropped_in_the_middle_leaves_nothing_behind() {
+async fn cancelled_ingest_leaves_no_rows() {
     let data = Data::new();
     let store = data.open().await;
     let mut finished = 0;
@@ -202,9 +202,9 @@ async fn an_ingest_that_is_dropped_in_the_middle_leaves_nothing_behind() {
     store.close().await;
 }
 
-/// On a Unix socket rows are copied, over TCP inserted; both give back what went in, and know it for the same.
+/// On a Unix socket rows are copied, over TCP inserted; both return equal documents and recognise repeated ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn over_tcp_a_document_comes_back_the_same() {
+async fn document_round_trips_over_tcp() {
     let (server, client) = (Data::embedded(), Data::folder());
     let database = server.open().await;
     let file = std::fs::read_to_string(server.0.join("postgres/data/postmaster.pid")).unwrap();

@@ -1,4 +1,4 @@
-//! The store on a real PostgreSQL server that it starts itself.
+//! The store on an embedded PostgreSQL server.
 
 mod citus;
 mod embedded;
@@ -64,7 +64,7 @@ impl Data {
         }
     }
 
-    /// A program that another test is just starting holds the folder's lock until it has begun.
+    /// A program that another test is starting holds the folder's lock until it runs.
     async fn open(&self) -> Store {
         for _ in 0..100 {
             match self.try_open().await {
@@ -86,7 +86,7 @@ impl Data {
         self.postmaster_after(0).await
     }
 
-    /// The same, of the one that comes after that process.
+    /// Process id of the database server that follows that process.
     async fn postmaster_after(&self, killed: i32) -> i32 {
         let path = self.0.join("postgres/data/postmaster.pid");
         for _ in 0..1500 {
@@ -127,7 +127,7 @@ fn kill(pid: i32, signal: &str) {
     assert!(done.success());
 }
 
-/// The next change of the run list.
+/// Returns the next change of the run list.
 async fn next_change(updates: &mut RunChanges) -> RunChange {
     loop {
         let update = tokio::time::timeout(Duration::from_mins(1), updates.recv()).await.expect("no change is reported");
@@ -137,7 +137,7 @@ async fn next_change(updates: &mut RunChanges) -> RunChange {
     }
 }
 
-/// A payload of that many generated tokens with one mod; 256 of them make some 2500 rows.
+/// A payload of that many generated tokens with one mod; 256 tokens become about 2500 rows.
 fn payload(request_id: &str, tokens: i32) -> Vec<u8> {
     let mut events = vec![json!({"event_type": "Prefilled", "step": 0, "sequence_order": 0, "prompt_length": 12,
         "tokens_so_far_len": 0, "max_steps": tokens, "created_at": "2025-12-01T18:30:00Z"})];
@@ -179,7 +179,7 @@ fn document(request_id: &str, tokens: i32) -> Document {
     Document::parse(&payload(request_id, tokens)).unwrap()
 }
 
-/// A run of our own engine, as its signals.
+/// The signals of a run of Thunder's engine.
 struct Live {
     start: Arc<RunStart>,
     next_event: i32,

@@ -23,7 +23,7 @@ async fn hashes(store: &Store, name: &str) -> Vec<(String, bool)> {
 }
 
 #[tokio::test]
-async fn versions_of_files_are_kept_as_long_as_their_runs() {
+async fn file_versions_are_kept_as_long_as_their_runs() {
     let data = Data::new();
     let store = data.open().await;
     let today = Utc::now().date_naive();
@@ -53,7 +53,7 @@ async fn versions_of_files_are_kept_as_long_as_their_runs() {
     assert_eq!(hashes(&store, "calm").await, [("older but used".to_owned(), true)]);
     assert_eq!(hashes(&store, "other").await, [("sent".to_owned(), false)], "uploads are not files");
 
-    // What was a file is uploaded: from now on it is that.
+    // The version of a file is uploaded and becomes an uploaded version.
     store.save_mod(&version("calm", "older but used", false)).await.unwrap();
     assert_eq!(hashes(&store, "calm").await, [("older but used".to_owned(), false)]);
     for number in 0..120 {
@@ -66,7 +66,7 @@ async fn versions_of_files_are_kept_as_long_as_their_runs() {
 }
 
 #[tokio::test]
-async fn who_listens_is_told_of_changes_also_after_the_database_was_away() {
+async fn listeners_are_notified_also_after_database_outage() {
     let data = Data::new();
     let store = data.open().await;
     let mut changes = store.mod_changes();
@@ -78,7 +78,7 @@ async fn who_listens_is_told_of_changes_also_after_the_database_was_away() {
     timeout(soon, changes.next()).await.expect("a switch");
     assert_eq!(kill_listeners(&data.url()).await, "1");
     timeout(soon, changes.next()).await.expect("a lost connection: what was missed is not known");
-    let told = async {
+    let reported = async {
         loop {
             changes.next().await;
             let states = store.mod_states().await.unwrap();
@@ -87,8 +87,8 @@ async fn who_listens_is_told_of_changes_also_after_the_database_was_away() {
             }
         }
     };
-    let (told, removed) = tokio::join!(timeout(soon, told), store.remove_mod("calm"));
-    told.expect("a removal");
+    let (reported, removed) = tokio::join!(timeout(soon, reported), store.remove_mod("calm"));
+    reported.expect("a removal");
     removed.unwrap();
     let waiting = tokio::spawn(async move { changes.next().await });
     timeout(soon, store.close()).await.expect("who waits for news holds nothing up");

@@ -20,7 +20,7 @@ async fn wait_for(store: &Store, run_id: RunId, status: RunStatus) {
 }
 
 #[tokio::test]
-async fn a_run_appears_grows_and_comes_back_complete() {
+async fn run_is_recorded_incrementally_and_read_completely() {
     let data = Data::new();
     let store = data.open().await;
     let (Recorder { signals: recorder, .. }, live) = store.recorder();
@@ -38,7 +38,7 @@ async fn a_run_appears_grows_and_comes_back_complete() {
     assert!(store.delete(&Scope::All, run.run_id()).await.is_err(), "it is still running");
     assert!(store.columns(&Scope::All, run.run_id()).await.unwrap().is_some(), "also of a running run");
 
-    // a subscriber misses nothing and sees nothing twice, whatever is stored in the meantime
+    // a subscriber receives everything once, also if runs are stored meanwhile
     let (mut seen, mut updates) = live.subscribe(&Scope::All, run.run_id()).unwrap();
     let Some(TraceItem::Event(first)) = seen.first().cloned() else { panic!("{seen:?}") };
     let mut all = store.items(&Scope::All, run.run_id(), 0..first.sequence_order).await.unwrap();
@@ -88,7 +88,7 @@ async fn a_run_appears_grows_and_comes_back_complete() {
 }
 
 #[tokio::test]
-async fn a_request_id_that_is_taken_does_not_lose_the_run() {
+async fn duplicate_request_id_keeps_run() {
     let data = Data::new();
     let store = data.open().await;
     let (Recorder { signals: recorder, .. }, _) = store.recorder();
@@ -104,9 +104,9 @@ async fn a_request_id_that_is_taken_does_not_lose_the_run() {
     store.close().await;
 }
 
-/// A database elsewhere that goes away and comes back, while runs begin, grow and end.
+/// An external database that is stopped and restarted while runs start, grow and end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn runs_are_spooled_while_the_database_is_away_and_drained_in_order() {
+async fn runs_are_spooled_during_database_outage_and_drained_in_order() {
     let (server, client) = (Data::embedded(), Data::folder());
     let database = server.open().await;
     let url = Database::Url { url: server.url(), direct_url: None, data_dir: client.0.clone() };
@@ -157,7 +157,7 @@ async fn runs_are_spooled_while_the_database_is_away_and_drained_in_order() {
     database.close().await;
 }
 
-/// A read of a run that is over says that it must wait, and gets all of it when the database is back.
+/// A read of a finished run returns a retry error, and the whole run when the database is available again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn read_of_a_spooled_run_is_refused_until_the_database_has_it() {
     let (server, client) = (Data::embedded(), Data::folder());
@@ -184,7 +184,7 @@ async fn read_of_a_spooled_run_is_refused_until_the_database_has_it() {
 
 /// Tests that the next process stores the spool file of one that ended while the database was down.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_spool_file_of_a_dead_server_is_drained_at_the_next_start() {
+async fn spool_file_of_dead_server_is_drained_at_start() {
     let (server, client) = (Data::embedded(), Data::folder());
     let database = server.open().await;
     let url = Database::Url { url: server.url(), direct_url: None, data_dir: client.0.clone() };
@@ -199,7 +199,7 @@ async fn a_spool_file_of_a_dead_server_is_drained_at_the_next_start() {
         recorder.send(signal.clone()).await.unwrap();
     }
     while next_change(&mut ends).await.status != RunStatus::Done {}
-    // as if killed: nothing is drained any more, and the lock on the file is gone
+    // as if killed: nothing is drained any more, and the lock on the file is released
     store.close().await;
     assert_eq!(client.spool_files().len(), 1);
 
@@ -216,7 +216,7 @@ async fn a_spool_file_of_a_dead_server_is_drained_at_the_next_start() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_database_comes_back_while_a_run_is_recorded() {
+async fn killed_database_recovers_during_run() {
     let data = Data::embedded();
     let store = data.open().await;
     let (Recorder { signals: recorder, .. }, _) = store.recorder();
@@ -243,9 +243,9 @@ async fn a_killed_database_comes_back_while_a_run_is_recorded() {
     store.close().await;
 }
 
-/// Rows that cannot be read any more keep nobody from starting.
+/// Unreadable rows do not prevent a start.
 #[tokio::test]
-async fn a_damaged_run_of_a_dead_server_is_marked_and_keeps_nobody_from_starting() {
+async fn damaged_run_of_dead_server_is_marked_and_start_succeeds() {
     let data = Data::embedded();
     let store = data.open().await;
     let (Recorder { signals: recorder, .. }, _) = store.recorder();

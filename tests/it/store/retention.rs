@@ -6,7 +6,7 @@ use thunder::events::{Recorder, RunId, RunStart, RunStatus, Scope};
 use thunder::store::{NewResponse, Retention, Store};
 use uuid::{NoContext, Timestamp, Uuid};
 
-/// A recorded run that began at noon of that day.
+/// A recorded run that started at noon of that day.
 async fn run_of(store: &Store, day: NaiveDate, name: &str) -> RunId {
     let noon = day.and_hms_opt(12, 0, 0).unwrap().and_utc();
     let timestamp = Timestamp::from_unix(NoContext, noon.timestamp().cast_unsigned(), 0);
@@ -30,14 +30,14 @@ async fn names(store: &Store) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn old_days_go_as_a_whole() {
+async fn old_days_are_dropped_as_partitions() {
     let data = Data::new();
     let store = data.open().await;
     let url = data.url();
     let today = Utc::now().date_naive();
     let ago = |days| today - Days::new(days);
     let partition = |day: NaiveDate| format!("select to_regclass('events_{}') is not null", day.format("%Y%m%d"));
-    // one day with partitions of its own, one whose rows lie in the default ones
+    // one day with separate partitions, one whose rows are in the default partitions
     psql(&url, &format!("select make_partitions('{}', 1)", ago(10))).await;
     run_of(&store, ago(10), "ten").await;
     run_of(&store, ago(8), "eight").await;
@@ -55,13 +55,13 @@ async fn old_days_go_as_a_whole() {
     assert_eq!(psql(&url, &partition(today)).await, "t");
     assert_eq!(psql(&url, "select count(*) from events_default").await, "10");
     assert!(store.damaged_links().await.unwrap().is_empty());
-    // an id that went with its day is free again
+    // an id that was dropped with its day is free again
     store.ingest(&Scope::All, None, document("ten", 3)).await.unwrap();
     store.close().await;
 }
 
 #[tokio::test]
-async fn responses_go_with_the_day_of_their_run() {
+async fn responses_are_deleted_with_day_of_their_run() {
     let data = Data::new();
     let store = data.open().await;
     let today = Utc::now().date_naive();
@@ -103,7 +103,7 @@ async fn days_of_a_month_partition_are_removed_and_the_whole_month_is_dropped() 
     let today = Utc::now().date_naive();
     let month_start = |months| (today.with_day(1).unwrap()) - Months::new(months);
     let (first, last) = (month_start(3), month_start(2) - Days::new(1));
-    // A day with partitions of its own and one in the default partitions: both become part of the month.
+    // A day with separate partitions and one in the default partitions: both become part of the month.
     psql(&url, &format!("select make_partitions('{last}', 1)")).await;
     run_of(&store, first, "first").await;
     run_of(&store, last, "last").await;
@@ -141,7 +141,7 @@ async fn days_of_a_month_partition_are_removed_and_the_whole_month_is_dropped() 
 }
 
 #[tokio::test]
-async fn the_oldest_days_go_while_all_take_too_much() {
+async fn oldest_days_are_dropped_above_size_limit() {
     let data = Data::new();
     let store = data.open().await;
     let url = data.url();
@@ -160,7 +160,7 @@ async fn the_oldest_days_go_while_all_take_too_much() {
     let tight = Retention { days: None, bytes: Some(total - three - 1) };
     assert_eq!(store.prune(tight, today).await.unwrap(), [(ago(3), 1), (ago(2), 1)]);
     assert_eq!(names(&store).await, ["today", "one"]);
-    // today stays, whatever it takes
+    // today is kept regardless of its size
     let nothing = Retention { days: None, bytes: Some(0) };
     assert_eq!(store.prune(nothing, today).await.unwrap(), [(ago(1), 1)]);
     assert_eq!(names(&store).await, ["today"]);
@@ -169,7 +169,7 @@ async fn the_oldest_days_go_while_all_take_too_much() {
 }
 
 #[tokio::test]
-async fn a_day_with_a_running_run_stays_until_it_is_over() {
+async fn day_with_active_run_is_kept_until_its_end() {
     let data = Data::new();
     let store = data.open().await;
     let today = Utc::now().date_naive();
@@ -180,7 +180,7 @@ async fn a_day_with_a_running_run_stays_until_it_is_over() {
     let retention = Retention { days: Some(1), bytes: None };
     assert!(store.prune(retention, today).await.unwrap().is_empty());
     psql(&url, "update runs set status = 'done' where request_id = 'old'").await;
-    // as the server does by itself, once it is told what to keep
+    // as the server does with a retention flag
     store.retain(retention);
     let begin = Instant::now();
     while store.find(&Scope::All, "old").await.unwrap().is_some() {

@@ -54,10 +54,10 @@ async fn runs_are_listed_filtered_and_paged() {
 }
 
 #[tokio::test]
-async fn words_are_found_among_the_newest_runs_and_among_all() {
+async fn words_are_found_in_newest_and_all_runs() {
     let data = Data::new();
     let store = data.open().await;
-    // More than are looked at one by one; `common` is in all, `needle` in the oldest two, `tail` in the newest and the oldest.
+    // More than are searched individually; `common` is in all, `needle` in the oldest two, `tail` in the newest and the oldest.
     let runs = "insert into runs (run_id, request_id, created_at, status, surface, mods, prompt_preview, output_preview,
             prompt_tokens, completion_tokens, cached_tokens, events, backtracked, forced, actions, errors, error_text,
             has_attention, surprise_strip, mod_text, search)
@@ -89,7 +89,7 @@ async fn words_are_found_among_the_newest_runs_and_among_all() {
     store.close().await;
 }
 
-/// Runs of which a few are special; `count` of them, number 1 the oldest. The ids are of the Unix epoch's first seconds.
+/// Stores `count` runs of which a few are special; number 1 is the oldest. The ids are from the first seconds of the Unix epoch.
 fn many(count: u32) -> String {
     format!(
         "insert into runs (run_id, request_id, created_at, status, message, surface, model, mods, prompt_preview,
@@ -111,14 +111,14 @@ fn many(count: u32) -> String {
 }
 
 #[tokio::test]
-async fn what_few_runs_have_is_found_without_reading_all() {
+async fn rare_values_are_found_without_full_scan() {
     const COUNT: u32 = 20_000;
     const READ: &str =
         "select coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) from pg_stat_user_tables where relname = 'runs'";
     let data = Data::new();
     let store = data.open().await;
     let url = data.url();
-    // Nobody else reads.
+    // No other client reads.
     psql(&url, "alter table runs set (autovacuum_enabled = off)").await;
     psql(&url, &many(COUNT)).await;
     psql(&url, "vacuum runs").await;
@@ -157,7 +157,7 @@ async fn what_few_runs_have_is_found_without_reading_all() {
     for (q, expected) in filters {
         assert_eq!(found(&store, q).await, expected, "{q}");
     }
-    // Each page once, newest first, also where a filter is divided.
+    // Each page once, newest first, also if a filter is split.
     let (mut ids, mut before) = (Vec::new(), None);
     loop {
         let page = store.runs(&Scope::All, &RunQuery { q: "-status:done".into(), before, limit: 7 }).await.unwrap();
@@ -170,7 +170,7 @@ async fn what_few_runs_have_is_found_without_reading_all() {
     }
     assert_eq!(ids, both(7, 8, 1000));
 
-    // The server counts what a connection has read once it has ended.
+    // The server counts the reads of a connection when it ends.
     store.close().await;
     let others = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
         and backend_type = 'client backend'";
@@ -182,10 +182,10 @@ async fn what_few_runs_have_is_found_without_reading_all() {
 }
 
 #[tokio::test]
-async fn a_model_of_any_name_is_kept_and_found() {
+async fn model_with_any_name_is_recorded_and_found() {
     let data = Data::new();
     let store = data.open().await;
-    // More than an entry of an index takes, and nothing that a database could pack.
+    // Larger than an index entry, and not compressible.
     let mut state = 1_u64;
     let first: String = std::iter::repeat_with(|| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -207,7 +207,7 @@ async fn a_model_of_any_name_is_kept_and_found() {
 }
 
 #[tokio::test]
-async fn names_of_models_are_read_up_to_a_limit() {
+async fn model_name_length_is_limited() {
     let data = Data::new();
     let store = data.open().await;
     let url = data.url();
@@ -220,13 +220,14 @@ async fn names_of_models_are_read_up_to_a_limit() {
 }
 
 #[tokio::test]
-async fn a_database_of_before_is_brought_up_to_date_and_says_so() {
+async fn older_database_is_migrated_and_logged() {
     let data = Data::empty();
     let url = data.url();
-    let said = std::sync::Mutex::new(Vec::new());
-    let open = async || Store::open(data.database(), |text| said.lock().unwrap().push(text.to_owned())).await.unwrap();
+    let output = std::sync::Mutex::new(Vec::new());
+    let open =
+        async || Store::open(data.database(), |text| output.lock().unwrap().push(text.to_owned())).await.unwrap();
     open().await.close().await;
-    assert!(said.lock().unwrap().is_empty(), "a new database lacks nothing: {said:?}");
+    assert!(output.lock().unwrap().is_empty(), "a new database lacks nothing: {output:?}");
     psql(
         &url,
         "delete from refinery_schema_history where version >= 7; alter table runs drop column request_extras, drop column owner;
@@ -245,7 +246,7 @@ async fn a_database_of_before_is_brought_up_to_date_and_says_so() {
     assert!(store.response(&ann, "r").await.unwrap().is_some(), "a label of a key without a name is no tenant");
     store.close().await;
     assert_eq!(
-        *said.lock().unwrap(),
+        *output.lock().unwrap(),
         [
             "bringing the database up to date: V7__list_indexes, V8__request_extras, V9__owners, V11__servers, V12__citus, V13__filters"
         ]

@@ -19,7 +19,7 @@ async fn send(store: &Store, signals: impl IntoIterator<Item = Signal>) {
     }
 }
 
-/// Waits until the store says that of the run.
+/// Waits until the run has that status.
 async fn wait_for(store: &Store, run_id: RunId, status: RunStatus) {
     let begun = Instant::now();
     while store.find(&Scope::All, &run_id.to_string()).await.unwrap().is_none_or(|run| run.status != status) {
@@ -59,7 +59,7 @@ async fn lost_listening_connection_misses_no_run() {
     wait_for(&second, long, RunStatus::Running).await;
     for round in 0..5 {
         kill_listeners(&data.url()).await;
-        // Begins and ends while nobody listens.
+        // Starts and ends while no server listens.
         let run_id = first.ingest(&Scope::All, None, document(&format!("round {round}"), 1)).await.unwrap().run_id;
         while next_change(&mut changes).await != (RunChange { run_id, status: RunStatus::Done, owner: None }) {}
     }
@@ -70,7 +70,7 @@ async fn lost_listening_connection_misses_no_run() {
     first.close().await;
 }
 
-/// The dead store sends no heartbeats, and does not take itself off the list.
+/// The dead store sends no heartbeats and does not remove itself from the list.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn runs_of_a_dead_server_are_interrupted_within_30_seconds() {
     let data = Data::new();
@@ -93,9 +93,9 @@ async fn runs_of_a_dead_server_are_interrupted_within_30_seconds() {
     first.close().await;
 }
 
-/// The other server has marked the run, as after an interruption of the network, and then more of it arrives.
+/// Another server has marked the run, as after a network interruption, and then more items arrive.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn server_that_was_declared_dead_and_comes_back_ends_its_run_as_it_was() {
+async fn server_wrongly_declared_dead_completes_its_run() {
     let data = Data::new();
     let (first, second) = two(&data).await;
     let mut run = Live::new("not dead");

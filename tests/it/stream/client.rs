@@ -9,7 +9,7 @@ use yawc::{Frame, HttpRequest, OpCode, Options, TcpWebSocket, WebSocket};
 /// Maximum wait for a message while other tests use all cores.
 const PATIENCE: Duration = Duration::from_mins(3);
 
-/// Among the headers, this asks for compression.
+/// Header that requests compression.
 pub const COMPRESSED: (&str, &str) = ("x-test", "compressed");
 
 /// A connection.
@@ -17,7 +17,7 @@ pub struct Client {
     pub socket: TcpWebSocket,
 }
 
-/// The next item of a connection.
+/// An item received on a connection.
 #[derive(Debug)]
 pub enum Next {
     Message(Value),
@@ -25,7 +25,7 @@ pub enum Next {
 }
 
 impl Client {
-    /// Connects, without a key.
+    /// Connects without a key.
     pub async fn connect(server: &Server) -> Self {
         Self::connect_with(server, &[]).await.unwrap()
     }
@@ -48,7 +48,7 @@ impl Client {
         self.send_text(message.to_string()).await;
     }
 
-    /// Sends a text, whatever it says.
+    /// Sends any text.
     pub async fn send_text(&mut self, text: String) {
         self.socket.send(Frame::text(text)).await.unwrap();
     }
@@ -68,7 +68,7 @@ impl Client {
         }
     }
 
-    /// The next message.
+    /// Returns the next message.
     pub async fn message(&mut self) -> Value {
         match self.next().await {
             Next::Message(message) => message,
@@ -76,7 +76,7 @@ impl Client {
         }
     }
 
-    /// Messages up to the first that fits, with it. A stream may never pause, so the whole search has a limit, too.
+    /// Returns the messages up to the first match. A stream may never pause, so the whole search has a time limit, too.
     pub async fn until(&mut self, fits: impl Fn(&Value) -> bool) -> Vec<Value> {
         let search = async {
             let mut messages = Vec::new();
@@ -92,18 +92,18 @@ impl Client {
         tokio::time::timeout(2 * PATIENCE, search).await.expect("the message does not come")
     }
 
-    /// Messages up to the end of a run.
+    /// Returns the messages up to the end of a run.
     pub async fn until_end(&mut self) -> Vec<Value> {
         self.until(|message| message["type"] == "completion" || message["type"] == "error").await
     }
 
-    /// Sends a configuration and hears the run to its end.
+    /// Sends a configuration and receives the run to its end.
     pub async fn run(&mut self, config: &Value) -> Vec<Value> {
         self.send(config).await;
         self.until_end().await
     }
 
-    /// Messages up to the status of that operation, with it.
+    /// Returns the messages up to the status of that operation.
     pub async fn until_status(&mut self, operation: &str) -> Vec<Value> {
         let messages = self.until(|message| message["operation"] == operation || message["type"] == "error").await;
         assert_eq!(messages.last().unwrap()["type"], "status", "{:?}", messages.last());

@@ -1,12 +1,12 @@
-//! Every message of the contract, as it stands there.
+//! Every message of the contract, verbatim.
 
 use super::client::COMPRESSED;
-use super::{Client, followed, of_type};
+use super::{Client, followed, with_type};
 use crate::harness::server;
 use serde_json::{Value, json};
 
 #[tokio::test]
-async fn a_run_is_init_tokens_and_completion() {
+async fn run_sends_init_tokens_and_completion() {
     let server = server().await;
     let mut client = Client::connect(server).await;
     let messages = client
@@ -29,7 +29,7 @@ async fn a_run_is_init_tokens_and_completion() {
     assert_eq!(completion["request_id"], id);
     assert!(["length", "stop"].contains(&completion["finish_reason"].as_str().unwrap()));
     let usage = &completion["usage"];
-    let tokens: Vec<&Value> = of_type(&messages, "token").collect();
+    let tokens: Vec<&Value> = with_type(&messages, "token").collect();
     assert_eq!(usage["completion_tokens"], tokens.len());
     assert_eq!(usage["total_tokens"].as_u64().unwrap(), usage["prompt_tokens"].as_u64().unwrap() + tokens.len() as u64);
     assert!(completion.get("timing").is_none());
@@ -47,7 +47,7 @@ async fn a_run_is_init_tokens_and_completion() {
 }
 
 #[tokio::test]
-async fn the_whole_configuration_of_the_contract_is_taken() {
+async fn complete_config_of_contract_is_accepted() {
     let server = server().await;
     let mut client = Client::connect_with(server, &[COMPRESSED]).await.unwrap();
     let messages = client
@@ -77,13 +77,13 @@ async fn the_whole_configuration_of_the_contract_is_taken() {
 }
 
 #[tokio::test]
-async fn deltas_leave_out_what_was_said() {
+async fn delta_mode_omits_text_so_far() {
     let server = server().await;
     let mut client = Client::connect(server).await;
     let config = json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 12, "ignore_eos": true},
                         "options": {"generated_text": "delta"}});
     let messages = client.run(&config).await;
-    assert!(of_type(&messages, "token").all(|token| token.get("generated_text").is_none()));
+    assert!(with_type(&messages, "token").all(|token| token.get("generated_text").is_none()));
     assert_eq!(messages.last().unwrap()["generated_text"], followed(&messages));
     let config = json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 12, "ignore_eos": true},
                         "options": {"stream": false}});
@@ -92,7 +92,7 @@ async fn deltas_leave_out_what_was_said() {
 }
 
 #[tokio::test]
-async fn a_stop_string_ends_the_answer_before_it() {
+async fn answer_ends_before_stop_string() {
     let server = server().await;
     let mut client = Client::connect(server).await;
     let mut config = json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 40, "temperature": 0,
@@ -109,13 +109,13 @@ async fn a_stop_string_ends_the_answer_before_it() {
 }
 
 #[tokio::test]
-async fn what_a_mod_takes_back_is_told() {
+async fn backtrack_is_reported() {
     let server = server().await;
     let mut client = Client::connect(server).await;
     let config = json!({"type": "config", "prompt": "Once", "mods": ["take_back"],
                         "parameters": {"max_tokens": 24, "ignore_eos": true, "seed": 5}});
     let messages = client.run(&config).await;
-    let backtrack = of_type(&messages, "backtrack").next().expect("a backtrack");
+    let backtrack = with_type(&messages, "backtrack").next().expect("a backtrack");
     assert!(backtrack["removed_tokens"].as_u64().unwrap() > 0, "{backtrack}");
     let completion = messages.last().unwrap();
     assert_eq!(followed(&messages), completion["generated_text"].as_str().unwrap());
@@ -132,7 +132,7 @@ async fn what_a_mod_takes_back_is_told() {
 }
 
 #[tokio::test]
-async fn an_error_brings_what_was_said_before_it() {
+async fn error_contains_partial_text() {
     let server = server().await;
     let mut client = Client::connect(server).await;
     let config = json!({"type": "config", "prompt": "Once", "mods": ["refuse_late"],
@@ -145,13 +145,13 @@ async fn an_error_brings_what_was_said_before_it() {
     assert!(!error["generated_text"].as_str().unwrap().is_empty());
     assert_eq!(error["generated_text"], followed(&messages));
     assert!(error["usage"]["completion_tokens"].as_u64().unwrap() > 0);
-    // The connection goes on: the client may try with other parameters.
+    // The connection stays open: the client may retry with other parameters.
     let again = client.run(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 3}})).await;
     assert_eq!(again.last().unwrap()["type"], "completion");
 }
 
 #[tokio::test]
-async fn only_what_a_mod_says_is_a_content_filter() {
+async fn content_filter_is_only_for_mod_errors() {
     let server = server().await;
     let mut client = Client::connect(server).await;
     let all: Vec<u32> = (0..640).collect();
@@ -165,7 +165,7 @@ async fn only_what_a_mod_says_is_a_content_filter() {
 }
 
 #[tokio::test]
-async fn a_run_that_takes_too_long_ends_with_what_it_has() {
+async fn timed_out_run_returns_partial_text() {
     let server = server().await;
     let mut client = Client::connect(server).await;
     let mut config = super::endless();
@@ -189,19 +189,19 @@ async fn several_runs_share_a_connection() {
             .await;
     }
     let mut messages = Vec::new();
-    while of_type(&messages, "completion").count() < ids.len() {
+    while with_type(&messages, "completion").count() < ids.len() {
         messages.push(client.message().await);
     }
     for id in &ids {
         let own: Vec<Value> = messages.iter().filter(|message| message["request_id"] == *id).cloned().collect();
         assert_eq!(own[0]["type"], "init");
         assert_eq!(own.last().unwrap()["generated_text"], followed(&own));
-        assert_eq!(of_type(&own, "token").count(), 30);
+        assert_eq!(with_type(&own, "token").count(), 30);
     }
 }
 
 #[tokio::test]
-async fn the_documents_describe_it() {
+async fn api_documents_describe_protocol() {
     let server = server().await;
     let (status, document) = server.get("/api/v1/asyncapi.json").await;
     assert_eq!((status, &document["asyncapi"]), (200, &json!("3.0.0")));

@@ -1,6 +1,6 @@
 //! Control messages and feedback.
 
-use super::{Client, endless, followed, of_type};
+use super::{Client, endless, followed, with_type};
 use crate::harness::{Server, server};
 use serde_json::{Value, json};
 
@@ -34,7 +34,7 @@ async fn stop_ends_a_run_with_its_completion() {
 }
 
 #[tokio::test]
-async fn a_stop_that_overtakes_its_run_ends_it() {
+async fn stop_before_start_ends_run() {
     let server = server().await;
     let mut client = Client::connect(server).await;
     for _ in 0..8 {
@@ -43,8 +43,8 @@ async fn a_stop_that_overtakes_its_run_ends_it() {
         let messages = client.until_end().await;
         let completion = messages.last().unwrap();
         assert_eq!((&completion["type"], &completion["stopped_by"]), (&json!("completion"), &json!("client")));
-        // It may have begun, and is over then.
-        for init in of_type(&messages, "init") {
+        // It may have started, and then it has ended.
+        for init in with_type(&messages, "init") {
             assert_eq!(init["request_id"], completion["request_id"]);
             assert_eq!(server.finished(init["request_id"].as_str().unwrap()).await["run"]["status"], "cancelled");
         }
@@ -55,7 +55,7 @@ async fn a_stop_that_overtakes_its_run_ends_it() {
 }
 
 #[tokio::test]
-async fn modify_takes_effect_and_is_in_the_trace() {
+async fn modify_takes_effect_and_is_recorded() {
     let server = server().await;
     let (mut client, id) = begun(server).await;
     client.until(|message| message["index"] == 3).await;
@@ -77,8 +77,8 @@ async fn modify_takes_effect_and_is_in_the_trace() {
     let noted =
         events.iter().find(|event| event["details"]["note"].as_str().is_some_and(|note| note.contains("temperature")));
     assert_eq!(noted.expect("a note in the trace")["step"].as_u64().unwrap() as usize, from, "{noted:?}");
-    // From there on the most probable token was taken each time, but for those that end a generation, which are banned here and
-    // may stand before it; before, it was not.
+    // From there on the most probable token was always selected, except for end tokens, which are banned here and
+    // may be more probable; before, it was not.
     let ranks = |range: std::ops::Range<usize>| -> Vec<u64> {
         let sampled = events.iter().filter(|event| event["event_type"] == "Sampled");
         let steps = sampled.filter(|event| range.contains(&(event["step"].as_u64().unwrap() as usize)));
@@ -91,7 +91,7 @@ async fn modify_takes_effect_and_is_in_the_trace() {
 }
 
 #[tokio::test]
-async fn other_stop_strings_hold_from_then_on() {
+async fn changed_stop_strings_apply_immediately() {
     let server = server().await;
     let (mut client, _) = begun(server).await;
     client.until(|message| message["index"] == 2).await;
@@ -103,7 +103,7 @@ async fn other_stop_strings_hold_from_then_on() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_changed_is_refused_and_changes_nothing() {
+async fn unmodifiable_parameter_is_rejected_without_change() {
     let server = server().await;
     let (mut client, id) = begun(server).await;
     for (parameters, expected) in [
@@ -124,10 +124,10 @@ async fn what_cannot_be_changed_is_refused_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_paused_run_rests_gives_its_slot_back_and_goes_on() {
+async fn paused_run_releases_slot_and_resumes() {
     let server = Server::start(&["--parallel", "1", "--pause-timeout", "1"]);
     server.wait_ready().await;
-    // All text so far in every message fills the buffers, so that it cannot be over before it is paused.
+    // The text so far in every message fills the buffers, so that the run cannot end before it is paused.
     let config = json!({"type": "config", "prompt": "Once upon a time",
                         "parameters": {"max_tokens": 2500, "temperature": 1.0, "seed": 11, "ignore_eos": true}});
     let mut client = Client::connect(&server).await;
@@ -136,14 +136,14 @@ async fn a_paused_run_rests_gives_its_slot_back_and_goes_on() {
     client.send(&json!({"type": "control", "action": "pause"})).await;
     messages.extend(client.until_status("pause").await);
     let before = followed(&messages);
-    // Its slot is free after a while, and others run in it.
+    // Its slot is released later and used by other runs.
     let parked = client.until_status("pause").await;
     assert!(
         parked.last().unwrap()["message"].as_str().unwrap().contains("the slot was given to another run"),
         "{parked:?}"
     );
     messages.extend(parked);
-    assert_eq!(of_type(&messages, "completion").count(), 0, "it was over before it could be paused");
+    assert_eq!(with_type(&messages, "completion").count(), 0, "it was over before it could be paused");
     let other =
         json!({"prompt": "Another prompt that has nothing to do with it", "max_tokens": 40, "ignore_eos": true});
     server.answer("/v1/generate", &other).await;
@@ -151,17 +151,17 @@ async fn a_paused_run_rests_gives_its_slot_back_and_goes_on() {
     messages.extend(client.until_end().await);
     let completion = messages.last().unwrap();
     assert_eq!(completion["type"], "completion", "{completion}");
-    // The same run, without a gap. Its text is not that of another run with the same seed to the last token: how a state came
-    // about shows in the last digits of the model's numbers.
+    // The same run, without a gap. Its text may differ from another run with the same seed, because the way a state was computed
+    // affects the last digits.
     assert_eq!(completion["generated_text"], followed(&messages));
     assert!(completion["generated_text"].as_str().unwrap().starts_with(&before));
-    let indices: Vec<u64> = of_type(&messages, "token").map(|token| token["index"].as_u64().unwrap()).collect();
+    let indices: Vec<u64> = with_type(&messages, "token").map(|token| token["index"].as_u64().unwrap()).collect();
     assert_eq!(indices, (1..=2500).collect::<Vec<_>>());
     assert_eq!(completion["usage"]["completion_tokens"], 2500);
 }
 
 #[tokio::test]
-async fn regenerate_begins_another_run_in_its_place() {
+async fn regenerate_replaces_run() {
     let server = server().await;
     let mut client = Client::connect(server).await;
     client
@@ -177,9 +177,9 @@ async fn regenerate_begins_another_run_in_its_place() {
     let init = client.until(|message| message["type"] == "init").await.pop().unwrap();
     assert_eq!(init["replaces"], first["request_id"]);
     assert_ne!(init["request_id"], first["request_id"]);
-    // Nothing more comes of the first one.
+    // The first run sends no more messages.
     let token = client.until(|message| message["index"] == 5).await;
-    assert!(of_type(&token, "token").all(|token| token["request_id"] == init["request_id"]));
+    assert!(with_type(&token, "token").all(|token| token["request_id"] == init["request_id"]));
     client.send(&json!({"type": "control", "action": "stop"})).await;
     assert_eq!(client.until_end().await.last().unwrap()["request_id"], init["request_id"]);
     let run = server.finished(init["request_id"].as_str().unwrap()).await;
@@ -191,7 +191,7 @@ async fn regenerate_begins_another_run_in_its_place() {
 }
 
 #[tokio::test]
-async fn feedback_is_kept_with_the_run_and_shown() {
+async fn feedback_is_stored_and_shown() {
     let server = server().await;
     let mut client = Client::connect(server).await;
     let config = json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 5}});
@@ -228,7 +228,7 @@ async fn feedback_is_kept_with_the_run_and_shown() {
         let error = client.message().await;
         assert!(error["message"].as_str().unwrap().contains(expected), "{error}");
     }
-    // It goes with its run.
+    // It is deleted with its run.
     server.finished(run_id).await;
     let deleted = server.request(reqwest::Method::DELETE, &format!("/api/v1/runs/{run_id}")).send().await.unwrap();
     assert_eq!(deleted.status(), 204);

@@ -1,4 +1,4 @@
-//! The examples of `tests/examples`, as a reader would run them.
+//! The examples of `tests/examples`, run as documented.
 
 use crate::harness::Server;
 use std::path::Path;
@@ -24,22 +24,22 @@ async fn tried(program: &'static str, flags: &'static [&'static str], file: &'st
     let base = server.base.clone();
     let output = tokio::task::spawn_blocking(move || run(program, flags, file, &base, "secret")).await.unwrap();
     let Some(output) = output else { return };
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{said}");
-    assert!(!output.stdout.is_empty(), "{said}");
-    // A run of sixty tokens may be over before it hears that it is to change.
+    let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{printed}");
+    assert!(!output.stdout.is_empty(), "{printed}");
+    // A run of sixty tokens may end before the change arrives.
     for expected in ["run ", "feedback: "] {
-        assert!(said.contains(expected), "{said}");
+        assert!(printed.contains(expected), "{printed}");
     }
 }
 
 #[tokio::test]
-async fn the_example_in_python_works() {
+async fn python_example_works() {
     tried("python3", &[], "stream.py").await;
 }
 
 #[tokio::test]
-async fn the_example_in_javascript_works() {
+async fn javascript_example_works() {
     let version = Command::new("node").arg("--version").output();
     let version = version.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
     let major: u32 = version.trim_start_matches('v').split('.').next().and_then(|text| text.parse().ok()).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Clients that mean no good, or do not know better.
+//! Malicious and careless clients.
 
 use super::client::Next;
 use super::{Client, endless};
@@ -19,7 +19,7 @@ async fn code_after(client: &mut Client) -> Option<u16> {
 }
 
 #[tokio::test]
-async fn a_wrong_beginning_is_explained_and_closed() {
+async fn invalid_first_message_is_explained_and_closes_connection() {
     let server = server().await;
     for (first, expected) in [
         ("{\"type\":\"control\",\"action\":\"stop\"}", "first message must be a config message"),
@@ -39,7 +39,7 @@ async fn a_wrong_beginning_is_explained_and_closed() {
 }
 
 #[tokio::test]
-async fn wrong_messages_are_explained_and_the_connection_goes_on() {
+async fn invalid_messages_are_explained_and_connection_stays_open() {
     let server = server().await;
     let mut client = Client::connect(server).await;
     client.run(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 2}})).await;
@@ -123,7 +123,7 @@ async fn raw(server: &Server) -> TcpStream {
 }
 
 #[tokio::test]
-async fn frames_that_break_the_rules_close_the_connection() {
+async fn invalid_frames_close_connection() {
     let server = server().await;
     let masked = |first: u8, payload: &[u8]| {
         let mut frame = vec![first, 0x80 | payload.len() as u8, 0, 0, 0, 0];
@@ -145,11 +145,11 @@ async fn frames_that_break_the_rules_close_the_connection() {
         let mut answer = Vec::new();
         let read = tokio::time::timeout(Duration::from_secs(30), stream.read_to_end(&mut answer)).await;
         let at = answer.iter().rposition(|&byte| byte == 0x88);
-        let told = at.and_then(|at| Some(u16::from_be_bytes([*answer.get(at + 2)?, *answer.get(at + 3)?])));
+        let reported = at.and_then(|at| Some(u16::from_be_bytes([*answer.get(at + 2)?, *answer.get(at + 3)?])));
         assert!(read.is_ok(), "{what}: the connection stays open");
-        assert_eq!(told, code, "{what}: {answer:?}");
+        assert_eq!(reported, code, "{what}: {answer:?}");
     }
-    // Nothing but noise.
+    // Random bytes.
     let mut stream = raw(server).await;
     let noise: Vec<u8> = (0..4000_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let _ = stream.write_all(&noise).await;
@@ -168,14 +168,14 @@ async fn frames_that_break_the_rules_close_the_connection() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_in_the_middle_disturbs_nobody() {
+async fn disconnect_during_request_does_not_affect_others() {
     let server = Server::start(&["--stream-keep", "0", "--parallel", "1"]);
     server.wait_ready().await;
     for _ in 0..3 {
         let mut client = Client::connect(&server).await;
         client.send(&endless()).await;
         client.until(|message| message["index"] == 2).await;
-        // Without a word.
+        // Without a close frame.
         drop(client);
     }
     // The only slot is free again.
@@ -184,7 +184,7 @@ async fn a_client_that_leaves_in_the_middle_disturbs_nobody() {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_read_makes_its_run_wait_and_nobody_else() {
+async fn client_that_does_not_read_pauses_only_its_run() {
     let server = Server::start(&["--parallel", "2"]);
     server.wait_ready().await;
     let mut slow = Client::connect(&server).await;
@@ -213,20 +213,20 @@ async fn a_client_that_does_not_read_makes_its_run_wait_and_nobody_else() {
     assert!(before < 3900, "all {before} tokens were generated, though nobody reads them");
     let other = server.answer("/v1/generate", &json!({"prompt": "Other", "max_tokens": 20, "ignore_eos": true})).await;
     assert_eq!(other["usage"]["completion_tokens"], 20);
-    // It goes on where it was.
+    // It continues at its position.
     let end = slow.until_end().await.pop().unwrap();
     assert_eq!((&end["type"], &end["request_id"]), (&json!("completion"), &json!(id)), "{end}");
     assert_eq!(end["usage"]["completion_tokens"], 3900);
 }
 
 #[tokio::test]
-async fn the_slot_of_a_client_that_does_not_read_goes_to_those_who_wait() {
+async fn slot_of_unread_run_is_given_to_waiting_run() {
     let server = Server::start(&["--parallel", "1"]);
     server.wait_ready().await;
     let mut slow = Client::connect(&server).await;
     slow.send(&endless()).await;
     let mut messages = vec![slow.message().await];
-    // All buffers are filled, and then the only slot is of no use to anybody.
+    // All buffers fill up, and then the only slot is blocked.
     let other = json!({"prompt": "Another prompt", "max_tokens": 20, "ignore_eos": true});
     assert_eq!(server.answer("/v1/generate", &other).await["usage"]["completion_tokens"], 20);
     messages.extend(slow.until_end().await);
@@ -236,7 +236,7 @@ async fn the_slot_of_a_client_that_does_not_read_goes_to_those_who_wait() {
 }
 
 #[tokio::test]
-async fn a_thousand_idle_connections_cost_little() {
+async fn thousand_idle_connections_use_little_memory() {
     let server = Server::start(&[]);
     server.wait_ready().await;
     let resident = || -> usize {
@@ -249,7 +249,7 @@ async fn a_thousand_idle_connections_cost_little() {
     let before = resident();
     let mut idle = Vec::new();
     for _ in 0..1000 {
-        // Plain connections of this process, so that its own limits are not met first.
+        // Plain connections, so that limits of the client library do not apply.
         idle.push(raw(&server).await);
     }
     let each = resident().saturating_sub(before) as f64 / 1000.0;

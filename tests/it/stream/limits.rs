@@ -11,7 +11,7 @@ fn short() -> Value {
 }
 
 #[tokio::test]
-async fn a_key_comes_as_a_header_or_with_the_first_message() {
+async fn key_is_accepted_in_header_or_first_message() {
     let server = Server::start(&["--api-key", "secret", "--cors-origin", "https://app.example"]);
     server.wait_ready().await;
     let mut client = Client::connect_with(&server, &[("authorization", "Bearer secret")]).await.unwrap();
@@ -36,7 +36,7 @@ async fn a_key_comes_as_a_header_or_with_the_first_message() {
         assert_eq!((&error["error"], &error["recovery_action"]), (&json!("unauthorized"), &json!("authenticate")));
         assert!(matches!(client.next().await, Next::Closed(Some(1008))));
     }
-    // The address is no place for a key, and other paths do not become public by pretending.
+    // A key in the URL is ignored, and other paths do not become public by a similar URL.
     let path = "/generate?api_key=secret";
     let pretending = crate::harness::http().get(format!("{}/api/v1/runs", server.base)).header("upgrade", "websocket");
     assert_eq!(pretending.send().await.unwrap().status(), 401);
@@ -49,7 +49,7 @@ async fn a_key_comes_as_a_header_or_with_the_first_message() {
 }
 
 #[tokio::test]
-async fn a_key_that_nobody_asked_for_is_no_mistake() {
+async fn key_is_accepted_when_none_is_required() {
     let server = harness::server().await;
     let mut client = Client::connect(server).await;
     client.send(&json!({"type": "auth", "api_key": "unasked"})).await;
@@ -57,7 +57,7 @@ async fn a_key_that_nobody_asked_for_is_no_mistake() {
 }
 
 #[tokio::test]
-async fn no_answer_is_longer_than_the_server_lets_it_be() {
+async fn answer_length_is_limited_by_server() {
     let server = Server::start(&["--max-tokens-limit", "12", "--predict", "100", "--mods-dir", harness::MODS]);
     server.wait_ready().await;
     let messages = json!([{"role": "user", "content": "Once"}]);
@@ -99,7 +99,7 @@ async fn no_answer_is_longer_than_the_server_lets_it_be() {
 }
 
 #[tokio::test]
-async fn too_large_a_message_is_refused_with_a_reason() {
+async fn too_large_message_is_rejected_with_reason() {
     let server = Server::start(&["--max-message", "4K"]);
     server.wait_ready().await;
     let mut client = Client::connect(&server).await;
@@ -111,7 +111,7 @@ async fn too_large_a_message_is_refused_with_a_reason() {
 }
 
 #[tokio::test]
-async fn an_idle_connection_is_closed_and_one_with_a_run_is_not() {
+async fn only_idle_connections_are_closed() {
     let server = Server::start(&["--socket-idle", "1", "--run-timeout", "3"]);
     server.wait_ready().await;
     let (mut idle, mut busy) = (Client::connect(&server).await, Client::connect(&server).await);
@@ -129,7 +129,7 @@ async fn an_idle_connection_is_closed_and_one_with_a_run_is_not() {
 }
 
 #[tokio::test]
-async fn too_many_runs_are_refused_on_every_route() {
+async fn run_rate_is_limited_on_every_route() {
     let server = Server::start(&["--api-key", "one,two", "--rate-limit", "4"]);
     server.wait_ready().await;
     let post = async |path: &str, key: &str, body: Value| {
@@ -163,7 +163,7 @@ async fn too_many_runs_are_refused_on_every_route() {
 }
 
 #[tokio::test]
-async fn a_model_that_loads_is_waited_for_with_a_status() {
+async fn loading_model_reports_status() {
     let database = SilentDatabase::new().await;
     let server = Server::start(&["--database-url", &database.url]);
     let mut client = Client::connect(&server).await;
@@ -180,23 +180,26 @@ async fn a_model_that_loads_is_waited_for_with_a_status() {
 }
 
 #[tokio::test]
-async fn a_long_prompt_is_read_with_a_status() {
+async fn long_prompt_reports_progress() {
     let mut client = Client::connect(harness::server().await).await;
     let mut config = short();
     config["prompt"] = "the old fox and the young owl ".repeat(200).into();
     let messages = client.run(&config).await;
-    let told: Vec<u64> = messages
+    let reported: Vec<u64> = messages
         .iter()
         .filter(|message| message["operation"] == "prompt_processing")
         .map(|status| status["progress"].as_u64().unwrap())
         .collect();
-    assert!(!told.is_empty() && told.is_sorted() && told.iter().all(|&percent| percent < 100), "{messages:?}");
+    assert!(
+        !reported.is_empty() && reported.is_sorted() && reported.iter().all(|&percent| percent < 100),
+        "{messages:?}"
+    );
     let at = |kind: &str| messages.iter().position(|message| message["type"] == kind).unwrap();
     assert!(at("init") < at("status") && at("status") < at("token"), "{messages:?}");
 }
 
 #[tokio::test]
-async fn another_model_is_loaded_on_the_way_or_said_to_be_broken() {
+async fn other_model_is_loaded_or_reported_as_damaged() {
     let models = harness::folder();
     std::fs::copy(harness::model(), models.join("other.gguf")).unwrap();
     std::fs::write(models.join("broken.gguf"), b"GGUF, but nothing else").unwrap();
@@ -215,7 +218,7 @@ async fn another_model_is_loaded_on_the_way_or_said_to_be_broken() {
 }
 
 #[tokio::test]
-async fn a_server_that_stops_lets_runs_end_and_says_goodbye() {
+async fn stopping_server_completes_runs_and_closes_sockets() {
     let server = Server::start(&["--shutdown-grace", "20"]);
     server.wait_ready().await;
     let (mut busy, mut idle) = (Client::connect(&server).await, Client::connect(&server).await);
@@ -225,17 +228,17 @@ async fn a_server_that_stops_lets_runs_end_and_says_goodbye() {
         .await;
     busy.until(|message| message["index"] == 1).await;
     let stopped = server.stop("TERM");
-    let heard = async {
+    let received = async {
         assert!(matches!(idle.next().await, Next::Closed(Some(1001))));
         assert_eq!(busy.until_end().await.last().unwrap()["usage"]["completion_tokens"], 800);
         assert!(matches!(busy.next().await, Next::Closed(Some(1001))));
     };
-    let (code, ()) = tokio::join!(stopped, heard);
+    let (code, ()) = tokio::join!(stopped, received);
     assert_eq!(code, Some(0), "{}", server.log());
 }
 
 #[tokio::test]
-async fn a_run_that_a_stopping_server_cuts_off_says_what_it_had() {
+async fn interrupted_run_of_stopping_server_returns_partial_text() {
     let server = Server::start(&["--shutdown-grace", "1"]);
     server.wait_ready().await;
     let mut client = Client::connect(&server).await;
@@ -243,13 +246,13 @@ async fn a_run_that_a_stopping_server_cuts_off_says_what_it_had() {
     let mut messages = client.until(|message| message["index"] == 3).await;
     client.send(&json!({"type": "control", "action": "pause"})).await;
     messages.extend(client.until_status("pause").await);
-    let heard = async {
+    let received = async {
         messages.extend(client.until_end().await);
         let error = messages.last().unwrap();
         assert_eq!((&error["error"], &error["recovery_action"]), (&json!("unavailable"), &json!("retry")), "{error}");
         assert_eq!(error["generated_text"], super::followed(&messages));
         assert!(matches!(client.next().await, Next::Closed(Some(1001))));
     };
-    let (code, ()) = tokio::join!(server.stop("TERM"), heard);
+    let (code, ()) = tokio::join!(server.stop("TERM"), received);
     assert_eq!(code, Some(0), "{}", server.log());
 }

@@ -12,15 +12,15 @@ mod resume;
 pub use client::Client;
 use serde_json::{Value, json};
 
-/// A run that does not end before it is told to, and whose messages soon fill every buffer: a client that stops reading makes
-/// it wait.
+/// A run that does not end by itself and whose messages soon fill every buffer: a client that stops reading pauses
+/// it.
 pub fn endless() -> Value {
     json!({"type": "config", "prompt": "Once upon a time",
            "parameters": {"max_tokens": 3900, "temperature": 1.0, "seed": 7, "ignore_eos": true},
            "options": {"include_token_ids": true}})
 }
 
-/// The text that a client holds who follows every message.
+/// Returns the text of a client that applies every message.
 fn followed(messages: &[Value]) -> String {
     let mut text = String::new();
     for message in messages {
@@ -38,6 +38,6 @@ fn followed(messages: &[Value]) -> String {
     text
 }
 
-pub fn of_type<'m>(messages: &'m [Value], kind: &'m str) -> impl Iterator<Item = &'m Value> {
+pub fn with_type<'m>(messages: &'m [Value], kind: &'m str) -> impl Iterator<Item = &'m Value> {
     messages.iter().filter(move |message| message["type"] == kind)
 }

@@ -10,7 +10,7 @@ async fn events(body: &Value) -> Vec<(String, Value)> {
 }
 
 #[tokio::test]
-async fn the_example_of_the_contract_is_answered() {
+async fn example_of_contract_is_answered() {
     let answer = server()
         .await
         .answer(
@@ -30,7 +30,7 @@ async fn the_example_of_the_contract_is_answered() {
 }
 
 #[tokio::test]
-async fn a_stream_is_the_messages_of_the_protocol() {
+async fn stream_consists_of_protocol_messages() {
     let body = json!({"prompt": "Once", "max_tokens": 15, "ignore_eos": true, "stream": true, "include_timing": true});
     let events = events(&body).await;
     let kinds: Vec<&str> = events.iter().map(|(kind, _)| kind.as_str()).collect();
@@ -42,7 +42,7 @@ async fn a_stream_is_the_messages_of_the_protocol() {
 }
 
 #[tokio::test]
-async fn sections_of_the_protocol_are_taken_too() {
+async fn sections_of_config_are_accepted() {
     let server = server().await;
     let nested =
         json!({"prompt": "Once", "parameters": {"max_tokens": 7, "seed": 4}, "options": {"echo_prompt": true}});
@@ -53,7 +53,7 @@ async fn sections_of_the_protocol_are_taken_too() {
 }
 
 #[tokio::test]
-async fn errors_have_a_status_and_the_shape_of_the_protocol() {
+async fn errors_have_status_and_format_of_protocol() {
     let server = server().await;
     for (body, status, kind, expected) in [
         (json!({}), 400, "invalid_request", "`prompt` is missing"),

@@ -1,11 +1,11 @@
-//! Clients that come back.
+//! Clients that resume runs.
 
-use super::{Client, endless, followed, of_type};
+use super::{Client, endless, followed, with_type};
 use crate::harness::{Server, server};
 use serde_json::{Value, json};
 
 #[tokio::test]
-async fn a_client_that_comes_back_misses_nothing_and_hears_nothing_twice() {
+async fn resumed_client_receives_each_message_once() {
     let server = server().await;
     let mut config = endless();
     config["parameters"]["max_tokens"] = 600.into();
@@ -22,18 +22,18 @@ async fn a_client_that_comes_back_misses_nothing_and_hears_nothing_twice() {
     assert_eq!((&init["type"], &init["resumed"], &init["index"]), (&json!("init"), &json!(true), &json!(40)), "{init}");
     assert_eq!(init["generated_text"], followed(&messages));
     messages.extend(rest);
-    let indices: Vec<u64> = of_type(&messages, "token").map(|token| token["index"].as_u64().unwrap()).collect();
+    let indices: Vec<u64> = with_type(&messages, "token").map(|token| token["index"].as_u64().unwrap()).collect();
     assert_eq!(indices, (1..=600).collect::<Vec<_>>());
     assert_eq!(messages.last().unwrap()["generated_text"], followed(&messages));
     // Once more, from the beginning, after its end; a configuration without a prompt says the same.
     client.send(&json!({"type": "config", "request_id": id})).await;
     let again = client.until_end().await;
-    assert_eq!(of_type(&again, "token").count(), 600);
+    assert_eq!(with_type(&again, "token").count(), 600);
     assert_eq!(again.last().unwrap()["generated_text"], messages.last().unwrap()["generated_text"]);
 }
 
 #[tokio::test]
-async fn control_works_after_coming_back_and_the_first_connection_is_told() {
+async fn control_works_after_resume_and_first_connection_is_notified() {
     let server = server().await;
     let mut first = Client::connect(server).await;
     first.send(&endless()).await;
@@ -48,7 +48,7 @@ async fn control_works_after_coming_back_and_the_first_connection_is_told() {
 }
 
 #[tokio::test]
-async fn a_run_that_nobody_comes_back_to_ends_and_stays_in_the_database() {
+async fn abandoned_run_ends_and_is_stored() {
     let server = Server::start(&["--stream-keep", "1"]);
     server.wait_ready().await;
     let mut client = Client::connect(&server).await;
@@ -59,7 +59,7 @@ async fn a_run_that_nobody_comes_back_to_ends_and_stays_in_the_database() {
         .await;
     let deserted = client.message().await["request_id"].as_str().unwrap().to_owned();
     client.until(|message| message["index"] == 3).await;
-    // What is not read makes it wait, so that it cannot end by itself before it is given up.
+    // Unread messages pause it, so that it cannot end by itself before it is abandoned.
     client.send(&json!({"type": "control", "action": "pause"})).await;
     client.until_status("pause").await;
     drop(client);
@@ -77,15 +77,15 @@ async fn a_run_that_nobody_comes_back_to_ends_and_stays_in_the_database() {
     };
     assert_eq!(stored.len(), 2);
     assert_eq!((&stored[0]["stored"], &stored[1]["stored"]), (&json!(true), &json!(true)), "{stored:?}");
-    let (told, kept) = (short.last().unwrap(), &stored[1]);
-    assert_eq!(kept["generated_text"], told["generated_text"]);
-    assert_eq!((&kept["usage"], &kept["finish_reason"]), (&told["usage"], &told["finish_reason"]));
+    let (reported, kept) = (short.last().unwrap(), &stored[1]);
+    assert_eq!(kept["generated_text"], reported["generated_text"]);
+    assert_eq!((&kept["usage"], &kept["finish_reason"]), (&reported["usage"], &reported["finish_reason"]));
     client.send(&json!({"type": "resume", "request_id": "nobody"})).await;
     assert!(client.message().await["message"].as_str().unwrap().contains("no run 'nobody' exists"));
 }
 
 #[tokio::test]
-async fn a_stored_run_ends_as_it_ended() {
+async fn stored_run_has_same_last_message() {
     let server = Server::start(&["--stream-keep", "0", "--mods-dir", crate::harness::MODS]);
     server.wait_ready().await;
     let mut client = Client::connect(&server).await;
@@ -94,20 +94,20 @@ async fn a_stored_run_ends_as_it_ended() {
     let refused = json!({"type": "config", "prompt": "Once", "mods": ["refuse_late"],
                          "parameters": {"max_tokens": 40, "ignore_eos": true}});
     let called = json!({"type": "config", "prompt": "Once", "mods": ["call_tool"]});
-    let mut told = vec![client.run(&timed).await, client.run(&refused).await, client.run(&called).await];
+    let mut reported = vec![client.run(&timed).await, client.run(&refused).await, client.run(&called).await];
     client.send(&endless()).await;
     let mut stopped = client.until(|message| message["index"] == 2).await;
     client.send(&json!({"type": "control", "action": "stop"})).await;
     stopped.extend(client.until_end().await);
-    told.push(stopped);
-    for told in told {
-        let (id, last) = (told[0]["request_id"].as_str().unwrap(), told.last().unwrap());
+    reported.push(stopped);
+    for reported in reported {
+        let (id, last) = (reported[0]["request_id"].as_str().unwrap(), reported.last().unwrap());
         server.finished(id).await;
         let stored = loop {
             client.send(&json!({"type": "resume", "request_id": id})).await;
-            let heard = client.until_end().await;
-            if heard[0]["stored"] == true {
-                break heard;
+            let received = client.until_end().await;
+            if received[0]["stored"] == true {
+                break received;
             }
         };
         let stored = stored.last().unwrap();
@@ -120,7 +120,7 @@ async fn a_stored_run_ends_as_it_ended() {
 }
 
 #[tokio::test]
-async fn two_runs_that_begin_at_once_cannot_have_one_name() {
+async fn concurrent_runs_cannot_share_request_id() {
     let server = server().await;
     for _ in 0..5 {
         let id = format!("both-{}", uuid::Uuid::now_v7());
@@ -135,7 +135,7 @@ async fn two_runs_that_begin_at_once_cannot_have_one_name() {
 }
 
 #[tokio::test]
-async fn a_request_id_names_one_run() {
+async fn request_id_is_unique() {
     let server = server().await;
     let mut client = Client::connect(server).await;
     let id = format!("mine-{}", uuid::Uuid::now_v7());
