@@ -1,7 +1,7 @@
 //! Thunder runs a language model on llama.cpp, lets mods step into the decoding loop, keeps everything that
 //! happened in PostgreSQL, and replays it next to the live API.
 //!
-//! # The way of a run
+//! # The path of a run
 //! ```text
 //!  request ─► api/* ─► engine::Request ─► engine ⇄ model             numbers
 //!                                           │  ⇅

@@ -137,7 +137,7 @@ pub struct DataConfig {
 /// Listener, access and limits of the server.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
-    /// At least one address.
+    /// One or more addresses.
     pub listen: Vec<SocketAddr>,
     /// Keys, origins and host names.
     pub security: SecurityConfig,

@@ -1,4 +1,4 @@
-//! Embeddings and scores, computed on a thread of its own with an encoding context of the model.
+//! Embeddings and scores, computed on a separate thread with an encoding context of the model.
 //!
 //! Inputs of all waiting requests share decodes, one input of each in turn, so that a long request does not delay short
 //! ones. A decode never waits for more inputs: those that arrive meanwhile go into the next one. A request whose client

@@ -71,7 +71,7 @@ async fn headers_have_a_limited_size() {
     let scene = move || {
         let mut stream = connect(server);
         stream.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Long: ").unwrap();
-        // The server may have answered and closed before all is written.
+        // The server may answer and close before everything is written.
         let _ = stream.write_all(&vec![b'a'; 1 << 20]);
         let answer = until_closed(stream);
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");

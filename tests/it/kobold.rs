@@ -131,7 +131,7 @@ async fn numbers_are_sent_in_separate_frames() {
             assert_eq!(numbers.len(), expected.len());
             for (a, b) in numbers.chunks_exact(4).zip(expected.chunks_exact(4)) {
                 let (a, b) = (number(a), number(b));
-                // The batches differ with the other tests' runs, and with them the rounding.
+                // Batches, and thus the rounding, depend on runs of other tests.
                 assert!((a - b).abs() < 1e-3 + 0.01 * b, "{a} instead of {b}");
             }
         }

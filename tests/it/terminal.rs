@@ -201,7 +201,7 @@ impl Terminal {
         self.keys.flush().unwrap();
     }
 
-    /// Waits for a text behind `from` and returns where it ends.
+    /// Waits for a text after `from` and returns its end.
     fn wait(&mut self, from: usize, expected: &str) -> usize {
         let begun = Instant::now();
         loop {

@@ -168,7 +168,7 @@ fn convert_tool_choice(choice: &Map<String, Value>, chat: &mut Map<String, Value
     Ok(())
 }
 
-/// Appends the converted messages. A tool result becomes a message of its own.
+/// Appends the converted messages. A tool result becomes a separate message.
 fn push_message(messages: &mut Vec<Value>, message: &Value, at: &str) -> Result<(), ApiError> {
     let role = message["role"].as_str().unwrap_or_default();
     if !matches!(role, "user" | "assistant" | "system") {

@@ -29,7 +29,7 @@ pub(super) enum LogEntry {
 pub(super) struct LogToken {
     /// Text of the token; all texts together are the answer.
     pub(super) text: String,
-    /// `None` for text without a token of its own.
+    /// `None` for text without a separate token.
     pub(super) id: Option<TokenId>,
     /// The token itself, followed by the most probable alternatives, with natural logarithms.
     pub(super) logprobs: Vec<(String, f32)>,

@@ -1,4 +1,4 @@
-//! Encoding of captured attention on a thread of its own, with a short queue, in order. Senders never wait.
+//! Encoding of captured attention on a separate thread, with a short queue, in order. Senders never wait.
 
 use crate::engine::options::AttentionEncodeFn;
 use crate::events::{AttentionStep, RunId, Signal, TraceItem};

@@ -1,4 +1,4 @@
-//! One list of checks ([`checks`]) on every way to a database: direct, over TLS, through pgbouncer, and on an outside
+//! One list of checks ([`checks`]) for every kind of connection: direct, over TLS, through pgbouncer, and to an external
 //! database that `THUNDER_TEST_DATABASE_URL` names, with `THUNDER_TEST_DATABASE_DIRECT_URL` where a pooler is between.
 
 mod checks;

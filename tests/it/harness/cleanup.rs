@@ -1,4 +1,4 @@
-//! Cleanup when the test process ends, however it ends.
+//! Cleanup when the test process ends, also after a crash.
 
 use nix::unistd::Pid;
 use std::io::Write as _;
@@ -40,7 +40,7 @@ static SHELL: LazyLock<Mutex<ChildStdin>> = LazyLock::new(|| {
 
 /// The folder of everything that this test process writes.
 ///
-/// Its path is short, because Unix sockets are below it. It is in no private home, because PostgreSQL runs as another user if
+/// Its path is short, because Unix sockets are below it. It is not in a private home, because PostgreSQL runs as another user if
 /// the tests run as root.
 fn root() -> PathBuf {
     std::env::temp_dir().join(format!("thunder-it-{}", std::process::id()))

@@ -314,19 +314,19 @@ impl Server {
         answer
     }
 
-    /// `POST` of JSON that is answered with server-sent events: the data of each without a name.
+    /// Sends a `POST` of JSON; returns the data of each server-sent event without a name.
     pub async fn stream(&self, path: &str, body: &Value) -> Vec<String> {
         let events = self.sse(path, body).await.rest().await.into_iter();
         events.filter(|event| event.name.is_empty()).map(|event| event.data).collect()
     }
 
-    /// `POST` of JSON that is answered with server-sent events: the name and the data of each.
+    /// Sends a `POST` of JSON; returns the name and the data of each server-sent event.
     pub async fn events(&self, path: &str, body: &Value) -> Vec<(String, Value)> {
         let events = self.sse(path, body).await.rest().await.into_iter();
         events.map(|event| (event.name.clone(), event.json())).collect()
     }
 
-    /// `POST` of JSON that is answered with server-sent events.
+    /// Sends a `POST` of JSON; returns the stream of server-sent events.
     pub async fn sse(&self, path: &str, body: &Value) -> SseReader {
         SseReader::new(self.request(Method::POST, path).json(body).send().await.unwrap()).await
     }
@@ -363,9 +363,9 @@ pub fn addresses(log: &str) -> Vec<String> {
     complete.lines().filter_map(|line| line.strip_prefix("thunder: listening on ")).map(str::to_owned).collect()
 }
 
-/// Returns a port for a program that cannot report the port that the system chose.
+/// Returns a port for a program that cannot report a port chosen by the system.
 ///
-/// The system gives none of this range to a program that asks for any port, and no port is returned twice.
+/// The system does not assign ports of this range by itself, and no port is returned twice.
 pub fn free_port() -> u16 {
     const RANGE: u16 = 20_000;
     static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| AtomicU16::new((std::process::id() % u32::from(RANGE)) as u16));

@@ -217,7 +217,7 @@ fn program(name: &str) -> PathBuf {
     all.into_iter().find(|path| path.exists()).unwrap_or_else(|| panic!("{name} is not installed"))
 }
 
-/// Returns the account for programs that refuse root; `None` if the tests do not run as root.
+/// Returns the account for programs that reject root; `None` if the tests do not run as root.
 fn account() -> Option<User> {
     Uid::effective().is_root().then(|| User::from_name("postgres").unwrap().expect("there is no account postgres"))
 }

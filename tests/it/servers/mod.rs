@@ -1,4 +1,4 @@
-//! Several servers on one database: each is the real program.
+//! Several servers on one database, each a separate process.
 
 mod deaths;
 mod forwarding;

@@ -349,7 +349,7 @@ impl Live {
     }
 }
 
-/// The time as PostgreSQL keeps it.
+/// Returns the time with PostgreSQL's precision.
 fn now() -> chrono::DateTime<Utc> {
     chrono::DateTime::from_timestamp_micros(Utc::now().timestamp_micros()).unwrap()
 }

@@ -25,7 +25,7 @@ async fn resumed_client_receives_each_message_once() {
     let indices: Vec<u64> = with_type(&messages, "token").map(|token| token["index"].as_u64().unwrap()).collect();
     assert_eq!(indices, (1..=600).collect::<Vec<_>>());
     assert_eq!(messages.last().unwrap()["generated_text"], followed(&messages));
-    // Once more, from the beginning, after its end; a configuration without a prompt says the same.
+    // Again from the beginning, after its end; a configuration without a prompt is equivalent.
     client.send(&json!({"type": "config", "request_id": id})).await;
     let again = client.until_end().await;
     assert_eq!(with_type(&again, "token").count(), 600);

@@ -24,7 +24,7 @@ pub enum ToolChoice {
     Auto,
     /// No calls.
     None,
-    /// At least one call.
+    /// One or more calls.
     Required,
     /// One call of this function.
     Function(String),

@@ -5,7 +5,7 @@ use super::parse::Node;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-/// Maximum nesting of groups in Lark; a deeper part becomes a rule of its own.
+/// Maximum nesting of groups in Lark; a deeper part becomes a separate rule.
 const MAX_DEPTH: usize = 12;
 
 /// Returns the grammar as Lark. `rules` are those that its terminals refer to.
