@@ -21,7 +21,7 @@ pub struct ChatAnswer {
     /// The finish reason; `None` if the user stopped the answer or the connection was lost.
     pub finish_reason: Option<String>,
     /// The error that interrupted the answer.
-    pub broken_off: Option<String>,
+    pub interrupted: Option<String>,
     /// Token counts, in OpenAI's shape.
     pub usage: Value,
     /// Durations, in llama-server's shape.
@@ -76,7 +76,7 @@ pub async fn ask(
             },
             // The text received so far is kept, as when the user stops the answer.
             Err(error) if !screen.text().is_empty() => {
-                streamed.answered.broken_off = Some(error.to_string());
+                streamed.answered.interrupted = Some(error.to_string());
                 break Ok(());
             }
             Err(error) => break Err(error),
