@@ -119,8 +119,8 @@ async fn sockets_and_the_command_line(server: Server) {
         let output =
             thunder().args(["run", "Once", "--max-tokens", "2", "--server", &server.base, "--api-key", KEY]).output();
         let output = output.unwrap();
-        let output = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success() && output.contains(&format!("{}/runs/", server.base)), "{output}");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && printed.contains(&format!("{}/runs/", server.base)), "{printed}");
     };
     tokio::task::spawn_blocking(scene).await.unwrap();
 }

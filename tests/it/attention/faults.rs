@@ -4,7 +4,7 @@ use super::{PATH, connect, generate_request, next, send, tokens_of, until_done};
 use crate::harness::postgres::SilentDatabase;
 use crate::harness::{Server, server};
 use futures::SinkExt;
-use serde_json::{Value, json};
+use serde_json::json;
 use yawc::{Frame, Options};
 
 #[tokio::test]
