@@ -33,6 +33,7 @@ pub(crate) fn parse_msgpack(body: &[u8]) -> Result<Value, ApiError> {
 #[cfg(test)]
 mod tests {
     use super::parse_msgpack;
+    use proptest::prelude::*;
     use serde_json::json;
 
     /// Returns `depth` nested lists with a number inside.
@@ -60,6 +61,25 @@ mod tests {
         for depth in [super::MAX_DEPTH + 1, 1_000_000] {
             let detail = parse_msgpack(&nested(depth)).unwrap_err().problem().detail;
             assert!(detail.contains("nested too deep"), "{detail}");
+        }
+    }
+
+    proptest! {
+        /// Foreign and damaged bytes are parsed or rejected, and a parsed value can be encoded again.
+        #[test]
+        fn hostile_msgpack_is_parsed_or_rejected(
+            noise in prop::collection::vec(any::<u8>(), 0..200), at: prop::sample::Index, byte: u8, cut: prop::sample::Index,
+        ) {
+            let body = json!({"input_ids": [1, -4, 70000], "text": "a ü", "nested": {"list": [[null, true, 0.5]]}});
+            let mut damaged = rmp_serde::to_vec_named(&body).unwrap();
+            let at = at.index(damaged.len());
+            damaged[at] = byte;
+            let cut = &damaged[..cut.index(damaged.len())];
+            for bytes in [&noise[..], &damaged, cut] {
+                if let Ok(value) = parse_msgpack(bytes) {
+                    prop_assert!(rmp_serde::to_vec_named(&value).is_ok());
+                }
+            }
         }
     }
 }
