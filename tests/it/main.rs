@@ -45,3 +45,4 @@ mod tenants;
 mod terminal;
 mod tls;
 mod ui_pages;
+mod wire;

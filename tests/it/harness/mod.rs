@@ -4,11 +4,12 @@
 
 pub mod cleanup;
 pub mod postgres;
+pub mod redaction;
 mod sse;
 
 pub use cleanup::{assert_no_postgres, folder};
 pub use postgres::psql;
-pub use sse::SseReader;
+pub use sse::{SseEvent, SseReader};
 
 use cleanup::Tracked;
 use nix::sys::signal::{Signal, kill};

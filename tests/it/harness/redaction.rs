@@ -1,0 +1,59 @@
+//! Whole responses without the parts that differ between two runs of a test.
+
+use super::SseReader;
+use regex::Regex;
+use reqwest::Response;
+use serde_json::{Value, json};
+use std::sync::LazyLock;
+
+/// Returns status, content type and body, redacted. The body is JSON, a list of server-sent events, or text.
+pub async fn redacted(response: Response) -> Value {
+    let status = response.status().as_u16();
+    let header = response.headers().get("content-type");
+    let content_type = header.map(|value| value.to_str().unwrap().to_owned());
+    let mut body = if content_type.as_deref() == Some("text/event-stream") {
+        SseReader::new(response).await.rest().await.into_iter().map(|event| event_json(&event)).collect()
+    } else {
+        let text = response.text().await.unwrap();
+        serde_json::from_str(&text).unwrap_or(Value::String(text))
+    };
+    redact("", &mut body);
+    json!({"status": status, "content_type": content_type, "body": body})
+}
+
+fn event_json(event: &super::SseEvent) -> Value {
+    let data = serde_json::from_str(&event.data).unwrap_or_else(|_| Value::String(event.data.clone()));
+    if event.name.is_empty() { json!({"data": data}) } else { json!({"event": event.name, "data": data}) }
+}
+
+/// Replaces ids, times, measurements and everything that depends on the cache or the release, wherever they are.
+fn redact(key: &str, value: &mut Value) {
+    static ID: LazyLock<Regex> = LazyLock::new(|| {
+        Regex::new(r"[0-9a-f]{8}-?[0-9a-f]{4}-?7[0-9a-f]{3}-?[89ab][0-9a-f]{3}-?[0-9a-f]{12}(_\d+)?").unwrap()
+    });
+    static TIME: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*Z").unwrap());
+    let is_measured = key.ends_with("_ms") || key.ends_with("_per_second") || key.contains("cache");
+    let by_key = match key {
+        "created" | "created_at" | "completed_at" => Some("[time]"),
+        "system_fingerprint" | "version" | "release" => Some("[release]"),
+        "id_slot" => Some("[slot]"),
+        "prompt_n" | "seed" => Some("[number]"),
+        _ if is_measured && !value.is_object() && !value.is_boolean() => Some("[number]"),
+        _ => None,
+    };
+    match value {
+        Value::Null => {}
+        _ if by_key.is_some() => *value = by_key.into(),
+        Value::Number(number) if number.is_f64() => *value = "[number]".into(),
+        Value::String(text) => *text = TIME.replace_all(&ID.replace_all(text, "[id]"), "[time]").into_owned(),
+        Value::Array(items) => items.iter_mut().for_each(|item| redact(key, item)),
+        Value::Object(fields) => {
+            // Anthropic counts cached tokens apart.
+            if fields.contains_key("cache_read_input_tokens") {
+                fields.insert("input_tokens".to_owned(), "[number]".into());
+            }
+            fields.iter_mut().for_each(|(key, value)| redact(key, value));
+        }
+        Value::Bool(_) | Value::Number(_) => {}
+    }
+}

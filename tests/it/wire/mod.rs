@@ -1,0 +1,168 @@
+//! Whole responses of every protocol: the main success, its stream, and the main errors.
+//!
+//! The texts are forced, since the model's weights are random. `INSTA_UPDATE=always` rewrites the snapshots.
+
+use crate::chat::says;
+use crate::harness::redaction::redacted;
+use crate::harness::server;
+use reqwest::Method;
+use serde_json::{Value, json};
+
+/// Sends the bodies and compares the responses with the snapshots of these names.
+async fn snapshots(path: &str, bodies: impl IntoIterator<Item = (&'static str, Value)>) {
+    let server = server().await;
+    for (name, body) in bodies {
+        let response = server.request(Method::POST, path).json(&body).send().await.unwrap();
+        insta::assert_json_snapshot!(name, redacted(response).await);
+    }
+}
+
+/// Sends `GET` requests and compares the responses with the snapshots of these names.
+async fn get_snapshots(paths: impl IntoIterator<Item = (&'static str, &'static str)>) {
+    let server = server().await;
+    for (name, path) in paths {
+        let response = server.request(Method::GET, path).send().await.unwrap();
+        insta::assert_json_snapshot!(name, redacted(response).await);
+    }
+}
+
+/// Adds fields to a body.
+#[expect(clippy::needless_pass_by_value, reason = "callers write json!(…) in place")]
+fn with(body: &Value, further: Value) -> Value {
+    let mut body = body.clone();
+    body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
+    body
+}
+
+fn hello() -> Value {
+    json!({"model": "tiny", "max_tokens": 20, "messages": [{"role": "user", "content": "Hello!"}], "mods": says("Good day.")})
+}
+
+fn once() -> Value {
+    json!({"model": "tiny", "max_tokens": 20, "prompt": "Once", "mods": says(" upon a time.")})
+}
+
+#[tokio::test]
+async fn openai_chat_completions_have_these_responses() {
+    let bodies = [
+        ("chat_completion", hello()),
+        ("chat_completion_stream", with(&hello(), json!({"stream": true, "stream_options": {"include_usage": true}}))),
+        ("chat_completion_logprobs", with(&hello(), json!({"logprobs": true, "max_tokens": 1}))),
+        ("chat_completion_without_messages", json!({"model": "tiny"})),
+        ("chat_completion_wrong_type", with(&hello(), json!({"temperature": "hot"}))),
+        (
+            "chat_completion_too_long",
+            with(&hello(), json!({"messages": [{"role": "user", "content": "a ".repeat(5000)}]})),
+        ),
+    ];
+    snapshots("/v1/chat/completions", bodies).await;
+}
+
+#[tokio::test]
+async fn openai_completions_have_these_responses() {
+    let bodies = [
+        ("completion", once()),
+        ("completion_stream", with(&once(), json!({"stream": true}))),
+        ("completion_without_prompt", json!({"model": "tiny"})),
+    ];
+    snapshots("/v1/completions", bodies).await;
+    get_snapshots([("unknown_model", "/v1/models/huge"), ("unknown_route", "/v1/nowhere")]).await;
+}
+
+#[tokio::test]
+async fn openai_responses_have_these_responses() {
+    let body = json!({"model": "tiny", "input": "Hello!", "max_output_tokens": 20, "mods": says("Good day.")});
+    let bodies = [
+        ("response", body.clone()),
+        ("response_stream", with(&body, json!({"stream": true}))),
+        ("response_after_unknown_response", with(&body, json!({"previous_response_id": "resp_1"}))),
+    ];
+    snapshots("/v1/responses", bodies).await;
+}
+
+#[tokio::test]
+async fn anthropic_messages_have_these_responses() {
+    let bodies = [
+        ("message", hello()),
+        ("message_stream", with(&hello(), json!({"stream": true}))),
+        ("message_without_messages", json!({"model": "tiny", "max_tokens": 4})),
+        ("message_wrong_type", with(&hello(), json!({"max_tokens": "many"}))),
+    ];
+    snapshots("/v1/messages", bodies).await;
+    snapshots("/v1/messages/count_tokens", [("message_count_tokens", hello())]).await;
+}
+
+#[tokio::test]
+async fn llama_server_routes_have_these_responses() {
+    let body = json!({"prompt": "Once", "n_predict": 20, "mods": says(" upon a time.")});
+    let bodies = [
+        ("llama_completion", body.clone()),
+        ("llama_completion_stream", with(&body, json!({"stream": true}))),
+        ("llama_completion_wrong_type", with(&body, json!({"n_predict": "many"}))),
+    ];
+    snapshots("/completion", bodies).await;
+    snapshots("/tokenize", [("llama_tokenize", json!({"content": "Once upon", "with_pieces": true}))]).await;
+    snapshots("/detokenize", [("llama_detokenize_wrong", json!({"tokens": [-1]}))]).await;
+}
+
+#[tokio::test]
+async fn koboldcpp_routes_have_these_responses() {
+    let body = json!({"prompt": "Once", "max_length": 20, "mods": says(" upon a time.")});
+    snapshots("/api/v1/generate", [("kobold_generate", body.clone())]).await;
+    let bodies = [
+        ("kobold_stream", body.clone()),
+        ("kobold_stream_wrong_type", with(&body, json!({"max_length": "many"}))),
+        ("kobold_stream_wrong_token", json!({"input_ids": [-4]})),
+    ];
+    snapshots("/api/extra/generate/stream", bodies).await;
+    get_snapshots([("kobold_model", "/api/v1/model"), ("kobold_unknown_route", "/api/extra/nothing")]).await;
+}
+
+#[tokio::test]
+async fn attention_routes_have_these_responses() {
+    let body = json!({"input_ids": [40, 41], "max_new_tokens": 20, "mods": says(" upon a time.")});
+    let bodies = [
+        ("attention_generate", body.clone()),
+        ("attention_without_input", json!({"max_new_tokens": 2})),
+        ("attention_wrong_token", with(&body, json!({"input_ids": [40, -1]}))),
+    ];
+    snapshots("/api/v1/generate", bodies).await;
+}
+
+#[tokio::test]
+async fn streaming_protocol_has_these_responses_over_http() {
+    let bodies = [
+        ("generate", with(&once(), json!({"stream": false}))),
+        ("generate_stream", with(&once(), json!({"stream": true}))),
+        ("generate_without_prompt", json!({"stream": false})),
+        ("generate_wrong_type", with(&once(), json!({"max_tokens": "many"}))),
+    ];
+    snapshots("/v1/generate", bodies).await;
+}
+
+#[tokio::test]
+async fn native_routes_have_these_responses() {
+    let run = json!({
+        "request": {"request_id": "wire-1", "created_at": "2026-01-02T03:04:05Z", "model": "elsewhere"},
+        "events": [
+            {"event_type": "Prefilled", "step": 0, "sequence_order": 0, "prompt_length": 3},
+            {"event_type": "Sampled", "step": 1, "sequence_order": 1, "sampled_token": 5, "token_text": " hi"},
+            {"event_type": "Added", "step": 1, "sequence_order": 2, "added_tokens": [5], "forced": false},
+        ],
+        "mod_calls": [], "mod_logs": [], "actions": [],
+    });
+    let bodies = [
+        ("ingest", run.clone()),
+        ("ingest_without_events", json!({"request": {"request_id": "wire-2"}})),
+        ("ingest_conflict", with(&run, json!({"events": []}))),
+    ];
+    snapshots("/ingest", bodies).await;
+    let paths = [
+        ("run", "/api/v1/runs/wire-1"),
+        ("run_events", "/api/v1/runs/wire-1/events"),
+        ("unknown_run", "/api/v1/runs/no-such-run"),
+        ("wrong_filter", "/api/v1/runs?q=status:odd"),
+    ];
+    get_snapshots(paths).await;
+    snapshots("/api/v1/runs/wire-1/cancel", [("cancel_of_ended_run", json!({}))]).await;
+}
