@@ -215,7 +215,7 @@ unsafe extern "C" fn on_node(tensor: *mut sys::ggml_tensor, ask: bool, user_data
     if state.wanted.is_empty() {
         return !ask;
     }
-    let node = AttentionNode::of(tensor_ref);
+    let node = AttentionNode::from_tensor(tensor_ref);
     if ask {
         if let Some(layer) = parse_layer(tensor_ref) {
             state.layer = Some(layer);
@@ -283,7 +283,7 @@ impl State {
 }
 
 impl AttentionNode {
-    fn of(tensor: &sys::ggml_tensor) -> Option<Self> {
+    fn from_tensor(tensor: &sys::ggml_tensor) -> Option<Self> {
         match tensor.op {
             sys::GGML_OP_FLASH_ATTN_EXT => Some(Self::Flash),
             sys::GGML_OP_SOFT_MAX if name_of(tensor).starts_with(PROBABILITIES) => Some(Self::Probabilities),

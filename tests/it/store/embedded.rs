@@ -48,7 +48,7 @@ async fn data_survives_a_stop_and_stays_private() {
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn database_yields_to_the_decoding_threads() {
-    let data = Data::new();
+    let data = Data::embedded();
     let store = data.open().await;
     let own = |pid: &str| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
