@@ -88,6 +88,14 @@ impl ErrorFormats {
         Self { prefixes: prefixes.collect(), default }
     }
 
+    /// Adds the prefixes of further protocols.
+    #[must_use]
+    pub fn with(mut self, protocols: &[Protocol]) -> Self {
+        let added = Self::new(protocols, self.default);
+        self.prefixes = self.prefixes.iter().chain(added.prefixes.iter()).copied().collect();
+        self
+    }
+
     /// Returns the format of the longest prefix of a path.
     #[must_use]
     pub fn for_path(&self, path: &str) -> ErrorFormat {

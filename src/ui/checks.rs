@@ -32,7 +32,7 @@ pub(super) fn app() -> App {
 /// Returns the dashboard's status code for a path.
 pub(super) async fn status(path: &str) -> StatusCode {
     let request = Request::get(path).header("host", "localhost").body(Body::empty()).unwrap();
-    super::router(Bytes::new()).with_state(app()).oneshot(request).await.unwrap().status()
+    super::router(Bytes::new()).merge(crate::ui::assets()).with_state(app()).oneshot(request).await.unwrap().status()
 }
 
 /// Panics if a page breaks a rule for all pages.

@@ -87,6 +87,7 @@ pub fn router(app: &App, pages: &Pages) -> Router {
     let document = openapi::document(declared, &server.prefix);
     let mut others = vec![documents(document.clone(), asyncapi::document(&server.prefix))];
     others.extend(server.routes.dashboard.then(|| (pages.protocol)(document)));
+    let formats = formats.with(&others);
     for RouteGroup { access, format, routes } in others.into_iter().flat_map(Protocol::into_groups) {
         groups.push((access, format, routes.into()));
     }
