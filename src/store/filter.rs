@@ -54,7 +54,7 @@ const MAX_FREQUENCY: f64 = 0.1;
 
 /// The ids that `after:` and `before:` select. Only the id of a run that is not displaced contains the time of its start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Span {
+pub(super) struct IdRange {
     pub(super) from: Option<Uuid>,
     pub(super) until: Option<Uuid>,
 }
@@ -207,8 +207,8 @@ impl Filter {
     }
 
     /// Returns the ids that `after:` and `before:` select; `None` without them.
-    pub(super) fn span(&self) -> Option<Span> {
-        let mut span = Span::default();
+    pub(super) fn span(&self) -> Option<IdRange> {
+        let mut span = IdRange::default();
         for term in self.terms.iter().filter(|term| !term.negated) {
             match term.condition {
                 Condition::After(time) => {
@@ -221,7 +221,7 @@ impl Filter {
                 _ => {}
             }
         }
-        (span != Span::default()).then_some(span)
+        (span != IdRange::default()).then_some(span)
     }
 
     /// The filter as several that no run matches together, so that an index has the newest runs of each in their order.

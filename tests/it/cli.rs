@@ -1,4 +1,4 @@
-//! The command line as a person and a script use it.
+//! The command line, interactive and in scripts.
 
 use super::harness::{Server, assert_no_postgres, can_receive, folder, model, server, thunder};
 use serde_json::Value;
@@ -58,12 +58,12 @@ fn signal_to_a_command_leaves_no_postgres_behind() {
 }
 
 #[tokio::test]
-async fn run_prints_the_answer_and_where_its_replay_is() {
+async fn run_prints_answer_and_replay_address() {
     let server = server().await;
     let words = ["run", "Hello!", "--mod", "log-top", "--seed", "3", "-n", "8", "--system", "Be short."];
-    let told = output(on(server, &words)).await;
-    assert!(told.status.success(), "{}", text(&told.stderr));
-    let (answer, rest) = (text(&told.stdout), text(&told.stderr));
+    let reported = output(on(server, &words)).await;
+    assert!(reported.status.success(), "{}", text(&reported.stderr));
+    let (answer, rest) = (text(&reported.stdout), text(&reported.stderr));
     assert!(answer.ends_with('\n') && !answer.contains('\x1b'), "{answer:?}");
     let replay = rest.lines().find_map(|line| line.strip_prefix("replay: ")).unwrap();
     let run_id = replay.strip_prefix(&format!("{}/runs/", server.base)).unwrap();
@@ -76,32 +76,35 @@ async fn run_prints_the_answer_and_where_its_replay_is() {
 }
 
 #[tokio::test]
-async fn run_prints_why_it_ended() {
+async fn run_prints_end_reason() {
     let server = server().await;
-    let told = output(on(server, &["run", "Hello!", "--mod", "loop_forever", "-n", "4"])).await;
-    let said = text(&told.stderr);
-    assert!(told.status.success() && said.contains("ended by length: the limit of 272 steps was reached"), "{said}");
-    let told = output(on(server, &["run", "Hello!", "--mod", "quote_greets", "-n", "2"])).await;
-    let said = text(&told.stderr);
-    assert!(said.contains("ended by length: the limit of 2 tokens is reached (--max-tokens)"), "{said}");
+    let reported = output(on(server, &["run", "Hello!", "--mod", "loop_forever", "-n", "4"])).await;
+    let printed = text(&reported.stderr);
+    assert!(
+        reported.status.success() && printed.contains("ended by length: the limit of 272 steps was reached"),
+        "{printed}"
+    );
+    let reported = output(on(server, &["run", "Hello!", "--mod", "quote_greets", "-n", "2"])).await;
+    let printed = text(&reported.stderr);
+    assert!(printed.contains("ended by length: the limit of 2 tokens is reached (--max-tokens)"), "{printed}");
 }
 
 #[tokio::test]
-async fn run_says_what_is_wrong() {
+async fn run_reports_errors() {
     let server = server().await;
-    let told = output(on(server, &["run", "Hello!", "--mod", "nope"])).await;
-    assert_eq!(told.status.code(), Some(1));
-    assert!(text(&told.stderr).contains("unknown mod 'nope'"), "{}", text(&told.stderr));
-    let told = output(on(server, &["run", "Hello!", "--mod", "./missing.py"])).await;
-    assert!(text(&told.stderr).contains("missing.py"), "{}", text(&told.stderr));
+    let reported = output(on(server, &["run", "Hello!", "--mod", "nope"])).await;
+    assert_eq!(reported.status.code(), Some(1));
+    assert!(text(&reported.stderr).contains("unknown mod 'nope'"), "{}", text(&reported.stderr));
+    let reported = output(on(server, &["run", "Hello!", "--mod", "./missing.py"])).await;
+    assert!(text(&reported.stderr).contains("missing.py"), "{}", text(&reported.stderr));
     let mut nobody = thunder();
     nobody.args(["run", "Hello!", "--server", "http://127.0.0.1:1"]);
-    let told = output(nobody).await;
-    assert!(text(&told.stderr).contains("no server answers at http://127.0.0.1:1"), "{}", text(&told.stderr));
+    let reported = output(nobody).await;
+    assert!(text(&reported.stderr).contains("no server answers at http://127.0.0.1:1"), "{}", text(&reported.stderr));
 }
 
 #[tokio::test]
-async fn run_needs_no_server() {
+async fn run_works_without_server() {
     let data_dir = folder();
     let mut command = thunder();
     command
@@ -109,10 +112,10 @@ async fn run_needs_no_server() {
         .arg(&data_dir)
         .arg("-m")
         .arg(model());
-    let told = output(command).await;
-    let said = text(&told.stderr);
-    assert!(told.status.success(), "{said}");
-    let replay = said.lines().find_map(|line| line.strip_prefix("replay: ")).unwrap();
+    let reported = output(command).await;
+    let printed = text(&reported.stderr);
+    assert!(reported.status.success(), "{printed}");
+    let replay = printed.lines().find_map(|line| line.strip_prefix("replay: ")).unwrap();
     let run_id = replay.split("/runs/").nth(1).unwrap().split(' ').next().unwrap();
     let mut export = thunder();
     export.args(["export", run_id, "--data-dir"]).arg(&data_dir);
@@ -125,7 +128,7 @@ async fn run_needs_no_server() {
 
 /// A build for GPUs finds its driver there, and starts itself again as the sandbox.
 #[tokio::test]
-async fn workers_look_for_libraries_where_the_program_does() {
+async fn workers_use_library_path_of_program() {
     let data_dir = folder();
     let file = data_dir.join("look.py");
     let source = "import os\nfrom thunder_mods import Prefilled, mod\n\n\n@mod(events=[Prefilled])\n\
@@ -139,14 +142,14 @@ async fn workers_look_for_libraries_where_the_program_does() {
             .args(["run", "Hello!", "--mod-sandbox", kept_in, "--mod"])
             .arg(&file);
         command.arg("--data-dir").arg(&data_dir).arg("-m").arg(model());
-        let told = output(command).await;
-        assert_eq!(text(&told.stdout).trim(), "/opt/driver", "{kept_in}: {}", text(&told.stderr));
+        let reported = output(command).await;
+        assert_eq!(text(&reported.stdout).trim(), "/opt/driver", "{kept_in}: {}", text(&reported.stderr));
     }
 }
 
 /// A path from which every account can run the interpreter.
 #[tokio::test]
-async fn sandboxed_worker_gives_up_the_user_id_of_root() {
+async fn sandboxed_worker_does_not_run_as_root() {
     const PYTHON: &str = "/usr/bin/python3";
     if !nix::unistd::geteuid().is_root() || !Path::new(PYTHON).exists() {
         return eprintln!("skipped: it needs root, and a Python of the system");
@@ -160,31 +163,31 @@ async fn sandboxed_worker_gives_up_the_user_id_of_root() {
     let mut command = thunder();
     command.env("THUNDER_PYTHON", PYTHON).args(["run", "Hello!", "--mod-sandbox", "all", "--mod"]).arg(&file);
     command.arg("--data-dir").arg(&data_dir).arg("-m").arg(model());
-    let told = output(command).await;
-    let refused = text(&told.stderr);
-    assert!(text(&told.stdout).trim() == "True" || refused.contains("there is no sandbox"), "{refused}");
+    let reported = output(command).await;
+    let refused = text(&reported.stderr);
+    assert!(text(&reported.stdout).trim() == "True" || refused.contains("there is no sandbox"), "{refused}");
 }
 
 #[tokio::test]
-async fn a_trace_goes_in_and_comes_out_the_same() {
+async fn trace_round_trips() {
     let server = server().await;
     let id = format!("cli-{}", uuid::Uuid::now_v7());
     let folder = folder();
     let (file, copy) = (folder.join("trace.json"), folder.join("copy.json"));
     std::fs::write(&file, payload(&id)).unwrap();
-    let told = output(on(server, &["ingest", file.to_str().unwrap()])).await;
-    assert!(told.status.success(), "{}", text(&told.stderr));
-    assert_eq!(text(&told.stdout).trim(), format!("{}/runs/{id}", server.base));
-    let told = output(on(server, &["export", &id, "-o", copy.to_str().unwrap()])).await;
-    assert!(told.status.success(), "{}", text(&told.stderr));
+    let reported = output(on(server, &["ingest", file.to_str().unwrap()])).await;
+    assert!(reported.status.success(), "{}", text(&reported.stderr));
+    assert_eq!(text(&reported.stdout).trim(), format!("{}/runs/{id}", server.base));
+    let reported = output(on(server, &["export", &id, "-o", copy.to_str().unwrap()])).await;
+    assert!(reported.status.success(), "{}", text(&reported.stderr));
     let copied = std::fs::read_to_string(&copy).unwrap();
     assert!(copied.contains("{\"b\":1.5,\"a\":null}"), "{copied}");
-    // The copy is the same run, so that it goes in again.
-    let told = output(on(server, &["ingest", copy.to_str().unwrap()])).await;
-    assert!(told.status.success(), "{}", text(&told.stderr));
-    let told = output(on(server, &["export", "no-such-run"])).await;
-    assert_eq!(told.status.code(), Some(1));
-    assert!(text(&told.stderr).contains("no-such-run"), "{}", text(&told.stderr));
+    // The copy is the same run, so it can be ingested again.
+    let reported = output(on(server, &["ingest", copy.to_str().unwrap()])).await;
+    assert!(reported.status.success(), "{}", text(&reported.stderr));
+    let reported = output(on(server, &["export", "no-such-run"])).await;
+    assert_eq!(reported.status.code(), Some(1));
+    assert!(text(&reported.stderr).contains("no-such-run"), "{}", text(&reported.stderr));
 }
 
 #[tokio::test]
@@ -202,16 +205,20 @@ async fn ingest_names_what_is_wrong_in_which_file() {
         command.args(["ingest", "--check"]).args(files);
         command
     };
-    let told = output(check(&[&right])).await;
-    assert!(told.status.success() && text(&told.stdout).contains("run r with 3 events"), "{}", text(&told.stdout));
-    let told = output(check(&[&right, &wrong])).await;
-    assert_eq!(told.status.code(), Some(1));
-    let said = text(&told.stderr);
-    assert!(said.contains("wrong.json") && said.contains("$.events[0]"), "{said}");
+    let reported = output(check(&[&right])).await;
+    assert!(
+        reported.status.success() && text(&reported.stdout).contains("run r with 3 events"),
+        "{}",
+        text(&reported.stdout)
+    );
+    let reported = output(check(&[&right, &wrong])).await;
+    assert_eq!(reported.status.code(), Some(1));
+    let printed = text(&reported.stderr);
+    assert!(printed.contains("wrong.json") && printed.contains("$.events[0]"), "{printed}");
 }
 
 #[test]
-fn a_wrong_word_is_a_usage_error() {
+fn unknown_argument_is_usage_error() {
     for words in [&["frobnicate"][..], &["serve", "--frobnicate"], &["run"], &["serve", "--port", "99999"]] {
         let output = thunder().args(words).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{words:?}: {}", text(&output.stderr));

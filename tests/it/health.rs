@@ -1,4 +1,4 @@
-//! The life of a server: loading, ready, stopping.
+//! The states of a server: loading, ready, stopping.
 
 use super::harness::{Server, assert_no_postgres, can_receive, folder, model, server, thunder};
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +12,7 @@ async fn embedded() -> &'static Server {
 }
 
 #[tokio::test]
-async fn a_server_answers_at_once_and_says_what_it_waits_for() {
+async fn starting_server_responds_with_reason() {
     let server = Server::start_embedded(&[]);
     let begun = Instant::now();
     let mut reasons = Vec::new();
@@ -74,7 +74,7 @@ async fn data_directory_is_readable_by_its_owner_only() {
     let mut seen = 0;
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).unwrap().flatten() {
-            // The first is the tests' own, and files of runs come and go.
+            // The first belongs to the tests, and files of runs are temporary.
             let Ok(found) = entry.metadata() else { continue };
             if entry.file_name() == "server.log" {
                 continue;
@@ -91,7 +91,7 @@ async fn data_directory_is_readable_by_its_owner_only() {
 }
 
 #[tokio::test]
-async fn every_health_address_is_the_same() {
+async fn health_routes_are_equal() {
     let server = server().await;
     for path in ["/health", "/healthz", "/v1/health"] {
         assert_eq!(server.get(path).await.0, 200, "{path}");
@@ -99,7 +99,7 @@ async fn every_health_address_is_the_same() {
 }
 
 #[tokio::test]
-async fn a_running_answer_is_finished_before_the_server_stops() {
+async fn active_answer_is_completed_before_stop() {
     let server = Server::start(&["--shutdown-grace", "30"]);
     server.wait_ready().await;
     let body = serde_json::json!({"prompt": "Once", "max_tokens": 64, "ignore_eos": true, "stream": true});
@@ -111,7 +111,7 @@ async fn a_running_answer_is_finished_before_the_server_stops() {
 }
 
 #[tokio::test]
-async fn an_answer_that_takes_too_long_is_cut_off() {
+async fn slow_answer_is_truncated_by_timeout() {
     let server = Server::start(&["--shutdown-grace", "0"]);
     server.wait_ready().await;
     let body = serde_json::json!({"prompt": "Once", "max_tokens": 4000, "ignore_eos": true, "stream": true});
@@ -124,26 +124,26 @@ async fn an_answer_that_takes_too_long_is_cut_off() {
 }
 
 #[test]
-fn an_address_in_use_is_an_error_with_a_way_out() {
+fn address_in_use_error_names_remedy() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let output = thunder().args(["serve", "--listen", &address, "--data-dir"]).arg(folder()).output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
+    let printed = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(said.contains(&address) && said.contains("--listen"), "{said}");
+    assert!(printed.contains(&address) && printed.contains("--listen"), "{printed}");
 }
 
 #[test]
-fn what_is_not_a_model_is_an_error_that_names_the_file() {
+fn invalid_model_error_names_file() {
     let data_dir = folder();
     let file = data_dir.join("not-a-model.gguf");
     std::fs::write(&file, "hello").unwrap();
     let mut command = thunder();
     command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&data_dir).arg("-m").arg(&file);
     let output = command.output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
+    let printed = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(said.contains("not-a-model.gguf") && said.contains("GGUF"), "{said}");
+    assert!(printed.contains("not-a-model.gguf") && printed.contains("GGUF"), "{printed}");
 }
 
 #[test]
@@ -155,19 +155,19 @@ fn context_larger_than_the_machine_is_refused_at_once() {
         .arg("-m")
         .arg(model());
     let output = command.output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("KV cache") && said.contains("smaller --ctx-size"), "{said}");
+    let printed = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{printed}");
+    assert!(printed.contains("KV cache") && printed.contains("smaller --ctx-size"), "{printed}");
 }
 
 #[tokio::test]
-async fn two_servers_on_one_folder_are_refused() {
+async fn second_server_on_data_directory_is_rejected() {
     let server = embedded().await;
     let mut command = thunder();
     command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&server.data_dir).arg("-m").arg(model());
     let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
+    let printed = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(said.contains("in use"), "{said}");
+    assert!(printed.contains("in use"), "{printed}");
     assert_eq!(server.get("/healthz").await.0, 200);
 }

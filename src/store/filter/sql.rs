@@ -1,6 +1,6 @@
 //! Translation of a filter to the conditions of statements.
 
-use super::{Comparison, Condition, CountField, Filter, Span};
+use super::{Comparison, Condition, CountField, Filter, IdRange};
 use crate::events::RunStatus;
 use crate::store::rows::clean;
 use sqlx::{Postgres, QueryBuilder};
@@ -82,7 +82,7 @@ impl Filter {
     }
 }
 
-impl Span {
+impl IdRange {
     /// Appends ` and …` with the condition of a branch.
     pub(in crate::store) fn push(self, branch: Branch, query: &mut QueryBuilder<Postgres>) {
         if branch == Branch::Ids {

@@ -44,6 +44,10 @@ const COINED_NAMES: &[&str] = &[
     "wishes",
 ];
 
+/// First words of a test name that hide its subject.
+const TEST_OPENERS: &[&str] =
+    &["a", "an", "of", "that", "the", "there", "what", "whatever", "where", "who", "whoever", "whose"];
+
 /// Words that open a question and not a description.
 const QUESTION_WORDS: &[&str] = &["How", "What", "When", "Where", "Whether", "Which", "Who", "Whose", "Why"];
 
@@ -83,12 +87,19 @@ impl Names {
         }
     }
 
-    fn check_function(&mut self, signature: &syn::Signature) {
+    fn check_function(&mut self, attributes: &[syn::Attribute], signature: &syn::Signature) {
         let ident = &signature.ident;
         let name = ident.to_string();
         if name == "of" || name.starts_with("of_") {
             let place = self.place(ident.span());
             self.problems.push(format!("{place}: `{name}` does not say what is done: use `new`, `from_…` or a verb"));
+        }
+        let is_test = attributes.iter().any(|one| one.path().segments.last().is_some_and(|last| last.ident == "test"));
+        let first = name.split('_').next().unwrap_or_default();
+        if is_test && TEST_OPENERS.contains(&first) {
+            let place = self.place(ident.span());
+            self.problems
+                .push(format!("{place}: `{name}` begins with `{first}`: name the subject, then the expectation"));
         }
     }
 
@@ -148,8 +159,13 @@ impl<'ast> Visit<'ast> for Names {
         visit::visit_signature(self, signature);
     }
 
+    fn visit_pat_ident(&mut self, pattern: &'ast syn::PatIdent) {
+        self.check_name(&pattern.ident);
+        visit::visit_pat_ident(self, pattern);
+    }
+
     fn visit_item_fn(&mut self, function: &'ast syn::ItemFn) {
-        self.check_function(&function.sig);
+        self.check_function(&function.attrs, &function.sig);
         visit::visit_item_fn(self, function);
     }
 
@@ -196,13 +212,13 @@ impl<'ast> Visit<'ast> for Names {
 
     fn visit_impl_item_fn(&mut self, function: &'ast syn::ImplItemFn) {
         self.check_documentation(&function.attrs);
-        self.check_function(&function.sig);
+        self.check_function(&function.attrs, &function.sig);
         visit::visit_impl_item_fn(self, function);
     }
 
     fn visit_trait_item_fn(&mut self, function: &'ast syn::TraitItemFn) {
         self.check_documentation(&function.attrs);
-        self.check_function(&function.sig);
+        self.check_function(&function.attrs, &function.sig);
         visit::visit_trait_item_fn(self, function);
     }
 }

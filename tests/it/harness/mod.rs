@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 /// Maximum start time of a server while other tests use all cores.
 const PATIENCE: Duration = Duration::from_mins(3);
 
-/// Mods of the shared server, beside the built-in ones.
+/// Mods of the shared server besides the built-in ones.
 pub const MODS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/mods");
 
 /// The model of all tests; its weights are random.
@@ -34,7 +34,7 @@ pub fn model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models/tiny.gguf")
 }
 
-/// The program with a clean environment: a developer's settings must not change what is tested.
+/// Returns the program with a clean environment, so that a developer's settings do not affect tests.
 pub fn thunder() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_thunder"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| {
@@ -58,9 +58,9 @@ pub fn certificate(name: &str) -> String {
     format!("{}/fixtures/tls/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// A client that trusts the tests' authority and no other.
+/// A client that trusts only the tests' certificate authority.
 pub fn client() -> reqwest::ClientBuilder {
-    // An error says that it was done before.
+    // An error means that a provider is already installed.
     let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
     let authority = std::fs::read(certificate("authority.pem")).unwrap();
     reqwest::Client::builder().tls_certs_only([reqwest::Certificate::from_pem(&authority).unwrap()])
@@ -72,7 +72,7 @@ pub struct Server {
     pub data_dir: PathBuf,
     http: reqwest::Client,
     key: Option<String>,
-    /// `None` for a server that something else has started.
+    /// `None` for a server that was not started by the harness.
     process: Option<Process>,
     storage: Arc<Storage>,
 }
@@ -142,7 +142,7 @@ impl Drop for Storage {
     }
 }
 
-/// The server that all tests share which change nothing about it.
+/// The server shared by all tests that do not change it.
 pub async fn server() -> &'static Server {
     static SERVER: LazyLock<Server> = LazyLock::new(|| Server::start(&["--mods-dir", MODS]));
     // Starting blocks; the test's own thread must not.
@@ -226,7 +226,7 @@ impl Server {
         addresses(&self.log())
     }
 
-    /// A server that something else has started.
+    /// A server that was not started by the harness.
     pub fn known(base: String, key: Option<&str>) -> Self {
         let storage = Arc::new(Storage { folder: None, database: StorageDatabase::Argument(String::new()) });
         Self { base, data_dir: PathBuf::new(), http: http(), key: key.map(str::to_owned), process: None, storage }
@@ -259,7 +259,7 @@ impl Server {
         i32::try_from(self.child().id()).unwrap()
     }
 
-    /// Sends a signal and waits for its end; the exit code.
+    /// Sends a signal, waits for the end of the process, and returns the exit code.
     pub async fn stop(&self, signal: &str) -> Option<i32> {
         let pid = self.pid().to_string();
         assert!(Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success());
@@ -273,7 +273,7 @@ impl Server {
         }
     }
 
-    /// Waits until it ends by itself; the exit code.
+    /// Waits until the process ends by itself, and returns the exit code.
     pub async fn exited(&self) -> Option<i32> {
         let begun = Instant::now();
         loop {
@@ -289,7 +289,7 @@ impl Server {
         self.process.as_ref().unwrap().child.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A request to it, with its key where it has one.
+    /// Creates a request to it, with its key if it has one.
     pub fn request(&self, method: Method, path: &str) -> RequestBuilder {
         let request = self.http.request(method, format!("{}{path}", self.base));
         match &self.key {
@@ -298,41 +298,41 @@ impl Server {
         }
     }
 
-    /// `GET`, status and JSON.
+    /// Sends a `GET`; returns status and JSON.
     pub async fn get(&self, path: &str) -> (u16, Value) {
         parts(self.request(Method::GET, path)).await
     }
 
-    /// `POST` of JSON, status and JSON.
+    /// Sends a `POST` of JSON; returns status and JSON.
     pub async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
         parts(self.request(Method::POST, path).json(body)).await
     }
 
-    /// `POST` of JSON that must succeed.
+    /// Sends a `POST` of JSON that must succeed.
     pub async fn answer(&self, path: &str, body: &Value) -> Value {
         let (status, answer) = self.post(path, body).await;
         assert_eq!(status, 200, "{answer}");
         answer
     }
 
-    /// `POST` of JSON that is answered with server-sent events: the data of each without a name.
+    /// Sends a `POST` of JSON; returns the data of each server-sent event without a name.
     pub async fn stream(&self, path: &str, body: &Value) -> Vec<String> {
         let events = self.sse(path, body).await.rest().await.into_iter();
         events.filter(|event| event.name.is_empty()).map(|event| event.data).collect()
     }
 
-    /// `POST` of JSON that is answered with server-sent events: the name and the data of each.
+    /// Sends a `POST` of JSON; returns the name and the data of each server-sent event.
     pub async fn events(&self, path: &str, body: &Value) -> Vec<(String, Value)> {
         let events = self.sse(path, body).await.rest().await.into_iter();
         events.map(|event| (event.name.clone(), event.json())).collect()
     }
 
-    /// `POST` of JSON that is answered with server-sent events.
+    /// Sends a `POST` of JSON; returns the stream of server-sent events.
     pub async fn sse(&self, path: &str, body: &Value) -> SseReader {
         SseReader::new(self.request(Method::POST, path).json(body).send().await.unwrap()).await
     }
 
-    /// Waits until the run is stored and over; its summary.
+    /// Waits until the run has ended and is stored; returns its summary.
     pub async fn finished(&self, run_id: &str) -> Value {
         let begun = Instant::now();
         loop {
@@ -364,9 +364,9 @@ pub fn addresses(log: &str) -> Vec<String> {
     complete.lines().filter_map(|line| line.strip_prefix("thunder: listening on ")).map(str::to_owned).collect()
 }
 
-/// Returns a port for a program that cannot report the port that the system chose.
+/// Returns a port for a program that cannot report a port chosen by the system.
 ///
-/// The system gives none of this range to a program that asks for any port, and no port is returned twice.
+/// The system does not assign ports of this range by itself, and no port is returned twice.
 pub fn free_port() -> u16 {
     const RANGE: u16 = 20_000;
     static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| AtomicU16::new((std::process::id() % u32::from(RANGE)) as u16));
