@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection, Row};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use thunder::events::{RunId, RunMetadata, RunStart, RunStatus, Scope, Signal, Surface};
 use thunder::store::{Database, ModState, Retention, Store};
 use thunder::trace::columns;
@@ -445,14 +445,26 @@ async fn filter_by_time(target: &Target) {
     assert!(old.contains(&target.name("doc")) && !old.contains(&target.name("chat")), "{old:?}");
 }
 
+/// Waits until a filter finds that many runs: a run is stored a moment after its answer.
+async fn wait_for_runs(target: &Target, q: &str, count: usize) {
+    let begun = Instant::now();
+    loop {
+        let (_, page) = target.server.get(&format!("/api/v1/runs?q={}", urlencode(q))).await;
+        if page["runs"].as_array().unwrap().len() == count {
+            return;
+        }
+        assert!(begun.elapsed() < Duration::from_mins(1), "{q}: {page}");
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
 async fn filter_by_user(target: &Target) {
     let name = target.name("user");
     target.generated(json!({"user": name, "request_id": target.name("user-field")})).await;
     target.generated(json!({"safety_identifier": name, "request_id": target.name("safety")})).await;
     let body = json!({"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "Hi"}], "metadata": {"user_id": name}});
     target.server.answer("/v1/messages", &body).await;
-    let (_, page) = target.server.get(&format!("/api/v1/runs?q={}", urlencode(&format!("user:{name}")))).await;
-    assert_eq!(page["runs"].as_array().unwrap().len(), 3, "{page}");
+    wait_for_runs(target, &format!("user:{name}"), 3).await;
     assert_eq!(target.found(&format!("user:{name} -request:safety")).await, [target.name("user-field")]);
     assert_eq!(target.found("user:nobody").await, Vec::<String>::new());
 }
@@ -470,8 +482,7 @@ async fn filter_by_session_and_metadata(target: &Target) {
         [target.name("meta")]
     );
     assert_eq!(target.found("metadata.project:a").await, Vec::<String>::new());
-    let (_, page) = target.server.get(&format!("/api/v1/runs?q=session%3A{}", target.name("s"))).await;
-    assert_eq!(page["runs"].as_array().unwrap().len(), 2, "{page}");
+    wait_for_runs(target, &format!("session:{}", target.name("s")), 2).await;
     let (_, shown) = target.server.get(&format!("/runs/{}", target.name("meta"))).await;
     assert!(shown.as_str().unwrap().contains("project"), "the page shows the metadata");
     for (metadata, pointer) in [
