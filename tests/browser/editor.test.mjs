@@ -106,7 +106,7 @@ test('mod is written, corrected, saved, kept after a reload, and run', { skip },
   quiet();
 });
 
-test('editor receives the page's shortcut keys, and Tab leaves it after Escape', { skip }, async () => {
+test('editor receives the shortcut keys of the page, and Tab leaves it after Escape', { skip }, async () => {
   const page = await open('/mods/-new');
   await page.click('.cm-content');
   await page.keyboard.press('Control+End');
