@@ -5,7 +5,7 @@
 use super::error::RunOver;
 use super::output::{EndReasoning, Output, RunMetrics, RunProgress};
 use super::request::Limits;
-use super::run::finish::ParameterChange;
+use super::run::change::ParameterChange;
 use super::scheduler::command::{Command, ControlRequest};
 use crate::events::RunId;
 use crate::model::Vocabulary;

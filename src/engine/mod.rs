@@ -41,6 +41,7 @@ use crate::model::llama::ContextOptions;
 use kv::host_cache::HostCache;
 use kv::identity::IdentityWatch;
 use kv::ses1::SnapshotFormat;
+use kv::slots::KvSlots;
 use recording::Recording;
 use recording::attention_encoder::AttentionEncoderThread;
 use scheduler::Scheduler;
@@ -157,9 +158,9 @@ impl Engine {
                         if ready.send(Ok((layout, capture, context.attention_support().cloned()))).is_ok() {
                             let prefixes_usable = context.keeps_beginnings();
                             let host_cache = HostCache::new(options.cache_ram_bytes, sizes, prefixes_usable);
+                            let kv = KvSlots::new(context, options.parallel, options.ctx_size, host_cache);
                             let recording = Recording::new(recorder, attention_encoder);
-                            Scheduler::new(context, options, inbox, commands, recording, waiting, status, host_cache)
-                                .run();
+                            Scheduler::new(kv, options, inbox, commands, recording, waiting, status).run();
                         }
                     }
                     // The receiver is gone only if the start was cancelled.

@@ -5,9 +5,6 @@ use crate::model::llama::AttentionRow;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Maximum outputs queued for a client that does not read, before its run pauses.
-pub(in crate::engine) const CLIENT_CHANNEL: usize = 256;
-
 /// Output of a run, in order. Dropping the receiver cancels the run within a token.
 #[derive(Debug, Clone)]
 pub enum Output {

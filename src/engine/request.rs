@@ -115,9 +115,9 @@ impl Request {
         }
     }
 
-    /// Returns true if a prompt of `tokens` tokens fills the context and needs no further space.
-    pub(super) fn fills_context(&self, tokens: usize, context: usize) -> bool {
-        self.may_fill_context && tokens == context && self.overflow != Overflow::Evict
+    /// Returns the size of the context, `context` tokens, with the behaviour when it is full.
+    pub(super) fn context_limit(&self, context: usize) -> ContextLimit {
+        ContextLimit { context, overflow: self.overflow, may_fill: self.may_fill_context }
     }
 
     /// Default number of alternatives recorded per token.
@@ -141,6 +141,24 @@ pub enum Overflow {
     /// Drops whole messages, oldest first. System messages, the last user message and the last assistant message stay.
     /// Needs the prompt's spans.
     Evict,
+}
+
+/// Size of the context of a run, and the behaviour when it is full.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ContextLimit {
+    /// Tokens that a slot holds.
+    pub context: usize,
+    /// Behaviour when the context is full.
+    pub overflow: Overflow,
+    /// True if the prompt may fill the whole context.
+    pub may_fill: bool,
+}
+
+impl ContextLimit {
+    /// Returns true if a prompt of `tokens` tokens fills the context and needs no further space.
+    pub fn is_filled_by(self, tokens: usize) -> bool {
+        self.may_fill && tokens == self.context && self.overflow != Overflow::Evict
+    }
 }
 
 /// Outputs that the API wants besides the answer.

@@ -6,10 +6,11 @@ use super::kv::conversation;
 use super::recording::durability;
 use super::recording::durability::PanicGuard;
 use super::recording::event_buffer::EventBuffer;
-use super::request::{Overflow, RecordPolicy, Request, shortest_f64};
+use super::request::{Overflow, RecordPolicy, ReportOptions, Request, shortest_f64};
 use super::run::dispatch::{ActiveMod, ModHealth};
+use super::run::registration::Registration;
 use super::run::request_ids::ActiveRequestId;
-use super::run::{Run, token_attention};
+use super::run::{Run, RunParts};
 use super::scheduler::command::Command;
 use super::{Engine, Inner};
 use crate::events::{RunId, RunStart, Signal};
@@ -25,6 +26,12 @@ use tokio::sync::mpsc::{self, error::TrySendError};
 
 /// Maximum runs that wait for a slot.
 const MAX_QUEUED_RUNS: usize = 1024;
+
+/// Maximum outputs queued for a client that does not read, before its run pauses.
+const CLIENT_CHANNEL: usize = 256;
+
+/// Maximum bytes of attention queued for a client that does not read, before its run pauses.
+const MAX_WAITING_BYTES: usize = 64 << 20;
 
 impl Engine {
     /// Submits a request to the decode thread.
@@ -47,7 +54,7 @@ impl Engine {
             return Err(SubmitError::NoSuchSlot { slot, slots: options.parallel });
         }
         let prompt_tokens = request.prompt.len();
-        if prompt_tokens >= context && !request.fills_context(prompt_tokens, context) {
+        if prompt_tokens >= context && !request.context_limit(context).is_filled_by(prompt_tokens) {
             if request.overflow != Overflow::Evict {
                 return Err(SubmitError::PromptTooLong { prompt_tokens, context });
             }
@@ -132,28 +139,21 @@ impl Engine {
             mods: mods.iter().map(|active| active.name.clone()).collect(),
             prompt_preview: request.prompt_preview.clone(),
         }));
-        let output_capacity = token_attention::output_capacity(request.report, model, options.ctx_size);
+        let output_capacity = output_capacity(request.report, model, options.ctx_size);
         let (client, output) = mpsc::channel(output_capacity);
         let blank = durability::unfinished_end(event_buffer.now(), request.prompt.len());
         let required = request.record == RecordPolicy::Required;
         let ack = durability_acks.as_ref().filter(|_| required).map(|durability_acks| durability_acks.request(id));
         let recorder = recorder.upgrade().filter(|_| event_buffer.is_recorded());
-        let panic_guard = PanicGuard {
-            run_id: id,
-            client: client.clone(),
-            recorder: recorder.clone(),
-            blank: blank.clone(),
-            disarmed: false,
-        };
+        let panic_guard = PanicGuard::new(id, client.clone(), recorder.clone(), blank.clone());
+        let registration = Registration::new(active_id, panic_guard, Arc::clone(&self.inner.run_counter));
         let owner = request.owner.clone();
-        let mut run = Box::new(Run::new(id, request, view, mods, event_buffer, sampler, constraint, context));
-        run.panic_guard = Some(panic_guard);
-        run.run_counter = Some(Arc::clone(&self.inner.run_counter));
-        run.active_id = Some(active_id);
-        let metrics = Arc::clone(&run.metrics);
+        let parts = RunParts { mods, event_buffer, sampler, constraint, registration };
+        let run = Box::new(Run::new(id, request, view, parts, context));
+        let metrics = Arc::clone(run.metrics());
         let unstored = unstored.as_ref().filter(|_| recorder.is_some());
         if let Some(unstored) = unstored {
-            unstored.insert(id, request_id.clone(), owner, Arc::clone(&run.has_ended));
+            unstored.insert(id, request_id.clone(), owner, run.ended_flag());
         }
         // Sent immediately, since the decode thread may be busy for long. The decode thread sends it if the recorder
         // has no room now.
@@ -173,6 +173,16 @@ impl Engine {
         let control = RunControl::new(id, commands.clone(), Arc::clone(model.vocabulary()));
         Ok(Generation { run_id: id, request_id, metrics, output, control })
     }
+}
+
+/// Returns the capacity of the output channel of a run.
+fn output_capacity(report: ReportOptions, model: &Model, context: u32) -> usize {
+    if !report.attention_rows {
+        return CLIENT_CHANNEL;
+    }
+    let card = model.card();
+    let row_bytes = size_of::<f32>() * card.layers as usize * card.heads as usize * context as usize;
+    (MAX_WAITING_BYTES / row_bytes.max(1)).clamp(2, CLIENT_CHANNEL)
 }
 
 /// Reserves the id of the run for its client and its mods: the client's, or the run's own.

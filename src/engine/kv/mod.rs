@@ -8,6 +8,8 @@ pub mod conversation;
 pub mod error;
 pub mod host_cache;
 pub mod identity;
+pub mod prompt;
 pub mod removal;
 pub mod ses1;
+pub mod slots;
 pub mod snapshot;

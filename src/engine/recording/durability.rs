@@ -84,15 +84,25 @@ async fn forward(
 
 /// Reports the end of a run if the decode thread does not: because it panicked, or stopped before it took the run.
 pub struct PanicGuard {
-    pub run_id: RunId,
-    pub client: mpsc::Sender<Output>,
-    pub recorder: Option<mpsc::Sender<Signal>>,
-    pub blank: RunEnd,
+    run_id: RunId,
+    client: mpsc::Sender<Output>,
+    recorder: Option<mpsc::Sender<Signal>>,
+    blank: RunEnd,
     /// True if the end was already reported.
-    pub disarmed: bool,
+    disarmed: bool,
 }
 
 impl PanicGuard {
+    /// Guards a run. `blank` is its end as known before it starts; without a `recorder` only the client gets it.
+    pub fn new(
+        run_id: RunId,
+        client: mpsc::Sender<Output>,
+        recorder: Option<mpsc::Sender<Signal>>,
+        blank: RunEnd,
+    ) -> Self {
+        Self { run_id, client, recorder, blank, disarmed: false }
+    }
+
     /// Disarms the guard: the run has ended normally.
     pub fn disarm(mut self) {
         self.disarmed = true;

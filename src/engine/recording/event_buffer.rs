@@ -24,8 +24,13 @@ impl EventBuffer {
         Self { items: Vec::new(), recorded, clock, started, last_flush: None, next_event: 0, next_call: 0 }
     }
 
-    /// Returns the time since the run started.
-    pub fn elapsed(&self) -> Duration {
+    /// Returns the time at which the run was created.
+    pub fn started(&self) -> Instant {
+        self.started
+    }
+
+    /// Returns the time since then.
+    fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
 

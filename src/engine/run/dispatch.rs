@@ -1,9 +1,9 @@
-//! Dispatch of an event to the mods of one run: calls them in order, records their replies, and decides which action
-//! wins the event.
+//! Dispatch of events to the mods of one run: calls them in order, records their replies, and decides which action wins
+//! an event. It never applies an action.
 
+use super::draft::EditEffect;
 use crate::engine::recording::event_buffer::EventBuffer;
 use crate::engine::request::shortest_f64;
-use crate::engine::run::distribution::TokenDistribution;
 use crate::events::{self, EventType, LogLevel, ModCall, ModLog, RawJson};
 use crate::model::{Vocabulary, printable};
 use crate::mods::{Action, Call, LogitEdit, ModException, ModInstance, ModLogLine, Pending, Reply, ReplySender};
@@ -56,45 +56,110 @@ impl ModHealth {
     }
 }
 
-/// Dispatch of one event to the mods in order.
+/// Event that is offered to the mods in order.
 #[derive(Debug)]
-pub struct Dispatch {
+pub struct DispatchedEvent {
     /// Type of the event.
     pub event: EventType,
-    /// Number of the event.
-    pub order: i32,
     /// Step of the event.
     pub step: u32,
+    /// Number of the event.
+    order: i32,
     /// Index of the next mod to call.
     next: usize,
     /// Time at which the awaited call was made.
     called_at: Option<Instant>,
     /// First action that changes control.
-    pub winner: Option<Action>,
+    winner: Option<Action>,
+}
+
+impl DispatchedEvent {
+    /// Creates an event that no mod has seen yet.
+    pub fn new(event: EventType, order: i32, step: u32) -> Self {
+        Self { event, step, order, next: 0, called_at: None, winner: None }
+    }
+
+    /// Keeps an action that changes control, if it is the first.
+    pub fn set_winner(&mut self, action: Action) {
+        self.winner.get_or_insert(action);
+    }
+
+    /// Takes the action that won the event.
+    pub fn take_winner(&mut self) -> Option<Action> {
+        self.winner.take()
+    }
+}
+
+/// Mods of one run, in the order in which they are called.
+pub struct Dispatch {
+    mods: Vec<ActiveMod>,
+    /// Number of the last call. A late reply to an earlier call is recognised by it and ignored.
+    last_call: u64,
 }
 
 impl Dispatch {
-    /// Creates the dispatch of an event that no mod has seen yet.
-    pub fn new(event: EventType, order: i32, step: u32) -> Self {
-        Self { event, order, step, next: 0, called_at: None, winner: None }
+    /// Creates the dispatch of a run's events to these mods.
+    pub fn new(mods: Vec<ActiveMod>) -> Self {
+        Self { mods, last_call: 0 }
+    }
+
+    /// Returns true without mods.
+    pub fn is_empty(&self) -> bool {
+        self.mods.is_empty()
+    }
+
+    /// Returns the number of last tokens that mods may still remove, which are held back from the client. Read on every
+    /// call: a mod may know that what it watches for can no longer begin in the text so far.
+    pub fn holdback(&self) -> usize {
+        self.mods.iter().map(|active| active.instance.holdback()).max().unwrap_or(0)
+    }
+
+    /// Returns the messages of mods that are disabled for the rest of the run.
+    pub fn disabled(&self) -> impl Iterator<Item = String> {
+        self.mods.iter().filter_map(|active| active.health.off.clone())
+    }
+
+    /// Tells the mods that the run has ended.
+    pub fn finish(&mut self) {
+        for active in &mut self.mods {
+            active.instance.finished();
+        }
+    }
+
+    /// Returns the state of a mod.
+    pub fn instance(&mut self, index: usize) -> Option<&mut dyn ModInstance> {
+        Some(self.mods.get_mut(index)?.instance.as_mut())
+    }
+
+    /// Returns true if this is the number of the last call.
+    pub fn is_last_call(&self, call: u64) -> bool {
+        self.last_call == call
     }
 
     /// Returns the index of the next mod that handles the event.
-    pub fn next_mod(&mut self, mods: &[ActiveMod]) -> Option<usize> {
-        while let Some(active) = mods.get(self.next) {
-            if active.health.off.is_none() && active.instance.handles().contains(self.event) {
-                return Some(self.next);
+    pub fn next_mod(&self, event: &mut DispatchedEvent) -> Option<usize> {
+        while let Some(active) = self.mods.get(event.next) {
+            if active.health.off.is_none() && active.instance.handles().contains(event.event) {
+                return Some(event.next);
             }
-            self.next += 1;
+            event.next += 1;
         }
         None
     }
 
-    /// Calls a mod. Returns `None` if its reply will come through `done`.
-    pub fn call(&mut self, instance: &mut dyn ModInstance, call: &Call<'_>, done: ReplySender) -> Option<Reply> {
+    /// Calls a mod with the event. `done` creates the sender of the reply from the number of the call. Returns `None` if
+    /// the reply comes through it.
+    pub fn call(
+        &mut self,
+        event: &mut DispatchedEvent,
+        index: usize,
+        call: &Call<'_>,
+        done: impl FnOnce(u64) -> ReplySender,
+    ) -> Option<Reply> {
+        self.last_call += 1;
         let begun = Instant::now();
-        self.called_at = Some(begun);
-        match instance.call(call, done) {
+        event.called_at = Some(begun);
+        match self.mods[index].instance.call(call, done(self.last_call)) {
             Ok(mut reply) => {
                 if reply.elapsed.is_zero() {
                     reply.elapsed = begun.elapsed();
@@ -105,28 +170,30 @@ impl Dispatch {
         }
     }
 
-    /// Records a reply and returns its action, for the engine to apply if it edits prompt or logits. `problem` checks
-    /// the values of the action and describes what is wrong; an invalid action counts as Noop.
+    /// Records a reply and returns its action, for the engine to apply if it edits prompt or logits. `check` checks the
+    /// values of the action and describes what is wrong; an invalid action counts as Noop.
     pub fn record_reply(
         &mut self,
-        active: &mut ActiveMod,
+        event: &mut DispatchedEvent,
+        index: usize,
         reply: Reply,
         event_buffer: &mut EventBuffer,
         check: impl FnOnce(&Action) -> Option<String>,
     ) -> RecordedReply {
-        self.next += 1;
+        let active = &mut self.mods[index];
+        event.next += 1;
         let elapsed = if reply.elapsed.is_zero() {
-            self.called_at.map_or(Duration::ZERO, |at| at.elapsed())
+            event.called_at.map_or(Duration::ZERO, |at| at.elapsed())
         } else {
             reply.elapsed
         };
         let mut action = reply.action.unwrap_or(Action::Noop);
         let mut exception = reply.exception;
         if exception.is_none() {
-            let wrong = if action.permitted_on(self.event) {
+            let wrong = if action.permitted_on(event.event) {
                 check(&action)
             } else {
-                Some(format!("{} is not permitted at {}", action.kind().as_str(), self.event.as_str()))
+                Some(format!("{} is not permitted at {}", action.kind().as_str(), event.event.as_str()))
             };
             exception = wrong.map(|message| ModException { message, traceback: None });
         }
@@ -134,7 +201,7 @@ impl Dispatch {
             action = Action::Noop;
         }
         let failure = exception.as_ref().map(|exception| exception.message.as_str());
-        let switched_off = active.health.note(&active.name, self.event, self.step, failure).map(|message| {
+        let switched_off = active.health.note(&active.name, event.event, event.step, failure).map(|message| {
             tracing::warn!(mod.name = active.name, "{message}");
             ModLogLine { level: LogLevel::Error, message: message.to_owned() }
         });
@@ -143,10 +210,10 @@ impl Dispatch {
             None => (false, None, None),
         };
         let call_index = event_buffer.call(ModCall {
-            event_sequence_order: self.order,
+            event_sequence_order: event.order,
             mod_name: active.name.clone(),
-            event_type: self.event,
-            step: self.step as i32,
+            event_type: event.event,
+            step: event.step as i32,
             created_at: Some(event_buffer.now()),
             execution_time_ms: Some(elapsed.as_secs_f64() * 1000.0),
             exception_occurred: failed,
@@ -162,15 +229,97 @@ impl Dispatch {
                 created_at: Some(event_buffer.now()),
             });
         }
-        let superseded = action.is_control() && self.winner.is_some();
-        RecordedReply { call_index, superseded, action }
+        let superseded = action.is_control() && event.winner.is_some();
+        RecordedReply { mod_index: index, call_index, superseded, action }
+    }
+
+    /// Records an action.
+    pub fn record_action(
+        &self,
+        recorded: &RecordedReply,
+        vocabulary: &Vocabulary,
+        effect: &ActionEffect,
+        event_buffer: &mut EventBuffer,
+    ) {
+        let active = &self.mods[recorded.mod_index];
+        let action = &recorded.action;
+        if !event_buffer.is_recorded() || (matches!(action, Action::Noop) && !active.records_noop) {
+            return;
+        }
+        let mut record = events::ActionRecord::new(recorded.call_index, action.kind(), Some(event_buffer.now()));
+        let mut details = serde_json::Map::new();
+        details.insert("version".into(), json!(active.version));
+        if recorded.superseded {
+            details.insert("superseded".into(), json!(true));
+        }
+        let mut put_tokens = |tokens: &[i32]| {
+            if !tokens.is_empty() {
+                details.insert("tokens".into(), json!(tokens));
+                details.insert("texts".into(), json!(vocabulary.texts(tokens)));
+            }
+        };
+        match action {
+            Action::Noop => {}
+            Action::AdjustedPrefill { tokens, max_steps } => {
+                put_tokens(tokens);
+                record.new_prompt = Some(printable(vocabulary.decode(tokens)));
+                record.new_length = Some(tokens.len() as i32);
+                record.adjusted_max_steps = max_steps.map(saturating_i32);
+            }
+            Action::AdjustedLogits { edit, temperature } => {
+                record.logits_shape = Some(format!("[1, {}]", vocabulary.len()));
+                record.temperature = temperature.map(shortest_f64);
+                let kind = match edit {
+                    LogitEdit::Keep => "keep",
+                    LogitEdit::Set(_) => "set",
+                    LogitEdit::Add(_) => "add",
+                    LogitEdit::Allow(_) => "allow",
+                    LogitEdit::Replace(_) => "replace",
+                };
+                details.insert("edit".into(), json!(kind));
+                let shifted: Vec<_> = effect
+                    .edit
+            .shifted
+                    .iter()
+                    .map(|&(token, before, after)| {
+                        json!({ "token": token, "text": vocabulary.decode(&[token]), "before": before, "after": after })
+                    })
+                    .collect();
+                details.insert("moved".into(), json!(shifted));
+            }
+            Action::ForceTokens(tokens) | Action::ForceOutput(tokens) => {
+                put_tokens(tokens);
+                record.token_count = Some(tokens.len() as i32);
+                record.tokens_preview = Some(printable(vocabulary.decode(&tokens[..tokens.len().min(10)])));
+            }
+            Action::Backtrack { n, tokens } => {
+                put_tokens(tokens);
+                record.backtrack_steps = Some(saturating_i32(*n));
+                record.backtrack_token_count = Some(tokens.len() as i32);
+                if let Some(removed) = effect.removed {
+                    details.insert("removed".into(), json!(removed));
+                }
+                if effect.clamped {
+                    details.insert("clamped".into(), json!(true));
+                }
+            }
+            Action::ToolCalls(payload) => {
+                record.has_tool_calls = Some(true);
+                record.tool_calls = to_raw_json(payload);
+            }
+            Action::EmitError { message, .. } => record.error_message = Some(message.clone()),
+        }
+        record.details = to_raw_json(&serde_json::Value::Object(details));
+        event_buffer.action(record);
     }
 }
 
 /// A recorded reply, whose action is not recorded yet.
 pub struct RecordedReply {
+    /// Index of the mod.
+    mod_index: usize,
     /// Number of the call.
-    pub call_index: i32,
+    call_index: i32,
     /// True if an earlier mod's action has won the event.
     pub superseded: bool,
     /// Action of the mod.
@@ -184,88 +333,8 @@ pub struct ActionEffect {
     pub removed: Option<u32>,
     /// Backtrack: true if the mod requested more.
     pub clamped: bool,
-    /// `AdjustedLogits`: the largest changes of probability, as `(token, before, after)`.
-    pub shifted: Vec<(i32, f32, f32)>,
-    /// `AdjustedLogits`: distribution after the edit, if it was computed.
-    pub edited: Option<TokenDistribution>,
-}
-
-/// Records an action.
-pub fn record_action(
-    recorded: &RecordedReply,
-    active: &ActiveMod,
-    vocabulary: &Vocabulary,
-    effect: &ActionEffect,
-    event_buffer: &mut EventBuffer,
-) {
-    let action = &recorded.action;
-    if !event_buffer.is_recorded() || (matches!(action, Action::Noop) && !active.records_noop) {
-        return;
-    }
-    let mut record = events::ActionRecord::new(recorded.call_index, action.kind(), Some(event_buffer.now()));
-    let mut details = serde_json::Map::new();
-    details.insert("version".into(), json!(active.version));
-    if recorded.superseded {
-        details.insert("superseded".into(), json!(true));
-    }
-    let mut put_tokens = |tokens: &[i32]| {
-        if !tokens.is_empty() {
-            details.insert("tokens".into(), json!(tokens));
-            details.insert("texts".into(), json!(vocabulary.texts(tokens)));
-        }
-    };
-    match action {
-        Action::Noop => {}
-        Action::AdjustedPrefill { tokens, max_steps } => {
-            put_tokens(tokens);
-            record.new_prompt = Some(printable(vocabulary.decode(tokens)));
-            record.new_length = Some(tokens.len() as i32);
-            record.adjusted_max_steps = max_steps.map(saturating_i32);
-        }
-        Action::AdjustedLogits { edit, temperature } => {
-            record.logits_shape = Some(format!("[1, {}]", vocabulary.len()));
-            record.temperature = temperature.map(shortest_f64);
-            let kind = match edit {
-                LogitEdit::Keep => "keep",
-                LogitEdit::Set(_) => "set",
-                LogitEdit::Add(_) => "add",
-                LogitEdit::Allow(_) => "allow",
-                LogitEdit::Replace(_) => "replace",
-            };
-            details.insert("edit".into(), json!(kind));
-            let shifted: Vec<_> = effect
-                .shifted
-                .iter()
-                .map(|&(token, before, after)| {
-                    json!({ "token": token, "text": vocabulary.decode(&[token]), "before": before, "after": after })
-                })
-                .collect();
-            details.insert("moved".into(), json!(shifted));
-        }
-        Action::ForceTokens(tokens) | Action::ForceOutput(tokens) => {
-            put_tokens(tokens);
-            record.token_count = Some(tokens.len() as i32);
-            record.tokens_preview = Some(printable(vocabulary.decode(&tokens[..tokens.len().min(10)])));
-        }
-        Action::Backtrack { n, tokens } => {
-            put_tokens(tokens);
-            record.backtrack_steps = Some(saturating_i32(*n));
-            record.backtrack_token_count = Some(tokens.len() as i32);
-            if let Some(removed) = effect.removed {
-                details.insert("removed".into(), json!(removed));
-            }
-            if effect.clamped {
-                details.insert("clamped".into(), json!(true));
-            }
-        }
-        Action::ToolCalls(payload) => {
-            record.has_tool_calls = Some(true);
-            record.tool_calls = to_raw_json(payload);
-        }
-        Action::EmitError { message, .. } => record.error_message = Some(message.clone()),
-    }
-    record.details = to_raw_json(&serde_json::Value::Object(details));
-    event_buffer.action(record);
+    /// `AdjustedLogits`: the changes of probability.
+    pub edit: EditEffect,
 }
 
 /// Converts a number chosen by a mod to the trace's type; saturates at the maximum.

@@ -97,6 +97,11 @@ impl OutputText {
         self.find_stop(self.sent);
     }
 
+    /// Returns true if the text contains a stop string.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped.is_some()
+    }
+
     /// Returns the stop string that the text contains.
     pub fn stopped_by(&self) -> Option<String> {
         self.stopped.map(|(_, which)| String::from_utf8_lossy(&self.stop[which]).into_owned())

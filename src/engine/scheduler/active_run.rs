@@ -1,13 +1,10 @@
 //! A run in the schedule, with its client: delivery of outputs, pauses, and requests to the run.
 
 use super::command::ControlRequest;
-use crate::engine::kv::conversation::SlotHistory;
 use crate::engine::output::{Output, RunActivity, RunProgress};
 use crate::engine::run::Run;
 use crate::engine::status::EngineStatus;
-use crate::events::{FinishReason, Tenant, TokenId};
-use crate::model::llama::AdapterSet;
-use std::sync::atomic::Ordering;
+use crate::events::FinishReason;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{self, error::TrySendError};
 
@@ -28,26 +25,9 @@ pub struct ActiveRun {
     /// Set while the run is paused.
     pub pause: Option<PauseState>,
     /// Time since which the client has read none of the waiting outputs.
-    pub unread_since: Option<Instant>,
+    unread_since: Option<Instant>,
     /// True after the ended run was added to the counters.
-    pub counted: bool,
-}
-
-/// A slot: one sequence of the context.
-#[derive(Default)]
-pub struct Slot {
-    pub active: Option<ActiveRun>,
-    /// Tenant of the newest run in the slot, or of the state that was restored.
-    pub owner: Option<Tenant>,
-    /// Tokens of the sequence in the KV cache.
-    pub cache: Vec<TokenId>,
-    /// LoRA adapters that the state was computed with; `None` before the first decode.
-    pub adapters: Option<AdapterSet>,
-    /// History of the conversation in this slot.
-    pub history: SlotHistory,
-    /// Prompt tokens that the last run evaluated.
-    pub processed: usize,
-    pub last_used: u64,
+    counted: bool,
 }
 
 /// A pause of a run.
@@ -75,7 +55,7 @@ impl ActiveRun {
 
     /// Sends outputs while the client has room.
     pub fn flush_outbox(&mut self) {
-        while !self.run.outbox.is_empty() {
+        while self.run.has_outputs() {
             let place = match self.client.try_reserve() {
                 Ok(place) => Some(place),
                 Err(TrySendError::Closed(())) => None,
@@ -84,11 +64,7 @@ impl ActiveRun {
                     return;
                 }
             };
-            let output = self.run.outbox.pop_front();
-            if matches!(output, Some(Output::Ended(_))) {
-                self.run.has_ended.store(true, Ordering::Release);
-            }
-            if let (Some(place), Some(output)) = (place, output) {
+            if let (Some(output), Some(place)) = (self.run.outbox().pop(), place) {
                 place.send(output);
             }
             self.unread_since = None;
@@ -98,26 +74,63 @@ impl ActiveRun {
     /// Adds an ended run to the counters, once. Called before the client learns of the end, so that the client finds
     /// its run counted.
     pub fn count_end(&mut self, status: &EngineStatus) {
-        if let Some(end) = &self.run.end
+        if let Some(end) = self.run.end()
             && !std::mem::replace(&mut self.counted, true)
         {
-            status.count_run(self.run.metrics.slot.get().copied(), self.run.slot_progress(), end);
+            status.count_run(self.run.metrics().slot.get().copied(), self.run.slot_progress(), end);
         }
     }
 
     /// Returns true if the client has read everything or has disconnected.
     pub fn is_delivered(&self) -> bool {
-        self.run.outbox.is_empty() || self.client.is_closed()
+        !self.run.has_outputs() || self.client.is_closed()
     }
-}
 
-impl Slot {
-    /// Replaces the state by tokens that did not come from a run.
-    pub fn replace(&mut self, tokens: Vec<TokenId>, adapters: AdapterSet) {
-        self.cache = tokens;
-        self.adapters = Some(adapters);
-        self.history = SlotHistory::default();
-        self.processed = 0;
+    /// Returns true if the run is paused and no step is half done.
+    pub fn is_paused(&self) -> bool {
+        self.pause.is_some() && self.run.is_between_tokens()
+    }
+
+    /// Returns true if the client has blocked the run for longer than [`UNREAD_TIMEOUT`].
+    pub fn is_stalled(&self, now: Instant) -> bool {
+        self.unread_since.is_some_and(|since| now.duration_since(since) >= UNREAD_TIMEOUT)
+            && (self.run.end().is_some() || (self.run.wants_decode().is_some() && self.run.is_between_tokens()))
+    }
+
+    /// Ends the pause, if there is one.
+    pub fn end_pause(&mut self) {
+        if let Some(pause) = self.pause.take() {
+            self.run.add_pause(pause.since.elapsed());
+        }
+    }
+
+    /// Ends the run for an external reason. A pause ends with it and does not count as active time.
+    pub fn abort(&mut self, reason: FinishReason, message: impl Into<String>) {
+        self.end_pause();
+        self.run.abort(reason, message.into());
+    }
+
+    /// Returns the progress of the run, which has this activity unless it has ended.
+    pub fn progress(&self, activity: RunActivity) -> RunProgress {
+        let activity = if self.run.end().is_some() { RunActivity::Finished } else { activity };
+        let pause = self.pause.map_or(Duration::ZERO, |pause| pause.since.elapsed());
+        let active_time = self.run.active_time().saturating_sub(pause);
+        RunProgress { generated: self.run.sequence().generated() as u32, activity, active_time }
+    }
+
+    /// Applies a request that changes the run itself.
+    pub fn apply_request(&mut self, request: ControlRequest) {
+        match request {
+            ControlRequest::Modify(change) => self.run.apply_change(*change),
+            ControlRequest::Stop(why) => {
+                self.abort(FinishReason::Cancelled, why);
+            }
+            ControlRequest::EndReasoning(answer) => {
+                // The client may have disconnected meanwhile.
+                let _ = answer.send(self.run.end_reasoning());
+            }
+            ControlRequest::Pause(_) | ControlRequest::Resume | ControlRequest::Progress => {}
+        }
     }
 }
 
@@ -135,57 +148,5 @@ impl PauseState {
     /// Returns true if the slot must be released.
     pub fn slot_expired(&self, now: Instant) -> bool {
         self.slot_until.is_some_and(|until| now >= until)
-    }
-}
-
-impl ActiveRun {
-    /// Returns true if the run is paused and no step is half done.
-    pub fn is_paused(&self) -> bool {
-        self.pause.is_some() && self.run.is_between_tokens()
-    }
-
-    /// Returns true if the client has blocked the run for longer than [`UNREAD_TIMEOUT`].
-    pub fn is_stalled(&self, now: Instant) -> bool {
-        self.unread_since.is_some_and(|since| now.duration_since(since) >= UNREAD_TIMEOUT)
-            && (self.run.end.is_some() || (self.run.wants_decode().is_some() && self.run.is_between_tokens()))
-    }
-
-    pub fn end_pause(&mut self) {
-        if let Some(pause) = self.pause.take() {
-            self.run.paused_time += pause.since.elapsed();
-        }
-    }
-
-    /// Ends the run for an external reason. A pause ends with it and does not count as active time.
-    pub fn abort(&mut self, reason: FinishReason, message: impl Into<String>) {
-        self.end_pause();
-        self.run.abort(reason, message.into());
-    }
-
-    pub fn progress(&self, activity: RunActivity) -> RunProgress {
-        let activity = if self.run.end.is_some() { RunActivity::Finished } else { activity };
-        let pause = self.pause.map_or(Duration::ZERO, |pause| pause.since.elapsed());
-        let active_time = Duration::from_micros(self.run.elapsed_us()).saturating_sub(pause);
-        RunProgress { generated: self.run.generated() as u32, activity, active_time }
-    }
-}
-
-impl ActiveRun {
-    /// Applies a request that changes the run itself.
-    pub fn apply_request(&mut self, request: ControlRequest) {
-        match request {
-            ControlRequest::Modify(change) => self.run.apply_change(*change),
-            ControlRequest::Stop(why) => {
-                self.end_pause();
-                if self.run.end.is_none() {
-                    self.run.finish(FinishReason::Cancelled, Some(why), None);
-                }
-            }
-            ControlRequest::EndReasoning(answer) => {
-                // The client may have disconnected meanwhile.
-                let _ = answer.send(self.run.end_reasoning());
-            }
-            ControlRequest::Pause(_) | ControlRequest::Resume | ControlRequest::Progress => {}
-        }
     }
 }

@@ -14,22 +14,22 @@ impl Scheduler<'_> {
         ready: &mut Vec<T>,
         slot: impl Fn(&T) -> usize,
     ) -> Result<(), ModelError> {
-        if self.context.adapters().is_empty() {
+        if !self.kv.has_adapters() {
             return Ok(());
         }
         let of = |one: &T| {
-            let live = self.slots[slot(one)].active.as_ref()?;
-            Some((live.last_batch, live.arrival, live.run.request.adapters.clone()?))
+            let live = self.slots.get(slot(one))?;
+            Some((live.last_batch, live.arrival, live.run.request().adapters.clone()?))
         };
         let next = ready.iter().filter_map(of).min_by_key(|&(turn, arrival, _)| (turn, arrival));
         let Some((_, _, set)) = next else { return Ok(()) };
         ready.retain(|one| of(one).is_some_and(|(_, _, other)| other == set));
         self.partial_batches += 1;
         for one in ready {
-            if let Some(live) = &mut self.slots[slot(one)].active {
+            if let Some(live) = self.slots.get_mut(slot(one)) {
                 live.last_batch = self.partial_batches;
             }
         }
-        self.context.set_adapters(&set)
+        self.kv.set_adapters(&set)
     }
 }

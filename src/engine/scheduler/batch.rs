@@ -1,10 +1,7 @@
 //! One batch: selection of runs and their tokens, the decode, and delivery of the logits to the runs.
 
-use super::active_run::ActiveRun;
 use super::{Scheduler, done};
-use crate::engine::kv::conversation::SlotHistory;
 use crate::events::FinishReason;
-use crate::model::ShiftError;
 use std::sync::Arc;
 
 /// Maximum tokens of a decode that counts as generation; such decodes go before prompts.
@@ -64,23 +61,23 @@ impl Scheduler<'_> {
         let mut captures = 0;
         for index in 0..self.slots.len() {
             self.prepare_slot(index);
-            let Some(live) = &self.slots[index].active else { continue };
+            let Some(live) = self.slots.get(index) else { continue };
             let Some(_) = live.run.wants_decode() else { continue };
-            if !live.run.outbox.is_empty() || live.is_paused() {
+            if live.run.has_outputs() || live.is_paused() {
                 continue;
             }
-            if live.run.request.attention {
+            if live.run.request().attention {
                 captures += 1;
                 if !self.recording.has_room_for_attention(captures) {
                     continue;
                 }
             }
-            let begun = live.run.prompt_us.is_some();
+            let begun = live.run.has_decoded_prompt();
             ready.push(ReadyRun { slot: index, arrival: live.arrival, left: live.run.max_decode_len(), begun });
         }
         if let Err(error) = self.retain_same_adapters(&mut ready, |run| run.slot) {
             for ReadyRun { slot, .. } in ready {
-                if let Some(live) = &mut self.slots[slot].active {
+                if let Some(live) = self.slots.get_mut(slot) {
                     live.run.abort(FinishReason::Error, error.to_string());
                 }
             }
@@ -91,7 +88,7 @@ impl Scheduler<'_> {
         // long.
         let prompt_budget = if generating { self.options.ubatch_size as usize } else { budget };
         ready.sort_unstable_by_key(|run| (run.left > MAX_SHORT_DECODE, run.arrival));
-        let pace = if self.context.has_gpu() { GPU_PREFILL } else { CPU_PREFILL };
+        let pace = if self.kv.has_gpu() { GPU_PREFILL } else { CPU_PREFILL };
         let some_read = ready.iter().any(|run| run.left > MAX_SHORT_DECODE);
         let prompts_only = some_read && self.prompt_tokens_since_decode < pace.tokens_between_decodes;
         let mut parts: Vec<(usize, usize)> = Vec::new();
@@ -122,77 +119,39 @@ impl Scheduler<'_> {
     /// Prepares a slot's KV cache for the next decode: finds a prefix match before the first decode, and removes the
     /// tokens that the run has dropped.
     fn prepare_slot(&mut self, index: usize) {
-        let Some(mut live) = self.slots[index].active.take() else { return };
-        if let Some(outputs_from) = live.run.wants_decode() {
-            let first = !std::mem::replace(&mut live.has_state, true);
-            if first {
-                self.reuse_state(index, &mut live, outputs_from);
-            }
-            self.apply_kv_removals(index, &mut live);
-            live.run.kv_len = self.truncate(index, live.run.kv_len);
-            if first && !live.had_slot {
-                live.run.cached_tokens = live.run.kv_len;
-                live.run.report_progress();
-                // A run with unsent outputs is left out of the batch.
-                live.flush_outbox();
+        let Self { kv, slots, .. } = self;
+        let Some(live) = slots.get_mut(index) else { return };
+        let Some(outputs_from) = live.run.wants_decode() else { return };
+        let first = !std::mem::replace(&mut live.has_state, true);
+        if first {
+            let kv_len = kv.reuse(index, live.run.prompt_view(), outputs_from);
+            live.run.sequence_mut().set_kv_len(kv_len);
+            if kv.keeps_checkpoints() {
+                live.run.plan_checkpoints(outputs_from);
             }
         }
-        self.slots[index].active = Some(live);
-    }
-
-    /// Truncates a slot's state to the first `keep` tokens. Returns how many are left.
-    pub(super) fn truncate(&mut self, index: usize, keep: usize) -> usize {
-        let slot = &mut self.slots[index];
-        if slot.cache.len() <= keep {
-            return slot.cache.len();
-        }
-        let left = self.context.truncate(index as i32, keep as u32) as usize;
-        slot.cache.truncate(left);
-        left
-    }
-
-    /// Removes evicted tokens from the middle of the KV cache. Tokens that the cache cannot keep are decoded again.
-    pub(super) fn apply_kv_removals(&mut self, index: usize, live: &mut ActiveRun) {
-        for removal in std::mem::take(&mut live.run.kv_removals) {
-            if self.truncate(index, removal.kv_len) < removal.kv_len {
-                live.run.kv_len = 0;
-                continue;
-            }
-            let ranges: Vec<_> = removal.ranges.iter().map(|range| range.start as u32..range.end as u32).collect();
-            match self.context.cut(index as i32, removal.kv_len as u32, &ranges) {
-                Ok(_) => {
-                    for range in removal.ranges.iter().rev() {
-                        self.slots[index].cache.drain(range.clone());
-                    }
-                    // Closing the gap leaves layers with a sliding window only the content of their window, in other
-                    // cells than its positions.
-                    if live.run.request.attention && !self.context.rows_exact(index as i32) {
-                        live.run.kv_len = 0;
-                    }
-                }
-                Err(ShiftError::Fixed(_)) => {
-                    let untouched = removal.ranges.first().map_or(0, |range| range.start);
-                    // Nothing may follow: a later removal counts positions in the current sequence.
-                    live.run.kv_len = live.run.kv_len.min(self.truncate(index, untouched));
-                }
-                Err(ShiftError::Failed) => {
-                    self.slots[index].cache.clear();
-                    live.run.kv_len = 0;
-                }
-            }
+        let needs_exact_rows = live.run.request().attention;
+        let sequence = live.run.sequence_mut();
+        let removals = sequence.take_kv_removals();
+        let kv_len = kv.apply_removals(index, removals, sequence.kv_len(), needs_exact_rows);
+        sequence.set_kv_len(kv.truncate(index, kv_len));
+        if first && !live.had_slot {
+            sequence.set_cached();
+            live.run.report_progress();
+            // A run with unsent outputs is left out of the batch.
+            live.flush_outbox();
         }
     }
 
     fn add_part(&mut self, index: usize, take: usize) -> Option<BatchPart> {
-        let live = self.slots[index].active.as_ref()?;
-        let run = &live.run;
+        let run = &self.slots.get(index)?.run;
         let outputs_from = run.wants_decode()?;
-        let (from, upto) = (run.kv_len, run.kv_len + take);
+        let from = run.sequence().kv_len();
+        let upto = from + take;
         let mut outputs = Vec::new();
-        for position in from..upto {
+        for (position, &token) in run.sequence().tokens().iter().enumerate().take(upto).skip(from) {
             let output = position >= outputs_from;
-            let capture = run.captures(position, output);
-            match self.context.add(run.sequence[position], position as u32, index as i32, output, capture) {
+            match self.kv.add(index, token, position, output, run.captures(position, output)) {
                 Ok(at) if output => outputs.push((at, position)),
                 Ok(_) => {}
                 Err(error) => {
@@ -205,28 +164,25 @@ impl Scheduler<'_> {
         Some(BatchPart { slot: index, outputs, from, upto })
     }
 
+    /// Decodes the batch and passes the logits to its runs.
     pub(super) fn decode(&mut self, parts: Vec<BatchPart>) {
-        let captured = match self.context.decode() {
+        let captured = match self.kv.decode() {
             Ok(captured) => captured,
             Err(error) => return self.fail(&parts, &error.to_string()),
         };
         let mut captured = captured.into_iter().peekable();
+        let Self { kv, slots, commands, candidates, .. } = self;
         for part in parts {
-            let slot = &mut self.slots[part.slot];
-            let Some(live) = &mut slot.active else { continue };
-            slot.cache.extend_from_slice(&live.run.sequence[part.from..part.upto]);
-            live.run.kv_len = part.upto;
-            if let Some(purpose) = live.run.take_due_checkpoint() {
-                self.context.keep_checkpoint(part.slot as i32, part.upto, purpose);
-            }
+            let Some(live) = slots.get_mut(part.slot) else { continue };
+            live.run.sequence_mut().set_kv_len(part.upto);
+            let checkpoint = live.run.take_due_checkpoint();
+            kv.extend(part.slot, &live.run.sequence().tokens()[part.from..part.upto], checkpoint);
             live.run.report_progress();
-            let commands = &self.commands;
             for (index, position) in part.outputs {
                 if let Some(row) = captured.next_if(|row| row.index == index) {
-                    live.run.attention = Some(Arc::new(row));
+                    live.run.set_attention(Arc::new(row));
                 }
-                let logits = self.context.logits(index);
-                live.run.on_logits(position, logits, &mut self.candidates, &|id, call| done(commands, id, call));
+                live.run.on_logits(position, kv.logits(index), candidates, &|id, call| done(commands, id, call));
             }
         }
         self.count_decode();
@@ -236,12 +192,9 @@ impl Scheduler<'_> {
     fn fail(&mut self, parts: &[BatchPart], message: &str) {
         tracing::error!(message, "decode failed");
         for part in parts {
-            self.context.clear(part.slot as i32);
-            let slot = &mut self.slots[part.slot];
-            slot.cache.clear();
-            slot.history = SlotHistory::default();
-            if let Some(live) = &mut slot.active {
-                live.run.kv_len = 0;
+            self.kv.discard(part.slot);
+            if let Some(live) = self.slots.get_mut(part.slot) {
+                live.run.sequence_mut().set_kv_len(0);
                 live.run.abort(FinishReason::Error, message.to_owned());
             }
         }

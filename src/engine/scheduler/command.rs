@@ -5,7 +5,7 @@ use crate::engine::kv::error::SlotError;
 use crate::engine::kv::snapshot::{SlotTokens, Snapshot};
 use crate::engine::output::{EndReasoning, Output, RunProgress};
 use crate::engine::run::Run;
-use crate::engine::run::finish::ParameterChange;
+use crate::engine::run::change::ParameterChange;
 use crate::events::{RunId, Scope, Signal, Tenant};
 use crate::model::llama::AdapterSet;
 use crate::mods::Reply;

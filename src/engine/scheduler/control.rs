@@ -5,11 +5,10 @@
 //! reuses its state if it is still cached, or computes it again.
 
 use super::Scheduler;
-use super::active_run::{ActiveRun, PauseState};
+use super::active_run::PauseState;
 use super::command::ControlRequest;
 use crate::engine::output::{RunActivity, RunProgress};
 use crate::events::{FinishReason, RunId};
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 use tokio::sync::oneshot;
 
@@ -20,12 +19,12 @@ const MAX_PREEMPTED: usize = 16;
 impl Scheduler<'_> {
     /// Applies a request to a run. A run that has ended sends no reply.
     pub(super) fn handle_control(&mut self, id: RunId, request: ControlRequest, answer: oneshot::Sender<RunProgress>) {
-        let progress = if let Some(at) = self.slots.iter().position(|slot| is_run(slot.active.as_ref(), id)) {
+        let progress = if let Some(at) = self.slots.find(id) {
             self.control_in_slot(at, request)
-        } else if let Some(at) = self.queue.iter().position(|live| live.run.id == id) {
+        } else if let Some(at) = self.queue.position(|live| live.run.id() == id) {
             self.control_in_queue(at, request)
         } else {
-            let preempted = self.preempted.iter().position(|live| live.run.id == id);
+            let preempted = self.preempted.iter().position(|live| live.run.id() == id);
             preempted.map(|at| self.control_preempted(at, request))
         };
         if let Some(progress) = progress {
@@ -35,7 +34,7 @@ impl Scheduler<'_> {
     }
 
     fn control_in_slot(&mut self, at: usize, request: ControlRequest) -> Option<RunProgress> {
-        let live = self.slots[at].active.as_mut()?;
+        let live = self.slots.get_mut(at)?;
         match request {
             ControlRequest::Pause(slot_for) => {
                 live.pause.get_or_insert_with(PauseState::begin).release_slot_after(slot_for);
@@ -50,7 +49,6 @@ impl Scheduler<'_> {
         if matches!(request, ControlRequest::Pause(_) | ControlRequest::Stop(_)) {
             // A paused run leaves the queue.
             let mut live = self.queue.remove(at)?;
-            self.waiting.fetch_sub(1, Ordering::AcqRel);
             live.pause = Some(PauseState::begin());
             live.apply_request(request);
             let progress = live.progress(RunActivity::Preempted);
@@ -70,7 +68,7 @@ impl Scheduler<'_> {
             }
             ControlRequest::Resume => {
                 live.end_pause();
-                if live.run.end.is_none() && live.run.outbox.is_empty() {
+                if live.run.end().is_none() && !live.run.has_outputs() {
                     return self.requeue(at);
                 }
             }
@@ -83,9 +81,7 @@ impl Scheduler<'_> {
     fn requeue(&mut self, at: usize) -> RunProgress {
         let live = self.preempted.swap_remove(at);
         let progress = live.progress(RunActivity::Queued);
-        self.waiting.fetch_add(1, Ordering::AcqRel);
-        let turn = self.queue.partition_point(|other| other.arrival < live.arrival);
-        self.queue.insert(turn, live);
+        self.queue.requeue(live);
         progress
     }
 
@@ -93,14 +89,13 @@ impl Scheduler<'_> {
     /// preempted runs whose clients read again, and removes those that have ended.
     pub(super) fn reclaim_idle_slots(&mut self) {
         let now = Instant::now();
-        let free = self.slots.iter().filter(|slot| slot.active.is_none()).count();
-        let mut wanted = self.queue.len().saturating_sub(free);
+        let mut wanted = self.queue.len().saturating_sub(self.slots.free());
         for index in 0..self.slots.len() {
-            let long = self.slots[index].active.as_ref().is_some_and(|live| {
+            let long = self.slots.get(index).is_some_and(|live| {
                 let pause_expired = live.is_paused()
                     && live.pause.is_some_and(|pause| pause.slot_expired(now))
                     && live.run.wants_decode().is_some()
-                    && live.run.outbox.is_empty();
+                    && !live.run.has_outputs();
                 pause_expired || (wanted > 0 && self.preempted.len() < MAX_PREEMPTED && live.is_stalled(now))
             });
             if long {
@@ -111,15 +106,15 @@ impl Scheduler<'_> {
         let mut at = 0;
         while at < self.preempted.len() {
             let live = &mut self.preempted[at];
-            if live.client.is_closed() && live.run.end.is_none() {
+            if live.client.is_closed() && live.run.end().is_none() {
                 live.abort(FinishReason::Cancelled, "the client disconnected");
             }
             live.count_end(&self.status);
             live.flush_outbox();
-            if live.run.end.is_some() && !self.recording.has_pending() && live.is_delivered() {
+            if live.run.end().is_some() && !self.recording.has_pending() && live.is_delivered() {
                 let live = self.preempted.swap_remove(at);
-                self.record_end(live);
-            } else if live.pause.is_none() && live.run.end.is_none() && live.run.outbox.is_empty() {
+                live.run.record_end(&mut self.recording);
+            } else if live.pause.is_none() && live.run.end().is_none() && !live.run.has_outputs() {
                 self.requeue(at);
             } else {
                 at += 1;
@@ -129,16 +124,12 @@ impl Scheduler<'_> {
 
     /// Preempts a run. The slot keeps its state until another run needs it, and then moves it to the host cache.
     fn preempt(&mut self, index: usize) {
-        let Some(mut live) = self.slots[index].active.take() else { return };
+        let Some(mut live) = self.slots.take(index) else { return };
         self.release(index, &mut live);
-        live.run.kv_len = 0;
+        live.run.sequence_mut().set_kv_len(0);
         live.has_state = false;
         live.had_slot = true;
         live.run.record(&mut self.recording, true);
         self.preempted.push(live);
     }
-}
-
-fn is_run(live: Option<&ActiveRun>, id: RunId) -> bool {
-    live.is_some_and(|live| live.run.id == id)
 }

@@ -1,4 +1,7 @@
 //! Decode thread: admits runs to slots, builds batches, decodes them and passes the logits to the runs.
+//!
+//! It never waits for a database, a disk, a socket or a mod, and knows nothing of a run's tokens or text: the parts of
+//! the run and of [`KvSlots`] decide.
 
 mod active_run;
 mod adapters;
@@ -6,18 +9,23 @@ mod admission;
 mod batch;
 pub mod command;
 mod control;
+mod polling;
+mod queue;
 mod slot_tasks;
+mod slots;
 
-use super::kv::host_cache::HostCache;
+use super::kv::slots::KvSlots;
 use super::options::EngineOptions;
 use super::recording::Recording;
 use super::request::RecordPolicy;
 use super::status::EngineStatus;
 use crate::events::{FinishReason, RunId};
-use crate::model::llama::{Candidates, Context};
-use crate::mods::{ModInstance, ReplySender};
-use active_run::{ActiveRun, Slot};
+use crate::model::llama::Candidates;
+use crate::mods::ReplySender;
+use active_run::ActiveRun;
 use command::{Command, QueuedTask};
+use queue::Queue;
+use slots::ActiveSlots;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -26,23 +34,18 @@ use std::time::{Duration, Instant};
 
 /// Sleep of the thread while it only waits for clients, the recorder or a free slot.
 const IDLE_SLEEP: Duration = Duration::from_millis(2);
-/// Time for which the thread polls for a mod's reply before it sleeps.
-const POLL_WINDOW: Duration = Duration::from_micros(200);
-
 /// Decodes that take longer are followed by a flush of all events, since the next decode may take as long.
 const SLOW_DECODE: Duration = Duration::from_millis(5);
 
 /// State of the decode thread.
 pub struct Scheduler<'model> {
-    context: Context<'model>,
-    slots: Vec<Slot>,
-    queue: VecDeque<ActiveRun>,
+    kv: KvSlots<'model>,
+    slots: ActiveSlots,
+    queue: Queue,
     /// Paused or preempted runs without a slot.
     preempted: Vec<ActiveRun>,
     /// Tasks for slots that are still busy, in order of arrival.
     tasks: VecDeque<QueuedTask>,
-    /// States kept outside of the slots.
-    host_cache: HostCache,
     inbox: Receiver<Command>,
     commands: Sender<Command>,
     recording: Recording,
@@ -53,29 +56,26 @@ pub struct Scheduler<'model> {
     partial_batches: u64,
     /// Prompt tokens decoded since the generating runs were last in a batch.
     prompt_tokens_since_decode: usize,
-    waiting: Arc<AtomicUsize>,
     status: Arc<EngineStatus>,
 }
 
 impl<'model> Scheduler<'model> {
-    #[expect(clippy::too_many_arguments, reason = "called once")]
+    /// Creates the state of a decode thread without runs. `waiting` counts the runs that were submitted and have no slot.
     pub fn new(
-        context: Context<'model>,
+        kv: KvSlots<'model>,
         options: EngineOptions,
         inbox: Receiver<Command>,
         commands: Sender<Command>,
         recording: Recording,
         waiting: Arc<AtomicUsize>,
         status: Arc<EngineStatus>,
-        host_cache: HostCache,
     ) -> Self {
         Self {
-            context,
-            slots: (0..options.parallel).map(|_| Slot::default()).collect(),
-            queue: VecDeque::new(),
+            kv,
+            slots: ActiveSlots::new(options.parallel),
+            queue: Queue::new(waiting),
             preempted: Vec::new(),
             tasks: VecDeque::new(),
-            host_cache,
             inbox,
             commands,
             recording,
@@ -84,7 +84,6 @@ impl<'model> Scheduler<'model> {
             arrivals: 0,
             partial_batches: 0,
             prompt_tokens_since_decode: 0,
-            waiting,
             status,
         }
     }
@@ -103,7 +102,7 @@ impl<'model> Scheduler<'model> {
             let parts = if self.recording.has_pending() { Vec::new() } else { self.plan() };
             self.publish_status();
             if parts.is_empty() {
-                self.context.park_threads();
+                self.kv.park_threads();
                 let keep_running = if let Some(command) = self.poll_mods() {
                     self.handle_command(command)
                 } else {
@@ -144,16 +143,16 @@ impl<'model> Scheduler<'model> {
     /// Sleeps until there is work. Returns `false` to stop.
     fn wait(&mut self) -> bool {
         let has_something =
-            |live: &ActiveRun| !live.run.outbox.is_empty() || (!live.is_paused() && live.run.wants_decode().is_some());
+            |live: &ActiveRun| live.run.has_outputs() || (!live.is_paused() && live.run.wants_decode().is_some());
         let somebody_must_read = self.recording.has_pending()
-            || self.slots.iter().any(|slot| slot.active.as_ref().is_some_and(has_something))
+            || self.slots.runs().any(has_something)
             || self.preempted.iter().any(has_something);
         // A slot may have become free since the queue was checked.
         let somebody_waits = !self.queue.is_empty() || !self.tasks.is_empty();
         // A run that waits for its mod must still notice that its client has disconnected.
         let timeout = if somebody_must_read || somebody_waits {
             Some(IDLE_SLEEP)
-        } else if !self.preempted.is_empty() || self.slots.iter().any(|slot| slot.active.is_some()) {
+        } else if !self.preempted.is_empty() || self.slots.runs().next().is_some() {
             Some(Duration::from_millis(20))
         } else {
             None
@@ -172,32 +171,6 @@ impl<'model> Scheduler<'model> {
         self.handle_command(command)
     }
 
-    /// Polls for replies and commands for a short time while a mod's reply is awaited. Most mods reply sooner than a
-    /// sleeping core wakes up.
-    fn poll_mods(&mut self) -> Option<Command> {
-        let begun = Instant::now();
-        while self.awaiting().next().is_some() && begun.elapsed() < POLL_WINDOW {
-            if let Ok(command) = self.inbox.try_recv() {
-                return Some(command);
-            }
-            self.awaiting().for_each(ModInstance::poll_reply);
-            // Other threads on this core go first.
-            std::thread::yield_now();
-        }
-        self.stop_polling();
-        None
-    }
-
-    /// Returns the mod instances whose replies are awaited.
-    fn awaiting(&mut self) -> impl Iterator<Item = &mut dyn ModInstance> {
-        self.slots.iter_mut().filter_map(|slot| slot.active.as_mut()?.run.awaited_mod())
-    }
-
-    /// Stops polling for replies; they are then delivered by the mods' own threads.
-    fn stop_polling(&mut self) {
-        self.awaiting().for_each(ModInstance::stop_polling);
-    }
-
     fn handle_command(&mut self, command: Command) -> bool {
         match command {
             Command::Submit(run, client, started) => {
@@ -205,17 +178,15 @@ impl<'model> Scheduler<'model> {
                     self.recording.send(started);
                 }
                 self.arrivals += 1;
-                self.queue.push_back(ActiveRun::new(run, client, self.arrivals));
+                self.queue.push(ActiveRun::new(run, client, self.arrivals));
             }
             Command::Control(id, request, answer) => self.handle_control(id, request, answer),
             Command::Reply(id, call, reply) => {
                 let commands = self.commands.clone();
                 let candidates = &mut self.candidates;
-                let live = self.slots.iter_mut().filter_map(|slot| slot.active.as_mut()).find(|live| live.run.id == id);
-                if let Some(live) = live
-                    && live.run.pending_call == call
-                {
-                    live.run.on_reply(reply, candidates, &|id, call| done(&commands, id, call));
+                let live = self.slots.find(id).and_then(|index| self.slots.get_mut(index));
+                if let Some(live) = live {
+                    live.run.on_reply(call, reply, candidates, &|id, call| done(&commands, id, call));
                 }
             }
             Command::Slot(slot, scope, task) => {
@@ -230,18 +201,17 @@ impl<'model> Scheduler<'model> {
     /// Sends outputs, cancels runs of disconnected clients, and frees the slots of ended runs.
     fn serve_clients(&mut self) {
         for index in 0..self.slots.len() {
-            let slot = &mut self.slots[index];
-            let Some(live) = &mut slot.active else { continue };
-            if live.client.is_closed() && live.run.end.is_none() {
+            let Some(live) = self.slots.get_mut(index) else { continue };
+            if live.client.is_closed() && live.run.end().is_none() {
                 live.abort(FinishReason::Cancelled, "the client disconnected");
             }
-            if live.run.request.record == RecordPolicy::Required && self.recording.is_closed() {
+            if live.run.request().record == RecordPolicy::Required && self.recording.is_closed() {
                 live.abort(FinishReason::Error, "the run must be recorded, but the recorder has stopped");
             }
             live.count_end(&self.status);
             live.flush_outbox();
             // Only after all waiting signals: the end of a run is its last signal.
-            if live.run.end.is_some() && !self.recording.has_pending() && live.is_delivered() {
+            if live.run.end().is_some() && !self.recording.has_pending() && live.is_delivered() {
                 self.clear(index);
             }
         }
@@ -249,40 +219,30 @@ impl<'model> Scheduler<'model> {
 
     /// Records the last items and the end of a run, and frees its slot.
     fn clear(&mut self, index: usize) {
-        let Some(mut live) = self.slots[index].active.take() else { return };
+        let Some(mut live) = self.slots.take(index) else { return };
         live.count_end(&self.status);
         self.release(index, &mut live);
-        self.record_end(live);
+        live.run.record_end(&mut self.recording);
     }
 
     /// Updates a slot with the state of the run that leaves it.
     fn release(&mut self, index: usize, live: &mut ActiveRun) {
         // A run that never decoded has not touched the slot's state.
-        if !live.has_state {
-            return;
+        if live.has_state {
+            self.kv.release(index, live.run.take_released_state());
         }
-        if live.run.poisoned {
-            self.context.wipe(index as i32, &self.slots[index].cache);
-        }
-        self.apply_kv_removals(index, live);
-        let left = self.truncate(index, live.run.kv_len);
-        let mut history = live.run.take_history();
-        history.truncate(left);
-        self.slots[index].history = history;
-        self.slots[index].processed = live.run.prompt_decoded();
     }
 
     /// Ends every run and sends the recorder everything that it still accepts.
     fn stop(mut self) {
         let message = "the server is shutting down";
-        let without_slot = std::mem::take(&mut self.preempted).into_iter().chain(std::mem::take(&mut self.queue));
-        for mut live in without_slot {
+        while let Some(mut live) = self.preempted.pop().or_else(|| self.queue.remove(0)) {
             live.abort(FinishReason::Cancelled, message);
             live.flush_outbox();
-            self.record_end(live);
+            live.run.record_end(&mut self.recording);
         }
         for index in 0..self.slots.len() {
-            if let Some(live) = &mut self.slots[index].active {
+            if let Some(live) = self.slots.get_mut(index) {
                 live.abort(FinishReason::Cancelled, message);
                 live.flush_outbox();
             }
@@ -290,23 +250,12 @@ impl<'model> Scheduler<'model> {
         }
         self.recording.finish();
     }
-}
 
-fn done(commands: &Sender<Command>, id: RunId, call: u64) -> ReplySender {
-    let commands = commands.clone();
-    let done = ReplySender::new(move |reply| {
-        // The decode thread ends only after its runs.
-        let _ = commands.send(Command::Reply(id, call, reply));
-    });
-    done.polled()
-}
-
-impl Scheduler<'_> {
     /// Publishes the state of every slot.
     fn publish_status(&self) {
         self.status.set_queued(self.queue.len());
-        for (index, slot) in self.slots.iter().enumerate() {
-            match &slot.active {
+        for index in 0..self.slots.len() {
+            match self.slots.get(index) {
                 Some(live) => {
                     self.status.set_slot(index, live.arrival, live.run.slot_progress(), || live.run.slot_run())
                 }
@@ -317,26 +266,31 @@ impl Scheduler<'_> {
 
     /// Counts a decode.
     fn count_decode(&self) {
-        let runs = self.slots.iter().filter_map(|slot| slot.active.as_ref());
-        let (busy, longest) = runs.fold((0, 0), |(busy, longest), live| (busy + 1, longest.max(live.run.kv_len)));
+        let (busy, longest) = self
+            .slots
+            .runs()
+            .fold((0, 0), |(busy, longest), live| (busy + 1, longest.max(live.run.sequence().kv_len())));
         self.status.count_decode(busy, longest);
     }
-}
 
-impl Scheduler<'_> {
     /// Sends collected events to the recorder: those that are due, or all of them before the thread sleeps and after
     /// slow decodes.
     fn flush_events(&mut self, everything: bool) {
         if !self.recording.flush() {
             return;
         }
-        for live in self.slots.iter_mut().filter_map(|slot| slot.active.as_mut()) {
+        for live in self.slots.runs_mut() {
             live.run.record(&mut self.recording, everything);
         }
     }
+}
 
-    /// Records the last items and the end of a run.
-    fn record_end(&mut self, live: ActiveRun) {
-        live.run.record_end(&mut self.recording);
-    }
+/// Creates the sender for the reply to the call with this number.
+fn done(commands: &Sender<Command>, id: RunId, call: u64) -> ReplySender {
+    let commands = commands.clone();
+    let done = ReplySender::new(move |reply| {
+        // The decode thread ends only after its runs.
+        let _ = commands.send(Command::Reply(id, call, reply));
+    });
+    done.polled()
 }

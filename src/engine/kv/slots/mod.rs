@@ -1,0 +1,211 @@
+//! KV state of all slots: the llama context, the tokens that each of its sequences holds, and the states in host memory.
+//!
+//! A slot's token list always equals the content of its sequence in the context; only this part changes either. It knows
+//! no runs: callers pass tokens and get the number of tokens that are still valid.
+
+mod prefix_match;
+mod snapshots;
+
+use super::conversation::SlotHistory;
+use super::host_cache::HostCache;
+use super::removal::KvRemoval;
+use crate::events::{Scope, Tenant, TokenId};
+use crate::model::llama::{AdapterSet, AttentionRow, CheckpointPurpose, Context};
+use crate::model::{ModelError, ShiftError};
+
+/// KV state of all slots.
+pub struct KvSlots<'model> {
+    context: Context<'model>,
+    slots: Vec<SlotState>,
+    host_cache: HostCache,
+    /// Tokens that a slot holds.
+    ctx_size: usize,
+}
+
+/// State of one slot.
+#[derive(Default)]
+struct SlotState {
+    /// Tenant of the newest run in the slot, or of the state that was restored.
+    owner: Option<Tenant>,
+    /// Tokens of the sequence in the KV cache.
+    tokens: Vec<TokenId>,
+    /// LoRA adapters that the state was computed with; `None` before the first decode.
+    adapters: Option<AdapterSet>,
+    /// History of the conversation in this slot.
+    history: SlotHistory,
+    /// Prompt tokens that the last run evaluated.
+    processed: usize,
+    /// Number of the arrival after which the slot was used last.
+    last_used: u64,
+}
+
+/// State of a run that leaves its slot.
+pub struct ReleasedState {
+    /// Tokens that are still valid, after the removals.
+    pub kv_len: usize,
+    /// Removals that the KV cache has not applied yet.
+    pub removals: Vec<KvRemoval>,
+    /// True if the run captured attention, whose rows need exact positions.
+    pub needs_exact_rows: bool,
+    /// True if the state must not be reused.
+    pub is_poisoned: bool,
+    /// History of the conversation.
+    pub history: SlotHistory,
+    /// Prompt tokens that the run evaluated.
+    pub processed: usize,
+}
+
+impl<'model> KvSlots<'model> {
+    /// Creates `count` empty slots of `ctx_size` tokens.
+    pub fn new(context: Context<'model>, count: u32, ctx_size: u32, host_cache: HostCache) -> Self {
+        let slots = (0..count).map(|_| SlotState::default()).collect();
+        Self { context, slots, host_cache, ctx_size: ctx_size as usize }
+    }
+
+    /// Assigns a slot to a run of `owner`; `arrival` is the number of the newest arrival.
+    pub fn assign(&mut self, index: usize, owner: Option<&Tenant>, arrival: u64) {
+        self.slots[index].owner = owner.cloned();
+        self.slots[index].last_used = arrival;
+    }
+
+    /// Returns true if the scope covers the state of a slot.
+    pub fn is_visible(&self, index: usize, scope: &Scope) -> bool {
+        scope.includes(self.slots[index].owner.as_ref())
+    }
+
+    /// Truncates a slot's state to the first `keep` tokens. Returns how many are left.
+    pub fn truncate(&mut self, index: usize, keep: usize) -> usize {
+        let tokens = &mut self.slots[index].tokens;
+        if tokens.len() <= keep {
+            return tokens.len();
+        }
+        let left = self.context.truncate(index as i32, keep as u32) as usize;
+        tokens.truncate(left);
+        left
+    }
+
+    /// Removes evicted tokens from the middle of a slot's state. Tokens that the cache cannot keep are decoded again:
+    /// returns how many of the `kv_len` valid tokens are left.
+    pub fn apply_removals(
+        &mut self,
+        index: usize,
+        removals: Vec<KvRemoval>,
+        mut kv_len: usize,
+        needs_exact_rows: bool,
+    ) -> usize {
+        for removal in removals {
+            if self.truncate(index, removal.kv_len) < removal.kv_len {
+                kv_len = 0;
+                continue;
+            }
+            let ranges: Vec<_> = removal.ranges.iter().map(|range| range.start as u32..range.end as u32).collect();
+            match self.context.cut(index as i32, removal.kv_len as u32, &ranges) {
+                Ok(_) => {
+                    for range in removal.ranges.iter().rev() {
+                        self.slots[index].tokens.drain(range.clone());
+                    }
+                    // Closing the gap leaves layers with a sliding window only the content of their window, in other
+                    // cells than its positions.
+                    if needs_exact_rows && !self.context.rows_exact(index as i32) {
+                        kv_len = 0;
+                    }
+                }
+                Err(ShiftError::Fixed(_)) => {
+                    let untouched = removal.ranges.first().map_or(0, |range| range.start);
+                    // Nothing may follow: a later removal counts positions in the current sequence.
+                    kv_len = kv_len.min(self.truncate(index, untouched));
+                }
+                Err(ShiftError::Failed) => {
+                    self.slots[index].tokens.clear();
+                    kv_len = 0;
+                }
+            }
+        }
+        kv_len
+    }
+
+    /// Takes over the state of a run that leaves its slot.
+    pub fn release(&mut self, index: usize, released: ReleasedState) {
+        let ReleasedState { kv_len, removals, needs_exact_rows, is_poisoned, mut history, processed } = released;
+        if is_poisoned {
+            self.context.wipe(index as i32, &self.slots[index].tokens);
+        }
+        let kv_len = self.apply_removals(index, removals, kv_len, needs_exact_rows);
+        history.truncate(self.truncate(index, kv_len));
+        self.slots[index].history = history;
+        self.slots[index].processed = processed;
+    }
+
+    /// Discards a slot's state after a failed decode.
+    pub fn discard(&mut self, index: usize) {
+        self.context.clear(index as i32);
+        self.slots[index].tokens.clear();
+        self.slots[index].history = SlotHistory::default();
+    }
+
+    /// Adds a token to the batch. Returns its index in the batch.
+    ///
+    /// # Errors
+    /// The batch is full.
+    pub fn add(
+        &mut self,
+        index: usize,
+        token: TokenId,
+        position: usize,
+        output: bool,
+        capture: bool,
+    ) -> Result<usize, ModelError> {
+        self.context.add(token, position as u32, index as i32, output, capture)
+    }
+
+    /// Decodes the batch. Returns the captured attention. The caller then adds the decoded tokens with
+    /// [`KvSlots::extend`], or discards the slots.
+    ///
+    /// # Errors
+    /// llama.cpp could not decode the batch.
+    pub fn decode(&mut self) -> Result<Vec<AttentionRow>, ModelError> {
+        self.context.decode()
+    }
+
+    /// Adds decoded tokens to a slot's state, and keeps a checkpoint after them if one is due.
+    pub fn extend(&mut self, index: usize, tokens: &[TokenId], checkpoint: Option<CheckpointPurpose>) {
+        let held = &mut self.slots[index].tokens;
+        held.extend_from_slice(tokens);
+        if let Some(purpose) = checkpoint {
+            self.context.keep_checkpoint(index as i32, held.len(), purpose);
+        }
+    }
+
+    /// Returns the logits of the token with this index in the batch.
+    pub fn logits(&self, index: usize) -> &[f32] {
+        self.context.logits(index)
+    }
+
+    /// Puts the threads of the context to sleep.
+    pub fn park_threads(&self) {
+        self.context.park_threads();
+    }
+
+    /// Returns true if a GPU computes.
+    pub fn has_gpu(&self) -> bool {
+        self.context.has_gpu()
+    }
+
+    /// Returns true if the state of a sequence is saved during a run, because it cannot be truncated.
+    pub fn keeps_checkpoints(&self) -> bool {
+        self.context.keeps_checkpoints()
+    }
+
+    /// Returns true if LoRA adapters are loaded.
+    pub fn has_adapters(&self) -> bool {
+        !self.context.adapters().is_empty()
+    }
+
+    /// Applies LoRA adapters to the next decodes.
+    ///
+    /// # Errors
+    /// llama.cpp rejects the adapters.
+    pub fn set_adapters(&mut self, set: &AdapterSet) -> Result<(), ModelError> {
+        self.context.set_adapters(set)
+    }
+}

@@ -1,0 +1,247 @@
+//! Reuse of KV state by a new prompt: the choice of a slot, and the state that the first decode starts with.
+
+use super::{KvSlots, SlotState};
+use crate::engine::kv::conversation::{self, Alignment, SlotHistory, align};
+use crate::engine::kv::host_cache::CachedState;
+use crate::engine::kv::prompt::{PromptView, SlotChoice};
+use crate::events::TokenId;
+use crate::model::llama::AdapterSet;
+use crate::model::{ShiftError, common_prefix};
+use std::cmp::Reverse;
+use std::ops::Range;
+
+/// Minimum tokens of a piece that is shifted after an eviction; computing fewer again takes no longer.
+const MIN_PIECE_TOKENS: usize = 32;
+
+/// Match of a prompt with one cached state.
+struct PrefixMatch {
+    aligned: Option<Alignment>,
+    shared: usize,
+    /// Tokens that remain usable after the eviction of messages from a prompt that is longer than the context.
+    reusable: usize,
+}
+
+impl KvSlots<'_> {
+    /// Returns the free slot with the longest prefix match; without a match worth reusing, an empty slot or the least
+    /// recently used one. `similarity` is the minimum part of the prompt that a state must share with it; 0 ignores the
+    /// states. Returns `None` without a free slot.
+    pub fn choose(
+        &self,
+        prompt: PromptView<'_>,
+        similarity: f32,
+        is_free: impl Fn(usize) -> bool,
+    ) -> Option<SlotChoice> {
+        let prompt_len = prompt.tokens.len() as f32;
+        let (slot, prefix) = (0..self.slots.len())
+            .filter(|&index| is_free(index))
+            .map(|index| {
+                let SlotState { tokens, adapters, history, .. } = &self.slots[index];
+                let reach = |keep| self.context.reach(index as i32, keep);
+                (index, self.match_prefix(prompt, tokens, adapters.as_ref(), history, reach))
+            })
+            .max_by_key(|(index, prefix)| {
+                let slot = &self.slots[*index];
+                let worth = similarity > 0.0 && prefix.reusable as f32 >= similarity * prompt_len;
+                (
+                    if worth { prefix.reusable } else { 0 },
+                    // Lowest slots first: neighbouring sequences in the cache decode together.
+                    Reverse(slot.tokens.len().min(1)),
+                    Reverse(slot.last_used),
+                    Reverse(*index),
+                )
+            })?;
+        let idle = self.host_cache.iter().map(|idle| {
+            let reach = |keep| self.context.reach_of_saved(idle.tokens.len(), &idle.checkpoints, keep);
+            (idle, self.match_prefix(prompt, &idle.tokens, idle.adapters.as_ref(), &idle.history, reach))
+        });
+        let best_idle = idle
+            .filter(|(idle, other)| other.reusable > prefix.reusable && idle.is_worth_copying(other.reusable))
+            .max_by_key(|(_, other)| other.reusable);
+        Some(match best_idle {
+            Some((idle, prefix)) => slot_choice(slot, prefix, &idle.history),
+            None => slot_choice(slot, prefix, &self.slots[slot].history),
+        })
+    }
+
+    /// Prepares a slot's state for the first decode of a run: reuses what the slot holds, or a state from the host cache.
+    /// Returns the number of tokens that need no decode; it does not exceed `outputs_from`.
+    pub fn reuse(&mut self, index: usize, prompt: PromptView<'_>, outputs_from: usize) -> usize {
+        let slot = &self.slots[index];
+        let same = slot.adapters.as_ref() == prompt.adapters;
+        let usable = |held: &[TokenId]| if prompt.cache_prompt { common_prefix(held, prompt.tokens) } else { 0 };
+        let mut shared = if same { usable(&slot.tokens) } else { 0 };
+        let kept = shared.min(outputs_from);
+        let reach = if kept < slot.tokens.len() { self.context.reach(index as i32, kept) } else { kept };
+        if reach < kept {
+            shared = reach;
+        }
+        if 2 * shared < slot.tokens.len() {
+            self.store_idle_state(index);
+        }
+        if prompt.cache_prompt
+            && let Some(at) = self.host_cache.find_best(
+                &prompt.tokens[..outputs_from],
+                prompt.adapters,
+                shared.min(outputs_from),
+                |idle, keep| self.context.reach_of_saved(idle.tokens.len(), &idle.checkpoints, keep),
+            )
+            && let Some(idle) = self.host_cache.take(at)
+        {
+            shared = 0;
+            if self.load_idle_state(index, &idle) {
+                shared = usable(&idle.tokens);
+                if !self.context.keeps_beginnings() {
+                    // A recurrent state cannot return to this position once it is continued, so the cache keeps its
+                    // copy.
+                    self.host_cache.insert(idle);
+                }
+            }
+        }
+        self.slots[index].adapters = prompt.adapters.cloned();
+        // Tokens after evicted messages are shifted, as during an eviction in the middle of an answer.
+        let evicted = prompt.evicts && prompt.is_truncated;
+        let min_len = if evicted && prompt.cache_reuse == 0 { MIN_PIECE_TOKENS } else { prompt.cache_reuse };
+        if prompt.cache_prompt && min_len > 0 && shared > 0 && self.context.can_shift() {
+            let pieces = pieces(&self.slots[index].tokens, prompt.tokens, shared, min_len);
+            shared = self.shift_pieces(index, shared, &pieces);
+        }
+        if prompt.needs_exact_rows && !self.context.rows_exact(index as i32) {
+            shared = 0;
+        }
+        shared.min(outputs_from)
+    }
+
+    /// Matches a prompt with a cached state. `reach` returns how many of the first `keep` tokens of the state can be used
+    /// without the rest.
+    fn match_prefix(
+        &self,
+        prompt: PromptView<'_>,
+        held: &[TokenId],
+        adapters: Option<&AdapterSet>,
+        history: &SlotHistory,
+        reach: impl Fn(usize) -> usize,
+    ) -> PrefixMatch {
+        if !prompt.cache_prompt || adapters != prompt.adapters {
+            return PrefixMatch { aligned: None, shared: 0, reusable: 0 };
+        }
+        let context = self.ctx_size;
+        let forget = prompt.evicts && prompt.tokens.len() > conversation::eviction_target(context);
+        let aligned = align(prompt.tokens, prompt.spans, held, history, prompt.vocabulary, forget);
+        let (tokens, spans) = aligned
+            .as_ref()
+            .map_or((prompt.tokens, prompt.spans), |aligned| (aligned.tokens.as_slice(), aligned.spans.as_slice()));
+        let shared = common_prefix(held, tokens);
+        let evicted_from = if prompt.evicts && tokens.len() >= context {
+            conversation::droppable_parts(tokens, spans, prompt.vocabulary).first().map(|part| part.range.start)
+        } else {
+            None
+        };
+        let reusable = evicted_from.map_or(shared, |evicted_from| shared.min(evicted_from));
+        // One token is always evaluated.
+        let kept = reusable.min(tokens.len().saturating_sub(1));
+        let usable = if kept == held.len() { kept } else { reach(kept) };
+        let reusable = if usable == kept { reusable } else { usable };
+        PrefixMatch { aligned, shared, reusable }
+    }
+
+    /// Keeps only the beginning of a slot's state and these pieces, adjacent to each other. Returns the number of
+    /// tokens left.
+    fn shift_pieces(&mut self, index: usize, beginning: usize, pieces: &[Range<usize>]) -> usize {
+        let Some(end) = pieces.last().map(|last| last.end) else { return beginning };
+        if self.truncate(index, end) < end {
+            return self.slots[index].tokens.len().min(beginning);
+        }
+        let mut from = beginning;
+        let mut gaps = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            gaps.push(from..piece.start);
+            from = piece.end;
+        }
+        let ranges: Vec<_> = gaps.iter().map(|gap| gap.start as u32..gap.end as u32).collect();
+        match self.context.cut(index as i32, end as u32, &ranges) {
+            Ok(left) => {
+                for gap in gaps.iter().rev() {
+                    self.slots[index].tokens.drain(gap.clone());
+                }
+                left as usize
+            }
+            Err(ShiftError::Fixed(_)) => beginning,
+            Err(ShiftError::Failed) => {
+                self.slots[index].tokens.clear();
+                0
+            }
+        }
+    }
+
+    /// Copies a slot's state to the host cache, if it has room and a use for it.
+    fn store_idle_state(&mut self, index: usize) {
+        let SlotState { tokens, adapters, history, .. } = &self.slots[index];
+        if !self.host_cache.should_store(tokens, adapters.as_ref()) {
+            return;
+        }
+        match self.context.save(index as i32) {
+            Ok(state) => self.host_cache.insert(CachedState {
+                tokens: tokens.clone(),
+                adapters: adapters.clone(),
+                state,
+                checkpoints: self.context.checkpoints(index as i32).clone(),
+                history: history.clone(),
+            }),
+            Err(error) => tracing::warn!(%error, slot = index, "slot state not cached"),
+        }
+    }
+
+    /// Restores a cached state into a slot. Returns `false` and leaves the slot empty if that fails.
+    fn load_idle_state(&mut self, index: usize, idle: &CachedState) -> bool {
+        let tokens = &mut self.slots[index].tokens;
+        match self.context.restore(index as i32, &idle.state, idle.tokens.len() as u32) {
+            Ok(()) => {
+                tokens.clone_from(&idle.tokens);
+                self.context.set_checkpoints(index as i32, idle.checkpoints.clone());
+                true
+            }
+            Err(error) => {
+                tracing::warn!(%error, slot = index, "cached state not restored");
+                tokens.clear();
+                false
+            }
+        }
+    }
+}
+
+/// Returns pieces of a state, after the common prefix, that appear in the prompt in the same order.
+fn pieces(cached: &[TokenId], prompt: &[TokenId], shared: usize, min_len: usize) -> Vec<Range<usize>> {
+    let (mut at, mut wanted) = (shared, shared);
+    let mut pieces = Vec::new();
+    while at < cached.len() && wanted < prompt.len() {
+        let same = common_prefix(&cached[at..], &prompt[wanted..]);
+        if same >= min_len {
+            pieces.push(at..at + same);
+            at += same;
+            wanted += same;
+        } else {
+            at += 1;
+        }
+    }
+    pieces
+}
+
+fn slot_choice(slot: usize, prefix: PrefixMatch, history: &SlotHistory) -> SlotChoice {
+    let mut history = history.clone();
+    history.truncate(prefix.shared);
+    SlotChoice { slot, aligned: prefix.aligned, history }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::pieces;
+
+    #[test]
+    fn pieces_are_found_in_order() {
+        let cached = [1, 2, 3, 90, 91, 4, 5, 6, 92, 7, 8, 9];
+        assert_eq!(pieces(&cached, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], 3, 3), [5..8, 9..12]);
+        assert!(pieces(&cached, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], 3, 4).is_empty());
+        assert!(pieces(&cached, &[1, 2, 3], 3, 1).is_empty());
+        assert_eq!(pieces(&cached, &[1, 2, 3, 7, 8, 4, 5, 6], 3, 2), [9..11]);
+    }
+}

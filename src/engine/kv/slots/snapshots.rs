@@ -1,0 +1,121 @@
+//! Operations of clients on a slot's state: read, erase, save, restore, shift.
+
+use super::KvSlots;
+use crate::engine::kv::conversation::SlotHistory;
+use crate::engine::kv::error::SlotError;
+use crate::engine::kv::snapshot::{SlotTokens, Snapshot};
+use crate::events::{Tenant, TokenId};
+use crate::model::ShiftError;
+use crate::model::llama::AdapterSet;
+
+impl KvSlots<'_> {
+    /// Returns the tokens of a slot.
+    pub fn tokens(&self, index: usize) -> SlotTokens {
+        let slot = &self.slots[index];
+        SlotTokens { tokens: slot.tokens.clone(), processed: slot.processed }
+    }
+
+    /// Erases a slot's state. Returns the number of its tokens.
+    pub fn erase(&mut self, index: usize) -> usize {
+        let erased = self.slots[index].tokens.len();
+        self.context.clear(index as i32);
+        self.replace(index, Vec::new(), AdapterSet::default());
+        erased
+    }
+
+    /// Returns a copy of a slot's state.
+    ///
+    /// # Errors
+    /// [`SlotError::Stopped`] if llama.cpp cannot save it.
+    pub fn save(&self, index: usize) -> Result<Snapshot, SlotError> {
+        let slot = &self.slots[index];
+        let state = if slot.tokens.is_empty() { Ok(Vec::new()) } else { self.context.save(index as i32) };
+        let state = state.map_err(|error| {
+            tracing::error!(%error, slot = index, "slot state not saved");
+            SlotError::Stopped
+        })?;
+        Ok(Snapshot {
+            tokens: slot.tokens.clone(),
+            adapters: slot.adapters.clone().unwrap_or_default(),
+            history: slot.history.clone(),
+            state,
+        })
+    }
+
+    /// Replaces a slot's state by a validated one, which then belongs to `owner`. `arrival` is the number of the newest
+    /// arrival.
+    ///
+    /// # Errors
+    /// [`SlotError::Refused`] leaves the slot unchanged; [`SlotError::Failed`].
+    pub fn restore(
+        &mut self,
+        index: usize,
+        saved: Snapshot,
+        owner: Option<Tenant>,
+        arrival: u64,
+    ) -> Result<(), SlotError> {
+        let Snapshot { tokens, adapters, history, state } = saved;
+        if tokens.is_empty() {
+            self.erase(index);
+        } else {
+            self.load(index, &state, tokens.len())?;
+            self.replace(index, tokens, adapters);
+            self.slots[index].history = history;
+            self.slots[index].last_used = arrival;
+        }
+        self.slots[index].owner = owner;
+        Ok(())
+    }
+
+    /// Removes `discard` tokens after the first `keep` and shifts the rest. Returns how many are left.
+    ///
+    /// # Errors
+    /// [`SlotError`]; only [`SlotError::Failed`] changes the slot.
+    pub fn shift(&mut self, index: usize, keep: usize, discard: usize) -> Result<usize, SlotError> {
+        let tokens = self.slots[index].tokens.len();
+        let end = keep.checked_add(discard).filter(|&end| end <= tokens);
+        let end = end.ok_or(SlotError::Range { keep, discard, tokens })?;
+        if discard == 0 {
+            return Ok(tokens);
+        }
+        match self.context.cut(index as i32, tokens as u32, &[keep as u32..end as u32]) {
+            Ok(left) => {
+                self.slots[index].tokens.drain(keep..end);
+                self.slots[index].history.remove_ranges(&[keep..end]);
+                Ok(left as usize)
+            }
+            Err(ShiftError::Fixed(reason)) => Err(SlotError::Fixed(reason)),
+            Err(ShiftError::Failed) => {
+                self.erase(index);
+                Err(SlotError::Failed(ShiftError::Failed.to_string()))
+            }
+        }
+    }
+
+    /// Loads a state of `tokens` tokens into the context, or keeps the old one.
+    fn load(&mut self, index: usize, state: &[u8], tokens: usize) -> Result<(), SlotError> {
+        let sequence = index as i32;
+        let held = self.slots[index].tokens.len();
+        let checkpoints = self.context.checkpoints(sequence).clone();
+        let before = if held == 0 { None } else { Some(self.context.save(sequence).map_err(|_| SlotError::Refused)?) };
+        let Err(error) = self.context.restore(sequence, state, tokens as u32) else { return Ok(()) };
+        tracing::error!(%error, slot = index, "validated slot state rejected by llama.cpp");
+        if let Some(before) = before {
+            if self.context.restore(sequence, &before, held as u32).is_err() {
+                self.erase(index);
+                return Err(SlotError::Failed("llama.cpp accepted neither the new state nor the old one".into()));
+            }
+            self.context.set_checkpoints(sequence, checkpoints);
+        }
+        Err(SlotError::Refused)
+    }
+
+    /// Replaces the tokens of a slot by others that did not come from a run.
+    fn replace(&mut self, index: usize, tokens: Vec<TokenId>, adapters: AdapterSet) {
+        let slot = &mut self.slots[index];
+        slot.tokens = tokens;
+        slot.adapters = Some(adapters);
+        slot.history = SlotHistory::default();
+        slot.processed = 0;
+    }
+}

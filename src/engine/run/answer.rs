@@ -1,0 +1,112 @@
+//! Answer on its way to the client: its text, and the tokens that were not sent yet.
+//!
+//! It decides what a client may receive: nothing within a mod's holdback, no possible start of a stop string, only
+//! complete characters. It never decides that a run ends.
+
+use super::outbox::Outbox;
+use super::output_text::OutputText;
+use crate::engine::output::{Output, TextDelta};
+use crate::engine::request::{Limits, ReportOptions};
+use crate::events::{Alternative, TokenId, TokenMeasurement};
+use std::collections::VecDeque;
+
+/// Text of the generated tokens, and the tokens that wait for the client.
+pub struct AnswerText {
+    text: OutputText,
+    /// Tokens that were not sent, with the model's most probable alternatives.
+    unsent: VecDeque<(TokenMeasurement, Vec<Alternative>)>,
+    /// True if the client receives every token, not the text of the answer.
+    per_token: bool,
+}
+
+impl AnswerText {
+    /// Creates an empty answer.
+    pub fn new(limits: &Limits, report: ReportOptions) -> Self {
+        Self {
+            text: OutputText::new(&limits.stop).with_min_indent(limits.min_indent as usize),
+            unsent: VecDeque::new(),
+            per_token: report.per_token,
+        }
+    }
+
+    /// Returns the text, for its stop strings and line breaks.
+    pub fn text(&self) -> &OutputText {
+        &self.text
+    }
+
+    /// Appends the text of a token. Returns the text that it completes. Hidden tokens add nothing.
+    pub fn push(&mut self, piece: &[u8], hidden: bool) -> String {
+        self.text.push(piece, hidden)
+    }
+
+    /// Queues appended tokens. Tokens without alternatives are forced ones.
+    pub fn queue(&mut self, tokens: Vec<TokenMeasurement>, alternatives: Option<Vec<Alternative>>) {
+        let mut alternatives = alternatives.into_iter();
+        self.unsent.extend(tokens.into_iter().map(|token| (token, alternatives.next().unwrap_or_default())));
+    }
+
+    /// Returns the number of tokens that were not sent.
+    pub fn unsent(&self) -> usize {
+        self.unsent.len()
+    }
+
+    /// Returns the last token that was not sent.
+    pub fn last_unsent(&self) -> Option<TokenId> {
+        self.unsent.back().map(|(measured, _)| measured.token)
+    }
+
+    /// Takes what may be sent while the last `holdback` of `generated` tokens are held back. `ends` is true if the last
+    /// unsent token would end the generation: it waits, since a mod may continue after it.
+    pub fn take_sendable(&mut self, holdback: usize, generated: usize, ends: bool) -> Option<TextDelta> {
+        if self.per_token {
+            return self.take_tokens(self.unsent.len().saturating_sub(holdback.max(usize::from(ends))));
+        }
+        let text = self.text.take_sendable(holdback);
+        self.take_with_text(text, generated)
+    }
+
+    /// Takes everything that was not sent, at the end of the run. `ends` is true if the last unsent token ended the
+    /// generation: it is not part of the answer.
+    pub fn take_remaining(&mut self, generated: usize, ends: bool) -> Option<TextDelta> {
+        if self.per_token {
+            return self.take_tokens(self.unsent.len() - usize::from(ends));
+        }
+        let text = self.text.take_remaining();
+        self.take_with_text(text, generated)
+    }
+
+    /// Removes the tokens after the first `generated` of `before`, and reports those that the client has received.
+    pub fn retract(&mut self, before: usize, generated: usize, outbox: &mut Outbox) {
+        let unsent_from = before - self.unsent.len();
+        self.unsent.truncate(generated.saturating_sub(unsent_from));
+        let tokens = unsent_from.saturating_sub(generated);
+        if self.per_token && tokens > 0 {
+            outbox.push(Output::Text(TextDelta { retracted: tokens, ..TextDelta::default() }));
+        }
+        let chars = self.text.truncate(generated);
+        if chars > 0 || (tokens > 0 && !self.per_token) {
+            outbox.push(Output::Retract { chars, tokens });
+        }
+    }
+
+    /// Replaces the stop strings; text that was already sent is not searched.
+    pub fn stop_at(&mut self, stop: &[String]) {
+        self.text.stop_at(stop.iter().map(|text| text.as_bytes().to_vec()).collect());
+    }
+
+    fn take_tokens(&mut self, count: usize) -> Option<TextDelta> {
+        if count == 0 {
+            return None;
+        }
+        let tokens: Vec<_> = self.unsent.drain(..count).collect();
+        let text = tokens.iter().map(|(measured, _)| measured.text.as_str()).collect();
+        Some(TextDelta { text, tokens, ..TextDelta::default() })
+    }
+
+    fn take_with_text(&mut self, text: String, generated: usize) -> Option<TextDelta> {
+        let unsent_from = generated - self.unsent.len();
+        let count = self.text.sent_tokens().saturating_sub(unsent_from);
+        let tokens: Vec<_> = self.unsent.drain(..count.min(self.unsent.len())).collect();
+        (!text.is_empty() || !tokens.is_empty()).then(|| TextDelta { text, tokens, ..TextDelta::default() })
+    }
+}

@@ -1,0 +1,190 @@
+//! Draft of one step: the logits at the end of the sequence, the edits of mods, and the token drawn from them.
+//!
+//! It copies logits only if a run waits for a mod or a mod changes something. It never changes the sequence.
+
+use super::distribution::{self, TokenDistribution};
+use crate::events::{Alternative, TokenId, TokenMeasurement};
+use crate::mods::LogitEdit;
+
+/// Maximum tokens recorded for an edit of the logits.
+const MAX_SHIFTED_TOKENS: usize = 8;
+
+/// State of the step at the end of the sequence.
+#[derive(Default)]
+pub struct StepDraft {
+    /// Copy of the model's logits at the end of the sequence.
+    saved: Vec<f32>,
+    /// True if `saved` belongs to the end of the sequence.
+    is_saved: bool,
+    /// Logits after the edits of mods.
+    edited: Option<Vec<f32>>,
+    /// Distribution of the edited logits, if it was computed.
+    edited_distribution: Option<TokenDistribution>,
+    temperature: Option<f32>,
+    distribution: Option<TokenDistribution>,
+    top: Vec<Alternative>,
+    drawn: Option<TokenMeasurement>,
+}
+
+/// Effect of an edit of the logits.
+#[derive(Debug, Default)]
+pub struct EditEffect {
+    /// Tokens whose probability changes most, as `(token, before, after)`.
+    pub shifted: Vec<(TokenId, f32, f32)>,
+    /// Distribution after the edit, if it was computed.
+    pub edited: Option<TokenDistribution>,
+}
+
+impl StepDraft {
+    /// Begins with new logits of the model, given by their distribution and most probable tokens.
+    pub fn set_logits(&mut self, distribution: TokenDistribution, top: Vec<Alternative>) {
+        self.top = top;
+        self.distribution = Some(distribution);
+        self.is_saved = false;
+    }
+
+    /// Discards the edits of the previous step.
+    pub fn clear_edits(&mut self) {
+        self.edited = None;
+        self.edited_distribution = None;
+        self.temperature = None;
+    }
+
+    /// Copies the logits at the end of the sequence before the model overwrites them.
+    pub fn save(&mut self, fresh: Option<&[f32]>) {
+        if let Some(fresh) = fresh.filter(|_| !self.is_saved) {
+            self.saved.clear();
+            self.saved.extend_from_slice(fresh);
+            self.is_saved = true;
+        }
+    }
+
+    /// Returns the saved logits if they belong to the end of the sequence.
+    pub fn saved(&self) -> Option<&[f32]> {
+        self.is_saved.then_some(self.saved.as_slice())
+    }
+
+    /// Notes that the sequence has another end.
+    pub fn discard_saved(&mut self) {
+        self.is_saved = false;
+    }
+
+    /// Returns the model's logits: the saved ones, or `fresh`.
+    pub fn raw<'a>(&'a self, fresh: Option<&'a [f32]>) -> &'a [f32] {
+        self.saved().or(fresh).unwrap_or_default()
+    }
+
+    /// Returns the logits after the edits of mods.
+    pub fn logits<'a>(&'a self, fresh: Option<&'a [f32]>) -> &'a [f32] {
+        self.edited.as_deref().unwrap_or_else(|| self.raw(fresh))
+    }
+
+    /// Returns the logits that mods have edited.
+    pub fn edited(&self) -> Option<&[f32]> {
+        self.edited.as_deref()
+    }
+
+    /// Returns the distribution of the model's logits.
+    pub fn distribution(&self) -> Option<TokenDistribution> {
+        self.distribution
+    }
+
+    /// Returns the distribution of edited logits.
+    pub fn edited_distribution(&self, edited: &[f32]) -> TokenDistribution {
+        self.edited_distribution.unwrap_or_else(|| TokenDistribution::new(edited))
+    }
+
+    /// Returns the temperature that a mod chose for the step.
+    pub fn temperature(&self) -> Option<f32> {
+        self.temperature
+    }
+
+    /// Applies an edit whose effect was computed before. The logits must be saved.
+    pub fn edit(&mut self, edit: LogitEdit, temperature: Option<f32>, edited: Option<TokenDistribution>) {
+        match edit {
+            LogitEdit::Keep => {}
+            LogitEdit::Replace(values) => self.edited = Some(values),
+            edit => apply_edit(self.edited.get_or_insert_with(|| self.saved.clone()), &edit),
+        }
+        self.edited_distribution = edited;
+        self.temperature = temperature.or(self.temperature);
+    }
+
+    /// Returns the effect of an edit without applying it.
+    pub fn effect_of(&self, edit: &LogitEdit) -> EditEffect {
+        let before = self.edited.as_deref().unwrap_or(&self.saved);
+        let mut edited = Vec::new();
+        let after = match edit {
+            LogitEdit::Keep => return EditEffect { shifted: Vec::new(), edited: self.edited_distribution },
+            LogitEdit::Replace(values) => values,
+            LogitEdit::Set(_) | LogitEdit::Add(_) | LogitEdit::Allow(_) => {
+                edited.extend_from_slice(before);
+                apply_edit(&mut edited, edit);
+                &edited
+            }
+        };
+        let known = if self.edited.is_none() { self.distribution } else { self.edited_distribution };
+        let was = known.unwrap_or_else(|| TokenDistribution::new(before));
+        let is = TokenDistribution::new(after);
+        let shifted = distribution::top_shifts((was, before), (is, after), MAX_SHIFTED_TOKENS)
+            .into_iter()
+            .filter(|&(_, change)| change > 0.0)
+            .map(|(token, _)| (token, was.prob(before[token as usize]), is.prob(after[token as usize])))
+            .collect();
+        EditEffect { shifted, edited: Some(is) }
+    }
+
+    /// Returns the most probable tokens.
+    pub fn top(&self) -> &[Alternative] {
+        &self.top
+    }
+
+    /// Replaces the most probable tokens, for a client that wants those after the sampler.
+    pub fn set_top(&mut self, top: Vec<Alternative>) {
+        self.top = top;
+    }
+
+    /// Takes the most probable tokens.
+    pub fn take_top(&mut self) -> Vec<Alternative> {
+        std::mem::take(&mut self.top)
+    }
+
+    /// Returns the drawn token.
+    pub fn drawn(&self) -> Option<&TokenMeasurement> {
+        self.drawn.as_ref()
+    }
+
+    /// Notes the drawn token.
+    pub fn set_drawn(&mut self, drawn: TokenMeasurement) {
+        self.drawn = Some(drawn);
+    }
+
+    /// Takes the drawn token; also discards one that a mod replaced.
+    pub fn take_drawn(&mut self) -> Option<TokenMeasurement> {
+        self.drawn.take()
+    }
+}
+
+fn apply_edit(logits: &mut [f32], edit: &LogitEdit) {
+    match edit {
+        LogitEdit::Keep => {}
+        LogitEdit::Set(entries) => entries.iter().for_each(|&(token, value)| logits[token as usize] = value),
+        LogitEdit::Add(entries) => {
+            for &(token, value) in entries {
+                let logit = &mut logits[token as usize];
+                // Two large numbers can add up to infinity, which the sampler cannot handle.
+                *logit = (*logit + value).min(f32::MAX);
+            }
+        }
+        LogitEdit::Allow(mask) => {
+            for (logit, &allowed) in logits.chunks_mut(32).zip(mask.as_slice()) {
+                for (bit, logit) in logit.iter_mut().enumerate() {
+                    if allowed >> bit & 1 == 0 {
+                        *logit = f32::NEG_INFINITY;
+                    }
+                }
+            }
+        }
+        LogitEdit::Replace(values) => logits.copy_from_slice(values),
+    }
+}

@@ -1,0 +1,48 @@
+//! Outputs of a run that its client has not received yet, in order.
+
+use crate::engine::output::Output;
+use crate::events::FinishReason;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Queue of outputs. It is short: a run whose client does not read is not decoded.
+#[derive(Default)]
+pub struct Outbox {
+    queue: VecDeque<Output>,
+    /// Set before the client receives the end of the run.
+    has_ended: Arc<AtomicBool>,
+}
+
+impl Outbox {
+    /// Appends an output.
+    pub fn push(&mut self, output: Output) {
+        self.queue.push_back(output);
+    }
+
+    /// Returns true if nothing waits for the client.
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Takes the next output, to be sent at once.
+    pub fn pop(&mut self) -> Option<Output> {
+        let output = self.queue.pop_front();
+        if matches!(output, Some(Output::Ended(_))) {
+            self.has_ended.store(true, Ordering::Release);
+        }
+        output
+    }
+
+    /// Adds the reason for the end to a delta that is still queued last.
+    pub fn mark_last(&mut self, reason: FinishReason) {
+        if let Some(Output::Text(delta)) = self.queue.back_mut() {
+            delta.last = Some(reason);
+        }
+    }
+
+    /// Returns the flag that is set before the client receives the end of the run.
+    pub fn ended_flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.has_ended)
+    }
+}

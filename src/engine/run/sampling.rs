@@ -1,0 +1,102 @@
+//! Choice of the next token: the sampler of a run together with its grammar constraint.
+//!
+//! Both follow the generated tokens, so they change together here. Nothing here measures or records.
+
+use crate::events::TokenId;
+use crate::model::Vocabulary;
+use crate::model::grammar::{AcceptResult, GrammarMatcher, TokenMask};
+use crate::model::llama::{Candidates, Draw, Sampler, SamplerInput, SamplingParams};
+
+/// Sampler of a run, with its constraint.
+pub struct TokenSampler {
+    sampler: Sampler,
+    constraint: Option<GrammarMatcher>,
+}
+
+impl TokenSampler {
+    /// Creates the sampler of a run that has generated nothing.
+    pub fn new(sampler: Sampler, constraint: Option<GrammarMatcher>) -> Self {
+        Self { sampler, constraint }
+    }
+
+    /// Draws a token that the constraint permits.
+    ///
+    /// # Errors
+    /// No token can be drawn; the message says why.
+    pub fn draw(
+        &mut self,
+        logits: &[f32],
+        sequence: &[TokenId],
+        temperature: Option<f32>,
+        vocabulary: &Vocabulary,
+        candidates: &mut Candidates,
+    ) -> Result<Draw, String> {
+        let Self { sampler, constraint } = self;
+        let mask = match constraint {
+            Some(constraint) => constraint.mask()?,
+            None => None,
+        };
+        let allowed = mask.as_deref().map(TokenMask::as_slice);
+        // Logits without tokens that complete a trigger but continue with text that the triggered constraint cannot
+        // begin with.
+        let mut without: Vec<f32> = Vec::new();
+        loop {
+            let logits = if without.is_empty() { logits } else { &without };
+            let input = SamplerInput { logits, allowed, sequence, temperature };
+            let Some(draw) = sampler.sample(&input, candidates) else {
+                let left = if mask.is_some() {
+                    "no token that the constraint permits"
+                } else {
+                    "no token with a probability above 0"
+                };
+                return Err(format!("no token can be drawn: mods, bans and biases leave {left}"));
+            };
+            let piece = vocabulary.piece(draw.token);
+            if constraint.as_ref().is_none_or(|constraint| constraint.permits(draw.token, piece)) {
+                return Ok(draw);
+            }
+            if without.is_empty() {
+                without = logits.to_vec();
+            }
+            without[draw.token as usize] = f32::NEG_INFINITY;
+        }
+    }
+
+    /// Follows an appended token, the `generated`th of the answer. Returns false if the constraint does not permit it: a
+    /// mod forced it, and the mod wins.
+    pub fn accept(&mut self, token: TokenId, piece: &[u8], generated: usize, ends_generation: bool) -> bool {
+        self.sampler.accept(token, generated);
+        let Some(constraint) = &mut self.constraint else { return true };
+        if ends_generation {
+            constraint.end();
+            return true;
+        }
+        constraint.accept(token, piece) != AcceptResult::Rejected
+    }
+
+    /// Returns to the first `generated` tokens after `count` were removed.
+    pub fn rewind(&mut self, generated: usize, count: usize) {
+        self.sampler.rewind(generated);
+        if let Some(constraint) = &mut self.constraint {
+            constraint.rewind(count);
+        }
+    }
+
+    /// Computes the constraint's mask for the next token in the background, while the model decodes.
+    pub fn prepare(&self) {
+        if let Some(constraint) = &self.constraint {
+            constraint.prepare();
+        }
+    }
+
+    /// Returns true if the constraint permits nothing more.
+    pub fn is_complete(&self) -> bool {
+        self.constraint.as_ref().is_some_and(GrammarMatcher::is_complete)
+    }
+
+    /// Replaces the sampler. The random sequence continues unless the seed changes.
+    pub fn replace(&mut self, mut sampler: Sampler, before: &SamplingParams, after: &SamplingParams) {
+        sampler.inherit_state(&mut self.sampler, before, after);
+        self.sampler = sampler;
+    }
+}

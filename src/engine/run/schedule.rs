@@ -1,0 +1,197 @@
+//! A run as the scheduler sees it: what it decodes next, its KV state, its outputs and its progress.
+
+use super::outbox::Outbox;
+use super::sequence::Sequence;
+use super::{Run, RunState};
+use crate::engine::kv::prompt::PromptView;
+use crate::engine::kv::slots::ReleasedState;
+use crate::engine::output::{Output, PromptProgress, RunMetrics};
+use crate::engine::request::{Overflow, Request};
+use crate::engine::status::{SlotProgress, SlotRun};
+use crate::events::{RunEnd, RunId};
+use crate::model::llama::{AttentionRow, CheckpointPurpose};
+use crate::mods::ModInstance;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+impl Run {
+    /// Returns the id.
+    pub fn id(&self) -> RunId {
+        self.id
+    }
+
+    /// Returns the request; its prompt and spans are in [`Run::sequence`].
+    pub fn request(&self) -> &Request {
+        &self.request
+    }
+
+    /// Returns the tokens.
+    pub fn sequence(&self) -> &Sequence {
+        &self.sequence
+    }
+
+    /// Returns the tokens, for changes of their KV state.
+    pub fn sequence_mut(&mut self) -> &mut Sequence {
+        &mut self.sequence
+    }
+
+    /// Returns the outputs for the client.
+    pub fn outbox(&mut self) -> &mut Outbox {
+        &mut self.outbox
+    }
+
+    /// Returns true if outputs wait for the client.
+    pub fn has_outputs(&self) -> bool {
+        !self.outbox.is_empty()
+    }
+
+    /// Returns the flag that is set before the client receives the end of the run.
+    pub fn ended_flag(&self) -> Arc<AtomicBool> {
+        self.outbox.ended_flag()
+    }
+
+    /// Returns the metrics that are known before the run ends.
+    pub fn metrics(&self) -> &Arc<RunMetrics> {
+        &self.metrics
+    }
+
+    /// Returns the end of the run, once it has ended.
+    pub fn end(&self) -> Option<&Arc<RunEnd>> {
+        self.end.as_ref()
+    }
+
+    /// Returns true after the prompt was decoded.
+    pub fn has_decoded_prompt(&self) -> bool {
+        self.timing.prompt_us().is_some()
+    }
+
+    /// Returns the time for which the run was active.
+    pub fn active_time(&self) -> Duration {
+        Duration::from_micros(self.timing.elapsed_us())
+    }
+
+    /// Adds the length of a pause, which does not count as active time.
+    pub fn add_pause(&mut self, pause: Duration) {
+        self.timing.add_pause(pause);
+    }
+
+    /// Returns the sequence, with everything that decides which KV state it can reuse.
+    pub fn prompt_view(&self) -> PromptView<'_> {
+        let Self { request, sequence, view, .. } = self;
+        PromptView {
+            tokens: sequence.tokens(),
+            spans: sequence.spans(),
+            vocabulary: &view.vocabulary,
+            adapters: request.adapters.as_ref(),
+            cache_prompt: request.cache_prompt,
+            cache_reuse: request.cache_reuse,
+            evicts: request.overflow == Overflow::Evict,
+            is_truncated: sequence.is_truncated(),
+            needs_exact_rows: request.attention,
+        }
+    }
+
+    /// Takes the state that the slot keeps after the run.
+    pub fn take_released_state(&mut self) -> ReleasedState {
+        ReleasedState {
+            kv_len: self.sequence.kv_len(),
+            removals: self.sequence.take_kv_removals(),
+            needs_exact_rows: self.request.attention,
+            is_poisoned: self.poisoned,
+            history: self.sequence.take_history(),
+            processed: self.prompt_decoded(),
+        }
+    }
+
+    /// Returns true if no step is in progress that needs the slot.
+    pub fn is_between_tokens(&self) -> bool {
+        self.forced.is_none() && self.prompt_measures.is_empty()
+    }
+
+    /// Notes the slot that the run was given.
+    pub fn assign_slot(&mut self, slot: u32) {
+        self.timing.set_slot();
+        // A run is assigned to a slot once.
+        let _ = self.metrics.slot.set(slot);
+    }
+
+    /// Reports the progress of the prompt, if the client asked for it.
+    pub fn report_progress(&mut self) {
+        if self.request.report.progress && !self.has_decoded_prompt() && self.end.is_none() {
+            self.outbox.push(Output::Progress(PromptProgress {
+                total: self.sequence.prompt_len() as u32,
+                cached: self.sequence.cached_tokens() as u32,
+                processed: self.sequence.kv_len().min(self.sequence.prompt_len()) as u32,
+                elapsed_us: self.timing.since_slot_us(),
+            }));
+        }
+    }
+
+    /// Returns the maximum number of tokens for the next decode: all that are missing, or fewer if each of them needs a
+    /// row of logits.
+    pub fn max_decode_len(&self) -> usize {
+        const MAX_LOGIT_ROWS: usize = 256;
+        let missing = self.sequence.decode_len();
+        let rows = self.request.report.prompt_probabilities && !self.has_decoded_prompt();
+        if rows { missing.min(MAX_LOGIT_ROWS) } else { missing }
+    }
+
+    /// Plans the checkpoints of the state, for later prompts and for mods that remove tokens.
+    pub fn plan_checkpoints(&mut self, outputs_from: usize) {
+        let in_prompt = self.request.cache_prompt || !self.dispatch.is_empty();
+        self.sequence.plan_checkpoints(outputs_from, in_prompt);
+    }
+
+    /// Returns the purpose of a checkpoint after the last decode, if one is due.
+    pub fn take_due_checkpoint(&mut self) -> Option<CheckpointPurpose> {
+        self.sequence.take_due_checkpoint(!self.dispatch.is_empty())
+    }
+
+    /// Returns true if the attention of the token at `position` is captured in its decode.
+    pub fn captures(&self, position: usize, output: bool) -> bool {
+        self.attention.captures(position, output, self.sequence.len(), self.sequence.prompt_len())
+    }
+
+    /// Returns the progress that the status of the slot shows.
+    pub fn slot_progress(&self) -> SlotProgress {
+        SlotProgress {
+            prompt_tokens: self.sequence.prompt_len(),
+            processed: self.prompt_decoded(),
+            cached: self.sequence.cached_tokens(),
+            generated: self.sequence.generated(),
+            new_line: self.answer.text().has_new_line(),
+            busy: self.end.is_none(),
+        }
+    }
+
+    /// Returns the parameters that the status of the slot shows.
+    pub fn slot_run(&self) -> SlotRun {
+        SlotRun {
+            run_id: self.id,
+            owner: self.request.owner.clone(),
+            sampling: self.request.sampling.clone(),
+            limits: self.request.limits.clone(),
+            adapters: self.request.adapters.clone().unwrap_or_default(),
+        }
+    }
+
+    /// Returns the position from which the run needs logits, if it needs a decode.
+    pub fn wants_decode(&self) -> Option<usize> {
+        match self.state {
+            RunState::Decode { outputs_from } => Some(outputs_from),
+            _ => None,
+        }
+    }
+
+    /// Returns the mod whose reply the run waits for.
+    pub fn awaited_mod(&mut self) -> Option<&mut dyn ModInstance> {
+        let RunState::AwaitingReply(_, index) = self.state else { return None };
+        self.dispatch.instance(index)
+    }
+
+    /// Notes the attention of the decode whose logits follow.
+    pub fn set_attention(&mut self, row: Arc<AttentionRow>) {
+        self.attention.set_current(row);
+    }
+}

@@ -1,0 +1,349 @@
+//! Tokens of a run, and how many of them the KV cache holds.
+//!
+//! It owns every position: the end of the prompt, the valid part of the KV cache, the spans of messages, and what a full
+//! context evicted. All of them change together here. It never touches the KV cache: it lists the removals that the
+//! scheduler applies.
+
+use crate::engine::kv::checkpoints::CheckpointPlan;
+use crate::engine::kv::conversation::spans::{cut_spans, shifted_index};
+use crate::engine::kv::conversation::{self, Alignment, SlotHistory};
+use crate::engine::kv::removal::KvRemoval;
+use crate::engine::request::{ContextLimit, Overflow, Request};
+use crate::events::{EvictedMessage, Eviction, Span, TokenId};
+use crate::model::Vocabulary;
+use crate::model::llama::CheckpointPurpose;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Tokens of the prompt, then generated tokens.
+pub struct Sequence {
+    tokens: Vec<TokenId>,
+    /// Role of each part of the prompt.
+    spans: Vec<Span>,
+    prompt_len: usize,
+    /// Prompt tokens at the start of the run.
+    prompt_tokens: usize,
+    /// Number of tokens that the KV cache holds and that are still valid.
+    kv_len: usize,
+    /// Prompt tokens whose KV state was reused.
+    cached_tokens: usize,
+    /// Removals that the KV cache has not applied yet.
+    kv_removals: Vec<KvRemoval>,
+    /// History of the conversation, for later requests.
+    history: SlotHistory,
+    evictions: Evictions,
+    checkpoints: CheckpointPlan,
+    limit: ContextLimit,
+    vocabulary: Arc<Vocabulary>,
+}
+
+/// Tokens and messages evicted because the context was full.
+#[derive(Debug, Default)]
+struct Evictions {
+    /// True if the context was full.
+    truncated: bool,
+    /// Evicted tokens of the answer.
+    generated: usize,
+    tokens: usize,
+    messages: Vec<EvictedMessage>,
+    /// Evictions that no event has recorded yet.
+    unreported: Option<Box<Eviction>>,
+}
+
+impl Sequence {
+    /// Takes the prompt of a request. `context` is the number of tokens that a slot holds.
+    pub fn new(request: &mut Request, vocabulary: Arc<Vocabulary>, context: usize) -> Self {
+        let tokens = std::mem::take(&mut request.prompt);
+        Self {
+            spans: std::mem::take(&mut request.spans),
+            prompt_len: tokens.len(),
+            prompt_tokens: tokens.len(),
+            tokens,
+            kv_len: 0,
+            cached_tokens: 0,
+            kv_removals: Vec::new(),
+            history: SlotHistory::default(),
+            evictions: Evictions::default(),
+            checkpoints: CheckpointPlan::default(),
+            limit: request.context_limit(context),
+            vocabulary,
+        }
+    }
+
+    /// Returns all tokens.
+    pub fn tokens(&self) -> &[TokenId] {
+        &self.tokens
+    }
+
+    /// Returns the number of tokens.
+    pub fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Returns the last token.
+    pub fn last(&self) -> Option<TokenId> {
+        self.tokens.last().copied()
+    }
+
+    /// Returns the roles of the parts of the prompt.
+    pub fn spans(&self) -> &[Span] {
+        &self.spans
+    }
+
+    /// Returns the number of prompt tokens that are left.
+    pub fn prompt_len(&self) -> usize {
+        self.prompt_len
+    }
+
+    /// Returns the number of prompt tokens at the start of the run.
+    pub fn prompt_tokens(&self) -> usize {
+        self.prompt_tokens
+    }
+
+    /// Returns the number of prompt tokens whose KV state was reused.
+    pub fn cached_tokens(&self) -> usize {
+        self.cached_tokens
+    }
+
+    /// Returns the number of prompt tokens that were decoded, without the cached ones. `is_complete` is true after the
+    /// whole prompt was decoded.
+    pub fn prompt_decoded(&self, is_complete: bool) -> usize {
+        let known = if is_complete { self.prompt_tokens } else { self.kv_len.min(self.prompt_tokens) };
+        known.saturating_sub(self.cached_tokens)
+    }
+
+    /// Returns the number of generated tokens, including those that a full context evicted.
+    pub fn generated(&self) -> usize {
+        self.generated_in_context() + self.evictions.generated
+    }
+
+    /// Returns the number of generated tokens that are in the context.
+    pub fn generated_in_context(&self) -> usize {
+        self.tokens.len() - self.prompt_len
+    }
+
+    /// Returns the number of generated tokens that a full context evicted.
+    pub fn evicted_generated(&self) -> usize {
+        self.evictions.generated
+    }
+
+    /// Returns the number of tokens that the context still has room for.
+    pub fn room(&self) -> usize {
+        self.limit.context.saturating_sub(self.tokens.len())
+    }
+
+    /// Returns the size of the context.
+    pub fn context(&self) -> usize {
+        self.limit.context
+    }
+
+    /// Appends a token.
+    pub fn push(&mut self, token: TokenId) {
+        self.tokens.push(token);
+    }
+
+    /// Appends tokens.
+    pub fn extend(&mut self, tokens: &[TokenId]) {
+        self.tokens.extend_from_slice(tokens);
+    }
+
+    /// Removes `count` generated tokens from the end.
+    pub fn retract(&mut self, count: usize) {
+        self.tokens.truncate(self.tokens.len() - count);
+        self.kv_len = self.kv_len.min(self.tokens.len());
+    }
+
+    /// Removes the whole answer, including its evicted tokens. Returns the number of tokens that were in the context.
+    pub fn retract_answer(&mut self) -> usize {
+        let count = self.generated_in_context();
+        self.retract(count);
+        self.evictions.generated = 0;
+        count
+    }
+
+    /// Replaces the prompt by that of a mod. The spans and the history belong to the old one.
+    pub fn replace_prompt(&mut self, tokens: Vec<TokenId>) {
+        self.prompt_len = tokens.len();
+        self.prompt_tokens = tokens.len();
+        self.tokens = tokens;
+        self.history = SlotHistory::default();
+        self.spans.clear();
+    }
+
+    /// Returns the number of tokens that the KV cache holds.
+    pub fn kv_len(&self) -> usize {
+        self.kv_len
+    }
+
+    /// Sets the number of tokens that the KV cache holds.
+    pub fn set_kv_len(&mut self, kv_len: usize) {
+        self.kv_len = kv_len;
+    }
+
+    /// Requires that the tokens from `position` on are decoded again.
+    pub fn decode_from(&mut self, position: usize) {
+        self.kv_len = self.kv_len.min(position);
+    }
+
+    /// Counts the tokens in the KV cache as cached: nothing was decoded yet.
+    pub fn set_cached(&mut self) {
+        self.cached_tokens = self.kv_len;
+    }
+
+    /// Returns the number of tokens for the next decode: up to the next checkpoint, or all that are missing.
+    pub fn decode_len(&self) -> usize {
+        self.checkpoints.decode_limit(self.kv_len, self.tokens.len()) - self.kv_len
+    }
+
+    /// Takes the removals that the KV cache has not applied yet.
+    pub fn take_kv_removals(&mut self) -> Vec<KvRemoval> {
+        std::mem::take(&mut self.kv_removals)
+    }
+
+    /// Plans the checkpoints of the state, before the first decode. `in_prompt` is false for a prompt that no other
+    /// request and no mod returns to.
+    pub fn plan_checkpoints(&mut self, outputs_from: usize, in_prompt: bool) {
+        let last_user = self.spans.iter().rfind(|span| span.role == "user").map(|span| span.start as usize);
+        self.checkpoints = if in_prompt {
+            CheckpointPlan::for_prompt(self.kv_len, last_user, outputs_from)
+        } else {
+            CheckpointPlan::without_prompt(self.kv_len)
+        };
+    }
+
+    /// Returns the purpose of a checkpoint after the last decode, if one is due. `in_answer` is true if the answer gets
+    /// checkpoints, too.
+    pub fn take_due_checkpoint(&mut self, in_answer: bool) -> Option<CheckpointPurpose> {
+        self.checkpoints.take_due(self.kv_len, in_answer.then_some(self.prompt_len))
+    }
+
+    /// Returns true if the context was full.
+    pub fn is_truncated(&self) -> bool {
+        self.evictions.truncated
+    }
+
+    /// Returns the number of evicted tokens, and the evicted messages.
+    pub fn evicted(&self) -> (usize, &[EvictedMessage]) {
+        (self.evictions.tokens, &self.evictions.messages)
+    }
+
+    /// Takes the evictions that no event has recorded yet.
+    pub fn take_unreported_eviction(&mut self) -> Option<Box<Eviction>> {
+        self.evictions.unreported.take()
+    }
+
+    /// Replaces the prompt by its alignment with the slot's history, if there is one, and evicts messages if the prompt
+    /// does not fit.
+    pub fn fit_prompt(&mut self, aligned: Option<Alignment>, history: SlotHistory) {
+        let original = (self.tokens.clone(), self.spans.clone());
+        if let Some(aligned) = aligned {
+            let omitted = aligned.omitted;
+            if !omitted.is_empty() {
+                let messages = conversation::evicted_messages(&original.0, &original.1, &omitted, &self.vocabulary);
+                self.record_eviction(&omitted, messages);
+            }
+            self.tokens = aligned.tokens;
+            self.spans = aligned.spans;
+        }
+        self.history = history;
+        self.prompt_len = self.tokens.len();
+        if self.tokens.len() >= self.limit.context
+            && !self.limit.is_filled_by(self.tokens.len())
+            && self.make_room(1).is_err()
+        {
+            // The restored reasoning may be what makes the prompt too long.
+            (self.tokens, self.spans) = original;
+            self.history = SlotHistory::default();
+            self.evictions = Evictions::default();
+            self.prompt_len = self.tokens.len();
+            // The engine accepts only prompts that can be made to fit.
+            let _ = self.make_room(1);
+        }
+        self.prompt_tokens = self.prompt_len;
+    }
+
+    /// Evicts tokens so that `more` tokens can follow. Returns an error with the reason if that is impossible.
+    pub fn make_room(&mut self, more: usize) -> Result<(), String> {
+        let (len, context) = (self.tokens.len(), self.limit.context);
+        if len + more <= context {
+            return Ok(());
+        }
+        let most = context.saturating_sub(more);
+        self.evictions.truncated = true;
+        match self.limit.overflow {
+            Overflow::Stop => Err(format!("the context of {context} tokens is full")),
+            Overflow::Shift { keep, discard } => {
+                let special = self.vocabulary.special();
+                let bos = usize::from(special.add_bos && self.tokens.first().copied() == special.bos);
+                let keep = keep
+                    .map_or(self.prompt_len, |keep| keep.saturating_add(bos))
+                    .min(context.saturating_sub(4))
+                    .min(len - 1);
+                let left = len - keep;
+                let discard = if discard == 0 { left / 2 } else { discard }.max(len - most);
+                if discard >= left {
+                    return Err(format!("the context of {context} tokens is full, and {keep} of them must be kept"));
+                }
+                let ranges = vec![keep..keep + discard];
+                self.history.remove_ranges(&ranges);
+                self.remove_ranges(&ranges, Vec::new());
+                Ok(())
+            }
+            Overflow::Evict => {
+                let prompt = &self.tokens[..self.prompt_len];
+                let parts = conversation::droppable_parts(prompt, &self.spans, &self.vocabulary);
+                let goal = conversation::eviction_target(context).min(most);
+                let Some(parts) = conversation::choose_parts(parts, len, most, goal) else {
+                    return Err(format!(
+                        "the context of {context} tokens is full, and no message is left that can be dropped: system messages, the last user message and the last answer are kept"
+                    ));
+                };
+                let messages = parts.iter().flat_map(|part| part.evicted_messages(prompt, &self.vocabulary)).collect();
+                let ranges: Vec<Range<usize>> = parts.into_iter().map(|part| part.range).collect();
+                self.history.record_dropped(&self.tokens, &self.spans, &ranges, &self.vocabulary);
+                self.remove_ranges(&ranges, messages);
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes the history that later requests of the same conversation need.
+    pub fn take_history(&mut self) -> SlotHistory {
+        if self.evictions.generated == 0 && !self.spans.is_empty() {
+            self.history.record_answer(self.prompt_len, &self.tokens[self.prompt_len..], &self.vocabulary);
+        }
+        std::mem::take(&mut self.history)
+    }
+
+    /// Removes ordered ranges from the sequence and lists their removal from the KV cache.
+    fn remove_ranges(&mut self, ranges: &[Range<usize>], messages: Vec<EvictedMessage>) {
+        self.record_eviction(ranges, messages);
+        let kv_len = self.kv_len;
+        let held: Vec<Range<usize>> = ranges
+            .iter()
+            .filter(|range| range.start < kv_len)
+            .map(|range| range.start..range.end.min(kv_len))
+            .collect();
+        if !held.is_empty() {
+            self.kv_removals.push(KvRemoval { kv_len, ranges: held });
+        }
+        self.kv_len = shifted_index(kv_len, ranges);
+        let prompt_len = shifted_index(self.prompt_len, ranges);
+        let total: usize = ranges.iter().map(Range::len).sum();
+        self.evictions.generated += total - (self.prompt_len - prompt_len);
+        self.prompt_len = prompt_len;
+        for range in ranges.iter().rev() {
+            self.tokens.drain(range.clone());
+        }
+        self.spans = cut_spans(&self.spans, ranges);
+    }
+
+    fn record_eviction(&mut self, ranges: &[Range<usize>], messages: Vec<EvictedMessage>) {
+        self.evictions.truncated = true;
+        self.evictions.tokens += ranges.iter().map(Range::len).sum::<usize>();
+        self.evictions.messages.extend(messages.iter().cloned());
+        let unreported = self.evictions.unreported.get_or_insert_default();
+        unreported.ranges.extend(ranges.iter().map(|range| (range.start as u32, range.end as u32)));
+        unreported.messages.extend(messages);
+    }
+}

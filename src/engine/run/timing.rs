@@ -1,0 +1,68 @@
+//! Times of a run, in microseconds since its creation. Pauses do not count as active time.
+
+use std::time::{Duration, Instant};
+
+/// Times of one run.
+pub struct Timing {
+    started: Instant,
+    /// Time at which the run got its slot.
+    slot_us: u64,
+    /// Time from the slot to the first logits.
+    prompt_us: Option<u64>,
+    first_token_us: Option<u64>,
+    paused: Duration,
+}
+
+impl Timing {
+    /// Creates the times of a run that was created at `started`.
+    pub fn new(started: Instant) -> Self {
+        Self { started, slot_us: 0, prompt_us: None, first_token_us: None, paused: Duration::ZERO }
+    }
+
+    /// Returns the active time.
+    pub fn elapsed_us(&self) -> u64 {
+        self.started.elapsed().saturating_sub(self.paused).as_micros() as u64
+    }
+
+    /// Returns the active time since the run got its slot.
+    pub fn since_slot_us(&self) -> u64 {
+        self.elapsed_us().saturating_sub(self.slot_us)
+    }
+
+    /// Notes that the run got its slot.
+    pub fn set_slot(&mut self) {
+        self.slot_us = self.elapsed_us();
+    }
+
+    /// Notes the first logits after the prompt. Returns the time from the slot to them, only the first time: a mod can
+    /// backtrack into the prompt.
+    pub fn set_prompt(&mut self) -> Option<u64> {
+        if self.prompt_us.is_some() {
+            return None;
+        }
+        self.prompt_us = Some(self.since_slot_us());
+        self.prompt_us
+    }
+
+    /// Returns the time from the slot to the first logits.
+    pub fn prompt_us(&self) -> Option<u64> {
+        self.prompt_us
+    }
+
+    /// Notes an appended token.
+    pub fn set_token(&mut self) {
+        if self.first_token_us.is_none() {
+            self.first_token_us = Some(self.started.elapsed().as_micros() as u64);
+        }
+    }
+
+    /// Returns the time of the first token.
+    pub fn first_token_us(&self) -> Option<u64> {
+        self.first_token_us
+    }
+
+    /// Adds the length of a pause.
+    pub fn add_pause(&mut self, pause: Duration) {
+        self.paused += pause;
+    }
+}

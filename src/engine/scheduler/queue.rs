@@ -1,0 +1,71 @@
+//! Runs that wait for a slot, in order of arrival.
+//!
+//! The number of waiting runs is shared with the threads that submit: they count a run before it arrives here, and this
+//! queue counts it out when it leaves.
+
+use super::active_run::ActiveRun;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Queue of runs without a slot.
+pub struct Queue {
+    runs: VecDeque<ActiveRun>,
+    waiting: Arc<AtomicUsize>,
+}
+
+impl Queue {
+    /// Creates an empty queue. `waiting` counts the runs in it and those on their way to it.
+    pub fn new(waiting: Arc<AtomicUsize>) -> Self {
+        Self { runs: VecDeque::new(), waiting }
+    }
+
+    /// Returns the runs, first to arrive first.
+    pub fn iter(&self) -> impl Iterator<Item = &ActiveRun> {
+        self.runs.iter()
+    }
+
+    /// Returns the position of the first run with this property.
+    pub fn position(&self, is_wanted: impl Fn(&ActiveRun) -> bool) -> Option<usize> {
+        self.runs.iter().position(is_wanted)
+    }
+
+    /// Returns the number of runs.
+    pub fn len(&self) -> usize {
+        self.runs.len()
+    }
+
+    /// Returns true without runs.
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    /// Returns a run.
+    pub fn get(&self, at: usize) -> Option<&ActiveRun> {
+        self.runs.get(at)
+    }
+
+    /// Returns a run, for a change.
+    pub fn get_mut(&mut self, at: usize) -> Option<&mut ActiveRun> {
+        self.runs.get_mut(at)
+    }
+
+    /// Appends a run that has just arrived; it is already counted.
+    pub fn push(&mut self, live: ActiveRun) {
+        self.runs.push_back(live);
+    }
+
+    /// Queues a run that had a slot, ahead of runs that arrived later.
+    pub fn requeue(&mut self, live: ActiveRun) {
+        self.waiting.fetch_add(1, Ordering::AcqRel);
+        let turn = self.runs.partition_point(|other| other.arrival < live.arrival);
+        self.runs.insert(turn, live);
+    }
+
+    /// Removes and returns a run.
+    pub fn remove(&mut self, at: usize) -> Option<ActiveRun> {
+        let live = self.runs.remove(at)?;
+        self.waiting.fetch_sub(1, Ordering::AcqRel);
+        Some(live)
+    }
+}
