@@ -7,7 +7,7 @@ use super::output::{EndReasoning, Output, RunMetrics, RunProgress};
 use super::request::Limits;
 use super::run::change::ParameterChange;
 use super::scheduler::command::{Command, ControlRequest};
-use crate::events::RunId;
+use crate::events::{EndCause, RunId};
 use crate::model::Vocabulary;
 use crate::model::llama::{Sampler, SamplingParams};
 use std::sync::Arc;
@@ -80,12 +80,12 @@ impl RunControl {
         self.request(ControlRequest::Modify(change)).await
     }
 
-    /// Ends the run; the text so far is its answer. `why` says who requested it.
+    /// Ends the run; the text so far is its answer. `why` describes the cause in the trace.
     ///
     /// # Errors
     /// [`RunOver`].
-    pub async fn stop(&self, why: impl Into<String>) -> Result<RunProgress, RunOver> {
-        self.request(ControlRequest::Stop(why.into())).await
+    pub async fn stop(&self, cause: EndCause, why: impl Into<String>) -> Result<RunProgress, RunOver> {
+        self.request(ControlRequest::Stop(cause, why.into())).await
     }
 
     /// Ends the current reasoning of the run, like an exhausted budget.

@@ -21,7 +21,6 @@ mod slots;
 mod status;
 mod submit;
 
-pub use crate::model::OUT_OF_MEMORY;
 pub use crate::model::llama::{
     AttentionCapture, AttentionRow, AttentionSupport, SamplerStage, SamplingParams, Unsupported,
 };

@@ -20,9 +20,10 @@ pub use action::{ActionRecord, ActionType};
 pub use call::{LogLevel, ModCall, ModLog};
 pub use event::{Event, EventType};
 pub use measured::{Alternative, Eviction, Measurements, PromptRecord, Span, StageCount, TokenMeasurement};
-pub use recorder::{DurabilityAck, DurabilityAcks, Recorder, UnstoredRun, UnstoredRuns};
+pub use recorder::{DurabilityAck, DurabilityAcks, NotStored, Recorder, UnstoredRun, UnstoredRuns};
 pub use run::{
-    EvictedMessage, Fault, Finish, FinishReason, RunEnd, RunId, RunMetadata, RunStart, RunStatus, Surface, Usage,
+    EndCause, EvictedMessage, Fault, Finish, FinishReason, RunEnd, RunId, RunMetadata, RunStart, RunStatus, Surface,
+    Usage,
 };
 pub use tenant::{Scope, Tenant};
 

@@ -22,10 +22,27 @@ impl From<mpsc::Sender<Signal>> for Recorder {
     }
 }
 
-/// Result of a durability request: the run is stored on disk, or the reason why it never will be.
-pub type DurabilityAck = oneshot::Receiver<Result<(), String>>;
+/// Reason why a run will never be stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NotStored {
+    /// Neither the database nor the disk accepts it.
+    #[error("neither the database nor the disk accepts it")]
+    NoRoom,
+    /// Neither the database nor the disk accepts it, and too many runs wait in memory.
+    #[error("neither the database nor the disk accepts it, and memory is full")]
+    MemoryFull,
+    /// A part of the run was lost.
+    #[error("a part of it could neither be stored nor spooled")]
+    PartLost,
+    /// The recorder failed on the run.
+    #[error("the recorder failed on it")]
+    RecorderFailed,
+}
 
-type AckSenders = HashMap<RunId, oneshot::Sender<Result<(), String>>>;
+/// Result of a durability request: the run is stored on disk, or the reason why it never will be.
+pub type DurabilityAck = oneshot::Receiver<Result<(), NotStored>>;
+
+type AckSenders = HashMap<RunId, oneshot::Sender<Result<(), NotStored>>>;
 
 /// The runs for which a client waits for a durability ack; cheap to clone.
 #[derive(Debug, Clone, Default)]
@@ -51,7 +68,7 @@ impl DurabilityAcks {
     }
 
     /// Sends the ack: the run is stored, or the reason why it never will be.
-    pub fn resolve(&self, run_id: RunId, outcome: Result<(), String>) {
+    pub fn resolve(&self, run_id: RunId, outcome: Result<(), NotStored>) {
         if let Some(sender) = self.lock().remove(&run_id) {
             // The receiver may be gone.
             let _ = sender.send(outcome);

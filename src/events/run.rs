@@ -209,6 +209,90 @@ pub enum Fault {
     Request,
 }
 
+/// The cause of an end that the finish reason alone does not tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EndCause {
+    /// The client stopped the run.
+    ClientStop,
+    /// The client requested another answer.
+    Regenerate,
+    /// The run exceeded the time limit of its client.
+    Timeout,
+    /// A request other than the client's own cancelled the run.
+    Cancel,
+    /// The client disconnected.
+    Disconnect,
+    /// The server shut down.
+    Shutdown,
+    /// The decode thread ended without the run.
+    EngineStopped,
+    /// The run must be recorded, but cannot be.
+    NotRecorded,
+    /// A decode ran out of memory.
+    OutOfMemory,
+    /// A decode failed.
+    DecodeFailed,
+    /// The model returned logits that are not numbers.
+    InvalidLogits,
+}
+
+impl EndCause {
+    /// All causes.
+    pub const ALL: [Self; 11] = [
+        Self::ClientStop,
+        Self::Regenerate,
+        Self::Timeout,
+        Self::Cancel,
+        Self::Disconnect,
+        Self::Shutdown,
+        Self::EngineStopped,
+        Self::NotRecorded,
+        Self::OutOfMemory,
+        Self::DecodeFailed,
+        Self::InvalidLogits,
+    ];
+
+    /// Returns the name used in the database.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::ClientStop => "client_stop",
+            Self::Regenerate => "regenerate",
+            Self::Timeout => "timeout",
+            Self::Cancel => "cancel",
+            Self::Disconnect => "disconnect",
+            Self::Shutdown => "shutdown",
+            Self::EngineStopped => "engine_stopped",
+            Self::NotRecorded => "not_recorded",
+            Self::OutOfMemory => "out_of_memory",
+            Self::DecodeFailed => "decode_failed",
+            Self::InvalidLogits => "invalid_logits",
+        }
+    }
+
+    /// Returns the cause with this name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|cause| cause.as_str() == name)
+    }
+
+    /// Returns the finish reason of a run that ends by this cause.
+    #[must_use]
+    pub const fn finish_reason(self) -> FinishReason {
+        match self {
+            Self::ClientStop
+            | Self::Regenerate
+            | Self::Timeout
+            | Self::Cancel
+            | Self::Disconnect
+            | Self::Shutdown
+            | Self::EngineStopped => FinishReason::Cancelled,
+            Self::NotRecorded | Self::OutOfMemory | Self::DecodeFailed | Self::InvalidLogits => FinishReason::Error,
+        }
+    }
+}
+
 /// The result of a run, as the APIs need it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Finish {
@@ -225,6 +309,9 @@ pub struct Finish {
     /// Origin of the error; `None` for an error of the engine.
     #[serde(default)]
     pub fault: Option<Fault>,
+    /// Cause of an end for a reason outside of the answer.
+    #[serde(default)]
+    pub cause: Option<EndCause>,
     /// Token counts.
     pub usage: Usage,
     /// Microseconds from the start to the first generated token.
@@ -280,6 +367,7 @@ impl RunEnd {
             text: String::new(),
             tool_calls: None,
             fault: None,
+            cause: None,
             usage,
             first_token_us: None,
             prompt_decoded: 0,
@@ -293,9 +381,10 @@ impl RunEnd {
     }
 
     /// Marks the run as failed for a reason that is neither the run's nor the client's.
-    pub fn set_aborted(&mut self, message: String) {
+    pub fn set_aborted(&mut self, cause: EndCause, message: String) {
         self.status = RunStatus::Failed;
         self.finish.reason = FinishReason::Cancelled;
+        self.finish.cause = Some(cause);
         self.finish.message = Some(message);
     }
 }

@@ -11,9 +11,6 @@ mod vocabulary;
 pub use llama::Model;
 pub use vocabulary::{InfillTokens, SpecialTokens, Vocabulary, common_prefix, complete_prefix, printable};
 
-/// The error text for a lack of memory.
-pub const OUT_OF_MEMORY: &str = "out of memory";
-
 /// The reason why a model or a context cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
@@ -101,7 +98,7 @@ pub enum ModelError {
         doing: &'static str,
     },
     /// A decode ran out of memory.
-    #[error("llama.cpp cannot decode: {OUT_OF_MEMORY}; use a smaller --ctx-size, --parallel or --ubatch-size")]
+    #[error("llama.cpp cannot decode: out of memory; use a smaller --ctx-size, --parallel or --ubatch-size")]
     OutOfMemory,
     /// A decode failed.
     #[error("llama.cpp cannot decode: {0}")]

@@ -32,6 +32,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("V11__servers", include_str!("../../migrations/V11__servers.sql")),
     ("V12__citus", include_str!("../../migrations/V12__citus.sql")),
     ("V13__filters", include_str!("../../migrations/V13__filters.sql")),
+    ("V14__end_cause", include_str!("../../migrations/V14__end_cause.sql")),
 ];
 
 /// Applies the missing migrations; several processes may call it at the same time. For an existing database, where this

@@ -14,7 +14,7 @@ use super::spool::Spool;
 use super::summary_builder::{RunRow, RunSummaryBuilder};
 use super::writer::Record;
 use super::{Flush, Live, SIGNALS};
-use crate::events::{DurabilityAcks, RunId, RunStatus, Signal, TraceItem, UnstoredRuns};
+use crate::events::{DurabilityAcks, NotStored, RunId, RunStatus, Signal, TraceItem, UnstoredRuns};
 use crate::trace::document::Numbering;
 use persist::{Batch, PersistOutcome, PersistResult, persist};
 use std::collections::{HashMap, HashSet};
@@ -195,7 +195,7 @@ impl Recorder {
         };
         // A panic for one run must not affect the others.
         if catch_unwind(AssertUnwindSafe(|| self.apply(signal))).is_err() {
-            self.abandon_run(run_id, "the recorder failed on it");
+            self.abandon_run(run_id, NotStored::RecorderFailed);
         }
     }
 
@@ -261,7 +261,7 @@ impl Recorder {
     fn on_write_panic(&mut self, runs: HashSet<RunId>, abandoned: &[RunId]) {
         self.abandoned.extend(abandoned);
         for run_id in runs {
-            self.abandon_run(run_id, "the recorder failed on it");
+            self.abandon_run(run_id, NotStored::RecorderFailed);
         }
     }
 
@@ -270,7 +270,7 @@ impl Recorder {
         self.abandoned.extend(&result.abandoned);
         let lost: HashSet<RunId> = result.lost.into_iter().collect();
         for &run_id in &lost {
-            self.abandon_run(run_id, "a part of it could neither be stored nor spooled");
+            self.abandon_run(run_id, NotStored::PartLost);
         }
         let live = &self.target.live;
         if result.outcome == PersistOutcome::Stored {
@@ -320,17 +320,17 @@ impl Recorder {
         let mut waiting: HashSet<RunId> = self.pending.iter().map(Record::run_id).collect();
         waiting.retain(|run_id| self.target.durability_acks.is_requested(*run_id));
         for run_id in waiting {
-            self.abandon_run(run_id, "neither the database nor the disk accepts it");
+            self.abandon_run(run_id, NotStored::NoRoom);
         }
         while self.pending_items > MAX_MEMORY_ITEMS
             && let Some(oldest) = self.pending.first().map(Record::run_id)
         {
-            self.abandon_run(oldest, "neither the database nor the disk accepts it, and memory is full");
+            self.abandon_run(oldest, NotStored::MemoryFull);
         }
     }
 
-    fn abandon_run(&mut self, run_id: RunId, why: &str) {
-        tracing::error!(run.id = %run_id, why, "stopped recording a run");
+    fn abandon_run(&mut self, run_id: RunId, why: NotStored) {
+        tracing::error!(run.id = %run_id, %why, "stopped recording a run");
         let over = self.pending.iter().any(|record| matches!(record, Record::Ended(id, _) if *id == run_id));
         self.pending.retain(|record| record.run_id() != run_id);
         self.pending_items = self.pending.iter().map(Record::len).sum();
@@ -339,7 +339,7 @@ impl Recorder {
             self.ignored.insert(run_id);
         }
         self.abandoned.push(run_id);
-        self.target.durability_acks.resolve(run_id, Err(why.to_owned()));
+        self.target.durability_acks.resolve(run_id, Err(why));
         self.target.unstored.remove(run_id);
         self.target.live.ended(run_id, RunStatus::Interrupted);
     }

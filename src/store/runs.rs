@@ -5,7 +5,7 @@ use super::rows::clean;
 use super::scope::{owned, owners};
 use super::summary_builder::RunRow;
 use super::{Error, Store};
-use crate::events::{FinishReason, RunId, RunMetadata, RunStatus, Scope, Surface, Tenant};
+use crate::events::{EndCause, FinishReason, RunId, RunMetadata, RunStatus, Scope, Surface, Tenant};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -18,7 +18,7 @@ use uuid::Uuid;
 macro_rules! select_runs {
     ($mod_text:literal, $rest:literal) => {
         concat!(
-            "select run_id, request_id, created_at, completed_at, status, finish_reason, message, surface, model,
+            "select run_id, request_id, created_at, completed_at, status, finish_reason, end_cause, message, surface, model,
                 owner, user_label, metadata::text as metadata, mods, max_tokens, temperature, seed, ",
             $mod_text,
             " as mod_text, prompt_preview, output_preview, prompt_tokens, completion_tokens, cached_tokens, events,
@@ -47,6 +47,9 @@ pub struct RunSummary {
     pub status: RunStatus,
     /// Finish reason; `None` while the run is running, and for an ingested run without one.
     pub finish_reason: Option<FinishReason>,
+    /// Cause of an end for a reason outside of the answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub end_cause: Option<EndCause>,
     /// Details of the finish reason; for an ingested run its first error.
     pub message: Option<String>,
     /// The API that started the run.
@@ -257,6 +260,7 @@ pub(super) async fn save(connection: &mut PgConnection, row: &RunRow) -> Result<
                 .map(|metadata| Value::from(metadata.clone()).to_string().replace("\\u0000", "\\u2400")),
         )
         .bind(labels(run))
+        .bind(run.end_cause.map(EndCause::as_str))
         .execute(connection)
         .await?;
     Ok(())
@@ -323,12 +327,13 @@ const SAVE: &str = "
         user_label, mods, max_tokens, temperature, seed, mod_text, prompt_preview, output_preview, prompt_tokens,
         completion_tokens, cached_tokens, events, backtracked, forced, actions, errors, error_text, first_token_us,
         prompt_us, generation_us, has_attention, surprise_strip, server_id, search, request_extras, owner, metadata,
-        labels)
+        labels, end_cause)
     values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24,
         $25, $26, $27, $28, $29, $30, $31, $32, to_tsvector('simple', coalesce($33, '')),
-        $36::json, $37, $38::json, $39)
+        $36::json, $37, $38::json, $39, $40)
     on conflict (run_id) do update set
         completed_at = excluded.completed_at, status = excluded.status, finish_reason = excluded.finish_reason,
+        end_cause = excluded.end_cause,
         message = excluded.message, mods = excluded.mods, prompt_preview = excluded.prompt_preview,
         output_preview = excluded.output_preview, prompt_tokens = excluded.prompt_tokens,
         completion_tokens = excluded.completion_tokens, cached_tokens = excluded.cached_tokens,
@@ -356,6 +361,8 @@ impl FromRow<'_, PgRow> for RunSummary {
             completed_at: row.try_get("completed_at")?,
             status: RunStatus::from_name(&status).ok_or_else(|| unknown("status", &status))?,
             finish_reason,
+            // A cause of a newer version is unknown.
+            end_cause: named("end_cause")?.as_deref().and_then(EndCause::from_name),
             message: row.try_get("message")?,
             surface: Surface::from_name(&surface).ok_or_else(|| unknown("surface", &surface))?,
             model: row.try_get("model")?,

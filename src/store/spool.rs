@@ -233,6 +233,7 @@ mod tests {
             text: "x".into(),
             tool_calls: None,
             fault: None,
+            cause: None,
             usage: Usage::default(),
             first_token_us: None,
             prompt_decoded: 2,

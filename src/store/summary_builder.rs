@@ -137,6 +137,7 @@ impl RunSummaryBuilder {
         summary.status = end.status;
         summary.completed_at = Some(end.completed_at);
         summary.finish_reason = Some(finish.reason);
+        summary.end_cause = finish.cause;
         summary.message.clone_from(&finish.message);
         summary.first_token_us = finish.first_token_us.map(saturate);
         summary.prompt_us = Some(saturate(finish.prompt_us));
@@ -254,6 +255,7 @@ fn empty_summary(run_id: RunId, request_id: String, created_at: DateTime<Utc>, s
         completed_at: None,
         status: RunStatus::Running,
         finish_reason: None,
+        end_cause: None,
         message: None,
         surface,
         model: None,

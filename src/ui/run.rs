@@ -206,6 +206,7 @@ pub(super) fn sample() -> RunSummary {
         completed_at: None,
         status: RunStatus::Failed,
         finish_reason: Some(FinishReason::Error),
+        end_cause: None,
         message: Some("mod 'x' raised <b>KeyError</b>".into()),
         surface: Surface::LlamaServer,
         model: Some("demo".into()),

@@ -1,6 +1,6 @@
 //! `/api/v1/runs/{id}/cancel`: cancels an active run of this or another server.
 
-use crate::events::{RunId, RunStatus, Scope};
+use crate::events::{EndCause, RunId, RunStatus, Scope};
 use crate::server::extract::Path;
 use crate::server::peers::{ForwardHeaders, find_peer, find_recent, forward};
 use crate::server::{ApiError, App, Problem};
@@ -41,7 +41,7 @@ pub async fn cancel(
     let run_id = run.run_id;
     for entry in app.models().list() {
         if let Some(loaded) = entry.ready()
-            && let Ok(progress) = loaded.engine().control(run_id).stop(REASON).await
+            && let Ok(progress) = loaded.engine().control(run_id).stop(EndCause::Cancel, REASON).await
         {
             return Ok(
                 (StatusCode::ACCEPTED, Json(CancelResponse { run_id, generated: progress.generated })).into_response()

@@ -2,11 +2,11 @@
 
 use super::config::RunConfig;
 use super::registry::Streams;
-use super::run::{EndedBy, Follower, StreamedRun};
+use super::run::{Follower, StreamedRun};
 use super::start::{NewRun, new_id, start};
 use super::{control, feedback, message, stored};
 use crate::api::shared::{Fields, parameters};
-use crate::events::Surface;
+use crate::events::{EndCause, Surface};
 use crate::server::peers::{ForwardHeaders, Relay};
 use crate::server::socket::{Close, Message, Outgoing, Socket};
 use crate::server::{ApiError, App, Caller, ErrorKind};
@@ -182,7 +182,7 @@ impl StreamConnection {
                     let _ = entry.set(Arc::clone(&run));
                     // A stop may have arrived before the run was visible to it.
                     if *stopped.borrow() {
-                        run.stop(EndedBy::Client).await;
+                        run.stop(EndCause::ClientStop).await;
                     }
                     let init = message::init(follower.run(), None);
                     let echo = message::echo(follower.run());

@@ -2,11 +2,12 @@
 
 use super::connection::{ConnectionRun, StreamConnection};
 use super::message;
-use super::run::{EndedBy, StreamedRun};
+use super::run::StreamedRun;
 use super::start::new_id;
 use crate::api::shared::Fields;
 use crate::api::shared::fields::invalid_value;
 use crate::engine::{RunActivity, RunOver, RunProgress};
+use crate::events::EndCause;
 use crate::server::ApiError;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -54,7 +55,7 @@ async fn control_before_start(id: &str, action: &str, connection_run: &Connectio
     connection_run.cancelled.send_replace(true);
     // The run may have started meanwhile.
     if let Some(run) = connection_run.started.get() {
-        run.stop(EndedBy::Client).await;
+        run.stop(EndCause::ClientStop).await;
     }
     Ok(())
 }
@@ -63,7 +64,7 @@ async fn stop(run: &Arc<StreamedRun>) -> Result<(), ApiError> {
     if run.is_over() {
         return Err(ended_error(run));
     }
-    run.stop(EndedBy::Client).await;
+    run.stop(EndCause::ClientStop).await;
     Ok(())
 }
 
@@ -134,7 +135,7 @@ async fn regenerate(
     connection.begin(run.config().without_request_id(), new_id(), Some(run.request_id.clone()))?;
     // The client receives no end of the old run; the new run's init message names it.
     connection_run.task.abort();
-    run.stop(EndedBy::Regenerate).await;
+    run.stop(EndCause::Regenerate).await;
     Ok(())
 }
 

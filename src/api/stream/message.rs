@@ -1,9 +1,9 @@
 //! Server messages of the streaming protocol.
 
 use super::log::LogToken;
-use super::run::{EndedBy, RunEnding, StreamedRun};
-use crate::engine::{OUT_OF_MEMORY, PromptProgress};
-use crate::events::{Fault, Finish, FinishReason, Usage};
+use super::run::{RunEnding, StreamedRun};
+use crate::engine::PromptProgress;
+use crate::events::{EndCause, Fault, Finish, FinishReason, Usage};
 use crate::server::{ApiError, Loaded};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
@@ -112,20 +112,21 @@ pub(super) fn last(run: &StreamedRun, over: &RunEnding, text: &str) -> Value {
         Ok(end) => {
             let finish = &end.finish;
             let counts = Some(finish.usage);
-            match (finish.reason, over.ended_by) {
-                (FinishReason::Cancelled, Some(EndedBy::Timeout)) => {
+            match (finish.reason, finish.cause) {
+                (FinishReason::Cancelled, Some(EndCause::Timeout)) => {
                     with_partial_text(timed_out(run.head.options.timeout), run, &text, counts)
                 }
-                (FinishReason::Cancelled, None) => {
-                    with_partial_text(cancelled_error(finish.message.as_deref()), run, &text, counts)
-                }
-                (FinishReason::Error, _) => {
-                    with_partial_text(failed(finish.fault, finish.message.as_deref()), run, &text, counts)
-                }
-                (FinishReason::Cancelled, Some(_)) => {
+                (FinishReason::Cancelled, Some(EndCause::ClientStop | EndCause::Regenerate)) => {
                     let mut message = completion(run, over, finish, &text);
                     message["stopped_by"] = "client".into();
                     message
+                }
+                (FinishReason::Cancelled, _) => {
+                    with_partial_text(cancelled_error(finish.message.as_deref()), run, &text, counts)
+                }
+                (FinishReason::Error, _) => {
+                    let error = failed(finish.fault, finish.cause, finish.message.as_deref());
+                    with_partial_text(error, run, &text, counts)
                 }
                 _ => completion(run, over, finish, &text),
             }
@@ -206,13 +207,13 @@ pub(super) fn never_started(request_id: &str) -> Value {
 }
 
 /// Returns the error of a failed run.
-pub(super) fn failed(fault: Option<Fault>, message: Option<&str>) -> Value {
+pub(super) fn failed(fault: Option<Fault>, cause: Option<EndCause>, message: Option<&str>) -> Value {
     let message = message.unwrap_or("the run failed");
-    match fault {
-        Some(Fault::Mod | Fault::QuoteMod) => ended("content_filter", message, None),
-        Some(Fault::Request) => ended("invalid_request", message, None),
-        None if message.contains(OUT_OF_MEMORY) => ended("memory_pressure", message, Some("retry")),
-        None => ended("internal_error", message, None),
+    match (fault, cause) {
+        (Some(Fault::Mod | Fault::QuoteMod), _) => ended("content_filter", message, None),
+        (Some(Fault::Request), _) => ended("invalid_request", message, None),
+        (None, Some(EndCause::OutOfMemory)) => ended("memory_pressure", message, Some("retry")),
+        (None, _) => ended("internal_error", message, None),
     }
 }
 
@@ -264,17 +265,17 @@ mod tests {
 
     #[test]
     fn error_kind_follows_the_fault() {
-        let kind = |fault, message: &str| {
-            let error = failed(fault, Some(message));
+        let kind = |fault, cause, message: &str| {
+            let error = failed(fault, cause, Some(message));
             (error["error"].as_str().unwrap().to_owned(), error["recoverable"].as_bool().unwrap())
         };
-        assert_eq!(kind(Some(Fault::Mod), "out of memory, says a mod"), ("content_filter".into(), false));
-        assert_eq!(kind(Some(Fault::Request), "no token can be drawn"), ("invalid_request".into(), false));
-        assert_eq!(kind(None, &crate::model::ModelError::OutOfMemory.to_string()), ("memory_pressure".into(), true));
-        assert_eq!(kind(None, "the KV state is damaged"), ("internal_error".into(), false));
-        for by in EndedBy::ALL {
-            assert_eq!(EndedBy::from_text(&format!("{}; mod 'x' was switched off", by.text())), Some(by));
-        }
-        assert_eq!(EndedBy::from_text("the client went away"), None);
+        assert_eq!(kind(Some(Fault::Mod), None, "out of memory, says a mod"), ("content_filter".into(), false));
+        assert_eq!(kind(Some(Fault::Request), None, "no token can be drawn"), ("invalid_request".into(), false));
+        assert_eq!(kind(None, Some(EndCause::OutOfMemory), "no room"), ("memory_pressure".into(), true));
+        assert_eq!(
+            kind(None, Some(EndCause::DecodeFailed), "out of memory, says a log"),
+            ("internal_error".into(), false)
+        );
+        assert_eq!(kind(None, None, "the KV state is damaged"), ("internal_error".into(), false));
     }
 }

@@ -6,7 +6,7 @@ use super::log::{LogEntry, RunLog};
 use super::message;
 use super::registry::Streams;
 use crate::engine::{Generation, Output, PromptProgress, RunControl, RunOver};
-use crate::events::{RunEnd, RunId, Tenant};
+use crate::events::{EndCause, RunEnd, RunId, Tenant};
 use crate::model::Vocabulary;
 use crate::server::{ApiError, App};
 use serde_json::Value;
@@ -30,7 +30,6 @@ pub(super) struct StreamedRun {
     progress: Mutex<Option<PromptProgress>>,
     over: Mutex<Option<RunEnding>>,
     /// The cause, if the run was ended from outside.
-    ended_by: Mutex<Option<EndedBy>>,
     /// Notified of every entry and of the end.
     changed: watch::Sender<()>,
     listener: watch::Sender<Listener>,
@@ -55,37 +54,7 @@ pub(super) struct RunHead {
 #[derive(Clone)]
 pub(super) struct RunEnding {
     pub(super) outcome: Result<Arc<RunEnd>, ApiError>,
-    pub(super) ended_by: Option<EndedBy>,
     pub(super) total: Duration,
-}
-
-/// The cause of an early end of a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum EndedBy {
-    /// The client stopped the run.
-    Client,
-    /// The client requested another answer.
-    Regenerate,
-    /// The run exceeded its time limit.
-    Timeout,
-}
-
-impl EndedBy {
-    pub(super) const ALL: [Self; 3] = [Self::Client, Self::Regenerate, Self::Timeout];
-
-    /// Returns the text in the recording. Stored runs are classified by it.
-    pub(super) fn text(self) -> &'static str {
-        match self {
-            Self::Client => "the client stopped it",
-            Self::Regenerate => "the client asked for another answer",
-            Self::Timeout => "the time is over",
-        }
-    }
-
-    /// Returns the cause from a recording's text.
-    pub(super) fn from_text(message: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|by| message.starts_with(by.text()))
-    }
 }
 
 /// The listener of a run.
@@ -132,7 +101,6 @@ impl StreamedRun {
             log: Mutex::new(RunLog::new()),
             progress: Mutex::default(),
             over: Mutex::default(),
-            ended_by: Mutex::default(),
             changed: watch::Sender::new(()),
             listener: watch::Sender::new(Listener { number: 0, here: true, at: 0, since: Instant::now() }),
         });
@@ -167,10 +135,14 @@ impl StreamedRun {
     }
 
     /// Ends the run; its text so far is the answer.
-    pub(super) async fn stop(&self, by: EndedBy) {
-        self.ended_by.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(by);
+    pub(super) async fn stop(&self, cause: EndCause) {
+        let message = match cause {
+            EndCause::Regenerate => "the client asked for another answer",
+            EndCause::Timeout => "the time is over",
+            _ => "the client stopped it",
+        };
         // The run may have ended already.
-        let _ = self.control.stop(by.text()).await;
+        let _ = self.control.stop(cause, message).await;
     }
 
     /// Returns the current configuration.
@@ -193,9 +165,8 @@ impl StreamedRun {
     }
 
     fn end(&self, outcome: Result<Arc<RunEnd>, ApiError>) {
-        let ended_by = *self.ended_by.lock().unwrap_or_else(PoisonError::into_inner);
         let total = self.log().elapsed();
-        *self.over.lock().unwrap_or_else(PoisonError::into_inner) = Some(RunEnding { outcome, ended_by, total });
+        *self.over.lock().unwrap_or_else(PoisonError::into_inner) = Some(RunEnding { outcome, total });
         self.changed.send_replace(());
     }
 
@@ -259,7 +230,7 @@ async fn advance(app: &App, run: &StreamedRun, mut output: tokio::sync::mpsc::Re
             }
             () = &mut time_limit, if !timed_out => {
                 timed_out = true;
-                run.stop(EndedBy::Timeout).await;
+                run.stop(EndCause::Timeout).await;
                 continue;
             }
             () = app.stopped() => {

@@ -1,8 +1,7 @@
 //! Runs that are only stored in the database.
 
 use super::message;
-use super::run::EndedBy;
-use crate::events::{ActionRecord, ActionType, Fault, FinishReason, RunStatus, Scope, TraceItem, Usage};
+use crate::events::{ActionRecord, ActionType, EndCause, Fault, FinishReason, RunStatus, Scope, TraceItem, Usage};
 use crate::server::{ApiError, App};
 use crate::store::RunSummary;
 use crate::trace::fold::Fold;
@@ -69,20 +68,19 @@ fn last(run: &RunSummary, text: &str, ending: ModResult) -> Value {
     };
     let reported = run.message.as_deref();
     let reason = run.finish_reason.unwrap_or(FinishReason::Stop);
-    let ended_by = reported.and_then(EndedBy::from_text);
     let completion = || json!({ "type": "completion", "finish_reason": message::finish_reason(reason) });
     let mut last = match (run.status, reason) {
         (RunStatus::Done, _) => completion(),
-        (_, FinishReason::Cancelled) => match ended_by {
-            Some(EndedBy::Timeout) => message::timed_out(None),
-            Some(EndedBy::Client | EndedBy::Regenerate) => {
+        (_, FinishReason::Cancelled) => match run.end_cause {
+            Some(EndCause::Timeout) => message::timed_out(None),
+            Some(EndCause::ClientStop | EndCause::Regenerate) => {
                 let mut stopped = completion();
                 stopped["stopped_by"] = "client".into();
                 stopped
             }
-            None => message::cancelled_error(reported),
+            _ => message::cancelled_error(reported),
         },
-        _ => message::failed(ending.fault, reported),
+        _ => message::failed(ending.fault, run.end_cause, reported),
     };
     if let (FinishReason::ToolCalls, Some(calls)) = (reason, ending.tool_calls) {
         last["tool_calls"] = calls;

@@ -2,7 +2,7 @@
 //! decode thread that panicked.
 
 use crate::engine::output::Output;
-use crate::events::{DurabilityAck, RunEnd, RunId, Signal, Usage};
+use crate::events::{DurabilityAck, EndCause, NotStored, RunEnd, RunId, Signal, Usage};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -10,6 +10,17 @@ use tokio::time::timeout;
 
 /// Time for which an ended run may wait to be stored.
 const STORE_TIMEOUT: Duration = Duration::from_secs(45);
+
+/// Reason why a run that must be recorded is not known to be stored.
+#[derive(Debug, thiserror::Error)]
+enum NotDurable {
+    #[error(transparent)]
+    Lost(NotStored),
+    #[error("the recorder has stopped")]
+    RecorderStopped,
+    #[error("it was not stored within {} s", STORE_TIMEOUT.as_secs())]
+    Late,
+}
 
 /// Forwards a run's outputs, but holds its end until the run is stored. A run that cannot be stored ends with an error.
 pub fn hold_end(
@@ -31,15 +42,15 @@ async fn forward(
 ) {
     let mut text: Vec<char> = Vec::new();
     let mut stored = None;
-    let message = loop {
+    let why = loop {
         let next = tokio::select! {
             outcome = &mut ack, if stored.is_none() => match outcome {
-                Ok(Err(why)) => break why,
+                Ok(Err(why)) => break NotDurable::Lost(why),
                 Ok(Ok(())) => {
                     stored = Some(());
                     continue;
                 }
-                Err(_) => break "the recorder has stopped".to_owned(),
+                Err(_) => break NotDurable::RecorderStopped,
             },
             output = output.recv() => output,
             () = client.closed() => return,
@@ -52,9 +63,9 @@ async fn forward(
                         let _ = client.send(Output::Ended(ended)).await;
                         return;
                     }
-                    Ok(Ok(Err(why))) => why,
-                    Ok(Err(_)) => "the recorder has stopped".to_owned(),
-                    Err(_) => format!("it was not stored within {} s", STORE_TIMEOUT.as_secs()),
+                    Ok(Ok(Err(why))) => NotDurable::Lost(why),
+                    Ok(Err(_)) => NotDurable::RecorderStopped,
+                    Err(_) => NotDurable::Late,
                 };
                 end = RunEnd::clone(&ended);
                 break why;
@@ -78,7 +89,7 @@ async fn forward(
     if end.finish.text.is_empty() {
         end.finish.text = text.into_iter().collect();
     }
-    end.set_aborted(format!("the run must be recorded, but {message}"));
+    end.set_aborted(EndCause::NotRecorded, format!("the run must be recorded, but {why}"));
     let _ = client.send(Output::Ended(Arc::new(end))).await;
 }
 
@@ -120,7 +131,7 @@ impl Drop for PanicGuard {
             "the engine has stopped"
         };
         let mut end = self.blank.clone();
-        end.set_aborted(why.into());
+        end.set_aborted(EndCause::EngineStopped, why.into());
         let end = Arc::new(end);
         // The thread must not wait here. A client that misses the output sees a closed channel.
         let _ = self.client.try_send(Output::Ended(Arc::clone(&end)));

@@ -3,7 +3,7 @@
 use super::{Run, RunState};
 use crate::engine::output::Output;
 use crate::engine::recording::Recording;
-use crate::events::{Finish, FinishReason, RunEnd, RunStatus, TokenId, Usage};
+use crate::events::{EndCause, Finish, FinishReason, RunEnd, RunStatus, TokenId, Usage};
 use crate::model::printable;
 use std::sync::Arc;
 
@@ -63,6 +63,7 @@ impl Run {
                 text: printable(text.text()),
                 tool_calls,
                 fault: self.fault,
+                cause: self.cause,
                 usage: Usage {
                     prompt_tokens: self.sequence.prompt_tokens() as u32,
                     cached_tokens: self.sequence.cached_tokens() as u32,
@@ -98,9 +99,10 @@ impl Run {
 
     /// Ends the run for an external reason: the client disconnected or stopped it, the server shuts down, or the model
     /// failed.
-    pub fn abort(&mut self, reason: FinishReason, message: String) {
+    pub fn abort(&mut self, cause: EndCause, message: impl Into<String>) {
         if self.end.is_none() {
-            self.finish(reason, Some(message), None);
+            self.cause = Some(cause);
+            self.finish(cause.finish_reason(), Some(message.into()), None);
         }
     }
 

@@ -29,7 +29,7 @@ use super::output::{Output, PromptTiming, RunMetrics};
 use super::recording::event_buffer::EventBuffer;
 use super::request::Request;
 use crate::events::{
-    Alternative, EventType, Fault, FinishReason, Measurements, PromptRecord, RunEnd, RunId, TokenMeasurement,
+    Alternative, EndCause, EventType, Fault, Measurements, PromptRecord, RunEnd, RunId, TokenMeasurement,
 };
 use crate::model::grammar::GrammarMatcher;
 use crate::model::llama::{Candidates, Sampler};
@@ -132,6 +132,8 @@ pub struct Run {
     poisoned: bool,
     /// Party at fault for the end of the run; `None` for the engine.
     fault: Option<Fault>,
+    /// Cause of an end for a reason outside of the answer.
+    cause: Option<EndCause>,
     end: Option<Arc<RunEnd>>,
 }
 
@@ -162,6 +164,7 @@ impl Run {
             note: None,
             poisoned: false,
             fault: None,
+            cause: None,
             end: None,
             request,
             view,
@@ -216,7 +219,7 @@ impl Run {
             self.sequence.set_kv_len(0);
             self.poisoned = true;
             let message = "the model returned logits that are not numbers: its KV state or its weights are damaged; the slot's state is discarded";
-            return self.abort(FinishReason::Error, message.into());
+            return self.abort(EndCause::InvalidLogits, message);
         }
         if let Some(&next) = self.sequence.tokens().get(position + 1) {
             let measure = self.measure(distribution, logits, next);

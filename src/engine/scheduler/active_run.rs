@@ -4,7 +4,7 @@ use super::command::ControlRequest;
 use crate::engine::output::{Output, RunActivity, RunProgress};
 use crate::engine::run::Run;
 use crate::engine::status::EngineStatus;
-use crate::events::FinishReason;
+use crate::events::EndCause;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{self, error::TrySendError};
 
@@ -105,9 +105,9 @@ impl ActiveRun {
     }
 
     /// Ends the run for an external reason. A pause ends with it and does not count as active time.
-    pub fn abort(&mut self, reason: FinishReason, message: impl Into<String>) {
+    pub fn abort(&mut self, cause: EndCause, message: impl Into<String>) {
         self.end_pause();
-        self.run.abort(reason, message.into());
+        self.run.abort(cause, message);
     }
 
     /// Returns the progress of the run, which has this activity unless it has ended.
@@ -122,8 +122,8 @@ impl ActiveRun {
     pub fn apply_request(&mut self, request: ControlRequest) {
         match request {
             ControlRequest::Modify(change) => self.run.apply_change(*change),
-            ControlRequest::Stop(why) => {
-                self.abort(FinishReason::Cancelled, why);
+            ControlRequest::Stop(cause, why) => {
+                self.abort(cause, why);
             }
             ControlRequest::EndReasoning(answer) => {
                 // The client may have disconnected meanwhile.

@@ -3,7 +3,7 @@
 use super::active_run::ActiveRun;
 use super::{Scheduler, done};
 use crate::engine::kv::prompt::SlotChoice;
-use crate::events::FinishReason;
+use crate::events::EndCause;
 
 impl Scheduler<'_> {
     /// Gives free slots to queued runs, in order of arrival. A run that waits for a specific slot lets others pass.
@@ -11,7 +11,7 @@ impl Scheduler<'_> {
         while let Some(at) = self.queue.position(|live| live.client.is_closed()) {
             let Some(mut live) = self.queue.remove(at) else { break };
             let before = if live.had_slot { "resumed" } else { "started" };
-            live.run.abort(FinishReason::Cancelled, format!("the client disconnected before the run {before}"));
+            live.run.abort(EndCause::Disconnect, format!("the client disconnected before the run {before}"));
             if live.had_slot {
                 live.count_end(&self.status);
             }

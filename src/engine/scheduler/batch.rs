@@ -1,7 +1,8 @@
 //! One batch: selection of runs and their tokens, the decode, and delivery of the logits to the runs.
 
 use super::{Scheduler, done};
-use crate::events::FinishReason;
+use crate::events::EndCause;
+use crate::model::ModelError;
 use std::sync::Arc;
 
 /// Maximum tokens of a decode that counts as generation; such decodes go before prompts.
@@ -78,7 +79,7 @@ impl Scheduler<'_> {
         if let Err(error) = self.retain_same_adapters(&mut ready, |run| run.slot) {
             for ReadyRun { slot, .. } in ready {
                 if let Some(live) = self.slots.get_mut(slot) {
-                    live.run.abort(FinishReason::Error, error.to_string());
+                    live.run.abort(EndCause::DecodeFailed, error.to_string());
                 }
             }
             return Vec::new();
@@ -168,7 +169,7 @@ impl Scheduler<'_> {
     pub(super) fn decode(&mut self, parts: Vec<BatchPart>) {
         let captured = match self.kv.decode() {
             Ok(captured) => captured,
-            Err(error) => return self.fail(&parts, &error.to_string()),
+            Err(error) => return self.fail(&parts, &error),
         };
         let mut captured = captured.into_iter().peekable();
         let Self { kv, slots, commands, candidates, .. } = self;
@@ -189,13 +190,17 @@ impl Scheduler<'_> {
     }
 
     /// Handles a failed decode: the runs of the batch fail, all others continue.
-    fn fail(&mut self, parts: &[BatchPart], message: &str) {
-        tracing::error!(message, "decode failed");
+    fn fail(&mut self, parts: &[BatchPart], error: &ModelError) {
+        tracing::error!(%error, "decode failed");
+        let cause = match error {
+            ModelError::OutOfMemory => EndCause::OutOfMemory,
+            _ => EndCause::DecodeFailed,
+        };
         for part in parts {
             self.kv.discard(part.slot);
             if let Some(live) = self.slots.get_mut(part.slot) {
                 live.run.sequence_mut().set_kv_len(0);
-                live.run.abort(FinishReason::Error, message.to_owned());
+                live.run.abort(cause, error.to_string());
             }
         }
     }

@@ -6,7 +6,7 @@ use crate::engine::kv::snapshot::{SlotTokens, Snapshot};
 use crate::engine::output::{EndReasoning, Output, RunProgress};
 use crate::engine::run::Run;
 use crate::engine::run::change::ParameterChange;
-use crate::events::{RunId, Scope, Signal, Tenant};
+use crate::events::{EndCause, RunId, Scope, Signal, Tenant};
 use crate::model::llama::AdapterSet;
 use crate::mods::Reply;
 use std::time::Duration;
@@ -32,8 +32,8 @@ pub enum ControlRequest {
     Pause(Duration),
     Resume,
     Modify(Box<ParameterChange>),
-    /// End the run; the text so far is the answer.
-    Stop(String),
+    /// End the run by this cause, with a message; the text so far is the answer.
+    Stop(EndCause, String),
     /// End the current reasoning, and report whether there was one.
     EndReasoning(oneshot::Sender<EndReasoning>),
     /// Report the progress only.

@@ -8,7 +8,7 @@ use super::Scheduler;
 use super::active_run::PauseState;
 use super::command::ControlRequest;
 use crate::engine::output::{RunActivity, RunProgress};
-use crate::events::{FinishReason, RunId};
+use crate::events::{EndCause, RunId};
 use std::time::Instant;
 use tokio::sync::oneshot;
 
@@ -46,7 +46,7 @@ impl Scheduler<'_> {
     }
 
     fn control_in_queue(&mut self, at: usize, request: ControlRequest) -> Option<RunProgress> {
-        if matches!(request, ControlRequest::Pause(_) | ControlRequest::Stop(_)) {
+        if matches!(request, ControlRequest::Pause(_) | ControlRequest::Stop(..)) {
             // A paused run leaves the queue.
             let mut live = self.queue.remove(at)?;
             live.pause = Some(PauseState::begin());
@@ -107,7 +107,7 @@ impl Scheduler<'_> {
         while at < self.preempted.len() {
             let live = &mut self.preempted[at];
             if live.client.is_closed() && live.run.end().is_none() {
-                live.abort(FinishReason::Cancelled, "the client disconnected");
+                live.abort(EndCause::Disconnect, "the client disconnected");
             }
             live.count_end(&self.status);
             live.flush_outbox();

@@ -19,7 +19,7 @@ use super::options::EngineOptions;
 use super::recording::Recording;
 use super::request::RecordPolicy;
 use super::status::EngineStatus;
-use crate::events::{FinishReason, RunId};
+use crate::events::{EndCause, RunId};
 use crate::model::llama::Candidates;
 use crate::mods::ReplySender;
 use active_run::ActiveRun;
@@ -203,10 +203,10 @@ impl<'model> Scheduler<'model> {
         for index in 0..self.slots.len() {
             let Some(live) = self.slots.get_mut(index) else { continue };
             if live.client.is_closed() && live.run.end().is_none() {
-                live.abort(FinishReason::Cancelled, "the client disconnected");
+                live.abort(EndCause::Disconnect, "the client disconnected");
             }
             if live.run.request().record == RecordPolicy::Required && self.recording.is_closed() {
-                live.abort(FinishReason::Error, "the run must be recorded, but the recorder has stopped");
+                live.abort(EndCause::NotRecorded, "the run must be recorded, but the recorder has stopped");
             }
             live.count_end(&self.status);
             live.flush_outbox();
@@ -237,13 +237,13 @@ impl<'model> Scheduler<'model> {
     fn stop(mut self) {
         let message = "the server is shutting down";
         while let Some(mut live) = self.preempted.pop().or_else(|| self.queue.remove(0)) {
-            live.abort(FinishReason::Cancelled, message);
+            live.abort(EndCause::Shutdown, message);
             live.flush_outbox();
             live.run.record_end(&mut self.recording);
         }
         for index in 0..self.slots.len() {
             if let Some(live) = self.slots.get_mut(index) {
-                live.abort(FinishReason::Cancelled, message);
+                live.abort(EndCause::Shutdown, message);
                 live.flush_outbox();
             }
             self.clear(index);

@@ -4,7 +4,7 @@ use super::{added_at, bench, bench_with, follow, model, request, request_tokens,
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use thunder::engine::{Output, Request};
-use thunder::events::{EventType, FinishReason, RunEnd, TraceItem};
+use thunder::events::{EndCause, EventType, FinishReason, RunEnd, TraceItem};
 use thunder::mods::Action;
 
 #[tokio::test]
@@ -97,8 +97,11 @@ async fn only_evaluated_prompt_tokens_are_counted() {
     let mut begun = bench.engine.submit(requested).await.unwrap();
     is_held.recv().await.unwrap();
     let waiting = bench.engine.submit(request_tokens(vec![5; 300], 8)).await.unwrap();
-    let (first, second, ()) =
-        tokio::join!(begun.control.stop("enough"), waiting.control.stop("enough"), async { release.send(()).unwrap() });
+    let (first, second, ()) = tokio::join!(
+        begun.control.stop(EndCause::ClientStop, "enough"),
+        waiting.control.stop(EndCause::ClientStop, "enough"),
+        async { release.send(()).unwrap() }
+    );
     assert!(first.is_ok() && second.is_ok());
     let mut read = 0;
     let end = loop {

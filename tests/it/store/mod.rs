@@ -328,6 +328,7 @@ impl Live {
             text: "done".into(),
             tool_calls: None,
             fault: None,
+            cause: None,
             usage: Usage { prompt_tokens: 3, cached_tokens: 1, completion_tokens: self.step.cast_unsigned() },
             first_token_us: Some(10),
             prompt_decoded: 2,

@@ -230,7 +230,16 @@ async fn older_database_is_migrated_and_logged() {
     assert!(output.lock().unwrap().is_empty(), "a new database lacks nothing: {output:?}");
     psql(
         &url,
-        "delete from refinery_schema_history where version >= 7; alter table runs drop column request_extras, drop column owner;
+        "delete from refinery_schema_history where version >= 7; alter table runs drop column request_extras, drop column owner, drop column end_cause;
+        insert into runs (run_id, request_id, created_at, status, finish_reason, message, surface, mods, prompt_preview,
+                output_preview, prompt_tokens, completion_tokens, cached_tokens, events, backtracked, forced, actions, errors,
+                error_text, has_attention, surprise_strip, search)
+            select gen_random_uuid(), name, now(), status, reason, message, 'cli', '{}', '', '', 1, 0, 0, 0, 0, 0, 0, 0, '', false, '', ''
+            from (values ('stopped', 'cancelled', 'cancelled', 'the client stopped it; mod x is off'),
+                ('late', 'cancelled', 'cancelled', 'the time is over'),
+                ('gone', 'cancelled', 'cancelled', 'the client disconnected'),
+                ('full', 'failed', 'error', 'llama.cpp cannot decode: out of memory; use a smaller --ctx-size')
+            ) old (name, status, reason, message);
         insert into responses values ('r', gen_random_uuid(), now(), 'key-0123ab', '{}', '[]'), ('s', gen_random_uuid(), now(), 'ann', '{}', '[]'); drop table servers, shared_secrets;
         alter table runs drop column metadata, drop column labels, drop column final_tokens, drop column final_actions;
         drop index runs_user, runs_surface, runs_error_count, runs_backtracked, runs_forced; drop index if exists runs_error_text;
@@ -245,10 +254,12 @@ async fn older_database_is_migrated_and_logged() {
     assert!(store.response(&ann, "s").await.unwrap().is_some());
     assert!(store.response(&ann, "r").await.unwrap().is_some(), "a label of a key without a name is no tenant");
     store.close().await;
+    let causes = "select string_agg(coalesce(end_cause, '-'), ' ' order by request_id) from runs";
+    assert_eq!(psql(&url, causes).await, "out_of_memory - timeout client_stop");
     assert_eq!(
         *output.lock().unwrap(),
         [
-            "bringing the database up to date: V7__list_indexes, V8__request_extras, V9__owners, V11__servers, V12__citus, V13__filters"
+            "bringing the database up to date: V7__list_indexes, V8__request_extras, V9__owners, V11__servers, V12__citus, V13__filters, V14__end_cause"
         ]
     );
 }

@@ -7,8 +7,8 @@ pub(crate) mod stream;
 pub(crate) use probabilities::ProbabilityFormatter;
 pub(crate) use runs::{Runs, SentTokens, repeat_request};
 
-use crate::engine::{OUT_OF_MEMORY, PromptProgress, PromptTiming, Request, SubmitError};
-use crate::events::{Fault, Finish, FinishReason, RunEnd, RunId, Surface, Usage};
+use crate::engine::{PromptProgress, PromptTiming, Request, SubmitError};
+use crate::events::{EndCause, Fault, Finish, FinishReason, RunEnd, RunId, Surface, Usage};
 use crate::model::grammar;
 use crate::server::{ApiError, App, Caller, ErrorKind};
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
@@ -43,7 +43,7 @@ pub(crate) fn failure(end: &RunEnd, run: RunId) -> Option<ApiError> {
         }
         FinishReason::Error => {
             let message = message.unwrap_or_else(|| format!("run {run} failed"));
-            if message.contains(OUT_OF_MEMORY) {
+            if finish.cause == Some(EndCause::OutOfMemory) {
                 return Some(ApiError::new(ErrorKind::NoRoom, message).code("out_of_memory"));
             }
             let kind =
