@@ -76,7 +76,7 @@ impl Scheduler<'_> {
             let begun = live.run.has_decoded_prompt();
             ready.push(ReadyRun { slot: index, arrival: live.arrival, left: live.run.max_decode_len(), begun });
         }
-        if let Err(error) = self.retain_same_adapters(&mut ready, |run| run.slot) {
+        if let Err(error) = self.retain_same_adapters(&mut ready) {
             for ReadyRun { slot, .. } in ready {
                 if let Some(live) = self.slots.get_mut(slot) {
                     live.run.abort(EndCause::DecodeFailed, error.to_string());
@@ -115,6 +115,31 @@ impl Scheduler<'_> {
         self.prompt_tokens_since_decode = prompts + if prompts_only { self.prompt_tokens_since_decode } else { 0 };
         parts.sort_unstable();
         parts.into_iter().filter_map(|(index, take)| self.add_part(index, take)).collect()
+    }
+
+    /// Keeps those `ready` runs that use the same adapters as the run that has waited longest for a decode, and applies
+    /// these adapters.
+    ///
+    /// # Errors
+    /// llama.cpp rejects the adapters.
+    fn retain_same_adapters(&mut self, ready: &mut Vec<ReadyRun>) -> Result<(), ModelError> {
+        if !self.kv.has_adapters() {
+            return Ok(());
+        }
+        let of = |one: &ReadyRun| {
+            let live = self.slots.get(one.slot)?;
+            Some((live.last_batch, live.arrival, live.run.request().adapters.clone()?))
+        };
+        let next = ready.iter().filter_map(of).min_by_key(|&(turn, arrival, _)| (turn, arrival));
+        let Some((_, _, set)) = next else { return Ok(()) };
+        ready.retain(|one| of(one).is_some_and(|(_, _, other)| other == set));
+        self.partial_batches += 1;
+        for one in ready {
+            if let Some(live) = self.slots.get_mut(one.slot) {
+                live.last_batch = self.partial_batches;
+            }
+        }
+        self.kv.set_adapters(&set)
     }
 
     /// Prepares a slot's KV cache for the next decode: finds a prefix match before the first decode, and removes the

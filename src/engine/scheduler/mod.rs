@@ -4,7 +4,6 @@
 //! the run and of [`KvSlots`] decide.
 
 mod active_run;
-mod adapters;
 mod admission;
 mod batch;
 pub mod command;
