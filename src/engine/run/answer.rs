@@ -11,7 +11,7 @@ use crate::events::{Alternative, TokenId, TokenMeasurement};
 use std::collections::VecDeque;
 
 /// Text of the generated tokens, and the tokens that wait for the client.
-pub struct AnswerText {
+pub struct PendingAnswer {
     text: OutputText,
     /// Tokens that were not sent, with the model's most probable alternatives.
     unsent: VecDeque<(TokenMeasurement, Vec<Alternative>)>,
@@ -19,7 +19,7 @@ pub struct AnswerText {
     per_token: bool,
 }
 
-impl AnswerText {
+impl PendingAnswer {
     /// Creates an empty answer.
     pub fn new(limits: &Limits, report: ReportOptions) -> Self {
         Self {

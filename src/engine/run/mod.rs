@@ -34,7 +34,7 @@ use crate::events::{
 use crate::model::grammar::GrammarMatcher;
 use crate::model::llama::{Candidates, Sampler};
 use crate::mods::{Action, Call, CallEvent, Reply, ReplySender, RunView};
-use answer::AnswerText;
+use answer::PendingAnswer;
 use dispatch::{ActiveMod, Dispatch, DispatchedEvent};
 use distribution::TokenDistribution;
 use draft::StepDraft;
@@ -110,7 +110,7 @@ pub struct Run {
     /// `None` without a budget.
     reasoning: Option<ReasoningTracker>,
     dispatch: Dispatch,
-    answer: AnswerText,
+    answer: PendingAnswer,
     outbox: Outbox,
     attention: TokenAttention,
     event_buffer: EventBuffer,
@@ -149,7 +149,7 @@ impl Run {
             sampler: TokenSampler::new(sampler, constraint),
             reasoning: request.thinking.clone().map(ReasoningTracker::new),
             dispatch: Dispatch::new(mods),
-            answer: AnswerText::new(&request.limits, request.report),
+            answer: PendingAnswer::new(&request.limits, request.report),
             outbox: Outbox::default(),
             attention: TokenAttention::new(&request),
             timing: Timing::new(event_buffer.started()),

@@ -23,7 +23,7 @@ use crate::model::llama::Candidates;
 use crate::mods::ReplySender;
 use active_run::ActiveRun;
 use command::{Command, QueuedTask};
-use queue::Queue;
+use queue::RunQueue;
 use slots::ActiveSlots;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ const SLOW_DECODE: Duration = Duration::from_millis(5);
 pub struct Scheduler<'model> {
     kv: KvSlots<'model>,
     slots: ActiveSlots,
-    queue: Queue,
+    queue: RunQueue,
     /// Paused or preempted runs without a slot.
     preempted: Vec<ActiveRun>,
     /// Tasks for slots that are still busy, in order of arrival.
@@ -72,7 +72,7 @@ impl<'model> Scheduler<'model> {
         Self {
             kv,
             slots: ActiveSlots::new(options.parallel),
-            queue: Queue::new(waiting),
+            queue: RunQueue::new(waiting),
             preempted: Vec::new(),
             tasks: VecDeque::new(),
             inbox,

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Queue of runs without a slot.
-pub struct Queue {
+pub struct RunQueue {
     runs: VecDeque<ActiveRun>,
     waiting: Arc<AtomicUsize>,
 }
 
-impl Queue {
+impl RunQueue {
     /// Creates an empty queue. `waiting` counts the runs in it and those on their way to it.
     pub fn new(waiting: Arc<AtomicUsize>) -> Self {
         Self { runs: VecDeque::new(), waiting }
