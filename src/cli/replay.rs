@@ -92,7 +92,7 @@ async fn verify(
         Err(code) => return Ok(Err(code)),
     };
     let outcome = signals.run_until_signal(run_again(&mut target, args)).await;
-    if let Err(code) = signals.run_until_signal(target.close()).await {
+    if let Err(code) = signals.run_until_signal(Box::pin(target.close())).await {
         return Ok(Err(code));
     }
     outcome.map_or_else(|code| Ok(Err(code)), |outcome| outcome.map(Ok))

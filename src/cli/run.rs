@@ -76,7 +76,7 @@ pub async fn run(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndSi
             (outcome, replay)
         })
         .await;
-    let closed = signals.run_until_signal(target.close()).await;
+    let closed = signals.run_until_signal(Box::pin(target.close())).await;
     match (finished, closed) {
         (Err(code), _) | (_, Err(code)) => Ok(code),
         (Ok((outcome, replay)), Ok(())) => Ok(report(&outcome?, args.max_tokens, replay?)),

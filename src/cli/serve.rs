@@ -56,7 +56,7 @@ pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCo
     let app = App::new(Arc::clone(&config), Arc::new(ModRegistry::with_builtin()), Utc::now);
     let server = tokio::spawn(listeners.serve(app.clone(), router(&app, &ui::pages())));
     let progress = Arc::new(Progress::new(Some(app.clone())));
-    let started = signals.run_until_signal(start(&app, &progress)).await;
+    let started = signals.run_until_signal(Box::pin(start(&app, &progress))).await;
     progress.end();
     if let Ok(Ok(_)) = &started {
         app.set_state(State::Ready);
@@ -84,7 +84,7 @@ pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCo
         }
         close(&app).await;
     });
-    match (stopped.await, started) {
+    match (Box::pin(stopped).await, started) {
         (Err(code), _) | (Ok(()), Err(code)) => Ok(code),
         (Ok(()), Ok(started)) => started.map(|_watched| ExitCode::SUCCESS),
     }

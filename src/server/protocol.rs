@@ -115,7 +115,7 @@ impl From<ErrorFormat> for ErrorFormats {
 /// The pages of the dashboard, which the program adds to the APIs.
 #[derive(Clone, Copy)]
 pub struct Pages {
-    /// Returns the routes of pages and assets; the parameter is the OpenAPI document.
+    /// Returns the routes of pages and assets; the parameter is the `OpenAPI` document.
     pub protocol: fn(Bytes) -> Protocol,
     /// Returns the page for an unknown path.
     pub not_found: fn(&HeaderMap, &Uri) -> Response,

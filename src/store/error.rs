@@ -295,7 +295,10 @@ pub(super) const OWNER_HINT: &str = "the role that Thunder connects as must own 
 /// Returns true if the role lacks a right.
 pub(super) fn is_privilege(error: &sqlx::Error) -> bool {
     const INSUFFICIENT_PRIVILEGE: &str = "42501";
-    error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == INSUFFICIENT_PRIVILEGE)
+    error
+        .as_database_error()
+        .and_then(sqlx::error::DatabaseError::code)
+        .is_some_and(|code| code == INSUFFICIENT_PRIVILEGE)
 }
 
 impl From<sqlx::Error> for Error {

@@ -258,7 +258,7 @@ fn fitting(known: &[String], text: &str, chars: usize) -> Vec<String> {
     known.iter().filter(|name| is_cut(name) || name.to_lowercase().contains(&wanted)).cloned().collect()
 }
 
-/// Returns the smallest UUIDv7 of a time; the smallest of all for a time before 1970 or out of range.
+/// Returns the smallest `UUIDv7` of a time; the smallest of all for a time before 1970 or out of range.
 fn first_id(time: Option<DateTime<Utc>>) -> Uuid {
     let milliseconds = time.map_or(0, |time| time.timestamp_millis());
     Uuid::from_u128(u128::try_from(milliseconds).unwrap_or(0) << 80)

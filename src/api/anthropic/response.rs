@@ -177,6 +177,7 @@ impl MessageEvent {
 /// An addition to a block.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[expect(clippy::enum_variant_names, reason = "Anthropic's names")]
 pub(super) enum ContentDelta {
     /// More reasoning.
     ThinkingDelta {

@@ -40,8 +40,8 @@ impl ServerEvent {
     }
 
     /// Sets the id that a client sends when it reconnects.
-    pub(crate) fn id(mut self, id: impl ToString) -> Self {
-        self.id = Some(id.to_string());
+    pub(crate) fn id(mut self, id: impl Into<i64>) -> Self {
+        self.id = Some(id.into().to_string());
         self
     }
 }

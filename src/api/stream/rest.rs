@@ -183,7 +183,7 @@ fn event(message: &Value) -> ServerEvent {
         Some(kind) => ServerEvent::named(kind.to_owned(), data),
         None => ServerEvent::data(data),
     };
-    match message["index"].as_u64() {
+    match message["index"].as_i64() {
         Some(index) => event.id(index),
         None => event,
     }

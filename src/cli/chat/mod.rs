@@ -83,7 +83,7 @@ pub async fn chat(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndS
         // The line editor was interrupted in the middle of a line. A closed terminal needs no reset.
         let _ = termios::tcsetattr(stdin(), SetArg::TCSANOW, &before);
     }
-    let closed = signals.run_until_signal(chat.close()).await;
+    let closed = signals.run_until_signal(Box::pin(chat.close())).await;
     closed.and(result).unwrap_or_else(Ok)
 }
 

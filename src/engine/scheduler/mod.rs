@@ -256,7 +256,7 @@ impl<'model> Scheduler<'model> {
         for index in 0..self.slots.len() {
             match self.slots.get(index) {
                 Some(live) => {
-                    self.status.set_slot(index, live.arrival, live.run.slot_progress(), || live.run.slot_run())
+                    self.status.set_slot(index, live.arrival, live.run.slot_progress(), || live.run.slot_run());
                 }
                 None => self.status.set_free(index),
             }

@@ -56,7 +56,7 @@ async fn connect(address: SocketAddr, options: Options, headers: &[(&str, &str)]
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
-    let url = format!("ws://{address}{}", PATH).parse().unwrap();
+    let url = format!("ws://{address}{PATH}").parse().unwrap();
     WebSocket::connect(url).with_options(options).with_request(request).await
 }
 
@@ -212,7 +212,7 @@ async fn plain_request_gets_websocket_hint() {
     let (_, address) = echo(|_| ()).await;
     // An error means that another test installed it first.
     let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
-    let answer = reqwest::get(format!("http://{address}{}", PATH)).await.unwrap();
+    let answer = reqwest::get(format!("http://{address}{PATH}")).await.unwrap();
     assert_eq!(answer.status(), 400);
     assert!(answer.text().await.unwrap().contains("is a WebSocket"));
 }

@@ -144,10 +144,13 @@ impl Condition {
             _ if negated => false,
             Self::Word(text) | Self::Phrase(text) => self.is_full_text() && text.len() >= MIN_INDEXED_BYTES,
             Self::Error(text) | Self::Request(text) => text.len() >= MIN_INDEXED_BYTES,
-            Self::Models(..) | Self::Mods(..) | Self::User(_) | Self::Label(_) | Self::Surface(_) | Self::Ids(_) => {
-                true
-            }
-            Self::Count(CountField::Tokens | CountField::Actions, ..) => true,
+            Self::Models(..)
+            | Self::Mods(..)
+            | Self::User(_)
+            | Self::Label(_)
+            | Self::Surface(_)
+            | Self::Ids(_)
+            | Self::Count(CountField::Tokens | CountField::Actions, ..) => true,
             Self::Count(_, comparison, number) => comparison.is_above_zero(*number),
             Self::Model(_) | Self::Mod(_) | Self::After(_) | Self::Before(_) => false,
         }

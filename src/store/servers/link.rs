@@ -81,7 +81,7 @@ impl Link {
             unsent: Vec::new(),
         };
         loop {
-            let lost = self.connected(&mut state).await;
+            let lost = Box::pin(self.connected(&mut state)).await;
             let reason = lost.err().map_or_else(|| "it was closed".to_owned(), |error| error.to_string());
             tracing::debug!(reason, "the connection for notifications is lost");
             sleep(RETRY_DELAY).await;
@@ -95,7 +95,7 @@ impl Link {
             listener.eager_reconnect(false);
             answer(listener.listen_all([RUNS_CHANNEL, MODS_CHANNEL])).await?;
         }
-        let mut connection = answer(self.addresses.direct()).await?;
+        let mut connection = answer(Box::pin(self.addresses.direct())).await?;
         state.unreceived = 0;
         answer(self.catch_up(&mut connection, state)).await?;
         self.mods.send_replace(());

@@ -9,7 +9,7 @@ use super::harness::{Server, certificate, folder};
 use checks::Target;
 use pooler::Pooler;
 use serde_json::json;
-use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use sqlx::{Connection, PgConnection};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -81,9 +81,12 @@ async fn store_moves_to_the_host_that_accepts_writes() {
     let accept_writes = async |postgres: &Postgres, accepts: bool| {
         let mut connection =
             PgConnection::connect(&format!("postgres://postgres@localhost:{}/postgres", postgres.port)).await.unwrap();
-        let setting =
-            format!("alter system set default_transaction_read_only = {}", if accepts { "off" } else { "on" });
-        sqlx::raw_sql(AssertSqlSafe(setting)).execute(&mut connection).await.unwrap();
+        let setting = if accepts {
+            "alter system set default_transaction_read_only = off"
+        } else {
+            "alter system set default_transaction_read_only = on"
+        };
+        sqlx::raw_sql(setting).execute(&mut connection).await.unwrap();
         sqlx::raw_sql("select pg_reload_conf()").execute(&mut connection).await.unwrap();
         connection.close().await.unwrap();
     };

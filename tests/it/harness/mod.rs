@@ -200,6 +200,10 @@ impl Server {
         if !has("--model") && !has("--no-model") {
             command.arg("--model").arg(model());
         }
+        // Numbers must not depend on the processor, which the default does.
+        if env.is_empty() && !["--attention", "-fa", "--flash-attn", "-ctv", "--no-model"].into_iter().any(has) {
+            command.args(["--attention", "on"]);
+        }
         if matches!(storage.database, StorageDatabase::Own(_) | StorageDatabase::Of(_)) {
             command.args(["--database-url", &storage.url()]);
         }

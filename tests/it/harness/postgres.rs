@@ -238,6 +238,7 @@ fn own(path: &Path) {
 }
 
 /// Starts a program that runs until the test process ends.
+#[expect(clippy::zombie_processes, reason = "the program outlives the tests and is then ended with their folder")]
 pub fn start_program(mut command: Command, log: &Path) {
     let log = std::fs::File::create(log).unwrap();
     let child = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();

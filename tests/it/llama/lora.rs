@@ -10,12 +10,15 @@ fn adapter() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/models/tiny-lora.gguf"))
 }
 
-/// A server that has the adapter twice: with scale 1, and with 0.
+/// Starts a server that has the adapter twice: with scale 1, and with 0.
+fn start() -> Server {
+    let path = adapter().display().to_string();
+    Server::start(&["--lora", &path, "--lora-scaled", &format!("{path}:0"), "-np", "2"])
+}
+
+/// The server shared by the tests that use any slot.
 async fn server() -> &'static Server {
-    static SERVER: LazyLock<Server> = LazyLock::new(|| {
-        let path = adapter().display().to_string();
-        Server::start(&["--lora", &path, "--lora-scaled", &format!("{path}:0"), "-np", "2"])
-    });
+    static SERVER: LazyLock<Server> = LazyLock::new(start);
     tokio::task::spawn_blocking(|| LazyLock::force(&SERVER)).await.unwrap().wait_ready().await
 }
 
@@ -75,7 +78,8 @@ async fn runs_with_different_adapters_are_concurrent() {
 
 #[tokio::test]
 async fn saved_state_identifies_its_adapters() {
-    let server = server().await;
+    let server = start();
+    server.wait_ready().await;
     let mut one = body(&json!([{"id": 0, "scale": 1}]));
     one["id_slot"] = json!(1);
     let answer = server.answer("/completion", &one).await;
