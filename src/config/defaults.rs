@@ -31,7 +31,8 @@ pub fn bundled_model(cache: &Path) -> std::io::Result<PathBuf> {
     Ok(path)
 }
 
-/// Returns the data folder. As root the database runs as another user, which needs access to the folder.
+/// Returns the data folder. If Thunder runs as root, the database runs as another user, who must be able to reach the
+/// folder.
 pub(super) fn data_dir() -> Option<PathBuf> {
     if nix::unistd::Uid::effective().is_root() {
         return Some(PathBuf::from("/var/lib/thunder"));
@@ -55,8 +56,8 @@ pub(super) fn memory_bytes() -> Option<usize> {
     kib.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()?.checked_mul(1024)
 }
 
-/// Returns the number of physical cores. llama.cpp's threads wait for each other at barriers, so everything else that
-/// works during a generation runs at a lower priority.
+/// Returns the number of physical cores. llama.cpp's threads wait for each other at barriers, so all other processes
+/// run at a lower priority during a generation.
 pub(super) fn threads() -> i32 {
     let logical = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let cores: BTreeSet<String> = (0..1024)

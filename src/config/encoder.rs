@@ -6,8 +6,8 @@ use clap::{Args, ValueEnum};
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Embeddings and scores")]
 pub struct EncoderFlags {
-    /// Serve embeddings, also from a model that generates. An encoder without this and --reranking serves all it
-    /// supports
+    /// Serve embeddings, also with a generative model; an encoder without this flag and --reranking serves everything
+    /// it supports
     #[arg(long, alias = "embeddings", env = "THUNDER_EMBEDDING", value_parser = clap::builder::FalseyValueParser::new())]
     pub embedding: bool,
     /// Serve reranking and classification; needs a model with a classification head

@@ -44,9 +44,9 @@ pub enum ConfigError {
     /// A range that ends before it begins.
     #[error("--control-vector-layer-range must be FIRST LAST with FIRST <= LAST, got {first} {last}")]
     LayerRange {
-        /// The first.
+        /// First layer.
         first: u32,
-        /// The last.
+        /// Last layer.
         last: u32,
     },
     /// The folder of mods does not exist.
@@ -152,7 +152,7 @@ pub enum ConfigError {
         "--allow-mod-upload needs a key with the right to upload: set --mod-key KEY or --admin-key KEY, or add the word mods after a key in the key file"
     )]
     NoModKey,
-    /// An empty key, which would admit everybody.
+    /// An empty key, which every client could send.
     #[error("an API key must not be empty")]
     EmptyKey,
     /// The server is reachable from other machines without a key.
@@ -196,7 +196,7 @@ pub enum ConfigError {
     /// Invalid certificate or key.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// A share outside 0 to 1.
+    /// A share that is not between 0 and 1.
     #[error("--slot-prompt-similarity must be between 0 and 1, got {value}")]
     Similarity {
         /// The value.

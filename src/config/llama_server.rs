@@ -59,21 +59,21 @@ pub struct RequestFlags {
     /// Variables of the chat template as a JSON object, e.g. `{"enable_thinking": false}`
     #[arg(long, env = "THUNDER_CHAT_TEMPLATE_KWARGS", value_name = "JSON")]
     pub chat_template_kwargs: Option<String>,
-    /// Thinking of models; auto for the chat template's default [also: -rea]
+    /// Reasoning of models; auto for the chat template's default [also: -rea]
     #[arg(long, env = "THUNDER_REASONING", value_name = "on|off|auto", default_missing_value = "on", num_args = 0..=1)]
     pub reasoning: Option<OnOffAuto>,
     /// Reasoning effort for chat templates that support it, e.g. low, medium or high; default for the template's
     /// default
     #[arg(long, env = "THUNDER_REASONING_EFFORT", value_name = "LEVEL")]
     pub reasoning_effort: Option<String>,
-    /// Separation of thoughts from answers: none leaves them in the text, all other values separate them
+    /// Separation of reasoning from the answer: none leaves it in the text, all other values separate it
     #[arg(long, env = "THUNDER_REASONING_FORMAT", value_name = "none|auto|deepseek|deepseek-legacy",
           value_parser = ["none", "auto", "deepseek", "deepseek-legacy"])]
     pub reasoning_format: Option<String>,
-    /// Maximum tokens of a thought; 0 for no thinking, -1 for unlimited
+    /// Maximum reasoning tokens; 0 for no reasoning, -1 for unlimited
     #[arg(long, env = "THUNDER_REASONING_BUDGET", value_name = "N", allow_negative_numbers = true)]
     pub reasoning_budget: Option<i32>,
-    /// Text that ends a thought which exceeds --reasoning-budget
+    /// Text that ends reasoning which exceeds --reasoning-budget
     #[arg(long, env = "THUNDER_REASONING_BUDGET_MESSAGE", value_name = "TEXT")]
     pub reasoning_budget_message: Option<String>,
     /// Continue a final assistant message instead of answering it [also: --no-prefill-assistant]
@@ -83,12 +83,12 @@ pub struct RequestFlags {
     /// Any other sampling parameter of requests as JSON, e.g. `xtc_probability=0.5` or `samplers=["top_k"]`
     #[arg(long = "parameter", env = "THUNDER_PARAMETER", value_name = "NAME=JSON")]
     pub parameters: Vec<String>,
-    /// llama-server's less common sampling flags; the help covers them by `--parameter`.
+    /// llama-server's less common sampling flags, hidden from the help because `--parameter` replaces them.
     #[command(flatten)]
     pub further: HiddenSamplingFlags,
 }
 
-/// llama-server's less common sampling flags; the help covers them by `--parameter`.
+/// llama-server's less common sampling flags, hidden from the help because `--parameter` replaces them.
 #[derive(Debug, Clone, Default, Args)]
 pub struct HiddenSamplingFlags {
     #[arg(long, alias = "typical", hide = true)]
@@ -173,7 +173,7 @@ pub struct RouteFlags {
     /// GET /metrics with counters for Prometheus
     #[arg(long, env = "THUNDER_METRICS", value_parser = clap::builder::FalseyValueParser::new())]
     pub metrics: bool,
-    /// POST /props, which changes nothing yet
+    /// POST /props, which has no effect yet
     #[arg(long, env = "THUNDER_PROPS", value_parser = clap::builder::FalseyValueParser::new())]
     pub props: bool,
     /// Path prefix of all APIs, sockets and the dashboard, e.g. `/llm`

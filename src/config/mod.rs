@@ -48,9 +48,9 @@ pub use vertex::VertexConfig;
 pub const DEFAULT_PORT: u16 = 6767;
 /// Default address of the server.
 pub const DEFAULT_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), DEFAULT_PORT);
-/// Maximum default context per slot in tokens.
+/// Default context per slot in tokens, for models that were trained with it or a larger one.
 pub const DEFAULT_SLOT_CONTEXT: u32 = 8192;
-/// Default number of slots, and their maximum total of tokens.
+/// Default number of slots, and the maximum of their tokens in total.
 const DEFAULT_SLOTS: u32 = 4;
 const DEFAULT_CELLS: u32 = DEFAULT_SLOTS * DEFAULT_SLOT_CONTEXT;
 
@@ -151,7 +151,7 @@ pub struct ServerConfig {
     pub models: ModelsConfig,
     /// Maximum size of a request body in bytes.
     pub max_body_bytes: usize,
-    /// Time to receive the headers of a request, and for which an idle connection stays open; `None` for unlimited.
+    /// Timeout for the headers of a request and for idle connections; `None` for unlimited.
     pub header_timeout: Option<Duration>,
     /// Time that runs may continue after a stop signal.
     pub shutdown_grace: Duration,

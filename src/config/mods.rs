@@ -19,7 +19,7 @@ pub struct ModFlags {
     /// Default number of workers per Python mod that serve runs in parallel
     #[arg(long, env = "THUNDER_MOD_WORKERS", value_name = "N", default_value_t = 1)]
     pub mod_workers: u16,
-    /// Milliseconds that a call of a Python mod may take
+    /// Time limit of a call of a Python mod in milliseconds
     #[arg(long, env = "THUNDER_MOD_TIMEOUT", value_name = "MS", default_value_t = 1000)]
     pub mod_timeout: u32,
     /// Maximum address space of a worker including its libraries, e.g. 4G

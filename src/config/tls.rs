@@ -43,7 +43,7 @@ impl TlsConfig {
 pub enum TlsError {
     /// One flag without the other.
     #[error("{given} needs {missing}; set both, or neither for plain HTTP")]
-    Alone {
+    MissingPart {
         /// The flag that is set.
         given: &'static str,
         /// The flag that is missing.
@@ -51,7 +51,7 @@ pub enum TlsError {
     },
     /// The file lacks the expected item.
     #[error("{flag}: {path} holds no {wanted}; expected PEM, that is text with a line '-----BEGIN {label}-----'")]
-    Nothing {
+    MissingItem {
         /// The flag.
         flag: &'static str,
         /// The path.
@@ -81,7 +81,7 @@ pub enum TlsError {
     #[error(
         "the key in {key} does not match the first certificate in {certificate}; {KEY} and {CERTIFICATE} must be a pair"
     )]
-    Strangers {
+    KeyMismatch {
         /// Path of the key.
         key: String,
         /// Path of the certificate.
@@ -104,8 +104,8 @@ impl TlsFlags {
     pub(super) fn config(&self) -> Result<Option<TlsConfig>, ConfigError> {
         match (&self.ssl_cert_file, &self.ssl_key_file) {
             (None, None) => Ok(None),
-            (Some(_), None) => Err(TlsError::Alone { given: CERTIFICATE, missing: KEY }.into()),
-            (None, Some(_)) => Err(TlsError::Alone { given: KEY, missing: CERTIFICATE }.into()),
+            (Some(_), None) => Err(TlsError::MissingPart { given: CERTIFICATE, missing: KEY }.into()),
+            (None, Some(_)) => Err(TlsError::MissingPart { given: KEY, missing: CERTIFICATE }.into()),
             (Some(certificate), Some(key)) => tls(certificate, key).map(Some),
         }
     }
@@ -119,7 +119,7 @@ fn tls(certificate: &Path, key: &Path) -> Result<TlsConfig, ConfigError> {
         .with_safe_default_protocol_versions()
         .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, secret));
     let mut config = config.map_err(|error| match error {
-        rustls::Error::InconsistentKeys(_) => TlsError::Strangers { key, certificate },
+        rustls::Error::InconsistentKeys(_) => TlsError::KeyMismatch { key, certificate },
         other => TlsError::Unusable { key, certificate, reason: other.to_string() },
     })?;
     config.alpn_protocols = vec![PROTOCOL.to_vec()];
@@ -136,7 +136,7 @@ pub fn certificates(flag: &'static str, path: &Path) -> Result<Vec<CertificateDe
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
     let found = found.map_err(|error| TlsError::Damaged { flag, path: shown(), reason: error.to_string() })?;
     if found.is_empty() {
-        return Err(TlsError::Nothing { flag, path: shown(), wanted: "certificate", label: "CERTIFICATE" }.into());
+        return Err(TlsError::MissingItem { flag, path: shown(), wanted: "certificate", label: "CERTIFICATE" }.into());
     }
     Ok(found)
 }
@@ -149,7 +149,7 @@ fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, ConfigError> {
         match error {
             pem::Error::NoItemsFound if has("ENCRYPTED PRIVATE KEY") => TlsError::Encrypted { path: shown() },
             pem::Error::NoItemsFound => {
-                TlsError::Nothing { flag: KEY, path: shown(), wanted: "private key", label: "PRIVATE KEY" }
+                TlsError::MissingItem { flag: KEY, path: shown(), wanted: "private key", label: "PRIVATE KEY" }
             }
             // The traditional encrypted format has a header inside the key's section.
             _ if has("Proc-Type: 4,ENCRYPTED") => TlsError::Encrypted { path: shown() },

@@ -63,13 +63,13 @@ pub struct TuningFlags {
     #[arg(long, env = "THUNDER_REPACK", value_name = "on|off", default_value = "on", default_missing_value = "on",
           num_args = 0..=1, require_equals = true)]
     pub repack: OnOff,
-    /// Allow CPU-specific weight layouts where GPUs would need plain host memory
+    /// Do not use the host buffers of GPUs, so that weights on the CPU can have CPU-specific layouts
     #[arg(long, env = "THUNDER_NO_HOST", value_parser = clap::builder::FalseyValueParser::new())]
     pub no_host: bool,
     /// Placement of threads and memory on NUMA machines
     #[arg(long, env = "THUNDER_NUMA", value_name = "distribute|isolate|numactl")]
     pub numa: Option<NumaFlag>,
-    /// Polling of waiting threads before they sleep, from 0 (none) to 100
+    /// Polling level of waiting threads before they sleep, from 0 (no polling) to 100
     #[arg(long, env = "THUNDER_POLL", value_name = "0..100", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=100))]
     pub poll: u32,
     /// Priority of the decoding threads, from -1 (low) to 3 (real-time); above 0 it needs privileges

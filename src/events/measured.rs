@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Measurements {
-    /// Index in the sequence: of the first token concerned, or for `ForwardPass` of the next token.
+    /// Index in the sequence of the first affected token; for `ForwardPass`, of the next token.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub position: Option<u32>,
     /// `Prefilled`: the prompt and the request's parameters.

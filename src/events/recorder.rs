@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{mpsc, oneshot, watch};
 
-/// Channel and registries that connect the engine to the recorder; cheap to clone. Create it from a channel if no run
-/// needs a durability ack.
+/// Channel and registries that connect the engine to the recorder; cheap to clone. A recorder created from a channel
+/// alone gives no durability acks.
 #[derive(Debug, Clone)]
 pub struct Recorder {
     /// Receives the signals of every recorded run.
@@ -146,7 +146,7 @@ impl UnstoredEntry {
 }
 
 impl UnstoredRun {
-    /// Returns true when its client may know that the run has ended.
+    /// Returns true once the client may have received the end of the run.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Acquire)

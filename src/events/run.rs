@@ -209,7 +209,7 @@ pub enum Fault {
     Request,
 }
 
-/// The cause of an end that the finish reason alone does not tell.
+/// The cause of an end that the finish reason does not name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EndCause {
@@ -225,7 +225,7 @@ pub enum EndCause {
     Disconnect,
     /// The server shut down.
     Shutdown,
-    /// The decode thread ended without the run.
+    /// The decode thread stopped while the run was active.
     EngineStopped,
     /// The run must be recorded, but cannot be.
     NotRecorded,
@@ -309,7 +309,7 @@ pub struct Finish {
     /// Origin of the error; `None` for an error of the engine.
     #[serde(default)]
     pub fault: Option<Fault>,
-    /// Cause of an end for a reason outside of the answer.
+    /// Cause, if the run ended for a reason outside its answer.
     #[serde(default)]
     pub cause: Option<EndCause>,
     /// Token counts.
@@ -357,7 +357,7 @@ pub struct RunEnd {
 }
 
 impl RunEnd {
-    /// Creates the end of a run of which only some counts are known.
+    /// Creates the end of a failed run, with token counts and no other data.
     #[must_use]
     pub fn empty(completed_at: DateTime<Utc>, usage: Usage) -> Self {
         let finish = Finish {
@@ -380,7 +380,7 @@ impl RunEnd {
         Self { completed_at, status: RunStatus::Failed, finish }
     }
 
-    /// Marks the run as failed for a reason that is neither the run's nor the client's.
+    /// Marks the run as failed because of the server.
     pub fn set_aborted(&mut self, cause: EndCause, message: String) {
         self.status = RunStatus::Failed;
         self.finish.reason = FinishReason::Cancelled;
