@@ -213,10 +213,10 @@ fn outcome(ours: &Result<(String, bool), String>, theirs: &Value) -> Outcome {
                 let bytes = &text.as_bytes()[same.saturating_sub(40)..(same + 60).min(text.len())];
                 String::from_utf8_lossy(bytes).into_owned()
             };
-            Outcome::Differs(format!("here {:?}, there {:?}", around(ours), around(theirs)))
+            Outcome::Differs(format!("Thunder {:?}, Jinja2 {:?}", around(ours), around(theirs)))
         }
         (Err(_), None) => Outcome::BothRefuse,
-        (Err(error), Some(_)) => Outcome::Differs(format!("refused here only: {error}")),
-        (Ok(_), None) => Outcome::Differs(format!("refused there only: {}", theirs["error"])),
+        (Err(error), Some(_)) => Outcome::Differs(format!("refused only by Thunder: {error}")),
+        (Ok(_), None) => Outcome::Differs(format!("refused only by Jinja2: {}", theirs["error"])),
     }
 }

@@ -1,4 +1,4 @@
-//! Families of models: their form of tool calls and thoughts, the role of tool results, and the end of a turn.
+//! Families of models: their form of tool calls and reasoning, the role of tool results, and the end of a turn.
 //!
 //! The markers in a model's chat template determine its family, not the model's name, which anybody can change. If the
 //! template supports no tools, Thunder describes them in the system message, and the model answers like the Hermes

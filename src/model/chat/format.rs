@@ -1,4 +1,4 @@
-//! The syntax of a model's answers: the markers of thoughts and text, and the forms of a tool call.
+//! The syntax of a model's answers: the markers of reasoning and text, and the forms of a tool call.
 
 use super::family::ModelFamily;
 use super::pattern::{Hole, Pattern};
@@ -10,7 +10,7 @@ pub struct AnswerSyntax {
     pub family: ModelFamily,
     /// Forms of a call. All are parsed; the first is used where an answer must call.
     pub calls: Vec<CallForm>,
-    /// Markers before and after a thought.
+    /// Markers before and after reasoning.
     pub thought: (String, String),
     /// Markers around ordinary text, which are not part of it.
     pub silent: Vec<String>,

@@ -224,7 +224,7 @@ impl ChatTemplate {
         let thinking = options.add_generation_prompt && !open.is_empty() && text.trim_end().ends_with(open);
         let mut rendered = RenderedPrompt { text, parts, masked, thinking };
         if thinking && options.variables.get("enable_thinking") == Some(&Value::Bool(false)) {
-            // The template opens a thought even if thinking is disabled.
+            // The template opens reasoning even if reasoning is disabled.
             rendered.push(&format!("\n{close}\n\n"));
             rendered.thinking = false;
         }
@@ -281,7 +281,7 @@ impl ChatTemplate {
         let same = |masked: &String| mask::unmasked(masked) == *text;
         let whole = attempt(&[]);
         let masked = match whole {
-            // A template that searches the end of a thought must find it.
+            // A template that searches the end of reasoning must find it.
             Some(whole) if !same(&whole) => Some(attempt(&[open, close]).filter(same).unwrap_or(whole)),
             whole => whole,
         };

@@ -13,7 +13,7 @@ pub struct RenderedPrompt {
     pub parts: Vec<RenderedMessage>,
     /// The text with marks in literals of control tokens that are not the template's; `None` if there are none.
     pub(super) masked: Option<String>,
-    /// True if the text ends inside a thought, so that the answer starts in one.
+    /// True if the text ends inside reasoning, so that the answer starts within it.
     pub thinking: bool,
 }
 

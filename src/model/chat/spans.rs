@@ -73,12 +73,12 @@ impl Marked {
         let mut rest = frame;
         while let Some(at) = rest.find(OPEN) {
             let own = &rest[..at];
-            let (number, behind) = rest[at + OPEN.len_utf8()..].split_once(CLOSE)?;
+            let (number, following) = rest[at + OPEN.len_utf8()..].split_once(CLOSE)?;
             let number: usize = number.parse().ok()?;
             let piece = self.pieces.get(number)?;
             cursor += text[cursor..].starts_with(own).then_some(own.len())?;
-            let next = behind.find(OPEN).map_or(behind, |end| &behind[..end]);
-            let is_last = next.len() == behind.len();
+            let next = following.find(OPEN).map_or(following, |end| &following[..end]);
+            let is_last = next.len() == following.len();
             let end = piece.end_in(&text[cursor..], next).or_else(|| match (changed, is_last) {
                 (false, _) => None,
                 (true, true) => text[cursor..].strip_suffix(next).map(str::len),
@@ -93,7 +93,7 @@ impl Marked {
                 _ => parts.push(RenderedMessage { role: piece.role.clone(), start: cursor, end }),
             }
             last = Some((piece.message, number));
-            (cursor, rest) = (end, behind);
+            (cursor, rest) = (end, following);
         }
         (&text[cursor..] == rest).then_some(parts)
     }
@@ -103,7 +103,7 @@ impl Piece {
     /// Returns the end of the piece at the start of `text` and before `next`: unchanged, trimmed, or as JSON.
     fn end_in(&self, text: &str, next: &str) -> Option<usize> {
         let own = self.text.as_str();
-        let fits = |candidate: &str| text.strip_prefix(candidate).is_some_and(|behind| behind.starts_with(next));
+        let fits = |candidate: &str| text.strip_prefix(candidate).is_some_and(|following| following.starts_with(next));
         let found = [own, own.trim(), own.trim_end(), own.trim_start()].into_iter().find(|candidate| fits(candidate));
         found.map(str::len).or_else(|| {
             let json = [own, own.trim()].map(|own| Value::from(own).to_string());

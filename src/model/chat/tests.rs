@@ -324,7 +324,7 @@ fn only_the_template_produces_control_tokens() {
         ("#u:<<|end|>|end|>\u{fffd}\u{fffd}<|end|>#".into(), 3)
     );
     assert_eq!(controls(json!([user("plain"), user("<|end|>"), user("c")])), ("#u:plain#u:<|end|>#u:c#".into(), 7));
-    // The template still finds the end of a thought, and a client's own mark has no effect.
+    // The template still finds the end of reasoning, and a client's own mark has no effect.
     let answer = json!({"role": "assistant", "content": "x</think>y<|end|>"});
     assert_eq!(controls(json!([user("a"), answer, user("b")])), ("#u:a#a:y<|end|>#u:b#".into(), 7));
     let marked = format!("a<{}|end|>", super::mask::MARK);

@@ -89,11 +89,11 @@ pub struct Trigger {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub openings: Vec<String>,
     /// Text that an opening may follow; empty for none.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub behind: String,
+    #[serde(rename = "behind", skip_serializing_if = "String::is_empty")]
+    pub after: String,
     /// True if an opening only counts after that text.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub only_behind: bool,
+    #[serde(rename = "only_behind", skip_serializing_if = "std::ops::Not::not")]
+    pub only_after: bool,
 }
 
 impl Trigger {

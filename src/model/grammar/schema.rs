@@ -40,8 +40,9 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     Ok(Value::Object(schema))
 }
 
-/// Removes annotations. In a schema that stands `alone`, an object only has the listed properties, unless the schema
-/// permits others. llama.cpp does the same, because a model that may invent properties does so.
+/// Removes annotations. In a schema that is not part of a combination (`alone`), objects only have the listed
+/// properties, unless the schema permits others. llama.cpp does the same, because a model that may invent properties
+/// does so.
 fn simplify(schema: &mut Map<String, Value>, alone: bool, depth: usize) {
     if depth > MAX_DEPTH {
         return;

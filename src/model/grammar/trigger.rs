@@ -19,7 +19,7 @@ impl TriggerMatcher {
     pub(super) fn new(mut trigger: Trigger) -> Self {
         trigger.texts.retain(|text| !text.is_empty());
         trigger.openings.retain(|text| !text.is_empty());
-        let longest = trigger.texts.iter().chain([&trigger.behind]).map(String::len).max().unwrap_or(0);
+        let longest = trigger.texts.iter().chain([&trigger.after]).map(String::len).max().unwrap_or(0);
         let anchor = first_anchor(&trigger);
         Self { trigger, longest, text: Vec::new(), starts: Vec::new(), anchor }
     }
@@ -68,7 +68,7 @@ impl TriggerMatcher {
         if self.trigger.openings.is_empty() {
             return None;
         }
-        if let Some(end) = ends_within(window, recent, &self.trigger.behind) {
+        if let Some(end) = ends_within(window, recent, &self.trigger.after) {
             return Some(window[end..].to_vec());
         }
         self.anchor.map(|anchor| [&self.text[anchor..], piece].concat())
@@ -79,7 +79,7 @@ impl TriggerMatcher {
         if self.trigger.openings.is_empty() {
             return;
         }
-        let marker = self.trigger.behind.as_bytes();
+        let marker = self.trigger.after.as_bytes();
         let from = before.saturating_sub(marker.len().saturating_sub(1));
         if let Some(at) = (!marker.is_empty()).then(|| rfind(&self.text[from..], marker)).flatten() {
             self.anchor = Some(from + at + marker.len());
@@ -92,7 +92,7 @@ impl TriggerMatcher {
 }
 
 fn first_anchor(trigger: &Trigger) -> Option<usize> {
-    (!trigger.only_behind && !trigger.openings.is_empty()).then_some(0)
+    (!trigger.only_after && !trigger.openings.is_empty()).then_some(0)
 }
 
 /// Returns the end of `text` in the window, if it ends in the new part.
@@ -130,9 +130,9 @@ mod tests {
         assert_eq!(watch.text_after_trigger(2, b"ol>"), None);
     }
 
-    fn opening(only_behind: bool) -> TriggerMatcher {
+    fn opening(only_after: bool) -> TriggerMatcher {
         let openings = vec!["{\"name\":\"f\"".into(), "f{".into()];
-        TriggerMatcher::new(Trigger { openings, behind: "</think>".into(), only_behind, ..Trigger::default() })
+        TriggerMatcher::new(Trigger { openings, after: "</think>".into(), only_after, ..Trigger::default() })
     }
 
     /// Returns the text that the grammar starts with, and the number of pieces before it.

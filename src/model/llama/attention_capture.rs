@@ -10,14 +10,15 @@ pub enum AttentionCapture {
     Off,
     /// Capture from stored probabilities, without flash attention.
     On,
-    /// Capture with flash attention: rows are computed from its inputs, and only for tokens that want them.
+    /// Capture with flash attention: rows are computed from its inputs, for requested tokens only.
     Flash,
     /// [`AttentionCapture::Flash`] if that is usually faster for runs without attention, else [`AttentionCapture::On`].
     #[default]
     Auto,
 }
 
-/// Values in a vector of llama.cpp's flash attention on processors with arithmetic of 16-bit floats (AVX512-FP16).
+/// Number of values in a vector of llama.cpp's flash attention on processors with 16-bit float arithmetic
+/// (AVX512-FP16).
 const WIDE_VECTOR: u32 = 128;
 
 impl AttentionCapture {
@@ -53,8 +54,9 @@ impl AttentionCapture {
     }
 }
 
-/// Returns true if llama.cpp adds up the values of such heads one by one in flash attention: what does not fill a vector.
-/// With heads of 64 values and 4000 tokens of context, generation is then 2.7 times slower than without flash attention.
+/// Returns true if llama.cpp's flash attention adds up some values of such heads one by one, because they do not fill a
+/// vector. With heads of 64 values and 4000 tokens of context, generation is then 2.7 times slower than without flash
+/// attention.
 fn is_scalar(values: CacheType, width: u32, wide_vectors: bool) -> bool {
     wide_vectors && values == CacheType::F16 && !width.is_multiple_of(WIDE_VECTOR)
 }

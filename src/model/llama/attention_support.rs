@@ -24,7 +24,7 @@ pub struct AttentionSupport {
 pub enum Unsupported {
     /// A recurrent model.
     #[error("its layers are recurrent and do not attend to tokens")]
-    Nothing,
+    Recurrent,
     /// Layers with different numbers of heads; rows would have no common shape.
     #[error("its layers have different numbers of heads")]
     Uneven,
@@ -46,12 +46,12 @@ impl AttentionSupport {
             return Err(Unsupported::Gathered);
         }
         let Some(row) = row.filter(|row| !row.layer_ids.is_empty() && row.heads > 0) else {
-            return Err(Unsupported::Nothing);
+            return Err(Unsupported::Recurrent);
         };
         if uneven {
             return Err(Unsupported::Uneven);
         }
-        // A single token receives everything that a sink leaves.
+        // The only token receives all attention that the sinks leave.
         let sinks = row.values.iter().any(|&value| value < 1.0);
         Ok(Self { layer_ids: row.layer_ids.clone(), heads: row.heads, sinks })
     }
@@ -82,8 +82,8 @@ mod tests {
     #[test]
     fn unsupported_attention_is_reported_with_its_reason() {
         let plain = row(&[0], 2, &[1.0; 2]);
-        assert_eq!(AttentionSupport::learn("mamba", None, 1, false), Err(Unsupported::Nothing));
-        assert_eq!(AttentionSupport::learn("mamba", Some(&row(&[], 0, &[])), 1, false), Err(Unsupported::Nothing));
+        assert_eq!(AttentionSupport::learn("mamba", None, 1, false), Err(Unsupported::Recurrent));
+        assert_eq!(AttentionSupport::learn("mamba", Some(&row(&[], 0, &[])), 1, false), Err(Unsupported::Recurrent));
         assert_eq!(AttentionSupport::learn("openelm", Some(&plain), 1, true), Err(Unsupported::Uneven));
         assert_eq!(AttentionSupport::learn("deepseek4", Some(&plain), 1, false), Err(Unsupported::Gathered));
         assert_eq!(AttentionSupport::learn("unknown", Some(&plain), 2, false), Err(Unsupported::Gathered));

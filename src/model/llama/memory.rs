@@ -47,8 +47,8 @@ impl MemoryCapabilities {
     /// Returns true if the rest is complete for its next token when these ranges are removed and all layers have the
     /// tokens from `first` on.
     pub fn can_cut(&self, first: u32, ranges: &[Range<u32>], left: u32) -> bool {
-        let gone = ranges.iter().map(|range| range.end.min(first).saturating_sub(range.start)).sum::<u32>();
-        self.window == 0 || first - gone <= self.seen_from(left)
+        let removed = ranges.iter().map(|range| range.end.min(first).saturating_sub(range.start)).sum::<u32>();
+        self.window == 0 || first - removed <= self.seen_from(left)
     }
 }
 

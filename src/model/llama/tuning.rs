@@ -20,7 +20,7 @@ pub struct Tuning {
     pub no_op_offload: bool,
     /// True to keep weights in the layout of the file.
     pub no_repack: bool,
-    /// True to allow CPU-specific weight layouts where GPUs would need plain host memory.
+    /// True to leave the host buffers of GPUs unused, so that weights on the CPU can have CPU-specific layouts.
     pub no_host: bool,
     /// NUMA placement; set for the process by the first model that has one.
     pub numa: Option<Numa>,

@@ -79,7 +79,7 @@ impl WeightFile {
         if let Some(known) = entry.as_deref().and_then(|entry| self.read_cached(entry)) {
             return Ok(known);
         }
-        // Only idle CPU time. Where threads have no own priority, that of the process must stay.
+        // Uses only idle CPU time. On other systems this call would change the priority of the whole process.
         if cfg!(target_os = "linux") {
             let _ = rustix::process::setpriority_process(None, 19);
         }
@@ -163,7 +163,7 @@ mod tests {
         assert!(hash(&file).0.unwrap_err().to_string().contains("has changed"));
         let (second, _) = hash(&WeightFile::new(&path).unwrap());
         assert_ne!(first.unwrap(), second.unwrap());
-        assert!(WeightFile::new(&path).unwrap().hash(None, |_| false).is_err(), "it is given up");
+        assert!(WeightFile::new(&path).unwrap().hash(None, |_| false).is_err(), "the hash is cancelled");
         // The change time of its attributes cannot be set, so the test has to wait.
         File::options().write(true).open(&path).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
         std::thread::sleep(super::SETTLED + Duration::from_millis(1100));

@@ -8,7 +8,7 @@ use half::slice::HalfFloatSliceExt;
 use std::fmt;
 use zstd::bulk::Compressor;
 
-/// Level 1 is fast, and on one byte per position its output is hardly larger than that of the slow levels.
+/// Level 1 is fast, and its output for one byte per position is hardly larger than that of slower levels.
 const ZSTD_LEVEL: i32 = 1;
 
 /// Encodes one step after another with the same buffers.
@@ -117,7 +117,7 @@ impl AttentionEncoder {
             Some(compressor) => compressor.compress_to_buffer(&self.codes, &mut self.frame).is_ok(),
             None => false,
         };
-        debug_assert!(coded, "zstd has room for its worst case and a level that exists");
+        debug_assert!(coded, "the buffer fits zstd's worst case, and the level is valid");
         let (offset, entry) = (t1.len() as u32, T1_HEADER + index * T1_ENTRY);
         t1.extend(&self.frame);
         t1[entry..entry + 4].copy_from_slice(&max.to_le_bytes());

@@ -1,4 +1,4 @@
-//! Views of the raw attention of one step, without loss by encoding: one value per position, the strongest positions,
+//! Views of the raw attention of one step, before its lossy encoding: one value per position, the strongest positions,
 //! statistics of each layer.
 
 use super::{AttentionCodecError, reduce};

@@ -44,7 +44,7 @@ pub struct Document {
 pub struct RequestMeta {
     /// Id, unique among all runs; never empty.
     pub request_id: String,
-    /// Arrival time of the request; `None` for the time of ingestion.
+    /// Arrival time of the request. If it is `None`, the time of ingestion is used.
     pub created_at: Option<DateTime<Utc>>,
     /// End time.
     pub completed_at: Option<DateTime<Utc>>,
@@ -58,7 +58,7 @@ pub struct RequestMeta {
     pub temperature: Option<f64>,
     /// Code or name of the mod in use.
     pub mod_text: Option<String>,
-    /// Surface of the run; `None` for another engine. It comes from the sender of a document, not from the document.
+    /// Surface of the run; `None` for another engine. The sender sets it, not the document.
     pub surface: Option<Surface>,
     /// Fields that are not in the specification.
     pub extras: RequestExtras,

@@ -292,7 +292,7 @@ proptest! {
         for row in fold.rows() {
             prop_assert!(row.born <= row.died);
         }
-        let standing = fold.rows().iter().filter(|row| row.died == NEVER && row.flags & flags::PROMPT == 0).count();
-        prop_assert_eq!(standing as u32, fold.counters().tokens_out);
+        let remaining = fold.rows().iter().filter(|row| row.died == NEVER && row.flags & flags::PROMPT == 0).count();
+        prop_assert_eq!(remaining as u32, fold.counters().tokens_out);
     }
 }

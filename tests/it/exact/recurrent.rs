@@ -81,7 +81,7 @@ async fn model_without_attention_runs_and_reports_none() {
     let mut request = attention_request(tokens(1, 40), 6);
     request.report = ReportOptions { per_token: true, attention_rows: true, ..ReportOptions::default() };
     let refused = bench.engine.submit(request).await.map(|_| ()).unwrap_err();
-    assert!(matches!(refused, SubmitError::AttentionUnsupported { why: Unsupported::Nothing, .. }), "{refused}");
+    assert!(matches!(refused, SubmitError::AttentionUnsupported { why: Unsupported::Recurrent, .. }), "{refused}");
     assert!(refused.to_string().contains("do not attend to tokens"), "{refused}");
     let mut plain = attention_request(tokens(1, 40), 6);
     plain.attention = false;

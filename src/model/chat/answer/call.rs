@@ -335,7 +335,8 @@ impl Arguments {
     }
 }
 
-/// Returns true if the text starts with the name of a tool on a separate line and an object, or may still become that.
+/// Returns true if the text starts with the name of a tool on a separate line and an object, or is an incomplete start
+/// of these.
 pub(super) fn bare_name(answer_format: &AnswerFormat, text: &str) -> bool {
     answer_format.tools.iter().any(|tool| match text.strip_prefix(tool.name.as_str()) {
         Some(rest) => {

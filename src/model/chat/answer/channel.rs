@@ -34,7 +34,7 @@ const MAX_HEADER: usize = 500;
 pub(super) struct Channels {
     at: usize,
     body: Option<Body>,
-    /// Byte ranges of complete thoughts.
+    /// Byte ranges of complete reasoning parts.
     thoughts: Vec<Range<usize>>,
 }
 
@@ -78,7 +78,7 @@ impl Channels {
         }
     }
 
-    /// Returns the byte ranges of thoughts in a text of this length.
+    /// Returns the byte ranges of reasoning in a text of this length.
     pub(super) fn thoughts(&self, end: usize) -> Vec<Range<usize>> {
         let open = self.body.as_ref().filter(|body| matches!(body.kind, Kind::Thought));
         self.thoughts.iter().cloned().chain(open.map(|body| body.header..end)).collect()

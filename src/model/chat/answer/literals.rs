@@ -145,7 +145,7 @@ impl<'t> Reader<'t> {
     }
 
     /// Parses a string if one starts here; `Some(None)` if it does not end.
-    #[expect(clippy::option_option, reason = "no string, and one that is broken")]
+    #[expect(clippy::option_option, reason = "a missing string and an incomplete one")]
     fn string(&mut self) -> Option<Option<String>> {
         if self.take(self.quote) {
             let Some(len) = self.rest().find(self.quote) else { return Some(None) };

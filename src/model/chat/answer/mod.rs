@@ -1,8 +1,8 @@
 //! Incremental parsing of answers into reasoning, text and tool calls.
 //!
 //! [`AnswerParser`] accepts the text in pieces of any size and returns what each piece added. The result does not
-//! depend on the division into pieces. Nothing is lost: text that starts like a tool call and is none stays text,
-//! exactly as written. When a mod removes text, the parser parses the rest again and returns what that retracts.
+//! depend on the division into pieces. Nothing is lost: text that only starts like a tool call stays text, exactly as
+//! written. When a mod removes text, the parser parses the rest again and returns what that retracts.
 
 mod call;
 mod channel;
@@ -28,9 +28,9 @@ pub struct AnswerFormat {
     pub format: Arc<AnswerSyntax>,
     /// The offered functions; without any, nothing is a tool call.
     pub tools: Vec<ToolDefinition>,
-    /// True to separate thoughts from the text; false to leave them in it with their markers.
+    /// True to separate reasoning from the text; false to leave it in the text with its markers.
     pub thoughts: bool,
-    /// True if the prompt ends inside a thought.
+    /// True if the prompt ends inside reasoning.
     pub thinking: bool,
     /// True if only the first call counts.
     pub single: bool,

@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 #[derive(Debug)]
 enum State {
-    /// A thought may start.
+    /// Reasoning may start.
     Begin,
-    /// Inside a thought, whose end is searched from `search` on.
+    /// Inside reasoning, whose end is searched from `search` on.
     Thought { search: usize },
-    /// White space after a thought or a call is dropped.
+    /// White space after reasoning or a call is dropped.
     Gap,
     /// Text. Markers are searched from `search` on; at the `start` of a text, bare calls are possible.
     Text { search: usize, start: bool },
@@ -63,7 +63,7 @@ pub struct AnswerParser {
     state: State,
     message: AnswerMessage,
     pieces: Vec<AnswerDelta>,
-    /// Byte range of a thought in the text; its end is unknown until it is complete.
+    /// Byte range of reasoning in the text; its end is unknown until it is complete.
     thought: Option<(usize, Option<usize>)>,
 }
 
@@ -135,7 +135,7 @@ impl AnswerParser {
         &self.message
     }
 
-    /// Returns the byte ranges of thoughts in the text, including their markers.
+    /// Returns the byte ranges of reasoning in the text, including the markers.
     #[must_use]
     pub fn thoughts(&self) -> Vec<Range<usize>> {
         let end = self.text.len();
@@ -204,7 +204,7 @@ impl AnswerParser {
         let (open, close) = &answer_format.format.thought;
         if self.message.reasoning.is_empty() {
             let from = self.skip_blank();
-            // Some models open a thought that the prompt has already opened.
+            // Some models open reasoning that the prompt has already opened.
             let may_open = answer_format.thinking && !open.is_empty() && self.text[..self.at].trim().is_empty();
             match literal(&self.text[from..], open) {
                 Match::Whole if may_open => {
@@ -240,7 +240,7 @@ impl AnswerParser {
         if words.is_empty() {
             return false;
         }
-        // A model whose thought was ended for it may end it again.
+        // A model may repeat the end marker after its reasoning was ended by a limit.
         let close = &self.answer_format.format.thought.1;
         match literal(words, close) {
             Match::Whole if self.answer_format.thoughts => {

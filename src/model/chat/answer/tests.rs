@@ -62,7 +62,7 @@ fn calls(message: &AnswerMessage) -> Vec<(&str, serde_json::Value)> {
     message.calls.iter().map(|call| (call.name.as_str(), parsed(call))).collect()
 }
 
-/// For each family an answer with a thought, text and two calls.
+/// For each family an answer with reasoning, text and two calls.
 const ANSWERS: &[(ModelFamily, &str)] = &[
     (
         ModelFamily::Hermes,

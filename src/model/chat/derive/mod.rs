@@ -25,7 +25,7 @@ const MAX_MARKER: usize = 80;
 /// Number of cached formats.
 const MAX_KEPT: usize = 16;
 
-/// Fields in which templates look for a thought.
+/// Fields in which templates look for reasoning.
 const THOUGHT_FIELDS: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
 
 impl AnswerFormat {
@@ -138,7 +138,7 @@ impl Turns {
         if text.starts_with(&self.begun) { self.begun.len() } else { common_start(&self.begun, text) }
     }
 
-    /// Returns the answer in a rendering, without an empty thought before it.
+    /// Returns the answer in a rendering, without empty reasoning before it.
     fn rest<'t>(&self, text: &'t str, markers: &[String]) -> &'t str {
         let whole = &text[self.header(text)..];
         let mut rest = whole;
@@ -171,7 +171,7 @@ impl Turns {
         let last = segments(before.trim_end()).last().copied().unwrap_or_default();
         let directly = self.plain.split_once(CONTENT).is_some_and(|(before, _)| before.trim_end().ends_with(last));
         let open = if open.is_empty() && is_marker(last) && !directly { last } else { open };
-        // The prompt may start the thought with other words.
+        // The prompt may start the reasoning with other words.
         let words = self.begun.get(header..).unwrap_or_default().trim();
         let open = if open.is_empty() { words } else { open };
         format.thought = (open.to_owned(), close.to_owned());

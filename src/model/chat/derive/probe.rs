@@ -117,7 +117,7 @@ impl<'a> Probe<'a> {
         Some(text[at + USER.len()..].to_owned())
     }
 
-    /// Renders an answer with this text, thought and calls.
+    /// Renders an answer with this text, reasoning and calls.
     pub(super) fn answer(&self, content: &str, thought: Option<&str>, calls: &[Known]) -> Option<String> {
         let content = if content.is_empty() && self.null.get() { Value::Null } else { content.into() };
         let mut message = json!({ "role": "assistant", "content": content });

@@ -52,7 +52,7 @@ impl<'a> GrammarWriter<'a> {
         parts.join(" ")
     }
 
-    /// Returns the text before the calls: the rest of a thought, or an optional thought.
+    /// Returns the text before the calls: the rest of the reasoning, or optional reasoning.
     pub(super) fn lead(&mut self, may_think: bool) -> String {
         let answer_format = self.answer_format;
         let (open, close) = &answer_format.format.thought;

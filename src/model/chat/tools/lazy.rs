@@ -73,8 +73,8 @@ impl GrammarWriter<'_> {
         let block = marked.map(|form| self.announced(&call_marker(form).0));
         Trigger {
             openings,
-            behind: format.thought.1.clone(),
-            only_behind: self.answer_format.thinking,
+            after: format.thought.1.clone(),
+            only_after: self.answer_format.thinking,
             ..block.unwrap_or_default()
         }
     }

@@ -1,4 +1,4 @@
-//! Constraints for answers with tools: required calls, and the text beside them or after a thought. They are built from
+//! Constraints for answers with tools: required calls, and the text beside them or after reasoning. They are built from
 //! the family's syntax, the functions' schemas and the request's choice.
 //!
 //! A grammar built here only permits answers that [`super::answer`] parses as calls of these functions.
@@ -30,7 +30,7 @@ pub enum ToolChoice {
     Function(String),
 }
 
-/// Returns the constraint that enforces the choice. `may_think` permits a thought before the call; `answer` is a JSON
+/// Returns the constraint that enforces the choice. `may_think` permits reasoning before the call; `answer` is a JSON
 /// schema for an answer without a call.
 #[must_use]
 pub fn constraint(
@@ -73,8 +73,8 @@ pub fn constraint(
     }
 }
 
-/// Applies a constraint after thoughts, which stay unconstrained. `may_think` is true if a thought may start where none
-/// has started.
+/// Applies a constraint after reasoning, which stays unconstrained. `may_think` is true if reasoning may start where
+/// none has started.
 #[must_use]
 pub fn after_reasoning(
     form: Constraint,

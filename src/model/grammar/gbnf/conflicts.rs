@@ -10,8 +10,8 @@ use super::nfa::{ALL, Bytes, NONE, add_all, meet};
 use super::parse::Node;
 use std::collections::HashMap;
 
-/// Above this number of terminals, each counts as an alternative of every other.
-const MANY: usize = 300;
+/// Maximum number of terminals that are analysed; above it, each counts as an alternative of every other.
+const MAX_ANALYSED_TERMINALS: usize = 300;
 
 /// A byte that no text starts with.
 const MARKER: Bytes = [0, 0, 0, 1 << 63];
@@ -26,7 +26,7 @@ pub(super) fn find(grammar: &Productions) -> Vec<Node> {
     let sets = Sets::new(grammar);
     let mut pairs = Pairs { grammar, known: HashMap::new() };
     for (a, b) in sets.find_pairs(grammar, &mut pairs) {
-        if apart[a] || apart[b] || !meet(&sets.behind[a], &pairs.conflicts_with(a, b).0) {
+        if apart[a] || apart[b] || !meet(&sets.followers[a], &pairs.conflicts_with(a, b).0) {
             continue;
         }
         // The longer terminal is the one that matches too much.
@@ -60,7 +60,7 @@ type Set = Vec<u64>;
 /// First and following sets, in bytes and in terminals.
 struct Sets {
     /// Bytes that may follow each terminal.
-    behind: Vec<Bytes>,
+    followers: Vec<Bytes>,
     /// Terminals that may follow each terminal.
     next: Vec<Set>,
     /// Terminals that the grammar may start with.
@@ -121,26 +121,26 @@ impl Sets {
             rules: &rules,
             own: &own,
             width,
-            behind_rule: vec![First::nothing(width); grammar.rules.len()],
-            behind: vec![First::nothing(width); grammar.terminals.len()],
+            rule_followers: vec![First::nothing(width); grammar.rules.len()],
+            followers: vec![First::nothing(width); grammar.terminals.len()],
             changed: true,
         };
         while std::mem::take(&mut follow.changed) {
             for (index, alternatives) in grammar.rules.iter().enumerate() {
                 for items in alternatives {
-                    let after = follow.behind_rule[index].clone();
+                    let after = follow.rule_followers[index].clone();
                     follow.walk(items, &after);
                 }
             }
         }
-        let (behind, next) = follow.behind.into_iter().map(|first| (first.bytes, first.terminals)).unzip();
-        Self { behind, next, start }
+        let (followers, next) = follow.followers.into_iter().map(|first| (first.bytes, first.terminals)).unzip();
+        Self { followers, next, start }
     }
 
     /// Returns the pairs of terminals that are possible at the same position.
     fn find_pairs(&self, grammar: &Productions, pairs: &mut Pairs<'_>) -> Vec<(usize, usize)> {
         let count = grammar.terminals.len();
-        if count > MANY || grammar.rules.iter().flatten().any(|items| names_token(items)) {
+        if count > MAX_ANALYSED_TERMINALS || grammar.rules.iter().flatten().any(|items| names_token(items)) {
             return (0..count).flat_map(|a| (0..count).map(move |b| (a, b))).collect();
         }
         let mut together: Vec<Set> = vec![vec![0; self.start.len()]; count];
@@ -174,8 +174,8 @@ struct Follow<'a> {
     rules: &'a [First],
     own: &'a [First],
     width: usize,
-    behind_rule: Vec<First>,
-    behind: Vec<First>,
+    rule_followers: Vec<First>,
+    followers: Vec<First>,
     changed: bool,
 }
 
@@ -183,23 +183,23 @@ impl Follow<'_> {
     /// Records the possible followers of every symbol of a sequence; `after` follows the whole sequence.
     fn walk(&mut self, items: &[Symbol], after: &First) {
         for (index, item) in items.iter().enumerate() {
-            let mut behind = sequence(&items[index + 1..], self.rules, self.own, self.width);
-            if behind.nullable {
-                behind.add_all(after);
+            let mut followers = sequence(&items[index + 1..], self.rules, self.own, self.width);
+            if followers.nullable {
+                followers.add_all(after);
             }
             // Nullable means here that the end may follow, which conflicts with no byte.
-            behind.nullable = false;
+            followers.nullable = false;
             match item {
-                Symbol::Rule(rule) => self.changed |= self.behind_rule[*rule].add_all(&behind),
-                Symbol::Terminal(terminal) => self.changed |= self.behind[*terminal].add_all(&behind),
+                Symbol::Rule(rule) => self.changed |= self.rule_followers[*rule].add_all(&followers),
+                Symbol::Terminal(terminal) => self.changed |= self.followers[*terminal].add_all(&followers),
                 Symbol::Token { .. } => {}
                 Symbol::Repeat(inner, _, max) => {
                     if *max != Some(1) {
                         let mut again = sequence(inner, self.rules, self.own, self.width);
                         again.nullable = false;
-                        behind.add_all(&again);
+                        followers.add_all(&again);
                     }
-                    self.walk(inner, &behind);
+                    self.walk(inner, &followers);
                 }
             }
         }

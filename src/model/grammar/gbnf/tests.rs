@@ -43,7 +43,7 @@ fn llama_cpp_syntax_is_accepted() {
         root ::= ( # in a group, lines do not end rules
             item |
             \"\\x41\\u00e9\\U0001F600\\t\\\"\"
-        )+ [^a-z\\]\\-]{2} .? | # nor behind a bar
+        )+ [^a-z\\]\\-]{2} .? | # nor after a bar
             \"\"
         item ::= [a-c0-] \"x\"{1,}";
     let mut follower = follow(gbnf(source));

@@ -5,7 +5,7 @@ use super::super::{CacheType, GgufHeader, ModelOptions, SplitMode};
 use std::path::{Path, PathBuf};
 
 /// Memory of each GPU that is left free for its driver and other programs, in bytes.
-const SPARE: u64 = 512 << 20;
+const RESERVED_BYTES: u64 = 512 << 20;
 /// Maximum number of files of a model.
 const MAX_FILES: u64 = 1000;
 
@@ -14,7 +14,7 @@ const MAX_FILES: u64 = 1000;
 pub struct ContextRequirements {
     /// Tokens per sequence.
     pub context_per_sequence: u32,
-    /// True if that is not above the training context.
+    /// True if `context_per_sequence` does not exceed the training context.
     pub as_trained: bool,
     /// Number of sequences.
     pub sequences: u32,
@@ -54,7 +54,7 @@ pub struct Gpu {
 /// GPU memory that a model needs, in bytes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct GpuRequirements {
-    /// Each layer with its part of the KV cache, if that is placed with the layers, in order.
+    /// The layers in order, each with its part of the KV cache if the cache is placed with the layers.
     layers: Vec<u64>,
     /// The output; llama.cpp counts it as one more layer.
     output: u64,
@@ -174,9 +174,9 @@ fn fits(needs: &GpuRequirements, gpus: &[Gpu], split: SplitMode, count: usize) -
         let taken = &mut taken[at.unwrap_or(gpus.len() - 1)];
         *taken = taken.saturating_add(bytes);
     }
-    let beside = needs.graph.saturating_add(SPARE);
+    let overhead = needs.graph.saturating_add(RESERVED_BYTES);
     // A GPU without a share receives nothing.
-    taken.iter().zip(gpus).all(|(&taken, gpu)| taken.saturating_add(beside) <= gpu.free || gpu.share == 0.0)
+    taken.iter().zip(gpus).all(|(&taken, gpu)| taken.saturating_add(overhead) <= gpu.free || gpu.share == 0.0)
 }
 
 #[cfg(test)]
@@ -192,19 +192,27 @@ mod tests {
     fn layers_fill_the_free_memory() {
         let needs = GpuRequirements { layers: vec![10; 4], output: 5, graph: 1 };
         let fitting = |free: &[u64]| fitting_layers(&needs, &gpus(free), SplitMode::Layer);
-        for (free, layers) in [(0, 0), (SPARE, 0), (SPARE + 6, 1), (SPARE + 26, 3), (SPARE + 46, 5)] {
+        for (free, layers) in
+            [(0, 0), (RESERVED_BYTES, 0), (RESERVED_BYTES + 6, 1), (RESERVED_BYTES + 26, 3), (RESERVED_BYTES + 46, 5)]
+        {
             assert_eq!(fitting(&[free]), layers, "{free}");
         }
         assert_eq!(fitting(&[]), 0);
         // Layers are not split: the first GPU gets three of the five, and the second the rest.
-        assert_eq!((fitting(&[SPARE + 31, SPARE + 16]), fitting(&[SPARE + 30, SPARE + 16])), (5, 4));
-        assert_eq!(fitting_layers(&needs, &gpus(&[SPARE + 24, SPARE + 24]), SplitMode::Row), 5);
+        assert_eq!(
+            (
+                fitting(&[RESERVED_BYTES + 31, RESERVED_BYTES + 16]),
+                fitting(&[RESERVED_BYTES + 30, RESERVED_BYTES + 16])
+            ),
+            (5, 4)
+        );
+        assert_eq!(fitting_layers(&needs, &gpus(&[RESERVED_BYTES + 24, RESERVED_BYTES + 24]), SplitMode::Row), 5);
     }
 
     #[test]
     fn given_shares_are_respected() {
         let needs = GpuRequirements { layers: vec![10; 4], output: 5, graph: 0 };
-        let mut two = gpus(&[SPARE + 100, SPARE + 10]);
+        let mut two = gpus(&[RESERVED_BYTES + 100, RESERVED_BYTES + 10]);
         (two[0].share, two[1].share) = (1.0, 1.0);
         assert_eq!(fitting_layers(&needs, &two, SplitMode::Layer), 3);
         (two[0].share, two[1].share) = (1.0, 0.0);

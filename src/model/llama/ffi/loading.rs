@@ -41,7 +41,7 @@ pub struct Loading {
     pub check_tensors: bool,
     /// True to keep weights in the layout of the file.
     pub no_repack: bool,
-    /// True to allow CPU-specific weight layouts where GPUs would need plain host memory.
+    /// True to leave the host buffers of GPUs unused, so that weights on the CPU can have CPU-specific layouts.
     pub no_host: bool,
     /// Metadata overrides, by key.
     pub overrides: Vec<(String, MetadataValue)>,

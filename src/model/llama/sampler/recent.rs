@@ -38,13 +38,13 @@ impl Recent {
         if taken + put > MAX_CHANGES {
             return self.recount(sequence, from);
         }
-        let (gone, gone_behind) = (first - self.from, last - self.from);
+        let (front_end, tail_start) = (first - self.from, last - self.from);
         let counted = std::mem::take(&mut self.counted);
-        counted[..gone].iter().chain(&counted[gone_behind..]).for_each(|&token| self.decrement(token));
+        counted[..front_end].iter().chain(&counted[tail_start..]).for_each(|&token| self.decrement(token));
         sequence[from..first].iter().chain(&sequence[last..]).for_each(|&token| self.increment(token));
         self.counted = counted;
-        self.counted.truncate(gone_behind);
-        self.counted.splice(..gone, sequence[from..first].iter().copied());
+        self.counted.truncate(tail_start);
+        self.counted.splice(..front_end, sequence[from..first].iter().copied());
         self.counted.extend_from_slice(&sequence[last..]);
         self.from = from;
         &self.counts

@@ -146,13 +146,13 @@ fn input<'a>(logits: &'a [f32], sequence: &'a [TokenId]) -> SamplerInput<'a> {
 enum AnswerChange {
     Draw,
     Force,
-    TakeBack(usize),
+    Backtrack(usize),
     /// The context was full and tokens were evicted.
     Shift,
 }
 
 fn answer_change() -> impl Strategy<Value = AnswerChange> {
-    prop_oneof![5 => Just(AnswerChange::Draw), 1 => Just(AnswerChange::Force), 2 => (1usize..9).prop_map(AnswerChange::TakeBack), 1 => Just(AnswerChange::Shift)]
+    prop_oneof![5 => Just(AnswerChange::Draw), 1 => Just(AnswerChange::Force), 2 => (1usize..9).prop_map(AnswerChange::Backtrack), 1 => Just(AnswerChange::Shift)]
 }
 
 proptest! {
@@ -204,7 +204,7 @@ proptest! {
         let mut sequence = vec![1, 2, 3];
         // The state after each token of the answer, and the number of evicted tokens.
         let mut known = vec![knowledge(&ours)];
-        let mut let_go = 0;
+        let mut total_evicted = 0;
         for (seed, answer_change) in moves {
             match answer_change {
                 AnswerChange::Draw | AnswerChange::Force => {
@@ -219,19 +219,19 @@ proptest! {
                     }
                     known.push(knowledge(&ours));
                 }
-                AnswerChange::TakeBack(count) => {
+                AnswerChange::Backtrack(count) => {
                     let count = count.min(sequence.len() - 3);
                     sequence.truncate(sequence.len() - count);
                     known.truncate(known.len() - count);
                     ours.rewind(known.len() - 1);
                 }
                 AnswerChange::Shift => {
-                    let gone = (sequence.len() - 3) / 2;
-                    sequence.drain(3..3 + gone);
-                    let_go += gone;
+                    let evicted = (sequence.len() - 3) / 2;
+                    sequence.drain(3..3 + evicted);
+                    total_evicted += evicted;
                 }
             }
-            prop_assert_eq!(known.len() - 1, let_go + sequence.len() - 3);
+            prop_assert_eq!(known.len() - 1, total_evicted + sequence.len() - 3);
             prop_assert_eq!(knowledge(&ours), *known.last().unwrap());
         }
         // A sampler that saw only the remaining tokens leaves the same candidates; which one is drawn depends on the
