@@ -293,13 +293,13 @@ mod tests {
             let text = result.text.to_lowercase();
             let is_word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
             let banned = phrase.to_lowercase();
-            let stands = text.match_indices(&banned).any(|(at, found)| {
-                let (before, behind) = (text[..at].chars().next_back(), text[at + found.len()..].chars().next());
+            let is_present = text.match_indices(&banned).any(|(at, found)| {
+                let (before, following) = (text[..at].chars().next_back(), text[at + found.len()..].chars().next());
                 !whole_words
                     || !(is_word(before) && is_word(found.chars().next())
-                        || is_word(behind) && is_word(found.chars().next_back()))
+                        || is_word(following) && is_word(found.chars().next_back()))
             });
-            prop_assert!(!stands || result.cut_off || result.error.is_some(), "{:?}", result);
+            prop_assert!(!is_present || result.cut_off || result.error.is_some(), "{:?}", result);
         }
     }
 }

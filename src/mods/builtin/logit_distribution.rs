@@ -12,8 +12,8 @@ pub struct LogitDistribution {
 }
 
 impl LogitDistribution {
-    /// Computes the distribution. `logits` has one entry per token; banned ones are −inf. Returns `None` if every token
-    /// is banned.
+    /// Computes the distribution. `logits` has one entry per token; those of banned tokens are −inf. Returns `None` if
+    /// every token is banned.
     pub fn new(logits: &[f32]) -> Option<Self> {
         let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         if !max.is_finite() {

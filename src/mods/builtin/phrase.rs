@@ -111,7 +111,7 @@ impl Phrases {
         let tail = self.tail(vocabulary, generated, fresh);
         let first_new = generated.len().saturating_sub(fresh);
         let ends_in_new = |start: usize, length: usize| tail.owner[tail.chars[start + length - 1].2] >= first_new;
-        let stands = |start: usize, phrase: usize| {
+        let is_match = |start: usize, phrase: usize| {
             let chars = &self.all[phrase].chars;
             ends_in_new(start, chars.len())
                 && match self.check_boundary(&tail, start, chars) {
@@ -120,7 +120,7 @@ impl Phrases {
                     BoundaryCheck::Perhaps => over,
                 }
         };
-        let longest_at = |start| self.at(&tail.chars[start..], |phrase| stands(start, phrase));
+        let longest_at = |start| self.at(&tail.chars[start..], |phrase| is_match(start, phrase));
         let (start, phrase) = (0..tail.chars.len()).find_map(|start| Some((start, longest_at(start)?)))?;
         let last = start + self.all[phrase].chars.len() - 1;
         let (first_byte, last_byte) = (tail.chars[start].1, tail.chars[last].2);

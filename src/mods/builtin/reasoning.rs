@@ -91,7 +91,7 @@ impl ReasoningState {
         last.reasoning_tokens + if last.state == State::Within { tokens - last.tokens } else { 0 }
     }
 
-    /// Returns where the text after the reasoning begins: the byte, and the number of tokens before it.
+    /// Returns the start of the text after the reasoning: its byte, and the number of tokens before it.
     pub fn answer_from(&self) -> (usize, usize) {
         let last = self.last();
         // An answer without reasoning begins at byte 0.

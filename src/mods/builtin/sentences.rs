@@ -25,7 +25,7 @@ enum Line {
 impl Sentences {
     /// Processes the character at byte `at`. If it shows that a sentence has ended, returns the end of the sentence.
     pub fn push(&mut self, c: char, at: usize) -> Option<usize> {
-        let behind = at + c.len_utf8();
+        let end_of_char = at + c.len_utf8();
         let single_letter = self.letters == 1;
         let numbered = self.line == Line::Digits;
         self.letters = if c.is_alphabetic() { self.letters + 1 } else { 0 };
@@ -39,15 +39,15 @@ impl Sentences {
             '。' | '！' | '？' => {
                 self.pending = None;
                 self.count += 1;
-                Some(behind)
+                Some(end_of_char)
             }
             '.' if self.pending.is_none() && (single_letter || numbered) => None,
             '.' | '!' | '?' | '…' => {
-                self.pending = Some(behind);
+                self.pending = Some(end_of_char);
                 None
             }
             '"' | '\'' | ')' | ']' | '”' | '’' | '»' | '*' if self.pending.is_some() => {
-                self.pending = Some(behind);
+                self.pending = Some(end_of_char);
                 None
             }
             c if c.is_whitespace() => {

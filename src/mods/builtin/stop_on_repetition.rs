@@ -28,7 +28,7 @@ impl ModFactory for StopOnRepetition {
                     "ngram": {"type": "integer", "minimum": 1, "maximum": 256, "default": 16,
                         "description": "Maximum tokens of the repeated block."},
                     "times": {"type": "integer", "minimum": 2, "maximum": 64, "default": 3,
-                        "description": "Repetitions of a block of ngram tokens; shorter blocks fill the same length."},
+                        "description": "Repetitions of a block of ngram tokens that end the answer; shorter blocks must repeat until they fill the same length."},
                     "cut": {"type": "boolean", "default": false,
                         "description": "True if all blocks except the first are removed."},
                 }),

@@ -355,11 +355,11 @@ impl PlayState {
                 let removed = n as usize - drawn;
                 let length = self.sequence.len();
                 assert!(removed <= length - self.prompt, "a Backtrack exceeds the answer");
-                let taken_back = self.script.starts_with(&self.sequence[self.prompt..]) && removed > 0;
+                let was_removed = self.script.starts_with(&self.sequence[self.prompt..]) && removed > 0;
                 self.sequence.truncate(length - removed);
                 self.result.retracted += self.sent.saturating_sub(self.sequence.len() - self.prompt);
                 self.sent = self.sent.min(self.sequence.len() - self.prompt);
-                if taken_back && !self.play.further.is_empty() {
+                if was_removed && !self.play.further.is_empty() {
                     self.script = script(&self.play.further.remove(0), &self.play.run.vocabulary);
                 }
                 tokens.is_empty() || self.force(tokens)

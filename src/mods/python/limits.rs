@@ -7,7 +7,7 @@ pub struct WorkerLimits {
     pub import: Duration,
     /// Maximum time of one call.
     pub call: Duration,
-    /// Maximum CPU time of a worker without a call.
+    /// Maximum CPU time that a worker may use between calls.
     pub idle_cpu: Duration,
     /// Time after which an unused worker is ended; zero keeps it.
     pub idle: Duration,

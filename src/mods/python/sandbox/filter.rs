@@ -106,7 +106,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_sysinfo,
     libc::SYS_uname,
     libc::SYS_getrandom,
-    // The launcher executes Python. Landlock decides what can be run, and the sandbox remains.
+    // The launcher executes Python. Landlock decides which programs can run, and they inherit the sandbox.
     libc::SYS_execve,
     libc::SYS_wait4,
     libc::SYS_exit,
@@ -151,8 +151,8 @@ const PRCTLS: &[i32] = &[libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_VMA]
 const SOCKET_OPTIONS: &[i32] =
     &[libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, libc::SO_LINGER, libc::SO_KEEPALIVE, libc::SO_REUSEADDR];
 
-/// Advice of `madvise` on a worker's own pages. Not allowed are the one that marks physical memory as broken, and the
-/// one that merges pages with other processes, whose content could then be inferred from the time of a write.
+/// Advice of `madvise` on a worker's own pages. Two kinds are not allowed: one marks physical memory as broken; the
+/// other merges pages with other processes, so that the duration of a write would reveal their content.
 const ADVICE: &[i32] = &[
     libc::MADV_NORMAL,
     libc::MADV_RANDOM,

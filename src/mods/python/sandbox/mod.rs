@@ -5,9 +5,9 @@
 //! irrevocably and then executes Python. Landlock restricts files, seccomp restricts system calls. On a kernel without
 //! both there is no sandbox: [`SandboxLauncher::support`] returns the reason, and uploaded source is refused.
 //!
-//! The worker of a server that runs as root gives up all capabilities, and root's user id if an account without rights
-//! can reach the interpreter; not if the interpreter is in a folder that only root can enter, such as a private home
-//! directory.
+//! If the server runs as root, a worker gives up all capabilities. It also gives up root's user id if an account
+//! without rights can reach the interpreter, that is, unless the interpreter is in a folder that only root can enter,
+//! such as a private home directory.
 //!
 //! The sandbox does not hide whether a file exists and how large it is, nor the time. It does not limit the CPU time
 //! within the deadline of a call.

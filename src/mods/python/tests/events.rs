@@ -126,8 +126,8 @@ fn log_of_run_is_limited() {
     let factory = mods.source("talks", &source, None).unwrap();
     let mut talking = scene(&factory);
     let counts: Vec<usize> = (0..13).map(|_| lines(&talking.add(65)).len()).collect();
-    assert_eq!(counts.iter().sum::<usize>(), 11, "ten lines and one that says so: {counts:?}");
-    assert_eq!(lines(&scene(&factory).add(65)), ["x".repeat(99)], "another run has its own");
+    assert_eq!(counts.iter().sum::<usize>(), 11, "ten lines and a notice: {counts:?}");
+    assert_eq!(lines(&scene(&factory).add(65)), ["x".repeat(99)], "another run has its own limit");
 }
 
 #[test]

@@ -203,7 +203,7 @@ fn runs_are_distributed_over_workers() {
     let mut scenes: Vec<Scene> = (0..4).map(|_| scene(&factory)).collect();
     let mut pids: Vec<String> = scenes.iter_mut().map(|scene| lines(&scene.add(65))[0].to_owned()).collect();
     for (scene, pid) in scenes.iter_mut().zip(&pids) {
-        assert_eq!(lines(&scene.add(66)), [pid.as_str()], "a run stays where it is");
+        assert_eq!(lines(&scene.add(66)), [pid.as_str()], "a run stays with its worker");
     }
     pids.sort();
     pids.dedup();

@@ -94,7 +94,7 @@ class ModEvent:
 
     def hold_back(self, count: Optional[int]) -> None:
         """Holds the last `count` generated tokens back from the client until the next call of this method, so that
-        they can still be removed unseen. None restores the value of `@mod(holdback=…)`."""
+        they can still be removed before the client sees them. None restores the value of `@mod(holdback=…)`."""
         self._held_back = -1 if count is None else max(0, int(count))
 
     def _decode(self, tokens: Iterable[int]) -> str:
