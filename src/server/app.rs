@@ -160,7 +160,7 @@ impl App {
         Ok(self.default_model()?.engine().clone())
     }
 
-    /// Succeeds until the server stops: a WebSocket may also be opened while the server starts and then waits for it.
+    /// Succeeds until the server stops: a WebSocket that is opened during the start waits for the server.
     pub(crate) fn open_for_sockets(&self) -> Result<(), ApiError> {
         if matches!(self.state(), State::Stopping | State::Stopped) { Err(self.not_ready()) } else { Ok(()) }
     }
@@ -248,7 +248,7 @@ impl App {
         let _ = self.0.state.subscribe().wait_for(reached).await;
     }
 
-    /// Sets the database; further calls have no effect.
+    /// Sets the database. Start-up calls this once; further calls have no effect.
     pub fn set_database(&self, store: Store, live: Live) {
         // Only start-up calls this, once; a second database is ignored as documented.
         let _ = self.0.database.set((store, live));

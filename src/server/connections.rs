@@ -30,11 +30,11 @@ const MAX_HEAD_BYTES: usize = 128 << 10;
 /// Maximum on a server with API keys: the head is read before its key can be checked.
 const MAX_HEAD_BYTES_WITH_KEYS: usize = 16 << 10;
 /// Idle time before keep-alive probes, their interval and their number.
-const SILENCE: Duration = Duration::from_mins(1);
-const PROBES_EVERY: Duration = Duration::from_secs(15);
-const PROBES: u32 = 4;
+const KEEPALIVE_IDLE: Duration = Duration::from_mins(1);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
+const MAX_KEEPALIVE_PROBES: u32 = 4;
 /// Delay when the system has no free descriptors.
-const NO_DESCRIPTORS: Duration = Duration::from_secs(1);
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// State shared by the connections of a listener.
 #[derive(Clone)]
@@ -79,7 +79,7 @@ pub(super) async fn accept(listener: TcpListener, routes: Router, app: App) {
             Err(error) if affects_one_connection(&error) => {}
             Err(error) => {
                 tracing::error!(%error, "accepting a connection failed");
-                tokio::time::sleep(NO_DESCRIPTORS).await;
+                tokio::time::sleep(RETRY_DELAY).await;
             }
         }
     }
@@ -158,7 +158,10 @@ async fn over_tls(mut request: Request) -> Request {
 
 /// Disables Nagle's algorithm because tokens are small, and enables keep-alive probes.
 fn prepare(stream: &TcpStream) {
-    let keep_alive = TcpKeepalive::new().with_time(SILENCE).with_interval(PROBES_EVERY).with_retries(PROBES);
+    let keep_alive = TcpKeepalive::new()
+        .with_time(KEEPALIVE_IDLE)
+        .with_interval(KEEPALIVE_INTERVAL)
+        .with_retries(MAX_KEEPALIVE_PROBES);
     let set = stream.set_nodelay(true).and_then(|()| SockRef::from(stream).set_tcp_keepalive(&keep_alive));
     if let Err(error) = set {
         tracing::debug!(%error, "setting socket options failed");

@@ -11,10 +11,10 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 /// Number of clients after which idle ones are removed.
-const MANY: usize = 10_000;
+const MAX_TRACKED_CLIENTS: usize = 10_000;
 
 /// Login attempts per minute and address, with a burst of the same size.
-const LOGINS: NonZeroU32 = NonZeroU32::MIN.saturating_add(9);
+const MAX_LOGINS_PER_MINUTE: NonZeroU32 = NonZeroU32::MIN.saturating_add(9);
 
 /// Rate limits per key and per address.
 pub(crate) struct Rates {
@@ -31,7 +31,7 @@ struct Rate<K: Hash + Eq + Clone> {
 impl Rates {
     pub(crate) fn new(config: RateConfig) -> Self {
         Self {
-            logins: Rate::new(LOGINS, None),
+            logins: Rate::new(MAX_LOGINS_PER_MINUTE, None),
             keys: config.per_key.map(|rate| Rate::new(rate, config.burst)),
             addresses: config.per_address.map(|rate| Rate::new(rate, config.burst)),
         }
@@ -67,7 +67,7 @@ impl<K: Hash + Eq + Clone> Rate<K> {
     }
 
     fn check(&self, key: &K, holder: &str, act: &str, what: &str) -> Result<(), ApiError> {
-        if self.limiter.len() > MANY {
+        if self.limiter.len() > MAX_TRACKED_CLIENTS {
             self.limiter.retain_recent();
         }
         self.limiter.check_key(key).map_err(|until| {

@@ -8,7 +8,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 /// Time for interrupted connections to send their last bytes.
-const LAST_BYTES: Duration = Duration::from_millis(500);
+const LAST_WRITE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A failure to listen on an address.
 #[derive(Debug, thiserror::Error)]
@@ -69,7 +69,7 @@ impl Listeners {
         if tokio::time::timeout(grace, &mut all_ended).await.is_err() {
             tracing::warn!(grace_s = grace.as_secs(), "grace period over, ending active runs");
             app.set_state(State::Stopped);
-            if tokio::time::timeout(LAST_BYTES, all_ended).await.is_err() {
+            if tokio::time::timeout(LAST_WRITE_TIMEOUT, all_ended).await.is_err() {
                 tracing::debug!("connections still open at exit");
             }
         }

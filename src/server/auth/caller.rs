@@ -67,7 +67,7 @@ impl<S: Sync> FromRequestParts<S> for Caller {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
-        // Only routes without authentication lack it, and their handlers must not use a caller.
+        // Only routes without authentication have no caller, and their handlers must not extract one.
         parts.extensions.get::<Self>().cloned().ok_or_else(|| ApiError::internal("the route does not support API keys"))
     }
 }

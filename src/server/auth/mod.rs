@@ -26,7 +26,7 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 const KEY_HEADERS: [&str; 2] = ["x-api-key", "x-user-api-key"];
 
 /// Maximum time for which browsers cache a preflight response.
-const PREFLIGHT: Duration = Duration::from_hours(1);
+const PREFLIGHT_TTL: Duration = Duration::from_hours(1);
 
 /// The access class and the error formats of guarded routes.
 #[derive(Clone)]
@@ -259,8 +259,8 @@ pub(crate) fn cors(security: &SecurityConfig) -> CorsLayer {
         .allow_methods([Method::GET, Method::POST, Method::PUT, Method::DELETE])
         // Clients send their own headers; the access checks decide who may send requests at all.
         .allow_headers(AllowHeaders::mirror_request())
-        // Without it a page that sends JSON makes a preflight before every request.
-        .max_age(PREFLIGHT)
+        // Without this header, browsers send a preflight before each JSON request of a page.
+        .max_age(PREFLIGHT_TTL)
         .expose_headers([
             header::HeaderName::from_static("x-request-id"),
             header::HeaderName::from_static("x-thunder-run-id"),

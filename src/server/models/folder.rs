@@ -55,13 +55,13 @@ fn models_in(dir: &Path) -> std::io::Result<BTreeMap<String, PathBuf>> {
 
 /// Returns true if a file is a LoRA adapter, which is not a model. Converters store this among the first keys.
 fn is_adapter(path: &Path) -> bool {
-    const LOOKED_AT: u64 = 2048;
+    const HEAD_BYTES: u64 = 2048;
     // The key, the type of its value (8: string), its length and the value.
-    const SAYS: &[u8] = b"general.type\x08\0\0\0\x07\0\0\0\0\0\0\0adapter";
+    const ADAPTER_MARK: &[u8] = b"general.type\x08\0\0\0\x07\0\0\0\0\0\0\0adapter";
     let mut head = Vec::new();
     // A file that cannot be read is reported when it is loaded.
-    let _ = std::fs::File::open(path).and_then(|file| file.take(LOOKED_AT).read_to_end(&mut head));
-    head.windows(SAYS.len()).any(|bytes| bytes == SAYS)
+    let _ = std::fs::File::open(path).and_then(|file| file.take(HEAD_BYTES).read_to_end(&mut head));
+    head.windows(ADAPTER_MARK.len()).any(|bytes| bytes == ADAPTER_MARK)
 }
 
 /// Returns the name of a file's model, or `None` if the file is not a model of its own, such as a later part of a split

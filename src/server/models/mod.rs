@@ -10,8 +10,8 @@ mod folder;
 mod load;
 mod loaded;
 mod names;
+mod probe;
 mod sessions;
-mod trial;
 mod unload;
 
 pub use asleep::{Asleep, Observed};
@@ -71,7 +71,7 @@ pub struct ModelRegistry(Arc<Inner>);
 
 struct Inner {
     models: Mutex<Models>,
-    /// Locked from making room until the load has taken it.
+    /// Locked while room is made for a model and until its load uses the room.
     admission: tokio::sync::Mutex<()>,
     /// Notified of every change of a state.
     changed: watch::Sender<()>,
@@ -81,7 +81,7 @@ struct Inner {
     config: Arc<Config>,
     clock: Clock,
     /// The program that checks files in a separate process.
-    trial: OnceLock<PathBuf>,
+    probe_program: OnceLock<PathBuf>,
 }
 
 /// Result of looking up a request's model.
@@ -111,7 +111,7 @@ impl ModelRegistry {
             sessions: Sessions::new(config.engine.cache.max_session_bytes),
             config,
             clock,
-            trial: OnceLock::new(),
+            probe_program: OnceLock::new(),
         }))
     }
 

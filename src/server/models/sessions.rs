@@ -10,12 +10,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// The stored sessions of all models, in memory, up to a size limit.
 #[derive(Debug)]
 pub struct Sessions {
-    held: Mutex<Held>,
+    stored: Mutex<StoredSessions>,
     limit: usize,
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct StoredSessions {
     sessions: BTreeMap<Key, Session>,
     bytes: usize,
 }
@@ -58,9 +58,9 @@ pub struct NoRoom {
 }
 
 impl Sessions {
-    /// Creates a store for that many bytes.
+    /// Creates a store for up to `limit` bytes.
     pub(super) fn new(limit: usize) -> Self {
-        Self { held: Mutex::new(Held::default()), limit }
+        Self { stored: Mutex::new(StoredSessions::default()), limit }
     }
 
     /// Stores a snapshot under a model and number, replacing an existing one.
@@ -75,63 +75,63 @@ impl Sessions {
         block: Bytes,
         now: DateTime<Utc>,
     ) -> Result<(), NoRoom> {
-        let mut held = self.held();
+        let mut stored = self.stored();
         let key = (model.to_owned(), id, owner.cloned());
-        let old = held.sessions.get(&key);
-        let without = held.bytes - old.map_or(0, |old| old.block.len());
+        let old = stored.sessions.get(&key);
+        let without = stored.bytes - old.map_or(0, |old| old.block.len());
         let free = self.limit.saturating_sub(without);
         if block.len() > free {
             return Err(NoRoom { needed: block.len(), free, limit: self.limit });
         }
         let created_at = old.map_or(now, |old| old.created_at);
-        held.bytes = without + block.len();
-        held.sessions.insert(key, Session { block, created_at, updated_at: now });
+        stored.bytes = without + block.len();
+        stored.sessions.insert(key, Session { block, created_at, updated_at: now });
         Ok(())
     }
 
     /// Returns the client's session of that model and number, otherwise one of another tenant that it may see.
     #[must_use]
     pub fn get(&self, client: SessionClient<'_>, model: &str, id: i64) -> Option<Session> {
-        let held = self.held();
-        held.sessions.get(&held.key(client, model, id)?).cloned()
+        let stored = self.stored();
+        stored.sessions.get(&stored.key(client, model, id)?).cloned()
     }
 
     /// Removes a session.
     pub fn remove(&self, client: SessionClient<'_>, model: &str, id: i64) -> Option<Session> {
-        let mut held = self.held();
-        let key = held.key(client, model, id)?;
-        let removed = held.sessions.remove(&key);
-        held.bytes -= removed.as_ref().map_or(0, |session| session.block.len());
+        let mut stored = self.stored();
+        let key = stored.key(client, model, id)?;
+        let removed = stored.sessions.remove(&key);
+        stored.bytes -= removed.as_ref().map_or(0, |session| session.block.len());
         removed
     }
 
     /// Removes a session if it is unchanged. Returns false if it was removed or saved again meanwhile.
     pub fn remove_unchanged(&self, client: SessionClient<'_>, model: &str, id: i64, session: &Session) -> bool {
-        let mut held = self.held();
-        let Some(key) = held.key(client, model, id) else { return false };
+        let mut stored = self.stored();
+        let Some(key) = stored.key(client, model, id) else { return false };
         let same = |one: &Session| one.updated_at == session.updated_at && one.block.as_ptr() == session.block.as_ptr();
-        if !held.sessions.get(&key).is_some_and(same) {
+        if !stored.sessions.get(&key).is_some_and(same) {
             return false;
         }
-        held.bytes -= session.block.len();
-        held.sessions.remove(&key);
+        stored.bytes -= session.block.len();
+        stored.sessions.remove(&key);
         true
     }
 
     /// Returns the sessions of a model that the scope covers, sorted by number.
     #[must_use]
     pub fn list(&self, scope: &Scope, model: &str) -> Vec<(i64, Session)> {
-        let held = self.held();
-        let own = held.sessions.iter().filter(|((of, _, owner), _)| of == model && scope.includes(owner.as_ref()));
+        let stored = self.stored();
+        let own = stored.sessions.iter().filter(|((of, _, owner), _)| of == model && scope.includes(owner.as_ref()));
         own.map(|((_, id, _), session)| (*id, session.clone())).collect()
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn stored(&self) -> MutexGuard<'_, StoredSessions> {
+        self.stored.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Held {
+impl StoredSessions {
     fn key(&self, client: SessionClient<'_>, model: &str, id: i64) -> Option<Key> {
         let own = (model.to_owned(), id, client.tenant.cloned());
         if self.sessions.contains_key(&own) {

@@ -8,9 +8,9 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 /// Interval between checks for active runs.
-const LOOK: Duration = Duration::from_millis(10);
-/// Maximum time for which responses that are being written may keep the memory of an unloaded model.
-const LAST_READERS: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_millis(10);
+/// Maximum wait for unfinished responses that still use the memory of an unloaded model.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl ModelRegistry {
     /// Starts unloading a model: no new runs are accepted, and the model is dropped when active runs have ended or the
@@ -49,7 +49,7 @@ impl ModelRegistry {
         let began = Instant::now();
         let grace = self.0.config.server.shutdown_grace;
         while loaded.is_busy() && began.elapsed() < grace {
-            sleep(LOOK).await;
+            sleep(CHECK_INTERVAL).await;
         }
         if loaded.is_busy() {
             tracing::warn!(model = name, grace_s = grace.as_secs(), "ending active runs, their model is unloaded");
@@ -57,20 +57,20 @@ impl ModelRegistry {
         loaded.stop().await;
         let memory = Arc::downgrade(loaded.model());
         drop(loaded);
-        let gone = async {
+        let release = async {
             while memory.strong_count() > 0 {
-                sleep(LOOK).await;
+                sleep(CHECK_INTERVAL).await;
             }
         };
-        if timeout(LAST_READERS, gone).await.is_err() {
+        if timeout(RELEASE_TIMEOUT, release).await.is_err() {
             tracing::warn!(model = name, "memory is freed after the last response");
         }
         self.change(&name, |entry| entry.state = ModelState::Unloaded);
         tracing::info!(model = name, "unloaded");
     }
 
-    /// Unloads the least recently used model without active runs while there are too many for one more. Waits for one
-    /// up to the grace period of a shutdown.
+    /// Unloads the least recently used models without active runs until there is room for one more. Waits for a model
+    /// to become idle, at most for `--shutdown-grace`.
     pub(super) async fn make_room(&self, name: &str) -> Result<(), ApiError> {
         let Some(most) = self.0.config.server.models.max_loaded else { return Ok(()) };
         let began = Instant::now();
@@ -100,7 +100,7 @@ impl ModelRegistry {
                 // Another task may have unloaded it meanwhile.
                 let _ = self.begin_unload(&idle);
             }
-            let _ = timeout(LOOK * 10, changed.changed()).await;
+            let _ = timeout(CHECK_INTERVAL * 10, changed.changed()).await;
         }
     }
 }

@@ -26,7 +26,7 @@ use tokio::time::sleep;
 /// Header of a forwarded request: the id of the server that forwards it.
 const FORWARDED_BY: HeaderName = HeaderName::from_static("x-thunder-forwarded-by");
 /// Headers that are forwarded; all others concern only the connection, or the page that sent the request.
-const PASSED_ON: [HeaderName; 7] = [
+const FORWARDED_HEADERS: [HeaderName; 7] = [
     header::AUTHORIZATION,
     HeaderName::from_static("x-api-key"),
     HeaderName::from_static("x-user-api-key"),
@@ -38,7 +38,7 @@ const PASSED_ON: [HeaderName; 7] = [
 /// Maximum time to connect to another server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum repeated lookups of a run that is not stored.
-const LOOKUPS: u32 = 10;
+const MAX_LOOKUPS: u32 = 10;
 /// Delay before a repeated lookup.
 const LOOKUP_DELAY: Duration = Duration::from_millis(50);
 
@@ -51,11 +51,11 @@ pub(crate) struct ForwardHeaders {
 
 impl ForwardHeaders {
     pub(crate) fn from_headers(headers: &HeaderMap) -> Self {
-        let passed_on = PASSED_ON.into_iter().filter_map(|name| {
+        let forwarded_keys = FORWARDED_HEADERS.into_iter().filter_map(|name| {
             let value = headers.get(&name)?.clone();
             Some((name, value))
         });
-        Self { headers: passed_on.collect(), is_forwarded: headers.contains_key(FORWARDED_BY) }
+        Self { headers: forwarded_keys.collect(), is_forwarded: headers.contains_key(FORWARDED_BY) }
     }
 
     /// Adds a key that the client has sent in a message.
@@ -104,7 +104,7 @@ impl Peer {
 /// # Errors
 /// The errors of [`App::find_run`].
 pub(crate) async fn find_recent(app: &App, scope: &Scope, id: &str) -> Result<RunSummary, ApiError> {
-    for _ in 0..LOOKUPS {
+    for _ in 0..MAX_LOOKUPS {
         match app.find_run(scope, id).await {
             Err(error) if error.kind() == ErrorKind::NotFound => sleep(LOOKUP_DELAY).await,
             found => return found,

@@ -82,7 +82,7 @@ impl LastActivity {
         self.message_ms.store(self.since.elapsed().as_millis() as u64, Ordering::Relaxed);
     }
 
-    /// Waits until the activity `what` is at least `limit` ago.
+    /// Waits until `limit` has passed since the activity `what`.
     async fn wait_inactive(&self, what: &AtomicU64, limit: Duration) {
         loop {
             let end = self.since + Duration::from_millis(what.load(Ordering::Relaxed)) + limit;

@@ -8,8 +8,8 @@ use std::time::Duration;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-/// Time limit of a check; a slower check has no result.
-const PATIENCE: Duration = Duration::from_mins(1);
+/// Time limit of a check. A slower check counts as passed.
+const PROBE_TIMEOUT: Duration = Duration::from_mins(1);
 /// Maximum length of the check's output in errors.
 const MAX_REASON_CHARS: usize = 400;
 
@@ -17,16 +17,16 @@ impl ModelRegistry {
     /// Sets the program that checks files: `program probe FILE` loads a file and must not be killed by a signal.
     pub fn set_probe_program(&self, program: std::path::PathBuf) {
         // Only start-up calls this; the first program is kept.
-        let _ = self.0.trial.set(program);
+        let _ = self.0.probe_program.set(program);
     }
 
-    /// Loads a file in the separate process. An error that llama.cpp returns normally is reason by the load itself.
+    /// Loads a file in the separate process. An error that llama.cpp returns normally is reported by the load itself.
     pub(super) async fn probe_file(&self, path: &Path) -> Result<(), ModelError> {
-        let Some(program) = self.0.trial.get() else { return Ok(()) };
+        let Some(program) = self.0.probe_program.get() else { return Ok(()) };
         let mut command = Command::new(program);
         command.arg("probe").arg(path).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         command.env_remove("RUST_BACKTRACE").env("GGML_NO_BACKTRACE", "1").kill_on_drop(true);
-        let output = match timeout(PATIENCE, command.output()).await {
+        let output = match timeout(PROBE_TIMEOUT, command.output()).await {
             Ok(Ok(output)) => output,
             Ok(Err(error)) => {
                 tracing::warn!(%error, "checking the file in a separate process failed");
