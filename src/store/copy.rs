@@ -52,7 +52,8 @@ pub async fn copy<T: Table>(connection: &mut PgConnection, table: &T) -> Result<
     Ok(())
 }
 
-/// A transaction on a pooled connection. Its end returns the connection to the pool; a drop closes it.
+/// A transaction on a pooled connection. Commit and rollback return the connection to the pool; dropping the
+/// transaction closes it.
 pub struct GuardedTransaction(Option<PgConnection>);
 
 impl GuardedTransaction {

@@ -224,7 +224,8 @@ impl Filter {
         (span != IdRange::default()).then_some(span)
     }
 
-    /// The filter as several that no run matches together, so that an index has the newest runs of each in their order.
+    /// Splits the filter into filters of which each run matches one or none. For each of them an index returns the
+    /// newest runs in list order.
     pub(super) fn split(&self) -> Vec<Self> {
         let split = self.terms.iter().enumerate().find_map(|(place, term)| {
             let parts: Vec<Condition> = match &term.condition {

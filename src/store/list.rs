@@ -202,7 +202,8 @@ async fn probe(pool: &PgPool, listing: &Listing<'_>, before: Option<Uuid>) -> Re
         push_examination(&mut sql, push_candidates, probed, push_checks, wanted);
     }
     let examined: Vec<Examined> = sql.build_query_as().fetch_all(pool).await?;
-    // A branch with more runs is searched down to its oldest candidate, and all of them down to the newest of those.
+    // A branch with further runs is searched down to its oldest candidate, and the whole filter down to the newest of
+    // these candidates.
     let unfinished = examined.iter().filter(|branch| branch.candidates >= probed);
     let searched_until = unfinished.filter_map(|branch| branch.oldest).max();
     let mut ids: Vec<Uuid> = examined.into_iter().flat_map(|branch| branch.matches).collect();

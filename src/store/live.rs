@@ -7,7 +7,7 @@ use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::sync::watch;
 
 /// Maximum updates that a slow subscriber can lag behind. After more it must subscribe again.
-const UPDATES: usize = 1024;
+const MAX_LAG: usize = 1024;
 /// Ended runs whose status is remembered, so that a lookup does not report it again.
 const MAX_ENDED: usize = 4096;
 
@@ -97,7 +97,7 @@ impl Live {
     pub(super) fn new() -> Self {
         Self {
             hub: Arc::default(),
-            changes: broadcast::Sender::new(UPDATES),
+            changes: broadcast::Sender::new(MAX_LAG),
             statuses: Arc::default(),
             followers: Arc::default(),
         }
@@ -168,7 +168,7 @@ impl Live {
     }
 
     pub(super) fn started(&self, run_id: RunId, owner: Option<Tenant>) {
-        let running = Running { owner, backlog: Vec::new(), updates: broadcast::Sender::new(UPDATES) };
+        let running = Running { owner, backlog: Vec::new(), updates: broadcast::Sender::new(MAX_LAG) };
         self.lock().insert(run_id, running);
     }
 

@@ -70,7 +70,7 @@ use tokio::time::timeout;
 use uuid::Uuid;
 
 /// Capacity of the recorder's signal channel.
-const SIGNALS: usize = 1024;
+const MAX_QUEUED_SIGNALS: usize = 1024;
 
 /// The open store; cheap to clone.
 #[derive(Clone)]
@@ -98,7 +98,7 @@ struct Inner {
     mods: watch::Sender<()>,
     /// Tasks that end with the store.
     tasks: Vec<JoinHandle<()>>,
-    /// Time of the last document that could not be stored; `None` once a later one was.
+    /// Time of the last document that could not be stored; `None` after a later document was stored.
     write_failed: Mutex<Option<Instant>>,
     embedded: Option<Embedded>,
 }
@@ -121,8 +121,8 @@ impl Store {
         let sender = match &mut *recording {
             Recording::Running(sender, ..) => sender.clone(),
             Recording::Pending(spool) => {
-                let (sender, signals) = mpsc::channel(SIGNALS);
-                let (flush, flushes) = mpsc::channel(SIGNALS);
+                let (sender, signals) = mpsc::channel(MAX_QUEUED_SIGNALS);
+                let (flush, flushes) = mpsc::channel(MAX_QUEUED_SIGNALS);
                 let target = Target {
                     pool: inner.recorder_pool.clone(),
                     server_id: inner.server_id,
@@ -150,16 +150,16 @@ impl Store {
     /// # Errors
     /// The database does not answer, does not accept writes, or has just failed to store a document.
     pub async fn ready(&self) -> Result<(), Error> {
-        const PATIENCE: Duration = Duration::from_secs(3);
-        const RECENT_FAILURE: Duration = Duration::from_secs(5);
+        const READINESS_TIMEOUT: Duration = Duration::from_secs(3);
+        const FAILURE_MEMORY: Duration = Duration::from_secs(5);
         let ask = sqlx::query_scalar("select current_setting('transaction_read_only') = 'on'");
-        let answer = timeout(PATIENCE, ask.fetch_one(&self.inner.pool)).await;
+        let answer = timeout(READINESS_TIMEOUT, ask.fetch_one(&self.inner.pool)).await;
         let read_only: bool = answer.unwrap_or(Err(sqlx::Error::PoolTimedOut))?;
         if read_only {
             return Err(Error::ReadOnly("it is a standby, or `default_transaction_read_only` is on"));
         }
         let failed = *self.inner.write_failed.lock().unwrap_or_else(PoisonError::into_inner);
-        if failed.is_some_and(|at| at.elapsed() < RECENT_FAILURE) {
+        if failed.is_some_and(|at| at.elapsed() < FAILURE_MEMORY) {
             return Err(Error::ReadOnly("a document could not be stored a moment ago"));
         }
         Ok(())
@@ -183,7 +183,7 @@ impl Store {
 
     /// Stores or spools the remaining records, closes the connections and stops the embedded server.
     pub async fn close(self) {
-        const PATIENCE: Duration = Duration::from_secs(30);
+        const RECORDER_TIMEOUT: Duration = Duration::from_secs(30);
         const LEAVE_TIMEOUT: Duration = Duration::from_secs(3);
         let inner = &self.inner;
         inner.closing.send_replace(true);
@@ -197,7 +197,7 @@ impl Store {
             }
         };
         if let Some(task) = task
-            && timeout(PATIENCE, task).await.is_err()
+            && timeout(RECORDER_TIMEOUT, task).await.is_err()
         {
             tracing::error!("the recorder did not finish in time");
         }

@@ -31,7 +31,7 @@ const SNAPSHOT: &str = "begin isolation level repeatable read, read only";
 pub struct ItemPage {
     /// Numbers of the calls, logs and actions before the first item.
     pub numbering: Numbering,
-    /// The items, as those of [`Store::items`].
+    /// The items in the order of [`Store::items`].
     pub items: Vec<TraceItem>,
     /// The first event of the next page; `None` on the last page.
     pub next: Option<i32>,

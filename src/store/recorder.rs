@@ -13,7 +13,7 @@ use super::pool::PgPool;
 use super::spool::Spool;
 use super::summary_builder::{RunRow, RunSummaryBuilder};
 use super::writer::Record;
-use super::{Flush, Live, SIGNALS};
+use super::{Flush, Live, MAX_QUEUED_SIGNALS};
 use crate::events::{DurabilityAcks, NotStored, RunId, RunStatus, Signal, TraceItem, UnstoredRuns};
 use crate::trace::document::Numbering;
 use persist::{Batch, PersistOutcome, PersistResult, persist};
@@ -112,7 +112,7 @@ pub async fn record(
             },
             Some(flush) = flushes.recv(), if open => {
                 // Signals sent before the request are part of it.
-                for _ in 0..SIGNALS {
+                for _ in 0..MAX_QUEUED_SIGNALS {
                     let Ok(signal) = signals.try_recv() else { break };
                     recorder.take(signal);
                 }

@@ -47,7 +47,7 @@ pub struct RunSummary {
     pub status: RunStatus,
     /// Finish reason; `None` while the run is running, and for an ingested run without one.
     pub finish_reason: Option<FinishReason>,
-    /// Cause of an end for a reason outside of the answer.
+    /// Cause, if the run ended for a reason outside its answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub end_cause: Option<EndCause>,
     /// Details of the finish reason; for an ingested run its first error.
@@ -361,7 +361,7 @@ impl FromRow<'_, PgRow> for RunSummary {
             completed_at: row.try_get("completed_at")?,
             status: RunStatus::from_name(&status).ok_or_else(|| unknown("status", &status))?,
             finish_reason,
-            // A cause of a newer version is unknown.
+            // A later release may have stored a cause that this one does not know.
             end_cause: named("end_cause")?.as_deref().and_then(EndCause::from_name),
             message: row.try_get("message")?,
             surface: Surface::from_name(&surface).ok_or_else(|| unknown("surface", &surface))?,

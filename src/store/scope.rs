@@ -39,7 +39,7 @@ pub(super) fn push_owned(sql: &mut QueryBuilder<Postgres>, scope: &Scope) {
     sql.push(")");
 }
 
-/// The owner of runs that an index has in the order of the list.
+/// The owner of runs that an index returns in list order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Owner {
     /// Any owner.

@@ -58,8 +58,8 @@ impl Admin {
             (None, Vec::new(), vec![self.missing_citus_reason().await?])
         };
         let (shards, unit) = (schema.shards(options), schema.unit(options));
-        let takers = nodes.iter().filter(|node| node.takes_shards && node.is_active).count() as u64;
-        let advice = if has_citus { advice::advice(shards, takers, unit) } else { Vec::new() };
+        let shard_nodes = nodes.iter().filter(|node| node.takes_shards && node.is_active).count() as u64;
+        let advice = if has_citus { advice::advice(shards, shard_nodes, unit) } else { Vec::new() };
         Ok(DistributionPlan { citus, obstacles, steps: schema.steps(options)?, shards, unit, advice })
     }
 

@@ -182,7 +182,7 @@ impl Admin {
         .fetch_all(&mut *connection)
         .await?;
         let nodes = nodes(connection).await?;
-        let takers = nodes.iter().filter(|node| node.takes_shards && node.is_active).count() as u64;
+        let shard_nodes = nodes.iter().filter(|node| node.takes_shards && node.is_active).count() as u64;
         let runs = tables.iter().find(|table| table.name == "runs").map_or(0, |table| table.shards);
         let nodes = nodes.into_iter().map(|node| {
             let address = node.address();
@@ -202,7 +202,7 @@ impl Admin {
             shard_count,
             shard_tables: divided.map(|table| table.shards * table.partitions).sum(),
             nodes: nodes.collect(),
-            advice: advice::advice(if runs > 0 { runs } else { shard_count }, takers, unit),
+            advice: advice::advice(if runs > 0 { runs } else { shard_count }, shard_nodes, unit),
         })
     }
 }

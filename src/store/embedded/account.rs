@@ -71,8 +71,8 @@ impl Account {
         Ok(())
     }
 
-    /// Checks that the account can enter a folder and all folders above it. Root can enter every folder, the account may
-    /// not.
+    /// Checks that the account can enter a folder and all folders above it. Root can enter every folder, but the
+    /// account possibly cannot.
     pub fn check_can_enter(&self, folder: &Path) -> Result<(), EmbeddedError> {
         if !self.other {
             return Ok(());

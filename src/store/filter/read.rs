@@ -157,7 +157,7 @@ fn condition(
     }
     if let Some(key) = name.strip_prefix("metadata") {
         if key.len() < 2 {
-            let message = format!("'metadata' needs a key; right would be {}", example("metadata"));
+            let message = format!("'metadata' needs a key, for example {}", example("metadata"));
             return Err(filter_error(name_at, value.at + value.len - name_at, &message));
         }
         return Ok(Condition::Label(format!("{name}={}", value.text)));

@@ -51,7 +51,7 @@ impl HeartbeatMonitor {
         dead
     }
 
-    /// Returns true if a server of the check before was missing in the last one.
+    /// Returns true if the latest check lacks a server that the previous one had.
     pub fn has_left(&self) -> bool {
         self.has_left
     }
