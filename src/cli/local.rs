@@ -96,14 +96,14 @@ impl Local {
     /// Writes the sources of the mod files that a run has used to the data directory, where the server reads them. Returns
     /// their hashes.
     pub fn publish_sources(&self, document: &Document) -> Vec<String> {
-        let lay = |(name, _): (String, String)| {
+        let publish = |(name, _): (String, String)| {
             let source = self.app.registry().get(&name)?.source_text()?;
             let stored = source_store::store(&self.app.config().data.dir, &serde_json::from_value(source).ok()?);
             stored
                 .inspect_err(|error| tracing::debug!(mod.name = name, "cannot store the source of a mod: {error}"))
                 .ok()
         };
-        used_files(document).into_iter().filter_map(lay).collect()
+        used_files(document).into_iter().filter_map(publish).collect()
     }
 
     /// Removes the sources that the server has not read. Returns true if there were any.

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Minimum time between two lines about the same step.
-const BETWEEN_LINES: Duration = Duration::from_secs(2);
+const LINE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// A progress report on standard error and in the server's health response.
 pub struct Progress {
@@ -43,7 +43,7 @@ impl Progress {
     pub fn advance(&self, doing: &str, done: f32) {
         let exact = format!("{doing} ({:.0} %)", done * 100.0);
         // Logs need only occasional lines.
-        let due = self.lock().last.elapsed() > BETWEEN_LINES;
+        let due = self.lock().last.elapsed() > LINE_INTERVAL;
         let coarse = if due { exact.clone() } else { String::new() };
         self.show(&exact, &coarse);
     }

@@ -8,7 +8,7 @@ pub struct EndSignals {
     /// `None` while the command handles Ctrl-C itself.
     interrupt: Option<Signal>,
     terminate: Signal,
-    /// `None` if the program was started to survive its terminal.
+    /// `None` if the program was started with SIGHUP ignored, as by nohup.
     hangup: Option<Signal>,
 }
 

@@ -64,11 +64,11 @@ fn imports(module: &str) -> Vec<String> {
     // An import of several names has its file on its last line.
     let is_import = |line: &&str| line.starts_with("import ") || line.starts_with("} from ");
     let targets = text.lines().filter(is_import).filter_map(|line| line.split('\'').nth(1));
-    targets.map(|target| beside(module, target)).collect()
+    targets.map(|target| resolve(module, target)).collect()
 }
 
 /// Resolves `./file` or `../file` relative to a module.
-fn beside(module: &str, target: &str) -> String {
+fn resolve(module: &str, target: &str) -> String {
     let mut folder: Vec<&str> = module.split('/').collect();
     folder.pop();
     for part in target.split('/') {
@@ -118,13 +118,13 @@ fn content_type(path: &str) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::{Assets, beside, imports};
+    use super::{Assets, imports, resolve};
 
     #[test]
     fn modules_import_only_files_that_are_there() {
         for name in Assets::iter().filter(|name| name.ends_with(".js") && !name.starts_with("vendor/")) {
             let text = String::from_utf8(Assets::get(&name).unwrap().data.into_owned()).unwrap();
-            let later = text.split("import('").skip(1).map(|rest| beside(&name, rest.split('\'').next().unwrap()));
+            let later = text.split("import('").skip(1).map(|rest| resolve(&name, rest.split('\'').next().unwrap()));
             for target in imports(&name).into_iter().chain(later) {
                 assert!(Assets::get(&target).is_some(), "{name} imports {target}");
             }

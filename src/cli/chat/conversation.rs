@@ -204,7 +204,7 @@ mod tests {
         conversation.answer_call("a", "weather", "sunny".into());
         let mut half_answered = conversation.clone();
         assert!(half_answered.remove_answer());
-        assert_eq!(half_answered.messages.len(), 3, "the calls are made anew");
+        assert_eq!(half_answered.messages.len(), 3, "the calls are requested again");
         conversation.answer_call("b", "now", "noon".into());
         assert!(conversation.open_calls().is_empty());
         assert!(!conversation.clone().remove_answer(), "the results wait for an answer");

@@ -12,7 +12,7 @@ use std::io::{self, BufRead, ErrorKind, IsTerminal};
 use std::path::PathBuf;
 
 /// Maximum lines of history.
-const HISTORY: usize = 2000;
+const MAX_HISTORY_LINES: usize = 2000;
 
 /// An input of the user.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,7 +42,7 @@ impl InputReader {
     pub fn new(history: PathBuf) -> anyhow::Result<Self> {
         let terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
         let editor = if terminal {
-            let config = Config::builder().max_history_size(HISTORY)?.history_ignore_space(true).build();
+            let config = Config::builder().max_history_size(MAX_HISTORY_LINES)?.history_ignore_space(true).build();
             let mut editor = Editor::with_config(config)?;
             editor.set_helper(Some(Rules));
             // The file does not exist before the first use.

@@ -19,7 +19,7 @@ function score(entry, wanted) {
   return points;
 }
 
-/** The sections that match a query, best first. `entries`: what /docs/search.json has. Pure. */
+/** Returns the sections that match a query, best first; `entries` is the content of /docs/search.json. Pure. */
 export function search(entries, query, limit = 12) {
   const wanted = words(query);
   if (!wanted.length) return [];
