@@ -81,13 +81,14 @@ node() {
     local node="$1/$2"
     case $3 in
         start) start_node "$node" ;;
-        # Every process of the node, as when its machine fails: backends outlive a killed postmaster for a moment.
+        # Kills every process of the node, as when its machine fails: backends outlive a killed postmaster for a moment.
         kill)
             local postmaster
             postmaster=$(head -1 "$node/data/postmaster.pid")
             # shellcheck disable=SC2046 # one argument a process
             kill -9 "$postmaster" $(ps -o pid= --ppid "$postmaster") 2>/dev/null || true
-            # Where nothing reaps orphans, its number stays taken, and the next start would believe the file.
+            # In a container without an init process the process id stays in use, and the next start would trust the
+            # file.
             rm -f "$node/data/postmaster.pid" "$node"/.s.PGSQL.*
             ;;
         url) url "$node" ;;

@@ -2,7 +2,7 @@
 //
 //     node tests/examples/attention.mjs [http://127.0.0.1:6767]
 //
-// Node from 22 on and every browser have what is used here; Node 20 needs --experimental-websocket.
+// Needs Node 22 or newer, or a browser; Node 20 needs --experimental-websocket.
 
 const base = process.argv[2] ?? "http://127.0.0.1:6767";
 

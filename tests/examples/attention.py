@@ -2,7 +2,7 @@
 
     python3 tests/examples/attention.py [http://127.0.0.1:6767]
 
-Only the standard library is used; the answer is taken at once. attention.mjs shows the same as a stream.
+Needs only the standard library and reads the whole answer at once; attention.mjs does the same with a stream.
 """
 
 import array

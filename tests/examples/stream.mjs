@@ -47,7 +47,7 @@ socket.onmessage = ({ data }) => {
       send({ type: 'feedback', rating: 1, text: 'from the example' });
       break;
     case 'error':
-      // A short run may end before it hears that it is to change.
+      // A short run may end before the change arrives.
       if (over) break;
       console.error(`${message.error}: ${message.message}`);
       process.exitCode = 1;

@@ -89,7 +89,7 @@ def main(prompt, base="http://127.0.0.1:6767"):
             print(text)
             print(message["finish_reason"], message["usage"], file=sys.stderr)
             connection.send({"type": "feedback", "rating": 1, "text": "from the example"})
-        elif kind == "error" and not over:  # a short run may end before it hears that it is to change
+        elif kind == "error" and not over:  # a short run may end before the change arrives
             sys.exit(f"{message['error']}: {message['message']}")
     connection.frame(8, struct.pack("!H", 1000))
 

@@ -103,7 +103,7 @@ async fn streamed_message_equals_complete_message() {
     let names: Vec<&str> = events.iter().map(|(name, _)| name.as_str()).filter(|name| *name != "ping").collect();
     let counts = |usage: &Value| ["input_tokens", "cache_read_input_tokens"].map(|name| usage[name].as_u64().unwrap());
     let end = &events.iter().find(|(name, _)| name == "message_delta").unwrap().1;
-    assert_eq!(counts(&events[0].1["message"]["usage"]), counts(&end["usage"]), "known before anything is said");
+    assert_eq!(counts(&events[0].1["message"]["usage"]), counts(&end["usage"]), "usage is known at the start");
     assert_eq!(names.first(), Some(&"message_start"));
     assert_eq!(names[names.len() - 2..], ["message_delta", "message_stop"]);
     assert_eq!(events[0].1["message"]["content"], json!([]));
@@ -158,7 +158,7 @@ async fn message_has_stop_reason() {
     assert_eq!(reason(json!({"mods": says("Yes.")})).await, ("end_turn".into(), Value::Null));
     assert_eq!(reason(json!({"max_tokens": 2, "ignore_eos": true})).await, ("max_tokens".into(), Value::Null));
     let boundless = json!({"max_tokens": null, "mods": says("Yes.")});
-    assert_eq!(reason(boundless).await.0, "end_turn", "only Anthropic's own server insists on a limit");
+    assert_eq!(reason(boundless).await.0, "end_turn", "only Anthropic's own server requires a limit");
     let stopped = reason(json!({"mods": says("One, two, three"), "stop_sequences": [" two"]})).await;
     assert_eq!(stopped, ("stop_sequence".into(), json!(" two")));
 }

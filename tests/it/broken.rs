@@ -110,7 +110,7 @@ async fn run_with_required_recording_fails_without_recorder() {
     let begun = Instant::now();
     while !http.get(format!("{base}/healthz")).send().await.is_ok_and(|answer| answer.status() == 200) {
         assert!(begun.elapsed() < Duration::from_mins(1), "the server is not ready");
-        assert!(server.try_wait().unwrap().is_none(), "the server has ended");
+        assert!(server.try_wait().unwrap().is_none(), "the server process has ended");
         tokio::time::sleep(Duration::from_millis(30)).await;
     }
     let complete = |record: &str| {
@@ -120,7 +120,8 @@ async fn run_with_required_recording_fails_without_recorder() {
     let (status, reported) = complete("required").await;
     assert_eq!(status, 200, "{reported}");
     let run_id = reported["thunder"]["run_id"].as_str().unwrap();
-    let stored = database.find(&Scope::All, run_id).await.unwrap().expect("it is stored before it is answered");
+    let stored =
+        database.find(&Scope::All, run_id).await.unwrap().expect("the run is stored before the response is sent");
     assert_eq!(stored.status, RunStatus::Done);
 
     database.close().await;

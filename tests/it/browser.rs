@@ -17,7 +17,7 @@ async fn dashboard_works_in_browser() {
             .output()
             .unwrap();
         if !install.status.success() {
-            return left_out("what npm install fetches");
+            return left_out("the packages of npm install");
         }
     }
     // The default: the demo model.
@@ -54,7 +54,7 @@ async fn dashboard_works_in_browser() {
 /// Prints to standard error directly, because the test runner hides the output of passing tests.
 fn left_out(missing: &str) {
     let mut stderr = std::io::stderr();
-    writeln!(stderr, "LEFT OUT: the browser tests need {missing}, which is not here").unwrap();
+    writeln!(stderr, "SKIPPED: the browser tests need {missing}, which is not installed").unwrap();
 }
 
 fn find(names: &[&str]) -> Option<PathBuf> {

@@ -55,7 +55,7 @@ async fn header_time_is_limited_but_answer_time_is_not() {
             std::thread::sleep(Duration::from_millis(50));
         }
         assert_eq!(until_closed(silent), "");
-        // The limit holds for neither of the older connections.
+        // The limit does not apply to the older connections.
         waiting.write_all(body.as_bytes()).unwrap();
         let answer = until_closed(waiting);
         assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("\"tokens_predicted\":3"), "{answer}");

@@ -78,7 +78,7 @@ async fn form_saves_version_used_by_runs() {
     let (status, html) = page(&server, "user-key", &format!("/mods/edited?version={first}")).await;
     assert_eq!(status, 200);
     assert!(html.contains("earlier version") && html.contains("Says one") && !html.contains("Says two"), "{html}");
-    assert!(html.contains("--mod-key"), "a key that may not save is told what could: {html}");
+    assert!(html.contains("--mod-key"), "the page names the required key: {html}");
     assert_eq!(page(&server, BOSS, "/mods/edited?version=000000").await.0, 404);
     assert_eq!(page(&server, BOSS, "/mods/nobody").await.0, 404);
     let (status, html) = page(&server, BOSS, "/mods/ban-phrases").await;
@@ -137,7 +137,7 @@ async fn check_reports_lines_and_registers_nothing() {
     assert_eq!(syntax["problems"][0]["line"], 2, "{syntax}");
     assert!(syntax["problems"][0]["message"].as_str().unwrap().contains("SyntaxError"), "{syntax}");
     let raised = found("import thunder_mods\n\n\ndef f():\n    raise KeyError('x')\n\n\nf()\n").await;
-    assert_eq!(raised["problems"][0]["line"], 5, "where it was raised: {raised}");
+    assert_eq!(raised["problems"][0]["line"], 5, "the error names its line: {raised}");
     let nothing = found("x = 1\n").await;
     assert_eq!(nothing["problems"][0]["line"], Value::Null, "{nothing}");
     let (_, taken) = check(&server, BOSS, &json!({"name": "ban-phrases", "source": says("it")})).await;

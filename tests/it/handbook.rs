@@ -220,7 +220,7 @@ impl Session {
             "json" => self.run_json(&place, block).await,
             "sh" if block.text.starts_with("thunder serve") => {
                 let line = block.text.trim();
-                assert_eq!(line.lines().count(), 1, "{place}: one server a block");
+                assert_eq!(line.lines().count(), 1, "{place}: a block must start one server only");
                 let words: Vec<String> =
                     line.split_whitespace().skip(2).map(|word| word.trim_matches('\'').to_owned()).collect();
                 if words.iter().any(|word| word == "--list-devices") {

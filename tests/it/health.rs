@@ -40,7 +40,7 @@ async fn starting_server_responds_with_reason() {
     assert_eq!(server.stop("TERM").await, Some(0), "{}", server.log());
     let leftover = std::fs::read_dir(&server.data_dir).unwrap().flatten().map(|entry| entry.path());
     for path in leftover.filter(|path| path.is_dir()) {
-        assert!(!path.join("postmaster.pid").exists(), "PostgreSQL was left behind in {}", path.display());
+        assert!(!path.join("postmaster.pid").exists(), "PostgreSQL still runs in {}", path.display());
     }
 }
 
@@ -87,7 +87,7 @@ async fn data_directory_is_readable_by_its_owner_only() {
             }
         }
     }
-    assert!(seen >= 4, "spool, lock, log and database are there");
+    assert!(seen >= 4, "spool, lock, log and database exist");
 }
 
 #[tokio::test]

@@ -170,7 +170,7 @@ async fn invalid_document_error_has_json_path() {
     }
     "#);
     let (status, _) = server().await.get("/api/v1/runs/wrong").await;
-    assert_eq!(status, 404, "nothing of a wrong document is stored");
+    assert_eq!(status, 404, "no row of an invalid document is stored");
 }
 
 #[tokio::test]

@@ -190,7 +190,7 @@ async fn socket_generation_ends_on_abort_and_disconnect() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, gone).await.expect("the generation goes on");
+        tokio::time::timeout(PATIENCE, gone).await.expect("the generation continues");
     }
 }
 
@@ -356,7 +356,7 @@ async fn hanging_database_delays_no_message() {
             assert_eq!((reported.len(), &reported[2].1["type"]), (3, &json!("done")), "{reported:?}");
         }
     };
-    tokio::time::timeout(PATIENCE, chat).await.expect("each message waits for the database");
+    tokio::time::timeout(PATIENCE, chat).await.expect("each message waited for the database");
     drop(frozen);
 }
 

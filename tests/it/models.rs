@@ -58,12 +58,12 @@ async fn request_replaces_least_recently_used_model() {
     let answer = server.answer("/v1/completions", &text("apple")).await;
     assert_eq!(answer["model"], "apple");
     let run = server.finished(answer["thunder"]["run_id"].as_str().unwrap()).await;
-    assert_eq!(run["run"]["model"], "apple", "the recorder is told which model it was");
+    assert_eq!(run["run"]["model"], "apple", "the run records its model");
     assert_eq!(status(&server, "apple").await["value"], "loaded");
 
     assert_eq!(server.answer("/v1/completions", &text("pear")).await["model"], "pear");
     assert_eq!(status(&server, "apple").await["value"], "unloaded");
-    assert_eq!(status(&server, "tiny").await["value"], "loaded", "the default goes last");
+    assert_eq!(status(&server, "tiny").await["value"], "loaded", "the default model is unloaded last");
     // Both at once, with room for one: they run one after the other.
     let (apple, pear) = (text("apple"), text("pear"));
     let (apple, pear) = tokio::join!(server.answer("/v1/completions", &apple), server.answer("/v1/completions", &pear));
@@ -115,8 +115,8 @@ async fn states_and_sessions_belong_to_the_model_they_were_saved_with() {
     let body = json!({"state": saved["state"]});
     let (code, answer) = server.post("/slots/0?action=restore-state&model=two", &body).await;
     assert!(code == 400 && answer.to_string().contains("saved with another model"), "{code} {answer}");
-    assert_eq!(status(&server, "one").await["value"], "unloaded", "there was room for one");
-    assert_eq!(server.get("/sessions?model=one").await.1[0]["id"], 7, "its sessions stay");
+    assert_eq!(status(&server, "one").await["value"], "unloaded", "only one model was loaded");
+    assert_eq!(server.get("/sessions?model=one").await.1[0]["id"], 7, "its stored sessions remain");
     assert_eq!(status(&server, "one").await["value"], "unloaded");
     let (code, answer) = server.post("/sessions/7?action=restore&slot=0&model=two", &json!({})).await;
     assert_eq!(code, 404, "{answer}");
@@ -163,7 +163,7 @@ async fn model_is_unloaded_after_its_runs() {
     assert_eq!(server.post("/models/unload", &json!({"model": "apple"})).await.0, 200);
     assert_eq!(stream.rest().await.last().unwrap().data, "[DONE]");
     becomes(&server, "apple", "unloaded").await;
-    assert_eq!(server.answer("/v1/completions", &text("apple")).await["model"], "apple", "and it comes back");
+    assert_eq!(server.answer("/v1/completions", &text("apple")).await["model"], "apple", "the model is loaded again");
 }
 
 #[tokio::test]
@@ -196,7 +196,7 @@ fn with_a_token_twice(whole: &[u8]) -> Vec<u8> {
         }
         at = next;
     }
-    panic!("no two tokens are of the same length");
+    panic!("the vocabulary has no two tokens of the same length");
 }
 
 #[tokio::test]

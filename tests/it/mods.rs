@@ -19,7 +19,7 @@ struct Lab {
 
 struct ModRun {
     text: String,
-    /// Characters that were sent and retracted.
+    /// Number of characters that were sent and later retracted.
     retracted: usize,
     end: Arc<RunEnd>,
     items: Vec<TraceItem>,
@@ -227,7 +227,7 @@ async fn erased_question_is_visible_only_to_its_mod() {
         assert_eq!((kept.retracted, kept.exceptions().len()), (0, 0));
     }
     let short = lab.sample(&[("hidden", Value::Null)], hot(1), 5).await;
-    assert_eq!(short.log_lines(), ["answer None"], "it does not fit into five tokens");
+    assert_eq!(short.log_lines(), ["answer None"], "the question does not fit into five tokens");
     assert!(!short.text.contains("story") && !short.text.contains("Is this"), "{}", short.text);
 }
 

@@ -133,7 +133,7 @@ async fn items_are_lines_in_order() {
     "#);
     let part = get(server, "/api/v1/runs/lines/events?from=1&to=2", &[]).await.text().await.unwrap();
     let expected: Vec<&str> = text.lines().skip(4).take(4).collect();
-    assert_eq!(part.lines().collect::<Vec<_>>(), expected, "a part is numbered as the whole");
+    assert_eq!(part.lines().collect::<Vec<_>>(), expected, "items of a part have the same numbers as in the whole run");
 }
 
 #[tokio::test]
@@ -146,7 +146,7 @@ async fn finished_run_can_be_streamed_and_resumed() {
     assert_eq!(items.iter().map(|(_, _, data)| data.clone()).collect::<Vec<_>>(), lines(&text));
     assert_eq!((end.0.as_str(), end.2["request_id"].as_str()), ("end", Some("stream")));
     let resumed = events(get(server, "/api/v1/runs/stream/events", &[accept, ("last-event-id", "1")]).await).await;
-    assert_eq!(resumed, whole[4..], "the items of the last event come again");
+    assert_eq!(resumed, whole[4..], "the items of the last event are repeated");
     let response = get(server, "/api/v1/runs/stream/events", &[accept, ("last-event-id", "x")]).await;
     assert_eq!(response.status(), 400);
 }
@@ -365,7 +365,7 @@ async fn run_is_removed_once() {
     assert_eq!(delete().await, 204);
     assert_eq!(delete().await, 404);
     assert_eq!(server.get("/api/v1/runs/removed").await.0, 404);
-    assert_eq!(ingested("removed").await.get("/api/v1/runs/removed").await.0, 200, "its id is free again");
+    assert_eq!(ingested("removed").await.get("/api/v1/runs/removed").await.0, 200, "its id can be used again");
 }
 
 #[tokio::test]

@@ -57,7 +57,7 @@ async fn emit_error_of_a_quote_mod_is_a_400() {
         assert_eq!((status, answer["error"]["message"].as_str()), (400, Some("not today")), "{path} {answer}");
     }
     let (status, _) = server.post(CHAT, &chat("refuse", &json!({}))).await;
-    assert_eq!(status, 422, "another mod's error keeps its status");
+    assert_eq!(status, 422, "the error of another mod has its usual status");
 }
 
 #[tokio::test]
@@ -68,7 +68,7 @@ async fn tool_calls_of_mod_retract_earlier_text() {
     assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&Value::Null, &json!("tool_calls")));
     assert_eq!(choice["message"]["tool_calls"][0]["function"]["name"], "get_weather");
     let run = server.finished(answer["thunder"]["run_id"].as_str().unwrap()).await;
-    assert!(run["events"].to_string().contains("Let me look."), "the trace keeps the text: {run}");
+    assert!(run["events"].to_string().contains("Let me look."), "the trace contains the text: {run}");
 
     let mut text = String::new();
     let streamed = chat("quote_late_call", &json!({"stream": true}));

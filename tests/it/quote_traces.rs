@@ -69,7 +69,7 @@ async fn differing_final_text_is_noted_and_shown() {
     let (_, run) = server.get("/api/v1/runs/quote-differs").await;
     let note = run["run"]["notes"][0].as_str().unwrap();
     assert!(note.contains("final_text"), "{note}");
-    assert_eq!(run["run"]["output_preview"], "Another <text>.", "the client got this");
+    assert_eq!(run["run"]["output_preview"], "Another <text>.", "the text that the client received");
     let html = page(server, "/runs/quote-differs").await;
     assert!(html.contains("Replayed from the events") && html.contains("The fo[F]an."), "{html}");
     assert!(html.contains("Reported by the engine") && !html.contains("Another <text>."), "{html}");

@@ -60,7 +60,7 @@ async fn running_run_is_readable_on_every_route_with_its_first_token() {
         for (path, (status, text)) in paths.iter().zip(&reads) {
             assert_eq!(*status, 200, "{path}: {text}");
         }
-        assert!(reads[1].1.contains("\"Added\""), "the events of the first token are there: {}", reads[1].1);
+        assert!(reads[1].1.contains("\"Added\""), "the events of the first token are missing: {}", reads[1].1);
         let (status, kept) = server.post(&format!("/api/v1/runs/{id}/feedback"), &json!({"rating": 1})).await;
         assert_eq!(status, 201, "{kept}");
     }
@@ -196,7 +196,7 @@ async fn follower_gets_events_that_are_committed_while_it_reads() {
     let ids: Vec<i32> = text.lines().filter_map(|line| line.strip_prefix("id: ")?.parse().ok()).collect();
     let missing: Vec<i32> = (0..1100).filter(|order| !ids.contains(order)).collect();
     assert!(missing.is_empty(), "{} missing, the first is {}", missing.len(), missing[0]);
-    assert_eq!(ids.len(), 1100, "none comes twice");
+    assert_eq!(ids.len(), 1100, "no item is repeated");
     assert_eq!(status_and_text(server, &lines).await.1.lines().count(), 1100, "two pages");
 }
 
@@ -211,7 +211,7 @@ async fn page_of_unknown_run_retries() {
         let response = request.send().await.unwrap();
         assert_eq!(response.status(), 404);
         let html = response.text().await.unwrap();
-        assert!(seen.insert(path), "it never stops: {seen:?}");
+        assert!(seen.insert(path), "the page retries without end: {seen:?}");
         let Some((_, refresh)) = html.split_once("http-equiv=\"refresh\" content=\"1; url=") else { break };
         path = refresh.split('"').next().unwrap().replace("&#38;", "&");
         assert!(path.starts_with(&format!("/runs/{id}?at=3&view=text&retry=")), "{path}");

@@ -133,7 +133,7 @@ async fn mod_is_uploaded_used_disabled_and_removed() {
     assert_eq!(send(&server, BOSS, Method::DELETE, "/v1/mods/fixed", None).await.0, 204);
     let (status, problem) = send(&server, BOSS, Method::DELETE, "/v1/mods/fixed", None).await;
     assert_eq!(status, 404);
-    assert!(problem["detail"].as_str().unwrap().contains("ban-phrases"), "it names what is known: {problem}");
+    assert!(problem["detail"].as_str().unwrap().contains("ban-phrases"), "the error lists the known names: {problem}");
     let (status, reported) = answer(&server, "user-key", "fixed").await;
     assert_eq!((status, &reported["error"]["code"]), (400, &json!("unknown_mod")), "{reported}");
 }
@@ -168,7 +168,7 @@ async fn invalid_mod_is_rejected_with_reason() {
     assert_eq!(refused(json!({"name": "a"})).await.0, 400, "no source");
     let (status, list) = send(&server, BOSS, Method::GET, "/v1/mods", None).await;
     assert_eq!(status, 200);
-    assert!(list["mods"].as_array().unwrap().iter().all(|found| found["origin"] == "builtin"), "nothing was taken");
+    assert!(list["mods"].as_array().unwrap().iter().all(|found| found["origin"] == "builtin"), "no mod was registered");
 
     let files = json!({
         "calm_mods/__init__.py": "",
@@ -237,7 +237,7 @@ async fn mods_directory_is_watched() {
     let shown = until(&server, "fixed", |_, shown| shown["problem"].is_object()).await;
     assert_eq!(shown["hash"], second["hash"]);
     assert!(shown["problem"]["traceback"].as_str().unwrap().contains("line 1"), "{shown}");
-    assert_eq!(text(&answer(&server, "", "fixed").await.1), "two", "the old version works on");
+    assert_eq!(text(&answer(&server, "", "fixed").await.1), "two", "the old version remains in use");
     let (_, list) = server.get("/v1/mods").await;
     assert_eq!(list["problems"].as_array().unwrap().len(), 2, "{list}");
 
@@ -263,7 +263,7 @@ async fn disabled_mod_is_not_called_from_next_token_on() {
     assert_eq!(send(&server, "", Method::POST, "/v1/mods/slow/disable", None).await.0, 200);
     while response.chunk().await.unwrap().is_some() {}
     let run = server.finished(&run).await;
-    assert_eq!(run["run"]["finish_reason"], "length", "the run goes on without it");
+    assert_eq!(run["run"]["finish_reason"], "length", "the run continues without the mod");
     let calls = run["mod_calls"].as_array().unwrap();
     assert!(calls.len() < 100, "{} calls", calls.len());
     let (last, before) = calls.split_last().unwrap();

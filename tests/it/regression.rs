@@ -142,7 +142,7 @@ async fn rerun_reproduces_recorded_run() {
         let (mut now, mut recorded) = (parameters(&again), parameters(&then));
         now["attention"].take();
         recorded["attention"].take();
-        assert_eq!(now, recorded, "nothing is lost on the way");
+        assert_eq!(now, recorded, "the rerun has the recorded parameters");
     }
     let folder = folder();
     let file = path(&folder, "run.json");
@@ -184,7 +184,7 @@ async fn ingested_run_with_mod_source_can_be_rerun() {
     std::fs::write(handed.join(&hash), serde_json::to_vec(&source).unwrap()).unwrap();
     document["request"]["request_id"] = json!("handed");
     assert_eq!(other.post("/ingest", &document).await.0, 201);
-    assert!(!handed.join(&hash).exists(), "the server takes it");
+    assert!(!handed.join(&hash).exists(), "the server accepts the document");
     let (code, reported, printed) = run(&["replay", "--verify", "handed", "--server", &other.base]).await;
     assert_eq!(code, 0, "{reported}{printed}");
 }
@@ -290,5 +290,5 @@ async fn mod_is_tested_with_recorded_runs() {
     assert!(origins.len() >= 2 && origins.iter().all(|origin| **origin == "file"), "{versions}");
     let words = ["replay", "--verify", &recorded, "--any-version", "--server", &server.base];
     let (code, reported, printed) = run(&words).await;
-    assert_eq!(code, 0, "what it writes is no difference: {reported}{printed}");
+    assert_eq!(code, 0, "log lines are no difference: {reported}{printed}");
 }

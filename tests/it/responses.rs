@@ -105,7 +105,7 @@ async fn streamed_response_equals_complete_response() {
     assert_eq!(events[1].0, "response.in_progress");
     let (last, completed) = events.last().unwrap();
     assert_eq!(last, "response.completed");
-    assert!(completed["timings"]["predicted_n"].as_u64() > Some(10), "as llama-server tells it: {completed}");
+    assert!(completed["timings"]["predicted_n"].as_u64() > Some(10), "in llama-server's format: {completed}");
     let output = &completed["response"]["output"];
     // Each item ends as in the complete response, and its deltas form its text.
     let done: Vec<Value> =
@@ -204,7 +204,11 @@ async fn response_continues_previous_response() {
     let deleted = server.request(reqwest::Method::DELETE, &path).send().await.unwrap();
     assert_eq!(deleted.json::<Value>().await.unwrap(), json!({"id": id, "object": "response", "deleted": true}));
     assert_eq!(server.get(&path).await.0, 404);
-    assert_eq!(server.get(&format!("/v1/responses/{}", third["id"].as_str().unwrap())).await.0, 404, "it was not kept");
+    assert_eq!(
+        server.get(&format!("/v1/responses/{}", third["id"].as_str().unwrap())).await.0,
+        404,
+        "the response is not stored"
+    );
     let second = second["id"].clone();
     server.answer(RESPONSES, &ask(json!({"previous_response_id": second}))).await;
 }
@@ -224,7 +228,7 @@ async fn response_survives_restart_and_belongs_to_owner() {
     let gone_on = again.answer(RESPONSES, &further).await;
     assert!(gone_on["usage"]["input_tokens"].as_u64() > kept["usage"]["input_tokens"].as_u64());
     let other = crate::harness::http().get(format!("{}{path}", again.base)).bearer_auth("two").send().await.unwrap();
-    assert_eq!(other.status(), 404, "it is another key's");
+    assert_eq!(other.status(), 404, "the response belongs to another key");
 }
 
 #[tokio::test]

@@ -49,7 +49,7 @@ async fn page_of_other_origin_cannot_change_mods() {
         (vec![("origin", "https://evil.example")], 403),
         (vec![("origin", "null")], 403),
         (vec![("sec-fetch-site", "cross-site")], 403),
-        // The same machine, but another program's page.
+        // A page of another program on the same machine.
         (vec![("origin", "http://127.0.0.1:1")], 403),
         (vec![("origin", own.as_str())], 400),
         (vec![("sec-fetch-site", "same-origin")], 400),
@@ -59,7 +59,7 @@ async fn page_of_other_origin_cannot_change_mods() {
     }
     let read = send(server, "/v1/models", &[("origin", "https://evil.example")]).await;
     assert_eq!(read.status().as_u16(), 200);
-    assert!(read.headers().get("access-control-allow-origin").is_none(), "a page could read the answer");
+    assert!(read.headers().get("access-control-allow-origin").is_none(), "another page could read the answer");
 }
 
 #[tokio::test]
@@ -175,8 +175,8 @@ async fn login_page_has_no_scripts_and_limits_attempts() {
         assert_eq!(response.status().as_u16(), 401);
     }
     assert!(refused.as_ref().is_some_and(|page| page.contains("10 logins per minute")), "{refused:?}");
-    assert_eq!(login(KEY).await.unwrap().status().as_u16(), 429, "the key is not looked at either");
-    assert_eq!(server.get("/v1/models").await.0, 200, "who has the key needs no login");
+    assert_eq!(login(KEY).await.unwrap().status().as_u16(), 429, "the key is not checked either");
+    assert_eq!(server.get("/v1/models").await.0, 200, "a client with the key needs no login");
 }
 
 #[tokio::test]

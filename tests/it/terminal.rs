@@ -139,7 +139,7 @@ async fn tool_is_called_and_user_enters_result() {
     assert!(reported.status.success(), "{notes}");
     assert!(notes.contains("lookup  Looks something up"), "{notes}");
     assert!(notes.contains("the model calls "), "{notes}");
-    assert_eq!(notes.matches("tokens, ").count(), 2, "the result is answered: {notes}");
+    assert_eq!(notes.matches("tokens, ").count(), 2, "the model answers the result: {notes}");
 }
 
 #[tokio::test]
@@ -229,7 +229,7 @@ impl Terminal {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status.code();
             }
-            assert!(begun.elapsed() < PATIENCE, "it does not end:\n{:?}", self.shown.lock().unwrap());
+            assert!(begun.elapsed() < PATIENCE, "the program does not end:\n{:?}", self.shown.lock().unwrap());
             std::thread::sleep(Duration::from_millis(20));
         }
     }

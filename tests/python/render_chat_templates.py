@@ -55,7 +55,7 @@ def environment(now):
         extensions=[Generation, jinja2.ext.loopcontrols],
     )
     made.filters["tojson"] = tojson
-    # As in llama.cpp: in Python a safe text escapes what is put into it, also where nothing is escaped.
+    # Same as llama.cpp: in Python a safe text escapes values that are inserted into it, even if escaping is off.
     made.filters["safe"] = str
     made.filters["from_json"] = json.loads
     made.globals["raise_exception"] = raise_exception
@@ -70,7 +70,8 @@ def rendered(case):
         try:
             return {"text": template.render(**case["context"])}
         except TypeError:
-            # Without tools, transformers has `None` and llama.cpp has nothing; some templates take only one of them.
+            # Without tools, transformers passes `None` and llama.cpp passes no variable; some templates accept only one
+            # of both.
             if case["context"]["tools"] is not None:
                 raise
             del case["context"]["tools"]

@@ -303,7 +303,7 @@ class Scaffolding(unittest.TestCase):
         for seed in range(12):
             result = run(form, model=RandomWeights(seed), temperature=1.0, seed=seed, max_tokens=400)
             if result.exceptions():
-                # A text with a backslash that JSON does not know is the model's own.
+                # A backslash escape that JSON does not define is kept as the model wrote it.
                 self.assertIn("JSONDecodeError", repr(result.exceptions()))
                 continue
             answer = json.loads(result.text)

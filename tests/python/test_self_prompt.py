@@ -32,7 +32,7 @@ class Erasing(unittest.TestCase):
             result = run(asked, model=MODEL).check()
             self.assertEqual((result.text, asked.got), (text, ["no"]), erase)
             self.assertEqual(result.seen(), text)
-            self.assertFalse([item for item in result.sent if isinstance(item, int)], "nothing sent is taken back")
+            self.assertFalse([item for item in result.sent if isinstance(item, int)], "no sent text is retracted")
 
     def test_completion_follows_only_kept_answers(self):
         for completion in ("!\n", {"suffix": "!\n"}, [ord("!"), ord("\n")]):
@@ -60,7 +60,7 @@ class Erasing(unittest.TestCase):
             result = run(asked, model=EndsAfterNo(), max_tokens=24).check()
             self.assertEqual(asked.got, ["no"])
             self.assertEqual(result.text[: len(text)], text)
-            self.assertEqual(result.finish_reason, "length", "the end that ended the choice does not end the answer")
+            self.assertEqual(result.finish_reason, "length", "the end token of the choice does not end the answer")
 
 
 class EndsAfterNo:

@@ -79,7 +79,7 @@ class Forms(unittest.TestCase):
         )
         for answer in kept:
             self.assertTrue(1 <= len(json.loads(answer)) <= 3, answer)
-        self.assertGreater(len({len(json.loads(answer)) for answer in kept}), 1, "the model decides how many")
+        self.assertGreater(len({len(json.loads(answer)) for answer in kept}), 1, "the model decides the number")
 
     def test_list_with_format_per_element(self):
         each = [ChoicesStrat(["a", "b"]), CharsStrat("numeric", stop=2, min=1), ChoicesStrat(["c", "cd"])]
@@ -221,7 +221,7 @@ class OwnStrategies(unittest.TestCase):
             r"\['%s'(, '%s'){1,2}\]" % (digits, digits),
         )
         kept = self.matches(ListStrat(EvenDigits(), sep="-", max=2), "(%s(-%s)?)?" % (digits, digits))
-        self.assertGreater(len({answer.count("-") for answer in kept}), 1, "the model ends it where it likes")
+        self.assertGreater(len({answer.count("-") for answer in kept}), 1, "the model may end the list at any element")
 
     def test_list_of_custom_and_own_strategies(self):
         word = CharsStrat(CharsMode.ALPHA, stop="; ", min=1, max=4)

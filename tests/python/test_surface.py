@@ -117,7 +117,7 @@ class Numbers(unittest.TestCase):
         for edit, best in (({"set": {1: -9.0}}, 3), ({"add": {0: 9.0}}, 0), ({"token_temp": 0.5}, 1)):
             action = thunder_mods.for_event(event).adjust_logits(**edit)
             self.assertEqual(int(action.top_k_logprob(1)[1][0][0]), best)
-        self.assertEqual(event.logits.tolist(), [row], "looking at it changes nothing")
+        self.assertEqual(event.logits.tolist(), [row], "reading changes nothing")
 
     def test_keep_only_masks_other_logits(self):
         logits = Logits(memoryview(flat([1.0, 2.0, 3.0])))

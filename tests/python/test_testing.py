@@ -244,7 +244,7 @@ class Mistakes(unittest.TestCase):
             result = run(at(kind, act), model="abc")
             (error,) = result.exceptions()
             self.assertIsInstance(error, InvalidActionError, (kind, error))
-            self.assertEqual(result.text, "abc", "it counts as Noop")
+            self.assertEqual(result.text, "abc", "the action counts as Noop")
             with self.assertRaises(InvalidActionError):
                 result.check()
 

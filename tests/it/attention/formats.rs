@@ -107,7 +107,7 @@ async fn messages_support_message_pack() {
     assert_eq!(floats(&answer.attention_data[0].attention.data).len(), LAYERS * HEADS * prompt.len());
 }
 
-/// Messages in `MessagePack`, whose values are bytes.
+/// Messages in `MessagePack`, with attention values as bytes.
 mod rmpv {
     use serde::Deserialize;
 

@@ -159,7 +159,7 @@ async fn deeply_nested_message_pack_is_rejected() {
         assert_eq!(response.json::<Value>().await.unwrap()["error_code"], code);
         socket.send(Frame::binary(bytes)).await.unwrap();
         let frame = tokio::time::timeout(PATIENCE, socket.next()).await.unwrap().unwrap();
-        assert_eq!(frame.opcode(), OpCode::Binary, "asked in MessagePack, answered in MessagePack");
+        assert_eq!(frame.opcode(), OpCode::Binary, "the answer to a MessagePack request is MessagePack");
         let error: Value = rmp_serde::from_slice(&frame.into_payload()).unwrap();
         assert_eq!((&error["type"], &error["error_code"]), (&json!("error"), &json!(code)));
     }
@@ -214,7 +214,7 @@ async fn client_that_never_reads_blocks_no_other_client() {
         }
         tokio::time::sleep(Duration::from_millis(30)).await;
     };
-    assert_eq!(run["run"]["status"], "running", "it waits for its client: {run}");
+    assert_eq!(run["run"]["status"], "running", "the run is paused until its client reads: {run}");
     drop(unread);
     assert_eq!(server.finished(&id).await["run"]["status"], "cancelled");
 }

@@ -36,7 +36,7 @@ async fn model_info_uses_transformers_names() {
     }
     assert!(info["context_length"].as_u64().unwrap() > 0 && info["vocab_size"] == 640, "{info}");
     let (_, other) = server().await.get("/api/v1/model/info?model=nobody").await;
-    assert_eq!(other["attention_layer_ids"], info["attention_layer_ids"], "the only model answers");
+    assert_eq!(other["attention_layer_ids"], info["attention_layer_ids"], "the only model answers for any name");
 }
 
 #[tokio::test]
@@ -51,7 +51,7 @@ async fn text_round_trips_through_tokens() {
     assert_eq!(tokens[0], json!({"token_id": 1, "text": "<|im_start|>"}));
     assert_eq!(tokens.last().unwrap()["text"], "<|im_end|>");
     assert_eq!(tokens.iter().map(|token| token["text"].as_str().unwrap()).collect::<String>(), text);
-    assert!(tokens.iter().any(|token| token["text"] == ""), "a character of several tokens stands with the last");
+    assert!(tokens.iter().any(|token| token["text"] == ""), "the text of a character is assigned to its last token");
     assert_eq!(answer["token_count"], tokens.len());
     let back = server.answer("/api/v1/detokenize", &json!({"token_ids": answer["token_ids"]})).await;
     assert_eq!(back, json!({"text": text}));

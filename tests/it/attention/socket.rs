@@ -99,7 +99,7 @@ async fn requests_share_a_socket_and_one_can_be_cancelled() {
     let mut socket = connect(server, PATH, Options::default()).await;
     send(&mut socket, &generate_request(&prompt, &json!({"request_id": "endless", "max_new_tokens": 3000}))).await;
     assert_eq!(next(&mut socket).await.0["request_id"], "endless");
-    // Meanwhile, other messages are answered immediately.
+    // Other messages are answered while the request runs.
     assert_eq!(server.get("/api/v1/model/info").await.0, 200);
     tokens_of(server, "quick").await;
     send(&mut socket, &generate_request(&prompt, &json!({"request_id": "short", "return_attention": false}))).await;

@@ -127,7 +127,7 @@ async fn text_that_is_no_call_is_returned_unchanged() {
 #[tokio::test]
 async fn start_of_invalid_call_is_retracted_from_stream() {
     let server = server().await;
-    // Forced in two steps, so that the start of the call is sent before it becomes invalid.
+    // Forced in two steps, so that the start of the call is sent before the call becomes invalid.
     let body = chat(json!({"tools": tools(), "max_tokens": 60, "ignore_eos": true, "temperature": 2.0, "seed": 3,
         "mods": [{"name": "force-prefix",
                   "config": {"text": "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": "}}]}));

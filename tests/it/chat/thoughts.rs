@@ -23,7 +23,7 @@ async fn reasoning_tokens_are_counted() {
     let older = server.answer(CHAT, &chat(json!({"mods": says(text), "reasoning_format": "deepseek-legacy"}))).await;
     assert_eq!(older["choices"][0]["message"], answer["choices"][0]["message"]);
     let apart = server.answer(CHAT, &chat(json!({"mods": says(text), "reasoning_format": "none"}))).await;
-    assert_eq!(apart["usage"]["completion_tokens_details"]["reasoning_tokens"], 0, "they are text");
+    assert_eq!(apart["usage"]["completion_tokens_details"]["reasoning_tokens"], 0, "they are part of the text");
 }
 
 #[tokio::test]
@@ -123,13 +123,13 @@ async fn reasoning_can_be_ended_by_client() {
         // It reasons from its first token on; before that, reasoning cannot be ended.
         let done = loop {
             let done = server.answer(CONTROL, &end(&id)).await;
-            if done["message"] != "the answer is not thinking" {
+            if done["message"] != "the answer contains no reasoning" {
                 break done;
             }
         };
         assert!(done.to_string().contains(reported), "{done}");
         let text = response.text().await.unwrap();
-        assert_eq!(text.contains("\"content\":\""), controlled, "the answer begins where the thought ends");
+        assert_eq!(text.contains("\"content\":\""), controlled, "the answer begins at the end of the reasoning");
         let over = server.answer(CONTROL, &end(&id)).await;
         assert_eq!((&over["success"], over["message"].is_string()), (&json!(false), true), "{over}");
     }

@@ -613,7 +613,7 @@ async fn dead_programs_run_is_interrupted(target: &Target) {
         }
         sleep(Duration::from_millis(25)).await;
     }
-    panic!("the run of a dead program goes on");
+    panic!("the run of a dead program still has the status running");
 }
 
 async fn old_day_is_dropped(target: &Target) {

@@ -1,5 +1,6 @@
-//! One list of checks ([`checks`]) for every kind of connection: direct, over TLS, through pgbouncer, and to an external
-//! database that `THUNDER_TEST_DATABASE_URL` names, with `THUNDER_TEST_DATABASE_DIRECT_URL` where a pooler is between.
+//! One list of checks ([`checks`]) for every kind of connection: direct, over TLS, through pgbouncer, and to an
+//! external database. `THUNDER_TEST_DATABASE_URL` names the external database, and `THUNDER_TEST_DATABASE_DIRECT_URL`
+//! its direct address if that is a pooler's.
 
 mod checks;
 mod pooler;
@@ -97,7 +98,7 @@ async fn store_moves_to_the_host_that_accepts_writes() {
     );
     let store = open(&url, "failover").await;
     store.ingest(&Scope::All, None, document("before")).await.unwrap();
-    // The second host goes, and the first one takes its place.
+    // The second host stops, and the first one takes its place.
     accept_writes(&first, true).await;
     second.stop();
     for attempt in 0.. {

@@ -10,7 +10,7 @@ pub struct Pooler {
 }
 
 impl Pooler {
-    /// Starts one in that mode. Returns `None`, and prints the reason, if the program is not installed.
+    /// Starts pgbouncer in that mode. Returns `None`, and prints the reason, if it is not installed.
     pub fn start(postgres: &Postgres, mode: &str) -> Option<Self> {
         let Some(pgbouncer) = ["/usr/sbin/pgbouncer", "/usr/bin/pgbouncer", "/opt/homebrew/bin/pgbouncer"]
             .into_iter()

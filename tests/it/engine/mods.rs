@@ -131,7 +131,7 @@ async fn sampled_backtrack_of_one_samples_again_without_a_gap() {
     assert_eq!(result.generated().len(), 8);
     let steps: Vec<i32> =
         result.events().iter().filter(|(kind, _)| *kind == EventType::ForwardPass).map(|&(_, step)| step).collect();
-    assert_eq!(steps, (1..=9).collect::<Vec<_>>(), "one step more than tokens: the dropped token has its own");
+    assert_eq!(steps, (1..=9).collect::<Vec<_>>(), "one more step than tokens: the dropped token has its own step");
 }
 
 #[tokio::test]

@@ -69,7 +69,7 @@ async fn canceled_runs_do_not_block_the_engine_while_the_recorder_is_full() {
     }
     let patience = Duration::from_secs(30);
     while engine.runs() > 1 {
-        timeout(patience, first.control.progress()).await.expect("the decode thread waits for the recorder").unwrap();
+        timeout(patience, first.control.progress()).await.expect("the decode thread waited for the recorder").unwrap();
     }
     let mut ledger = Ledger::default();
     while !ledger.is_complete(1 + CANCELED) {

@@ -91,7 +91,7 @@ async fn retracted_tokens_do_not_affect_the_sampler_even_after_a_shift() {
             assert_eq!(there.len(), 2, "{kind}: back at {at} by {n}");
             assert_eq!(sampled_from(there[0].1), sampled_from(there[1].1), "{kind}: back at {at} by {n}");
             let distinct: HashSet<_> = events.iter().map(|(_, event)| sampled_from(event)).collect();
-            assert!(distinct.len() > 20, "{kind} has no visible state");
+            assert!(distinct.len() > 20, "{kind} never samples from a different state");
         }
     }
 }

@@ -43,7 +43,7 @@ async fn parked_runs_of_unread_clients_are_limited() {
     for _ in 0..2 * MAX_PARKED {
         unread.push(bench.engine.submit(long()).await.unwrap());
     }
-    // The first runs are preempted, since others wait. The others fill the slots and wait for their clients there.
+    // The first runs are preempted, since others wait. The others keep their slots while they wait for their clients.
     until("the first runs are preempted", &unread, |all| {
         count(&all[..MAX_PARKED], RunActivity::Preempted) == MAX_PARKED
             && count(&all[MAX_PARKED..], RunActivity::Running) == MAX_PARKED

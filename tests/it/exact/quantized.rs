@@ -40,7 +40,7 @@ async fn rows_of_quantized_keys(capture: AttentionCapture, values: CacheType, to
     let result = bench.run(attention_request(next.clone(), 5)).await;
     assert!(result.end.finish.usage.cached_tokens > 0);
     assert_eq!(compare(&result, &next, &mut reference, tolerance, false), 5);
-    // Keys that move are rotated back, moved, and rounded again.
+    // Shifted keys are rotated back, moved, and rounded again.
     let prompt = tokens(4, 245);
     let mut request = attention_request(prompt.clone(), 25);
     request.overflow = Overflow::Shift { keep: Some(10), discard: 100 };

@@ -77,7 +77,7 @@ pub struct Server {
     storage: Arc<Storage>,
 }
 
-/// The process of a server.
+/// Process of a server.
 struct Process {
     child: Mutex<Child>,
     /// True if it must end by itself, so that it stops its PostgreSQL server.
@@ -200,7 +200,7 @@ impl Server {
         if !has("--model") && !has("--no-model") {
             command.arg("--model").arg(model());
         }
-        // Numbers must not depend on the processor, which the default does.
+        // The results must not depend on the processor, on which the default depends.
         if env.is_empty() && !["--attention", "-fa", "--flash-attn", "-ctv", "--no-model"].into_iter().any(has) {
             command.args(["--attention", "on"]);
         }

@@ -34,7 +34,7 @@ impl Postgres {
         &SHARED
     }
 
-    /// Starts a server of its own.
+    /// Starts a separate server.
     pub fn start() -> Self {
         let this = Self { port: free_port(), folder: folder() };
         own(&this.folder);
@@ -66,7 +66,7 @@ impl Postgres {
         this
     }
 
-    /// Ends it at once.
+    /// Kills the server.
     pub fn stop(&self) {
         let file = std::fs::read_to_string(self.folder.join("data/postmaster.pid")).unwrap();
         let pid = Pid::from_raw(file.lines().next().unwrap().parse().unwrap());
@@ -147,7 +147,7 @@ impl Drop for TestDatabase {
     fn drop(&mut self) {
         let statement = format!("drop database {} with (force)", self.name);
         let drop = move || psql_command(&Postgres::shared().url("postgres"), &statement).output();
-        // The test does not wait for it, and the whole server is removed at the end.
+        // The test does not wait for the removal; the whole server is removed at the end.
         std::thread::spawn(drop);
     }
 }
@@ -181,7 +181,7 @@ impl SilentDatabase {
         Self { url, answers, _database: database }
     }
 
-    /// Answers from now on.
+    /// Makes the database answer from now on.
     pub fn answer(&self) {
         self.answers.send_replace(true);
     }

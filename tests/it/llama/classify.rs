@@ -78,7 +78,7 @@ async fn batch_equals_single_texts() {
     }
     assert_eq!(batch["usage"]["total_tokens"], tokens);
     let one = server.answer(ROUTE, &json!({"inputs": [texts[0]]})).await;
-    assert!(one["predictions"][0].is_array(), "a list of one is a list");
+    assert!(one["predictions"][0].is_array(), "the answer to a list of one is a list");
 }
 
 #[tokio::test]
@@ -105,7 +105,7 @@ async fn disconnect_does_not_delay_other_clients() {
     let many: Vec<String> = (0..3000).map(|index| format!("{index} {}", "it is great, ".repeat(100))).collect();
     let body = json!({"inputs": many});
     let gone = server.request(reqwest::Method::POST, ROUTE).json(&body).timeout(std::time::Duration::from_millis(1500));
-    assert!(gone.send().await.is_err(), "3000 long texts must take longer than that");
+    assert!(gone.send().await.is_err(), "3000 long texts take longer than the client waits");
     let begun = std::time::Instant::now();
     server.answer(ROUTE, &json!({"inputs": "short"})).await;
     assert!(begun.elapsed() < std::time::Duration::from_secs(5), "{:?}", begun.elapsed());

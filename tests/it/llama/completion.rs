@@ -153,7 +153,7 @@ async fn prompt_accepts_text_tokens_and_mixture() {
         [json!(mixed), json!([all.clone()]), json!({"prompt_string": "Once upon a time"}), json!(["Once upon a time"])]
     {
         let answer = server.answer(PATH, &body(json!({"prompt": prompt}))).await;
-        assert!(answer.is_object(), "one prompt, one answer: {prompt}");
+        assert!(answer.is_object(), "one answer for one prompt: {prompt}");
         assert_eq!(answer["content"], expected, "{prompt}");
     }
 }
@@ -186,7 +186,7 @@ async fn several_answers_to_one_prompt_differ() {
     assert_eq!(texts.len(), 3);
     assert!(texts[0] != texts[1] && texts[1] != texts[2]);
     let alone = server.answer(PATH, &body(json!({"temperature": 1.5, "seed": 12}))).await;
-    assert_eq!(alone["content"], texts[1], "each has its own seed");
+    assert_eq!(alone["content"], texts[1], "each answer has its own seed");
 }
 
 #[tokio::test]
@@ -398,7 +398,7 @@ async fn invalid_fields_are_named_and_slots_stay_free() {
         server.post(PATH, &body(json!({"prompt": {"prompt_string": "a", "multimodal_data": "x"}}))).await;
     assert_eq!((status, &answer["error"]["type"]), (501, &json!("not_supported_error")));
     let all = server.answer(PATH, &body(json!({"prompt": ["a", "b", "c", "d"]}))).await;
-    assert_eq!(all.as_array().unwrap().len(), 4, "every slot is still there");
+    assert_eq!(all.as_array().unwrap().len(), 4, "every slot is still free");
 }
 
 #[tokio::test]

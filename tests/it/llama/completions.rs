@@ -30,7 +30,7 @@ async fn several_prompts_and_answers_are_choices_in_order() {
         texts(json!({"prompt": ["Once upon a time", "The sky is"], "n": 2, "best_of": 2, "temperature": 1.5})).await;
     assert_eq!(four.len(), 4);
     assert!(four[0] != four[1] && four[2] != four[3]);
-    assert_eq!(counted["usage"]["prompt_tokens"], together["usage"]["prompt_tokens"], "a prompt counts once");
+    assert_eq!(counted["usage"]["prompt_tokens"], together["usage"]["prompt_tokens"], "a prompt is counted once");
     assert_eq!((&counted["usage"]["completion_tokens"], &alone["usage"]["completion_tokens"]), (&json!(32), &json!(8)));
     assert_eq!(counted["thunder"]["run_ids"].as_array().unwrap().len(), 4);
 }

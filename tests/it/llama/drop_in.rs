@@ -59,7 +59,7 @@ async fn flags_of_llama_server_take_effect() {
     assert_eq!(server.get("/sessions").await, (200, json!([])));
 
     let (_, models) = server.get("/models").await;
-    assert_eq!(models["data"][0]["aliases"], json!(["b", "a"]), "the file's name is none of them");
+    assert_eq!(models["data"][0]["aliases"], json!(["b", "a"]), "the aliases do not include the file name");
 
     let before = counted(&server).await;
     server.answer("/v1/embeddings", &json!({"input": ["hello world", "goodbye"]})).await;
@@ -108,7 +108,7 @@ async fn slot_shows_no_budget_after_run() {
     server.wait_ready().await;
     server.answer("/completion", &json!({"prompt": "Once", "n_predict": 3, "ignore_eos": true})).await;
     let (_, slots) = server.get("/slots").await;
-    assert_eq!(slots[0]["is_processing"], false, "a client that has its answer finds the slot free");
+    assert_eq!(slots[0]["is_processing"], false, "the slot is free when the client has its answer");
     let next = &slots[0]["next_token"][0];
     assert_eq!((&next["n_remain"], &next["n_decoded"]), (&json!(-1), &json!(0)), "{slots}");
 }
@@ -150,7 +150,11 @@ fn check_progress(events: &[Value]) {
     assert_eq!((timing(first, "prompt_n"), timing(first, "prompt_ms"), timing(first, "predicted_ms")), (0.0, 0.0, 0.0));
     assert_eq!(number(last, "processed"), number(last, "total"));
     assert_eq!(timing(last, "prompt_n"), number(last, "total") as f64);
-    assert_eq!(events.len() as u64, 1 + number(last, "total").div_ceil(32), "one for each decode and one before");
+    assert_eq!(
+        events.len() as u64,
+        1 + number(last, "total").div_ceil(32),
+        "one report for each decode and one before"
+    );
     assert!(events.is_sorted_by(|a, b| timing(a, "prompt_ms") < timing(b, "prompt_ms")));
 }
 

@@ -158,7 +158,7 @@ async fn flags_without_effect_are_logged_and_answers_stay() {
     assert_eq!(models["data"][0]["tags"], json!(["small", "random"]));
     let vector = tuned.answer("/v1/embeddings", &json!({"input": "owl"})).await["data"][0]["embedding"].clone();
     let length: f64 = vector.as_array().unwrap().iter().map(|x| x.as_f64().unwrap().powi(2)).sum();
-    assert!((length - 1.0).abs() > 0.01, "it was not normalized: {length}");
+    assert!((length - 1.0).abs() > 0.01, "the vector is not normalized: {length}");
 }
 
 #[tokio::test]
@@ -177,7 +177,7 @@ async fn positions_and_the_file_can_be_overridden() {
     assert_eq!(meta["n_ctx_train"], 77, "{before}: {meta}");
     let state = server().await.answer("/slots/0?action=save-state", &json!({})).await;
     let (status, refused) = overridden.post("/slots/0?action=restore-state", &json!({"state": state["state"]})).await;
-    assert_eq!(status, 400, "a state of other numbers is none of this model's: {refused}");
+    assert_eq!(status, 400, "a state with other settings is rejected: {refused}");
 }
 
 #[tokio::test]
@@ -196,5 +196,5 @@ async fn log_can_go_to_file_and_unused_variables_are_reported() {
     ] {
         assert!(log.contains(note), "{log}");
     }
-    assert!(!log.contains('\x1b'), "a file has no colours: {log}");
+    assert!(!log.contains('\x1b'), "a log file has no colours: {log}");
 }

@@ -67,7 +67,7 @@ async fn infill_generates_text_between_two_texts() {
     let far = "word ".repeat(3000);
     let cut = json!({"input_prefix": far, "input_suffix": far, "n_predict": 4, "temperature": 0});
     let cut = server.answer("/infill", &cut).await;
-    assert!(cut["tokens_evaluated"].as_u64().unwrap() < 512, "what is far from the gap is left out");
+    assert!(cut["tokens_evaluated"].as_u64().unwrap() < 512, "text far from the gap is omitted");
 
     for (body, name) in [
         (json!({"input_suffix": "a"}), "input_prefix"),

@@ -44,14 +44,14 @@ async fn expected(server: &Server, scales: &[f32]) -> Vec<Vec<i32>> {
 async fn answer_with_adapter_equals_llama_cpp() {
     let server = server().await;
     let bare = expected(server, &[0.0, 1.0, 0.5]).await;
-    assert!(bare[0] != bare[1] && bare[1] != bare[2], "the adapter changes what is said");
+    assert!(bare[0] != bare[1] && bare[1] != bare[2], "the adapter changes the answer");
     // Repeatedly in both orders, so that states of another set would be noticed.
     for _ in 0..2 {
         let with = |lora: Value| async move { tokens(&server.answer("/completion", &body(&lora)).await) };
         assert_eq!(with(json!([])).await, bare[0]);
-        assert_eq!(with(Value::Null).await, bare[1], "the server's scale holds where the request says nothing");
+        assert_eq!(with(Value::Null).await, bare[1], "the server's scale applies to requests without scales");
         assert_eq!(with(json!([{"id": 0, "scale": 0.5}])).await, bare[2]);
-        // Two adapters that do the same add up.
+        // The effects of two equal adapters add up.
         assert_eq!(with(json!([{"id": 0, "scale": 0.25}, {"id": 1, "scale": 0.25}])).await, bare[2]);
     }
     let again = server.answer("/completion", &body(&json!([{"id": 0, "scale": 0.5}]))).await;

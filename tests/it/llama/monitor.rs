@@ -101,7 +101,7 @@ async fn metrics_are_cumulative() {
     assert!(metric(&text, "tokens_predicted_seconds_total") > 0.0);
     let rate = metric(&text, "predicted_tokens_seconds");
     assert!(rate > 0.0);
-    assert_eq!(metric(&scrape().await, "predicted_tokens_seconds"), rate, "another scraper sees the same");
+    assert_eq!(metric(&scrape().await, "predicted_tokens_seconds"), rate, "another scraper gets the same values");
     assert_eq!((metric(&text, "requests_processing"), metric(&text, "requests_deferred")), (0.0, 0.0));
     assert_eq!(metric(&text, "n_busy_slots_per_decode"), 1.0);
     assert_eq!(text.lines().filter(|line| !line.starts_with('#')).count(), 15);

@@ -191,7 +191,7 @@ async fn slot_files_survive_restart() {
     assert!(saved["timings"]["save_ms"].is_number());
     let written = std::fs::read(files.join("lighthouse.bin")).unwrap();
     assert_eq!(saved["n_written"].as_u64().unwrap() as usize, written.len());
-    assert_eq!(std::fs::read_dir(&files).unwrap().count(), 1, "nothing unfinished is left");
+    assert_eq!(std::fs::read_dir(&files).unwrap().count(), 1, "no partial file remains");
     let expected = first.answer("/completion", &completion_request(prompt, 0, 10)).await;
     for name in ["../x", "a/b", "", ".x", "/etc/passwd"] {
         refused(&act(&first, 0, "save", &json!({ "filename": name })).await, 400, "plain file name");
@@ -243,7 +243,7 @@ async fn full_context_is_handled_as_requested() {
     let evicted = shifted["timings"]["evicted_n"].as_u64().unwrap();
     assert!(evicted > 100);
     let reported = shifted["tokens_evaluated"].as_u64().unwrap() + 400 - 1;
-    assert_eq!(shifted["tokens_cached"], reported - evicted, "what was evicted is not there any more");
+    assert_eq!(shifted["tokens_cached"], reported - evicted, "evicted messages are not in the slot");
     body["context_policy"] = "stop".into();
     let stopped = server.answer("/completion", &body).await;
     assert_eq!((&stopped["truncated"], &stopped["stop_type"]), (&json!(true), &json!("limit")));
@@ -265,7 +265,7 @@ async fn full_context_is_handled_as_requested() {
     let again = server.answer("/v1/chat/completions", &chat).await;
     let (cached, prompt) =
         (again["timings"]["cache_n"].as_u64().unwrap(), again["usage"]["prompt_tokens"].as_u64().unwrap());
-    assert_eq!(cached, prompt - 1, "the whole history finds what is left of it");
+    assert_eq!(cached, prompt - 1, "the remaining tokens are cached for a request with the whole history");
     let mut hopeless = chat.clone();
     hopeless["messages"][0]["content"] = "word ".repeat(300).into();
     let (status, error) = server.post("/v1/chat/completions", &hopeless).await;

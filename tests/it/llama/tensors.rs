@@ -1,4 +1,5 @@
-//! Placement of tensors apart from their layers. Without a GPU they all stay on the CPU; llama.cpp's log has the requested placement.
+//! Placement of tensors separately from their layers. Without a GPU all tensors stay on the CPU; llama.cpp's log shows
+//! the requested placement.
 
 use super::super::harness::{Server, folder, model, server, thunder};
 use serde_json::{Value, json};

@@ -70,7 +70,7 @@ async fn mod_can_reject_run() {
     let events = server.stream(CHAT, &late).await;
     let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
     assert_eq!(last["error"]["message"], "enough");
-    assert!(events.len() > 2, "the error came before any text");
+    assert!(events.len() > 2, "the error arrives before any text");
 }
 
 #[tokio::test]

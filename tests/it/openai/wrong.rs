@@ -72,7 +72,7 @@ async fn too_long_prompt_is_rejected() {
     let body = json!({"prompt": "bread ".repeat(6000), "max_tokens": 1});
     let (status, answer) = server().await.post("/v1/completions", &body).await;
     assert_eq!((status, answer["error"]["code"].as_str()), (400, Some("context_length_exceeded")), "{answer}");
-    assert_eq!(answer["error"]["type"], "exceed_context_size_error", "as clients of llama-server know it");
+    assert_eq!(answer["error"]["type"], "exceed_context_size_error", "in llama-server's format");
     let (status, _) = server().await.post("/v1/completions", &json!({"prompt": [], "max_tokens": 1})).await;
     assert_eq!(status, 400);
 }

@@ -18,7 +18,7 @@ async fn only_runs_of_killed_server_are_interrupted() {
         client.send(&endless()).await;
         let messages = client.until(|message| message["index"].as_u64() >= Some(5)).await;
         let run_id = messages[0]["run_id"].as_str().unwrap().to_owned();
-        // A run that is not yet in the database when its server is killed leaves nothing to interrupt.
+        // A run that is not in the database yet when its server is killed cannot be marked as interrupted.
         list.until(|_, data| data["run_id"] == run_id).await;
         runs.push(run_id);
         clients.push(client);

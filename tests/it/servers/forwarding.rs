@@ -46,7 +46,7 @@ async fn run_is_followed_and_cancelled_from_another_server() {
     assert_eq!(end["status"], "cancelled");
     let stored = a.request(Method::GET, &format!("{path}/events")).send().await.unwrap().text().await.unwrap();
     let stored: Vec<Value> = stored.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert_eq!(items, stored, "nothing is missing and nothing comes twice");
+    assert_eq!(items, stored, "no token is missing or repeated");
     let (status, answer) = b.post(&format!("{path}/cancel"), &json!({})).await;
     assert_eq!(status, 409, "{answer}");
     assert_eq!(b.post("/api/v1/runs/nothing/cancel", &json!({})).await.0, 404);
@@ -107,7 +107,7 @@ async fn reasoning_is_ended_through_another_server() {
     let (status, here) = a.post("/v1/chat/completions/control", &body).await;
     let (forwarded, there) = b.post("/v1/chat/completions/control", &body).await;
     assert_eq!((status, forwarded), (200, 200));
-    assert_eq!(there, here, "the answer of the server that generates it");
+    assert_eq!(there, here, "the response of the generating server");
     let unknown = json!({"id": "chatcmpl-unknown", "action": "reasoning_end"});
     assert_ne!(b.post("/v1/chat/completions/control", &unknown).await.1, here);
     client.send(&json!({"type": "control", "action": "stop"})).await;

@@ -179,7 +179,7 @@ async fn reasoning_is_kept_between_turns() {
         TraceItem::Event(event) => event.measured.as_ref()?.prompt.as_ref(),
         _ => None,
     });
-    assert_eq!(prompt.unwrap().tokens, expected, "the trace shows the model's input");
+    assert_eq!(prompt.unwrap().tokens, expected, "the trace contains the input of the model");
     let changed = [first[0].clone(), ("assistant", encode("Hello here")), ("user", encode("Again"))];
     let result = bench.run(conversation(&changed, 4)).await;
     assert_eq!(result.end.finish.usage.prompt_tokens as usize, chat(&changed).0.len());

@@ -76,7 +76,7 @@ pub async fn first_layer_agrees(result: &CompletedRun, prompt: &[TokenId]) {
     let mut fresh = bench(1, true).await;
     let mut tokens = prompt.to_vec();
     for (index, (len, row)) in rows(result).into_iter().enumerate() {
-        assert_eq!(len, tokens.len(), "a row has the length of the remaining sequence");
+        assert_eq!(len, tokens.len(), "a row is as long as the remaining sequence");
         let expected = fresh.run(with_attention(request_tokens(tokens.clone(), 1))).await;
         let (_, expected) = rows(&expected).remove(0);
         let first_layer = row.len() / 4;

@@ -42,7 +42,7 @@ async fn shifted_slot_has_its_tokens_in_order() {
         assert_eq!(
             bench.engine.shift_slot(&thunder::events::Scope::All, slot, 30, 10).await.unwrap(),
             30,
-            "the end needs no shift"
+            "removing the end needs no shift"
         );
         assert_eq!(bench.engine.shift_slot(&thunder::events::Scope::All, slot, 0, 30).await.unwrap(), 0);
     }

@@ -38,7 +38,7 @@ async fn node_lost_within_transaction_refuses_documents_and_spools_runs() {
         psql(&url, &format!("update message set text = '{text}'")).await;
     }
     let refused = store.ingest(&Scope::All, None, document("lost", 3)).await.unwrap_err();
-    assert!(matches!(refused, IngestError::Database(_)), "another internal error is none of a node: {refused}");
+    assert!(matches!(refused, IngestError::Database(_)), "another internal error is not a node failure: {refused}");
     psql(&url, "update message set text = 'server closed the connection unexpectedly'").await;
     let mut run = Live::new("spooled");
     let (Recorder { signals, .. }, _) = store.recorder();

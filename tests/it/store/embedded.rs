@@ -37,7 +37,7 @@ async fn data_survives_a_stop_and_stays_private() {
     assert_eq!(String::from_utf8_lossy(&mode.stdout).trim(), "700");
     store.close().await;
     assert!(!data.0.join("postgres/data/postmaster.pid").exists(), "the server was stopped");
-    assert!(!std::path::Path::new(&socket).exists(), "the socket's folder is gone");
+    assert!(!std::path::Path::new(&socket).exists(), "the socket's folder is removed");
     let begin = Instant::now();
     let store = data.open().await;
     println!("warm start in {:?}", begin.elapsed());
@@ -142,7 +142,7 @@ async fn read_only_database_is_not_ready() {
     psql(&url, "select pg_reload_conf()").await;
     let begin = Instant::now();
     while store.ready().await.is_ok() {
-        assert!(begin.elapsed() < Duration::from_secs(30), "it counts as ready");
+        assert!(begin.elapsed() < Duration::from_secs(30), "the database counts as ready");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert!(store.ingest(&Scope::All, None, document("kept", 5)).await.is_err());

@@ -123,7 +123,7 @@ async fn acknowledged_documents_survive_killed_database() {
     let more_documents = async || {
         let (begun, before) = (Instant::now(), count.load(Ordering::Relaxed));
         while count.load(Ordering::Relaxed) < before + 10 {
-            assert!(begun.elapsed() < Duration::from_mins(1), "no document is taken");
+            assert!(begun.elapsed() < Duration::from_mins(1), "no document is accepted");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -147,7 +147,7 @@ async fn acknowledged_documents_survive_killed_database() {
     for request_id in &all {
         assert!(
             store.find(&Scope::All, request_id).await.unwrap().is_some(),
-            "{request_id} was acknowledged and is lost"
+            "{request_id} was acknowledged but is lost"
         );
     }
     assert!(store.damaged_links().await.unwrap().is_empty());

@@ -34,7 +34,7 @@ async fn file_versions_are_kept_as_long_as_their_runs() {
     store.save_used_mod(&version("calm", "older but used", true), ago(5)).await.unwrap();
     store.save_mod(&version("other", "sent", false)).await.unwrap();
     assert_eq!(hashes(&store, "calm").await.len(), 2);
-    assert!(store.uploaded_mod("calm").await.unwrap().is_none(), "a file is no upload");
+    assert!(store.uploaded_mod("calm").await.unwrap().is_none(), "a file is not an uploaded mod");
     assert_eq!(store.uploaded_mod("other").await.unwrap().unwrap().hash, "sent");
 
     let mut run = Live::new("now");
@@ -51,7 +51,7 @@ async fn file_versions_are_kept_as_long_as_their_runs() {
     let week = Retention { days: Some(7), bytes: None };
     assert_eq!(store.prune(week, today).await.unwrap(), [(ago(10), 0)]);
     assert_eq!(hashes(&store, "calm").await, [("older but used".to_owned(), true)]);
-    assert_eq!(hashes(&store, "other").await, [("sent".to_owned(), false)], "uploads are not files");
+    assert_eq!(hashes(&store, "other").await, [("sent".to_owned(), false)], "an uploaded mod is not a file");
 
     // The version of a file is uploaded and becomes an uploaded version.
     store.save_mod(&version("calm", "older but used", false)).await.unwrap();
@@ -61,7 +61,7 @@ async fn file_versions_are_kept_as_long_as_their_runs() {
     }
     let kept = hashes(&store, "calm").await;
     assert!((100..=101).contains(&kept.len()), "{}", kept.len());
-    assert!(kept.contains(&("older but used".to_owned(), false)), "what runs take stays");
+    assert!(kept.contains(&("older but used".to_owned(), false)), "the current version is kept");
     store.close().await;
 }
 
@@ -77,7 +77,7 @@ async fn listeners_are_notified_also_after_database_outage() {
     store.enable_mod("calm", false, Utc::now(), None).await.unwrap();
     timeout(soon, changes.next()).await.expect("a switch");
     assert_eq!(kill_listeners(&data.url()).await, "1");
-    timeout(soon, changes.next()).await.expect("a lost connection: what was missed is not known");
+    timeout(soon, changes.next()).await.expect("the lost connection is reported as a change");
     let reported = async {
         loop {
             changes.next().await;
@@ -91,6 +91,6 @@ async fn listeners_are_notified_also_after_database_outage() {
     reported.expect("a removal");
     removed.unwrap();
     let waiting = tokio::spawn(async move { changes.next().await });
-    timeout(soon, store.close()).await.expect("who waits for news holds nothing up");
-    timeout(soon, waiting).await.expect("it waits no more").unwrap();
+    timeout(soon, store.close()).await.expect("a waiting subscriber does not delay the close");
+    timeout(soon, waiting).await.expect("the subscriber no longer waits").unwrap();
 }

@@ -131,7 +131,7 @@ async fn runs_are_spooled_during_database_outage_and_drained_in_order() {
         recorder.send(signal.clone()).await.unwrap();
     }
     while next_change(&mut ends).await.status != RunStatus::Done {}
-    assert!(client.spool_files().iter().any(|path| path.metadata().unwrap().len() > 0), "nothing was spooled");
+    assert!(client.spool_files().iter().any(|path| path.metadata().unwrap().len() > 0), "no spool file was written");
     assert!(matches!(
         store.ingest(&Scope::All, None, document("away", 3)).await,
         Err(thunder::store::IngestError::Unavailable { retry_after_s }) if retry_after_s > 0
@@ -153,7 +153,7 @@ async fn runs_are_spooled_during_database_outage_and_drained_in_order() {
     }
     assert_eq!(store.find(&Scope::All, "during").await.unwrap().unwrap().completion_tokens, 3);
     store.close().await;
-    assert!(client.spool_files().is_empty(), "a drained spool file goes away");
+    assert!(client.spool_files().is_empty(), "a drained spool file is removed");
     database.close().await;
 }
 
@@ -199,7 +199,7 @@ async fn spool_file_of_dead_server_is_drained_at_start() {
         recorder.send(signal.clone()).await.unwrap();
     }
     while next_change(&mut ends).await.status != RunStatus::Done {}
-    // as if killed: nothing is drained any more, and the lock on the file is released
+    // Simulates a kill: nothing more is drained, and the lock on the file is released.
     store.close().await;
     assert_eq!(client.spool_files().len(), 1);
 
@@ -263,9 +263,6 @@ async fn damaged_run_of_dead_server_is_marked_and_start_succeeds() {
     let found = store.find(&Scope::All, "damaged").await.unwrap().unwrap();
     assert_eq!(found.status, RunStatus::Interrupted);
     assert!(found.completed_at.is_some());
-    assert!(
-        store.items(&Scope::All, run.run_id(), 0..100).await.is_err(),
-        "what is damaged is not read as something else"
-    );
+    assert!(store.items(&Scope::All, run.run_id(), 0..100).await.is_err(), "damaged data is reported as damaged");
     store.close().await;
 }

@@ -55,7 +55,7 @@ async fn old_days_are_dropped_as_partitions() {
     assert_eq!(psql(&url, &partition(today)).await, "t");
     assert_eq!(psql(&url, "select count(*) from events_default").await, "10");
     assert!(store.damaged_links().await.unwrap().is_empty());
-    // an id that was dropped with its day is free again
+    // The id of a run that was removed with its day can be used again.
     store.ingest(&Scope::All, None, document("ten", 3)).await.unwrap();
     store.close().await;
 }
@@ -156,7 +156,7 @@ async fn oldest_days_are_dropped_above_size_limit() {
     let three: u64 =
         psql(&url, &format!("select bytes from partition_days where day = '{}'", ago(3))).await.parse().unwrap();
     assert!(store.prune(Retention { days: None, bytes: Some(total) }, today).await.unwrap().is_empty());
-    // one byte less than what is left without the third day
+    // One byte less than the size without the third day.
     let tight = Retention { days: None, bytes: Some(total - three - 1) };
     assert_eq!(store.prune(tight, today).await.unwrap(), [(ago(3), 1), (ago(2), 1)]);
     assert_eq!(names(&store).await, ["today", "one"]);
@@ -184,7 +184,7 @@ async fn day_with_active_run_is_kept_until_its_end() {
     store.retain(retention);
     let begin = Instant::now();
     while store.find(&Scope::All, "old").await.unwrap().is_some() {
-        assert!(begin.elapsed() < Duration::from_secs(20), "the old run is still there");
+        assert!(begin.elapsed() < Duration::from_secs(20), "the old run was not removed");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     store.close().await;

@@ -201,7 +201,7 @@ async fn model_with_any_name_is_recorded_and_found() {
         store.ingest(&Scope::All, None, document).await.unwrap();
     }
     assert_eq!(found(&store, &format!("model:{}", &first[..40])).await, ["long-2", "long-1"], "one beginning");
-    assert_eq!(found(&store, "model:-TAIL").await, ["long-2"], "what stands behind the part that is indexed");
+    assert_eq!(found(&store, "model:-TAIL").await, ["long-2"], "the text after the indexed part");
     assert_eq!(found(&store, "model:-head").await, Vec::<String>::new());
     store.close().await;
 }
@@ -227,7 +227,7 @@ async fn older_database_is_migrated_and_logged() {
     let open =
         async || Store::open(data.database(), |text| output.lock().unwrap().push(text.to_owned())).await.unwrap();
     open().await.close().await;
-    assert!(output.lock().unwrap().is_empty(), "a new database lacks nothing: {output:?}");
+    assert!(output.lock().unwrap().is_empty(), "a new database needs no migration: {output:?}");
     psql(
         &url,
         "delete from refinery_schema_history where version >= 7; alter table runs drop column request_extras, drop column owner, drop column end_cause;
@@ -252,7 +252,7 @@ async fn older_database_is_migrated_and_logged() {
     let store = open().await;
     let ann = Scope::Owned { by: Some("ann".into()), or_unowned: true };
     assert!(store.response(&ann, "s").await.unwrap().is_some());
-    assert!(store.response(&ann, "r").await.unwrap().is_some(), "a label of a key without a name is no tenant");
+    assert!(store.response(&ann, "r").await.unwrap().is_some(), "the label of a key without a name is not a tenant");
     store.close().await;
     let causes = "select string_agg(coalesce(end_cause, '-'), ' ' order by request_id) from runs";
     assert_eq!(psql(&url, causes).await, "out_of_memory - timeout client_stop");

@@ -39,7 +39,10 @@ async fn runs_of_another_server_appear_and_end_in_the_list() {
     assert_eq!(next_change(&mut changes).await, RunChange { run_id, status: RunStatus::Running, owner: None });
     let mut more = second.live().follow_remote(run_id);
     send(&first, [run.token(" a")]).await;
-    tokio::time::timeout(Duration::from_mins(1), more.changed()).await.expect("its followers are not woken").unwrap();
+    tokio::time::timeout(Duration::from_mins(1), more.changed())
+        .await
+        .expect("its followers were not notified")
+        .unwrap();
     send(&first, [run.ended()]).await;
     assert_eq!(next_change(&mut changes).await, RunChange { run_id, status: RunStatus::Done, owner: None });
     let ingested = first.ingest(&Scope::All, None, document("ingested elsewhere", 2)).await.unwrap().run_id;
@@ -162,7 +165,7 @@ async fn changes_of_another_server_reach_their_tenant_only() {
     let of_ann = first.ingest(&scope("ann"), Some("ann".into()), document("of ann", 1)).await.unwrap().run_id;
     let of_bob = first.ingest(&scope("bob"), Some("bob".into()), document("of bob", 1)).await.unwrap().run_id;
     assert_eq!(next_change(&mut anns).await.run_id, of_ann);
-    assert_eq!(next_change(&mut bobs).await.run_id, of_bob, "a change of Ann's run was sent before");
+    assert_eq!(next_change(&mut bobs).await.run_id, of_bob, "Bob received a change of Ann's run");
     second.close().await;
     first.close().await;
 }

@@ -51,7 +51,7 @@ async fn stop_before_start_ends_run() {
         assert_eq!(completion["generated_text"], followed(&messages));
     }
     let last = client.run(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 2}})).await;
-    assert_eq!(last[0]["type"], "init", "nothing of the others comes any more: {last:?}");
+    assert_eq!(last[0]["type"], "init", "the other runs send no more messages: {last:?}");
 }
 
 #[tokio::test]
@@ -117,7 +117,7 @@ async fn unmodifiable_parameter_is_rejected_without_change() {
         let error = client.until(|message| message["type"] == "error").await.pop().unwrap();
         assert_eq!(error["error"], "invalid_request");
         assert!(error["message"].as_str().unwrap().contains(expected), "{error}");
-        assert!(error.get("generated_text").is_none(), "the run goes on: {error}");
+        assert!(error.get("generated_text").is_none(), "the run continues: {error}");
     }
     client.send(&json!({"type": "control", "action": "stop"})).await;
     assert_eq!(client.until_end().await.last().unwrap()["type"], "completion");
@@ -138,14 +138,10 @@ async fn paused_run_releases_slot_and_resumes() {
     let before = followed(&messages);
     // Its slot is released later and used by other runs.
     let parked = client.until_status("pause").await;
-    assert!(
-        parked.last().unwrap()["message"].as_str().unwrap().contains("the slot was given to another run"),
-        "{parked:?}"
-    );
+    assert!(parked.last().unwrap()["message"].as_str().unwrap().contains("another run has the slot"), "{parked:?}");
     messages.extend(parked);
-    assert_eq!(with_type(&messages, "completion").count(), 0, "it was over before it could be paused");
-    let other =
-        json!({"prompt": "Another prompt that has nothing to do with it", "max_tokens": 40, "ignore_eos": true});
+    assert_eq!(with_type(&messages, "completion").count(), 0, "the run ended before it was paused");
+    let other = json!({"prompt": "An unrelated prompt", "max_tokens": 40, "ignore_eos": true});
     server.answer("/v1/generate", &other).await;
     client.send(&json!({"type": "control", "action": "resume"})).await;
     messages.extend(client.until_end().await);
@@ -183,7 +179,7 @@ async fn regenerate_replaces_run() {
     client.send(&json!({"type": "control", "action": "stop"})).await;
     assert_eq!(client.until_end().await.last().unwrap()["request_id"], init["request_id"]);
     let run = server.finished(init["request_id"].as_str().unwrap()).await;
-    assert_eq!(run["run"]["temperature"], 0.0, "changes are part of the configuration");
+    assert_eq!(run["run"]["temperature"], 0.0, "the changes apply to the new run");
     assert_eq!(server.finished(first["request_id"].as_str().unwrap()).await["run"]["status"], "cancelled");
     // Also after its end.
     client.send(&json!({"type": "control", "action": "regenerate"})).await;

@@ -11,7 +11,7 @@ fn run(program: &str, flags: &[&str], file: &str, base: &str, key: &str) -> Opti
     match command.output() {
         Ok(output) => Some(output),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            eprintln!("there is no {program}; its example is left out");
+            eprintln!("skipped: {program} is not installed");
             None
         }
         Err(error) => panic!("{program}: {error}"),
@@ -44,8 +44,8 @@ async fn javascript_example_works() {
     let version = version.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
     let major: u32 = version.trim_start_matches('v').split('.').next().and_then(|text| text.parse().ok()).unwrap_or(0);
     match major {
-        0 => eprintln!("there is no node; its example is left out"),
-        1..20 => eprintln!("node {version} has no WebSocket; its example is left out"),
+        0 => eprintln!("skipped: node is not installed"),
+        1..20 => eprintln!("skipped: node {version} has no WebSocket"),
         20 | 21 => tried("node", &["--experimental-websocket"], "stream.mjs").await,
         22.. => tried("node", &[], "stream.mjs").await,
     }

@@ -210,10 +210,10 @@ async fn client_that_does_not_read_pauses_only_its_run() {
         still = if now == before && now > 0 { still + 1 } else { 0 };
         before = now;
     }
-    assert!(before < 3900, "all {before} tokens were generated, though nobody reads them");
+    assert!(before < 3900, "all {before} tokens were generated, although the client does not read");
     let other = server.answer("/v1/generate", &json!({"prompt": "Other", "max_tokens": 20, "ignore_eos": true})).await;
     assert_eq!(other["usage"]["completion_tokens"], 20);
-    // It continues at its position.
+    // The run continues at its position.
     let end = slow.until_end().await.pop().unwrap();
     assert_eq!((&end["type"], &end["request_id"]), (&json!("completion"), &json!(id)), "{end}");
     assert_eq!(end["usage"]["completion_tokens"], 3900);

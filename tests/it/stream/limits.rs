@@ -159,7 +159,7 @@ async fn run_rate_is_limited_on_every_route() {
         let wait: u64 = refused.headers()["retry-after"].to_str().unwrap().parse().unwrap();
         assert!((1..=60).contains(&wait), "{path}");
     }
-    assert_eq!(post("/v1/generate", "two", body).await.status(), 200, "another key has its own count");
+    assert_eq!(post("/v1/generate", "two", body).await.status(), 200, "another key is counted separately");
 }
 
 #[tokio::test]
