@@ -2,7 +2,7 @@
 """Kills servers, PostgreSQL and mod workers under load, and counts acknowledged writes that are lost.
 
 Two servers share the database of a third one without a model. Clients ingest documents and request completions that must
-be recorded; each acknowledgement is noted and looked for at the end.
+be recorded; every acknowledged write must exist at the end.
 
     tests/crash_matrix.py target/debug/thunder [KILLS_OF_EACH]
 """
@@ -60,7 +60,7 @@ class Server:
         begun = time.monotonic()
         while request(self.base + "/healthz")[0] != 200:
             if self.process.poll() is not None:
-                self.start()  # PostgreSQL was away
+                self.start()  # PostgreSQL was unavailable
             if time.monotonic() - begun > 120:
                 sys.exit(f"{self.folder} is not ready; see its log")
             time.sleep(0.05)
@@ -99,7 +99,7 @@ def request(url, body=None, timeout=60):
         return error.code, error.headers, error.read()
     except (OSError, ValueError) as error:
         return 0, {}, str(error).encode()
-    except Exception as error:  # an answer that broke off
+    except Exception as error:  # an interrupted response
         return 0, {}, repr(error).encode()
 
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 /// `thunder serve` does this in a separate process before it loads a file, because llama.cpp aborts on some damaged files.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The GGUF
+    /// GGUF file
     #[arg(value_name = "FILE")]
     file: PathBuf,
 }

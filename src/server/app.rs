@@ -71,9 +71,8 @@ impl App {
         self.0.database.get().map(|(store, _)| store).ok_or_else(|| self.not_ready())
     }
 
-    /// Returns the run with that `run_id`, else with that `request_id`, if the scope covers it. Waits for the rows of a run
-    /// that is being
-    /// recorded.
+    /// Returns the run with that `run_id`, else with that `request_id`, if the scope covers it. Waits for the rows of a
+    /// run that is being recorded.
     ///
     /// # Errors
     /// 404 if no such run exists; 503 while the database is unavailable or lacks the rows.
@@ -250,7 +249,6 @@ impl App {
 
     /// Sets the database. Start-up calls this once; further calls have no effect.
     pub fn set_database(&self, store: Store, live: Live) {
-        // Only start-up calls this, once; a second database is ignored as documented.
         let _ = self.0.database.set((store, live));
     }
 

@@ -204,7 +204,7 @@ impl Hosts {
     }
 }
 
-/// Waits for the result up to `limit`.
+/// Waits for the result up to `time`.
 pub async fn within<T>(time: Duration, result: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, sqlx::Error> {
     timeout(time, result).await.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
 }

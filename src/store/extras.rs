@@ -18,7 +18,8 @@ pub struct Reported {
 }
 
 impl Store {
-    /// Returns what the engine of a run reported; empty for a run of our own, and for one that the scope does not cover.
+    /// Returns the fields that the engine of a run reported; empty for a run of Thunder, and for a run that the scope
+    /// does not cover.
     ///
     /// # Errors
     /// The database failed, or what is stored is damaged.
@@ -62,7 +63,7 @@ pub(super) fn to_json(extras: &RequestExtras) -> Option<String> {
     if extras.is_empty() { None } else { serde_json::to_string(extras).ok() }
 }
 
-/// Reads the extras of a run; empty for a run of our own.
+/// Reads the extras of a run; empty for a run of Thunder.
 pub(super) async fn read(connection: &mut PgConnection, run_id: RunId) -> Result<RequestExtras, Error> {
     let stored: Option<Option<String>> = sqlx::query_scalar("select request_extras::text from runs where run_id = $1")
         .bind(run_id.0)

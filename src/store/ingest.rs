@@ -32,7 +32,8 @@ impl Store {
     /// is the same run, if `scope` covers it.
     ///
     /// # Errors
-    /// The `request_id` is taken by other content or another tenant, or the database is away; see [`IngestError`].
+    /// The `request_id` is taken by other content or another tenant, or the database is unavailable; see
+    /// [`IngestError`].
     pub async fn ingest(
         &self,
         scope: &Scope,

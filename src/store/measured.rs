@@ -159,7 +159,7 @@ impl Reader<'_> {
     }
 
     /// Reads an optional value. The outer `None` means damaged bytes, the inner one an absent value.
-    #[expect(clippy::option_option, reason = "damaged and absent are two things")]
+    #[expect(clippy::option_option, reason = "a damaged value differs from an absent one")]
     fn optional<T>(&mut self, is_present: bool, read: impl FnOnce(&mut Self) -> Option<T>) -> Option<Option<T>> {
         if is_present { read(self).map(Some) } else { Some(None) }
     }

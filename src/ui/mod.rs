@@ -42,8 +42,8 @@ pub const fn pages() -> Pages {
 
 fn protocol(openapi: Bytes) -> Protocol {
     const PREFIXES: &[&str] = &["/runs", "/playground", "/mods", "/compare", "/docs", "/assets"];
-    let pages = router(openapi).layer(axum::middleware::map_response(guard));
-    let assets = assets().layer(axum::middleware::map_response(guard));
+    let pages = router(openapi).layer(axum::middleware::map_response(add_headers));
+    let assets = assets().layer(axum::middleware::map_response(add_headers));
     Protocol::native(PREFIXES).routes(Access::Key, pages).routes(Access::Public, assets)
 }
 
@@ -68,7 +68,7 @@ fn assets() -> Router<App> {
 }
 
 /// Adds the headers of every page and asset.
-async fn guard(mut response: Response) -> Response {
+async fn add_headers(mut response: Response) -> Response {
     let headers = response.headers_mut();
     headers.entry(header::CONTENT_SECURITY_POLICY).or_insert(HeaderValue::from_static(POLICY));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));

@@ -60,7 +60,7 @@ fn document(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("document");
     group.throughput(Throughput::Bytes(payload.len() as u64));
     group.bench_function("parse", |bench| bench.iter(|| Document::parse(black_box(&payload))));
-    let document = Document::parse(&payload).expect("the payload is right");
+    let document = Document::parse(&payload).expect("the payload is valid");
     group.bench_function("fingerprint", |bench| bench.iter(|| document.fingerprint()));
     let items = document.items();
     group.bench_function("fold to columns", |bench| {

@@ -65,7 +65,7 @@ pub async fn chat(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndS
         Ok(opened) => opened?,
         Err(code) => return Ok(code),
     };
-    // From here Ctrl-C stops an answer, or leaves at the prompt.
+    // From here on Ctrl-C stops an answer; at the prompt it ends the program.
     let mut signals = signals.without_interrupt();
     let attention = !args.no_attention && args.target.engine.captures_attention() && target.keeps_attention();
     let terminal = termios::tcgetattr(stdin()).ok();

@@ -66,7 +66,7 @@ fn row(shown: &Value) -> [String; 6] {
     };
     let state = match (shown["enabled"].as_bool(), shown["problem"].is_object()) {
         (Some(false), _) => "off",
-        (_, true) => "old: the newer source is broken",
+        (_, true) => "outdated: the newer source cannot be loaded",
         _ => "on",
     };
     [text("name"), text("origin"), text("version"), state.to_owned(), calls, text("description")]

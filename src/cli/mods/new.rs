@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 const TESTS: &str = include_str!("template_tests.py");
 /// Python keywords, and names of modules that a mod must not replace.
-const TAKEN: &[&str] = &[
+const RESERVED_NAMES: &[&str] = &[
     "False",
     "None",
     "True",
@@ -50,7 +50,7 @@ const TAKEN: &[&str] = &[
     "max",
 ];
 
-/// Create a mod: write NAME.py and its tests, which pass
+/// Create a mod: write NAME.py, and tests that pass
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Name of the mod and of its function
@@ -69,7 +69,7 @@ pub fn new(args: &Args) -> anyhow::Result<ExitCode> {
             "'{name}' cannot be a mod's name here; it takes up to 64 letters, digits and '_', and begins with a letter"
         );
     }
-    if TAKEN.contains(&name.as_str()) || name.starts_with("test_") {
+    if RESERVED_NAMES.contains(&name.as_str()) || name.starts_with("test_") {
         bail!("'{name}' has a meaning in Python; choose another name");
     }
     let files = [(format!("{name}.py"), TEMPLATE), (format!("test_{name}.py"), TESTS)];

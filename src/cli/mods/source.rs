@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Decorators and functions that define a mod in a source.
-const MAKERS: &[&str] = &["@mod", "create_mod(", "self_prompt_mod("];
+const MOD_DEFINITIONS: &[&str] = &["@mod", "create_mod(", "self_prompt_mod("];
 
 /// The mods of a file, or of one module of a folder.
 pub struct FoundMods {
@@ -112,7 +112,7 @@ fn modules(
         let whole = whole.with_context(|| format!("there is no module {named}; the folder has {}", all.join(", ")))?;
         return Ok(vec![Some(whole.clone())]);
     }
-    let makers = files.iter().filter(|(_, text)| MAKERS.iter().any(|maker| text.contains(maker)));
+    let makers = files.iter().filter(|(_, text)| MOD_DEFINITIONS.iter().any(|maker| text.contains(maker)));
     let modules: Vec<_> = makers.map(|(path, _)| Some(name_of(path))).collect();
     if modules.is_empty() {
         bail!("no file of {} has a mod; put @mod before a function(event, actions, tokenizer)", folder.display());

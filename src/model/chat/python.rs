@@ -57,7 +57,7 @@ pub(super) fn strftime(now: DateTime<Utc>, format: &str) -> Result<String, Error
 
 /// Puts spaces before every line, or before all but the first; blank lines stay blank unless `blank` is true. minijinja
 /// drops a final line break, which Python keeps.
-#[expect(clippy::needless_pass_by_value, reason = "filters get their keyword arguments so")]
+#[expect(clippy::needless_pass_by_value, reason = "minijinja passes keyword arguments by value")]
 fn indent(
     text: &str,
     width: Option<Value>,

@@ -17,7 +17,7 @@ use std::num::NonZeroU32;
 use std::sync::PoisonError;
 
 /// Maximum inputs per decode.
-const SEQUENCES: u32 = 64;
+const MAX_INPUTS_PER_DECODE: u32 = 64;
 
 /// Families without a KV cache in llama.cpp: they process their input as a whole and cannot continue it.
 const WITHOUT_CACHE: &[&str] = &[
@@ -154,7 +154,7 @@ impl Model {
         let whole = !self.generates() || !is_causal(&self.llama, &self.card.architecture);
         let batch = options.longest.max(options.ubatch_size);
         // A recurrent state costs memory for every sequence.
-        let sequences = if self.llama.is_recurrent() || self.llama.is_hybrid() { 1 } else { SEQUENCES };
+        let sequences = if self.llama.is_recurrent() || self.llama.is_hybrid() { 1 } else { MAX_INPUTS_PER_DECODE };
         let params = LlamaContextParams::default()
             .with_n_ctx(NonZeroU32::new(batch))
             .with_n_batch(batch)

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 const MAX_BREAKER: usize = 40;
 pub(in crate::model) const MAX_TAIL: usize = 20;
 
-/// Texts that end repetitions, as tokens: for each token that such a text starts in, the tokens that must follow.
+/// Texts that end repetitions, as tokens: for each token in which such a text starts, the tokens that must follow it.
 #[derive(Debug, Default)]
 pub(in crate::model) struct Breakers(pub(in crate::model) HashMap<TokenId, Vec<Vec<TokenId>>>);
 

@@ -168,7 +168,7 @@ impl ModFolder {
         })?;
         watcher.watch(&self.path, RecursiveMode::NonRecursive)?;
         std::thread::Builder::new().name("mods folder".into()).spawn(move || {
-            // Changes between the first read and the watch.
+            // Files may have changed between the first read and the start of the watch.
             self.resync(&registry);
             while changes.recv().is_ok() {
                 let latest = Instant::now() + MAX_DEBOUNCE_DELAY;

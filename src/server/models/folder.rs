@@ -53,7 +53,7 @@ fn models_in(dir: &Path) -> std::io::Result<BTreeMap<String, PathBuf>> {
     Ok(found)
 }
 
-/// Returns true if a file is a LoRA adapter, which is not a model. Converters store this among the first keys.
+/// Returns true if a file is a LoRA adapter, which is not a model. Converters store the type among the first keys.
 fn is_adapter(path: &Path) -> bool {
     const HEAD_BYTES: u64 = 2048;
     // The key, the type of its value (8: string), its length and the value.

@@ -179,7 +179,7 @@ fn problem_at(path: &str, expected: impl Into<String>, found: impl Into<String>)
 
 fn object(value: &RawValue, shape: ObjectKind, path: &str) -> Result<(), DocumentError> {
     let Fields(fields) =
-        serde_json::from_str(value.get()).map_err(|_| differs(path, &FieldKind::Object(shape), value))?;
+        serde_json::from_str(value.get()).map_err(|_| mismatch(path, &FieldKind::Object(shape), value))?;
     for (index, (name, _)) in fields.iter().enumerate() {
         let known = shape.fields().iter().any(|(known, ..)| known == name);
         if known && fields[..index].iter().any(|(before, _)| before == name) {
@@ -190,7 +190,7 @@ fn object(value: &RawValue, shape: ObjectKind, path: &str) -> Result<(), Documen
         let path = format!("{path}.{name}");
         match fields.iter().find(|(field, _)| field == name).map(|(_, value)| *value) {
             None if required => return Err(problem_at(&path, kind.to_string(), "nothing; the field is required")),
-            Some(value) if value.get() == "null" && required => return Err(differs(&path, &kind, value)),
+            Some(value) if value.get() == "null" && required => return Err(mismatch(&path, &kind, value)),
             Some(value) if value.get() != "null" => check(value, kind, &path)?,
             _ => {}
         }
@@ -207,7 +207,7 @@ fn check(value: &RawValue, kind: FieldKind, path: &str) -> Result<(), DocumentEr
         }
         FieldKind::Integers => {
             return list(value, kind, path, |value, path| match value.get() {
-                "null" => Err(differs(path, &FieldKind::Integer, value)),
+                "null" => Err(mismatch(path, &FieldKind::Integer, value)),
                 _ => check(value, FieldKind::Integer, path),
             });
         }
@@ -233,7 +233,7 @@ fn check(value: &RawValue, kind: FieldKind, path: &str) -> Result<(), DocumentEr
             serde_json::from_str::<Cow<'_, str>>(json).is_ok_and(|text| names.contains(&&*text))
         }
     };
-    if fits { Ok(()) } else { Err(differs(path, &kind, value)) }
+    if fits { Ok(()) } else { Err(mismatch(path, &kind, value)) }
 }
 
 fn list(
@@ -242,11 +242,11 @@ fn list(
     path: &str,
     check: impl Fn(&RawValue, &str) -> Result<(), DocumentError>,
 ) -> Result<(), DocumentError> {
-    let entries: Vec<&RawValue> = serde_json::from_str(value.get()).map_err(|_| differs(path, &kind, value))?;
+    let entries: Vec<&RawValue> = serde_json::from_str(value.get()).map_err(|_| mismatch(path, &kind, value))?;
     entries.iter().enumerate().try_for_each(|(index, entry)| check(entry, &format!("{path}[{index}]")))
 }
 
-fn differs(path: &str, kind: &FieldKind, value: &RawValue) -> DocumentError {
+fn mismatch(path: &str, kind: &FieldKind, value: &RawValue) -> DocumentError {
     problem_at(path, kind.to_string(), shorten(value.get()))
 }
 

@@ -172,7 +172,8 @@ impl Document {
     }
 
     /// Returns the run as one list: each event, then each of its mod calls with its logs and actions. Calls are
-    /// numbered in this order, which is the document's order unless it lists calls before those of earlier events.
+    /// numbered in this order. It differs from the document's order if the document lists a call before the calls of
+    /// earlier events.
     #[must_use]
     pub fn items(&self) -> Vec<TraceItem> {
         let mut calls_of = vec![Vec::new(); self.events.len()];

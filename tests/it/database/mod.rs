@@ -184,7 +184,7 @@ fn document(request_id: &str) -> Document {
 }
 
 #[tokio::test]
-async fn every_check_passes_on_an_outside_database() {
+async fn every_check_passes_on_an_external_database() {
     let Ok(url) = std::env::var("THUNDER_TEST_DATABASE_URL") else {
         return eprintln!("skipped: THUNDER_TEST_DATABASE_URL names no database");
     };

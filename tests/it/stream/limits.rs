@@ -36,7 +36,7 @@ async fn key_is_accepted_in_header_or_first_message() {
         assert_eq!((&error["error"], &error["recovery_action"]), (&json!("unauthorized"), &json!("authenticate")));
         assert!(matches!(client.next().await, Next::Closed(Some(1008))));
     }
-    // A key in the URL is ignored, and other paths do not become public by a similar URL.
+    // A key in the URL is ignored, and a URL that resembles a public one does not make another path public.
     let path = "/generate?api_key=secret";
     let pretending = crate::harness::http().get(format!("{}/api/v1/runs", server.base)).header("upgrade", "websocket");
     assert_eq!(pretending.send().await.unwrap().status(), 401);

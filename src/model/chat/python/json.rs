@@ -8,7 +8,7 @@ use serde_json::ser::{Formatter, Serializer};
 use std::io::{self, Write};
 
 /// Writes a value as JSON. `indent`, `separators`, `sort_keys` and `ensure_ascii` have Python's meaning.
-#[expect(clippy::needless_pass_by_value, reason = "filters get their keyword arguments so")]
+#[expect(clippy::needless_pass_by_value, reason = "minijinja passes keyword arguments by value")]
 pub(super) fn tojson(value: &Value, arguments: Kwargs) -> Result<String, Error> {
     let invalid = |message: String| Error::new(ErrorKind::InvalidOperation, message);
     let failed = |error: serde_json::Error| invalid(format!("the value cannot be written as JSON: {error}"));

@@ -148,7 +148,7 @@ fn named_function_is_called_once() {
 }
 
 #[test]
-fn open_thought_precedes_the_call() {
+fn open_reasoning_precedes_the_call() {
     for vocabulary in [vocabulary(&[]), vocabulary(&["<think>", "</think>"])] {
         let answer_format = AnswerFormat { thinking: true, ..answer_format(&ModelFamily::Hermes.format()) };
         let constraint = constraint(&answer_format, &ToolChoice::Required, None, false, &vocabulary).unwrap();
@@ -253,7 +253,7 @@ fn strict_function_constrains_bare_calls() {
 }
 
 #[test]
-fn constraint_begins_after_the_thought() {
+fn constraint_begins_after_the_reasoning() {
     let vocabulary = vocabulary(&[]);
     let mut answer_format = answer_format(&ModelFamily::Hermes.format());
     let form = Constraint::new("json_schema", GrammarSource::JsonObject);

@@ -100,7 +100,8 @@ impl LogitsView<'_> {
             }
         };
         for (start, logits, bits) in self.blocks() {
-            // After the first few, most blocks hold nothing high enough, which their maximum shows at once.
+            // After the first few blocks, most hold no logit above the floor; one comparison with their maximum shows
+            // that.
             if max_value(logits) <= floor {
                 continue;
             }

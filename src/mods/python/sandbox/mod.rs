@@ -171,7 +171,7 @@ fn become_worker(profile: &SandboxProfile) -> io::Result<Infallible> {
     let needed: Vec<PathBuf> = needed.cloned().collect();
     privileges::drop_root(&profile.home, &needed)?;
     privileges::drop_capabilities()?;
-    // After the change of the user, which resets it.
+    // A change of the user id resets the signal, so it is set afterwards.
     prctl::set_pdeathsig(Signal::SIGKILL)?;
     if getppid().as_raw().cast_unsigned() != profile.server {
         return Err(io::Error::other("the server process has ended"));

@@ -15,7 +15,7 @@ function line({ rating, text, position, user_label: user, created_at: at }) {
 }
 
 /** Returns the form's fields without empty ones. */
-function said(form) {
+function filledFields(form) {
   const fields = new FormData(form);
   const [text, position] = [fields.get('text').trim(), fields.get('position')];
   return { rating: Number(fields.get('rating')), ...(text && { text }), ...(position && { position: Number(position) }) };
@@ -36,13 +36,13 @@ export function feedback(id) {
     problem.textContent = '';
     try {
       const response = await ask(`/api/v1/runs/${encodeURIComponent(id)}/feedback`, {
-        method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(said(form)),
+        method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(filledFields(form)),
       });
       given.querySelector('ul').append(line(await response.json()));
       given.hidden = false;
       form.reset();
       dialog.close();
-      toast('Feedback kept with the run');
+      toast('Feedback saved');
     } catch (error) {
       problem.textContent = `Not kept: ${error.message}`;
     } finally {

@@ -217,7 +217,7 @@ export class Text {
     this.#reveal(this.#target);
   }
 
-  /** Name of a row outside of the text. */
+  /** Returns the name of a row for places outside of the text. */
   name(i) {
     return show(this.#run.text(i));
   }

@@ -11,7 +11,7 @@ from .language import Config, Language
 
 _DEAD = -1
 _MAX_MASKS = 512
-#: Minimum tokens of a group for which the bytes that keep a state are computed.
+#: Groups with fewer tokens are checked token by token; for larger ones the bytes that keep a state are computed.
 _MIN_GROUP_SIZE = 40
 _MAX_MACHINES = 128
 
