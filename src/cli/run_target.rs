@@ -165,9 +165,9 @@ pub async fn finished(server: &Server, run_id: &str) -> anyhow::Result<(Document
     let (path, began) = (run_path(server, run_id)?, Instant::now());
     loop {
         let bytes = server.send(server.request(Method::GET, &path)).await?.bytes().await?;
-        let mut shown: Value = serde_json::from_slice(&bytes).context("the server's answer is not a run")?;
+        let mut shown: Value = serde_json::from_slice(&bytes).context("the server's response is not a run")?;
         if shown["run"]["status"] != "running" {
-            let document = Document::parse(&bytes).context("the server's answer is not a run")?;
+            let document = Document::parse(&bytes).context("the server's response is not a run")?;
             return Ok((document, shown["run"].take()));
         }
         if began.elapsed() > FINISH_TIMEOUT {

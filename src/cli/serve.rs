@@ -18,8 +18,9 @@ use std::sync::Arc;
 #[command(
     after_help = "Of llama-server's flags, its further sampling flags (--xtc-probability, --dry-multiplier, --mirostat, --samplers, \
                         --logit-bias, --reverse-prompt, …), --embd-normalize, --spm-infill, --log-file, --log-colors and \
-                        --verbosity work as well. Others are taken and change nothing, which the log says where it matters, or are \
-                        refused with what to do instead. Its variables LLAMA_ARG_… hold where ours are not set."
+                        --verbosity work as well. Its other flags are either accepted without effect (the log says so where it \
+                        matters) or rejected with an alternative. Its variables LLAMA_ARG_… apply where the corresponding \
+                        variable THUNDER_… is not set."
 )]
 pub struct Args {
     #[command(flatten)]

@@ -58,7 +58,7 @@ pub const CHAT_TEMPLATES: [&str; 54] = [
     "zephyr",
 ];
 
-/// Returns true if llama.cpp has a built-in chat template of this name, which it then renders itself.
+/// Returns true if llama.cpp has a built-in chat template with this name. llama.cpp itself renders such a template.
 #[must_use]
 pub fn is_chat_template_name(name: &str) -> bool {
     CHAT_TEMPLATES.contains(&name)

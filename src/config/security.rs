@@ -166,8 +166,8 @@ impl SecurityConfig {
         if self.keys.is_empty() || key.is_some_and(|key| key.rights.admin) {
             return Scope::All;
         }
-        let by = self.owner(key);
-        Scope::Owned { or_unowned: by.is_none() || by == self.only_tenant(), by }
+        let tenant = self.owner(key);
+        Scope::Owned { includes_unowned: tenant.is_none() || tenant == self.only_tenant(), tenant }
     }
 
     /// Finds the key that a client sent. Takes the same time for every wrong key.

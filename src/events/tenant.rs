@@ -41,9 +41,9 @@ pub enum Scope {
     /// The runs of some owners.
     Owned {
         /// The client's tenant; `None` for a client that has none.
-        by: Option<Tenant>,
+        tenant: Option<Tenant>,
         /// True if it also covers data without an owner.
-        or_unowned: bool,
+        includes_unowned: bool,
     },
 }
 
@@ -53,9 +53,9 @@ impl Scope {
     pub fn includes(&self, owner: Option<&Tenant>) -> bool {
         match self {
             Self::All => true,
-            Self::Owned { by, or_unowned } => match owner {
-                Some(owner) => by.as_ref() == Some(owner),
-                None => *or_unowned,
+            Self::Owned { tenant, includes_unowned } => match owner {
+                Some(owner) => tenant.as_ref() == Some(owner),
+                None => *includes_unowned,
             },
         }
     }
@@ -68,10 +68,10 @@ mod tests {
     #[test]
     fn scope_covers_its_own_tenant_only() {
         let (ann, bob) = (Tenant::from("ann"), Tenant::from("bob"));
-        let scope = |or_unowned| Scope::Owned { by: Some(ann.clone()), or_unowned };
+        let scope = |includes_unowned| Scope::Owned { tenant: Some(ann.clone()), includes_unowned };
         assert!(scope(false).includes(Some(&ann)) && !scope(false).includes(Some(&bob)));
         assert!(!scope(false).includes(None) && scope(true).includes(None));
-        let nobody = Scope::Owned { by: None, or_unowned: true };
+        let nobody = Scope::Owned { tenant: None, includes_unowned: true };
         assert!(nobody.includes(None) && !nobody.includes(Some(&ann)));
         assert!(Scope::All.includes(Some(&bob)) && Scope::All.includes(None));
     }

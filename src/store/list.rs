@@ -115,7 +115,7 @@ impl Store {
     }
 }
 
-/// A page to be found.
+/// The search for one page.
 struct Listing<'f> {
     scope: &'f Scope,
     filter: &'f Filter,

@@ -11,18 +11,18 @@ use tokio::time::sleep;
 /// Interval of checks for a changed retention.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Number of checks between two runs of the maintenance: one hour. Partitions are created days in advance.
-const PARTITION_CHECKS: u32 = 720;
+const CHECKS_PER_MAINTENANCE: u32 = 720;
 
 /// Runs the maintenance until the task is aborted.
 pub async fn run(pool: PgPool, mut retention: watch::Receiver<Retention>) {
     for check in 1u32.. {
         sleep(CHECK_INTERVAL).await;
-        if check.is_multiple_of(PARTITION_CHECKS)
+        if check.is_multiple_of(CHECKS_PER_MAINTENANCE)
             && let Err(error) = make_partitions(&pool).await
         {
             tracing::warn!(%error, "cannot create the partitions of the next days");
         }
-        if check.is_multiple_of(PARTITION_CHECKS) || retention.has_changed().unwrap_or(false) {
+        if check.is_multiple_of(CHECKS_PER_MAINTENANCE) || retention.has_changed().unwrap_or(false) {
             let keep = *retention.borrow_and_update();
             match prune(&pool, keep, Utc::now().date_naive()).await {
                 Ok(days) => {

@@ -139,7 +139,7 @@ impl Store {
         (Recorder { signals: sender, durability_acks, unstored }, inner.live.clone())
     }
 
-    /// Returns the hub of live updates, which works also before the recorder starts.
+    /// Returns the hub of live updates, which also works before the recorder starts.
     #[must_use]
     pub fn live(&self) -> Live {
         self.inner.live.clone()

@@ -18,22 +18,22 @@ pub(super) use owned;
 pub(super) fn owners(scope: &Scope) -> Option<Vec<&str>> {
     match scope {
         Scope::All => None,
-        Scope::Owned { by, or_unowned } => {
-            let unowned = or_unowned.then_some("");
-            Some(by.as_ref().map(Tenant::as_str).into_iter().chain(unowned).collect())
+        Scope::Owned { tenant, includes_unowned } => {
+            let unowned = includes_unowned.then_some("");
+            Some(tenant.as_ref().map(Tenant::as_str).into_iter().chain(unowned).collect())
         }
     }
 }
 
 /// Appends ` and …` with the condition of a scope, in a form that can use the index of owners.
 pub(super) fn push_owned(sql: &mut QueryBuilder<Postgres>, scope: &Scope) {
-    let Scope::Owned { by, or_unowned } = scope else { return };
+    let Scope::Owned { tenant, includes_unowned } = scope else { return };
     sql.push(" and (");
-    match by {
+    match tenant {
         Some(tenant) => drop(sql.push("owner = ").push_bind(tenant.as_str().to_owned())),
         None => drop(sql.push("false")),
     }
-    if *or_unowned {
+    if *includes_unowned {
         sql.push(" or owner is null");
     }
     sql.push(")");
@@ -52,9 +52,9 @@ pub(super) enum Owner {
 
 /// Returns the owners in a scope, one by one.
 pub(super) fn owner_branches(scope: &Scope) -> Vec<Owner> {
-    let Scope::Owned { by, or_unowned } = scope else { return vec![Owner::InScope] };
-    let tenant = by.as_ref().map(|tenant| Owner::Tenant(tenant.as_str().to_owned()));
-    let unowned = or_unowned.then_some(Owner::Unowned);
+    let Scope::Owned { tenant, includes_unowned } = scope else { return vec![Owner::InScope] };
+    let tenant = tenant.as_ref().map(|tenant| Owner::Tenant(tenant.as_str().to_owned()));
+    let unowned = includes_unowned.then_some(Owner::Unowned);
     tenant.into_iter().chain(unowned).collect()
 }
 

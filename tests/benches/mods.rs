@@ -163,7 +163,7 @@ impl Lab {
     }
 
     /// Returns the rate of four streams while a fifth sleeps in its mod, relative to their rate without it.
-    async fn left_by_a_sleeper(&self, rounds: usize) -> f64 {
+    async fn throughput_beside_sleeper(&self, rounds: usize) -> f64 {
         let streams = || async {
             let begun = Instant::now();
             futures::future::join_all((0..4).map(|_| self.run(&[], 4 * self.tokens))).await;
@@ -201,7 +201,7 @@ fn main() {
             ] {
                 println!("  {what:<62} {:>8.1} µs", lab.cost(name, setup.rounds).await);
             }
-            let share = 100.0 * lab.left_by_a_sleeper(setup.rounds / 3 + 1).await;
+            let share = 100.0 * lab.throughput_beside_sleeper(setup.rounds / 3 + 1).await;
             println!("  beside a mod that sleeps 200 ms in each call, 4 other streams have {share:.1} % of their rate");
             lab.engine.stop().await;
         }

@@ -204,7 +204,9 @@ async fn round(server: &Server, setup: &Setup, ids: &[TokenId], streams: usize, 
 fn main() {
     let setup = setup();
     let Some(rival) = &setup.rival else {
-        println!("no rival: give --rival PATH/llama-server (its sources come with PyPI's llama-cpp-python)");
+        println!(
+            "nothing to compare with: give --rival PATH/llama-server (its sources come with PyPI's llama-cpp-python)"
+        );
         return;
     };
     let ids: Vec<TokenId> = {
@@ -246,7 +248,7 @@ fn main() {
             };
             let rate = |name, at: usize| line(name, ours[at], theirs[at], "tokens/s", ours[at] / theirs[at]);
             let wait = |name, at: usize| line(name, 1e3 / ours[at], 1e3 / theirs[at], "ms", ours[at] / theirs[at]);
-            rate("generation, all at it", 0);
+            rate("generation, all clients", 0);
             rate("requests, whole", 1);
             rate("prompts", 2);
             wait("first token, median", 3);

@@ -6,7 +6,7 @@ export const URL_ = process.env.THUNDER_URL;
 if (!URL_) throw new Error('THUNDER_URL must name a running server, e.g. http://127.0.0.1:6767');
 
 let browser;
-const complaints = [];
+const problems = [];
 
 export async function launch() {
   browser = await chromium.launch({
@@ -20,7 +20,7 @@ export async function launch() {
 export async function open(path, { width = 1280, height = 860, scheme = 'light', expected = () => false, server = URL_ } = {}) {
   const context = await browser.newContext({ viewport: { width, height }, colorScheme: scheme, reducedMotion: 'reduce' });
   const page = await context.newPage();
-  const note = (what) => { if (!expected(what)) complaints.push(`${path}: ${what}`); };
+  const note = (what) => { if (!expected(what)) problems.push(`${path}: ${what}`); };
   page.on('console', (message) => { if (['error', 'warning'].includes(message.type()) && !message.text().startsWith('Failed to load resource')) note(message.text()); });
   page.on('response', (response) => { if (response.status() >= 400) note(`${response.status()} ${response.url()}`); });
   page.on('pageerror', (error) => note(error.stack ?? error.message));
@@ -29,7 +29,7 @@ export async function open(path, { width = 1280, height = 860, scheme = 'light',
 }
 
 export async function quiet() {
-  assert.deepEqual(complaints.splice(0), []);
+  assert.deepEqual(problems.splice(0), []);
 }
 
 export const ready = (page) => page.waitForFunction(() => document.querySelectorAll('.text .t').length > 3);

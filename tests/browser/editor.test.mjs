@@ -6,7 +6,7 @@ import { createRequire } from 'node:module';
 import { chromium } from 'playwright-core';
 
 const { EDITOR_URL, MOD_KEY } = process.env;
-const skip = EDITOR_URL && MOD_KEY ? false : 'EDITOR_URL and MOD_KEY say where mods can be saved';
+const skip = EDITOR_URL && MOD_KEY ? false : 'set EDITOR_URL and MOD_KEY to a server where mods can be saved';
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 const name = `browser-${process.pid}`;
 
@@ -20,7 +20,7 @@ def answer(event, actions, tokenizer):
 `;
 
 let browser;
-const complaints = [];
+const problems = [];
 
 before(async () => {
   if (skip) return;
@@ -36,14 +36,14 @@ after(() => browser?.close());
 async function open(path, { width = 1280, height = 860, scheme = 'light' } = {}) {
   const context = await browser.newContext({ viewport: { width, height }, colorScheme: scheme, reducedMotion: 'reduce' });
   const page = await context.newPage();
-  page.on('console', (message) => { if (['error', 'warning'].includes(message.type()) && !message.text().startsWith('Failed to load resource')) complaints.push(`${path}: ${message.text()}`); });
-  page.on('pageerror', (error) => complaints.push(`${path}: ${error.stack ?? error.message}`));
-  page.on('response', (response) => { if (response.status() >= 400) complaints.push(`${path}: ${response.status()} ${response.url()}`); });
+  page.on('console', (message) => { if (['error', 'warning'].includes(message.type()) && !message.text().startsWith('Failed to load resource')) problems.push(`${path}: ${message.text()}`); });
+  page.on('pageerror', (error) => problems.push(`${path}: ${error.stack ?? error.message}`));
+  page.on('response', (response) => { if (response.status() >= 400) problems.push(`${path}: ${response.status()} ${response.url()}`); });
   await page.goto(EDITOR_URL + path);
   assert.match(page.url(), /\/login\?next=/);
   await page.fill('[name=key]', MOD_KEY);
   await Promise.all([page.waitForNavigation(), page.click('button')]);
-  assert.equal(page.url(), EDITOR_URL + path, 'the login leads to the page that was asked for');
+  assert.equal(page.url(), EDITOR_URL + path, 'the login must lead to the requested page');
   return page;
 }
 
@@ -54,7 +54,7 @@ async function write(page, text) {
   await page.keyboard.insertText(text);
 }
 
-const quiet = () => assert.deepEqual(complaints.splice(0), []);
+const quiet = () => assert.deepEqual(problems.splice(0), []);
 
 test('mod is written, corrected, saved, kept after a reload, and run', { skip }, async () => {
   const page = await open('/mods/-new');
@@ -67,7 +67,7 @@ test('mod is written, corrected, saved, kept after a reload, and run', { skip },
   assert.match(await page.textContent('.problems li'), /Line 2.*SyntaxError/s);
   await page.waitForSelector('.cm-lint-marker-error');
   await page.click('.problems button');
-  assert.equal(await page.textContent('.cm-activeLineGutter'), '2', 'the line is where one is led');
+  assert.equal(await page.textContent('.cm-activeLineGutter'), '2', 'the editor must open at the line of the link');
 
   await write(page, says('one'));
   await page.waitForFunction(() => /No problems/.test(document.querySelector('[data-state]').textContent));
@@ -81,7 +81,7 @@ test('mod is written, corrected, saved, kept after a reload, and run', { skip },
   await page.waitForTimeout(400);
   await page.reload();
   await page.waitForSelector('[data-draft]:not([hidden])');
-  assert.match(await page.textContent('.cm-content'), /Says two/, 'what was not saved is still there');
+  assert.match(await page.textContent('.cm-content'), /Says two/, 'unsaved text must still be there');
   await page.click('.cm-content');
   await page.keyboard.press('Control+s');
   await page.waitForFunction(() => document.querySelectorAll('[data-versions] li').length === 2);

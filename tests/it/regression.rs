@@ -184,7 +184,7 @@ async fn ingested_run_with_mod_source_can_be_rerun() {
     std::fs::write(handed.join(&hash), serde_json::to_vec(&source).unwrap()).unwrap();
     document["request"]["request_id"] = json!("handed");
     assert_eq!(other.post("/ingest", &document).await.0, 201);
-    assert!(!handed.join(&hash).exists(), "the server accepts the document");
+    assert!(!handed.join(&hash).exists(), "the server takes over the mod's source");
     let (code, reported, printed) = run(&["replay", "--verify", "handed", "--server", &other.base]).await;
     assert_eq!(code, 0, "{reported}{printed}");
 }

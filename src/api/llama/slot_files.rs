@@ -32,7 +32,7 @@ pub(super) fn path(app: &App, scope: &Scope, field: &str, name: &str) -> Result<
 /// Returns the folder of a client's files: a tenant's folder below `dir`, or `dir` if the client can also access files without an owner.
 fn folder(dir: &Path, scope: &Scope) -> PathBuf {
     match scope {
-        Scope::Owned { by: Some(tenant), or_unowned: false } => {
+        Scope::Owned { tenant: Some(tenant), includes_unowned: false } => {
             let mut name = "tenant-".to_owned();
             for byte in tenant.as_str().bytes() {
                 if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_') {

@@ -1,5 +1,5 @@
 //! The KV state of a conversation, saved in a file next to the conversation. With it, a restored conversation needs no
-//! prompt processing. If the state cannot be saved or restored, only that time is lost.
+//! prompt processing. If the state cannot be saved or restored, only the saved time is lost.
 
 use crate::cli::client::Server;
 use anyhow::Context;

@@ -70,11 +70,11 @@ pub async fn push(args: Args) -> anyhow::Result<ExitCode> {
         }
         let hash: String = answer["hash"].as_str().unwrap_or_default().chars().take(12).collect();
         let how = match (&answer["replaced"], &answer["unchanged"]) {
-            (_, Value::Bool(true)) => "as it is already",
+            (_, Value::Bool(true)) => "unchanged",
             (Value::Bool(true), _) => "a new version of a mod",
             _ => "a new mod",
         };
-        let off = if answer["enabled"] == false { "; it is switched off" } else { "" };
+        let off = if answer["enabled"] == false { "; it is disabled" } else { "" };
         println!("{name} {hash}: {how} on {}{off}", server.base());
     }
     if args.json {

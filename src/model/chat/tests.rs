@@ -239,7 +239,7 @@ fn messages_are_adapted_to_the_family() {
 }
 
 #[test]
-fn prompt_may_end_inside_a_thought() {
+fn prompt_may_end_inside_reasoning() {
     let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}\
                   {% if add_generation_prompt %}<assistant><think>\n{% endif %}";
     let template = ChatTemplate::new(Some(source), "", "").unwrap();

@@ -9,7 +9,8 @@
 //! | `RoBERTa`, XLM-R, `NeoBERT`; BERT with its pooler | `cls` | tanh |
 //! | `DistilBERT` (`bert` without `token_types`, `WordPiece`) | `cls` | `ReLU` |
 //! | `ModernBERT` | `cls`, `cls.norm` | GELU, then the norm |
-//! | BERT as llama.cpp's converter leaves it | no `cls`: its pooler is lost | refused, since it cannot be right |
+//! | BERT as llama.cpp's converter leaves it | no `cls`: its pooler is lost | rejected, because its scores would be
+//! wrong |
 //! | others, such as Qwen3 rerankers | `cls.output` | none |
 
 use super::encoder::Pooling;

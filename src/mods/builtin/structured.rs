@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Documentation shared by the three mods.
-const FORM: &str = "At every step, only tokens that lead to a valid answer can be drawn. When the answer is complete and nothing \
+const BEHAVIOR: &str = "At every step, only tokens that lead to a valid answer can be drawn. When the answer is complete and nothing \
                     can follow, the run ends with reason stop. The constraint applies after the text in after if it is set, else after \
                     the reasoning in which the answer begins, else from the first token on. Text that another mod forces against the \
                     constraint is kept and logged; text that another mod removes is removed here too. Several constraints apply together if \
@@ -37,7 +37,7 @@ impl ModFactory for JsonSchema {
             "json-schema",
             "Makes the answer JSON that is valid against a schema.",
             &format!(
-                "{FORM} The JSON Schema keywords uniqueItems, contains, if, not and dependentSchemas are rejected by name."
+                "{BEHAVIOR} The JSON Schema keywords uniqueItems, contains, if, not and dependentSchemas are rejected by name."
             ),
             json!({"schema": {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": false}}),
             schema(
@@ -71,7 +71,7 @@ impl ModFactory for Regex {
         describe(
             "regex",
             "Makes the answer match a regular expression.",
-            &format!("The expression matches the whole answer. {FORM}"),
+            &format!("The expression matches the whole answer. {BEHAVIOR}"),
             json!({"pattern": "[0-9]{4}-[0-9]{2}-[0-9]{2}"}),
             schema(
                 &["pattern"],
@@ -101,7 +101,7 @@ impl ModFactory for Grammar {
         describe(
             "grammar",
             "Makes the answer follow a grammar, in GBNF or Lark.",
-            &format!("Either gbnf or lark is required. {FORM}"),
+            &format!("Either gbnf or lark is required. {BEHAVIOR}"),
             json!({"gbnf": "root ::= (\"yes\" | \"no\") \".\""}),
             schema(
                 &[],

@@ -351,7 +351,7 @@ impl PlayState {
         match action {
             Action::ForceTokens(tokens) => self.force(tokens),
             Action::Backtrack { n, tokens } => {
-                assert!(n > 0, "a Backtrack of no tokens");
+                assert!(n > 0, "a Backtrack without tokens");
                 let removed = n as usize - drawn;
                 let length = self.sequence.len();
                 assert!(removed <= length - self.prompt, "a Backtrack exceeds the answer");

@@ -186,8 +186,8 @@ impl WorkerProcess {
             if let Some(frame) = self.decoder.next()? {
                 return Ok(frame);
             }
-            let patience = time_left(deadline)?.min(THREAD_CHECK_INTERVAL);
-            self.stream.set_read_timeout(Some(patience)).map_err(|_| WorkerFailure::Gone)?;
+            let limit = time_left(deadline)?.min(THREAD_CHECK_INTERVAL);
+            self.stream.set_read_timeout(Some(limit)).map_err(|_| WorkerFailure::Gone)?;
             match self.stream.read(&mut chunk) {
                 Ok(0) => return Err(WorkerFailure::Gone),
                 Ok(count) => self.decoder.push(&chunk[..count]),

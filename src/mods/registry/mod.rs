@@ -166,12 +166,12 @@ impl ModRegistry {
         self.uses.subscribe()
     }
 
-    /// Sets how Python mods are run.
+    /// Sets the configuration with which Python mods run.
     pub fn set_python(&self, python: PythonMods) {
         *self.python.write().unwrap_or_else(PoisonError::into_inner) = python;
     }
 
-    /// Returns how Python mods are run.
+    /// Returns the configuration with which Python mods run.
     #[must_use]
     pub fn python(&self) -> PythonMods {
         self.python.read().unwrap_or_else(PoisonError::into_inner).clone()

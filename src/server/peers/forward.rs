@@ -9,7 +9,7 @@ use reqwest::redirect::Policy;
 use std::sync::LazyLock;
 
 /// Headers of the response that are forwarded to the client; all others concern only the connection.
-const RETURNED: [HeaderName; 5] = [
+const RESPONSE_HEADERS: [HeaderName; 5] = [
     header::CONTENT_TYPE,
     header::RETRY_AFTER,
     header::WWW_AUTHENTICATE,
@@ -40,7 +40,7 @@ pub(crate) async fn forward(
     let request = client.request(method, peer.address(path)?).headers(headers.forwarded_headers(app)?).body(body);
     let answer = request.send().await.map_err(|error| peer.unreachable(&root(&error)))?;
     let mut response = Response::builder().status(answer.status());
-    for name in RETURNED {
+    for name in RESPONSE_HEADERS {
         if let Some(value) = answer.headers().get(&name) {
             response = response.header(name, value);
         }

@@ -95,14 +95,14 @@ impl Drop for Postmaster {
 }
 
 impl Process {
-    async fn stop(&mut self, patience: Duration) {
-        let hurry = async {
+    async fn stop(&mut self, limit: Duration) {
+        let requested_to_stop_all = async {
             stop_all_requested().await;
             sleep(SHORT_SHUTDOWN_TIMEOUT).await;
         };
         let stopped = tokio::select! {
-            stopped = self.signal(Signal::SIGINT, patience) => stopped,
-            () = hurry => false,
+            stopped = self.signal(Signal::SIGINT, limit) => stopped,
+            () = requested_to_stop_all => false,
         };
         if !stopped && !self.signal(Signal::SIGQUIT, QUIT_TIMEOUT).await {
             let _ = self.0.kill().await;
@@ -110,12 +110,12 @@ impl Process {
     }
 
     /// Sends a signal and returns true if the process ended in time.
-    async fn signal(&mut self, signal: Signal, patience: Duration) -> bool {
+    async fn signal(&mut self, signal: Signal, limit: Duration) -> bool {
         let Some(pid) = self.0.id() else { return true };
         let _ = kill(Pid::from_raw(pid.cast_signed()), signal);
-        let ended = timeout(patience, self.0.wait()).await.is_ok();
+        let ended = timeout(limit, self.0.wait()).await.is_ok();
         if !ended {
-            tracing::warn!(%signal, elapsed_s = patience.as_secs(), "the database server has not stopped");
+            tracing::warn!(%signal, elapsed_s = limit.as_secs(), "the database server has not stopped");
         }
         ended
     }

@@ -39,17 +39,17 @@ impl Processes {
         for (to_server, to_children) in
             [(Signal::SIGINT, None), (Signal::SIGQUIT, Some(Signal::SIGQUIT)), (Signal::SIGKILL, Some(Signal::SIGKILL))]
         {
-            let mut patience = Duration::from_secs(5);
+            let mut limit = Duration::from_secs(5);
             for (pid, role) in self.find() {
                 let signal = if role == Role::Server { Some(to_server) } else { to_children };
                 if let Some(signal) = signal {
                     let _ = kill(Pid::from_raw(pid), signal);
                 }
                 if role == Role::Server {
-                    patience = STOP_TIMEOUT;
+                    limit = STOP_TIMEOUT;
                 }
             }
-            let until = Instant::now() + patience;
+            let until = Instant::now() + limit;
             while !self.find().is_empty() && Instant::now() < until {
                 sleep(Duration::from_millis(20)).await;
             }

@@ -16,7 +16,7 @@ export function destination(text, here) {
 let dialog = null;
 
 /** Opens the field; `here(place)` goes to an event or token of the open run, or is null. */
-export function askWhere(here) {
+export function openGoto(here) {
   if (!dialog) {
     const box = h('input', { type: 'text', id: 'goto', 'aria-describedby': 'goto-what', autocomplete: 'off', spellcheck: 'false', autofocus: true });
     const what = h('p', { class: 'hint', id: 'goto-what', role: 'status' });

@@ -1,6 +1,6 @@
 // Code of every page: theme, help, and global shortcuts.
 import { base, copy, h } from './dom.js';
-import { askWhere } from './goto.js';
+import { openGoto } from './goto.js';
 import { TABLE, enabled, label, listen, setEnabled } from './keys.js';
 
 const THEMES = ['system', 'light', 'dark'];
@@ -46,7 +46,7 @@ document.querySelector('[data-help-button]').addEventListener('click', showHelp)
 
 listen(['anywhere'], (action) => {
   if (action === 'help') showHelp();
-  else if (action === 'goto') askWhere(open);
+  else if (action === 'goto') openGoto(open);
   else if (action === 'goRuns') location.assign(`${base}/runs`);
   else if (action === 'goPlayground') location.assign(`${base}/playground`);
   else if (action === 'goMods') location.assign(`${base}/mods`);

@@ -2,7 +2,8 @@
 
 use super::files;
 
-/// Returns the milliseconds of the constant that a line sleeps, rounded down; `None` if it does not sleep, or not a constant.
+/// Returns the milliseconds of the constant that a line sleeps, rounded down; `None` if it does not sleep or the
+/// duration is not a constant.
 fn slept_ms(line: &str) -> Option<u64> {
     let argument = line.split_once("sleep(")?.1;
     let argument = argument.trim_start_matches("std::time::").trim_start_matches("tokio::time::");

@@ -9,13 +9,13 @@ use llama_cpp_2::token::LlamaToken;
 use std::num::NonZeroU32;
 use std::path::Path;
 
-/// Returns the most probable continuation of these tokens, and each token's log-probability: of the prompt's from the
-/// second on, then of the continuation's.
+/// Returns the most probable continuation of these tokens, and the log-probabilities of the prompt's tokens from the second
+/// on, followed by those of the continuation's tokens.
 pub fn greedy(prompt: &[i32], count: usize) -> (Vec<i32>, Vec<f64>) {
     run(prompt, count, None, &[])
 }
 
-/// The same tokens with a LoRA adapter at that scale, and without the tokens that are `banned`.
+/// Returns the same with a LoRA adapter at that scale, and without the `banned` tokens.
 pub fn greedy_with(prompt: &[i32], count: usize, adapter: Option<(&Path, f32)>, banned: &[i32]) -> Vec<i32> {
     run(prompt, count, adapter, banned).0
 }

@@ -76,7 +76,7 @@ async fn responses_are_deleted_with_day_of_their_run() {
             items: vec![json!({"role": "user", "content": id})],
         }
     };
-    let scope = |by: Option<&str>| Scope::Owned { by: by.map(Into::into), or_unowned: by.is_none() };
+    let scope = |by: Option<&str>| Scope::Owned { tenant: by.map(Into::into), includes_unowned: by.is_none() };
     let (unowned, ann) = (scope(None), scope(Some("ann")));
     // None of their runs is recorded.
     for (days, id) in [(9, "a"), (2, "b"), (0, "c")] {

@@ -250,7 +250,7 @@ async fn older_database_is_migrated_and_logged() {
     )
     .await;
     let store = open().await;
-    let ann = Scope::Owned { by: Some("ann".into()), or_unowned: true };
+    let ann = Scope::Owned { tenant: Some("ann".into()), includes_unowned: true };
     assert!(store.response(&ann, "s").await.unwrap().is_some());
     assert!(store.response(&ann, "r").await.unwrap().is_some(), "the label of a key without a name is not a tenant");
     store.close().await;

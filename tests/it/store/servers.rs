@@ -160,7 +160,7 @@ async fn servers_know_each_other_and_who_generates_a_run() {
 async fn changes_of_another_server_reach_their_tenant_only() {
     let data = Data::new();
     let (first, second) = two(&data).await;
-    let scope = |name: &str| Scope::Owned { by: Some(name.into()), or_unowned: false };
+    let scope = |name: &str| Scope::Owned { tenant: Some(name.into()), includes_unowned: false };
     let (mut anns, mut bobs) = (second.live().runs(&scope("ann")), second.live().runs(&scope("bob")));
     let of_ann = first.ingest(&scope("ann"), Some("ann".into()), document("of ann", 1)).await.unwrap().run_id;
     let of_bob = first.ingest(&scope("bob"), Some("bob".into()), document("of bob", 1)).await.unwrap().run_id;

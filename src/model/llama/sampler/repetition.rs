@@ -127,8 +127,8 @@ impl Dry {
     }
 }
 
-/// Finds earlier occurrences of the sequence's end: distances with the length of the repetition, up to `bound`, if that
-/// may reach `min` tokens.
+/// Finds earlier occurrences of the sequence's end. Returns each one's distance and length, cut at `bound` tokens;
+/// those that cannot have `min` tokens may be missing.
 fn repetitions(sequence: &[TokenId], min: usize, bound: usize) -> Vec<(usize, usize)> {
     let long_way = || repeats(sequence).into_iter().enumerate().skip(1).map(|(back, length)| (back, length.min(bound)));
     let Some((&end, before)) = sequence.split_last() else { return Vec::new() };

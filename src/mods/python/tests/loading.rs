@@ -22,7 +22,7 @@ fn load_error_states_reason() {
     assert!(reply.contains("ModuleNotFoundError: No module named 'nowhere' (mods run on Python 3."), "{reply}");
     assert!(reply.contains("/python3") && reply.contains("set THUNDER_PYTHON=PATH to use another one"), "{reply}");
     assert!(error.traceback().unwrap().contains("File \"broken.py\", line 1"));
-    // The loader's own `from __future__ import annotations` does not hold for mods.
+    // The loader's own `from __future__ import annotations` does not apply to mods.
     let error = load_error(&format!("{HEADER}@mod\ndef f(e, a) -> Missing: pass\n"), None);
     assert!(error.to_string().ends_with("NameError: name 'Missing' is not defined"), "{error}");
     let named =

@@ -138,26 +138,26 @@ def advise(advice):
 
 
 def forge(*frames):
-    """Sends messages to the server that only the SDK sends, and then nothing for a while."""
+    """Returns a function that sends messages which only the SDK sends, and then nothing for a while."""
 
-    def said():
+    def send():
         channel = next(found for found in gc.get_objects() if type(found).__name__ == "Channel")
         for header, body in frames:
             channel.send_encoded(header, body)
         time.sleep(0.3)
 
-    return said
+    return send
 
 
 def announce(*lengths):
-    """Returns the beginning of a frame with these lengths."""
+    """Returns a function that sends only the beginning of a frame, with these lengths."""
 
-    def said():
+    def send():
         channel = next(found for found in gc.get_objects() if type(found).__name__ == "Channel")
         channel._socket.sendall(struct.pack("<II", *lengths))
         time.sleep(0.3)
 
-    return said
+    return send
 
 
 REPLY = b'{"kind":"reply","action":%s,"exception":null,"elapsed_ns":1}'
@@ -229,11 +229,11 @@ def hangs_for_some(event, actions):
     print("token", event.step)
 
 
-def busy_behind():
+def compute_between_calls():
     threading.Thread(target=spin, daemon=True).start()
 
 
-computes_between_calls = at_second_token("computes_between_calls", busy_behind)
+computes_between_calls = at_second_token("computes_between_calls", compute_between_calls)
 
 @mod(events=[Added])
 def naps(event, actions):

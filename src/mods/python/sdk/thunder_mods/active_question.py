@@ -157,18 +157,18 @@ class ActiveQuestion:
         return None
 
     def _correct(
-        self, correction: Union[Backtrack, ForceTokens], behind: int, tokens: List[int], actions: ActionBuilder
+        self, correction: Union[Backtrack, ForceTokens], distance: int, tokens: List[int], actions: ActionBuilder
     ) -> Optional[ModAction]:
-        """Returns the correction requested by the strategy for a token that is `behind` tokens before the end."""
+        """Returns the correction requested by the strategy for a token that is `distance` tokens before the end."""
         self._attempts += 1
         if self._attempts > MAX_ATTEMPTS:
             self._give_up(tokens)
             return None
         if isinstance(correction, Backtrack):
-            if correction.n + behind == 0:
+            if correction.n + distance == 0:
                 return actions.force_tokens(correction.tokens) if correction.tokens else None
-            return actions.backtrack(correction.n + behind, correction.tokens or None)
-        return actions.backtrack(behind, correction.tokens) if behind else actions.force_tokens(correction.tokens)
+            return actions.backtrack(correction.n + distance, correction.tokens or None)
+        return actions.backtrack(distance, correction.tokens) if distance else actions.force_tokens(correction.tokens)
 
     def _complete(self, tokens: List[int]) -> None:
         """Completes the answer; `tokens` is the sequence up to its end."""

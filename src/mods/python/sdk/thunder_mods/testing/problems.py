@@ -26,7 +26,7 @@ def action_error(action: ModAction, vocabulary: int, context: int) -> Optional[s
         outside = [token for edits in (action.set, action.add) for token in edits or () if not 0 <= token < vocabulary]
         return _unknown(outside[0], vocabulary) if outside else None
     if isinstance(action, ToolCalls):
-        return _of_tool_calls(action.tool_calls)
+        return _problem_in_tool_calls(action.tool_calls)
     if isinstance(action, (AdjustedPrefill, Backtrack, ForceOutput, ForceTokens)):
         for token in action.tokens or ():
             if not 0 <= token < vocabulary:
@@ -34,7 +34,7 @@ def action_error(action: ModAction, vocabulary: int, context: int) -> Optional[s
     return None
 
 
-def _of_tool_calls(payload: Any) -> Optional[str]:
+def _problem_in_tool_calls(payload: Any) -> Optional[str]:
     if isinstance(payload, dict) and "tool_calls" in payload:
         payload = payload["tool_calls"]
     calls = list(payload) if isinstance(payload, (list, tuple)) else [payload]
