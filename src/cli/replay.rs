@@ -67,9 +67,9 @@ pub async fn replay(args: Args, is_given: impl Fn(&str) -> bool, mut signals: En
 
 fn print_outcome(run: &str, outcome: &Outcome) {
     match &outcome.difference {
-        None => println!("{run} ran again the same: {} events", outcome.events),
+        None => println!("{run}: the new run does not differ, in {} events", outcome.events),
         Some(found) => {
-            println!("{run} ran again with a difference, at step {} (event {}):", found.step, found.sequence_order);
+            println!("{run}: the new run differs, first at step {} (event {}):", found.step, found.sequence_order);
             println!("  recorded: {}", found.recorded);
             println!("  now:      {}", found.now);
         }

@@ -8,8 +8,10 @@ use std::process::Command;
 #[tokio::test]
 async fn dashboard_works_in_browser() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/browser");
-    let Some(chromium) = find(&["chromium", "chromium-browser", "google-chrome"]) else { return left_out("Chromium") };
-    let (Some(npm), Some(_)) = (find(&["npm"]), find(&["node"])) else { return left_out("node with npm") };
+    let Some(chromium) = find(&["chromium", "chromium-browser", "google-chrome"]) else {
+        return report_skipped("Chromium");
+    };
+    let (Some(npm), Some(_)) = (find(&["npm"]), find(&["node"])) else { return report_skipped("node with npm") };
     if !folder.join("node_modules").exists() {
         let install = Command::new(&npm)
             .args(["install", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"])
@@ -17,7 +19,7 @@ async fn dashboard_works_in_browser() {
             .output()
             .unwrap();
         if !install.status.success() {
-            return left_out("the packages of npm install");
+            return report_skipped("the packages of npm install");
         }
     }
     // The default: the demo model.
@@ -52,7 +54,7 @@ async fn dashboard_works_in_browser() {
 }
 
 /// Prints to standard error directly, because the test runner hides the output of passing tests.
-fn left_out(missing: &str) {
+fn report_skipped(missing: &str) {
     let mut stderr = std::io::stderr();
     writeln!(stderr, "SKIPPED: the browser tests need {missing}, which is not installed").unwrap();
 }

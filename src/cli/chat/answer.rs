@@ -130,8 +130,8 @@ impl StreamedAnswer {
     fn retract(&mut self, chars: usize) {
         let mut left = chars;
         while left > 0 {
-            let Some((_, brought)) = self.tokens.pop() else { return };
-            left = left.saturating_sub(brought);
+            let Some((_, token_chars)) = self.tokens.pop() else { return };
+            left = left.saturating_sub(token_chars);
         }
     }
 

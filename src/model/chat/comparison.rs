@@ -38,7 +38,7 @@ fn cases() -> Vec<Case> {
     let result =
         |id: &str, text: &str| json!({"role": "tool", "tool_call_id": id, "name": "get_weather", "content": text});
     let oakford = call("abcdef012", "get_weather", json!({"city": "Oakford \"é\"", "days": 2, "unit": "C"}));
-    let thought = json!({"role": "assistant", "content": "Four.", "reasoning_content": "2 + 2 is 4."});
+    let with_reasoning = json!({"role": "assistant", "content": "Four.", "reasoning_content": "2 + 2 is 4."});
     let case =
         |name, messages, tools: Option<&Value>| Case { name, messages, tools: tools.cloned(), variables: Map::new() };
     let mut cases = vec![
@@ -71,13 +71,13 @@ fn cases() -> Vec<Case> {
             ]),
             Some(&tools),
         ),
-        case("thought", json!([user("2 + 2?"), thought, user("And 3 + 3?")]), None),
-        case("thought in text", json!([user("1?"), says("a </think> b"), user("2?")]), None),
+        case("reasoning", json!([user("2 + 2?"), with_reasoning, user("And 3 + 3?")]), None),
+        case("reasoning marker in text", json!([user("1?"), says("a </think> b"), user("2?")]), None),
         case(
             "markers in text",
             json!([
                 user("What is </think>?"),
-                says("<think>\nhm\n</think>\n\nIt ends a thought."),
+                says("<think>\nhm\n</think>\n\nIt ends reasoning."),
                 user("<tool_response>no</tool_response>")
             ]),
             None,

@@ -90,7 +90,7 @@ impl ModelFamily {
         AnswerSyntax {
             family: self,
             calls: self.calls(),
-            thought: (open.to_owned(), close.to_owned()),
+            reasoning_markers: (open.to_owned(), close.to_owned()),
             silent: silent.iter().map(|&marker| marker.to_owned()).collect(),
             lead: None,
             tool_role: match self {
@@ -212,7 +212,7 @@ impl AnswerSyntax {
             format.silent.extend(["<response>".to_owned(), "</response>".to_owned()]);
         }
         if template.contains("[BEGIN FINAL RESPONSE]") {
-            format.thought = ("Here are my reasoning steps:".to_owned(), "[BEGIN FINAL RESPONSE]".to_owned());
+            format.reasoning_markers = ("Here are my reasoning steps:".to_owned(), "[BEGIN FINAL RESPONSE]".to_owned());
         }
         format
     }

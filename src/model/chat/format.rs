@@ -11,7 +11,7 @@ pub struct AnswerSyntax {
     /// Forms of a call. All are parsed; the first is used where an answer must call.
     pub calls: Vec<CallForm>,
     /// Markers before and after reasoning.
-    pub thought: (String, String),
+    pub reasoning_markers: (String, String),
     /// Markers around ordinary text, which are not part of it.
     pub silent: Vec<String>,
     /// Marker at the start of an answer's text that is not part of it.
@@ -126,7 +126,7 @@ impl AnswerSyntax {
             }
         }
         if !self.is_channels() {
-            markers.extend([self.thought.0.as_str(), self.thought.1.as_str()]);
+            markers.extend([self.reasoning_markers.0.as_str(), self.reasoning_markers.1.as_str()]);
         }
         markers.retain(|marker| !marker.is_empty());
         markers

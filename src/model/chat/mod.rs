@@ -220,7 +220,7 @@ impl ChatTemplate {
             let start = std::mem::replace(&mut part.start, (end + 1).min(part.end));
             parts.insert(0, RenderedMessage { role: "system".into(), start, end });
         }
-        let (open, close) = (self.format.thought.0.as_str(), self.format.thought.1.as_str());
+        let (open, close) = (self.format.reasoning_markers.0.as_str(), self.format.reasoning_markers.1.as_str());
         let thinking = options.add_generation_prompt && !open.is_empty() && text.trim_end().ends_with(open);
         let mut rendered = RenderedPrompt { text, parts, masked, thinking };
         if thinking && options.variables.get("enable_thinking") == Some(&Value::Bool(false)) {
@@ -277,7 +277,7 @@ impl ChatTemplate {
             let messages = self.adapt(messages, tools.as_ref());
             self.text(&messages, &RenderOptions { tools, ..options.clone() }).ok()
         };
-        let (open, close) = (self.format.thought.0.as_str(), self.format.thought.1.as_str());
+        let (open, close) = (self.format.reasoning_markers.0.as_str(), self.format.reasoning_markers.1.as_str());
         let same = |masked: &String| mask::unmasked(masked) == *text;
         let whole = attempt(&[]);
         let masked = match whole {

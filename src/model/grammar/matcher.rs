@@ -93,7 +93,7 @@ impl GrammarMatcher {
     /// # Errors
     /// The grammar became too complex; the text describes it.
     pub fn mask(&mut self) -> Result<Option<Arc<TokenMask>>, String> {
-        if !self.holds() {
+        if !self.is_active() {
             return Ok(None);
         }
         let mut core = lock(&self.core);
@@ -103,7 +103,7 @@ impl GrammarMatcher {
 
     /// Starts computing the next mask if that is worthwhile; [`GrammarMatcher::mask`] returns it or computes it itself.
     pub fn prepare(&self) {
-        if !self.holds() {
+        if !self.is_active() {
             return;
         }
         let worth = {
@@ -159,7 +159,7 @@ impl GrammarMatcher {
     /// Returns true if the answer is complete and nothing can follow it.
     #[must_use]
     pub fn is_complete(&self) -> bool {
-        self.holds() && {
+        self.is_active() && {
             let core = lock(&self.core);
             core.matcher.is_stopped() && !core.matcher.is_error() && core.matcher.stop_reason().is_ok()
         }
@@ -167,7 +167,7 @@ impl GrammarMatcher {
 
     /// Returns true if the constraint restricts the next token.
     #[must_use]
-    pub fn holds(&self) -> bool {
+    pub fn is_active(&self) -> bool {
         self.begun() && !matches!(self.effects.last(), Some(TokenEffect::Rejected | TokenEffect::Unconstrained))
     }
 

@@ -82,13 +82,13 @@ fn unaccepted_forced_token_disables_grammar_until_removed() {
     let mut matcher = follow(GrammarSource::Regex("abc".into()));
     assert_eq!(matcher.accept(97, b"a"), AcceptResult::Accepted);
     assert_eq!(matcher.accept(120, b"x"), AcceptResult::Rejected);
-    assert!(!matcher.holds() && matcher.mask().unwrap().is_none());
+    assert!(!matcher.is_active() && matcher.mask().unwrap().is_none());
     assert_eq!(matcher.accept(121, b"y"), AcceptResult::Accepted);
     matcher.end();
     matcher.rewind(1);
-    assert!(!matcher.holds());
+    assert!(!matcher.is_active());
     matcher.rewind(2);
-    assert!(matcher.holds() && may_follow(&mut matcher, 98) && !may_follow(&mut matcher, 97));
+    assert!(matcher.is_active() && may_follow(&mut matcher, 98) && !may_follow(&mut matcher, 97));
 }
 
 #[test]
@@ -100,15 +100,15 @@ fn lazy_constraint_begins_after_its_trigger() {
     matcher.accept(word("<tool"), b"<tool");
     assert!(matcher.permits(word("_call>"), b"_call>"));
     matcher.accept(word("_call>"), b"_call>");
-    assert!(matcher.holds() && !may_follow(&mut matcher, 97) && may_follow(&mut matcher, word("{\"")));
+    assert!(matcher.is_active() && !may_follow(&mut matcher, 97) && may_follow(&mut matcher, word("{\"")));
     matcher.rewind(1);
-    assert!(!matcher.holds());
+    assert!(!matcher.is_active());
     // A token that completes the trigger and also starts the grammar.
     matcher.rewind(1);
     assert!(matcher.permits(word("<tool_call>{"), b"<tool_call>{"));
     assert!(!matcher.permits(97, b"<tool_call>x"));
     matcher.accept(word("<tool_call>{"), b"<tool_call>{");
-    assert!(matcher.holds() && may_follow(&mut matcher, TokenId::from(b'}')));
+    assert!(matcher.is_active() && may_follow(&mut matcher, TokenId::from(b'}')));
     assert!(!may_follow(&mut matcher, TokenId::from(b'{')));
     matcher.rewind(1);
     assert!(matcher.mask().unwrap().is_none());
@@ -117,7 +117,7 @@ fn lazy_constraint_begins_after_its_trigger() {
     let mut matcher = GrammarCompiler::new(vocabulary()).follow(&by_token).unwrap();
     matcher.accept(97, b"a");
     matcher.accept(CONTROL, b"<|control|>");
-    assert!(matcher.holds() && may_follow(&mut matcher, word("{\"")));
+    assert!(matcher.is_active() && may_follow(&mut matcher, word("{\"")));
 }
 
 #[test]

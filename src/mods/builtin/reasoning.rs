@@ -41,7 +41,7 @@ impl ReasoningState {
     /// Creates the state for a run whose answer has not begun. `markers` replace those of the model's family.
     pub fn new(call: &Call<'_>, markers: Option<(&str, &str)>) -> Self {
         let answer_format = &call.run.answer_format;
-        let (own_open, own_close) = &answer_format.format.thought;
+        let (own_open, own_close) = &answer_format.format.reasoning_markers;
         let (open, close) = markers.unwrap_or((own_open, own_close));
         let prompt = &call.sequence[..call.prompt_len];
         let tail = call.run.vocabulary.decode(&prompt[prompt.len().saturating_sub(open.len() + 4)..]);

@@ -45,9 +45,9 @@ impl ModFactory for StopRules {
                     "repeated_lines": {"type": "integer", "minimum": 2, "maximum": 1000,
                         "description": "Number of consecutive identical lines that ends the answer."},
                     "mean_logprob": {"type": "number", "minimum": -100, "maximum": 0,
-                        "description": "Minimum mean log-probability of the last window drawn tokens."},
+                        "description": "Minimum mean log-probability of the last `window` drawn tokens."},
                     "window": {"type": "integer", "minimum": 1, "maximum": 4096, "default": 16,
-                        "description": "Number of tokens of that mean."},
+                        "description": "Number of tokens in that mean."},
                 }),
             ),
         )

@@ -65,7 +65,7 @@ pub fn run() -> Arc<RunView> {
         answer_format: Arc::new(AnswerFormat {
             format: ModelFamily::Hermes.format().into(),
             tools: Vec::new(),
-            thoughts: true,
+            separates_reasoning: true,
             thinking: false,
             single: false,
         }),

@@ -85,10 +85,10 @@ impl Budget {
             // Begins the next message; if it is reasoning again, only the final channel remains.
             None if format.is_channels() => {
                 let last = if self.ends > 0 { "<|channel|>final<|message|>" } else { "" };
-                format!("{}<|start|>assistant{last}", format.thought.1)
+                format!("{}<|start|>assistant{last}", format.reasoning_markers.1)
             }
-            None if format.thought.1.starts_with("</") => format!("\n{}\n\n", format.thought.1),
-            None => format.thought.1.clone(),
+            None if format.reasoning_markers.1.starts_with("</") => format!("\n{}\n\n", format.reasoning_markers.1),
+            None => format.reasoning_markers.1.clone(),
         }
     }
 }

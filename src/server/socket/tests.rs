@@ -210,7 +210,7 @@ async fn foreign_origin_cannot_connect() {
 #[tokio::test]
 async fn plain_request_gets_websocket_hint() {
     let (_, address) = echo(|_| ()).await;
-    // An error means that another test installed it first.
+    // An error means that another test installed the provider first.
     let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
     let answer = reqwest::get(format!("http://{address}{PATH}")).await.unwrap();
     assert_eq!(answer.status(), 400);

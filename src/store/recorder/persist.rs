@@ -135,11 +135,11 @@ async fn store_one_by_one(
     rows: &[RunRow],
 ) -> Vec<RunId> {
     let mut lost = Vec::new();
-    let mut is_away = false;
+    let mut is_unavailable = false;
     for (run_id, records) in by_run(records) {
         let row = rows.iter().find(|row| row.summary.run_id == run_id);
         // Only the first run waits for an unavailable database, because all new records wait in memory meanwhile.
-        let result = if is_away {
+        let result = if is_unavailable {
             Err(Failure::from(unavailable()))
         } else {
             attempt(writer::write(pool, server, &records, row, Attempt::Again)).await
@@ -147,7 +147,7 @@ async fn store_one_by_one(
         let put_aside = match result {
             Ok(()) => Ok(()),
             Err(failure) if failure.is_transient() => {
-                is_away = true;
+                is_unavailable = true;
                 spool.append(&records)
             }
             Err(failure) => match reject(spool, &records, &failure) {

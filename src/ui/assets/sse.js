@@ -44,10 +44,10 @@ export async function read(response, onEvent) {
 
 /**
  * Follows a path of this server and reconnects until `onEvent` returns true or the signal aborts.
- * `onState(text, ok)` is called when the connection is lost or restored, and with the status that ends it permanently. A 404 is retried for `patience` ms,
- * because a run has its URL shortly before it is in the database.
+ * `onState(text, ok)` is called when the connection is lost or restored, and with the status that ends it permanently.
+ * A 404 is retried for `retry404Ms` ms, because a run has its URL shortly before it is in the database.
  */
-export async function follow(path, { signal, onEvent, onState = () => {}, patience = 0 }) {
+export async function follow(path, { signal, onEvent, onState = () => {}, retry404Ms = 0 }) {
   const began = performance.now();
   let last = null;
   let wait = 1;
@@ -64,7 +64,7 @@ export async function follow(path, { signal, onEvent, onState = () => {}, patien
       });
     } catch (error) {
       if (signal.aborted) return;
-      if (error.status === 404 && performance.now() - began < patience) {
+      if (error.status === 404 && performance.now() - began < retry404Ms) {
         await new Promise((resolve) => setTimeout(resolve, 120));
         continue;
       }

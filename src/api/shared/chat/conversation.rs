@@ -125,7 +125,7 @@ impl Conversation {
         let reading = AnswerFormat {
             format: Arc::clone(&format),
             tools: self.functions,
-            thoughts: self.separate_reasoning,
+            separates_reasoning: self.separate_reasoning,
             thinking: rendered.thinking,
             single: self.single_call || matches!(self.choice, ToolChoice::Function(_)),
         };
@@ -137,7 +137,7 @@ impl Conversation {
         let constraint = calls
             .or_else(|| self.text_constraint.map(|form| tools::after_reasoning(form, &reading, may_think, vocabulary)));
         let (tokens, spans) = rendered.tokenize(vocabulary);
-        let (open, close) = &format.thought;
+        let (open, close) = &format.reasoning_markers;
         let thinking = self.budget.map(|(tokens, message)| ReasoningBudget {
             tokens,
             open: open.clone(),
@@ -146,7 +146,7 @@ impl Conversation {
             begun: rendered.thinking,
         });
         // The end marker of reasoning does not end the turn.
-        let ends = format.end_of_turn.iter().filter(|text| **text != format.thought.1);
+        let ends = format.end_of_turn.iter().filter(|text| **text != format.reasoning_markers.1);
         let ends: Vec<(&str, Option<TokenId>)> = ends.map(|text| (*text, control_token(text, vocabulary))).collect();
         let mut end_texts: Vec<String> = Vec::new();
         // A model without its own template never learned the fallback's marker as a token and may write it as text.

@@ -285,13 +285,13 @@ impl ChatAnswer {
 
     /// Counts the tokens of reasoning, including their markers.
     fn reasoning_tokens(&self) -> u32 {
-        let thoughts = self.parser.thoughts();
+        let reasoning = self.parser.reasoning_ranges();
         let starts = self.token_bytes.iter().scan(0usize, |at, bytes| {
             let start = *at;
             *at += bytes;
             Some(start)
         });
-        starts.filter(|start| thoughts.iter().any(|thought| thought.contains(start))).count() as u32
+        starts.filter(|start| reasoning.iter().any(|range| range.contains(start))).count() as u32
     }
 
     fn deltas(&mut self, pieces: Vec<AnswerDelta>, family: ModelFamily) -> Vec<ChatDelta> {

@@ -35,7 +35,7 @@ pub(super) struct Channels {
     at: usize,
     body: Option<Body>,
     /// Byte ranges of complete reasoning parts.
-    thoughts: Vec<Range<usize>>,
+    reasoning_ranges: Vec<Range<usize>>,
 }
 
 #[derive(Debug)]
@@ -47,7 +47,7 @@ struct Body {
 
 #[derive(Debug)]
 enum Kind {
-    Thought,
+    Reasoning,
     Text,
     Call {
         scanner: Scanner,
@@ -79,9 +79,9 @@ impl Channels {
     }
 
     /// Returns the byte ranges of reasoning in a text of this length.
-    pub(super) fn thoughts(&self, end: usize) -> Vec<Range<usize>> {
-        let open = self.body.as_ref().filter(|body| matches!(body.kind, Kind::Thought));
-        self.thoughts.iter().cloned().chain(open.map(|body| body.header..end)).collect()
+    pub(super) fn reasoning_ranges(&self, end: usize) -> Vec<Range<usize>> {
+        let open = self.body.as_ref().filter(|body| matches!(body.kind, Kind::Reasoning));
+        self.reasoning_ranges.iter().cloned().chain(open.map(|body| body.header..end)).collect()
     }
 
     fn read_header(
@@ -134,9 +134,9 @@ impl Channels {
                 from = header_from;
                 Kind::Text
             }
-            None if channel.starts_with("analysis") && answer_format.thoughts => {
+            None if channel.starts_with("analysis") && answer_format.separates_reasoning => {
                 separate(&message.reasoning.clone(), |gap| emit_reasoning(pieces, message, gap));
-                Kind::Thought
+                Kind::Reasoning
             }
             None if channel.starts_with("analysis") => {
                 from = header_from;
@@ -176,7 +176,7 @@ impl Channels {
         let part = &rest[..upto];
         let mut void = false;
         match &mut body.kind {
-            Kind::Thought => emit_reasoning(pieces, message, part),
+            Kind::Reasoning => emit_reasoning(pieces, message, part),
             Kind::Text => emit_content(pieces, message, part),
             Kind::Muted => {}
             Kind::Call { scanner, complete } => void = !take_arguments(scanner, complete, part, pieces, message),
@@ -204,8 +204,8 @@ impl Channels {
             if marker != START && marker != CHANNEL {
                 self.at += marker.len();
             }
-            if matches!(body.kind, Kind::Thought) {
-                self.thoughts.push(body.header..self.at);
+            if matches!(body.kind, Kind::Reasoning) {
+                self.reasoning_ranges.push(body.header..self.at);
             }
             self.body = None;
             return true;

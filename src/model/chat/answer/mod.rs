@@ -29,7 +29,7 @@ pub struct AnswerFormat {
     /// The offered functions; without any, nothing is a tool call.
     pub tools: Vec<ToolDefinition>,
     /// True to separate reasoning from the text; false to leave it in the text with its markers.
-    pub thoughts: bool,
+    pub separates_reasoning: bool,
     /// True if the prompt ends inside reasoning.
     pub thinking: bool,
     /// True if only the first call counts.
@@ -40,7 +40,7 @@ impl AnswerFormat {
     /// Returns the data that a recording stores, in addition to the tools as the client sent them.
     #[must_use]
     pub fn to_recording(&self) -> Value {
-        json!({ "thoughts": self.thoughts, "thinking": self.thinking, "single": self.single })
+        json!({ "thoughts": self.separates_reasoning, "thinking": self.thinking, "single": self.single })
     }
 
     /// Restores the format of a recorded run's answer from the model's chat template, the tools as the client sent them
@@ -60,7 +60,7 @@ impl AnswerFormat {
         let flag = |name: &str, usual: bool| recorded[name].as_bool().unwrap_or(usual);
         Self {
             tools: tools.collect(),
-            thoughts: flag("thoughts", plain.thoughts),
+            separates_reasoning: flag("thoughts", plain.separates_reasoning),
             thinking: flag("thinking", plain.thinking),
             single: flag("single", plain.single),
             ..plain

@@ -12,7 +12,7 @@ enum State {
     /// Reasoning may start.
     Begin,
     /// Inside reasoning, whose end is searched from `search` on.
-    Thought { search: usize },
+    Reasoning { search: usize },
     /// White space after reasoning or a call is dropped.
     Gap,
     /// Text. Markers are searched from `search` on; at the `start` of a text, bare calls are possible.
@@ -64,7 +64,7 @@ pub struct AnswerParser {
     message: AnswerMessage,
     pieces: Vec<AnswerDelta>,
     /// Byte range of reasoning in the text; its end is unknown until it is complete.
-    thought: Option<(usize, Option<usize>)>,
+    reasoning_range: Option<(usize, Option<usize>)>,
 }
 
 impl AnswerParser {
@@ -73,11 +73,11 @@ impl AnswerParser {
     pub fn new(answer_format: Arc<AnswerFormat>) -> Self {
         let state = match () {
             () if answer_format.format.is_channels() => State::Channels(Channels::default()),
-            () if !answer_format.thoughts => State::Text { search: 0, start: true },
-            () if answer_format.thinking => State::Thought { search: 0 },
+            () if !answer_format.separates_reasoning => State::Text { search: 0, start: true },
+            () if answer_format.thinking => State::Reasoning { search: 0 },
             () => State::Begin,
         };
-        let thought = matches!(state, State::Thought { .. }).then_some((0, None));
+        let reasoning_range = matches!(state, State::Reasoning { .. }).then_some((0, None));
         let silent = answer_format.format.silent.iter().map(|text| Marker { text: text.clone(), form: None });
         let forms = if answer_format.tools.is_empty() { &[][..] } else { &answer_format.format.calls };
         let calls = forms
@@ -94,7 +94,7 @@ impl AnswerParser {
             state,
             message: AnswerMessage::default(),
             pieces: Vec::new(),
-            thought,
+            reasoning_range,
         }
     }
 
@@ -137,10 +137,10 @@ impl AnswerParser {
 
     /// Returns the byte ranges of reasoning in the text, including the markers.
     #[must_use]
-    pub fn thoughts(&self) -> Vec<Range<usize>> {
+    pub fn reasoning_ranges(&self) -> Vec<Range<usize>> {
         let end = self.text.len();
-        match (&self.state, self.thought) {
-            (State::Channels(channels), _) => channels.thoughts(end),
+        match (&self.state, self.reasoning_range) {
+            (State::Channels(channels), _) => channels.reasoning_ranges(end),
             (_, Some((from, upto))) => vec![from..upto.unwrap_or(end)],
             (_, None) => Vec::new(),
         }
@@ -165,7 +165,7 @@ impl AnswerParser {
         loop {
             let is_active = match &self.state {
                 State::Begin => self.begin(over),
-                State::Thought { search } => self.parse_thought(*search, over),
+                State::Reasoning { search } => self.parse_reasoning(*search, over),
                 State::Gap => self.parse_gap(over),
                 State::Text { search, start } => self.parse_text(*search, *start, over),
                 State::Block(_) => self.parse_block(over),
@@ -180,13 +180,13 @@ impl AnswerParser {
     fn begin(&mut self, over: Option<AnswerEnd>) -> bool {
         let from = self.skip_blank();
         let answer_format = Arc::clone(&self.answer_format);
-        let (open, close) = &answer_format.format.thought;
+        let (open, close) = &answer_format.format.reasoning_markers;
         let rest = &self.text[from..];
         let (opened, closed) = (literal(rest, open), literal(rest, close));
         if opened == Match::Whole && !open.is_empty() {
             self.at = from + open.len();
-            self.thought = Some((from, None));
-            self.state = State::Thought { search: self.at };
+            self.reasoning_range = Some((from, None));
+            self.state = State::Reasoning { search: self.at };
         } else if (opened == Match::Begun || closed == Match::Begun) && over.is_none() {
             return false;
         } else if closed == Match::Whole {
@@ -199,9 +199,9 @@ impl AnswerParser {
         true
     }
 
-    fn parse_thought(&mut self, search: usize, over: Option<AnswerEnd>) -> bool {
+    fn parse_reasoning(&mut self, search: usize, over: Option<AnswerEnd>) -> bool {
         let answer_format = Arc::clone(&self.answer_format);
-        let (open, close) = &answer_format.format.thought;
+        let (open, close) = &answer_format.format.reasoning_markers;
         if self.message.reasoning.is_empty() {
             let from = self.skip_blank();
             // Some models open reasoning that the prompt has already opened.
@@ -218,19 +218,19 @@ impl AnswerParser {
         let search = search.max(self.at);
         if let Some(found) = self.text[search..].find(close.as_str()) {
             let end = search + found;
-            let thought = self.text[self.at..end].trim_end().to_owned();
+            let reasoning = self.text[self.at..end].trim_end().to_owned();
             self.at = end + close.len();
-            self.emit_reasoning(&thought);
-            self.thought = self.thought.map(|(from, _)| (from, Some(self.at)));
+            self.emit_reasoning(&reasoning);
+            self.reasoning_range = self.reasoning_range.map(|(from, _)| (from, Some(self.at)));
             self.state = State::Gap;
             return true;
         }
         let upto = if over.is_some() { self.text.len() } else { search + safe(&self.text[search..], &[close]) };
         let sent = if over.is_some() { upto } else { self.without_blank(upto) };
-        let thought = self.text[self.at..sent].to_owned();
+        let reasoning = self.text[self.at..sent].to_owned();
         self.at = sent;
-        self.emit_reasoning(&thought);
-        self.state = State::Thought { search: upto };
+        self.emit_reasoning(&reasoning);
+        self.state = State::Reasoning { search: upto };
         false
     }
 
@@ -241,13 +241,13 @@ impl AnswerParser {
             return false;
         }
         // A model may repeat the end marker after its reasoning was ended by a limit.
-        let close = &self.answer_format.format.thought.1;
+        let close = &self.answer_format.format.reasoning_markers.1;
         match literal(words, close) {
-            Match::Whole if self.answer_format.thoughts => {
+            Match::Whole if self.answer_format.separates_reasoning => {
                 self.at += close.len();
                 return true;
             }
-            Match::Begun if self.answer_format.thoughts && over.is_none() => return false,
+            Match::Begun if self.answer_format.separates_reasoning && over.is_none() => return false,
             _ => {}
         }
         self.state = State::Text { search: self.at, start: true };

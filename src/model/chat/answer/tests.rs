@@ -13,7 +13,7 @@ fn answer_format(family: ModelFamily) -> AnswerFormat {
     AnswerFormat {
         format: family.format().into(),
         tools: vec![tool("get_weather"), tool("add")],
-        thoughts: true,
+        separates_reasoning: true,
         thinking: false,
         single: false,
     }
@@ -231,7 +231,7 @@ fn header_started_by_the_prompt_continues() {
 }
 
 #[test]
-fn repeated_end_of_a_thought_is_not_text() {
+fn repeated_end_of_reasoning_is_not_text() {
     let whole = "<think>hm</think>\n</think>\n\nFive.";
     for cut in (0..whole.len()).filter(|&at| whole.is_char_boundary(at)) {
         let mut parser = AnswerParser::new(Arc::new(answer_format(ModelFamily::Hermes)));
@@ -245,14 +245,14 @@ fn repeated_end_of_a_thought_is_not_text() {
 }
 
 #[test]
-fn thoughts_are_separated_only_if_requested() {
+fn reasoning_is_separated_only_if_requested() {
     let mut answer_format = answer_format(ModelFamily::Hermes);
     answer_format.thinking = true;
     let message = read_in(&answer_format, ["\nI thi", "nk\n</thi", "nk>\n\nYes"], false);
     assert_eq!((message.reasoning.as_str(), message.content.as_str()), ("I think", "Yes"));
     let message = read_in(&answer_format, ["<think>I think"], false);
     assert_eq!((message.reasoning.as_str(), message.content.as_str()), ("I think", ""));
-    answer_format.thoughts = false;
+    answer_format.separates_reasoning = false;
     let message = read_in(&answer_format, ["\nI think</think>Yes"], false);
     assert_eq!(message.content, "\nI think</think>Yes");
     let message = read(ModelFamily::Hermes, "Use <think> tags</think>");
@@ -383,9 +383,9 @@ proptest! {
     /// The result does not depend on the division into pieces.
     #[test]
     fn division_into_pieces_does_not_change_the_result(
-        (family, text) in text(), cuts: Vec<prop::sample::Index>, thoughts: bool, thinking: bool, single: bool, cut: bool,
+        (family, text) in text(), cuts: Vec<prop::sample::Index>, separates_reasoning: bool, thinking: bool, single: bool, cut: bool,
     ) {
-        let answer_format = AnswerFormat { thoughts, thinking, single, ..answer_format(family) };
+        let answer_format = AnswerFormat { separates_reasoning, thinking, single, ..answer_format(family) };
         let whole = read_in(&answer_format, [text.as_str()], cut);
         prop_assert_eq!(&read_in(&answer_format, in_parts(&text, &cuts), cut), &whole);
         let each: Vec<String> = text.chars().map(String::from).collect();
@@ -440,7 +440,7 @@ fn answer_format_is_restored_from_a_recording() {
         json!([{"name": "weather", "input_schema": parameters, "strict": true}]),
     ] {
         let back = AnswerFormat::from_recording(template, Some(&tools), &answer_format.to_recording());
-        assert!(back.thinking && back.single && back.thoughts);
+        assert!(back.thinking && back.single && back.separates_reasoning);
         assert_eq!((back.tools[0].name.as_str(), &back.tools[0].parameters), ("weather", &parameters));
         assert!(back.tools[0].strict);
     }
@@ -449,26 +449,26 @@ fn answer_format_is_restored_from_a_recording() {
 }
 
 #[test]
-fn byte_ranges_of_thoughts_are_known() {
-    let thoughts = |answer_format: AnswerFormat, parts: &[&str]| {
+fn byte_ranges_of_reasoning_are_known() {
+    let ranges = |answer_format: AnswerFormat, parts: &[&str]| {
         let mut parser = AnswerParser::new(Arc::new(answer_format));
         for part in parts {
             parser.push(part);
         }
         let text = parts.concat();
-        parser.thoughts().into_iter().map(|range| text[range].to_owned()).collect::<Vec<_>>()
+        parser.reasoning_ranges().into_iter().map(|range| text[range].to_owned()).collect::<Vec<_>>()
     };
     let hermes = || answer_format(ModelFamily::Hermes);
-    assert_eq!(thoughts(hermes(), &["<thi", "nk>a b</thi", "nk>\n\nc"]), ["<think>a b</think>"]);
-    assert_eq!(thoughts(hermes(), &["\n<think>a ", "b"]), ["<think>a b"]);
-    assert_eq!(thoughts(AnswerFormat { thinking: true, ..hermes() }, &["a</think>c"]), ["a</think>"]);
-    assert!(thoughts(hermes(), &["no thought </think>"]).is_empty());
+    assert_eq!(ranges(hermes(), &["<thi", "nk>a b</thi", "nk>\n\nc"]), ["<think>a b</think>"]);
+    assert_eq!(ranges(hermes(), &["\n<think>a ", "b"]), ["<think>a b"]);
+    assert_eq!(ranges(AnswerFormat { thinking: true, ..hermes() }, &["a</think>c"]), ["a</think>"]);
+    assert!(ranges(hermes(), &["no reasoning </think>"]).is_empty());
     let analysis = "<|channel|>analysis<|message|>a<|end|>";
     let answer = [analysis, "<|start|>assistant", analysis, "<|start|>assistant<|channel|>final<|message|>c"].concat();
     let second = format!("<|start|>assistant{analysis}");
-    assert_eq!(thoughts(answer_format(ModelFamily::Harmony), &[&answer]), [analysis, second.as_str()]);
+    assert_eq!(ranges(answer_format(ModelFamily::Harmony), &[&answer]), [analysis, second.as_str()]);
     let mut parser = AnswerParser::new(Arc::new(hermes()));
     parser.push("<think>a</think>b");
     parser.retract(9);
-    assert_eq!(parser.thoughts()[0], 0..8, "the thought continues");
+    assert_eq!(parser.reasoning_ranges()[0], 0..8, "the reasoning continues");
 }

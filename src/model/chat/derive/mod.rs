@@ -11,7 +11,7 @@ use super::ChatTemplate;
 use super::answer::{AnswerFormat, AnswerParser};
 use super::family::ModelFamily;
 use super::format::{AnswerSyntax, CallForm};
-use probe::{CONTENT, Known, Probe, THOUGHT};
+use probe::{CONTENT, Known, Probe, REASONING};
 use segments::{common_end, common_start, is_marker, segments};
 use serde_json::Value;
 use std::collections::VecDeque;
@@ -23,16 +23,22 @@ pub(super) const FUEL: u64 = 400_000;
 /// Maximum length of a marker of ordinary text.
 const MAX_MARKER: usize = 80;
 /// Number of cached formats.
-const MAX_KEPT: usize = 16;
+const MAX_CACHED_FORMATS: usize = 16;
 
 /// Fields in which templates look for reasoning.
-const THOUGHT_FIELDS: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
+const REASONING_FIELDS: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
 
 impl AnswerFormat {
     /// Returns the format for a plain prompt and a model with this chat template: no tools are offered.
     #[must_use]
     pub fn plain(template: &str) -> Self {
-        Self { format: derive_cached(template), tools: Vec::new(), thoughts: true, thinking: false, single: false }
+        Self {
+            format: derive_cached(template),
+            tools: Vec::new(),
+            separates_reasoning: true,
+            thinking: false,
+            single: false,
+        }
     }
 }
 
@@ -50,7 +56,7 @@ pub(super) fn derive_cached(source: &str) -> Arc<AnswerSyntax> {
         Err(_) => Arc::new(AnswerSyntax::from_markers(source)),
     };
     let mut kept = kept();
-    kept.truncate(MAX_KEPT - 1);
+    kept.truncate(MAX_CACHED_FORMATS - 1);
     kept.push_front((hash, Arc::clone(&format)));
     format
 }
@@ -66,7 +72,7 @@ pub(super) fn format(template: &ChatTemplate) -> AnswerSyntax {
         return format;
     };
     let turns = Turns { begun, plain };
-    turns.derive_thought(&probe, &mut format);
+    turns.derive_reasoning(&probe, &mut format);
     turns.derive_text(&mut format);
     let tail = turns.plain.split_once(CONTENT).map(|(_, tail)| tail);
     Turns::derive_end(&probe, tail, &mut format);
@@ -104,7 +110,7 @@ fn parses_known_calls(format: &AnswerSyntax, probe: &Probe<'_>, rest: &dyn Fn(&s
     let answer_format = Arc::new(AnswerFormat {
         format: Arc::new(format.clone()),
         tools: probe::tools(),
-        thoughts: true,
+        separates_reasoning: true,
         thinking: false,
         single: false,
     });
@@ -152,13 +158,13 @@ impl Turns {
         }
     }
 
-    fn derive_thought(&self, probe: &Probe<'_>, format: &mut AnswerSyntax) {
-        let found = THOUGHT_FIELDS.iter().find_map(|field| {
+    fn derive_reasoning(&self, probe: &Probe<'_>, format: &mut AnswerSyntax) {
+        let found = REASONING_FIELDS.iter().find_map(|field| {
             let plain = probe.answer(CONTENT, Some(field), &[]);
-            let there = |text: &String| text.contains(THOUGHT);
+            let there = |text: &String| text.contains(REASONING);
             plain.filter(there).or_else(|| probe.answer("", Some(field), &[probe::call(0)]).filter(there))
         });
-        let Some((before, after)) = found.as_ref().and_then(|text| text.split_once(THOUGHT)) else {
+        let Some((before, after)) = found.as_ref().and_then(|text| text.split_once(REASONING)) else {
             return;
         };
         let Some(close) =
@@ -174,7 +180,7 @@ impl Turns {
         // The prompt may start the reasoning with other words.
         let words = self.begun.get(header..).unwrap_or_default().trim();
         let open = if open.is_empty() { words } else { open };
-        format.thought = (open.to_owned(), close.to_owned());
+        format.reasoning_markers = (open.to_owned(), close.to_owned());
         // A separate message may follow, whose header is not part of the text.
         let Some((_, rest)) = after.split_once(close) else { return };
         let Some((between, _)) = rest.split_once(CONTENT) else { return };
@@ -211,8 +217,8 @@ impl Turns {
 
 /// Returns texts that may precede an answer's text or its calls.
 fn markers_before(format: &AnswerSyntax) -> Vec<String> {
-    let thought = [&format.thought.0, &format.thought.1];
-    thought.into_iter().chain(&format.silent).filter(|marker| !marker.is_empty()).cloned().collect()
+    let reasoning = [&format.reasoning_markers.0, &format.reasoning_markers.1];
+    reasoning.into_iter().chain(&format.silent).filter(|marker| !marker.is_empty()).cloned().collect()
 }
 
 /// Adds a text that is not part of the answer's text.
@@ -221,7 +227,7 @@ fn add_ignored_text(format: &mut AnswerSyntax, text: &str) {
     let is_short = text.len() > 2 && text.len() <= MAX_MARKER;
     if is_short
         && segments(text).into_iter().any(is_marker)
-        && format.thought.0 != text
+        && format.reasoning_markers.0 != text
         && !format.silent.iter().any(|known| known == text)
     {
         format.silent.push(text.to_owned());

@@ -9,7 +9,7 @@ use std::cell::Cell;
 /// Words that no template contains.
 pub(super) const USER: &str = "QuserQ7";
 pub(super) const CONTENT: &str = "QcontentQ7";
-pub(super) const THOUGHT: &str = "QthoughtQ7";
+pub(super) const REASONING: &str = "QthoughtQ7";
 
 /// Maximum length of a rendering.
 const MAX_TEXT: usize = 1 << 18;
@@ -118,11 +118,11 @@ impl<'a> Probe<'a> {
     }
 
     /// Renders an answer with this text, reasoning and calls.
-    pub(super) fn answer(&self, content: &str, thought: Option<&str>, calls: &[Known]) -> Option<String> {
+    pub(super) fn answer(&self, content: &str, reasoning_field: Option<&str>, calls: &[Known]) -> Option<String> {
         let content = if content.is_empty() && self.null.get() { Value::Null } else { content.into() };
         let mut message = json!({ "role": "assistant", "content": content });
-        if let Some(field) = thought {
-            message[field] = THOUGHT.into();
+        if let Some(field) = reasoning_field {
+            message[field] = REASONING.into();
         }
         if !calls.is_empty() {
             message["tool_calls"] = calls.iter().map(|call| self.rendered(call)).collect();

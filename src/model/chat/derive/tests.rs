@@ -34,7 +34,7 @@ fn answer_format(template: &ChatTemplate, single: bool) -> AnswerFormat {
     AnswerFormat {
         format: template.format(),
         tools: tools.iter().map(tool).collect(),
-        thoughts: true,
+        separates_reasoning: true,
         thinking: false,
         single,
     }
@@ -85,11 +85,11 @@ fn calls(message: &AnswerMessage) -> Vec<(String, Value)> {
         .collect()
 }
 
-fn message(content: &str, thought: &str, calls: &[(&str, Value)]) -> Value {
+fn message(content: &str, reasoning: &str, calls: &[(&str, Value)]) -> Value {
     let mut message = json!({"role": "assistant", "content": content});
-    if !thought.is_empty() {
+    if !reasoning.is_empty() {
         for field in ["reasoning_content", "reasoning", "thinking"] {
-            message[field] = thought.into();
+            message[field] = reasoning.into();
         }
     }
     if !calls.is_empty() {
@@ -127,18 +127,18 @@ fn problems(source: &str) -> Vec<String> {
         json!({"city": "Ulm", "days": 3, "exact": false, "where": {"zip": "89073"}, "units": ["mm", "C"]}),
     );
     let add = ("add", json!({"city": "Bern"}));
-    for (what, content, thought, known) in [
+    for (what, content, reasoning, known) in [
         ("one", "", "", vec![plain.clone()]),
         ("quotes", "", "", vec![weather.clone()]),
         ("two", "", "", vec![plain.clone(), add.clone()]),
         ("text and call", "CCC", "", vec![add.clone()]),
-        ("thought and call", "", "RRR", vec![add.clone()]),
-        ("thought and text", "CCC", "RRR", vec![]),
+        ("reasoning and call", "", "RRR", vec![add.clone()]),
+        ("reasoning and text", "CCC", "RRR", vec![]),
         ("text", "CCC", "", vec![]),
     ] {
         let mut problem =
             |found: &dyn std::fmt::Display, text: &str| problems.push(format!("{what}: {found} in {text:?}"));
-        let (text, thinking) = match written(&template, &message(content, thought, &known)) {
+        let (text, thinking) = match written(&template, &message(content, reasoning, &known)) {
             Ok(written) => written,
             // Some accept one call at a time.
             Err(error) if what == "two" && error.contains("single tool-calls") => continue,
@@ -176,8 +176,8 @@ fn problems(source: &str) -> Vec<String> {
             problem(&format!("calls {:?}", calls(&whole)), &text);
         }
         let expected_part = |word: &'static str| if text.contains(word) { word } else { "" };
-        if whole.reasoning != expected_part(thought) {
-            problem(&format!("thought {:?}", whole.reasoning), &text);
+        if whole.reasoning != expected_part(reasoning) {
+            problem(&format!("reasoning {:?}", whole.reasoning), &text);
         }
         let content_text = whole.content.trim();
         let content_text = content_text.trim_end_matches(|c: char| c != 'C');
@@ -311,12 +311,12 @@ fn form_is_derived_from_the_template() {
             "tags on lines" | "tags with types" | "elements" => "tags",
             other => other,
         };
-        assert_eq!((shape, format.thought.0.as_str()), (expected, "<think>"), "{name}: {form:?}");
+        assert_eq!((shape, format.reasoning_markers.0.as_str()), (expected, "<think>"), "{name}: {form:?}");
     }
 }
 
 #[test]
-fn thoughts_of_every_form_are_separated_from_text() {
+fn reasoning_of_every_form_is_separated_from_text() {
     for (open, close, text, end) in [
         ("<seed:think>", "</seed:think>\n", "", ""),
         ("<|START_THINKING|>", "<|END_THINKING|>", "<|START_TEXT|>", "<|END_TEXT|>"),

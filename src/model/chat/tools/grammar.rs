@@ -55,7 +55,7 @@ impl<'a> GrammarWriter<'a> {
     /// Returns the text before the calls: the rest of the reasoning, or optional reasoning.
     pub(super) fn lead(&mut self, may_think: bool) -> String {
         let answer_format = self.answer_format;
-        let (open, close) = &answer_format.format.thought;
+        let (open, close) = &answer_format.format.reasoning_markers;
         if !self.answer_format.thinking && !may_think {
             return String::new();
         }

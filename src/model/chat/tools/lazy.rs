@@ -73,7 +73,7 @@ impl GrammarWriter<'_> {
         let block = marked.map(|form| self.announced(&call_marker(form).0));
         Trigger {
             openings,
-            after: format.thought.1.clone(),
+            after: format.reasoning_markers.1.clone(),
             only_after: self.answer_format.thinking,
             ..block.unwrap_or_default()
         }

@@ -91,7 +91,7 @@ pub fn after_reasoning(
     if !answer_format.thinking {
         return form;
     }
-    let close = answer_format.format.thought.1.as_str();
+    let close = answer_format.format.reasoning_markers.1.as_str();
     let trigger = match control(close, vocabulary) {
         Some(token) => Trigger::token(token),
         None => Trigger::text(close),

@@ -39,7 +39,7 @@ fn answer_format(format: &AnswerSyntax) -> AnswerFormat {
                        "additionalProperties": false, "$defs": {"digit": {"enum": [1, 2]}}}),
             ),
         ],
-        thoughts: true,
+        separates_reasoning: true,
         thinking: false,
         single: false,
     }
@@ -193,7 +193,7 @@ fn follow(constraint: &Constraint, vocabulary: &Arc<Vocabulary>, pieces: &[&str]
         fits &= allowed && follower.permits(token, piece);
         follower.accept(token, piece);
     }
-    (fits, follower.holds())
+    (fits, follower.is_active())
 }
 
 #[test]

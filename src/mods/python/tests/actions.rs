@@ -23,7 +23,7 @@ def edit(event, actions, tokenizer):
     if step == 3: return actions.adjust_logits(add={97: 1.5})
     if step == 4: return actions.adjust_logits(Tensor.from_numpy([[float(i) for i in range(265)]]))
     if step == 5:
-        event.logits[97] = 1.0  # and then it does not say so
+        event.logits[97] = 1.0  # without an action for the change
     if step == 6: return actions.adjust_logits([1.0] * 3)
     if step == 7: return actions.adjust_logits([float("nan")] * 265)
     if step == 8: return actions.adjust_logits([float("-inf")] * 265)

@@ -35,7 +35,7 @@ export function followRun(id, { onItems, onEnd, onState }) {
   follow(`/api/v1/runs/${encodeURIComponent(id)}/events`, {
     signal: stop.signal,
     onState,
-    patience: 5000,
+    retry404Ms: 5000,
     onEvent: ({ event, data }) => {
       if (event === 'end') {
         flush();

@@ -1,8 +1,8 @@
 // Maps rows to parts of the conversation. Pure.
 
 /**
- * Labels of prompt positions, `[{role, dim}]`, from the spans of the Prefilled event. Text of the chat template
- * is dim and belongs to a message: up to a line end to the preceding one, the rest to the following one.
+ * Labels of prompt positions, `[{role, dim}]`, from the spans of the Prefilled event. Text of the chat template is dim.
+ * Up to its first line end it belongs to the preceding message, the rest to the following one.
  */
 export function roles(length, spans, texts) {
   const out = Array.from({ length }, () => ({ role: 'prompt', dim: false }));

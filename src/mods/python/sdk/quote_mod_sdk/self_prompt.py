@@ -17,7 +17,7 @@ def self_prompt_constrained_mod(
     mask_value: float = -1e9,
     tokenizer: Any = None,
 ) -> ModCallable:
-    """Creates a mod like `self_prompt_mod` with `ChoicesStrat`; name of the first versions of that SDK."""
+    """Creates a mod like `self_prompt_mod` with `ChoicesStrat`. The first versions of the Quote SDK had this function."""
     return self_prompt_mod(
         prompt=prompt_tokens if prompt_tokens is not None else prompt_text,
         strategy=ChoicesStrat(list(allowed_responses)),
