@@ -39,19 +39,19 @@ fn trusting(path: &Path) -> anyhow::Result<ClientConfig> {
     let roots = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider)).build();
     let roots = roots.with_context(|| format!("cannot use the certificates in {}", path.display()))?;
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
-    let verifier = Arc::new(Known { known, roots });
+    let verifier = Arc::new(TrustedCertificates { trusted: known, roots });
     Ok(builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth())
 }
 
 /// A verifier that accepts the trusted certificates themselves and certificates signed by them. The standard verifier
 /// rejects a self-signed certificate of a server that is marked as an authority, as most of them are.
 #[derive(Debug)]
-struct Known {
-    known: Vec<CertificateDer<'static>>,
+struct TrustedCertificates {
+    trusted: Vec<CertificateDer<'static>>,
     roots: Arc<WebPkiServerVerifier>,
 }
 
-impl ServerCertVerifier for Known {
+impl ServerCertVerifier for TrustedCertificates {
     fn verify_server_cert(
         &self,
         shown: &CertificateDer<'_>,
@@ -60,7 +60,7 @@ impl ServerCertVerifier for Known {
         ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        if self.known.iter().any(|known| known == shown) {
+        if self.trusted.iter().any(|trusted| trusted == shown) {
             return Ok(ServerCertVerified::assertion());
         }
         self.roots.verify_server_cert(shown, between, name, ocsp, now)

@@ -62,7 +62,7 @@ test('keyboard steps through the replay: position, removed tokens, panel, link',
   assert.equal(await page.evaluate(() => document.querySelectorAll('.text img').length), 0, 'token text is never markup');
   assert.match(await page.textContent('.text u'), /U\+202E/);
   const answer = () => page.evaluate(() => [...document.querySelectorAll('.t:not(.p):not(.f):not(.g):not(.x)')].map((e) => e.textContent).join(''));
-  assert.match(await answer(), /^The sky is blue because/, 'what a backtrack took is not in the answer');
+  assert.match(await answer(), /^The sky is blue because/, 'the answer must not contain removed tokens');
   assert.ok(await page.locator('.chip:visible').count() >= 1);
 
   await page.keyboard.press('Home');
@@ -73,7 +73,7 @@ test('keyboard steps through the replay: position, removed tokens, panel, link',
   await page.keyboard.press('Shift+ArrowRight');
   assert.match(await where(), /event 4/);
   await page.keyboard.press('b');
-  assert.match(await answer(), /^The sky is the ocean$/, 'at the backtrack the tokens still stand');
+  assert.match(await answer(), /^The sky is the ocean$/, 'the tokens must be visible until after the backtrack');
   await page.waitForSelector('.panel .act');
   assert.match(await page.textContent('.panel'), /Backtrack 2/);
   assert.match(await page.textContent('.panel'), /saw "ocean", going back <b>two<\/b>/);
@@ -92,7 +92,7 @@ test('keyboard steps through the replay: position, removed tokens, panel, link',
   await page.waitForFunction(() => /color=entropy/.test(location.search));
   await page.reload();
   await ready(page);
-  assert.equal(await where(), before_, 'the link says where');
+  assert.equal(await where(), before_, 'the link must lead to the same event');
   assert.ok(await page.isChecked('input[value=entropy]'));
   await page.context().close();
   await quiet();
@@ -108,7 +108,7 @@ test('strip is a slider, and the command field finds events and tokens', async (
   const middle = Number((await where()).match(/event (\d+)/)[1]);
   assert.ok(Math.abs(middle - count / 2) <= 1, `${middle} of ${count}`);
   await page.keyboard.press('Shift+ArrowRight');
-  assert.match(await where(), new RegExp(`event ${middle + 1} `), 'keys mean the same on the slider');
+  assert.match(await where(), new RegExp(`event ${middle + 1} `), 'arrow keys must work on the slider, too');
   await page.keyboard.press('Control+k');
   await page.keyboard.type('token 3');
   assert.match(await page.textContent('#goto-what'), /token 3/);
@@ -178,7 +178,7 @@ test('find, help and playback work', async () => {
   await page.locator('.text').focus();
   await page.keyboard.press(' ');
   await page.waitForFunction(() => /event end/.test(document.querySelector('[data-where]').textContent), null, { timeout: 5000 });
-  assert.equal(await page.getAttribute('[data-act=play]', 'aria-pressed'), 'false', 'it stops at the end');
+  assert.equal(await page.getAttribute('[data-act=play]', 'aria-pressed'), 'false', 'playback must stop at the end');
   await page.context().close();
   await quiet();
 });
@@ -200,12 +200,12 @@ test('playground shows its run live, with attention', async (t) => {
   await page.goto(new URL(href, URL_).href);
   await ready(page);
   const stored = await page.evaluate(() => [...document.querySelectorAll('.t')].map((e) => e.textContent).join('|'));
-  assert.equal(stored, live, 'live and stored are one');
+  assert.equal(stored, live, 'the stored run must equal the live one');
   if (attention) {
     await page.keyboard.press('ArrowLeft');
     await page.keyboard.press('a');
     await page.waitForSelector('.tops li');
-    assert.ok(await page.locator('.t.b7').count() >= 1, 'the text is shaded by the row');
+    assert.ok(await page.locator('.t.b7').count() >= 1, 'the attention row must shade the text');
     await page.waitForFunction(() => /attention=mean/.test(location.search));
     await page.waitForSelector('.map:visible');
   } else t.diagnostic('SKIPPED: the server runs without attention');

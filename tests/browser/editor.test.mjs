@@ -59,7 +59,7 @@ const quiet = () => assert.deepEqual(problems.splice(0), []);
 test('mod is written, corrected, saved, kept after a reload, and run', { skip }, async () => {
   const page = await open('/mods/-new');
   await page.waitForSelector('.cm-editor');
-  assert.match(await page.textContent('.cm-content'), /thunder_mods/, 'it begins with a template');
+  assert.match(await page.textContent('.cm-content'), /thunder_mods/, 'a new mod must begin with a template');
   await page.fill('[name=name]', name);
 
   await write(page, 'from thunder_mods import mod\ndef x(:\n');

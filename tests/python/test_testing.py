@@ -200,10 +200,10 @@ class Pipeline(unittest.TestCase):
         for act in (in_place, whole, lambda e, a, t: a.adjust_logits(add={67: 50.0})):
             self.assertEqual(run(at("ForwardPass", act, times=9), model="ab", max_tokens=2).check().text, "CC")
 
-        def written_but_not_said(event, actions, tokenizer):
+        def edited_without_action(event, actions, tokenizer):
             event.logits[67] = 50.0
 
-        self.assertEqual(run(at("ForwardPass", written_but_not_said, times=9), model="ab").check().text, "ab")
+        self.assertEqual(run(at("ForwardPass", edited_without_action, times=9), model="ab").check().text, "ab")
 
     def test_token_temp_applies_to_one_draw(self):
         flat = lambda tokens: [0.0] * len(WordTokenizer())  # noqa: E731

@@ -205,7 +205,7 @@ impl AnswerSyntax {
             format.calls.reverse();
         }
         if format.family == ModelFamily::DeepSeek && !template.contains("```json") {
-            // DeepSeek's first models put the arguments in a fence.
+            // DeepSeek's first models put the arguments in a code fence.
             format.calls.reverse();
         }
         if template.contains("<response>") && template.contains("</response>") {

@@ -81,12 +81,12 @@ impl Data {
         Store::open(self.database(), |_| {}).await
     }
 
-    /// Process id of the database server, once it has written it.
+    /// Waits for the database server and returns its process id.
     async fn postmaster(&self) -> i32 {
         self.postmaster_after(0).await
     }
 
-    /// Process id of the database server that follows that process.
+    /// Waits for the database server that replaces the process `killed`, and returns its process id.
     async fn postmaster_after(&self, killed: i32) -> i32 {
         let path = self.0.join("postgres/data/postmaster.pid");
         for _ in 0..1500 {
@@ -237,7 +237,7 @@ impl Live {
         Signal::Items(self.run_id(), Arc::new(vec![TraceItem::Event(event)]))
     }
 
-    /// One token with a mod call, a log line and attention.
+    /// Returns the signal of one token with a mod call, a log line and attention.
     fn token(&mut self, text: &str) -> Signal {
         self.step += 1;
         let token = 100 + self.step;
@@ -341,7 +341,7 @@ impl Live {
         Signal::Ended(self.run_id(), Arc::new(RunEnd { completed_at: now(), status: RunStatus::Done, finish }))
     }
 
-    /// Everything of a short run.
+    /// Returns all signals of a short run.
     fn all(&mut self, tokens: usize) -> Vec<Signal> {
         let mut signals = vec![self.started(), self.prefilled()];
         signals.extend((0..tokens).map(|_| self.token(" sky")).collect::<Vec<_>>());
@@ -356,7 +356,7 @@ fn now() -> chrono::DateTime<Utc> {
 }
 
 /// Returns the items of the signals without attention, with text that PostgreSQL can hold.
-fn spoken(signals: &[Signal]) -> String {
+fn expected_items(signals: &[Signal]) -> String {
     let items =
         signals.iter().filter_map(|signal| if let Signal::Items(_, items) = signal { Some(items) } else { None });
     let items: Vec<&TraceItem> =

@@ -1,4 +1,4 @@
-use super::{Data, Live, document, kill, next_change, psql, spoken};
+use super::{Data, Live, document, expected_items, kill, next_change, psql};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -62,8 +62,8 @@ async fn run_is_recorded_incrementally_and_read_completely() {
     seen.retain(|item| !matches!(item, TraceItem::Attention(_)));
     all.extend(seen);
     let stored = store.items(&Scope::All, run.run_id(), 0..i32::MAX).await.unwrap();
-    assert_eq!(format!("{stored:#?}"), spoken(&sent));
-    assert_eq!(format!("{all:#?}").replace("NUL \\0", "NUL \u{2400}"), spoken(&sent));
+    assert_eq!(format!("{stored:#?}"), expected_items(&sent));
+    assert_eq!(format!("{all:#?}").replace("NUL \\0", "NUL \u{2400}"), expected_items(&sent));
 
     let summary = store.find(&Scope::All, "live").await.unwrap().unwrap();
     assert_eq!(summary.status, RunStatus::Done);
@@ -147,7 +147,7 @@ async fn runs_are_spooled_during_database_outage_and_drained_in_order() {
     wait_for(&store, before.run_id(), RunStatus::Done).await;
     for (run, sent) in [(&before, &sent), (&during, &sent_during)] {
         let stored = store.items(&Scope::All, run.run_id(), 0..i32::MAX).await.unwrap();
-        assert_eq!(format!("{stored:#?}"), spoken(sent));
+        assert_eq!(format!("{stored:#?}"), expected_items(sent));
         let steps = store.attention_range(&Scope::All, run.run_id(), 0..i32::MAX, true).await.unwrap();
         assert_eq!(steps.len(), sent.len() - 3);
     }
@@ -208,7 +208,7 @@ async fn spool_file_of_dead_server_is_drained_at_start() {
     let run = store.find(&Scope::All, "whole").await.unwrap().unwrap();
     assert_eq!((run.status, run.completion_tokens), (RunStatus::Done, 2));
     let stored = store.items(&Scope::All, whole.run_id(), 0..i32::MAX).await.unwrap();
-    assert_eq!(format!("{stored:#?}"), spoken(&whole_sent));
+    assert_eq!(format!("{stored:#?}"), expected_items(&whole_sent));
     let run = store.find(&Scope::All, "half").await.unwrap().unwrap();
     assert_eq!((run.status, run.completion_tokens, run.events), (RunStatus::Interrupted, 2, 7));
     store.close().await;
@@ -239,7 +239,7 @@ async fn killed_database_recovers_during_run() {
     recorder.send(sent.last().unwrap().clone()).await.unwrap();
     wait_for(&store, run.run_id(), RunStatus::Done).await;
     let stored = store.items(&Scope::All, run.run_id(), 0..i32::MAX).await.unwrap();
-    assert_eq!(format!("{stored:#?}"), spoken(&sent));
+    assert_eq!(format!("{stored:#?}"), expected_items(&sent));
     store.close().await;
 }
 

@@ -3,7 +3,7 @@
 use super::json::{ByteEffect, NotJson, Scanner};
 use super::member_list::MemberListReader;
 use super::object::Object;
-use super::tagged::Tagged;
+use super::tagged::TaggedReader;
 use super::{AnswerDelta, AnswerEnd, AnswerFormat, AnswerMessage, emit_arguments, emit_call, emit_call_end};
 use crate::model::chat::format::{CallForm, CallShape};
 use crate::model::chat::pattern::{Pattern, PatternMatch};
@@ -207,7 +207,7 @@ pub(super) struct CallReader {
 enum Kind {
     Json(Object),
     Named(Option<Arguments>),
-    Tagged(Tagged),
+    Tagged(TaggedReader),
     MemberListReader(MemberListReader),
     Code,
 }
@@ -225,7 +225,7 @@ impl CallReader {
         let kind = match &form.shape {
             _ if rest.starts_with('{') => Kind::Json(Object::new(&form.shape)),
             CallShape::Named { .. } => Kind::Named(None),
-            CallShape::Tagged(_) => Kind::Tagged(Tagged::new(at)),
+            CallShape::Tagged(_) => Kind::Tagged(TaggedReader::new(at)),
             CallShape::Braces { quote } => Kind::MemberListReader(MemberListReader::braces(at, quote)),
             CallShape::Python => Kind::MemberListReader(MemberListReader::python(at)),
             CallShape::Json(_) | CallShape::Code | CallShape::Channel => Kind::Code,

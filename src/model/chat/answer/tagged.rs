@@ -15,7 +15,7 @@ const CDATA: (&str, &str) = ("<![CDATA[", "]]>");
 
 /// The parser of one call.
 #[derive(Debug)]
-pub(super) struct Tagged {
+pub(super) struct TaggedReader {
     at: usize,
     name: Option<String>,
     count: usize,
@@ -37,7 +37,7 @@ struct Argument {
     searched: usize,
 }
 
-impl Tagged {
+impl TaggedReader {
     pub(super) fn new(at: usize) -> Self {
         Self { at, name: None, count: 0, open: None }
     }
