@@ -1,6 +1,7 @@
 # make run     builds Thunder and serves it on http://127.0.0.1:6767
 # make test    installs missing dependencies, then runs all tests
-.PHONY: run build test bench deps lint
+# make bench-table RIVAL=PATH/llama-server    measures Thunder and llama-server side by side
+.PHONY: run build test bench bench-table deps lint
 
 CARGO ?= cargo
 PYTHON ?= python3
@@ -20,6 +21,9 @@ test: deps
 
 bench: deps
 	$(CARGO) bench --locked
+
+bench-table:
+	$(PYTHON) -B tests/benches/table/table.py --thunder target/release/thunder --rival "$(RIVAL)" $(FLAGS)
 
 lint:
 	$(CARGO) fmt --check
