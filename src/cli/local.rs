@@ -8,13 +8,12 @@ use super::progress::Progress;
 use super::startup;
 use crate::api::router;
 use crate::config::{Config, KeyHash, SecurityConfig};
-use crate::events::{RunId, Signal, TraceItem};
+use crate::events::{RunId, Signal, TraceItem, system};
 use crate::mods::{ModRegistry, source_store};
 use crate::server::mods::{store_used_versions, used_files};
 use crate::server::{App, Listeners, State};
 use crate::trace::document::{Document, RequestExtras, RequestMeta};
 use crate::ui;
-use chrono::Utc;
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -44,14 +43,14 @@ impl Local {
         registry: ModRegistry,
         record: RecordTarget,
     ) -> anyhow::Result<(Self, Server)> {
-        let key: [u8; 32] = rand::random();
+        let key: [u8; 32] = system::random();
         let key = key.map(|byte| format!("{byte:02x}")).concat();
         config.server.security = SecurityConfig { keys: vec![KeyHash::new(&key)], ..SecurityConfig::default() };
         config.server.listen = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0))];
         let listeners = Listeners::bind(&config.server.listen).await?;
         let address = listeners.addresses()[0];
         let config = Arc::new(config);
-        let app = App::new(Arc::clone(&config), Arc::new(registry), Utc::now);
+        let app = App::new(Arc::clone(&config), Arc::new(registry), system::now);
         let serving = tokio::spawn(listeners.serve(app.clone(), router(&app, &ui::pages())));
         let progress = Arc::new(Progress::new(None));
         let mut local = Self { app: app.clone(), serving, documents: None };

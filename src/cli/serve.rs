@@ -5,11 +5,11 @@ use crate::api::{router, sleep_when_idle};
 use crate::config::Config;
 use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
 use crate::config::llama_server::LogFlags;
+use crate::events::system;
 use crate::mods::{FolderWatch, ModRegistry};
 use crate::server::mods::{ModSync, store_used_versions};
 use crate::server::{App, Listeners, State, announce, share_logins};
 use crate::ui;
-use chrono::Utc;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -54,7 +54,7 @@ pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCo
     for address in &addresses {
         eprintln!("thunder: listening on {scheme}://{address}{}", config.server.prefix);
     }
-    let app = App::new(Arc::clone(&config), Arc::new(ModRegistry::with_builtin()), Utc::now);
+    let app = App::new(Arc::clone(&config), Arc::new(ModRegistry::with_builtin()), system::now);
     let server = tokio::spawn(listeners.serve(app.clone(), router(&app, &ui::pages())));
     let progress = Arc::new(Progress::new(Some(app.clone())));
     let started = signals.run_until_signal(Box::pin(start(&app, &progress))).await;

@@ -1,6 +1,6 @@
 use super::flags::{DataFlags, EngineFlags, OnOffAuto, Secret, ServerFlags};
 use super::{Config, EngineConfig, ModSandbox, Rights, SecurityConfig, Size};
-use crate::events::Scope;
+use crate::events::{Scope, system};
 use clap::Parser;
 
 #[derive(Parser)]
@@ -268,7 +268,7 @@ fn only_tenant_owns_runs_without_a_key() {
 
 /// Writes a key file into the temp directory.
 fn tempfile(text: &str) -> String {
-    let path = std::env::temp_dir().join(format!("thunder-keys-{:032x}", rand::random::<u128>()));
+    let path = std::env::temp_dir().join(format!("thunder-keys-{:032x}", system::random::<u128>()));
     std::fs::write(&path, text).unwrap();
     path.display().to_string()
 }

@@ -14,6 +14,7 @@ mod event;
 mod measured;
 mod recorder;
 mod run;
+pub mod system;
 mod tenant;
 
 pub use action::{ActionRecord, ActionType};

@@ -1,4 +1,4 @@
-use super::Tenant;
+use super::{Tenant, system};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -13,7 +13,7 @@ impl RunId {
     /// Creates an id for a run that starts now.
     #[must_use]
     pub fn now() -> Self {
-        Self(Uuid::now_v7())
+        Self(system::new_id())
     }
 }
 

@@ -6,8 +6,7 @@ use super::pool::{PgConnection, PgPool};
 use super::servers::{self, Announcement, link::Link};
 use super::spool::Spool;
 use super::{Error, Inner, Live, Recording, Retention, Store, citus, maintenance, migrate, recorder};
-use crate::events::{DurabilityAcks, UnstoredRuns};
-use chrono::Utc;
+use crate::events::{DurabilityAcks, UnstoredRuns, system};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -93,7 +92,7 @@ impl Store {
         check_version(&mut connection).await?;
         citus::check_coordinator(&mut connection).await?;
         migrate::migrate(&addresses, progress).await?;
-        let (server_id, live) = (Uuid::now_v7(), Live::new());
+        let (server_id, live) = (system::new_id(), Live::new());
         servers::renew_heartbeat(&mut connection, server_id, &Announcement::default()).await?;
         let listed = servers::heartbeats(&mut connection).await?;
         connection.close().await?;
@@ -102,7 +101,7 @@ impl Store {
             PgPool::new(addresses.hosts(), addresses.statements(), connections, Duration::from_secs(wait))
         };
         let (pool, recorder_pool) = (pool(MAX_CONNECTIONS, 4), pool(2, 1));
-        migrate::make_partitions(&pool, Utc::now().date_naive()).await?;
+        migrate::make_partitions(&pool, system::now().date_naive()).await?;
         let copies = addresses.is_local();
         let folder = data_dir.join("spool");
         // Servers with spool files here have died, and so has every other server of an embedded database.

@@ -3,7 +3,7 @@
 use super::rows::clean;
 use super::scope::{covers, owned, owners};
 use super::{Error, Store};
-use crate::events::{RunId, Scope};
+use crate::events::{RunId, Scope, system};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use sqlx::FromRow;
@@ -59,7 +59,7 @@ impl Store {
             " returning feedback_id, created_at, rating, comment as text, position, user_label",
         ))
         .bind(run_id.0)
-        .bind(Uuid::now_v7())
+        .bind(system::new_id())
         .bind(now)
         .bind(feedback.rating)
         .bind(text)

@@ -7,9 +7,8 @@ use super::scope::covers;
 use super::servers::notification::RunNotification;
 use super::summary_builder::{RunRow, RunSummaryBuilder};
 use super::{IngestError, Store, extras};
-use crate::events::{RunId, RunStatus, Scope, Tenant};
+use crate::events::{RunId, RunStatus, Scope, Tenant, system};
 use crate::trace::document::Document;
-use chrono::Utc;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
@@ -123,7 +122,7 @@ impl Store {
 }
 
 fn summary(run_id: RunId, owner: Option<Tenant>, document: &Document) -> RunRow {
-    let mut summary = RunSummaryBuilder::ingested(run_id, &document.request, owner, Utc::now());
+    let mut summary = RunSummaryBuilder::ingested(run_id, &document.request, owner, system::now());
     for item in document.items() {
         summary.apply(&item);
     }

@@ -11,8 +11,7 @@ use super::pool::{PgConnection, PgPool};
 use super::runs::{RunSummary, select_runs};
 use super::scope::{Owner, owner_branches, push_owned, push_owner};
 use super::{Error, Store};
-use crate::events::{RunId, Scope};
-use chrono::Utc;
+use crate::events::{RunId, Scope, system};
 use serde::Serialize;
 use sqlx::{Postgres, QueryBuilder};
 use uuid::Uuid;
@@ -69,7 +68,7 @@ impl Store {
     /// # Errors
     /// [`Error::BadFilter`], or the database failed.
     pub async fn runs(&self, scope: &Scope, query: &RunQuery) -> Result<RunPage, Error> {
-        let mut filter = Filter::parse(&query.q, Utc::now())?;
+        let mut filter = Filter::parse(&query.q, system::now())?;
         if filter.has_models()
             && let Some(models) = self.names("select model_names($1)").await?
         {

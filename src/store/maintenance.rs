@@ -3,7 +3,7 @@
 use super::migrate;
 use super::pool::PgPool;
 use super::retention::{Retention, prune};
-use chrono::Utc;
+use crate::events::system;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -24,7 +24,7 @@ pub async fn run(pool: PgPool, mut retention: watch::Receiver<Retention>) {
         }
         if check.is_multiple_of(CHECKS_PER_MAINTENANCE) || retention.has_changed().unwrap_or(false) {
             let keep = *retention.borrow_and_update();
-            match prune(&pool, keep, Utc::now().date_naive()).await {
+            match prune(&pool, keep, system::now().date_naive()).await {
                 Ok(days) => {
                     for (day, runs) in days {
                         tracing::info!(%day, runs, "removed the runs of a day beyond the retention");
@@ -37,5 +37,5 @@ pub async fn run(pool: PgPool, mut retention: watch::Receiver<Retention>) {
 }
 
 async fn make_partitions(pool: &PgPool) -> Result<(), sqlx::Error> {
-    migrate::make_partitions(pool, Utc::now().date_naive()).await.map(drop)
+    migrate::make_partitions(pool, system::now().date_naive()).await.map(drop)
 }

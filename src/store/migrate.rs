@@ -9,7 +9,8 @@ use super::address::Addresses;
 use super::error::{OWNER_HINT, is_privilege};
 use super::pool::{PgConnection, PgPool};
 use super::script::statements;
-use chrono::{DateTime, NaiveDate, Utc};
+use crate::events::system;
+use chrono::{DateTime, NaiveDate};
 use refinery_core::traits::r#async::{AsyncQuery, AsyncTransaction};
 use refinery_core::{AsyncMigrate, Migration, Runner};
 use sqlx::{Connection as _, QueryBuilder, Row};
@@ -177,7 +178,7 @@ impl AsyncQuery<Vec<Migration>> for MigrationConnection<'_> {
         rows.iter()
             .map(|row| {
                 let applied_on: String = row.try_get("applied_on")?;
-                let applied_on = DateTime::parse_from_rfc3339(&applied_on).map_or_else(|_| Utc::now(), Into::into);
+                let applied_on = DateTime::parse_from_rfc3339(&applied_on).map_or_else(|_| system::now(), Into::into);
                 let checksum: String = row.try_get("checksum")?;
                 let checksum = checksum.parse().map_err(|error| sqlx::Error::Decode(Box::new(error)))?;
                 let at = SystemTime::from(applied_on);

@@ -179,18 +179,17 @@ mod tests {
     use super::record::{decode, encode, read_body};
     use crate::events::{
         AttentionStep, Event, EventType, Finish, FinishReason, Measurements, RunEnd, RunId, RunStart, RunStatus,
-        Surface, TokenMeasurement, TraceItem, Usage,
+        Surface, TokenMeasurement, TraceItem, Usage, system,
     };
     use crate::store::writer::Record;
     use crate::trace::document::Numbering;
     use proptest::collection::vec;
     use proptest::prelude::*;
     use std::sync::Arc;
-    use uuid::Uuid;
 
     fn records() -> Vec<Record> {
         let run_id = RunId::now();
-        let now = chrono::Utc::now();
+        let now = system::now();
         let start = RunStart {
             run_id,
             request_id: "req\u{0}\"ä".into(),
@@ -245,7 +244,7 @@ mod tests {
         };
         let numbering = Numbering { mod_calls: 1, mod_logs: 2, actions: 3 };
         vec![
-            Record::Started(Arc::new(start), Uuid::nil()),
+            Record::Started(Arc::new(start), uuid::Uuid::nil()),
             Record::Items(run_id, numbering, Arc::new(vec![TraceItem::Event(event)])),
             Record::Items(run_id, Numbering::default(), Arc::new(vec![TraceItem::Attention(step)])),
             Record::Ended(run_id, Arc::new(RunEnd { completed_at: now, status: RunStatus::Done, finish })),
@@ -254,16 +253,18 @@ mod tests {
 
     fn spool() -> (tempdir::Folder, Spool) {
         let folder = tempdir::Folder::new();
-        let spool = Spool::create(&folder.0, Uuid::now_v7()).unwrap();
+        let spool = Spool::create(&folder.0, system::new_id()).unwrap();
         (folder, spool)
     }
 
     mod tempdir {
+        use crate::events::system;
+
         pub struct Folder(pub std::path::PathBuf);
 
         impl Folder {
             pub fn new() -> Self {
-                Self(std::env::temp_dir().join(format!("thunder-spool-{}", uuid::Uuid::now_v7())))
+                Self(std::env::temp_dir().join(format!("thunder-spool-{}", system::new_id())))
             }
         }
 

@@ -2,12 +2,12 @@
 
 use crate::config::Config;
 use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
+use crate::events::system;
 use crate::mods::ModRegistry;
 use crate::server::App;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use bytes::Bytes;
-use chrono::Utc;
 use clap::Parser;
 use std::sync::Arc;
 use tower::ServiceExt;
@@ -26,7 +26,7 @@ struct Line {
 pub(super) fn app() -> App {
     let line = Line::parse_from(["thunder", "--data-dir", "/tmp/thunder-ui-checks"]);
     let config = Config::new(line.engine, line.data, &line.server).unwrap();
-    App::new(Arc::new(config), Arc::new(ModRegistry::with_builtin()), Utc::now)
+    App::new(Arc::new(config), Arc::new(ModRegistry::with_builtin()), system::now)
 }
 
 /// Returns the dashboard's status code for a path.

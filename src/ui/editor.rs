@@ -6,6 +6,7 @@
 use super::error::{self, sentence, show};
 use super::mods::{Field, fields};
 use super::shell::{Shell, encoded, machine_time, runs_href};
+use crate::events::system;
 use crate::mods::python::{TEMPLATE, TEMPLATE_NAME};
 use crate::mods::{ModOrigin, ModSource, ModUpload, RegisteredVersion};
 use crate::server::mods::{register_upload, require_upload_rights, source_of, versions_of};
@@ -318,7 +319,7 @@ impl EditorPage {
         let refused = require_upload_rights(app, caller).err();
         Self {
             shell: Shell::new(headers, "mods"),
-            nonce: format!("{:032x}", rand::random::<u128>()),
+            nonce: format!("{:032x}", system::random::<u128>()),
             name: String::new(),
             new_name: String::new(),
             description: String::new(),

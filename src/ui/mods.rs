@@ -155,7 +155,7 @@ fn cost(us: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::events::RunId;
+    use crate::events::{RunId, system};
     use crate::mods::{CallFailure, CallStats, ModRegistry};
 
     #[test]
@@ -167,10 +167,14 @@ mod tests {
             calls: 7,
             failures: 1,
             mean_us: Some(1500.0),
-            last_failure: Some(CallFailure { message: "<b>boom".into(), at: Utc::now(), run_id: RunId::now() }),
+            last_failure: Some(CallFailure { message: "<b>boom".into(), at: system::now(), run_id: RunId::now() }),
         };
-        let problem =
-            ModProblem { file: "x.py".into(), message: "<u>".into(), traceback: Some("line 3".into()), at: Utc::now() };
+        let problem = ModProblem {
+            file: "x.py".into(),
+            message: "<u>".into(),
+            traceback: Some("line 3".into()),
+            at: system::now(),
+        };
         let count = shown.len();
         let html = ModsPage::new(&HeaderMap::new(), shown, vec![problem]).render().unwrap();
         crate::ui::checks::page(&html);

@@ -7,7 +7,6 @@
 #[path = "shared/median.rs"]
 mod median;
 
-use chrono::Utc;
 use clap::Parser;
 use median::median;
 use serde_json::json;
@@ -19,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thunder::config::Config;
 use thunder::config::flags::{DataFlags, EngineFlags, ServerFlags};
-use thunder::events::{RunId, Scope};
+use thunder::events::{RunId, Scope, system};
 use thunder::mods::ModRegistry;
 use thunder::server::{App, Listeners, State};
 use thunder::store::{Database, Store};
@@ -83,7 +82,7 @@ async fn serve(store: &Store) -> (App, String) {
     let config = Arc::new(Config::new(line.engine, line.data, &line.server).expect("a configuration"));
     let listeners = Listeners::bind(&config.server.listen).await.expect("a free port");
     let url = format!("http://{}/ingest", listeners.addresses()[0]);
-    let app = App::new(config, Arc::new(ModRegistry::with_builtin()), Utc::now);
+    let app = App::new(config, Arc::new(ModRegistry::with_builtin()), system::now);
     app.set_database(store.clone(), store.live());
     app.set_state(State::Ready);
     tokio::spawn(listeners.serve(app.clone(), thunder::api::router(&app, &thunder::ui::pages())));

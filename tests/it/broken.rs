@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thunder::config::Config;
 use thunder::config::flags::{DataFlags, EngineFlags, ServerFlags};
-use thunder::events::{RunStatus, Scope, Signal};
+use thunder::events::{RunStatus, Scope, Signal, system};
 use thunder::mods::ModRegistry;
 use thunder::server::{App, Listeners, State};
 use thunder::store::{Database, Store};
@@ -29,7 +29,7 @@ struct Line {
 /// A clock that panics on the decode thread.
 fn deadly_clock() -> DateTime<Utc> {
     assert!(std::thread::current().name() != Some("thunder-decode"), "this clock is broken");
-    Utc::now()
+    system::now()
 }
 
 async fn answer(request: reqwest::RequestBuilder) -> (u16, Value) {

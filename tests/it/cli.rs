@@ -5,6 +5,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
+use thunder::events::system;
 
 async fn output(mut command: Command) -> Output {
     tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
@@ -171,7 +172,7 @@ async fn sandboxed_worker_does_not_run_as_root() {
 #[tokio::test]
 async fn trace_round_trips() {
     let server = server().await;
-    let id = format!("cli-{}", uuid::Uuid::now_v7());
+    let id = format!("cli-{}", system::new_id());
     let folder = folder();
     let (file, copy) = (folder.join("trace.json"), folder.join("copy.json"));
     std::fs::write(&file, payload(&id)).unwrap();

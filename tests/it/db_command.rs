@@ -4,6 +4,7 @@ use super::harness::{Server, folder, thunder};
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output};
+use thunder::events::system;
 
 async fn output(mut command: Command) -> Output {
     tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
@@ -160,7 +161,7 @@ async fn distribution_without_citus_is_rejected() {
     let months = String::from_utf8(months.stdout).unwrap();
     assert!(months.starts_with("-- no Citus, 32 shards, one partition per month\n"), "{months}");
     assert!(months.contains("\nupdate partitioning set unit = 'month';\n"), "{months}");
-    let month = chrono::Utc::now().format("select merge_partitions('%Y-%m-01');").to_string();
+    let month = system::now().format("select merge_partitions('%Y-%m-01');").to_string();
     assert!(months.contains(&month), "{months}");
 
     let refused = output(db(&data_dir, &["distribute"])).await;

@@ -7,6 +7,7 @@ use futures::{SinkExt, StreamExt};
 use reqwest::Method;
 use serde_json::{Value, json};
 use std::time::Duration;
+use thunder::events::system;
 use yawc::{Frame, OpCode, WebSocket};
 
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -113,7 +114,7 @@ async fn numbers_are_sent_in_separate_frames() {
                       "sampler_seed": -1, "ignore_eos": true});
     let named = |body: &Value| {
         let mut body = body.clone();
-        body["request_id"] = json!(uuid::Uuid::now_v7());
+        body["request_id"] = json!(system::new_id());
         body
     };
     for format in ["aggregated", "per_layer"] {

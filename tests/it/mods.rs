@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
 use thunder::engine::{Engine, EngineOptions, Limits, Output, Request, SamplingParams};
-use thunder::events::{ActionType, FinishReason, RunEnd, Signal, Surface, TraceItem};
+use thunder::events::{ActionType, FinishReason, RunEnd, Signal, Surface, TraceItem, system};
 use thunder::model::Model;
 use thunder::model::llama::{AttentionCapture, CacheType, ModelOptions};
 use thunder::mods::python::PythonMods;
@@ -46,7 +46,7 @@ impl Lab {
             hash_cache: None,
             max_tokens: None,
             encode_attention: |_, _, _, _| None,
-            clock: chrono::Utc::now,
+            clock: system::now,
         };
         let registry = ModRegistry::with_builtin();
         for folder in ["fixtures/mods", "tests/it/mods"] {

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 use thunder::events::{
-    Event, EventType, RunEnd, RunId, RunMetadata, RunStart, RunStatus, Signal, Surface, TraceItem, Usage,
+    Event, EventType, RunEnd, RunId, RunMetadata, RunStart, RunStatus, Signal, Surface, TraceItem, Usage, system,
 };
 use thunder::store::{Database, Store};
 use tokio::sync::{Mutex, MutexGuard};
@@ -120,7 +120,7 @@ impl Elsewhere {
         let start = RunStart {
             run_id,
             request_id: run_id.to_string(),
-            created_at: chrono::Utc::now(),
+            created_at: system::now(),
             surface: Surface::Openai,
             model: "elsewhere".into(),
             owner: None,
@@ -152,7 +152,7 @@ impl Elsewhere {
     }
 
     async fn end(self) {
-        let end = RunEnd { status: RunStatus::Done, ..RunEnd::empty(chrono::Utc::now(), Usage::default()) };
+        let end = RunEnd { status: RunStatus::Done, ..RunEnd::empty(system::now(), Usage::default()) };
         self.send(Signal::Ended(self.run_id, Arc::new(end))).await;
         self.store.close().await;
     }

@@ -13,6 +13,7 @@ use crate::api::shared::attention::stream::{self, AttentionEvent, AttentionStrea
 use crate::api::shared::fields::{abbreviate, invalid_value};
 use crate::api::shared::generation::Runs;
 use crate::api::shared::{self, Fields, parameters};
+use crate::events::system;
 use crate::server::socket::{Close, Message, Outgoing, Socket, Upgrade};
 use crate::server::{ApiError, App, Caller, ErrorKind};
 use axum::extract::{FromRequestParts, Request, State};
@@ -142,8 +143,8 @@ impl Connection {
             Some("msgpack") => MessageFormat::Msgpack,
             Some(other) => return Err(invalid_value("message_format", "\"json\" or \"msgpack\"", &Value::from(other))),
         };
-        let id = parameters::request_id(fields)?.unwrap_or_else(|| uuid::Uuid::now_v7().to_string());
-        let (number, (cancel, cancelled)) = (rand::random(), watch::channel(false));
+        let id = parameters::request_id(fields)?.unwrap_or_else(|| system::new_id().to_string());
+        let (number, (cancel, cancelled)) = (system::random(), watch::channel(false));
         {
             let mut requests = self.requests();
             if requests.len() >= MAX_REQUESTS {

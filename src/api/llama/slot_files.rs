@@ -1,6 +1,6 @@
 //! Slot snapshots in files below `--slot-save-path`. Clients send a file name, never a path.
 
-use crate::events::Scope;
+use crate::events::{Scope, system};
 use crate::server::{ApiError, App, ErrorKind};
 use bytes::Bytes;
 use std::fmt::Write as _;
@@ -115,7 +115,7 @@ pub(super) async fn read(path: PathBuf, name: &str, most: usize) -> Result<Bytes
 /// Returns a unique name for the partial file, so that two writers never share one.
 fn unfinished(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.part", uuid::Uuid::now_v7().simple()));
+    name.push(format!(".{}.part", system::new_id().simple()));
     path.with_file_name(name)
 }
 

@@ -10,6 +10,7 @@ mod tests;
 
 use super::shared::error::{LlamaError, OpenAiError};
 use super::{anthropic, attention, health, ingest, kobold, llama, mods, native, openai, responses, stream};
+use crate::events::system;
 use crate::server::auth::{self, Guard};
 use crate::server::{
     Access, ApiError, App, ErrorFormat, ErrorFormats, ErrorKind, Pages, Protocol, RouteGroup, login, prefix,
@@ -28,7 +29,6 @@ use tower_http::decompression::RequestDecompressionLayer;
 use tower_http::set_header::SetResponseHeaderLayer;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
-use uuid::Uuid;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -154,7 +154,7 @@ async fn identify(request: Request, next: Next) -> Response {
     let sent = request.headers().get(REQUEST_ID).and_then(|value| value.to_str().ok());
     let id = match sent.filter(|id| (1..=128).contains(&id.len())) {
         Some(id) => id.to_owned(),
-        None => Uuid::now_v7().to_string(),
+        None => system::new_id().to_string(),
     };
     let mut response = with_request_id(id.clone(), next.run(request)).await;
     if let Ok(value) = HeaderValue::from_str(&id) {

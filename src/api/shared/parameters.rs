@@ -3,7 +3,7 @@
 
 use super::fields::{Fields, integer, invalid_value};
 use crate::engine::{Limits, Overflow, RecordPolicy, SamplerStage, SamplingParams};
-use crate::events::{RunMetadata, TokenId};
+use crate::events::{RunMetadata, TokenId, system};
 use crate::model::Vocabulary;
 use crate::server::ApiError;
 use serde_json::{Map, Value};
@@ -99,7 +99,7 @@ pub(crate) fn sampling(fields: Fields<'_>, vocabulary: &Vocabulary) -> Result<Sa
     };
     let seed = match fields.integer("seed", i64::MIN..=i64::MAX)? {
         // llama-server's values for a random seed.
-        None | Some(-1 | 0xffff_ffff) => rand::random(),
+        None | Some(-1 | 0xffff_ffff) => system::random(),
         // OpenAI's seeds have 64 bits, llama.cpp's have 32.
         Some(seed) => seed as u32,
     };

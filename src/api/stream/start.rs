@@ -5,12 +5,11 @@ use super::registry::Streams;
 use super::run::{RunHead, StreamedRun};
 use super::{loading, message};
 use crate::api::shared::generation;
-use crate::events::Surface;
+use crate::events::{Surface, system};
 use crate::server::socket::Outgoing;
 use crate::server::{ApiError, App, Caller};
 use std::sync::Arc;
 use std::time::Duration;
-use uuid::Uuid;
 
 /// Inputs of a new run besides its configuration.
 pub(super) struct NewRun {
@@ -28,7 +27,7 @@ pub(super) struct NewRun {
 
 /// Returns a new id for a run whose client sent none.
 pub(super) fn new_id() -> String {
-    format!("gen_{}", Uuid::now_v7().simple())
+    format!("gen_{}", system::new_id().simple())
 }
 
 /// Starts a run. `client` receives the loading progress of the model.

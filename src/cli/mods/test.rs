@@ -4,6 +4,7 @@ use crate::cli::run_target::RunTargetArgs;
 use crate::cli::{export, startup};
 use crate::config::flags::{DataFlags, EngineFlags};
 use crate::config::{Config, DataConfig, bundled_model};
+use crate::events::system;
 use crate::mods::ModFactory;
 use crate::mods::python::{PythonMods, unpack_sdk};
 use crate::trace::document::Document;
@@ -111,7 +112,7 @@ async fn run_python_tests(file: &Path, json: bool) -> anyhow::Result<ExitCode> {
     let file = std::path::absolute(file)?;
     let run = move || -> anyhow::Result<ExitCode> {
         let python = PythonMods::default().interpreter()?;
-        let sdk = std::env::temp_dir().join(format!("thunder-sdk-{}", uuid::Uuid::now_v7().simple()));
+        let sdk = std::env::temp_dir().join(format!("thunder-sdk-{}", system::new_id().simple()));
         let ran = unpack_sdk(&sdk).and_then(|()| {
             let mut command = Command::new(&python);
             command.args(["-B", "-X", "utf8", "-c", TESTING]).arg(&file);

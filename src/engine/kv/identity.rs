@@ -3,6 +3,7 @@
 
 use super::error::SlotError;
 use super::snapshot::ModelIdentity;
+use crate::events::system;
 use crate::model::Model;
 use crate::model::llama::WeightFile;
 use std::path::PathBuf;
@@ -94,7 +95,7 @@ fn identify(
         });
         !sender.is_closed()
     };
-    let mut hash = |file: &WeightFile| file.hash(cache, &mut advance);
+    let mut hash = |file: &WeightFile| file.hash(cache, system::now(), &mut advance);
     // Hashes of the parts of a split model are combined in order; a model of one file has that file's hash.
     let mut parts = weights.iter().map(&mut hash);
     let first = parts.next().unwrap_or(Ok(0))?;

@@ -3,17 +3,17 @@
 //! Reading a large file takes minutes, so the hash is computed once, after the load, and cached in a folder under the
 //! file's attributes: path, device, inode, length, and the times of its last changes.
 
+use chrono::{DateTime, Utc};
 use std::fs::{self, DirBuilder, File, Metadata};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 /// Number of bytes to read at once.
 const CHUNK: usize = 1 << 20;
-/// Age below which a file could change again without a change of its times.
-const SETTLED: Duration = Duration::from_secs(3);
+/// Age in seconds up to which a file could change again without a change of its times.
+const SETTLED_S: i64 = 3;
 
 /// A model file with its attributes at load time.
 #[derive(Debug, Clone)]
@@ -43,10 +43,8 @@ impl Stamp {
         }
     }
 
-    fn is_settled(&self) -> bool {
-        let last = self.modified.0.max(self.changed.0);
-        let at = SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(last).unwrap_or(0));
-        at.elapsed().is_ok_and(|age| age > SETTLED)
+    fn is_settled(&self, now: DateTime<Utc>) -> bool {
+        now.timestamp() - self.modified.0.max(self.changed.0) > SETTLED_S
     }
 }
 
@@ -68,11 +66,17 @@ impl WeightFile {
     }
 
     /// Returns the hash of the file, from `cache` or by reading it at a low priority of this thread. `progress`
-    /// receives the number of bytes read and cancels by returning false.
+    /// receives the number of bytes read and cancels by returning false. A file that changed shortly before `now` is not
+    /// cached.
     ///
     /// # Errors
     /// The file cannot be read, has changed since it was loaded, or the hash was cancelled.
-    pub fn hash(&self, cache: Option<&Path>, mut progress: impl FnMut(u64) -> bool) -> io::Result<u128> {
+    pub fn hash(
+        &self,
+        cache: Option<&Path>,
+        now: DateTime<Utc>,
+        mut progress: impl FnMut(u64) -> bool,
+    ) -> io::Result<u128> {
         let entry = cache.map(|folder| folder.join(format!("{:032x}", xxh3_128(self.key().as_bytes()))));
         let mut file = File::open(&self.path)?;
         self.check(&file)?;
@@ -97,7 +101,7 @@ impl WeightFile {
         }
         self.check(&file)?;
         let digest = hash.digest128();
-        if let Some(entry) = entry.filter(|_| self.stamp.is_settled())
+        if let Some(entry) = entry.filter(|_| self.stamp.is_settled(now))
             && let Err(error) = self.write_cached(&entry, digest)
         {
             tracing::warn!(%error, file = %entry.display(), "cannot cache the hash of the model; it will be computed again");
@@ -135,24 +139,26 @@ impl WeightFile {
 #[cfg(test)]
 mod tests {
     use super::WeightFile;
-    use std::fs::{self, File};
-    use std::time::{Duration, SystemTime};
+    use crate::events::system;
+    use chrono::TimeDelta;
+    use std::fs;
 
     #[test]
     fn hash_covers_every_byte_and_is_cached_until_the_file_changes() {
-        let folder = std::env::temp_dir().join(format!("thunder-weights-{}", uuid::Uuid::now_v7()));
+        let folder = std::env::temp_dir().join(format!("thunder-weights-{}", system::new_id()));
         fs::create_dir_all(&folder).unwrap();
         let (path, cache) = (folder.join("model"), folder.join("cache"));
         let mut bytes = vec![7u8; 3 << 20];
         fs::write(&path, &bytes).unwrap();
-        let hash = |file: &WeightFile| {
+        let hash_at = |file: &WeightFile, now| {
             let mut read = 0;
-            let digest = file.hash(Some(&cache), |more| {
+            let digest = file.hash(Some(&cache), now, |more| {
                 read += more;
                 true
             });
             (digest, read)
         };
+        let hash = |file: &WeightFile| hash_at(file, system::now());
         let file = WeightFile::new(&path).unwrap();
         let (first, read) = hash(&file);
         assert_eq!((read, file.bytes()), (3 << 20, 3 << 20));
@@ -163,12 +169,9 @@ mod tests {
         assert!(hash(&file).0.unwrap_err().to_string().contains("has changed"));
         let (second, _) = hash(&WeightFile::new(&path).unwrap());
         assert_ne!(first.unwrap(), second.unwrap());
-        assert!(WeightFile::new(&path).unwrap().hash(None, |_| false).is_err(), "the hash is cancelled");
-        // The change time of its attributes cannot be set, so the test has to wait.
-        File::options().write(true).open(&path).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
-        std::thread::sleep(super::SETTLED + Duration::from_millis(1100));
-        let settled = WeightFile::new(&path).unwrap();
-        assert_eq!((hash(&settled).1, hash(&settled).1), (3 << 20, 0));
+        assert!(WeightFile::new(&path).unwrap().hash(None, system::now(), |_| false).is_err(), "the hash is cancelled");
+        let (file, later) = (WeightFile::new(&path).unwrap(), system::now() + TimeDelta::seconds(5));
+        assert_eq!((hash_at(&file, later).1, hash(&file).1), (3 << 20, 0));
         fs::remove_dir_all(folder).unwrap();
     }
 }

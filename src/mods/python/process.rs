@@ -3,6 +3,7 @@
 use super::frame::{self, Decoder, Frame, FrameTooLong};
 use super::sandbox::{SandboxLauncher, library_path};
 use super::{WorkerLimits, shared_memory::SharedMemory};
+use crate::events::system;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use rustix::process::{getpriority_process, setpriority_process};
@@ -17,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Python SDK, unpacked for every worker.
 #[derive(rust_embed::RustEmbed)]
@@ -308,7 +309,7 @@ impl WorkerDir {
     fn create() -> io::Result<Self> {
         static SWEPT: Once = Once::new();
         SWEPT.call_once(|| remove_stale_dirs(&std::env::temp_dir()));
-        let path = std::env::temp_dir().join(format!("{WORKER_DIR_PREFIX}{}", uuid::Uuid::now_v7().simple()));
+        let path = std::env::temp_dir().join(format!("{WORKER_DIR_PREFIX}{}", system::new_id().simple()));
         DirBuilder::new().mode(0o700).create(&path)?;
         let lock = File::create(path.join("lock"))?;
         lock.lock()?;
@@ -349,7 +350,8 @@ fn remove_stale_dirs(folder: &Path) {
             continue;
         }
         // A directory that is being created may have no lock yet.
-        let age = entry.metadata().and_then(|found| found.modified()).ok().and_then(|at| at.elapsed().ok());
+        let modified = entry.metadata().and_then(|found| found.modified()).ok();
+        let age = modified.and_then(|at| SystemTime::from(system::now()).duration_since(at).ok());
         let is_old = age.is_some_and(|age| age > Duration::from_mins(1));
         if is_old && File::open(entry.path().join("lock")).is_ok_and(|lock| lock.try_lock().is_ok()) {
             let _ = fs::remove_dir_all(entry.path());
@@ -392,17 +394,21 @@ fn collect_stray(mut from: io::PipeReader, into: &Mutex<StrayOutput>) {
 #[cfg(test)]
 mod tests {
     use super::{WORKER_DIR_PREFIX, remove_stale_dirs};
+    use crate::events::system;
     use std::fs::{self, File};
     use std::time::{Duration, SystemTime};
 
     #[test]
     fn only_stale_worker_dirs_are_removed() {
-        let folder = std::env::temp_dir().join(format!("thunder-test-{}", uuid::Uuid::now_v7()));
+        let folder = std::env::temp_dir().join(format!("thunder-test-{}", system::new_id()));
         let make = |name: &str, with_lock: bool, age: u64| {
             let path = folder.join(name);
             fs::create_dir_all(&path).unwrap();
             let lock = with_lock.then(|| File::create(path.join("lock")).unwrap());
-            File::open(&path).unwrap().set_modified(SystemTime::now() - Duration::from_secs(age)).unwrap();
+            File::open(&path)
+                .unwrap()
+                .set_modified(SystemTime::from(system::now()) - Duration::from_secs(age))
+                .unwrap();
             (path, lock)
         };
         let (left, _) = make(&format!("{WORKER_DIR_PREFIX}left"), true, 100);

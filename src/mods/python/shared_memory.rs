@@ -97,7 +97,7 @@ fn anonymous_file() -> io::Result<File> {
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 fn anonymous_file() -> io::Result<File> {
-    let path = std::env::temp_dir().join(format!("thunder-mod-{}", uuid::Uuid::now_v7()));
+    let path = std::env::temp_dir().join(format!("thunder-mod-{}", crate::events::system::new_id()));
     let file = File::options().read(true).write(true).create_new(true).open(&path)?;
     std::fs::remove_file(path)?;
     Ok(file)

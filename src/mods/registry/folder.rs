@@ -1,9 +1,9 @@
 //! A folder of Python files whose mods are kept registered.
 
 use super::{ModOrigin, ModProblem, ModRegistry, ModSource, RegisteredVersion, WithSource, version_of};
+use crate::events::system;
 use crate::mods::ModFactory;
 use crate::mods::python::{LoadError, PythonMods, read_source};
-use chrono::Utc;
 use notify::event::{AccessKind, AccessMode, EventKind};
 use notify::{RecommendedWatcher, RecursiveMode, Watcher};
 use std::collections::BTreeMap;
@@ -121,7 +121,7 @@ impl ModFolder {
             let version = RegisteredVersion {
                 hash: version_of(&*factory),
                 origin: ModOrigin::File,
-                registered_at: Some(Utc::now()),
+                registered_at: Some(system::now()),
                 registered_by: Some(file.clone()),
             };
             let (name, hash) = (factory.describe().name, version.hash.clone());
@@ -213,5 +213,5 @@ fn mod_name(path: &Path) -> String {
 }
 
 fn problem(file: &str, message: String, traceback: Option<String>) -> ModProblem {
-    ModProblem { file: file.to_owned(), message, traceback, at: Utc::now() }
+    ModProblem { file: file.to_owned(), message, traceback, at: system::now() }
 }

@@ -59,11 +59,12 @@ fn source_path(data_dir: &Path, hash: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::{ModSource, load, remove, source_path, store};
+    use crate::events::system;
     use std::fs;
 
     #[test]
     fn load_returns_only_sources_with_matching_hash() {
-        let data_dir = std::env::temp_dir().join(format!("thunder-test-{}", uuid::Uuid::now_v7()));
+        let data_dir = std::env::temp_dir().join(format!("thunder-test-{}", system::new_id()));
         let source = ModSource::Text("@mod".into());
         let hash = store(&data_dir, &source).unwrap();
         assert_eq!(load(&data_dir, &hash), Some(source));

@@ -1,4 +1,5 @@
 use super::{ModOrigin, ModProblem, ModRef, ModRegistry, RegisteredVersion};
+use crate::events::system;
 use crate::mods::builtin::testing::{Scene, run};
 use crate::mods::{Call, EventSet, ModDescription, ModFactory, ModInstance, Pending, Reply, ReplySender, RunView};
 use serde_json::{Value, json};
@@ -77,12 +78,8 @@ fn unknown_mod_error_lists_available_mods() {
     assert_eq!(registry.select(refs("x")).unwrap_err().to_string(), "unknown mod 'x'; known mods: one, two");
     assert!(registry.enable("one", false));
     assert_eq!(registry.select(refs("one")).unwrap_err().to_string(), "the mod 'one' is disabled; enabled mods: two");
-    let problem = ModProblem {
-        file: "x.py".into(),
-        message: "SyntaxError: line 3".into(),
-        traceback: None,
-        at: chrono::Utc::now(),
-    };
+    let problem =
+        ModProblem { file: "x.py".into(), message: "SyntaxError: line 3".into(), traceback: None, at: system::now() };
     registry.set_problem("x.py", Some(problem));
     assert_eq!(
         registry.select(refs("x")).unwrap_err().to_string(),

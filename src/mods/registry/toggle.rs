@@ -1,6 +1,6 @@
 //! A mod that can be disabled while runs use it, and that counts its calls.
 
-use crate::events::RunId;
+use crate::events::{RunId, system};
 use crate::mods::{
     Call, EventSet, ModDescription, ModException, ModFactory, ModInstance, Pending, Reply, ReplySender, RunView,
 };
@@ -103,7 +103,7 @@ impl Toggle {
         self.busy_ns.fetch_add(elapsed.as_nanos() as u64, Ordering::Relaxed);
         if let Some(exception) = &reply.exception {
             self.failures.fetch_add(1, Ordering::Relaxed);
-            let failure = CallFailure { message: exception.message.clone(), at: Utc::now(), run_id };
+            let failure = CallFailure { message: exception.message.clone(), at: system::now(), run_id };
             *self.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
         }
     }

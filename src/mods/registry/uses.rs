@@ -1,8 +1,9 @@
 //! Notification of the versions of mod files that runs start with.
 
 use super::{ModOrigin, RegisteredVersion};
+use crate::events::system;
 use crate::mods::ModFactory;
-use chrono::{NaiveDate, Utc};
+use chrono::NaiveDate;
 use serde_json::Value;
 use std::collections::HashMap;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -39,7 +40,7 @@ impl UseTracker {
     /// Notes that a run starts with this version.
     pub fn record_use(&self, name: &str, version: &RegisteredVersion, factory: &dyn ModFactory) {
         let Some(to) = self.to.get().filter(|_| version.origin == ModOrigin::File) else { return };
-        let day = Utc::now().date_naive();
+        let day = system::now().date_naive();
         let key = format!("{name}\0{}", version.hash);
         let before = self.sent.lock().unwrap_or_else(PoisonError::into_inner).insert(key, day);
         if before != Some(day)

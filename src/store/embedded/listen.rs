@@ -3,6 +3,7 @@
 
 use super::account::Account;
 use super::{NAME, disk};
+use crate::events::system;
 use crate::store::EmbeddedError;
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use std::env;
@@ -61,7 +62,7 @@ impl Listen {
             .map_err(disk("cannot write", &rules))?;
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|free| free.local_addr());
         let port = port.map_err(disk("cannot listen on 127.0.0.1 for", folder))?.port();
-        Ok(Self::Loopback { port, password: format!("{:032x}", rand::random::<u128>()), rules })
+        Ok(Self::Loopback { port, password: format!("{:032x}", system::random::<u128>()), rules })
     }
 
     /// Returns the server settings for this address.

@@ -1,12 +1,11 @@
 //! Writes of batches to the database, or to the spool file if that fails, and the drain of the spool file.
 
-use crate::events::RunId;
+use crate::events::{RunId, system};
 use crate::store::Error;
 use crate::store::pool::PgPool;
 use crate::store::spool::Spool;
 use crate::store::summary_builder::RunRow;
 use crate::store::writer::{self, Attempt, Record};
-use chrono::Utc;
 use futures::FutureExt;
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
@@ -64,7 +63,7 @@ pub(super) async fn persist(
         match attempt(writer::write(pool, server, &records, &rows, Attempt::First)).await {
             Ok(()) => {
                 while let Some(run_id) = abandoned.last()
-                    && attempt(writer::interrupt(pool, server, *run_id, Utc::now())).await.is_ok()
+                    && attempt(writer::interrupt(pool, server, *run_id, system::now())).await.is_ok()
                 {
                     abandoned.pop();
                 }

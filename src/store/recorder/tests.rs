@@ -3,9 +3,8 @@
 
 use super::persist::{Batch, PersistOutcome, WRITE_TIMEOUT, drain_some, persist};
 use super::*;
-use crate::events::{EventType, ModCall, NotStored, RunEnd, RunStart, Scope, Surface, Usage};
+use crate::events::{EventType, ModCall, NotStored, RunEnd, RunStart, Scope, Surface, Usage, system};
 use crate::store::{Database, Store};
-use chrono::Utc;
 use std::path::PathBuf;
 use tokio::time::timeout;
 
@@ -18,7 +17,7 @@ impl Drop for Folder {
 }
 
 async fn store() -> (Folder, Store) {
-    let folder = Folder(std::env::temp_dir().join(format!("thunder-recorder-{}", Uuid::now_v7())));
+    let folder = Folder(std::env::temp_dir().join(format!("thunder-recorder-{}", system::new_id())));
     let store = Store::open(Database::Embedded { data_dir: folder.0.clone() }, |_| {}).await.unwrap();
     (folder, store)
 }
@@ -28,7 +27,7 @@ fn start() -> Arc<RunStart> {
     Arc::new(RunStart {
         run_id,
         request_id: run_id.to_string(),
-        created_at: Utc::now(),
+        created_at: system::now(),
         surface: Surface::Openai,
         model: "m".into(),
         owner: None,
@@ -43,7 +42,7 @@ fn start() -> Arc<RunStart> {
 }
 
 fn end() -> Arc<RunEnd> {
-    Arc::new(RunEnd { status: RunStatus::Done, ..RunEnd::empty(Utc::now(), Usage::default()) })
+    Arc::new(RunEnd { status: RunStatus::Done, ..RunEnd::empty(system::now(), Usage::default()) })
 }
 
 fn call() -> TraceItem {
@@ -84,7 +83,7 @@ fn refused(folder: &Folder) -> usize {
 #[tokio::test]
 async fn panic_for_one_record_does_not_affect_other_runs_of_the_batch() {
     let (folder, store) = store().await;
-    let mut spool = Spool::create(&folder.0.join("spool"), Uuid::now_v7()).unwrap();
+    let mut spool = Spool::create(&folder.0.join("spool"), system::new_id()).unwrap();
     let (ids, batch) = records();
     let result = persist(
         &store.inner.pool,
@@ -151,7 +150,7 @@ async fn panic_for_one_run_drops_only_that_run() {
 #[tokio::test]
 async fn writes_to_a_hanging_database_time_out() {
     let (folder, store) = store().await;
-    let mut spool = Spool::create(&folder.0.join("spool"), Uuid::now_v7()).unwrap();
+    let mut spool = Spool::create(&folder.0.join("spool"), system::new_id()).unwrap();
     let mut blocker = store.inner.pool.begin().await.unwrap();
     sqlx::query("lock table runs in access exclusive mode").execute(&mut *blocker).await.unwrap();
     let abandoned = RunId::now();

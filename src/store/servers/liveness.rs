@@ -60,10 +60,11 @@ impl HeartbeatMonitor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::events::system;
 
     /// Checks once per interval. Returns the first check that reports the server as dead.
     fn first_dead_check(checks: u32, count: impl Fn(u32) -> Heartbeat, pause_at: Option<u32>) -> Option<u32> {
-        let (mut monitor, begin, server) = (HeartbeatMonitor::default(), Instant::now(), Uuid::now_v7());
+        let (mut monitor, begin, server) = (HeartbeatMonitor::default(), Instant::now(), system::new_id());
         (0..checks).find(|&check| {
             let pause = if pause_at.is_some_and(|at| check >= at) { 60 * HEARTBEAT_INTERVAL } else { Duration::ZERO };
             !monitor.check([(server, count(check))], begin + check * HEARTBEAT_INTERVAL + pause).is_empty()

@@ -10,7 +10,7 @@ pub(super) mod notification;
 use super::pool::PgPool;
 use super::scope::{owned, owners};
 use super::{Error, Live, Store, writer};
-use crate::events::{RunId, RunStatus, Scope, Tenant};
+use crate::events::{RunId, RunStatus, Scope, Tenant, system};
 use chrono::{DateTime, Utc};
 use sqlx::postgres::PgExecutor;
 use uuid::Uuid;
@@ -88,7 +88,7 @@ impl Store {
     /// # Errors
     /// The database failed.
     pub async fn shared_secret(&self, name: &str) -> Result<Vec<u8>, Error> {
-        let random: [u8; 32] = rand::random();
+        let random: [u8; 32] = system::random();
         sqlx::query("insert into shared_secrets (name, secret) values ($1, $2) on conflict (name) do nothing")
             .bind(name)
             .bind(&random[..])

@@ -113,10 +113,11 @@ fn payload(server: Uuid, runs: Vec<RunNotification>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::events::system;
 
     #[test]
     fn payloads_are_few_and_keep_every_run_in_order() {
-        let server = Uuid::now_v7();
+        let server = system::new_id();
         let runs: Vec<_> = (0..1000)
             .map(|index| RunNotification {
                 run_id: RunId::now(),

@@ -2,7 +2,7 @@
 
 use super::record::{HEADER, decode, read_body};
 use super::{Spool, disk};
-use crate::events::TraceItem;
+use crate::events::{TraceItem, system};
 use crate::store::Error;
 use crate::store::writer::Record;
 use chrono::{DateTime, Utc};
@@ -51,7 +51,7 @@ impl Spool {
                 _ => {}
             }
         }
-        status.lag_s = oldest.map(|time| (Utc::now() - time).num_seconds().max(0).unsigned_abs());
+        status.lag_s = oldest.map(|time| (system::now() - time).num_seconds().max(0).unsigned_abs());
         Ok(status)
     }
 }

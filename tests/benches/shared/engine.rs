@@ -1,7 +1,7 @@
 use std::path::Path;
 use std::sync::Arc;
 use thunder::engine::{Engine, EngineOptions};
-use thunder::events::Recorder;
+use thunder::events::{Recorder, system};
 use thunder::model::Model;
 use thunder::model::llama::{AttentionCapture, CacheType, ModelOptions};
 
@@ -31,7 +31,7 @@ pub async fn engine(
         encode_attention: |values, layers, heads, row_len| {
             thunder::trace::attention::encode(values, layers, heads, row_len).ok()
         },
-        clock: chrono::Utc::now,
+        clock: system::now,
     };
     Engine::start(model, options, recorder).await.expect("the engine starts")
 }

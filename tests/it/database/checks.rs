@@ -1,7 +1,7 @@
 //! The checks: features that clients and the dashboard need from a database.
 
 use crate::harness::{Server, SseReader};
-use chrono::{Days, Utc};
+use chrono::Days;
 use futures::FutureExt;
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use sqlx::{Connection, PgConnection, Row};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use thunder::events::{RunId, RunMetadata, RunStart, RunStatus, Scope, Signal, Surface};
+use thunder::events::{RunId, RunMetadata, RunStart, RunStatus, Scope, Signal, Surface, system};
 use thunder::store::{Database, ModState, Retention, Store};
 use thunder::trace::columns;
 use tokio::time::sleep;
@@ -313,7 +313,7 @@ async fn mod_is_switched_off_and_on(target: &Target) {
         states.into_iter().find(|state: &ModState| state.name == "switched").map(|state| state.enabled)
     };
     for expected in [false, true] {
-        store.enable_mod("switched", expected, Utc::now(), None).await.unwrap();
+        store.enable_mod("switched", expected, system::now(), None).await.unwrap();
         assert_eq!(enabled(&store).await, Some(expected));
     }
     store.remove_mod("switched").await.unwrap();
@@ -573,7 +573,7 @@ fn start(target: &Target, name: &str, run_id: RunId) -> Signal {
     Signal::Started(Arc::new(RunStart {
         run_id,
         request_id: target.name(name),
-        created_at: Utc::now(),
+        created_at: system::now(),
         surface: Surface::Openai,
         model: "elsewhere".into(),
         owner: None,
@@ -618,7 +618,7 @@ async fn dead_programs_run_is_interrupted(target: &Target) {
 
 async fn old_day_is_dropped(target: &Target) {
     let store = target.store("retention").await;
-    let today = Utc::now().date_naive();
+    let today = system::now().date_naive();
     // before all days with other runs
     let noon = (today - Days::new(9000)).and_hms_opt(12, 0, 0).unwrap().and_utc();
     let id = RunId(Uuid::new_v7(Timestamp::from_unix(NoContext, noon.timestamp().cast_unsigned(), 0)));

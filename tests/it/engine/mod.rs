@@ -12,7 +12,7 @@ mod unread;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use thunder::engine::{Engine, EngineOptions, Limits, Output, Request, SamplingParams};
-use thunder::events::{EventType, RunEnd, Signal, Surface, TokenId, TraceItem};
+use thunder::events::{EventType, RunEnd, Signal, Surface, TokenId, TraceItem, system};
 use thunder::model::Model;
 use thunder::model::llama::{AttentionCapture, CacheType, ModelOptions};
 use thunder::mods::{
@@ -77,7 +77,7 @@ pub fn options(parallel: u32, attention: bool) -> EngineOptions {
         hash_cache: None,
         max_tokens: None,
         encode_attention: |values, _, _, _| Some((bytes(values), Vec::new())),
-        clock: chrono::Utc::now,
+        clock: system::now,
     }
 }
 

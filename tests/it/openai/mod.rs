@@ -5,6 +5,7 @@ mod wrong;
 
 use super::harness::server;
 use serde_json::{Value, json};
+use thunder::events::system;
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -229,7 +230,7 @@ async fn banned_token_is_never_sampled() {
 #[tokio::test]
 async fn request_id_is_unique() {
     let server = server().await;
-    let id = format!("mine/{}", uuid::Uuid::now_v7());
+    let id = format!("mine/{}", system::new_id());
     let body = chat(json!({"request_id": id, "max_tokens": 2}));
     let answer = server.answer(CHAT, &body).await;
     server.finished(answer["thunder"]["run_id"].as_str().unwrap()).await;

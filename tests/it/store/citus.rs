@@ -2,10 +2,9 @@
 
 use super::{Data, Live, document, psql};
 use crate::harness::thunder;
-use chrono::Utc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use thunder::events::{Recorder, RunStatus, Scope};
+use thunder::events::{Recorder, RunStatus, Scope, system};
 use thunder::store::{Database, Error, IngestError, NewFeedback, Retention, RunQuery, Store};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_rustls::TlsAcceptor;
@@ -169,7 +168,7 @@ async fn schema_is_distributed_over_citus_and_runs_are_stored() {
     let store = Store::open(database(), |_| {}).await.unwrap();
     let before = store.ingest(&Scope::All, None, document("before", 3)).await.unwrap().run_id;
     let note = NewFeedback { rating: 1.0, text: None, position: None, user_label: None };
-    store.add_feedback(&Scope::All, before, &note, Utc::now()).await.unwrap().unwrap();
+    store.add_feedback(&Scope::All, before, &note, system::now()).await.unwrap().unwrap();
 
     let sql = thunder_on(&url, &data, &["db", "distribute", "--dry-run", "--shards", "4"]).await;
     assert!(sql.contains("create_distributed_table('runs', 'run_id', colocate_with => 'none', shard_count => 4)"));
@@ -231,7 +230,7 @@ async fn schema_is_distributed_over_citus_and_runs_are_stored() {
     psql(&url, old).await;
     let sizes = psql(&url, "select min(bytes) > 4 * 6 * 8192 from partition_days where day <> '2026-01-05'").await;
     assert_eq!(sizes, "t");
-    let today = Utc::now().date_naive();
+    let today = system::now().date_naive();
     let gone = store.prune(Retention { days: None, bytes: Some(0) }, today).await.unwrap();
     assert_eq!(gone, [("2026-01-05".parse().unwrap(), 0)]);
     assert_eq!(psql(&url, "select count(*) from events where event_type = 'Added' and step = 1").await, "2");

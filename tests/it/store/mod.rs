@@ -20,8 +20,7 @@ use std::time::Duration;
 use thunder::events::{
     ActionRecord, ActionType, Alternative, AttentionStep, Event, EventType, Finish, FinishReason, LogLevel,
     Measurements, ModCall, ModLog, PromptRecord, RunEnd, RunId, RunMetadata, RunStart, RunStatus, Signal, StageCount,
-    Surface, TokenMeasurement, TraceItem, Usage,
-};
+    Surface, TokenMeasurement, TraceItem, Usage, system};
 use thunder::store::{Database, EmbeddedError, Error, RunChange, RunChanges, RunListUpdate, Store};
 use thunder::trace::document::Document;
 
@@ -352,7 +351,7 @@ impl Live {
 
 /// Returns the time with PostgreSQL's precision.
 fn now() -> chrono::DateTime<Utc> {
-    chrono::DateTime::from_timestamp_micros(Utc::now().timestamp_micros()).unwrap()
+    chrono::DateTime::from_timestamp_micros(system::now().timestamp_micros()).unwrap()
 }
 
 /// Returns the items of the signals without attention, with text that PostgreSQL can hold.

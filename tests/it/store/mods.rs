@@ -1,8 +1,8 @@
 use super::{Data, Live, kill_listeners, psql};
-use chrono::{Days, Utc};
+use chrono::Days;
 use serde_json::json;
 use std::time::{Duration, Instant};
-use thunder::events::{Recorder, RunStatus, Scope};
+use thunder::events::{Recorder, RunStatus, Scope, system};
 use thunder::store::{ModVersion, Retention, Store};
 use tokio::time::timeout;
 
@@ -11,7 +11,7 @@ fn version(name: &str, hash: &str, from_file: bool) -> ModVersion {
         name: name.into(),
         hash: hash.into(),
         upload: json!({"name": name, "source": hash}),
-        created_at: Utc::now(),
+        created_at: system::now(),
         created_by: Some("somebody".into()),
         from_file,
     }
@@ -26,7 +26,7 @@ async fn hashes(store: &Store, name: &str) -> Vec<(String, bool)> {
 async fn file_versions_are_kept_as_long_as_their_runs() {
     let data = Data::new();
     let store = data.open().await;
-    let today = Utc::now().date_naive();
+    let today = system::now().date_naive();
     let ago = |days| today - Days::new(days);
     store.save_used_mod(&version("calm", "old", true), ago(9)).await.unwrap();
     store.save_used_mod(&version("calm", "older but used", true), ago(9)).await.unwrap();
@@ -74,7 +74,7 @@ async fn listeners_are_notified_also_after_database_outage() {
     let soon = Duration::from_secs(20);
     store.save_mod(&version("calm", "one", false)).await.unwrap();
     timeout(soon, changes.next()).await.expect("an upload");
-    store.enable_mod("calm", false, Utc::now(), None).await.unwrap();
+    store.enable_mod("calm", false, system::now(), None).await.unwrap();
     timeout(soon, changes.next()).await.expect("a switch");
     assert_eq!(kill_listeners(&data.url()).await, "1");
     timeout(soon, changes.next()).await.expect("the lost connection is reported as a change");

@@ -1,8 +1,8 @@
 use super::{Data, Live, document, psql};
-use chrono::{Datelike, Days, Months, NaiveDate, Utc};
+use chrono::{Datelike, Days, Months, NaiveDate};
 use serde_json::json;
 use std::time::{Duration, Instant};
-use thunder::events::{Recorder, RunId, RunStart, RunStatus, Scope};
+use thunder::events::{Recorder, RunId, RunStart, RunStatus, Scope, system};
 use thunder::store::{NewResponse, Retention, Store};
 use uuid::{NoContext, Timestamp, Uuid};
 
@@ -34,7 +34,7 @@ async fn old_days_are_dropped_as_partitions() {
     let data = Data::new();
     let store = data.open().await;
     let url = data.url();
-    let today = Utc::now().date_naive();
+    let today = system::now().date_naive();
     let ago = |days| today - Days::new(days);
     let partition = |day: NaiveDate| format!("select to_regclass('events_{}') is not null", day.format("%Y%m%d"));
     // one day with separate partitions, one whose rows are in the default partitions
@@ -64,7 +64,7 @@ async fn old_days_are_dropped_as_partitions() {
 async fn responses_are_deleted_with_day_of_their_run() {
     let data = Data::new();
     let store = data.open().await;
-    let today = Utc::now().date_naive();
+    let today = system::now().date_naive();
     let response = |days: u64, id: &str| {
         let noon = (today - Days::new(days)).and_hms_opt(12, 0, 0).unwrap().and_utc();
         let timestamp = Timestamp::from_unix(NoContext, noon.timestamp().cast_unsigned(), 0);
@@ -80,7 +80,7 @@ async fn responses_are_deleted_with_day_of_their_run() {
     let (unowned, ann) = (scope(None), scope(Some("ann")));
     // None of their runs is recorded.
     for (days, id) in [(9, "a"), (2, "b"), (0, "c")] {
-        store.save_response(&response(days, id), Utc::now()).await.unwrap();
+        store.save_response(&response(days, id), system::now()).await.unwrap();
     }
     assert_eq!(store.response(&unowned, "a").await.unwrap(), Some(response(9, "a").response));
     assert_eq!(store.response_items(&ann, "b").await.unwrap(), Some(response(2, "b").items));
@@ -100,7 +100,7 @@ async fn days_of_a_month_partition_are_removed_and_the_whole_month_is_dropped() 
     let data = Data::new();
     let store = data.open().await;
     let url = data.url();
-    let today = Utc::now().date_naive();
+    let today = system::now().date_naive();
     let month_start = |months| (today.with_day(1).unwrap()) - Months::new(months);
     let (first, last) = (month_start(3), month_start(2) - Days::new(1));
     // A day with separate partitions and one in the default partitions: both become part of the month.
@@ -145,7 +145,7 @@ async fn oldest_days_are_dropped_above_size_limit() {
     let data = Data::new();
     let store = data.open().await;
     let url = data.url();
-    let today = Utc::now().date_naive();
+    let today = system::now().date_naive();
     let ago = |days| today - Days::new(days);
     for (days, name) in [(3, "three"), (2, "two"), (1, "one")] {
         psql(&url, &format!("select make_partitions('{}', 1)", ago(days))).await;
@@ -172,7 +172,7 @@ async fn oldest_days_are_dropped_above_size_limit() {
 async fn day_with_active_run_is_kept_until_its_end() {
     let data = Data::new();
     let store = data.open().await;
-    let today = Utc::now().date_naive();
+    let today = system::now().date_naive();
     let day = today - Days::new(5);
     run_of(&store, day, "old").await;
     let url = data.url();

@@ -4,6 +4,7 @@ use super::client::COMPRESSED;
 use super::{Client, followed, with_type};
 use crate::harness::server;
 use serde_json::{Value, json};
+use thunder::events::system;
 
 #[tokio::test]
 async fn run_sends_init_tokens_and_completion() {
@@ -181,7 +182,7 @@ async fn timed_out_run_returns_partial_text() {
 async fn several_runs_share_a_connection() {
     let server = server().await;
     let mut client = Client::connect(server).await;
-    let ids = ["a", "b", "c"].map(|name| format!("{name}-{}", uuid::Uuid::now_v7()));
+    let ids = ["a", "b", "c"].map(|name| format!("{name}-{}", system::new_id()));
     for id in &ids {
         client
             .send(&json!({"type": "config", "request_id": id, "prompt": "Once",

@@ -3,6 +3,7 @@
 use super::{Client, endless, followed, with_type};
 use crate::harness::{Server, server};
 use serde_json::{Value, json};
+use thunder::events::system;
 
 #[tokio::test]
 async fn resumed_client_receives_each_message_once() {
@@ -123,7 +124,7 @@ async fn stored_run_has_same_last_message() {
 async fn concurrent_runs_cannot_share_request_id() {
     let server = server().await;
     for _ in 0..5 {
-        let id = format!("both-{}", uuid::Uuid::now_v7());
+        let id = format!("both-{}", system::new_id());
         let config = json!({"type": "config", "request_id": id, "prompt": "Once", "parameters": {"max_tokens": 3}});
         let (mut one, mut other) = (Client::connect(server).await, Client::connect(server).await);
         let (one, other) = tokio::join!(one.run(&config), other.run(&config));
@@ -138,7 +139,7 @@ async fn concurrent_runs_cannot_share_request_id() {
 async fn request_id_is_unique() {
     let server = server().await;
     let mut client = Client::connect(server).await;
-    let id = format!("mine-{}", uuid::Uuid::now_v7());
+    let id = format!("mine-{}", system::new_id());
     let config = json!({"type": "config", "request_id": id, "prompt": "Once", "parameters": {"max_tokens": 3}});
     assert_eq!(client.run(&config).await[0]["request_id"], id);
     let error = client.run(&config).await.pop().unwrap();

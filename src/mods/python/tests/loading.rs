@@ -1,6 +1,7 @@
 //! From a source to mods.
 
 use super::{HEADER, lines, load_error, scene};
+use crate::events::system;
 use crate::mods::python::{LoadError, PythonMods};
 use std::time::Duration;
 
@@ -40,7 +41,7 @@ fn load_error_states_reason() {
 
 #[test]
 fn directory_loads_valid_files() {
-    let dir = std::env::temp_dir().join(format!("thunder-test-{}", uuid::Uuid::now_v7()));
+    let dir = std::env::temp_dir().join(format!("thunder-test-{}", system::new_id()));
     std::fs::create_dir(&dir).unwrap();
     let good = format!("{HEADER}@mod\ndef one(e, a): pass\n@mod(name='second')\ndef two(e, a): pass\n");
     for (name, text) in
