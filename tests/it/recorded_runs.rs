@@ -1,7 +1,7 @@
 //! Runs that are read while they are being recorded: right after their id is known, right after their answer, while the
 //! database is slow, and from another server.
 
-use super::harness::{Server, server};
+use super::harness::{Server, run_start, server};
 use futures::StreamExt;
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -9,9 +9,7 @@ use sqlx::{Connection, PgConnection};
 use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
-use thunder::events::{
-    Event, EventType, RunEnd, RunId, RunMetadata, RunStart, RunStatus, Signal, Surface, TraceItem, Usage, system,
-};
+use thunder::events::{Event, EventType, RunEnd, RunId, RunStatus, Signal, TraceItem, Usage, system};
 use thunder::store::{Database, Store};
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::sleep;
@@ -117,21 +115,7 @@ impl Elsewhere {
         let store =
             Store::open(Database::Url { url: url.to_owned(), direct_url: None, data_dir }, |_| {}).await.unwrap();
         let run_id = RunId::now();
-        let start = RunStart {
-            run_id,
-            request_id: run_id.to_string(),
-            created_at: system::now(),
-            surface: Surface::Openai,
-            model: "elsewhere".into(),
-            owner: None,
-            user_label: None,
-            metadata: RunMetadata::default(),
-            max_tokens: None,
-            temperature: None,
-            seed: None,
-            mods: Vec::new(),
-            prompt_preview: String::new(),
-        };
+        let start = run_start(run_id, &run_id.to_string());
         let this = Self { store, run_id, next: 0 };
         this.send(Signal::Started(Arc::new(start))).await;
         this

@@ -4,16 +4,17 @@
 
 mod checks;
 mod pooler;
+mod target;
 
 use super::harness::postgres::Postgres;
 use super::harness::{Server, certificate, folder};
-use checks::Target;
 use pooler::Pooler;
 use serde_json::json;
 use sqlx::{Connection, PgConnection};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use target::Target;
 use thunder::events::Scope;
 use thunder::store::{Database, Store};
 use thunder::trace::document::Document;
@@ -26,7 +27,7 @@ const PATIENCE: Duration = Duration::from_mins(1);
 /// Runs every check on a server that records into this database. The checks' own statements use `test_url`.
 async fn check(name: &str, url: &str, direct_url: Option<&str>, test_url: &str) {
     let mods = folder();
-    for (name, source) in checks::MODS {
+    for (name, source) in target::MODS {
         std::fs::write(mods.join(name).with_extension("py"), source).unwrap();
     }
     let mods = mods.display().to_string();

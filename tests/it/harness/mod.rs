@@ -5,10 +5,12 @@
 pub mod cleanup;
 pub mod postgres;
 pub mod redaction;
+mod runs;
 mod sse;
 
 pub use cleanup::{assert_no_postgres, folder};
 pub use postgres::psql;
+pub use runs::run_start;
 pub use sse::{SseEvent, SseReader};
 
 use cleanup::Tracked;

@@ -11,7 +11,7 @@ mod runs;
 mod servers;
 
 use crate::harness::postgres::{TestDatabase, kill_listeners};
-use crate::harness::{folder, psql};
+use crate::harness::{folder, psql, run_start};
 use chrono::Utc;
 use serde_json::json;
 use std::path::PathBuf;
@@ -19,8 +19,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use thunder::events::{
     ActionRecord, ActionType, Alternative, AttentionStep, Event, EventType, Finish, FinishReason, LogLevel,
-    Measurements, ModCall, ModLog, PromptRecord, RunEnd, RunId, RunMetadata, RunStart, RunStatus, Signal, StageCount,
-    Surface, TokenMeasurement, TraceItem, Usage, system};
+    Measurements, ModCall, ModLog, PromptRecord, RunEnd, RunId, RunStart, RunStatus, Signal, StageCount,
+    TokenMeasurement, TraceItem, Usage, system,
+};
 use thunder::store::{Database, EmbeddedError, Error, RunChange, RunChanges, RunListUpdate, Store};
 use thunder::trace::document::Document;
 
@@ -189,19 +190,15 @@ struct Live {
 impl Live {
     fn new(request_id: &str) -> Self {
         let start = RunStart {
-            run_id: RunId::now(),
-            request_id: request_id.to_owned(),
             created_at: now(),
-            surface: Surface::Openai,
             model: "tiny".into(),
-            owner: None,
             user_label: Some("me".into()),
-            metadata: RunMetadata::default(),
             max_tokens: Some(100),
             temperature: Some(0.7),
             seed: Some(u32::MAX),
             mods: vec!["watcher".into()],
             prompt_preview: "Why is the sky blue?".into(),
+            ..run_start(RunId::now(), request_id)
         };
         Self { start: Arc::new(start), next_event: 0, next_call: 0, step: 0 }
     }

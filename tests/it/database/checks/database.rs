@@ -1,0 +1,106 @@
+//! The schema, other programs on the database, and retention.
+
+use super::super::target::Target;
+use crate::harness::run_start;
+use chrono::Days;
+use serde_json::Value;
+use sqlx::{Connection, Row};
+use std::sync::Arc;
+use std::time::Duration;
+use thunder::events::{RunId, RunStatus, Scope, Signal, system};
+use thunder::store::Retention;
+use tokio::time::sleep;
+use uuid::{NoContext, Timestamp, Uuid};
+
+/// Returns one number, by a statement that works with every pooler.
+async fn number(target: &Target, sql: &'static str) -> i64 {
+    let mut connection = target.connect().await;
+    let row = sqlx::raw_sql(sql).fetch_one(&mut connection).await.unwrap();
+    let number = row.try_get(0).unwrap();
+    connection.close().await.unwrap();
+    number
+}
+
+pub async fn schema_is_of_the_last_migration(target: &Target) {
+    let files = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations")).unwrap().count();
+    let applied = number(target, "select count(*) from refinery_schema_history").await;
+    assert_eq!(applied, i64::try_from(files).unwrap());
+}
+
+pub async fn partitions_of_the_next_days_exist(target: &Target) {
+    let today = "select count(*) from pg_class where relname ~ '^(events|attention)_[0-9]+$' and relkind = 'r'
+        and right(relname, 8) = to_char(now() at time zone 'utc', 'YYYYMMDD')";
+    assert_eq!(number(target, today).await, 2);
+}
+
+pub async fn second_program_opens_the_database(target: &Target) {
+    let store = target.store("second").await;
+    store.ready().await.unwrap();
+    store.close().await;
+}
+
+pub async fn server_is_healthy(target: &Target) {
+    assert_eq!(target.server.get("/healthz").await.0, 200);
+}
+
+fn start(target: &Target, name: &str, run_id: RunId) -> Signal {
+    Signal::Started(Arc::new(run_start(run_id, &target.name(name))))
+}
+
+async fn stored(target: &Target, name: &str) -> Value {
+    for _ in 0..400 {
+        let (status, run) = target.server.get(&format!("/api/v1/runs/{}", target.name(name))).await;
+        if status == 200 {
+            return run;
+        }
+        sleep(Duration::from_millis(25)).await;
+    }
+    panic!("{name} is not stored")
+}
+
+pub async fn dead_programs_run_is_interrupted(target: &Target) {
+    let dead = target.store("dead").await;
+    dead.recorder().0.signals.send(start(target, "dead", RunId::now())).await.unwrap();
+    stored(target, "dead").await;
+    // it closes its connections without storing the end of the run
+    dead.close().await;
+    for _ in 0..400 {
+        let other = target.store("survivor").await;
+        let status = other.find(&Scope::All, &target.name("dead")).await.unwrap().unwrap().status;
+        other.close().await;
+        if status == RunStatus::Interrupted {
+            return;
+        }
+        sleep(Duration::from_millis(25)).await;
+    }
+    panic!("the run of a dead program still has the status running");
+}
+
+pub async fn old_day_is_dropped(target: &Target) {
+    let store = target.store("retention").await;
+    let today = system::now().date_naive();
+    // before all days with other runs
+    let noon = (today - Days::new(9000)).and_hms_opt(12, 0, 0).unwrap().and_utc();
+    let id = RunId(Uuid::new_v7(Timestamp::from_unix(NoContext, noon.timestamp().cast_unsigned(), 0)));
+    store.recorder().0.signals.send(start(target, "old", id)).await.unwrap();
+    stored(target, "old").await;
+    store.close().await;
+    let store = target.store("retention").await;
+    let gone = store.prune(Retention { days: Some(8999), bytes: None }, today).await.unwrap();
+    assert_eq!(gone, [(noon.date_naive(), 1)]);
+    assert_eq!(target.server.get(&format!("/api/v1/runs/{}", target.name("old"))).await.0, 404);
+    store.close().await;
+}
+
+pub async fn no_link_is_damaged(target: &Target) {
+    let store = target.store("links").await;
+    assert_eq!(store.damaged_links().await.unwrap(), Vec::<String>::new());
+    store.close().await;
+}
+
+pub async fn server_log_has_no_database_error(target: &Target) {
+    let log = target.server.log();
+    for word in ["panic", "prepared statement", "syntax error", "does not exist", "unsupported startup parameter"] {
+        assert!(!log.contains(word), "{word}: {log}");
+    }
+}

@@ -1,0 +1,88 @@
+//! The checks: features that clients and the dashboard need from a database, in the order in which they run.
+
+mod changes;
+mod database;
+mod filters;
+mod ingest;
+mod reading;
+mod recording;
+
+use super::target::Target;
+use futures::FutureExt;
+use std::panic::AssertUnwindSafe;
+
+macro_rules! checks {
+    ($($group:ident::$name:ident,)*) => {
+        /// Number of checks.
+        pub const COUNT: usize = [$(stringify!($name)),*].len();
+
+        /// Runs all checks and returns the failed ones with their reasons.
+        pub async fn run(target: &Target) -> Vec<String> {
+            let mut failed = Vec::new();
+            $(
+                if let Err(panic) = AssertUnwindSafe($group::$name(target)).catch_unwind().await {
+                    let why = panic.downcast_ref::<String>().cloned();
+                    let why = why.or_else(|| panic.downcast_ref::<&str>().map(|&why| why.to_owned()));
+                    failed.push(format!("{}: {}", stringify!($name), why.unwrap_or_default()));
+                }
+            )*
+            failed
+        }
+    };
+}
+
+checks! {
+    database::schema_is_of_the_last_migration,
+    database::partitions_of_the_next_days_exist,
+    database::second_program_opens_the_database,
+    database::server_is_healthy,
+    ingest::ingest_stores_document,
+    ingest::ingest_takes_document_twice,
+    ingest::ingest_refuses_other_content,
+    ingest::ingest_takes_many_at_once,
+    ingest::one_of_two_racing_documents_wins,
+    recording::chat_is_recorded,
+    recording::chat_stream_is_recorded,
+    recording::completion_is_recorded,
+    recording::many_runs_at_once_are_recorded,
+    recording::request_id_used_twice_is_a_conflict,
+    recording::mod_is_recorded,
+    recording::mod_error_is_recorded,
+    recording::backtrack_is_recorded,
+    recording::mod_of_a_file_runs,
+    changes::mod_is_switched_off_and_on,
+    recording::attention_is_stored,
+    reading::replay_columns_are_stored,
+    reading::replay_page_is_shown,
+    reading::events_are_listed,
+    reading::alternatives_are_listed,
+    recording::running_run_is_readable,
+    recording::running_run_is_cancelled,
+    reading::list_changes_are_sent,
+    reading::list_is_paged,
+    filters::filter_by_request,
+    filters::filter_by_model,
+    filters::filter_by_mod,
+    filters::filter_by_status,
+    filters::filter_by_surface,
+    filters::filter_by_error,
+    filters::filter_by_counts,
+    filters::filter_by_time,
+    filters::filter_by_user,
+    filters::filter_by_session_and_metadata,
+    filters::filter_by_words,
+    filters::filter_by_phrase,
+    filters::filters_combine_and_negate,
+    changes::feedback_is_kept,
+    changes::response_is_continued,
+    changes::response_is_deleted,
+    changes::run_is_deleted,
+    changes::run_runs_again,
+    reading::comparison_page_is_shown,
+    ingest::document_with_nul_is_stored,
+    database::dead_programs_run_is_interrupted,
+    database::old_day_is_dropped,
+    recording::recorder_survives_terminated_connections,
+    database::no_link_is_damaged,
+    database::server_log_has_no_database_error,
+}
