@@ -59,6 +59,20 @@ pub enum LogitEdit {
     Replace(Vec<f32>),
 }
 
+impl LogitEdit {
+    /// Returns the name that recordings use.
+    #[must_use]
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Keep => "keep",
+            Self::Set(_) => "set",
+            Self::Add(_) => "add",
+            Self::Allow(_) => "allow",
+            Self::Replace(_) => "replace",
+        }
+    }
+}
+
 impl Action {
     /// Creates the action that ends the run with an error.
     pub fn error(message: impl Into<String>) -> Self {
@@ -89,6 +103,13 @@ impl Action {
             Self::AdjustedLogits { .. } => matches!(event, EventType::ForwardPass),
             Self::ForceTokens(_) | Self::Backtrack { .. } => !matches!(event, EventType::Prefilled),
         }
+    }
+
+    /// Returns the error of an action that is not permitted at the event.
+    #[must_use]
+    pub fn event_error(&self, event: EventType) -> Option<String> {
+        let name = self.kind().as_str();
+        (!self.permitted_on(event)).then(|| format!("{name} is not permitted at {}", event.as_str()))
     }
 
     /// Returns true if the action changes control: the first such action of an event wins.

@@ -8,7 +8,7 @@ use crate::events::{ActionRecord, ActionType, Event, EventType, ModCall, PromptR
 use crate::model::chat::answer::AnswerFormat;
 use crate::model::llama::ModelOptions;
 use crate::model::{Model, Vocabulary};
-use crate::mods::{Action, Call, CallEvent, LogitEdit, ModFactory, ModInstance, Pending, Reply, ReplySender, RunView};
+use crate::mods::{Action, Call, CallEvent, ModFactory, ModInstance, Pending, Reply, ReplySender, RunView};
 use crate::trace::difference::RequestedAction;
 use crate::trace::document::Document;
 use anyhow::{Context, bail};
@@ -332,10 +332,8 @@ impl Feeder {
 
 fn answer(event: &Event, reply: Reply) -> Answer {
     let action = reply.action.unwrap_or(Action::Noop);
-    let mut exception = reply.exception.map(|exception| exception.message);
-    if exception.is_none() && !action.permitted_on(event.event_type) {
-        exception = Some(format!("{} is not permitted at {}", action.kind().as_str(), event.event_type.as_str()));
-    }
+    let exception = reply.exception.map(|exception| exception.message);
+    let exception = exception.or_else(|| action.event_error(event.event_type));
     let action = if exception.is_some() { None } else { requested_action(action) };
     Answer {
         sequence_order: event.sequence_order,
@@ -355,16 +353,9 @@ fn requested_action(action: Action) -> Option<RequestedAction> {
             RequestedAction { tokens, max_steps: max_steps.map(|steps| steps as i32), ..of }
         }
         Action::AdjustedLogits { edit, temperature } => {
-            let kind = match edit {
-                LogitEdit::Keep => "keep",
-                LogitEdit::Set(_) => "set",
-                LogitEdit::Add(_) => "add",
-                LogitEdit::Allow(_) => "allow",
-                LogitEdit::Replace(_) => "replace",
-            };
             // Same number format as in the recording: 0.8, not 0.800000011920929.
             let temperature = temperature.and_then(|value| value.to_string().parse().ok());
-            RequestedAction { edit: Some(kind.to_owned()), temperature, ..of }
+            RequestedAction { edit: Some(edit.as_str().to_owned()), temperature, ..of }
         }
         Action::ForceTokens(tokens) | Action::ForceOutput(tokens) => RequestedAction { tokens, ..of },
         Action::Backtrack { n, tokens } => RequestedAction { steps: Some(n as i32), tokens, ..of },

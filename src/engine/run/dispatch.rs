@@ -6,7 +6,7 @@ use crate::engine::recording::event_buffer::EventBuffer;
 use crate::engine::request::shortest_f64;
 use crate::events::{self, EventType, LogLevel, ModCall, ModLog, RawJson};
 use crate::model::{Vocabulary, printable};
-use crate::mods::{Action, Call, LogitEdit, ModException, ModInstance, ModLogLine, Pending, Reply, ReplySender};
+use crate::mods::{Action, Call, ModException, ModInstance, ModLogLine, Pending, Reply, ReplySender};
 use serde_json::json;
 use std::time::{Duration, Instant};
 
@@ -190,11 +190,7 @@ impl Dispatch {
         let mut action = reply.action.unwrap_or(Action::Noop);
         let mut exception = reply.exception;
         if exception.is_none() {
-            let wrong = if action.permitted_on(event.event) {
-                check(&action)
-            } else {
-                Some(format!("{} is not permitted at {}", action.kind().as_str(), event.event.as_str()))
-            };
+            let wrong = action.event_error(event.event).or_else(|| check(&action));
             exception = wrong.map(|message| ModException { message, traceback: None });
         }
         if exception.is_some() {
@@ -269,14 +265,7 @@ impl Dispatch {
             Action::AdjustedLogits { edit, temperature } => {
                 record.logits_shape = Some(format!("[1, {}]", vocabulary.len()));
                 record.temperature = temperature.map(shortest_f64);
-                let kind = match edit {
-                    LogitEdit::Keep => "keep",
-                    LogitEdit::Set(_) => "set",
-                    LogitEdit::Add(_) => "add",
-                    LogitEdit::Allow(_) => "allow",
-                    LogitEdit::Replace(_) => "replace",
-                };
-                details.insert("edit".into(), json!(kind));
+                details.insert("edit".into(), json!(edit.as_str()));
                 let shifted: Vec<_> = effect
                     .edit
             .shifted
