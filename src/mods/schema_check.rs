@@ -1,20 +1,46 @@
 //! Validation of a value against a JSON schema, with an error that names the place. Unknown keywords allow everything.
+//!
+//! Clients send the schemas of tools, and the decode thread checks a call's arguments, so the work is limited. The crate
+//! `jsonschema` has no such limit: 24 definitions, each an `anyOf` of two references to the next, take it minutes. It also
+//! rejects schemas that other servers accept, such as `"type": "int"` or `"required": true` in a property.
 
+use regex::{Regex, RegexBuilder};
 use serde_json::{Map, Value};
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 
 /// Maximum references and nested schemas on the path to one value.
 const MAX_DEPTH: usize = 64;
+/// Maximum steps of one validation. A step is a schema at a value, or a comparison of two values.
+const MAX_STEPS: usize = 100_000;
+/// Steps that a regular expression counts for.
+const PATTERN_STEPS: usize = 1000;
+/// Maximum size of a compiled regular expression in bytes.
+const MAX_PATTERN_BYTES: usize = 1 << 20;
 
 /// Returns the first problem of the value, if any: the place, what was found, and what is expected.
 pub fn first_error(value: &Value, schema: &Value) -> Option<String> {
-    Check { root: schema }.value(value, schema, "", 0).err()
+    let check = Check { root: schema, steps: Cell::new(0), patterns: RefCell::default() };
+    let result = check.value(value, schema, "", 0);
+    check.count_steps(0).and(result).err()
 }
 
 struct Check<'a> {
     root: &'a Value,
+    steps: Cell<usize>,
+    /// The compiled expressions; `None` for those in a syntax that the `regex` crate does not support.
+    patterns: RefCell<HashMap<String, Option<Regex>>>,
 }
 
 impl Check<'_> {
+    fn count_steps(&self, steps: usize) -> Result<(), String> {
+        self.steps.set(self.steps.get().saturating_add(steps));
+        if self.steps.get() <= MAX_STEPS {
+            return Ok(());
+        }
+        Err(format!("the value cannot be checked in {MAX_STEPS} steps; simplify its schema"))
+    }
+
     fn value(&self, value: &Value, schema: &Value, at: &str, depth: usize) -> Result<(), String> {
         let wrong = |right: String| Err(format!("{} must be {right}, found {value}", place(at)));
         let schema = match schema {
@@ -22,6 +48,7 @@ impl Check<'_> {
             Value::Object(schema) => schema,
             _ => return Ok(()),
         };
+        self.count_steps(1)?;
         if depth > MAX_DEPTH {
             return Ok(());
         }
@@ -35,10 +62,11 @@ impl Check<'_> {
         {
             return wrong(type_names(kinds).map(shown_kind).collect::<Vec<_>>().join(" or "));
         }
-        if let Some(Value::Array(allowed)) = schema.get("enum")
-            && !allowed.contains(value)
-        {
-            return wrong(format!("one of {}", list(allowed)));
+        if let Some(Value::Array(allowed)) = schema.get("enum") {
+            self.count_steps(allowed.len())?;
+            if !allowed.contains(value) {
+                return wrong(format!("one of {}", list(allowed)));
+            }
         }
         if let Some(only) = schema.get("const")
             && only != value
@@ -48,7 +76,7 @@ impl Check<'_> {
         match value {
             Value::Object(object) => self.object(object, schema, at, depth)?,
             Value::Array(items) => self.array(items, schema, at, depth)?,
-            Value::String(text) => string(text, schema).map_or(Ok(()), wrong)?,
+            Value::String(text) => self.string(text, schema)?.map_or(Ok(()), wrong)?,
             Value::Number(number) => range(number.as_f64().unwrap_or(0.0), schema).map_or(Ok(()), wrong)?,
             Value::Null | Value::Bool(_) => {}
         }
@@ -91,13 +119,33 @@ impl Check<'_> {
                 self.value(item, own, &format!("{at}[{index}]"), depth + 1)?;
             }
         }
-        if schema.get("uniqueItems") == Some(&Value::Bool(true))
-            && let Some(index) = (1..items.len()).find(|&index| items[..index].contains(&items[index]))
-        {
-            return Err(format!("{} is a duplicate", place(&format!("{at}[{index}]"))));
+        if schema.get("uniqueItems") == Some(&Value::Bool(true)) {
+            for (index, item) in items.iter().enumerate() {
+                self.count_steps(index)?;
+                if items[..index].contains(item) {
+                    return Err(format!("{} is a duplicate", place(&format!("{at}[{index}]"))));
+                }
+            }
         }
         count_error(items.len(), schema, ("minItems", "maxItems"), "items")
             .map_or(Ok(()), |right| Err(format!("{} must have {right}, found {}", place(at), items.len())))
+    }
+
+    /// Returns the expectation that a text does not meet, if any.
+    fn string(&self, text: &str, schema: &Map<String, Value>) -> Result<Option<String>, String> {
+        let length = count_error(text.chars().count(), schema, ("minLength", "maxLength"), "characters");
+        if length.is_some() {
+            return Ok(length.map(|right| format!("a string of {right}")));
+        }
+        let Some(pattern) = schema.get("pattern").and_then(Value::as_str) else { return Ok(None) };
+        let mut patterns = self.patterns.borrow_mut();
+        if !patterns.contains_key(pattern) {
+            self.count_steps(PATTERN_STEPS)?;
+            let expression = RegexBuilder::new(pattern).size_limit(MAX_PATTERN_BYTES).build().ok();
+            patterns.insert(pattern.to_owned(), expression);
+        }
+        let expression = patterns[pattern].as_ref().filter(|expression| !expression.is_match(text));
+        Ok(expression.map(|expression| format!("a string that matches {expression}")))
     }
 
     fn check_combinators(
@@ -174,16 +222,6 @@ fn list(values: &[Value]) -> String {
     values.iter().map(Value::to_string).collect::<Vec<_>>().join(", ")
 }
 
-fn string(text: &str, schema: &Map<String, Value>) -> Option<String> {
-    let length = count_error(text.chars().count(), schema, ("minLength", "maxLength"), "characters");
-    let pattern = schema.get("pattern").and_then(Value::as_str);
-    length.map(|right| format!("a string of {right}")).or_else(|| {
-        // Expressions in a syntax that the `regex` crate does not support are ignored.
-        let expression = regex::Regex::new(pattern?).ok()?;
-        (!expression.is_match(text)).then(|| format!("a string that matches {expression}"))
-    })
-}
-
 fn range(number: f64, schema: &Map<String, Value>) -> Option<String> {
     let bound = |name: &str| schema.get(name).and_then(Value::as_f64);
     let wrong = |name: &str, holds: fn(f64, f64) -> bool, words: &str| {
@@ -210,7 +248,9 @@ fn count_error(count: usize, schema: &Map<String, Value>, (min, max): (&str, &st
 #[cfg(test)]
 mod tests {
     use super::first_error;
-    use serde_json::{Value, json};
+    use proptest::prelude::*;
+    use serde_json::{Map, Value, json};
+    use std::time::{Duration, Instant};
 
     #[test]
     fn error_names_field_and_expectation() {
@@ -260,5 +300,88 @@ mod tests {
     fn recursive_schema_terminates() {
         let schema = json!({"$ref": "#"});
         assert_eq!(first_error(&Value::Null, &schema), None);
+    }
+
+    #[test]
+    fn work_on_hostile_schemas_is_limited() {
+        let doubled = |keyword: &str| {
+            let definition = |number: usize| {
+                let next = json!({"$ref": format!("#/$defs/{}", number + 1)});
+                (number.to_string(), json!({keyword: [next, next]}))
+            };
+            let mut definitions: Map<String, Value> = (0..25).map(definition).collect();
+            definitions.insert("25".into(), json!({"type": "integer"}));
+            json!({"$ref": "#/$defs/0", "$defs": definitions})
+        };
+        let texts: Vec<String> = (0..5000).map(|number| format!("a{number}")).collect();
+        let patterns: Vec<Value> =
+            (0..500).map(|number| json!({"pattern": format!("(a{{0,999}}){{0,{number}}}")})).collect();
+        let cases = [
+            ("allOf", json!(1), doubled("allOf")),
+            ("anyOf", json!("x"), doubled("anyOf")),
+            ("oneOf", json!(1), doubled("oneOf")),
+            ("uniqueItems", json!(texts), json!({"uniqueItems": true})),
+            ("enum", json!(texts), json!({"items": {"enum": texts}})),
+            ("pattern", json!("a"), json!({"allOf": patterns})),
+        ];
+        for (name, value, schema) in cases {
+            let begun = Instant::now();
+            let error = first_error(&value, &schema);
+            assert!(begun.elapsed() < Duration::from_secs(10), "{name}: {:?}", begun.elapsed());
+            assert!(error.as_ref().is_some_and(|error| error.contains("simplify")), "{name}: {error:?}");
+        }
+    }
+
+    fn values() -> impl Strategy<Value = Value> {
+        let words =
+            prop::sample::select(vec!["a", "b", "#", "#/$defs/a", "string", "integer", "array", "object", "(", "a+"]);
+        let keywords = prop::sample::select(vec![
+            "a",
+            "b",
+            "$ref",
+            "$defs",
+            "type",
+            "enum",
+            "const",
+            "required",
+            "properties",
+            "additionalProperties",
+            "items",
+            "prefixItems",
+            "uniqueItems",
+            "minItems",
+            "maxItems",
+            "minLength",
+            "maxLength",
+            "pattern",
+            "minimum",
+            "maximum",
+            "multipleOf",
+            "allOf",
+            "anyOf",
+            "oneOf",
+            "not",
+        ]);
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<f64>().prop_map(Value::from),
+            words.prop_map(Value::from),
+        ];
+        leaf.prop_recursive(6, 40, 4, move |inner| {
+            let fields = prop::collection::vec((keywords.clone(), inner.clone()), 0..5);
+            let object = fields.prop_map(|fields| {
+                Value::Object(fields.into_iter().map(|(key, value)| (key.to_owned(), value)).collect())
+            });
+            prop_oneof![prop::collection::vec(inner, 0..4).prop_map(Value::from), object]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn hostile_schemas_never_panic(schema in values(), value in values()) {
+            let _ = first_error(&value, &schema);
+        }
     }
 }
