@@ -99,12 +99,6 @@ pub struct CacheFlags {
     /// Full --ctx-size for each slot instead of an equal share; allocates memory for all slots [also: -kvu]
     #[arg(long, env = "THUNDER_KV_UNIFIED", value_name = "on|off", default_missing_value = "on", num_args = 0..=1, require_equals = true)]
     pub kv_unified: Option<OnOff>,
-    /// Accepted without effect: the caches have no holes.
-    #[arg(long, alias = "defrag", hide = true, value_name = "N", num_args = 0..=1, allow_negative_numbers = true)]
-    pub defrag_thold: Option<f32>,
-    /// Accepted without effect: sliding-window layers always have a full cache.
-    #[arg(long, hide = true)]
-    pub swa_full: bool,
 }
 
 /// Behaviour when the context is full.

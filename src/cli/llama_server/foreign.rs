@@ -120,6 +120,7 @@ pub(super) const FOREIGN_FLAGS: &[ForeignFlag] = &[
         &["LLAMA_ARG_KV_UNIFIED_PER_SLOT"],
         NoEffect("each slot has --ctx-size divided by --parallel, or with --kv-unified all of it"),
     ),
+    foreign(&["--defrag-thold", "-dt"], One, &["LLAMA_ARG_DEFRAG_THOLD"], Silent),
     foreign(&["--swa-full"], NoValue, &["LLAMA_ARG_SWA_FULL"], Silent),
     foreign(&["--jinja"], NoValue, &["LLAMA_ARG_JINJA"], Silent),
     foreign(
