@@ -112,7 +112,7 @@ impl Lab {
         registry.insert(Arc::new(Nothing));
         let path = std::env::temp_dir().join(format!("thunder-bench-mods-{}.py", std::process::id()));
         std::fs::write(&path, PYTHON).expect("a temporary file");
-        for found in PythonMods::from_file(&path).expect("the mods load") {
+        for found in PythonMods::default().file(&path).expect("the mods load") {
             registry.insert(found);
         }
         let _ = std::fs::remove_file(path);

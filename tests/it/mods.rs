@@ -50,7 +50,7 @@ impl Lab {
         };
         let registry = ModRegistry::with_builtin();
         for folder in ["fixtures/mods", "tests/it/mods"] {
-            let loaded = PythonMods::load_dir(root.join(folder)).unwrap();
+            let loaded = PythonMods::default().dir(root.join(folder)).unwrap();
             assert!(loaded.failed.is_empty(), "{:?}", loaded.failed);
             loaded.mods.into_iter().for_each(|found| assert!(!registry.insert(found), "duplicate name"));
         }

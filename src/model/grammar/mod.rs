@@ -6,8 +6,7 @@
 //! their size, depth and compile time are bounded, and none of them can abort the process.
 //!
 //! Only text matches text: a control token (`<|im_end|>`) never matches its characters, and its characters never become
-//! the token. A grammar refers to the token explicitly: `<|im_end|>` or `<[2]>` in Lark and GBNF, see
-//! [`token_reference`].
+//! the token. A grammar refers to the token explicitly: `<|im_end|>` or `<[2]>` in Lark and GBNF.
 
 mod compile;
 pub mod gbnf;
@@ -19,7 +18,6 @@ mod trigger;
 
 pub use compile::GrammarCompiler;
 pub use matcher::{AcceptResult, GrammarMatcher, TokenMask};
-pub use tokens::token_reference;
 
 use crate::events::TokenId;
 use serde::{Deserialize, Serialize};
@@ -42,13 +40,6 @@ pub enum GrammarSource {
 }
 
 /// A request's constraint on its answer.
-///
-/// ```
-/// use thunder::model::grammar::{Constraint, GrammarSource, Trigger};
-/// let at_once = Constraint::new("grammar", GrammarSource::Gbnf("root ::= \"yes\" | \"no\"".into()));
-/// let later = Constraint::new("tools", GrammarSource::JsonObject).lazy(Trigger::text("<tool_call>"));
-/// assert!(at_once.trigger.is_none() && later.trigger.is_some());
-/// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Constraint {
     /// Name of the request's field, for error messages.

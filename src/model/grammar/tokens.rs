@@ -30,13 +30,3 @@ pub(super) fn environment(vocabulary: &Vocabulary) -> TokEnv {
     // Not canonical: the model chooses the division of its text into tokens.
     Arc::new(ApproximateTokEnv::new(trie))
 }
-
-/// Returns the notation of a token in Lark and GBNF grammars, which is independent of its text: `<[123]>`. Returns
-/// `None` if the text is not a single token.
-#[must_use]
-pub fn token_reference(vocabulary: &Vocabulary, text: &str) -> Option<String> {
-    match vocabulary.encode(text, false, true)[..] {
-        [token] => Some(format!("<[{token}]>")),
-        _ => None,
-    }
-}

@@ -1,6 +1,6 @@
 //! Python mods: each runs in a separate worker process, never inside the server.
 //!
-//! [`PythonMods::from_file`] imports a file once, in a separate process, to find the functions with `@mod`, and
+//! [`PythonMods::file`] imports a file once, in a separate process, to find the functions with `@mod`, and
 //! returns a [`ModFactory`] for each. A worker starts with the first run that names the mod and serves all runs that
 //! do, one call at a time. It ends when the mod is removed. Module-level state lives as long as the worker. Several
 //! mods of one file each have their own worker and share nothing.
@@ -234,33 +234,7 @@ pub struct PythonMods {
 }
 
 impl PythonMods {
-    /// Loads all mods of a file with default limits: one per function with `@mod`.
-    ///
-    /// # Errors
-    /// [`LoadError`]; a file without any mod is an error.
-    pub fn from_file(path: impl AsRef<Path>) -> Result<Vec<Arc<dyn ModFactory>>, LoadError> {
-        Self::default().file(path)
-    }
-
-    /// Loads the mod of a text with default limits, under `name`. `entrypoint` is the function; it is optional if only
-    /// one function has `@mod`.
-    ///
-    /// # Errors
-    /// [`LoadError`]
-    pub fn from_source(name: &str, source: &str, entrypoint: Option<&str>) -> Result<Arc<dyn ModFactory>, LoadError> {
-        Self::default().source(name, source, entrypoint)
-    }
-
-    /// Loads all mods of all `.py` files of a directory, with default limits. Files that cannot be loaded do not affect
-    /// the others.
-    ///
-    /// # Errors
-    /// The directory cannot be read.
-    pub fn load_dir(dir: impl AsRef<Path>) -> Result<ModDirectory, LoadError> {
-        Self::default().dir(dir)
-    }
-
-    /// Loads all mods of a file, like [`PythonMods::from_file`], with these limits.
+    /// Loads all mods of a file: one per function with `@mod`.
     ///
     /// # Errors
     /// [`LoadError`]
@@ -283,7 +257,7 @@ impl PythonMods {
         Ok(handlers.into_iter().map(|handler| self.make(handler, &spec)).collect())
     }
 
-    /// Loads the mod of a text, like [`PythonMods::from_source`], with these limits.
+    /// Loads the mod of a text, under `name`. `entrypoint` is the function; it is optional if only one function has `@mod`.
     ///
     /// # Errors
     /// [`LoadError`]
@@ -306,7 +280,7 @@ impl PythonMods {
         }
     }
 
-    /// Loads all mods of a directory, like [`PythonMods::load_dir`], with these limits.
+    /// Loads all mods of all `.py` files of a directory. Files that cannot be loaded do not affect the others.
     ///
     /// # Errors
     /// The directory cannot be read.

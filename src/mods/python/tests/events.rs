@@ -62,7 +62,7 @@ fn quote_imports_use_quote_steps() {
             1,
         ),
     ] {
-        let factory = PythonMods::from_source("steps", &format!("{import}\n{body}"), Some("steps")).unwrap();
+        let factory = PythonMods::default().source("steps", &format!("{import}\n{body}"), Some("steps")).unwrap();
         let seen = [
             scene(&factory).forward(&logits()),
             sampled(&mut scene(&factory), b'b'),

@@ -17,7 +17,7 @@ fn load_error_states_reason() {
     let two = format!("{HEADER}@mod\ndef f(e, a): pass\n@mod\ndef g(e, a): pass\n");
     let error = load_error(&two, None);
     assert!(error.to_string().ends_with("name one as the entrypoint: f, g"), "{error}");
-    assert!(PythonMods::from_source("one", &two, Some("g")).is_ok());
+    assert!(PythonMods::default().source("one", &two, Some("g")).is_ok());
     let error = load_error("import nowhere\n", None);
     let reply = error.to_string();
     assert!(reply.contains("ModuleNotFoundError: No module named 'nowhere' (mods run on Python 3."), "{reply}");
@@ -28,7 +28,7 @@ fn load_error_states_reason() {
     assert!(error.to_string().ends_with("NameError: name 'Missing' is not defined"), "{error}");
     let named =
         "from __future__ import annotations\nfrom thunder_mods import mod\n@mod\ndef f(e, a) -> Missing: pass\n";
-    assert!(PythonMods::from_source("named", named, None).is_ok());
+    assert!(PythonMods::default().source("named", named, None).is_ok());
     let error = load_error("import sys; sys.exit(1)\n", None);
     assert!(error.to_string().ends_with("SystemExit: 1"), "{error}");
     let mut mods = PythonMods::default();
@@ -36,7 +36,7 @@ fn load_error_states_reason() {
     let error = mods.source("slow", "import time\ntime.sleep(60)\n", None).err().unwrap();
     assert!(error.to_string().ends_with("the import failed: deadline of 2000 ms exceeded"), "{error}");
     assert!(error.traceback().unwrap().contains("slow.py"), "{:?}", error.traceback());
-    assert!(matches!(PythonMods::from_file("/nowhere/x.py"), Err(LoadError::Unreadable { .. })));
+    assert!(matches!(PythonMods::default().file("/nowhere/x.py"), Err(LoadError::Unreadable { .. })));
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn directory_loads_valid_files() {
     {
         std::fs::write(dir.join(name), text).unwrap();
     }
-    let loaded = PythonMods::load_dir(&dir).unwrap();
+    let loaded = PythonMods::default().dir(&dir).unwrap();
     let names: Vec<String> = loaded.mods.iter().map(|found| found.describe().name).collect();
     assert_eq!(names, ["one", "second"]);
     let failed: Vec<String> = loaded.failed.iter().map(ToString::to_string).collect();

@@ -33,7 +33,7 @@ fn with_call_limit(source: &str, call: Duration) -> Arc<dyn ModFactory> {
 }
 
 fn load_error(source: &str, entrypoint: Option<&str>) -> LoadError {
-    PythonMods::from_source("broken", source, entrypoint).err().expect("it was loaded")
+    PythonMods::default().source("broken", source, entrypoint).err().expect("it was loaded")
 }
 
 fn scene(factory: &Arc<dyn ModFactory>) -> Scene {
@@ -69,7 +69,7 @@ fn raised(reply: &Reply) -> (&str, &str) {
 
 fn fixture(name: &str) -> Arc<dyn ModFactory> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/mods").join(name);
-    let mut mods = PythonMods::from_file(path).unwrap_or_else(|error| panic!("{error}"));
+    let mut mods = PythonMods::default().file(path).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(mods.len(), 1);
     mods.remove(0)
 }
