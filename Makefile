@@ -12,6 +12,9 @@ run: build
 build: deps
 	$(CARGO) build --release --locked
 
+# Most tests wait for servers, databases and timeouts, so each core runs several.
+test: export RUST_TEST_THREADS ?= $(shell expr 3 '*' $$(getconf _NPROCESSORS_ONLN))
+
 # The tests of JavaScript and Python run first, so that the output ends with cargo's summary.
 test: deps
 	@if command -v node >/dev/null; then node --test tests/js/*.test.js; \

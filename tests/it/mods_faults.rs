@@ -86,8 +86,9 @@ async fn faults(server: &Server) {
     let waited = |result: &FaultyRun| {
         assert!(exception(result).starts_with("deadline of 5000 ms exceeded"), "{:?}", result.exceptions);
     };
-    waited(&harmless(server, "endless").await);
-    waited(&harmless(server, "stops").await);
+    let both = tokio::join!(harmless(server, "endless"), harmless(server, "stops"));
+    waited(&both.0);
+    waited(&both.1);
     // Their workers were restarted.
     let again = tokio::join!(run_mod(server, "endless", TOKENS), run_mod(server, "stops", TOKENS));
     waited(&again.0);
