@@ -2,6 +2,7 @@ use super::{Tenant, system};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 /// Identifier of a run. A `UUIDv7`, so that ids sort by the start time of the runs.
@@ -335,7 +336,7 @@ pub struct Finish {
 }
 
 /// A message evicted because the context was full.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EvictedMessage {
     /// Role of its author.
     pub role: String,

@@ -1,8 +1,10 @@
 //! Errors in `KoboldCPP`'s format: `{"detail": {"msg": text, "type": word}}`.
 
+use crate::api::shared::sse::to_text;
 use crate::server::{ApiError, ErrorKind};
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
+use serde::Serialize;
+use utoipa::ToSchema;
 
 /// An [`ApiError`] in `KoboldCPP`'s format.
 #[derive(Debug, Clone)]
@@ -23,21 +25,35 @@ impl KoboldError {
 
 impl IntoResponse for KoboldError {
     fn into_response(self) -> Response {
-        let body = to_json(&self.0).to_string();
+        let body = to_text(&KoboldErrorResponse::from(&self.0));
         self.0.respond("application/json", body.into_bytes())
     }
 }
 
-/// Returns the body of an error.
-pub(super) fn to_json(error: &ApiError) -> Value {
-    let word = match error.kind() {
-        ErrorKind::Unauthorized => "unauthorized",
-        ErrorKind::Forbidden => "forbidden",
-        ErrorKind::NotFound => "not_found",
-        ErrorKind::Busy | ErrorKind::Unavailable | ErrorKind::NoRoom => "service_unavailable",
-        ErrorKind::Internal => "server_error",
-        ErrorKind::NotSupported => "not_supported",
-        _ => "bad_input",
-    };
-    json!({ "detail": { "msg": error.public_detail(), "type": word } })
+/// An error.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct KoboldErrorResponse {
+    detail: KoboldErrorDetail,
+}
+
+/// The cause of an error.
+#[derive(Debug, Serialize, ToSchema)]
+struct KoboldErrorDetail {
+    msg: String,
+    r#type: &'static str,
+}
+
+impl From<&ApiError> for KoboldErrorResponse {
+    fn from(error: &ApiError) -> Self {
+        let r#type = match error.kind() {
+            ErrorKind::Unauthorized => "unauthorized",
+            ErrorKind::Forbidden => "forbidden",
+            ErrorKind::NotFound => "not_found",
+            ErrorKind::Busy | ErrorKind::Unavailable | ErrorKind::NoRoom => "service_unavailable",
+            ErrorKind::Internal => "server_error",
+            ErrorKind::NotSupported => "not_supported",
+            _ => "bad_input",
+        };
+        Self { detail: KoboldErrorDetail { msg: error.public_detail(), r#type } }
+    }
 }

@@ -2,8 +2,8 @@
 
 use super::error::KoboldError;
 use super::genkeys::{GenerationEntry, Genkeys};
-use super::logprobs;
-use super::request::{self, KoboldRequest};
+use super::request::{self, GenkeyRequest, KoboldRequest};
+use super::response::{KoboldAbortResponse, KoboldLogprobs, KoboldPartialResult, KoboldResult, KoboldResults};
 use crate::api::shared::generation;
 use crate::api::shared::generation::{Runs, SentTokens};
 use crate::api::shared::{self, Fields};
@@ -16,7 +16,7 @@ use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::sync::Arc;
 
 /// Handles `POST /api/v1/generate` with a `prompt`. Returns `{results: [{text, finish_reason, prompt_tokens,
@@ -50,15 +50,15 @@ async fn answer(
             GenerationEvent::Ended(end) => (reason, usage) = (finish_reason(&end), end.finish.usage),
         }
     }
-    let result = json!({
-        "text": generation.entry.text(),
-        "finish_reason": reason,
-        "logprobs": generation.logprobs(),
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-    });
+    let result = KoboldResult {
+        text: generation.entry.text(),
+        finish_reason: reason,
+        logprobs: generation.logprobs(),
+        prompt_tokens: usage.prompt_tokens,
+        completion_tokens: usage.completion_tokens,
+    };
     let run_id = generation.runs.started[0].id;
-    Ok(generation::with_run_id(Json(json!({ "results": [result] })).into_response(), run_id))
+    Ok(generation::with_run_id(Json(KoboldResults { results: [result] }).into_response(), run_id))
 }
 
 /// An active generation.
@@ -144,9 +144,9 @@ impl KoboldGeneration {
         }
     }
 
-    /// Returns the log-probabilities of the tokens, or null if they were not requested.
-    fn logprobs(&self) -> Value {
-        self.tokens.as_ref().map_or(Value::Null, |sent| logprobs::to_json(sent, &self.vocabulary))
+    /// Returns the log-probabilities of the tokens if they were requested.
+    fn logprobs(&self) -> Option<Arc<KoboldLogprobs>> {
+        self.tokens.as_ref().map(|sent| Arc::new(KoboldLogprobs::new(sent, &self.vocabulary)))
     }
 
     fn text_event(&mut self, delta: TextDelta) -> GenerationEvent {
@@ -179,27 +179,28 @@ pub(super) fn finish_reason(end: &RunEnd) -> &'static str {
 
 /// Returns the text so far of the generation with this `genkey`.
 #[utoipa::path(post, path = "/api/extra/generate/check", tag = "KoboldCPP",
-    request_body(content = Value, content_type = "application/json", description = "`{genkey?}`"),
-    responses((status = 200, description = "`{results: [{text}]}`")))]
+    request_body(content = GenkeyRequest, content_type = "application/json"),
+    responses((status = 200, body = KoboldResults<KoboldPartialResult>)))]
 pub(super) async fn check(
     scope: Scope,
     genkeys: Extension<Genkeys>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, KoboldError> {
-    Ok(Json(json!({ "results": [{ "text": genkeys.text(&scope, &parse_genkey(&body?)?) }] })))
+) -> Result<Json<KoboldResults<KoboldPartialResult>>, KoboldError> {
+    let text = genkeys.text(&scope, &parse_genkey(&body?)?);
+    Ok(Json(KoboldResults { results: [KoboldPartialResult { text }] }))
 }
 
 /// Ends the generations with this `genkey`, or those without a key if it is absent.
 #[utoipa::path(post, path = "/api/extra/abort", tag = "KoboldCPP",
-    request_body(content = Value, content_type = "application/json", description = "`{genkey?}`"),
-    responses((status = 200, description = "`{success: \"true\" | \"false\", done: \"true\" | \"false\"}`")))]
+    request_body(content = GenkeyRequest, content_type = "application/json"),
+    responses((status = 200, body = KoboldAbortResponse)))]
 pub(super) async fn abort(
     scope: Scope,
     genkeys: Extension<Genkeys>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, KoboldError> {
+) -> Result<Json<KoboldAbortResponse>, KoboldError> {
     let found = if genkeys.abort(&scope, &parse_genkey(&body?)?) { "true" } else { "false" };
-    Ok(Json(json!({ "success": found, "done": found })))
+    Ok(Json(KoboldAbortResponse { success: found, done: found }))
 }
 
 /// Parses the key in a body, which may be empty.

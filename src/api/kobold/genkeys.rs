@@ -1,7 +1,7 @@
 //! Registry of active generations that other connections can poll and abort.
 
+use super::response::KoboldLogprobs;
 use crate::events::{Scope, Tenant};
-use serde_json::Value;
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,7 +21,7 @@ struct Inner {
     next: AtomicU64,
     active: Mutex<HashMap<u64, ActiveGeneration>>,
     /// Owners, keys and log-probabilities of ended generations, newest last.
-    ended: Mutex<VecDeque<(Option<Tenant>, String, Value)>>,
+    ended: Mutex<VecDeque<(Option<Tenant>, String, Option<Arc<KoboldLogprobs>>)>>,
 }
 
 struct ActiveGeneration {
@@ -70,11 +70,11 @@ impl Genkeys {
         found
     }
 
-    /// Returns the log-probabilities of the newest ended generation with that key in the scope, or null.
-    pub(super) fn logprobs(&self, scope: &Scope, key: &str) -> Value {
+    /// Returns the log-probabilities of the newest ended generation with that key in the scope, if it has any.
+    pub(super) fn logprobs(&self, scope: &Scope, key: &str) -> Option<Arc<KoboldLogprobs>> {
         let ended = locked(&self.0.ended);
         let newest = ended.iter().rev().find(|(owner, own, _)| own == key && scope.includes(owner.as_ref()));
-        newest.map_or(Value::Null, |(_, _, logprobs)| logprobs.clone())
+        newest.and_then(|(_, _, logprobs)| logprobs.clone())
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, ActiveGeneration>> {
@@ -103,7 +103,7 @@ impl GenerationEntry {
     }
 
     /// Stores the log-probabilities of the complete answer and replaces those of earlier generations with the same key.
-    pub(super) fn keep_logprobs(&self, logprobs: Value) {
+    pub(super) fn keep_logprobs(&self, logprobs: Option<Arc<KoboldLogprobs>>) {
         let found = self.genkeys.lock().get(&self.number).map(|one| (one.owner.clone(), one.key.clone()));
         let Some((owner, key)) = found else { return };
         let mut ended = locked(&self.genkeys.0.ended);

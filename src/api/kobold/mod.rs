@@ -11,6 +11,7 @@ mod genkeys;
 mod info;
 mod logprobs;
 mod request;
+mod response;
 mod socket;
 mod stream;
 mod tokens;

@@ -6,6 +6,7 @@ use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
 use crate::server::{ApiError, App, Loaded};
 use serde_json::Value;
+use utoipa::ToSchema;
 
 /// Default length of an answer in tokens.
 const DEFAULT_LENGTH: i64 = 200;
@@ -19,6 +20,62 @@ pub(super) struct KoboldRequest {
     pub(super) render_special: bool,
     /// Report the log-probabilities of the answer's tokens.
     pub(super) logprobs: bool,
+}
+
+/// A body that selects generations by their key.
+#[derive(Debug, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+pub(super) struct GenkeyRequest {
+    /// The key of the generations; those without a key if it is absent.
+    genkey: Option<String>,
+}
+
+/// Starts a generation.
+#[derive(Debug, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+pub(super) struct KoboldStreamRequest {
+    /// The complete context as token ids.
+    input_ids: Option<Vec<TokenId>>,
+    /// The context as text, used if `input_ids` is absent.
+    prompt: Option<String>,
+    /// Maximum tokens of the answer.
+    max_length: Option<u32>,
+    temperature: Option<f64>,
+    top_p: Option<f64>,
+    top_k: Option<i32>,
+    /// Penalty on repeated tokens; 1 for none.
+    rep_pen: Option<f64>,
+    sampler_seed: Option<i64>,
+    /// Strings that end the answer.
+    stop_sequence: Option<Vec<String>>,
+    /// Send attention with each token.
+    #[schema(default = true)]
+    output_attentions: Option<bool>,
+    /// `aggregated`: one number per position, by default the mean of all heads (see `aggregation_mode`). `per_layer`:
+    /// every head of every layer.
+    #[schema(default = "aggregated")]
+    attention_format: Option<String>,
+    /// Key for `/api/extra/generate/check` and `/api/extra/abort`.
+    genkey: Option<String>,
+    /// The client's id of the request.
+    request_id: Option<String>,
+}
+
+/// A text to tokenize.
+#[derive(Debug, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+pub(super) struct KoboldTokenCountRequest {
+    prompt: String,
+    /// Add the BOS token if the model uses one.
+    #[schema(default = true)]
+    special: Option<bool>,
+}
+
+/// Tokens to convert to text.
+#[derive(Debug, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+pub(super) struct KoboldDetokenizeRequest {
+    ids: Vec<TokenId>,
 }
 
 /// Returns the default length of an answer in tokens.

@@ -4,7 +4,7 @@
 //! attention is requested, a binary frame follows that contains only little-endian floats. A token without a row has an
 //! empty frame because those clients show a token when its frame arrives.
 
-use super::error::{self, KoboldError};
+use super::error::{KoboldError, KoboldErrorResponse};
 use super::genkeys::{GenerationEntry, Genkeys};
 use crate::api::shared::attention;
 use crate::api::shared::attention::{
@@ -12,6 +12,7 @@ use crate::api::shared::attention::{
 };
 use crate::api::shared::fields::invalid_value;
 use crate::api::shared::generation::Runs;
+use crate::api::shared::sse::to_text;
 use crate::api::shared::{self, Fields};
 use crate::server::socket::{Close, Message, Outgoing, Socket, Upgrade};
 use crate::server::{ApiError, App, Caller, Loaded};
@@ -38,7 +39,7 @@ pub(super) async fn open(State(app): State<App>, genkeys: Extension<Genkeys>, re
 }
 
 fn error_text(error: &ApiError) -> String {
-    error::to_json(error).to_string()
+    to_text(&KoboldErrorResponse::from(error))
 }
 
 async fn serve(app: App, genkeys: Genkeys, socket: Socket) -> Close {

@@ -1,16 +1,20 @@
 //! `POST /api/extra/generate/stream`: server-sent events. A body with `input_ids` uses the messages of the attention
 //! API, one `data:` line per token; a body with a `prompt` uses `KoboldCPP`'s.
 
-use super::error::{self, KoboldError};
+use super::error::{KoboldError, KoboldErrorResponse};
 use super::generate::{GenerationEvent, KoboldGeneration, finish_reason, start};
 use super::genkeys::{GenerationEntry, Genkeys};
+use super::request::KoboldStreamRequest;
+use super::response::KoboldStreamEvent;
 use crate::api::shared::attention;
 use crate::api::shared::attention::{
     AttentionEvent, AttentionRequest, AttentionStream, AttentionWriter, MessageFormat, Transport,
 };
 use crate::api::shared::generation;
-use crate::api::shared::generation::Runs;
-use crate::api::shared::sse::{self, EventSource, KEEP_ALIVE_INTERVAL, PendingEvents, ServerEvent};
+use crate::api::shared::generation::{Runs, ThunderFields};
+use crate::api::shared::sse::{
+    self, EventSource, KEEP_ALIVE_INTERVAL, PendingEvents, ServerEvent, push_named, to_text,
+};
 use crate::api::shared::{self, Fields};
 use crate::server::socket::Message;
 use crate::server::{ApiError, App, Caller};
@@ -20,16 +24,15 @@ use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
 use axum::response::Response;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::time::Instant;
 
 /// Streams the answer to a `prompt` as `event: message` with `{token, finish_reason}`, or the answer to `input_ids` as
 /// `{type: token, …}` with the attention of each token, and `{type: done, …}`.
 #[utoipa::path(post, path = "/api/extra/generate/stream", tag = "KoboldCPP",
-    request_body(content = Value, content_type = "application/json",
-        description = "`{prompt | input_ids, max_length?, temperature?, top_p?, top_k?, rep_pen?, sampler_seed?, stop_sequence?, \
-                       genkey?, output_attentions?, attention_format?, request_id?}`"),
-    responses((status = 200, description = "Server-sent events"),
+    request_body(content = KoboldStreamRequest, content_type = "application/json"),
+    responses((status = 200, description = "Server-sent events: with `input_ids` those of the attention API",
+                  content((KoboldStreamEvent = "text/event-stream"))),
               (status = 400, description = "A field is invalid; nothing was streamed"),
               (status = 503, description = "No model is loaded")))]
 pub(super) async fn open(
@@ -62,29 +65,24 @@ async fn text(
 
 impl EventSource for KoboldGeneration {
     async fn advance(&mut self, pending: &mut PendingEvents) -> bool {
-        let Some((data, is_last)) = token(self).await else { return false };
-        pending.push_back(ServerEvent::named("message", data.to_string()));
-        !is_last
+        let Some(event) = next_event(self).await else { return false };
+        push_named(pending, "message", &event);
+        !event.is_last()
     }
 }
 
-/// Returns the next event of a text, and true if it is the last.
-async fn token(generation: &mut KoboldGeneration) -> Option<(Value, bool)> {
-    let (token, finish_reason) = match generation.next().await {
-        Ok(Some(GenerationEvent::Text(text))) => (text, None),
+/// Returns the next event of a text.
+async fn next_event(generation: &mut KoboldGeneration) -> Option<KoboldStreamEvent> {
+    let (token, finish_reason, thunder) = match generation.next().await {
+        Ok(Some(GenerationEvent::Text(text))) => (text, None, None),
         // `KoboldCPP` has no retraction; clients that support Thunder can read this one.
-        Ok(Some(GenerationEvent::Retract(chars))) => {
-            return Some((
-                json!({ "token": "", "finish_reason": null, "thunder": { "retract": { "chars": chars } } }),
-                false,
-            ));
-        }
-        Ok(Some(GenerationEvent::Ended(end))) => (String::new(), Some(finish_reason(&end))),
-        Ok(Some(GenerationEvent::Aborted)) => (String::new(), Some("abort")),
+        Ok(Some(GenerationEvent::Retract(chars))) => (String::new(), None, Some(ThunderFields::retract_chars(chars))),
+        Ok(Some(GenerationEvent::Ended(end))) => (String::new(), Some(finish_reason(&end)), None),
+        Ok(Some(GenerationEvent::Aborted)) => (String::new(), Some("abort"), None),
         Ok(None) => return None,
-        Err(error) => return Some((error::to_json(&error), true)),
+        Err(error) => return Some(KoboldStreamEvent::Error((&error).into())),
     };
-    Some((json!({ "token": token, "finish_reason": finish_reason }), finish_reason.is_some()))
+    Some(KoboldStreamEvent::Token { token, finish_reason, thunder })
 }
 
 async fn tokens(
@@ -164,7 +162,7 @@ fn text_of(message: Result<Message, ApiError>) -> String {
     match message {
         Ok(Message::Text(text)) => text,
         Ok(Message::Binary(_)) => String::new(),
-        Err(error) => error::to_json(&error).to_string(),
+        Err(error) => to_text(&KoboldErrorResponse::from(&error)),
     }
 }
 

@@ -1,6 +1,7 @@
 //! `/api/extra/tokencount` and `/api/extra/detokenize`.
 
 use super::error::KoboldError;
+use super::request::{KoboldDetokenizeRequest, KoboldTokenCountRequest};
 use crate::api::shared::attention;
 use crate::api::shared::{self, Fields};
 use crate::events::TokenId;
@@ -33,7 +34,7 @@ pub(super) struct KoboldTextResponse {
 
 /// Tokenizes `prompt`. `special` (default true) adds the BOS token if the model uses one.
 #[utoipa::path(post, path = "/api/extra/tokencount", tag = "KoboldCPP",
-    request_body(content = Value, content_type = "application/json", description = "`{prompt, special?}`"),
+    request_body(content = KoboldTokenCountRequest, content_type = "application/json"),
     responses((status = 200, body = KoboldTokensResponse),
               (status = 400, description = "A field is invalid; the message names it")))]
 pub(super) async fn count(
@@ -52,7 +53,7 @@ pub(super) async fn count(
 
 /// Returns the text of `ids`.
 #[utoipa::path(post, path = "/api/extra/detokenize", tag = "KoboldCPP",
-    request_body(content = Value, content_type = "application/json", description = "`{ids}`"),
+    request_body(content = KoboldDetokenizeRequest, content_type = "application/json"),
     responses((status = 200, body = KoboldTextResponse),
               (status = 400, description = "A field is invalid; the message names it")))]
 pub(super) async fn text(

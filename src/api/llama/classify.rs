@@ -1,5 +1,6 @@
 //! Classification: scores every label for a text.
 
+use super::body::ClassifyBody;
 use super::encoding::{self, Encoded, EncoderUsage};
 use crate::api::shared::Fields;
 use crate::api::shared::error::LlamaError;
@@ -49,7 +50,7 @@ struct Prediction {
 /// Scores every label of the model for `inputs`, a string or a list of strings; highest score first. Also at
 /// `/classify`.
 #[utoipa::path(post, path = "/v1/classify", tag = "llama-server",
-    request_body(content = Value, content_type = "application/json"),
+    request_body(content = ClassifyBody, content_type = "application/json"),
     responses((status = 200, body = Classification),
               (status = 400, description = "A field is invalid or an input is too long; the message names it"),
               (status = 501, description = "The server was started without `--reranking`, or the model is not a classifier; \

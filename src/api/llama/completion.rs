@@ -1,7 +1,8 @@
 //! `/completion`: llama-server's completion route with all of its details about the generation.
 
+use super::body::LlamaCompletionBody;
 use super::request::{self, LlamaCompletionRequest};
-use super::response::{EchoedRequest, RunResponse};
+use super::response::{EchoedRequest, LlamaCompletion, LlamaCompletionChunk, RunResponse};
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::generation;
 use crate::api::shared::generation::{Runs, stream};
@@ -10,13 +11,11 @@ use crate::api::shared::{self, Fields};
 use crate::engine::Output;
 use crate::events::TokenId;
 use crate::server::{ApiError, App, Caller, Loaded};
-use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
-use serde_json::Value;
 use std::sync::Arc;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -28,8 +27,9 @@ pub(super) fn router() -> OpenApiRouter<App> {
 /// Completes `prompt`: a string, token ids, a mixed list, or a list of those, which returns a list of answers.
 /// `"stream": true` streams token by token. Also at `/completions`.
 #[utoipa::path(post, path = "/completion", tag = "llama-server",
-    request_body(content = Value, content_type = "application/json"),
-    responses((status = 200, description = "The answer, a list of answers, or server-sent events of its chunks"),
+    request_body(content = LlamaCompletionBody, content_type = "application/json"),
+    responses((status = 200, description = "The answer, a list of answers, or server-sent events: chunks, and the answer without text",
+                  content((LlamaCompletion = "application/json"), (LlamaCompletionChunk = "text/event-stream"))),
               (status = 400, description = "A field is invalid; the message names it"),
               (status = 503, description = "The model is loading")))]
 async fn completion(
@@ -76,7 +76,7 @@ async fn respond(app: App, loaded: &Loaded, request: LlamaCompletionRequest) -> 
         stream::respond(runs, LlamaChunks { responses }, options.ping)
     } else {
         match collect(runs, responses).await {
-            Ok(answer) => Json(answer).into_response(),
+            Ok(answer) => ([(header::CONTENT_TYPE, "application/json")], answer).into_response(),
             Err(error) => LlamaError(error).into_response(),
         }
     };
@@ -86,8 +86,9 @@ async fn respond(app: App, loaded: &Loaded, request: LlamaCompletionRequest) -> 
     })
 }
 
-async fn collect(mut runs: Runs, mut responses: Vec<RunResponse>) -> Result<Value, ApiError> {
-    let mut answers = vec![Value::Null; responses.len()];
+/// Returns the answer, or the list of several.
+async fn collect(mut runs: Runs, mut responses: Vec<RunResponse>) -> Result<String, ApiError> {
+    let mut answers = vec![String::new(); responses.len()];
     while let Some((index, output)) = runs.next().await? {
         let response = &mut responses[index];
         match output {
@@ -102,7 +103,7 @@ async fn collect(mut runs: Runs, mut responses: Vec<RunResponse>) -> Result<Valu
     }
     Ok(match answers.len() {
         1 => answers.remove(0),
-        _ => Value::Array(answers),
+        _ => format!("[{}]", answers.join(",")),
     })
 }
 
@@ -121,16 +122,16 @@ impl stream::OutputWriter for LlamaChunks {
                 if chars == 0 {
                     return Ok(());
                 }
-                response.retraction_chunk(chars)
+                to_text(&response.retraction_chunk(chars))
             }
-            Output::Progress(progress) => response.progress_chunk(progress),
+            Output::Progress(progress) => to_text(&response.progress_chunk(progress)),
             Output::Prompt(_) => return Ok(()),
             Output::Ended(end) => match generation::failure(&end, response.run_id()) {
                 Some(error) => return Err(error),
                 None => response.final_chunk(&end),
             },
         };
-        pending.push_back(ServerEvent::data(chunk.to_string()));
+        pending.push_back(ServerEvent::data(chunk));
         Ok(())
     }
 

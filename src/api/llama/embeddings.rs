@@ -1,5 +1,6 @@
 //! Embeddings in OpenAI's format and in llama-server's.
 
+use super::body::EmbeddingsBody;
 use super::encoding::{self, Encoded, EncoderUsage};
 use super::request::is_null_or_empty;
 use crate::api::shared::error::{LlamaError, OpenAiError};
@@ -75,7 +76,7 @@ struct NativeEmbedding {
 /// Embeds `input`: a string, a list of token ids, or a list of these. `encoding_format` is `float` or `base64`.
 /// `embd_normalize` selects the norm to scale vectors to: default 2, -1 for none.
 #[utoipa::path(post, path = "/v1/embeddings", tag = "openai",
-    request_body(content = Value, content_type = "application/json"),
+    request_body(content = EmbeddingsBody, content_type = "application/json"),
     responses((status = 200, body = EmbeddingList),
               (status = 400, description = "A field is invalid or an input is too long; `error.param` names it"),
               (status = 501, description = "The server was started without `--embedding`")))]
@@ -103,7 +104,7 @@ async fn openai_embeddings(
 
 /// Embeds `input` or `content` and returns a list of vectors per input, like llama-server. Also at `/embedding`.
 #[utoipa::path(post, path = "/embeddings", tag = "llama-server",
-    request_body(content = Value, content_type = "application/json"),
+    request_body(content = EmbeddingsBody, content_type = "application/json"),
     responses((status = 200, body = [NativeEmbedding]),
               (status = 400, description = "A field is invalid or an input is too long; the message names it"),
               (status = 501, description = "The server was started without `--embedding`")))]

@@ -1,6 +1,8 @@
 //! `/infill`: generates the text between two texts, for editors. Requires a model trained for it.
 
+use super::body::InfillBody;
 use super::completion;
+use super::response::{LlamaCompletion, LlamaCompletionChunk};
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::{Fields, invalid_value};
 use crate::api::shared::infill::{InfillParts, infill_tokens};
@@ -24,8 +26,9 @@ pub(super) fn router() -> OpenApiRouter<App> {
 /// Generates the text between `input_prefix` (followed by `prompt`) and `input_suffix`. `input_extra` is a list of
 /// `{filename, text}` used as context. All other fields are those of `/completion`.
 #[utoipa::path(post, path = "/infill", tag = "llama-server",
-    request_body(content = Value, content_type = "application/json"),
-    responses((status = 200, description = "The answer, or server-sent events of its chunks"),
+    request_body(content = InfillBody, content_type = "application/json"),
+    responses((status = 200, description = "The answer, or server-sent events: chunks, and the answer without text",
+                  content((LlamaCompletion = "application/json"), (LlamaCompletionChunk = "text/event-stream"))),
               (status = 400, description = "A field is invalid; the message names it"),
               (status = 501, description = "The model was not trained for infilling")))]
 async fn infill(

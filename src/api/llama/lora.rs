@@ -1,5 +1,6 @@
 //! `/lora-adapters`: the adapters loaded with the model, and their default scales.
 
+use super::body::AdapterScaleBody;
 use super::props::ModelParams;
 use super::response::SuccessResponse;
 use crate::api::shared::error::LlamaError;
@@ -58,7 +59,7 @@ async fn list(
 /// Sets the default scales of adapters, `[{id, scale}]`, for later requests without `lora`. Adapters that are not
 /// listed get scale 0. `?model=` selects a model.
 #[utoipa::path(post, path = "/lora-adapters", tag = "llama-server",
-    request_body(content = Value, content_type = "application/json"),
+    request_body(content = Vec<AdapterScaleBody>, content_type = "application/json"),
     responses((status = 200, body = SuccessResponse),
               (status = 400, description = "Unknown adapter, or a scale is not a number"),
               (status = 403, description = "The key has no right to change properties")))]

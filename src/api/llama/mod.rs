@@ -1,6 +1,8 @@
 //! llama-server's own routes, one file per route with its `router()`. Errors have llama-server's format, and unknown
 //! fields are ignored.
 
+mod body;
+mod capabilities;
 mod classify;
 mod completion;
 mod embeddings;
@@ -16,6 +18,7 @@ mod response;
 mod sessions;
 mod sleep;
 mod slot_files;
+mod slot_response;
 mod slots;
 mod template;
 mod text;

@@ -1,5 +1,6 @@
 //! Loads and unloads models at run time by name, like llama-server's router. Paths are not accepted.
 
+use super::body::ModelNameBody;
 use super::response::SuccessResponse;
 use crate::api::shared;
 use crate::api::shared::error::LlamaError;
@@ -36,7 +37,7 @@ struct ModelParams {
 
 /// Starts loading the model `{"model": name}`. The list of models shows the progress.
 #[utoipa::path(post, path = "/models/load", tag = "models",
-    request_body(content = Value, content_type = "application/json"),
+    request_body(content = ModelNameBody, content_type = "application/json"),
     responses((status = 200, body = SuccessResponse, description = "The load continues in the background"),
               (status = 400, description = "The model is already loaded"), (status = 403, description = "The key has no right to load models"), (status = 404, description = "Unknown model"),
               (status = 429, description = "The maximum number of models is loaded and in use")))]
@@ -54,7 +55,7 @@ async fn load(
 /// Starts unloading the model `{"model": name}`. It accepts no more requests, and active runs have `--shutdown-grace`
 /// to end. A load in progress is cancelled.
 #[utoipa::path(post, path = "/models/unload", tag = "models",
-    request_body(content = Value, content_type = "application/json"),
+    request_body(content = ModelNameBody, content_type = "application/json"),
     responses((status = 200, body = SuccessResponse, description = "The model is unloaded when its runs have ended"),
               (status = 400, description = "The model is not loaded"), (status = 403, description = "The key has no right to unload models"), (status = 404, description = "Unknown model")))]
 async fn unload(

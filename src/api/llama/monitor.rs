@@ -2,8 +2,8 @@
 
 use super::props::ModelParams;
 use crate::api::shared::error::LlamaError;
-use crate::api::shared::settings::LlamaResponseOptions;
-use crate::api::shared::settings::generation_settings;
+use crate::api::shared::generation::ThunderFields;
+use crate::api::shared::settings::{GenerationSettings, LlamaResponseOptions};
 use crate::engine::{EngineCounts, SlotView};
 use crate::events::Scope;
 use crate::server::models::Observed;
@@ -12,9 +12,9 @@ use axum::Json;
 use axum::extract::{Query, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
 use std::fmt::Write;
+use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -32,14 +32,14 @@ struct SlotsParams {
 /// included. For a slot with a run of another tenant only `is_processing` is shown.
 #[utoipa::path(get, path = "/slots", tag = "llama-server",
     params(("fail_on_no_slot" = Option<String>, Query, description = "1 returns 503 while no slot is free")),
-    responses((status = 200, description = "A list of slots"),
+    responses((status = 200, body = Vec<SlotResponse>),
               (status = 501, description = "The server was started with --no-slots"),
               (status = 503, description = "No slot is free and `fail_on_no_slot` is set")))]
 async fn slots(
     State(app): State<App>,
     scope: Scope,
     Query(query): Query<SlotsParams>,
-) -> Result<Json<Value>, LlamaError> {
+) -> Result<Json<Vec<SlotResponse>>, LlamaError> {
     if !app.config().server.routes.slots {
         return Err(ApiError::not_supported("GET /slots is disabled; start the server without --no-slots").into());
     }
@@ -54,26 +54,74 @@ async fn slots(
     Ok(Json(slots.iter().enumerate().map(|(id, slot)| shown(&scope, id, slot, n_ctx)).collect()))
 }
 
-fn shown(scope: &Scope, id: usize, slot: &SlotView, n_ctx: u32) -> Value {
-    let mut shown = json!({ "id": id, "n_ctx": n_ctx, "speculative": false, "is_processing": slot.busy });
-    if let Some(occupant) = slot.occupant.as_ref().filter(|occupant| scope.includes(occupant.owner.as_ref())) {
+/// The state of a slot.
+#[derive(Debug, Serialize, ToSchema)]
+struct SlotResponse {
+    /// Number of the slot.
+    id: usize,
+    /// Its context in tokens.
+    n_ctx: u32,
+    /// Always false.
+    speculative: bool,
+    /// True while it has an active run.
+    is_processing: bool,
+    /// The newest run, if the client may see it.
+    #[serde(flatten)]
+    run: Option<SlotRunResponse>,
+}
+
+/// The newest run of a slot.
+#[derive(Debug, Serialize, ToSchema)]
+struct SlotRunResponse {
+    /// Number of the run among those of the slot.
+    id_task: u64,
+    n_prompt_tokens: u32,
+    /// Prompt tokens decoded so far.
+    n_prompt_tokens_processed: u32,
+    /// Prompt tokens from the cache.
+    n_prompt_tokens_cache: u32,
+    params: GenerationSettings,
+    #[schema(value_type = Vec<NextToken>)]
+    next_token: [NextToken; 1],
+    /// The run.
+    thunder: ThunderFields,
+}
+
+/// The state of an answer.
+#[derive(Debug, Serialize, ToSchema)]
+struct NextToken {
+    has_next_token: bool,
+    /// True if the answer has a line break.
+    has_new_line: bool,
+    /// Tokens left until the limit; -1 if the run has ended.
+    n_remain: i64,
+    /// Tokens generated so far.
+    n_decoded: u32,
+}
+
+fn shown(scope: &Scope, id: usize, slot: &SlotView, n_ctx: u32) -> SlotResponse {
+    let occupant = slot.occupant.as_ref().filter(|occupant| scope.includes(occupant.owner.as_ref()));
+    let run = occupant.map(|occupant| {
         let n_predict = i64::from(occupant.limits.max_tokens);
-        shown["id_task"] = slot.task.into();
-        shown["n_prompt_tokens"] = slot.prompt_tokens.into();
-        shown["n_prompt_tokens_processed"] = slot.processed.into();
-        shown["n_prompt_tokens_cache"] = slot.cached.into();
-        shown["params"] =
-            generation_settings(&occupant.sampling, &occupant.limits, &LlamaResponseOptions::new(n_predict));
-        shown["params"]["lora"] = json!(occupant.adapters);
-        shown["next_token"] = json!([{
-            "has_next_token": slot.busy,
-            "has_new_line": slot.new_line,
-            "n_remain": if slot.busy { n_predict - i64::from(slot.generated) } else { -1 },
-            "n_decoded": if slot.busy { slot.generated } else { 0 },
-        }]);
-        shown["thunder"] = json!({ "run_id": occupant.run_id, "replay": format!("/runs/{}", occupant.run_id) });
-    }
-    shown
+        let options = LlamaResponseOptions::new(n_predict);
+        let mut params = GenerationSettings::new(&occupant.sampling, &occupant.limits, &options);
+        params.lora = occupant.adapters.clone();
+        SlotRunResponse {
+            id_task: slot.task,
+            n_prompt_tokens: slot.prompt_tokens,
+            n_prompt_tokens_processed: slot.processed,
+            n_prompt_tokens_cache: slot.cached,
+            params,
+            next_token: [NextToken {
+                has_next_token: slot.busy,
+                has_new_line: slot.new_line,
+                n_remain: if slot.busy { n_predict - i64::from(slot.generated) } else { -1 },
+                n_decoded: if slot.busy { slot.generated } else { 0 },
+            }],
+            thunder: ThunderFields::run(occupant.run_id),
+        }
+    });
+    SlotResponse { id, n_ctx, speculative: false, is_processing: slot.busy, run }
 }
 
 /// Returns counters for Prometheus. The two rates cover the last minute, independent of the scrape interval.

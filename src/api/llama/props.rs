@@ -1,21 +1,23 @@
 //! `/props`: server properties that clients query before their first request.
 
+use super::capabilities::{TemplateCapabilities, template_capabilities};
 use super::response::SuccessResponse;
 use crate::api::shared::error::LlamaError;
-use crate::api::shared::settings::LlamaResponseOptions;
-use crate::api::shared::settings::generation_settings;
+use crate::api::shared::settings::{GenerationSettings, LlamaResponseOptions};
 use crate::api::shared::{Fields, parameters};
 use crate::config::ModSandbox;
 use crate::engine::Limits;
-use crate::model::chat::{ChatTemplate, RenderOptions};
+use crate::model::chat::ChatTemplate;
 use crate::model::llama::{Device, Placement, devices};
 use crate::mods::python::sandbox::{self, SandboxLauncher};
 use crate::server::models::Observed;
 use crate::server::{ApiError, App, Caller, Loaded};
 use axum::Json;
 use axum::extract::{Query, State};
-use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -29,53 +31,147 @@ pub(super) struct ModelParams {
     pub(super) model: Option<String>,
 }
 
+/// Properties of the server and a model.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct PropsResponse {
+    default_generation_settings: DefaultSettings,
+    total_slots: u32,
+    /// Name of the model.
+    model_alias: String,
+    model_path: String,
+    /// Type of the weights.
+    model_ftype: String,
+    modalities: Modalities,
+    media_marker: &'static str,
+    endpoint_slots: bool,
+    endpoint_props: bool,
+    endpoint_metrics: bool,
+    /// True if the server has a dashboard.
+    ui: bool,
+    ui_settings: UiSettings,
+    /// Source of the chat template.
+    chat_template: String,
+    /// Null for a model without a chat template.
+    chat_template_caps: Option<TemplateCapabilities>,
+    bos_token: String,
+    eos_token: String,
+    mod_sandbox: SandboxStatus,
+    devices: Vec<DeviceResponse>,
+    /// Method of capturing attention.
+    attention: &'static str,
+    /// Layers on GPUs.
+    n_gpu_layers: u32,
+    n_layers: u32,
+    build_info: &'static str,
+    /// True if the next request loads the model again.
+    pub(super) is_sleeping: bool,
+    cors_proxy_enabled: bool,
+}
+
+/// Settings of a request without parameters.
+#[derive(Debug, Serialize, ToSchema)]
+struct DefaultSettings {
+    params: GenerationSettings,
+    /// Context of a slot in tokens.
+    n_ctx: u32,
+}
+
+/// Kinds of input besides text.
+#[derive(Debug, Serialize, ToSchema)]
+struct Modalities {
+    vision: bool,
+    audio: bool,
+    video: bool,
+}
+
+/// Settings of llama-server's pages; always empty.
+#[derive(Debug, Serialize, ToSchema)]
+struct UiSettings {}
+
+/// The sandbox for mods.
+#[derive(Debug, Serialize, ToSchema)]
+struct SandboxStatus {
+    available: bool,
+    /// The mechanism, if available.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    how: Option<String>,
+    /// The reason, if not available.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+    /// The mods that run in it: `uploaded`, `all` or `off`.
+    policy: &'static str,
+}
+
+/// A compute device.
+#[derive(Debug, Serialize, ToSchema)]
+struct DeviceResponse {
+    name: String,
+    description: String,
+    /// `gpu` or `cpu`.
+    r#type: &'static str,
+    /// True if this model uses it.
+    used: bool,
+    /// Bytes; 0 if unknown.
+    memory_total: u64,
+    /// Bytes.
+    memory_free: u64,
+}
+
 /// Returns the server's properties: request defaults, slots, model and chat template. `?model=` selects a model.
 #[utoipa::path(get, path = "/props", tag = "llama-server",
-    responses((status = 200, description = "The properties"), (status = 503, description = "The model is loading")))]
-async fn show(State(app): State<App>, Query(params): Query<ModelParams>) -> Result<Json<Value>, LlamaError> {
+    responses((status = 200, body = PropsResponse), (status = 503, description = "The model is loading")))]
+async fn show(State(app): State<App>, Query(params): Query<ModelParams>) -> Result<Response, LlamaError> {
     app.ready()?;
-    Ok(Json(match app.models().observed(params.model.as_deref())? {
-        Observed::Awake(loaded) => describe(&app, &loaded).await?,
-        Observed::Asleep(asleep) => asleep.props.clone(),
-    }))
+    Ok(match app.models().observed(params.model.as_deref())? {
+        Observed::Awake(loaded) => Json(describe(&app, &loaded).await?).into_response(),
+        Observed::Asleep(asleep) => Json(&asleep.props).into_response(),
+    })
 }
 
 /// Returns the properties of the server with this model.
-pub(super) async fn describe(app: &App, loaded: &Loaded) -> Result<Value, ApiError> {
+pub(super) async fn describe(app: &App, loaded: &Loaded) -> Result<PropsResponse, ApiError> {
     let (engine, vocabulary, card) = (loaded.engine(), loaded.vocabulary(), loaded.model().card());
+    let (placement, template) = (loaded.model().placement(), loaded.template().ok());
     let routes = &app.config().server.routes;
     let text = |token: Option<_>| token.map(|token| vocabulary.decode(&[token])).unwrap_or_default();
     let path = app.models().named(loaded.name()).map(|entry| entry.path.display().to_string()).unwrap_or_default();
-    Ok(json!({
-        "default_generation_settings": { "params": defaults(app, loaded)?, "n_ctx": engine.context_per_slot() },
-        "total_slots": engine.slots(),
-        "model_alias": loaded.name(),
-        "model_path": path,
-        "model_ftype": card.file_type,
-        "modalities": { "vision": false, "audio": false, "video": false },
-        "media_marker": "<__media__>",
-        "endpoint_slots": routes.slots,
-        "endpoint_props": routes.props,
-        "endpoint_metrics": routes.metrics,
-        "ui": routes.dashboard,
-        "ui_settings": {},
-        "chat_template": loaded.template().map(crate::model::chat::ChatTemplate::source).ok().or(card.chat_template.as_deref()).unwrap_or_default(),
-        "chat_template_caps": loaded.template().map(|template| template_capabilities(template, app)).unwrap_or_default(),
-        "bos_token": text(vocabulary.special().bos),
-        "eos_token": text(vocabulary.special().eos),
-        "mod_sandbox": sandbox(app).await,
-        "devices": device_list(loaded.model().placement()).await,
-        "attention": engine.attention_capture().as_str(),
-        "n_gpu_layers": loaded.model().placement().gpu_layers,
-        "n_layers": loaded.model().placement().layers,
-        "build_info": concat!("thunder-", env!("CARGO_PKG_VERSION")),
-        "is_sleeping": false,
-        "cors_proxy_enabled": false,
-    }))
+    Ok(PropsResponse {
+        default_generation_settings: DefaultSettings {
+            params: defaults(app, loaded)?,
+            n_ctx: engine.context_per_slot(),
+        },
+        total_slots: engine.slots(),
+        model_alias: loaded.name().to_owned(),
+        model_path: path,
+        model_ftype: card.file_type.clone(),
+        modalities: Modalities { vision: false, audio: false, video: false },
+        media_marker: "<__media__>",
+        endpoint_slots: routes.slots,
+        endpoint_props: routes.props,
+        endpoint_metrics: routes.metrics,
+        ui: routes.dashboard,
+        ui_settings: UiSettings {},
+        chat_template: template
+            .map(ChatTemplate::source)
+            .or(card.chat_template.as_deref())
+            .unwrap_or_default()
+            .to_owned(),
+        chat_template_caps: template.map(|template| template_capabilities(template, app)),
+        bos_token: text(vocabulary.special().bos),
+        eos_token: text(vocabulary.special().eos),
+        mod_sandbox: sandbox(app).await,
+        devices: device_list(placement).await,
+        attention: engine.attention_capture().as_str(),
+        n_gpu_layers: placement.gpu_layers,
+        n_layers: placement.layers,
+        build_info: concat!("thunder-", env!("CARGO_PKG_VERSION")),
+        is_sleeping: false,
+        cors_proxy_enabled: false,
+    })
 }
 
 /// Returns the sandbox policy for mods, and whether the system supports a sandbox.
-async fn sandbox(app: &App) -> Value {
+async fn sandbox(app: &App) -> SandboxStatus {
     let policy = match app.config().engine.mods.sandbox {
         ModSandbox::Uploaded => "uploaded",
         ModSandbox::All => "all",
@@ -83,30 +179,30 @@ async fn sandbox(app: &App) -> Value {
     };
     // The sandbox is tried once, in a separate process.
     let tried = tokio::task::spawn_blocking(|| match sandbox::installed().map(SandboxLauncher::support) {
-        Some(Ok(how)) => json!({ "available": true, "how": how }),
-        Some(Err(reason)) => json!({ "available": false, "reason": reason }),
-        None => json!({ "available": false, "reason": "this program cannot start a sandbox" }),
+        Some(found) => found.map(str::to_owned).map_err(str::to_owned),
+        None => Err("this program cannot start a sandbox".to_owned()),
     });
-    let mut found = tried.await.unwrap_or_else(|error| json!({ "available": false, "reason": error.to_string() }));
-    found["policy"] = policy.into();
-    found
+    let found = tried.await.unwrap_or_else(|error| Err(error.to_string()));
+    let (available, how, reason) = match found {
+        Ok(how) => (true, Some(how), None),
+        Err(reason) => (false, None, Some(reason)),
+    };
+    SandboxStatus { available, how, reason, policy }
 }
 
 /// Lists the compute devices and whether this model uses them.
-async fn device_list(placement: &Placement) -> Value {
+async fn device_list(placement: &Placement) -> Vec<DeviceResponse> {
     // Drivers can be slow to report their memory.
     let all = tokio::task::spawn_blocking(devices).await.unwrap_or_default();
-    let shown = |device: &Device| {
-        json!({
-            "name": device.name,
-            "description": device.description,
-            "type": if device.gpu { "gpu" } else { "cpu" },
-            "used": !device.gpu || placement.devices.contains(&device.name),
-            "memory_total": device.memory_bytes,
-            "memory_free": device.free_bytes,
-        })
+    let shown = |device: Device| DeviceResponse {
+        r#type: if device.gpu { "gpu" } else { "cpu" },
+        used: !device.gpu || placement.devices.contains(&device.name),
+        memory_total: device.memory_bytes,
+        memory_free: device.free_bytes,
+        name: device.name,
+        description: device.description,
     };
-    all.iter().map(shown).collect()
+    all.into_iter().map(shown).collect()
 }
 
 /// Accepts changes but ignores them, like llama-server; requires `--props`.
@@ -123,60 +219,16 @@ async fn change(State(app): State<App>, caller: Caller) -> Result<Json<SuccessRe
 }
 
 /// Returns the settings of a request without parameters.
-fn defaults(app: &App, loaded: &Loaded) -> Result<Value, ApiError> {
+fn defaults(app: &App, loaded: &Loaded) -> Result<GenerationSettings, ApiError> {
     let nothing = Value::Object(Map::new());
     let fields = Fields::new(&nothing)?.with_defaults(&app.config().server.request_defaults).clamp_numbers();
     let sampling = parameters::sampling(fields, loaded.vocabulary())?;
     let limits: Limits = parameters::limits(fields, loaded.vocabulary(), u32::MAX)?;
     let n_predict = fields.integer("n_predict", -1..=i64::from(i32::MAX))?.unwrap_or(-1);
-    let mut settings = generation_settings(&sampling, &limits, &LlamaResponseOptions::new(n_predict));
+    let mut settings = GenerationSettings::new(&sampling, &limits, &LlamaResponseOptions::new(n_predict));
     if fields.get("seed").is_none() {
         // llama-server's value for a random seed.
-        settings["seed"] = u32::MAX.into();
+        settings.seed = u32::MAX;
     }
     Ok(settings)
-}
-
-/// Returns the capabilities of the chat template, determined by test renderings.
-fn template_capabilities(template: &ChatTemplate, app: &App) -> Value {
-    const MARK: &str = "qzmarkzq";
-    const OTHER: &str = "qzotherzq";
-    let options = |tools: Value, variables: Value| RenderOptions {
-        tools: (!tools.is_null()).then_some(tools),
-        add_generation_prompt: true,
-        continue_final: false,
-        variables: variables.as_object().cloned().unwrap_or_default(),
-        now: app.now(),
-    };
-    let plain = || options(Value::Null, Value::Null);
-    let text =
-        |messages: Value, options: &RenderOptions| template.render(&messages, options).map(|rendered| rendered.text);
-    let shows = |messages: Value, options: &RenderOptions, mark: &str| {
-        text(messages, options).is_ok_and(|text| text.contains(mark))
-    };
-    let user = || json!({ "role": "user", "content": "hello" });
-    let call = |name: &str| {
-        json!({ "id": "call_1", "type": "function",
-                                    "function": { "name": name, "arguments": { "key": "value" } } })
-    };
-    let calls = |calls: Value| json!([user(), { "role": "assistant", "content": "", "tool_calls": calls }, user()]);
-    let both = text(calls(json!([call(MARK), call(OTHER)])), &plain());
-    let effort =
-        |effort: &str| text(json!([user()]), &options(Value::Null, json!({ "reasoning_effort": effort }))).ok();
-    json!({
-        "supports_string_content": shows(json!([{ "role": "user", "content": MARK }]), &plain(), MARK),
-        "supports_typed_content":
-            shows(json!([{ "role": "user", "content": [{ "type": "text", "text": MARK }] }]), &plain(), MARK),
-        "supports_tools": template.knows_tools(),
-        "supports_tool_calls": shows(calls(json!([call(MARK)])), &plain(), MARK),
-        "supports_parallel_tool_calls": both.is_ok_and(|text| text.contains(MARK) && text.contains(OTHER)),
-        "supports_system_role": shows(json!([{ "role": "system", "content": MARK }, user()]), &plain(), MARK),
-        "supports_preserve_reasoning": shows(
-            json!([user(), { "role": "assistant", "content": "hi", "reasoning_content": MARK }, user()]),
-            &plain(),
-            MARK
-        ),
-        "supports_reasoning_effort": effort("low") != effort("high"),
-        "supports_object_arguments": shows(calls(json!([call(MARK)])), &plain(), "value"),
-    })
 }

@@ -3,12 +3,12 @@
 use crate::api::shared::constraint::parse_constraint;
 use crate::api::shared::fields::{Fields, abbreviate, invalid_value};
 use crate::api::shared::generation;
-use crate::api::shared::settings::{self, LlamaResponseOptions};
+use crate::api::shared::settings::{EchoedParameters, LlamaResponseOptions};
 use crate::api::shared::{self, lora, parameters};
 use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
 use crate::server::{ApiError, App, Loaded};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::time::Duration;
 
 /// Maximum alternatives per token.
@@ -33,7 +33,7 @@ pub(super) fn parse(
     let mut options = response_options(app, fields)?;
     let adapters = loaded.model().adapters();
     let adapters = lora::requested_adapters(fields, adapters)?.unwrap_or_else(|| adapters.default_scales());
-    options.sent.insert("lora".into(), json!(adapters));
+    options.echoed.lora = adapters.clone();
     let count = answer_count(fields, loaded.engine().slots())?;
     let mut requests = Vec::with_capacity(prompts.len() * count as usize);
     for prompt in prompts {
@@ -68,7 +68,7 @@ fn response_options(app: &App, fields: Fields<'_>) -> Result<LlamaResponseOption
         return_progress: flag("return_progress")?,
         response_fields: response_fields.collect::<Result<_, _>>()?,
         ping,
-        sent: fields.present_fields(settings::ECHOED_FIELDS),
+        echoed: EchoedParameters::from_fields(fields),
     })
 }
 

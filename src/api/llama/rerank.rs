@@ -1,5 +1,6 @@
 //! Reranks documents by relevance to a query, in Jina's format and in that of Text Embeddings Inference.
 
+use super::body::RerankBody;
 use super::encoding::{self, Encoded, EncoderUsage};
 use crate::api::shared::Fields;
 use crate::api::shared::error::LlamaError;
@@ -69,7 +70,7 @@ struct ScoredText {
 /// response has the format of Text Embeddings Inference: a list of `{index, score}`, with `return_text` also the text.
 /// Also at `/rerank`, `/reranking` and `/v1/reranking`.
 #[utoipa::path(post, path = "/v1/rerank", tag = "llama-server",
-    request_body(content = Value, content_type = "application/json"),
+    request_body(content = RerankBody, content_type = "application/json"),
     responses((status = 200, body = Ranking),
               (status = 400, description = "A field is invalid or a document is too long; the message names it"),
               (status = 501, description = "The server was started without `--reranking`, or the model is not a reranker")))]

@@ -1,15 +1,17 @@
-//! llama-server's JSON of a run: the complete response and the chunks of a stream.
+//! llama-server's completion and the chunks of its stream.
 
 use crate::api::shared::generation;
 use crate::api::shared::generation::runs::StartedRun;
-use crate::api::shared::generation::{ProbabilityFormatter, SentTokens};
-use crate::api::shared::settings::LlamaResponseOptions;
-use crate::api::shared::settings::generation_settings;
+use crate::api::shared::generation::{
+    ProbabilityFormatter, PromptProgressResponse, RunTimings, SentTokens, ThunderFields, TokenProbabilities,
+};
+use crate::api::shared::settings::{GenerationSettings, LlamaResponseOptions};
+use crate::api::shared::sse::to_text;
 use crate::engine::{Limits, PromptProgress, Request, SamplingParams};
-use crate::events::{Alternative, Finish, FinishReason, RunEnd, RunId, TokenMeasurement};
+use crate::events::{Alternative, Finish, FinishReason, RunEnd, RunId, TokenId, TokenMeasurement};
 use crate::model::Vocabulary;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use std::sync::Arc;
 use utoipa::ToSchema;
 
@@ -27,6 +29,68 @@ impl Default for SuccessResponse {
     fn default() -> Self {
         Self { success: true }
     }
+}
+
+/// A complete answer, or the last chunk of a stream.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct LlamaCompletion<'a> {
+    /// Index of the answer.
+    index: usize,
+    /// The text; empty in a stream.
+    content: &'a str,
+    /// Ids of the answer's tokens, if requested.
+    tokens: Vec<TokenId>,
+    /// The slot; -1 for none.
+    id_slot: i64,
+    /// Always true.
+    stop: bool,
+    model: &'a str,
+    tokens_predicted: u32,
+    tokens_evaluated: u32,
+    generation_settings: GenerationSettings,
+    /// Text of the prompt.
+    prompt: &'a str,
+    has_new_line: bool,
+    /// True if the context ended the answer.
+    truncated: bool,
+    /// `limit`, `word`, `eos` or `none`.
+    stop_type: &'static str,
+    /// The stop string that ended the answer, or "".
+    stopping_word: &'a str,
+    tokens_cached: u32,
+    timings: RunTimings,
+    /// Probabilities of the tokens, if requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completion_probabilities: Option<Vec<TokenProbabilities>>,
+    /// The run.
+    thunder: ThunderFields,
+}
+
+/// A chunk of a stream.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct LlamaCompletionChunk<'a> {
+    /// Index of the answer.
+    index: usize,
+    /// An addition to the text.
+    content: &'a str,
+    /// Ids of the added tokens.
+    tokens: Vec<TokenId>,
+    /// Always false.
+    stop: bool,
+    /// The slot; -1 for none.
+    id_slot: i64,
+    tokens_predicted: usize,
+    tokens_evaluated: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timings: Option<RunTimings>,
+    /// Probabilities of the added tokens, if requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completion_probabilities: Option<Vec<TokenProbabilities>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_progress: Option<PromptProgressResponse>,
+    /// A retraction.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    thunder: Option<ThunderFields>,
 }
 
 /// A run with the part of its answer that was already sent.
@@ -101,103 +165,98 @@ impl RunResponse {
         self.generated = self.generated.saturating_sub(tokens);
     }
 
-    /// Returns the stream chunk for these tokens.
-    pub(super) fn chunk(&mut self, delta: crate::engine::TextDelta) -> Value {
+    /// Adds tokens and returns their stream chunk as JSON.
+    pub(super) fn chunk(&mut self, delta: crate::engine::TextDelta) -> String {
         let tokens: Vec<_> = delta.tokens.iter().map(|(measure, _)| measure.token).collect();
         self.generated += tokens.len();
-        let mut chunk = self.chunk_fields(&delta.text, json!(tokens));
-        if self.options.n_probs > 0 {
-            chunk.insert("completion_probabilities".into(), self.probabilities(&delta.tokens));
-        }
+        let mut chunk = self.chunk_fields(&delta.text, tokens);
+        chunk.completion_probabilities = self.probabilities(&delta.tokens);
+        let chunk = to_text(&chunk);
         // Only the last sent token is needed again, to find out how the answer ended.
         self.sent.tokens = delta
             .tokens
             .into_iter()
             .next_back()
             .map_or_else(|| std::mem::take(&mut self.sent.tokens), |last| vec![last]);
-        Value::Object(chunk)
+        chunk
     }
 
     /// Returns the stream chunk with the prompt's progress.
-    pub(super) fn progress_chunk(&self, progress: PromptProgress) -> Value {
-        let mut chunk = self.chunk_fields("", json!([]));
-        chunk.insert("prompt_progress".into(), generation::prompt_progress(progress));
+    pub(super) fn progress_chunk(&self, progress: PromptProgress) -> LlamaCompletionChunk<'_> {
+        let mut chunk = self.chunk_fields("", Vec::new());
+        chunk.prompt_progress = Some(progress.into());
         if self.options.timings_per_token {
-            chunk.insert("timings".into(), generation::prompt_timings(progress));
-        }
-        Value::Object(chunk)
-    }
-
-    /// Returns the stream chunk that retracts the last characters sent.
-    pub(super) fn retraction_chunk(&mut self, chars: usize) -> Value {
-        let mut chunk = self.chunk_fields("", json!([]));
-        chunk.insert("thunder".into(), json!({ "retract": { "chars": chars } }));
-        Value::Object(chunk)
-    }
-
-    fn chunk_fields(&self, content: &str, tokens: Value) -> Map<String, Value> {
-        let prompt = self.run.metrics.prompt.get();
-        let mut chunk = Map::new();
-        chunk.insert("index".into(), self.index.into());
-        chunk.insert("content".into(), content.into());
-        chunk.insert("tokens".into(), tokens);
-        chunk.insert("stop".into(), false.into());
-        chunk.insert("id_slot".into(), self.slot());
-        chunk.insert("tokens_predicted".into(), self.generated.into());
-        chunk.insert("tokens_evaluated".into(), prompt.map_or(0, |prompt| prompt.tokens).into());
-        if let (true, Some(prompt)) = (self.options.timings_per_token, prompt) {
-            chunk.insert("timings".into(), generation::partial_timings(prompt, self.generated as u32));
+            chunk.timings = Some(RunTimings::of_prompt(progress));
         }
         chunk
     }
 
-    fn slot(&self) -> Value {
-        self.run.metrics.slot.get().map_or(json!(-1), |slot| json!(slot))
+    /// Returns the stream chunk that retracts the last characters sent.
+    pub(super) fn retraction_chunk(&self, chars: usize) -> LlamaCompletionChunk<'_> {
+        let thunder = Some(ThunderFields::retract_chars(chars));
+        LlamaCompletionChunk { thunder, ..self.chunk_fields("", Vec::new()) }
     }
 
-    /// Returns the last chunk of a stream, or without a stream the complete response.
-    pub(super) fn final_chunk(&self, end: &RunEnd) -> Value {
+    fn chunk_fields<'a>(&self, content: &'a str, tokens: Vec<TokenId>) -> LlamaCompletionChunk<'a> {
+        let prompt = self.run.metrics.prompt.get();
+        let timed = prompt.filter(|_| self.options.timings_per_token);
+        LlamaCompletionChunk {
+            index: self.index,
+            content,
+            tokens,
+            stop: false,
+            id_slot: self.slot(),
+            tokens_predicted: self.generated,
+            tokens_evaluated: prompt.map_or(0, |prompt| prompt.tokens),
+            timings: timed.map(|prompt| RunTimings::partial(prompt, self.generated as u32)),
+            completion_probabilities: None,
+            prompt_progress: None,
+            thunder: None,
+        }
+    }
+
+    fn slot(&self) -> i64 {
+        self.run.metrics.slot.get().map_or(-1, |&slot| slot.into())
+    }
+
+    /// Returns the last chunk of a stream, or without a stream the complete response, as JSON.
+    pub(super) fn final_chunk(&self, end: &RunEnd) -> String {
+        let last = self.completion(end);
+        if self.options.response_fields.is_empty() { to_text(&last) } else { self.select_fields(&last).to_string() }
+    }
+
+    fn completion<'a>(&'a self, end: &'a RunEnd) -> LlamaCompletion<'a> {
         let (finish, usage) = (&end.finish, end.finish.usage);
         let ended_by_token = finish.reason == FinishReason::Stop
             && finish.stop_string.is_none()
             && self.sent.tokens.last().is_some_and(|(measure, _)| self.is_end_token(measure));
         let predicted = usage.completion_tokens + u32::from(ended_by_token);
         let stream = self.options.stream;
-        let returns_tokens = self.options.return_tokens && !stream;
-        let tokens: Vec<_> = if returns_tokens {
+        let tokens: Vec<_> = if self.options.return_tokens && !stream {
             self.sent.tokens.iter().map(|(measure, _)| measure.token).collect()
         } else {
             Vec::new()
         };
-        let Value::Object(mut last) = json!({
-            "index": self.index,
-            "content": if stream { "" } else { finish.text.as_str() },
-            "tokens": tokens,
-            "id_slot": self.slot(),
-            "stop": true,
-            "model": self.model,
-            "tokens_predicted": predicted,
-            "tokens_evaluated": usage.prompt_tokens,
-            "generation_settings": generation_settings(&self.sampling, &self.limits, &self.options),
-            "prompt": self.prompt,
-            "has_new_line": finish.text.contains('\n'),
-            "truncated": self.is_truncated(finish),
-            "stop_type": stop_type(finish),
-            "stopping_word": finish.stop_string.as_deref().unwrap_or_default(),
-            "tokens_cached": (usage.prompt_tokens + predicted)
+        LlamaCompletion {
+            index: self.index,
+            content: if stream { "" } else { finish.text.as_str() },
+            tokens,
+            id_slot: self.slot(),
+            stop: true,
+            model: &self.model,
+            tokens_predicted: predicted,
+            tokens_evaluated: usage.prompt_tokens,
+            generation_settings: GenerationSettings::new(&self.sampling, &self.limits, &self.options),
+            prompt: &self.prompt,
+            has_new_line: finish.text.contains('\n'),
+            truncated: self.is_truncated(finish),
+            stop_type: stop_type(finish),
+            stopping_word: finish.stop_string.as_deref().unwrap_or_default(),
+            tokens_cached: (usage.prompt_tokens + predicted)
                 .saturating_sub(u32::from(predicted > 0) + generation::shifted_tokens(finish)),
-            "timings": generation::timings_with(finish, predicted),
-        }) else {
-            return Value::Null;
-        };
-        if !stream && self.options.n_probs > 0 {
-            last.insert("completion_probabilities".into(), self.probabilities(&self.sent.tokens));
-        }
-        last.insert("thunder".into(), json!({ "run_id": self.run.id, "replay": format!("/runs/{}", self.run.id) }));
-        if self.options.response_fields.is_empty() {
-            Value::Object(last)
-        } else {
-            self.select_fields(&Value::Object(last))
+            timings: RunTimings::with_predicted(finish, predicted),
+            completion_probabilities: if stream { None } else { self.probabilities(&self.sent.tokens) },
+            thunder: ThunderFields::run(self.run.id),
         }
     }
 
@@ -215,25 +274,26 @@ impl RunResponse {
     }
 
     /// Returns only the paths named in `response_fields`.
-    fn select_fields(&self, whole: &Value) -> Value {
-        let mut chosen = Map::new();
-        for path in &self.options.response_fields {
-            let found = path.split('/').try_fold(whole, |value, name| value.get(name));
-            if let Some(value) = found {
-                chosen.insert(path.clone(), value.clone());
-            }
-        }
-        Value::Object(chosen)
+    fn select_fields(&self, completion: &LlamaCompletion<'_>) -> Value {
+        // The client chooses the shape.
+        let whole = serde_json::to_value(completion).unwrap_or_default();
+        let found = self.options.response_fields.iter().filter_map(|path| {
+            let found = path.split('/').try_fold(&whole, |value, name| value.get(name));
+            Some((path.clone(), found?.clone()))
+        });
+        Value::Object(found.collect::<Map<_, _>>())
     }
 
-    fn probabilities(&self, tokens: &[(TokenMeasurement, Vec<Alternative>)]) -> Value {
+    /// Returns the probabilities of tokens if the client requested them.
+    fn probabilities(&self, tokens: &[(TokenMeasurement, Vec<Alternative>)]) -> Option<Vec<TokenProbabilities>> {
         let formatter = ProbabilityFormatter {
             vocabulary: &self.vocabulary,
             top: self.options.n_probs,
             after_sampler: self.options.post_sampling,
             no_logprob: NO_LOGPROB,
         };
-        tokens.iter().map(|(measure, others)| formatter.drawn_token(measure, others)).collect()
+        let entries = tokens.iter().map(|(measure, others)| formatter.drawn_token(measure, others));
+        (self.options.n_probs > 0).then(|| entries.collect())
     }
 }
 

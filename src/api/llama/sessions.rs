@@ -1,6 +1,7 @@
 //! Slot snapshots stored on the server by number.
 
 use super::slot_files;
+use super::slot_response::{SessionActionResponse, SessionFile};
 use super::slots::{parse_small_body, slot_number};
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::Fields;
@@ -12,7 +13,6 @@ use axum::body::Body;
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 use std::time::Instant;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
@@ -38,7 +38,7 @@ struct SessionActionParams {
     params(("id_session" = i64, Path, description = "Number of the session"),
            ("action" = String, Query, description = "save, restore or remove"),
            ("slot" = Option<u32>, Query, description = "Index of the slot to save or to restore to, from 0")),
-    responses((status = 200, description = "Result of the action"),
+    responses((status = 200, body = SessionActionResponse),
               (status = 400, description = "The slot, the file or the snapshot is invalid; the message names it"),
               (status = 404, description = "Unknown session or file"),
               (status = 501, description = "The server was started without --slot-save-path"),
@@ -49,7 +49,7 @@ async fn act(
     id: Result<Path<String>, PathRejection>,
     query: Result<Query<SessionActionParams>, QueryRejection>,
     body: Body,
-) -> Result<Json<Value>, LlamaError> {
+) -> Result<Json<SessionActionResponse>, LlamaError> {
     let query = query?.0;
     app.ready()?;
     let sessions = app.models().sessions();
@@ -73,7 +73,8 @@ async fn act(
             let state = app.loaded(query.model.as_deref()).await?.engine().save_slot(client.scope, slot).await?;
             let bytes = state.block.len();
             sessions.put(client.tenant, &model, id, state.block, app.now())?;
-            json!({ "id_session": id, "id_slot": slot, "n_tokens": state.tokens, "n_bytes": bytes, "t_ms": ms() })
+            let n_tokens = state.tokens;
+            SessionActionResponse::Save { id_session: id, id_slot: slot, n_tokens, n_bytes: bytes, t_ms: ms() }
         }
         Some("restore") => {
             let slot = slot()?;
@@ -92,7 +93,8 @@ async fn act(
             };
             let bytes = block.len();
             engine.restore_slot(caller.tenant.clone(), slot, block).await?;
-            json!({ "id_session": id, "id_slot": slot, "n_bytes_read": bytes, "success": true, "t_ms": ms() })
+            let t_ms = ms();
+            SessionActionResponse::Restore { id_session: id, id_slot: slot, n_bytes_read: bytes, success: true, t_ms }
         }
         Some("remove") => remove(&app, client, &model, id, file).await?,
         other => {
@@ -110,12 +112,12 @@ async fn remove(
     model: &str,
     id: i64,
     file: Option<&str>,
-) -> Result<Value, ApiError> {
+) -> Result<SessionActionResponse, ApiError> {
     let sessions = app.models().sessions();
     let missing = || ApiError::not_found("session", id);
     let Some(file) = file else {
         sessions.remove(client, model, id).ok_or_else(missing)?;
-        return Ok(json!({ "id_session": id, "removed": true }));
+        return Ok(SessionActionResponse::Remove { id_session: id, removed: true, file: None });
     };
     let path = slot_files::path(app, client.scope, "file", file)?;
     // The session is removed only after it was written, so that a full disk loses nothing. If it was saved again
@@ -127,7 +129,8 @@ async fn remove(
             break session.block.len();
         }
     };
-    Ok(json!({ "id_session": id, "removed": true, "file": file, "n_bytes": bytes }))
+    let file = Some(SessionFile { file: file.to_owned(), n_bytes: bytes });
+    Ok(SessionActionResponse::Remove { id_session: id, removed: true, file })
 }
 
 /// A stored session.

@@ -45,7 +45,8 @@ async fn put_to_sleep(app: &App, name: &str, used: u64) {
 /// Saves the data of a model for the routes that do not load it.
 async fn describe(app: &App, loaded: &Loaded) -> Option<Asleep> {
     let mut props = props::describe(app, loaded).await.ok()?;
-    props["is_sleeping"] = true.into();
+    props.is_sleeping = true;
+    let props = serde_json::value::to_raw_value(&props).ok()?;
     let work = [Arc::clone(loaded.engine().status()), Arc::clone(loaded.encoder().status())];
     Some(Asleep { props, work })
 }

@@ -3,6 +3,9 @@
 
 use super::props::ModelParams;
 use super::slot_files;
+use super::slot_response::{
+    SlotActionResponse, SlotInfoResponse, SlotMessageRange, SlotRestoreTimings, SlotSaveTimings,
+};
 use crate::api::shared;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::Fields;
@@ -21,7 +24,7 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value};
 use std::time::Instant;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -50,7 +53,8 @@ pub(super) struct SlotActionParams {
 #[utoipa::path(post, path = "/slots/{id_slot}", tag = "llama-server",
     params(("id_slot" = u32, Path, description = "Index of the slot, from 0"),
            ("action" = String, Query, description = "save-state, restore-state, tokens, context-shift, save, restore or erase")),
-    responses((status = 200, description = "Result of the action"),
+    responses((status = 200, body = SlotActionResponse,
+                  description = "Result of the action; `save-state` with `Accept: application/octet-stream` returns the snapshot"),
               (status = 400, description = "The slot, a field or the snapshot is invalid; the message names it"),
               (status = 404, description = "Unknown file"),
               (status = 501, description = "The server was started without --slot-save-path, or this model's state cannot be saved or \
@@ -79,17 +83,22 @@ async fn act(
             let bytes = block.len();
             let text = tokio::task::spawn_blocking(move || STANDARD.encode(&block)).await;
             let text = text.map_err(ApiError::internal)?;
-            json!({ "id_slot": slot, "n_tokens": tokens, "n_bytes": bytes, "t_ms": ms(), "state": text })
+            SlotActionResponse::SaveState { id_slot: slot, n_tokens: tokens, n_bytes: bytes, t_ms: ms(), state: text }
         }
         Some("restore-state") => {
             let block = sent_state(engine, &headers, body).await?;
             let bytes = block.len();
             engine.restore_slot(caller.tenant, slot, block).await?;
-            json!({ "id_slot": slot, "n_bytes_read": bytes, "success": true, "t_ms": ms() })
+            SlotActionResponse::RestoreState { id_slot: slot, n_bytes_read: bytes, success: true, t_ms: ms() }
         }
         Some("tokens") => {
             let SlotTokens { tokens, processed } = engine.slot_tokens(scope, slot).await?;
-            json!({ "id_slot": slot, "n_tokens": tokens.len(), "tokens": tokens, "n_prompt_tokens_processed": processed })
+            SlotActionResponse::Tokens {
+                id_slot: slot,
+                n_tokens: tokens.len(),
+                tokens,
+                n_prompt_tokens_processed: processed,
+            }
         }
         Some("context-shift") => {
             let body = parse_small_body(body).await?;
@@ -100,26 +109,28 @@ async fn act(
                 fields.integer(name, least..=i64::from(u32::MAX))?.ok_or_else(missing).map(|number| number as usize)
             };
             let left = engine.shift_slot(scope, slot, number("n_keep", 0)?, number("n_discard", 1)?).await?;
-            json!({ "success": true, "new_n_tokens": left })
+            SlotActionResponse::ContextShift { success: true, new_n_tokens: left }
         }
         Some("save") => {
             let (name, path) = named_file(&app, scope, &parse_small_body(body).await?)?;
             let SlotSnapshot { tokens, block } = engine.save_slot(scope, slot).await?;
             let bytes = block.len();
             slot_files::write(path, block).await?;
-            json!({ "id_slot": slot, "filename": name, "n_saved": tokens, "n_written": bytes, "timings": { "save_ms": ms() } })
+            let timings = SlotSaveTimings { save_ms: ms() };
+            SlotActionResponse::Save { id_slot: slot, filename: name, n_saved: tokens, n_written: bytes, timings }
         }
         Some("restore") => {
             let (name, path) = named_file(&app, scope, &parse_small_body(body).await?)?;
             let block = slot_files::read(path, &name, engine.max_snapshot_bytes()?).await?;
             let bytes = block.len();
             let tokens = engine.restore_slot(caller.tenant, slot, block).await?;
-            json!({ "id_slot": slot, "filename": name, "n_restored": tokens, "n_read": bytes, "timings": { "restore_ms": ms() } })
+            let timings = SlotRestoreTimings { restore_ms: ms() };
+            SlotActionResponse::Restore { id_slot: slot, filename: name, n_restored: tokens, n_read: bytes, timings }
         }
         Some("erase") => {
             // llama-server treats this as an action on files.
             slot_files::path(&app, scope, "filename", "any")?;
-            json!({ "id_slot": slot, "n_erased": engine.erase_slot(scope, slot).await? })
+            SlotActionResponse::Erase { id_slot: slot, n_erased: engine.erase_slot(scope, slot).await? }
         }
         other => {
             let what = other.map_or_else(|| "is missing".to_owned(), |other| format!("'{other}' is unknown"));
@@ -133,28 +144,26 @@ async fn act(
 /// Lists the messages of a slot, split after each end-of-turn token.
 #[utoipa::path(get, path = "/v1/slots/{id_slot}/info", tag = "llama-server",
     params(("id_slot" = u32, Path, description = "Index of the slot, from 0")),
-    responses((status = 200, description = "`{n_tokens, boundary_eot, n_messages, messages: [{index, start, end}]}`"),
+    responses((status = 200, body = SlotInfoResponse),
               (status = 400, description = "Unknown slot")))]
 async fn info(
     State(app): State<App>,
     scope: Scope,
     id: Result<Path<String>, PathRejection>,
     query: Result<Query<ModelParams>, QueryRejection>,
-) -> Result<Json<Value>, LlamaError> {
+) -> Result<Json<SlotInfoResponse>, LlamaError> {
     let loaded = app.loaded_now(query?.0.model.as_deref()).await?;
     let slot = slot_number("id_slot", &id?.0)?;
     let tokens = loaded.engine().slot_tokens(&scope, slot).await?.tokens;
     let eot = loaded.vocabulary().special().end_of_turn();
-    let messages: Vec<Value> = messages(&tokens, eot)
-        .enumerate()
-        .map(|(index, (start, end))| json!({ "index": index, "start": start, "end": end }))
-        .collect();
-    Ok(Json(json!({
-        "n_tokens": tokens.len(),
-        "boundary_eot": eot.unwrap_or(-1),
-        "n_messages": messages.len(),
-        "messages": messages,
-    })))
+    let messages = messages(&tokens, eot).enumerate();
+    let messages: Vec<_> = messages.map(|(index, (start, end))| SlotMessageRange { index, start, end }).collect();
+    Ok(Json(SlotInfoResponse {
+        n_tokens: tokens.len(),
+        boundary_eot: eot.unwrap_or(-1),
+        n_messages: messages.len(),
+        messages,
+    }))
 }
 
 /// Returns the first and last token index of each message.
@@ -179,7 +188,7 @@ pub(super) async fn parse_small_body(body: Body) -> Result<Value, ApiError> {
     let bytes = read_body(body, MOST)
         .await?
         .ok_or_else(|| ApiError::new(ErrorKind::TooLarge, format!("the body must have at most {MOST} bytes")))?;
-    if bytes.is_empty() { Ok(json!({})) } else { shared::parse_json(&bytes) }
+    if bytes.is_empty() { Ok(Value::Object(Map::new())) } else { shared::parse_json(&bytes) }
 }
 
 /// Reads a body of up to `most` bytes; returns `None` for a longer one.

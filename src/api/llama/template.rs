@@ -1,6 +1,7 @@
 //! Renders chat prompts without running them: their text or token count.
 
-use crate::api::shared::chat::{Conversation, PreparedChat};
+use crate::api::shared::body::ChatCompletionRequest;
+use crate::api::shared::chat::{Conversation, InputTokensResponse, PreparedChat};
 use crate::api::shared::error::{LlamaError, OpenAiError};
 use crate::api::shared::{self, Fields};
 use crate::server::{ApiError, App};
@@ -32,18 +33,9 @@ struct ApplyTemplateResponse {
     prompt: String,
 }
 
-/// The number of prompt tokens of a chat completion.
-#[derive(Debug, Serialize, ToSchema)]
-struct ChatTokensResponse {
-    /// Tokens of the prompt.
-    input_tokens: usize,
-    /// Always `response.input_tokens`.
-    object: &'static str,
-}
-
 /// Renders `messages` with the model's chat template and returns the prompt. Accepts the fields of a chat completion.
 #[utoipa::path(post, path = "/apply-template", tag = "llama-server",
-    request_body(content = Value, content_type = "application/json"),
+    request_body(content = ChatCompletionRequest, content_type = "application/json"),
     responses((status = 200, body = ApplyTemplateResponse),
               (status = 400, description = "The template rejected the messages")))]
 async fn apply_template(
@@ -56,16 +48,16 @@ async fn apply_template(
 
 /// Counts the prompt tokens of a chat completion.
 #[utoipa::path(post, path = "/v1/chat/completions/input_tokens", tag = "openai",
-    request_body(content = Value, content_type = "application/json"),
-    responses((status = 200, body = ChatTokensResponse),
+    request_body(content = ChatCompletionRequest, content_type = "application/json"),
+    responses((status = 200, body = InputTokensResponse),
               (status = 400, description = "The template rejected the messages")))]
 async fn input_tokens(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<ChatTokensResponse>, OpenAiError> {
+) -> Result<Json<InputTokensResponse>, OpenAiError> {
     let body = shared::parse_json(&body?)?;
-    let tokens = prepared(&app, &body).await?.tokens;
-    Ok(Json(ChatTokensResponse { input_tokens: tokens.len(), object: "response.input_tokens" }))
+    let prepared = prepared(&app, &body).await?;
+    Ok(Json(InputTokensResponse::new(&prepared)))
 }
 
 async fn prepared(app: &App, body: &Value) -> Result<PreparedChat, ApiError> {

@@ -1,5 +1,6 @@
 //! Tokenization and detokenization without a run.
 
+use super::body::{DetokenizeBody, TokenizeBody};
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::{Fields, invalid_value};
 use crate::api::shared::{self, parameters};
@@ -95,7 +96,7 @@ struct TokenizerInfoResponse {
 /// true) parses special tokens written as text; `with_pieces` adds the text of each token. With `prompt` instead of
 /// `content` the format is vLLM's: `add_special_tokens` defaults to true, and the response has a `count`.
 #[utoipa::path(post, path = "/tokenize", tag = "llama-server",
-    request_body(content = Value, content_type = "application/json"),
+    request_body(content = TokenizeBody, content_type = "application/json"),
     responses((status = 200, body = TokenizeResponse),
               (status = 400, description = "A field is invalid; the message names it")))]
 async fn tokenize(
@@ -131,7 +132,7 @@ async fn tokenize(
 
 /// Returns the text of `tokens`, under llama-server's field name and under vLLM's.
 #[utoipa::path(post, path = "/detokenize", tag = "llama-server",
-    request_body(content = Value, content_type = "application/json"),
+    request_body(content = DetokenizeBody, content_type = "application/json"),
     responses((status = 200, body = DetokenizeResponse),
               (status = 400, description = "A field is invalid; the message names it")))]
 async fn detokenize(

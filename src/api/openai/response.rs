@@ -1,14 +1,128 @@
-//! JSON that chat completions and completions share.
+//! Types that chat completions and completions share.
 
-use crate::api::shared::generation;
-use crate::events::{Finish, FinishReason, Usage};
-use serde_json::{Value, json};
+use crate::api::shared::generation::{self, RunTimings};
+use crate::api::shared::settings::GenerationSettings;
+use crate::events::{Finish, FinishReason, RunId, TokenId, Usage};
+use serde::{Serialize, Serializer};
+use utoipa::ToSchema;
 
 /// Fingerprint of the server. Clients of llama-server look for the `b` of its build numbers.
 pub(super) const FINGERPRINT: &str = concat!("b0-thunder-", env!("CARGO_PKG_VERSION"));
 
 /// OpenAI's value for a token without a probability.
 pub(super) const NO_LOGPROB: f32 = -9999.0;
+
+/// The id of an answer: a prefix and the id of its run.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct AnswerId(pub(super) &'static str, pub(super) RunId);
+
+impl Serialize for AnswerId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&format_args!("{}{}", self.0, self.1))
+    }
+}
+
+/// Token counts of a completion.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub(super) struct CompletionUsage {
+    prompt_tokens: u32,
+    completion_tokens: u32,
+    total_tokens: u32,
+    prompt_tokens_details: PromptTokenDetails,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) completion_tokens_details: Option<CompletionTokenDetails>,
+}
+
+/// Details of the prompt's tokens.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub(super) struct PromptTokenDetails {
+    /// Tokens from the cache.
+    cached_tokens: u32,
+}
+
+/// Details of the answer's tokens.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub(super) struct CompletionTokenDetails {
+    /// Tokens of the reasoning.
+    pub(super) reasoning_tokens: u32,
+}
+
+impl From<Usage> for CompletionUsage {
+    fn from(usage: Usage) -> Self {
+        Self {
+            prompt_tokens: usage.prompt_tokens,
+            completion_tokens: usage.completion_tokens,
+            total_tokens: usage.prompt_tokens + usage.completion_tokens,
+            prompt_tokens_details: PromptTokenDetails { cached_tokens: usage.cached_tokens },
+            completion_tokens_details: None,
+        }
+    }
+}
+
+/// The answer with llama-server's details, for requests with `verbose`.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct VerboseAnswer<'a> {
+    index: u32,
+    content: &'a str,
+    /// Always empty.
+    #[schema(value_type = Vec<i32>)]
+    tokens: [TokenId; 0],
+    id_slot: Option<u32>,
+    /// Always true.
+    stop: bool,
+    model: &'a str,
+    tokens_predicted: u32,
+    tokens_evaluated: u32,
+    tokens_cached: u32,
+    generation_settings: &'a GenerationSettings,
+    /// Text of the prompt.
+    prompt: &'a str,
+    has_new_line: bool,
+    /// True if the context was full.
+    truncated: bool,
+    /// `limit`, `eos` or `word`.
+    stop_type: &'static str,
+    /// The stop string that ended the answer, or "".
+    stopping_word: &'a str,
+    timings: RunTimings,
+}
+
+impl<'a> VerboseAnswer<'a> {
+    /// Returns the details of an ended answer.
+    pub(super) fn new(
+        finish: &'a Finish,
+        model: &'a str,
+        id_slot: Option<u32>,
+        prompt: &'a str,
+        generation_settings: &'a GenerationSettings,
+    ) -> Self {
+        let (stop_type, stopping_word) = match finish.reason {
+            FinishReason::Length => ("limit", ""),
+            _ => finish.stop_string.as_deref().map_or(("eos", ""), |word| ("word", word)),
+        };
+        let usage = finish.usage;
+        // The last token of an answer is not decoded. The end-of-turn token is an exception but is not counted.
+        let absent = u32::from(stop_type != "eos" && usage.completion_tokens > 0) + generation::shifted_tokens(finish);
+        Self {
+            index: 0,
+            content: &finish.text,
+            tokens: [],
+            id_slot,
+            stop: true,
+            model,
+            tokens_predicted: usage.completion_tokens,
+            tokens_evaluated: usage.prompt_tokens,
+            tokens_cached: (usage.prompt_tokens + usage.completion_tokens).saturating_sub(absent),
+            generation_settings,
+            prompt,
+            has_new_line: finish.text.contains('\n'),
+            truncated: finish.truncated,
+            stop_type,
+            stopping_word,
+            timings: RunTimings::new(finish),
+        }
+    }
+}
 
 /// Returns OpenAI's name of a finish reason.
 pub(super) fn finish_reason(reason: FinishReason) -> &'static str {
@@ -17,43 +131,4 @@ pub(super) fn finish_reason(reason: FinishReason) -> &'static str {
         FinishReason::ToolCalls => "tool_calls",
         FinishReason::Stop | FinishReason::Cancelled | FinishReason::Error => "stop",
     }
-}
-
-/// Returns the token counts.
-pub(super) fn usage(usage: Usage) -> Value {
-    json!({
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": { "cached_tokens": usage.cached_tokens },
-    })
-}
-
-/// Returns llama-server's `__verbose` object of an answer.
-pub(super) fn verbose(finish: &Finish, model: &str, slot: Option<u32>, prompt: &str, settings: &Value) -> Value {
-    let (kind, word) = match finish.reason {
-        FinishReason::Length => ("limit", ""),
-        _ => finish.stop_string.as_deref().map_or(("eos", ""), |word| ("word", word)),
-    };
-    let usage = finish.usage;
-    // The last token of an answer is not decoded. The end-of-turn token is an exception but is not counted.
-    let absent = u32::from(kind != "eos" && usage.completion_tokens > 0) + generation::shifted_tokens(finish);
-    json!({
-        "index": 0,
-        "content": finish.text,
-        "tokens": [],
-        "id_slot": slot,
-        "stop": true,
-        "model": model,
-        "tokens_predicted": usage.completion_tokens,
-        "tokens_evaluated": usage.prompt_tokens,
-        "tokens_cached": (usage.prompt_tokens + usage.completion_tokens).saturating_sub(absent),
-        "generation_settings": settings,
-        "prompt": prompt,
-        "has_new_line": finish.text.contains('\n'),
-        "truncated": finish.truncated,
-        "stop_type": kind,
-        "stopping_word": word,
-        "timings": generation::timings(finish),
-    })
 }

@@ -1,5 +1,6 @@
 //! The input items of a stored response.
 
+use super::response::InputItemsResponse;
 use super::stored;
 use crate::api::shared::error::OpenAiError;
 use crate::api::shared::fields::invalid_value;
@@ -31,14 +32,14 @@ pub(super) struct ListInputItemsParams {
 /// Lists the input items of a stored response, including the earlier conversation.
 #[utoipa::path(get, path = "/v1/responses/{response_id}/input_items", tag = "openai",
     params(("response_id" = String, Path, description = "Id of the response"), ListInputItemsParams),
-    responses((status = 200, description = "`{object: \"list\", data, first_id, last_id, has_more}`"),
+    responses((status = 200, body = InputItemsResponse),
               (status = 404, description = "No stored response has this id")))]
 pub(super) async fn input_items(
     State(app): State<App>,
     scope: Scope,
     Path(id): Path<String>,
     page: Result<Query<ListInputItemsParams>, QueryRejection>,
-) -> Result<Json<Value>, OpenAiError> {
+) -> Result<Json<InputItemsResponse>, OpenAiError> {
     let Query(page) = page?;
     let response = stored::get(&app, &scope, &id).await?;
     let items = stored::conversation(&app, &scope, &id).await?;
@@ -46,7 +47,7 @@ pub(super) async fn input_items(
 }
 
 impl ListInputItemsParams {
-    fn select(&self, response: &Value, mut items: Vec<Value>) -> Result<Value, ApiError> {
+    fn select(&self, response: &Value, mut items: Vec<Value>) -> Result<InputItemsResponse, ApiError> {
         let input_count = items.len().saturating_sub(response["output"].as_array().map_or(0, Vec::len));
         items.truncate(input_count);
         let run = response["id"].as_str().unwrap_or_default().trim_start_matches("resp_");
@@ -67,15 +68,15 @@ impl ListInputItemsParams {
         if !(1..=MAX_LIMIT).contains(&limit) {
             return Err(invalid_value("limit", &format!("an integer between 1 and {MAX_LIMIT}"), &limit.into()));
         }
-        let more = items.len() > limit;
+        let has_more = items.len() > limit;
         items.truncate(limit);
         let id = |item: Option<&Value>| item.map_or(Value::Null, |item| item["id"].clone());
-        Ok(json!({ "object": "list", "first_id": id(items.first()), "last_id": id(items.last()), "has_more": more,
-                   "data": items }))
+        let (first_id, last_id) = (id(items.first()), id(items.last()));
+        Ok(InputItemsResponse { object: "list", first_id, last_id, has_more, data: items })
     }
 }
 
-/// Adds the fields that clients omit and OpenAI returns.
+/// Adds the fields that clients omit and OpenAI returns. The shape of an item belongs to the client that sent it.
 fn complete(item: &mut Value, id: &str) {
     let kind = if item["role"] == "assistant" { "output_text" } else { "input_text" };
     if let Some(text) = item["content"].as_str() {

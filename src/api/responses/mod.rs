@@ -11,7 +11,7 @@ mod stream;
 
 use super::shared::{self, Fields};
 use crate::api::shared::chat::sse::respond;
-use crate::api::shared::chat::{ChatRequest, ChatStream, Conversation, FailedRequest};
+use crate::api::shared::chat::{ChatRequest, ChatStream, Conversation, FailedRequest, InputTokensResponse};
 use crate::api::shared::error::OpenAiError;
 use crate::api::shared::generation;
 use crate::events::Scope;
@@ -23,7 +23,9 @@ use axum::extract::rejection::BytesRejection;
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
+use request::ResponsesBody;
+use response::{DeletedResponse, EchoedFields, ResponseObject, ResponseStreamEvent};
+use serde_json::Value;
 use stored::ResponseRecord;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -45,8 +47,9 @@ pub(super) fn protocol() -> Protocol {
 /// Generates a response, as OpenAI's Responses API. `"stream": true` returns server-sent events. Unless `store` is false, a
 /// later request can continue it by `previous_response_id`. Stored responses are deleted with the runs of the same day.
 #[utoipa::path(post, path = "/v1/responses", tag = "openai",
-    request_body(content = Value, content_type = "application/json"),
-    responses((status = 200, description = "A response, or server-sent events of its items"),
+    request_body(content = ResponsesBody, content_type = "application/json"),
+    responses((status = 200, description = "A response, or server-sent events of its items",
+                  content((ResponseObject = "application/json"), (ResponseStreamEvent = "text/event-stream"))),
               (status = 400, description = "A field is invalid; `error.param` names it"),
               (status = 409, description = "Another run has this `request_id`"),
               (status = 422, description = "A mod ended the run with an error before its first token; 400 if the mod was written for Quote"),
@@ -72,7 +75,7 @@ async fn answer(
     let mut items = previous_items(app, &caller.scope, fields).await?;
     let body = request::to_chat(&body_json, &items)?;
     let loaded = app.loaded(body.get("model").and_then(Value::as_str)).await?;
-    let echo = response::EchoedFields::from_body(&body_json);
+    let echo = EchoedFields::from_body(&body_json);
     let stores = fields.flag("store")?.unwrap_or(true);
     items.extend(request::input(fields)?);
     let mut chat = ChatStream::start(app, &loaded, ChatRequest::parse(app, &loaded, &body)?, headers, caller).await?;
@@ -82,7 +85,7 @@ async fn answer(
         respond(chat, stream::ResponseEvents::new(echo, record))
     } else {
         while chat.next().await.map_err(|error| FailedRequest { error, run: Some(run) })?.is_some() {}
-        let response = response::response(&chat, &echo);
+        let response = ResponseObject::complete(&chat, echo);
         let response = match record {
             Some(record) => record.save(response).await,
             None => response,
@@ -103,7 +106,7 @@ async fn previous_items(app: &App, scope: &Scope, fields: Fields<'_>) -> Result<
 /// Returns a stored response.
 #[utoipa::path(get, path = "/v1/responses/{response_id}", tag = "openai",
     params(("response_id" = String, Path, description = "Id of the response")),
-    responses((status = 200, description = "The response"), (status = 404, description = "No stored response has this id")))]
+    responses((status = 200, body = ResponseObject), (status = 404, description = "No stored response has this id")))]
 async fn show(State(app): State<App>, scope: Scope, Path(id): Path<String>) -> Result<Json<Value>, OpenAiError> {
     Ok(Json(stored::get(&app, &scope, &id).await?))
 }
@@ -111,26 +114,30 @@ async fn show(State(app): State<App>, scope: Scope, Path(id): Path<String>) -> R
 /// Deletes a stored response. Responses that continue it keep its conversation.
 #[utoipa::path(delete, path = "/v1/responses/{response_id}", tag = "openai",
     params(("response_id" = String, Path, description = "Id of the response")),
-    responses((status = 200, description = "`{id, object, deleted: true}`"), (status = 404, description = "No stored response has this id")))]
-async fn delete(State(app): State<App>, scope: Scope, Path(id): Path<String>) -> Result<Json<Value>, OpenAiError> {
+    responses((status = 200, body = DeletedResponse), (status = 404, description = "No stored response has this id")))]
+async fn delete(
+    State(app): State<App>,
+    scope: Scope,
+    Path(id): Path<String>,
+) -> Result<Json<DeletedResponse>, OpenAiError> {
     stored::delete(&app, &scope, &id).await?;
-    Ok(Json(json!({ "id": id, "object": "response", "deleted": true })))
+    Ok(Json(DeletedResponse { id, object: "response", deleted: true }))
 }
 
 /// Counts the tokens of a response's prompt without running it.
 #[utoipa::path(post, path = "/v1/responses/input_tokens", tag = "openai",
-    request_body(content = Value, content_type = "application/json"),
-    responses((status = 200, description = "`{\"input_tokens\": n, \"object\": \"response.input_tokens\"}`"),
+    request_body(content = ResponsesBody, content_type = "application/json"),
+    responses((status = 200, body = InputTokensResponse),
               (status = 400, description = "A field is invalid; `error.param` names it")))]
 async fn input_tokens(
     State(app): State<App>,
     scope: Scope,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Value>, OpenAiError> {
+) -> Result<Json<InputTokensResponse>, OpenAiError> {
     let body_json = shared::parse_json(&body?)?;
     let items = previous_items(&app, &scope, Fields::new(&body_json)?).await?;
     let body = request::to_chat(&body_json, &items)?;
     let loaded = app.loaded(body.get("model").and_then(Value::as_str)).await?;
     let prepared = Conversation::parse(&app, Fields::new(&body)?)?.prepare(&loaded)?;
-    Ok(Json(json!({ "input_tokens": prepared.tokens.len(), "object": "response.input_tokens" })))
+    Ok(Json(InputTokensResponse::new(&prepared)))
 }

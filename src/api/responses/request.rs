@@ -1,8 +1,12 @@
 //! Converts the body of OpenAI's Responses to that of a chat completion.
+//!
+//! Both shapes belong to clients, so the converted body is JSON and not a type of its own.
 
 use crate::api::shared::fields::{Fields, invalid_value, join_text_parts};
 use crate::server::ApiError;
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 
 /// Fields that are converted; all others are copied.
 const CONVERTED: &[&str] = &[
@@ -25,6 +29,43 @@ const UNSUPPORTED: &[(&str, &str)] = &[
     ("conversation", "conversations are not stored; send previous_response_id, or the whole conversation as input"),
     ("prompt", "stored prompts are not supported; send instructions and input"),
 ];
+
+/// The body of a response. All fields of a chat completion are accepted too.
+#[derive(Debug, Deserialize, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+pub(super) struct ResponsesBody {
+    /// Name of the model, optionally followed by mods; default is the server's default model.
+    model: Option<String>,
+    /// A text, or a list of items: messages, function calls and their outputs, and reasoning.
+    #[schema(value_type = Value)]
+    input: Value,
+    /// The system prompt.
+    instructions: Option<String>,
+    /// The response to continue.
+    previous_response_id: Option<String>,
+    /// Maximum tokens of the answer; default is the rest of the context.
+    max_output_tokens: Option<u32>,
+    /// Functions: `{type: "function", name, description?, parameters?, strict?}`.
+    #[schema(value_type = Option<Vec<Object>>)]
+    tools: Option<Vec<Value>>,
+    /// `auto`, `none`, `required`, or `{type: "function", name}`.
+    #[schema(value_type = Option<Value>)]
+    tool_choice: Option<Value>,
+    /// `{format: {type: "text" | "json_object" | "json_schema", …}}`.
+    #[schema(value_type = Option<Object>)]
+    text: Option<Value>,
+    /// `{effort?}`.
+    #[schema(value_type = Option<Object>)]
+    reasoning: Option<Value>,
+    /// Store the response, so that a later request can continue it.
+    #[schema(default = true)]
+    store: Option<bool>,
+    /// Answer with server-sent events.
+    #[schema(default = false)]
+    stream: Option<bool>,
+    temperature: Option<f64>,
+    top_p: Option<f64>,
+}
 
 /// Returns the items of `input`.
 pub(super) fn input(fields: Fields<'_>) -> Result<Vec<Value>, ApiError> {

@@ -1,108 +1,280 @@
-//! JSON of a response and its items.
+//! A response, its items and the events of its stream.
 
 use crate::api::shared::chat::ChatStream;
+use crate::api::shared::generation::{PromptProgressResponse, RunTimings, ThunderFields};
 use crate::events::FinishReason;
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::{Map, Value};
+use std::borrow::Cow;
+use utoipa::ToSchema;
 
-/// Request fields that the response repeats.
-#[derive(Debug, Clone)]
-pub(super) struct EchoedFields(Map<String, Value>);
+/// A response.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ResponseObject {
+    /// `resp_` and the id of the run.
+    pub(super) id: String,
+    /// Always `response`.
+    object: &'static str,
+    /// Seconds since 1970.
+    created_at: i64,
+    /// Seconds since 1970; null until it is complete.
+    completed_at: Option<i64>,
+    status: ResponseStatus,
+    /// Always false.
+    background: bool,
+    /// Always null; errors have their own format.
+    error: Option<String>,
+    incomplete_details: Option<IncompleteDetails>,
+    /// Name of the model.
+    model: String,
+    pub(super) output: Vec<OutputItem>,
+    /// Null while the response is in progress.
+    usage: Option<ResponseUsage>,
+    /// The run of the response.
+    thunder: ThunderFields,
+    #[serde(flatten)]
+    pub(super) echo: EchoedFields,
+}
+
+/// Status of a response or an item.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum ResponseStatus {
+    /// More output follows.
+    InProgress,
+    /// The output is complete.
+    Completed,
+    /// The limit of tokens was reached.
+    Incomplete,
+}
+
+/// The reason why a response is incomplete.
+#[derive(Debug, Serialize, ToSchema)]
+struct IncompleteDetails {
+    /// Always `max_output_tokens`.
+    reason: &'static str,
+}
+
+/// Token counts of a response.
+#[derive(Debug, Serialize, ToSchema)]
+struct ResponseUsage {
+    input_tokens: u32,
+    input_tokens_details: InputTokenDetails,
+    output_tokens: u32,
+    output_tokens_details: ReasoningTokenDetails,
+    total_tokens: u32,
+}
+
+/// Details of the prompt's tokens.
+#[derive(Debug, Serialize, ToSchema)]
+struct InputTokenDetails {
+    /// Tokens from the cache.
+    cached_tokens: u32,
+}
+
+/// Details of the output's tokens.
+#[derive(Debug, Serialize, ToSchema)]
+struct ReasoningTokenDetails {
+    /// Tokens of the reasoning.
+    reasoning_tokens: u32,
+}
+
+/// Request fields that the response repeats as sent, or their defaults.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub(super) struct EchoedFields {
+    #[schema(value_type = Option<String>)]
+    instructions: Value,
+    #[schema(value_type = Option<u32>)]
+    max_output_tokens: Value,
+    #[schema(value_type = Object)]
+    metadata: Value,
+    #[schema(value_type = bool)]
+    parallel_tool_calls: Value,
+    #[schema(value_type = Option<String>)]
+    previous_response_id: Value,
+    #[schema(value_type = Object)]
+    reasoning: Value,
+    /// False if the response is not stored.
+    #[schema(value_type = bool)]
+    pub(super) store: Value,
+    #[schema(value_type = Option<f64>)]
+    temperature: Value,
+    #[schema(value_type = Object)]
+    text: Value,
+    tool_choice: Value,
+    #[schema(value_type = Vec<Object>)]
+    tools: Value,
+    #[schema(value_type = Option<f64>)]
+    top_p: Value,
+    #[schema(value_type = String)]
+    truncation: Value,
+    #[schema(value_type = Option<String>)]
+    user: Value,
+}
 
 impl EchoedFields {
     pub(super) fn from_body(body: &Value) -> Self {
         let or = |name: &str, default: Value| {
             let present = body.get(name).filter(|value| !value.is_null());
-            (name.to_owned(), present.cloned().unwrap_or(default))
+            present.cloned().unwrap_or(default)
         };
-        Self(Map::from_iter([
-            or("instructions", Value::Null),
-            or("max_output_tokens", Value::Null),
-            or("metadata", json!({})),
-            or("parallel_tool_calls", true.into()),
-            or("previous_response_id", Value::Null),
-            or("reasoning", json!({ "effort": null, "summary": null })),
-            or("store", true.into()),
-            or("temperature", Value::Null),
-            or("text", json!({ "format": { "type": "text" } })),
-            or("tool_choice", "auto".into()),
-            or("tools", json!([])),
-            or("top_p", Value::Null),
-            or("truncation", "disabled".into()),
-            or("user", Value::Null),
-        ]))
+        let object = |members: &[(&str, Value)]| {
+            let members = members.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
+            Value::Object(members.collect::<Map<_, _>>())
+        };
+        Self {
+            instructions: or("instructions", Value::Null),
+            max_output_tokens: or("max_output_tokens", Value::Null),
+            metadata: or("metadata", object(&[])),
+            parallel_tool_calls: or("parallel_tool_calls", true.into()),
+            previous_response_id: or("previous_response_id", Value::Null),
+            reasoning: or("reasoning", object(&[("effort", Value::Null), ("summary", Value::Null)])),
+            store: or("store", true.into()),
+            temperature: or("temperature", Value::Null),
+            text: or("text", object(&[("format", object(&[("type", "text".into())]))])),
+            tool_choice: or("tool_choice", "auto".into()),
+            tools: or("tools", Value::Array(Vec::new())),
+            top_p: or("top_p", Value::Null),
+            truncation: or("truncation", "disabled".into()),
+            user: or("user", Value::Null),
+        }
     }
 }
 
-/// Returns the complete response.
-pub(super) fn response(chat: &ChatStream, echo: &EchoedFields) -> Value {
-    let parsed = chat.message(0);
-    let mut output = Vec::new();
-    if !parsed.reasoning.is_empty() {
-        output.push(reasoning(chat, output.len(), &parsed.reasoning, true));
-    }
-    let calls = chat.calls(0);
-    if !parsed.content.is_empty() || (calls.is_empty() && output.is_empty()) {
-        output.push(message(chat, output.len(), Some(&parsed.content), status(chat)));
-    }
-    for call in calls {
-        let index = output.len();
-        let whole = serde_json::from_str::<Value>(call.arguments).is_ok();
-        let status = if whole { "completed" } else { "incomplete" };
-        output.push(function_call(chat, index, call.id, call.name, call.arguments, status));
-    }
-    ended_response(chat, echo, output)
+/// A list that is always empty.
+type EmptyList = [u32; 0];
+
+/// A part of the output.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum OutputItem {
+    /// Text.
+    Message {
+        id: String,
+        status: ResponseStatus,
+        /// Always `assistant`.
+        role: &'static str,
+        content: Vec<OutputPart<'static>>,
+    },
+    /// Reasoning.
+    Reasoning {
+        id: String,
+        /// Always empty.
+        #[schema(value_type = Vec<String>)]
+        summary: EmptyList,
+        content: Vec<OutputPart<'static>>,
+        /// Always null.
+        encrypted_content: Option<String>,
+        status: ResponseStatus,
+    },
+    /// A call of a function.
+    FunctionCall {
+        id: String,
+        status: ResponseStatus,
+        /// Id of the call, which its result names.
+        call_id: String,
+        /// Name of the function.
+        name: String,
+        /// JSON.
+        arguments: String,
+    },
 }
 
-/// Returns an ended response with these items.
-pub(super) fn ended_response(chat: &ChatStream, echo: &EchoedFields, output: Vec<Value>) -> Value {
-    let mut response = empty_response(chat, echo, status(chat));
-    if status(chat) == "incomplete" {
-        response["incomplete_details"] = json!({ "reason": "max_output_tokens" });
-    }
-    response["output"] = output.into();
-    if let Some(finish) = chat.finish(0).filter(|_| status(chat) == "completed") {
-        let seconds = (finish.prompt_us + finish.generation_us) / 1_000_000;
-        response["completed_at"] = json!(chat.created + seconds as i64);
-    }
-    let usage = chat.usage();
-    response["usage"] = json!({
-        "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": { "cached_tokens": usage.cached_tokens },
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": { "reasoning_tokens": chat.reasoning_tokens() },
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-    });
-    response
+/// A part of an item's content.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum OutputPart<'a> {
+    /// Text of a message.
+    OutputText {
+        /// The text.
+        text: Cow<'a, str>,
+        /// Always empty.
+        #[schema(value_type = Vec<String>)]
+        annotations: EmptyList,
+        /// Always empty.
+        #[schema(value_type = Vec<String>)]
+        logprobs: EmptyList,
+    },
+    /// Text of the reasoning.
+    ReasoningText {
+        /// The text.
+        text: Cow<'a, str>,
+    },
 }
 
-/// Returns a response without output.
-pub(super) fn empty_response(chat: &ChatStream, echo: &EchoedFields, status: &str) -> Value {
-    let run = chat.run();
-    let mut response = json!({
-        "id": format!("resp_{}", run.0.simple()),
-        "object": "response",
-        "created_at": chat.created,
-        "completed_at": null,
-        "status": status,
-        "background": false,
-        "error": null,
-        "incomplete_details": null,
-        "model": chat.model,
-        "output": [],
-        "usage": null,
-        "thunder": { "run_id": run, "replay": format!("/runs/{run}") },
-    });
-    if let Value::Object(object) = &mut response {
-        object.extend(echo.0.clone());
+impl<'a> OutputPart<'a> {
+    pub(super) fn text(text: impl Into<Cow<'a, str>>) -> Self {
+        Self::OutputText { text: text.into(), annotations: [], logprobs: [] }
     }
-    response
+
+    pub(super) fn reasoning(text: impl Into<Cow<'a, str>>) -> Self {
+        Self::ReasoningText { text: text.into() }
+    }
 }
 
-fn status(chat: &ChatStream) -> &'static str {
+impl ResponseObject {
+    /// Returns the complete response.
+    pub(super) fn complete(chat: &ChatStream, echo: EchoedFields) -> Self {
+        let parsed = chat.message(0);
+        let status = status(chat);
+        let mut output = Vec::new();
+        if !parsed.reasoning.is_empty() {
+            output.push(OutputItem::reasoning(chat, output.len(), Some(parsed.reasoning.clone())));
+        }
+        let calls = chat.calls(0);
+        if !parsed.content.is_empty() || (calls.is_empty() && output.is_empty()) {
+            output.push(OutputItem::message(chat, output.len(), Some(parsed.content.clone()), status));
+        }
+        for call in calls {
+            let whole = serde_json::from_str::<serde::de::IgnoredAny>(call.arguments).is_ok();
+            let status = if whole { ResponseStatus::Completed } else { ResponseStatus::Incomplete };
+            output.push(OutputItem::function_call(chat, output.len(), call.id, call.name, call.arguments, status));
+        }
+        let details = IncompleteDetails { reason: "max_output_tokens" };
+        let ended = chat.finish(0).filter(|_| status == ResponseStatus::Completed);
+        let usage = chat.usage();
+        Self {
+            completed_at: ended
+                .map(|finish| chat.created + ((finish.prompt_us + finish.generation_us) / 1_000_000) as i64),
+            status,
+            incomplete_details: (status == ResponseStatus::Incomplete).then_some(details),
+            output,
+            usage: Some(ResponseUsage {
+                input_tokens: usage.prompt_tokens,
+                input_tokens_details: InputTokenDetails { cached_tokens: usage.cached_tokens },
+                output_tokens: usage.completion_tokens,
+                output_tokens_details: ReasoningTokenDetails { reasoning_tokens: chat.reasoning_tokens() },
+                total_tokens: usage.prompt_tokens + usage.completion_tokens,
+            }),
+            ..Self::in_progress(chat, echo)
+        }
+    }
+
+    /// Returns a response without output.
+    pub(super) fn in_progress(chat: &ChatStream, echo: EchoedFields) -> Self {
+        Self {
+            id: format!("resp_{}", chat.run().0.simple()),
+            object: "response",
+            created_at: chat.created,
+            completed_at: None,
+            status: ResponseStatus::InProgress,
+            background: false,
+            error: None,
+            incomplete_details: None,
+            model: chat.model.clone(),
+            output: Vec::new(),
+            usage: None,
+            thunder: ThunderFields::run(chat.run()),
+            echo,
+        }
+    }
+}
+
+fn status(chat: &ChatStream) -> ResponseStatus {
     match chat.finish(0).map(|finish| finish.reason) {
-        None => "in_progress",
-        Some(FinishReason::Length) => "incomplete",
-        Some(_) => "completed",
+        None => ResponseStatus::InProgress,
+        Some(FinishReason::Length) => ResponseStatus::Incomplete,
+        Some(_) => ResponseStatus::Completed,
     }
 }
 
@@ -110,34 +282,203 @@ fn id(chat: &ChatStream, kind: &str, index: usize) -> String {
     format!("{kind}_{}_{index}", chat.run().0.simple())
 }
 
-/// Returns a reasoning item.
-pub(super) fn reasoning(chat: &ChatStream, index: usize, text: &str, done: bool) -> Value {
-    let content = if done { json!([{ "type": "reasoning_text", "text": text }]) } else { json!([]) };
-    json!({ "id": id(chat, "rs", index), "type": "reasoning", "summary": [], "content": content,
-            "encrypted_content": null, "status": if done { "completed" } else { "in_progress" } })
+impl OutputItem {
+    /// Returns a reasoning item; `None` as text means that the item has just started.
+    pub(super) fn reasoning(chat: &ChatStream, index: usize, text: Option<String>) -> Self {
+        Self::Reasoning {
+            id: id(chat, "rs", index),
+            summary: [],
+            encrypted_content: None,
+            status: if text.is_some() { ResponseStatus::Completed } else { ResponseStatus::InProgress },
+            content: text.into_iter().map(OutputPart::reasoning).collect(),
+        }
+    }
+
+    /// Returns a message item; `None` as text means that the item has just started.
+    pub(super) fn message(chat: &ChatStream, index: usize, text: Option<String>, status: ResponseStatus) -> Self {
+        let content = text.into_iter().map(OutputPart::text).collect();
+        Self::Message { id: id(chat, "msg", index), status, role: "assistant", content }
+    }
+
+    /// Returns a function call item.
+    pub(super) fn function_call(
+        chat: &ChatStream,
+        index: usize,
+        call: &str,
+        name: &str,
+        arguments: &str,
+        status: ResponseStatus,
+    ) -> Self {
+        Self::FunctionCall {
+            id: id(chat, "fc", index),
+            status,
+            call_id: call.to_owned(),
+            name: name.to_owned(),
+            arguments: arguments.to_owned(),
+        }
+    }
+
+    /// Returns the id of the item.
+    pub(super) fn id(&self) -> &str {
+        match self {
+            Self::Message { id, .. } | Self::Reasoning { id, .. } | Self::FunctionCall { id, .. } => id,
+        }
+    }
 }
 
-/// Returns a message item; `None` as text means that the item has just started.
-pub(super) fn message(chat: &ChatStream, index: usize, text: Option<&str>, status: &str) -> Value {
-    let content: Vec<Value> = text.map(part).into_iter().collect();
-    json!({ "id": id(chat, "msg", index), "type": "message", "status": status, "role": "assistant",
-            "content": content })
+/// An event with its number in the stream.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ResponseStreamEvent<'a> {
+    #[serde(flatten)]
+    pub(super) event: ResponseEvent<'a>,
+    /// Number of the event, from 0.
+    pub(super) sequence_number: u64,
 }
 
-/// Returns the text part of a message.
-pub(super) fn part(text: &str) -> Value {
-    json!({ "type": "output_text", "text": text, "annotations": [], "logprobs": [] })
+/// An event of a response's stream.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(tag = "type")]
+pub(super) enum ResponseEvent<'a> {
+    /// The start of the stream.
+    #[serde(rename = "response.created")]
+    Created { response: &'a ResponseObject },
+    /// The response without output; repeated with the progress of the prompt, if requested.
+    #[serde(rename = "response.in_progress")]
+    InProgress {
+        response: &'a ResponseObject,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        prompt_progress: Option<PromptProgressResponse>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        timings: Option<RunTimings>,
+    },
+    /// The start of an item.
+    #[serde(rename = "response.output_item.added")]
+    OutputItemAdded { output_index: usize, item: &'a OutputItem },
+    /// The end of an item.
+    #[serde(rename = "response.output_item.done")]
+    OutputItemDone { output_index: usize, item: &'a OutputItem },
+    /// The start of an item's content.
+    #[serde(rename = "response.content_part.added")]
+    ContentPartAdded { item_id: &'a str, output_index: usize, content_index: usize, part: OutputPart<'a> },
+    /// The end of an item's content.
+    #[serde(rename = "response.content_part.done")]
+    ContentPartDone { item_id: &'a str, output_index: usize, content_index: usize, part: OutputPart<'a> },
+    /// More reasoning.
+    #[serde(rename = "response.reasoning_text.delta")]
+    ReasoningTextDelta {
+        item_id: &'a str,
+        output_index: usize,
+        delta: &'a str,
+        content_index: usize,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        timings: Option<RunTimings>,
+    },
+    /// More text.
+    #[serde(rename = "response.output_text.delta")]
+    OutputTextDelta {
+        item_id: &'a str,
+        output_index: usize,
+        delta: &'a str,
+        content_index: usize,
+        /// Always empty.
+        #[schema(value_type = Vec<String>)]
+        logprobs: EmptyList,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        timings: Option<RunTimings>,
+    },
+    /// More of a call's arguments.
+    #[serde(rename = "response.function_call_arguments.delta")]
+    FunctionCallArgumentsDelta {
+        item_id: &'a str,
+        output_index: usize,
+        delta: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        timings: Option<RunTimings>,
+    },
+    /// The complete reasoning.
+    #[serde(rename = "response.reasoning_text.done")]
+    ReasoningTextDone { item_id: &'a str, output_index: usize, content_index: usize, text: &'a str },
+    /// The complete text.
+    #[serde(rename = "response.output_text.done")]
+    OutputTextDone {
+        item_id: &'a str,
+        output_index: usize,
+        content_index: usize,
+        text: &'a str,
+        /// Always empty.
+        #[schema(value_type = Vec<String>)]
+        logprobs: EmptyList,
+    },
+    /// The complete arguments of a call.
+    #[serde(rename = "response.function_call_arguments.done")]
+    FunctionCallArgumentsDone { item_id: &'a str, output_index: usize, name: &'a str, arguments: &'a str },
+    /// A mod removed sent output.
+    #[serde(rename = "thunder.retract")]
+    Retract {
+        /// Characters of the text.
+        chars: usize,
+        /// Characters of the reasoning.
+        reasoning_chars: usize,
+        tool_calls: usize,
+    },
+    /// The complete response.
+    #[serde(rename = "response.completed")]
+    Completed { response: &'a ResponseObject, timings: Option<RunTimings> },
+    /// The response, if the limit of tokens was reached.
+    #[serde(rename = "response.incomplete")]
+    Incomplete { response: &'a ResponseObject, timings: Option<RunTimings> },
+    /// The run failed.
+    #[serde(rename = "error")]
+    Error { code: Option<&'static str>, message: String, param: Option<String> },
 }
 
-/// Returns a function call item.
-pub(super) fn function_call(
-    chat: &ChatStream,
-    index: usize,
-    call: &str,
-    name: &str,
-    arguments: &str,
-    status: &str,
-) -> Value {
-    json!({ "id": id(chat, "fc", index), "type": "function_call", "status": status, "call_id": call, "name": name,
-            "arguments": arguments })
+impl ResponseEvent<'_> {
+    /// Returns the name of the event, which is its type.
+    pub(super) const fn name(&self) -> &'static str {
+        match self {
+            Self::Created { .. } => "response.created",
+            Self::InProgress { .. } => "response.in_progress",
+            Self::OutputItemAdded { .. } => "response.output_item.added",
+            Self::OutputItemDone { .. } => "response.output_item.done",
+            Self::ContentPartAdded { .. } => "response.content_part.added",
+            Self::ContentPartDone { .. } => "response.content_part.done",
+            Self::ReasoningTextDelta { .. } => "response.reasoning_text.delta",
+            Self::OutputTextDelta { .. } => "response.output_text.delta",
+            Self::FunctionCallArgumentsDelta { .. } => "response.function_call_arguments.delta",
+            Self::ReasoningTextDone { .. } => "response.reasoning_text.done",
+            Self::OutputTextDone { .. } => "response.output_text.done",
+            Self::FunctionCallArgumentsDone { .. } => "response.function_call_arguments.done",
+            Self::Retract { .. } => "thunder.retract",
+            Self::Completed { .. } => "response.completed",
+            Self::Incomplete { .. } => "response.incomplete",
+            Self::Error { .. } => "error",
+        }
+    }
+}
+
+/// The result of deleting a stored response.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct DeletedResponse {
+    pub(super) id: String,
+    /// Always `response`.
+    pub(super) object: &'static str,
+    /// Always true.
+    pub(super) deleted: bool,
+}
+
+/// A page of input items.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct InputItemsResponse {
+    /// Always `list`.
+    pub(super) object: &'static str,
+    /// Id of the first item of the page.
+    #[schema(value_type = Option<String>)]
+    pub(super) first_id: Value,
+    /// Id of the last item of the page.
+    #[schema(value_type = Option<String>)]
+    pub(super) last_id: Value,
+    pub(super) has_more: bool,
+    /// The items as sent, with id, type and status.
+    #[schema(value_type = Vec<Object>)]
+    pub(super) data: Vec<Value>,
 }

@@ -1,6 +1,7 @@
 //! Responses stored in the database so that later requests can continue them. They are deleted with the runs of their
 //! day.
 
+use super::response::ResponseObject;
 use crate::events::{RunId, Scope, Tenant};
 use crate::server::{ApiError, App};
 use crate::store::NewResponse;
@@ -22,11 +23,11 @@ pub(super) struct ResponseRecord {
 
 impl ResponseRecord {
     /// Stores the response and returns it. If the database fails, the returned `store` field is false.
-    pub(super) async fn save(self, mut response: Value) -> Value {
+    pub(super) async fn save(self, mut response: ResponseObject) -> ResponseObject {
         let Self { app, run, mut items, owner } = self;
-        items.extend(response["output"].as_array().into_iter().flatten().cloned());
-        let id = response["id"].as_str().unwrap_or_default().to_owned();
-        let stored = NewResponse { id, run_id: run, owner, response: response.clone(), items };
+        let value = serde_json::to_value(&response).unwrap_or_default();
+        items.extend(value["output"].as_array().into_iter().flatten().cloned());
+        let stored = NewResponse { id: response.id.clone(), run_id: run, owner, response: value, items };
         let failure = match app.store() {
             Ok(store) => match timeout(STORE_TIMEOUT, store.save_response(&stored, app.now())).await {
                 Ok(Ok(())) => return response,
@@ -36,7 +37,7 @@ impl ResponseRecord {
             Err(_) => "the database is not ready".to_owned(),
         };
         tracing::warn!(run.id = %run, error = %failure, "response not stored");
-        response["store"] = false.into();
+        response.echo.store = false.into();
         response
     }
 }

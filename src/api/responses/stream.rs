@@ -2,23 +2,24 @@
 //!
 //! Retractions of mods are sent as the event `thunder.retract`; the response in the last event is always correct.
 
-use super::response::{self, EchoedFields};
+use super::response::{
+    EchoedFields, OutputItem, OutputPart, ResponseEvent, ResponseObject, ResponseStatus, ResponseStreamEvent,
+};
 use super::stored::ResponseRecord;
 use crate::api::shared::chat::sse::ChatEventWriter;
 use crate::api::shared::chat::{ChatDelta, ChatStream, ChatUpdate};
-use crate::api::shared::generation;
+use crate::api::shared::generation::RunTimings;
 use crate::api::shared::sse::{PendingEvents, push_named};
 use crate::server::ApiError;
 use futures::future::BoxFuture;
-use serde_json::{Value, json};
 
 /// Writes the events of a response.
 pub(super) struct ResponseEvents {
     echo: EchoedFields,
     record: Option<ResponseRecord>,
     sequence: u64,
-    /// Completed items.
-    output: Vec<Value>,
+    /// Number of completed items.
+    completed: usize,
     item: Option<Item>,
 }
 
@@ -37,108 +38,114 @@ enum ItemKind {
     Call { id: String, name: String },
 }
 
+/// Numbers the events of a stream.
+struct EventSender<'a> {
+    sequence: &'a mut u64,
+    pending: &'a mut PendingEvents,
+}
+
+impl EventSender<'_> {
+    fn send(&mut self, event: ResponseEvent<'_>) {
+        let sequence_number = *self.sequence;
+        *self.sequence += 1;
+        push_named(self.pending, event.name(), &ResponseStreamEvent { event, sequence_number });
+    }
+}
+
 impl ResponseEvents {
     pub(super) fn new(echo: EchoedFields, record: Option<ResponseRecord>) -> Self {
-        Self { echo, record, sequence: 0, output: Vec::new(), item: None }
+        Self { echo, record, sequence: 0, completed: 0, item: None }
     }
 
-    fn send(&mut self, name: &'static str, event: Value, pending: &mut PendingEvents) {
-        send(name, self.sequence, event, pending);
-        self.sequence += 1;
+    fn send(&mut self, event: ResponseEvent<'_>, pending: &mut PendingEvents) {
+        EventSender { sequence: &mut self.sequence, pending }.send(event);
     }
 
     fn open(&mut self, chat: &ChatStream, kind: ItemKind, pending: &mut PendingEvents) {
-        self.close(chat, "completed", pending);
-        let index = self.output.len();
-        let item = match &kind {
-            ItemKind::Thoughts => response::reasoning(chat, index, "", false),
-            ItemKind::Text => response::message(chat, index, None, "in_progress"),
-            ItemKind::Call { id, name } => response::function_call(chat, index, id, name, "", "in_progress"),
+        self.close(chat, ResponseStatus::Completed, pending);
+        let output_index = self.completed;
+        let started = ResponseStatus::InProgress;
+        let (item, part) = match &kind {
+            ItemKind::Thoughts => (OutputItem::reasoning(chat, output_index, None), Some(OutputPart::reasoning(""))),
+            ItemKind::Text => (OutputItem::message(chat, output_index, None, started), Some(OutputPart::text(""))),
+            ItemKind::Call { id, name } => (OutputItem::function_call(chat, output_index, id, name, "", started), None),
         };
-        let id = item["id"].as_str().unwrap_or_default().to_owned();
-        self.send("response.output_item.added", json!({ "output_index": index, "item": item }), pending);
-        let part = match kind {
-            ItemKind::Thoughts => Some(json!({ "type": "reasoning_text", "text": "" })),
-            ItemKind::Text => Some(response::part("")),
-            ItemKind::Call { .. } => None,
-        };
+        self.send(ResponseEvent::OutputItemAdded { output_index, item: &item }, pending);
+        let item_id = item.id();
         if let Some(part) = part {
-            let event = json!({ "item_id": id, "output_index": index, "content_index": 0, "part": part });
-            self.send("response.content_part.added", event, pending);
+            self.send(ResponseEvent::ContentPartAdded { item_id, output_index, content_index: 0, part }, pending);
         }
-        self.item = Some(Item { id, kind, text: String::new() });
+        self.item = Some(Item { id: item_id.to_owned(), kind, text: String::new() });
     }
 
-    fn piece(&mut self, chat: &ChatStream, text: &str, pending: &mut PendingEvents) {
-        let index = self.output.len();
-        let Some(item) = &mut self.item else { return };
-        item.text.push_str(text);
-        let mut event = json!({ "item_id": item.id, "output_index": index, "delta": text });
-        let name = match item.kind {
-            ItemKind::Thoughts => "response.reasoning_text.delta",
-            ItemKind::Text => "response.output_text.delta",
-            ItemKind::Call { .. } => "response.function_call_arguments.delta",
+    fn piece(&mut self, chat: &ChatStream, delta: &str, pending: &mut PendingEvents) {
+        let Self { item: Some(Item { id: item_id, kind, text }), completed: output_index, sequence, .. } = self else {
+            return;
         };
-        match item.kind {
-            ItemKind::Thoughts => event["content_index"] = 0.into(),
-            ItemKind::Text => {
-                event["content_index"] = 0.into();
-                event["logprobs"] = json!([]);
-            }
-            ItemKind::Call { .. } => {}
-        }
-        if let Some(timings) = chat.partial_timings(0).filter(|_| chat.options.timings_per_token) {
-            event["timings"] = timings;
-        }
-        self.send(name, event, pending);
-    }
-
-    fn close(&mut self, chat: &ChatStream, status: &str, pending: &mut PendingEvents) {
-        let index = self.output.len();
-        let Some(Item { id, kind, text }) = self.item.take() else { return };
-        let part = |part: Value| json!({ "item_id": id, "output_index": index, "content_index": 0, "part": part });
-        let item = match &kind {
+        text.push_str(delta);
+        let (output_index, content_index) = (*output_index, 0);
+        let timings = chat.options.timings_per_token.then(|| chat.partial_timings(0)).flatten();
+        let event = match kind {
             ItemKind::Thoughts => {
-                let event = json!({ "item_id": id, "output_index": index, "content_index": 0, "text": text });
-                self.send("response.reasoning_text.done", event, pending);
-                let event = part(json!({ "type": "reasoning_text", "text": text }));
-                self.send("response.content_part.done", event, pending);
-                response::reasoning(chat, index, &text, true)
+                ResponseEvent::ReasoningTextDelta { item_id, output_index, delta, content_index, timings }
             }
             ItemKind::Text => {
-                let event = json!({ "item_id": id, "output_index": index, "content_index": 0, "text": text,
-                                    "logprobs": [] });
-                self.send("response.output_text.done", event, pending);
-                self.send("response.content_part.done", part(response::part(&text)), pending);
-                response::message(chat, index, Some(&text), status)
+                ResponseEvent::OutputTextDelta { item_id, output_index, delta, content_index, logprobs: [], timings }
             }
-            ItemKind::Call { id: call, name } => {
-                let event = json!({ "item_id": id, "output_index": index, "name": name, "arguments": text });
-                self.send("response.function_call_arguments.done", event, pending);
-                response::function_call(chat, index, call, name, &text, status)
+            ItemKind::Call { .. } => {
+                ResponseEvent::FunctionCallArgumentsDelta { item_id, output_index, delta, timings }
             }
         };
-        self.send("response.output_item.done", json!({ "output_index": index, "item": item.clone() }), pending);
-        self.output.push(item);
+        EventSender { sequence, pending }.send(event);
+    }
+
+    fn close(&mut self, chat: &ChatStream, status: ResponseStatus, pending: &mut PendingEvents) {
+        let Some(Item { id, kind, text }) = self.item.take() else { return };
+        let (item_id, output_index, content_index) = (id.as_str(), self.completed, 0);
+        let (done, part) = match &kind {
+            ItemKind::Thoughts => (
+                ResponseEvent::ReasoningTextDone { item_id, output_index, content_index, text: &text },
+                Some(OutputPart::reasoning(text.as_str())),
+            ),
+            ItemKind::Text => (
+                ResponseEvent::OutputTextDone { item_id, output_index, content_index, text: &text, logprobs: [] },
+                Some(OutputPart::text(text.as_str())),
+            ),
+            ItemKind::Call { name, .. } => {
+                (ResponseEvent::FunctionCallArgumentsDone { item_id, output_index, name, arguments: &text }, None)
+            }
+        };
+        self.send(done, pending);
+        if let Some(part) = part {
+            self.send(ResponseEvent::ContentPartDone { item_id, output_index, content_index, part }, pending);
+        }
+        let item = match kind {
+            ItemKind::Thoughts => OutputItem::reasoning(chat, output_index, Some(text)),
+            ItemKind::Text => OutputItem::message(chat, output_index, Some(text), status),
+            ItemKind::Call { id, name } => OutputItem::function_call(chat, output_index, &id, &name, &text, status),
+        };
+        self.send(ResponseEvent::OutputItemDone { output_index, item: &item }, pending);
+        self.completed += 1;
     }
 }
 
 impl ChatEventWriter for ResponseEvents {
     fn on_start(&mut self, chat: &ChatStream, pending: &mut PendingEvents) {
-        let start = json!({ "response": response::empty_response(chat, &self.echo, "in_progress") });
-        self.send("response.created", start.clone(), pending);
-        self.send("response.in_progress", start, pending);
+        let response = ResponseObject::in_progress(chat, self.echo.clone());
+        self.send(ResponseEvent::Created { response: &response }, pending);
+        let event = ResponseEvent::InProgress { response: &response, prompt_progress: None, timings: None };
+        self.send(event, pending);
     }
 
     fn on_update(&mut self, chat: &ChatStream, update: ChatUpdate, pending: &mut PendingEvents) {
         let is = |item: &Option<Item>, kind: &ItemKind| item.as_ref().is_some_and(|item| item.kind == *kind);
         if let Some(progress) = update.progress {
-            let mut event = json!({ "response": response::empty_response(chat, &self.echo, "in_progress"),
-                                    "prompt_progress": generation::prompt_progress(progress) });
-            if chat.options.timings_per_token {
-                event["timings"] = generation::prompt_timings(progress);
-            }
-            self.send("response.in_progress", event, pending);
+            let event = ResponseEvent::InProgress {
+                response: &ResponseObject::in_progress(chat, self.echo.clone()),
+                prompt_progress: Some(progress.into()),
+                timings: chat.options.timings_per_token.then(|| RunTimings::of_prompt(progress)),
+            };
+            self.send(event, pending);
         }
         for delta in update.deltas {
             match delta {
@@ -156,11 +163,14 @@ impl ChatEventWriter for ResponseEvents {
                 }
                 ChatDelta::ToolCall { id, name, .. } => self.open(chat, ItemKind::Call { id, name }, pending),
                 ChatDelta::ToolArguments { text, .. } => self.piece(chat, &text, pending),
-                ChatDelta::ToolCallEnd(_) => self.close(chat, "completed", pending),
+                ChatDelta::ToolCallEnd(_) => self.close(chat, ResponseStatus::Completed, pending),
                 ChatDelta::Retract(void) => {
-                    let event = json!({ "chars": void.content, "reasoning_chars": void.reasoning,
-                                        "tool_calls": void.calls });
-                    self.send("thunder.retract", event, pending);
+                    let event = ResponseEvent::Retract {
+                        chars: void.content,
+                        reasoning_chars: void.reasoning,
+                        tool_calls: void.calls,
+                    };
+                    self.send(event, pending);
                 }
             }
         }
@@ -168,33 +178,34 @@ impl ChatEventWriter for ResponseEvents {
 
     fn on_end(&mut self, chat: &ChatStream, pending: &mut PendingEvents) -> Option<BoxFuture<'static, PendingEvents>> {
         let cut = chat.reason(0) == "length";
-        self.close(chat, if cut { "incomplete" } else { "completed" }, pending);
-        let response = response::response(chat, &self.echo);
-        let name = if cut { "response.incomplete" } else { "response.completed" };
+        self.close(chat, if cut { ResponseStatus::Incomplete } else { ResponseStatus::Completed }, pending);
+        let response = ResponseObject::complete(chat, self.echo.clone());
         // llama-server sends the timings next to the response.
-        let timings = chat.finish(0).map(generation::timings);
+        let timings = chat.finish(0).map(RunTimings::new);
+        let mut sequence = self.sequence;
+        let send = move |response: &ResponseObject, pending: &mut PendingEvents| {
+            let event = if cut {
+                ResponseEvent::Incomplete { response, timings }
+            } else {
+                ResponseEvent::Completed { response, timings }
+            };
+            EventSender { sequence: &mut sequence, pending }.send(event);
+        };
         let Some(record) = self.record.take() else {
-            self.send(name, json!({ "response": response, "timings": timings }), pending);
+            send(&response, pending);
             return None;
         };
-        let sequence = self.sequence;
         // The response is stored before the last event is sent because a client may then continue it immediately.
         Some(Box::pin(async move {
             let (mut last, response) = (PendingEvents::new(), record.save(response).await);
-            send(name, sequence, json!({ "response": response, "timings": timings }), &mut last);
+            send(&response, &mut last);
             last
         }))
     }
 
     fn on_error(&mut self, error: &ApiError, pending: &mut PendingEvents) {
         let rendered = error.openai().error;
-        let event = json!({ "code": rendered.code, "message": rendered.message, "param": rendered.param });
-        self.send("error", event, pending);
+        let (code, message, param) = (rendered.code, rendered.message, rendered.param);
+        self.send(ResponseEvent::Error { code, message, param }, pending);
     }
-}
-
-fn send(name: &'static str, sequence: u64, mut event: Value, pending: &mut PendingEvents) {
-    event["type"] = name.into();
-    event["sequence_number"] = sequence.into();
-    push_named(pending, name, &event);
 }

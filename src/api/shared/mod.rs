@@ -1,6 +1,7 @@
 //! Parts of a request body that all protocols share: typed fields, sampling parameters, limits and mods.
 
 pub(super) mod attention;
+pub(super) mod body;
 pub(super) mod chat;
 pub(super) mod constraint;
 pub(super) mod error;

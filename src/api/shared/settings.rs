@@ -1,8 +1,13 @@
 //! `generation_settings`: the parameters of a run under llama-server's names.
 
+use super::fields::Fields;
 use crate::engine::{Limits, SamplingParams};
-use serde_json::{Map, Value, json};
+use crate::events::TokenId;
+use crate::model::llama::{AdapterSet, SamplerStage};
+use serde::Serialize;
+use serde_json::Value;
 use std::time::Duration;
+use utoipa::ToSchema;
 
 /// Client options that shape the response, not the generation.
 #[derive(Debug, Clone)]
@@ -21,7 +26,7 @@ pub(crate) struct LlamaResponseOptions {
     pub(crate) response_fields: Vec<String>,
     pub(crate) ping: Option<Duration>,
     /// Parameters to repeat as sent.
-    pub(crate) sent: Map<String, Value>,
+    pub(crate) echoed: EchoedParameters,
 }
 
 impl LlamaResponseOptions {
@@ -37,96 +42,209 @@ impl LlamaResponseOptions {
             return_progress: false,
             response_fields: Vec::new(),
             ping: None,
-            sent: Map::new(),
+            echoed: EchoedParameters::default(),
         }
     }
 }
 
 /// Parameters repeated as sent.
-pub(crate) const ECHOED_FIELDS: &[&str] = &["n_keep", "n_discard", "n_cache_reuse", "grammar", "backend_sampling"];
-
-/// Returns the settings of a run. The seed is the one actually used, even if -1 was requested, so that the run can be
-/// repeated.
-pub(crate) fn generation_settings(sampling: &SamplingParams, limits: &Limits, options: &LlamaResponseOptions) -> Value {
-    let bias: Vec<Value> = sampling
-        .logit_bias
-        .iter()
-        .map(|&(token, bias)| json!({ "bias": bias.is_finite().then_some(bias), "token": token }))
-        .collect();
-    let drawing = json!({
-        "seed": sampling.seed,
-        "temperature": to_shortest_f64(sampling.temperature),
-        "top_k": sampling.top_k,
-        "top_p": to_shortest_f64(sampling.top_p),
-        "min_p": to_shortest_f64(sampling.min_p),
-        "repeat_last_n": sampling.repeat_last_n,
-        "repeat_penalty": to_shortest_f64(sampling.repeat_penalty),
-        "presence_penalty": to_shortest_f64(sampling.presence_penalty),
-        "frequency_penalty": to_shortest_f64(sampling.frequency_penalty),
-    });
-    // Split into three objects because of the macro's recursion limit.
-    let rest = json!({
-        "stop": limits.stop,
-        "max_tokens": options.n_predict,
-        "n_predict": options.n_predict,
-        "n_keep": 0,
-        "n_discard": 0,
-        "n_indent": limits.min_indent,
-        "n_cache_reuse": 0,
-        "t_max_predict_ms": limits.max_time.map_or(0, |time| time.as_millis() as u64),
-        "ignore_eos": limits.ignore_eos,
-        "stream": options.stream,
-        "logit_bias": bias,
-        "n_probs": options.n_probs,
-        "grammar": "",
-        "grammar_lazy": false,
-        "grammar_triggers": [],
-        "preserved_tokens": [],
-        "chat_format": "Content-only",
-        "reasoning_format": "none",
-        "reasoning_in_content": false,
-        "generation_prompt": "",
-        "speculative.types": "none",
-        "speculative.n_max": 0,
-        "speculative.n_min": 0,
-        "speculative.p_min": 0.0,
-        "timings_per_token": options.timings_per_token,
-        "post_sampling_probs": options.post_sampling,
-        "backend_sampling": false,
-        "lora": [],
-    });
-    let mut settings = Map::new();
-    for part in [drawing, extended_sampling(sampling), rest] {
-        settings.extend(part.as_object().into_iter().flatten().map(|(name, value)| (name.clone(), value.clone())));
-    }
-    for (name, value) in &options.sent {
-        settings.insert(name.clone(), value.clone());
-    }
-    Value::Object(settings)
+#[derive(Debug, Clone)]
+pub(crate) struct EchoedParameters {
+    n_keep: Value,
+    n_discard: Value,
+    n_cache_reuse: Value,
+    grammar: Value,
+    backend_sampling: Value,
+    pub(crate) lora: AdapterSet,
 }
 
-/// Returns the less common sampling parameters.
-fn extended_sampling(sampling: &SamplingParams) -> Value {
-    json!({
-        "dynatemp_range": to_shortest_f64(sampling.dynatemp_range),
-        "dynatemp_exponent": to_shortest_f64(sampling.dynatemp_exponent),
-        "top_n_sigma": to_shortest_f64(sampling.top_n_sigma),
-        "xtc_probability": to_shortest_f64(sampling.xtc_probability),
-        "xtc_threshold": to_shortest_f64(sampling.xtc_threshold),
-        "typical_p": to_shortest_f64(sampling.typical_p),
-        "dry_multiplier": to_shortest_f64(sampling.dry_multiplier),
-        "dry_base": to_shortest_f64(sampling.dry_base),
-        "dry_allowed_length": sampling.dry_allowed_length,
-        "dry_penalty_last_n": sampling.dry_penalty_last_n,
-        "dry_sequence_breakers": sampling.dry_sequence_breakers,
-        "mirostat": sampling.mirostat,
-        "mirostat_tau": to_shortest_f64(sampling.mirostat_tau),
-        "mirostat_eta": to_shortest_f64(sampling.mirostat_eta),
-        "adaptive_target": to_shortest_f64(sampling.adaptive_target),
-        "adaptive_decay": to_shortest_f64(sampling.adaptive_decay),
-        "min_keep": sampling.min_keep,
-        "samplers": sampling.samplers,
-    })
+impl Default for EchoedParameters {
+    fn default() -> Self {
+        Self {
+            n_keep: 0.into(),
+            n_discard: 0.into(),
+            n_cache_reuse: 0.into(),
+            grammar: "".into(),
+            backend_sampling: false.into(),
+            lora: AdapterSet::default(),
+        }
+    }
+}
+
+impl EchoedParameters {
+    /// Returns the parameters of a request.
+    pub(crate) fn from_fields(fields: Fields<'_>) -> Self {
+        let or = |name: &str, default: Value| fields.get(name).cloned().unwrap_or(default);
+        let default = Self::default();
+        Self {
+            n_keep: or("n_keep", default.n_keep),
+            n_discard: or("n_discard", default.n_discard),
+            n_cache_reuse: or("n_cache_reuse", default.n_cache_reuse),
+            grammar: or("grammar", default.grammar),
+            backend_sampling: or("backend_sampling", default.backend_sampling),
+            lora: default.lora,
+        }
+    }
+}
+
+/// A list that is always empty.
+type EmptyList = [u32; 0];
+
+/// An addition to a token's logit.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub(crate) struct TokenBias {
+    /// Null if the token is never sampled.
+    bias: Option<f64>,
+    token: TokenId,
+}
+
+/// The parameters of a run under llama-server's names.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub(crate) struct GenerationSettings {
+    /// Seed actually used, even if -1 was requested, so that the run can be repeated.
+    pub(crate) seed: u32,
+    temperature: f64,
+    top_k: i32,
+    top_p: f64,
+    min_p: f64,
+    repeat_last_n: i32,
+    repeat_penalty: f64,
+    presence_penalty: f64,
+    frequency_penalty: f64,
+    dynatemp_range: f64,
+    dynatemp_exponent: f64,
+    top_n_sigma: f64,
+    xtc_probability: f64,
+    xtc_threshold: f64,
+    typical_p: f64,
+    dry_multiplier: f64,
+    dry_base: f64,
+    dry_allowed_length: i32,
+    dry_penalty_last_n: i32,
+    dry_sequence_breakers: Vec<String>,
+    mirostat: u8,
+    mirostat_tau: f64,
+    mirostat_eta: f64,
+    adaptive_target: f64,
+    adaptive_decay: f64,
+    min_keep: usize,
+    /// Sampling stages, in order.
+    #[schema(value_type = Vec<String>)]
+    samplers: Vec<SamplerStage>,
+    stop: Vec<String>,
+    /// Like `n_predict`.
+    max_tokens: i64,
+    /// Maximum tokens of the answer; -1 for as many as fit.
+    n_predict: i64,
+    /// As sent.
+    #[schema(value_type = Object)]
+    n_keep: Value,
+    /// As sent.
+    #[schema(value_type = Object)]
+    n_discard: Value,
+    n_indent: u32,
+    /// As sent.
+    #[schema(value_type = Object)]
+    n_cache_reuse: Value,
+    /// Maximum duration; 0 for none.
+    t_max_predict_ms: u64,
+    ignore_eos: bool,
+    stream: bool,
+    logit_bias: Vec<TokenBias>,
+    n_probs: usize,
+    /// As sent.
+    #[schema(value_type = Object)]
+    grammar: Value,
+    grammar_lazy: bool,
+    #[schema(value_type = Vec<u32>)]
+    grammar_triggers: EmptyList,
+    #[schema(value_type = Vec<u32>)]
+    preserved_tokens: EmptyList,
+    chat_format: &'static str,
+    reasoning_format: &'static str,
+    reasoning_in_content: bool,
+    generation_prompt: &'static str,
+    #[serde(rename = "speculative.types")]
+    speculative_types: &'static str,
+    #[serde(rename = "speculative.n_max")]
+    speculative_n_max: u32,
+    #[serde(rename = "speculative.n_min")]
+    speculative_n_min: u32,
+    #[serde(rename = "speculative.p_min")]
+    speculative_p_min: f64,
+    timings_per_token: bool,
+    post_sampling_probs: bool,
+    /// As sent.
+    #[schema(value_type = Object)]
+    backend_sampling: Value,
+    /// Active adapters: `{id, scale}`.
+    #[schema(value_type = Vec<Object>)]
+    pub(crate) lora: AdapterSet,
+}
+
+impl GenerationSettings {
+    /// Returns the settings of a run.
+    pub(crate) fn new(sampling: &SamplingParams, limits: &Limits, options: &LlamaResponseOptions) -> Self {
+        let echoed = &options.echoed;
+        let bias = |&(token, bias): &(TokenId, f32)| TokenBias { bias: bias.is_finite().then_some(bias.into()), token };
+        Self {
+            seed: sampling.seed,
+            temperature: to_shortest_f64(sampling.temperature),
+            top_k: sampling.top_k,
+            top_p: to_shortest_f64(sampling.top_p),
+            min_p: to_shortest_f64(sampling.min_p),
+            repeat_last_n: sampling.repeat_last_n,
+            repeat_penalty: to_shortest_f64(sampling.repeat_penalty),
+            presence_penalty: to_shortest_f64(sampling.presence_penalty),
+            frequency_penalty: to_shortest_f64(sampling.frequency_penalty),
+            dynatemp_range: to_shortest_f64(sampling.dynatemp_range),
+            dynatemp_exponent: to_shortest_f64(sampling.dynatemp_exponent),
+            top_n_sigma: to_shortest_f64(sampling.top_n_sigma),
+            xtc_probability: to_shortest_f64(sampling.xtc_probability),
+            xtc_threshold: to_shortest_f64(sampling.xtc_threshold),
+            typical_p: to_shortest_f64(sampling.typical_p),
+            dry_multiplier: to_shortest_f64(sampling.dry_multiplier),
+            dry_base: to_shortest_f64(sampling.dry_base),
+            dry_allowed_length: sampling.dry_allowed_length,
+            dry_penalty_last_n: sampling.dry_penalty_last_n,
+            dry_sequence_breakers: sampling.dry_sequence_breakers.clone(),
+            mirostat: sampling.mirostat,
+            mirostat_tau: to_shortest_f64(sampling.mirostat_tau),
+            mirostat_eta: to_shortest_f64(sampling.mirostat_eta),
+            adaptive_target: to_shortest_f64(sampling.adaptive_target),
+            adaptive_decay: to_shortest_f64(sampling.adaptive_decay),
+            min_keep: sampling.min_keep,
+            samplers: sampling.samplers.clone(),
+            stop: limits.stop.clone(),
+            max_tokens: options.n_predict,
+            n_predict: options.n_predict,
+            n_keep: echoed.n_keep.clone(),
+            n_discard: echoed.n_discard.clone(),
+            n_indent: limits.min_indent,
+            n_cache_reuse: echoed.n_cache_reuse.clone(),
+            t_max_predict_ms: limits.max_time.map_or(0, |time| time.as_millis() as u64),
+            ignore_eos: limits.ignore_eos,
+            stream: options.stream,
+            logit_bias: sampling.logit_bias.iter().map(bias).collect(),
+            n_probs: options.n_probs,
+            grammar: echoed.grammar.clone(),
+            grammar_lazy: false,
+            grammar_triggers: [],
+            preserved_tokens: [],
+            chat_format: "Content-only",
+            reasoning_format: "none",
+            reasoning_in_content: false,
+            generation_prompt: "",
+            speculative_types: "none",
+            speculative_n_max: 0,
+            speculative_n_min: 0,
+            speculative_p_min: 0.0,
+            timings_per_token: options.timings_per_token,
+            post_sampling_probs: options.post_sampling,
+            backend_sampling: echoed.backend_sampling.clone(),
+            lora: echoed.lora.clone(),
+        }
+    }
 }
 
 /// Returns the double with the same decimal form as the float: 0.8, not 0.800000011920929.

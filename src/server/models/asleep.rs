@@ -3,14 +3,14 @@
 use super::{Entry, Loaded, ModelRegistry, ModelState};
 use crate::engine::EngineStatus;
 use crate::server::ApiError;
-use serde_json::Value;
+use serde_json::value::RawValue;
 use std::sync::Arc;
 
 /// Data of a sleeping model that is reported without loading it.
 #[derive(Debug)]
 pub struct Asleep {
     /// The body of `GET /props`.
-    pub props: Value,
+    pub props: Box<RawValue>,
     /// The counters of its engine and of its encoder.
     pub work: [Arc<EngineStatus>; 2],
 }

@@ -13,9 +13,19 @@ use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::Method;
 use axum::response::{IntoResponse, Response};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
+
+/// An action on an active answer.
+#[derive(Debug, Deserialize, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+pub(super) struct ChatControlRequest {
+    /// The answer's id.
+    id: String,
+    /// Always `reasoning_end`.
+    action: String,
+}
 
 /// Result of a control request.
 #[derive(Debug, Serialize, ToSchema)]
@@ -29,7 +39,7 @@ pub(super) struct ControlResponse {
 /// Ends the reasoning of an active answer, as if its budget were spent. `id` is the answer's id. Its request must have
 /// set `"reasoning_control": true` or a reasoning budget. An answer that is not reasoning is not changed.
 #[utoipa::path(post, path = "/v1/chat/completions/control", tag = "openai",
-    request_body(content = Value, content_type = "application/json", example = json!({"id": "chatcmpl-…", "action": "reasoning_end"})),
+    request_body(content = ChatControlRequest, content_type = "application/json", example = json!({"id": "chatcmpl-…", "action": "reasoning_end"})),
     responses((status = 200, body = ControlResponse), (status = 400, description = "A field is invalid; `error.param` names it")))]
 pub(super) async fn control(
     State(app): State<App>,

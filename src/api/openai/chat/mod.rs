@@ -5,6 +5,7 @@ mod response;
 mod stream;
 
 use crate::api::shared;
+use crate::api::shared::body::ChatCompletionRequest;
 use crate::api::shared::chat::sse::respond;
 use crate::api::shared::chat::{ChatRequest, ChatStream, FailedRequest};
 use crate::api::shared::error::OpenAiError;
@@ -16,6 +17,7 @@ use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
+use response::{ChatCompletion, ChatCompletionChunk};
 use serde_json::Value;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -37,8 +39,9 @@ pub(super) fn control_router() -> OpenApiRouter<App> {
 /// `tools` are offered to the model; `tool_choice` `"required"` or a function's name forces a call. `response_format`,
 /// `json_schema` or `grammar` constrain the text. Reasoning is returned as `reasoning_content`.
 #[utoipa::path(post, path = "/v1/chat/completions", tag = "openai",
-    request_body(content = Value, content_type = "application/json"),
-    responses((status = 200, description = "A chat completion, or server-sent events of its chunks"),
+    request_body(content = ChatCompletionRequest, content_type = "application/json"),
+    responses((status = 200, description = "A chat completion, or server-sent events of its chunks",
+                  content((ChatCompletion = "application/json"), (ChatCompletionChunk = "text/event-stream"))),
               (status = 400, description = "A field is invalid; `error.param` names it"),
               (status = 409, description = "Another run has this `request_id`"),
               (status = 422, description = "A mod ended the run with an error before its first token; 400 if the mod was written for Quote"),
@@ -70,7 +73,7 @@ async fn answer(
         while let Some(update) = chat.next().await.map_err(|error| FailedRequest { error, run: Some(run) })? {
             response::update_tokens(&mut tokens[update.answer], update.tokens, update.retracted_tokens);
         }
-        Json(response::completion(&chat, &tokens)).into_response()
+        Json(ChatCompletion::new(&chat, &tokens)).into_response()
     };
     Ok(generation::with_run_id(response, run))
 }

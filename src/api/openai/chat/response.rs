@@ -1,98 +1,319 @@
-//! JSON of chat completions and their chunks.
+//! A chat completion and the chunks of its stream.
 
-use crate::api::openai::response::{self, FINGERPRINT, NO_LOGPROB};
-use crate::api::shared::chat::{ChatStream, MeasuredTokens, ToolCallRef};
-use crate::api::shared::generation;
-use crate::api::shared::generation::ProbabilityFormatter;
-use serde_json::{Map, Value, json};
+use crate::api::openai::response::{
+    AnswerId, CompletionTokenDetails, CompletionUsage, FINGERPRINT, NO_LOGPROB, VerboseAnswer,
+};
+use crate::api::shared::chat::{ChatDelta, ChatStream, MeasuredTokens, ToolCallRef};
+use crate::api::shared::generation::{
+    ProbabilityFormatter, PromptProgressResponse, RunTimings, ThunderFields, TokenProbabilities,
+};
+use serde::Serialize;
+use utoipa::ToSchema;
 
-/// Returns the response object with these choices.
-pub(super) fn object(chat: &ChatStream, choices: Value, chunk: bool) -> Map<String, Value> {
-    let kind = if chunk { "chat.completion.chunk" } else { "chat.completion" };
-    let mut object = Map::new();
-    object.insert("id".into(), format!("chatcmpl-{}", chat.run()).into());
-    object.insert("object".into(), kind.into());
-    object.insert("created".into(), chat.created.into());
-    object.insert("model".into(), chat.model.clone().into());
-    object.insert("system_fingerprint".into(), FINGERPRINT.into());
-    object.insert("choices".into(), choices);
-    object
+/// A chat completion.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ChatCompletion<'a> {
+    /// `chatcmpl-` and the id of the first run.
+    #[schema(value_type = String)]
+    id: AnswerId,
+    /// Always `chat.completion`.
+    object: &'static str,
+    /// Seconds since 1970.
+    created: i64,
+    /// Name of the model.
+    model: &'a str,
+    system_fingerprint: &'static str,
+    choices: Vec<ChatChoice<'a>>,
+    usage: CompletionUsage,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timings: Option<RunTimings>,
+    #[serde(rename = "__verbose", skip_serializing_if = "Option::is_none")]
+    verbose: Option<VerboseAnswer<'a>>,
+    /// The runs of the choices.
+    thunder: ThunderFields,
+}
+
+/// One answer of a chat completion.
+#[derive(Debug, Serialize, ToSchema)]
+struct ChatChoice<'a> {
+    index: usize,
+    message: ChatMessage<'a>,
+    logprobs: Option<ChatLogprobs>,
+    /// `stop`, `length` or `tool_calls`.
+    finish_reason: &'static str,
+}
+
+/// The message of an answer.
+#[derive(Debug, Serialize, ToSchema)]
+struct ChatMessage<'a> {
+    /// Always `assistant`.
+    role: &'static str,
+    /// The text; null if the answer has only tool calls.
+    content: Option<&'a str>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    reasoning_content: &'a str,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<ChatToolCall<'a>>,
+}
+
+/// A tool call.
+#[derive(Debug, Serialize, ToSchema)]
+struct ChatToolCall<'a> {
+    id: &'a str,
+    /// Always `function`.
+    r#type: &'static str,
+    function: ChatFunctionCall<'a>,
+}
+
+/// The function of a tool call.
+#[derive(Debug, Serialize, ToSchema)]
+struct ChatFunctionCall<'a> {
+    name: &'a str,
+    /// JSON.
+    arguments: &'a str,
+}
+
+/// Log-probabilities of an answer's tokens.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ChatLogprobs {
+    content: Vec<TokenProbabilities>,
+    /// Always null.
+    refusal: Option<String>,
+}
+
+/// A chunk of a chat completion.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ChatCompletionChunk<'a> {
+    /// `chatcmpl-` and the id of the first run.
+    #[schema(value_type = String)]
+    id: AnswerId,
+    /// Always `chat.completion.chunk`.
+    object: &'static str,
+    /// Seconds since 1970.
+    created: i64,
+    /// Name of the model.
+    model: &'a str,
+    system_fingerprint: &'static str,
+    /// One choice, or none in the chunk with the token counts.
+    choices: Vec<ChatChunkChoice<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_progress: Option<PromptProgressResponse>,
+    /// The runs of the choices in the first and last chunk, or a retraction.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) thunder: Option<ThunderFields>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<CompletionUsage>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) timings: Option<RunTimings>,
+    #[serde(rename = "__verbose", skip_serializing_if = "Option::is_none")]
+    verbose: Option<VerboseAnswer<'a>>,
+}
+
+/// A part of one answer.
+#[derive(Debug, Serialize, ToSchema)]
+struct ChatChunkChoice<'a> {
+    index: usize,
+    delta: ChatChunkDelta<'a>,
+    logprobs: Option<ChatLogprobs>,
+    /// `stop`, `length` or `tool_calls` in the last part.
+    finish_reason: Option<&'static str>,
+}
+
+/// An addition to an answer.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+pub(super) enum ChatChunkDelta<'a> {
+    /// The start of the answer, and progress of the prompt.
+    Start {
+        /// Always `assistant`.
+        role: &'static str,
+        /// Always null.
+        content: Option<&'a str>,
+    },
+    /// More reasoning.
+    Reasoning {
+        /// The addition.
+        reasoning_content: &'a str,
+    },
+    /// More text.
+    Content {
+        /// The addition.
+        content: &'a str,
+    },
+    /// A part of a tool call.
+    ToolCall {
+        /// The part.
+        #[schema(value_type = Vec<ToolCallChunk>)]
+        tool_calls: [ToolCallChunk<'a>; 1],
+    },
+    /// The end of the answer.
+    End {},
+}
+
+/// A part of a tool call.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ToolCallChunk<'a> {
+    /// Index of the call.
+    index: usize,
+    /// Id of the call, in its first part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<&'a str>,
+    /// `function` in the first part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    r#type: Option<&'static str>,
+    function: FunctionChunk<'a>,
+}
+
+/// A part of a tool call's function.
+#[derive(Debug, Serialize, ToSchema)]
+struct FunctionChunk<'a> {
+    /// Name of the function, in the first part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'a str>,
+    /// An addition to the arguments.
+    arguments: &'a str,
+}
+
+impl<'a> ChatChunkDelta<'a> {
+    pub(super) const START: Self = Self::Start { role: "assistant", content: None };
+
+    /// Returns the addition of a delta.
+    pub(super) fn new(delta: &'a ChatDelta) -> Self {
+        let call = |index, id, r#type, function| Self::ToolCall {
+            tool_calls: [ToolCallChunk { index, id, r#type, function }],
+        };
+        match delta {
+            ChatDelta::Reasoning(text) => Self::Reasoning { reasoning_content: text },
+            ChatDelta::Content(text) => Self::Content { content: text },
+            ChatDelta::ToolCall { index, id, name } => {
+                call(*index, Some(id), Some("function"), FunctionChunk { name: Some(name), arguments: "" })
+            }
+            ChatDelta::ToolArguments { index, text } => {
+                call(*index, None, None, FunctionChunk { name: None, arguments: text })
+            }
+            ChatDelta::ToolCallEnd(_) => Self::End {},
+            ChatDelta::Retract(_) => Self::Content { content: "" },
+        }
+    }
+}
+
+impl<'a> ChatCompletion<'a> {
+    /// Returns the complete response.
+    pub(super) fn new(chat: &'a ChatStream, tokens: &[MeasuredTokens]) -> Self {
+        let choice = |(index, tokens): (usize, &MeasuredTokens)| ChatChoice {
+            index,
+            message: ChatMessage::new(chat, index),
+            logprobs: logprobs(chat, tokens),
+            finish_reason: chat.reason(index),
+        };
+        Self {
+            id: AnswerId("chatcmpl-", chat.run()),
+            object: "chat.completion",
+            created: chat.created,
+            model: &chat.model,
+            system_fingerprint: FINGERPRINT,
+            choices: tokens.iter().enumerate().map(choice).collect(),
+            usage: usage(chat),
+            timings: chat.finish(0).map(RunTimings::new),
+            verbose: verbose(chat),
+            thunder: thunder(chat),
+        }
+    }
+}
+
+impl<'a> ChatMessage<'a> {
+    fn new(chat: &'a ChatStream, answer: usize) -> Self {
+        let parsed = chat.message(answer);
+        let call = |ToolCallRef { id, name, arguments }| ChatToolCall {
+            id,
+            r#type: "function",
+            function: ChatFunctionCall { name, arguments },
+        };
+        let tool_calls: Vec<_> = chat.calls(answer).into_iter().map(call).collect();
+        Self {
+            role: "assistant",
+            content: (tool_calls.is_empty() || !parsed.content.is_empty()).then_some(parsed.content.as_str()),
+            reasoning_content: &parsed.reasoning,
+            tool_calls,
+        }
+    }
+}
+
+impl<'a> ChatCompletionChunk<'a> {
+    /// Returns a chunk with an addition to one answer.
+    pub(super) fn delta(
+        chat: &'a ChatStream,
+        index: usize,
+        delta: ChatChunkDelta<'a>,
+        logprobs: Option<ChatLogprobs>,
+    ) -> Self {
+        Self::with_choices(chat, vec![ChatChunkChoice { index, delta, logprobs, finish_reason: None }])
+    }
+
+    /// Returns the last chunk of one answer.
+    pub(super) fn end(chat: &'a ChatStream, index: usize, logprobs: Option<ChatLogprobs>) -> Self {
+        let finish_reason = Some(chat.reason(index));
+        Self::with_choices(
+            chat,
+            vec![ChatChunkChoice { index, delta: ChatChunkDelta::End {}, logprobs, finish_reason }],
+        )
+    }
+
+    /// Returns the chunk with the token counts.
+    pub(super) fn usage(chat: &'a ChatStream) -> Self {
+        Self { usage: Some(usage(chat)), ..Self::with_choices(chat, Vec::new()) }
+    }
+
+    fn with_choices(chat: &'a ChatStream, choices: Vec<ChatChunkChoice<'a>>) -> Self {
+        Self {
+            id: AnswerId("chatcmpl-", chat.run()),
+            object: "chat.completion.chunk",
+            created: chat.created,
+            model: &chat.model,
+            system_fingerprint: FINGERPRINT,
+            choices,
+            prompt_progress: None,
+            thunder: None,
+            usage: None,
+            timings: None,
+            verbose: None,
+        }
+    }
+
+    /// Adds the fields that only the last chunk of a stream has.
+    pub(super) fn with_final_fields(self, chat: &'a ChatStream) -> Self {
+        Self { timings: chat.finish(0).map(RunTimings::new), verbose: verbose(chat), ..self }
+    }
 }
 
 /// Returns the token counts.
-pub(super) fn usage(chat: &ChatStream) -> Value {
-    let mut usage = response::usage(chat.usage());
-    usage["completion_tokens_details"] = json!({ "reasoning_tokens": chat.reasoning_tokens() });
+fn usage(chat: &ChatStream) -> CompletionUsage {
+    let mut usage = CompletionUsage::from(chat.usage());
+    usage.completion_tokens_details = Some(CompletionTokenDetails { reasoning_tokens: chat.reasoning_tokens() });
     usage
 }
 
 /// Returns the ids of the runs and the path of their replay.
-pub(super) fn thunder(chat: &ChatStream) -> Value {
-    let run = chat.run();
-    let mut thunder = json!({ "run_id": run, "replay": format!("/runs/{run}"), "id_slot": chat.slot(0) });
-    if chat.len() > 1 {
-        thunder["run_ids"] = chat.runs().map(|run| json!(run)).collect();
-    }
-    thunder
+pub(super) fn thunder(chat: &ChatStream) -> ThunderFields {
+    ThunderFields::runs(chat.runs()).with_slot(chat.slot(0))
 }
 
-/// Returns the complete response.
-pub(super) fn completion(chat: &ChatStream, tokens: &[MeasuredTokens]) -> Value {
-    let choices: Vec<Value> = tokens
-        .iter()
-        .enumerate()
-        .map(|(index, tokens)| {
-            json!({ "index": index, "message": message(chat, index), "logprobs": logprobs(chat, tokens),
-                    "finish_reason": chat.reason(index) })
-        })
-        .collect();
-    let mut object = object(chat, choices.into(), false);
-    object.insert("usage".into(), usage(chat));
-    add_final_fields(chat, &mut object);
-    object.insert("thunder".into(), thunder(chat));
-    Value::Object(object)
-}
-
-fn message(chat: &ChatStream, answer: usize) -> Value {
-    let parsed = chat.message(answer);
-    let calls = chat.calls(answer);
-    let mut message = json!({ "role": "assistant", "content": parsed.content });
-    if !parsed.reasoning.is_empty() {
-        message["reasoning_content"] = parsed.reasoning.clone().into();
-    }
-    if !calls.is_empty() {
-        if parsed.content.is_empty() {
-            message["content"] = Value::Null;
-        }
-        let call = |call: &ToolCallRef<'_>| {
-            json!({ "id": call.id, "type": "function",
-                    "function": { "name": call.name, "arguments": call.arguments } })
-        };
-        message["tool_calls"] = calls.iter().map(call).collect();
-    }
-    message
-}
-
-/// Adds the fields that only the last object of an answer has.
-pub(super) fn add_final_fields(chat: &ChatStream, object: &mut Map<String, Value>) {
-    let Some(finish) = chat.finish(0) else { return };
-    object.insert("timings".into(), generation::timings(finish));
-    let Some(verbose) = &chat.options.verbose else { return };
-    let verbose = response::verbose(finish, &chat.model, chat.slot(0), &verbose.prompt, &verbose.settings);
-    object.insert("__verbose".into(), verbose);
+/// Returns llama-server's details of the first answer, if the client requested them.
+fn verbose(chat: &ChatStream) -> Option<VerboseAnswer<'_>> {
+    let (finish, details) = (chat.finish(0)?, chat.options.verbose.as_ref()?);
+    Some(VerboseAnswer::new(finish, &chat.model, chat.slot(0), &details.prompt, &details.settings))
 }
 
 /// Returns the log-probabilities of these tokens if the client requested them.
-pub(super) fn logprobs(chat: &ChatStream, tokens: &MeasuredTokens) -> Value {
-    let Some(top) = chat.options.logprobs.filter(|_| !tokens.is_empty()) else { return Value::Null };
+pub(super) fn logprobs(chat: &ChatStream, tokens: &MeasuredTokens) -> Option<ChatLogprobs> {
     let formatter = ProbabilityFormatter {
         vocabulary: &chat.vocabulary,
-        top,
+        top: chat.options.logprobs.filter(|_| !tokens.is_empty())?,
         after_sampler: chat.options.after_sampler,
         no_logprob: NO_LOGPROB,
     };
-    let content: Vec<Value> = tokens.iter().map(|(measure, others)| formatter.drawn_token(measure, others)).collect();
-    json!({ "content": content, "refusal": null })
+    let content = tokens.iter().map(|(measure, others)| formatter.drawn_token(measure, others)).collect();
+    Some(ChatLogprobs { content, refusal: None })
 }
 
 /// Removes the last `retracted_tokens` collected tokens, then appends new ones.

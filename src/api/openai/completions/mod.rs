@@ -6,7 +6,7 @@ mod response;
 
 use crate::api::shared::error::OpenAiError;
 use crate::api::shared::generation;
-use crate::api::shared::generation::{Runs, stream};
+use crate::api::shared::generation::{Runs, ThunderFields, stream};
 use crate::api::shared::sse::{PendingEvents, ServerEvent, to_text};
 use crate::api::shared::{self, Fields};
 use crate::engine::Output;
@@ -17,16 +17,17 @@ use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use response::{CompletionBuilder, CompletionChoice};
-use serde_json::{Value, json};
+use request::CompletionBody;
+use response::{CompletionBuilder, CompletionChoice, TextChoice, TextCompletion, TextCompletionChunk};
 use std::sync::Arc;
 
 /// Completes a prompt, as OpenAI's older API. `prompt` is a string, token ids, or a list of those; `n` is the number
 /// of answers to each. `echo` repeats the prompt; with `logprobs` and `max_tokens` 0 it reports the prompt's
 /// probabilities. `suffix` requests the text between `prompt` and `suffix`.
 #[utoipa::path(post, path = "/v1/completions", tag = "openai",
-    request_body(content = Value, content_type = "application/json"),
-    responses((status = 200, description = "A completion, or server-sent events of its chunks"),
+    request_body(content = CompletionBody, content_type = "application/json"),
+    responses((status = 200, description = "A completion, or server-sent events of its chunks",
+                  content((TextCompletion = "application/json"), (TextCompletionChunk = "text/event-stream"))),
               (status = 400, description = "A field is invalid; `error.param` names it"),
               (status = 409, description = "Another run has this `request_id`"),
               (status = 422, description = "A mod ended the run with an error before its first token; 400 if the mod was written for Quote"),
@@ -63,7 +64,7 @@ pub(super) async fn completions(
         stream::respond(runs, CompletionChunks { builder, started: false }, ping)
     } else {
         match complete(runs, builder).await {
-            Ok(answer) => Json(answer).into_response(),
+            Ok(response) => response,
             Err(error) => OpenAiError(error).into_response(),
         }
     };
@@ -73,8 +74,8 @@ pub(super) async fn completions(
     })
 }
 
-async fn complete(mut runs: Runs, mut builder: CompletionBuilder) -> Result<Value, ApiError> {
-    let mut written = vec![Value::Null; builder.choices.len()];
+async fn complete(mut runs: Runs, mut builder: CompletionBuilder) -> Result<Response, ApiError> {
+    let mut choices: Vec<Option<TextChoice>> = builder.choices.iter().map(|_| None).collect();
     while let Some((index, output)) = runs.next().await? {
         let choice = &mut builder.choices[index];
         match output {
@@ -86,15 +87,12 @@ async fn complete(mut runs: Runs, mut builder: CompletionBuilder) -> Result<Valu
                 if let Some(error) = generation::failure(&end, runs.started[index].id) {
                     return Err(error);
                 }
-                choice.end = Some(end);
-                written[index] = builder.complete_choice(index);
+                choices[index] = Some(builder.complete_choice(index, end));
             }
         }
     }
-    let mut object = builder.with_choices(Value::Array(written));
-    builder.add_totals(&mut object);
-    object.insert("thunder".into(), builder.thunder());
-    Ok(Value::Object(object))
+    let choices = choices.into_iter().flatten().collect();
+    Ok(Json(builder.completion(choices)).into_response())
 }
 
 /// Writes the chunks of a completion: the text of each choice, its finish reason, optional token counts, `[DONE]`.
@@ -104,15 +102,11 @@ struct CompletionChunks {
 }
 
 impl CompletionChunks {
-    fn chunk(&mut self, choice: &Value, thunder: Option<Value>) -> ServerEvent {
-        let mut object = self.builder.with_choices(json!([choice]));
+    fn chunk(&mut self, choice: TextChoice, thunder: Option<ThunderFields>) -> ServerEvent {
         // The first chunk has the path of the replay.
         let thunder = thunder.or_else(|| (!self.started).then(|| self.builder.thunder()));
         self.started = true;
-        if let Some(thunder) = thunder {
-            object.insert("thunder".into(), thunder);
-        }
-        ServerEvent::data(Value::Object(object).to_string())
+        ServerEvent::json(&self.builder.chunk(vec![choice], thunder))
     }
 }
 
@@ -123,39 +117,36 @@ impl stream::OutputWriter for CompletionChunks {
             Output::Prompt(measures) => self.builder.choices[run].measures = measures,
             Output::Text(delta) => {
                 if let Some(echo) = self.builder.echo_delta(run) {
-                    pending.push_back(self.chunk(&echo, None));
+                    pending.push_back(self.chunk(echo, None));
                 }
                 let logprobs = self.builder.logprobs(run, &delta.tokens);
-                if !delta.text.is_empty() || !logprobs.is_null() {
-                    let piece = self.builder.choice_delta(run, &delta.text, &logprobs);
-                    pending.push_back(self.chunk(&piece, None));
+                if !delta.text.is_empty() || logprobs.is_some() {
+                    let piece = self.builder.choice_delta(run, delta.text, logprobs);
+                    pending.push_back(self.chunk(piece, None));
                 }
             }
             Output::Retract { chars, .. } => {
                 let choice = &mut self.builder.choices[run];
                 choice.chars = choice.chars.saturating_sub(chars);
-                let piece = self.builder.choice_delta(run, "", &Value::Null);
-                pending.push_back(self.chunk(&piece, Some(json!({ "retract": { "chars": chars } }))));
+                let piece = self.builder.choice_delta(run, String::new(), None);
+                pending.push_back(self.chunk(piece, Some(ThunderFields::retract_chars(chars))));
             }
             Output::Ended(end) => {
                 if let Some(error) = generation::failure(&end, self.builder.runs[run].id) {
                     return Err(error);
                 }
                 if let Some(echo) = self.builder.echo_delta(run) {
-                    pending.push_back(self.chunk(&echo, None));
+                    pending.push_back(self.chunk(echo, None));
                 }
                 self.builder.choices[run].end = Some(end);
                 let last = self.builder.choice_end(run);
                 let thunder = self.builder.thunder();
                 if self.builder.choices.iter().all(|choice| choice.end.is_some()) && !self.builder.options.include_usage
                 {
-                    let mut object = self.builder.with_choices(json!([last]));
-                    object.insert("thunder".into(), thunder);
                     // Like llama-server; OpenAI's token counts are sent only on request.
-                    self.builder.add_totals(&mut object);
-                    pending.push_back(ServerEvent::data(Value::Object(object).to_string()));
+                    pending.push_back(ServerEvent::json(&self.builder.last(vec![last], Some(thunder))));
                 } else {
-                    pending.push_back(self.chunk(&last, Some(thunder)));
+                    pending.push_back(self.chunk(last, Some(thunder)));
                 }
             }
         }
@@ -164,9 +155,7 @@ impl stream::OutputWriter for CompletionChunks {
 
     fn end(&mut self, pending: &mut PendingEvents) {
         if self.builder.options.include_usage {
-            let mut object = self.builder.with_choices(json!([]));
-            self.builder.add_totals(&mut object);
-            pending.push_back(ServerEvent::data(Value::Object(object).to_string()));
+            pending.push_back(ServerEvent::json(&self.builder.last(Vec::new(), None)));
         }
         pending.push_back(ServerEvent::data("[DONE]"));
     }

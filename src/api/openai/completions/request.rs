@@ -1,20 +1,51 @@
 //! Parses a completion body into engine requests, one per prompt and answer.
 
+use crate::api::shared::body::GenerationFields;
 use crate::api::shared::constraint::parse_constraint;
 use crate::api::shared::fields::{Fields, integer, invalid_value};
 use crate::api::shared::generation;
 use crate::api::shared::infill::{infill_prompt, infill_tokens};
-use crate::api::shared::settings::{LlamaResponseOptions, generation_settings};
+use crate::api::shared::settings::{GenerationSettings, LlamaResponseOptions};
 use crate::api::shared::{self, parameters};
 use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
 use crate::server::{ApiError, App, Loaded};
+use serde::Deserialize;
 use serde_json::Value;
+use utoipa::ToSchema;
 
 /// Maximum alternatives per token.
 const MAX_LOGPROBS: i64 = 1000;
 /// Maximum answers per prompt, as with OpenAI.
 const MAX_ANSWERS: i64 = 128;
+
+/// The body of a completion.
+#[derive(Debug, Deserialize, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+pub(super) struct CompletionBody {
+    /// A string, token ids, or a list of those.
+    #[schema(value_type = Value)]
+    prompt: Value,
+    /// Text after the answer.
+    suffix: Option<String>,
+    /// Number of answers per prompt.
+    #[schema(minimum = 1, maximum = 128, default = 1)]
+    n: Option<u32>,
+    /// Repeat the prompt.
+    #[schema(default = false)]
+    echo: Option<bool>,
+    /// Report the log-probability of each token and of this many alternatives.
+    #[schema(minimum = 0, maximum = 1000)]
+    logprobs: Option<u32>,
+    /// `{include_usage}`: send a last chunk with token counts.
+    #[schema(value_type = Option<Object>)]
+    stream_options: Option<Value>,
+    /// Report the prompt and the settings.
+    #[schema(default = false)]
+    verbose: Option<bool>,
+    #[serde(flatten)]
+    generation: GenerationFields,
+}
 
 /// A completion request that passed validation.
 pub(super) struct CompletionRequest {
@@ -46,7 +77,7 @@ pub(super) struct CompletionOptions {
     pub(super) after_sampler: bool,
     pub(super) echo: bool,
     /// llama-server's `generation_settings`, if the client sent `verbose`.
-    pub(super) settings: Option<Value>,
+    pub(super) settings: Option<GenerationSettings>,
 }
 
 /// Parses a body.
@@ -69,7 +100,7 @@ pub(super) fn parse(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Co
         let first = engine_request(app, loaded, fields, &prompt, &options)?;
         if verbose && options.settings.is_none() {
             options.settings =
-                Some(generation_settings(&first.sampling, &first.limits, &llama_options(fields, &options)));
+                Some(GenerationSettings::new(&first.sampling, &first.limits, &llama_options(fields, &options)));
         }
         requests.extend(generation::repeat_request(first, count));
         prompts.extend((0..count).map(|index| CompletionPrompt { repeated: index > 0, ..prompt.clone() }));

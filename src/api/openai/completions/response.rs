@@ -1,14 +1,95 @@
-//! JSON of completions, with log-probabilities in OpenAI's older format and in llama-server's.
+//! A completion and its chunks, with log-probabilities in OpenAI's older format and in llama-server's.
 
 use super::request::{CompletionOptions, CompletionPrompt};
-use crate::api::openai::response::{self, NO_LOGPROB};
-use crate::api::shared::generation;
+use crate::api::openai::response::{AnswerId, CompletionUsage, FINGERPRINT, NO_LOGPROB, VerboseAnswer, finish_reason};
 use crate::api::shared::generation::runs::StartedRun;
-use crate::api::shared::generation::{ProbabilityFormatter, SentTokens};
-use crate::events::{Alternative, RunEnd, RunId, TokenId, TokenMeasurement, Usage};
+use crate::api::shared::generation::{
+    LogprobsByText, ProbabilityFormatter, RunTimings, SentTokens, ThunderFields, TokenProbabilities,
+};
+use crate::events::{Alternative, RunEnd, TokenId, TokenMeasurement, Usage};
 use crate::model::Vocabulary;
-use serde_json::{Map, Value, json};
+use serde::Serialize;
 use std::sync::Arc;
+use utoipa::ToSchema;
+
+const OBJECT: &str = "text_completion";
+
+/// A completion.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct TextCompletion<'a> {
+    /// `cmpl-` and the id of the first run.
+    #[schema(value_type = String)]
+    id: AnswerId,
+    /// Always `text_completion`.
+    object: &'static str,
+    /// Seconds since 1970.
+    created: i64,
+    /// Name of the model.
+    model: &'a str,
+    system_fingerprint: &'static str,
+    choices: Vec<TextChoice>,
+    usage: CompletionUsage,
+    /// Timings of the slowest choice.
+    timings: Option<RunTimings>,
+    #[serde(rename = "__verbose", skip_serializing_if = "Option::is_none")]
+    verbose: Option<VerboseAnswer<'a>>,
+    /// The runs of the choices.
+    thunder: ThunderFields,
+}
+
+/// A chunk of a completion.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct TextCompletionChunk<'a> {
+    /// `cmpl-` and the id of the first run.
+    #[schema(value_type = String)]
+    id: AnswerId,
+    /// Always `text_completion`.
+    object: &'static str,
+    /// Seconds since 1970.
+    created: i64,
+    /// Name of the model.
+    model: &'a str,
+    system_fingerprint: &'static str,
+    /// A part of one choice, or none in the chunk with the token counts.
+    choices: Vec<TextChoice>,
+    /// The runs of the choices in their first and last chunk, or a retraction.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    thunder: Option<ThunderFields>,
+    /// In the last chunk, as the next two.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<CompletionUsage>,
+    /// Timings of the slowest choice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timings: Option<RunTimings>,
+    #[serde(rename = "__verbose", skip_serializing_if = "Option::is_none")]
+    verbose: Option<VerboseAnswer<'a>>,
+}
+
+/// One answer to one prompt, or a part of it.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct TextChoice {
+    index: usize,
+    text: String,
+    logprobs: Option<TextLogprobs>,
+    /// `stop`, `length` or `tool_calls`, at the end.
+    finish_reason: Option<&'static str>,
+}
+
+/// Log-probabilities of tokens: lists of equal length.
+#[derive(Debug, Default, Serialize, ToSchema)]
+pub(super) struct TextLogprobs {
+    /// Text of each token.
+    tokens: Vec<String>,
+    /// Natural logarithm of each token's probability; null for the first token of a prompt.
+    token_logprobs: Vec<Option<f64>>,
+    /// The most probable tokens at each place, by text.
+    #[schema(value_type = Vec<Option<HashMap<String, f64>>>)]
+    top_logprobs: Vec<Option<LogprobsByText>>,
+    /// Index of each token's first character.
+    text_offset: Vec<usize>,
+    /// The same in llama-server's format.
+    content: Vec<TokenProbabilities>,
+}
 
 /// One answer to one prompt.
 pub(super) struct CompletionChoice {
@@ -41,31 +122,51 @@ pub(super) struct CompletionBuilder {
 }
 
 impl CompletionBuilder {
-    /// Returns the response object with these choices.
-    pub(super) fn with_choices(&self, choices: Value) -> Map<String, Value> {
-        let mut object = Map::new();
-        let id = self.runs.first().map(|run| run.id.to_string()).unwrap_or_default();
-        object.insert("id".into(), format!("cmpl-{id}").into());
-        object.insert("object".into(), "text_completion".into());
-        object.insert("created".into(), self.created.into());
-        object.insert("model".into(), self.model.clone().into());
-        object.insert("system_fingerprint".into(), response::FINGERPRINT.into());
-        object.insert("choices".into(), choices);
-        object
+    /// Returns the complete response.
+    pub(super) fn completion(&self, choices: Vec<TextChoice>) -> TextCompletion<'_> {
+        TextCompletion {
+            id: AnswerId("cmpl-", self.runs[0].id),
+            object: OBJECT,
+            created: self.created,
+            model: &self.model,
+            system_fingerprint: FINGERPRINT,
+            choices,
+            usage: self.usage(),
+            timings: self.timings(),
+            verbose: self.verbose(),
+            thunder: self.thunder(),
+        }
+    }
+
+    /// Returns a chunk with these choices.
+    pub(super) fn chunk(&self, choices: Vec<TextChoice>, thunder: Option<ThunderFields>) -> TextCompletionChunk<'_> {
+        TextCompletionChunk {
+            id: AnswerId("cmpl-", self.runs[0].id),
+            object: OBJECT,
+            created: self.created,
+            model: &self.model,
+            system_fingerprint: FINGERPRINT,
+            choices,
+            thunder,
+            usage: None,
+            timings: None,
+            verbose: None,
+        }
+    }
+
+    /// Returns a chunk with these choices and the fields that only the last chunk of a stream has.
+    pub(super) fn last(&self, choices: Vec<TextChoice>, thunder: Option<ThunderFields>) -> TextCompletionChunk<'_> {
+        let (usage, timings, verbose) = (Some(self.usage()), self.timings(), self.verbose());
+        TextCompletionChunk { usage, timings, verbose, ..self.chunk(choices, thunder) }
     }
 
     /// Returns the ids of the runs and the path of their replay.
-    pub(super) fn thunder(&self) -> Value {
-        let runs: Vec<RunId> = self.runs.iter().map(|run| run.id).collect();
-        let mut thunder = json!({ "run_id": runs.first(), "replay": runs.first().map(|run| format!("/runs/{run}")) });
-        if runs.len() > 1 {
-            thunder["run_ids"] = json!(runs);
-        }
-        thunder
+    pub(super) fn thunder(&self) -> ThunderFields {
+        ThunderFields::runs(self.runs.iter().map(|run| run.id))
     }
 
     /// Returns the token counts of all choices. A prompt with several answers is counted once.
-    fn usage(&self) -> Value {
+    fn usage(&self) -> CompletionUsage {
         let mut sum = Usage::default();
         for choice in &self.choices {
             let Some(end) = &choice.end else { continue };
@@ -76,49 +177,35 @@ impl CompletionBuilder {
                 sum.cached_tokens += usage.cached_tokens;
             }
         }
-        response::usage(sum)
+        sum.into()
     }
 
     /// Returns the timings of the slowest choice.
-    fn timings(&self) -> Value {
+    fn timings(&self) -> Option<RunTimings> {
         let ends = self.choices.iter().filter_map(|choice| choice.end.as_ref());
         let longest = ends.max_by_key(|end| end.finish.prompt_us + end.finish.generation_us);
-        longest.map_or(Value::Null, |end| generation::timings(&end.finish))
-    }
-
-    /// Adds the fields that only the last object of an answer has.
-    pub(super) fn add_totals(&self, object: &mut Map<String, Value>) {
-        object.insert("usage".into(), self.usage());
-        object.insert("timings".into(), self.timings());
-        if let Some(verbose) = self.verbose() {
-            object.insert("__verbose".into(), verbose);
-        }
+        longest.map(|end| RunTimings::new(&end.finish))
     }
 
     /// Returns a complete choice.
-    pub(super) fn complete_choice(&mut self, index: usize) -> Value {
+    pub(super) fn complete_choice(&mut self, index: usize, end: Arc<RunEnd>) -> TextChoice {
         let choice = &mut self.choices[index];
-        let Some(end) = choice.end.clone() else { return Value::Null };
+        let end = &choice.end.insert(end).finish;
+        let (mut text, reason) = (end.text.clone(), end.reason);
         let measures = std::mem::take(&mut choice.measures);
         let tokens = std::mem::take(&mut choice.sent.tokens);
-        let echo = self.options.echo;
         let choice = &self.choices[index];
-        let text = if echo { choice.prompt.text.clone() + &end.finish.text } else { end.finish.text.clone() };
         let mut logprobs = self.logprobs_from(0);
-        if echo {
+        if self.options.echo {
+            text.insert_str(0, &choice.prompt.text);
             logprobs.prompt(&choice.prompt.tokens, &measures);
         }
         logprobs.answer(&tokens);
-        json!({
-            "index": index,
-            "text": text,
-            "logprobs": logprobs.json(),
-            "finish_reason": response::finish_reason(end.finish.reason),
-        })
+        TextChoice { index, text, logprobs: logprobs.finish(), finish_reason: Some(finish_reason(reason)) }
     }
 
     /// Returns the prompt's text as the first piece of a choice, if `echo` is set and it was not sent yet.
-    pub(super) fn echo_delta(&mut self, index: usize) -> Option<Value> {
+    pub(super) fn echo_delta(&mut self, index: usize) -> Option<TextChoice> {
         let choice = &mut self.choices[index];
         if !self.options.echo || std::mem::replace(&mut choice.echoed, true) {
             return None;
@@ -127,73 +214,65 @@ impl CompletionBuilder {
         let choice = &self.choices[index];
         let mut logprobs = self.logprobs_from(0);
         logprobs.prompt(&choice.prompt.tokens, &measures);
-        let (text, logprobs) = (choice.prompt.text.clone(), logprobs.json());
-        Some(self.choice_delta(index, &text, &logprobs))
+        let (text, logprobs) = (choice.prompt.text.clone(), logprobs.finish());
+        Some(self.choice_delta(index, text, logprobs))
     }
 
     /// Returns the log-probabilities of tokens that are about to be streamed.
-    pub(super) fn logprobs(&self, index: usize, tokens: &[(TokenMeasurement, Vec<Alternative>)]) -> Value {
-        if tokens.is_empty() {
-            return Value::Null;
-        }
+    pub(super) fn logprobs(
+        &self,
+        index: usize,
+        tokens: &[(TokenMeasurement, Vec<Alternative>)],
+    ) -> Option<TextLogprobs> {
         let mut logprobs = self.logprobs_from(self.choices[index].chars);
         logprobs.answer(tokens);
-        logprobs.json()
+        logprobs.finish()
     }
 
     /// Returns an empty list of log-probabilities for text that starts at this character of its choice.
-    fn logprobs_from(&self, offset: usize) -> Logprobs<'_> {
-        let probabilities = ProbabilityFormatter {
+    fn logprobs_from(&self, offset: usize) -> LogprobsBuilder<'_> {
+        let formatter = ProbabilityFormatter {
             vocabulary: &self.vocabulary,
             top: self.options.logprobs.unwrap_or(0),
             after_sampler: self.options.after_sampler,
             no_logprob: NO_LOGPROB,
         };
-        Logprobs::new(self.options.logprobs.map(|_| probabilities), &self.vocabulary, offset)
+        let formatter = self.options.logprobs.map(|_| formatter);
+        LogprobsBuilder { formatter, vocabulary: &self.vocabulary, offset, lists: TextLogprobs::default() }
     }
 
-    /// Returns llama-server's `__verbose` object for the first choice, if requested.
-    fn verbose(&self) -> Option<Value> {
+    /// Returns llama-server's details of the first choice, if requested.
+    fn verbose(&self) -> Option<VerboseAnswer<'_>> {
         let (settings, choice) = (self.options.settings.as_ref()?, self.choices.first()?);
         let finish = &choice.end.as_ref()?.finish;
         let slot = self.runs.first().and_then(|run| run.metrics.slot.get().copied());
-        Some(response::verbose(finish, &self.model, slot, &choice.prompt.text, settings))
+        Some(VerboseAnswer::new(finish, &self.model, slot, &choice.prompt.text, settings))
     }
 
     /// Returns a piece of a choice's text.
-    pub(super) fn choice_delta(&mut self, index: usize, text: &str, logprobs: &Value) -> Value {
+    pub(super) fn choice_delta(&mut self, index: usize, text: String, logprobs: Option<TextLogprobs>) -> TextChoice {
         let choice = &mut self.choices[index];
         choice.chars += text.chars().count();
-        json!({ "index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": null })
+        TextChoice { index: choice.index, text, logprobs, finish_reason: None }
     }
 
     /// Returns the last object of a choice, with its finish reason.
-    pub(super) fn choice_end(&self, index: usize) -> Value {
-        let reason = self.choices[index].end.as_ref().map(|end| response::finish_reason(end.finish.reason));
-        json!({ "index": index, "text": "", "logprobs": null, "finish_reason": reason })
+    pub(super) fn choice_end(&self, index: usize) -> TextChoice {
+        let reason = self.choices[index].end.as_ref().map(|end| finish_reason(end.finish.reason));
+        TextChoice { index, text: String::new(), logprobs: None, finish_reason: reason }
     }
 }
 
-/// Log-probabilities: four lists of equal length as in OpenAI's API, and `content` as in llama-server's.
-struct Logprobs<'a> {
+/// Collects the log-probabilities of tokens.
+struct LogprobsBuilder<'a> {
     /// `None` if the client did not request log-probabilities.
-    probabilities: Option<ProbabilityFormatter<'a>>,
+    formatter: Option<ProbabilityFormatter<'a>>,
     vocabulary: &'a Vocabulary,
     offset: usize,
-    texts: Vec<Value>,
-    values: Vec<Value>,
-    tops: Vec<Value>,
-    offsets: Vec<Value>,
-    content: Vec<Value>,
+    lists: TextLogprobs,
 }
 
-impl<'a> Logprobs<'a> {
-    fn new(probabilities: Option<ProbabilityFormatter<'a>>, vocabulary: &'a Vocabulary, offset: usize) -> Self {
-        let none = Vec::new;
-        let (texts, values, tops, offsets, content) = (none(), none(), none(), none(), none());
-        Self { probabilities, vocabulary, offset, texts, values, tops, offsets, content }
-    }
-
+impl LogprobsBuilder<'_> {
     /// Appends the tokens of the prompt. The first has no predecessor and therefore no probability.
     fn prompt(&mut self, tokens: &[TokenId], measures: &[(TokenMeasurement, Vec<Alternative>)]) {
         let texts = self.vocabulary.texts(tokens);
@@ -210,33 +289,30 @@ impl<'a> Logprobs<'a> {
     }
 
     fn push(&mut self, token: TokenId, text: &str, measured: Option<(Option<f32>, &[Alternative])>) {
-        let Some(formatter) = self.probabilities else { return };
+        let Some(formatter) = self.formatter else { return };
         let logprob = measured.map(|(logprob, _)| logprob.unwrap_or(NO_LOGPROB));
         let others = measured.map_or(&[][..], |(_, others)| &others[..others.len().min(formatter.top)]);
-        self.texts.push(json!(text));
-        self.values.push(json!(logprob));
-        self.offsets.push(json!(self.offset));
+        let lists = &mut self.lists;
+        lists.tokens.push(text.to_owned());
+        lists.token_logprobs.push(logprob.map(f64::from));
+        lists.text_offset.push(self.offset);
         self.offset += text.chars().count();
-        let mut named: Map<String, Value> =
-            others.iter().map(|other| (other.text.clone(), json!(formatter.ln(other.prob)))).collect();
-        // OpenAI always lists the drawn token.
-        if let Some(logprob) = logprob.filter(|_| formatter.top > 0) {
-            named.insert(text.to_owned(), json!(logprob));
-        }
-        self.tops.push(if measured.is_some() { Value::Object(named) } else { Value::Null });
-        self.content.push(formatter.entry(token, logprob, others));
+        lists.top_logprobs.push(measured.is_some().then(|| {
+            let mut top = LogprobsByText::default();
+            for other in others {
+                top.insert(other.text.clone(), formatter.ln(other.prob).into());
+            }
+            // OpenAI always lists the drawn token.
+            if let Some(logprob) = logprob.filter(|_| formatter.top > 0) {
+                top.insert(text.to_owned(), logprob.into());
+            }
+            top
+        }));
+        lists.content.push(formatter.entry(token, logprob, others));
     }
 
-    fn json(self) -> Value {
-        if self.probabilities.is_none() || self.texts.is_empty() {
-            return Value::Null;
-        }
-        json!({
-            "tokens": self.texts,
-            "token_logprobs": self.values,
-            "top_logprobs": self.tops,
-            "text_offset": self.offsets,
-            "content": self.content,
-        })
+    /// Returns the lists, or `None` if they are empty.
+    fn finish(self) -> Option<TextLogprobs> {
+        Some(self.lists).filter(|lists| !lists.tokens.is_empty())
     }
 }

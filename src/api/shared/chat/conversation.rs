@@ -11,8 +11,10 @@ use crate::model::chat::tools::{self, ToolChoice};
 use crate::model::chat::{self, RenderOptions};
 use crate::model::grammar::Constraint;
 use crate::server::{ApiError, App, Loaded};
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::{Map, Value};
 use std::sync::Arc;
+use utoipa::ToSchema;
 
 /// Maximum functions in one request.
 const MAX_TOOLS: usize = 512;
@@ -55,6 +57,21 @@ pub(crate) struct PreparedChat {
     pub(crate) end_texts: Vec<String>,
     /// Control tokens that structure the answer and are part of its text.
     pub(crate) visible: Vec<TokenId>,
+}
+
+/// The number of prompt tokens of a request, in OpenAI's format.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct InputTokensResponse {
+    /// Tokens of the prompt.
+    input_tokens: usize,
+    /// Always `response.input_tokens`.
+    object: &'static str,
+}
+
+impl InputTokensResponse {
+    pub(crate) fn new(prepared: &PreparedChat) -> Self {
+        Self { input_tokens: prepared.tokens.len(), object: "response.input_tokens" }
+    }
 }
 
 impl Conversation {
@@ -202,7 +219,7 @@ fn parse_tools(tools: &[Value]) -> Result<Vec<ToolDefinition>, ApiError> {
                 invalid_value(&at(".function.name"), expected, &function["name"])
             })?;
             let parameters = match function.get("parameters") {
-                None | Some(Value::Null) => json!({}),
+                None | Some(Value::Null) => Value::Object(Map::new()),
                 Some(Value::Object(schema)) => Value::Object(schema.clone()),
                 Some(other) => {
                     return Err(invalid_value(&at(".function.parameters"), "a JSON schema, an object", other));

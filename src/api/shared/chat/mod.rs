@@ -9,6 +9,6 @@ mod request;
 pub(crate) mod sse;
 mod stream;
 
-pub(crate) use conversation::{Conversation, PreparedChat};
+pub(crate) use conversation::{Conversation, InputTokensResponse, PreparedChat};
 pub(crate) use request::ChatRequest;
 pub(crate) use stream::{ChatDelta, ChatStream, ChatUpdate, FailedRequest, MeasuredTokens, ToolCallRef};

@@ -2,7 +2,7 @@
 
 use super::conversation::{Conversation, PreparedChat};
 use crate::api::shared::generation;
-use crate::api::shared::settings::{self, LlamaResponseOptions};
+use crate::api::shared::settings::{GenerationSettings, LlamaResponseOptions};
 use crate::api::shared::{self, Fields, parameters};
 use crate::engine::{ReportOptions, Request};
 use crate::events::Surface;
@@ -54,7 +54,7 @@ pub(crate) struct VerboseDetails {
     /// Text of the prompt's tokens, including the BOS token if the model adds one.
     pub(crate) prompt: String,
     /// llama-server's `generation_settings`.
-    pub(crate) settings: Value,
+    pub(crate) settings: GenerationSettings,
 }
 
 impl ChatRequest {
@@ -124,7 +124,7 @@ fn engine_request(
 }
 
 /// Returns the run's settings in llama-server's `generation_settings` format.
-fn generation_settings(fields: Fields<'_>, request: &Request, options: &ResponseOptions) -> Value {
+fn generation_settings(fields: Fields<'_>, request: &Request, options: &ResponseOptions) -> GenerationSettings {
     let answer = LlamaResponseOptions {
         stream: options.stream,
         n_probs: options.logprobs.unwrap_or(0),
@@ -132,7 +132,7 @@ fn generation_settings(fields: Fields<'_>, request: &Request, options: &Response
         post_sampling: options.after_sampler,
         ..LlamaResponseOptions::new(parameters::n_predict(fields))
     };
-    settings::generation_settings(&request.sampling, &request.limits, &answer)
+    GenerationSettings::new(&request.sampling, &request.limits, &answer)
 }
 
 fn logprobs(fields: Fields<'_>, prepared: &PreparedChat, stream: bool) -> Result<Option<usize>, ApiError> {

@@ -2,7 +2,7 @@
 
 use super::request::{ChatRequest, ResponseOptions};
 use crate::api::shared::generation;
-use crate::api::shared::generation::Runs;
+use crate::api::shared::generation::{RunTimings, Runs};
 use crate::engine::{Output, PromptProgress};
 use crate::events::{Alternative, Finish, FinishReason, RunEnd, RunId, TokenMeasurement, Usage};
 use crate::model::Vocabulary;
@@ -168,9 +168,9 @@ impl ChatStream {
     }
 
     /// Returns the timings of a running answer.
-    pub(crate) fn partial_timings(&self, answer: usize) -> Option<Value> {
+    pub(crate) fn partial_timings(&self, answer: usize) -> Option<RunTimings> {
         let prompt = self.runs.started[answer].metrics.prompt.get()?;
-        Some(generation::partial_timings(prompt, self.answers[answer].token_bytes.len() as u32))
+        Some(RunTimings::partial(prompt, self.answers[answer].token_bytes.len() as u32))
     }
 
     /// Returns the next update, or `None` when all answers are complete.

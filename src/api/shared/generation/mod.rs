@@ -3,17 +3,20 @@
 mod probabilities;
 pub(crate) mod runs;
 pub(crate) mod stream;
+mod thunder;
+mod timings;
 
-pub(crate) use probabilities::ProbabilityFormatter;
+pub(crate) use probabilities::{LogprobsByText, ProbabilityFormatter, TokenLogprob, TokenProbabilities};
 pub(crate) use runs::{Runs, SentTokens, repeat_request};
+pub(crate) use thunder::{RetractedOutput, ThunderFields};
+pub(crate) use timings::{PromptProgressResponse, RunTimings};
 
-use crate::engine::{PromptProgress, PromptTiming, Request, SubmitError};
-use crate::events::{EndCause, Fault, Finish, FinishReason, RunEnd, RunId, Surface, Usage};
+use crate::engine::{Request, SubmitError};
+use crate::events::{EndCause, Fault, Finish, FinishReason, RunEnd, RunId, Surface};
 use crate::model::grammar;
 use crate::server::{ApiError, App, Caller, ErrorKind};
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::Response;
-use serde_json::{Value, json};
 use std::time::Duration;
 
 /// Maximum wait for the lookup of a request id, so that a busy database does not delay the first token.
@@ -59,70 +62,6 @@ pub(crate) fn with_run_id(mut response: Response, run: RunId) -> Response {
         response.headers_mut().insert(RUN_ID, run_id);
     }
     response
-}
-
-/// Returns llama-server's `timings` of a run, with the messages evicted because the context was full.
-pub(crate) fn timings(finish: &Finish) -> Value {
-    timings_with(finish, finish.usage.completion_tokens)
-}
-
-/// Returns the timings with `predicted` as the number of generated tokens, including the one that ended the answer.
-pub(crate) fn timings_with(finish: &Finish, predicted: u32) -> Value {
-    let usage = Usage { completion_tokens: predicted, ..finish.usage };
-    let mut timings = timings_from_counts(usage, finish.prompt_decoded, finish.prompt_us, finish.generation_us);
-    if finish.evicted_tokens > 0 {
-        timings["evicted_n"] = finish.evicted_tokens.into();
-        timings["evicted"] = json!(finish.evicted);
-    }
-    // The finish reason alone does not tell that a time limit was reached or a mod was switched off.
-    if let Some(message) = &finish.message {
-        timings["message"] = message.as_str().into();
-    }
-    timings
-}
-
-/// Returns the timings for these counts and times in microseconds. The first token is produced with the prompt, so the
-/// rate covers only the tokens after it.
-fn timings_from_counts(usage: Usage, prompt: u32, prompt_us: u64, generation_us: u64) -> Value {
-    let (prompt_ms, predicted_ms) = (prompt_us as f64 / 1e3, generation_us as f64 / 1e3);
-    let per_second = |count: u32, ms: f64| if ms > 0.0 { f64::from(count) * 1e3 / ms } else { 0.0 };
-    let per_token = |count: u32, ms: f64| if count > 0 { ms / f64::from(count) } else { 0.0 };
-    let steps = usage.completion_tokens.saturating_sub(1);
-    json!({
-        "cache_n": usage.cached_tokens,
-        "prompt_n": prompt,
-        "prompt_ms": prompt_ms,
-        "prompt_per_token_ms": per_token(prompt, prompt_ms),
-        "prompt_per_second": per_second(prompt, prompt_ms),
-        "predicted_n": usage.completion_tokens,
-        "predicted_ms": predicted_ms,
-        "predicted_per_token_ms": per_token(steps, predicted_ms),
-        "predicted_per_second": per_second(steps, predicted_ms),
-    })
-}
-
-/// Returns the timings of an active run that has generated `generated` tokens.
-pub(crate) fn partial_timings(prompt: &PromptTiming, generated: u32) -> Value {
-    let usage = Usage { prompt_tokens: prompt.tokens, cached_tokens: prompt.cached, completion_tokens: generated };
-    let decoded = prompt.tokens.saturating_sub(prompt.cached);
-    timings_from_counts(usage, decoded, prompt.elapsed_us, prompt.at.elapsed().as_micros() as u64)
-}
-
-/// Returns prompt progress in llama-server's `prompt_progress` format.
-pub(crate) fn prompt_progress(progress: PromptProgress) -> Value {
-    json!({
-        "total": progress.total,
-        "cache": progress.cached,
-        "processed": progress.processed,
-        "time_ms": progress.elapsed_us as f64 / 1e3,
-    })
-}
-
-/// Returns the timings while the prompt is evaluated; all are 0 before the first decode.
-pub(crate) fn prompt_timings(progress: PromptProgress) -> Value {
-    let usage = Usage { prompt_tokens: progress.total, cached_tokens: progress.cached, completion_tokens: 0 };
-    let decoded = progress.processed.saturating_sub(progress.cached);
-    timings_from_counts(usage, decoded, if decoded > 0 { progress.elapsed_us } else { 0 }, 0)
 }
 
 /// Returns the number of tokens removed by context shifts. Whole messages are usually evicted before the prompt is

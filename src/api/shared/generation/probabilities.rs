@@ -2,7 +2,86 @@
 
 use crate::events::{Alternative, TokenId, TokenMeasurement};
 use crate::model::Vocabulary;
-use serde_json::{Map, Value, json};
+use serde::{Serialize, Serializer};
+use utoipa::ToSchema;
+
+/// A token with its probability and the most probable alternatives.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum TokenProbabilities {
+    /// Log-probabilities of the model.
+    Model {
+        /// Id of the token.
+        id: TokenId,
+        /// Text of the token.
+        token: String,
+        /// Bytes of the token.
+        bytes: Vec<u8>,
+        /// The alternatives, most probable first.
+        top_logprobs: Vec<TokenLogprob>,
+        /// Natural logarithm of the token's probability.
+        logprob: Option<f64>,
+    },
+    /// Probabilities after the sampling stages.
+    Sampled {
+        /// Id of the token.
+        id: TokenId,
+        /// Text of the token.
+        token: String,
+        /// Bytes of the token.
+        bytes: Vec<u8>,
+        /// The alternatives that can be drawn, most probable first.
+        top_probs: Vec<TokenProbability>,
+        /// Probability of the token.
+        prob: f64,
+    },
+}
+
+/// A token with its log-probability.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub(crate) struct TokenLogprob {
+    /// Id of the token.
+    pub(crate) id: TokenId,
+    /// Text of the token.
+    pub(crate) token: String,
+    /// Bytes of the token.
+    pub(crate) bytes: Vec<u8>,
+    /// Natural logarithm of its probability.
+    pub(crate) logprob: f64,
+}
+
+/// A token with its probability.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub(crate) struct TokenProbability {
+    /// Id of the token.
+    id: TokenId,
+    /// Text of the token.
+    token: String,
+    /// Bytes of the token.
+    bytes: Vec<u8>,
+    /// Its probability.
+    prob: f64,
+}
+
+/// Log-probabilities by text, in order.
+#[derive(Debug, Default)]
+pub(crate) struct LogprobsByText(Vec<(String, f64)>);
+
+impl LogprobsByText {
+    /// Adds an entry. A second one for the same text replaces the value of the first.
+    pub(crate) fn insert(&mut self, text: String, logprob: f64) {
+        match self.0.iter_mut().find(|(known, _)| *known == text) {
+            Some((_, known)) => *known = logprob,
+            None => self.0.push((text, logprob)),
+        }
+    }
+}
+
+impl Serialize for LogprobsByText {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(text, logprob)| (text, logprob)))
+    }
+}
 
 /// Formats token probabilities.
 #[derive(Debug, Clone, Copy)]
@@ -18,26 +97,40 @@ pub(crate) struct ProbabilityFormatter<'a> {
 
 impl ProbabilityFormatter<'_> {
     /// Returns the entry of a drawn token with its alternatives, most probable first.
-    pub(crate) fn drawn_token(&self, measure: &TokenMeasurement, others: &[Alternative]) -> Value {
-        self.entry(measure.token, Some(measure.logprob.unwrap_or(self.no_logprob)), others)
+    pub(crate) fn drawn_token(&self, measure: &TokenMeasurement, others: &[Alternative]) -> TokenProbabilities {
+        self.entry(measure.token, Some(self.logprob(measure)), others)
     }
 
     /// Returns the entry of a token, its log-probability if known, and its alternatives.
-    pub(crate) fn entry(&self, token: TokenId, logprob: Option<f32>, others: &[Alternative]) -> Value {
-        let mut entry = self.named(token);
+    pub(crate) fn entry(&self, token: TokenId, logprob: Option<f32>, others: &[Alternative]) -> TokenProbabilities {
+        let (id, bytes, text) = self.named(token);
         let top = others.iter().take(self.top);
         if self.after_sampler {
             // Tokens that cannot be drawn are not listed.
-            let top = top.filter(|other| other.prob > 0.0).map(|other| self.with(other, "prob", other.prob));
+            let top = top.filter(|other| other.prob > 0.0).map(|other| {
+                let (id, bytes, token) = self.named(other.token);
+                TokenProbability { id, token, bytes, prob: other.prob.into() }
+            });
             let own = others.iter().find(|other| other.token == token).map_or(1.0, |other| other.prob);
-            entry.insert("top_probs".into(), top.collect());
-            entry.insert("prob".into(), own.into());
+            TokenProbabilities::Sampled { id, token: text, bytes, top_probs: top.collect(), prob: own.into() }
         } else {
-            let top = top.map(|other| self.with(other, "logprob", self.ln(other.prob)));
-            entry.insert("top_logprobs".into(), top.collect());
-            entry.insert("logprob".into(), json!(logprob));
+            let top_logprobs = self.top_logprobs(others);
+            TokenProbabilities::Model { id, token: text, bytes, top_logprobs, logprob: logprob.map(f64::from) }
         }
-        Value::Object(entry)
+    }
+
+    /// Returns the log-probability of a drawn token.
+    pub(crate) fn logprob(&self, measure: &TokenMeasurement) -> f32 {
+        measure.logprob.unwrap_or(self.no_logprob)
+    }
+
+    /// Returns the alternatives with the model's log-probabilities.
+    pub(crate) fn top_logprobs(&self, others: &[Alternative]) -> Vec<TokenLogprob> {
+        let entry = |other: &Alternative| {
+            let (id, bytes, token) = self.named(other.token);
+            TokenLogprob { id, token, bytes, logprob: self.ln(other.prob).into() }
+        };
+        others.iter().take(self.top).map(entry).collect()
     }
 
     /// Returns the logarithm of a probability.
@@ -45,18 +138,9 @@ impl ProbabilityFormatter<'_> {
         if probability > 0.0 { probability.ln() } else { self.no_logprob }
     }
 
-    fn with(&self, other: &Alternative, name: &str, value: f32) -> Value {
-        let mut entry = self.named(other.token);
-        entry.insert(name.into(), value.into());
-        Value::Object(entry)
-    }
-
-    fn named(&self, token: TokenId) -> Map<String, Value> {
+    /// Returns id, bytes and text of a token.
+    pub(crate) fn named(&self, token: TokenId) -> (TokenId, Vec<u8>, String) {
         let bytes = self.vocabulary.piece(token);
-        let mut entry = Map::new();
-        entry.insert("id".into(), token.into());
-        entry.insert("token".into(), String::from_utf8_lossy(bytes).into());
-        entry.insert("bytes".into(), json!(bytes));
-        entry
+        (token, bytes.to_vec(), String::from_utf8_lossy(bytes).into_owned())
     }
 }

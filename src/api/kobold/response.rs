@@ -1,0 +1,132 @@
+//! Generated texts and the events of a stream in `KoboldCPP`'s format.
+
+use super::error::KoboldErrorResponse;
+use crate::api::shared::generation::{LogprobsByText, ProbabilityFormatter, SentTokens, ThunderFields, TokenLogprob};
+use crate::events::TokenId;
+use crate::model::Vocabulary;
+use serde::Serialize;
+use std::sync::Arc;
+use utoipa::ToSchema;
+
+/// Maximum alternatives per token.
+const MAX_ALTERNATIVES: usize = 10;
+const NO_LOGPROB: f32 = f32::MIN;
+
+/// A list with one result.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct KoboldResults<T> {
+    #[schema(value_type = Vec<T>)]
+    pub(super) results: [T; 1],
+}
+
+/// A generated text.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct KoboldResult {
+    pub(super) text: String,
+    /// `stop`, `length` or `abort`.
+    pub(super) finish_reason: &'static str,
+    /// Null unless requested.
+    #[schema(value_type = Option<KoboldLogprobs>)]
+    pub(super) logprobs: Option<Arc<KoboldLogprobs>>,
+    pub(super) prompt_tokens: u32,
+    pub(super) completion_tokens: u32,
+}
+
+/// Log-probabilities of an answer: lists with one entry per token.
+#[derive(Debug, Default, Serialize, ToSchema)]
+pub(super) struct KoboldLogprobs {
+    tokens: Vec<String>,
+    token_ids: Vec<TokenId>,
+    token_logprobs: Vec<f64>,
+    /// The most probable tokens at each place, by text.
+    #[schema(value_type = Vec<HashMap<String, f64>>)]
+    top_logprobs: Vec<LogprobsByText>,
+    /// Index of each token's first character.
+    text_offset: Vec<usize>,
+    content: Vec<KoboldTokenLogprobs>,
+}
+
+/// A token with its log-probability and alternatives.
+#[derive(Debug, Serialize, ToSchema)]
+struct KoboldTokenLogprobs {
+    id: TokenId,
+    token: String,
+    bytes: Vec<u8>,
+    /// The alternatives, most probable first.
+    top_logprobs: Vec<TokenLogprob>,
+    logprob: f64,
+    /// Like `id`.
+    token_id: TokenId,
+}
+
+/// The log-probabilities of an ended generation.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct LastLogprobsResponse {
+    /// Null unless requested.
+    #[schema(value_type = Option<KoboldLogprobs>)]
+    pub(super) logprobs: Option<Arc<KoboldLogprobs>>,
+}
+
+/// The text so far of an active generation.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct KoboldPartialResult {
+    pub(super) text: String,
+}
+
+/// The result of ending generations: `"true"` if there were any, else `"false"`.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct KoboldAbortResponse {
+    pub(super) success: &'static str,
+    pub(super) done: &'static str,
+}
+
+/// An event of a stream of text.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+pub(super) enum KoboldStreamEvent {
+    /// An addition to the text, the end, or a retraction.
+    Token {
+        /// The addition.
+        token: String,
+        /// `stop`, `length` or `abort`, in the last event.
+        finish_reason: Option<&'static str>,
+        /// A retraction.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        thunder: Option<ThunderFields>,
+    },
+    /// The run failed; the last event.
+    Error(KoboldErrorResponse),
+}
+
+impl KoboldStreamEvent {
+    /// Returns true for the last event of a stream.
+    pub(super) const fn is_last(&self) -> bool {
+        matches!(self, Self::Error(_) | Self::Token { finish_reason: Some(_), .. })
+    }
+}
+
+impl KoboldLogprobs {
+    /// Returns the log-probabilities of the answer's tokens.
+    pub(super) fn new(sent: &SentTokens, vocabulary: &Vocabulary) -> Self {
+        let formatter =
+            ProbabilityFormatter { vocabulary, top: MAX_ALTERNATIVES, after_sampler: false, no_logprob: NO_LOGPROB };
+        let (mut lists, mut offset) = (Self::default(), 0);
+        for (measure, others) in &sent.tokens {
+            let (id, bytes, token) = formatter.named(measure.token);
+            let logprob = formatter.logprob(measure).into();
+            let top_logprobs = formatter.top_logprobs(others);
+            let mut by_text = LogprobsByText::default();
+            for other in &top_logprobs {
+                by_text.insert(other.token.clone(), other.logprob);
+            }
+            lists.tokens.push(token.clone());
+            lists.token_ids.push(id);
+            lists.token_logprobs.push(logprob);
+            lists.top_logprobs.push(by_text);
+            lists.text_offset.push(offset);
+            offset += token.chars().count();
+            lists.content.push(KoboldTokenLogprobs { id, token, bytes, top_logprobs, logprob, token_id: id });
+        }
+        lists
+    }
+}

@@ -1,0 +1,200 @@
+//! Fields of request bodies that several protocols share. Bodies are read field by field, so that every error names the
+//! field; these types describe them.
+
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::HashMap;
+use utoipa::ToSchema;
+
+/// Fields that all requests for a generation accept. `null` counts as absent.
+#[derive(Debug, Deserialize, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+pub(crate) struct GenerationFields {
+    /// Name of the model, optionally followed by mods: `model/mod`. Default is the server's default model.
+    model: Option<String>,
+    /// Mods in the order of their calls: names, or objects of `name` and `config`.
+    #[schema(value_type = Option<Vec<Value>>)]
+    mods: Option<Vec<Value>>,
+    /// Answer with server-sent events.
+    #[schema(default = false)]
+    stream: Option<bool>,
+    /// Maximum tokens of the answer; -1 for the rest of the context. Also `n_predict` and `max_completion_tokens`.
+    max_tokens: Option<i64>,
+    /// Strings that end the answer: one or a list.
+    #[schema(value_type = Option<Vec<String>>)]
+    stop: Option<Value>,
+    /// Tokens that end the answer, by id or text.
+    #[schema(value_type = Option<Vec<Value>>)]
+    stop_tokens: Option<Vec<Value>>,
+    /// The model cannot end the answer.
+    #[schema(default = false)]
+    ignore_eos: Option<bool>,
+    /// Seed of the sampler; -1 for a random one.
+    seed: Option<i64>,
+    /// Temperature; 0 selects the most probable token.
+    #[schema(minimum = 0, maximum = 100, default = 0.8)]
+    temperature: Option<f64>,
+    /// Sample from this many most probable tokens; 0 for all.
+    #[schema(default = 40)]
+    top_k: Option<i32>,
+    /// Nucleus sampling.
+    #[schema(minimum = 0, maximum = 1, default = 0.95)]
+    top_p: Option<f64>,
+    /// Minimum probability, relative to the most probable token.
+    #[schema(minimum = 0, maximum = 1, default = 0.05)]
+    min_p: Option<f64>,
+    /// Locally typical sampling; 1 for none.
+    #[schema(minimum = 0, maximum = 1, default = 1)]
+    typical_p: Option<f64>,
+    /// Maximum distance from the highest logit in standard deviations; -1 for none.
+    #[schema(minimum = -1, maximum = 100, default = -1)]
+    top_n_sigma: Option<f64>,
+    #[schema(minimum = 0, maximum = 1, default = 0)]
+    xtc_probability: Option<f64>,
+    #[schema(minimum = 0, maximum = 1, default = 0.1)]
+    xtc_threshold: Option<f64>,
+    /// Penalty on repeated tokens; 1 for none.
+    #[schema(minimum = 0.01, maximum = 100, default = 1)]
+    repeat_penalty: Option<f64>,
+    /// Number of last tokens that count as repeated; -1 for all.
+    #[schema(default = 64)]
+    repeat_last_n: Option<i32>,
+    #[schema(minimum = -10, maximum = 10, default = 0)]
+    presence_penalty: Option<f64>,
+    #[schema(minimum = -10, maximum = 10, default = 0)]
+    frequency_penalty: Option<f64>,
+    #[schema(minimum = 0, maximum = 100, default = 0)]
+    dry_multiplier: Option<f64>,
+    #[schema(minimum = 0, maximum = 100, default = 1.75)]
+    dry_base: Option<f64>,
+    #[schema(default = 2)]
+    dry_allowed_length: Option<i32>,
+    /// -1 for the whole context.
+    #[schema(default = -1)]
+    dry_penalty_last_n: Option<i32>,
+    dry_sequence_breakers: Option<Vec<String>>,
+    /// 0 for none, 1 or 2 for the version.
+    #[schema(minimum = 0, maximum = 2, default = 0)]
+    mirostat: Option<u8>,
+    #[schema(default = 5)]
+    mirostat_tau: Option<f64>,
+    #[schema(default = 0.1)]
+    mirostat_eta: Option<f64>,
+    #[schema(minimum = 0, maximum = 100, default = 0)]
+    dynatemp_range: Option<f64>,
+    #[schema(minimum = 0, maximum = 100, default = 1)]
+    dynatemp_exponent: Option<f64>,
+    /// -1 for none.
+    #[schema(minimum = -1, maximum = 1, default = -1)]
+    adaptive_target: Option<f64>,
+    #[schema(minimum = 0, maximum = 0.99, default = 0.9)]
+    adaptive_decay: Option<f64>,
+    #[schema(default = 0)]
+    min_keep: Option<u32>,
+    /// Sampling stages in order, as names or as one string of letters.
+    #[schema(value_type = Option<Value>)]
+    samplers: Option<Value>,
+    /// Additions to logits: an object from token to number, or a list of `[token, number]` or of `{token, bias}`.
+    #[schema(value_type = Option<Value>)]
+    logit_bias: Option<Value>,
+    /// Tokens that are never sampled, by id or text.
+    #[schema(value_type = Option<Vec<Value>>)]
+    banned_tokens: Option<Vec<Value>>,
+    /// Grammar in GBNF, or in Lark's format after `%llguidance`.
+    grammar: Option<String>,
+    /// JSON schema of the answer.
+    #[schema(value_type = Option<Value>)]
+    json_schema: Option<Value>,
+    /// `{type: "text"}`, `{type: "json_object", schema?}` or `{type: "json_schema", json_schema: {schema}}`.
+    #[schema(value_type = Option<Object>)]
+    response_format: Option<Value>,
+    /// Id of the run, unique, up to 256 bytes.
+    request_id: Option<String>,
+    /// Label of the user.
+    user: Option<String>,
+    /// Labels of the run.
+    metadata: Option<HashMap<String, String>>,
+    /// Recording: true, false, `required`, `best-effort` or `off`.
+    #[schema(value_type = Option<Value>)]
+    record: Option<Value>,
+    /// Record the attention of each token.
+    #[schema(default = false)]
+    attention: Option<bool>,
+    /// Slot to run in; -1 for any.
+    #[schema(default = -1)]
+    id_slot: Option<i32>,
+    /// Reuse the state of a matching prefix.
+    #[schema(default = true)]
+    cache_prompt: Option<bool>,
+    /// When the context is full: `stop`, `shift` or `evict`.
+    context_policy: Option<String>,
+    /// Adapters: `{id, scale}`.
+    #[schema(value_type = Option<Vec<Object>>)]
+    lora: Option<Vec<Value>>,
+    /// Add timings to every chunk of a stream.
+    #[schema(default = false)]
+    timings_per_token: Option<bool>,
+    /// Send the progress of the prompt in a stream.
+    #[schema(default = false)]
+    return_progress: Option<bool>,
+    /// Report probabilities after the sampling stages.
+    #[schema(default = false)]
+    post_sampling_probs: Option<bool>,
+    /// Seconds of silence after which a stream sends a comment; -1 for none.
+    sse_ping_interval: Option<i64>,
+}
+
+/// The body of a chat completion.
+#[derive(Debug, Deserialize, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+pub(crate) struct ChatCompletionRequest {
+    /// The conversation: objects of `role` and `content`, with `tool_calls`, `tool_call_id` and `reasoning_content`.
+    #[schema(value_type = Vec<Object>)]
+    messages: Vec<Value>,
+    /// Functions offered to the model: `{type: "function", function: {name, description?, parameters?, strict?}}`.
+    #[schema(value_type = Option<Vec<Object>>)]
+    tools: Option<Vec<Value>>,
+    /// `auto`, `none`, `required`, or `{type: "function", function: {name}}`.
+    #[schema(value_type = Option<Value>)]
+    tool_choice: Option<Value>,
+    #[schema(default = true)]
+    parallel_tool_calls: Option<bool>,
+    /// Number of answers.
+    #[schema(minimum = 1, maximum = 32, default = 1)]
+    n: Option<u32>,
+    /// Report the log-probabilities of the answer's tokens.
+    #[schema(default = false)]
+    logprobs: Option<bool>,
+    /// Alternatives per token; requires `logprobs`.
+    #[schema(minimum = 0, maximum = 1000)]
+    top_logprobs: Option<u32>,
+    /// `{include_usage}`: send a last chunk with token counts.
+    #[schema(value_type = Option<Object>)]
+    stream_options: Option<Value>,
+    /// Report the prompt and the settings.
+    #[schema(default = false)]
+    verbose: Option<bool>,
+    /// Reasoning effort for templates that support it.
+    reasoning_effort: Option<String>,
+    /// `none` leaves reasoning in the text.
+    reasoning_format: Option<String>,
+    /// Allow reasoning.
+    enable_thinking: Option<bool>,
+    /// Maximum tokens of the reasoning; -1 for no limit.
+    reasoning_budget: Option<i64>,
+    /// Text appended when the budget is spent.
+    reasoning_budget_message: Option<String>,
+    /// Allow a control request to end the reasoning.
+    #[schema(default = false)]
+    reasoning_control: Option<bool>,
+    /// Variables of the chat template.
+    #[schema(value_type = Option<Object>)]
+    chat_template_kwargs: Option<Value>,
+    #[schema(default = true)]
+    add_generation_prompt: Option<bool>,
+    /// Continue the last message instead of starting another.
+    #[schema(default = false)]
+    continue_final_message: Option<bool>,
+    #[serde(flatten)]
+    generation: GenerationFields,
+}

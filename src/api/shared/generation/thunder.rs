@@ -1,0 +1,83 @@
+//! The field `thunder` that answers have in every protocol.
+
+use crate::events::RunId;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// The runs of an answer, or the part of the sent answer that a mod removed.
+#[derive(Debug, Clone, Default, Serialize, ToSchema)]
+pub(crate) struct ThunderFields {
+    /// Id of the first run.
+    #[schema(value_type = Option<String>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    run_id: Option<RunId>,
+    /// Path of its replay.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replay: Option<String>,
+    /// Slot of the first run.
+    #[schema(value_type = Option<u32>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id_slot: Option<ReportedSlot>,
+    /// Ids of all runs, if there are several.
+    #[schema(value_type = Vec<String>)]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    run_ids: Vec<RunId>,
+    /// The removed part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retract: Option<RetractedOutput>,
+}
+
+/// A slot; null if the run had none.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(transparent)]
+struct ReportedSlot(Option<u32>);
+
+/// The part of a sent answer that a mod removed.
+#[derive(Debug, Clone, Default, Serialize, ToSchema)]
+pub(crate) struct RetractedOutput {
+    /// Unicode scalar values to remove from the end of the text.
+    pub(crate) chars: usize,
+    /// Unicode scalar values to remove from the end of the reasoning.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(crate) reasoning_chars: usize,
+    /// Tool calls to remove.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(crate) tool_calls: usize,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(count: &usize) -> bool {
+    *count == 0
+}
+
+impl ThunderFields {
+    /// Returns the id of a run and the path of its replay.
+    pub(crate) fn run(run: RunId) -> Self {
+        Self { run_id: Some(run), replay: Some(format!("/runs/{run}")), ..Self::default() }
+    }
+
+    /// Returns the id of the first of several runs, the path of its replay, and the ids of all if there are several.
+    pub(crate) fn runs(runs: impl IntoIterator<Item = RunId>) -> Self {
+        let runs: Vec<RunId> = runs.into_iter().collect();
+        match runs[..] {
+            [] => Self::default(),
+            [run] => Self::run(run),
+            [first, ..] => Self { run_ids: runs, ..Self::run(first) },
+        }
+    }
+
+    /// Adds the slot of the first run.
+    pub(crate) fn with_slot(self, slot: Option<u32>) -> Self {
+        Self { id_slot: Some(ReportedSlot(slot)), ..self }
+    }
+
+    /// Returns a retraction.
+    pub(crate) fn retract(output: RetractedOutput) -> Self {
+        Self { retract: Some(output), ..Self::default() }
+    }
+
+    /// Returns a retraction of text.
+    pub(crate) fn retract_chars(chars: usize) -> Self {
+        Self::retract(RetractedOutput { chars, ..RetractedOutput::default() })
+    }
+}
