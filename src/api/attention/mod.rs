@@ -5,6 +5,7 @@
 
 mod asyncapi;
 mod info;
+pub(super) mod request;
 pub(super) mod rest;
 mod socket;
 mod text;

@@ -17,33 +17,44 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::Value;
 use std::time::Instant;
+use utoipa::ToSchema;
 
 /// Media type of `MessagePack`.
 const MSGPACK: &str = "application/msgpack";
 
 /// The response to a request.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
-enum GenerateAttentionResponse {
-    One(Box<Sample>),
-    Several { samples: Vec<Sample> },
+pub(crate) enum GenerateAttentionResponse {
+    /// One answer.
+    One(Box<AttentionSample>),
+    /// Several answers, with `num_samples` above 1.
+    Several {
+        /// The answers.
+        samples: Vec<AttentionSample>,
+    },
 }
 
-#[derive(Debug, Default, Serialize)]
-struct Sample {
+/// An answer.
+#[derive(Debug, Default, Serialize, ToSchema)]
+pub(crate) struct AttentionSample {
     generated_tokens: Vec<TokenFields>,
     generated_text: String,
+    /// `stop_token`, `stop_string`, `length`, `tool_calls` or `cancelled`.
     finish_reason: &'static str,
     prompt_tokens: u32,
     generation_time_ms: u64,
+    /// One entry per token, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
-    attention_data: Option<Vec<TokenAttention>>,
+    attention_data: Option<Vec<AttentionOfToken>>,
+    /// Sentences of the context with little attention, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pruning_suggestion: Option<Vec<Prunable>>,
 }
 
-#[derive(Debug, Serialize)]
-struct TokenAttention {
+/// The attention of a token.
+#[derive(Debug, Serialize, ToSchema)]
+struct AttentionOfToken {
     token_id: TokenId,
     text: String,
     /// Absent for a token that a mod inserted without a decode.
@@ -97,7 +108,7 @@ async fn answer(app: App, caller: Caller, headers: &HeaderMap, body: &Value) -> 
 
 async fn collect(mut stream: AttentionStream) -> Result<GenerateAttentionResponse, ApiError> {
     let options = stream.options.clone();
-    let mut samples: Vec<Sample> = (0..options.samples).map(|_| Sample::default()).collect();
+    let mut samples: Vec<AttentionSample> = (0..options.samples).map(|_| AttentionSample::default()).collect();
     let mut bytes = 0;
     while let Some(event) = stream.next().await? {
         match event {
@@ -113,7 +124,7 @@ async fn collect(mut stream: AttentionStream) -> Result<GenerateAttentionRespons
                         run_blocking(token.row.as_deref(), move || convert_row(row.as_deref(), Some(&shape), layers));
                     let attention = shaped.await?;
                     let (token_id, text) = (token.measure.token, token.measure.text.clone());
-                    sample.attention_data.get_or_insert_default().push(TokenAttention { token_id, text, attention });
+                    sample.attention_data.get_or_insert_default().push(AttentionOfToken { token_id, text, attention });
                 }
                 sample.generated_tokens.push(token_fields(*token, options.logprobs));
             }

@@ -4,14 +4,15 @@
 //! same format. Each request is a task. A client that stops reading fills the connection's queue, which pauses the
 //! tasks and with them their runs.
 
-use crate::api::shared::attention::error;
-use crate::api::shared::attention::event::{AttentionWriter, MessageFormat, encode, error_message};
+use crate::api::shared::attention::error::AttentionErrorMessage;
+use crate::api::shared::attention::event::{AttentionWriter, MessageFormat, PongMessage, encode, error_message};
 use crate::api::shared::attention::pruning::PruningHistory;
 use crate::api::shared::attention::request;
 use crate::api::shared::attention::request::Transport;
 use crate::api::shared::attention::stream::{self, AttentionEvent, AttentionStream};
 use crate::api::shared::fields::{abbreviate, invalid_value};
 use crate::api::shared::generation::Runs;
+use crate::api::shared::sse::to_text;
 use crate::api::shared::{self, Fields, parameters};
 use crate::events::system;
 use crate::server::socket::{Close, Message, Outgoing, Socket, Upgrade};
@@ -19,7 +20,7 @@ use crate::server::{ApiError, App, Caller, ErrorKind};
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -72,7 +73,7 @@ async fn until_cancelled(cancelled: &mut watch::Receiver<bool>) {
 }
 
 fn error_text(error: &ApiError) -> String {
-    Value::Object(error::fields(error)).to_string()
+    to_text(&AttentionErrorMessage::new(error))
 }
 
 async fn serve(app: App, socket: Socket) -> Close {
@@ -122,7 +123,7 @@ impl Connection {
             Some("generate") => self.start(tasks, format, body),
             Some("cancel" | "stop") => self.cancel(fields),
             Some("ping") => {
-                let pong = encode(format, &json!({ "type": "pong" }))?;
+                let pong = encode(format, &PongMessage::PONG)?;
                 // The connection detects a client that disconnected.
                 let _ = self.outgoing.send(pong).await;
                 Ok(())

@@ -2,6 +2,7 @@
 //! can send it as text without a CORS preflight.
 
 use super::AttentionError;
+use super::request::{DetokenizeAttention, TokenizeAttention};
 use crate::api::shared::attention::request::token_ids;
 use crate::api::shared::{self, Fields};
 use crate::events::TokenId;
@@ -44,7 +45,7 @@ pub struct Text {
 /// Tokenizes `text`. Literals of special tokens become those tokens. `add_special_tokens` (default false) adds BOS and
 /// EOS if the model uses them.
 #[utoipa::path(post, path = "/api/v1/tokenize", tag = "attention",
-    request_body(content = serde_json::Value, content_type = "application/json", description = "`{text, add_special_tokens?, model?}`"),
+    request_body(content = TokenizeAttention, content_type = "application/json"),
     responses((status = 200, body = Tokens), (status = 400, description = "A field is invalid; the message names it"),
               (status = 503, description = "No model is loaded: `error_code` is `NO_MODEL`")))]
 pub(super) async fn tokenize(
@@ -65,7 +66,7 @@ pub(super) async fn tokenize(
 
 /// Returns the text of `token_ids`.
 #[utoipa::path(post, path = "/api/v1/detokenize", tag = "attention",
-    request_body(content = serde_json::Value, content_type = "application/json", description = "`{token_ids, model?}`"),
+    request_body(content = DetokenizeAttention, content_type = "application/json"),
     responses((status = 200, body = Text), (status = 400, description = "`INVALID_TOKEN`: an id is not in the vocabulary"),
               (status = 503, description = "No model is loaded: `error_code` is `NO_MODEL`")))]
 pub(super) async fn detokenize(

@@ -1,9 +1,10 @@
 //! `POST /api/v1/generate`, which the attention API and `KoboldCPP`'s API share: a body with a `prompt` and without
 //! `input_ids` is for the latter.
 
-use crate::api::attention::rest as attention;
+use crate::api::attention::request::GenerateAttention;
+use crate::api::attention::rest::{self as attention, GenerateAttentionResponse};
 use crate::api::kobold::{self, Genkeys};
-use crate::api::shared::attention::AttentionError;
+use crate::api::shared::attention::error::{AttentionError, AttentionErrorMessage};
 use crate::server::{Access, ApiError, App, Caller, Protocol};
 use axum::Extension;
 use axum::body::Bytes;
@@ -24,17 +25,11 @@ pub(super) fn protocol(genkeys: Genkeys) -> Protocol {
 /// handled as by `KoboldCPP`. `Accept: application/msgpack` returns `MessagePack`; a body of that type is
 /// accepted.
 #[utoipa::path(post, path = "/api/v1/generate", tag = "attention",
-    request_body(content = Value, content_type = "application/json",
-        description = "`{input_ids, max_new_tokens?, temperature?, top_p?, top_k?, repetition_penalty?, stop_tokens?, banned_tokens?, \
-                       return_attention?, attention_format?: per_layer | aggregated | sparse | viz, aggregation_mode?: mean | max | \
-                       last_layer | weighted_layers, layer_weights?, attention_top_k?, attention_dtype?: float32 | float16, \
-                       attention_encoding?: base64 | binary | array, logprobs?, top_logprobs?, num_samples?, suggest_pruning?, \
-                       prune_below?, sentences?, request_id?, seed?, stop?, mods?, record?}`"),
-    responses((status = 200, description = "`{generated_tokens, generated_text, finish_reason, attention_data?, pruning_suggestion?}`; \
-                                            with `num_samples` above 1 `{samples: [those]}`"),
-              (status = 400, description = "`{type: error, error, error_code, field?}`: `INVALID_TOKEN`, `INVALID_REQUEST`, \
-                                            `CONTEXT_LENGTH_EXCEEDED`, `ATTENTION_UNAVAILABLE`, …"),
-              (status = 503, description = "`NO_MODEL`"), (status = 507, description = "`OOM`")))]
+    request_body(content((GenerateAttention = "application/json"), (GenerateAttention = "application/msgpack"))),
+    responses((status = 200, content((GenerateAttentionResponse = "application/json"), (GenerateAttentionResponse = "application/msgpack"))),
+              (status = 400, body = AttentionErrorMessage),
+              (status = 503, body = AttentionErrorMessage, description = "`NO_MODEL`"),
+              (status = 507, body = AttentionErrorMessage, description = "`OOM`")))]
 async fn generate(
     State(app): State<App>,
     caller: Caller,

@@ -79,8 +79,10 @@ pub struct AnthropicErrorBody {
 pub struct StreamErrorMessage {
     /// Always `error`.
     r#type: &'static str,
-    /// The machine-readable kind.
-    error: &'static str,
+    /// The machine-readable kind: `invalid_request`, `context_length_exceeded`, `content_filter` (a mod ended the run
+    /// with an error), `memory_pressure`, `timeout`, `internal_error`, `model_loading_error`, `rate_limited`,
+    /// `unavailable`, `unauthorized` or `forbidden`.
+    pub(crate) error: &'static str,
     message: String,
     /// True if the client can do something that makes the request succeed.
     recoverable: bool,
@@ -93,6 +95,22 @@ pub struct StreamErrorMessage {
     retry_after_seconds: Option<u64>,
     #[serde(flatten)]
     exceeded: ExceededContext,
+}
+
+impl StreamErrorMessage {
+    /// Returns the error of a run. `action` resolves it.
+    pub(crate) fn new(error: &'static str, message: impl Into<String>, action: Option<&'static str>) -> Self {
+        Self {
+            r#type: "error",
+            error,
+            message: message.into(),
+            recoverable: action.is_some(),
+            recovery_action: action,
+            parameter: None,
+            retry_after_seconds: None,
+            exceeded: ExceededContext { n_prompt_tokens: None, n_ctx: None },
+        }
+    }
 }
 
 impl ApiError {
@@ -152,14 +170,11 @@ impl ApiError {
             _ => ("invalid_request", None),
         };
         StreamErrorMessage {
-            r#type: "error",
-            error: kind,
-            message: self.public_detail(),
             recoverable: action.is_some() && self.kind() != ErrorKind::Unauthorized,
-            recovery_action: action,
             parameter: self.pointer().map(str::to_owned),
             retry_after_seconds: self.retry_after_s(),
             exceeded: self.exceeded_context(),
+            ..StreamErrorMessage::new(kind, self.public_detail(), action)
         }
     }
 

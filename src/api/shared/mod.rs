@@ -1,5 +1,6 @@
 //! Parts of a request body that all protocols share: typed fields, sampling parameters, limits and mods.
 
+pub(super) mod asyncapi;
 pub(super) mod attention;
 pub(super) mod body;
 pub(super) mod chat;

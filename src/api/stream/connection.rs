@@ -1,15 +1,18 @@
 //! A connection: several concurrent runs with their `request_id`, and their control messages.
 
 use super::config::RunConfig;
+use super::message::{self, RunErrorMessage, StreamMessage};
 use super::registry::Streams;
 use super::run::{Follower, StreamedRun};
 use super::start::{NewRun, new_id, start};
-use super::{control, feedback, message, stored};
+use super::{control, feedback, stored};
+use crate::api::shared::sse::to_text;
 use crate::api::shared::{Fields, parameters};
 use crate::events::{EndCause, Surface};
 use crate::server::peers::{ForwardHeaders, Relay};
 use crate::server::socket::{Close, Message, Outgoing, Socket};
 use crate::server::{ApiError, App, Caller, ErrorKind};
+use serde::Serialize;
 use serde_json::Value;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
@@ -81,7 +84,7 @@ pub(super) async fn serve(app: App, streams: Streams, socket: Socket) -> Close {
             Err(error) => Err(error),
         };
         if let Err(error) = handled
-            && connection.send_message(message::error(&error, None)).await.is_err()
+            && connection.send_message(&RunErrorMessage::new(&error, None)).await.is_err()
         {
             return Close::normal();
         }
@@ -121,7 +124,7 @@ impl StreamConnection {
                 None => control::handle(self, fields).await,
             },
             Some("feedback") => feedback::submit(self, fields),
-            Some("ping") => self.send_message(message::status("ping", 100, "pong", None)).await,
+            Some("ping") => self.send_message(&message::status("ping", 100, "pong", None)).await,
             Some("auth") => Ok(()),
             Some(other) => Err(ApiError::invalid(
                 "type",
@@ -184,16 +187,15 @@ impl StreamConnection {
                     if *stopped.borrow() {
                         run.stop(EndCause::ClientStop).await;
                     }
-                    let init = message::init(follower.run(), None);
-                    let echo = message::echo(follower.run());
-                    follow(follower, std::iter::once(init).chain(echo), &outgoing).await;
+                    let first = [Some(message::init(&run, None)), message::echo(&run)];
+                    follow(follower, first.into_iter().flatten(), &outgoing).await;
                     return;
                 }
-                Some(Err(error)) => message::error(&error, Some(&id)),
-                None => message::never_started(&id),
+                Some(Err(error)) => to_text(&RunErrorMessage::new(&error, Some(&id))),
+                None => to_text(&message::never_started(&id)),
             };
             // Sending fails only if the client has disconnected.
-            let _ = outgoing.send(message.to_string()).await;
+            let _ = outgoing.send(message).await;
         });
         self.add_run(request_id, ConnectionRun { started, cancelled, relay: None, task });
         Ok(())
@@ -211,7 +213,7 @@ impl StreamConnection {
                 return Ok(());
             }
             for message in stored::messages(&self.app, &self.caller.scope, &id).await? {
-                self.send_message(message).await?;
+                self.send_message(&message).await?;
             }
             return Ok(());
         };
@@ -221,7 +223,8 @@ impl StreamConnection {
         let outgoing = self.outgoing.clone();
         let task = self.tasks.spawn(async move {
             let _activity = outgoing.mark_active();
-            let init = message::init(follower.run(), Some(follower.position()));
+            let run = Arc::clone(follower.run());
+            let init = message::init(&run, Some(follower.position()));
             follow(follower, std::iter::once(init), &outgoing).await;
         });
         self.add_run(run.request_id.clone(), ConnectionRun { started, cancelled: Arc::default(), relay: None, task });
@@ -274,8 +277,8 @@ impl StreamConnection {
     ///
     /// # Errors
     /// The client has disconnected.
-    pub(super) async fn send_message(&self, message: Value) -> Result<(), ApiError> {
-        let sent = self.outgoing.send(message.to_string()).await;
+    pub(super) async fn send_message(&self, message: &impl Serialize) -> Result<(), ApiError> {
+        let sent = self.outgoing.send(to_text(message)).await;
         sent.map_err(|gone| ApiError::unavailable(gone.to_string()))
     }
 }
@@ -286,20 +289,20 @@ fn is_resume(fields: Fields<'_>) -> bool {
 }
 
 /// Sends a run's messages to its end.
-async fn follow(mut follower: Follower, first: impl Iterator<Item = Value>, outgoing: &Outgoing) {
+async fn follow<'a>(mut follower: Follower, first: impl Iterator<Item = StreamMessage<'a>>, outgoing: &Outgoing) {
     for message in first {
-        if outgoing.send(message.to_string()).await.is_err() {
+        if outgoing.send(to_text(&message)).await.is_err() {
             return;
         }
     }
     while let Some(message) = follower.next().await {
-        if outgoing.send(message.to_string()).await.is_err() {
+        if outgoing.send(to_text(&message)).await.is_err() {
             return;
         }
     }
     if !follower.has_sent_end() {
         let id = &follower.run().request_id;
         let moved = message::status("moved", 100, "another connection receives this run now", Some(id));
-        let _ = outgoing.send(moved.to_string()).await;
+        let _ = outgoing.send(to_text(&moved)).await;
     }
 }

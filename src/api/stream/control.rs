@@ -1,15 +1,16 @@
 //! Control messages for active runs.
 
 use super::connection::{ConnectionRun, StreamConnection};
-use super::message;
+use super::message::{self, RunErrorMessage};
 use super::run::StreamedRun;
 use super::start::new_id;
 use crate::api::shared::Fields;
 use crate::api::shared::fields::invalid_value;
+use crate::api::shared::sse::to_text;
 use crate::engine::{RunActivity, RunOver, RunProgress};
 use crate::events::EndCause;
 use crate::server::ApiError;
-use serde_json::{Value, json};
+use serde_json::{Map, Value};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,7 +44,7 @@ pub(super) async fn handle(connection: &mut StreamConnection, fields: Fields<'_>
     match result {
         Ok(()) => Ok(()),
         // The run is known here, so the error can name it.
-        Err(error) => connection.send_message(message::error(&error, Some(&id))).await,
+        Err(error) => connection.send_message(&RunErrorMessage::new(&error, Some(&id))).await,
     }
 }
 
@@ -76,8 +77,7 @@ async fn pause(connection: &mut StreamConnection, run: &Arc<StreamedRun>) -> Res
         RunActivity::Preempted | RunActivity::Queued => "it has no slot".to_owned(),
         _ => format!("its slot is kept for {} s", slot_for.as_secs_f32()),
     };
-    send_status(connection, run, "pause", &format!("paused after {} tokens; {slot}", progress.generated), &json!(null))
-        .await?;
+    send_status(connection, run, "pause", &format!("paused after {} tokens; {slot}", progress.generated), None).await?;
     if progress.activity == RunActivity::Paused {
         let (run, outgoing) = (Arc::clone(run), connection.outgoing.clone());
         connection.tasks.spawn(async move {
@@ -87,7 +87,7 @@ async fn pause(connection: &mut StreamConnection, run: &Arc<StreamedRun>) -> Res
                 let text = "the slot was given to another run; resume waits for a free slot";
                 let status = message::status("pause", 100, text, Some(&run.request_id));
                 // Sending fails only if the client has disconnected.
-                let _ = outgoing.send(status.to_string()).await;
+                let _ = outgoing.send(to_text(&status)).await;
             }
         });
     }
@@ -101,7 +101,7 @@ async fn resume(connection: &StreamConnection, run: &Arc<StreamedRun>) -> Result
         RunActivity::Queued => "the run continues when a slot is free",
         _ => "the run continues",
     };
-    send_status(connection, run, "resume", text, &json!(null)).await
+    send_status(connection, run, "resume", text, None).await
 }
 
 async fn modify(connection: &StreamConnection, run: &Arc<StreamedRun>, fields: Fields<'_>) -> Result<(), ApiError> {
@@ -124,7 +124,7 @@ async fn modify(connection: &StreamConnection, run: &Arc<StreamedRun>, fields: F
     }
     run.set_config(config);
     let text = format!("{changes} from token {} on", generated + 1);
-    send_status(connection, run, "modify", &text, &Value::Object(parameters.clone())).await
+    send_status(connection, run, "modify", &text, Some(parameters)).await
 }
 
 async fn regenerate(
@@ -144,13 +144,11 @@ async fn send_status(
     run: &Arc<StreamedRun>,
     operation: &str,
     text: &str,
-    parameters: &Value,
+    parameters: Option<&Map<String, Value>>,
 ) -> Result<(), ApiError> {
     let mut status = message::status(operation, 100, text, Some(&run.request_id));
-    if !parameters.is_null() {
-        status["parameters"] = parameters.clone();
-    }
-    connection.send_message(status).await
+    status.parameters = parameters;
+    connection.send_message(&status).await
 }
 
 fn ended_error(run: &StreamedRun) -> ApiError {

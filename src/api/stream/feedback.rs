@@ -1,9 +1,10 @@
 //! Feedback on an answer.
 
 use super::connection::StreamConnection;
-use super::message;
+use super::message::{self, RunErrorMessage};
 use crate::api::shared::Fields;
 use crate::api::shared::feedback;
+use crate::api::shared::sse::to_text;
 use crate::server::ApiError;
 
 /// Stores feedback with its run.
@@ -26,11 +27,11 @@ pub(super) fn submit(connection: &mut StreamConnection, fields: Fields<'_>) -> R
     connection.tasks.spawn(async move {
         let _activity = outgoing.mark_active();
         let message = match feedback::keep(&app, &known, request, &caller).await {
-            Ok(_) => message::status("feedback", 100, "stored with the run", Some(&id)),
-            Err(error) => message::error(&error, Some(&id)),
+            Ok(_) => to_text(&message::status("feedback", 100, "stored with the run", Some(&id))),
+            Err(error) => to_text(&RunErrorMessage::new(&error, Some(&id))),
         };
         // Sending fails only if the client has disconnected.
-        let _ = outgoing.send(message.to_string()).await;
+        let _ = outgoing.send(message).await;
     });
     Ok(())
 }

@@ -1,9 +1,9 @@
 //! Waits for a model and reports its loading progress.
 
 use super::message;
+use crate::api::shared::sse::to_text;
 use crate::server::socket::Outgoing;
 use crate::server::{ApiError, App, Loaded, ModelState, State};
-use serde_json::Value;
 use std::time::Duration;
 use tokio::time::{Instant, interval};
 
@@ -35,13 +35,13 @@ pub(super) async fn wait(
             loaded = &mut loaded => return loaded,
             _ = ticks.tick() => if let Some(client) = client {
                 // Sending fails only if the client has disconnected.
-                let _ = client.send(progress(app, name, request_id, began).to_string()).await;
+                let _ = client.send(progress(app, name, request_id, began)).await;
             },
         }
     }
 }
 
-fn progress(app: &App, name: Option<&str>, request_id: &str, began: Instant) -> Value {
+fn progress(app: &App, name: Option<&str>, request_id: &str, began: Instant) -> String {
     let entries = app.models().list();
     let named = |name: &str| entries.iter().find(|entry| entry.name == name || entry.aliases.iter().any(|a| a == name));
     let entry = name.and_then(named).or_else(|| entries.first());
@@ -57,10 +57,10 @@ fn progress(app: &App, name: Option<&str>, request_id: &str, began: Instant) -> 
         (_, None, _) => "starting".to_owned(),
     };
     let part = part.unwrap_or(0.0);
-    let mut status = message::status("model_loading", (part * 100.0).round() as u8, &doing, Some(request_id));
+    let mut status = message::status("model_loading", (part * 100.0).round() as u8, doing, Some(request_id));
     if part > 0.05 {
         let left = began.elapsed().as_secs_f32() * (1.0 - part) / part;
-        status["eta_seconds"] = ((f64::from(left) * 10.0).round() / 10.0).into();
+        status.eta_seconds = Some((f64::from(left) * 10.0).round() / 10.0);
     }
-    status
+    to_text(&status)
 }

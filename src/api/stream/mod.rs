@@ -14,6 +14,7 @@ mod log;
 mod message;
 mod registry;
 mod remote;
+mod request;
 mod rest;
 mod run;
 mod start;

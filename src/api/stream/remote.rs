@@ -1,11 +1,13 @@
 //! Runs that another server generates, followed through that server.
 
 use super::connection::{ConnectionRun, StreamConnection};
-use super::message;
+use super::message::RunErrorMessage;
+use super::request::ResumeMessage;
 use crate::api::shared::Fields;
+use crate::api::shared::sse::to_text;
 use crate::server::peers::{Relay, find_peer, find_recent, relay};
 use crate::server::{ApiError, ErrorKind};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::sync::Arc;
 
 impl StreamConnection {
@@ -22,14 +24,14 @@ impl StreamConnection {
         let Some(peer) = find_peer(&self.app, &self.caller.scope, run.run_id, &self.headers).await? else {
             return Ok(false);
         };
-        let first = json!({ "type": "resume", "request_id": run.run_id, "after": after }).to_string();
+        let first = to_text(&ResumeMessage::new(run.run_id.to_string(), after));
         let (relay, connection) = relay(&self.app, &peer, &self.headers, first).await?;
         let (outgoing, id) = (self.outgoing.clone(), run.request_id.clone());
         let task = self.tasks.spawn(async move {
             let _activity = outgoing.mark_active();
             if let Err(error) = connection.run(&outgoing).await {
                 // Sending fails only if the client has disconnected.
-                let _ = outgoing.send(message::error(&error, Some(&id)).to_string()).await;
+                let _ = outgoing.send(to_text(&RunErrorMessage::new(&error, Some(&id)))).await;
             }
         });
         self.add_run(

@@ -1,15 +1,15 @@
 //! `POST /v1/generate`: the protocol over HTTP, as one response or as server-sent events. A disconnect ends the run.
 
 use super::config::RunConfig;
-use super::message;
+use super::message::{self, StreamMessage, StreamTiming, StreamUsage};
 use super::registry::Streams;
 use super::run::Follower;
 use super::start::{NewRun, new_id, start};
 use crate::api::shared;
 use crate::api::shared::error::StreamError;
 use crate::api::shared::generation;
-use crate::api::shared::sse::{self, EventSource, PendingEvents, ServerEvent};
-use crate::events::Surface;
+use crate::api::shared::sse::{self, EventSource, PendingEvents, ServerEvent, to_text};
+use crate::events::{RunId, Surface};
 use crate::server::{ApiError, App, Caller};
 use axum::body::Bytes;
 use axum::extract::State;
@@ -19,6 +19,7 @@ use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::sync::Arc;
 use std::time::Duration;
 use utoipa::ToSchema;
 
@@ -67,25 +68,26 @@ pub(super) struct GenerateRequest {
 
 /// The response to a generation request.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct GenerateResponse {
+pub(super) struct GenerateResponse<'a> {
     /// The run's `request_id`.
-    id: String,
+    id: &'a str,
     /// Id of the run in the trace.
-    run_id: String,
+    #[schema(value_type = String)]
+    run_id: RunId,
     /// Name of the model.
-    model: String,
+    model: &'a str,
     /// Text of the answer.
-    generated_text: Value,
+    generated_text: &'a str,
     /// `length`, `stop` or `tool_calls`.
-    finish_reason: Value,
-    /// `prompt_tokens`, `completion_tokens`, `total_tokens`.
-    usage: Value,
-    /// `first_token_ms`, `total_ms`, if requested.
-    #[serde(skip_serializing_if = "Value::is_null")]
-    timing: Value,
+    finish_reason: &'static str,
+    usage: StreamUsage,
+    /// Times, if requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timing: Option<StreamTiming>,
     /// The tool calls that ended the run, if any.
-    #[serde(skip_serializing_if = "Value::is_null")]
-    tool_calls: Value,
+    #[schema(value_type = Option<Vec<Object>>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_calls: Option<Value>,
 }
 
 /// Completes a prompt. With `"stream": true` the response is server-sent events: the messages `init`, `status`,
@@ -129,28 +131,28 @@ pub(super) async fn generate(
 }
 
 async fn collect(mut follower: Follower) -> Result<Response, ApiError> {
-    while let Some(mut message) = follower.next().await {
-        let run = follower.run();
-        match message["type"].as_str() {
-            Some("completion") => {
+    let run = Arc::clone(follower.run());
+    while let Some(message) = follower.next().await {
+        match message {
+            StreamMessage::Completion(completion) => {
                 let answer = GenerateResponse {
-                    id: run.request_id.clone(),
-                    run_id: run.id.to_string(),
-                    model: run.head.model.clone(),
-                    generated_text: message["generated_text"].take(),
-                    finish_reason: message["finish_reason"].take(),
-                    usage: message["usage"].take(),
-                    timing: message.get_mut("timing").map(Value::take).unwrap_or_default(),
-                    tool_calls: message.get_mut("tool_calls").map(Value::take).unwrap_or_default(),
+                    id: &run.request_id,
+                    run_id: run.id,
+                    model: &run.head.model,
+                    generated_text: &completion.generated_text,
+                    finish_reason: completion.finish_reason,
+                    usage: completion.usage,
+                    timing: completion.timing,
+                    tool_calls: completion.tool_calls,
                 };
                 return Ok(Json(answer).into_response());
             }
-            Some("error") => {
-                let status = match message["error"].as_str() {
-                    Some("timeout") => StatusCode::GATEWAY_TIMEOUT,
-                    Some("content_filter" | "invalid_request") => StatusCode::UNPROCESSABLE_ENTITY,
-                    Some("unavailable") => StatusCode::SERVICE_UNAVAILABLE,
-                    Some("memory_pressure") => StatusCode::INSUFFICIENT_STORAGE,
+            StreamMessage::Error(message) => {
+                let status = match message.error.error {
+                    "timeout" => StatusCode::GATEWAY_TIMEOUT,
+                    "content_filter" | "invalid_request" => StatusCode::UNPROCESSABLE_ENTITY,
+                    "unavailable" => StatusCode::SERVICE_UNAVAILABLE,
+                    "memory_pressure" => StatusCode::INSUFFICIENT_STORAGE,
                     _ => StatusCode::INTERNAL_SERVER_ERROR,
                 };
                 return Ok((status, Json(message)).into_response());
@@ -163,8 +165,8 @@ async fn collect(mut follower: Follower) -> Result<Response, ApiError> {
 
 fn event_stream(follower: Follower, ping: Option<Duration>) -> Response {
     let run = follower.run();
-    let first = std::iter::once(message::init(run, None)).chain(message::echo(run)).map(|message| event(&message));
-    let pending = first.collect();
+    let first = [Some(message::init(run, None)), message::echo(run)];
+    let pending = first.iter().flatten().map(event).collect();
     sse::respond(follower, pending, sse::comments(ping))
 }
 
@@ -177,14 +179,10 @@ impl EventSource for Follower {
 }
 
 /// Returns the event of a message, named like its type.
-fn event(message: &Value) -> ServerEvent {
-    let data = message.to_string();
-    let event = match message["type"].as_str() {
-        Some(kind) => ServerEvent::named(kind.to_owned(), data),
-        None => ServerEvent::data(data),
-    };
-    match message["index"].as_i64() {
-        Some(index) => event.id(index),
+fn event(message: &StreamMessage<'_>) -> ServerEvent {
+    let event = ServerEvent::named(message.kind(), to_text(message));
+    match message.index() {
+        Some(index) => event.id(index as i64),
         None => event,
     }
 }

@@ -3,13 +3,12 @@
 
 use super::config::{RunConfig, StreamOptions};
 use super::log::{LogEntry, RunLog};
-use super::message;
+use super::message::{self, StreamMessage, StreamModelInfo};
 use super::registry::Streams;
 use crate::engine::{Generation, Output, PromptProgress, RunControl, RunOver};
 use crate::events::{EndCause, RunEnd, RunId, Tenant};
 use crate::model::Vocabulary;
 use crate::server::{ApiError, App};
-use serde_json::Value;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -41,7 +40,7 @@ pub(super) struct RunHead {
     pub(super) owner: Option<Tenant>,
     pub(super) options: StreamOptions,
     pub(super) model: String,
-    pub(super) model_info: Value,
+    pub(super) model_info: StreamModelInfo,
     pub(super) prompt_text: String,
     pub(super) vocabulary: Arc<Vocabulary>,
     pub(super) seed: u32,
@@ -282,7 +281,7 @@ impl Follower {
     }
 
     /// Returns the next message, or `None` after the last one and when another listener took over.
-    pub(super) async fn next(&mut self) -> Option<Value> {
+    pub(super) async fn next(&mut self) -> Option<StreamMessage<'_>> {
         loop {
             self.changed.mark_unchanged();
             if self.sent_end || self.run.listener.borrow().number != self.number {
@@ -299,9 +298,9 @@ impl Follower {
                     continue;
                 }
                 return Some(match entry {
-                    LogEntry::Token(token) => message::token(&self.run, self.at, &token, &self.text),
+                    LogEntry::Token(token) => message::token(&self.run, self.at, token, &self.text),
                     LogEntry::Backtrack { chars, tokens, text } => {
-                        message::backtrack(&self.run, self.at, (chars, tokens), &text, &self.text)
+                        message::backtrack(&self.run, self.at, (chars, tokens), text, &self.text)
                     }
                 });
             }

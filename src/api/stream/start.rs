@@ -1,9 +1,10 @@
 //! Starts a run from a configuration, for the WebSocket and for HTTP.
 
 use super::config::{PreparedRun, RunConfig};
+use super::loading;
+use super::message::StreamModelInfo;
 use super::registry::Streams;
 use super::run::{RunHead, StreamedRun};
-use super::{loading, message};
 use crate::api::shared::generation;
 use crate::events::{Surface, system};
 use crate::server::socket::Outgoing;
@@ -61,7 +62,7 @@ pub(super) async fn start(
         owner: request.owner.clone(),
         options,
         model: loaded.name().to_owned(),
-        model_info: message::model_info(&loaded),
+        model_info: StreamModelInfo::new(&loaded),
         prompt_text,
         vocabulary: Arc::clone(loaded.vocabulary()),
         seed: request.sampling.seed,

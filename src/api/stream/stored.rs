@@ -1,17 +1,17 @@
 //! Runs that are only stored in the database.
 
-use super::message;
+use super::message::{self, CompletionMessage, InitMessage, RunErrorMessage, StreamMessage};
 use crate::events::{ActionRecord, ActionType, EndCause, Fault, FinishReason, RunStatus, Scope, TraceItem, Usage};
 use crate::server::{ApiError, App};
 use crate::store::RunSummary;
 use crate::trace::fold::Fold;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 /// Returns the first and last message of a stored run.
 ///
 /// # Errors
 /// 404 if it does not exist; 409 while it is active elsewhere.
-pub(super) async fn messages(app: &App, scope: &Scope, id: &str) -> Result<[Value; 2], ApiError> {
+pub(super) async fn messages(app: &App, scope: &Scope, id: &str) -> Result<[StreamMessage<'static>; 2], ApiError> {
     let store = app.store()?;
     let run = store.find(scope, id).await?.ok_or_else(|| ApiError::not_found("run", id).at("request_id"))?;
     if run.status == RunStatus::Running {
@@ -30,9 +30,8 @@ pub(super) async fn messages(app: &App, scope: &Scope, id: &str) -> Result<[Valu
         (fold.answer_text(), ModResult::from_actions(actions))
     };
     let (text, ending) = tokio::task::spawn_blocking(read).await.map_err(ApiError::internal)?;
-    let init = json!({ "type": "init", "request_id": run.request_id, "run_id": run.run_id, "model": run.model,
-                       "resumed": true, "stored": true });
-    Ok([init, last(&run, &text, ending)])
+    let init = InitMessage::stored(run.request_id.clone().into(), run.run_id, run.model.clone().map(Into::into));
+    Ok([StreamMessage::Init(init), last(run, text, ending)])
 }
 
 /// The result with which a mod ended the run.
@@ -50,7 +49,8 @@ impl ModResult {
                 ActionType::EmitError => ending.fault = Some(Fault::Mod),
                 ActionType::ToolCalls => {
                     let payload = action.tool_calls.as_ref().and_then(|calls| serde_json::to_value(calls).ok());
-                    ending.tool_calls = payload.map(|calls| if calls.is_array() { calls } else { json!([calls]) });
+                    ending.tool_calls =
+                        payload.map(|calls| if calls.is_array() { calls } else { Value::Array(vec![calls]) });
                 }
                 _ => {}
             }
@@ -60,34 +60,28 @@ impl ModResult {
 }
 
 /// Returns the same message as [`message::last`] at the end of the run.
-fn last(run: &RunSummary, text: &str, ending: ModResult) -> Value {
-    let counts = Usage {
+fn last(run: RunSummary, text: String, ending: ModResult) -> StreamMessage<'static> {
+    let usage = Usage {
         prompt_tokens: run.prompt_tokens.max(0).cast_unsigned(),
         cached_tokens: run.cached_tokens.max(0).cast_unsigned(),
         completion_tokens: run.completion_tokens.max(0).cast_unsigned(),
     };
     let reported = run.message.as_deref();
     let reason = run.finish_reason.unwrap_or(FinishReason::Stop);
-    let completion = || json!({ "type": "completion", "finish_reason": message::finish_reason(reason) });
-    let mut last = match (run.status, reason) {
-        (RunStatus::Done, _) => completion(),
-        (_, FinishReason::Cancelled) => match run.end_cause {
-            Some(EndCause::Timeout) => message::timed_out(None),
-            Some(EndCause::ClientStop | EndCause::Regenerate) => {
-                let mut stopped = completion();
-                stopped["stopped_by"] = "client".into();
-                stopped
-            }
-            _ => message::cancelled_error(reported),
-        },
-        _ => message::failed(ending.fault, run.end_cause, reported),
+    let error = match (run.status, reason, run.end_cause) {
+        (RunStatus::Done, ..) | (_, FinishReason::Cancelled, Some(EndCause::ClientStop | EndCause::Regenerate)) => {
+            let stopped = run.status != RunStatus::Done;
+            let completion = CompletionMessage::new(run.request_id.into(), text.into(), reason, usage);
+            let mut completion = if stopped { completion.stopped_by_client() } else { completion };
+            completion.tool_calls = ending.tool_calls.filter(|_| reason == FinishReason::ToolCalls);
+            completion.stored = true;
+            return StreamMessage::Completion(completion);
+        }
+        (_, FinishReason::Cancelled, Some(EndCause::Timeout)) => message::timed_out(None),
+        (_, FinishReason::Cancelled, _) => message::cancelled_error(reported),
+        _ => message::run_error(ending.fault, run.end_cause, reported),
     };
-    if let (FinishReason::ToolCalls, Some(calls)) = (reason, ending.tool_calls) {
-        last["tool_calls"] = calls;
-    }
-    last["request_id"] = run.request_id.as_str().into();
-    last["generated_text"] = text.into();
-    last["usage"] = message::usage(counts);
-    last["stored"] = true.into();
-    last
+    let mut error = RunErrorMessage::ended(error, run.request_id.into(), text.into(), Some(usage.into()));
+    error.stored = true;
+    StreamMessage::Error(error)
 }

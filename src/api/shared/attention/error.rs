@@ -1,10 +1,12 @@
 //! Errors in this API's format: `{"type": "error", "error": text, "error_code": WORD, …}`.
 
+use crate::api::shared::sse::to_text;
 use crate::engine::AttentionRow;
 use crate::model::llama::devices;
 use crate::server::{ApiError, ErrorKind};
 use axum::response::{IntoResponse, Response};
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use utoipa::ToSchema;
 
 /// An [`ApiError`] in this API's format.
 #[derive(Debug, Clone)]
@@ -25,32 +27,65 @@ impl AttentionError {
 
 impl IntoResponse for AttentionError {
     fn into_response(self) -> Response {
-        let body = Value::Object(fields(&self.0)).to_string();
+        let body = to_text(&AttentionErrorMessage::new(&self.0));
         self.0.respond("application/json", body.into_bytes())
     }
 }
 
-/// Returns the fields of an error; WebSocket messages add `request_id`.
-pub(crate) fn fields(error: &ApiError) -> Map<String, Value> {
-    let code = code(error);
-    let mut fields = Map::new();
-    fields.insert("type".into(), "error".into());
-    fields.insert("error".into(), error.public_detail().into());
-    fields.insert("error_code".into(), code.as_str().into());
-    if let Some(pointer) = error.pointer() {
-        fields.insert("field".into(), pointer.into());
-    }
-    if let Some((tokens, context)) = error.exceeded() {
-        fields.insert("token_count".into(), tokens.into());
-        fields.insert("context_length".into(), context.into());
-    }
-    if code == "OOM" {
-        if let Some(context) = error.context() {
-            fields.insert("context_length".into(), context.into());
+/// An error: a message is invalid or a request failed. The connection stays open.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub(crate) struct AttentionErrorMessage {
+    r#type: &'static str,
+    /// Cause of the error and the expected value.
+    error: String,
+    /// `INVALID_TOKEN`, `INVALID_REQUEST`, `INVALID_JSON`, `NESTED_TOO_DEEP`, `CONTEXT_LENGTH_EXCEEDED`,
+    /// `ATTENTION_UNAVAILABLE`, `NO_MODEL`, `MODEL_NOT_FOUND`, `UNKNOWN_MOD`, `DUPLICATE_REQUEST_ID`, `NOT_FOUND`,
+    /// `BUSY`, `OOM`, `RUN_FAILED`, `UNAUTHORIZED`, `FORBIDDEN`, `TOO_LARGE`, `NOT_SUPPORTED` or `INTERNAL`.
+    error_code: String,
+    /// The invalid field.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    field: Option<String>,
+    /// With `CONTEXT_LENGTH_EXCEEDED`: tokens sent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_count: Option<u32>,
+    /// With `CONTEXT_LENGTH_EXCEEDED`: tokens that fit; with `OOM`: tokens of the context at that point.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    context_length: Option<u32>,
+    /// With `OOM`, if the server uses a GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    vram_used_mb: Option<u64>,
+    /// With `OOM`, if the server uses a GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    vram_total_mb: Option<u64>,
+    /// The client's id of the request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) request_id: Option<String>,
+    /// Index of the sample, if there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) sample: Option<usize>,
+}
+
+impl AttentionErrorMessage {
+    /// Returns an error without a request.
+    pub(crate) fn new(error: &ApiError) -> Self {
+        let error_code = code(error);
+        let (token_count, exceeded) = error.exceeded().unzip();
+        let is_out_of_memory = error_code == "OOM";
+        let context = error.context().filter(|_| is_out_of_memory);
+        let (vram_used_mb, vram_total_mb) = is_out_of_memory.then(memory).flatten().unzip();
+        Self {
+            r#type: "error",
+            error: error.public_detail(),
+            error_code,
+            field: error.pointer().map(str::to_owned),
+            token_count,
+            context_length: context.or(exceeded),
+            vram_used_mb,
+            vram_total_mb,
+            request_id: None,
+            sample: None,
         }
-        fields.extend(memory());
     }
-    fields
 }
 
 /// Returns the error for attention of `what` that exceeds the server's limit; `row` is the row that exceeded it.
@@ -90,14 +125,9 @@ fn code(error: &ApiError) -> String {
     word.into()
 }
 
-/// Returns the memory usage of the GPUs, if any.
-fn memory() -> Vec<(String, Value)> {
-    let gpus: Vec<_> = devices().into_iter().filter(|device| device.gpu && device.memory_bytes > 0).collect();
-    if gpus.is_empty() {
-        return Vec::new();
-    }
-    let total: u64 = gpus.iter().map(|gpu| gpu.memory_bytes).sum();
-    let free: u64 = gpus.iter().map(|gpu| gpu.free_bytes).sum();
-    let mebibytes = |bytes: u64| json!(bytes >> 20);
-    vec![("vram_used_mb".into(), mebibytes(total.saturating_sub(free))), ("vram_total_mb".into(), mebibytes(total))]
+/// Returns used and total MiB of the GPUs, if any.
+fn memory() -> Option<(u64, u64)> {
+    let gpus = devices().into_iter().filter(|device| device.gpu && device.memory_bytes > 0);
+    let (total, free) = gpus.fold((0u64, 0u64), |(total, free), gpu| (total + gpu.memory_bytes, free + gpu.free_bytes));
+    (total > 0).then_some((total.saturating_sub(free) >> 20, total >> 20))
 }

@@ -1,6 +1,6 @@
 //! The messages of a stream, encoded as JSON, as `MessagePack`, or with a binary payload.
 
-use super::error;
+use super::error::{self, AttentionErrorMessage};
 use super::pruning::Prunable;
 use super::request::AttentionOptions;
 use super::shape::{AttentionPayload, RowData};
@@ -9,8 +9,8 @@ use crate::events::TokenId;
 use crate::server::ApiError;
 use crate::server::socket::Message;
 use serde::Serialize;
-use serde_json::Value;
 use std::sync::Arc;
+use utoipa::ToSchema;
 
 /// Alignment of the binary payload, so that clients can use it as numbers without a copy.
 const ALIGNMENT: usize = 8;
@@ -24,27 +24,35 @@ pub(crate) enum MessageFormat {
     Msgpack,
 }
 
-#[derive(Debug, Serialize)]
+/// A generated token.
+#[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct TokenFields {
     token_id: TokenId,
+    /// Text of the token; empty while a character is incomplete.
     pub(crate) text: String,
+    /// Natural logarithm of its probability, before mods and temperature.
     #[serde(skip_serializing_if = "Option::is_none")]
     logprob: Option<f32>,
+    /// The most probable tokens, most probable first.
     #[serde(skip_serializing_if = "Option::is_none")]
     top_logprobs: Option<Vec<TopLogprob>>,
 }
 
-#[derive(Debug, Serialize)]
+/// A token with its log-probability.
+#[derive(Debug, Serialize, ToSchema)]
 struct TopLogprob {
     token_id: TokenId,
     text: String,
     logprob: f32,
 }
 
-#[derive(Debug, Serialize)]
-struct TokenEvent<'a> {
+/// A token with its attention.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct AttentionTokenEvent<'a> {
     r#type: &'static str,
+    /// The client's id of the request.
     request_id: &'a str,
+    /// Index of the sample, if there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     sample: Option<usize>,
     token: TokenFields,
@@ -52,42 +60,68 @@ struct TokenEvent<'a> {
     attention: Option<AttentionPayload>,
 }
 
-#[derive(Debug, Serialize)]
-struct BareTokenEvent<'a> {
+/// A token whose attention follows in a binary message.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct BareTokenEvent<'a> {
     r#type: &'static str,
+    /// The client's id of the request.
     request_id: &'a str,
     #[serde(flatten)]
     token: TokenFields,
 }
 
-#[derive(Debug, Serialize)]
-struct DoneEvent<'a> {
+/// The end of a request or of one of its samples.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct AttentionDoneEvent<'a> {
     r#type: &'static str,
+    /// The client's id of the request.
     request_id: &'a str,
+    /// Index of the sample, if there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     sample: Option<usize>,
+    /// `stop_token`, `stop_string`, `length`, `tool_calls` or `cancelled`.
     finish_reason: &'static str,
+    /// Tokens of the answer.
     total_tokens: usize,
+    /// Tokens of `input_ids`.
     prompt_tokens: u32,
+    /// Milliseconds since the request arrived.
     generation_time_ms: u64,
 }
 
-#[derive(Debug, Serialize)]
-struct RetractEvent<'a> {
+/// The removal of the last tokens by a mod.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct AttentionRetractEvent<'a> {
     r#type: &'static str,
+    /// The client's id of the request.
     request_id: &'a str,
+    /// Index of the sample, if there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     sample: Option<usize>,
+    /// Number of tokens removed from the end.
     tokens: usize,
 }
 
-#[derive(Debug, Serialize)]
-struct PruningEvent<'a> {
+/// Sentences of the context with little attention; sent before `done`.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct PruningSuggestionEvent<'a> {
     r#type: &'static str,
+    /// The client's id of the request.
     request_id: &'a str,
+    /// Index of the sample, if there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     sample: Option<usize>,
     prunable_sentences: Vec<Prunable>,
+}
+
+/// The answer to `ping`.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct PongMessage {
+    r#type: &'static str,
+}
+
+impl PongMessage {
+    pub(crate) const PONG: Self = Self { r#type: "pong" };
 }
 
 /// Writes the messages of one request.
@@ -113,13 +147,13 @@ impl AttentionWriter {
                 let (writer, row) = (self.clone(), token.row.clone());
                 run_blocking(row.as_deref(), move || writer.token(*token)).await
             }
-            AttentionEvent::Retract { sample, tokens } => self.encode(&RetractEvent {
+            AttentionEvent::Retract { sample, tokens } => self.encode(&AttentionRetractEvent {
                 r#type: "retract",
                 request_id: &self.request_id,
                 sample: self.sample(sample),
                 tokens,
             }),
-            AttentionEvent::Pruning { sample, sentences } => self.encode(&PruningEvent {
+            AttentionEvent::Pruning { sample, sentences } => self.encode(&PruningSuggestionEvent {
                 r#type: "pruning_suggestion",
                 request_id: &self.request_id,
                 sample: self.sample(sample),
@@ -135,7 +169,7 @@ impl AttentionWriter {
     /// # Errors
     /// Serialization failed.
     pub(crate) fn done(&self, done: &SampleEnd) -> Result<Message, ApiError> {
-        self.encode(&DoneEvent {
+        self.encode(&AttentionDoneEvent {
             r#type: "done",
             request_id: &self.request_id,
             sample: self.sample(done.sample),
@@ -164,7 +198,7 @@ impl AttentionWriter {
         let json = self.format == MessageFormat::Json;
         let bytes = attention.as_mut().filter(|_| json).and_then(take_bytes);
         let text = attention.as_mut().filter(|_| json).and_then(take_text);
-        let event = TokenEvent {
+        let event = AttentionTokenEvent {
             r#type: "token",
             request_id: &self.request_id,
             sample: self.sample(token.sample),
@@ -222,14 +256,9 @@ pub(crate) fn error_message(
     request_id: Option<&str>,
     sample: Option<usize>,
 ) -> Result<Message, ApiError> {
-    let mut fields = error::fields(error);
-    if let Some(request_id) = request_id {
-        fields.insert("request_id".into(), request_id.into());
-    }
-    if let Some(sample) = sample {
-        fields.insert("sample".into(), sample.into());
-    }
-    encode(format, &Value::Object(fields))
+    let mut message = AttentionErrorMessage::new(error);
+    (message.request_id, message.sample) = (request_id.map(str::to_owned), sample);
+    encode(format, &message)
 }
 
 /// Encodes the fields of a message.

@@ -12,6 +12,7 @@ use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
+use utoipa::ToSchema;
 
 /// Default threshold: a sentence is suggested if none of its tokens received this much attention at any step.
 const THRESHOLD: f32 = 0.05;
@@ -55,7 +56,7 @@ pub(crate) struct PruningWatch {
 }
 
 /// A sentence that can be removed.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub(crate) struct Prunable {
     turn_id: i64,
     sentence_id: i64,

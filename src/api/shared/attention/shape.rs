@@ -12,6 +12,7 @@ use half::slice::HalfFloatSliceExt;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 use std::borrow::Cow;
+use utoipa::ToSchema;
 
 /// Maximum deviation of a row's sum from 1 that counts as rounding.
 const SUM_TOLERANCE: f32 = 0.02;
@@ -84,14 +85,19 @@ pub(crate) struct DefaultCodings {
 }
 
 /// An attention row as part of a message.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, ToSchema)]
 pub(crate) struct AttentionPayload {
+    /// As requested.
     pub(crate) format: &'static str,
+    /// `[num_layers, num_heads, context_length]`, or `[context_length]` when aggregated.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) shape: Vec<usize>,
+    /// Number of positions.
     pub(crate) context_length: usize,
+    /// Encoding of `data`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) encoding: Option<&'static str>,
+    /// `float32` or `float16`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) dtype: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -106,6 +112,8 @@ pub(crate) struct AttentionPayload {
     /// Length of a binary payload after the message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) byte_length: Option<usize>,
+    /// Base64 text, bytes in `MessagePack`, numbers, or for the format `sparse` a list of `{position, layers}`.
+    #[schema(value_type = Option<Value>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) data: Option<RowData>,
 }

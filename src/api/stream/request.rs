@@ -1,0 +1,163 @@
+//! Client messages of the streaming protocol, which are read field by field; these types describe them.
+
+use serde::Serialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaType, Type};
+
+/// Starts a run. Must be the first message, unless that is `resume` or `feedback`.
+#[derive(Debug, ToSchema)]
+#[expect(dead_code, reason = "the message is read field by field; this describes it")]
+pub(super) struct ConfigMessage {
+    /// Name of the model, optionally followed by mods; default is the server's default model.
+    model: Option<String>,
+    #[schema(schema_with = prompt_schema)]
+    prompt: Value,
+    /// The client's id of the run, up to 256 bytes; must be unique.
+    request_id: Option<String>,
+    parameters: Option<StreamParameters>,
+    options: Option<StreamOptionsBody>,
+    /// Names of mods, or objects of name and config.
+    #[schema(value_type = Option<Vec<Object>>)]
+    mods: Option<Vec<Value>>,
+}
+
+fn prompt_schema() -> Object {
+    let kinds = SchemaType::from_iter([Type::String, Type::Array]);
+    ObjectBuilder::new().schema_type(kinds).description(Some("A string, or a list of strings and token ids.")).build()
+}
+
+/// Parameters of a run. All sampling parameters of the other routes are accepted too, e.g. `min_p`, `logit_bias` and
+/// `samplers`. `modify` accepts sampling parameters and limits.
+#[derive(Debug, ToSchema)]
+#[expect(dead_code, reason = "the message is read field by field; this describes it")]
+pub(super) struct StreamParameters {
+    /// Maximum tokens of the answer; default and maximum are the rest of the context and `--max-tokens-limit`. A larger
+    /// value is rejected.
+    max_tokens: Option<u32>,
+    #[schema(minimum = 0, maximum = 100, default = 0.8)]
+    temperature: Option<f64>,
+    #[schema(minimum = 0, maximum = 1, default = 0.95)]
+    top_p: Option<f64>,
+    #[schema(minimum = -1, default = 40)]
+    top_k: Option<i32>,
+    #[schema(minimum = 0.01, maximum = 100, default = 1)]
+    repetition_penalty: Option<f64>,
+    /// Strings that end the answer.
+    stop: Option<Vec<String>>,
+    /// Token ids, or strings of one token each, that are never sampled.
+    #[schema(value_type = Option<Vec<Object>>)]
+    banned_tokens: Option<Vec<Value>>,
+    /// Seed of the sampler; default is a random seed.
+    seed: Option<i64>,
+}
+
+/// Options that shape the messages.
+#[derive(Debug, ToSchema)]
+#[expect(dead_code, reason = "the message is read field by field; this describes it")]
+pub(super) struct StreamOptionsBody {
+    /// Send tokens; if false, send only the completion.
+    #[schema(default = true)]
+    stream: Option<bool>,
+    /// Repeat the prompt in `generated_text`.
+    #[schema(default = false)]
+    echo_prompt: Option<bool>,
+    /// Send `token_id`.
+    #[schema(default = false)]
+    include_token_ids: Option<bool>,
+    /// Send `logprobs`.
+    #[schema(default = false)]
+    include_logprobs: Option<bool>,
+    #[schema(minimum = 1, maximum = 100, default = 5)]
+    top_logprobs: Option<u32>,
+    /// Send `timing`.
+    #[schema(default = false)]
+    include_timing: Option<bool>,
+    /// `delta` omits `generated_text` from token messages, whose total size grows with the square of the text's length.
+    generated_text: Option<GeneratedTextOption>,
+    /// Maximum duration of the run without pauses; it then ends with the error `timeout`.
+    timeout_ms: Option<u32>,
+}
+
+/// The text in token messages.
+#[derive(Debug, ToSchema)]
+#[schema(rename_all = "snake_case", default = "cumulative")]
+#[expect(dead_code, reason = "the message is read field by field; this describes it")]
+pub(super) enum GeneratedTextOption {
+    /// The text so far.
+    Cumulative,
+    /// None.
+    Delta,
+}
+
+/// Controls an active run: the run with `request_id`, or without it the newest run of this connection.
+#[derive(Debug, ToSchema)]
+#[expect(dead_code, reason = "the message is read field by field; this describes it")]
+pub(super) struct ControlMessage {
+    action: ControlAction,
+    /// The run's `request_id`.
+    request_id: Option<String>,
+    /// The parameters to change, with `modify`.
+    parameters: Option<StreamParameters>,
+}
+
+/// An action on a run.
+#[derive(Debug, ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[expect(dead_code, reason = "the message is read field by field; this describes it")]
+pub(super) enum ControlAction {
+    /// Ends the run with a completion.
+    Stop,
+    /// Suspends it: it keeps its slot for `--pause-timeout`, then the slot is given to others.
+    Pause,
+    /// Continues it.
+    Resume,
+    /// Starts another run with the same, possibly modified configuration, whose init names the replaced run; that run
+    /// ends without further messages.
+    Regenerate,
+    /// Changes parameters from the next token on.
+    Modify,
+}
+
+/// Rates a run; stored with the run and shown in the dashboard.
+#[derive(Debug, ToSchema)]
+#[expect(dead_code, reason = "the message is read field by field; this describes it")]
+pub(super) struct FeedbackMessage {
+    #[schema(minimum = -1, maximum = 1)]
+    rating: f64,
+    /// Comment, up to 10 000 characters.
+    text: Option<String>,
+    /// Index of the token in the answer, from 0.
+    position: Option<u32>,
+    /// The run's `request_id`.
+    request_id: Option<String>,
+}
+
+/// Receives a run from the entry after index `after` on.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ResumeMessage {
+    r#type: &'static str,
+    /// The run's `request_id`.
+    request_id: String,
+    /// The last index received.
+    #[schema(default = 0, required = false)]
+    after: usize,
+}
+
+impl ResumeMessage {
+    pub(super) const fn new(request_id: String, after: usize) -> Self {
+        Self { r#type: "resume", request_id, after }
+    }
+}
+
+/// Sends the API key.
+#[derive(Debug, ToSchema)]
+#[expect(dead_code, reason = "the message is read field by field; this describes it")]
+pub(super) struct AuthMessage {
+    /// The key.
+    api_key: String,
+}
+
+/// A message without fields.
+#[derive(Debug, ToSchema)]
+pub(super) struct PingMessage {}
