@@ -13,6 +13,7 @@ mod connections;
 mod constraints;
 mod database;
 mod db_command;
+mod described;
 mod editor;
 mod engine;
 mod exact;

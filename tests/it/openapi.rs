@@ -86,6 +86,43 @@ async fn openapi_path_parameters_are_declared() {
     }
 }
 
+/// Returns the name of a schema, or its JSON.
+fn schema_name(schema: &Value) -> String {
+    match schema["$ref"].as_str() {
+        Some(target) => target.trim_start_matches("#/components/schemas/").to_owned(),
+        None if schema["type"] == "array" => format!("[{}]", schema_name(&schema["items"])),
+        None => schema.to_string(),
+    }
+}
+
+#[tokio::test]
+async fn openapi_bodies_have_types() {
+    let document = document().await;
+    let mut lines = Vec::new();
+    for (method, path, operation) in operations(&document) {
+        let bodies = |content: &Value| -> Vec<String> {
+            let content = content.as_object().into_iter().flatten();
+            content.map(|(kind, body)| format!("{kind} {}", schema_name(&body["schema"]))).collect()
+        };
+        for body in bodies(&operation["requestBody"]["content"]) {
+            assert!(!body.ends_with("{}"), "{method} {path} has a request body without a schema");
+            lines.push(format!("{method} {path} takes {body}"));
+        }
+        for (status, response) in operation["responses"].as_object().unwrap() {
+            let bodies = bodies(&response["content"]).into_iter();
+            lines.extend(bodies.map(|body| format!("{method} {path} returns {status} {body}")));
+        }
+    }
+    insta::assert_snapshot!("openapi_bodies", lines.join("\n"));
+}
+
+#[tokio::test]
+async fn asyncapi_document_describes_all_messages() {
+    let mut document = server().await.get("/api/v1/asyncapi.json").await.1;
+    document["info"]["version"] = "[release]".into();
+    insta::assert_json_snapshot!("asyncapi", document);
+}
+
 #[tokio::test]
 async fn references_of_api_documents_resolve() {
     for path in ["/api/v1/openapi.json", "/api/v1/asyncapi.json"] {

@@ -47,8 +47,8 @@ async fn response_consists_of_items() {
     insta::assert_json_snapshot!(bare(&response["output"]), @r#"
     [
       {
-        "id": "[id]",
         "type": "reasoning",
+        "id": "[id]",
         "summary": [],
         "content": [
           {
@@ -60,8 +60,8 @@ async fn response_consists_of_items() {
         "status": "completed"
       },
       {
-        "id": "[id]",
         "type": "message",
+        "id": "[id]",
         "status": "completed",
         "role": "assistant",
         "content": [
@@ -74,16 +74,16 @@ async fn response_consists_of_items() {
         ]
       },
       {
-        "id": "[id]",
         "type": "function_call",
+        "id": "[id]",
         "status": "completed",
         "call_id": "[id]",
         "name": "get_weather",
         "arguments": "{\"city\": \"Zürich\", \"celsius\": true}"
       },
       {
-        "id": "[id]",
         "type": "function_call",
+        "id": "[id]",
         "status": "completed",
         "call_id": "[id]",
         "name": "add",

@@ -20,7 +20,8 @@ use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
-use response::{CountTokensResponse, MessageResponse};
+use request::MessagesBody;
+use response::{CountTokensResponse, MessageEvent, MessageResponse};
 use serde_json::Value;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -34,8 +35,9 @@ pub(super) fn protocol() -> Protocol {
 
 /// Generates a message from a conversation, as Anthropic's Messages API. `"stream": true` returns server-sent events.
 #[utoipa::path(post, path = "/v1/messages", tag = "anthropic",
-    request_body(content = Value, content_type = "application/json"),
-    responses((status = 200, body = MessageResponse, description = "A message, or server-sent events of its content blocks: `MessageEvent`"),
+    request_body(content = MessagesBody, content_type = "application/json"),
+    responses((status = 200, description = "A message, or server-sent events of its content blocks",
+                  content((MessageResponse = "application/json"), (MessageEvent = "text/event-stream"))),
               (status = 400, description = "A field is invalid; the message names it"),
               (status = 409, description = "Another run has this `request_id`"),
               (status = 422, description = "A mod ended the run with an error before its first token; 400 if the mod was written for Quote"),
@@ -73,7 +75,7 @@ async fn answer(
 
 /// Counts the tokens of a message's prompt without running it.
 #[utoipa::path(post, path = "/v1/messages/count_tokens", tag = "anthropic",
-    request_body(content = Value, content_type = "application/json"),
+    request_body(content = MessagesBody, content_type = "application/json"),
     responses((status = 200, body = CountTokensResponse),
               (status = 400, description = "A field is invalid; the message names it")))]
 async fn count_tokens(

@@ -1,8 +1,12 @@
 //! Converts the body of Anthropic's Messages to that of a chat completion.
+//!
+//! Both shapes belong to clients, so the converted body is JSON and not a type of its own.
 
 use crate::api::shared::fields::{Fields, integer, invalid_value, join_text_parts};
 use crate::server::ApiError;
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 
 /// Fields that are converted; all others are copied.
 const CONVERTED: &[&str] = &[
@@ -17,6 +21,41 @@ const CONVERTED: &[&str] = &[
     "output_format",
     "n",
 ];
+
+/// The body of a message. All fields of a chat completion are accepted too.
+#[derive(Debug, Deserialize, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+pub(super) struct MessagesBody {
+    /// Name of the model, optionally followed by mods; default is the server's default model.
+    model: Option<String>,
+    /// Maximum tokens of the answer; default is the rest of the context.
+    max_tokens: Option<u32>,
+    /// The conversation: objects of `role` and `content`, a text or a list of content blocks.
+    #[schema(value_type = Vec<Object>)]
+    messages: Vec<Value>,
+    /// The system prompt: a text, or a list of text blocks.
+    #[schema(value_type = Option<Value>)]
+    system: Option<Value>,
+    /// Tools: `{name, description?, input_schema}`.
+    #[schema(value_type = Option<Vec<Object>>)]
+    tools: Option<Vec<Value>>,
+    /// `{type: "auto" | "any" | "none"}` or `{type: "tool", name}`.
+    #[schema(value_type = Option<Object>)]
+    tool_choice: Option<Value>,
+    stop_sequences: Option<Vec<String>>,
+    /// Answer with server-sent events.
+    #[schema(default = false)]
+    stream: Option<bool>,
+    temperature: Option<f64>,
+    top_p: Option<f64>,
+    top_k: Option<i32>,
+    /// `{type: "enabled" | "disabled", budget_tokens?}`.
+    #[schema(value_type = Option<Object>)]
+    thinking: Option<Value>,
+    /// `{user_id?}`.
+    #[schema(value_type = Option<Object>)]
+    metadata: Option<Value>,
+}
 
 /// Parses the stop sequences.
 pub(super) fn stop_sequences(body: &Value) -> Result<Vec<String>, ApiError> {
@@ -145,9 +184,9 @@ fn convert_tool(tool: &Value, at: &str) -> Result<Option<Value>, ApiError> {
 
 fn convert_tool_choice(choice: &Map<String, Value>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
     let chosen = match choice.get("type").and_then(Value::as_str) {
-        Some("auto") => json!("auto"),
-        Some("any") => json!("required"),
-        Some("none") => json!("none"),
+        Some("auto") => "auto".into(),
+        Some("any") => "required".into(),
+        Some("none") => "none".into(),
         Some("tool") => {
             if let Some(name) = choice.get("name").and_then(Value::as_str) {
                 json!({ "type": "function", "function": { "name": name } })
@@ -200,7 +239,7 @@ fn push_message(messages: &mut Vec<Value>, message: &Value, at: &str) -> Result<
             ("redacted_thinking", "assistant") => {}
             ("tool_use", "assistant") => {
                 let input = match &block["input"] {
-                    Value::Null => json!({}),
+                    Value::Null => Value::Object(Map::new()),
                     input @ Value::Object(_) => input.clone(),
                     other => return Err(invalid_value(&format!("{at}.input"), "an object", other)),
                 };

@@ -55,7 +55,7 @@ async fn slots(
 }
 
 /// The state of a slot.
-#[derive(Debug, Serialize, ToSchema)]
+#[derive(Debug, Default, Serialize, ToSchema)]
 struct SlotResponse {
     /// Number of the slot.
     id: usize,
@@ -65,26 +65,26 @@ struct SlotResponse {
     speculative: bool,
     /// True while it has an active run.
     is_processing: bool,
-    /// The newest run, if the client may see it.
-    #[serde(flatten)]
-    run: Option<SlotRunResponse>,
-}
-
-/// The newest run of a slot.
-#[derive(Debug, Serialize, ToSchema)]
-struct SlotRunResponse {
-    /// Number of the run among those of the slot.
-    id_task: u64,
-    n_prompt_tokens: u32,
+    /// Number of the newest run among those of the slot. This and all other fields of the run are absent if the client
+    /// must not see it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id_task: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    n_prompt_tokens: Option<u32>,
     /// Prompt tokens decoded so far.
-    n_prompt_tokens_processed: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    n_prompt_tokens_processed: Option<u32>,
     /// Prompt tokens from the cache.
-    n_prompt_tokens_cache: u32,
-    params: GenerationSettings,
-    #[schema(value_type = Vec<NextToken>)]
-    next_token: [NextToken; 1],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    n_prompt_tokens_cache: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    params: Option<GenerationSettings>,
+    #[schema(value_type = Option<Vec<NextToken>>)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next_token: Option<[NextToken; 1]>,
     /// The run.
-    thunder: ThunderFields,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    thunder: Option<ThunderFields>,
 }
 
 /// The state of an answer.
@@ -100,28 +100,28 @@ struct NextToken {
 }
 
 fn shown(scope: &Scope, id: usize, slot: &SlotView, n_ctx: u32) -> SlotResponse {
+    let hidden = SlotResponse { id, n_ctx, is_processing: slot.busy, ..SlotResponse::default() };
     let occupant = slot.occupant.as_ref().filter(|occupant| scope.includes(occupant.owner.as_ref()));
-    let run = occupant.map(|occupant| {
-        let n_predict = i64::from(occupant.limits.max_tokens);
-        let options = LlamaResponseOptions::new(n_predict);
-        let mut params = GenerationSettings::new(&occupant.sampling, &occupant.limits, &options);
-        params.lora = occupant.adapters.clone();
-        SlotRunResponse {
-            id_task: slot.task,
-            n_prompt_tokens: slot.prompt_tokens,
-            n_prompt_tokens_processed: slot.processed,
-            n_prompt_tokens_cache: slot.cached,
-            params,
-            next_token: [NextToken {
-                has_next_token: slot.busy,
-                has_new_line: slot.new_line,
-                n_remain: if slot.busy { n_predict - i64::from(slot.generated) } else { -1 },
-                n_decoded: if slot.busy { slot.generated } else { 0 },
-            }],
-            thunder: ThunderFields::run(occupant.run_id),
-        }
-    });
-    SlotResponse { id, n_ctx, speculative: false, is_processing: slot.busy, run }
+    let Some(occupant) = occupant else { return hidden };
+    let n_predict = i64::from(occupant.limits.max_tokens);
+    let options = LlamaResponseOptions::new(n_predict);
+    let mut params = GenerationSettings::new(&occupant.sampling, &occupant.limits, &options);
+    params.lora = occupant.adapters.clone();
+    SlotResponse {
+        id_task: Some(slot.task),
+        n_prompt_tokens: Some(slot.prompt_tokens),
+        n_prompt_tokens_processed: Some(slot.processed),
+        n_prompt_tokens_cache: Some(slot.cached),
+        params: Some(params),
+        next_token: Some([NextToken {
+            has_next_token: slot.busy,
+            has_new_line: slot.new_line,
+            n_remain: if slot.busy { n_predict - i64::from(slot.generated) } else { -1 },
+            n_decoded: if slot.busy { slot.generated } else { 0 },
+        }]),
+        thunder: Some(ThunderFields::run(occupant.run_id)),
+        ..hidden
+    }
 }
 
 /// Returns counters for Prometheus. The two rates cover the last minute, independent of the scrape interval.

@@ -186,7 +186,7 @@ impl RunResponse {
         let mut chunk = self.chunk_fields("", Vec::new());
         chunk.prompt_progress = Some(progress.into());
         if self.options.timings_per_token {
-            chunk.timings = Some(RunTimings::of_prompt(progress));
+            chunk.timings = Some(RunTimings::from_prompt(progress));
         }
         chunk
     }

@@ -1,7 +1,7 @@
 //! Slot snapshots stored on the server by number.
 
 use super::slot_files;
-use super::slot_response::{SessionActionResponse, SessionFile};
+use super::slot_response::SessionActionResponse;
 use super::slots::{parse_small_body, slot_number};
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::Fields;
@@ -117,7 +117,7 @@ async fn remove(
     let missing = || ApiError::not_found("session", id);
     let Some(file) = file else {
         sessions.remove(client, model, id).ok_or_else(missing)?;
-        return Ok(SessionActionResponse::Remove { id_session: id, removed: true, file: None });
+        return Ok(SessionActionResponse::Remove { id_session: id, removed: true, file: None, n_bytes: None });
     };
     let path = slot_files::path(app, client.scope, "file", file)?;
     // The session is removed only after it was written, so that a full disk loses nothing. If it was saved again
@@ -129,8 +129,8 @@ async fn remove(
             break session.block.len();
         }
     };
-    let file = Some(SessionFile { file: file.to_owned(), n_bytes: bytes });
-    Ok(SessionActionResponse::Remove { id_session: id, removed: true, file })
+    let (file, n_bytes) = (Some(file.to_owned()), Some(bytes));
+    Ok(SessionActionResponse::Remove { id_session: id, removed: true, file, n_bytes })
 }
 
 /// A stored session.

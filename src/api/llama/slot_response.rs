@@ -113,15 +113,11 @@ pub(super) enum SessionActionResponse {
         id_session: i64,
         /// Always true.
         removed: bool,
-        /// The file that was written, and its size.
-        #[serde(flatten)]
-        file: Option<SessionFile>,
+        /// The file that was written.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        file: Option<String>,
+        /// Its size.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        n_bytes: Option<usize>,
     },
-}
-
-/// A file that a session was written to.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct SessionFile {
-    pub(super) file: String,
-    pub(super) n_bytes: usize,
 }

@@ -33,7 +33,7 @@ pub struct CheckProblem {
 /// Validates a mod as registration would, without registering it. The mod is imported in a sandbox, so the same rights
 /// are required.
 #[utoipa::path(post, path = "/api/v1/mods/check", tag = "mods",
-    request_body(content = Object, content_type = "application/json"),
+    request_body(content = ModUpload, content_type = "application/json"),
     responses((status = 200, body = CheckResponse), (status = 403, body = Problem, description = "Uploads are disabled, or the key lacks the right"),
               (status = 413, body = Problem), (status = 429, body = Problem)))]
 pub async fn check(

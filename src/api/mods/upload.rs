@@ -6,7 +6,7 @@ use axum::extract::State;
 
 /// Registers a mod or a new version of one: `{name, description?, language: "python", module?, entrypoint, source}`.
 /// `source` is text, or an object that maps paths to texts. The mod is imported in a sandbox before it is registered.
-#[utoipa::path(post, path = "/v1/mods", tag = "mods", request_body(content = Object, content_type = "application/json"),
+#[utoipa::path(post, path = "/v1/mods", tag = "mods", request_body(content = ModUpload, content_type = "application/json"),
     responses((status = 200, body = RegisterModResponse),
               (status = 400, body = Problem, description = "A field is invalid, or Python's error with its traceback"),
               (status = 403, body = Problem, description = "Uploads are disabled, or the key lacks the right"),

@@ -143,7 +143,7 @@ impl ChatEventWriter for ResponseEvents {
             let event = ResponseEvent::InProgress {
                 response: &ResponseObject::in_progress(chat, self.echo.clone()),
                 prompt_progress: Some(progress.into()),
-                timings: chat.options.timings_per_token.then(|| RunTimings::of_prompt(progress)),
+                timings: chat.options.timings_per_token.then(|| RunTimings::from_prompt(progress)),
             };
             self.send(event, pending);
         }

@@ -1,7 +1,7 @@
 //! Vertex AI's predictions: one body with requests to several routes, which run concurrently.
 
 use crate::api::shared;
-use crate::api::shared::error::LlamaError;
+use crate::api::shared::error::{LlamaError, LlamaErrorResponse};
 use crate::api::shared::fields::{Fields, abbreviate, invalid_value};
 use crate::server::{ApiError, App};
 use axum::body::{Body, Bytes};
@@ -10,7 +10,9 @@ use axum::http::request::Parts;
 use axum::http::{HeaderValue, Method, Uri, header};
 use axum::routing::post;
 use axum::{Json, Router};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
 use std::collections::HashMap;
 use std::sync::Arc;
 use tower::ServiceExt;
@@ -26,6 +28,22 @@ struct Targets {
     paths: Arc<HashMap<String, String>>,
 }
 
+/// The responses to the instances, in order.
+#[derive(Debug, Serialize)]
+struct PredictionsResponse {
+    predictions: Vec<Prediction>,
+}
+
+/// The response to an instance.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Prediction {
+    Json(Box<RawValue>),
+    /// A body that is not JSON.
+    Text(String),
+    Error(LlamaErrorResponse),
+}
+
 /// Returns the route at `path` with instances sent to `routes`; `paths` are those that accept `POST`.
 pub(super) fn router<'a>(path: &str, routes: Router, paths: impl Iterator<Item = &'a str>) -> Router<App> {
     let mut named = HashMap::new();
@@ -37,7 +55,7 @@ pub(super) fn router<'a>(path: &str, routes: Router, paths: impl Iterator<Item =
     Router::new().route(path, post(move |request: Request| predict(targets.clone(), request)))
 }
 
-async fn predict(targets: Targets, request: Request) -> Result<Json<Value>, LlamaError> {
+async fn predict(targets: Targets, request: Request) -> Result<Json<PredictionsResponse>, LlamaError> {
     let (head, body) = request.into_parts();
     let body = Bytes::from_request(Request::from_parts(head.clone(), body), &()).await.map_err(ApiError::from)?;
     let body = shared::parse_json(&body)?;
@@ -51,22 +69,23 @@ async fn predict(targets: Targets, request: Request) -> Result<Json<Value>, Llam
         None => return Err(ApiError::invalid("instances", format!("instances is missing; it takes {expected}")).into()),
     };
     let answers = instances.iter().enumerate().map(|(index, instance)| targets.answer(&head, index, instance));
-    Ok(Json(json!({ "predictions": futures::future::join_all(answers).await })))
+    Ok(Json(PredictionsResponse { predictions: futures::future::join_all(answers).await }))
 }
 
 impl Targets {
     /// Runs an instance and returns its response or error.
-    async fn answer(&self, head: &Parts, index: usize, instance: &Value) -> Value {
-        match self.request(head, index, instance) {
-            Ok(request) => {
-                let Ok(response) = self.routes.clone().oneshot(request).await;
-                match axum::body::to_bytes(response.into_body(), usize::MAX).await {
-                    Ok(bytes) => serde_json::from_slice(&bytes)
-                        .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(&bytes).into_owned())),
-                    Err(error) => to_value(&ApiError::internal(error)),
-                }
-            }
-            Err(error) => to_value(&error),
+    async fn answer(&self, head: &Parts, index: usize, instance: &Value) -> Prediction {
+        let request = match self.request(head, index, instance) {
+            Ok(request) => request,
+            Err(error) => return Prediction::Error(error.llama()),
+        };
+        let Ok(response) = self.routes.clone().oneshot(request).await;
+        match axum::body::to_bytes(response.into_body(), usize::MAX).await {
+            Ok(bytes) => match serde_json::from_slice(&bytes) {
+                Ok(body) => Prediction::Json(body),
+                Err(_) => Prediction::Text(String::from_utf8_lossy(&bytes).into_owned()),
+            },
+            Err(error) => Prediction::Error(ApiError::internal(error).llama()),
         }
     }
 
@@ -105,11 +124,6 @@ impl Targets {
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
         Ok(request)
     }
-}
-
-/// Returns the error of an instance.
-fn to_value(error: &ApiError) -> Value {
-    serde_json::to_value(error.llama()).unwrap_or_default()
 }
 
 /// Names a path in `@requestFormat`: `/v1/chat/completions` is `chatCompletions`.

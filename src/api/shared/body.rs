@@ -126,7 +126,7 @@ pub(crate) struct GenerationFields {
     /// Reuse the state of a matching prefix.
     #[schema(default = true)]
     cache_prompt: Option<bool>,
-    /// When the context is full: `stop`, `shift` or `evict`.
+    /// Behaviour when the context is full: `stop`, `shift` or `evict`.
     context_policy: Option<String>,
     /// Adapters: `{id, scale}`.
     #[schema(value_type = Option<Vec<Object>>)]

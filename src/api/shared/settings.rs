@@ -137,14 +137,14 @@ pub(crate) struct GenerationSettings {
     /// Maximum tokens of the answer; -1 for as many as fit.
     n_predict: i64,
     /// As sent.
-    #[schema(value_type = Object)]
+    #[schema(value_type = Value)]
     n_keep: Value,
     /// As sent.
-    #[schema(value_type = Object)]
+    #[schema(value_type = Value)]
     n_discard: Value,
     n_indent: u32,
     /// As sent.
-    #[schema(value_type = Object)]
+    #[schema(value_type = Value)]
     n_cache_reuse: Value,
     /// Maximum duration; 0 for none.
     t_max_predict_ms: u64,
@@ -153,7 +153,7 @@ pub(crate) struct GenerationSettings {
     logit_bias: Vec<TokenBias>,
     n_probs: usize,
     /// As sent.
-    #[schema(value_type = Object)]
+    #[schema(value_type = Value)]
     grammar: Value,
     grammar_lazy: bool,
     #[schema(value_type = Vec<u32>)]
@@ -175,7 +175,7 @@ pub(crate) struct GenerationSettings {
     timings_per_token: bool,
     post_sampling_probs: bool,
     /// As sent.
-    #[schema(value_type = Object)]
+    #[schema(value_type = Value)]
     backend_sampling: Value,
     /// Active adapters: `{id, scale}`.
     #[schema(value_type = Vec<Object>)]

@@ -8,6 +8,7 @@ use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
+use utoipa::ToSchema;
 
 /// Maximum bytes of a mod's source, over all files.
 const MAX_BYTES: usize = 1 << 20;
@@ -20,7 +21,7 @@ const MAX_PATH_CHARS: usize = 200;
 const MAX_DESCRIPTION_CHARS: usize = 2000;
 
 /// Source of a mod.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub enum ModSource {
     /// One file.
@@ -73,7 +74,7 @@ impl ModSource {
 }
 
 /// A mod as sent by a client.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 pub struct ModUpload {
     /// Name used by runs; by default the name of the entrypoint.
     #[serde(default)]

@@ -7,7 +7,8 @@ use crate::mods::{ModOrigin, ModRef, ModUpload, ModUse, SelectedMod, source_stor
 use crate::server::{ApiError, App};
 use crate::store::ModVersion;
 use crate::trace::document::Document;
-use serde_json::json;
+use serde::Serialize;
+use serde_json::{Value, json};
 use std::time::Duration;
 
 /// Maximum mods per run whose sources are searched in the data directory.
@@ -55,7 +56,7 @@ pub(crate) async fn store_local_sources(app: &App, files: Vec<(String, String)>)
         let version = ModVersion {
             name: name.clone(),
             hash: hash.clone(),
-            upload: json!({ "name": name, "language": "python", "source": source }),
+            upload: stored_upload(name, &source),
             created_at: app.now(),
             created_by: None,
             from_file: true,
@@ -69,11 +70,16 @@ pub(crate) async fn store_local_sources(app: &App, files: Vec<(String, String)>)
     Ok(())
 }
 
+/// Returns an upload of this source, in the shape in which clients send it.
+fn stored_upload(name: &str, source: &impl Serialize) -> Value {
+    json!({ "name": name, "language": "python", "source": source })
+}
+
 async fn store_used(app: &App, used: &ModUse) -> Result<(), ApiError> {
     let version = ModVersion {
         name: used.name.clone(),
         hash: used.version.hash.clone(),
-        upload: json!({ "name": used.name, "language": "python", "source": used.source }),
+        upload: stored_upload(&used.name, &used.source),
         created_at: used.version.registered_at.unwrap_or_else(|| app.now()),
         created_by: used.version.registered_by.clone(),
         from_file: true,

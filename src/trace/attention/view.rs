@@ -13,7 +13,7 @@ pub struct AttentionRows<'a> {
 }
 
 /// A position and the attention of each layer to it: the mean over the layer's heads.
-#[derive(Debug, Clone, PartialEq, serde::Serialize, utoipa::ToSchema)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct TopPosition {
     /// Index in the sequence.
     pub position: u32,
@@ -22,7 +22,7 @@ pub struct TopPosition {
 }
 
 /// Statistics of one step, per layer.
-#[derive(Debug, Clone, PartialEq, serde::Serialize, utoipa::ToSchema)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct AttentionStatistics {
     /// Mean over all positions and heads.
     pub mean_by_layer: Vec<f32>,

@@ -30,7 +30,7 @@ impl ChatEventWriter for ChatChunks {
         if let Some(progress) = update.progress {
             let mut chunk = ChatCompletionChunk::delta(chat, answer, ChatChunkDelta::START, None);
             chunk.prompt_progress = Some(progress.into());
-            chunk.timings = chat.options.timings_per_token.then(|| RunTimings::of_prompt(progress));
+            chunk.timings = chat.options.timings_per_token.then(|| RunTimings::from_prompt(progress));
             send(pending, &chunk);
         }
         if chat.options.logprobs.is_some() {

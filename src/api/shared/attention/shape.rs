@@ -107,8 +107,8 @@ pub(crate) struct AttentionPayload {
     /// The layers with attention, if not all layers have it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) layer_ids: Option<Vec<u16>>,
-    #[serde(flatten, skip_serializing_if = "Option::is_none")]
-    pub(crate) statistics: Option<AttentionStatistics>,
+    #[serde(flatten)]
+    pub(crate) statistics: RowStatistics,
     /// Length of a binary payload after the message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) byte_length: Option<usize>,
@@ -116,6 +116,42 @@ pub(crate) struct AttentionPayload {
     #[schema(value_type = Option<Value>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) data: Option<RowData>,
+}
+
+/// Statistics of a row per layer, with the format `viz`; entropies are in bits.
+#[derive(Debug, Clone, Default, Serialize, ToSchema)]
+pub(crate) struct RowStatistics {
+    /// Mean over all positions and heads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mean_by_layer: Option<Vec<f32>>,
+    /// Largest value of any head.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_by_layer: Option<Vec<f32>>,
+    /// Mean entropy of the layer's heads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    entropy_by_layer: Option<Vec<f32>>,
+    /// Mean entropy of all heads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    entropy: Option<f32>,
+    /// The position with the largest mean over all heads of all layers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sink: Option<u32>,
+    /// Share of the row at the sink, mean over the layer's heads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sink_mass_by_layer: Option<Vec<f32>>,
+}
+
+impl From<AttentionStatistics> for RowStatistics {
+    fn from(statistics: AttentionStatistics) -> Self {
+        Self {
+            mean_by_layer: Some(statistics.mean_by_layer),
+            max_by_layer: Some(statistics.max_by_layer),
+            entropy_by_layer: Some(statistics.entropy_by_layer),
+            entropy: Some(statistics.entropy),
+            sink: Some(statistics.sink),
+            sink_mass_by_layer: Some(statistics.sink_mass_by_layer),
+        }
+    }
 }
 
 /// The values of a row.
@@ -210,7 +246,7 @@ impl RowFormat {
             aggregation_mode: None,
             top_k: None,
             layer_ids: (!complete).then(|| row.layer_ids.clone()),
-            statistics: None,
+            statistics: RowStatistics::default(),
             byte_length: None,
             data: None,
         };
@@ -240,7 +276,7 @@ impl RowFormat {
             }
             RowView::Viz => {
                 attention.format = "viz";
-                attention.statistics = Some(rows.statistics());
+                attention.statistics = rows.statistics().into();
             }
         }
         Ok(attention)

@@ -58,7 +58,7 @@ impl RunTimings {
     }
 
     /// Returns the timings while the prompt is evaluated; all are 0 before the first decode.
-    pub(crate) fn of_prompt(progress: PromptProgress) -> Self {
+    pub(crate) fn from_prompt(progress: PromptProgress) -> Self {
         let usage = Usage { prompt_tokens: progress.total, cached_tokens: progress.cached, completion_tokens: 0 };
         let decoded = progress.processed.saturating_sub(progress.cached);
         Self::from_counts(usage, decoded, if decoded > 0 { progress.elapsed_us } else { 0 }, 0)
