@@ -98,10 +98,14 @@ impl Run {
             kv_len: self.sequence.kv_len(),
             removals: self.sequence.take_kv_removals(),
             needs_exact_rows: self.request.attention,
-            is_poisoned: self.poisoned,
             history: self.sequence.take_history(),
             processed: self.prompt_decoded(),
         }
+    }
+
+    /// Returns true if the logits were not numbers, so that the slot's state must not be used.
+    pub fn is_poisoned(&self) -> bool {
+        self.poisoned
     }
 
     /// Returns true if no step is in progress that needs the slot.

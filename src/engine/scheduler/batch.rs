@@ -2,7 +2,7 @@
 
 use super::{Scheduler, done};
 use crate::events::EndCause;
-use crate::model::ModelError;
+use crate::model::{ModelError, common_prefix};
 use std::sync::Arc;
 
 /// Maximum tokens of a decode that counts as generation; such decodes go before prompts.
@@ -60,7 +60,10 @@ impl Scheduler<'_> {
         let mut budget = self.options.batch_size as usize;
         let mut ready: Vec<ReadyRun> = Vec::new();
         let mut captures = 0;
-        for index in 0..self.slots.len() {
+        for index in self.slots.by_arrival() {
+            if self.awaits_prefix(index) {
+                continue;
+            }
             self.prepare_slot(index);
             let Some(live) = self.slots.get(index) else { continue };
             let Some(_) = live.run.wants_decode() else { continue };
@@ -89,7 +92,7 @@ impl Scheduler<'_> {
         // long.
         let prompt_budget = if generating { self.options.ubatch_size as usize } else { budget };
         ready.sort_unstable_by_key(|run| (run.left > MAX_SHORT_DECODE, run.arrival));
-        let pace = if self.kv.has_gpu() { GPU_PREFILL } else { CPU_PREFILL };
+        let pace = self.prefill_policy();
         let some_read = ready.iter().any(|run| run.left > MAX_SHORT_DECODE);
         let prompts_only = some_read && self.prompt_tokens_since_decode < pace.tokens_between_decodes;
         let mut parts: Vec<(usize, usize)> = Vec::new();
@@ -117,6 +120,10 @@ impl Scheduler<'_> {
         parts.into_iter().filter_map(|(index, take)| self.add_part(index, take)).collect()
     }
 
+    fn prefill_policy(&self) -> &'static PrefillPolicy {
+        if self.kv.has_gpu() { &GPU_PREFILL } else { &CPU_PREFILL }
+    }
+
     /// Keeps those `ready` runs that use the same adapters as the run that has waited longest for a decode, and applies
     /// these adapters.
     ///
@@ -140,6 +147,31 @@ impl Scheduler<'_> {
             }
         }
         self.kv.set_adapters(&set)
+    }
+
+    /// Returns true if a run has not started and an earlier run is computing a prefix of its prompt, of which it will
+    /// get a copy. Prompts are computed one after the other, so computing the prefix twice would take longer.
+    fn awaits_prefix(&self, index: usize) -> bool {
+        let Some(live) = self.slots.get(index).filter(|live| !live.has_state) else { return false };
+        let Some(outputs_from) = live.run.wants_decode() else { return false };
+        let prompt = live.run.prompt_view();
+        // Shorter prompts are computed together.
+        let min_saved = self.prefill_policy().max_shared_tokens;
+        (0..self.slots.len()).filter_map(|slot| Some((slot, self.slots.get(slot)?))).any(|(slot, source)| {
+            let sequence = source.run.sequence();
+            let computes = source.has_state
+                && source.arrival < live.arrival
+                && source.run.wants_decode().is_some()
+                && !source.run.has_decoded_prompt()
+                && !source.run.has_outputs()
+                && !source.is_paused()
+                && source.run.request().adapters == live.run.request().adapters;
+            let coming = || common_prefix(sequence.tokens(), prompt.tokens).min(outputs_from);
+            computes
+                && Some(coming())
+                    .filter(|&coming| coming > sequence.kv_len())
+                    .is_some_and(|coming| self.kv.should_await(index, prompt, outputs_from, (slot, coming), min_saved))
+        })
     }
 
     /// Prepares a slot's KV cache for the next decode: finds a prefix match before the first decode, and removes the
@@ -209,6 +241,9 @@ impl Scheduler<'_> {
                     live.run.set_attention(Arc::new(row));
                 }
                 live.run.on_logits(position, kv.logits(index), candidates, &|id, call| done(commands, id, call));
+            }
+            if live.run.is_poisoned() {
+                kv.wipe(part.slot);
             }
         }
         self.count_decode();

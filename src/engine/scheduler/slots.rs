@@ -27,6 +27,14 @@ impl ActiveSlots {
         self.0.iter().filter(|slot| slot.is_none()).count()
     }
 
+    /// Returns the numbers of the slots that have a run, the run that arrived first before the others.
+    pub fn by_arrival(&self) -> Vec<usize> {
+        let mut busy: Vec<(u64, usize)> =
+            self.0.iter().enumerate().filter_map(|(index, slot)| Some((slot.as_ref()?.arrival, index))).collect();
+        busy.sort_unstable();
+        busy.into_iter().map(|(_, index)| index).collect()
+    }
+
     /// Returns the slot of a run.
     pub fn find(&self, id: RunId) -> Option<usize> {
         self.0.iter().position(|slot| slot.as_ref().is_some_and(|live| live.run.id() == id))

@@ -7,6 +7,7 @@ mod memory_types;
 mod recurrent;
 mod restore;
 mod reuse;
+mod shared_prefix;
 mod shift;
 
 use crate::engine::{Bench, CompletedRun, bench, request_tokens};

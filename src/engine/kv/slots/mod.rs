@@ -47,8 +47,6 @@ pub struct ReleasedState {
     pub removals: Vec<KvRemoval>,
     /// True if the run captured attention, whose rows need exact positions.
     pub needs_exact_rows: bool,
-    /// True if the state must not be reused.
-    pub is_poisoned: bool,
     /// History of the conversation.
     pub history: SlotHistory,
     /// Prompt tokens that the run evaluated.
@@ -126,10 +124,7 @@ impl<'model> KvSlots<'model> {
 
     /// Takes over the state of a run that leaves its slot.
     pub fn release(&mut self, index: usize, released: ReleasedState) {
-        let ReleasedState { kv_len, removals, needs_exact_rows, is_poisoned, mut history, processed } = released;
-        if is_poisoned {
-            self.context.wipe(index as i32, &self.slots[index].tokens);
-        }
+        let ReleasedState { kv_len, removals, needs_exact_rows, mut history, processed } = released;
         let kv_len = self.apply_removals(index, removals, kv_len, needs_exact_rows);
         history.truncate(self.truncate(index, kv_len));
         self.slots[index].history = history;
@@ -140,6 +135,13 @@ impl<'model> KvSlots<'model> {
     pub fn discard(&mut self, index: usize) {
         self.context.clear(index as i32);
         self.slots[index].tokens.clear();
+        self.slots[index].history = SlotHistory::default();
+    }
+
+    /// Discards a slot's state whose values are not numbers, and overwrites them.
+    pub fn wipe(&mut self, index: usize) {
+        let tokens = std::mem::take(&mut self.slots[index].tokens);
+        self.context.wipe(index as i32, &tokens);
         self.slots[index].history = SlotHistory::default();
     }
 

@@ -13,6 +13,9 @@ use std::ops::Range;
 /// Minimum tokens of a piece that is shifted after an eviction; computing fewer again takes no longer.
 const MIN_PIECE_TOKENS: usize = 32;
 
+/// Minimum tokens that a copy of another slot's state must save; computing fewer takes no longer.
+const MIN_COPY_TOKENS: usize = 64;
+
 /// Match of a prompt with one cached state.
 struct PrefixMatch {
     aligned: Option<Alignment>,
@@ -63,8 +66,9 @@ impl KvSlots<'_> {
         })
     }
 
-    /// Prepares a slot's state for the first decode of a run: reuses what the slot holds, or a state from the host cache.
-    /// Returns the number of tokens that need no decode; it does not exceed `outputs_from`.
+    /// Prepares a slot's state for the first decode of a run: reuses what the slot holds, a state from the host cache, or
+    /// a copy of another slot's state, busy or not. Returns the number of tokens that need no decode; it does not exceed
+    /// `outputs_from`.
     pub fn reuse(&mut self, index: usize, prompt: PromptView<'_>, outputs_from: usize) -> usize {
         let slot = &self.slots[index];
         let same = slot.adapters.as_ref() == prompt.adapters;
@@ -78,13 +82,12 @@ impl KvSlots<'_> {
         if 2 * shared < slot.tokens.len() {
             self.store_idle_state(index);
         }
-        if prompt.cache_prompt
-            && let Some(at) = self.host_cache.find_best(
-                &prompt.tokens[..outputs_from],
-                prompt.adapters,
-                shared.min(outputs_from),
-                |idle, keep| self.context.reach_of_saved(idle.tokens.len(), &idle.checkpoints, keep),
-            )
+        let source = self.find_source(index, prompt, outputs_from, shared.min(outputs_from), None);
+        let known = source.map_or(shared.min(outputs_from), |(_, usable)| usable);
+        let cached = self.find_cached(prompt, outputs_from, known);
+        if let Some((source, _)) = source.filter(|_| cached.is_none()) {
+            shared = if self.copy_state(source, index) { usable(&self.slots[index].tokens) } else { 0 };
+        } else if let Some(at) = cached
             && let Some(idle) = self.host_cache.take(at)
         {
             shared = 0;
@@ -109,6 +112,91 @@ impl KvSlots<'_> {
             shared = 0;
         }
         shared.min(outputs_from)
+    }
+
+    /// Returns true if a run does better to wait until the slot `source`, which computes the same first `coming` tokens,
+    /// can give it a copy of them than to start in this slot now. The copy must save at least `min_saved` tokens.
+    pub fn should_await(
+        &self,
+        index: usize,
+        prompt: PromptView<'_>,
+        outputs_from: usize,
+        (source, coming): (usize, usize),
+        min_saved: usize,
+    ) -> bool {
+        if !prompt.cache_prompt {
+            return false;
+        }
+        let slot = &self.slots[index];
+        let same = slot.adapters.as_ref() == prompt.adapters;
+        let own = if same { common_prefix(&slot.tokens, prompt.tokens).min(outputs_from) } else { 0 };
+        let own = if own < slot.tokens.len() { self.context.reach(index as i32, own) } else { own };
+        let enough = coming.saturating_sub(min_saved);
+        let others = self.find_source(index, prompt, outputs_from, own, Some(source));
+        others.map_or(own, |(_, usable)| usable) <= enough
+            && is_worth_copying(coming, own, coming)
+            && self.find_cached(prompt, outputs_from, enough).is_none()
+    }
+
+    /// Returns the other slot whose state saves most tokens, with the number of tokens that a copy of it would make
+    /// usable; `None` if no copy is worth more than the `known` tokens that the prompt has already. `except` is not
+    /// considered.
+    fn find_source(
+        &self,
+        index: usize,
+        prompt: PromptView<'_>,
+        outputs_from: usize,
+        known: usize,
+        except: Option<usize>,
+    ) -> Option<(usize, usize)> {
+        if !prompt.cache_prompt {
+            return None;
+        }
+        let usable = |source: usize| {
+            let held = &self.slots[source].tokens;
+            let keep = common_prefix(held, &prompt.tokens[..outputs_from]);
+            self.context.reach_of_saved(held.len(), self.context.checkpoints(source as i32), keep)
+        };
+        (0..self.slots.len())
+            .filter(|&source| {
+                source != index && Some(source) != except && self.slots[source].adapters.as_ref() == prompt.adapters
+            })
+            .map(|source| (source, usable(source)))
+            .filter(|&(source, usable)| is_worth_copying(usable, known, self.slots[source].tokens.len()))
+            .max_by_key(|&(_, usable)| usable)
+    }
+
+    /// Returns the state in the host cache of which the prompt can use most tokens, if they are more than `known`.
+    fn find_cached(&self, prompt: PromptView<'_>, outputs_from: usize, known: usize) -> Option<usize> {
+        let reach = |idle: &CachedState, keep| self.context.reach_of_saved(idle.tokens.len(), &idle.checkpoints, keep);
+        let tokens = &prompt.tokens[..outputs_from];
+        prompt.cache_prompt.then(|| self.host_cache.find_best(tokens, prompt.adapters, known, reach)).flatten()
+    }
+
+    /// Replaces a slot's state by a copy of another slot's. Returns `false` and leaves the slot empty if that fails.
+    ///
+    /// The copy goes through the saved form of the state: it holds only the tokens in use, and restoring it puts each
+    /// token into the cell of its position. llama.cpp's own copy between sequences copies a whole stream, at the next
+    /// decode.
+    fn copy_state(&mut self, source: usize, index: usize) -> bool {
+        let tokens = self.slots[source].tokens.clone();
+        let checkpoints = self.context.checkpoints(source as i32).clone();
+        let copied = self
+            .context
+            .save(source as i32)
+            .and_then(|state| self.context.restore(index as i32, &state, tokens.len() as u32));
+        match copied {
+            Ok(()) => {
+                self.slots[index].tokens = tokens;
+                self.context.set_checkpoints(index as i32, checkpoints);
+                true
+            }
+            Err(error) => {
+                tracing::warn!(%error, source, slot = index, "slot state not copied");
+                self.slots[index].tokens.clear();
+                false
+            }
+        }
     }
 
     /// Matches a prompt with a cached state. `reach` returns how many of the first `keep` tokens of the state can be used
@@ -207,6 +295,13 @@ impl KvSlots<'_> {
             }
         }
     }
+}
+
+/// Returns true if copying a state of `length` tokens takes less time than computing the tokens by which its `usable`
+/// tokens exceed the `known` ones.
+fn is_worth_copying(usable: usize, known: usize, length: usize) -> bool {
+    let saved = usable.saturating_sub(known);
+    saved >= MIN_COPY_TOKENS && 4 * saved >= length
 }
 
 /// Returns pieces of a state, after the common prefix, that appear in the prompt in the same order.
