@@ -8,6 +8,7 @@ mod client;
 mod db;
 mod events;
 mod export;
+mod fork;
 mod ingest;
 mod llama_server;
 mod local;
@@ -53,6 +54,7 @@ enum Command {
     Db(db::Args),
     Mods(Box<mods::Args>),
     Replay(Box<replay::Args>),
+    Fork(Box<fork::Args>),
     #[command(hide = true)]
     Probe(probe::Args),
     #[command(hide = true, name = crate::mods::python::sandbox::COMMAND)]
@@ -115,6 +117,9 @@ async fn execute(command: Command, matches: &clap::ArgMatches) -> anyhow::Result
         Command::Chat(args) => Box::pin(chat::chat(args, |id| is_given(matches, "chat", id), EndSignals::new()?)).await,
         Command::Replay(args) => {
             Box::pin(replay::replay(*args, |id| is_given(matches, "replay", id), EndSignals::new()?)).await
+        }
+        Command::Fork(args) => {
+            Box::pin(fork::fork(*args, |id| is_given(matches, "fork", id), EndSignals::new()?)).await
         }
         Command::Ingest(args) => until_signal(ingest::ingest(args)).await,
         Command::Export(args) => until_signal(export::export(args)).await,

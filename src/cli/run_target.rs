@@ -12,7 +12,7 @@ use anyhow::{Context, bail};
 use reqwest::Method;
 use serde_json::Value;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Flags that choose the engine of a command.
 #[derive(Debug, clap::Args)]
@@ -162,16 +162,19 @@ impl RunTarget {
 /// Fetches a run that has finished or is about to finish, with the server's summary of it.
 pub async fn finished(server: &Server, run_id: &str) -> anyhow::Result<(Document, Value)> {
     const FINISH_TIMEOUT: Duration = Duration::from_secs(30);
-    let (path, began) = (run_path(server, run_id)?, Instant::now());
+    let ended = tokio::time::timeout(FINISH_TIMEOUT, ended(server, run_id)).await;
+    ended.unwrap_or_else(|_| bail!("run {run_id} is still running"))
+}
+
+/// Fetches a run when it has ended, with the server's summary of it.
+pub async fn ended(server: &Server, run_id: &str) -> anyhow::Result<(Document, Value)> {
+    let path = run_path(server, run_id)?;
     loop {
         let bytes = server.send(server.request(Method::GET, &path)).await?.bytes().await?;
         let mut shown: Value = serde_json::from_slice(&bytes).context("the server's response is not a run")?;
         if shown["run"]["status"] != "running" {
             let document = Document::parse(&bytes).context("the server's response is not a run")?;
             return Ok((document, shown["run"].take()));
-        }
-        if began.elapsed() > FINISH_TIMEOUT {
-            bail!("run {run_id} is still running");
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }

@@ -94,6 +94,32 @@ pub enum SubmitError {
         /// The id.
         request_id: String,
     },
+    /// A mod does not repeat the actions of the recorded run that is forked.
+    #[error(
+        "the mod '{name}' does not repeat its recorded actions: at step {step} ({event}) it returned {recorded} in the recorded run \
+         and returns {now} now; it may depend on the time, on its own randomness or on more logits than are recorded; fork \
+         before that step, or with other `mods`"
+    )]
+    ModDiffers {
+        /// Name of the mod.
+        name: String,
+        /// Step of the difference.
+        step: i32,
+        /// Event of the difference.
+        event: &'static str,
+        /// Recorded action.
+        recorded: String,
+        /// Action of the new instance.
+        now: String,
+    },
+    /// The recorded run cannot be continued.
+    #[error("the run cannot be forked at step {step}: {reason}")]
+    NotForkable {
+        /// Requested step.
+        step: u32,
+        /// Reason.
+        reason: String,
+    },
     /// The engine has stopped.
     #[error("the engine has stopped")]
     Stopped,

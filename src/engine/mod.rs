@@ -10,6 +10,7 @@
 mod control;
 pub mod encoder;
 mod error;
+mod fork;
 mod kv;
 mod options;
 mod output;
@@ -26,6 +27,7 @@ pub use crate::model::llama::{
 };
 pub use control::{Generation, RunControl};
 pub use error::{RunOver, SubmitError};
+pub use fork::ForkPoint;
 pub use kv::error::SlotError;
 pub use kv::ses1::Ses1Error;
 pub use kv::snapshot::{SlotSnapshot, SlotTokens};

@@ -1,4 +1,5 @@
 use crate::engine::error::SubmitError;
+use crate::engine::fork::ForkPoint;
 use crate::events::{RunMetadata, Span, Surface, Tenant, TokenId};
 use crate::model::Vocabulary;
 use crate::model::chat::answer::AnswerFormat;
@@ -75,6 +76,8 @@ pub struct Request {
     pub overflow: Overflow,
     /// Outputs that the API wants besides the answer.
     pub report: ReportOptions,
+    /// Step of a recorded run from which the run continues; its prompt is then the recorded one.
+    pub fork: Option<Box<ForkPoint>>,
 }
 
 impl Request {
@@ -112,6 +115,7 @@ impl Request {
             cache_prompt: true,
             cache_reuse: 0,
             overflow: Overflow::default(),
+            fork: None,
         }
     }
 

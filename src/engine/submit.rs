@@ -2,6 +2,7 @@
 
 use super::control::{Generation, RunControl};
 use super::error::SubmitError;
+use super::fork::ForkPoint;
 use super::kv::conversation;
 use super::recording::durability;
 use super::recording::durability::PanicGuard;
@@ -9,6 +10,7 @@ use super::recording::event_buffer::EventBuffer;
 use super::request::{Overflow, RecordPolicy, ReportOptions, Request, shortest_f64};
 use super::run::dispatch::{ActiveMod, ModHealth};
 use super::run::registration::Registration;
+use super::run::replay::replay_mods;
 use super::run::request_ids::ActiveRequestId;
 use super::run::{Run, RunParts};
 use super::scheduler::command::Command;
@@ -106,6 +108,13 @@ impl Engine {
         if !adapters.is_empty() {
             parameters["lora"] = json!(adapters);
         }
+        let mut fork = request.fork.take();
+        if let Some(fork) = &mut fork {
+            parameters["fork"] = fork.earlier.clone();
+            for (_, sampling) in &mut fork.sampling {
+                request.limits.ban_end_tokens(sampling, model.vocabulary());
+            }
+        }
         let view = Arc::new(RunView {
             run_id: id,
             request_id: request_id.clone(),
@@ -117,11 +126,15 @@ impl Engine {
                 Arc::new(AnswerFormat::plain(model.card().chat_template.as_deref().unwrap_or_default()))
             }),
             parameters,
-            seed: request.sampling.seed,
+            // Mods keep the seed that they began with.
+            seed: fork
+                .as_ref()
+                .and_then(|fork| fork.sampling.first())
+                .map_or(request.sampling.seed, |first| first.1.seed),
             grammars: Arc::clone(model.grammars()),
         });
         let constraint = compile_constraint(&request, model).await?;
-        let mods = start_mods(&request, &view).await?;
+        let mods = start_mods(&request, &view, fork.as_deref()).await?;
         let sampler = make_sampler(&request.sampling, model.vocabulary()).await?;
         let event_buffer = EventBuffer::new(request.record != RecordPolicy::Off, options.clock);
         let started = Signal::Started(Arc::new(RunStart {
@@ -138,6 +151,7 @@ impl Engine {
             seed: Some(request.sampling.seed),
             mods: mods.iter().map(|active| active.name.clone()).collect(),
             prompt_preview: request.prompt_preview.clone(),
+            parent: fork.as_ref().map(|fork| fork.parent.clone()),
         }));
         let output_capacity = output_capacity(request.report, model, options.ctx_size);
         let (client, output) = mpsc::channel(output_capacity);
@@ -149,7 +163,17 @@ impl Engine {
         let registration = Registration::new(active_id, panic_guard, Arc::clone(&self.inner.run_counter));
         let owner = request.owner.clone();
         let parts = RunParts { mods, event_buffer, sampler, constraint, registration };
-        let run = Box::new(Run::new(id, request, view, parts, context));
+        let mut run = Box::new(Run::new(id, request, view, parts, context));
+        if let Some(fork) = fork {
+            let restore = move || match run.restore(&fork) {
+                Ok(()) => Ok(run),
+                Err(refused) => {
+                    run.discard();
+                    Err(refused)
+                }
+            };
+            run = tokio::task::spawn_blocking(restore).await.map_err(|_| SubmitError::Stopped)??;
+        }
         let metrics = Arc::clone(run.metrics());
         let unstored = unstored.as_ref().filter(|_| recorder.is_some());
         if let Some(unstored) = unstored {
@@ -209,14 +233,18 @@ async fn make_sampler(sampling: &SamplingParams, vocabulary: &Arc<Vocabulary>) -
     tokio::task::spawn_blocking(make).await.map_err(|_| SubmitError::Stopped)
 }
 
-/// Starts the run's mods on a blocking thread: a mod may have to start a process.
-async fn start_mods(request: &Request, view: &Arc<RunView>) -> Result<Vec<ActiveMod>, SubmitError> {
+/// Starts the run's mods on a blocking thread: a mod may have to start a process. Those of a fork see the recorded events.
+async fn start_mods(
+    request: &Request,
+    view: &Arc<RunView>,
+    fork: Option<&ForkPoint>,
+) -> Result<Vec<ActiveMod>, SubmitError> {
     if request.mods.is_empty() {
         return Ok(Vec::new());
     }
-    let (chosen, view) = (request.mods.clone(), Arc::clone(view));
+    let (chosen, view, fork) = (request.mods.clone(), Arc::clone(view), fork.cloned());
     let start = move || {
-        chosen
+        let mut mods = chosen
             .into_iter()
             .map(|chosen| {
                 let name = chosen.mod_ref.name;
@@ -232,7 +260,14 @@ async fn start_mods(request: &Request, view: &Arc<RunView>) -> Result<Vec<Active
                     Err(message) => Err(SubmitError::ModConfig { name, message }),
                 }
             })
-            .collect()
+            .collect::<Result<Vec<_>, _>>()?;
+        match fork.map_or(Ok(()), |fork| replay_mods(&fork, &mut mods, &view)) {
+            Ok(()) => Ok(mods),
+            Err(refused) => {
+                mods.iter_mut().for_each(|active| active.instance.finished());
+                Err(refused)
+            }
+        }
     };
     tokio::task::spawn_blocking(start).await.map_err(|_| SubmitError::Stopped)?
 }

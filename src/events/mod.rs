@@ -13,6 +13,7 @@ mod call;
 mod event;
 mod measured;
 mod recorder;
+mod requested;
 mod run;
 pub mod system;
 mod tenant;
@@ -22,9 +23,10 @@ pub use call::{LogLevel, ModCall, ModLog};
 pub use event::{Event, EventType};
 pub use measured::{Alternative, Eviction, Measurements, PromptRecord, Span, StageCount, TokenMeasurement};
 pub use recorder::{DurabilityAck, DurabilityAcks, NotStored, Recorder, UnstoredRun, UnstoredRuns};
+pub use requested::RequestedAction;
 pub use run::{
-    EndCause, EvictedMessage, Fault, Finish, FinishReason, RunEnd, RunId, RunMetadata, RunStart, RunStatus, Surface,
-    Usage,
+    EndCause, EvictedMessage, Fault, Finish, FinishReason, RunEnd, RunId, RunMetadata, RunParent, RunStart, RunStatus,
+    Surface, Usage,
 };
 pub use tenant::{Scope, Tenant};
 

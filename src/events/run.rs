@@ -125,6 +125,19 @@ impl RunMetadata {
     pub const SESSION: &str = "session_id";
 }
 
+/// The run that another one was forked from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunParent {
+    /// Id of the run.
+    pub run_id: RunId,
+    /// `sequence_order` of the first event that was not kept.
+    pub sequence_order: i32,
+    /// The step of that event.
+    pub step: i32,
+    /// The change: the fields of the request for the fork; empty for a repetition.
+    pub change: serde_json::Value,
+}
+
 /// The data known when a run starts.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RunStart {
@@ -156,6 +169,9 @@ pub struct RunStart {
     pub mods: Vec<String>,
     /// Text that identifies the run for a reader: the last user message, or the start of the prompt.
     pub prompt_preview: String,
+    /// The run that this one was forked from.
+    #[serde(default)]
+    pub parent: Option<RunParent>,
 }
 
 /// The reason why a generation ended.

@@ -13,6 +13,7 @@ pub mod builtin;
 mod call;
 pub mod python;
 mod registry;
+mod replay;
 mod schema_check;
 
 pub use action::{Action, LogitEdit};
@@ -22,6 +23,8 @@ pub use registry::{
     ModRef, ModRegistry, ModSource, ModUpload, ModUse, NameTaken, RegisteredVersion, SelectedMod, UnknownMod,
     WithSource, source_store, version_of,
 };
+
+pub use replay::{ActionDetails, RecordedAnswer, RecordedSequence};
 
 use serde_json::Value;
 use std::sync::Arc;

@@ -16,7 +16,7 @@ pub(super) use sql::Branch;
 use uuid::Uuid;
 
 /// The fields, in display order.
-pub const FIELDS: [&str; 15] = [
+pub const FIELDS: [&str; 16] = [
     "model",
     "mod",
     "status",
@@ -26,6 +26,7 @@ pub const FIELDS: [&str; 15] = [
     "user",
     "session",
     "metadata",
+    "parent",
     "tokens",
     "backtracks",
     "forced",
@@ -92,7 +93,7 @@ enum Condition {
     Mods(Vec<String>, String),
     /// The whole label of a user.
     User(String),
-    /// A session, or an entry of the metadata, as in `runs.labels`.
+    /// A session, an entry of the metadata, or the run that others were forked from, as in `runs.labels`.
     Label(String),
     Status(RunStatus),
     Surface(Surface),
@@ -313,6 +314,7 @@ mod tests {
         assert_eq!(one("tokens>=10"), Condition::Count(CountField::Tokens, Comparison::AtLeast, 10));
         assert_eq!(one("user:ann"), Condition::User("ann".into()));
         assert_eq!(one("session:abc"), Condition::Label("session=abc".into()));
+        assert_eq!(one("parent:0190"), Condition::Label("parent=0190".into()));
         assert_eq!(one("metadata.env:prod"), Condition::Label("metadata.env=prod".into()));
         assert_eq!(one("metadata.trace-id.2:\"a b\""), Condition::Label("metadata.trace-id.2=a b".into()));
         assert_eq!(one("tokens:7"), Condition::Count(CountField::Tokens, Comparison::Is, 7));

@@ -34,6 +34,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("V12__citus", include_str!("../../migrations/V12__citus.sql")),
     ("V13__filters", include_str!("../../migrations/V13__filters.sql")),
     ("V14__end_cause", include_str!("../../migrations/V14__end_cause.sql")),
+    ("V15__parents", include_str!("../../migrations/V15__parents.sql")),
 ];
 
 /// Applies the missing migrations; several processes may call it at the same time. For an existing database, where this

@@ -5,7 +5,7 @@ use super::rows::clean;
 use super::scope::{owned, owners};
 use super::summary_builder::RunRow;
 use super::{Error, Store};
-use crate::events::{EndCause, FinishReason, RunId, RunMetadata, RunStatus, Scope, Surface, Tenant};
+use crate::events::{EndCause, FinishReason, RunId, RunMetadata, RunParent, RunStatus, Scope, Surface, Tenant};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -23,7 +23,7 @@ macro_rules! select_runs {
             $mod_text,
             " as mod_text, prompt_preview, output_preview, prompt_tokens, completion_tokens, cached_tokens, events,
                 backtracked, forced, actions, errors, first_token_us, prompt_us, generation_us, has_attention,
-                surprise_strip, version
+                surprise_strip, version, parent_run, parent_event, parent_step, parent_change::text as parent_change
             from runs ",
             $rest
         )
@@ -104,6 +104,9 @@ pub struct RunSummary {
     pub surprise_strip: Vec<u8>,
     /// The document's `mod_text`, which may be as long as the document allows; `None` in lists.
     pub mod_text: Option<String>,
+    /// The run that this one was forked from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parent: Option<RunParent>,
     /// Version of the row, increased with every change. A finished run with the same version has the same content.
     pub version: i32,
 }
@@ -261,6 +264,10 @@ pub(super) async fn save(connection: &mut PgConnection, row: &RunRow) -> Result<
         )
         .bind(labels(run))
         .bind(run.end_cause.map(EndCause::as_str))
+        .bind(run.parent.as_ref().map(|parent| parent.run_id.0))
+        .bind(run.parent.as_ref().map(|parent| parent.sequence_order))
+        .bind(run.parent.as_ref().map(|parent| parent.step))
+        .bind(run.parent.as_ref().map(|parent| parent.change.to_string().replace("\\u0000", "\\u2400")))
         .execute(connection)
         .await?;
     Ok(())
@@ -273,7 +280,8 @@ fn labels(run: &RunSummary) -> Vec<String> {
         let session = (key == RunMetadata::SESSION).then(|| clean(&format!("session={value}")).into_owned());
         session.into_iter().chain([clean(&format!("metadata.{key}={value}")).into_owned()])
     };
-    pairs.flat_map(label).collect()
+    let parent = run.parent.iter().map(|parent| format!("parent={}", parent.run_id));
+    pairs.flat_map(label).chain(parent).collect()
 }
 
 /// Marks a run as interrupted and changes nothing else of its row.
@@ -327,10 +335,10 @@ const SAVE: &str = "
         user_label, mods, max_tokens, temperature, seed, mod_text, prompt_preview, output_preview, prompt_tokens,
         completion_tokens, cached_tokens, events, backtracked, forced, actions, errors, error_text, first_token_us,
         prompt_us, generation_us, has_attention, surprise_strip, server_id, search, request_extras, owner, metadata,
-        labels, end_cause)
+        labels, end_cause, parent_run, parent_event, parent_step, parent_change)
     values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24,
         $25, $26, $27, $28, $29, $30, $31, $32, to_tsvector('simple', coalesce($33, '')),
-        $36::json, $37, $38::json, $39, $40)
+        $36::json, $37, $38::json, $39, $40, $41, $42, $43, $44::json)
     on conflict (run_id) do update set
         completed_at = excluded.completed_at, status = excluded.status, finish_reason = excluded.finish_reason,
         end_cause = excluded.end_cause,
@@ -389,9 +397,21 @@ impl FromRow<'_, PgRow> for RunSummary {
             has_attention: row.try_get("has_attention")?,
             surprise_strip: row.try_get("surprise_strip")?,
             mod_text: row.try_get("mod_text")?,
+            parent: parent(row)?,
             version: row.try_get("version")?,
         })
     }
+}
+
+fn parent(row: &PgRow) -> Result<Option<RunParent>, sqlx::Error> {
+    let Some(run_id) = row.try_get::<Option<Uuid>, _>("parent_run")? else { return Ok(None) };
+    let change: Option<String> = row.try_get("parent_change")?;
+    Ok(Some(RunParent {
+        run_id: RunId(run_id),
+        sequence_order: row.try_get::<Option<i32>, _>("parent_event")?.unwrap_or(0),
+        step: row.try_get::<Option<i32>, _>("parent_step")?.unwrap_or(0),
+        change: change.and_then(|change| serde_json::from_str(&change).ok()).unwrap_or_default(),
+    }))
 }
 
 fn finish_reason(name: &str) -> Option<FinishReason> {

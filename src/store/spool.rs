@@ -204,6 +204,7 @@ mod tests {
             seed: Some(u32::MAX),
             mods: vec!["a".into()],
             prompt_preview: "hi".into(),
+            parent: None,
         };
         let mut event = Event::new(EventType::Sampled, 1, 0, Some(now));
         event.measured = Some(Box::new(Measurements {

@@ -70,6 +70,7 @@ impl RunSummaryBuilder {
         summary.temperature = start.temperature;
         summary.seed = start.seed;
         summary.prompt_preview = truncate(&start.prompt_preview, MAX_PREVIEW_CHARS);
+        summary.parent.clone_from(&start.parent);
         Self::resumed(summary, Some(server_id))
     }
 
@@ -282,6 +283,7 @@ fn empty_summary(run_id: RunId, request_id: String, created_at: DateTime<Utc>, s
         has_attention: false,
         surprise_strip: Vec::new(),
         mod_text: None,
+        parent: None,
         version: 1,
     }
 }

@@ -19,6 +19,9 @@ use serde::Deserialize;
 /// Number of retries of the page of an unknown run, one second apart.
 const MAX_RETRIES: u32 = 5;
 
+/// Maximum forks that a run's page links to.
+const MAX_FORKS_SHOWN: u32 = 8;
+
 #[derive(Template)]
 #[template(path = "replay.html")]
 struct ReplayPage {
@@ -27,6 +30,10 @@ struct ReplayPage {
     banners: Vec<Banner>,
     reported: ReportedView,
     feedback: Vec<FeedbackView>,
+    /// The newest forks of the run.
+    forks: Vec<RunPageView>,
+    /// The list of all of them.
+    forks_href: String,
     /// Values and labels of the feedback form.
     ratings: [(&'static str, &'static str); 5],
     prev_href: String,
@@ -89,7 +96,21 @@ pub(super) async fn page(
         return replay_text::page(&app, &scope, &run, requested.from.unwrap_or(0), &headers).await;
     }
     let (reported, feedback) = (reported::find(&app, &scope, &run).await, feedback::given(&app, &scope, &run).await);
-    show(StatusCode::OK, &ReplayPage::new(&run, reported, feedback, &requested.q, &headers))
+    let forks = forks(&app, &scope, &run).await;
+    show(StatusCode::OK, &ReplayPage::new(&run, reported, feedback, forks, &requested.q, &headers))
+}
+
+/// Returns the newest forks of a run; none if the database cannot be read.
+async fn forks(app: &App, scope: &Scope, run: &RunSummary) -> Vec<RunPageView> {
+    let Ok(store) = app.store() else { return Vec::new() };
+    let query = RunQuery { q: forks_filter(run), before: None, limit: MAX_FORKS_SHOWN };
+    let page = store.runs(scope, &query).await;
+    page.map(|page| page.runs.iter().map(|fork| RunPageView::new(fork, "")).collect()).unwrap_or_default()
+}
+
+/// Returns the filter for the forks of a run.
+fn forks_filter(run: &RunSummary) -> String {
+    format!("parent:{}", run.run_id)
 }
 
 /// Returns the URL of a run's page with that query and number of retries.
@@ -106,6 +127,7 @@ impl ReplayPage {
         run: &RunSummary,
         reported: ReportedView,
         feedback: Vec<FeedbackView>,
+        forks: Vec<RunPageView>,
         q: &str,
         headers: &HeaderMap,
     ) -> Self {
@@ -119,6 +141,8 @@ impl ReplayPage {
             banners: banners(run),
             reported,
             feedback,
+            forks,
+            forks_href: runs_href(&forks_filter(run)),
             ratings: [("-1", "Bad"), ("-0.5", "Rather bad"), ("0", "Neither"), ("0.5", "Rather good"), ("1", "Good")],
             prev_href: neighbour("newer"),
             next_href: neighbour("older"),
@@ -212,6 +236,7 @@ async fn newer_in_pages(app: &App, scope: &Scope, q: &str, run: &RunSummary) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::events::RunParent;
     use crate::store::Feedback;
     use crate::ui::run::sample;
 
@@ -228,16 +253,21 @@ mod tests {
 
     #[test]
     fn page_shows_escaped_run() {
+        let change = serde_json::json!({"text": "<i>so</i>"});
+        let parent = RunParent { run_id: sample().run_id, sequence_order: 7, step: 3, change };
+        let fork = RunSummary { parent: Some(parent), ..sample() };
         let html = ReplayPage::new(
             &sample(),
             ReportedView::default(),
             vec![FeedbackView::new(&thanks())],
+            vec![RunPageView::new(&fork, "")],
             "status:failed",
             &HeaderMap::new(),
         )
         .render()
         .unwrap();
         crate::ui::checks::page(&html);
+        assert!(html.contains("data-fork") && html.contains("step 3: “") && !html.contains("<i>so"), "{html}");
         assert!(
             html.contains("This run failed: Mod &#39;x&#39; raised") || html.contains("This run failed: Mod"),
             "{html}"

@@ -1,7 +1,7 @@
 //! A run formatted for pages.
 
 use super::shell::{encoded, format_timestamp, machine_time};
-use crate::events::RunStatus;
+use crate::events::{RunParent, RunStatus};
 use crate::store::RunSummary;
 use std::fmt::Write as _;
 
@@ -39,6 +39,10 @@ pub(super) struct RunPageView {
     pub(super) export_href: String,
     pub(super) export_name: String,
     pub(super) again_href: String,
+    /// Page of the run that this one was forked from; empty for other runs.
+    pub(super) parent_href: String,
+    /// The step of the fork and its change.
+    pub(super) parent_text: String,
 }
 
 /// A value of the metadata as text.
@@ -90,10 +94,34 @@ impl RunPageView {
             export_href: format!("/api/v1/runs/{id}"),
             export_name: format!("{id}.json"),
             again_href: format!("/playground?from={id}"),
+            parent_href: run.parent.as_ref().map(|parent| format!("/runs/{}", parent.run_id)).unwrap_or_default(),
+            parent_text: run.parent.as_ref().map(described_fork).unwrap_or_default(),
             request_id: run.request_id.clone(),
             id,
         }
     }
+}
+
+/// Describes the step of a fork and its change.
+pub(super) fn described_fork(parent: &RunParent) -> String {
+    let change = &parent.change;
+    let mut changes = Vec::new();
+    if let Some(text) = change["text"].as_str() {
+        changes.push(format!("“{}”", one_line(text)));
+    }
+    if let Some(sampling) = change["sampling"].as_object() {
+        changes.extend(sampling.iter().map(|(name, value)| format!("{} {}", name.replace('_', " "), plain(value))));
+    }
+    if let Some(mods) = change["mods"].as_array() {
+        let name = |entry: &serde_json::Value| plain(entry.get("name").unwrap_or(entry));
+        let names: Vec<String> = mods.iter().map(name).collect();
+        changes.push(if names.is_empty() { "no mods".into() } else { format!("mods {}", names.join(", ")) });
+    }
+    if change["seed"].is_string() {
+        changes.push("new seed".into());
+    }
+    let changes = if changes.is_empty() { "unchanged".to_owned() } else { changes.join(", ") };
+    format!("step {}: {changes}", parent.step)
 }
 
 /// A notice at the top of a run's page.
@@ -144,7 +172,8 @@ fn one_line(text: &str) -> String {
 
 fn speed(run: &RunSummary) -> String {
     match run.generation_us {
-        Some(us) if us > 0 && run.completion_tokens > 0 => {
+        // The time of a fork is that of its new tokens only.
+        Some(us) if us > 0 && run.completion_tokens > 0 && run.parent.is_none() => {
             format!("{:.1} t/s", f64::from(run.completion_tokens) * 1e6 / us as f64)
         }
         _ => String::new(),
@@ -233,6 +262,7 @@ pub(super) fn sample() -> RunSummary {
         has_attention: true,
         surprise_strip: vec![0, 10, 255],
         mod_text: None,
+        parent: None,
         version: 1,
     }
 }

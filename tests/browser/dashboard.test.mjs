@@ -125,7 +125,7 @@ test('strip is a slider, and the command field finds events and tokens', async (
 test('alternative token opens the playground with the text before it', async () => {
   const page = await open(`/runs/${runId}?at=6`);
   await ready(page);
-  await page.locator('.alts tr', { hasText: '␣air' }).locator('.fork').click({ force: true });
+  await page.locator('.alts tr', { hasText: '␣air' }).locator('.fork a').click({ force: true });
   await page.waitForURL(/playground\?from=.*next=/);
   await page.waitForFunction(() => document.querySelector('[data-raw]').value);
   assert.equal(await page.inputValue('[data-raw]'), 'Why is the sky blue?The air');

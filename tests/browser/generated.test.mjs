@@ -203,3 +203,32 @@ test('open run list is updated after an outage of the server', async () => {
   for (const socket of sockets) socket.destroy();
   await quiet();
 });
+
+test('fork with an alternative and fork with a new seed open the new run, which links to its original', async () => {
+  const id = await generate({ max_tokens: 12, ignore_eos: true });
+  const { events } = await (await fetch(`${URL_}/api/v1/runs/${id}`)).json();
+  const drawn = events.filter((event) => event.event_type === 'Sampled')[4];
+  const page = await open(`/runs/${id}?at=${drawn.sequence_order}`);
+  await ready(page);
+  const row = page.locator('.alts tbody tr:not(.won)').first();
+  const token = Number((await row.locator('th').getAttribute('title')).slice(3));
+  await row.getByRole('button', { name: /^Fork this run with/ }).focus();
+  await page.keyboard.press('Enter');
+  await page.waitForURL((url) => /^\/runs\//.test(url.pathname) && !url.pathname.endsWith(id));
+  const forked = await stored(page.url().split('/').pop());
+  const { run } = await (await fetch(`${URL_}/api/v1/runs/${forked}`)).json();
+  assert.deepEqual([run.parent.run_id, run.parent.step, run.parent.change.token], [id, drawn.step, token]);
+  await ready(page);
+  await page.click('[data-parent]');
+  await page.waitForURL((url) => url.pathname.endsWith(id));
+  assert.equal(await page.locator('[data-fork]').count(), 1);
+  await page.goto(`${URL_}/runs/${id}?at=${drawn.sequence_order}`);
+  await ready(page);
+  await page.getByRole('button', { name: 'Fork here' }).click();
+  await page.waitForURL((url) => /^\/runs\//.test(url.pathname) && !url.pathname.endsWith(id));
+  await stored(page.url().split('/').pop());
+  await page.goto(`${URL_}/runs?q=parent:${id}`);
+  assert.equal(await page.locator('.run [data-parent]').count(), 2);
+  await page.context().close();
+  await quiet();
+});

@@ -17,6 +17,7 @@ mod described;
 mod editor;
 mod engine;
 mod exact;
+mod forks;
 mod gpu;
 mod handbook;
 mod harness;

@@ -11,9 +11,11 @@ mod events;
 mod failure;
 mod feedback;
 mod follow;
+mod forks;
 mod live;
 mod map;
 mod position;
+mod recorded;
 mod reruns;
 mod runs;
 
@@ -36,7 +38,7 @@ pub(super) fn protocol() -> Protocol {
         .routes(routes!(attention::show));
     Protocol::native(&["/api"])
         .routes(Access::Key, calls)
-        .routes(Access::Run, OpenApiRouter::new().routes(routes!(reruns::run)))
+        .routes(Access::Run, OpenApiRouter::new().routes(routes!(reruns::run)).routes(routes!(forks::fork)))
 }
 
 /// Parses the events `from..to` of a query; both ends are optional.

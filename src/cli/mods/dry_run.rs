@@ -1,21 +1,18 @@
 //! Delivers the events of a recorded run to a mod and compares its actions with the recorded ones.
 //!
-//! The mod's actions do not change the events, so after the first difference a real run would have had other events. A
-//! recording has the most probable tokens of each step and not all logits. The mod sees these tokens with their
-//! probabilities, and all other tokens with an equal share of the remaining probability.
+//! The mod's actions do not change the events, so after the first difference a real run would have had other events.
 
-use crate::events::{ActionRecord, ActionType, Event, EventType, ModCall, PromptRecord, RunId, TokenId, TraceItem};
+use crate::events::{ActionRecord, ActionType, Event, ModCall, PromptRecord, RequestedAction, RunId, TraceItem};
+use crate::model::Model;
 use crate::model::chat::answer::AnswerFormat;
 use crate::model::llama::ModelOptions;
-use crate::model::{Model, Vocabulary};
-use crate::mods::{Action, Call, CallEvent, ModFactory, ModInstance, Pending, Reply, ReplySender, RunView};
-use crate::trace::difference::RequestedAction;
+use crate::mods::{ModFactory, ModInstance, RecordedAnswer, RecordedSequence, RunView};
 use crate::trace::document::Document;
 use anyhow::{Context, bail};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::Value;
 use std::path::Path;
-use std::sync::{Arc, mpsc};
+use std::sync::Arc;
 
 /// The result of a dry run of a mod on a recorded run.
 #[derive(Debug, Serialize)]
@@ -135,11 +132,7 @@ fn replay_run(
         view,
         session,
         own,
-        sequence: Vec::new(),
-        prompt_len: 0,
-        evicted: 0,
-        max_steps: 0,
-        newest: EventType::Prefilled,
+        sequence: RecordedSequence::default(),
         caller: String::new(),
         pending: None,
         then: Answer::default(),
@@ -180,12 +173,7 @@ struct Feeder {
     view: Arc<RunView>,
     session: Box<dyn ModInstance>,
     own: String,
-    sequence: Vec<TokenId>,
-    prompt_len: usize,
-    /// Number of generated tokens evicted from the full context.
-    evicted: usize,
-    max_steps: u32,
-    newest: EventType,
+    sequence: RecordedSequence,
     /// The mod of the newest recorded call.
     caller: String,
     /// The mod's actions at the newest event.
@@ -195,81 +183,15 @@ struct Feeder {
     report: DryRunReport,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Details {
-    tokens: Vec<TokenId>,
-    removed: Option<usize>,
-    superseded: bool,
-}
-
 impl Feeder {
     fn event(&mut self, event: &Event) -> anyhow::Result<()> {
-        self.newest = event.event_type;
         self.then = Answer::default();
-        let measured = event.measured.as_deref();
-        for &(from, to) in measured.and_then(|it| it.evicted.as_ref()).map_or(&[][..], |it| &it.ranges).iter().rev() {
-            let (from, to) = (from as usize, (to as usize).min(self.sequence.len()));
-            if from < to {
-                let of_prompt = self.prompt_len.min(to).saturating_sub(from);
-                self.prompt_len -= of_prompt;
-                self.evicted += to - from - of_prompt;
-                self.sequence.drain(from..to);
-            }
-        }
-        if event.event_type == EventType::Prefilled {
-            let prompt = measured.and_then(|measured| measured.prompt.as_ref());
-            self.sequence = prompt.map(|prompt| prompt.tokens.clone()).unwrap_or_default();
-            self.prompt_len = self.sequence.len();
-            self.max_steps = event.max_steps.unwrap_or(0).max(0) as u32;
-        }
-        let added = event.added_tokens.clone().unwrap_or_default();
-        let logprobs: Vec<_> =
-            measured.into_iter().flat_map(|measured| &measured.tokens).map(|token| token.logprob).collect();
-        self.sequence.extend_from_slice(&added);
-        if let Some(token) = self.sequence.iter().find(|&&token| !self.view.vocabulary.contains(token)) {
-            bail!("event {}: {token} is not a token of the model", event.sequence_order);
-        }
-        if !self.session.handles().contains(event.event_type) {
-            return Ok(());
-        }
-        let logits;
-        let happened = match event.event_type {
-            EventType::Prefilled => CallEvent::Prefilled,
-            EventType::ForwardPass => {
-                logits = recorded_logits(event, &self.view.vocabulary);
-                CallEvent::ForwardPass { logits: &logits }
-            }
-            EventType::Sampled => CallEvent::Sampled {
-                token: event.sampled_token.unwrap_or(0),
-                text: event.token_text.as_deref().unwrap_or_default(),
-                logprob: measured.and_then(|it| it.tokens.first()?.logprob).unwrap_or(0.0),
-            },
-            EventType::Added => CallEvent::Added {
-                tokens: &self.sequence[self.sequence.len() - added.len()..],
-                logprobs: &logprobs,
-                forced: event.forced.unwrap_or(false),
-            },
-        };
-        let call = Call {
-            run: &self.view,
-            step: event.step.max(0) as u32,
-            sequence: &self.sequence,
-            prompt_len: self.prompt_len,
-            evicted: self.evicted,
-            max_steps: self.max_steps,
-            event: happened,
-        };
-        let (late, later) = mpsc::channel();
-        let done = ReplySender::new(move |reply| {
-            let _ = late.send(reply);
-        });
-        let reply = match self.session.call(&call, done) {
-            Ok(reply) => reply,
-            Err(Pending) => later.recv().context("the mod's worker is gone")?,
-        };
+        self.sequence.apply_event(event, &self.view.vocabulary).map_err(anyhow::Error::msg)?;
+        let answer = self.sequence.deliver(event, self.session.as_mut(), &self.view).map_err(anyhow::Error::msg)?;
+        let Some(RecordedAnswer { action, exception, logs }) = answer else { return Ok(()) };
+        let (sequence_order, step) = (event.sequence_order, event.step);
+        let answer = Answer { sequence_order, step, event: event.event_type.as_str(), action, exception, logs };
         self.report.calls += 1;
-        let answer = answer(event, reply);
         if answer.action.is_some() || answer.exception.is_some() || !answer.logs.is_empty() {
             self.report.events.push(answer.clone());
         }
@@ -292,26 +214,7 @@ impl Feeder {
         if self.caller == self.own {
             self.then.action = Some(RequestedAction::from(action));
         }
-        let raw = action.details.as_ref();
-        let details: Details = raw.and_then(|raw| serde_json::from_str(raw.get()).ok()).unwrap_or_default();
-        if details.superseded {
-            return;
-        }
-        match action.action_type {
-            ActionType::Backtrack => {
-                let drawn = usize::from(self.newest == EventType::Sampled);
-                let requested = (action.backtrack_steps.unwrap_or(0).max(0) as usize).saturating_sub(drawn);
-                let removed = details.removed.unwrap_or(requested).min(self.sequence.len() - self.prompt_len);
-                self.sequence.truncate(self.sequence.len() - removed);
-            }
-            ActionType::ForceOutput => self.sequence.truncate(self.prompt_len),
-            ActionType::AdjustedPrefill if !details.tokens.is_empty() => {
-                self.prompt_len = details.tokens.len();
-                self.sequence = details.tokens;
-                self.max_steps = action.adjusted_max_steps.map_or(self.max_steps, |steps| steps.max(0) as u32);
-            }
-            _ => {}
-        }
+        self.sequence.apply_action(action);
     }
 
     /// Compares the mod's actions at the newest event with the recorded ones.
@@ -328,53 +231,4 @@ impl Feeder {
             });
         }
     }
-}
-
-fn answer(event: &Event, reply: Reply) -> Answer {
-    let action = reply.action.unwrap_or(Action::Noop);
-    let exception = reply.exception.map(|exception| exception.message);
-    let exception = exception.or_else(|| action.event_error(event.event_type));
-    let action = if exception.is_some() { None } else { requested_action(action) };
-    Answer {
-        sequence_order: event.sequence_order,
-        step: event.step,
-        event: event.event_type.as_str(),
-        action,
-        exception,
-        logs: reply.logs.into_iter().map(|log| format!("{}: {}", log.level.as_str(), log.message)).collect(),
-    }
-}
-
-fn requested_action(action: Action) -> Option<RequestedAction> {
-    let of = RequestedAction::new(action.kind());
-    Some(match action {
-        Action::Noop => return None,
-        Action::AdjustedPrefill { tokens, max_steps } => {
-            RequestedAction { tokens, max_steps: max_steps.map(|steps| steps as i32), ..of }
-        }
-        Action::AdjustedLogits { edit, temperature } => {
-            // Same number format as in the recording: 0.8, not 0.800000011920929.
-            let temperature = temperature.and_then(|value| value.to_string().parse().ok());
-            RequestedAction { edit: Some(edit.as_str().to_owned()), temperature, ..of }
-        }
-        Action::ForceTokens(tokens) | Action::ForceOutput(tokens) => RequestedAction { tokens, ..of },
-        Action::Backtrack { n, tokens } => RequestedAction { steps: Some(n as i32), tokens, ..of },
-        Action::ToolCalls(payload) => RequestedAction { tool_calls: Some(payload), ..of },
-        Action::EmitError { message, .. } => RequestedAction { message: Some(message), ..of },
-    })
-}
-
-/// Builds logits with the recorded probabilities of the most probable tokens. All other tokens share the rest evenly.
-fn recorded_logits(event: &Event, vocabulary: &Vocabulary) -> Vec<f32> {
-    let known = event.measured.as_ref().map_or(&[][..], |measured| &measured.model);
-    let mass: f32 = known.iter().map(|alternative| alternative.prob).sum();
-    let others = vocabulary.len().saturating_sub(known.len()).max(1) as f32;
-    let mut logits = vec![((1.0 - mass).max(1e-9) / others).ln(); vocabulary.len()];
-    for alternative in known {
-        let place = usize::try_from(alternative.token).ok().and_then(|index| logits.get_mut(index));
-        if let Some(logit) = place {
-            *logit = alternative.prob.max(1e-30).ln();
-        }
-    }
-    logits
 }

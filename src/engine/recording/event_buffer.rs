@@ -15,13 +15,24 @@ pub struct EventBuffer {
     last_flush: Option<Instant>,
     next_event: i32,
     next_call: i32,
+    /// Time that copied events have taken in their run.
+    earlier: Duration,
 }
 
 impl EventBuffer {
     /// Creates a buffer; one that is not `recorded` only counts.
     pub fn new(recorded: bool, clock: Clock) -> Self {
         let started = Instant::now();
-        Self { items: Vec::new(), recorded, clock, started, last_flush: None, next_event: 0, next_call: 0 }
+        Self {
+            items: Vec::new(),
+            recorded,
+            clock,
+            started,
+            last_flush: None,
+            next_event: 0,
+            next_call: 0,
+            earlier: Duration::ZERO,
+        }
     }
 
     /// Returns the time at which the run was created.
@@ -29,9 +40,9 @@ impl EventBuffer {
         self.started
     }
 
-    /// Returns the time since then.
+    /// Returns the time since then, and the time of copied events.
     fn elapsed(&self) -> Duration {
-        self.started.elapsed()
+        self.earlier + self.started.elapsed()
     }
 
     /// Returns the current time.
@@ -57,6 +68,31 @@ impl EventBuffer {
             self.items.push(TraceItem::Event(event));
         }
         order
+    }
+
+    /// Adds an item of another run, which keeps its number and its times.
+    pub fn copy(&mut self, item: &TraceItem) {
+        let mut item = item.clone();
+        match &mut item {
+            TraceItem::Event(event) => {
+                self.next_event = event.sequence_order + 1;
+                self.set_earlier(event);
+                // The typed measurements have the same content.
+                event.details = None;
+            }
+            TraceItem::ModCall(_) => self.next_call += 1,
+            TraceItem::ModLog(_) | TraceItem::Action(_) => {}
+            TraceItem::Attention(_) => return,
+        }
+        if self.recorded {
+            self.items.push(item);
+        }
+    }
+
+    /// Continues the times after those of an event of another run.
+    pub fn set_earlier(&mut self, event: &Event) {
+        let elapsed = event.measured.as_ref().and_then(|measured| measured.elapsed_us);
+        self.earlier = elapsed.map_or(self.earlier, Duration::from_micros);
     }
 
     /// Adds a mod call and returns its number.

@@ -127,7 +127,7 @@ impl Run {
     }
 
     /// Removes everything derived from `removed` tokens at the end of the answer, which had `before` tokens.
-    fn follow_retraction(&mut self, before: usize, removed: usize) {
+    pub(super) fn follow_retraction(&mut self, before: usize, removed: usize) {
         let generated = self.sequence.generated();
         self.draft.discard_saved();
         self.answer.retract(before, generated, &mut self.outbox);

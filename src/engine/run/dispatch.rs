@@ -38,7 +38,7 @@ pub struct ModHealth {
 
 impl ModHealth {
     /// Counts the outcome of a call. Returns a message if the mod is disabled by it.
-    fn note(&mut self, active: &str, event: EventType, step: u32, failure: Option<&str>) -> Option<&str> {
+    pub(super) fn note(&mut self, active: &str, event: EventType, step: u32, failure: Option<&str>) -> Option<&str> {
         let count = &mut self.failures[event as usize];
         let Some(failure) = failure else {
             *count = 0;

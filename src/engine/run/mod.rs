@@ -17,7 +17,9 @@ mod outbox;
 mod output_text;
 mod reasoning;
 pub mod registration;
+pub mod replay;
 pub mod request_ids;
+mod restore;
 mod sampling;
 mod schedule;
 pub mod sequence;
@@ -29,7 +31,7 @@ use super::output::{Output, PromptTiming, RunMetrics};
 use super::recording::event_buffer::EventBuffer;
 use super::request::Request;
 use crate::events::{
-    Alternative, EndCause, EventType, Fault, Measurements, PromptRecord, RunEnd, RunId, TokenMeasurement,
+    Alternative, EndCause, EventType, Fault, Measurements, PromptRecord, RunEnd, RunId, TokenId, TokenMeasurement,
 };
 use crate::model::grammar::GrammarMatcher;
 use crate::model::llama::{Candidates, Sampler};
@@ -118,6 +120,8 @@ pub struct Run {
     /// Metrics that the API reads before the run ends.
     metrics: Arc<RunMetrics>,
     registration: Registration,
+    /// Tokens to append before the first step of a run that continues a recorded one.
+    fork_tokens: Option<Vec<TokenId>>,
     /// Maximum tokens in the answer; a mod may change it.
     max_tokens: usize,
     step: u32,
@@ -156,6 +160,7 @@ impl Run {
             event_buffer,
             metrics: Arc::default(),
             registration,
+            fork_tokens: None,
             max_tokens: request.limits.max_tokens as usize,
             step: 0,
             added: AddedTokens::default(),
@@ -176,10 +181,21 @@ impl Run {
         self.sequence.prompt_decoded(self.has_decoded_prompt())
     }
 
-    /// Records the first event and dispatches it to the mods. `done` creates the senders for replies that come later.
+    /// Records the first event and dispatches it to the mods, or continues a recorded run. `done` creates the senders for
+    /// replies that come later.
     pub fn begin(&mut self, done: &ReplySenderFactory<'_>) {
+        if let Some(tokens) = self.fork_tokens.take() {
+            return self.begin_fork(tokens);
+        }
+        let order = self.record_prompt();
+        self.state = RunState::Dispatching(DispatchedEvent::new(EventType::Prefilled, order, 0));
+        self.drive(None, &mut Candidates::default(), done);
+    }
+
+    /// Records the `Prefilled` event and returns its number.
+    fn record_prompt(&mut self) -> i32 {
         let Self { event_buffer, sequence, view, request, max_tokens, .. } = self;
-        let order = event_buffer.event(EventType::Prefilled, 0, |event| {
+        event_buffer.event(EventType::Prefilled, 0, |event| {
             event.prompt_length = Some(sequence.prompt_len() as i32);
             event.tokens_so_far_len = Some(0);
             event.max_steps = Some(*max_tokens as i32);
@@ -196,9 +212,7 @@ impl Run {
                 })),
                 ..Measurements::default()
             }));
-        });
-        self.state = RunState::Dispatching(DispatchedEvent::new(EventType::Prefilled, order, 0));
-        self.drive(None, &mut Candidates::default(), done);
+        })
     }
 
     /// Processes the logits that follow `position`. The last position of the sequence begins a step; an earlier one

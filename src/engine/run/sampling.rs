@@ -2,7 +2,7 @@
 //!
 //! Both follow the generated tokens, so they change together here. Nothing here measures or records.
 
-use crate::events::TokenId;
+use crate::events::{StageCount, TokenId, TokenMeasurement};
 use crate::model::Vocabulary;
 use crate::model::grammar::{AcceptResult, GrammarMatcher, TokenMask};
 use crate::model::llama::{Candidates, Draw, Sampler, SamplerInput, SamplingParams};
@@ -60,6 +60,21 @@ impl TokenSampler {
             }
             without[draw.token as usize] = f32::NEG_INFINITY;
         }
+    }
+
+    /// Samples with another sampler, from its first state.
+    pub fn restart(&mut self, sampler: Sampler) {
+        self.sampler = sampler;
+    }
+
+    /// Returns true if the state of the sampler can be computed from recorded draws.
+    pub fn repeats_draws(&self) -> bool {
+        self.sampler.repeats_draws()
+    }
+
+    /// Repeats the effects of a recorded draw on the state of the sampler.
+    pub fn repeat_draw(&mut self, drawn: &TokenMeasurement, prob: Option<f32>, stages: &[StageCount]) {
+        self.sampler.repeat_draw(drawn.token, prob, stages);
     }
 
     /// Follows an appended token, the `generated`th of the answer. Returns false if the constraint does not permit it: a

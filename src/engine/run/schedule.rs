@@ -113,6 +113,11 @@ impl Run {
         self.forced.is_none() && self.prompt_measures.is_empty()
     }
 
+    /// Returns true if the run continues a recorded one and has not begun.
+    pub fn is_fork(&self) -> bool {
+        self.fork_tokens.is_some()
+    }
+
     /// Notes the slot that the run was given.
     pub fn assign_slot(&mut self, slot: u32) {
         self.timing.set_slot();

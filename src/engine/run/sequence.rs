@@ -187,7 +187,7 @@ impl Sequence {
 
     /// Counts the tokens in the KV cache as cached: nothing was decoded yet.
     pub fn set_cached(&mut self) {
-        self.cached_tokens = self.kv_len;
+        self.cached_tokens = self.kv_len.min(self.prompt_tokens);
     }
 
     /// Returns the number of tokens for the next decode: up to the next checkpoint, or all that are missing.

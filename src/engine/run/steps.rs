@@ -146,15 +146,7 @@ impl Run {
         step: u32,
     ) {
         self.timing.set_token();
-        for measured in &mut tokens {
-            let hidden = self.is_hidden(measured.token);
-            let vocabulary = &self.view.vocabulary;
-            let text = self.answer.push(vocabulary.piece(measured.token), hidden);
-            measured.text = if hidden { vocabulary.decode(&[measured.token]) } else { text };
-            measured.text = printable(std::mem::take(&mut measured.text));
-        }
-        let ended = self.update_reasoning(&tokens, forced);
-        let note = self.accept_tokens(&tokens).or(ended);
+        let note = self.follow_tokens(&mut tokens, forced);
         let stopped_by = self.answer.text().stopped_by();
         let ends_generation = tokens.last().is_some_and(|measured| self.ends_generation(measured.token));
         let position = self.sequence.len() - tokens.len();
@@ -179,6 +171,20 @@ impl Run {
         self.attention.added(tokens.len());
         self.answer.queue(tokens, top);
         self.state = RunState::Dispatching(DispatchedEvent::new(EventType::Added, order, step));
+    }
+
+    /// Updates text, reasoning, sampler and constraint with the appended tokens, which get their texts. Returns a note for
+    /// the trace.
+    pub(super) fn follow_tokens(&mut self, tokens: &mut [TokenMeasurement], forced: bool) -> Option<String> {
+        for measured in &mut *tokens {
+            let hidden = self.is_hidden(measured.token);
+            let vocabulary = &self.view.vocabulary;
+            let text = self.answer.push(vocabulary.piece(measured.token), hidden);
+            measured.text = if hidden { vocabulary.decode(&[measured.token]) } else { text };
+            measured.text = printable(std::mem::take(&mut measured.text));
+        }
+        let ended = self.update_reasoning(tokens, forced);
+        self.accept_tokens(tokens).or(ended)
     }
 
     /// Updates sampler and constraint with the appended tokens. Returns a note if the constraint does not permit them:

@@ -44,7 +44,10 @@ impl Scheduler<'_> {
         let SlotChoice { slot, aligned, history } = choice;
         if !live.had_slot {
             let commands = &self.commands;
-            live.run.sequence_mut().fit_prompt(aligned, history);
+            // A fork keeps the recorded tokens.
+            if !live.run.is_fork() {
+                live.run.sequence_mut().fit_prompt(aligned, history);
+            }
             live.run.assign_slot(slot as u32);
             live.run.begin(&|id, call| done(commands, id, call));
         }

@@ -165,6 +165,7 @@ fn condition(
     Ok(match name {
         "user" => Condition::User(value.text),
         "session" => Condition::Label(format!("session={}", value.text)),
+        "parent" => Condition::Label(format!("parent={}", value.text)),
         "model" => Condition::Model(value.text),
         "mod" => Condition::Mod(value.text),
         "error" => Condition::Error(value.text),
@@ -189,6 +190,7 @@ fn example(field: &str) -> &'static str {
         "user" => "user:ann",
         "session" => "session:abc",
         "metadata" => "metadata.project:demo",
+        "parent" => "parent:01936d3a-7c4e-7d31-8c7d-0d9a5e1b2f60",
         "tokens" => "tokens>100",
         "backtracks" => "backtracks>0",
         "forced" => "forced>0",

@@ -38,6 +38,7 @@ fn start() -> Arc<RunStart> {
         seed: None,
         mods: Vec::new(),
         prompt_preview: String::new(),
+        parent: None,
     })
 }
 

@@ -3,6 +3,7 @@
 
 mod attention;
 mod constraints;
+mod forks;
 mod mods;
 mod recording;
 mod retractions;

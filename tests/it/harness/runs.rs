@@ -18,5 +18,6 @@ pub fn run_start(run_id: RunId, request_id: &str) -> RunStart {
         seed: None,
         mods: Vec::new(),
         prompt_preview: String::new(),
+        parent: None,
     }
 }

@@ -230,7 +230,8 @@ async fn older_database_is_migrated_and_logged() {
     assert!(output.lock().unwrap().is_empty(), "a new database needs no migration: {output:?}");
     psql(
         &url,
-        "delete from refinery_schema_history where version >= 7; alter table runs drop column request_extras, drop column owner, drop column end_cause;
+        "delete from refinery_schema_history where version >= 7; alter table runs drop column request_extras, drop column owner, drop column end_cause,
+            drop column parent_run, drop column parent_event, drop column parent_step, drop column parent_change;
         insert into runs (run_id, request_id, created_at, status, finish_reason, message, surface, mods, prompt_preview,
                 output_preview, prompt_tokens, completion_tokens, cached_tokens, events, backtracked, forced, actions, errors,
                 error_text, has_attention, surprise_strip, search)
@@ -259,7 +260,7 @@ async fn older_database_is_migrated_and_logged() {
     assert_eq!(
         *output.lock().unwrap(),
         [
-            "bringing the database up to date: V7__list_indexes, V8__request_extras, V9__owners, V11__servers, V12__citus, V13__filters, V14__end_cause"
+            "bringing the database up to date: V7__list_indexes, V8__request_extras, V9__owners, V11__servers, V12__citus, V13__filters, V14__end_cause, V15__parents"
         ]
     );
 }

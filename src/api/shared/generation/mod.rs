@@ -113,6 +113,8 @@ impl From<SubmitError> for ApiError {
             SubmitError::Constraint { field, .. } => Self::invalid(field, message),
             SubmitError::Busy { .. } => Self::new(ErrorKind::Busy, message).retry_after(1),
             SubmitError::RequestIdInUse { .. } => Self::conflict(message).at("request_id"),
+            SubmitError::ModDiffers { .. } => Self::conflict(message).at("mods"),
+            SubmitError::NotForkable { .. } => Self::conflict(message).at("at"),
             SubmitError::Stopped => Self::unavailable(message),
         }
     }

@@ -9,6 +9,7 @@ mod adaptive;
 mod candidates;
 mod inherit_state;
 mod recent;
+mod repeat_draw;
 mod repetition;
 mod sampling;
 

@@ -389,3 +389,44 @@ fn grammars_allow_the_same_tokens_as_llama_cpp() {
     }
     assert!(steps > 400, "{steps}");
 }
+
+#[test]
+fn repeated_draws_leave_the_state_of_the_draws() {
+    let vocabulary = MODEL.vocabulary();
+    let defaults = SamplingParams::default();
+    for sampling in [
+        SamplingParams { seed: 3, ..defaults.clone() },
+        SamplingParams { seed: 4, temperature: 0.0, ..defaults.clone() },
+        SamplingParams { seed: 5, xtc_probability: 0.5, xtc_threshold: 0.05, ..defaults.clone() },
+        SamplingParams { seed: 6, mirostat: 2, mirostat_tau: 3.0, ..defaults.clone() },
+        SamplingParams { seed: 7, mirostat: 1, ..defaults.clone() },
+        SamplingParams { seed: 8, top_k: 1, ..defaults },
+    ] {
+        let logits: Vec<f32> = (0..vocabulary.len()).map(|token| ((token * 7919) % 101) as f32 / 9.0).collect();
+        let input = SamplerInput { logits: &logits, allowed: None, sequence: &[1], temperature: None };
+        let mut candidates = Candidates::default();
+        let mut original = Sampler::new(&sampling, vocabulary);
+        let mut draws = Vec::new();
+        for length in 1..=40 {
+            let draw = original.sample(&input, &mut candidates).unwrap();
+            original.accept(draw.token, length);
+            draws.push(draw);
+        }
+        for kept in [0, 1, 17, 39] {
+            let mut again = Sampler::new(&sampling, vocabulary);
+            for (index, draw) in draws[..kept].iter().enumerate() {
+                let stages: Vec<_> = draw
+                    .stages
+                    .iter()
+                    .map(|&(name, left)| crate::events::StageCount { name: name.into(), left })
+                    .collect();
+                again.repeat_draw(draw.token, Some(draw.prob), &stages);
+                again.accept(draw.token, index + 1);
+            }
+            for (index, draw) in draws.iter().enumerate().skip(kept) {
+                assert_eq!(again.sample(&input, &mut candidates).as_ref(), Some(draw), "{sampling:?} {kept} {index}");
+                again.accept(draw.token, index + 1);
+            }
+        }
+    }
+}

@@ -16,6 +16,7 @@ export class Panel {
   #events;
   #go;
   #fork;
+  #branch;
   #token = h('section');
   #alts = h('section', { hidden: true });
   #mods = h('section');
@@ -24,12 +25,13 @@ export class Panel {
   #turn = 0;
   #job = null;
 
-  /** `go(n)` moves the cursor; `fork(n, text)` is an address or null. */
-  constructor(root, run, events, { go, fork }) {
+  /** `go(n)` moves the cursor; `fork(n, text)` is an address or null; `branch(n, change)` starts a fork of the run. */
+  constructor(root, run, events, { go, fork, branch }) {
     this.#run = run;
     this.#events = events;
     this.#go = go;
     this.#fork = fork;
+    this.#branch = branch;
     this.#root = root;
     root.replaceChildren(this.#token, this.#alts, this.#mods, this.#record);
   }
@@ -148,9 +150,13 @@ export class Panel {
       return td;
     };
     const forward = entries.findLast(({ event }) => event.event_type === 'ForwardPass')?.event.sequence_order;
+    const instead = (r) => (r.chosen || forward === undefined ? null : [h('button', {
+      type: 'button', class: 'plain', title: `Fork this run with ${show(r.text)} here`, 'aria-label': `Fork this run with ${show(r.text)} here`,
+      onclick: () => this.#branch(forward, { token: r.token }),
+    }, 'fork'), ' ']);
     const again = (r) => {
       const href = r.chosen || forward === undefined || r.unnamed ? null : this.#fork(forward, r.text);
-      return href && [' ', h('a', { class: 'fork', href, title: `Continue with ${show(r.text)} instead, in the playground`, 'aria-label': `Continue with ${show(r.text)} in the playground` }, 'try')];
+      return href && h('a', { href, title: `Continue with ${show(r.text)} instead, in the playground`, 'aria-label': `Continue with ${show(r.text)} in the playground` }, 'try');
     };
     const table = h('table', { class: 'alts' },
       h('caption', { class: 'vh' }, 'Candidates for this token'),
@@ -160,10 +166,13 @@ export class Panel {
       h('tbody', {}, shown.map((r) => h('tr', { class: r.chosen ? 'won' : hasSampler && r.sampler === null ? 'out' : null },
         h('th', { scope: 'row', title: `id ${r.token}` }, show(r.text)),
         cell(r.model, '·'), hasMods ? cell(r.mods, '–') : null, hasSampler ? cell(r.sampler, '–') : null,
-        h('td', { class: r.byMod ? 'why mod' : 'why' }, r.chosen ? '✓' : r.why, again(r))))));
+        h('td', { class: r.byMod ? 'why mod' : 'why' }, r.chosen ? '✓' : r.why, ' ', r.chosen ? null : h('span', { class: 'fork' }, instead(r), again(r)))))));
     const chain = stages.length ? h('div', { class: 'chain' }, 'sampler', stages.map((s, i) => h('span', { class: i === stages.length - 1 ? 'last' : null }, `${s.name} → ${s.left}`))) : null;
     this.#alts.replaceChildren(h('h2', {}, 'Alternatives'), table,
-      rows.length > shown.length || this.#all ? h('p', { class: 'links' }, h('button', { type: 'button', onclick: () => { this.#all = !this.#all; this.#drawAlternatives(entries); } }, this.#all ? 'Fewer' : `All ${rows.length}`)) : '',
+      h('p', { class: 'links' }, forward === undefined ? '' : h('button', {
+        type: 'button', title: 'Start a run that keeps everything before this token and draws it and the rest with a new seed',
+        onclick: () => this.#branch(forward, { seed: crypto.getRandomValues(new Uint32Array(1))[0] }),
+      }, 'Fork here'), rows.length > shown.length || this.#all ? h('button', { type: 'button', onclick: () => { this.#all = !this.#all; this.#drawAlternatives(entries); } }, this.#all ? 'Fewer' : `All ${rows.length}`) : ''),
       chain ?? '');
   }
 

@@ -102,7 +102,7 @@ export class Replay {
       attention: null,
       overview: new Overview(this.#el('overview'), run, this.#gone.signal),
       lanes: new Lanes(this.#el('lanes'), run, go, this.#gone.signal),
-      panel: new Panel(this.#el('panel'), run, this.#events, { go, fork: (n, next) => this.fork(n, next) }),
+      panel: new Panel(this.#el('panel'), run, this.#events, { go, fork: (n, next) => this.fork(n, next), branch: (n, change) => this.#branch(n, change) }),
       player: new Player(run, { at: () => this.n, go: (n) => this.go(n, { playing: true }), changed: (playing) => this.#played(playing) }),
     };
     this.#controls();
@@ -360,6 +360,19 @@ export class Replay {
     const run = this.#run;
     if (this.live || !run?.count || run.pos(0) !== 0) return null;
     return `${base}/playground?${new URLSearchParams({ from: this.#id, at: String(n), ...(next && { next }) })}`;
+  }
+
+  /** Starts a fork of the run at the step of event `n` and opens it. */
+  async #branch(n, change) {
+    try {
+      const response = await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/forks`, {
+        method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ at: { event: n }, ...change }),
+      });
+      const { runs: [run] } = await response.json();
+      location.assign(`${base}/runs/${encodeURIComponent(run.run_id)}`);
+    } catch (error) {
+      toast(`Not forked: ${error.message}`);
+    }
   }
 
   #tell() { this.#hooks.changed?.({ ...this.#state }); }

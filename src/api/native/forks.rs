@@ -1,0 +1,379 @@
+//! `/api/v1/runs/{id}/forks`: starts runs that continue a recorded run from one of its steps.
+
+use super::recorded::{self, recorded_model, recorded_sampling};
+use crate::api::shared::fields::Fields;
+use crate::api::shared::generation::set_client;
+use crate::api::shared::mods::requested_mods;
+use crate::engine::{ForkPoint, Generation, Request, SamplingParams};
+use crate::events::{EndCause, EventType, PromptRecord, RunId, RunParent, Scope, Surface, TokenId, TraceItem, system};
+use crate::mods::SelectedMod;
+use crate::server::extract::{Json, Path};
+use crate::server::{ApiError, App, Caller, Loaded, Problem};
+use crate::store::RunSummary;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
+
+/// Maximum runs that one request starts.
+const MAX_FORKS: u32 = 64;
+
+/// The point of a fork, and what changes there. Without a change and with one run, the recorded run is repeated.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ForkRequest {
+    /// The first step that is not kept.
+    at: ForkAt,
+    /// Token appended there instead of a draw.
+    #[schema(value_type = Option<i32>)]
+    token: Option<TokenId>,
+    /// Text appended there instead of a draw; its tokens continue the kept ones.
+    text: Option<String>,
+    /// Mods from there on, as in other requests; default: those of the recorded run. All of them see the kept events; the
+    /// actions of those that the recorded run had must be the recorded ones.
+    #[schema(value_type = Option<Vec<Object>>)]
+    mods: Option<Vec<Value>>,
+    /// Sampling parameters that change there.
+    #[schema(value_type = Option<Object>)]
+    sampling: Option<Map<String, Value>>,
+    /// Number of runs, 1 to 64; default 1.
+    n: Option<u32>,
+    /// `"continue"` for the next numbers of the recorded run's random generator, or a new seed; each further run gets the
+    /// next higher seed. Default: `"continue"` for one run, random seeds for several.
+    #[schema(value_type = Option<Object>)]
+    seed: Option<ForkSeed>,
+}
+
+/// A step, by its number or by one of its events.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ForkAt {
+    /// Number of the step, from 1.
+    step: Option<i32>,
+    /// `sequence_order` of an event of the step.
+    event: Option<i32>,
+}
+
+/// The random numbers of a fork.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(untagged)]
+enum ForkSeed {
+    /// Those that follow in the recorded run.
+    Continue(ContinueSeed),
+    /// Those of a new seed.
+    New(u32),
+}
+
+/// The word `continue`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum ContinueSeed {
+    Continue,
+}
+
+/// The runs that were started.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ForkResponse {
+    /// The recorded run.
+    #[schema(value_type = String)]
+    parent: RunId,
+    /// The first step that was not kept.
+    step: i32,
+    /// `sequence_order` of its first event.
+    event: i32,
+    /// The new runs.
+    runs: Vec<ForkedRun>,
+}
+
+/// A run that was started.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ForkedRun {
+    /// Id of the run.
+    #[schema(value_type = String)]
+    run_id: RunId,
+    /// Random seed from the step on.
+    seed: u32,
+}
+
+/// Starts runs that keep the tokens of a recorded run before one step, the position of its random generator, its
+/// remaining token budget and the states of its mods, and continue from there. Responds as soon as the runs have
+/// started; they are recorded as usual, with `parent`.
+#[utoipa::path(post, path = "/api/v1/runs/{id}/forks", tag = "runs",
+    params(("id" = String, Path, description = "`run_id` or `request_id`")), request_body = ForkRequest, responses(
+    (status = 201, body = ForkResponse),
+    (status = 400, body = Problem, description = "The run has no such step, or a field is invalid"),
+    (status = 404, body = Problem, description = "Unknown run or model"),
+    (status = 409, body = Problem, description = "The recording is incomplete, the model differs from the recorded one, or a \
+        mod does not repeat its recorded actions")))]
+pub async fn fork(
+    State(app): State<App>,
+    scope: Scope,
+    headers: HeaderMap,
+    caller: Caller,
+    Path(id): Path<String>,
+    Json(body): Json<Value>,
+) -> Result<(StatusCode, axum::Json<ForkResponse>), ApiError> {
+    let parent = app.find_run(&scope, &id).await?;
+    let wanted = ForkRequest::deserialize(&body).map_err(|error| ApiError::bad_request(error.to_string()))?;
+    let items = app.store()?.items(&scope, parent.run_id, 0..i32::MAX).await?;
+    let source = Source::find(&parent, items, &wanted.at)?;
+    let loaded = recorded_model(&app, &source.recorded).await?;
+    let (mut request, count) = source.request(&app, &loaded, &wanted).await?;
+    set_client(&mut request, &headers, &caller);
+    let mut started: Vec<Generation> = Vec::new();
+    let mut runs = Vec::new();
+    for index in 0..count {
+        let mut request = request.clone();
+        if index > 0 {
+            request.sampling.seed = match wanted.seed {
+                Some(ForkSeed::New(first)) => first.wrapping_add(index),
+                _ => system::random(),
+            };
+        }
+        let seed = request.sampling.seed;
+        match loaded.engine().submit(request).await {
+            Ok(generation) => {
+                runs.push(ForkedRun { run_id: generation.run_id, seed });
+                started.push(generation);
+            }
+            Err(refused) => {
+                for other in started {
+                    // It may have ended.
+                    let _ = other.control.stop(EndCause::Cancel, "another fork of the request was refused").await;
+                }
+                return Err(refused.into());
+            }
+        }
+    }
+    for generation in started {
+        tokio::spawn(read_to_end(generation));
+    }
+    let (step, event) = (source.step, source.event);
+    Ok((StatusCode::CREATED, axum::Json(ForkResponse { parent: parent.run_id, step, event, runs })))
+}
+
+/// Reads the outputs of a run, so that it does not wait for its client. Its readers follow the recording.
+async fn read_to_end(mut generation: Generation) {
+    while generation.output.recv().await.is_some() {}
+}
+
+/// A recorded run before one of its steps.
+struct Source {
+    run_id: RunId,
+    surface: Surface,
+    prompt_preview: String,
+    prompt: PromptRecord,
+    /// Parameters of the recorded run.
+    recorded: Value,
+    /// Items before the step.
+    items: Vec<TraceItem>,
+    step: i32,
+    /// Number of the step's first event.
+    event: i32,
+}
+
+/// Parameters of a part of a recorded run, from the step on at which it was forked.
+struct Phase<'a> {
+    from: i32,
+    parameters: &'a Value,
+}
+
+impl Source {
+    /// Cuts the items of a run at a step.
+    fn find(run: &RunSummary, mut items: Vec<TraceItem>, at: &ForkAt) -> Result<Self, ApiError> {
+        let cannot = |why: &str| ApiError::conflict(format!("the run cannot be forked: {why}"));
+        let events = || {
+            items.iter().filter_map(|item| match item {
+                TraceItem::Event(event) => Some(event),
+                _ => None,
+            })
+        };
+        let prompt = events().next().and_then(|first| first.measured.as_ref()?.prompt.as_deref().cloned());
+        let prompt = prompt.filter(|prompt| !prompt.tokens.is_empty()).ok_or_else(|| {
+            cannot("the token ids of its prompt are not recorded, because it comes from another engine")
+        })?;
+        let recorded = prompt.parameters.clone().unwrap_or_default();
+        if !recorded["sampling"].is_object() || !recorded["limits"].is_object() {
+            return Err(cannot(
+                "its sampling parameters and limits are not recorded, because it comes from another engine",
+            ));
+        }
+        if events().zip(0..).any(|(event, number)| event.sequence_order != number) {
+            return Err(cannot("events are missing in its recording"));
+        }
+        let step = match (at.step, at.event) {
+            (Some(step), None) => step,
+            (None, Some(number)) => {
+                let event = events().find(|event| event.sequence_order == number).ok_or_else(|| {
+                    let last = events().next_back().map_or(0, |last| last.sequence_order);
+                    ApiError::invalid("at.event", format!("the run has the events 0 to {last}, got {number}"))
+                })?;
+                event.step.max(1)
+            }
+            _ => return Err(ApiError::invalid("at", "`at` must have either `step` or `event`")),
+        };
+        let is_pass = |event: &&crate::events::Event| event.event_type == EventType::ForwardPass;
+        let event = events().filter(is_pass).find(|event| event.step == step).ok_or_else(|| {
+            let passes = events().filter(is_pass).map(|event| event.step);
+            let (first, last) = (passes.clone().min().unwrap_or(0), passes.max().unwrap_or(0));
+            let why = if events().any(|event| event.step == step) { "has no forward pass" } else { "is not recorded" };
+            ApiError::invalid(
+                "at.step",
+                format!("step {step} {why}; the run can be forked at the steps {first} to {last}"),
+            )
+        })?;
+        let event = event.sequence_order;
+        let begun = recorded["fork"]["step"].as_i64().unwrap_or(0);
+        if i64::from(step) < begun {
+            let detail = format!(
+                "step {step} belongs to the run that this one was forked from at step {begun}; fork that run there"
+            );
+            return Err(ApiError::conflict(detail).at("at"));
+        }
+        let end = items.iter().position(|item| matches!(item, TraceItem::Event(it) if it.sequence_order == event));
+        items.truncate(end.unwrap_or_default());
+        let surface = if run.surface == Surface::Ingest { Surface::Openai } else { run.surface };
+        let prompt_preview = run.prompt_preview.clone();
+        Ok(Self { run_id: run.run_id, surface, prompt_preview, prompt, recorded, items, step, event })
+    }
+
+    /// Returns the parameters of the run's parts, the first one first: a run that is itself a fork has several.
+    fn phases(&self) -> Vec<Phase<'_>> {
+        let mut phases = Vec::new();
+        let mut parameters = &self.recorded;
+        loop {
+            let earlier = &parameters["fork"]["earlier"];
+            let from = parameters["fork"]["step"].as_i64().unwrap_or(0) as i32;
+            phases.push(Phase { from, parameters });
+            if !earlier.is_object() {
+                break;
+            }
+            parameters = earlier;
+        }
+        phases.reverse();
+        phases
+    }
+
+    /// Builds the request of the first run, and returns it with the number of runs.
+    async fn request(&self, app: &App, loaded: &Loaded, wanted: &ForkRequest) -> Result<(Request, u32), ApiError> {
+        let count = wanted.n.unwrap_or(1);
+        if !(1..=MAX_FORKS).contains(&count) {
+            return Err(ApiError::invalid(
+                "n",
+                format!("`n` must be an integer between 1 and {MAX_FORKS}, got {count}"),
+            ));
+        }
+        if count > 1 && matches!(wanted.seed, Some(ForkSeed::Continue(_))) {
+            let detail = "`seed` \"continue\" is for one run: several would be equal; omit it or send a number";
+            return Err(ApiError::invalid("seed", detail));
+        }
+        let vocabulary = loaded.vocabulary();
+        let tokens = match (wanted.token, &wanted.text) {
+            (Some(_), Some(_)) => return Err(ApiError::invalid("text", "send either `token` or `text`")),
+            (Some(token), None) if !vocabulary.contains(token) => {
+                let detail = format!("{token} is not a token; ids must be from 0 to {}", vocabulary.len() - 1);
+                return Err(ApiError::invalid("token", detail));
+            }
+            (Some(token), None) => vec![token],
+            (None, Some(text)) if text.is_empty() => {
+                return Err(ApiError::invalid("text", "`text` must not be empty; omit it to let the model continue"));
+            }
+            (None, Some(text)) => vocabulary.encode(text, false, false),
+            (None, None) => Vec::new(),
+        };
+        let mut request = recorded::request(self.prompt.clone(), &self.recorded, loaded)?;
+        request.mods = match &wanted.mods {
+            None => recorded::mods(app, &self.recorded["mods"], false).await?,
+            Some(mods) => requested_mods(Fields::new(&json!({ "mods": mods }))?, loaded, app.registry())?,
+        };
+        let phases = self.phases();
+        let sampling = phases
+            .iter()
+            .map(|phase| {
+                let sampling = recorded_sampling(&phase.parameters["sampling"], &request.limits, vocabulary)?;
+                Ok((phase.from.max(0) as u32, sampling))
+            })
+            .collect::<Result<Vec<_>, ApiError>>()?;
+        request.sampling = self.sampling(&request, loaded, wanted)?;
+        match wanted.seed {
+            Some(ForkSeed::New(seed)) => request.sampling.seed = seed,
+            None if count > 1 => request.sampling.seed = system::random(),
+            Some(ForkSeed::Continue(_)) | None => {}
+        }
+        request.attention = self.recorded["attention"] == true && loaded.engine().attention().is_ok();
+        // The forks of one point share its state.
+        request.cache_prompt = true;
+        request.surface = self.surface;
+        request.prompt_preview.clone_from(&self.prompt_preview);
+        request.fork = Some(Box::new(ForkPoint {
+            mods_repeat_from: request.mods.iter().map(|chosen| repeats_from(chosen, &phases)).collect(),
+            items: self.items.clone().into(),
+            step: self.step as u32,
+            sampling,
+            earlier: json!({ "step": self.step, "earlier": {
+                "sampling": self.recorded["sampling"], "mods": self.recorded["mods"], "fork": self.recorded["fork"],
+            } }),
+            parent: RunParent {
+                run_id: self.run_id,
+                sequence_order: self.event,
+                step: self.step,
+                change: change(wanted, &vocabulary.decode(&tokens)),
+            },
+            tokens,
+        }));
+        Ok((request, count))
+    }
+
+    /// Returns the recorded sampling parameters with the changed ones.
+    fn sampling(&self, request: &Request, loaded: &Loaded, wanted: &ForkRequest) -> Result<SamplingParams, ApiError> {
+        let Some(changed) = &wanted.sampling else { return Ok(request.sampling.clone()) };
+        let mut sampling = self.recorded["sampling"].clone();
+        for (name, value) in changed {
+            if name == "seed" {
+                return Err(ApiError::invalid("sampling.seed", "`sampling` has no seed; send `seed` beside it"));
+            }
+            if sampling.get(name).is_none() {
+                let known: Vec<&str> =
+                    sampling.as_object().into_iter().flat_map(Map::keys).map(String::as_str).collect();
+                let detail = format!("`sampling`: unknown field '{name}'; known fields: {}", known.join(", "));
+                return Err(ApiError::invalid(format!("sampling.{name}"), detail));
+            }
+            sampling[name] = value.clone();
+        }
+        recorded_sampling(&sampling, &request.limits, loaded.vocabulary())
+    }
+}
+
+/// Returns the step from which the recorded run had a mod with this version and configuration; `None` if it never had.
+fn repeats_from(chosen: &SelectedMod, phases: &[Phase<'_>]) -> Option<u32> {
+    let own = chosen.to_record();
+    let has = |phase: &&Phase<'_>| {
+        let mods = phase.parameters["mods"].as_array();
+        mods.into_iter().flatten().any(|entry| ["name", "config", "version"].iter().all(|key| entry[*key] == own[*key]))
+    };
+    phases.iter().rev().take_while(has).last().map(|phase| phase.from.max(0) as u32)
+}
+
+/// Describes the change for readers of the run.
+fn change(wanted: &ForkRequest, text: &str) -> Value {
+    let mut change = Map::new();
+    if let Some(token) = wanted.token {
+        change.insert("token".into(), token.into());
+    }
+    if wanted.token.is_some() || wanted.text.is_some() {
+        change.insert("text".into(), text.into());
+    }
+    if let Some(mods) = &wanted.mods {
+        change.insert("mods".into(), mods.clone().into());
+    }
+    if let Some(sampling) = &wanted.sampling {
+        change.insert("sampling".into(), sampling.clone().into());
+    }
+    match wanted.seed {
+        Some(ForkSeed::New(_)) => drop(change.insert("seed".into(), "new".into())),
+        None if wanted.n.unwrap_or(1) > 1 => drop(change.insert("seed".into(), "new".into())),
+        Some(ForkSeed::Continue(_)) | None => {}
+    }
+    change.into()
+}

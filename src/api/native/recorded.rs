@@ -1,0 +1,197 @@
+//! The request of a recorded run, for runs that repeat or continue it.
+
+use crate::api::shared::fields::Fields;
+use crate::api::shared::mods::MAX_RUN_MODS;
+use crate::api::shared::{lora, parameters};
+use crate::engine::{Limits, Overflow, ReasoningBudget, Request, SamplingParams};
+use crate::events::{PromptRecord, Surface};
+use crate::model::Vocabulary;
+use crate::model::chat::answer::AnswerFormat;
+use crate::model::grammar::Constraint;
+use crate::mods::{ModRef, SelectedMod, version_of};
+use crate::server::mods::{find_version, load_version};
+use crate::server::{ApiError, App, Loaded};
+use serde::Deserialize;
+use serde_json::Value;
+use std::sync::Arc;
+
+/// Returns the model of a recorded run, which must be the same file with the same overrides.
+pub(super) async fn recorded_model(app: &App, recorded: &Value) -> Result<Loaded, ApiError> {
+    let name = recorded["model"]["name"].as_str();
+    if let Some(name) = name {
+        // Another model would answer differently.
+        app.models().named(name)?;
+    }
+    let loaded = app.loaded(name).await?;
+    let fingerprint = format!("{:032x}", loaded.model().fingerprint());
+    if let Some(then) = recorded["model"]["fingerprint"].as_str().filter(|&then| then != fingerprint) {
+        let detail = format!(
+            "the model {} differs from the recorded run's: it is another file or has other overrides or control vectors (fingerprint \
+             {fingerprint}, then {then})",
+            loaded.name()
+        );
+        return Err(ApiError::conflict(detail).at("prompt.parameters.model"));
+    }
+    Ok(loaded)
+}
+
+/// Builds the recorded request. All values are validated because a client may have invented them.
+pub(super) fn request(prompt: PromptRecord, recorded: &Value, loaded: &Loaded) -> Result<Request, ApiError> {
+    let vocabulary = loaded.vocabulary();
+    let (sampling, limits) = (&recorded["sampling"], &recorded["limits"]);
+    if prompt.tokens.is_empty() || !sampling.is_object() || !limits.is_object() {
+        let detail =
+            "the recording lacks the prompt's tokens, sampling or limits: it comes from another engine or is too old";
+        return Err(ApiError::invalid("prompt", detail));
+    }
+    if let Some(token) = prompt.tokens.iter().find(|&&token| !vocabulary.contains(token)) {
+        let detail = format!("{token} is not a token; the ids of {} are 0 to {}", loaded.name(), vocabulary.len() - 1);
+        return Err(ApiError::invalid("prompt.tokens", detail));
+    }
+    let limits = recorded_limits(limits, vocabulary)?;
+    let sampling = recorded_sampling(sampling, &limits, vocabulary)?;
+    let constraint: Option<Constraint> = read(&recorded["constraint"], "prompt.parameters.constraint")?;
+    let overflow: Option<Overflow> = read(&recorded["overflow"], "prompt.parameters.overflow")?;
+    if let Some(Overflow::Shift { keep, discard }) = overflow
+        && keep.unwrap_or(0).max(discard) > i32::MAX as usize
+    {
+        return Err(ApiError::invalid("prompt.parameters.overflow", "overflow: keep and discard have at most 31 bits"));
+    }
+    check_spans(&prompt)?;
+    let template = loaded.model().card().chat_template.as_deref().unwrap_or_default();
+    let recorded_format = Some(&recorded["reading"]).filter(|recorded_format| recorded_format.is_object());
+    let reading = recorded_format
+        .map(|recorded_format| AnswerFormat::from_recording(template, prompt.tools.as_ref(), recorded_format));
+    let adapters = lora::requested_adapters(Fields::new(recorded)?, loaded.model().adapters())?;
+    let alternatives = recorded["alternatives"].as_u64().unwrap_or(Request::ALTERNATIVES as u64).min(100);
+    Ok(Request {
+        spans: prompt.spans,
+        prompt_preview: parameters::preview(&vocabulary.decode(&prompt.tokens)),
+        conversation: prompt.conversation,
+        tools: prompt.tools,
+        answer_fields: recorded["request"].as_object().cloned().unwrap_or_default(),
+        sampling,
+        constraint,
+        answer_format: reading.map(Arc::new),
+        thinking: thinking(&recorded["thinking"], vocabulary)?,
+        // The recorded adapters apply, not the current defaults.
+        adapters: Some(adapters.unwrap_or_default()),
+        limits,
+        visible: parameters::tokens(Fields::new(recorded)?, "visible", vocabulary)?,
+        alternatives: alternatives as usize,
+        overflow: overflow.unwrap_or_default(),
+        may_fill_context: true,
+        // The KV state of another request was computed in other batches and differs in its last digits.
+        cache_prompt: false,
+        ..Request::new(prompt.tokens, Surface::Openai)
+    })
+}
+
+fn recorded_limits(limits: &Value, vocabulary: &Vocabulary) -> Result<Limits, ApiError> {
+    let wire = Fields::new(limits)?;
+    let max_time: Option<std::time::Duration> = read(&limits["max_time"], "prompt.parameters.limits.max_time")?;
+    Ok(Limits {
+        min_indent: wire.integer("min_indent", 0..=1000)?.unwrap_or(0) as u32,
+        max_time,
+        ..parameters::limits_with_min(0, wire, vocabulary, i32::MAX as u32)?
+    })
+}
+
+/// Parses recorded sampling parameters.
+pub(super) fn recorded_sampling(
+    recorded: &Value,
+    limits: &Limits,
+    vocabulary: &Vocabulary,
+) -> Result<SamplingParams, ApiError> {
+    let mut plain = recorded.clone();
+    let biases = plain["logit_bias"].take();
+    let mut sampling = parameters::sampling(Fields::new(&plain)?, vocabulary)?;
+    // Some seeds mean "choose one" in requests; a recorded seed is literal.
+    sampling.seed = plain["seed"].as_u64().and_then(|seed| u32::try_from(seed).ok()).unwrap_or(sampling.seed);
+    // A ban is minus infinity, which JSON cannot represent; the engine adds those of `ignore_eos`.
+    let biases = biases.as_array().into_iter().flatten().filter_map(|pair| {
+        let (token, bias) = (pair[0].clone(), pair[1].clone());
+        let is_end =
+            token.as_i64().is_some_and(|id| vocabulary.end_of_generation().iter().any(|&end| i64::from(end) == id));
+        match bias {
+            Value::Null if limits.ignore_eos && is_end => None,
+            Value::Null => Some(Value::from(vec![token, Value::Bool(false)])),
+            bias => Some(Value::from(vec![token, bias])),
+        }
+    });
+    sampling.logit_bias = parameters::logit_bias(&biases.collect::<Vec<_>>().into(), vocabulary, f32::MAX)?;
+    Ok(sampling)
+}
+
+fn thinking(recorded: &Value, vocabulary: &Vocabulary) -> Result<Option<ReasoningBudget>, ApiError> {
+    const PLACE: &str = "prompt.parameters.thinking";
+    let budget: Option<ReasoningBudget> = read(recorded, PLACE)?;
+    if let Some(budget) = &budget {
+        if budget.open.is_empty() || budget.close.is_empty() {
+            return Err(ApiError::invalid(PLACE, "thinking: open and close must be the markers around reasoning"));
+        }
+        if let Some(token) = budget.closing_tokens.iter().find(|&&token| !vocabulary.contains(token)) {
+            return Err(ApiError::invalid(PLACE, format!("thinking.closing_tokens: {token} is not a token")));
+        }
+    }
+    Ok(budget)
+}
+
+fn check_spans(prompt: &PromptRecord) -> Result<(), ApiError> {
+    let mut behind = 0;
+    for span in &prompt.spans {
+        if span.start < behind || span.end < span.start || span.end as usize > prompt.tokens.len() {
+            let detail = "spans: must be within the prompt, in order and without overlap";
+            return Err(ApiError::invalid("prompt.spans", detail));
+        }
+        behind = span.end;
+    }
+    Ok(())
+}
+
+fn read<T: for<'de> Deserialize<'de>>(value: &Value, place: &str) -> Result<Option<T>, ApiError> {
+    if value.is_null() {
+        return Ok(None);
+    }
+    T::deserialize(value).map(Some).map_err(|error| ApiError::invalid(place, format!("{place}: {error}")))
+}
+
+/// Returns the mods of the recorded run in the recorded versions.
+pub(super) async fn mods(app: &App, recorded: &Value, any_version: bool) -> Result<Vec<SelectedMod>, ApiError> {
+    const PLACE: &str = "prompt.parameters.mods";
+    if !recorded.is_null() && !recorded.is_array() {
+        return Err(ApiError::invalid(PLACE, format!("{PLACE}: expected a list")));
+    }
+    if recorded.as_array().is_some_and(|mods| mods.len() > MAX_RUN_MODS) {
+        return Err(ApiError::invalid(PLACE, format!("{PLACE}: expected at most {MAX_RUN_MODS} mods")));
+    }
+    let mut chosen = Vec::new();
+    for entry in recorded.as_array().into_iter().flatten() {
+        let mod_ref: ModRef = read(entry, PLACE)?.ok_or_else(|| ApiError::invalid(PLACE, "a mod is null"))?;
+        let then = entry["version"].as_str().filter(|_| !any_version);
+        let present = app.registry().select(vec![mod_ref.clone()]);
+        let is_same = |found: &SelectedMod| then.is_none_or(|then| version_of(&*found.factory) == then);
+        match present {
+            Ok(mut found) if found.iter().all(is_same) => chosen.append(&mut found),
+            Err(error) if error.disabled => return Err(ApiError::conflict(error.to_string()).at(PLACE)),
+            Err(error) if then.is_none() => return Err(ApiError::conflict(error.to_string()).at(PLACE)),
+            Ok(_) | Err(_) => chosen.push(earlier(app, mod_ref, then.unwrap_or_default()).await?),
+        }
+    }
+    Ok(chosen)
+}
+
+/// Returns an earlier version of a mod.
+async fn earlier(app: &App, mod_ref: ModRef, hash: &str) -> Result<SelectedMod, ApiError> {
+    if let Some(version) = find_version(app, &mod_ref.name, hash).await? {
+        return load_version(app, version, mod_ref).await;
+    }
+    let short: String = hash.chars().take(12).collect();
+    let now = match app.registry().info(&mod_ref.name) {
+        Some(shown) => format!("the current version is {}", shown.description.version),
+        None => "the mod no longer exists".to_owned(),
+    };
+    let detail =
+        format!("the recorded run used version {short} of the mod '{}', which is not stored here; {now}", mod_ref.name);
+    Err(ApiError::conflict(detail).at("prompt.parameters.mods"))
+}

@@ -1,0 +1,125 @@
+use super::export::run_path;
+use super::run_target::{self, RunTarget, RunTargetArgs};
+use super::signals::EndSignals;
+use anyhow::{Context, bail};
+use reqwest::Method;
+use serde_json::{Map, Value, json};
+use std::process::ExitCode;
+
+/// Continue a recorded run from one of its steps, with or without a change
+///
+/// The new runs keep the tokens before the step, the position of the random generator and the states of the mods. Without a
+/// change the run is repeated. It runs on the same server or process as `thunder run` would.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Run id or `request_id`
+    #[arg(value_name = "RUN")]
+    run: String,
+    /// First step that is not kept, from 1
+    #[arg(long, value_name = "STEP", required_unless_present = "event", conflicts_with = "event")]
+    at: Option<i32>,
+    /// Event of that step, by its `sequence_order`
+    #[arg(long, value_name = "EVENT")]
+    event: Option<i32>,
+    /// Token id appended there instead of a draw
+    #[arg(long, value_name = "ID", conflicts_with = "text")]
+    token: Option<i32>,
+    /// Text appended there instead of a draw
+    #[arg(long)]
+    text: Option<String>,
+    /// Mod from there on, instead of the run's mods; repeatable
+    #[arg(long = "mod", value_name = "NAME")]
+    mods: Vec<String>,
+    /// Run without mods from there on
+    #[arg(long, conflicts_with = "mods")]
+    no_mods: bool,
+    /// Sampling parameter that changes there, e.g. temperature=0.2; repeatable
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    sampling: Vec<String>,
+    /// Seed of the first new run, or "continue" for the random numbers of the recorded run; default: continue for one run, random seeds for several
+    #[arg(long)]
+    seed: Option<String>,
+    /// Number of new runs, 1 to 64
+    #[arg(short, long, default_value_t = 1)]
+    n: u32,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    target: RunTargetArgs,
+}
+
+/// Forks a run and prints the answers. `is_given` returns true for flags given on the command line.
+pub async fn fork(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
+    let body = body(&args)?;
+    let target = match signals.run_until_signal(args.target.open(&args.mods, is_given)).await {
+        Ok(opened) => opened?.0,
+        Err(code) => return Ok(code),
+    };
+    let outcome = signals.run_until_signal(start(&target, &args, &body)).await;
+    if let Err(code) = signals.run_until_signal(Box::pin(target.close())).await {
+        return Ok(code);
+    }
+    match outcome {
+        Ok(outcome) => outcome.map(|()| ExitCode::SUCCESS),
+        Err(code) => Ok(code),
+    }
+}
+
+/// Builds the request.
+fn body(args: &Args) -> anyhow::Result<Value> {
+    if let Some(file) = args.mods.iter().find(|name| run_target::is_file(name)) {
+        bail!("--mod takes the name of a mod here, got '{file}'");
+    }
+    let mut body =
+        json!({ "at": args.at.map_or_else(|| json!({ "event": args.event }), |step| json!({ "step": step })) });
+    body["n"] = args.n.into();
+    if let Some(token) = args.token {
+        body["token"] = token.into();
+    }
+    if let Some(text) = &args.text {
+        body["text"] = text.as_str().into();
+    }
+    if args.no_mods || !args.mods.is_empty() {
+        body["mods"] = json!(args.mods);
+    }
+    if !args.sampling.is_empty() {
+        body["sampling"] = args.sampling.iter().map(|pair| parameter(pair)).collect::<Result<Map<_, _>, _>>()?.into();
+    }
+    match args.seed.as_deref() {
+        None => {}
+        Some("continue") => body["seed"] = "continue".into(),
+        Some(seed) => {
+            let number: u32 =
+                seed.parse().with_context(|| format!("--seed takes an integer or \"continue\", got '{seed}'"))?;
+            body["seed"] = number.into();
+        }
+    }
+    Ok(body)
+}
+
+fn parameter(pair: &str) -> anyhow::Result<(String, Value)> {
+    let (name, value) = pair.split_once('=').with_context(|| format!("--set takes NAME=VALUE, got '{pair}'"))?;
+    Ok((name.to_owned(), serde_json::from_str(value).unwrap_or_else(|_| value.into())))
+}
+
+/// Starts the runs, waits for their ends and prints them.
+async fn start(target: &RunTarget, args: &Args, body: &Value) -> anyhow::Result<()> {
+    let server = target.server();
+    let path = format!("{}/forks", run_path(server, &args.run)?);
+    let answer = server.send(server.request(Method::POST, &path).json(body)).await?;
+    let mut answer: Value = answer.json().await.context("the server's response is not JSON")?;
+    for run in answer["runs"].as_array_mut().context("the server's response has no runs")? {
+        let id = run["run_id"].as_str().context("the server's response has no run_id")?.to_owned();
+        let (_, summary) = run_target::ended(server, &id).await?;
+        if !args.json {
+            println!("{id}  {}", summary["output_preview"].as_str().unwrap_or_default());
+            eprintln!("replay: {}", server.replay(&id));
+        }
+        run["run"] = summary;
+    }
+    if args.json {
+        println!("{answer}");
+    }
+    Ok(())
+}

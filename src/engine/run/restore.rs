@@ -1,0 +1,153 @@
+//! Continuation of a recorded run: brings a new run to the state that the recorded one had before a step, without the
+//! model. The mods are brought to their state in [`super::replay`].
+
+use super::Run;
+use crate::engine::error::SubmitError;
+use crate::engine::fork::ForkPoint;
+use crate::events::{ActionRecord, ActionType, Event, EventType, FinishReason, TokenId, TraceItem};
+use crate::model::llama::Sampler;
+use crate::mods::ActionDetails;
+
+impl Run {
+    /// Applies the recorded items before the fork, and copies them into the new recording. The attention of the kept
+    /// steps stays with the recorded run.
+    ///
+    /// # Errors
+    /// [`SubmitError::NotForkable`].
+    pub fn restore(&mut self, fork: &ForkPoint) -> Result<(), SubmitError> {
+        let refuse = |reason: String| SubmitError::NotForkable { step: fork.step, reason };
+        let mut phases = fork.sampling.iter();
+        let Some((_, first)) = phases.next() else { return Err(refuse("it has no sampling parameters".into())) };
+        let target = self.request.sampling.clone();
+        self.set_sampling(first.clone(), true);
+        let mut phases = phases.peekable();
+        for item in fork.items.iter() {
+            match item {
+                TraceItem::Event(event) => {
+                    if let Some((_, sampling)) = phases.next_if(|(from, _)| event.step >= *from as i32) {
+                        self.set_sampling(sampling.clone(), false);
+                    }
+                    self.restore_event(event).map_err(refuse)?;
+                }
+                TraceItem::Action(action) => {
+                    self.restore_action(action).map_err(refuse)?;
+                    self.event_buffer.copy(item);
+                }
+                TraceItem::ModCall(_) | TraceItem::ModLog(_) => self.event_buffer.copy(item),
+                TraceItem::Attention(_) => {}
+            }
+        }
+        self.set_sampling(target, false);
+        self.step = fork.step.saturating_sub(1);
+        self.fork_tokens = Some(fork.tokens.clone());
+        Ok(())
+    }
+
+    /// Drops a run that was not submitted.
+    pub fn discard(mut self) {
+        self.dispatch.finish();
+        self.registration.end();
+    }
+
+    /// Continues after the kept steps with the logits at the end of the sequence, or with `tokens` in place of a draw.
+    pub(super) fn begin_fork(&mut self, tokens: Vec<TokenId>) {
+        if self.sequence.generated() >= self.max_tokens {
+            self.finish(FinishReason::Length, None, None);
+        } else if !tokens.is_empty() {
+            self.force(tokens, self.step + 1);
+        } else if let Err(message) = self.sequence.make_room(1) {
+            self.finish(FinishReason::Length, Some(message), None);
+        } else {
+            self.continue_from_end();
+        }
+    }
+
+    /// Samples with these parameters from now on. The random sequence continues unless the seed changes or `anew`.
+    fn set_sampling(&mut self, sampling: crate::engine::SamplingParams, anew: bool) {
+        if sampling != self.request.sampling || anew {
+            let sampler = Sampler::new(&sampling, &self.view.vocabulary);
+            if anew {
+                self.sampler.restart(sampler);
+            } else {
+                self.sampler.replace(sampler, &self.request.sampling, &sampling);
+            }
+            self.request.sampling = sampling;
+        }
+    }
+
+    fn restore_event(&mut self, event: &Event) -> Result<(), String> {
+        let measured = event.measured.as_deref().ok_or("its events lack measurements")?;
+        match event.event_type {
+            EventType::Prefilled => {
+                // With the parameters of this run.
+                self.record_prompt();
+                self.event_buffer.set_earlier(event);
+                return Ok(());
+            }
+            EventType::ForwardPass => {
+                if let Some(note) = &measured.note {
+                    return Err(format!(
+                        "its parameters were changed while it was running, at step {}: {note}",
+                        event.step
+                    ));
+                }
+                if measured.evicted.is_some() {
+                    return Err(format!("its context was full at step {}", event.step));
+                }
+            }
+            EventType::Sampled => {
+                if !self.sampler.repeats_draws() {
+                    return Err("the state of adaptive-p sampling is not recorded".into());
+                }
+                let drawn = measured.tokens.first().ok_or("a drawn token lacks its measurement")?;
+                let prob = measured.after_sampler.iter().find(|other| other.token == drawn.token).map(|it| it.prob);
+                self.sampler.repeat_draw(drawn, prob, &measured.stages);
+            }
+            EventType::Added => {
+                let tokens = event.added_tokens.as_deref().unwrap_or_default();
+                if measured.tokens.len() != tokens.len() {
+                    return Err("its tokens lack measurements".into());
+                }
+                self.sequence.extend(tokens);
+                let mut appended = measured.tokens.clone();
+                // The notes are recorded already.
+                let _ = self.follow_tokens(&mut appended, event.forced.unwrap_or(false));
+                self.attention.added(appended.len());
+                self.answer.queue(appended, None);
+            }
+        }
+        self.event_buffer.copy(&TraceItem::Event(event.clone()));
+        Ok(())
+    }
+
+    fn restore_action(&mut self, action: &ActionRecord) -> Result<(), String> {
+        let details = ActionDetails::from(action);
+        if details.superseded {
+            return Ok(());
+        }
+        match action.action_type {
+            ActionType::AdjustedPrefill => {
+                self.sequence.replace_prompt(details.tokens);
+                if let Some(max_steps) = action.adjusted_max_steps.and_then(|steps| u32::try_from(steps).ok()) {
+                    self.max_tokens = self.request.limits.capped(max_steps) as usize;
+                }
+            }
+            ActionType::Backtrack => {
+                let removed = details.removed.ok_or("the length of a backtrack is not recorded")?;
+                if removed > self.sequence.generated_in_context() {
+                    return Err("a backtrack removes more than was generated".into());
+                }
+                if removed > 0 {
+                    let before = self.sequence.generated();
+                    self.sequence.retract(removed);
+                    self.follow_retraction(before, removed);
+                }
+            }
+            ActionType::ForceOutput | ActionType::ToolCalls | ActionType::EmitError => {
+                return Err(format!("its mod ended it before that step with {}", action.action_type.as_str()));
+            }
+            ActionType::Noop | ActionType::AdjustedLogits | ActionType::ForceTokens => {}
+        }
+        Ok(())
+    }
+}

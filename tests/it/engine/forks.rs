@@ -1,0 +1,221 @@
+//! A fork without a change repeats the recorded run from any of its steps, whatever its mods did.
+
+use super::{Bench, CompletedRun, bench_with, request_tokens};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use thunder::engine::{ForkPoint, Request, SamplingParams, SubmitError};
+use thunder::events::{EventType, RunId, RunParent, TokenId, TraceItem};
+use thunder::mods::{
+    Action, Call, EventSet, LogitEdit, ModDescription, ModFactory, ModInstance, ModRef, Pending, Reply, ReplySender,
+    RunView, SelectedMod,
+};
+
+/// Random numbers of a test; the same for the same seed.
+#[derive(Debug, Clone)]
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, count: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % count
+    }
+
+    fn tokens(&mut self, most: u64) -> Vec<TokenId> {
+        (0..=self.below(most)).map(|_| 40 + self.below(400) as TokenId).collect()
+    }
+}
+
+/// A mod that acts at random. Its state is the position of its random numbers, so that it only repeats its actions if it
+/// has seen every event.
+struct Wanderer {
+    name: &'static str,
+    seed: u64,
+}
+
+struct WandererInstance {
+    numbers: Numbers,
+    late: bool,
+}
+
+impl ModFactory for Wanderer {
+    fn describe(&self) -> ModDescription {
+        ModDescription {
+            name: self.name.into(),
+            language: "test".into(),
+            version: "1".into(),
+            ..ModDescription::default()
+        }
+    }
+
+    fn start(&self, _: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
+        Ok(Box::new(WandererInstance { numbers: Numbers(self.seed), late: self.seed % 2 == 0 }))
+    }
+}
+
+impl ModInstance for WandererInstance {
+    fn handles(&self) -> EventSet {
+        EventSet::ALL
+    }
+
+    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
+        let numbers = &mut self.numbers;
+        let draw = numbers.below(100);
+        let action = match (call.event_type(), draw) {
+            (EventType::Prefilled, ..20) => Action::AdjustedPrefill {
+                tokens: [call.sequence.to_vec(), numbers.tokens(3)].concat(),
+                max_steps: (draw < 10).then_some(20),
+            },
+            (EventType::ForwardPass, ..10) => Action::AdjustedLogits {
+                edit: LogitEdit::Add(numbers.tokens(5).into_iter().map(|token| (token, 2.0)).collect()),
+                temperature: (draw < 5).then_some(1.5),
+            },
+            (_, 20..26) => Action::Backtrack { n: 1 + numbers.below(4) as u32, tokens: Vec::new() },
+            (_, 26..32) => Action::Backtrack { n: 1 + numbers.below(4) as u32, tokens: numbers.tokens(3) },
+            (_, 32..38) => Action::ForceTokens(numbers.tokens(3)),
+            (EventType::Added, 98..) => Action::ForceOutput(numbers.tokens(3)),
+            (EventType::Added, 97) => Action::ToolCalls(json!({"function": {"name": "f", "arguments": "{}"}})),
+            // Not permitted at every event: a failed call.
+            (_, 38..40) => Action::AdjustedPrefill { tokens: vec![50], max_steps: None },
+            _ => Action::Noop,
+        };
+        if self.late {
+            std::thread::spawn(move || done.reply(Reply::from(action)));
+            return Err(Pending);
+        }
+        done.disarm();
+        Ok(Reply::from(action))
+    }
+}
+
+fn wanderer(name: &'static str, seed: u64) -> SelectedMod {
+    SelectedMod {
+        mod_ref: ModRef { name: name.into(), config: Value::Null },
+        factory: Arc::new(Wanderer { name, seed }),
+    }
+}
+
+/// Returns the request for a fork of a run at a step, with the recorded items before it.
+fn fork_of(run: &CompletedRun, request: &Request, step: i32) -> Request {
+    let prompt = run.items.iter().find_map(|item| match item {
+        TraceItem::Event(event) => event.measured.as_ref()?.prompt.clone(),
+        _ => None,
+    });
+    let is_step = |item: &TraceItem| matches!(item, TraceItem::Event(event) if event.event_type == EventType::ForwardPass && event.step == step);
+    let kept = run.items.split(is_step).next().unwrap();
+    Request {
+        prompt: prompt.unwrap().tokens,
+        fork: Some(Box::new(ForkPoint {
+            items: kept.to_vec().into(),
+            step: step as u32,
+            sampling: vec![(0, request.sampling.clone())],
+            mods_repeat_from: vec![Some(0); request.mods.len()],
+            tokens: Vec::new(),
+            earlier: Value::Null,
+            parent: RunParent { run_id: RunId::now(), sequence_order: kept.len() as i32, step, change: Value::Null },
+        })),
+        ..request.clone()
+    }
+}
+
+/// The content of a run's events: type, step, tokens.
+fn events(run: &CompletedRun) -> Vec<(EventType, i32, Option<TokenId>, Option<Vec<TokenId>>)> {
+    let content = |item: &TraceItem| match item {
+        TraceItem::Event(event) => {
+            Some((event.event_type, event.step, event.sampled_token, event.added_tokens.clone()))
+        }
+        _ => None,
+    };
+    run.items.iter().filter_map(content).collect()
+}
+
+fn steps(run: &CompletedRun) -> Vec<i32> {
+    events(run).into_iter().filter(|event| event.0 == EventType::ForwardPass).map(|event| event.1).collect()
+}
+
+async fn refusal(bench: &Bench, request: Request) -> SubmitError {
+    bench.engine.submit(request).await.expect_err("the fork is refused")
+}
+
+#[tokio::test]
+async fn unchanged_forks_repeat_random_runs_with_mods() {
+    let mut bench = bench_with(2, false, |_| {}).await;
+    let (mut forks, mut backtracks) = (0, 0);
+    for case in 0..200 {
+        let mut numbers = Numbers(case);
+        let mut request = request_tokens((0..12).map(|_| 40 + numbers.below(400) as TokenId).collect(), 24);
+        request.sampling = match case % 5 {
+            0 => SamplingParams { temperature: 0.0, ..SamplingParams::default() },
+            1 => SamplingParams { xtc_probability: 0.5, ..SamplingParams::default() },
+            2 => SamplingParams { mirostat: 2, ..SamplingParams::default() },
+            3 => SamplingParams { repeat_penalty: 1.3, presence_penalty: 0.5, ..SamplingParams::default() },
+            _ => SamplingParams { temperature: 1.5, top_k: 0, top_p: 1.0, min_p: 0.0, ..SamplingParams::default() },
+        };
+        request.sampling.seed = case as u32;
+        request.limits.stop = vec!["never".into()];
+        match case % 4 {
+            0 => {}
+            1 | 2 => request.mods = vec![wanderer("one", case)],
+            _ => request.mods = vec![wanderer("one", case), wanderer("two", case + 1)],
+        }
+        let run = bench.run(request.clone()).await;
+        let steps = steps(&run);
+        let Some(&step) = steps.get(numbers.below(steps.len().max(1) as u64) as usize) else { continue };
+        let fork = bench.run(fork_of(&run, &request, step)).await;
+        assert_eq!(events(&fork), events(&run), "case {case}, step {step}");
+        assert_eq!(
+            (&fork.text, fork.end.finish.reason),
+            (&run.text, run.end.finish.reason),
+            "case {case}, step {step}"
+        );
+        assert_eq!(fork.generated(), run.generated(), "case {case}, step {step}");
+        // Every kept item has its number, so that a fork can be forked.
+        let again = bench.run(fork_of(&fork, &request, step)).await;
+        assert_eq!(events(&again), events(&run), "case {case}, step {step}");
+        forks += 1;
+        let is_backtrack = |item: &&TraceItem| matches!(item, TraceItem::Action(it) if it.action_type == thunder::events::ActionType::Backtrack);
+        backtracks += run.items.iter().filter(is_backtrack).count();
+    }
+    assert!(forks > 180 && backtracks > 100, "{forks} forks, {backtracks} backtracks");
+}
+
+#[tokio::test]
+async fn fork_with_a_token_keeps_the_rest() {
+    let mut bench = bench_with(1, false, |_| {}).await;
+    let mut request = request_tokens((60..80).collect(), 16);
+    request.sampling = SamplingParams { seed: 5, ..SamplingParams::default() };
+    let run = bench.run(request.clone()).await;
+    let mut changed = fork_of(&run, &request, 7);
+    changed.fork.as_mut().unwrap().tokens = vec![99];
+    let fork = bench.run(changed).await;
+    assert_eq!(fork.generated()[..6], run.generated()[..6]);
+    assert_eq!((fork.generated()[6], fork.generated().len()), (99, 16), "the token counts");
+    assert_eq!(fork.end.finish.usage.cached_tokens, 20, "the state of the recorded run is used");
+}
+
+#[tokio::test]
+async fn mod_with_other_actions_is_refused() {
+    let mut bench = bench_with(1, false, |_| {}).await;
+    let mut request = request_tokens((60..80).collect(), 16);
+    request.mods = vec![wanderer("one", 3)];
+    let run = bench.run(request.clone()).await;
+    let last = *steps(&run).last().unwrap();
+    let mut other = fork_of(&run, &request, last);
+    other.mods = vec![wanderer("one", 5)];
+    let refused = refusal(&bench, other.clone()).await;
+    assert!(matches!(&refused, SubmitError::ModDiffers { name, .. } if name == "one"), "{refused}");
+    other.fork.as_mut().unwrap().mods_repeat_from = vec![None];
+    bench.run(other).await;
+}
+
+#[tokio::test]
+async fn state_that_is_not_recorded_is_refused() {
+    let mut bench = bench_with(1, false, |_| {}).await;
+    let mut request = request_tokens((60..80).collect(), 8);
+    request.sampling = SamplingParams { adaptive_target: 0.5, ..SamplingParams::default() };
+    request.sampling.samplers.push(thunder::engine::SamplerStage::AdaptiveP);
+    let run = bench.run(request.clone()).await;
+    let refused = refusal(&bench, fork_of(&run, &request, 5)).await.to_string();
+    assert!(refused.contains("adaptive-p"), "{refused}");
+    // Before the first draw there is no state.
+    assert_eq!(events(&bench.run(fork_of(&run, &request, 1)).await), events(&run));
+}
