@@ -132,11 +132,15 @@ impl Store {
         }
     }
 
-    /// Returns true if a run of any tenant has this id as its `request_id` or `run_id`.
+    /// Returns true if a run of any tenant has this id as its `request_id` or `run_id`. Runs of this server that are not
+    /// stored yet are found without the database.
     ///
     /// # Errors
     /// The database failed.
     pub async fn has_id(&self, id: &str) -> Result<bool, Error> {
+        if !self.inner.unstored.find(&Scope::All, id).is_empty() {
+            return Ok(true);
+        }
         let run_id = id.parse().ok().map(|RunId(run_id)| run_id);
         let found: Option<i32> =
             sqlx::query_scalar("select 1 from run_keys where request_id = $1 or run_id = $2 limit 1")

@@ -102,6 +102,33 @@ async fn read_of_finished_run_waits_for_a_slow_database() {
     assert_eq!((status, &run["run"]["status"], &run["run"]["completion_tokens"]), (200, &json!("done"), &json!(12)));
 }
 
+#[tokio::test]
+async fn request_id_is_unique_while_the_database_is_slow() {
+    let (server, _turn) = lockable().await;
+    let id = format!("slow-{}", RunId::now());
+    let ask = async |fields: Value| server.post("/v1/completions", &body(&fields)).await;
+    let mut blocker = PgConnection::connect(&server.database_url()).await.unwrap();
+
+    let mut lock = blocker.begin().await.unwrap();
+    sqlx::query("lock table events in exclusive mode").execute(&mut *lock).await.unwrap();
+    let (status, answer) = ask(json!({"request_id": id})).await;
+    assert_eq!(status, 200, "{answer}");
+    let (status, answer) = ask(json!({"request_id": id})).await;
+    assert_eq!((status, &answer["error"]["param"]), (409, &json!("request_id")), "the first is not stored: {answer}");
+    lock.rollback().await.unwrap();
+    server.finished(&id).await;
+
+    let mut lock = blocker.begin().await.unwrap();
+    sqlx::query("lock table run_keys in access exclusive mode").execute(&mut *lock).await.unwrap();
+    let (status, answer) = ask(json!({"request_id": id, "record": "required"})).await;
+    assert_eq!(status, 503, "{answer}");
+    let (status, answer) = ask(json!({"request_id": id})).await;
+    assert_eq!(status, 200, "{answer}");
+    lock.rollback().await.unwrap();
+    let run_id = answer["thunder"]["run_id"].as_str().unwrap();
+    assert_eq!(server.finished(run_id).await["run"]["request_id"], format!("{id}~{run_id}"));
+}
+
 /// Writes a run as another server on the same database does.
 struct Elsewhere {
     store: Store,

@@ -50,10 +50,10 @@ pub(super) async fn start(
         );
         return Err(ApiError::conflict(detail).at("request_id"));
     };
-    if config.request_id().is_some() {
-        generation::check_request_id(app, Some(&request_id)).await?;
-    }
     let PreparedRun { mut request, prompt_text, room } = config.prepare(app, &loaded, request_id)?;
+    if config.request_id().is_some() {
+        generation::check_request_id(app, &request).await?;
+    }
     request.surface = surface;
     caller.sign(&mut request);
     let mut options = config.options;

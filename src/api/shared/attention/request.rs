@@ -250,7 +250,7 @@ pub(crate) async fn assign_request_ids(app: &App, requests: &mut [Request]) -> R
     for request in requests {
         request.may_drop_request_id = true;
         if let Some(id) = &request.request_id
-            && request_id_exists(app, id).await?
+            && request_id_exists(app, id).await? == Some(true)
         {
             request.request_id = None;
         }

@@ -11,7 +11,7 @@ pub(crate) use runs::{Runs, SentTokens, repeat_request};
 pub(crate) use thunder::{RetractedOutput, ThunderFields};
 pub(crate) use timings::{PromptProgressResponse, RunTimings};
 
-use crate::engine::{Request, SubmitError};
+use crate::engine::{RecordPolicy, Request, SubmitError};
 use crate::events::{EndCause, Fault, Finish, FinishReason, RunEnd, RunId, Surface};
 use crate::model::grammar;
 use crate::server::{ApiError, App, Caller, ErrorKind};
@@ -70,25 +70,30 @@ pub(crate) fn shifted_tokens(finish: &Finish) -> u32 {
     if finish.evicted.is_empty() { finish.evicted_tokens } else { 0 }
 }
 
-/// Rejects a request id that belongs to another run. If the database is unavailable or slow, the request is accepted.
-pub(crate) async fn check_request_id(app: &App, request_id: Option<&str>) -> Result<(), ApiError> {
-    if let Some(id) = request_id
-        && request_id_exists(app, id).await?
-    {
-        return Err(
-            ApiError::conflict(format!("`request_id` '{id}' belongs to another run; choose a new id")).at("request_id")
-        );
+/// Rejects a request id that belongs to another run. If the database is unavailable or slow, only a request that must be
+/// recorded is rejected: another run is then recorded with a new id if an earlier one has this id.
+pub(crate) async fn check_request_id(app: &App, request: &Request) -> Result<(), ApiError> {
+    let Some(id) = &request.request_id else { return Ok(()) };
+    match request_id_exists(app, id).await? {
+        Some(true) => {
+            Err(ApiError::conflict(format!("`request_id` '{id}' belongs to another run; choose a new id"))
+                .at("request_id"))
+        }
+        None if request.record == RecordPolicy::Required => {
+            let message = format!("the database is too slow to check that `request_id` '{id}' is unused; try again");
+            Err(ApiError::unavailable(message).retry_after(1))
+        }
+        Some(false) | None => Ok(()),
     }
-    Ok(())
 }
 
-/// Returns true if an earlier run has this request id, as far as the database answers within [`LOOKUP_TIMEOUT`].
+/// Returns true if an earlier run has this request id; `None` if the database does not answer within [`LOOKUP_TIMEOUT`].
 ///
 /// # Errors
 /// 503 while the database is starting.
-pub(crate) async fn request_id_exists(app: &App, id: &str) -> Result<bool, ApiError> {
+pub(crate) async fn request_id_exists(app: &App, id: &str) -> Result<Option<bool>, ApiError> {
     let found = tokio::time::timeout(LOOKUP_TIMEOUT, app.store()?.has_id(id)).await;
-    Ok(matches!(found, Ok(Ok(true))))
+    Ok(found.ok().and_then(Result::ok))
 }
 
 impl From<SubmitError> for ApiError {

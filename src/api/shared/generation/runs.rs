@@ -58,7 +58,7 @@ impl Runs {
         let active = requests.len();
         let (mut started, mut outputs) = (Vec::with_capacity(active), SelectAll::new());
         for (index, request) in requests.into_iter().enumerate() {
-            check_request_id(&app, request.request_id.as_deref()).await?;
+            check_request_id(&app, &request).await?;
             let generation = loaded.engine().submit(request).await?;
             started.push(StartedRun { id: generation.run_id, metrics: generation.metrics });
             outputs.push(ReceiverStream::new(generation.output).map(move |output| (index, output)).boxed());
