@@ -50,7 +50,7 @@ pub(super) const MODEL_CHARS: usize = 100;
 /// Maximum number of filters that a filter is split into; each is planned separately and reads a page of runs.
 const MAX_PARTS: usize = 16;
 
-/// Maximum share of runs with a word or label for which its index is used.
+/// Maximum share of runs with a label, or with any of several words, for which the index is used.
 const MAX_FREQUENCY: f64 = 0.1;
 
 /// The ids that `after:` and `before:` select. Only the id of a run that is not displaced contains the time of its start.
@@ -174,20 +174,50 @@ impl Filter {
         }
     }
 
-    /// Returns the positions of the terms whose index is only fast if few runs match. Each has the column and the beginning
-    /// of the word, or the label.
+    /// Returns the words and labels whose frequencies [`Filter::set_frequencies`] needs: the position of the term, the column,
+    /// and the beginning of the word, or the label.
     pub(super) fn frequencies(&self) -> Vec<(usize, &'static str, String)> {
-        let wanted = |(place, term): (usize, &Term)| match &term.condition {
-            Condition::Word(word) if term.is_indexed => Some((place, "search", clean(word).to_lowercase())),
-            Condition::Label(label) if term.is_indexed => Some((place, "labels", clean(label).into_owned())),
-            _ => None,
-        };
-        self.terms.iter().enumerate().filter_map(wanted).collect()
+        let mut wanted = Vec::new();
+        for (place, term) in self.terms.iter().enumerate().filter(|(_, term)| term.is_indexed) {
+            match &term.condition {
+                Condition::Word(word) => wanted.push((place, "search", clean(word).to_lowercase())),
+                Condition::Phrase(phrase) => {
+                    let phrase = clean(phrase).to_lowercase();
+                    let words = phrase.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
+                    wanted.extend(words.map(|word| (place, "search", word.to_owned())));
+                }
+                Condition::Label(label) => wanted.push((place, "labels", clean(label).into_owned())),
+                _ => {}
+            }
+        }
+        wanted
     }
 
-    /// Stops using the index for a term if too many runs match it.
-    pub(super) fn set_frequency(&mut self, place: usize, frequency: f64) {
-        self.terms[place].is_indexed &= frequency <= MAX_FREQUENCY;
+    /// Stops using the index for the most frequent words, as far as too many entries of the index belong to all words together,
+    /// and for labels if none of them is rare. `frequencies` holds the share of runs for each of [`Filter::frequencies`].
+    /// Returns the lowest one of the terms that use an index, or 1.
+    pub(super) fn set_frequencies(&mut self, frequencies: &[(usize, f64)]) -> f64 {
+        let is_label = |place: usize| matches!(self.terms[place].condition, Condition::Label(_));
+        let has_rare_label = frequencies.iter().any(|&(place, share)| is_label(place) && share <= MAX_FREQUENCY);
+        let mut sorted = frequencies.to_vec();
+        sorted.sort_by(|(_, a), (_, b)| a.total_cmp(b));
+        let (mut lowest, mut words) = (1.0_f64, 0.0);
+        for (place, share) in sorted {
+            let term = &mut self.terms[place];
+            term.is_indexed = match term.condition {
+                // The index intersects whole labels and words, and so reads few entries of the frequent ones.
+                Condition::Label(_) => has_rare_label,
+                Condition::Phrase(_) => true,
+                _ => {
+                    words += share;
+                    words <= MAX_FREQUENCY
+                }
+            };
+            if term.is_indexed {
+                lowest = lowest.min(share);
+            }
+        }
+        lowest
     }
 
     /// Returns the positions of the terms for parts of request ids, each with its pattern.
@@ -205,6 +235,11 @@ impl Filter {
             Some(runs) => self.terms[place].condition = Condition::Ids(runs),
             None => self.terms[place].is_indexed = false,
         }
+    }
+
+    /// Returns the branches of runs that are searched separately.
+    pub(super) fn branches(&self) -> &'static [Branch] {
+        if self.span().is_some() { &[Branch::Ids, Branch::Displaced] } else { &[Branch::All] }
     }
 
     /// Returns the ids that `after:` and `before:` select; `None` without them.
@@ -345,6 +380,24 @@ mod tests {
         assert_eq!(others.len(), RunStatus::ALL.len() - 1);
         assert!(others.iter().all(|part| !part.terms[0].negated));
         assert!(others.iter().all(|part| part.terms[0].condition != Condition::Status(RunStatus::Done)));
+    }
+
+    #[test]
+    fn index_is_used_for_the_rarest_words_and_for_labels_with_a_rare_one() {
+        let indexed = |text: &str, shares: &[f64]| {
+            let mut filter = Filter::parse(text, now()).unwrap();
+            let places: Vec<usize> = filter.frequencies().iter().map(|(place, ..)| *place).collect();
+            assert_eq!(places.len(), shares.len(), "{text}");
+            let lowest = filter.set_frequencies(&places.into_iter().zip(shares.iter().copied()).collect::<Vec<_>>());
+            (filter.terms.iter().map(|term| term.is_indexed).collect::<Vec<_>>(), lowest)
+        };
+        assert_eq!(indexed("sky", &[0.1]), (vec![true], 0.1));
+        assert_eq!(indexed("sky", &[0.2]), (vec![false], 1.0));
+        assert_eq!(indexed("sky blue sea", &[0.06, 0.08, 0.01]), (vec![true, false, true], 0.01));
+        assert_eq!(indexed("\"the sky\"", &[0.9, 0.3]), (vec![true], 0.3));
+        assert_eq!(indexed("session:a metadata.env:prod", &[0.001, 0.5]), (vec![true, true], 0.001));
+        assert_eq!(indexed("session:a metadata.env:prod", &[0.3, 0.5]), (vec![false, false], 1.0));
+        assert_eq!(indexed("tokens>7", &[]), (vec![true], 1.0));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The run list: the newest runs that match a filter, in pages.
 //!
 //! A filter is evaluated in two steps. The probe examines the newest runs that an index returns in list order, which is
-//! enough for filters that many runs match. The search combines the indexes of all terms, which return runs in no order, in
+//! enough for filters that many runs match; it is repeated with more runs if that will fill the page. The search combines the indexes of all terms, which return runs in no order, in
 //! windows of run ids from the newest to the oldest, and checks the candidates for the conditions without an index. A page
 //! ends early when too many candidates were checked; its `next` continues there. Neither step reads more than a few thousand
 //! runs, and no statement allows a plan that reads all of them.
@@ -25,11 +25,17 @@ const DEFAULT_PAGE: u32 = 50;
 /// Number of runs that the probe examines, divided among the parts of a filter.
 const PROBED: i64 = 1500;
 
-/// Number of runs in the first window of the search.
-const WINDOW: i64 = 10_000;
+/// Maximum number of runs that the repeated probe examines.
+const MAX_PROBED: i64 = 6000;
 
-/// Maximum growth from one window to the next; the alternative is a window of all remaining runs.
-const MAX_GROWTH: u128 = 16;
+/// Number of the newest runs that tell how frequent words and labels are.
+const SAMPLE: i64 = 1000;
+
+/// Minimum and maximum number of runs in the first window of the search.
+const FIRST_WINDOW: (f64, f64) = (10_000.0, 100_000.0);
+
+/// Maximum growth in percent from one window to the next; the alternative is a window of all remaining runs.
+const MAX_GROWTH: u128 = 1600;
 
 /// Maximum number of model names, and of sets of mods, that are matched by name before the runs.
 const MAX_NAMES: i32 = 200;
@@ -92,17 +98,45 @@ impl Store {
     async fn find_ids(
         &self,
         scope: &Scope,
-        mut filter: Filter,
+        filter: Filter,
         before: Option<Uuid>,
         wanted: usize,
     ) -> Result<Progress, Error> {
-        let probed = probe(&self.inner.pool, &Listing { scope, filter: &filter, wanted }, before).await?;
+        let mut branches = Vec::new();
+        for &branch in filter.branches() {
+            branches.push(self.find_in_branch(scope, filter.clone(), branch, before, wanted).await?);
+        }
+        Ok(Progress::merge(branches, wanted))
+    }
+
+    async fn find_in_branch(
+        &self,
+        scope: &Scope,
+        mut filter: Filter,
+        branch: Branch,
+        before: Option<Uuid>,
+        wanted: usize,
+    ) -> Result<Progress, Error> {
+        let listing = Listing { scope, filter: &filter, branch, wanted };
+        let mut probed = probe(&self.inner.pool, &listing, before, PROBED).await?;
+        let missing = wanted.saturating_sub(probed.ids.len());
+        let expected = (PROBED * missing as i64).checked_div(probed.ids.len() as i64).map(|rows| rows * 5 / 4);
+        if missing > 0
+            && probed.searched_until.is_some()
+            && let Some(rows) = expected.filter(|rows| *rows <= MAX_PROBED)
+        {
+            let listing = Listing { wanted: missing, ..listing };
+            let more = probe(&self.inner.pool, &listing, probed.searched_until, rows).await?;
+            probed.ids.extend(more.ids);
+            probed.searched_until = more.searched_until;
+        }
         if probed.ids.len() >= wanted || probed.searched_until.is_none() {
             return Ok(probed);
         }
         let mut transaction = self.inner.pool.begin().await?;
-        look_up(&mut transaction, &mut filter).await?;
-        let found = search(&mut transaction, &Listing { scope, filter: &filter, wanted }, probed).await?;
+        let frequency = look_up(&mut transaction, &mut filter).await?;
+        let listing = Listing { scope, filter: &filter, branch, wanted };
+        let found = search(&mut transaction, &listing, probed, frequency).await?;
         transaction.rollback().await?;
         Ok(found)
     }
@@ -115,10 +149,21 @@ impl Store {
 }
 
 /// The search for one page.
+#[derive(Clone, Copy)]
 struct Listing<'f> {
     scope: &'f Scope,
     filter: &'f Filter,
+    branch: Branch,
     wanted: usize,
+}
+
+impl Listing<'_> {
+    /// Returns true if several conditions have an index that contains the ids. The planner intersects none of these indexes
+    /// if it finds the condition on ids in them.
+    fn has_several_id_indexes(&self) -> bool {
+        let of_owner = usize::from(*self.scope != Scope::All);
+        self.branch != Branch::Displaced && self.filter.id_indexes() + of_owner > 1
+    }
 }
 
 /// The state of a search from the newest runs to older ones.
@@ -127,6 +172,18 @@ struct Progress {
     ids: Vec<Uuid>,
     /// The oldest searched id; `None` if all runs are searched.
     searched_until: Option<Uuid>,
+}
+
+impl Progress {
+    /// Merges searches of different runs. All of them are searched down to the highest id to which one is.
+    fn merge(parts: Vec<Self>, wanted: usize) -> Self {
+        let searched_until = parts.iter().filter_map(|part| part.searched_until).max();
+        let mut ids: Vec<Uuid> = parts.into_iter().flat_map(|part| part.ids).collect();
+        ids.retain(|id| searched_until.is_none_or(|until| *id >= until));
+        ids.sort_unstable_by(|a, b| b.cmp(a));
+        ids.truncate(wanted);
+        Self { ids, searched_until }
+    }
 }
 
 /// The result of [`push_examination`].
@@ -165,33 +222,32 @@ fn push_before(sql: &mut QueryBuilder<Postgres>, before: Option<Uuid>) {
     }
 }
 
-/// Examines the newest runs of each part of the filter.
-async fn probe(pool: &PgPool, listing: &Listing<'_>, before: Option<Uuid>) -> Result<Progress, Error> {
-    let Listing { scope, filter, wanted } = *listing;
-    let mut branches = Vec::new();
-    for part in filter.split() {
-        let driver = part.driver();
-        let owners = if driver.is_none() { owner_branches(scope) } else { vec![Owner::InScope] };
-        branches.extend(owners.into_iter().map(|owner| (part.clone(), driver, owner, Branch::Ids)));
-        if part.span().is_some() {
-            branches.push((part, None, Owner::InScope, Branch::Displaced));
+/// Examines the newest runs of each part of the filter, about `rows` runs in total.
+async fn probe(pool: &PgPool, listing: &Listing<'_>, before: Option<Uuid>, rows: i64) -> Result<Progress, Error> {
+    let Listing { scope, filter, branch, wanted } = *listing;
+    let mut parts = Vec::new();
+    if branch == Branch::Displaced {
+        parts.push((filter.clone(), None, Owner::InScope));
+    } else {
+        for part in filter.split() {
+            let driver = part.driver();
+            let owners = if driver.is_none() { owner_branches(scope) } else { vec![Owner::InScope] };
+            parts.extend(owners.into_iter().map(|owner| (part.clone(), driver, owner)));
         }
     }
-    if branches.is_empty() {
+    if parts.is_empty() {
         return Ok(Progress { ids: Vec::new(), searched_until: None });
     }
-    let probed = (PROBED / branches.len() as i64).max(wanted as i64);
+    let probed = (rows / parts.len() as i64).max(wanted as i64);
     let probed = if filter.is_empty() { wanted as i64 } else { probed };
     let mut sql = QueryBuilder::<Postgres>::new("");
-    for (number, (part, driver, owner, branch)) in branches.iter().enumerate() {
+    for (number, (part, driver, owner)) in parts.iter().enumerate() {
         sql.push(if number > 0 { " union all " } else { "" });
         let push_candidates = |sql: &mut QueryBuilder<Postgres>| {
             let by_driver = driver.map(|driver| part.push_driver(driver, sql));
             let by_owner = push_owner(sql, owner);
             push_before(sql, before);
-            if let Some(span) = part.span() {
-                span.push(*branch, sql);
-            }
+            part.push_branch(branch, sql);
             by_driver.unwrap_or(by_owner)
         };
         let push_checks = |sql: &mut QueryBuilder<Postgres>| {
@@ -201,21 +257,20 @@ async fn probe(pool: &PgPool, listing: &Listing<'_>, before: Option<Uuid>) -> Re
         push_examination(&mut sql, push_candidates, probed, push_checks, wanted);
     }
     let examined: Vec<Examined> = sql.build_query_as().fetch_all(pool).await?;
-    // A branch with further runs is searched down to its oldest candidate, and the whole filter down to the newest of
-    // these candidates.
-    let unfinished = examined.iter().filter(|branch| branch.candidates >= probed);
-    let searched_until = unfinished.filter_map(|branch| branch.oldest).max();
-    let mut ids: Vec<Uuid> = examined.into_iter().flat_map(|branch| branch.matches).collect();
-    ids.retain(|id| searched_until.is_none_or(|until| *id >= until));
-    ids.sort_unstable_by(|a, b| b.cmp(a));
-    ids.truncate(wanted);
-    Ok(Progress { ids, searched_until })
+    // A part with further runs is searched down to its oldest candidate.
+    let progress = |part: Examined| Progress {
+        searched_until: part.oldest.filter(|_| part.candidates >= probed),
+        ids: part.matches,
+    };
+    Ok(Progress::merge(examined.into_iter().map(progress).collect(), wanted))
 }
 
-/// Decides for which terms the search uses an index.
-async fn look_up(connection: &mut PgConnection, filter: &mut Filter) -> Result<(), Error> {
-    for (place, column, start) in filter.frequencies() {
-        let frequency: f64 = sqlx::query_scalar(
+/// Decides for which terms the search uses an index. Returns the maximum share of runs that they have in common.
+async fn look_up(connection: &mut PgConnection, filter: &mut Filter) -> Result<f64, Error> {
+    let wanted = filter.frequencies();
+    let mut frequencies = newest_frequencies(connection, &wanted).await?;
+    for (frequency, (_, column, start)) in frequencies.iter_mut().zip(&wanted) {
+        let of_all: f64 = sqlx::query_scalar(
             "select coalesce(sum(frequency), 0)::float8
             from pg_stats, unnest(most_common_elems::text::text[], most_common_elem_freqs) as common (element, frequency)
             where tablename = 'runs' and schemaname = any(current_schemas(false)) and attname = $1
@@ -225,8 +280,10 @@ async fn look_up(connection: &mut PgConnection, filter: &mut Filter) -> Result<(
         .bind(start)
         .fetch_one(&mut *connection)
         .await?;
-        filter.set_frequency(place, frequency);
+        *frequency = frequency.max(of_all);
     }
+    let places = wanted.iter().map(|(place, ..)| *place);
+    let lowest = filter.set_frequencies(&places.zip(frequencies).collect::<Vec<_>>());
     for (place, pattern) in filter.requests() {
         let runs: Vec<Uuid> = sqlx::query_scalar("select run_id from run_keys where request_id ilike $1 limit $2")
             .bind(pattern)
@@ -235,49 +292,97 @@ async fn look_up(connection: &mut PgConnection, filter: &mut Filter) -> Result<(
             .await?;
         filter.set_requests(place, (runs.len() <= MAX_REQUESTS as usize).then_some(runs));
     }
-    Ok(())
+    Ok(lowest)
 }
 
-/// Searches the runs below those that the probe has examined.
+/// Returns the share of the newest runs that have each of these words and labels. The statistics of the database know the
+/// most common words only, of which few may begin with a text.
+async fn newest_frequencies(
+    connection: &mut PgConnection,
+    wanted: &[(usize, &'static str, String)],
+) -> Result<Vec<f64>, Error> {
+    if wanted.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut sql = QueryBuilder::<Postgres>::new("select array[");
+    for (number, (_, column, start)) in wanted.iter().enumerate() {
+        sql.push(if number > 0 { ", " } else { "" }).push("coalesce(avg(coalesce(");
+        if *column == "search" {
+            sql.push("search @@ (nullif(plainto_tsquery('simple', ").push_bind(start.clone());
+            sql.push(")::text, '') || ':*')::tsquery");
+        } else {
+            sql.push("labels @> array[").push_bind(start.clone()).push("]");
+        }
+        sql.push(", false)::integer), 0)::float8");
+    }
+    sql.push("] from (select search, labels from runs order by run_id desc limit ").push_bind(SAMPLE);
+    sql.push(") as newest");
+    Ok(sql.build_query_scalar().fetch_one(connection).await?)
+}
+
+/// Searches the runs below those that the probe has examined. `frequency` is the result of [`look_up`].
 async fn search(
     connection: &mut PgConnection,
     listing: &Listing<'_>,
     mut progress: Progress,
+    frequency: f64,
 ) -> Result<Progress, Error> {
     let max_candidates = listing.filter.max_candidates();
     let mut budget = max_candidates.unwrap_or(i64::MAX);
-    // Above the span are displaced runs only: they belong to the first window.
-    let span_end = listing.filter.span().and_then(|span| span.until);
-    let below = progress.searched_until.into_iter().chain(span_end).min();
-    let WindowEnds { newest, first, oldest } = window_ends(connection, below).await?;
+    let span = listing.filter.span().filter(|_| listing.branch == Branch::Ids).unwrap_or_default();
+    let below = progress.searched_until.into_iter().chain(span.until).min();
+    let first_window = max_candidates.map_or(0.0, |max| max as f64 / frequency).clamp(FIRST_WINDOW.0, FIRST_WINDOW.1);
+    let WindowEnds { newest, first, oldest } = window_ends(connection, below, span.from, first_window as i64).await?;
     sqlx::raw_sql(SEARCH_SETTINGS).execute(&mut *connection).await?;
     let (mut upper, mut from) = (newest, first);
+    // The probe was a window, too, if its matches tell how many there are.
+    if max_candidates.is_none()
+        && let (Some(first_match), Some(end)) = (progress.ids.first(), progress.searched_until)
+    {
+        let found = progress.ids.len();
+        from = next_window(*first_match, end, unchecked_growth(found, listing.wanted - found));
+    }
+    let hides_ids = first > oldest && listing.has_several_id_indexes();
     loop {
         let lower = Some(from).filter(|from| *from > oldest);
         let missing = listing.wanted - progress.ids.len();
         let max = if max_candidates.is_some() { budget } else { missing as i64 };
-        let window = examine_window(connection, listing, lower, progress.searched_until, max, missing).await?;
+        let ids = (lower, progress.searched_until);
+        let window = examine_window(connection, listing, ids, hides_ids && lower.is_none(), max, missing).await?;
         let found = window.matches.len();
         progress.ids.extend(window.matches);
         if found == missing {
+            progress.searched_until = progress.ids.last().copied();
             return Ok(progress);
         }
         progress.searched_until = if window.candidates == max { window.oldest } else { lower };
         budget = budget.saturating_sub(window.candidates);
         let Some(end) = progress.searched_until.filter(|_| budget > 0) else { return Ok(progress) };
-        // The next window has as many matches as are missing, or as many candidates as may be checked.
-        let enough = (2 * (missing - found)).checked_div(found).map_or(u128::MAX, |growth| growth as u128);
-        let allowed =
-            budget.checked_div(window.candidates).map_or(u128::MAX, |growth| u128::from(growth.unsigned_abs()));
-        let growth = match max_candidates {
-            Some(_) => enough.min(allowed).max(1),
-            None if enough > MAX_GROWTH => u128::MAX,
-            None => enough.max(1),
+        let growth = if max_candidates.is_some() {
+            let allowed = (100 * budget).checked_div(window.candidates);
+            allowed.map_or(u128::MAX, |allowed| u128::from(allowed.unsigned_abs())).min(growth(found, missing - found))
+        } else {
+            unchecked_growth(found, missing - found)
         };
-        let width = upper.as_u128().saturating_sub(end.as_u128()).saturating_mul(growth);
-        from = Uuid::from_u128(end.as_u128().saturating_sub(width));
+        from = next_window(upper, end, growth);
         upper = end;
     }
+}
+
+/// Returns the size in percent of a window in which twice as many matches are expected as are missing.
+fn growth(found: usize, missing: usize) -> u128 {
+    (200 * missing).checked_div(found).map_or(u128::MAX, |growth| growth as u128)
+}
+
+/// Returns the same size for candidates that need no check, or of a window for all remaining runs.
+fn unchecked_growth(found: usize, missing: usize) -> u128 {
+    Some(growth(found, missing)).filter(|growth| *growth <= MAX_GROWTH).unwrap_or(u128::MAX)
+}
+
+/// Returns the begin of the window that ends at `end` and has this size in percent of the window before it.
+fn next_window(upper: Uuid, end: Uuid, growth: u128) -> Uuid {
+    let width = (upper.as_u128().saturating_sub(end.as_u128()) / 100).saturating_mul(growth.max(1));
+    Uuid::from_u128(end.as_u128().saturating_sub(width))
 }
 
 /// Ids at which windows begin and end.
@@ -288,13 +393,22 @@ struct WindowEnds {
     oldest: Uuid,
 }
 
-/// Returns the ends of windows on runs below an id. Without such runs there is one window for all.
-async fn window_ends(connection: &mut PgConnection, before: Option<Uuid>) -> Result<WindowEnds, Error> {
+/// Returns the ends of windows on runs between two ids; the first window has `rows` runs. Without such runs there is one
+/// window for all.
+async fn window_ends(
+    connection: &mut PgConnection,
+    below: Option<Uuid>,
+    from: Option<Uuid>,
+    rows: i64,
+) -> Result<WindowEnds, Error> {
     let mut sql = QueryBuilder::<Postgres>::new("");
-    for (number, (order, offset)) in [("desc", 0), ("desc", WINDOW), ("asc", 0)].into_iter().enumerate() {
+    for (number, (order, offset)) in [("desc", 0), ("desc", rows), ("asc", 0)].into_iter().enumerate() {
         sql.push(if number > 0 { " union all (" } else { "(" });
         sql.push("select run_id from runs where true");
-        push_before(&mut sql, before);
+        push_before(&mut sql, below);
+        if let Some(from) = from {
+            sql.push(" and run_id >= ").push_bind(from);
+        }
         sql.push(" order by run_id ").push(order).push(" offset ").push_bind(offset).push(" limit 1)");
     }
     let mut ends: Vec<Uuid> = sql.build_query_scalar().fetch_all(connection).await?;
@@ -306,21 +420,24 @@ async fn window_ends(connection: &mut PgConnection, before: Option<Uuid>) -> Res
     })
 }
 
-/// Examines the runs between two ids.
+/// Examines the runs between two ids. With `hides_ids`, the plan uses no index for the condition on ids.
 async fn examine_window(
     connection: &mut PgConnection,
     listing: &Listing<'_>,
-    from: Option<Uuid>,
-    until: Option<Uuid>,
+    (from, until): (Option<Uuid>, Option<Uuid>),
+    hides_ids: bool,
     max_candidates: i64,
     wanted: usize,
 ) -> Result<Examined, Error> {
     let mut sql = QueryBuilder::<Postgres>::new("");
     let push_candidates = |sql: &mut QueryBuilder<Postgres>| {
+        sql.push(if hides_ids { " and (true" } else { "" });
         if let Some(from) = from {
             sql.push(" and run_id >= ").push_bind(from);
         }
         push_before(sql, until);
+        listing.filter.push_branch(listing.branch, sql);
+        sql.push(if hides_ids { ") is true" } else { "" });
         push_owned(sql, listing.scope);
         listing.filter.push_indexed(sql);
         ""

@@ -12,15 +12,17 @@ const NO_DRIVER: u8 = 9;
 const MIN_INDEXED_BYTES: usize = 3;
 
 /// Maximum number of candidates that a search checks for conditions on short columns.
-const MAX_CHECKED: i64 = 10_000;
+const MAX_CHECKED: i64 = 5_000;
 
 /// Maximum number of candidates whose texts a search checks.
 const MAX_TEXTS_CHECKED: i64 = 3_000;
 
-/// A part of the runs selected by `after:` and `before:` that an index returns in list order.
+/// A part of the runs that an index returns in list order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::store) enum Branch {
-    /// Runs with ids in the span.
+    /// All runs, for filters without `after:` and `before:`.
+    All,
+    /// Runs with ids in the span that `after:` and `before:` select.
     Ids,
     /// Displaced runs with other ids.
     Displaced,
@@ -38,15 +40,34 @@ impl Filter {
 
     /// Appends ` and …` with the conditions by which indexes find candidates.
     pub(in crate::store) fn push_indexed(&self, query: &mut QueryBuilder<Postgres>) {
-        for term in self.terms.iter().filter(|term| term.is_indexed) {
+        let (texts, others): (Vec<_>, Vec<_>) =
+            self.terms.iter().filter(|term| term.is_indexed).partition(|term| term.condition.is_full_text());
+        for term in others {
             query.push(" and (");
             term.condition.push_indexed(term.negated, query);
             query.push(")");
         }
-        if let Some(span) = self.span() {
-            query.push(" and (is_displaced(run_id, created_at) or (true");
-            span.push_inside(query);
-            query.push("))");
+        // One condition for all words: the planner multiplies the estimates of several. The sub-query hides the words from
+        // it: a low estimate would make it ignore the index of ids.
+        for (number, term) in texts.iter().enumerate() {
+            query.push(if number == 0 { " and search @@ (select " } else { " && " });
+            term.condition.push_words(query);
+        }
+        query.push(if texts.is_empty() { "" } else { ")" });
+    }
+
+    /// Returns the number of terms whose index contains the ids of runs.
+    pub(in crate::store) fn id_indexes(&self) -> usize {
+        self.terms.iter().filter(|term| term.is_indexed && term.condition.has_id_index()).count()
+    }
+
+    /// Appends ` and …` with the condition of a branch.
+    pub(in crate::store) fn push_branch(&self, branch: Branch, query: &mut QueryBuilder<Postgres>) {
+        let span = self.span().unwrap_or_default();
+        match branch {
+            Branch::All => {}
+            Branch::Ids => span.push_inside(query),
+            Branch::Displaced => span.push_displaced(query),
         }
     }
 
@@ -83,11 +104,8 @@ impl Filter {
 }
 
 impl IdRange {
-    /// Appends ` and …` with the condition of a branch.
-    pub(in crate::store) fn push(self, branch: Branch, query: &mut QueryBuilder<Postgres>) {
-        if branch == Branch::Ids {
-            return self.push_inside(query);
-        }
+    /// Appends ` and …` with the condition for displaced runs with other ids.
+    fn push_displaced(self, query: &mut QueryBuilder<Postgres>) {
         query.push(" and is_displaced(run_id, created_at) and (false");
         if let Some(from) = self.from {
             query.push(" or run_id < ").push_bind(from);
@@ -99,7 +117,7 @@ impl IdRange {
     }
 
     /// Appends ` and …` with the condition for ids in the span.
-    pub(in crate::store) fn push_inside(self, query: &mut QueryBuilder<Postgres>) {
+    fn push_inside(self, query: &mut QueryBuilder<Postgres>) {
         if let Some(from) = self.from {
             query.push(" and run_id >= ").push_bind(from);
         }
@@ -154,6 +172,11 @@ impl Condition {
             Self::Count(_, comparison, number) => comparison.is_above_zero(*number),
             Self::Model(_) | Self::Mod(_) | Self::After(_) | Self::Before(_) => false,
         }
+    }
+
+    /// Returns true if the index of this condition contains the ids of runs.
+    fn has_id_index(&self) -> bool {
+        !matches!(self, Self::Word(_) | Self::Phrase(_) | Self::Label(_) | Self::Error(_) | Self::Ids(_))
     }
 
     /// Returns the rank of a condition as driver of the probe; a lower rank means fewer runs.
@@ -219,15 +242,6 @@ impl Condition {
                     RunStatus::ALL.into_iter().filter(|other| other != status).map(|other| other.as_str().to_owned());
                 query.push("status = any(").push_bind(others.collect::<Vec<_>>()).push(")");
             }
-            // The sub-query hides the words from the planner: a low estimate would make it ignore the index of ids.
-            Self::Word(word) => {
-                query.push("search @@ (select (nullif(plainto_tsquery('simple', ");
-                query.push_bind(clean(word).to_lowercase()).push(")::text, '') || ':*')::tsquery)");
-            }
-            Self::Phrase(phrase) => {
-                query.push("search @@ (select plainto_tsquery('simple', ");
-                query.push_bind(clean(phrase).to_lowercase()).push("))");
-            }
             Self::Count(count @ (CountField::Tokens | CountField::Actions), comparison, number) => {
                 let column = if *count == CountField::Tokens { "final_tokens" } else { "final_actions" };
                 query.push(column).push(comparison.operator()).push_bind(*number);
@@ -235,6 +249,20 @@ impl Condition {
                 self.push(query);
             }
             _ => self.push(query),
+        }
+    }
+
+    /// Appends the words of a text as the query of their index, which does not contain their order.
+    fn push_words(&self, query: &mut QueryBuilder<Postgres>) {
+        match self {
+            Self::Word(word) => {
+                query.push("(nullif(plainto_tsquery('simple', ").push_bind(clean(word).to_lowercase());
+                query.push(")::text, '') || ':*')::tsquery");
+            }
+            Self::Phrase(phrase) => {
+                query.push("plainto_tsquery('simple', ").push_bind(clean(phrase).to_lowercase()).push(")");
+            }
+            _ => {}
         }
     }
 
@@ -247,9 +275,9 @@ impl Condition {
                     .push_bind(clean(word).into_owned())
                     .push(" in prompt_preview || output_preview) > 0");
             }
-            Self::Word(word) => {
-                query.push("search @@ (nullif(plainto_tsquery('simple', ").push_bind(clean(word).to_lowercase());
-                query.push(")::text, '') || ':*')::tsquery");
+            Self::Word(_) => {
+                query.push("search @@ ");
+                self.push_words(query);
             }
             Self::Phrase(phrase) => {
                 query.push("search @@ phraseto_tsquery('simple', ").push_bind(clean(phrase).to_lowercase()).push(")");

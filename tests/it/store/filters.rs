@@ -12,7 +12,7 @@ const RUNS: u32 = 30_000;
 const BATCH: u32 = 50_000;
 
 /// Filters with their plain conditions.
-const FILTERS: [(&str, &str); 53] = [
+const FILTERS: [(&str, &str); 64] = [
     ("", "true"),
     ("mod:STORY", "'story' = any(mods)"),
     ("mod:rare", "'rare-mod' = any(mods)"),
@@ -86,6 +86,31 @@ const FILTERS: [(&str, &str); 53] = [
         "surface = 'websocket' and model = 'mistral-7b' and search @@ phraseto_tsquery('simple', 'tell me') and errors = 0",
     ),
     ("model:fine mod:guard story", "model like 'fine%' and 'json-guard' = any(mods) and search @@ 'story'"),
+    (
+        "mod:story user:user-1 surface:websocket",
+        "'story' = any(mods) and user_label = 'user-1' and surface = 'websocket'",
+    ),
+    ("status:failed error>0 mod:story", "status = 'failed' and errors > 0 and 'story' = any(mods)"),
+    ("tokens>500 user:user-2 mod:old", "completion_tokens > 500 and user_label = 'user-2' and 'old-mod' = any(mods)"),
+    ("backtracks>0 error>0 surface:ingest", "backtracked > 0 and errors > 0 and surface = 'ingest'"),
+    ("w100 w200 w300", "search @@ to_tsquery('simple', 'w100:* & w200:* & w300:*')"),
+    ("story tell error>0", "search @@ 'story & tell' and errors > 0"),
+    ("\"w1 w2\" mod:story", "search @@ phraseto_tsquery('simple', 'w1 w2') and 'story' = any(mods)"),
+    ("session:s-17 metadata.env:prod", "labels @> array['session=s-17', 'metadata.env=prod']"),
+    (
+        "-metadata.env:prod -metadata.env:test error>0 user:user-3",
+        "not labels && array['metadata.env=prod', 'metadata.env=test'] and errors > 0 and user_label = 'user-3'",
+    ),
+    (
+        "after:2026-01-01T01:00:00Z before:2026-01-01T06:00:00Z status:failed mod:story",
+        "created_at >= '2026-01-01T01:00:00Z' and created_at < '2026-01-01T06:00:00Z' and status = 'failed' \
+        and 'story' = any(mods)",
+    ),
+    (
+        "after:2026-01-01T01:00:00Z user:user-5 mod:guard status:interrupted",
+        "created_at >= '2026-01-01T01:00:00Z' and user_label = 'user-5' and 'json-guard' = any(mods) \
+        and status = 'interrupted'",
+    ),
     (NO_SURFACE, "false"),
 ];
 
