@@ -87,7 +87,7 @@ impl Store {
         }
         let limit = if query.limit == 0 { DEFAULT_PAGE } else { query.limit.min(MAX_PAGE) } as usize;
         let Progress { mut ids, searched_until } =
-            self.find_ids(scope, filter, query.before.map(|run| run.0), limit + 1).await?;
+            self.find_ids(scope, &filter, query.before.map(|run| run.0), limit + 1).await?;
         let next = if ids.len() > limit { Some(ids[limit - 1]) } else { searched_until };
         ids.truncate(limit);
         let read = select_runs!("null::text", "where run_id = any($1) order by run_id desc");
@@ -98,7 +98,7 @@ impl Store {
     async fn find_ids(
         &self,
         scope: &Scope,
-        filter: Filter,
+        filter: &Filter,
         before: Option<Uuid>,
         wanted: usize,
     ) -> Result<Progress, Error> {
