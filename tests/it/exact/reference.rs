@@ -1,13 +1,24 @@
 //! A forward pass in 64-bit floats that shares only the weights with llama.cpp. Keys are stored before their rotation
-//! to a position, so that a token can move.
+//! to a position, so that a token can move. On request it rounds the values that llama.cpp rounds to 16 bits.
 
 use super::variant::{CAP, EPS, EXPERTS, HEADS, HIDDEN, KERNEL, KV_HEADS, Kind, LAYERS, Turn, Variant, WIDTH};
+use half::f16;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use thunder::events::TokenId;
 
+/// Values that llama.cpp rounds to 16-bit floats before attention uses them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Rounding {
+    /// Keys and values in the cache, and the queries that are multiplied with such keys.
+    pub cache: bool,
+    /// Argument and result of GELU, which is a table.
+    pub gelu: bool,
+}
+
 pub struct Reference {
     pub kind: Kind,
+    rounding: Rounding,
     weights: BTreeMap<String, (usize, Vec<f64>)>,
     tokens: Vec<TokenId>,
     /// For each layer and token: keys before rotation, and values; for a convolution its inputs, and nothing.
@@ -23,12 +34,31 @@ impl Reference {
             |(inputs, values): &(usize, Vec<f32>)| (*inputs, values.iter().map(|&value| f64::from(value)).collect());
         Self {
             kind: variant.kind,
+            rounding: Rounding::default(),
             weights: variant.weights.iter().map(|(name, tensor)| (name.clone(), wide(tensor))).collect(),
             tokens: Vec::new(),
             cache: vec![Vec::new(); LAYERS],
             last: Vec::new(),
             control: BTreeMap::new(),
         }
+    }
+
+    /// Returns the reference with these roundings.
+    pub fn with_rounding(variant: &Variant, rounding: Rounding) -> Self {
+        Self { rounding, ..Self::new(variant) }
+    }
+
+    /// Returns the maximum deviation of rows in the first layer with attention. If roundings are known, its inputs are
+    /// those of llama.cpp, so that only the computation of the rows remains; except in kinds of which some values lie so
+    /// close to the middle between two 16-bit floats that they round to the other one.
+    pub fn first_layer_tolerance(&self) -> f64 {
+        let rounds_alike = !self.rounding.cache || !(self.kind.is_gemma() || self.kind == Kind::Lfm2);
+        if self.rounding != Rounding::default() && rounds_alike { 1e-6 } else { f64::INFINITY }
+    }
+
+    /// Returns a value of the cache or a query as it is used.
+    fn cached(&self, x: f64) -> f64 {
+        if self.rounding.cache { f64::from(f16::from_f64(x)) } else { x }
     }
 
     /// Returns the attention of the last of these tokens: `[layer][head][position]`. Tokens whose position did not
@@ -131,6 +161,7 @@ impl Reference {
         let q = self.norm(&at("attn_q_norm"), &self.linear(&at("attn_q"), y));
         let k = self.norm(&at("attn_k_norm"), &self.linear(&at("attn_k"), y));
         let v = self.linear(&at("attn_v"), y);
+        let v = v.into_iter().map(|v| self.cached(v)).collect();
         self.cache[layer].push((k, v));
         let mut mixed = Vec::with_capacity(q.len());
         for head in 0..HEADS {
@@ -141,7 +172,8 @@ impl Reference {
                     return f64::NEG_INFINITY;
                 }
                 let key = self.rotated(&key[kv..][..width], at, layer);
-                let score = query.iter().zip(&key).map(|(a, b)| a * b).sum::<f64>() / (width as f64).sqrt();
+                let product = |(&a, &b): (&f64, &f64)| self.cached(a) * self.cached(b);
+                let score = query.iter().zip(&key).map(product).sum::<f64>() / (width as f64).sqrt();
                 let cap = f64::from(CAP);
                 let score = if self.kind == Kind::Gemma2 { cap * (score / cap).tanh() } else { score };
                 score - self.kind.slope(head) * (position - at) as f64
@@ -199,7 +231,9 @@ impl Reference {
 
     fn activated(&self, x: f64) -> f64 {
         if self.kind.is_gemma() {
-            0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x)).tanh())
+            let half = |x: f64| if self.rounding.gelu { f64::from(f16::from_f64(x)) } else { x };
+            let x = half(x);
+            half(0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x)).tanh()))
         } else {
             x / (1.0 + (-x).exp())
         }
