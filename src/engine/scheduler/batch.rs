@@ -4,6 +4,7 @@ use super::{Scheduler, done};
 use crate::events::EndCause;
 use crate::model::{ModelError, common_prefix};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Maximum tokens of a decode that counts as generation; such decodes go before prompts.
 const MAX_SHORT_DECODE: usize = 16;
@@ -17,10 +18,48 @@ struct PrefillPolicy {
     /// Maximum tokens of one prompt in one decode. On a processor, larger chunks are not faster because their working
     /// set outgrows the cache. A GPU takes whole batches.
     max_chunk_tokens: usize,
-    /// Prompt tokens decoded between two decodes of the generating runs. If these took part in every decode of a short
-    /// prompt, each would cost an additional pass over the weights, and the last of many prompts would wait for all of
-    /// them.
+    /// Minimum prompt tokens decoded between two decodes of the generating runs. If these took part in every decode of a
+    /// short prompt, each would cost an additional pass over the weights, and the last of many prompts would wait for
+    /// all of them.
     tokens_between_decodes: usize,
+}
+
+/// Minimum time of prompts between two decodes of the generating runs, in times of such a decode. A pass over the
+/// weights of a small model takes as long as a hundred tokens of a prompt, so that tokens alone do not limit the delay
+/// of the last prompt.
+const MIN_PROMPT_TIME: u32 = 20;
+/// Prompt tokens after which the generating runs follow in any case.
+const MAX_PROMPT_TOKENS: usize = 2048;
+
+/// The turn of the prompts, while other runs generate.
+#[derive(Debug, Default)]
+pub(super) struct PrefillTurn {
+    /// Prompt tokens decoded since the generating runs were last in a batch.
+    tokens: usize,
+    /// The time that they took.
+    time: Duration,
+    /// Time of the last decode of generating runs.
+    generation: Duration,
+    /// Prompt tokens in the planned batch.
+    planned: usize,
+}
+
+impl PrefillTurn {
+    /// Returns true if it is the generating runs' turn.
+    fn is_over(&self, policy: &PrefillPolicy) -> bool {
+        let suffices = self.time >= self.generation * MIN_PROMPT_TIME || self.tokens >= MAX_PROMPT_TOKENS;
+        self.tokens >= policy.tokens_between_decodes && suffices
+    }
+
+    /// Counts the planned batch after its decode.
+    pub(super) fn count(&mut self, elapsed: Duration) {
+        if self.planned > 0 {
+            self.tokens += self.planned;
+            self.time += elapsed;
+        } else {
+            (self.tokens, self.time, self.generation) = (0, Duration::ZERO, elapsed);
+        }
+    }
 }
 
 const CPU_PREFILL: PrefillPolicy =
@@ -94,13 +133,17 @@ impl Scheduler<'_> {
         ready.sort_unstable_by_key(|run| (run.left > MAX_SHORT_DECODE, run.arrival));
         let pace = self.prefill_policy();
         let some_read = ready.iter().any(|run| run.left > MAX_SHORT_DECODE);
-        let prompts_only = some_read && self.prompt_tokens_since_decode < pace.tokens_between_decodes;
+        let turn_is_over = self.prefill_turn.is_over(pace);
+        let generates = ready.iter().any(|run| run.left <= MAX_SHORT_DECODE && run.begun);
+        let prompts_only = some_read && !turn_is_over;
         let mut parts: Vec<(usize, usize)> = Vec::new();
         let mut prompts = 0;
         for ReadyRun { slot, left, begun, .. } in ready {
             let take = match left {
                 ..=MAX_SHORT_DECODE if prompts_only && begun => continue,
                 ..=MAX_SHORT_DECODE => left,
+                // llama.cpp decodes parts of different length one after the other, so nothing is gained by both at once.
+                _ if turn_is_over && generates => continue,
                 _ if prompts == 0 => even_chunk(left, prompt_budget.min(pace.max_chunk_tokens)),
                 _ if prompts + left <= pace.max_shared_tokens => left,
                 _ => continue,
@@ -115,7 +158,7 @@ impl Scheduler<'_> {
             }
             parts.push((slot, take));
         }
-        self.prompt_tokens_since_decode = prompts + if prompts_only { self.prompt_tokens_since_decode } else { 0 };
+        self.prefill_turn.planned = prompts;
         parts.sort_unstable();
         parts.into_iter().filter_map(|(index, take)| self.add_part(index, take)).collect()
     }
@@ -268,8 +311,37 @@ impl Scheduler<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::even_chunk;
+    use super::{CPU_PREFILL, MAX_PROMPT_TOKENS, MIN_PROMPT_TIME, PrefillTurn, even_chunk};
     use proptest::prelude::*;
+    use std::time::Duration;
+
+    #[test]
+    fn generating_runs_wait_for_enough_tokens_and_time_of_prompts() {
+        let generation = Duration::from_millis(3);
+        let mut turn = PrefillTurn { generation, ..PrefillTurn::default() };
+        // A chunk of 256 tokens that takes as long as seven decodes: its tokens suffice, its time does not.
+        turn.planned = CPU_PREFILL.tokens_between_decodes;
+        turn.count(7 * generation);
+        assert!(!turn.is_over(&CPU_PREFILL));
+        turn.count((MIN_PROMPT_TIME - 7) * generation);
+        assert!(turn.is_over(&CPU_PREFILL));
+        // The next turn starts after a decode without prompts, which a slow model's chunk exceeds at once.
+        turn.planned = 0;
+        turn.count(generation);
+        assert!(!turn.is_over(&CPU_PREFILL));
+        turn.planned = CPU_PREFILL.tokens_between_decodes - 1;
+        turn.count(100 * generation);
+        assert!(!turn.is_over(&CPU_PREFILL));
+        turn.planned = 1;
+        turn.count(Duration::ZERO);
+        assert!(turn.is_over(&CPU_PREFILL));
+        // One slow decode does not stop the generating runs for long.
+        turn.planned = 0;
+        turn.count(Duration::from_mins(1));
+        turn.planned = MAX_PROMPT_TOKENS;
+        turn.count(generation);
+        assert!(turn.is_over(&CPU_PREFILL));
+    }
 
     proptest! {
         #[test]

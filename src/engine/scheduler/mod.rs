@@ -22,6 +22,7 @@ use crate::events::{EndCause, RunId};
 use crate::model::llama::Candidates;
 use crate::mods::ReplySender;
 use active_run::ActiveRun;
+use batch::PrefillTurn;
 use command::{Command, QueuedTask};
 use queue::RunQueue;
 use slots::ActiveSlots;
@@ -53,8 +54,7 @@ pub struct Scheduler<'model> {
     arrivals: u64,
     /// Number of batches that could not include all ready runs.
     partial_batches: u64,
-    /// Prompt tokens decoded since the generating runs were last in a batch.
-    prompt_tokens_since_decode: usize,
+    prefill_turn: PrefillTurn,
     status: Arc<EngineStatus>,
 }
 
@@ -82,7 +82,7 @@ impl<'model> Scheduler<'model> {
             options,
             arrivals: 0,
             partial_batches: 0,
-            prompt_tokens_since_decode: 0,
+            prefill_turn: PrefillTurn::default(),
             status,
         }
     }
@@ -116,9 +116,11 @@ impl<'model> Scheduler<'model> {
             self.stop_polling();
             let begun = Instant::now();
             self.decode(parts);
+            let elapsed = begun.elapsed();
+            self.prefill_turn.count(elapsed);
             // Events are recorded before outputs are sent, so that a client that reads its run finds every token it
             // received.
-            self.flush_events(begun.elapsed() > SLOW_DECODE);
+            self.flush_events(elapsed > SLOW_DECODE);
             self.serve_clients();
         }
         self.stop();
