@@ -18,18 +18,22 @@ use crate::events::{DurabilityAcks, NotStored, RunId, RunStatus, Signal, TraceIt
 use crate::trace::document::Numbering;
 use persist::{Batch, PersistOutcome, PersistResult, persist};
 use std::collections::{HashMap, HashSet};
+use std::future::pending;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use uuid::Uuid;
 
 pub use persist::drain_some;
 
 /// Maximum time before received items are written.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(250);
+/// Time for which the start of a run waits for further records. A write at once would take processor time from the
+/// prompt of the run, and every run of a burst would have its own.
+const START_DELAY: Duration = Duration::from_millis(100);
 /// Number of pending items that starts a write.
 const BATCH_ITEMS: usize = 512;
 /// Maximum items that wait for a slow database. Beyond it, batches go to the spool file.
@@ -67,8 +71,8 @@ struct Recorder {
     spooled: Vec<RunId>,
     /// Readers that wait until everything received so far is stored.
     flushes: Vec<Flush>,
-    /// True if a run has started or ended since the last batch. Run lists on all servers show that immediately.
-    urgent: bool,
+    /// Time of the next write, if a run has started or ended since the last batch: run lists on all servers show that soon.
+    write_at: Option<Instant>,
 }
 
 struct Recording {
@@ -139,6 +143,7 @@ pub async fn record(
                 signals.close();
                 due = true;
             }
+            () = until(recorder.write_at), if in_progress.is_none() => due = true,
             _ = tick.tick() => due = true,
         }
         if in_progress.is_some() {
@@ -150,9 +155,10 @@ pub async fn record(
         }
         let waits = recorder.pending_items > 0 || !recorder.abandoned.is_empty() || !drained;
         if !waits {
+            recorder.write_at = None;
             complete_flushes(recorder.flushes.drain(..), true);
         }
-        due |= !recorder.flushes.is_empty() || recorder.urgent;
+        due |= !recorder.flushes.is_empty() || recorder.write_at.is_some_and(|at| at <= Instant::now());
         if waits && (due || !open || recorder.pending_items >= BATCH_ITEMS) {
             let overload = recorder.pending_items >= MAX_PENDING_ITEMS;
             let flushes = std::mem::take(&mut recorder.flushes);
@@ -184,7 +190,7 @@ impl Recorder {
             ended: Vec::new(),
             spooled: Vec::new(),
             flushes: Vec::new(),
-            urgent: false,
+            write_at: None,
         }
     }
 
@@ -241,14 +247,20 @@ impl Recorder {
     }
 
     fn push(&mut self, record: Record) {
-        self.urgent |= !matches!(record, Record::Items(..));
+        let delay = match record {
+            Record::Started(..) => Some(START_DELAY),
+            Record::Ended(..) => Some(Duration::ZERO),
+            Record::Items(..) => None,
+        };
+        let times = self.write_at.into_iter().chain(delay.map(|delay| Instant::now() + delay));
+        self.write_at = times.min();
         self.pending_items += record.len();
         self.pending.push(record);
     }
 
     fn batch(&mut self) -> Batch {
         self.pending_items = 0;
-        self.urgent = false;
+        self.write_at = None;
         let records = std::mem::take(&mut self.pending);
         let changed =
             self.runs.values_mut().filter_map(|run| std::mem::take(&mut run.changed).then(|| run.summary.row()));
@@ -342,6 +354,14 @@ impl Recorder {
         self.target.durability_acks.resolve(run_id, Err(why));
         self.target.unstored.remove(run_id);
         self.target.live.ended(run_id, RunStatus::Interrupted);
+    }
+}
+
+/// Waits until this time, or for ever without one.
+async fn until(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => pending().await,
     }
 }
 

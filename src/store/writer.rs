@@ -140,7 +140,7 @@ async fn write_records(connection: &mut PgConnection, records: &[Record], attemp
     let mut rows = Rows::new(if attempt == Attempt::First { InsertMode::New } else { InsertMode::SkipExisting });
     for record in records {
         match record {
-            Record::Started(start, server_id) => begin(connection, start, *server_id).await?,
+            Record::Started(start, server_id) => begin(connection, start, *server_id, attempt).await?,
             Record::Items(run_id, numbering, items) => {
                 let mut numbering = *numbering;
                 for item in items.iter() {
@@ -156,7 +156,12 @@ async fn write_records(connection: &mut PgConnection, records: &[Record], attemp
 
 /// Reserves the `request_id` and inserts the run's first row. If a client uses a `request_id` twice, the run is recorded
 /// with the id `REQUEST_ID~RUN_ID`.
-async fn begin(connection: &mut PgConnection, start: &RunStart, server_id: Uuid) -> Result<(), sqlx::Error> {
+async fn begin(
+    connection: &mut PgConnection,
+    start: &RunStart,
+    server_id: Uuid,
+    attempt: Attempt,
+) -> Result<(), sqlx::Error> {
     let run_id = start.run_id;
     let mut request_id = clean(&start.request_id).into_owned();
     if !claim(connection, &request_id, run_id).await?
@@ -165,7 +170,7 @@ async fn begin(connection: &mut PgConnection, start: &RunStart, server_id: Uuid)
         request_id = format!("{request_id}~{run_id}");
         claim(connection, &request_id, run_id).await?;
     }
-    if by_id(connection, &Scope::All, run_id).await?.is_some() {
+    if attempt == Attempt::Again && by_id(connection, &Scope::All, run_id).await?.is_some() {
         return Ok(());
     }
     let start = RunStart { request_id, ..start.clone() };
