@@ -9,6 +9,7 @@ use crate::events::system;
 use crate::mods::{FolderWatch, ModRegistry};
 use crate::server::mods::{ModSync, store_used_versions};
 use crate::server::{App, Listeners, State, announce, share_logins};
+use crate::store::Store;
 use crate::ui;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -94,7 +95,13 @@ pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCo
 /// Starts all parts. The mods directory is watched until the returned value is dropped.
 async fn start(app: &App, progress: &Arc<Progress>) -> anyhow::Result<Option<FolderWatch>> {
     let config = app.config();
-    let store = startup::open_store(&config.data, progress).await?;
+    if !config.server.cluster.no_model {
+        match std::env::current_exe() {
+            Ok(program) => app.models().set_probe_program(program),
+            Err(error) => tracing::warn!(%error, "cannot probe model files in a separate process"),
+        }
+    }
+    let store = open_store_and_probe(app, progress).await?;
     share_logins(&store).await?;
     let (recorder, live) = store.recorder();
     app.set_database(store, live);
@@ -112,13 +119,24 @@ async fn start(app: &App, progress: &Arc<Progress>) -> anyhow::Result<Option<Fol
     if config.server.cluster.no_model {
         return Ok(watch);
     }
-    match std::env::current_exe() {
-        Ok(program) => app.models().set_probe_program(program),
-        Err(error) => tracing::warn!(%error, "cannot probe model files in a separate process"),
-    }
     startup::load_default(app, recorder, progress).await?;
     sleep_when_idle(app);
     Ok(watch)
+}
+
+/// Opens the database, and checks the file of the default model at the same time.
+async fn open_store_and_probe(app: &App, progress: &Progress) -> anyhow::Result<Store> {
+    let config = app.config();
+    if config.server.cluster.no_model {
+        return startup::open_store(&config.data, progress).await;
+    }
+    let (store, probed) = tokio::join!(startup::open_store(&config.data, progress), app.models().probe_default());
+    let store = store?;
+    if let Err(error) = probed {
+        store.close().await;
+        return Err(error.into());
+    }
+    Ok(store)
 }
 
 /// Stops the runs, then the recorder, then the database, because each needs the next one.

@@ -136,7 +136,7 @@ impl ModelRegistry {
             return Err(refused(&entry.path, "the model registry is not open"));
         };
         let config = &self.0.config.engine;
-        self.probe_file(&entry.path).await?;
+        self.probe_unless_probed(&entry.path).await?;
         let model = self.read(entry, Arc::clone(&observe)).await?;
         observe(&entry.name, LoadStep::Context);
         let options = engine_options(&self.0.config, &model, self.0.clock);
@@ -288,7 +288,7 @@ fn cache_type(named: crate::config::CacheTypeFlag) -> CacheType {
     CacheType::ALL.into_iter().find(|kind| kind.as_str() == named.as_str()).unwrap_or_default()
 }
 
-async fn default_path(config: &Config) -> Result<PathBuf, ModelError> {
+pub(super) async fn default_path(config: &Config) -> Result<PathBuf, ModelError> {
     if let Some(path) = &config.engine.model {
         return Ok(path.clone());
     }

