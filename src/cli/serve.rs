@@ -48,6 +48,9 @@ pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCo
         startup::list_devices()?;
         return Ok(ExitCode::SUCCESS);
     }
+    if let Some(note) = args.engine.speculation.unsupported_note() {
+        tracing::warn!("{note}");
+    }
     let config = Arc::new(Config::new(args.engine, args.data, &args.server)?);
     let listeners = Listeners::bind(&config.server.listen).await?;
     let addresses = listeners.addresses();

@@ -6,7 +6,7 @@ use super::llama_server::{LogFlags, RequestFlags, RouteFlags};
 use super::vertex::VertexFlags;
 use super::{
     AdapterFlags, ClusterFlags, ControlFlags, EncoderFlags, KeyHash, LimitFlags, ModFlags, Rights, SecurityConfig,
-    Size, TlsFlags, TuningFlags,
+    Size, SpeculationFlags, TlsFlags, TuningFlags,
 };
 use clap::{Args, ValueEnum};
 use std::net::SocketAddr;
@@ -78,6 +78,9 @@ pub struct EngineFlags {
     /// The KV cache.
     #[command(flatten)]
     pub cache: CacheFlags,
+    /// Speculative decoding.
+    #[command(flatten)]
+    pub speculation: SpeculationFlags,
     /// Compute settings.
     #[command(flatten)]
     pub tuning: TuningFlags,

@@ -17,6 +17,7 @@ mod limits;
 pub mod llama_server;
 mod mods;
 mod security;
+mod speculation;
 mod tls;
 mod tuning;
 mod vertex;
@@ -40,6 +41,7 @@ pub use limits::{LimitFlags, RateConfig, RunTimeoutConfig, SocketConfig};
 pub use llama_server::RouteConfig;
 pub use mods::{ModFlags, ModSandbox, ModsConfig};
 pub use security::{KeyHash, LOCALHOST, Rights, SecurityConfig};
+pub use speculation::{SpecTypeFlag, SpeculationConfig, SpeculationFlags};
 pub use tls::{TlsConfig, TlsError, TlsFlags, certificates};
 pub use tuning::{LoadMode, NumaFlag, OverrideValue, RopeScalingFlag, TuningFlags};
 pub use vertex::VertexConfig;
@@ -111,6 +113,8 @@ pub struct EngineConfig {
     pub control: ControlConfig,
     /// The KV cache.
     pub cache: CacheConfig,
+    /// Speculative decoding.
+    pub speculation: SpeculationConfig,
     /// Compute settings.
     pub tuning: TuningFlags,
     /// Embeddings and scores.
@@ -240,6 +244,7 @@ impl Config {
         let mut security = server.security(&listen)?;
         security.trusted_hosts.extend(cluster.host());
         let mut request_defaults = engine.cache.defaults();
+        request_defaults.extend(engine.speculation.defaults());
         request_defaults.extend(server.requests.defaults()?);
         if server.log.shows_verbose() {
             request_defaults.entry("verbose").or_insert(true.into());
@@ -328,6 +333,7 @@ impl TryFrom<EngineFlags> for EngineConfig {
             adapters: flags.adapters.config()?,
             control: flags.control.config()?,
             cache: flags.cache.config(attention == OnOffAuto::On)?,
+            speculation: flags.speculation.config()?,
             tuning: flags.tuning,
             encoder: flags.encoder,
             mods: flags.mods.try_into()?,

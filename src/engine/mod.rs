@@ -19,6 +19,7 @@ mod request;
 mod run;
 mod scheduler;
 mod slots;
+mod speculation;
 mod status;
 mod submit;
 
@@ -34,6 +35,7 @@ pub use kv::snapshot::{SlotSnapshot, SlotTokens};
 pub use options::{AttentionEncodeFn, Clock, EngineOptions};
 pub use output::{EndReasoning, Output, PromptProgress, PromptTiming, RunActivity, RunMetrics, RunProgress, TextDelta};
 pub use request::{Limits, Overflow, ReasoningBudget, RecordPolicy, ReportOptions, Request};
+pub use speculation::{DraftLimits, DrafterKind, SpeculationOptions};
 pub use status::{EngineCounts, EngineStatus, SlotRun, SlotView, TokenTotals};
 
 use crate::events::{DurabilityAcks, Recorder, Signal, UnstoredRuns};
@@ -73,6 +75,8 @@ struct Inner {
     /// `None` without capture.
     attention_support: Option<Result<AttentionSupport, Unsupported>>,
     status: Arc<EngineStatus>,
+    /// True if runs draft tokens.
+    speculates: bool,
     /// Reference-counted by every run; see [`Engine::runs`].
     run_counter: Arc<()>,
     durability_acks: Option<DurabilityAcks>,
@@ -116,6 +120,7 @@ impl Engine {
                 commands,
                 waiting,
                 status,
+                speculates: false,
                 run_counter: Arc::new(()),
                 durability_acks,
                 unstored,
@@ -156,8 +161,10 @@ impl Engine {
                     Ok((context, attention_encoder, layout, capture)) => {
                         let sizes =
                             layout.as_ref().map_or((0, 0), |layout| (layout.fixed_bytes(), layout.bytes_per_token()));
-                        if ready.send(Ok((layout, capture, context.attention_support().cloned()))).is_ok() {
-                            let prefixes_usable = context.keeps_beginnings();
+                        let prefixes_usable = context.keeps_beginnings();
+                        let speculates = options.speculation.is_enabled() && prefixes_usable;
+                        let attends = context.attention_support().cloned();
+                        if ready.send(Ok((layout, capture, attends, speculates))).is_ok() {
                             let host_cache = HostCache::new(options.cache_ram_bytes, sizes, prefixes_usable);
                             let kv = KvSlots::new(context, options.parallel, options.ctx_size, host_cache);
                             let recording = Recording::new(recorder, attention_encoder);
@@ -174,9 +181,13 @@ impl Engine {
             .spawn(thread)
             .map_err(|error| crate::model::ModelError::Decode(error.to_string()))?;
         let started = started.await;
-        let (layout, attention_capture, attention_support) = started
+        let (layout, attention_capture, attention_support, speculates) = started
             .map_err(|_| crate::model::ModelError::Decode("the decode thread panicked during start-up".into()))??;
-        tracing::info!(model = model.name(), attention = attention_capture.as_str(), "context created");
+        let attention = attention_capture.as_str();
+        tracing::info!(model = model.name(), attention, speculates, "context created");
+        if options.speculation.is_enabled() && !speculates {
+            tracing::warn!(model = model.name(), "no speculative decoding: the model's state cannot drop wrong tokens");
+        }
         let snapshot_format = Arc::new(snapshot_format(&model, layout));
         let identity_watch = IdentityWatch::start(&model, options.hash_cache.clone());
         let thread = Mutex::new(Some(thread));
@@ -190,6 +201,7 @@ impl Engine {
             attention_capture,
             attention_support,
             status,
+            speculates,
             run_counter: Arc::new(()),
             durability_acks,
             unstored,
@@ -209,6 +221,12 @@ impl Engine {
     #[must_use]
     pub fn context_per_slot(&self) -> u32 {
         self.inner.options.ctx_size
+    }
+
+    /// Returns true if runs draft tokens.
+    #[must_use]
+    pub fn speculates(&self) -> bool {
+        self.inner.speculates
     }
 
     /// Returns the number of slots.

@@ -1,5 +1,6 @@
 //! Settings of the engine.
 
+use crate::engine::speculation::SpeculationOptions;
 use crate::model::llama::{AttentionCapture, CacheType};
 use chrono::{DateTime, Utc};
 use std::path::PathBuf;
@@ -30,6 +31,8 @@ pub struct EngineOptions {
     pub slot_prompt_similarity: f32,
     /// Maximum bytes of states that are kept outside of the slots; 0 keeps none.
     pub cache_ram_bytes: usize,
+    /// Speculative decoding.
+    pub speculation: SpeculationOptions,
     /// Folder that caches the hashes of model files.
     pub hash_cache: Option<PathBuf>,
     /// Maximum tokens in the answer of any run; `None` for as many as fit.

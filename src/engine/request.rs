@@ -1,5 +1,6 @@
 use crate::engine::error::SubmitError;
 use crate::engine::fork::ForkPoint;
+use crate::engine::speculation::DraftLimits;
 use crate::events::{RunMetadata, Span, Surface, Tenant, TokenId};
 use crate::model::Vocabulary;
 use crate::model::chat::answer::AnswerFormat;
@@ -74,6 +75,8 @@ pub struct Request {
     pub cache_reuse: usize,
     /// Behaviour when the context is full.
     pub overflow: Overflow,
+    /// Limits of the drafts of speculative decoding.
+    pub drafts: DraftLimits,
     /// Outputs that the API wants besides the answer.
     pub report: ReportOptions,
     /// Step of a recorded run from which the run continues; its prompt is then the recorded one.
@@ -116,6 +119,7 @@ impl Request {
             cache_reuse: 0,
             overflow: Overflow::default(),
             fork: None,
+            drafts: DraftLimits::default(),
         }
     }
 

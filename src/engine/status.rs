@@ -37,6 +37,9 @@ struct WorkCounters {
     prompt_us: AtomicU64,
     generated_tokens: AtomicU64,
     generation_us: AtomicU64,
+    drafts: AtomicU64,
+    drafted_tokens: AtomicU64,
+    accepted_tokens: AtomicU64,
 }
 
 /// Work of one second.
@@ -125,6 +128,12 @@ pub struct TokenTotals {
     pub generated_tokens: u64,
     /// Microseconds spent on generating.
     pub generation_us: u64,
+    /// Drafts of speculative decoding.
+    pub drafts: u64,
+    /// Tokens of these drafts.
+    pub drafted_tokens: u64,
+    /// Drafted tokens that their run continued with.
+    pub accepted_tokens: u64,
 }
 
 /// Counters since the start.
@@ -220,6 +229,9 @@ impl EngineStatus {
             prompt_us: finish.prompt_us,
             generated_tokens: u64::from(usage.completion_tokens),
             generation_us: finish.generation_us,
+            drafts: u64::from(finish.drafts.drafts),
+            drafted_tokens: u64::from(finish.drafts.drafted),
+            accepted_tokens: u64::from(finish.drafts.accepted),
         });
     }
 
@@ -272,6 +284,9 @@ impl TokenTotals {
             prompt_us: self.prompt_us + other.prompt_us,
             generated_tokens: self.generated_tokens + other.generated_tokens,
             generation_us: self.generation_us + other.generation_us,
+            drafts: self.drafts + other.drafts,
+            drafted_tokens: self.drafted_tokens + other.drafted_tokens,
+            accepted_tokens: self.accepted_tokens + other.accepted_tokens,
         }
     }
 }
@@ -283,12 +298,22 @@ impl WorkCounters {
         self.prompt_us.fetch_add(done.prompt_us, Relaxed);
         self.generated_tokens.fetch_add(done.generated_tokens, Relaxed);
         self.generation_us.fetch_add(done.generation_us, Relaxed);
+        self.drafts.fetch_add(done.drafts, Relaxed);
+        self.drafted_tokens.fetch_add(done.drafted_tokens, Relaxed);
+        self.accepted_tokens.fetch_add(done.accepted_tokens, Relaxed);
     }
 
     fn clear(&self) {
-        for counter in
-            [&self.prompt_tokens, &self.cached_tokens, &self.prompt_us, &self.generated_tokens, &self.generation_us]
-        {
+        for counter in [
+            &self.prompt_tokens,
+            &self.cached_tokens,
+            &self.prompt_us,
+            &self.generated_tokens,
+            &self.generation_us,
+            &self.drafts,
+            &self.drafted_tokens,
+            &self.accepted_tokens,
+        ] {
             counter.store(0, Relaxed);
         }
     }
@@ -300,6 +325,9 @@ impl WorkCounters {
             prompt_us: self.prompt_us.load(Relaxed),
             generated_tokens: self.generated_tokens.load(Relaxed),
             generation_us: self.generation_us.load(Relaxed),
+            drafts: self.drafts.load(Relaxed),
+            drafted_tokens: self.drafted_tokens.load(Relaxed),
+            accepted_tokens: self.accepted_tokens.load(Relaxed),
         }
     }
 }

@@ -32,6 +32,10 @@ pub struct Measurements {
     /// `Sampled`: the sampler's stages in order, each with the number of candidates left after it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<StageCount>,
+    /// `Sampled`: the token that speculative decoding guessed for this position. The guess was right if it is the sampled
+    /// token, which then needed no decode of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drafted: Option<TokenId>,
     /// `Added`: the reason why these tokens end the sequence, e.g. the stop string they completed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped_by: Option<String>,
@@ -153,6 +157,7 @@ impl Measurements {
             after_mods,
             after_sampler,
             stages,
+            drafted,
             stopped_by,
             evicted,
             note,
@@ -167,6 +172,7 @@ impl Measurements {
             && after_mods.is_empty()
             && after_sampler.is_empty()
             && stages.is_empty()
+            && drafted.is_none()
             && stopped_by.is_none()
             && evicted.is_none()
             && note.is_none()

@@ -25,8 +25,8 @@ pub use measured::{Alternative, Eviction, Measurements, PromptRecord, Span, Stag
 pub use recorder::{DurabilityAck, DurabilityAcks, NotStored, Recorder, UnstoredRun, UnstoredRuns};
 pub use requested::RequestedAction;
 pub use run::{
-    EndCause, EvictedMessage, Fault, Finish, FinishReason, RunEnd, RunId, RunMetadata, RunParent, RunStart, RunStatus,
-    Surface, Usage,
+    DraftUsage, EndCause, EvictedMessage, Fault, Finish, FinishReason, RunEnd, RunId, RunMetadata, RunParent, RunStart,
+    RunStatus, Surface, Usage,
 };
 pub use tenant::{Scope, Tenant};
 

@@ -349,6 +349,20 @@ pub struct Finish {
     /// Messages evicted because the context was full, in the order of their eviction.
     #[serde(default)]
     pub evicted: Vec<EvictedMessage>,
+    /// Drafts of speculative decoding.
+    #[serde(default)]
+    pub drafts: DraftUsage,
+}
+
+/// Drafts of speculative decoding in a run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DraftUsage {
+    /// Number of drafts.
+    pub drafts: u32,
+    /// Tokens of all drafts.
+    pub drafted: u32,
+    /// Drafted tokens that the run continued with.
+    pub accepted: u32,
 }
 
 /// A message evicted because the context was full.
@@ -393,6 +407,7 @@ impl RunEnd {
             truncated: false,
             evicted_tokens: 0,
             evicted: Vec::new(),
+            drafts: DraftUsage::default(),
         };
         Self { completed_at, status: RunStatus::Failed, finish }
     }

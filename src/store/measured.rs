@@ -14,6 +14,7 @@ const POSITION: u8 = 1;
 const ENTROPY: u8 = 2;
 const ELAPSED: u8 = 4;
 const ENDS_GENERATION: u8 = 8;
+const DRAFTED: u8 = 16;
 const LOGPROB: u8 = 1;
 const RANK: u8 = 2;
 const TOKEN_ENTROPY: u8 = 4;
@@ -27,11 +28,13 @@ pub fn encode(measured: &Measurements) -> Vec<u8> {
         bit(measured.position, POSITION)
             | bit(measured.entropy, ENTROPY)
             | bit(measured.elapsed_us, ELAPSED)
-            | bit(ends_generation, ENDS_GENERATION),
+            | bit(ends_generation, ENDS_GENERATION)
+            | bit(measured.drafted, DRAFTED),
     );
     measured.position.inspect(|position| out.number((*position).into()));
     measured.entropy.inspect(|entropy| out.float(*entropy));
     measured.elapsed_us.inspect(|elapsed_us| out.number(*elapsed_us));
+    measured.drafted.inspect(|drafted| out.signed(*drafted));
     out.number(measured.tokens.len() as u64);
     for token in &measured.tokens {
         out.signed(token.token);
@@ -69,6 +72,7 @@ pub fn decode(bytes: &[u8]) -> Option<Measurements> {
     measured.position = input.optional(flags & POSITION != 0, |input| input.number()?.try_into().ok())?;
     measured.entropy = input.optional(flags & ENTROPY != 0, Reader::float)?;
     measured.elapsed_us = input.optional(flags & ELAPSED != 0, Reader::number)?;
+    measured.drafted = input.optional(flags & DRAFTED != 0, Reader::signed)?;
     measured.tokens = input.list(Reader::token)?;
     measured.model = input.list(Reader::alternative)?;
     measured.after_mods = input.list(Reader::alternative)?;
@@ -201,9 +205,10 @@ mod tests {
             after_sampler in alternatives(),
             stages in vec(("[a-z-]{1,9}", any::<u32>()), 0..4),
             ends_generation: bool,
+            drafted in option::of(any::<i32>()),
         ) -> Measurements {
             Measurements {
-                position, entropy, elapsed_us, ends_generation, model, after_mods, after_sampler,
+                position, entropy, elapsed_us, ends_generation, drafted, model, after_mods, after_sampler,
                 tokens: tokens.into_iter()
                     .map(|(token, text, logprob, rank, entropy)| TokenMeasurement { token, text, logprob, rank, entropy })
                     .collect(),

@@ -241,6 +241,7 @@ mod tests {
             generation_us: 2,
             truncated: false,
             evicted_tokens: 0,
+            drafts: crate::events::DraftUsage::default(),
             evicted: Vec::new(),
         };
         let numbering = Numbering { mod_calls: 1, mod_logs: 2, actions: 3 };

@@ -20,7 +20,9 @@ use median::median;
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use thunder::engine::{AttentionCapture, Engine, Limits, Output, RecordPolicy, Request, SamplingParams};
+use thunder::engine::{
+    AttentionCapture, Engine, Limits, Output, RecordPolicy, Request, SamplingParams, SpeculationOptions,
+};
 use thunder::events::{Recorder, Surface, TokenId};
 use thunder::store::{Database, Store};
 
@@ -113,7 +115,15 @@ fn bare(backend: &LlamaBackend, model: &LlamaModel, setup: &Setup, streams: i32,
 }
 
 async fn engine(setup: &Setup, streams: u32, attention: AttentionCapture, recorder: impl Into<Recorder>) -> Engine {
-    engine::engine(&setup.model, (streams, context_size(setup)), setup.threads, attention, recorder).await
+    engine::engine(
+        &setup.model,
+        (streams, context_size(setup)),
+        setup.threads,
+        attention,
+        SpeculationOptions::default(),
+        recorder,
+    )
+    .await
 }
 
 fn request(engine: &Engine, setup: &Setup, attention: bool, record: RecordPolicy) -> Request {

@@ -13,7 +13,9 @@ use median::median;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
-use thunder::engine::{AttentionCapture, Engine, Limits, Output, RecordPolicy, Request, SamplingParams};
+use thunder::engine::{
+    AttentionCapture, Engine, Limits, Output, RecordPolicy, Request, SamplingParams, SpeculationOptions,
+};
 use thunder::events::{EventType, Surface, TokenId};
 use thunder::mods::python::PythonMods;
 use thunder::mods::{
@@ -117,7 +119,15 @@ impl Lab {
         }
         let _ = std::fs::remove_file(path);
         Self {
-            engine: engine::engine(model, (5, 5 * 1024), 1, AttentionCapture::Off, recorder).await,
+            engine: engine::engine(
+                model,
+                (5, 5 * 1024),
+                1,
+                AttentionCapture::Off,
+                SpeculationOptions::default(),
+                recorder,
+            )
+            .await,
             registry,
             tokens,
         }

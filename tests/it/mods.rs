@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
-use thunder::engine::{Engine, EngineOptions, Limits, Output, Request, SamplingParams};
+use thunder::engine::{Engine, EngineOptions, Limits, Output, Request, SamplingParams, SpeculationOptions};
 use thunder::events::{ActionType, FinishReason, RunEnd, Signal, Surface, TraceItem, system};
 use thunder::model::Model;
 use thunder::model::llama::{AttentionCapture, CacheType, ModelOptions};
@@ -43,6 +43,7 @@ impl Lab {
             cache_type_v: CacheType::F16,
             slot_prompt_similarity: 0.1,
             cache_ram_bytes: 0,
+            speculation: SpeculationOptions::default(),
             hash_cache: None,
             max_tokens: None,
             encode_attention: |_, _, _, _| None,

@@ -122,6 +122,7 @@ fn parse_fields(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Kobold
         slot: placement.slot,
         cache_prompt: placement.cache_prompt,
         cache_reuse: placement.cache_reuse,
+        drafts: placement.drafts,
         overflow: placement.overflow,
         ..Request::new(prompt, Surface::Attention)
     };

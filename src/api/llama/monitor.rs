@@ -4,7 +4,7 @@ use super::props::ModelParams;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::generation::ThunderFields;
 use crate::api::shared::settings::{GenerationSettings, LlamaResponseOptions};
-use crate::engine::{EngineCounts, SlotView};
+use crate::engine::{Engine, EngineCounts, SlotView};
 use crate::events::Scope;
 use crate::server::models::Observed;
 use crate::server::{ApiError, App};
@@ -50,8 +50,7 @@ async fn slots(
     if fails && slots.iter().all(|slot| slot.busy) {
         return Err(ApiError::unavailable("no slot is free").into());
     }
-    let n_ctx = engine.context_per_slot();
-    Ok(Json(slots.iter().enumerate().map(|(id, slot)| shown(&scope, id, slot, n_ctx)).collect()))
+    Ok(Json(slots.iter().enumerate().map(|(id, slot)| shown(&scope, id, slot, engine)).collect()))
 }
 
 /// The state of a slot.
@@ -61,7 +60,7 @@ struct SlotResponse {
     id: usize,
     /// Its context in tokens.
     n_ctx: u32,
-    /// Always false.
+    /// True if runs draft tokens.
     speculative: bool,
     /// True while it has an active run.
     is_processing: bool,
@@ -99,8 +98,14 @@ struct NextToken {
     n_decoded: u32,
 }
 
-fn shown(scope: &Scope, id: usize, slot: &SlotView, n_ctx: u32) -> SlotResponse {
-    let hidden = SlotResponse { id, n_ctx, is_processing: slot.busy, ..SlotResponse::default() };
+fn shown(scope: &Scope, id: usize, slot: &SlotView, engine: &Engine) -> SlotResponse {
+    let hidden = SlotResponse {
+        id,
+        n_ctx: engine.context_per_slot(),
+        speculative: engine.speculates(),
+        is_processing: slot.busy,
+        ..SlotResponse::default()
+    };
     let occupant = slot.occupant.as_ref().filter(|occupant| scope.includes(occupant.owner.as_ref()));
     let Some(occupant) = occupant else { return hidden };
     let n_predict = i64::from(occupant.limits.max_tokens);
@@ -158,9 +163,9 @@ fn prometheus_text(counts: EngineCounts) -> String {
         ("tokens_predicted_seconds_total", "Predict process time", seconds(total.generation_us)),
         ("n_decode_total", "Total number of llama_decode() calls", counts.decodes as f64),
         ("n_tokens_max", "Largest observed n_tokens.", counts.longest as f64),
-        ("spec_decode_num_draft_tokens_total", "Drafted tokens; always 0, speculative decoding is not supported.", 0.0),
-        ("spec_decode_num_accepted_tokens_total", "Accepted draft tokens.", 0.0),
-        ("spec_decode_num_drafts_total", "Drafts.", 0.0),
+        ("spec_decode_num_draft_tokens_total", "Drafted tokens.", total.drafted_tokens as f64),
+        ("spec_decode_num_accepted_tokens_total", "Accepted draft tokens.", total.accepted_tokens as f64),
+        ("spec_decode_num_drafts_total", "Drafts.", total.drafts as f64),
     ];
     let gauges: [(&str, &str, f64); 5] = [
         (

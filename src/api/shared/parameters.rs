@@ -2,7 +2,7 @@
 //! fields.
 
 use super::fields::{Fields, integer, invalid_value};
-use crate::engine::{Limits, Overflow, RecordPolicy, SamplerStage, SamplingParams};
+use crate::engine::{DraftLimits, Limits, Overflow, RecordPolicy, SamplerStage, SamplingParams};
 use crate::events::{RunMetadata, TokenId, system};
 use crate::model::Vocabulary;
 use crate::server::ApiError;
@@ -149,13 +149,14 @@ pub(crate) fn sampling(fields: Fields<'_>, vocabulary: &Vocabulary) -> Result<Sa
     })
 }
 
-/// Slot and cache settings of a run, and its behaviour on a full context.
+/// Slot and cache settings of a run, its behaviour on a full context, and its drafts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SlotPlacement {
     pub(crate) slot: Option<u32>,
     pub(crate) cache_prompt: bool,
     pub(crate) cache_reuse: usize,
     pub(crate) overflow: Overflow,
+    pub(crate) drafts: DraftLimits,
 }
 
 impl SlotPlacement {
@@ -181,12 +182,14 @@ pub(crate) fn placement(fields: Fields<'_>) -> Result<SlotPlacement, ApiError> {
             return Err(invalid_value("context_policy", "\"stop\", \"shift\" or \"evict\"", &Value::from(other)));
         }
     };
+    let tokens = |name| fields.integer(name, 0..=i64::from(i32::MAX)).map(|tokens| tokens.map(|tokens| tokens as u32));
     let slot = fields.integer("id_slot", -1..=i64::from(i32::MAX))?;
     Ok(SlotPlacement {
         slot: slot.and_then(|slot| u32::try_from(slot).ok()),
         cache_prompt: fields.flag("cache_prompt")?.unwrap_or(true),
         cache_reuse: fields.integer("n_cache_reuse", 0..=i64::from(i32::MAX))?.unwrap_or(0) as usize,
         overflow,
+        drafts: DraftLimits { max: tokens("speculative.n_max")?, min: tokens("speculative.n_min")? },
     })
 }
 

@@ -47,6 +47,7 @@ pub(crate) fn engine_request(
         slot: placement.slot,
         cache_prompt: placement.cache_prompt,
         cache_reuse: placement.cache_reuse,
+        drafts: placement.drafts,
         overflow: placement.overflow,
         answer_fields: fields.present_fields(&RECORDED_FIELDS),
         ..Request::new(prompt, surface)

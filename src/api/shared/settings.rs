@@ -55,6 +55,10 @@ pub(crate) struct EchoedParameters {
     n_cache_reuse: Value,
     grammar: Value,
     backend_sampling: Value,
+    speculative_types: Value,
+    speculative_n_max: Value,
+    speculative_n_min: Value,
+    speculative_p_min: Value,
     pub(crate) lora: AdapterSet,
 }
 
@@ -66,6 +70,10 @@ impl Default for EchoedParameters {
             n_cache_reuse: 0.into(),
             grammar: "".into(),
             backend_sampling: false.into(),
+            speculative_types: "none".into(),
+            speculative_n_max: 0.into(),
+            speculative_n_min: 0.into(),
+            speculative_p_min: 0.0.into(),
             lora: AdapterSet::default(),
         }
     }
@@ -82,6 +90,10 @@ impl EchoedParameters {
             n_cache_reuse: or("n_cache_reuse", default.n_cache_reuse),
             grammar: or("grammar", default.grammar),
             backend_sampling: or("backend_sampling", default.backend_sampling),
+            speculative_types: or("speculative.types", default.speculative_types),
+            speculative_n_max: or("speculative.n_max", default.speculative_n_max),
+            speculative_n_min: or("speculative.n_min", default.speculative_n_min),
+            speculative_p_min: or("speculative.p_min", default.speculative_p_min),
             lora: default.lora,
         }
     }
@@ -164,14 +176,22 @@ pub(crate) struct GenerationSettings {
     reasoning_format: &'static str,
     reasoning_in_content: bool,
     generation_prompt: &'static str,
+    /// As sent.
+    #[schema(value_type = Value)]
     #[serde(rename = "speculative.types")]
-    speculative_types: &'static str,
+    speculative_types: Value,
+    /// As sent.
+    #[schema(value_type = Value)]
     #[serde(rename = "speculative.n_max")]
-    speculative_n_max: u32,
+    speculative_n_max: Value,
+    /// As sent.
+    #[schema(value_type = Value)]
     #[serde(rename = "speculative.n_min")]
-    speculative_n_min: u32,
+    speculative_n_min: Value,
+    /// As sent.
+    #[schema(value_type = Value)]
     #[serde(rename = "speculative.p_min")]
-    speculative_p_min: f64,
+    speculative_p_min: Value,
     timings_per_token: bool,
     post_sampling_probs: bool,
     /// As sent.
@@ -235,10 +255,10 @@ impl GenerationSettings {
             reasoning_format: "none",
             reasoning_in_content: false,
             generation_prompt: "",
-            speculative_types: "none",
-            speculative_n_max: 0,
-            speculative_n_min: 0,
-            speculative_p_min: 0.0,
+            speculative_types: echoed.speculative_types.clone(),
+            speculative_n_max: echoed.speculative_n_max.clone(),
+            speculative_n_min: echoed.speculative_n_min.clone(),
+            speculative_p_min: echoed.speculative_p_min.clone(),
             timings_per_token: options.timings_per_token,
             post_sampling_probs: options.post_sampling,
             backend_sampling: echoed.backend_sampling.clone(),

@@ -218,6 +218,7 @@ impl RunConfig {
             slot: placement.slot,
             cache_prompt: placement.cache_prompt,
             cache_reuse: placement.cache_reuse,
+            drafts: placement.drafts,
             overflow: placement.overflow,
             ..Request::new(tokens, Surface::Websocket)
         };

@@ -49,7 +49,10 @@ const fn foreign(
 }
 
 const DOWNLOAD: Verdict = Refused("nothing is downloaded: download the GGUF file yourself and set --model to its path");
-const DRAFT: Verdict = NoEffect("there is no speculative decoding; answers are the same without it");
+const DRAFT: Verdict = NoEffect(
+    "speculative decoding drafts only from the text of the run (--spec-type ngram-simple, --spec-draft-n-max, \
+     --spec-ngram-simple-size-n); answers do not depend on drafts",
+);
 const BATCH: Verdict =
     NoEffect("the same threads process prompts and generate tokens; --poll, --prio and --cpu-mask configure them");
 const MEDIA: Verdict = NoEffect("only text input is supported");
@@ -248,17 +251,19 @@ pub(super) const FOREIGN_FLAGS: &[ForeignFlag] = &[
     foreign(&["--tools-runtime"], One, &["LLAMA_ARG_TOOLS_RUNTIME"], AGENT),
     foreign(&["--mcp-servers-config"], One, &["LLAMA_ARG_MCP_SERVERS_CONFIG"], AGENT),
     foreign(&["--mcp-servers-json"], One, &["LLAMA_ARG_MCP_SERVERS_JSON"], AGENT),
-    foreign(&["--lookup-cache-static", "-lcs", "--lookup-cache-dynamic", "-lcd"], One, &[], DRAFT),
+    foreign(
+        &["--lookup-cache-static", "-lcs", "--lookup-cache-dynamic", "-lcd"],
+        One,
+        &["LLAMA_ARG_DRAFT_MAX", "LLAMA_ARG_DRAFT_MIN"],
+        DRAFT,
+    ),
     foreign(&["--model-draft", "-md", "--spec-draft-model"], One, &["LLAMA_ARG_SPEC_DRAFT_MODEL"], DRAFT),
     foreign(&["--spec-draft-hf", "-hfd", "-hfrd", "--hf-repo-draft"], One, &["LLAMA_ARG_SPEC_DRAFT_HF_REPO"], DRAFT),
-    foreign(&["--draft", "--draft-n", "--draft-max"], One, &["LLAMA_ARG_DRAFT_MAX"], DRAFT),
-    foreign(&["--draft-min", "--draft-n-min"], One, &["LLAMA_ARG_DRAFT_MIN"], DRAFT),
     foreign(
         &[
             "--spec-draft-cpu-moe",
             "-cmoed",
             "--cpu-moe-draft",
-            "--spec-default",
             "--spec-draft-backend-sampling",
             "--no-spec-draft-backend-sampling",
         ],
@@ -302,8 +307,6 @@ pub(super) const FOREIGN_FLAGS: &[ForeignFlag] = &[
             "--spec-draft-ncmoe",
             "-ncmoed",
             "--n-cpu-moe-draft",
-            "--spec-draft-n-max",
-            "--spec-draft-n-min",
             "--spec-synth-len",
             "--spec-synth-rates",
             "--spec-draft-p-split",
@@ -323,12 +326,9 @@ pub(super) const FOREIGN_FLAGS: &[ForeignFlag] = &[
             "--spec-draft-type-v",
             "-ctvd",
             "--cache-type-v-draft",
-            "--spec-type",
             "--spec-ngram-mod-n-min",
             "--spec-ngram-mod-n-max",
             "--spec-ngram-mod-n-match",
-            "--spec-ngram-simple-size-n",
-            "--spec-ngram-simple-size-m",
             "--spec-ngram-simple-min-hits",
             "--spec-ngram-map-k-size-n",
             "--spec-ngram-map-k-size-m",
@@ -336,21 +336,16 @@ pub(super) const FOREIGN_FLAGS: &[ForeignFlag] = &[
             "--spec-ngram-map-k4v-size-n",
             "--spec-ngram-map-k4v-size-m",
             "--spec-ngram-map-k4v-min-hits",
-            "--spec-ngram-size-n",
-            "--spec-ngram-size-m",
             "--spec-ngram-min-hits",
         ],
         One,
         &[
             "LLAMA_ARG_SPEC_DRAFT_N_CPU_MOE",
-            "LLAMA_ARG_SPEC_DRAFT_N_MAX",
-            "LLAMA_ARG_SPEC_DRAFT_N_MIN",
             "LLAMA_ARG_SPEC_SYNTH_LEN",
             "LLAMA_ARG_SPEC_SYNTH_RATES",
             "LLAMA_ARG_SPEC_DRAFT_P_SPLIT",
             "LLAMA_ARG_SPEC_DRAFT_P_MIN",
             "LLAMA_ARG_N_GPU_LAYERS_DRAFT",
-            "LLAMA_ARG_SPEC_TYPE",
             "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K",
             "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V",
         ],

@@ -40,6 +40,7 @@ const SPELLINGS: &[(&str, &str)] = &[
     ("-C", "--cpu-mask"),
     ("-Cr", "--cpu-range"),
     ("-lm", "--load-mode"),
+    ("--spec-default", "--spec-type=ngram-simple"),
     ("-kvo", "--kv-offload"),
     ("-nkvo", "--kv-offload=off"),
     ("--no-kv-offload", "--kv-offload=off"),
@@ -73,6 +74,9 @@ const VARIABLES: &[(&str, &str)] = &[
     ("cache_type_k", "LLAMA_ARG_CACHE_TYPE_K"),
     ("cache_type_v", "LLAMA_ARG_CACHE_TYPE_V"),
     ("cache_ram", "LLAMA_ARG_CACHE_RAM"),
+    ("spec_type", "LLAMA_ARG_SPEC_TYPE"),
+    ("spec_draft_n_max", "LLAMA_ARG_SPEC_DRAFT_N_MAX"),
+    ("spec_draft_n_min", "LLAMA_ARG_SPEC_DRAFT_N_MIN"),
     ("kv_unified", "LLAMA_ARG_KV_UNIFIED"),
     ("context_shift", "LLAMA_ARG_CONTEXT_SHIFT"),
     ("mlock", "LLAMA_ARG_MLOCK"),
@@ -353,7 +357,7 @@ mod tests {
         let rest = |line| command_line(words(line).into_iter()).unwrap().words;
         assert_eq!(rest("thunder --log info serve -md x.gguf --metrics"), words("thunder --log info serve --metrics"));
         assert_eq!(rest("thunder serve --fit --metrics"), words("thunder serve --metrics"));
-        assert_eq!(rest("thunder serve --draft-max=5 -- --jinja"), words("thunder serve -- --jinja"));
+        assert_eq!(rest("thunder serve --draft-p-min=5 -- --jinja"), words("thunder serve -- --jinja"));
         assert_eq!(rest("thunder run --ui"), words("thunder run --ui"));
     }
 

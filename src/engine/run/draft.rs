@@ -24,6 +24,8 @@ pub struct StepDraft {
     distribution: Option<TokenDistribution>,
     top: Vec<Alternative>,
     drawn: Option<TokenMeasurement>,
+    /// Token that speculative decoding guessed for the step.
+    drafted: Option<TokenId>,
 }
 
 /// Effect of an edit of the logits.
@@ -147,6 +149,16 @@ impl StepDraft {
     /// Takes the most probable tokens.
     pub fn take_top(&mut self) -> Vec<Alternative> {
         std::mem::take(&mut self.top)
+    }
+
+    /// Notes the token that speculative decoding guessed for the step.
+    pub fn set_drafted(&mut self, token: Option<TokenId>) {
+        self.drafted = token;
+    }
+
+    /// Takes the token that speculative decoding guessed for the step.
+    pub fn take_drafted(&mut self) -> Option<TokenId> {
+        self.drafted.take()
     }
 
     /// Returns the drawn token.

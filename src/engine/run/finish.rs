@@ -76,6 +76,7 @@ impl Run {
                 truncated: self.sequence.is_truncated(),
                 evicted_tokens: evicted_tokens as u32,
                 evicted: evicted.to_vec(),
+                drafts: self.drafts,
             },
         });
         self.dispatch.finish();
@@ -118,10 +119,10 @@ impl Run {
         if let Some(items) = items {
             recording.send_items(self.id, items);
         }
-        if let Some((order, captured)) = self.attention.take_ready()
-            && self.event_buffer.is_recorded()
-        {
-            recording.send_attention_row(self.id, order, captured);
+        for (order, captured) in self.attention.take_ready() {
+            if self.event_buffer.is_recorded() {
+                recording.send_attention_row(self.id, order, captured);
+            }
         }
     }
 

@@ -31,7 +31,8 @@ use super::output::{Output, PromptTiming, RunMetrics};
 use super::recording::event_buffer::EventBuffer;
 use super::request::Request;
 use crate::events::{
-    Alternative, EndCause, EventType, Fault, Measurements, PromptRecord, RunEnd, RunId, TokenId, TokenMeasurement,
+    Alternative, DraftUsage, EndCause, EventType, Fault, Measurements, PromptRecord, RunEnd, RunId, TokenId,
+    TokenMeasurement,
 };
 use crate::model::grammar::GrammarMatcher;
 use crate::model::llama::{Candidates, Sampler};
@@ -130,6 +131,8 @@ pub struct Run {
     forced: Option<ForcedTokens>,
     /// Probabilities of the prompt's tokens, collected while the prompt is decoded.
     prompt_measures: Vec<(TokenMeasurement, Vec<Alternative>)>,
+    /// Drafts of speculative decoding.
+    drafts: DraftUsage,
     /// Note to record with the next step.
     note: Option<String>,
     /// True if the logits were not numbers.
@@ -166,6 +169,7 @@ impl Run {
             added: AddedTokens::default(),
             forced: None,
             prompt_measures: Vec::new(),
+            drafts: DraftUsage::default(),
             note: None,
             poisoned: false,
             fault: None,

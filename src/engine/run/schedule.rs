@@ -8,7 +8,7 @@ use crate::engine::kv::slots::ReleasedState;
 use crate::engine::output::{Output, PromptProgress, RunMetrics};
 use crate::engine::request::{Overflow, Request};
 use crate::engine::status::{SlotProgress, SlotRun};
-use crate::events::{RunEnd, RunId};
+use crate::events::{RunEnd, RunId, TokenId};
 use crate::model::llama::{AttentionRow, CheckpointPurpose};
 use crate::mods::ModInstance;
 use std::sync::Arc;
@@ -144,6 +144,40 @@ impl Run {
         let missing = self.sequence.decode_len();
         let rows = self.request.report.prompt_probabilities && !self.has_decoded_prompt();
         if rows { missing.min(MAX_LOGIT_ROWS) } else { missing }
+    }
+
+    /// Returns the maximum number of tokens to draft for the next decode, which the run could still use; 0 unless it
+    /// generates the next token.
+    pub fn max_draft(&self) -> usize {
+        if !self.has_decoded_prompt() || self.forced.is_some() || self.sequence.decode_len() != 1 {
+            return 0;
+        }
+        let left = self.max_tokens.saturating_sub(self.sequence.generated());
+        left.saturating_sub(1).min(self.sequence.room())
+    }
+
+    /// Returns true if the run wants to decode the tokens from `position` on and the first of them is `token`: a decode
+    /// of this token after the run's earlier ones is valid.
+    pub fn continues_with(&self, position: usize, token: TokenId) -> bool {
+        self.wants_decode().is_some()
+            && self.sequence.kv_len() == position
+            && self.sequence.tokens().get(position) == Some(&token)
+    }
+
+    /// Counts a draft of `tokens` tokens.
+    pub fn count_draft(&mut self, tokens: usize) {
+        self.drafts.drafts += 1;
+        self.drafts.drafted += tokens as u32;
+    }
+
+    /// Counts a drafted token that the run continued with.
+    pub fn count_accepted(&mut self) {
+        self.drafts.accepted += 1;
+    }
+
+    /// Notes the token that was drafted for the position after the logits that follow.
+    pub fn set_drafted(&mut self, token: Option<TokenId>) {
+        self.draft.set_drafted(token);
     }
 
     /// Plans the checkpoints of the state, for later prompts and for mods that remove tokens.

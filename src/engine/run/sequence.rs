@@ -29,6 +29,8 @@ pub struct Sequence {
     cached_tokens: usize,
     /// Removals that the KV cache has not applied yet.
     kv_removals: Vec<KvRemoval>,
+    /// Number of tokens at the start that have not changed since the last [`Sequence::take_unchanged`].
+    unchanged: usize,
     /// History of the conversation, for later requests.
     history: SlotHistory,
     evictions: Evictions,
@@ -62,6 +64,7 @@ impl Sequence {
             kv_len: 0,
             cached_tokens: 0,
             kv_removals: Vec::new(),
+            unchanged: 0,
             history: SlotHistory::default(),
             evictions: Evictions::default(),
             checkpoints: CheckpointPlan::default(),
@@ -151,6 +154,7 @@ impl Sequence {
     pub fn retract(&mut self, count: usize) {
         self.tokens.truncate(self.tokens.len() - count);
         self.kv_len = self.kv_len.min(self.tokens.len());
+        self.unchanged = self.unchanged.min(self.tokens.len());
     }
 
     /// Removes the whole answer, including its evicted tokens. Returns the number of tokens that were in the context.
@@ -166,8 +170,14 @@ impl Sequence {
         self.prompt_len = tokens.len();
         self.prompt_tokens = tokens.len();
         self.tokens = tokens;
+        self.unchanged = 0;
         self.history = SlotHistory::default();
         self.spans.clear();
+    }
+
+    /// Returns the number of tokens at the start that are the same as at the last call.
+    pub fn take_unchanged(&mut self) -> usize {
+        std::mem::replace(&mut self.unchanged, self.tokens.len())
     }
 
     /// Returns the number of tokens that the KV cache holds.
@@ -235,6 +245,7 @@ impl Sequence {
     /// Replaces the prompt by its alignment with the slot's history, if there is one, and evicts messages if the prompt
     /// does not fit.
     pub fn fit_prompt(&mut self, aligned: Option<Alignment>, history: SlotHistory) {
+        self.unchanged = 0;
         let original = (self.tokens.clone(), self.spans.clone());
         if let Some(aligned) = aligned {
             let omitted = aligned.omitted;
@@ -318,6 +329,7 @@ impl Sequence {
     /// Removes ordered ranges from the sequence and lists their removal from the KV cache.
     fn remove_ranges(&mut self, ranges: &[Range<usize>], messages: Vec<EvictedMessage>) {
         self.record_eviction(ranges, messages);
+        self.unchanged = ranges.first().map_or(self.unchanged, |range| self.unchanged.min(range.start));
         let kv_len = self.kv_len;
         let held: Vec<Range<usize>> = ranges
             .iter()

@@ -102,6 +102,7 @@ impl Run {
             self.draft.set_top(top);
         }
         let position = self.sequence.len() as u32;
+        let drafted = self.draft.take_drafted();
         let order = self.event_buffer.event(EventType::Sampled, self.step, |event| {
             event.sampled_token = Some(draw.token);
             event.token_text = Some(measured.text.clone());
@@ -111,6 +112,7 @@ impl Run {
                 after_mods: after_mods.unwrap_or_default(),
                 after_sampler,
                 stages: draw.stages.iter().map(|&(name, left)| StageCount { name: name.to_owned(), left }).collect(),
+                drafted,
                 ..Measurements::default()
             }));
         });

@@ -17,8 +17,10 @@ pub struct TokenAttention {
     wanted: bool,
     /// Row of the decode that produced the current logits.
     current: Option<Arc<AttentionRow>>,
-    /// Row to record, with the number of its event.
-    ready: Option<(i32, Arc<AttentionRow>)>,
+    /// True if the current row belongs to an event.
+    is_assigned: bool,
+    /// Rows to record, with the numbers of their events.
+    ready: Vec<(i32, Arc<AttentionRow>)>,
     /// Rows of tokens that are being appended.
     drawn: Vec<Option<Arc<AttentionRow>>>,
     /// Rows of tokens that were not sent yet, in order.
@@ -40,21 +42,22 @@ impl TokenAttention {
     /// Notes the row of the decode that produced the current logits.
     pub fn set_current(&mut self, row: Arc<AttentionRow>) {
         self.current = Some(row);
+        self.is_assigned = false;
     }
 
     /// Assigns the current row to the `ForwardPass` event with the number `order`. If a mod removed a sampled token, the
     /// same row leads to the next one; it stays with the first event.
     pub fn assign_event(&mut self, order: i32) {
-        if self.ready.is_none()
-            && let Some(current) = &self.current
+        if let Some(current) = &self.current
+            && !std::mem::replace(&mut self.is_assigned, true)
         {
-            self.ready = Some((order, Arc::clone(current)));
+            self.ready.push((order, Arc::clone(current)));
         }
     }
 
-    /// Takes the row to record, with the number of its event.
-    pub fn take_ready(&mut self) -> Option<(i32, Arc<AttentionRow>)> {
-        self.ready.take()
+    /// Takes the rows to record, with the numbers of their events.
+    pub fn take_ready(&mut self) -> Vec<(i32, Arc<AttentionRow>)> {
+        std::mem::take(&mut self.ready)
     }
 
     /// Uses the current row for the next token to append.

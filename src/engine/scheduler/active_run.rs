@@ -2,9 +2,11 @@
 
 use super::command::ControlRequest;
 use crate::engine::output::{Output, RunActivity, RunProgress};
-use crate::engine::run::Run;
+use crate::engine::run::{ReplySenderFactory, Run};
+use crate::engine::speculation::lookahead::{DraftedToken, RunSpeculation};
 use crate::engine::status::EngineStatus;
 use crate::events::EndCause;
+use crate::model::llama::Candidates;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{self, error::TrySendError};
 
@@ -24,6 +26,8 @@ pub struct ActiveRun {
     pub had_slot: bool,
     /// Set while the run is paused.
     pub pause: Option<PauseState>,
+    /// Speculative decoding.
+    pub speculation: RunSpeculation,
     /// Time since which the client has read none of the waiting outputs.
     unread_since: Option<Instant>,
     /// True after the ended run was added to the counters.
@@ -39,7 +43,7 @@ pub struct PauseState {
 
 impl ActiveRun {
     /// Creates the entry of a run that has just arrived.
-    pub fn new(run: Box<Run>, client: mpsc::Sender<Output>, arrival: u64) -> Self {
+    pub fn new(run: Box<Run>, client: mpsc::Sender<Output>, arrival: u64, speculation: RunSpeculation) -> Self {
         Self {
             run,
             client,
@@ -48,6 +52,7 @@ impl ActiveRun {
             has_state: false,
             had_slot: false,
             pause: None,
+            speculation,
             unread_since: None,
             counted: false,
         }
@@ -68,6 +73,41 @@ impl ActiveRun {
                 place.send(output);
             }
             self.unread_since = None;
+        }
+    }
+
+    /// Passes the logits after a drafted token to the run. Returns `false` if the run has not continued with that token.
+    pub fn deliver(
+        &mut self,
+        drafted: DraftedToken,
+        logits: &[f32],
+        candidates: &mut Candidates,
+        done: &ReplySenderFactory<'_>,
+    ) -> bool {
+        let DraftedToken { position, token, next, attention } = drafted;
+        if !self.run.continues_with(position, token) {
+            return false;
+        }
+        self.run.count_accepted();
+        self.speculation.account.add_accepted();
+        self.run.sequence_mut().set_kv_len(position + 1);
+        if let Some(row) = attention {
+            self.run.set_attention(row);
+        }
+        self.run.set_drafted(next);
+        self.run.on_logits(position, logits, candidates, done);
+        true
+    }
+
+    /// Passes the logits that waited for a mod's reply to the run, until it waits again or has not continued with a
+    /// drafted token.
+    pub fn deliver_lookahead(&mut self, candidates: &mut Candidates, done: &ReplySenderFactory<'_>) {
+        while self.run.awaited_mod().is_none()
+            && let Some((drafted, logits)) = self.speculation.lookahead.pop_front()
+        {
+            if !self.deliver(drafted, &logits, candidates, done) {
+                self.speculation.lookahead.clear();
+            }
         }
     }
 

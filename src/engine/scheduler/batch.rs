@@ -1,10 +1,10 @@
 //! One batch: selection of runs and their tokens, the decode, and delivery of the logits to the runs.
 
 use super::{Scheduler, done};
-use crate::events::EndCause;
+use crate::events::{EndCause, TokenId};
 use crate::model::{ModelError, common_prefix};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Maximum tokens of a decode that counts as generation; such decodes go before prompts.
 const MAX_SHORT_DECODE: usize = 16;
@@ -79,11 +79,25 @@ struct ReadyRun {
 
 /// Part of a run's sequence in the current batch.
 pub(super) struct BatchPart {
-    slot: usize,
+    pub slot: usize,
     /// Index in the batch and position of each token whose logits are requested.
     outputs: Vec<(usize, usize)>,
     from: usize,
-    upto: usize,
+    pub upto: usize,
+    /// Tokens that may follow, with their indexes in the batch.
+    pub draft: Vec<(usize, TokenId)>,
+}
+
+impl BatchPart {
+    /// Returns the number of tokens without the draft.
+    pub fn len(&self) -> usize {
+        self.upto - self.from
+    }
+
+    /// Returns the index of the first token whose logits are requested.
+    pub fn first_output(&self) -> Option<usize> {
+        self.outputs.first().map(|&(index, _)| index)
+    }
 }
 
 /// Splits `pending` tokens into chunks of equal size, of at most `max` tokens, and returns the size of the first. A
@@ -160,7 +174,9 @@ impl Scheduler<'_> {
         }
         self.prefill_turn.planned = prompts;
         parts.sort_unstable();
-        parts.into_iter().filter_map(|(index, take)| self.add_part(index, take)).collect()
+        let drafts = self.draft(&parts, captures);
+        let planned = parts.into_iter().zip(drafts);
+        planned.filter_map(|((index, take), draft)| self.add_part(index, take, &draft)).collect()
     }
 
     fn prefill_policy(&self) -> &'static PrefillPolicy {
@@ -223,6 +239,7 @@ impl Scheduler<'_> {
         let Self { kv, slots, .. } = self;
         let Some(live) = slots.get_mut(index) else { return };
         let Some(outputs_from) = live.run.wants_decode() else { return };
+        live.speculation.lookahead.clear();
         let first = !std::mem::replace(&mut live.has_state, true);
         if first {
             let kv_len = kv.reuse(index, live.run.prompt_view(), outputs_from);
@@ -244,52 +261,71 @@ impl Scheduler<'_> {
         }
     }
 
-    fn add_part(&mut self, index: usize, take: usize) -> Option<BatchPart> {
+    fn add_part(&mut self, index: usize, take: usize, draft: &[TokenId]) -> Option<BatchPart> {
         let run = &self.slots.get(index)?.run;
         let outputs_from = run.wants_decode()?;
         let from = run.sequence().kv_len();
         let upto = from + take;
-        let mut outputs = Vec::new();
+        let mut part = BatchPart { slot: index, outputs: Vec::new(), from, upto, draft: Vec::new() };
         for (position, &token) in run.sequence().tokens().iter().enumerate().take(upto).skip(from) {
             let output = position >= outputs_from;
             match self.kv.add(index, token, position, output, run.captures(position, output)) {
-                Ok(at) if output => outputs.push((at, position)),
+                Ok(at) if output => part.outputs.push((at, position)),
                 Ok(_) => {}
                 Err(error) => {
                     // The plan respects the batch size. If it ever does not, the rest goes into the next batch.
                     tracing::error!(%error, "batch exceeds its planned size");
-                    return Some(BatchPart { slot: index, outputs, from, upto: position });
+                    return Some(BatchPart { upto: position, ..part });
                 }
             }
         }
-        Some(BatchPart { slot: index, outputs, from, upto })
+        for (position, &token) in (upto..).zip(draft) {
+            // Without room for all of them, the draft is shorter.
+            let Ok(at) = self.kv.add(index, token, position, true, run.request().attention) else { break };
+            part.draft.push((at, token));
+        }
+        Some(part)
     }
 
     /// Decodes the batch and passes the logits to its runs.
     pub(super) fn decode(&mut self, parts: Vec<BatchPart>) {
+        let begun = Instant::now();
         let captured = match self.kv.decode() {
             Ok(captured) => captured,
             Err(error) => return self.fail(&parts, &error),
         };
+        self.account_for(&parts, begun);
         let mut captured = captured.into_iter().peekable();
-        let Self { kv, slots, commands, candidates, .. } = self;
+        // Rows are in the order of the tokens; those of rejected tokens are skipped.
+        let mut take_row = |index| {
+            while captured.next_if(|row| row.index < index).is_some() {}
+            captured.next_if(|row| row.index == index).map(Arc::new)
+        };
         for part in parts {
+            let Self { kv, slots, commands, candidates, .. } = self;
             let Some(live) = slots.get_mut(part.slot) else { continue };
             live.run.sequence_mut().set_kv_len(part.upto);
             let checkpoint = live.run.take_due_checkpoint();
             kv.extend(part.slot, &live.run.sequence().tokens()[part.from..part.upto], checkpoint);
             live.run.report_progress();
-            for (index, position) in part.outputs {
-                if let Some(row) = captured.next_if(|row| row.index == index) {
-                    live.run.set_attention(Arc::new(row));
+            live.run.set_drafted(part.draft.first().map(|&(_, token)| token));
+            for &(index, position) in &part.outputs {
+                if let Some(row) = take_row(index) {
+                    live.run.set_attention(row);
                 }
                 live.run.on_logits(position, kv.logits(index), candidates, &|id, call| done(commands, id, call));
             }
-            if live.run.is_poisoned() {
-                kv.wipe(part.slot);
-            }
+            self.deliver_draft(&part, &mut take_row);
+            self.wipe_poisoned(part.slot);
         }
         self.count_decode();
+    }
+
+    /// Discards a slot's state if its run got logits that were not numbers.
+    pub(super) fn wipe_poisoned(&mut self, index: usize) {
+        if self.slots.get(index).is_some_and(|live| live.run.is_poisoned()) {
+            self.kv.wipe(index);
+        }
     }
 
     /// Handles a failed decode: the runs of the batch fail, all others continue.

@@ -127,6 +127,7 @@ impl Scheduler<'_> {
         let Some(mut live) = self.slots.take(index) else { return };
         self.release(index, &mut live);
         live.run.sequence_mut().set_kv_len(0);
+        live.speculation.lookahead.clear();
         live.has_state = false;
         live.had_slot = true;
         live.run.record(&mut self.recording, true);

@@ -8,6 +8,7 @@ mod admission;
 mod batch;
 pub mod command;
 mod control;
+mod drafts;
 mod polling;
 mod queue;
 mod slot_tasks;
@@ -17,6 +18,8 @@ use super::kv::slots::KvSlots;
 use super::options::EngineOptions;
 use super::recording::Recording;
 use super::request::RecordPolicy;
+use super::speculation::account::DecodeTimes;
+use super::speculation::lookahead::RunSpeculation;
 use super::status::EngineStatus;
 use crate::events::{EndCause, RunId};
 use crate::model::llama::Candidates;
@@ -51,6 +54,9 @@ pub struct Scheduler<'model> {
     recording: Recording,
     candidates: Candidates,
     options: EngineOptions,
+    /// True if runs draft tokens.
+    speculates: bool,
+    decode_times: DecodeTimes,
     arrivals: u64,
     /// Number of batches that could not include all ready runs.
     partial_batches: u64,
@@ -69,6 +75,7 @@ impl<'model> Scheduler<'model> {
         waiting: Arc<AtomicUsize>,
         status: Arc<EngineStatus>,
     ) -> Self {
+        let speculates = options.speculation.is_enabled() && kv.keeps_beginnings();
         Self {
             kv,
             slots: ActiveSlots::new(options.parallel),
@@ -80,6 +87,8 @@ impl<'model> Scheduler<'model> {
             recording,
             candidates: Candidates::default(),
             options,
+            speculates,
+            decode_times: DecodeTimes::default(),
             arrivals: 0,
             partial_batches: 0,
             prefill_turn: PrefillTurn::default(),
@@ -98,6 +107,10 @@ impl<'model> Scheduler<'model> {
             self.admit();
             self.run_slot_tasks();
             self.serve_clients();
+            if !self.recording.has_pending() && self.deliver_lookaheads() {
+                self.flush_events(false);
+                self.serve_clients();
+            }
             let parts = if self.recording.has_pending() { Vec::new() } else { self.plan() };
             self.publish_status();
             if parts.is_empty() {
@@ -179,7 +192,8 @@ impl<'model> Scheduler<'model> {
                     self.recording.send(started);
                 }
                 self.arrivals += 1;
-                self.queue.push(ActiveRun::new(run, client, self.arrivals));
+                let speculation = RunSpeculation::new(self.options.speculation.min_match);
+                self.queue.push(ActiveRun::new(run, client, self.arrivals, speculation));
             }
             Command::Control(id, request, answer) => self.handle_control(id, request, answer),
             Command::Reply(id, call, reply) => {

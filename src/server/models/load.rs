@@ -5,7 +5,7 @@ use crate::config::{
     self, Config, DEFAULT_SLOT_CONTEXT, EngineConfig, OverrideValue, TuningFlags, bundled_model, flags,
 };
 use crate::engine::encoder::Encoder;
-use crate::engine::{Clock, Engine, EngineOptions};
+use crate::engine::{Clock, DrafterKind, Engine, EngineOptions, SpeculationOptions};
 use crate::events::Recorder;
 use crate::model::llama::{
     AttentionCapture, CacheType, ContextRequirements, ControlVectors, GpuLayers, MetadataValue, ModelOptions, Numa,
@@ -268,10 +268,21 @@ fn engine_options(Config { engine, server, data }: &Config, model: &Model, clock
         cache_type_v: cache_type(engine.cache.type_v),
         slot_prompt_similarity: engine.cache.slot_prompt_similarity,
         cache_ram_bytes: engine.cache.max_idle_bytes,
+        speculation: speculation(engine),
         hash_cache: Some(data.dir.join("cache").join("weights")),
         max_tokens: server.max_tokens,
         encode_attention: |values, layers, heads, row_len| attention::encode(values, layers, heads, row_len).ok(),
         clock,
+    }
+}
+
+fn speculation(EngineConfig { speculation, .. }: &EngineConfig) -> SpeculationOptions {
+    SpeculationOptions {
+        drafter: if speculation.ngrams { DrafterKind::Ngram } else { DrafterKind::None },
+        max_draft: speculation.max_draft as usize,
+        min_draft: speculation.min_draft as usize,
+        min_match: speculation.min_match as usize,
+        adaptive: true,
     }
 }
 

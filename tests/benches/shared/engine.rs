@@ -1,6 +1,6 @@
 use std::path::Path;
 use std::sync::Arc;
-use thunder::engine::{Engine, EngineOptions};
+use thunder::engine::{Engine, EngineOptions, SpeculationOptions};
 use thunder::events::{Recorder, system};
 use thunder::model::Model;
 use thunder::model::llama::{AttentionCapture, CacheType, ModelOptions};
@@ -11,6 +11,7 @@ pub async fn engine(
     (parallel, ctx_size): (u32, u32),
     threads: i32,
     attention: AttentionCapture,
+    speculation: SpeculationOptions,
     recorder: impl Into<Recorder>,
 ) -> Engine {
     let model = Arc::new(Model::load(model, &ModelOptions::default(), |_| true).expect("the model loads"));
@@ -26,6 +27,7 @@ pub async fn engine(
         cache_type_v: CacheType::F16,
         slot_prompt_similarity: 0.1,
         cache_ram_bytes: 0,
+        speculation,
         hash_cache: None,
         max_tokens: None,
         encode_attention: |values, layers, heads, row_len| {

@@ -8,11 +8,12 @@ mod mods;
 mod recording;
 mod retractions;
 mod runs;
+mod speculation;
 mod unread;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use thunder::engine::{Engine, EngineOptions, Limits, Output, Request, SamplingParams};
+use thunder::engine::{Engine, EngineOptions, Limits, Output, Request, SamplingParams, SpeculationOptions};
 use thunder::events::{EventType, RunEnd, Signal, Surface, TokenId, TraceItem, system};
 use thunder::model::Model;
 use thunder::model::llama::{AttentionCapture, CacheType, ModelOptions};
@@ -75,6 +76,7 @@ pub fn options(parallel: u32, attention: bool) -> EngineOptions {
         cache_type_v: CacheType::F16,
         slot_prompt_similarity: 0.1,
         cache_ram_bytes: 64 << 20,
+        speculation: SpeculationOptions::default(),
         hash_cache: None,
         max_tokens: None,
         encode_attention: |values, _, _, _| Some((bytes(values), Vec::new())),

@@ -12,8 +12,10 @@ use crate::engine::{Bench, CompletedRun, added_at, bench_of, request_tokens, wit
 use reference::{Reference, Rounding};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
-use thunder::engine::{EngineOptions, Output, Overflow, ReportOptions, Request, SamplingParams};
-use thunder::events::{EventType, TokenId, TraceItem};
+use thunder::engine::{
+    DrafterKind, EngineOptions, Output, Overflow, ReportOptions, Request, SamplingParams, SpeculationOptions,
+};
+use thunder::events::{Alternative, EventType, TokenId, TraceItem};
 use thunder::model::llama::{AttentionCapture, CacheType};
 use thunder::mods::Action;
 use variant::{HEADS, Kind, Variant};
@@ -339,4 +341,54 @@ async fn capture_never_changes_a_token() {
         let result = client_view(&bench, captured).await;
         assert_eq!(result.iter().map(|(token, _)| *token).collect::<Vec<_>>(), expected, "{kind:?}");
     }
+}
+
+/// Weights and cache have 32 bits, so that the size of a batch changes no choice between tokens that differ. Models with a
+/// window or a convolution decode without drafts.
+#[tokio::test]
+async fn drafts_never_change_a_token() {
+    const BIAS: f32 = 9.0;
+    const FAVOURED: std::ops::Range<TokenId> = 20..28;
+    let (mut drafting_kinds, mut compared) = (0, 0);
+    for kind in Kind::ALL {
+        let variant = Variant::new(kind);
+        let start = |speculation| {
+            bench_of(variant.model(), 1, false, move |options: &mut EngineOptions| {
+                options.batch_size = 64;
+                options.ubatch_size = 32;
+                WIDE.set(options);
+                options.attention = AttentionCapture::Off;
+                options.speculation = speculation;
+            })
+        };
+        let always =
+            SpeculationOptions { drafter: DrafterKind::Ngram, min_match: 1, adaptive: false, ..Default::default() };
+        let (mut plain, mut drafting) = (start(SpeculationOptions::default()).await, start(always).await);
+        let mut wanted = request_tokens(tokens(11, 90), 120);
+        wanted.sampling.logit_bias = FAVOURED.map(|token| (token, BIAS)).collect();
+        wanted.alternatives = usize::from(u8::MAX) + 4;
+        let expected = plain.run(wanted.clone()).await;
+        let drafted = drafting.run(wanted).await;
+        // Rounding may decide between the two best tokens if they are almost equally probable.
+        let is_tie = |item: &TraceItem| match item {
+            TraceItem::Event(event) if event.event_type == EventType::ForwardPass => {
+                let measured = event.measured.as_ref().unwrap();
+                let logit = |candidate: &Alternative| {
+                    candidate.prob.ln() + if FAVOURED.contains(&candidate.token) { BIAS } else { 0.0 }
+                };
+                let mut logits: Vec<f32> = measured.model.iter().map(logit).collect();
+                logits.sort_by(|a, b| b.total_cmp(a));
+                Some(logits[0] - logits[1] < 0.01)
+            }
+            _ => None,
+        };
+        let clear = expected.items.iter().filter_map(is_tie).take_while(|is_tie| !is_tie).count();
+        compared += clear;
+        assert_eq!(drafted.generated()[..clear], expected.generated()[..clear], "{kind:?}");
+        let drafts = drafted.end.finish.drafts;
+        assert_eq!(drafts.accepted > 5, drafting.engine.speculates(), "{kind:?} {drafts:?}");
+        drafting_kinds += u32::from(drafting.engine.speculates());
+    }
+    assert!((3..Kind::ALL.len() as u32).contains(&drafting_kinds), "{drafting_kinds}");
+    assert!(compared > 100, "{compared}");
 }

@@ -131,8 +131,8 @@ async fn flags_without_effect_are_logged_and_answers_stay() {
         "--no-kv-offload",
         "-lm",
         "none",
-        "--draft-max",
-        "8",
+        "--draft-p-min",
+        "0.5",
         "--reuse-port",
         "--no-cont-batching",
         "-l",
@@ -148,7 +148,7 @@ async fn flags_without_effect_are_logged_and_answers_stay() {
     assert_eq!(greedy(&tuned).await, greedy(server().await).await);
     let log = tuned.log();
     for note in [
-        "--draft-max has no effect: there is no speculative decoding",
+        "--draft-p-min has no effect: speculative decoding drafts only from the text of the run",
         "--reuse-port has no effect",
         "--no-cont-batching has no effect",
     ] {
@@ -186,15 +186,43 @@ async fn log_can_go_to_file_and_unused_variables_are_reported() {
     let log = folder.join("thunder.log");
     let mut command = thunder();
     command.args(["serve", "--model", "/nowhere.gguf", "--log-file"]).arg(&log).arg("--data-dir").arg(&folder);
-    command.envs([("LLAMA_ARG_SPEC_TYPE", "draft"), ("LLAMA_ARG_NEW", "1"), ("LLAMA_ARG_NO_KV_OFFLOAD", "1")]);
+    command.envs([("LLAMA_ARG_SPEC_TYPE", "draft"), ("LLAMA_ARG_SPEC_DRAFT_MODEL", "x.gguf")]);
+    command.envs([("LLAMA_ARG_NEW", "1"), ("LLAMA_ARG_NO_KV_OFFLOAD", "1")]);
     assert!(!command.output().unwrap().status.success());
     let log = std::fs::read_to_string(log).unwrap();
     for note in [
-        "LLAMA_ARG_SPEC_TYPE has no effect: there is no speculative",
+        "a draft model in --spec-type has no effect: speculative decoding drafts only from the text of the run",
+        "LLAMA_ARG_SPEC_DRAFT_MODEL has no effect: speculative decoding drafts only from the text of the run",
         "LLAMA_ARG_NEW has no effect: unknown variable",
         "use LLAMA_ARG_KV_OFFLOAD=0",
     ] {
         assert!(log.contains(note), "{log}");
     }
     assert!(!log.contains('\x1b'), "a log file has no colours: {log}");
+}
+
+#[tokio::test]
+async fn drafts_are_counted_and_change_no_answer() {
+    let drafting = Server::start(&["-np", "1", "--metrics", "--spec-type", "ngram-simple", "--draft-max", "8"]);
+    drafting.wait_ready().await;
+    let ask = json!({
+        "prompt": "abcabcabc", "temperature": 0.0, "n_predict": 64, "n_probs": 2,
+        "grammar": format!("root ::= {:?}", "abc".repeat(60))
+    });
+    let drafted = drafting.answer("/completion", &ask).await;
+    let plain = server().await.answer("/completion", &ask).await;
+    assert_eq!((&drafted["content"], &drafted["tokens_predicted"]), (&plain["content"], &json!(64)));
+    let (count, accepted) = (&drafted["timings"]["draft_n"], &drafted["timings"]["draft_n_accepted"]);
+    assert!(accepted.as_u64().unwrap() > 0 && accepted.as_u64() <= count.as_u64(), "{}", drafted["timings"]);
+    assert_eq!(plain["timings"]["draft_n"], Value::Null);
+    let settings = &drafted["generation_settings"];
+    assert_eq!((&settings["speculative.types"], &settings["speculative.n_max"]), (&json!("ngram-simple"), &json!(8)));
+    let mut without = ask.clone();
+    without["speculative.n_max"] = json!(0);
+    let without = drafting.answer("/completion", &without).await;
+    assert_eq!((&without["content"], &without["timings"]["draft_n"]), (&plain["content"], &Value::Null));
+    assert_eq!(drafting.get("/slots").await.1[0]["speculative"], true);
+    let metrics = drafting.request(reqwest::Method::GET, "/metrics").send().await.unwrap().text().await.unwrap();
+    assert!(metrics.contains(&format!("spec_decode_num_draft_tokens_total {count}\n")), "{metrics}");
+    assert!(metrics.contains(&format!("spec_decode_num_accepted_tokens_total {accepted}\n")), "{metrics}");
 }

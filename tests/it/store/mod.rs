@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use thunder::events::{
-    ActionRecord, ActionType, Alternative, AttentionStep, Event, EventType, Finish, FinishReason, LogLevel,
+    ActionRecord, ActionType, Alternative, AttentionStep, DraftUsage, Event, EventType, Finish, FinishReason, LogLevel,
     Measurements, ModCall, ModLog, PromptRecord, RunEnd, RunId, RunStart, RunStatus, Signal, StageCount,
     TokenMeasurement, TraceItem, Usage, system,
 };
@@ -333,6 +333,7 @@ impl Live {
             truncated: false,
             evicted_tokens: 0,
             evicted: Vec::new(),
+            drafts: DraftUsage::default(),
         };
         Signal::Ended(self.run_id(), Arc::new(RunEnd { completed_at: now(), status: RunStatus::Done, finish }))
     }

@@ -188,6 +188,7 @@ fn parse_fields(
         slot: placement.slot,
         cache_prompt: placement.cache_prompt,
         cache_reuse: placement.cache_reuse,
+        drafts: placement.drafts,
         overflow: placement.overflow,
         may_fill_context: true,
         ..Request::new(prompt, Surface::Attention)

@@ -26,6 +26,12 @@ pub(crate) struct RunTimings {
     /// Messages evicted because the context was full.
     #[serde(skip_serializing_if = "Option::is_none")]
     evicted: Option<Vec<EvictedMessage>>,
+    /// Tokens that speculative decoding guessed; absent if it guessed none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    draft_n: Option<u32>,
+    /// Guessed tokens that the run continued with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    draft_n_accepted: Option<u32>,
     /// Details of the end that the finish reason does not contain.
     #[serde(skip_serializing_if = "Option::is_none")]
     message: Option<String>,
@@ -41,9 +47,12 @@ impl RunTimings {
     pub(crate) fn with_predicted(finish: &Finish, predicted: u32) -> Self {
         let usage = Usage { completion_tokens: predicted, ..finish.usage };
         let evicts = finish.evicted_tokens > 0;
+        let drafts = Some(finish.drafts).filter(|drafts| drafts.drafted > 0);
         Self {
             evicted_n: evicts.then_some(finish.evicted_tokens),
             evicted: evicts.then(|| finish.evicted.clone()),
+            draft_n: drafts.map(|drafts| drafts.drafted),
+            draft_n_accepted: drafts.map(|drafts| drafts.accepted),
             // The finish reason alone does not tell that a time limit was reached or a mod was switched off.
             message: finish.message.clone(),
             ..Self::from_counts(usage, finish.prompt_decoded, finish.prompt_us, finish.generation_us)
@@ -82,6 +91,8 @@ impl RunTimings {
             predicted_per_second: per_second(steps, predicted_ms),
             evicted_n: None,
             evicted: None,
+            draft_n: None,
+            draft_n_accepted: None,
             message: None,
         }
     }

@@ -198,6 +198,11 @@ impl<'model> KvSlots<'model> {
         self.context.keeps_checkpoints()
     }
 
+    /// Returns true if the end of every sequence can be removed.
+    pub fn keeps_beginnings(&self) -> bool {
+        self.context.keeps_beginnings()
+    }
+
     /// Returns true if LoRA adapters are loaded.
     pub fn has_adapters(&self) -> bool {
         !self.context.adapters().is_empty()

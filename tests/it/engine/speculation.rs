@@ -1,0 +1,419 @@
+//! Speculative decoding changes nothing but the number of decodes: text, trace, limits, mods and random numbers are those of
+//! a run without it.
+
+use super::{Bench, CompletedRun, added_at, bench_with, follow, model, request, request_tokens, with_mod};
+use proptest::prelude::*;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+use thunder::engine::{
+    DraftLimits, DrafterKind, EngineOptions, Limits, Output, Overflow, Request, RunActivity, SamplingParams,
+    SpeculationOptions,
+};
+use thunder::events::{EventType, Fault, FinishReason, Measurements, TokenId, TraceItem};
+use thunder::model::grammar::{Constraint, GrammarSource};
+use thunder::model::llama::CacheType;
+use thunder::mods::{Action, Call, CallEvent, LogitEdit};
+
+/// Drafts at every opportunity, from single tokens: many are right and many are wrong.
+const ALWAYS: SpeculationOptions =
+    SpeculationOptions { drafter: DrafterKind::Ngram, max_draft: 7, min_draft: 0, min_match: 1, adaptive: false };
+
+/// Difference of two measurements of the same position that the size of a batch may cause: the weights have 16 bits, and so
+/// have the values that they are multiplied with.
+const TOLERANCE: f32 = 0.02;
+
+fn exact(options: &mut EngineOptions) {
+    (options.cache_type_k, options.cache_type_v) = (CacheType::F32, CacheType::F32);
+    options.cache_ram_bytes = 0;
+}
+
+async fn plain(parallel: u32, attention: bool) -> Bench {
+    bench_with(parallel, attention, exact).await
+}
+
+async fn drafting(parallel: u32, attention: bool) -> Bench {
+    bench_with(parallel, attention, |options| {
+        exact(options);
+        options.speculation = ALWAYS;
+    })
+    .await
+}
+
+/// Returns what a trace item says, and its numbers that depend on the size of the batch.
+fn described(item: &TraceItem) -> (String, Vec<f32>) {
+    let mut numbers = Vec::new();
+    let text = match item {
+        TraceItem::Event(event) => {
+            let measured = event.measured.as_deref().unwrap();
+            let Measurements { tokens, model, after_mods, after_sampler, entropy, .. } = measured;
+            numbers.extend(entropy);
+            numbers.extend(tokens.iter().flat_map(|token| [token.logprob, token.entropy]).flatten());
+            numbers.extend([model, after_mods, after_sampler].into_iter().flatten().map(|candidate| candidate.prob));
+            let texts: Vec<_> = tokens.iter().map(|token| (token.token, &token.text)).collect();
+            let rest = (&measured.position, &measured.stopped_by, &measured.note, measured.ends_generation);
+            let evicted = &measured.evicted;
+            let event = (event.event_type, event.step, &event.sampled_token, &event.added_tokens, event.forced);
+            format!("{event:?} {texts:?} {rest:?} {evicted:?}")
+        }
+        TraceItem::ModCall(call) => format!("{} {:?} {}", call.mod_name, call.event_type, call.exception_occurred),
+        TraceItem::Action(action) => format!("{:?}", action.action_type),
+        TraceItem::ModLog(log) => log.log_message.clone(),
+        TraceItem::Attention(step) => {
+            numbers.extend(step.t0.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())));
+            format!("{} {}", step.sequence_order, step.row_len)
+        }
+    };
+    (text, numbers)
+}
+
+/// Returns the items of a run, attention apart: it is encoded on another thread.
+fn trace(run: &CompletedRun) -> Vec<(String, Vec<f32>)> {
+    let (attention, others): (Vec<_>, Vec<_>) =
+        run.items.iter().partition(|item| matches!(item, TraceItem::Attention(_)));
+    others.into_iter().chain(attention).map(described).collect()
+}
+
+fn assert_same(plain: &CompletedRun, drafted: &CompletedRun, case: &str) {
+    let (expected, found) = (trace(plain), trace(drafted));
+    for (index, (expected, found)) in expected.iter().zip(&found).enumerate() {
+        assert_eq!(expected.0, found.0, "{case}: item {index}");
+        assert_eq!(expected.1.len(), found.1.len(), "{case}: item {index}, {}", expected.0);
+        for (a, b) in expected.1.iter().zip(&found.1) {
+            assert!((a - b).abs() <= TOLERANCE * a.abs().max(1.0), "{case}: {a} {b} in item {index}, {}", expected.0);
+        }
+    }
+    assert_eq!(expected.len(), found.len(), "{case}");
+    assert_eq!(plain.text, drafted.text, "{case}");
+    let (a, b) = (&plain.end.finish, &drafted.end.finish);
+    assert_eq!(
+        (a.reason, &a.message, &a.stop_string, &a.text, &a.tool_calls, a.usage, a.truncated, a.evicted_tokens),
+        (b.reason, &b.message, &b.stop_string, &b.text, &b.tool_calls, b.usage, b.truncated, b.evicted_tokens),
+        "{case}"
+    );
+}
+
+/// Runs a request with and without drafts. Returns the accepted tokens.
+async fn compare(benches: &mut (Bench, Bench), case: &str, request: impl Fn() -> Request) -> u32 {
+    let expected = benches.0.run(request()).await;
+    let found = benches.1.run(request()).await;
+    assert_same(&expected, &found, case);
+    assert_eq!(expected.end.finish.drafts.drafted, 0);
+    found.end.finish.drafts.accepted
+}
+
+/// Replaces the logits by ones that depend on the last two tokens only: six tokens that repeat themselves, with
+/// probabilities that are the same for every size of a batch.
+fn table(call: &Call<'_>) -> Action {
+    let CallEvent::ForwardPass { logits } = call.event else { return Action::Noop };
+    let last: i32 = call.sequence.iter().rev().take(2).zip([31, 17]).map(|(token, factor)| token * factor).sum();
+    let mut values = vec![-30.0; logits.len()];
+    (40..46).for_each(|token| values[token as usize] = ((last + 7 * token) % 11) as f32);
+    Action::AdjustedLogits { edit: LogitEdit::Replace(values), temperature: None }
+}
+
+fn looping(tokens: u32) -> Request {
+    with_mod(request("a b c a b c a b", tokens), false, table)
+}
+
+fn sampled(sampling: SamplingParams, tokens: u32) -> Request {
+    Request { sampling, ..looping(tokens) }
+}
+
+#[tokio::test]
+async fn drafts_change_neither_text_nor_trace() {
+    let mut benches = (plain(1, false).await, drafting(1, false).await);
+    let mut accepted = compare(&mut benches, "greedy", || looping(200)).await;
+    assert!(accepted > 50, "{accepted}");
+    // A low temperature, so that earlier tokens are repeated.
+    let cool = || SamplingParams { temperature: 0.3, seed: 11, ..SamplingParams::default() };
+    accepted = compare(&mut benches, "sampled", || sampled(cool(), 200)).await;
+    assert!(accepted > 5, "{accepted}");
+    for (case, sampling) in [
+        ("warm", SamplingParams { temperature: 1.0, seed: 3, ..SamplingParams::default() }),
+        ("penalties", SamplingParams { repeat_penalty: 1.1, presence_penalty: 0.1, frequency_penalty: 0.1, ..cool() }),
+        ("mirostat", SamplingParams { mirostat: 2, ..cool() }),
+        ("dry", SamplingParams { dry_multiplier: 0.8, ..cool() }),
+        ("xtc", SamplingParams { xtc_probability: 0.5, xtc_threshold: 0.1, ..cool() }),
+        ("adaptive", SamplingParams { adaptive_target: 0.5, ..cool() }),
+    ] {
+        compare(&mut benches, case, || sampled(sampling.clone(), 120)).await;
+    }
+}
+
+#[tokio::test]
+async fn every_limit_ends_a_run_within_a_draft() {
+    let mut benches = (plain(1, false).await, drafting(1, false).await);
+    for tokens in 1..24 {
+        compare(&mut benches, &format!("{tokens} tokens"), || looping(tokens)).await;
+    }
+    let full = benches.0.run(looping(60)).await;
+    for from in (5..50).step_by(7) {
+        let stop: String = full.text.chars().skip(from).take(4).collect();
+        let stopping = || {
+            let looping = looping(60);
+            Request { limits: Limits { stop: vec![stop.clone()], ..looping.limits }, ..looping }
+        };
+        compare(&mut benches, &format!("stop string {stop:?}"), stopping).await;
+    }
+    let long: Vec<TokenId> = (0..480).map(|index| 5 + index % 9).collect();
+    for overflow in [Overflow::Stop, Overflow::Shift { keep: Some(4), discard: 0 }] {
+        let at_the_end = || {
+            let request = request_tokens(long.clone(), 90);
+            with_mod(Request { overflow, ..request }, false, table)
+        };
+        compare(&mut benches, &format!("{overflow:?}"), at_the_end).await;
+    }
+    let accepted = compare(&mut benches, "no drafts", || Request {
+        drafts: DraftLimits { max: Some(0), min: None },
+        ..looping(60)
+    });
+    assert_eq!(accepted.await, 0);
+}
+
+/// A change of a run by a mod at the one event where the last argument is true.
+type ModCase = (&'static str, fn(&Call<'_>, bool) -> Action);
+
+#[tokio::test]
+async fn mods_see_and_change_the_same_run() {
+    let mut benches = (plain(1, false).await, drafting(1, false).await);
+    let at = |event: EventType, generated: usize| {
+        move |call: &Call<'_>| call.event_type() == event && call.generated().len() == generated
+    };
+    let cases: [ModCase; 7] =
+        [
+            ("nothing", |_, _| Action::Noop),
+            ("force", |_, now| if now { Action::ForceTokens(vec![40, 41, 40, 41]) } else { Action::Noop }),
+            ("backtrack", |_, now| if now { Action::Backtrack { n: 2, tokens: vec![44] } } else { Action::Noop }),
+            ("retract", |_, now| if now { Action::Backtrack { n: 3, tokens: vec![] } } else { Action::Noop }),
+            ("output", |_, now| if now { Action::ForceOutput(vec![50, 51]) } else { Action::Noop }),
+            ("calls", |_, now| {
+                if now { Action::ToolCalls(serde_json::json!([{"function": {"name": "f"}}])) } else { Action::Noop }
+            }),
+            ("error", |_, now| {
+                if now { Action::EmitError { message: "no".into(), fault: Fault::Request } } else { Action::Noop }
+            }),
+        ];
+    for late in [false, true] {
+        for event in [EventType::ForwardPass, EventType::Sampled, EventType::Added] {
+            for (name, act) in cases {
+                for generated in [9, 12, 13] {
+                    let case = format!("{name} at {event:?} {generated}, late {late}");
+                    compare(&mut benches, &case, || {
+                        let (now, once) = (at(event, generated), AtomicU32::new(0));
+                        with_mod(looping(40), late, move |call| {
+                            let now = now(call) && once.fetch_add(1, Ordering::Relaxed) == 0;
+                            act(call, now)
+                        })
+                    })
+                    .await;
+                }
+            }
+        }
+        let edited = || {
+            with_mod(looping(80), late, |call| match call.event_type() {
+                EventType::ForwardPass => Action::AdjustedLogits {
+                    edit: LogitEdit::Add(vec![(40 + call.generated().len() as i32 % 3, 9.0)]),
+                    temperature: Some(0.2),
+                },
+                _ => Action::Noop,
+            })
+        };
+        let accepted = compare(&mut benches, "adjusted logits", edited).await;
+        assert!(accepted > 10, "{accepted}, late {late}");
+        // A mod that only looks keeps the whole gain, even if it replies late.
+        let seen = Arc::new(AtomicU32::new(0));
+        let accepted = compare(&mut benches, "observed", || {
+            let seen = Arc::clone(&seen);
+            with_mod(looping(100), late, move |call| {
+                seen.fetch_add(u32::from(added_at(call, 50)), Ordering::Relaxed);
+                Action::Noop
+            })
+        })
+        .await;
+        assert!(accepted > 30 && seen.load(Ordering::Relaxed) == 2, "{accepted} {seen:?}");
+    }
+}
+
+#[tokio::test]
+async fn grammars_and_biases_hold_in_drafts() {
+    let mut benches = (plain(1, false).await, drafting(1, false).await);
+    for (grammar, tokens) in [
+        (GrammarSource::Regex("(ab){5,60}xyz".into()), 100),
+        (GrammarSource::Regex("[a-c]{30,90}".into()), 120),
+        (GrammarSource::Lark("start: \"a\" endless\nendless: \"b\" endless".into()), 80),
+    ] {
+        let constrained = || Request { constraint: Some(Constraint::new("test", grammar.clone())), ..looping(tokens) };
+        compare(&mut benches, &format!("{grammar:?}"), constrained).await;
+    }
+    let banned = model().vocabulary().encode("a", false, false)[0];
+    let biased = || {
+        sampled(
+            SamplingParams {
+                temperature: 0.0,
+                logit_bias: vec![(banned, f32::NEG_INFINITY)],
+                ..SamplingParams::default()
+            },
+            80,
+        )
+    };
+    compare(&mut benches, "bias", biased).await;
+}
+
+#[tokio::test]
+async fn attention_of_drafted_tokens_is_that_of_single_decodes() {
+    let mut benches = (plain(2, true).await, drafting(2, true).await);
+    for per_token in [false, true] {
+        let accepted = compare(&mut benches, "attention", || {
+            let mut captured = Request { attention: true, ..looping(60) };
+            (captured.report.per_token, captured.report.attention_rows) = (per_token, per_token);
+            captured
+        })
+        .await;
+        assert!(accepted > 10, "{accepted}");
+        let late = compare(&mut benches, "attention and a mod", || {
+            let captured = Request { attention: true, ..looping(40) };
+            with_mod(captured, true, |call| match call.event_type() {
+                EventType::Sampled if call.generated().len() % 10 == 9 => Action::ForceTokens(vec![40, 41]),
+                _ => Action::Noop,
+            })
+        })
+        .await;
+        assert!(late > 3, "{late}");
+    }
+}
+
+#[tokio::test]
+async fn streams_that_share_batches_keep_their_drafts_apart() {
+    let mut alone = plain(1, false).await;
+    let prompts = ["a b c a b c a b", "one two one two one", "x", "1 2 3 4 5 6 7 8", "la la la la la", "{\"a\":"];
+    let of = |prompt| with_mod(request(prompt, 90), false, table);
+    let mut expected = Vec::new();
+    for prompt in prompts {
+        expected.push(alone.run(of(prompt)).await);
+    }
+    let mut together = drafting(4, false).await;
+    let runs = prompts.map(|prompt| {
+        let engine = together.engine.clone();
+        tokio::spawn(async move { follow(engine.submit(of(prompt)).await.unwrap().output).await })
+    });
+    let mut accepted = 0;
+    for (run, expected) in runs.into_iter().zip(&expected) {
+        let (text, end) = run.await.unwrap();
+        assert_eq!(text, expected.text);
+        accepted += end.finish.drafts.accepted;
+    }
+    assert!(accepted > 50, "{accepted}");
+    // A later prompt reuses the state without rejected tokens.
+    let again = together.run(of(prompts[0])).await;
+    assert_eq!((again.generated(), again.text), (expected[0].generated(), expected[0].text.clone()));
+    assert!(again.end.finish.usage.cached_tokens > 0);
+}
+
+#[tokio::test]
+async fn paused_run_continues_with_the_same_text() {
+    let (mut plain, bench) = (plain(1, false).await, drafting(1, false).await);
+    let expected = plain.run(looping(300)).await;
+    for late in [false, true] {
+        let mut generation = bench.engine.submit(with_mod(looping(300), late, |_| Action::Noop)).await.unwrap();
+        let mut text = String::new();
+        let mut outputs = 0;
+        let end = loop {
+            match generation.output.recv().await.unwrap() {
+                Output::Text(delta) => text += &delta.text,
+                Output::Ended(end) => break end,
+                _ => {}
+            }
+            outputs += 1;
+            if outputs % 40 == 0 {
+                // The slot is released at once, and the state with it.
+                let Ok(paused) = generation.control.pause(Duration::ZERO).await else { continue };
+                assert_ne!(paused.activity, RunActivity::Running);
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                let _ = generation.control.resume().await;
+            }
+        };
+        assert_eq!((text, end.finish.reason), (expected.text.clone(), FinishReason::Length), "late {late}");
+        assert!(end.finish.drafts.accepted > 50, "{:?}", end.finish.drafts);
+    }
+}
+
+#[tokio::test]
+async fn drafts_stop_where_they_do_not_pay_and_are_counted() {
+    let mut bench = bench_with(1, false, |options| {
+        options.speculation = SpeculationOptions { drafter: DrafterKind::Ngram, ..SpeculationOptions::default() };
+    })
+    .await;
+    let looping = bench.run(looping(200)).await;
+    let drafts = looping.end.finish.drafts;
+    assert!(drafts.drafts > 0 && drafts.accepted <= drafts.drafted, "{drafts:?}");
+    let marked = |right: bool| {
+        let is_marked = |item: &&TraceItem| match item {
+            TraceItem::Event(event) => {
+                let drafted = event.measured.as_ref().and_then(|measured| measured.drafted);
+                drafted.is_some_and(|drafted| (Some(drafted) == event.sampled_token) == right)
+            }
+            _ => false,
+        };
+        looping.items.iter().filter(is_marked).count() as u32
+    };
+    assert_eq!(marked(true), drafts.accepted);
+    assert!(marked(false) <= drafts.drafts);
+    let counts = bench.engine.status().counts().total;
+    assert_eq!(
+        (counts.drafts, counts.drafted_tokens, counts.accepted_tokens),
+        (u64::from(drafts.drafts), u64::from(drafts.drafted), u64::from(drafts.accepted))
+    );
+    assert!(bench.engine.speculates());
+}
+
+/// A change that a mod makes at one of its calls.
+#[derive(Debug, Clone)]
+enum Change {
+    Force(Vec<TokenId>),
+    Remove(u32, Vec<TokenId>),
+    Prefer(TokenId),
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    let tokens = |size| proptest::collection::vec(40..46i32, size);
+    prop_oneof![
+        tokens(1..6).prop_map(Change::Force),
+        (1u32..6, tokens(0..3)).prop_map(|(n, tokens)| Change::Remove(n, tokens)),
+        (40..46i32).prop_map(Change::Prefer),
+    ]
+}
+
+#[test]
+fn random_mods_see_and_change_the_same_run() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let mut benches = runtime.block_on(async { (plain(2, false).await, drafting(2, false).await) });
+    let runs = (proptest::collection::btree_map(0usize..160, change(), 0..12), 0u32..3, any::<bool>(), 1u32..70);
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig { cases: 60, ..ProptestConfig::default() });
+    let accepted = AtomicU32::new(0);
+    let benches = std::cell::RefCell::new(&mut benches);
+    let result = runner.run(&runs, |(changes, temperature, late, tokens)| {
+        let request = || {
+            let (changes, calls) = (changes.clone(), AtomicU32::new(0));
+            let sampling =
+                SamplingParams { temperature: 0.4 * temperature as f32, seed: 5, ..SamplingParams::default() };
+            with_mod(sampled(sampling, tokens), late, move |call| {
+                let number = calls.fetch_add(1, Ordering::Relaxed) as usize;
+                match (changes.get(&number), call.event_type()) {
+                    (_, EventType::Prefilled) | (None, _) => Action::Noop,
+                    (Some(Change::Prefer(token)), EventType::ForwardPass) => {
+                        Action::AdjustedLogits { edit: LogitEdit::Add(vec![(*token, 20.0)]), temperature: None }
+                    }
+                    (Some(Change::Prefer(token)), _) => Action::ForceTokens(vec![*token]),
+                    (Some(Change::Force(tokens)), _) => Action::ForceTokens(tokens.clone()),
+                    (Some(Change::Remove(n, tokens)), _) => Action::Backtrack { n: *n, tokens: tokens.clone() },
+                }
+            })
+        };
+        let count = runtime.block_on(compare(*benches.borrow_mut(), "random", request));
+        accepted.fetch_add(count, Ordering::Relaxed);
+        Ok(())
+    });
+    result.unwrap();
+    assert!(accepted.load(Ordering::Relaxed) > 100, "{accepted:?}");
+}
