@@ -151,6 +151,14 @@ test('panel names the stage or mod that removed a candidate', () => {
     { event: event({ event_type: 'Sampled', sampled_token: 7, token_text: ' there' }), calls: [] },
   ]);
   assert.equal(named.rows[0].text, ' there', 'what was drawn has its name, also where the candidates have none');
+  assert.equal(named.draft, null);
+  const guessed = (drafted) => explain([
+    { event: event({ event_type: 'ForwardPass', details: { model: [{ token: 7, text: ' a', prob: 0.4 }, { token: 8, text: ' b', prob: 0.3 }] } }), calls: [] },
+    { event: event({ event_type: 'Sampled', sampled_token: 7, details: { drafted } }), calls: [] },
+  ]).draft;
+  assert.deepEqual(guessed(7), { right: true, text: ' a' });
+  assert.deepEqual(guessed(8), { right: false, text: ' b' });
+  assert.deepEqual(guessed(9), { right: false, text: '⟨9⟩' });
   assert.equal(percent(0.5), '50.0 %');
   assert.equal(percent(0.00001), '< 0.01 %');
 });

@@ -53,6 +53,8 @@ pub struct StepAlternatives {
     /// The sampling stages with the number of candidates left by each.
     #[schema(value_type = Vec<Object>)]
     stages: Vec<StageCount>,
+    /// The token that speculative decoding guessed; `null` if it guessed none.
+    drafted: Option<TokenId>,
 }
 
 /// Lists the candidates of every step: the model's, those after mods, and those sampled from.
@@ -107,6 +109,7 @@ impl StepAlternatives {
             after_mods: Vec::new(),
             after_sampler: Vec::new(),
             stages: Vec::new(),
+            drafted: None,
         }
     }
 
@@ -116,6 +119,7 @@ impl StepAlternatives {
         self.after_mods = measured.after_mods;
         self.after_sampler = measured.after_sampler;
         self.stages = measured.stages;
+        self.drafted = measured.drafted;
     }
 }
 

@@ -140,7 +140,7 @@ export class Panel {
   }
 
   #drawAlternatives(entries) {
-    const { rows, stages, hasMods, hasSampler } = explain(entries);
+    const { rows, stages, draft, hasMods, hasSampler } = explain(entries);
     this.#alts.hidden = rows.length === 0;
     if (!rows.length) return;
     const shown = this.#all ? rows : rows.filter((r, i) => i < SHOWN || r.chosen);
@@ -173,7 +173,8 @@ export class Panel {
         type: 'button', title: 'Start a run that keeps everything before this token and draws it and the rest with a new seed',
         onclick: () => this.#branch(forward, { seed: crypto.getRandomValues(new Uint32Array(1))[0] }),
       }, 'Fork here'), rows.length > shown.length || this.#all ? h('button', { type: 'button', onclick: () => { this.#all = !this.#all; this.#drawAlternatives(entries); } }, this.#all ? 'Fewer' : `All ${rows.length}`) : ''),
-      chain ?? '');
+      chain ?? '',
+      draft ? h('p', { class: 'hint' }, 'Draft: ', h('code', {}, show(draft.text)), draft.right ? ' was right, so this token needed no decode of its own.' : ' was wrong.') : '');
   }
 
   #drawMods(e, entries) {

@@ -17,6 +17,7 @@ export function candidates(list) {
 /**
  * The rows of the table for one step. `entries` are the step's `{event, calls}`.
  * A row: `{token, text, model, mods, sampler, chosen, why, byMod}`; probabilities are null where not among the recorded ones.
+ * `draft` is null, or `{right, text}`: the guess of speculative decoding, with the token's text if it is known.
  */
 export function explain(entries) {
   const last = (type) => entries.findLast((e) => e.event.event_type === type);
@@ -43,6 +44,8 @@ export function explain(entries) {
   if (chosen !== null && !rows.has(chosen)) {
     rows.set(chosen, { token: chosen, text: sampled.event.token_text ?? `⟨${chosen}⟩`, model: null, mods: null, sampler: null });
   }
+  const drafted = measured(sampled?.event).drafted ?? null;
+  const draft = drafted === null ? null : { right: drafted === chosen, text: rows.get(drafted)?.text ?? `⟨${drafted}⟩` };
   const place = new Map(base.map((c, i) => [c.token, i + 1]));
   const out = [...rows.values()].map((row) => {
     const result = { ...row, chosen: row.token === chosen, why: '', byMod: false };
@@ -59,7 +62,7 @@ export function explain(entries) {
   });
   const best = (r) => Math.max(r.sampler ?? 0, r.mods ?? 0, r.model ?? 0);
   out.sort((a, b) => (b.model ?? -1) - (a.model ?? -1) || best(b) - best(a));
-  return { rows: out, stages, hasMods: afterMods.length > 0, hasSampler: afterSampler.length > 0, entropy: measured(forward?.event).entropy ?? null };
+  return { rows: out, stages, draft, hasMods: afterMods.length > 0, hasSampler: afterSampler.length > 0, entropy: measured(forward?.event).entropy ?? null };
 }
 
 /** Formats a probability. */
