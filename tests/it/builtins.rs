@@ -30,7 +30,7 @@ async fn ended(server: &Server, path: &str, body: &Value) -> String {
 }
 
 /// Returns the recorded items of an answer's run.
-async fn recorded(server: &Server, answer: &Value) -> Vec<TraceItem> {
+pub async fn recorded(server: &Server, answer: &Value) -> Vec<TraceItem> {
     let run = answer["thunder"]["run_id"].as_str().unwrap();
     server.finished(run).await;
     let lines = server.request(reqwest::Method::GET, &format!("/api/v1/runs/{run}/events")).send().await.unwrap();

@@ -41,6 +41,7 @@ mod responses;
 mod security;
 mod servers;
 mod slots;
+mod speculation;
 mod store;
 mod stream;
 mod tenants;

@@ -8,7 +8,7 @@ mod mods;
 mod recording;
 mod retractions;
 mod runs;
-mod speculation;
+pub mod speculation;
 mod unread;
 
 use std::path::Path;

@@ -41,7 +41,7 @@ async fn drafting(parallel: u32, attention: bool) -> Bench {
 }
 
 /// Returns what a trace item says, and its numbers that depend on the size of the batch.
-fn described(item: &TraceItem) -> (String, Vec<f32>) {
+pub fn described(item: &TraceItem) -> (String, Vec<f32>) {
     let mut numbers = Vec::new();
     let text = match item {
         TraceItem::Event(event) => {

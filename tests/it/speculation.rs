@@ -1,0 +1,109 @@
+//! Speculative decoding on the real server, with Python and built-in mods: text and events are those of a server without it.
+
+use super::builtins::recorded;
+use super::engine::speculation::described;
+use super::harness::{Server, folder};
+use serde_json::{Value, json};
+use thunder::events::{ActionType, EventType, TraceItem};
+
+/// `counting` determines every token, so that the size of a batch changes none, and repeats itself. `changing` changes the
+/// answer at three of its steps, in each way once.
+const MODS: &str = r#"
+from thunder_mods import Added, ForwardPass, Sampled, mod
+
+@mod(events=[ForwardPass])
+def counting(event, actions, tokenizer):
+    """Counts to three again and again."""
+    words = tokenizer.encode("one two three ")
+    place = len(event.context_info.generated) % len(words)
+    return actions.adjust_logits(set={words[place]: 1000.0})
+
+@mod(events=[Sampled, Added])
+def changing(event, actions, tokenizer):
+    """Forces and removes tokens."""
+    if isinstance(event, Added) and event.step == 20:
+        return actions.force_tokens(tokenizer.encode(" and"))
+    if isinstance(event, Sampled) and event.step == 40:
+        return actions.backtrack(3, tokenizer.encode("so"))
+    if isinstance(event, Added) and event.step == 60:
+        return actions.backtrack(5)
+"#;
+
+fn actions(items: &[TraceItem], kind: ActionType) -> usize {
+    items.iter().filter(|item| matches!(item, TraceItem::Action(action) if action.action_type == kind)).count()
+}
+
+fn texts(items: &[TraceItem]) -> Vec<String> {
+    items.iter().map(|item| described(item).0).collect()
+}
+
+/// Generates an answer; returns it with the recorded items.
+async fn completed(server: &Server, mods: &Value) -> (Value, Vec<TraceItem>) {
+    let body = json!({"prompt": "Count to three: one two three ", "n_predict": 120, "temperature": 0.0, "mods": mods,
+        "ignore_eos": true});
+    let answer = server.answer("/completion", &body).await;
+    let items = recorded(server, &answer).await;
+    (answer, items)
+}
+
+#[tokio::test]
+async fn python_and_builtin_mods_see_and_change_the_same_run_with_drafts() {
+    let mods = folder();
+    std::fs::write(mods.join("drafts.py"), MODS).unwrap();
+    let start =
+        |drafts: &[&str]| Server::start(&[&["--mods-dir", mods.to_str().unwrap(), "-np", "1"], drafts].concat());
+    let (plain, drafting) = (start(&[]), start(&["--spec-type", "ngram-simple"]));
+    plain.wait_ready().await;
+    drafting.wait_ready().await;
+    let replace = json!({"name": "replace-phrase", "config": {"replace": {"two three": "five"}}});
+    let regex = json!({"name": "regex", "config": {"pattern": "(one two three ){9}"}});
+    let cases = [
+        (json!(["changing", "counting"]), ActionType::Backtrack, 2),
+        (json!(["changing", "counting"]), ActionType::ForceTokens, 1),
+        (json!([replace, "counting"]), ActionType::Backtrack, 3),
+        (json!([regex]), ActionType::ForceTokens, 1),
+    ];
+    for (mods, kind, min) in cases {
+        let (expected, trace) = completed(&plain, &mods).await;
+        assert!(
+            actions(&trace, kind) >= min,
+            "{mods}: {} of {kind:?} in {}",
+            actions(&trace, kind),
+            expected["content"]
+        );
+        assert_eq!(expected["timings"]["draft_n"], Value::Null);
+        let (answer, found) = completed(&drafting, &mods).await;
+        assert_eq!(answer["content"], expected["content"], "{mods}");
+        assert_eq!(texts(&found), texts(&trace), "{mods}");
+        let accepted = answer["timings"]["draft_n_accepted"].as_u64().unwrap_or_default();
+        assert!(accepted > 3, "{mods}: {}", answer["timings"]);
+    }
+}
+
+#[tokio::test]
+async fn forks_of_drafted_runs_repeat_them() {
+    let mods = folder();
+    std::fs::write(mods.join("drafts.py"), MODS).unwrap();
+    let drafting = Server::start(&["--mods-dir", mods.to_str().unwrap(), "-np", "2", "--spec-type", "ngram-simple"]);
+    drafting.wait_ready().await;
+    let (answer, items) = completed(&drafting, &json!(["changing", "counting"])).await;
+    let guessed = |item: &TraceItem| match item {
+        TraceItem::Event(event) if event.event_type == EventType::Sampled => {
+            event.measured.as_ref().and_then(|measured| measured.drafted)
+        }
+        _ => None,
+    };
+    assert!(items.iter().any(|item| guessed(item).is_some()), "{}", answer["timings"]);
+    let run = answer["thunder"]["run_id"].as_str().unwrap();
+    // Before, between and after the steps at which the mod changes the answer.
+    for step in [2, 30, 50, 90] {
+        let (status, forked) =
+            drafting.post(&format!("/api/v1/runs/{run}/forks"), &json!({"at": {"step": step}})).await;
+        assert_eq!(status, 201, "{forked}");
+        let id = forked["runs"][0]["run_id"].as_str().unwrap();
+        let fork = recorded(&drafting, &json!({"thunder": {"run_id": id}})).await;
+        assert_eq!(texts(&fork), texts(&items), "step {step}");
+        let mut own = fork.iter().filter(|item| matches!(item, TraceItem::Event(event) if event.step > step));
+        assert!(step > 50 || own.find_map(guessed).is_some(), "the fork drafts after step {step}");
+    }
+}
