@@ -5,6 +5,9 @@
 
 mod chat;
 mod client;
+mod completions;
+mod config;
+mod config_file;
 mod db;
 mod events;
 mod export;
@@ -12,6 +15,7 @@ mod fork;
 mod ingest;
 mod llama_server;
 mod local;
+mod man;
 mod mod_worker;
 mod mods;
 mod printer;
@@ -29,7 +33,9 @@ use crate::config::flags::OnOffAuto;
 use crate::store::Store;
 use anyhow::Context as _;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use config_file::ConfigFile;
 use signals::EndSignals;
+use std::ffi::OsString;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
@@ -40,6 +46,10 @@ pub struct Cli {
     /// Log filter, e.g. info, debug, or thunder=debug,warn
     #[arg(long, global = true, env = "THUNDER_LOG", value_name = "FILTER", help_heading = "Logging")]
     log: Option<String>,
+    /// Configuration file: flags by their long names; an empty name means no file; default:
+    /// ~/.config/thunder/thunder.toml, else /etc/thunder/thunder.toml
+    #[arg(long, global = true, env = "THUNDER_CONFIG_FILE", value_name = "FILE", help_heading = "Configuration")]
+    config_file: Option<OsString>,
     #[command(subcommand)]
     command: Command,
 }
@@ -55,6 +65,9 @@ enum Command {
     Mods(Box<mods::Args>),
     Replay(Box<replay::Args>),
     Fork(Box<fork::Args>),
+    Config(config::Args),
+    Completions(completions::Args),
+    Man(man::Args),
     #[command(hide = true)]
     Probe(probe::Args),
     #[command(hide = true, name = crate::mods::python::sandbox::COMMAND)]
@@ -71,12 +84,12 @@ pub fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let command = llama_server::with_environment(Cli::command(), |name| std::env::var_os(name).is_some());
-    let matches = match command.try_get_matches_from(read.words) {
-        Ok(matches) => matches,
+    let command = command();
+    let given = match command.clone().try_get_matches_from(&read.words) {
+        Ok(given) => given,
         Err(error) => error.exit(),
     };
-    let cli = match Cli::from_arg_matches(&matches) {
+    let mut cli = match Cli::from_arg_matches(&given) {
         Ok(cli) => cli,
         Err(error) => error.exit(),
     };
@@ -84,6 +97,10 @@ pub fn main() -> ExitCode {
     if let Command::ModWorker(args) = &cli.command {
         return mod_worker::run_worker(args);
     }
+    let file = match with_file(&mut cli, command, &read.words, &given) {
+        Ok(file) => file,
+        Err(error) => return failed(&error),
+    };
     if let Err(error) = log(&cli) {
         return failed(&error);
     }
@@ -96,7 +113,7 @@ pub fn main() -> ExitCode {
         Err(error) => return failed(&error.into()),
     };
     let result = runtime.block_on(async {
-        let result = Box::pin(execute(cli.command, &matches)).await;
+        let result = Box::pin(execute(cli.command, &given, file.as_ref())).await;
         // Stops PostgreSQL, however the command ended.
         Store::stop_servers().await;
         result
@@ -109,8 +126,30 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Runs a command until it ends or a signal ends it.
-async fn execute(command: Command, matches: &clap::ArgMatches) -> anyhow::Result<ExitCode> {
+/// Returns the command line's definition, with llama-server's environment variables where ours are not set.
+fn command() -> clap::Command {
+    llama_server::with_environment(Cli::command(), |name| std::env::var_os(name).is_some())
+}
+
+/// Reads the configuration file, and parses the command line again with its flags.
+fn with_file(
+    cli: &mut Cli,
+    command: clap::Command,
+    words: &[OsString],
+    given: &clap::ArgMatches,
+) -> anyhow::Result<Option<ConfigFile>> {
+    if matches!(cli.command, Command::Probe(_)) {
+        return Ok(None);
+    }
+    let Some(file) = ConfigFile::read(cli.config_file.as_deref())? else { return Ok(None) };
+    let words = file.add_to(words, &command, given)?;
+    let parsed = command.try_get_matches_from(words).and_then(|matches| Cli::from_arg_matches(&matches));
+    *cli = parsed.with_context(|| format!("configuration file {}", file.path().display()))?;
+    Ok(Some(file))
+}
+
+/// Runs a command until it ends or a signal ends it. `matches` holds the flags without those of the configuration file.
+async fn execute(command: Command, matches: &clap::ArgMatches, file: Option<&ConfigFile>) -> anyhow::Result<ExitCode> {
     match command {
         Command::Serve(args) => Box::pin(serve::serve(*args, EndSignals::new()?)).await,
         Command::Run(args) => Box::pin(run::run(args, |id| is_given(matches, "run", id), EndSignals::new()?)).await,
@@ -125,6 +164,9 @@ async fn execute(command: Command, matches: &clap::ArgMatches) -> anyhow::Result
         Command::Export(args) => until_signal(export::export(args)).await,
         Command::Db(args) => until_signal(db::db(args)).await,
         Command::Mods(args) => until_signal(mods::mods(*args)).await,
+        Command::Config(_) => config::config(file),
+        Command::Completions(args) => Ok(completions::completions(&args)),
+        Command::Man(args) => man::man(&args),
         Command::Probe(args) => Ok(probe::probe(&args)),
         Command::ModWorker(args) => Ok(mod_worker::run_worker(&args)),
     }

@@ -229,3 +229,99 @@ fn unknown_argument_is_usage_error() {
         assert!(text(&help.stdout).contains(command));
     }
 }
+
+/// A server with a configuration file listens where the file says, and the environment overrides the file.
+#[tokio::test]
+async fn configuration_file_sets_flags_below_command_line_and_environment() {
+    let path = folder().join("thunder.toml");
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(&path, "ctx-size = 256\nalias = ['from-file', 'second']\n[serve]\nport = 6001\nmetrics = true\n")
+        .unwrap();
+    let mut command = thunder();
+    command
+        .arg("config")
+        .arg("--config-file")
+        .arg(&path)
+        .env("THUNDER_CTX_SIZE", "128")
+        .env("THUNDER_API_KEY", "hidden-key");
+    let printed = output(command).await;
+    assert!(printed.status.success(), "{}", text(&printed.stderr));
+    let printed = text(&printed.stdout);
+    let file = path.display();
+    let lines: Vec<&str> = printed.lines().filter(|line| !line.starts_with('#') && !line.is_empty()).collect();
+    let expected = [
+        format!("alias = [\"from-file\", \"second\"] # {file}"),
+        "ctx-size = 128 # THUNDER_CTX_SIZE".to_owned(),
+        format!("port = 6001 # {file}"),
+        format!("metrics = true # {file}"),
+    ];
+    assert_eq!(lines, expected.iter().map(String::as_str).collect::<Vec<_>>());
+    assert!(
+        printed.contains("# api-key = (secret of THUNDER_API_KEY)") && !printed.contains("hidden-key"),
+        "{printed}"
+    );
+
+    // The printed file is a configuration file with the same values.
+    let again = path.with_file_name("again.toml");
+    std::fs::write(&again, &printed).unwrap();
+    let mut command = thunder();
+    command.arg("config").arg("--config-file").arg(&again);
+    let reread = text(&output(command).await.stdout);
+    let values = |text: &str| -> Vec<String> {
+        let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+        lines.map(|line| line.split(" # ").next().unwrap().to_owned()).collect()
+    };
+    assert_eq!(values(&reread), values(&printed));
+}
+
+#[tokio::test]
+async fn invalid_configuration_file_ends_the_command_with_its_name() {
+    let path = folder().join("thunder.toml");
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    for (content, expected) in [
+        ("prot = 1", "'prot' is not a flag of any command"),
+        ("port = ", "invalid TOML"),
+        ("port = 'high'", "invalid value 'high' for '--port <PORT>'"),
+    ] {
+        std::fs::write(&path, content).unwrap();
+        let mut command = thunder();
+        command.args(["serve", "--config-file"]).arg(&path);
+        let refused = output(command).await;
+        let message = text(&refused.stderr);
+        assert!(!refused.status.success() && message.contains(expected), "{message}");
+        assert!(message.contains(&format!("configuration file {}", path.display())), "{message}");
+    }
+    let mut command = thunder();
+    command.args(["config", "--config-file", "/nonexistent/thunder.toml"]);
+    let message = text(&output(command).await.stderr);
+    assert!(message.contains("/nonexistent/thunder.toml") && message.contains("--config-file"), "{message}");
+}
+
+#[tokio::test]
+async fn completions_and_manual_pages_cover_every_command() {
+    let commands: Vec<String> = {
+        use clap::CommandFactory;
+        let root = thunder::cli::Cli::command();
+        root.get_subcommands().filter(|inner| !inner.is_hide_set()).map(|inner| inner.get_name().to_owned()).collect()
+    };
+    for shell in ["bash", "zsh", "fish"] {
+        let mut command = thunder();
+        command.args(["completions", shell]);
+        let script = text(&output(command).await.stdout);
+        assert!(commands.iter().all(|name| script.contains(name)) && script.contains("ctx-size"), "{shell}");
+        if shell == "bash" {
+            let checked = Command::new("bash").args(["-n", "-c", &script]).output().unwrap();
+            assert!(checked.status.success(), "{}", text(&checked.stderr));
+        }
+    }
+    let pages = folder().join("man1");
+    let mut command = thunder();
+    command.arg("man").arg(&pages);
+    let written = output(command).await;
+    assert!(written.status.success(), "{}", text(&written.stderr));
+    for name in &commands {
+        let page = std::fs::read_to_string(pages.join(format!("thunder-{name}.1"))).unwrap();
+        assert!(page.contains(".SH NAME"), "{name}: {page}");
+    }
+    assert!(std::fs::read_to_string(pages.join("thunder.1")).unwrap().contains("thunder\\-serve"));
+}

@@ -232,7 +232,11 @@ impl Session {
             }
             "sh" => self.run_command(&place, "bash", &["-ec", &fail_on_errors(&block.text)]).await,
             "python" => self.run_python(&place, &block.text).await,
-            other => panic!("{place}: blocks are sh, json, python or text, not {other:?}"),
+            "toml" => {
+                std::fs::write(self.folder.join("block.toml"), &block.text).unwrap();
+                self.run_command(&place, "thunder", &["config", "--config-file", "block.toml"]).await;
+            }
+            other => panic!("{place}: blocks are sh, json, python, toml or text, not {other:?}"),
         }
     }
 
@@ -282,6 +286,7 @@ impl Session {
         command.args(arguments).current_dir(&self.folder).stdin(Stdio::null()).env("PATH", path);
         command
             .env("THUNDER_SERVER", base)
+            .env("THUNDER_CONFIG_FILE", "")
             .env("PYTHONPATH", format!("{ROOT}/src/mods/python/sdk"))
             .env("PYTHONDONTWRITEBYTECODE", "1");
         command

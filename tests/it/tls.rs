@@ -29,7 +29,7 @@ fn connect(server: &Server) -> TcpStream {
 }
 
 /// A connection after the TLS handshake with its negotiated protocol.
-fn secure(server: &Server, protocols: &[&str]) -> StreamOwned<ClientConnection, TcpStream> {
+pub fn secure(server: &Server, protocols: &[&str]) -> StreamOwned<ClientConnection, TcpStream> {
     let mut roots = RootCertStore::empty();
     let authority = thunder::config::certificates("", certificate("authority.pem").as_ref()).unwrap();
     roots.add_parsable_certificates(authority);

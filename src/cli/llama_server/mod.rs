@@ -198,8 +198,8 @@ pub(super) fn command_line(words: impl Iterator<Item = OsString>) -> Result<Comm
 fn find_serve(words: &[OsString]) -> Option<usize> {
     let mut at = 1;
     while words.get(at)?.to_string_lossy().starts_with("--") {
-        // The only flag with a value before a command.
-        at += if words[at] == "--log" { 2 } else { 1 };
+        // The flags with a value that may precede a command.
+        at += if words[at] == "--log" || words[at] == "--config-file" { 2 } else { 1 };
     }
     (words.get(at)? == "serve").then_some(at)
 }

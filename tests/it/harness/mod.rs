@@ -45,6 +45,7 @@ pub fn thunder() -> Command {
     }) {
         command.env_remove(name);
     }
+    command.env("THUNDER_CONFIG_FILE", "");
     command
 }
 

@@ -1,0 +1,17 @@
+use super::Cli;
+use clap::CommandFactory;
+use clap_complete::Shell;
+use std::process::ExitCode;
+
+/// Print the completions for a shell; the handbook's page "Operating" shows where to put them
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Shell
+    shell: Shell,
+}
+
+/// Prints the completions.
+pub fn completions(args: &Args) -> ExitCode {
+    clap_complete::generate(args.shell, &mut Cli::command(), "thunder", &mut std::io::stdout());
+    ExitCode::SUCCESS
+}

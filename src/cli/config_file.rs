@@ -1,0 +1,229 @@
+//! The configuration file: flags by their long names, with lower precedence than the command line and the environment.
+
+use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches, Command};
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use toml::{Table, Value};
+
+/// Folder and file name below the user's configuration folder and below `/etc`.
+const FILE: &str = "thunder/thunder.toml";
+
+/// A configuration file that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("configuration file {}: {found}", file.display())]
+pub(super) struct ConfigFileError {
+    file: PathBuf,
+    found: Invalid,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Invalid {
+    #[error("cannot be read: {0}; check the path of --config-file or THUNDER_CONFIG_FILE")]
+    Read(#[from] std::io::Error),
+    #[error("invalid TOML: {0}")]
+    Syntax(#[from] toml::de::Error),
+    #[error("'{0}' is not a flag of any command; `thunder config` lists the flags of `thunder serve`")]
+    UnknownFlag(String),
+    #[error("'{flag}' is not a flag of `thunder {command}`; `thunder {command} --help` lists its flags")]
+    UnknownFlagOfCommand { command: String, flag: String },
+    #[error("'{flag}' is {found}, expected {expected}")]
+    Type { flag: String, found: &'static str, expected: &'static str },
+}
+
+/// The flags that a file sets.
+#[derive(Debug, Default)]
+pub(super) struct ConfigFile {
+    path: PathBuf,
+    table: Table,
+}
+
+impl ConfigFile {
+    /// Reads the file that `--config-file` or `THUNDER_CONFIG_FILE` names, else the user's, else the machine's. An empty name means
+    /// no file.
+    pub fn read(given: Option<&OsStr>) -> Result<Option<Self>, ConfigFileError> {
+        let path = match given {
+            Some(path) if path.is_empty() => return Ok(None),
+            Some(path) => path.into(),
+            None => match default_paths().into_iter().find(|path| path.is_file()) {
+                Some(path) => path,
+                None => return Ok(None),
+            },
+        };
+        let read = std::fs::read_to_string(&path).map_err(Invalid::from);
+        match read.and_then(|text| text.parse::<Table>().map_err(Invalid::from)) {
+            Ok(table) => Ok(Some(Self { path, table })),
+            Err(found) => Err(ConfigFileError { file: path, found }),
+        }
+    }
+
+    /// Path of the file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns the command line with the file's flags for the command that it selects. Flags that the command line or the
+    /// environment sets are left out.
+    pub fn add_to(
+        &self,
+        words: &[OsString],
+        root: &Command,
+        matches: &ArgMatches,
+    ) -> Result<Vec<OsString>, ConfigFileError> {
+        self.flags(root, matches)
+            .map(|(at, flags)| {
+                let at = at.map_or(words.len(), |names| end_of_command(words, &names));
+                words[..at].iter().chain(&flags).chain(&words[at..]).cloned().collect()
+            })
+            .map_err(|found| ConfigFileError { file: self.path.clone(), found })
+    }
+
+    /// Returns the names of the selected command and the flags that the file sets for it.
+    fn flags(&self, root: &Command, matches: &ArgMatches) -> Result<(Option<Vec<String>>, Vec<OsString>), Invalid> {
+        let (mut command, mut matches, mut names) = (root, matches, Vec::new());
+        while let Some((name, inner)) = matches.subcommand() {
+            let Some(found) = command.find_subcommand(name) else { break };
+            (command, matches) = (found, inner);
+            names.push(name.to_owned());
+        }
+        let mut flags = Vec::new();
+        for (key, value) in &self.table {
+            match (value, root.find_subcommand(key)) {
+                (Value::Table(own), Some(owner)) => {
+                    for (flag, value) in own {
+                        let found = flag_named(owner, flag).ok_or_else(|| Invalid::UnknownFlagOfCommand {
+                            command: key.clone(),
+                            flag: flag.clone(),
+                        })?;
+                        if names.first() == Some(key) && names.len() == 1 && !is_set(matches, found) {
+                            add(&mut flags, found, flag, value)?;
+                        }
+                    }
+                }
+                _ if !has_flag(root, key) => return Err(Invalid::UnknownFlag(key.clone())),
+                _ => {
+                    let own = names.first().and_then(|name| self.table.get(name)).and_then(Value::as_table);
+                    let overridden = own.is_some_and(|own| own.contains_key(key));
+                    if let Some(found) = flag_named(command, key)
+                        && !overridden
+                        && !is_set(matches, found)
+                    {
+                        add(&mut flags, found, key, value)?;
+                    }
+                }
+            }
+        }
+        Ok(((!names.is_empty()).then_some(names), flags))
+    }
+}
+
+/// Returns the paths of the user's and of the machine's configuration file.
+fn default_paths() -> Vec<PathBuf> {
+    let folder = |name: &str| std::env::var_os(name).filter(|folder| !folder.is_empty()).map(PathBuf::from);
+    let user = folder("XDG_CONFIG_HOME").or_else(|| folder("HOME").map(|home| home.join(".config")));
+    user.into_iter().chain([PathBuf::from("/etc")]).map(|folder| folder.join(FILE)).collect()
+}
+
+/// Returns true if a command or one of its subcommands has the flag.
+fn has_flag(command: &Command, name: &str) -> bool {
+    flag_named(command, name).is_some() || command.get_subcommands().any(|inner| has_flag(inner, name))
+}
+
+fn flag_named<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
+    let is_named = |flag: &&Arg| {
+        flag.get_long() == Some(name) || flag.get_all_aliases().is_some_and(|aliases| aliases.contains(&name))
+    };
+    command.get_arguments().filter(|flag| flag.get_long() != Some("help")).find(is_named)
+}
+
+/// Returns true if the command line or the environment sets a flag.
+fn is_set(matches: &ArgMatches, flag: &Arg) -> bool {
+    let source = matches.try_contains_id(flag.get_id().as_str()).ok().and(matches.value_source(flag.get_id().as_str()));
+    matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable))
+}
+
+fn add(flags: &mut Vec<OsString>, flag: &Arg, key: &str, value: &Value) -> Result<(), Invalid> {
+    let invalid = |expected| Invalid::Type { flag: key.to_owned(), found: value.type_str(), expected };
+    if !flag.get_action().takes_values() {
+        let given = value.as_bool().ok_or_else(|| invalid("true or false"))?;
+        flags.extend(given.then(|| format!("--{key}").into()));
+        return Ok(());
+    }
+    let one = |value: &Value| match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Integer(_) | Value::Float(_) | Value::Boolean(_) => Some(value.to_string()),
+        _ => None,
+    };
+    let values = match value {
+        Value::Array(values) => values.iter().map(one).collect(),
+        single => one(single).map(|text| vec![text]),
+    };
+    let values = values.ok_or_else(|| invalid("a string, a number, true or false, or a list of these"))?;
+    flags.extend(values.into_iter().map(|text| format!("--{key}={text}").into()));
+    Ok(())
+}
+
+/// Returns the index after the name of the selected command.
+fn end_of_command(words: &[OsString], names: &[String]) -> usize {
+    names.iter().fold(1, |from, name| {
+        let found = words[from.min(words.len())..].iter().position(|word| word.to_str() == Some(name));
+        found.map_or(from, |offset| from + offset + 1)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ConfigFile;
+    use crate::cli::Cli;
+    use clap::CommandFactory;
+    use std::ffi::OsString;
+
+    fn read(text: &str, line: &str) -> Result<Vec<String>, String> {
+        let file = ConfigFile { path: "test.toml".into(), table: text.parse().unwrap() };
+        let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+        let command = Cli::command();
+        let matches = command.clone().try_get_matches_from(&words).unwrap();
+        let added = file.add_to(&words, &command, &matches).map_err(|error| error.to_string())?;
+        command.try_get_matches_from(&added).map_err(|error| error.to_string())?;
+        Ok(added.into_iter().map(|word| word.into_string().unwrap()).collect())
+    }
+
+    #[test]
+    fn flags_apply_to_the_commands_that_have_them() {
+        let file = "port = 8080\nalias = ['a', 'b']\nmlock = true\nno-mmap = false\n[run]\nmax-tokens = 7\n";
+        let line = |line| read(file, line).unwrap().join(" ");
+        assert_eq!(line("thunder serve"), "thunder serve --alias=a --alias=b --mlock --port=8080");
+        assert_eq!(line("thunder run hi"), "thunder run --alias=a --alias=b --mlock --max-tokens=7 hi");
+        assert_eq!(line("thunder db status"), "thunder db status");
+    }
+
+    #[test]
+    fn command_line_and_command_table_override_shared_flags() {
+        let file = "threads = 2\nctx-size = 512\n[serve]\nthreads = 3\n";
+        let line = |line| read(file, line).unwrap().join(" ");
+        assert_eq!(line("thunder serve"), "thunder serve --ctx-size=512 --threads=3");
+        assert_eq!(line("thunder serve -t 4 -c 64"), "thunder serve -t 4 -c 64");
+        assert_eq!(line("thunder --log info run hi"), "thunder --log info run --ctx-size=512 --threads=2 hi");
+    }
+
+    #[test]
+    fn data_flags_reach_nested_commands() {
+        let added = read("database-url = 'postgres://db/thunder'", "thunder db distribute --dry-run").unwrap();
+        assert_eq!(added.join(" "), "thunder db distribute --database-url=postgres://db/thunder --dry-run");
+    }
+
+    #[test]
+    fn invalid_files_are_refused_with_the_flag() {
+        for (file, expected) in [
+            ("prot = 1", "'prot' is not a flag of any command"),
+            ("[serve]\nmax-tokens = 1", "'max-tokens' is not a flag of `thunder serve`"),
+            ("[nothing]\nx = 1", "'nothing' is not a flag of any command"),
+            ("mlock = 'yes'", "'mlock' is string, expected true or false"),
+            ("port = 2026-01-01", "'port' is datetime, expected a string"),
+            ("port = 'high'", "invalid value 'high' for '--port <PORT>'"),
+        ] {
+            let error = read(file, "thunder serve").unwrap_err();
+            assert!(error.contains(expected), "{file}: {error}");
+        }
+    }
+}
