@@ -74,8 +74,9 @@ async fn ingest(
     } else {
         Document::parse(&payload)
     }?;
+    let credentials = app.credentials();
     if let Some(sent) = &mut document.request.user_api_key
-        && let Some(key) = app.config().server.security.find_ingest_key(sent)
+        && let Some(key) = credentials.security.find_ingest_key(sent)
     {
         // Quote's engine sends its client's key in this field.
         *sent = key.label();

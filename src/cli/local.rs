@@ -45,7 +45,8 @@ impl Local {
     ) -> anyhow::Result<(Self, Server)> {
         let key: [u8; 32] = system::random();
         let key = key.map(|byte| format!("{byte:02x}")).concat();
-        config.server.security = SecurityConfig { keys: vec![KeyHash::new(&key)], ..SecurityConfig::default() };
+        config.server.credentials.security =
+            SecurityConfig { keys: vec![KeyHash::new(&key)], ..SecurityConfig::default() };
         config.server.listen = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0))];
         let listeners = Listeners::bind(&config.server.listen).await?;
         let address = listeners.addresses()[0];

@@ -1,16 +1,17 @@
 use super::progress::Progress;
-use super::signals::EndSignals;
+use super::signals::{self, EndSignals};
 use super::startup;
 use crate::api::{router, sleep_when_idle};
-use crate::config::Config;
 use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
 use crate::config::llama_server::LogFlags;
+use crate::config::{Config, Credentials};
 use crate::events::system;
 use crate::mods::{FolderWatch, ModRegistry};
 use crate::server::mods::{ModSync, store_used_versions};
 use crate::server::{App, Listeners, State, announce, share_logins};
 use crate::store::Store;
 use crate::ui;
+use sd_notify::NotifyState;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -51,10 +52,11 @@ pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCo
     if let Some(note) = args.engine.speculation.unsupported_note() {
         tracing::warn!("{note}");
     }
+    let mut reload_signal = signals.take_reload_signal();
     let config = Arc::new(Config::new(args.engine, args.data, &args.server)?);
     let listeners = Listeners::bind(&config.server.listen).await?;
     let addresses = listeners.addresses();
-    let scheme = if config.server.tls.is_some() { "https" } else { "http" };
+    let scheme = if config.server.credentials.tls.is_some() { "https" } else { "http" };
     for address in &addresses {
         eprintln!("thunder: listening on {scheme}://{address}{}", config.server.prefix);
     }
@@ -77,8 +79,15 @@ pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCo
         for address in addresses {
             eprintln!("thunder: ready, dashboard and APIs are on {scheme}://{address}{}", server.prefix);
         }
-        signals.next().await;
+        notify_systemd(&[NotifyState::Ready]);
+        loop {
+            tokio::select! {
+                _ = signals.next() => break,
+                () = signals::next(reload_signal.as_mut()) => reload(&app, &args.server),
+            }
+        }
     }
+    notify_systemd(&[NotifyState::Stopping]);
     if !matches!(started, Ok(Err(_))) {
         eprintln!("thunder: stopping; a second signal stops immediately");
     }
@@ -92,6 +101,25 @@ pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCo
     match (Box::pin(stopped).await, started) {
         (Err(code), _) | (Ok(()), Err(code)) => Ok(code),
         (Ok(()), Ok(started)) => started.map(|_watched| ExitCode::SUCCESS),
+    }
+}
+
+/// Reads API keys and certificate again. Requests and streams that have begun continue.
+fn reload(app: &App, flags: &ServerFlags) {
+    match Credentials::read(flags) {
+        Ok(credentials) => {
+            let keys = credentials.security.keys.len();
+            app.set_credentials(credentials);
+            tracing::info!(keys, "API keys and certificate reloaded");
+        }
+        Err(error) => tracing::error!(%error, "API keys and certificate not reloaded, the previous ones stay valid"),
+    }
+}
+
+/// Reports the state to systemd, if it started the program as a service of type notify.
+fn notify_systemd(state: &[NotifyState]) {
+    if let Err(error) = sd_notify::notify(state) {
+        tracing::warn!(%error, "cannot report the state to systemd");
     }
 }
 

@@ -1,5 +1,6 @@
 //! The signals that end a command. The command then closes its resources, such as the embedded database.
 
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -18,6 +19,13 @@ impl EndSignals {
         let hangup = if is_ignored(SignalKind::hangup()) { None } else { Some(signal(SignalKind::hangup())?) };
         let interrupt = Some(signal(SignalKind::interrupt())?);
         Ok(Self { interrupt, terminate: signal(SignalKind::terminate())?, hangup })
+    }
+
+    /// Leaves SIGHUP to a service: a program whose input and errors are no terminal. Returns `None` for others, which the
+    /// signal ends.
+    pub fn take_reload_signal(&mut self) -> Option<Signal> {
+        let on_terminal = std::io::stdin().is_terminal() || std::io::stderr().is_terminal();
+        if on_terminal { None } else { self.hangup.take() }
     }
 
     /// Leaves SIGINT to the command.
@@ -47,7 +55,8 @@ impl EndSignals {
     }
 }
 
-async fn next(signal: Option<&mut Signal>) {
+/// Waits for a signal; forever without one.
+pub async fn next(signal: Option<&mut Signal>) {
     match signal {
         Some(signal) => drop(signal.recv().await),
         None => std::future::pending().await,

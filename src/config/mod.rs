@@ -143,10 +143,8 @@ pub struct DataConfig {
 pub struct ServerConfig {
     /// One or more addresses.
     pub listen: Vec<SocketAddr>,
-    /// Keys, origins and host names.
-    pub security: SecurityConfig,
-    /// Certificate and key for HTTPS; `None` for plain HTTP.
-    pub tls: Option<TlsConfig>,
+    /// Access control and certificate at the start; the server's current ones may have been reloaded.
+    pub credentials: Credentials,
     /// Prefix of every path: empty, or a path such as `/llm`.
     pub prefix: String,
     /// True if the default model answers requests that name an unknown model; false for a 404.
@@ -233,6 +231,27 @@ impl std::str::FromStr for Size {
     }
 }
 
+/// Access control and certificate: what a running server can reload.
+#[derive(Debug, Clone, Default)]
+pub struct Credentials {
+    /// Keys, origins and host names.
+    pub security: SecurityConfig,
+    /// Certificate and key for HTTPS; `None` for plain HTTP.
+    pub tls: Option<TlsConfig>,
+}
+
+impl Credentials {
+    /// Reads the key file and the certificate that the flags name.
+    ///
+    /// # Errors
+    /// [`ConfigError`] names the invalid flag or file.
+    pub fn read(server: &ServerFlags) -> Result<Self, ConfigError> {
+        let mut security = server.security(&server.addresses()?)?;
+        security.trusted_hosts.extend(server.cluster.config()?.host());
+        Ok(Self { security, tls: server.tls.config()? })
+    }
+}
+
 impl Config {
     /// Validates all flags and fills in the defaults.
     ///
@@ -241,8 +260,7 @@ impl Config {
     pub fn new(engine: EngineFlags, data: DataFlags, server: &ServerFlags) -> Result<Self, ConfigError> {
         let listen = server.addresses()?;
         let cluster = server.cluster.config()?;
-        let mut security = server.security(&listen)?;
-        security.trusted_hosts.extend(cluster.host());
+        let credentials = Credentials::read(server)?;
         let mut request_defaults = engine.cache.defaults();
         request_defaults.extend(engine.speculation.defaults());
         request_defaults.extend(server.requests.defaults()?);
@@ -259,8 +277,7 @@ impl Config {
             engine: engine.try_into()?,
             data: data.try_into()?,
             server: ServerConfig {
-                security,
-                tls: server.tls.config()?,
+                credentials,
                 prefix: server.routes.prefix()?,
                 listen,
                 any_model_name: server.accepts_any_model_name(),

@@ -48,7 +48,8 @@ fn non_loopback_address_requires_key_or_flag() {
 
 #[test]
 fn open_ingestion_requires_loopback_addresses() {
-    let security = config(&["--ingest-open", "--api-key", "a", "--ingest-key", "b"]).unwrap().server.security;
+    let security =
+        config(&["--ingest-open", "--api-key", "a", "--ingest-key", "b"]).unwrap().server.credentials.security;
     assert!(security.ingest_open && security.find_key("b").is_none());
     assert!(security.find_ingest_key("a").is_some() && security.find_ingest_key("b").is_some());
     let words = ["--ingest-open", "--api-key", "a", "--listen", "127.0.0.1:1", "--listen", "0.0.0.0:6767"];
@@ -227,14 +228,14 @@ fn key_file_line_sets_rights_and_name() {
 #[test]
 fn mod_upload_requires_a_mod_key() {
     assert!(config(&["--allow-mod-upload", "--api-key", "k"]).unwrap_err().contains("--mod-key"));
-    let security = config(&["--allow-mod-upload", "--mod-key", "k"]).unwrap().server.security;
+    let security = config(&["--allow-mod-upload", "--mod-key", "k"]).unwrap().server.credentials.security;
     assert!(security.find_key("k").unwrap().rights().mods);
 }
 
 #[test]
 fn keys_with_one_name_are_one_tenant() {
     let file = tempfile("a name=ann\nb name=ann mods\nc\n");
-    let security = config(&["--api-key-file", &file]).unwrap().server.security;
+    let security = config(&["--api-key-file", &file]).unwrap().server.credentials.security;
     let tenant = |key| security.find_key(key).unwrap().tenant();
     assert_eq!((tenant("a"), tenant("b")), ("ann".into(), "ann".into()));
     // The first 16 bytes of SHA-256 of "c".
@@ -246,23 +247,23 @@ fn keys_with_one_name_are_one_tenant() {
 
 #[test]
 fn only_tenant_owns_runs_without_a_key() {
-    let one = config(&["--api-key", "k", "--ingest-key", "i", "--ingest-open"]).unwrap().server.security;
+    let one = config(&["--api-key", "k", "--ingest-key", "i", "--ingest-open"]).unwrap().server.credentials.security;
     let own = one.find_key("k").unwrap().tenant();
     assert_eq!(one.owner(one.find_ingest_key("i")), Some(own.clone()));
     assert_eq!(one.owner(None), Some(own));
     assert!(one.scope(one.find_key("k")).includes(None));
-    let two = config(&["--api-key", "k", "--api-key", "l", "--ingest-key", "i"]).unwrap().server.security;
+    let two = config(&["--api-key", "k", "--api-key", "l", "--ingest-key", "i"]).unwrap().server.credentials.security;
     assert_eq!(two.owner(two.find_ingest_key("i")), None);
     assert!(!two.scope(two.find_key("k")).includes(None));
     assert!(two.scope(two.find_ingest_key("i")).includes(None), "a document can be posted again");
     let file = tempfile("k name=ann\ni name=ann ingest\nx name=eve ingest\n");
-    let named = config(&["--api-key-file", &file]).unwrap().server.security;
+    let named = config(&["--api-key-file", &file]).unwrap().server.credentials.security;
     assert!(named.find_key("i").is_none(), "an ingest key permits nothing else");
     assert_eq!(named.owner(named.find_ingest_key("i")), Some("ann".into()));
     assert_eq!(named.owner(named.find_ingest_key("x")), Some("eve".into()));
-    let open = config(&[]).unwrap().server.security;
+    let open = config(&[]).unwrap().server.credentials.security;
     assert_eq!((open.owner(None), open.scope(None)), (None, Scope::All));
-    let admin = config(&["--admin-key", "a", "--api-key", "k"]).unwrap().server.security;
+    let admin = config(&["--admin-key", "a", "--api-key", "k"]).unwrap().server.credentials.security;
     assert_eq!(admin.scope(admin.find_key("a")), Scope::All);
 }
 

@@ -1,13 +1,13 @@
 use super::socket::Sockets;
 use super::{ApiError, Loaded, ModelRegistry};
-use crate::config::Config;
+use crate::config::{Config, Credentials};
 use crate::engine::Engine;
 use crate::events::Scope;
 use crate::mods::ModRegistry;
 use crate::server::limits::Rates;
 use crate::store::{Live, RunSummary, Store};
 use chrono::{DateTime, Utc};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard, watch};
 use tokio::time::timeout;
@@ -28,6 +28,7 @@ struct Inner {
     registry: Arc<ModRegistry>,
     mods_changing: Mutex<()>,
     config: Arc<Config>,
+    credentials: RwLock<Arc<Credentials>>,
     clock: fn() -> DateTime<Utc>,
     started_at: DateTime<Utc>,
 }
@@ -57,6 +58,7 @@ impl App {
             rates: Rates::new(config.server.rates),
             registry,
             mods_changing: Mutex::default(),
+            credentials: RwLock::new(Arc::new(config.server.credentials.clone())),
             config,
             clock,
             started_at: clock(),
@@ -200,6 +202,17 @@ impl App {
     #[must_use]
     pub fn config(&self) -> &Arc<Config> {
         &self.0.config
+    }
+
+    /// Returns the current access control and certificate.
+    #[must_use]
+    pub fn credentials(&self) -> Arc<Credentials> {
+        Arc::clone(&self.0.credentials.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Replaces access control and certificate for new requests and connections.
+    pub fn set_credentials(&self, credentials: Credentials) {
+        *self.0.credentials.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(credentials);
     }
 
     /// Returns the time from the configured clock.

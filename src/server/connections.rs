@@ -40,8 +40,6 @@ const RETRY_DELAY: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 struct ListenerState {
     builder: Builder,
-    /// TLS acceptor of an https listener.
-    tls: Option<TlsAcceptor>,
     app: App,
 }
 
@@ -59,11 +57,11 @@ enum ConnectionStart {
 pub(super) async fn accept(listener: TcpListener, routes: Router, app: App) {
     let server = &app.config().server;
     let mut builder = Builder::new();
-    let max_head_bytes = if server.security.keys.is_empty() { MAX_HEAD_BYTES } else { MAX_HEAD_BYTES_WITH_KEYS };
+    let max_head_bytes =
+        if app.credentials().security.keys.is_empty() { MAX_HEAD_BYTES } else { MAX_HEAD_BYTES_WITH_KEYS };
     builder.timer(TokioTimer::new()).header_read_timeout(server.header_timeout).max_buf_size(max_head_bytes);
-    let tls = server.tls.as_ref().map(|tls| TlsAcceptor::from(tls.server()));
-    let routes = if tls.is_some() { routes.layer(map_request(over_tls)) } else { routes };
-    let listener_state = ListenerState { builder, tls, app: app.clone() };
+    let routes = if app.credentials().tls.is_some() { routes.layer(map_request(over_tls)) } else { routes };
+    let listener_state = ListenerState { builder, app: app.clone() };
     let mut open = JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -91,7 +89,8 @@ impl ListenerState {
     /// Serves a connection from its first byte to its last.
     async fn take(self, stream: TcpStream, peer: SocketAddr, routes: Router) {
         let service = |routes| TowerToHyperService::new(Extension(ConnectInfo(peer)).layer(routes));
-        let Some(tls) = &self.tls else { return self.serve(stream, service(routes)).await };
+        let tls = self.app.credentials().tls.as_ref().map(|tls| TlsAcceptor::from(tls.server()));
+        let Some(tls) = &tls else { return self.serve(stream, service(routes)).await };
         let begun = tokio::select! {
             begun = within(self.app.config().server.header_timeout, begin(tls, stream)) => begun,
             () = self.app.stopping() => return,

@@ -74,7 +74,7 @@ fn local_path(next: Option<&str>) -> &str {
 
 async fn page(State(app): State<App>, Query(Destination { next }): Query<Destination>, headers: HeaderMap) -> Response {
     let next = local_path(next.as_deref());
-    if app.config().server.security.keys.is_empty() {
+    if app.credentials().security.keys.is_empty() {
         return Redirect::to(next).into_response();
     }
     form(base(&headers), next, "")
@@ -93,7 +93,8 @@ async fn log_in(
         let notice = format!("<p role=\"alert\">{}.</p>", error.problem().detail);
         return (error.status(), form(base, next, &notice)).into_response();
     }
-    let Some(key) = app.config().server.security.find_key(login.key.trim()) else {
+    let credentials = app.credentials();
+    let Some(key) = credentials.security.find_key(login.key.trim()) else {
         let notice = "<p role=\"alert\">Unknown API key.</p>";
         return (StatusCode::UNAUTHORIZED, form(base, next, notice)).into_response();
     };
@@ -101,7 +102,7 @@ async fn log_in(
         let notice = "<p role=\"alert\">The server is starting. Try again in a moment.</p>";
         return (StatusCode::SERVICE_UNAVAILABLE, form(base, next, notice)).into_response();
     };
-    let secure = if app.config().server.tls.is_some() { "; Secure" } else { "" };
+    let secure = if credentials.tls.is_some() { "; Secure" } else { "" };
     let path = if base.is_empty() { "/" } else { base };
     let cookie = format!("{COOKIE}={token}; Path={path}; HttpOnly; SameSite=Strict{secure}");
     ([(header::SET_COOKIE, cookie)], Redirect::to(next)).into_response()

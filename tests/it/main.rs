@@ -40,6 +40,7 @@ mod regression;
 mod responses;
 mod security;
 mod servers;
+mod service;
 mod slots;
 mod speculation;
 mod store;

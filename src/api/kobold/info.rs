@@ -122,7 +122,7 @@ async fn model(State(app): State<App>) -> Result<Json<KoboldModelResponse>, Kobo
 #[utoipa::path(get, path = "/api/extra/version", tag = "KoboldCPP",
     responses((status = 200, body = KoboldVersionResponse)))]
 async fn version(State(app): State<App>) -> Json<KoboldVersionResponse> {
-    let protected = !app.config().server.security.keys.is_empty();
+    let protected = !app.credentials().security.keys.is_empty();
     Json(KoboldVersionResponse {
         result: "KoboldCpp",
         version: KOBOLDCPP_VERSION,

@@ -138,7 +138,7 @@ fn guarded(guard: &Guard, routes: Router<App>) -> Router<App> {
 /// Adds the middleware of all routes.
 fn identified(app: &App, routes: Router<App>) -> Router<App> {
     routes
-        .layer(auth::cors(&app.config().server.security))
+        .layer(auth::cors(&app.credentials().security))
         .layer(CatchPanicLayer::custom(panicked))
         .layer(SetResponseHeaderLayer::if_not_present(
             header::X_CONTENT_TYPE_OPTIONS,

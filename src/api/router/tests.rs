@@ -14,7 +14,7 @@ fn app(key: Option<&str>) -> App {
     let data = DataFlags { data_dir: Some(std::env::temp_dir()), ..DataFlags::default() };
     let engine = EngineFlags { parallel: Some(1), batch_size: 1, ubatch_size: 1, ..EngineFlags::default() };
     let mut config = Config::new(engine, data, &ServerFlags::default()).unwrap();
-    config.server.security.keys = key.map(KeyHash::new).into_iter().collect();
+    config.server.credentials.security.keys = key.map(KeyHash::new).into_iter().collect();
     App::new(Arc::new(config), Arc::new(ModRegistry::default()), chrono::DateTime::default)
 }
 

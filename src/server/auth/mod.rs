@@ -12,7 +12,7 @@ pub use caller::Caller;
 
 use super::protocol::{Access, ErrorFormat, ErrorFormats, Refusal};
 use super::{ApiError, App, ErrorKind, login, socket};
-use crate::config::{Config, KeyHash, SecurityConfig, ServerConfig};
+use crate::config::{Credentials, KeyHash, SecurityConfig};
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, Method, header};
@@ -58,7 +58,8 @@ pub(crate) async fn guard(State(guard): State<Guard>, mut request: Request, next
     if let Some(Refusal(error)) = request.extensions_mut().remove() {
         return format(error);
     }
-    let security = &guard.app.config().server.security;
+    let credentials = guard.app.credentials();
+    let security = &credentials.security;
     let mut admitted = admit(&guard, &request);
     if admitted.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unauthorized)
         && !has_key(request.headers())
@@ -101,22 +102,22 @@ pub(crate) async fn limit_runs(State(guard): State<Guard>, request: Request, nex
 
 /// Returns the caller; `None` on a route without authentication, and for a WebSocket whose first message must contain the key.
 fn admit(guard: &Guard, request: &Request) -> Result<Option<Caller>, ApiError> {
-    let config = guard.app.config();
+    let credentials = guard.app.credentials();
     if request.headers().get_all(header::HOST).iter().count() > 1 {
         return Err(ApiError::bad_request("the request must have one Host header, got several"));
     }
     let host = host(request).ok_or_else(|| ApiError::bad_request("the request must have a Host header"))?;
-    if !is_own_host(&host, config) {
+    if !is_own_host(&host, &credentials.security, &guard.app.config().server.listen) {
         return Err(ApiError::new(
             ErrorKind::Forbidden,
             format!("host '{host}' is not trusted; start the server with --trusted-host {host} to accept it"),
         ));
     }
-    check_origin(request, &host, &config.server)?;
+    check_origin(request, &host, &credentials)?;
     if guard.access == Access::Public || request.method() == Method::OPTIONS {
         return Ok(None);
     }
-    let found = caller(guard.access, &config.server.security, request.headers());
+    let found = caller(guard.access, &credentials.security, request.headers());
     if guard.access == Access::Socket && socket::is_wanted(request.headers()) && !has_key(request.headers()) {
         // The key must be in its first message.
         return Ok(found.ok());
@@ -170,21 +171,17 @@ fn bare(authority: &str) -> String {
     host.trim_end_matches('.').to_ascii_lowercase()
 }
 
-fn is_own_host(host: &str, config: &Config) -> bool {
-    if host == "localhost"
-        || host.ends_with(".localhost")
-        || config.server.security.trusted_hosts.iter().any(|t| t == host)
-    {
+fn is_own_host(host: &str, security: &SecurityConfig, listen: &[SocketAddr]) -> bool {
+    if host == "localhost" || host.ends_with(".localhost") || security.trusted_hosts.iter().any(|t| t == host) {
         return true;
     }
     // DNS rebinding needs a name. A page at an IP address can only come from that address, so an address is trusted if
     // the server listens on it or on all addresses.
-    host.parse::<IpAddr>().is_ok_and(|ip| {
-        ip.is_loopback() || config.server.listen.iter().any(|own| own.ip() == ip || own.ip().is_unspecified())
-    })
+    host.parse::<IpAddr>()
+        .is_ok_and(|ip| ip.is_loopback() || listen.iter().any(|own| own.ip() == ip || own.ip().is_unspecified()))
 }
 
-fn check_origin(request: &Request, host: &str, server: &ServerConfig) -> Result<(), ApiError> {
+fn check_origin(request: &Request, host: &str, credentials: &Credentials) -> Result<(), ApiError> {
     // A WebSocket starts with a GET, has no preflight and carries cookies: pages of other origins must not open one.
     let only_reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
     if only_reads && !request.headers().contains_key(header::UPGRADE) {
@@ -197,11 +194,11 @@ fn check_origin(request: &Request, host: &str, server: &ServerConfig) -> Result<
             _ => Ok(()),
         };
     };
-    if server.security.allows_origin(origin) {
+    if credentials.security.allows_origin(origin) {
         return Ok(());
     }
     // Behind a proxy pages may use https while the server does not; a server with TLS never has http pages.
-    let own = origin.split_once("://").filter(|(scheme, _)| server.tls.is_none() || *scheme == "https");
+    let own = origin.split_once("://").filter(|(scheme, _)| credentials.tls.is_none() || *scheme == "https");
     let own = own.map(|(_, authority)| authority);
     let sent_to = request.uri().authority().map(Authority::as_str).or_else(|| header("host"));
     if own.is_some() && own.map(str::to_ascii_lowercase) == sent_to.map(str::to_ascii_lowercase) && !host.is_empty() {

@@ -28,7 +28,8 @@ pub(super) async fn authenticate(
     let Message::Text(text) = first else { return Err(refused()) };
     let Ok(Value::Object(mut fields)) = serde_json::from_str(&text) else { return Err(refused()) };
     let Some(Value::String(sent)) = fields.shift_remove(FIELD) else { return Err(refused()) };
-    let security = &app.config().server.security;
+    let credentials = app.credentials();
+    let security = &credentials.security;
     let Some(key) = security.find_key(&sent) else {
         return Err(ApiError::new(ErrorKind::Unauthorized, "unknown API key"));
     };

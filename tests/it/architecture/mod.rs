@@ -117,6 +117,7 @@ fn files_are_short_and_have_specific_names() {
 fn top_level_has_only_expected_files() {
     const KNOWN: &[&str] = &[
         "CHANGELOG.md",
+        "Dockerfile",
         "Cargo.lock",
         "Cargo.toml",
         "LICENSE",

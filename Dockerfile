@@ -1,0 +1,30 @@
+# Thunder with its embedded PostgreSQL.
+#
+#   docker build -t thunder .
+#   docker run -p 127.0.0.1:6767:6767 -v thunder:/var/lib/thunder -e THUNDER_API_KEY=secret thunder
+#
+# CPU is the oldest processor that the image runs on, in the notation of rustc and gcc: x86-64-v3 has AVX2 (since 2013),
+# x86-64-v4 AVX-512, native is the builder's own.
+FROM rust:1-bookworm AS build
+ARG CPU=x86-64-v3
+RUN apt-get update && apt-get install -y --no-install-recommends clang cmake libclang-dev python3 \
+    && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+COPY . .
+RUN RUSTFLAGS="-C target-cpu=$CPU" cargo build --release --locked
+
+FROM debian:bookworm-slim
+RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates curl libstdc++6 postgresql python3-numpy \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --system --home-dir /var/lib/thunder --create-home --shell /usr/sbin/nologin thunder
+COPY --from=build /src/target/release/thunder /usr/local/bin/thunder
+USER thunder
+ENV THUNDER_DATA_DIR=/var/lib/thunder
+VOLUME /var/lib/thunder
+EXPOSE 6767
+# The server also answers other containers, so it refuses to start without THUNDER_API_KEY or a key file.
+ENV THUNDER_LISTEN=0.0.0.0:6767
+HEALTHCHECK --start-period=5m --interval=15s --timeout=5s CMD ["curl", "-sf", "http://127.0.0.1:6767/healthz"]
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["thunder"]
+CMD ["serve"]
