@@ -104,7 +104,7 @@ check() {
     cd "$(dirname "$0")/.."
     folder=$(mktemp -d /tmp/thunder-citus-XXXXXX)
     chmod 755 "$folder"
-    # shellcheck disable=SC2064 # the folder of now
+    # shellcheck disable=SC2064 # the variable is expanded now
     trap "stop '$folder/cluster'; rm -rf '$folder'" EXIT
     url=$(start "$folder/cluster" | tail -1)
     cargo test --locked --test it --no-run

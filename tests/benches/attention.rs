@@ -112,7 +112,7 @@ impl Server {
     }
 }
 
-/// Seconds from the first token to the last, and the bytes of a message.
+/// Returns the seconds from the first token to the last, and the bytes of a message.
 async fn answer(socket: &mut TcpWebSocket, setup: &Setup, prompt: usize, tokens: usize, side: &Value) -> (f64, usize) {
     let ids: Vec<usize> = (0..prompt).map(|index| 100 + (index * index * 7 + 13 * index) % 300).collect();
     let mut message = json!({

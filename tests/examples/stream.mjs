@@ -1,4 +1,4 @@
-// Streams a run over WS /generate and changes it on the way; needs nothing but Node 22, or a browser.
+// Streams a run over WS /generate and changes it while it runs; needs nothing but Node 22, or a browser.
 //
 //     node tests/examples/stream.mjs "Once upon a time" [http://127.0.0.1:6767]
 //

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Streams a run over WS /generate and changes it on the way; needs nothing but Python 3.9.
+"""Streams a run over WS /generate and changes it while it runs; needs nothing but Python 3.9.
 
     python3 tests/examples/stream.py "Once upon a time" [http://127.0.0.1:6767]
 
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 
 class Socket:
-    """The little of RFC 6455 that a client of text messages needs."""
+    """The part of RFC 6455 that a client of text messages needs."""
 
     def __init__(self, base):
         at = urlsplit(base)

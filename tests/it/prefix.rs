@@ -28,7 +28,7 @@ fn location(response: &Response) -> &str {
     response.headers()["location"].to_str().unwrap()
 }
 
-/// Addresses of this server in a page.
+/// Returns the addresses of this server in a page.
 fn links(page: &str) -> BTreeSet<String> {
     let values = ["href=\"", "src=\"", "action=\"", "url="].into_iter().flat_map(|name| page.split(name).skip(1));
     let values = values.filter_map(|rest| rest.split('"').next()).filter(|value| value.starts_with('/'));

@@ -256,7 +256,7 @@ fn any_value() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// Pointers to every value of the sample.
+/// Returns pointers to every value of the sample.
 fn pointers(value: &Value, prefix: &str, found: &mut Vec<String>) {
     let children: Vec<(String, &Value)> = match value {
         Value::Object(map) => map.iter().map(|(key, value)| (key.clone(), value)).collect(),

@@ -10,10 +10,10 @@ async fn reasoning_tokens_are_counted() {
     let text = "<think>one two three</think>\n\nfour";
     let answer = server.answer(CHAT, &chat(json!({"mods": says(text)}))).await;
     let usage = &answer["usage"];
-    let thought = server.answer("/tokenize", &json!({"content": "<think>one two three</think>"})).await;
+    let reasoning = server.answer("/tokenize", &json!({"content": "<think>one two three</think>"})).await;
     assert_eq!(
         usage["completion_tokens_details"]["reasoning_tokens"],
-        thought["tokens"].as_array().unwrap().len(),
+        reasoning["tokens"].as_array().unwrap().len(),
         "{usage}"
     );
     let body = json!({"input": "Hello!", "mods": says(text)});
@@ -85,8 +85,8 @@ async fn reasoning_ends_when_budget_is_spent() {
     let body = chat(json!({"mods": begun, "thinking_budget_tokens": 2, "reasoning_budget_message": " Enough.",
                            "max_tokens": 16, "ignore_eos": true, "banned_tokens": [open, close]}));
     let answer = server.answer(CHAT, &body).await;
-    let thought = answer["choices"][0]["message"]["reasoning_content"].as_str().unwrap();
-    assert!(thought.ends_with(" Enough."), "{answer}");
+    let reasoning = answer["choices"][0]["message"]["reasoning_content"].as_str().unwrap();
+    assert!(reasoning.ends_with(" Enough."), "{answer}");
     let run = server.finished(answer["thunder"]["run_id"].as_str().unwrap()).await;
     let events = server.get(&format!("/api/v1/runs/{}/events", run["run"]["run_id"].as_str().unwrap())).await.1;
     assert!(events.to_string().contains("the budget of 2 reasoning tokens is used up"), "{events}");

@@ -18,10 +18,10 @@ struct RunSignals {
 }
 
 #[derive(Default)]
-struct Ledger(HashMap<RunId, RunSignals>);
+struct ReceivedSignals(HashMap<RunId, RunSignals>);
 
-impl Ledger {
-    fn hear(&mut self, signal: &Signal) {
+impl ReceivedSignals {
+    fn add(&mut self, signal: &Signal) {
         let state = self.0.entry(signal.run_id()).or_default();
         assert!(!state.ended, "a run's end is its last signal: {signal:?}");
         match signal {
@@ -71,9 +71,9 @@ async fn canceled_runs_do_not_block_the_engine_while_the_recorder_is_full() {
     while engine.runs() > 1 {
         timeout(patience, first.control.progress()).await.expect("the decode thread waited for the recorder").unwrap();
     }
-    let mut ledger = Ledger::default();
-    while !ledger.is_complete(1 + CANCELED) {
-        ledger.hear(&timeout(patience, signals.recv()).await.unwrap().unwrap());
+    let mut received = ReceivedSignals::default();
+    while !received.is_complete(1 + CANCELED) {
+        received.add(&timeout(patience, signals.recv()).await.unwrap().unwrap());
     }
     assert_eq!(follow(first.output).await.1.finish.usage.completion_tokens, 40);
     engine.stop().await;
@@ -92,21 +92,21 @@ async fn submitted_run_is_signalled_before_its_id_is_known() {
 async fn slow_recorder_receives_everything_in_order() {
     let (engine, mut signals) = engine(1).await;
     let listener = tokio::spawn(async move {
-        let mut ledger = Ledger::default();
+        let mut received = ReceivedSignals::default();
         while let Some(signal) = signals.recv().await {
-            ledger.hear(&signal);
+            received.add(&signal);
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        ledger
+        received
     });
     for tokens in [1, 5, 12] {
         let run = engine.submit(with_attention(request("The sky is", tokens))).await.unwrap();
         follow(run.output).await;
     }
     engine.stop().await;
-    let ledger = listener.await.unwrap();
-    assert!(ledger.is_complete(3), "{:?}", ledger.0);
-    for state in ledger.0.values() {
+    let received = listener.await.unwrap();
+    assert!(received.is_complete(3), "{:?}", received.0);
+    for state in received.0.values() {
         assert_eq!(state.passes, state.rows, "a row for each step");
     }
 }

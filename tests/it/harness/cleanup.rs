@@ -60,18 +60,18 @@ pub struct Tracked(Pid);
 
 impl Tracked {
     pub fn new(pid: Pid) -> Self {
-        tell("start", pid);
+        send_line("start", pid);
         Self(pid)
     }
 }
 
 impl Drop for Tracked {
     fn drop(&mut self) {
-        tell("end", self.0);
+        send_line("end", self.0);
     }
 }
 
-fn tell(word: &str, pid: Pid) {
+fn send_line(word: &str, pid: Pid) {
     let mut shell = SHELL.lock().unwrap_or_else(PoisonError::into_inner);
     writeln!(shell, "{word} {pid}").unwrap();
 }

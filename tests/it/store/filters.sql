@@ -24,7 +24,7 @@ select
     case when n % 3 = 0 then array['session=s-' || n % 5000, 'metadata.env=' || case when n % 7 = 0 then 'test' else 'prod' end] else '{}' end,
     to_tsvector('simple', text)
 from (
-    -- some came long after they were made
+    -- some runs were created long before their ids
     select n, case when n % 1000 = 5 then timestamptz '2024-05-05' else '2026-01-01' end + n * interval '1 second' as created,
         array(select random() from generate_series(1, 9 + n * 0)) as dice,
         case when random() < 0.96 then 'done' when random() < 0.5 then 'failed' when random() < 0.8 then 'cancelled' else 'interrupted' end as status,

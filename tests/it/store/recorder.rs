@@ -35,8 +35,8 @@ async fn run_is_recorded_incrementally_and_read_completely() {
     while store.items(&Scope::All, run.run_id(), 0..100).await.unwrap().len() < 7 {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    assert!(store.delete(&Scope::All, run.run_id()).await.is_err(), "it is still running");
-    assert!(store.columns(&Scope::All, run.run_id()).await.unwrap().is_some(), "also of a running run");
+    assert!(store.delete(&Scope::All, run.run_id()).await.is_err(), "a running run must not be deleted");
+    assert!(store.columns(&Scope::All, run.run_id()).await.unwrap().is_some(), "a running run must have columns, too");
 
     // a subscriber receives everything once, also if runs are stored meanwhile
     let (mut seen, mut updates) = live.subscribe(&Scope::All, run.run_id()).unwrap();

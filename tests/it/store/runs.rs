@@ -76,7 +76,7 @@ async fn words_are_found_in_newest_and_all_runs() {
     let (mut pages, mut before) = (Vec::new(), None);
     loop {
         let page = store.runs(&Scope::All, &query(before, 500)).await.unwrap();
-        assert!(page.runs.iter().all(|run| run.mod_text.is_none()), "lists are short");
+        assert!(page.runs.iter().all(|run| run.mod_text.is_none()), "lists must not contain the texts of mods");
         pages.extend(page.runs.into_iter().map(|run| run.completion_tokens));
         before = page.next;
         if before.is_none() {

@@ -150,7 +150,7 @@ fn matches(source: &str, text: &[u8]) -> bool {
     }
 }
 
-/// Grammars over a and b that combine literals, classes, repetitions and mutually recursive rules.
+/// Returns grammars over a and b that combine literals, classes, repetitions and mutually recursive rules.
 fn grammars() -> impl Strategy<Value = String> {
     let leaf = prop_oneof![
         Just("\"a\""),
