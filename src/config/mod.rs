@@ -85,11 +85,11 @@ pub struct EngineConfig {
     pub ctx_size: Option<u32>,
     /// True if the slots share the context; false if each has all of it.
     pub ctx_is_shared: bool,
-    /// Number of slots, at least 1.
+    /// Number of slots, 1 or more.
     pub parallel: u32,
-    /// Threads for generation, at least 1.
+    /// Threads for generation, 1 or more.
     pub threads: i32,
-    /// Threads for prompt processing, at least 1.
+    /// Threads for prompt processing, 1 or more.
     pub threads_batch: i32,
     /// Maximum tokens per decode call.
     pub batch_size: u32,
@@ -186,7 +186,7 @@ pub struct ModelsConfig {
     pub dir: Option<PathBuf>,
     /// True if a request loads the model it names.
     pub autoload: bool,
-    /// Maximum number of loaded models, at least 1; `None` for unlimited.
+    /// Maximum number of loaded models, 1 or more; `None` for unlimited.
     pub max_loaded: Option<usize>,
     /// Idle time after which a model is unloaded until its next request; `None` for never.
     pub sleep_after: Option<Duration>,

@@ -62,7 +62,7 @@ pub struct ModsConfig {
     pub dir: Option<PathBuf>,
     /// Mods that run in a sandbox.
     pub sandbox: ModSandbox,
-    /// Workers per mod, at least 1.
+    /// Workers per mod, 1 or more.
     pub workers: usize,
     /// Time limit of one call.
     pub timeout: Duration,

@@ -71,7 +71,8 @@ impl Store {
         Ok(found.map(|Json(items)| items))
     }
 
-    /// Removes a response. Returns false if there is none in the scope. Later responses of the conversation keep its items.
+    /// Removes a response. Returns false if the scope has no such response. Later responses of the conversation keep
+    /// its items.
     ///
     /// # Errors
     /// The database failed.

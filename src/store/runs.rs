@@ -100,7 +100,7 @@ pub struct RunSummary {
     pub generation_us: Option<i64>,
     /// True if attention was captured.
     pub has_attention: bool,
-    /// The generated tokens in equal groups, at most 96; of each group the largest −ln p × 32, saturating at 255.
+    /// The generated tokens in up to 96 equal groups; of each group the largest −ln p × 32, saturating at 255.
     pub surprise_strip: Vec<u8>,
     /// The document's `mod_text`, which may be as long as the document allows; `None` in lists.
     pub mod_text: Option<String>,
@@ -151,7 +151,7 @@ impl Store {
         Ok(found.is_some())
     }
 
-    /// Removes a run with all its data. Returns false if there is none in the scope.
+    /// Removes a run with all its data. Returns false if the scope has no such run.
     ///
     /// # Errors
     /// [`Error::StillRunning`], or the database failed.

@@ -44,7 +44,7 @@ struct ModRow {
 pub(super) struct Field {
     pub(super) name: String,
     pub(super) needed: bool,
-    /// Default as JSON; empty if there is none.
+    /// Default as JSON; empty without a default.
     pub(super) default: String,
     pub(super) description: String,
 }

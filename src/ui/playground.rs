@@ -29,7 +29,7 @@ struct ModView {
     description: String,
     /// Example configuration as JSON; `null` if the mod has none.
     config: String,
-    /// JSON schema of the configuration; `null` if there is none.
+    /// JSON schema of the configuration; `null` without a schema.
     schema: String,
 }
 

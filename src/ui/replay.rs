@@ -179,7 +179,7 @@ pub(super) async fn newer(
     neighbour(&app, &scope, &id, &requested.q, false).await.unwrap_or_else(|error| error::render(&headers, &error))
 }
 
-/// Redirects to the neighbour of a run, or to the list if there is none.
+/// Redirects to the neighbour of a run, or to the list if the run has no neighbour.
 async fn neighbour(app: &App, scope: &Scope, id: &str, q: &str, older: bool) -> Result<Response, ApiError> {
     let run = app.find_run(scope, id).await?;
     let neighbour = if older {

@@ -39,7 +39,7 @@ pub(super) fn mask(value: &mut Value, vocabulary: &Vocabulary, exempt: &[&str]) 
     }
 }
 
-/// Returns the text with a mark in every control token's literal; `None` if there is none.
+/// Returns the text with a mark in every control token's literal; `None` if the text has no such literal.
 pub(super) fn masked(text: &str, vocabulary: &Vocabulary, exempt: &[&str]) -> Option<String> {
     let mut result = String::new();
     let mut copied = 0;

@@ -30,7 +30,7 @@ struct Checkpoint {
 }
 
 impl Checkpoints {
-    /// Returns the length of the last checkpoint within the first `length` tokens; 0 if there is none.
+    /// Returns the length of the last checkpoint within the first `length` tokens; 0 without a checkpoint.
     #[must_use]
     pub fn last_within(&self, length: u32) -> u32 {
         self.newest_within(length).map_or(0, |checkpoint| checkpoint.length)
@@ -69,7 +69,7 @@ impl Checkpoints {
         self.0.retain(|checkpoint| checkpoint.length <= length);
     }
 
-    /// Drops the oldest checkpoint; `false` if there is none.
+    /// Drops the oldest checkpoint; returns `false` if no checkpoint is left.
     pub(super) fn drop_oldest(&mut self) -> bool {
         if self.0.is_empty() {
             return false;

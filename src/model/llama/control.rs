@@ -120,7 +120,7 @@ fn add(path: &Path, scale: f32, width: usize, values: &mut [f32]) -> Result<(), 
     Ok(())
 }
 
-/// Returns the layer of a direction tensor, at least 1.
+/// Returns the layer of a direction tensor, 1 or more.
 fn direction(tensor: &GgufTensor, width: usize) -> Result<usize, String> {
     let name = &tensor.name;
     let layer = name.strip_prefix(PREFIX).and_then(|number| number.parse::<u16>().ok()).filter(|&layer| layer > 0);

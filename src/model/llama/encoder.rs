@@ -205,7 +205,7 @@ fn is_causal(llama: &LlamaModel, architecture: &str) -> bool {
 }
 
 impl EncoderContext<'_> {
-    /// Returns the number of these inputs, given by their lengths, that fit into one decode; at least one.
+    /// Returns the number of these inputs, given by their lengths, that fit into one decode; never less than 1.
     pub fn fitting(&self, lengths: impl Iterator<Item = usize>) -> usize {
         let mut tokens = 0;
         let fitting = lengths.take(self.sequences).take_while(|length| {

@@ -94,7 +94,7 @@ impl Phrases {
         &self.all[phrase].text
     }
 
-    /// Returns the maximum number of tokens of a phrase: a token has at least one of its bytes.
+    /// Returns the maximum number of tokens of a phrase: a token has one or more of its bytes.
     pub fn max_tokens(&self) -> usize {
         self.all.iter().map(|phrase| phrase.text.len()).max().unwrap_or(0)
     }
@@ -206,7 +206,7 @@ impl Phrases {
 
     fn tail(&self, vocabulary: &Vocabulary, generated: &[TokenId], fresh: usize) -> Tail {
         let mut start = generated.len().saturating_sub(fresh);
-        // A character has at most four bytes; so has the one before the phrase, which may start in the middle of a
+        // A character has up to four bytes; so has the one before the phrase, which may start in the middle of a
         // token.
         let mut wanted = self.longest * 4 + 8;
         while start > 0 && wanted > 0 {

@@ -69,7 +69,7 @@ impl SupervisorHandle {
     /// # Errors
     /// The supervisor has ended; returns the job.
     pub fn submit(&self, mut job: Job) -> Result<(), Job> {
-        // The lock is held at most for the write of one frame to an empty socket.
+        // The lock is held no longer than one frame is written to an empty socket.
         let mut state = self.shared.state();
         self.forward_to_supervisor(&mut state);
         if let (Job::Call(call), 0, Some(link)) = (&mut job, state.waiting, &state.link)

@@ -11,7 +11,7 @@ pub struct WorkerLimits {
     pub idle_cpu: Duration,
     /// Time after which an unused worker is ended; zero keeps it.
     pub idle: Duration,
-    /// Number of workers of a mod that does not specify it, at least 1. A run stays with one of them.
+    /// Number of workers of a mod that does not specify it, 1 or more. A run stays with one of them.
     pub workers: usize,
     /// Maximum address space of a worker in bytes, including mapped libraries; 0 = no limit.
     pub address_space_bytes: u64,

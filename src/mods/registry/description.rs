@@ -18,10 +18,10 @@ pub struct ModDescription {
     /// Origin of the code. Lists show it with the version.
     #[serde(default, skip_serializing)]
     pub origin: ModOrigin,
-    /// Description in a paragraph; empty if there is none.
+    /// Description in a paragraph; may be empty.
     #[serde(default)]
     pub documentation: String,
-    /// JSON schema of the configuration, with a default and a description for each field; `null` if there is none.
+    /// JSON schema of the configuration, with a default and a description for each field; `null` without a schema.
     #[serde(default)]
     pub schema: Value,
 }

@@ -1,6 +1,6 @@
 //! The API key of a client that sends it in the body, as Quote's clients do: `{"user_api_key": KEY, …}`.
 //!
-//! The body is read before the client is authenticated, so reading is limited: at most [`MAX_BYTES`] within
+//! The body is read before the client is authenticated, so reading is limited: up to [`MAX_BYTES`] within
 //! [`READ_TIMEOUT`], for [`MAX_READS`] requests at a time. The route receives the same bytes.
 
 use crate::server::{ApiError, ErrorKind};

@@ -64,7 +64,7 @@ fn is_adapter(path: &Path) -> bool {
     head.windows(ADAPTER_MARK.len()).any(|bytes| bytes == ADAPTER_MARK)
 }
 
-/// Returns the name of a file's model, or `None` if the file is not a model of its own, such as a later part of a split
+/// Returns the name of a file's model, or `None` if the file is not a separate model, such as a later part of a split
 /// model.
 fn name_of(path: &Path) -> Option<String> {
     let stem = path.file_name()?.to_str()?.strip_suffix(".gguf")?;

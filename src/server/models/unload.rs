@@ -70,7 +70,7 @@ impl ModelRegistry {
     }
 
     /// Unloads the least recently used models without active runs until there is room for one more. Waits for a model
-    /// to become idle, at most for `--shutdown-grace`.
+    /// to become idle, for up to `--shutdown-grace`.
     pub(super) async fn make_room(&self, name: &str) -> Result<(), ApiError> {
         let Some(most) = self.0.config.server.models.max_loaded else { return Ok(()) };
         let began = Instant::now();

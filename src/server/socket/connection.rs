@@ -32,7 +32,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Extra time for protocols to send their last message when the server stops.
 const STOP_GRACE: Duration = Duration::from_millis(200);
 
-/// Minimum time before an unresponsive client is disconnected; at least three pings.
+/// Minimum time before an unresponsive client is disconnected; three pings or more.
 const MIN_SILENCE_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Shared by reading and writing; locked for one poll at a time.

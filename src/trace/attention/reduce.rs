@@ -49,7 +49,7 @@ pub fn largest(row: &[f32]) -> f32 {
     lanes.iter().chain(rest).fold(0.0, |max, &value| if value > max { value } else { max })
 }
 
-/// Returns the first position with `value`; 0 if there is none.
+/// Returns the first position with `value`; 0 if no position has it.
 pub fn position_of(row: &[f32], value: f32) -> usize {
     let (blocks, _) = row.as_chunks::<LANES>();
     // Skips blocks without the value, with no branch per value.

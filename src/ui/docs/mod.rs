@@ -101,7 +101,7 @@ impl Handbook {
     }
 }
 
-/// Returns an embedded file as text; empty if there is none. A test checks that all pages exist.
+/// Returns an embedded file as text; empty if the file does not exist. A test checks that all pages exist.
 fn source(name: &str) -> String {
     Sources::get(name).map(|file| String::from_utf8_lossy(&file.data).into_owned()).unwrap_or_default()
 }

@@ -173,7 +173,7 @@ async fn regenerate_replaces_run() {
     let init = client.until(|message| message["type"] == "init").await.pop().unwrap();
     assert_eq!(init["replaces"], first["request_id"]);
     assert_ne!(init["request_id"], first["request_id"]);
-    // The first run sends no more messages.
+    // The first run sends no further messages.
     let token = client.until(|message| message["index"] == 5).await;
     assert!(with_type(&token, "token").all(|token| token["request_id"] == init["request_id"]));
     client.send(&json!({"type": "control", "action": "stop"})).await;

@@ -317,7 +317,7 @@ impl AnswerParser {
         }
     }
 
-    /// Searches for a call without a marker; `None` if there is none.
+    /// Searches for a call without a marker; `None` if the text has no such call.
     fn parse_bare(&mut self, over: Option<AnswerEnd>) -> Option<bool> {
         let answer_format = Arc::clone(&self.answer_format);
         let mut forms = answer_format.format.calls.iter().enumerate().filter(|(_, form)| form.is_bare()).peekable();

@@ -126,7 +126,7 @@ fn merge(first: &Shape, second: &Shape) -> Option<Shape> {
     })
 }
 
-/// Merges two texts that differ in at most one number, with a mark for it.
+/// Merges two equal texts, or two that differ in one number, with a mark for it.
 fn merge_numbered(first: &str, second: &str) -> Option<String> {
     if first == second {
         return Some(first.to_owned());

@@ -65,7 +65,7 @@ impl Nfa {
         bytes
     }
 
-    /// Returns the bytes that can follow a non-empty match of `self` on the way to a longer match of `other`, and true
+    /// Returns the bytes that can follow a non-empty match of `self` towards a longer match of `other`, and true
     /// if both match some common text. Returns all bytes and true if the computation would take too long.
     pub(super) fn conflicts_with(&self, other: &Self) -> (Bytes, bool) {
         let width = other.edges.len();

@@ -65,7 +65,7 @@ pub(super) fn handles(names: &[String]) -> Vec<sys::ggml_backend_dev_t> {
     found.filter(|device| !device.is_null()).chain([std::ptr::null_mut()]).collect()
 }
 
-/// Returns the buffer type with this name; the CPU's if there is none.
+/// Returns the buffer type with this name; the CPU's if no other has this name.
 pub(super) fn buffer(name: &str) -> sys::ggml_backend_buffer_type_t {
     // SAFETY: every index below the count is a device; devices, their buffer types and the names of those live as long
     // as the program.

@@ -83,7 +83,7 @@ impl ThreadPool {
         true
     }
 
-    /// Computes the tap's rows of flash attention on at most `threads` of these threads. The caller keeps the pool as
+    /// Computes the tap's rows of flash attention on up to `threads` of these threads. The caller keeps the pool as
     /// long as the context exists.
     pub fn compute_rows(&self, tap: &mut Tap, threads: i32) {
         tap.compute_on(self.0.as_ptr(), threads);

@@ -116,7 +116,7 @@ impl Dry {
         penalties
     }
 
-    /// Returns the distance to the nearest breaker; `None` if there is none in the last `near` tokens.
+    /// Returns the distance to the nearest breaker; `None` if the last `near` tokens contain no breaker.
     fn limit(&self, recent: &[TokenId], near: usize) -> Option<usize> {
         recent.iter().rev().take(near).enumerate().find_map(|(back, token)| {
             let tails = self.breakers.0.get(token)?;

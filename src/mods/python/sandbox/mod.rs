@@ -185,7 +185,7 @@ fn become_worker(profile: &SandboxProfile) -> io::Result<Infallible> {
         (Resource::RLIMIT_NOFILE, profile.open_files),
     ];
     if profile.address_space_bytes > 0 {
-        // Kernel buffers of the worker's sockets count as its memory; at least half is left for the rest.
+        // Kernel buffers of the worker's sockets count as its memory; half or more is left for the rest.
         let buffers = privileges::socket_buffers(profile.open_files).min(profile.address_space_bytes / 2);
         limits.push((Resource::RLIMIT_AS, profile.address_space_bytes - buffers));
         limits.push((Resource::RLIMIT_DATA, profile.address_space_bytes - buffers));

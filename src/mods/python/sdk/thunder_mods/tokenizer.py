@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Tup
 from . import conversation as _conversation
 
 _CACHED_TEXTS = 4096
-#: Maximum bytes of a text for one encoding; the server accepts no more.
+#: Maximum bytes of a text for one encoding; the server rejects longer texts.
 _MAX_TEXT_BYTES = 1 << 20
 
 
