@@ -123,7 +123,7 @@ async fn reasoning_can_be_ended_by_client() {
         // It reasons from its first token on; before that, reasoning cannot be ended.
         let done = loop {
             let done = server.answer(CONTROL, &end(&id)).await;
-            if done["message"] != "the answer contains no reasoning" {
+            if done["message"] != "the answer is not reasoning" {
                 break done;
             }
         };

@@ -71,7 +71,7 @@ pub(super) async fn control(
     }
     let message = match thought {
         Some(EndReasoning::Ended) => None,
-        Some(EndReasoning::NotReasoning) => Some("the answer is not thinking"),
+        Some(EndReasoning::NotReasoning) => Some("the answer is not reasoning"),
         Some(EndReasoning::NoBudget) => Some("the request did not set \"reasoning_control\": true"),
         None => Some("no active answer has this id"),
     };
