@@ -138,7 +138,10 @@ async fn paused_run_releases_slot_and_resumes() {
     let before = followed(&messages);
     // Its slot is released later and used by other runs.
     let parked = client.until_status("pause").await;
-    assert!(parked.last().unwrap()["message"].as_str().unwrap().contains("another run has the slot"), "{parked:?}");
+    assert!(
+        parked.last().unwrap()["message"].as_str().unwrap().contains("the slot was given to another run"),
+        "{parked:?}"
+    );
     messages.extend(parked);
     assert_eq!(with_type(&messages, "completion").count(), 0, "the run ended before it was paused");
     let other = json!({"prompt": "An unrelated prompt", "max_tokens": 40, "ignore_eos": true});
