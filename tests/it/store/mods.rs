@@ -66,7 +66,7 @@ async fn file_versions_are_kept_as_long_as_their_runs() {
 }
 
 #[tokio::test]
-async fn listeners_are_notified_also_after_database_outage() {
+async fn listeners_are_notified_even_after_a_database_outage() {
     let data = Data::new();
     let store = data.open().await;
     let mut changes = store.mod_changes();
