@@ -16,7 +16,7 @@ const problem = document.querySelector('[data-problem]');
 const summary = document.querySelector('[data-summary]');
 const SHOWN = 12;
 
-/** One side: the run and the rows of its answer at the end. */
+/** Loads one side: the run and the rows of its answer at the end. */
 async function side(id) {
   const response = await ask(`/api/v1/runs/${encodeURIComponent(id)}/columns`);
   const run = Run.stored(await response.arrayBuffer());

@@ -27,7 +27,7 @@ export function search(entries, query, limit = 12) {
   return found.sort((a, b) => b.points - a.points).slice(0, limit).map(({ entry }) => entry);
 }
 
-/** A piece of a text around the first of these words. Pure. */
+/** Returns a piece of a text around the first of these words. Pure. */
 export function excerpt(text, wanted, length = 110) {
   const lower = text.toLowerCase();
   const first = Math.min(...wanted.map((word) => lower.indexOf(word)).filter((at) => at >= 0), text.length);

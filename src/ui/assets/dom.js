@@ -36,7 +36,7 @@ export async function copy(text, what) {
   }
 }
 
-/** `fetch` with one error message for all of the browser's messages about an unreachable server. */
+/** Calls `fetch`, with one error message for all of the browser's messages about an unreachable server. */
 export async function reach(url, options) {
   try {
     return await fetch(url, options);
@@ -45,7 +45,7 @@ export async function reach(url, options) {
   }
 }
 
-/** `fetch` of a path of this server with the login cookie. Fails with the server's error message. */
+/** Calls `fetch` for a path of this server with the login cookie. Fails with the server's error message. */
 export async function ask(path, options = {}) {
   const response = await reach(base + path, { ...options, headers: { 'X-Requested-By': 'dashboard', ...options.headers } });
   if (response.ok || response.status === 304) return response;

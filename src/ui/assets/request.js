@@ -35,7 +35,7 @@ export function requestOf(form) {
   return { path: form.tab === 'raw' ? '/v1/completions' : '/v1/chat/completions', body };
 }
 
-/** A message with tool calls has no text. */
+/** Returns true for a message with text; one with tool calls has none. */
 const isWritten = ({ content, more }) => content !== '' || Boolean(more);
 
 function extraOf(text) {
@@ -62,7 +62,7 @@ export function curlOf({ path, body }, origin) {
   return `curl -N ${origin}${path} \\\n  -H 'Content-Type: application/json' \\\n  -d '${json}'`;
 }
 
-/** The text of a message, whose content may be a list of parts. */
+/** Returns the text of a message, whose content may be a list of parts. */
 function textOf(content) {
   if (typeof content === 'string') return content;
   if (!Array.isArray(content)) return content ? JSON.stringify(content) : '';

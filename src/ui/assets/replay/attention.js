@@ -23,7 +23,7 @@ export function sinkOf(values) {
   return { sink, peak: sink >= 0 ? values[second] : first >= 0 ? values[first] : 0 };
 }
 
-/** Bucket 0–7 of a share, on a square-root scale up to `peak`. Pure. */
+/** Returns the bucket 0–7 of a share, on a square-root scale up to `peak`. Pure. */
 export const bucketOf = (value, peak) => (peak > 0 ? Math.min(7, Math.floor(Math.sqrt(Math.max(0, value) / peak) * 7.999)) : 0);
 
 export class Attention {
@@ -97,13 +97,13 @@ export class Attention {
   /** True for the view from later steps to one token. */
   get isForth() { return this.#way.value === 'forth'; }
 
-  /** Attention of each later step to the subject. */
+  /** Returns the attention of each later step to the subject. */
   #forth() {
     const { by, peak } = this.#looks ?? { by: new Map() };
     return (row) => (by.has(row) ? bucketOf(by.get(row), peak) : -1);
   }
 
-  /** The token for the view from later steps. */
+  /** Sets the token for the view from later steps. */
   about(row) {
     this.#subject = row;
     this.#look();
@@ -360,7 +360,7 @@ export function stepRows(run, seq) {
   });
 }
 
-/** The map as `{rows: [{seq, values}], width, length, peak}`; `length` is the widest row in positions. */
+/** Returns the map as `{rows: [{seq, values}], width, length, peak}`; `length` is the widest row in positions. */
 export async function readMap(response) {
   const { attention } = await response.json();
   const rows = (attention.rows ?? attention.steps ?? []).map((r) => ({ seq: r.sequence_order, values: r.values }));

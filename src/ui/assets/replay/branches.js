@@ -3,7 +3,7 @@
 /** `died` of a row that is never removed. */
 export const NEVER = 0xffff_ffff;
 
-/** All branches, by the row they end at: `[{died, first, last, count, parent}]`; `parent` is the enclosing one. */
+/** Returns all branches, by the row they end at: `[{died, first, last, count, parent}]`; `parent` is the enclosing one. */
 export function branches(count, died) {
   const by = new Map();
   for (let i = 0; i < count; i += 1) {

@@ -34,7 +34,7 @@ export const MODES = [
   { id: 'plain', name: 'Plain', unit: '', edges: [], bucket: () => -1 },
 ];
 
-/** Surprise of a row in bits, or null if it was not measured. */
+/** Returns the surprise of a row in bits, or null if it was not measured. */
 export const surprise = (run, i) => (run.logprob(i) === null ? null : Math.max(0, -run.logprob(i) * BIT));
 
 /** Minimum bits of a surprise. */

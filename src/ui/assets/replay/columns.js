@@ -57,7 +57,7 @@ export function parseColumns(buffer) {
 
 const decoder = new TextDecoder('utf-8', { ignoreBOM: true });
 
-/** u32 count, u32 offsets[count + 1], UTF-8 bytes. */
+/** Parses texts: u32 count, u32 offsets[count + 1], UTF-8 bytes. */
 function strings(view, buffer, offset, length) {
   const count = length >= 4 ? view.getUint32(offset, true) : 0;
   const texts = offset + 4 + (count + 1) * 4;

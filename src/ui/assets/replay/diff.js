@@ -58,7 +58,7 @@ function matches(a, b) {
   return [];
 }
 
-/** True if the furthest path to diagonal `k` in round `d` ended with an insertion. */
+/** Returns true if the furthest path to diagonal `k` in round `d` ended with an insertion. */
 const isDown = (v, zero, k, d) => k === -d || (k !== d && v[zero + k - 1] < v[zero + k + 1]);
 
 function back(trail, endX, endY) {

@@ -23,7 +23,7 @@ export function find(needle, count, text, shown, limit = 2000) {
   return hits;
 }
 
-/** Index of the last start at or before `at`. */
+/** Returns the index of the last start at or before `at`. */
 function last(starts, at) {
   let lo = 0;
   let hi = starts.length - 1;

@@ -310,7 +310,7 @@ export class RunState extends Rows {
     return this.#calledAt === 'Added' && this.#newest === 'Added';
   }
 
-  /** Number of the last rows that belong to the newest `Added`. */
+  /** Returns the number of the last rows that belong to the newest `Added`. */
   #addedCount() {
     let from = this.#alive.length;
     while (from > this.#promptRows && this.#alive[from - 1] >= this.#addedFrom) from -= 1;

@@ -23,7 +23,7 @@ export function pieces(text) {
   return out;
 }
 
-/** Name of a token outside of the text: spaces and line ends visible, on one line. */
+/** Returns the name of a token outside of the text: spaces and line ends visible, on one line. */
 export function show(text) {
   if (text === '') return '∅';
   return pieces(text).map((p) => p.mark ?? p.text.replaceAll('\n', '↵').replaceAll('\t', '⇥').replace(/^ | $/g, '␣')).join('');

@@ -12,7 +12,7 @@ export function measuredOf(event) {
   return { ...d, tokens };
 }
 
-/** The part of an action's `details` that the fold needs; details of another shape are empty. */
+/** Returns the part of an action's `details` that the fold needs; details of another shape are empty. */
 export function detailsOf(action) {
   const d = action.details;
   const none = { tokens: [], texts: [], removed: undefined, superseded: false, tokens_as_text: [] };
@@ -29,7 +29,7 @@ export function detailsOf(action) {
   } : none;
 }
 
-/** True for Quote's form of an action. */
+/** Returns true for Quote's form of an action. */
 export function isQuote(type, details) {
   if (type === 'Backtrack') return details.backtrack_steps !== undefined;
   if (type === 'ToolCalls') return typeof details.tool_calls === 'string';
@@ -37,12 +37,12 @@ export function isQuote(type, details) {
   return details.token_count !== undefined || details.tokens_as_text.length > 0;
 }
 
-/** The tokens that an event lists, without those queued by a Backtrack at the event. */
+/** Returns the tokens that an event lists, without those queued by a Backtrack at the event. */
 export function listedTokens({ added_tokens: tokens, added_token_count: count, forced }) {
   return tokens && forced === true && count >= 1 && count < tokens.length ? tokens.slice(0, count) : tokens;
 }
 
-/** `top_tokens` in the form of the specification or of Quote; other forms are ignored. */
+/** Returns `top_tokens` in the form of the specification or of Quote; other forms are ignored. */
 function candidatesOf(top) {
   const fits = Array.isArray(top) && top.every((c) => c && isId(c.token) && (isNumber(c.prob) || isNumber(c.logprob)));
   return fits ? top.map(({ token, prob, logprob }) => (isNumber(prob)
@@ -82,7 +82,7 @@ export class Step {
   }
 }
 
-/** Label of an action's mark. */
+/** Returns the label of an action's mark. */
 export function labelOf(action, details) {
   const type = action.action_type;
   let count;

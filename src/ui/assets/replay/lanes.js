@@ -4,7 +4,7 @@ import { h, palette, surface } from '../dom.js';
 
 const LISTED = 400;
 
-/** Colour of a mark. Pure. */
+/** Returns the colour of a mark. Pure. */
 export function toneOf(mark) {
   if (mark.kind === 'log') return 'line-strong';
   if (mark.kind === 'error' || /^(Backtrack|EmitError)/.test(mark.label)) return 'erased';

@@ -4,7 +4,7 @@ import { surprise } from './colour.js';
 import { NEVER } from './branches.js';
 import { toneOf } from './lanes.js';
 
-/** Highest surprise, and whether rows were removed, per pixel column; pure. */
+/** Returns the highest surprise, and whether rows were removed, per pixel column. Pure. */
 export function bins(run, width) {
   const high = new Float32Array(width);
   const erased = new Uint8Array(width);

@@ -83,7 +83,7 @@ dialog.addEventListener('close', async () => {
 
 let feedback = null;
 
-/** The feedback form, whose code is loaded on first use. */
+/** Opens the feedback form, whose code is loaded on first use. */
 function giveFeedback() {
   feedback ??= import('./feedback.js').then((module) => module.feedback(id));
   feedback.then((give) => give(), (error) => {

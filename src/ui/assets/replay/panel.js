@@ -128,7 +128,7 @@ export class Panel {
       h('dt', {}, name), h('dd', {}, unit ? `${value} ${unit}` : h('code', {}, `…${value}`))))));
   }
 
-  /** The event and its calls as recorded. */
+  /** Draws the event and its calls as recorded. */
   #drawRecord(entry) {
     this.#record.hidden = !entry;
     if (!entry) return;

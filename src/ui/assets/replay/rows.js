@@ -34,17 +34,17 @@ export class Rows {
   /** Creates a run from columns `{rows, events, strings, marks, count, eventCount}`. */
   static of({ rows, events, ...rest }) { return Object.assign(new Rows(), rows, events, rest); }
 
-  /** Text of row `i`. */
+  /** Returns the text of row `i`. */
   text(i) {
     return this.strings[this.textIndex[i]];
   }
 
-  /** ln p of row `i` in the model's distribution, or null. */
+  /** Returns ln p of row `i` in the model's distribution, or null. */
   logprob(i) {
     return this.logprobs[i] === UNKNOWN ? null : -this.logprobs[i] / SCALE;
   }
 
-  /** Entropy of the distribution at row `i`, in bits, or null. */
+  /** Returns the entropy of the distribution at row `i`, in bits, or null. */
   entropy(i) {
     return this.entropies[i] === UNKNOWN ? null : this.entropies[i] / SCALE;
   }

@@ -33,7 +33,7 @@ export class Run {
   isError(i) { return (this.#s.flags[i] & 32) !== 0; }
   isSampled(i) { return (this.#s.flags[i] & 64) !== 0; }
 
-  /** Type of an event: 0 Prefilled, 1 ForwardPass, 2 Sampled, 3 Added. */
+  /** Returns the type of an event: 0 Prefilled, 1 ForwardPass, 2 Sampled, 3 Added. */
   kind(e) { return this.#s.kinds[e]; }
   step(e) { return this.#s.steps[e]; }
   /** True if the trace has times. */
@@ -41,7 +41,7 @@ export class Run {
   /** Milliseconds since the run started. */
   time(e) { return this.#s.times[e]; }
 
-  /** The row at a position of the sequence at event `n`, or null. */
+  /** Returns the row at a position of the sequence at event `n`, or null. */
   alive(n, pos) {
     for (let i = this.count - 1; i >= 0; i -= 1) {
       if (this.pos(i) === pos && this.born(i) <= n && n < this.died(i)) return i;
@@ -56,7 +56,7 @@ export class Run {
     return rows;
   }
 
-  /** Number of tokens in the answer at event `n`. */
+  /** Returns the number of tokens in the answer at event `n`. */
   answered(n) {
     let count = 0;
     for (let i = 0; i < this.count; i += 1) if (this.born(i) <= n && n < this.died(i) && !this.isPrompt(i)) count += 1;

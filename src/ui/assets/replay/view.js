@@ -217,7 +217,7 @@ export class Replay {
     }
   }
 
-  /** The event at the cursor. A followed run shows its newest token, not the middle of a step. */
+  /** Returns the event at the cursor. A followed run shows its newest token, not the middle of a step. */
   #event() {
     const run = this.#run;
     if (!run.eventCount) return null;
@@ -247,7 +247,7 @@ export class Replay {
     this.#parts.attention?.about(row);
   }
 
-  /** The row of an event: the row it added, or the row its step will add. */
+  /** Returns the row of an event: the row it added, or the row its step will add. */
   #row(e) {
     if (e === null) return null;
     for (const step of this.#run.stepEvents(e).filter((s) => s >= e)) {
@@ -284,7 +284,7 @@ export class Replay {
     if (!playing) this.go(this.n);
   }
 
-  /** Background: attention while it is on, else the chosen metric. */
+  /** Paints the background: attention while it is on, else the chosen metric. */
   #paint() {
     const { text, attention } = this.#parts;
     if (!text) return;
@@ -311,7 +311,7 @@ export class Replay {
     this.#tell();
   }
 
-  /** Attention was enabled or disabled. */
+  /** Updates the view after attention was enabled or disabled. */
   #attended() {
     const { attention } = this.#parts;
     if (!attention) this.#attend();
@@ -355,7 +355,7 @@ export class Replay {
   /** True if the cursor is after the last event. */
   get atEnd() { return !this.#run || this.n === this.#run.eventCount; }
 
-  /** URL of the playground that continues the text at event `n` with `next`; null if the trace has no prompt. */
+  /** Returns the URL of the playground that continues the text at event `n` with `next`; null if the trace has no prompt. */
   fork(n = this.n, next = '') {
     const run = this.#run;
     if (this.live || !run?.count || run.pos(0) !== 0) return null;
