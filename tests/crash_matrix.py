@@ -70,7 +70,7 @@ class Server:
         self.process.wait()
 
     def workers(self):
-        """The processes of its Python mods."""
+        """Returns the processes of its Python mods."""
         parents, found = {}, []
         for entry in pathlib.Path("/proc").glob("[0-9]*"):
             try:

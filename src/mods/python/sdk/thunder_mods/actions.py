@@ -141,7 +141,7 @@ class ActionBuilder:
             )
 
     def noop(self) -> Noop:
-        """Continue without a change."""
+        """Continues without a change."""
         self._permit(Noop, "noop")
         return Noop()
 

@@ -43,7 +43,7 @@ class ContextInfo:
         return self.tokens[self._prompt_len :]
 
     def last(self, count: int) -> List[int]:
-        """The last `count` token ids; cheaper than `tokens[-count:]`."""
+        """Returns the last `count` token ids; cheaper than `tokens[-count:]`."""
         if self._tokens is None and self._read and count:
             return self._read(count)
         return self.tokens[-count:] if count else []
