@@ -1,6 +1,6 @@
 //! Embeddings in both formats.
 
-use super::super::harness::{Server, server};
+use super::super::harness::Server;
 use super::{difference, encoders, expected, numbers, refusal};
 use base64::Engine as _;
 use serde_json::{Value, json};
@@ -157,15 +157,6 @@ async fn invalid_body_error_names_field() {
     let (status, answer) = server.post(OPENAI, &json!({"input": [{"content": [{"type": "image_url"}]}]})).await;
     assert_eq!(status, 400);
     assert!(answer["error"]["message"].as_str().unwrap().contains("images"), "{answer}");
-}
-
-#[tokio::test]
-async fn encoder_routes_of_text_server_report_requirements() {
-    let server = server().await;
-    let (status, answer) = server.post(OPENAI, &json!({"input": "a"})).await;
-    assert_eq!(status, 501, "{answer}");
-    assert!(answer["error"]["message"].as_str().unwrap().contains("--embedding"), "{answer}");
-    assert!(refusal(&server.post(NATIVE, &json!({"input": "a"})).await, 501).contains("--embedding"));
 }
 
 #[tokio::test]

@@ -1,6 +1,5 @@
 //! Reranking in both formats.
 
-use super::super::harness::server;
 use super::{encoders, expected, refusal};
 use serde_json::{Value, json};
 
@@ -96,10 +95,4 @@ async fn invalid_body_error_names_field() {
     }
     let classifies = server.post(ROUTE, &body(&json!({"model": "classifier"}))).await;
     assert!(refusal(&classifies, 501).contains("NEGATIVE, NEUTRAL, POSITIVE"));
-}
-
-#[tokio::test]
-async fn encoder_routes_of_text_server_report_requirements() {
-    let request = json!({"query": QUERY, "documents": DOCUMENTS});
-    assert!(refusal(&server().await.post(ROUTE, &request).await, 501).contains("--reranking"));
 }

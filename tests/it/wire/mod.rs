@@ -166,3 +166,98 @@ async fn native_routes_have_these_responses() {
     get_snapshots(paths).await;
     snapshots("/api/v1/runs/wire-1/cancel", [("cancel_of_ended_run", json!({}))]).await;
 }
+
+#[tokio::test]
+async fn models_and_properties_have_these_responses() {
+    let paths = [
+        ("models", "/v1/models"),
+        ("model", "/v1/models/tiny"),
+        ("health", "/healthz"),
+        ("lora_adapters", "/lora-adapters"),
+        ("slot_info_of_unknown_slot", "/v1/slots/99/info"),
+        ("metrics_without_flag", "/metrics"),
+        ("kobold_version", "/api/extra/version"),
+        ("kobold_info_version", "/api/v1/info/version"),
+        ("kobold_max_context_length", "/api/v1/config/max_context_length"),
+        ("kobold_max_length", "/api/v1/config/max_length"),
+        ("kobold_true_max_context_length", "/api/extra/true_max_context_length"),
+        ("attention_model_info", "/api/v1/model/info"),
+    ];
+    get_snapshots(paths).await;
+    snapshots("/models/load", [("load_unknown_model", json!({"model": "huge"}))]).await;
+    snapshots("/models/unload", [("unload_unknown_model", json!({"model": "huge"}))]).await;
+    snapshots("/props", [("change_props_without_flag", json!({"chat_template": "x"}))]).await;
+    snapshots("/lora-adapters", [("scale_unknown_adapter", json!([{"id": 0, "scale": 1.0}]))]).await;
+    snapshots("/slots/99?action=erase", [("erase_unknown_slot", json!({}))]).await;
+}
+
+#[tokio::test]
+async fn embeddings_and_scores_require_a_flag() {
+    let body = json!({"model": "tiny", "input": "Once"});
+    snapshots("/v1/embeddings", [("embeddings_without_flag", body.clone())]).await;
+    snapshots("/embeddings", [("llama_embeddings_without_flag", body.clone())]).await;
+    snapshots("/v1/rerank", [("rerank_without_flag", json!({"query": "a", "documents": ["b"]}))]).await;
+    snapshots("/v1/classify", [("classify_without_labels", body)]).await;
+}
+
+#[tokio::test]
+async fn text_routes_have_these_responses() {
+    let messages = json!([{"role": "user", "content": "Hello!"}]);
+    let template = [("apply_template", json!({"messages": messages})), ("apply_template_without_messages", json!({}))];
+    snapshots("/apply-template", template).await;
+    snapshots("/v1/chat/completions/input_tokens", [("chat_input_tokens", json!({"messages": messages}))]).await;
+    snapshots("/v1/responses/input_tokens", [("response_input_tokens", json!({"input": "Hello!"}))]).await;
+    let control = [
+        ("control_of_unknown_run", json!({"id": "chatcmpl-1", "action": "reasoning_end"})),
+        ("control_without_id", json!({})),
+    ];
+    snapshots("/v1/chat/completions/control", control).await;
+    snapshots("/infill", [("infill_without_prefix", json!({"input_suffix": "a"}))]).await;
+    let count =
+        [("kobold_tokencount", json!({"prompt": "Once upon"})), ("kobold_tokencount_without_prompt", json!({}))];
+    snapshots("/api/extra/tokencount", count).await;
+    snapshots("/api/extra/detokenize", [("kobold_detokenize", json!({"ids": [40, 41]}))]).await;
+    let tokenize =
+        [("attention_tokenize", json!({"text": "Once upon"})), ("attention_tokenize_wrong_type", json!({"text": 1}))];
+    snapshots("/api/v1/tokenize", tokenize).await;
+    let detokenize = [
+        ("attention_detokenize", json!({"tokens": [40, 41]})),
+        ("attention_detokenize_wrong_token", json!({"tokens": [-1]})),
+    ];
+    snapshots("/api/v1/detokenize", detokenize).await;
+}
+
+#[tokio::test]
+async fn routes_of_runs_have_these_responses() {
+    let run = json!({
+        "request": {"request_id": "wire-3", "created_at": "2026-01-02T03:04:05Z", "model": "elsewhere"},
+        "events": [], "mod_calls": [], "mod_logs": [], "actions": [],
+    });
+    snapshots("/ingest", [("ingest_without_steps", run)]).await;
+    let feedback =
+        [("feedback", json!({"rating": 1, "text": "good"})), ("feedback_wrong_rating", json!({"rating": 5}))];
+    snapshots("/api/v1/runs/wire-3/feedback", feedback).await;
+    let paths = [
+        ("feedback_list", "/api/v1/runs/wire-3/feedback"),
+        ("feedback_of_unknown_run", "/api/v1/runs/no-such-run/feedback"),
+        ("alternatives_of_unknown_run", "/api/v1/runs/no-such-run/alternatives"),
+        ("attention_of_unknown_run", "/api/v1/runs/no-such-run/attention?at=1"),
+        ("attention_of_run_without_it", "/api/v1/runs/wire-3/attention?at=1"),
+        ("columns_of_unknown_run", "/api/v1/runs/no-such-run/columns"),
+        ("events_of_unknown_run", "/api/v1/runs/no-such-run/events"),
+        ("found_runs", "/api/v1/runs?q=request:wire-3"),
+        ("unknown_response", "/v1/responses/resp_1"),
+        ("input_items_of_unknown_response", "/v1/responses/resp_1/input_items"),
+    ];
+    get_snapshots(paths).await;
+    snapshots("/api/v1/reruns", [("rerun_without_run", json!({}))]).await;
+}
+
+#[tokio::test]
+async fn routes_of_mods_require_a_flag() {
+    let body = json!({"name": "calm", "source": "def calm(:"});
+    snapshots("/api/v1/mods/check", [("check_without_flag", body.clone())]).await;
+    snapshots("/v1/mods", [("upload_without_flag", body)]).await;
+    snapshots("/v1/mods/nothing/enable", [("enable_without_flag", json!({}))]).await;
+    get_snapshots([("versions_of_unknown_mod", "/v1/mods/nothing/versions")]).await;
+}
