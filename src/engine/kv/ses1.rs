@@ -274,3 +274,97 @@ fn field<const N: usize>(bytes: &[u8], range: Range<usize>) -> Result<[u8; N], S
     let found = bytes.get(range).and_then(|bytes| bytes.try_into().ok());
     found.ok_or(Ses1Error::Truncated { found: bytes.len(), needed })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Position of the checksum in a block of `count` tokens.
+    const fn checksum_at(count: usize) -> usize {
+        HEADER_BYTES + 4 * count + KV_HEADER_BYTES - 8
+    }
+
+    /// Returns the state that llama.cpp writes for `count` tokens: one layer, with 16 bytes a token for keys and values.
+    fn state(count: u32) -> Vec<u8> {
+        let mut out = vec![1, 2, 3, 4];
+        for number in [0, 1, count] {
+            out.extend(number.to_le_bytes());
+        }
+        for position in 0..count {
+            for number in [position, 1, 0] {
+                out.extend(number.to_le_bytes());
+            }
+        }
+        for number in [0u32, 1, 0, 0] {
+            out.extend(number.to_le_bytes());
+        }
+        for _ in 0..2 {
+            out.extend(1i32.to_le_bytes());
+            out.extend(16u64.to_le_bytes());
+            out.extend(std::iter::repeat_n(7, 16 * count as usize));
+        }
+        out
+    }
+
+    fn format() -> SnapshotFormat {
+        SnapshotFormat { vocabulary: 100, layout: StateLayout::learn(&state(1), 64, 0) }
+    }
+
+    /// Returns a snapshot of `count` tokens, with an adapter if `adapted`, and its block.
+    fn saved(count: u32, adapted: bool) -> (ModelIdentity, Vec<u8>) {
+        let identity = ModelIdentity { model: 5, adapters: vec![11, 12] };
+        let adapters = if adapted { vec![ScaledAdapter { id: 1, scale: 0.5 }] } else { Vec::new() };
+        let snapshot = Snapshot {
+            tokens: (0..count as TokenId).collect(),
+            adapters: AdapterSet::new(adapters),
+            history: SlotHistory::default(),
+            state: state(count),
+        };
+        let block = write(&format(), &identity, &snapshot).unwrap();
+        (identity, block)
+    }
+
+    proptest! {
+        /// Changed blocks never panic, also with a correct checksum. An accepted block can be written and read again.
+        #[test]
+        fn hostile_blocks_are_rejected(
+            count in 0u32..12, adapted: bool,
+            edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+            number in prop::option::of((any::<prop::sample::Index>(), any::<u32>())),
+            cut in prop::option::of(any::<prop::sample::Index>()),
+        ) {
+            let (identity, block) = saved(count, adapted);
+            prop_assert!(read(&format(), &identity, &block).is_ok());
+            let mut hostile = block;
+            for (at, byte) in edits {
+                let at = at.index(hostile.len());
+                hostile[at] = byte;
+            }
+            if let Some((at, number)) = number {
+                let at = at.index(hostile.len() - 3);
+                hostile[at..at + 4].copy_from_slice(&number.to_le_bytes());
+            }
+            if let Some(cut) = cut {
+                hostile.truncate(cut.index(hostile.len()));
+            }
+            let _ = read(&format(), &identity, &hostile);
+            let at = checksum_at(count as usize);
+            if hostile.len() >= at + 8 {
+                let sum = checksum(&hostile[..at], &hostile[at + 8..]);
+                hostile[at..at + 8].copy_from_slice(&sum.to_le_bytes());
+            }
+            if let Ok(snapshot) = read(&format(), &identity, &hostile) {
+                let again = read(&format(), &identity, &write(&format(), &identity, &snapshot).unwrap()).unwrap();
+                prop_assert_eq!((again.tokens, again.state), (snapshot.tokens, snapshot.state));
+            }
+        }
+
+        #[test]
+        fn foreign_blocks_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            let (identity, _) = saved(0, false);
+            let _ = read(&format(), &identity, &bytes);
+            let _ = read(&format(), &identity, &[&MAGIC[..], &bytes].concat());
+        }
+    }
+}

@@ -109,7 +109,7 @@ impl StateLayout {
     /// Derives the layout from the state of one token at position 0 in a context. Returns `None` if the state contains
     /// anything but KV caches and recurrent states.
     #[must_use]
-    pub(super) fn learn(state: &[u8], context: usize, window: usize) -> Option<Self> {
+    pub(crate) fn learn(state: &[u8], context: usize, window: usize) -> Option<Self> {
         let magic = state.get(..4)?.try_into().ok()?;
         let streams = u32::from_le_bytes(state.get(HEAD..HEAD + 4)?.try_into().ok()?);
         let (mut caches, recurrent) = learn::sections(state, HEAD)?;
