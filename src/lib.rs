@@ -16,8 +16,8 @@
 //!                                                       ▼
 //!                                             ui: replay = live
 //! ```
-//! A payload posted to `/ingest` by somebody else's engine takes the same way from `store` on, and replays on the
-//! same page.
+//! A document that another engine posts to `/ingest` takes the same path from `store` on, and is replayed on the same
+//! page.
 //!
 //! # Modules, in data-flow order
 //! Imports go one way: `events` ← `model` ← `mods` ← `engine`; `trace` ← `events`; `store` ← `events`, `trace`; `server` ←

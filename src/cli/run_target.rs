@@ -79,7 +79,7 @@ pub struct RunTarget {
 }
 
 impl RunTarget {
-    /// A running server.
+    /// Returns the target of a running server.
     fn on(server: Server) -> Self {
         Self { server, local: None, owner: None }
     }

@@ -37,7 +37,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// Log settings of llama-server's flags.
+    /// Returns the log settings of llama-server's flags.
     pub fn log(&self) -> &LogFlags {
         &self.server.log
     }

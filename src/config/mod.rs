@@ -210,7 +210,7 @@ impl std::fmt::Debug for DataConfig {
 pub struct Size(pub usize);
 
 impl Default for Size {
-    /// The default size of a request body: 256 MiB, which fits a trace of some 100 000 tokens.
+    /// Returns the default size of a request body: 256 MiB, which fits a trace of some 100 000 tokens.
     fn default() -> Self {
         Self(256 << 20)
     }

@@ -75,7 +75,7 @@ pub trait ModInstance: Send {
     /// Ends polling: the reply is then delivered without it.
     fn stop_polling(&mut self) {}
 
-    /// Called when the run has ended for any reason; the instance can drop its state.
+    /// Handles the end of the run, whatever its reason; the instance can drop its state.
     fn finished(&mut self) {}
 }
 

@@ -301,7 +301,7 @@ fn first_id(time: Option<DateTime<Utc>>) -> Uuid {
     Uuid::from_u128(u128::try_from(milliseconds).unwrap_or(0) << 80)
 }
 
-/// The terms of a filter, each with its text.
+/// Returns the terms of a filter, each with its text.
 fn terms(text: &str, now: DateTime<Utc>) -> Result<Vec<(Term, String)>, BadFilter> {
     let chars: Vec<char> = text.chars().collect();
     let mut scanner = FilterScanner::new(&chars);

@@ -277,7 +277,7 @@ pub(super) async fn save(connection: &mut PgConnection, row: &RunRow) -> Result<
     Ok(())
 }
 
-/// The labels by which the index finds a run.
+/// Returns the labels by which the index finds a run.
 fn labels(run: &RunSummary) -> Vec<String> {
     let pairs = run.metadata.iter().flatten().filter_map(|(key, value)| Some((key, value.as_str()?)));
     let label = |(key, value): (&String, &str)| {

@@ -35,7 +35,7 @@ pub(super) fn render(headers: &HeaderMap, error: &ApiError) -> Response {
 }
 
 /// Renders an error as a page that redirects to `href` after a second.
-pub(super) fn render_and_look_again(headers: &HeaderMap, error: &ApiError, href: &str) -> Response {
+pub(super) fn render_and_retry(headers: &HeaderMap, error: &ApiError, href: &str) -> Response {
     show(error.kind().status(), &page(headers, error, format!("1; url={}{href}", base(headers))))
 }
 

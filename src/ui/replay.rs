@@ -85,7 +85,7 @@ pub(super) async fn page(
         Err(error) if error.kind() == ErrorKind::NotFound && requested.retry < MAX_RETRIES => {
             let waiting = "it may have just started on another server; this page retries for a few seconds";
             let error = ApiError::new(ErrorKind::NotFound, format!("{}: {waiting}", error.problem().detail));
-            return error::render_and_look_again(&headers, &error, &href(&id, uri.query(), requested.retry + 1));
+            return error::render_and_retry(&headers, &error, &href(&id, uri.query(), requested.retry + 1));
         }
         Err(error) => return error::render(&headers, &error),
     };

@@ -45,7 +45,7 @@ pub(super) struct RunPageView {
     pub(super) parent_text: String,
 }
 
-/// A value of the metadata as text.
+/// Returns a value of the metadata as text.
 fn plain(value: &serde_json::Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }

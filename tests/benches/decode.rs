@@ -57,7 +57,8 @@ fn context_size(setup: &Setup) -> u32 {
     (setup.tokens + 64).next_multiple_of(256)
 }
 
-/// Bare llama.cpp: `streams` sequences, one token of each per decode, and the sampler chain on each. Returns seconds.
+/// Measures bare llama.cpp: `streams` sequences, one token of each per decode, and the sampler chain on each. Returns
+/// seconds.
 fn bare(backend: &LlamaBackend, model: &LlamaModel, setup: &Setup, streams: i32, flash: bool) -> f64 {
     let params = LlamaContextParams::default()
         .with_n_ctx(NonZeroU32::new(context_size(setup) * streams as u32))
@@ -138,7 +139,7 @@ fn request(engine: &Engine, setup: &Setup, attention: bool, record: RecordPolicy
     }
 }
 
-/// Thunder: `streams` concurrent runs. Returns the seconds from the first generated token of all to the last.
+/// Measures Thunder: `streams` concurrent runs. Returns the seconds from the first generated token of all to the last.
 async fn thunder(engine: &Engine, setup: &Setup, streams: u32, attention: bool, record: RecordPolicy) -> f64 {
     let runs: Vec<_> = (0..streams)
         .map(|_| {

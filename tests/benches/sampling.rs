@@ -19,7 +19,8 @@ use thunder::model::{SpecialTokens, Vocabulary};
 
 const SIZES: [usize; 3] = [2_000, 32_000, 150_000];
 
-/// Bytes, then words of two to eight letters with and without a preceding space, as in a real vocabulary; an end token.
+/// Returns a vocabulary of bytes, then words of two to eight letters with and without a preceding space, as in a real
+/// vocabulary, and an end token.
 fn vocabulary(size: usize) -> Arc<Vocabulary> {
     let mut pieces: Vec<Box<[u8]>> = (0..=255u8).map(|byte| vec![byte].into()).collect();
     let mut state = 1u64;

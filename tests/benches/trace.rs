@@ -30,7 +30,7 @@ fn attention(criterion: &mut Criterion) {
     }
 }
 
-/// A document as an external engine posts it, with 20 candidates per step and one call per event.
+/// Returns a document as an external engine posts it, with 20 candidates per step and one call per event.
 fn payload() -> Vec<u8> {
     let (mut events, mut calls) = (Vec::new(), Vec::new());
     for step in 0..256 {

@@ -26,7 +26,7 @@ struct Line {
     server: ServerFlags,
 }
 
-/// A clock that panics on the decode thread.
+/// Returns a clock that panics on the decode thread.
 fn deadly_clock() -> DateTime<Utc> {
     assert!(std::thread::current().name() != Some("thunder-decode"), "this clock is broken");
     system::now()

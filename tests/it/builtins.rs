@@ -10,7 +10,7 @@ use thunder::trace::document::item_from_json;
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
-/// A request whose answer is random text and never ends by itself.
+/// Returns a request whose answer is random text and never ends by itself.
 #[expect(clippy::needless_pass_by_value, reason = "callers write json!(…) in place")]
 fn body(seed: u32, mods: Value) -> Value {
     json!({"messages": [{"role": "user", "content": "Hello!"}], "prompt": "Once upon a time", "seed": seed, "mods": mods,

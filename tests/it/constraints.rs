@@ -55,7 +55,7 @@ fn ended<'a>(answer: &'a Value, pointer: &str) -> Option<&'a str> {
     (choice["finish_reason"] == "stop").then(|| choice.pointer(pointer).unwrap().as_str().unwrap())
 }
 
-/// The recorded events of an answer's run.
+/// Returns the recorded events of an answer's run.
 async fn recorded(server: &Server, answer: &Value) -> Vec<(Event, Measurements)> {
     let run = answer["thunder"]["run_id"].as_str().unwrap();
     server.finished(run).await;

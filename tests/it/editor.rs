@@ -17,7 +17,7 @@ async fn page(server: &Server, key: &str, path: &str) -> (u16, String) {
     (response.status().as_u16(), response.text().await.unwrap())
 }
 
-/// The form fields of a browser without scripts.
+/// Returns the form fields of a browser without scripts.
 fn form(server: &Server, path: &str, name: &str, source: &str) -> RequestBuilder {
     let mut body = format!("name={name}&source=");
     for byte in source.bytes() {
@@ -48,7 +48,7 @@ async fn check(server: &Server, key: &str, body: &Value) -> (u16, Value) {
     (response.status().as_u16(), response.json().await.unwrap())
 }
 
-/// A mod whose answer is `text`.
+/// Returns a mod whose answer is `text`.
 fn says(text: &str) -> String {
     format!(
         "from thunder_mods import Prefilled, mod\n\n\n@mod(events=[Prefilled])\ndef edited(event, actions, tokenizer):\n    \

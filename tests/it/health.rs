@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-/// A server with an embedded database, for tests that do not change it.
+/// Returns a server with an embedded database, for tests that do not change it.
 async fn embedded() -> &'static Server {
     static SERVER: LazyLock<Server> = LazyLock::new(|| Server::start_embedded(&[]));
     SERVER.wait_ready().await

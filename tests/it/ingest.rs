@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 const SAMPLE: &[u8] = include_bytes!("../../fixtures/sample_payload.json");
 
-/// The specification's example under another id.
+/// Returns the specification's example under another id.
 fn sample(request_id: &str) -> Value {
     let mut payload: Value = serde_json::from_slice(SAMPLE).unwrap();
     payload["request"]["request_id"] = json!(request_id);

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// A folder with copies of the tiny model under these names.
+/// Returns a folder with copies of the tiny model under these names.
 fn models(names: &[&str]) -> PathBuf {
     let folder = folder();
     for name in names {
@@ -83,7 +83,7 @@ async fn request_replaces_least_recently_used_model() {
     }
 }
 
-/// Two models that differ in one bit at a position that sampling the file would miss.
+/// Returns two models that differ in one bit at a position that sampling the file would miss.
 fn twins() -> PathBuf {
     let folder = folder();
     let mut bytes = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models/demo.gguf")).unwrap();
@@ -181,7 +181,7 @@ async fn long_runs_end_when_their_model_is_unloaded() {
     assert_eq!(server.answer("/v1/completions", &text("tiny")).await["model"], "tiny");
 }
 
-/// The model with one token of its vocabulary replaced by another.
+/// Returns the model with one token of its vocabulary replaced by another.
 fn with_a_token_twice(whole: &[u8]) -> Vec<u8> {
     const KEY: &[u8] = b"tokenizer.ggml.tokens";
     let number = |at: usize| u64::from_le_bytes(whole[at..at + 8].try_into().unwrap()) as usize;
@@ -281,7 +281,7 @@ async fn unloading_frees_the_memory() {
     assert!(after < before + (loaded - before) / 5, "{before} -> {loaded} -> {after} MiB");
 }
 
-/// The tiny model with some bytes changed, most of them in its header; a seed is a file.
+/// Returns the tiny model with some bytes changed, most of them in its header; a seed is a file.
 fn damaged(whole: &[u8], seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut next = |below: usize| {

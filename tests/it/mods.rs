@@ -170,7 +170,7 @@ async fn repetition_loop_ends_the_run() {
     assert_eq!(result.end.finish.usage.completion_tokens, 6);
 }
 
-/// A temperature at which the random model writes any token.
+/// Returns a temperature at which the random model writes any token.
 fn hot(seed: u32) -> SamplingParams {
     SamplingParams { temperature: 1.5, top_k: 0, top_p: 1.0, min_p: 0.0, seed, ..SamplingParams::default() }
 }

@@ -18,13 +18,13 @@ fn start(further: &[&str]) -> Server {
     Server::start(&[&arguments, further].concat())
 }
 
-/// Server whose mods are local files and have the rights of the server.
+/// Returns the server whose mods are local files and have the rights of the server.
 async fn free() -> &'static Server {
     static SERVER: LazyLock<Server> = LazyLock::new(|| start(&[]));
     tokio::task::spawn_blocking(|| LazyLock::force(&SERVER)).await.unwrap().wait_ready().await
 }
 
-/// Server with the same mods in the sandbox, like uploaded mods.
+/// Returns the server with the same mods in the sandbox, like uploaded mods.
 async fn kept() -> &'static Server {
     static SERVER: LazyLock<Server> = LazyLock::new(|| start(&["--mod-sandbox", "all"]));
     tokio::task::spawn_blocking(|| LazyLock::force(&SERVER)).await.unwrap().wait_ready().await
@@ -53,7 +53,7 @@ async fn run_mod(server: &Server, name: &str, tokens: usize) -> FaultyRun {
     FaultyRun { exceptions: texts("mod_call", "exception_message"), logs: texts("mod_log", "log_message"), answer }
 }
 
-/// Text of a run without mods, which must not be affected.
+/// Returns the text of a run without mods, which must not be affected.
 async fn other(server: &Server) -> String {
     let body = json!({"prompt": "Once", "max_tokens": 24, "temperature": 0, "ignore_eos": true});
     let answer = server.answer("/v1/completions", &body).await;
@@ -129,7 +129,7 @@ async fn faults(server: &Server) {
     }
 }
 
-/// Memory of the server's process, in MiB; 0 if the system does not report it.
+/// Returns the memory of the server's process, in MiB; 0 if the system does not report it.
 fn resident_mib(server: &Server) -> u64 {
     let statm = std::fs::read_to_string(format!("/proc/{}/statm", server.pid())).unwrap_or_default();
     statm.split(' ').nth(1).map_or(0, |pages| (pages.parse::<u64>().unwrap() * 4096) >> 20)
@@ -215,7 +215,7 @@ async fn sandbox_denies_access_to_the_system() {
     assert_workers_have_no_capabilities(kept);
 }
 
-/// Also holds for workers of a server that runs as root.
+/// Asserts that workers have no capabilities, even if the server runs as root.
 fn assert_workers_have_no_capabilities(server: &Server) {
     let parent = format!("PPid:\t{}\n", server.pid());
     let mut workers = 0;
@@ -345,7 +345,7 @@ async fn thousand_runs_leak_no_resources() {
     assert!(late.1 <= early.1 + 48, "the server grows: {seen:?}");
 }
 
-/// A request with the mod key.
+/// Returns a request with the mod key.
 fn as_boss(server: &Server, method: reqwest::Method, path: &str) -> reqwest::RequestBuilder {
     crate::harness::http().request(method, format!("{}{path}", server.base)).bearer_auth("boss")
 }

@@ -12,7 +12,7 @@ use thunder::trace::fold::Fold;
 
 const SAMPLE: &str = include_str!("../../fixtures/sample_payload.json");
 
-/// The specification's example, stored under this id.
+/// Ingests the specification's example under this id.
 async fn ingested(request_id: &str) -> &'static Server {
     let server = server().await;
     let body = SAMPLE.replace("req_abc123", request_id);

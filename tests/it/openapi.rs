@@ -38,7 +38,7 @@ async fn document() -> Value {
     document
 }
 
-/// Method, path, and the operation in the document.
+/// Returns method, path, and the operation in the document.
 fn operations(document: &Value) -> Vec<(&str, &str, &Value)> {
     let paths = document["paths"].as_object().unwrap();
     let all = paths.iter().flat_map(|(path, item)| {

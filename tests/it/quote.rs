@@ -114,7 +114,7 @@ async fn active_runs_have_distinct_request_ids() {
     }
 }
 
-/// A request of the server without the key that the harness sends.
+/// Returns a request of the server without the key that the harness sends.
 fn bare(server: &Server, method: Method, path: &str) -> RequestBuilder {
     crate::harness::http().request(method, format!("{}{path}", server.base))
 }

@@ -14,7 +14,7 @@ use thunder::store::{Database, Store};
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::sleep;
 
-/// A server whose database a test may lock; used by one test at a time.
+/// Returns a server whose database a test may lock; used by one test at a time.
 async fn lockable() -> (&'static Server, MutexGuard<'static, ()>) {
     static SERVER: LazyLock<Server> = LazyLock::new(|| Server::start(&["--attention", "on"]));
     static TURN: Mutex<()> = Mutex::const_new(());

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 const BOSS: &str = "boss-key";
 
-/// A server where `boss-key` may upload, and `user-key` may not.
+/// Returns a server where `boss-key` may upload, and `user-key` may not.
 fn with_uploads() -> [&'static str; 4] {
     ["--api-key=user-key", "--mod-key", BOSS, "--allow-mod-upload"]
 }
@@ -31,7 +31,7 @@ async fn upload(server: &Server, body: &Value) -> (u16, Value) {
     send(server, BOSS, Method::POST, "/v1/mods", Some(body)).await
 }
 
-/// A mod whose answer is `text`.
+/// Returns a mod whose answer is `text`.
 fn says(name: &str, text: &str) -> String {
     format!(
         "from thunder_mods import Prefilled, mod\n\n\n@mod(events=[Prefilled])\ndef {name}(event, actions, tokenizer):\n    \

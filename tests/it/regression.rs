@@ -9,7 +9,7 @@ async fn output(mut command: Command) -> Output {
     tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
 }
 
-/// Exit code, standard output, standard error.
+/// Runs the program; returns its exit code, standard output and standard error.
 async fn run(words: &[&str]) -> (i32, String, String) {
     let mut command = thunder();
     command.args(words);

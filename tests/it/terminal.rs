@@ -27,7 +27,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The mod that forces a text.
+/// Returns the mod that forces a text.
 fn says(text: &str) -> String {
     format!("/mods on force-prefix {}", json!({"text": text}))
 }

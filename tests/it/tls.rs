@@ -28,7 +28,7 @@ fn connect(server: &Server) -> TcpStream {
     stream
 }
 
-/// A connection after the TLS handshake with its negotiated protocol.
+/// Returns a connection after the TLS handshake with its negotiated protocol.
 pub fn secure(server: &Server, protocols: &[&str]) -> StreamOwned<ClientConnection, TcpStream> {
     let mut roots = RootCertStore::empty();
     let authority = thunder::config::certificates("", certificate("authority.pem").as_ref()).unwrap();

@@ -18,7 +18,7 @@ async fn page(server: &Server, path: &str) -> Page {
     Page { status, policy: policy.unwrap_or_default(), html: response.text().await.unwrap() }
 }
 
-/// A small run of another engine, with text that must not become markup.
+/// Ingests a small run of another engine, with text that must not become markup.
 async fn ingest(server: &Server, request_id: &str) -> String {
     ingest_of(server, json!({"request_id": request_id, "model": "<i>other</i>"})).await
 }

@@ -275,7 +275,7 @@ fn built_in_templates_render_every_message() {
     assert!(ChatTemplate::from_llama_cpp("nope", "", "").is_err());
 }
 
-/// A vocabulary in which every byte is a token; 256 is `<|end|>`, 257 is `</think>`, 258 is BOS.
+/// Returns a vocabulary in which every byte is a token; 256 is `<|end|>`, 257 is `</think>`, 258 is BOS.
 fn bytes_and_controls() -> Vocabulary {
     const CONTROLS: [&str; 3] = ["<|end|>", "</think>", "<s>"];
     let bytes = (0..=255u8).map(|byte| Box::from([byte]));

@@ -198,7 +198,8 @@ impl GrammarCompiler {
     }
 }
 
-/// llguidance's default limits, which bound the time of a mask to a few milliseconds, with error messages for users.
+/// Returns llguidance's default limits, which bound the time of a mask to a few milliseconds, with error messages for
+/// users.
 fn limits() -> ParserLimits {
     ParserLimits { max_lexer_states: 50_000, verbose_errors: false, ..ParserLimits::default() }
 }

@@ -15,7 +15,7 @@ pub(crate) const END: TokenId = 256 + WORDS.len() as TokenId;
 /// A control token that does not end a generation.
 pub(crate) const CONTROL: TokenId = END + 1;
 
-/// A vocabulary in which every byte is a token, followed by [`WORDS`], `<|end|>` and `<|control|>`.
+/// Returns a vocabulary in which every byte is a token, followed by [`WORDS`], `<|end|>` and `<|control|>`.
 pub(crate) fn vocabulary() -> Arc<Vocabulary> {
     let bytes = (0..=255u8).map(|byte| vec![byte].into_boxed_slice());
     let words = WORDS.iter().map(|word| word.as_bytes().into());
@@ -31,8 +31,8 @@ pub(crate) fn vocabulary() -> Arc<Vocabulary> {
     }))
 }
 
-/// A vocabulary like Llama 2's sentencepiece: control tokens first, separate byte tokens, words that start with a
-/// space, no token for `<|im_start|>`.
+/// Returns a vocabulary like Llama 2's sentencepiece: control tokens first, separate byte tokens, words that start with
+/// a space, no token for `<|im_start|>`.
 pub(crate) fn sentencepiece() -> Arc<Vocabulary> {
     let control = ["<unk>", "<s>", "</s>"].map(|word| word.as_bytes().into());
     let bytes = (0..=255u8).map(|byte| vec![byte].into_boxed_slice());

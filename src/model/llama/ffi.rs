@@ -205,7 +205,8 @@ fn raw(context: &mut LlamaContext<'_>) -> Option<*mut sys::llama_context> {
     }
 }
 
-/// Callback of the scheduler: with `ask` to query whether a node is needed, then, for a needed one, with its data.
+/// Handles a call of the scheduler: with `ask` to query whether a node is needed, then, for a needed one, with its
+/// data.
 unsafe extern "C" fn on_node(tensor: *mut sys::ggml_tensor, ask: bool, user_data: *mut c_void) -> bool {
     // SAFETY: `user_data` is the state of the tap given in `set_tap`, which outlives the context; llama.cpp calls from
     // the thread that runs llama_decode, during which nothing else accesses the tap.

@@ -92,7 +92,7 @@ mod tests {
     use super::{RerankTemplate, fill};
     use crate::model::{SpecialTokens, Vocabulary};
 
-    /// A vocabulary in which a token is a byte and `<s>` is 1000 if special tokens are parsed.
+    /// Returns a vocabulary in which a token is a byte and `<s>` is 1000 if special tokens are parsed.
     fn bytes() -> Vocabulary {
         Vocabulary::new(Vec::new(), Vec::new(), Vec::new(), SpecialTokens::default(), |text, _, special| {
             let text = if special { text.replace("<s>", "\u{1}") } else { text.to_owned() };

@@ -141,7 +141,8 @@ impl ModInstance for BanInstance {
         EventSet::new(&[EventType::ForwardPass, EventType::Added])
     }
 
-    /// Tokens that may still become a phrase; before the first token, the maximum length of a phrase.
+    /// Returns the number of tokens that may still become a phrase. Before the first token it is the maximum length of
+    /// a phrase.
     fn holdback(&self) -> usize {
         self.held
     }

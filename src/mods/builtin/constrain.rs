@@ -81,7 +81,8 @@ impl GrammarInstance {
         }
     }
 
-    /// A token that completes the trigger may continue with text that the grammar cannot begin with.
+    /// Returns the correction of a drawn token that the grammar does not permit: a token that completes the trigger may
+    /// continue with text that the grammar cannot begin with.
     fn sampled(&mut self, token: TokenId, piece: &[u8]) -> Option<Action> {
         if self.follower.permits(token, piece) {
             return None;

@@ -87,7 +87,8 @@ impl ModInstance for Replace {
         EventSet::new(&[EventType::Added])
     }
 
-    /// Tokens that may still become a phrase; before the first token, the maximum length of a phrase.
+    /// Returns the number of tokens that may still become a phrase. Before the first token it is the maximum length of
+    /// a phrase.
     fn holdback(&self) -> usize {
         self.held
     }

@@ -272,7 +272,7 @@ impl ModInstance for Guard {
         EventSet::new(&[EventType::ForwardPass, EventType::Added])
     }
 
-    /// Tokens from the start of a call, or of a possible call.
+    /// Returns the number of tokens from the start of a call, or of a possible call.
     fn holdback(&self) -> usize {
         let from = if self.answer_format.format.is_channels() {
             rfind(self.written.bytes(), b"<|channel|>").unwrap_or(0)

@@ -98,17 +98,17 @@ impl Close {
         Self { code, reason: reason[..end].to_owned() }
     }
 
-    /// 1000: normal closure.
+    /// Returns close code 1000: normal closure.
     pub(crate) fn normal() -> Self {
         Self::new(CloseCode::Normal, "")
     }
 
-    /// 1008: policy violation.
+    /// Returns close code 1008: policy violation.
     pub(crate) fn policy(reason: &str) -> Self {
         Self::new(CloseCode::Policy, reason)
     }
 
-    /// 1009: a message is too large.
+    /// Returns close code 1009: a message is too large.
     fn too_large(reason: &str) -> Self {
         Self::new(CloseCode::Size, reason)
     }
@@ -117,7 +117,7 @@ impl Close {
         self.code == CloseCode::Size
     }
 
-    /// 1001: the server closes the connection without an error.
+    /// Returns close code 1001: the server closes the connection without an error.
     fn away(reason: &str) -> Self {
         Self::new(CloseCode::Away, reason)
     }

@@ -77,8 +77,8 @@ impl Embedded {
         Self::start_on(data_dir, progress, Listen::choose).await
     }
 
-    /// Same as [`Embedded::start`], with a function that chooses the address from the account, its folder and the id of
-    /// the data directory.
+    /// Starts the server like [`Embedded::start`], with a function that chooses the address from the account, its
+    /// folder and the id of the data directory.
     async fn start_on(
         data_dir: &Path,
         progress: &impl Fn(&str),

@@ -1,7 +1,7 @@
 use super::{AttentionCodecError, decode_t0, decode_t1, encode};
 use proptest::prelude::*;
 
-/// Rows that sum to 1 with most of the mass on few positions, like real attention.
+/// Returns rows that sum to 1 with most of the mass on few positions, like real attention.
 fn attention() -> impl Strategy<Value = (Vec<f32>, usize, usize, usize)> {
     (1_usize..4, 1_usize..4, 1_usize..70)
         .prop_flat_map(|(layers, heads, row_len)| {

@@ -238,7 +238,7 @@ fn invalid_json_is_rejected() {
     insta::assert_snapshot!(message(br#"{"request":{"request_id":"a","request_id":"b"}}"#), @"$.request.request_id: expected the field once, found it twice in one object");
 }
 
-/// A JSON value of any kind.
+/// Returns a JSON value of any kind.
 fn any_value() -> impl Strategy<Value = Value> {
     prop_oneof![
         Just(json!(null)),

@@ -76,7 +76,7 @@ fn fold_matches_the_fixtures() {
     assert!(seen >= 6);
 }
 
-/// JSON with one line per item and per row.
+/// Formats JSON with one line per item and per row.
 fn readable(fixture: &Value) -> String {
     let lines = |list: &Value| {
         list.as_array().unwrap().iter().map(|entry| format!("    {entry}")).collect::<Vec<_>>().join(",\n")

@@ -5,7 +5,7 @@ use thunder::events::{Recorder, system};
 use thunder::model::Model;
 use thunder::model::llama::{AttentionCapture, CacheType, ModelOptions};
 
-/// The measured engine: `parallel` slots of `ctx_size` tokens each, no host cache.
+/// Returns the measured engine: `parallel` slots of `ctx_size` tokens each, no host cache.
 pub async fn engine(
     model: &Path,
     (parallel, ctx_size): (u32, u32),

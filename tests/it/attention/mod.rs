@@ -75,7 +75,7 @@ fn base64_floats(attention: &Value) -> Vec<f32> {
     floats(&STANDARD.decode(attention["data"].as_str().unwrap()).unwrap())
 }
 
-/// A small deterministic request.
+/// Returns a small deterministic request.
 fn generate_request(input_ids: &[i64], more: &Value) -> Value {
     let mut message = json!({
         "type": "generate", "request_id": "uuid-1234-5678", "input_ids": input_ids, "max_new_tokens": 4, "temperature": 0.0,

@@ -25,7 +25,7 @@ pub fn tools() -> Value {
 pub const CALLS: &str = "I look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\", \"celsius\": true}}\n\
                          </tool_call>\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 2}}\n</tool_call>";
 
-/// A mod that forces this answer.
+/// Returns a mod that forces this answer.
 pub fn says(text: &str) -> Value {
     json!([{ "name": "force-prefix", "config": { "text": format!("{text}<|im_end|>") } }])
 }
@@ -45,7 +45,7 @@ async fn chunks(body: &Value) -> Vec<Value> {
     events[..events.len() - 1].iter().map(|data| serde_json::from_str(data).unwrap()).collect()
 }
 
-/// The answer that a generic client assembles from chunks.
+/// Returns the answer that a generic client assembles from chunks.
 fn assembled(chunks: &[Value], answer: u64) -> Value {
     let (mut content, mut reasoning, mut calls, mut reason) =
         (String::new(), String::new(), Vec::<Value>::new(), Value::Null);

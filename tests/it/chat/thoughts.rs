@@ -53,7 +53,7 @@ async fn reasoning_can_be_disabled() {
     }
 }
 
-/// The id of a text that is one token.
+/// Returns the id of a text that is one token.
 async fn token(text: &str) -> i64 {
     let tokens = server().await.answer("/tokenize", &json!({"content": text})).await["tokens"].clone();
     assert_eq!(tokens.as_array().unwrap().len(), 1, "{text}");

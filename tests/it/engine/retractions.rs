@@ -26,7 +26,7 @@ fn shifting(keep: Option<usize>, tokens: u32, sampling: SamplingParams) -> Reque
     }
 }
 
-/// The same logits at every step, so that only the sampler's state can make a difference.
+/// Returns the same logits at every step, so that only the sampler's state can make a difference.
 fn logits(vocabulary: usize) -> Vec<f32> {
     (0..vocabulary).map(|token| if token < 200 { 6.0 - 0.05 * token as f32 } else { -20.0 }).collect()
 }

@@ -15,7 +15,7 @@ use thunder::model::llama::{AttentionCapture, CacheType, ControlVectors, ModelOp
 /// Maximum deviation of a value.
 const TOLERANCE: f64 = 2e-4;
 
-/// A direction, different for each layer and file.
+/// Returns a direction, different for each layer and file.
 fn direction(layer: usize, file: usize) -> Vec<f32> {
     (0..WIDTH).map(|at| ((at * 7 + layer * 13 + file * 29) % 17) as f32 / 8.0 - 1.0).collect()
 }

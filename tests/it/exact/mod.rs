@@ -56,7 +56,7 @@ const WIDE: Mode = Mode {
 };
 const MODES: [Mode; 3] = [FLASH, STORED, WIDE];
 
-/// A sequence of byte tokens without a pattern.
+/// Returns a sequence of byte tokens without a pattern.
 fn tokens(seed: i32, len: usize) -> Vec<TokenId> {
     (0..len as i32).map(|index| 3 + (seed * 31 + index * index * 7 + 13 * index) % 250).collect()
 }

@@ -192,7 +192,7 @@ impl Reference {
         self.linear(&at("attn_output"), &mixed)
     }
 
-    /// A gated convolution over the last tokens.
+    /// Computes a gated convolution over the last tokens.
     fn convolve(&mut self, layer: usize, y: &[f64]) -> Vec<f64> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let parts = self.linear(&at("shortconv.in_proj"), y);
@@ -240,7 +240,7 @@ impl Reference {
     }
 }
 
-/// The activation of gpt-oss.
+/// Computes the activation of gpt-oss.
 fn clamped_swiglu(gate: f64, up: f64) -> f64 {
     let (gate, up) = (gate.min(7.0), up.clamp(-7.0, 7.0));
     gate / (1.0 + (-1.702 * gate).exp()) * (up + 1.0)

@@ -38,7 +38,7 @@ static SHELL: LazyLock<Mutex<ChildStdin>> = LazyLock::new(|| {
     Mutex::new(shell.spawn().unwrap().stdin.take().unwrap())
 });
 
-/// The folder of everything that this test process writes.
+/// Returns the folder of everything that this test process writes.
 ///
 /// Its path is short, because Unix sockets are below it. It is not in a private home, because PostgreSQL runs as another user if
 /// the tests run as root.

@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_mins(3);
 /// Mods of the shared server besides the built-in ones.
 pub const MODS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/mods");
 
-/// The model of all tests; its weights are random.
+/// Returns the model of all tests; its weights are random.
 pub fn model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models/tiny.gguf")
 }
@@ -56,12 +56,12 @@ pub fn can_receive(signal: &str) -> bool {
     signal != "HUP" || ignored.is_none_or(|mask| mask & 1 == 0)
 }
 
-/// A file of fixtures/tls.
+/// Returns a file of fixtures/tls.
 pub fn certificate(name: &str) -> String {
     format!("{}/fixtures/tls/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// A client that trusts only the tests' certificate authority.
+/// Returns a client that trusts only the tests' certificate authority.
 pub fn client() -> reqwest::ClientBuilder {
     // An error means that a provider is already installed.
     let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
@@ -145,7 +145,7 @@ impl Drop for Storage {
     }
 }
 
-/// The server shared by all tests that do not change it.
+/// Returns the server shared by all tests that do not change it.
 pub async fn server() -> &'static Server {
     static SERVER: LazyLock<Server> = LazyLock::new(|| Server::start(&["--mods-dir", MODS]));
     // Starting blocks; the test's own thread must not.
@@ -233,7 +233,7 @@ impl Server {
         addresses(&self.log())
     }
 
-    /// A server that was not started by the harness.
+    /// Returns a server that was not started by the harness.
     pub fn known(base: String, key: Option<&str>) -> Self {
         let storage = Arc::new(Storage { folder: None, database: StorageDatabase::Argument(String::new()) });
         Self { base, data_dir: PathBuf::new(), http: http(), key: key.map(str::to_owned), process: None, storage }
@@ -261,7 +261,7 @@ impl Server {
         std::fs::read_to_string(self.data_dir.join("server.log")).unwrap_or_default()
     }
 
-    /// Its process.
+    /// Returns the id of its process.
     pub fn pid(&self) -> i32 {
         i32::try_from(self.child().id()).unwrap()
     }
@@ -360,7 +360,7 @@ async fn parts(request: RequestBuilder) -> (u16, Value) {
     (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
 }
 
-/// A client that keeps no connection: each test has its own runtime, and a kept connection would end with it.
+/// Returns a client that keeps no connection: each test has its own runtime, and a kept connection would end with it.
 pub fn http() -> reqwest::Client {
     client().pool_max_idle_per_host(0).build().unwrap()
 }

@@ -73,7 +73,7 @@ async fn flags_of_llama_server_take_effect() {
     assert!(message.contains("this model's maximum context length is 256 tokens"), "{message}");
 }
 
-/// Prompt tokens, calls of the model and generated tokens.
+/// Returns the prompt tokens, calls of the model and generated tokens.
 async fn counted(server: &Server) -> (f64, f64, f64) {
     let (_, text) = server.get("/metrics").await;
     let value = |name: &str| -> f64 {

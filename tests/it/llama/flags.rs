@@ -108,7 +108,7 @@ fn llama_server_variables_are_read_after_thunder_variables() {
     assert!(printed.contains("/nowhere.gguf"), "{printed}");
 }
 
-/// The most probable answer to a prompt of some length.
+/// Returns the most probable answer to a prompt of some length.
 async fn greedy(server: &Server) -> Value {
     let prompt = "the old fox and the young owl went to the river ".repeat(4);
     let body = json!({"prompt": prompt, "n_predict": 24, "temperature": 0, "ignore_eos": true, "cache_prompt": false});

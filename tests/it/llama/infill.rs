@@ -8,7 +8,7 @@ const PREFIX: u32 = 3;
 const SUFFIX: u32 = 4;
 const MIDDLE: u32 = 5;
 
-/// The tiny model, with three tokens renamed to infill tokens.
+/// Returns the tiny model, with three tokens renamed to infill tokens.
 fn filling_model() -> PathBuf {
     /// Magic, version, number of tensors, number of entries.
     const HEADER: usize = 24;

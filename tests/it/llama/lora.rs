@@ -16,7 +16,7 @@ fn start() -> Server {
     Server::start(&["--lora", &path, "--lora-scaled", &format!("{path}:0"), "-np", "2"])
 }
 
-/// The server shared by the tests that use any slot.
+/// Returns the server shared by the tests that use any slot.
 async fn server() -> &'static Server {
     static SERVER: LazyLock<Server> = LazyLock::new(start);
     tokio::task::spawn_blocking(|| LazyLock::force(&SERVER)).await.unwrap().wait_ready().await

@@ -23,7 +23,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::sync::LazyLock;
 
-/// A server with all encoder features: the classifier by default, and by name every other model
+/// Returns a server with all encoder features: the classifier by default, and by name every other model
 /// of the repository.
 async fn encoders() -> &'static Server {
     static SERVER: LazyLock<Server> = LazyLock::new(|| {
@@ -44,7 +44,7 @@ async fn encoders() -> &'static Server {
     tokio::task::spawn_blocking(|| LazyLock::force(&SERVER)).await.unwrap().wait_ready().await
 }
 
-/// Values that `fixtures/encoders/make.py` computed without llama.cpp.
+/// Returns the values that `fixtures/encoders/make.py` computed without llama.cpp.
 fn expected() -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/encoders/expected.json");
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
@@ -54,7 +54,7 @@ fn numbers(value: &Value) -> Vec<f64> {
     value.as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect()
 }
 
-/// The largest difference of two vectors.
+/// Returns the largest difference of two vectors.
 fn difference(a: &[f64], b: &[f64]) -> f64 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)

@@ -12,7 +12,7 @@ async fn connect(server: &Server) -> Client {
     Client::connect_with(server, &[BEARER]).await.unwrap()
 }
 
-/// A run that does not end by itself, its client, and the messages received up to token 5.
+/// Returns a run that does not end by itself, its client, and the messages received up to token 5.
 async fn begun(server: &Server) -> (Client, String, Vec<Value>) {
     let mut client = connect(server).await;
     client.send(&endless()).await;

@@ -35,7 +35,7 @@ impl Cluster {
     }
 }
 
-/// The cluster shared by all tests that do not change it.
+/// Returns the cluster shared by all tests that do not change it.
 async fn cluster() -> &'static Cluster {
     static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(Cluster::start())

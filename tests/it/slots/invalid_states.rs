@@ -90,7 +90,8 @@ async fn incompatible_state_is_rejected_without_side_effects() {
     assert_eq!(flash.run(request("The sky is", 3)).await.generated().len(), 3);
 }
 
-/// The state of a slot with a few tokens: long enough to have every part of a state, short enough to try every byte.
+/// Returns the state of a slot with a few tokens: long enough to have every part of a state, short enough to try every
+/// byte.
 pub async fn small_state(bench: &mut crate::engine::Bench) -> Vec<u8> {
     bench.run(in_slot(request_tokens(long(1, 3), 1), 0)).await;
     bench.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap().block.to_vec()

@@ -34,7 +34,7 @@ async fn agrees(bench: &mut Bench, prompt: &[TokenId]) -> usize {
     result.end.finish.usage.cached_tokens as usize
 }
 
-/// A run whose mod replaces its last five tokens by two others when it has ten.
+/// Returns a run whose mod replaces its last five tokens by two others when it has ten.
 async fn taken_back(bench: &mut Bench, prompt: &[TokenId]) -> CompletedRun {
     let done = AtomicBool::new(false);
     let requested = in_slot(request_tokens(prompt.to_vec(), 20), 0);

@@ -14,7 +14,7 @@ use crate::engine::{Bench, CompletedRun, bench, request_tokens};
 use thunder::engine::Request;
 use thunder::events::{TokenId, TraceItem};
 
-/// Tokens of a text that is long enough to be cached.
+/// Returns the tokens of a text that is long enough to be cached.
 pub fn long(seed: i32, len: usize) -> Vec<TokenId> {
     (0..len as i32).map(|index| 40 + (seed * 7 + index * index + 3 * index) % 500).collect()
 }
@@ -29,7 +29,7 @@ pub fn with_attention(mut request: Request) -> Request {
     request
 }
 
-/// Rows of attention, `[layer][head][position]`, and their lengths.
+/// Returns the rows of attention, `[layer][head][position]`, and their lengths.
 pub fn rows(result: &CompletedRun) -> Vec<(usize, Vec<f32>)> {
     result
         .items

@@ -152,7 +152,7 @@ async fn script(words: &[&str]) -> std::process::Output {
     tokio::process::Command::new(SCRIPT).args(words).output().await.unwrap()
 }
 
-/// Output of `thunder` on that database.
+/// Returns the output of `thunder` on that database.
 async fn thunder_on(url: &str, data: &Data, words: &[&str]) -> String {
     let mut command = tokio::process::Command::from(thunder());
     let output = command.args(words).args(["--database-url", url, "--data-dir"]).arg(&data.0).output().await.unwrap();

@@ -36,22 +36,22 @@ enum Location {
 }
 
 impl Data {
-    /// A migrated database.
+    /// Returns a migrated database.
     fn new() -> Self {
         Self(folder(), Location::Shared(TestDatabase::new()))
     }
 
-    /// An empty database.
+    /// Returns an empty database.
     fn empty() -> Self {
         Self(folder(), Location::Shared(TestDatabase::empty()))
     }
 
-    /// An embedded PostgreSQL server, which [`Data::open`] starts.
+    /// Returns an embedded PostgreSQL server, which [`Data::open`] starts.
     fn embedded() -> Self {
         Self(folder(), Location::Embedded)
     }
 
-    /// A data directory for a store whose database is elsewhere.
+    /// Returns a data directory for a store whose database is elsewhere.
     fn folder() -> Self {
         Self::embedded()
     }
@@ -64,7 +64,7 @@ impl Data {
         }
     }
 
-    /// A program that another test is starting holds the folder's lock until it runs.
+    /// Opens the store. Waits for the folder's lock, which a program that another test starts holds until it runs.
     async fn open(&self) -> Store {
         for _ in 0..100 {
             match self.try_open().await {
@@ -137,7 +137,7 @@ async fn next_change(updates: &mut RunChanges) -> RunChange {
     }
 }
 
-/// A payload of that many generated tokens with one mod; 256 tokens become about 2500 rows.
+/// Returns a payload of that many generated tokens with one mod; 256 tokens become about 2500 rows.
 fn payload(request_id: &str, tokens: i32) -> Vec<u8> {
     let mut events = vec![json!({"event_type": "Prefilled", "step": 0, "sequence_order": 0, "prompt_length": 12,
         "tokens_so_far_len": 0, "max_steps": tokens, "created_at": "2025-12-01T18:30:00Z"})];

@@ -6,7 +6,7 @@ use thunder::events::{Recorder, RunId, RunStart, RunStatus, Scope, system};
 use thunder::store::{NewResponse, Retention, Store};
 use uuid::{NoContext, Timestamp, Uuid};
 
-/// A recorded run that started at noon of that day.
+/// Returns a recorded run that started at noon of that day.
 async fn run_of(store: &Store, day: NaiveDate, name: &str) -> RunId {
     let noon = day.and_hms_opt(12, 0, 0).unwrap().and_utc();
     let timestamp = Timestamp::from_unix(NoContext, noon.timestamp().cast_unsigned(), 0);

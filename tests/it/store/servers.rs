@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use thunder::events::{Recorder, RunId, RunStatus, Scope, Signal};
 use thunder::store::{Announcement, Database, RunChange, Store};
 
-/// Two stores on one database. The first has started it.
+/// Opens two stores on one database. The first has started it.
 async fn two(data: &Data) -> (Store, Store) {
     let first = data.open().await;
     let url = Database::Url { url: data.url(), direct_url: None, data_dir: data.0.join("second") };

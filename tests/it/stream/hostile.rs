@@ -104,7 +104,7 @@ async fn invalid_messages_are_explained_and_connection_stays_open() {
     assert_eq!(last.last().unwrap()["type"], "completion");
 }
 
-/// A connection whose frames are written by hand.
+/// Returns a connection whose frames are written by hand.
 async fn raw(server: &Server) -> TcpStream {
     let mut stream = TcpStream::connect(server.base.trim_start_matches("http://")).await.unwrap();
     let host = server.base.trim_start_matches("http://");

@@ -12,8 +12,8 @@ mod resume;
 pub use client::Client;
 use serde_json::{Value, json};
 
-/// A run that does not end by itself and whose messages soon fill every buffer: a client that stops reading pauses
-/// it.
+/// Returns a run that does not end by itself and whose messages soon fill every buffer: a client that stops reading
+/// pauses it.
 pub fn endless() -> Value {
     json!({"type": "config", "prompt": "Once upon a time",
            "parameters": {"max_tokens": 3900, "temperature": 1.0, "seed": 7, "ignore_eos": true},

@@ -4,7 +4,7 @@ use super::followed;
 use crate::harness::server;
 use serde_json::{Value, json};
 
-/// The events of a stream: name and data.
+/// Returns the events of a stream: name and data.
 async fn events(body: &Value) -> Vec<(String, Value)> {
     server().await.events("/v1/generate", body).await
 }

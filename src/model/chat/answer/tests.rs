@@ -287,7 +287,7 @@ fn built_in_tools_of_llama_are_calls() {
     assert_eq!(calls(&message), [("python", json!({"code": "print(\"x\")\n"}))]);
 }
 
-/// Valid and invalid pieces of answers.
+/// Returns valid and invalid pieces of answers.
 fn text() -> impl Strategy<Value = (ModelFamily, String)> {
     let fragments = [
         "<think>",
@@ -421,7 +421,7 @@ proptest! {
     }
 }
 
-/// Other members of a call's object and the header of a channel are not sent.
+/// Returns true if a part of the text is not sent: another member of a call's object, or the header of a channel.
 fn swallowed(text: &str) -> bool {
     let before = text.split('\u{2603}').next().unwrap_or_default();
     before.contains("{\"")

@@ -354,7 +354,7 @@ fn hostile_templates_are_derived_in_bounded_time() {
     }
 }
 
-/// A rendered answer of one of the forms, with pieces of others inserted.
+/// Returns a rendered answer of one of the forms, with pieces of others inserted.
 fn broken() -> impl Strategy<Value = (usize, String)> {
     let mut answers = Vec::new();
     for (_, calls) in FORMS {

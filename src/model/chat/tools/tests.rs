@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 const END: i32 = 256;
 
-/// A vocabulary with one token per byte, and one for each of these literals.
+/// Returns a vocabulary with one token per byte, and one for each of these literals.
 fn vocabulary(literals: &[&str]) -> Arc<Vocabulary> {
     let literals: Vec<String> = std::iter::once(&"<end>").chain(literals).map(|text| (*text).to_owned()).collect();
     let bytes = (0..=255u8).map(|byte| Box::from([byte]));

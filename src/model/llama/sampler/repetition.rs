@@ -37,7 +37,7 @@ impl Penalties {
 }
 
 impl Strength {
-    /// Same as in llama.cpp: dividing a negative logit would make the token more probable.
+    /// Applies the penalties to a logit like llama.cpp: dividing a negative logit would make the token more probable.
     pub(super) fn change(&self, logit: f32, count: u32) -> f32 {
         let logit = if logit <= 0.0 { logit * self.repeat } else { logit / self.repeat };
         logit - (count as f32 * self.frequency + self.presence)

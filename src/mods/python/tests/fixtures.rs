@@ -12,7 +12,7 @@ fn fixture_ban_phrase_backtracks() {
     assert_eq!(scene.instance.holdback(), 32);
     let reply = scene.write_text("Hello a bad idea").expect("it backtracks");
     assert_eq!(reply.action, Some(Action::Backtrack { n: 2, tokens: vec![] }));
-    assert_eq!(reply.logs[0].message, "took back ' bad idea'");
+    assert_eq!(reply.logs[0].message, "removed ' bad idea'");
     assert_eq!(scene.text(), "Hello a");
     let ban = LogitEdit::Set(vec![(word(" bad"), f32::NEG_INFINITY)]);
     assert_eq!(scene.forward(&logits()).action, Some(Action::AdjustedLogits { edit: ban, temperature: None }));

@@ -1,5 +1,5 @@
-// Converts items to token instances, like src/trace/fold. fixtures/folds holds both to the same results.
-// Pure: no DOM, no clock. Rows are growing typed arrays with the encoding of the columns.
+// Converts items to token instances, like src/trace/fold. The test cases in fixtures/folds require the same results of
+// both. Pure: no DOM, no clock. Rows are growing typed arrays with the encoding of the columns.
 
 import { Step, detailsOf, isQuote, labelOf, listedTokens, measuredOf } from './items.js';
 import { COLUMNS, EVENT_COLUMNS, NEVER, Rows, SCALE, UNKNOWN } from './rows.js';
