@@ -52,7 +52,6 @@ pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCo
     if let Some(note) = args.engine.speculation.unsupported_note() {
         tracing::warn!("{note}");
     }
-    let mut reload_signal = signals.take_reload_signal();
     let config = Arc::new(Config::new(args.engine, args.data, &args.server)?);
     let listeners = Listeners::bind(&config.server.listen).await?;
     let addresses = listeners.addresses();
@@ -80,6 +79,7 @@ pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCo
             eprintln!("thunder: ready, dashboard and APIs are on {scheme}://{address}{}", server.prefix);
         }
         notify_systemd(&[NotifyState::Ready]);
+        let mut reload_signal = signals.take_reload_signal();
         loop {
             tokio::select! {
                 _ = signals.next() => break,

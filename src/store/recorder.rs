@@ -357,7 +357,7 @@ impl Recorder {
     }
 }
 
-/// Waits until this time, or for ever without one.
+/// Waits until this time; without one it never completes.
 async fn until(time: Option<Instant>) {
     match time {
         Some(time) => sleep_until(time).await,

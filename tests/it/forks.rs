@@ -82,7 +82,7 @@ fn events(run: &Value) -> Vec<Value> {
 
 /// The added tokens.
 fn generated(run: &Value) -> Vec<Value> {
-    let added = run["events"].as_array().unwrap().iter().flat_map(|event| event["added_tokens"].as_array());
+    let added = run["events"].as_array().unwrap().iter().filter_map(|event| event["added_tokens"].as_array());
     added.flatten().cloned().collect()
 }
 

@@ -20,9 +20,12 @@ pub(crate) struct Genkeys(Arc<Inner>);
 struct Inner {
     next: AtomicU64,
     active: Mutex<HashMap<u64, ActiveGeneration>>,
-    /// Owners, keys and log-probabilities of ended generations, newest last.
-    ended: Mutex<VecDeque<(Option<Tenant>, String, Option<Arc<KoboldLogprobs>>)>>,
+    /// Newest last.
+    ended: Mutex<VecDeque<EndedGeneration>>,
 }
+
+/// Owner, key and log-probabilities of an ended generation.
+type EndedGeneration = (Option<Tenant>, String, Option<Arc<KoboldLogprobs>>);
 
 struct ActiveGeneration {
     owner: Option<Tenant>,

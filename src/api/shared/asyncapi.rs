@@ -169,13 +169,13 @@ impl AsyncApiDocument {
             ("receive", "send", "Messages from clients.", client),
             ("send", "receive", "Messages from the server.", server),
         ] {
-            let channel = Reference::new(format!("channels/{name}"));
-            let references = own.iter().map(|one| Reference::new(format!("channels/{name}/messages/{}", one.name)));
+            let channel = Reference::new(&format!("channels/{name}"));
+            let references = own.iter().map(|one| Reference::new(&format!("channels/{name}/messages/{}", one.name)));
             let operation = OperationObject { action, channel, messages: references.collect(), summary };
             self.operations.insert(format!("{prefix}{}{}", &name[..1].to_uppercase(), &name[1..]), operation);
             for MessageDescription { name: message, message: object, schemas } in own {
                 let key = format!("{name}_{message}");
-                messages.insert(message, Reference::new(format!("components/messages/{key}")));
+                messages.insert(message, Reference::new(&format!("components/messages/{key}")));
                 self.components.messages.insert(key, object);
                 self.components.schemas.extend(schemas);
             }
@@ -185,7 +185,7 @@ impl AsyncApiDocument {
 }
 
 impl Reference {
-    fn new(path: String) -> Self {
+    fn new(path: &str) -> Self {
         Self { target: format!("#/{path}") }
     }
 }

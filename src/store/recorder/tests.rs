@@ -176,7 +176,13 @@ async fn start_of_a_run_is_written_with_its_end() {
         tokio::task::yield_now().await;
     }
     recorder.signals.send(Signal::Ended(start.run_id, end())).await.unwrap();
-    let run = store.find_recorded(&Scope::All, &start.request_id).await.unwrap().unwrap();
+    let stored = async {
+        while store.find(&Scope::All, &start.request_id).await.unwrap().is_none() {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(WRITE_TIMEOUT, stored).await.unwrap();
+    let run = store.find(&Scope::All, &start.request_id).await.unwrap().unwrap();
     assert_eq!(run.status, RunStatus::Done);
     // The key is inserted once, the run's row is written again when the run ends.
     let together = "select k.xmin::text = r.xmin::text from run_keys k join runs r using (run_id) where run_id = $1";

@@ -48,7 +48,7 @@ impl ModFactory for Wanderer {
     }
 
     fn start(&self, _: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        Ok(Box::new(WandererInstance { numbers: Numbers(self.seed), late: self.seed % 2 == 0 }))
+        Ok(Box::new(WandererInstance { numbers: Numbers(self.seed), late: self.seed.is_multiple_of(2) }))
     }
 }
 
@@ -117,8 +117,11 @@ fn fork_of(run: &CompletedRun, request: &Request, step: i32) -> Request {
     }
 }
 
-/// The content of a run's events: type, step, tokens.
-fn events(run: &CompletedRun) -> Vec<(EventType, i32, Option<TokenId>, Option<Vec<TokenId>>)> {
+/// Type, step, sampled token and added tokens of an event.
+type EventContent = (EventType, i32, Option<TokenId>, Option<Vec<TokenId>>);
+
+/// Returns the content of a run's events.
+fn events(run: &CompletedRun) -> Vec<EventContent> {
     let content = |item: &TraceItem| match item {
         TraceItem::Event(event) => {
             Some((event.event_type, event.step, event.sampled_token, event.added_tokens.clone()))
