@@ -234,7 +234,6 @@ fn unknown_argument_is_usage_error() {
 #[tokio::test]
 async fn configuration_file_sets_flags_below_command_line_and_environment() {
     let path = folder().join("thunder.toml");
-    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     std::fs::write(&path, "ctx-size = 256\nalias = ['from-file', 'second']\n[serve]\nport = 6001\nmetrics = true\n")
         .unwrap();
     let mut command = thunder();
@@ -277,7 +276,6 @@ async fn configuration_file_sets_flags_below_command_line_and_environment() {
 #[tokio::test]
 async fn invalid_configuration_file_ends_the_command_with_its_name() {
     let path = folder().join("thunder.toml");
-    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     for (content, expected) in [
         ("prot = 1", "'prot' is not a flag of any command"),
         ("port = ", "invalid TOML"),

@@ -37,7 +37,6 @@ async fn hangup_reloads_api_keys_without_ending_streams() {
         return;
     }
     let keys = folder().join("keys");
-    std::fs::create_dir_all(keys.parent().unwrap()).unwrap();
     std::fs::write(&keys, "first-key name=a\n").unwrap();
     let server = Server::start(&["--api-key-file", keys.to_str().unwrap()]);
     server.wait_ready().await;
@@ -71,7 +70,6 @@ async fn hangup_reloads_the_certificate() {
         return;
     }
     let files = folder();
-    std::fs::create_dir_all(&files).unwrap();
     let (chain, key) = (files.join("chain.pem"), files.join("key.pem"));
     std::fs::copy(certificate("server.pem"), &chain).unwrap();
     std::fs::copy(certificate("server.key"), &key).unwrap();
@@ -95,7 +93,6 @@ async fn hangup_reloads_the_certificate() {
 #[tokio::test]
 async fn states_are_reported_to_systemd() {
     let path = folder().join("notify");
-    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     let socket = UnixDatagram::bind(&path).unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     let server = Server::start_with_env(&[], &[("NOTIFY_SOCKET", path.to_str().unwrap())]);
@@ -118,7 +115,6 @@ fn example_unit_is_valid() {
     let program = "/usr/local/bin/thunder";
     assert!(text.contains(program));
     let copy = folder().join("thunder.service");
-    std::fs::create_dir_all(copy.parent().unwrap()).unwrap();
     std::fs::write(&copy, text.replace(program, env!("CARGO_BIN_EXE_thunder"))).unwrap();
     let Ok(checked) = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&copy).output() else {
         eprintln!("systemd-analyze is not installed: the example unit is not checked");
