@@ -229,7 +229,8 @@ async fn alternatives_are_listed_for_own_and_foreign_runs() {
           ],
           "after_mods": [],
           "after_sampler": [],
-          "stages": []
+          "stages": [],
+          "drafted": null
         }
       ]
     }
