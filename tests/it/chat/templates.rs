@@ -15,7 +15,11 @@ async fn more_tokens(path: &str, body: impl Fn(&str) -> Value) -> u64 {
         let mut body = body(text);
         body["max_tokens"] = 1.into();
         let usage = server.answer(path, &body).await["usage"].clone();
-        counts.push(usage["prompt_tokens"].as_u64().or(usage["input_tokens"].as_u64()).unwrap());
+        // Anthropic's input tokens are those that were not cached.
+        let input = |name: &str| usage[name].as_u64();
+        let of_anthropic = |cached| input("input_tokens").map(|input| input + cached);
+        let cached = input("cache_read_input_tokens").unwrap_or_default();
+        counts.push(input("prompt_tokens").or(of_anthropic(cached)).unwrap());
     }
     counts[1] - counts[0]
 }
