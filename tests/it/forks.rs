@@ -251,3 +251,28 @@ async fn command_forks_a_run() {
     assert_eq!(code, Some(1), "{errors}");
     assert!(errors.contains("step 300 is not recorded"), "{errors}");
 }
+
+#[tokio::test]
+async fn recorded_tokens_must_be_those_of_the_model() {
+    let server = server().await;
+    let run = recorded(server, json!({})).await;
+    for (index, token) in [1_000_000, -7, i32::MAX].into_iter().enumerate() {
+        let mut foreign = run.clone();
+        foreign["request"]["request_id"] = format!("foreign-tokens-{index}").into();
+        for event in foreign["events"].as_array_mut().unwrap() {
+            if let Some(added) = event["added_tokens"].as_array_mut() {
+                added.fill(token.into());
+            }
+        }
+        let (status, stored) = server.post("/ingest", &foreign).await;
+        assert_eq!(status, 201, "{stored}");
+        let forks = format!("/api/v1/runs/foreign-tokens-{index}/forks");
+        let (status, refused) = server.post(&forks, &json!({"at": {"step": 8}})).await;
+        assert_eq!(status, 409, "{refused}");
+        assert!(refused["detail"].as_str().unwrap().contains(&token.to_string()), "{refused}");
+    }
+    let body = json!({"at": {"step": 3}, "seed": "stop"});
+    let (status, refused) = server.post(&format!("/api/v1/runs/{}/forks", id(&run)), &body).await;
+    assert_eq!(status, 400);
+    assert!(refused["detail"].as_str().unwrap().contains("between 0 and 4294967295"), "{refused}");
+}

@@ -57,7 +57,7 @@ pub struct ForkAt {
 
 /// The random numbers of a fork.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "`seed` must be \"continue\" or an integer between 0 and 4294967295")]
 enum ForkSeed {
     /// Those that follow in the recorded run.
     Continue(ContinueSeed),

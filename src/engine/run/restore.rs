@@ -75,6 +75,15 @@ impl Run {
         }
     }
 
+    /// Returns an error if a recorded token is none of the model's. llama.cpp rejects a whole batch with such a token.
+    fn check_tokens(&self, tokens: &[TokenId]) -> Result<(), String> {
+        let vocabulary = &self.view.vocabulary;
+        let unknown = tokens.iter().find(|&&token| !vocabulary.contains(token));
+        unknown.map_or(Ok(()), |token| {
+            Err(format!("it has the token {token}; the model's ids are 0 to {}", vocabulary.len() - 1))
+        })
+    }
+
     fn restore_event(&mut self, event: &Event) -> Result<(), String> {
         let measured = event.measured.as_deref().ok_or("its events lack measurements")?;
         match event.event_type {
@@ -100,6 +109,7 @@ impl Run {
                     return Err("the state of adaptive-p sampling is not recorded".into());
                 }
                 let drawn = measured.tokens.first().ok_or("a drawn token lacks its measurement")?;
+                self.check_tokens(&[drawn.token])?;
                 let prob = measured.after_sampler.iter().find(|other| other.token == drawn.token).map(|it| it.prob);
                 self.sampler.repeat_draw(drawn, prob, &measured.stages);
             }
@@ -108,6 +118,8 @@ impl Run {
                 if measured.tokens.len() != tokens.len() {
                     return Err("its tokens lack measurements".into());
                 }
+                self.check_tokens(tokens)?;
+                measured.tokens.iter().try_for_each(|appended| self.check_tokens(&[appended.token]))?;
                 self.sequence.extend(tokens);
                 let mut appended = measured.tokens.clone();
                 // The notes are recorded already.
@@ -127,6 +139,7 @@ impl Run {
         }
         match action.action_type {
             ActionType::AdjustedPrefill => {
+                self.check_tokens(&details.tokens)?;
                 self.sequence.replace_prompt(details.tokens);
                 if let Some(max_steps) = action.adjusted_max_steps.and_then(|steps| u32::try_from(steps).ok()) {
                     self.max_tokens = self.request.limits.capped(max_steps) as usize;
