@@ -38,6 +38,7 @@ use signals::EndSignals;
 use std::ffi::OsString;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::writer::BoxMakeWriter;
 
 /// An LLM engine with mods at every token, recording and replay
 #[derive(Debug, Parser)]
@@ -46,12 +47,29 @@ pub struct Cli {
     /// Log filter, e.g. info, debug, or thunder=debug,warn
     #[arg(long, global = true, env = "THUNDER_LOG", value_name = "FILTER", help_heading = "Logging")]
     log: Option<String>,
+    /// Format of log lines: text, or a JSON object per line
+    #[arg(
+        long,
+        global = true,
+        env = "THUNDER_LOG_FORMAT",
+        value_name = "text|json",
+        default_value = "text",
+        help_heading = "Logging"
+    )]
+    log_format: LogFormat,
     /// Configuration file: flags by their long names; an empty name means no file; default:
     /// ~/.config/thunder/thunder.toml, else /etc/thunder/thunder.toml
     #[arg(long, global = true, env = "THUNDER_CONFIG_FILE", value_name = "FILE", help_heading = "Configuration")]
     config_file: Option<OsString>,
     #[command(subcommand)]
     command: Command,
+}
+
+/// Format of log lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum LogFormat {
+    Text,
+    Json,
 }
 
 #[derive(Debug, Subcommand)]
@@ -225,15 +243,19 @@ fn log(cli: &Cli) -> anyhow::Result<()> {
     let file = flags.and_then(|flags| flags.log_file.as_deref());
     let terminal = file.is_none() && std::io::IsTerminal::is_terminal(&std::io::stderr());
     let colours = flags.and_then(|flags| flags.log_colors).and_then(OnOffAuto::as_bool).unwrap_or(terminal);
-    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours);
-    match file {
-        None => subscriber.with_writer(std::io::stderr).init(),
+    let writer = match file {
+        None => BoxMakeWriter::new(std::io::stderr),
         Some(path) => {
             let opened = std::fs::File::options().create(true).append(true).open(path);
             let opened = opened
                 .with_context(|| format!("cannot write the log to {}, which --log-file names", path.display()))?;
-            subscriber.with_writer(std::sync::Mutex::new(opened)).init();
+            BoxMakeWriter::new(std::sync::Mutex::new(opened))
         }
+    };
+    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer);
+    match cli.log_format {
+        LogFormat::Text => subscriber.with_ansi(colours).init(),
+        LogFormat::Json => subscriber.json().flatten_event(true).with_span_list(false).with_current_span(false).init(),
     }
     Ok(())
 }

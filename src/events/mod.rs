@@ -11,6 +11,7 @@
 mod action;
 mod call;
 mod event;
+mod histogram;
 mod measured;
 mod recorder;
 mod requested;
@@ -21,6 +22,7 @@ mod tenant;
 pub use action::{ActionRecord, ActionType};
 pub use call::{LogLevel, ModCall, ModLog};
 pub use event::{Event, EventType};
+pub use histogram::{Histogram, HistogramCounts};
 pub use measured::{Alternative, Eviction, Measurements, PromptRecord, Span, StageCount, TokenMeasurement};
 pub use recorder::{DurabilityAck, DurabilityAcks, NotStored, Recorder, UnstoredRun, UnstoredRuns};
 pub use requested::RequestedAction;

@@ -123,6 +123,14 @@ pub struct RunMetadata(pub Vec<(String, String)>);
 impl RunMetadata {
     /// The key of the session that a run belongs to.
     pub const SESSION: &str = "session_id";
+    /// The key of the HTTP request id that the client sent.
+    pub const HTTP_REQUEST: &str = "x-request-id";
+
+    /// Sets the value of a key.
+    pub fn set(&mut self, key: &str, value: impl Into<String>) {
+        self.0.retain(|(other, _)| other != key);
+        self.0.push((key.to_owned(), value.into()));
+    }
 }
 
 /// The run that another one was forked from.

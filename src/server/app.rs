@@ -1,3 +1,4 @@
+use super::request_metrics::RequestMetrics;
 use super::socket::Sockets;
 use super::{ApiError, Loaded, ModelRegistry};
 use crate::config::{Config, Credentials};
@@ -25,6 +26,7 @@ struct Inner {
     state: watch::Sender<State>,
     sockets: Sockets,
     rates: Rates,
+    requests: RequestMetrics,
     registry: Arc<ModRegistry>,
     mods_changing: Mutex<()>,
     config: Arc<Config>,
@@ -56,6 +58,7 @@ impl App {
             state: watch::Sender::new(State::Loading("starting".into())),
             sockets: Sockets::new(config.server.sockets.max_message_bytes),
             rates: Rates::new(config.server.rates),
+            requests: RequestMetrics::default(),
             registry,
             mods_changing: Mutex::default(),
             credentials: RwLock::new(Arc::new(config.server.credentials.clone())),
@@ -174,6 +177,11 @@ impl App {
     /// Returns the rate limits.
     pub(crate) fn rates(&self) -> &Rates {
         &self.0.rates
+    }
+
+    /// Returns durations and statuses of requests.
+    pub(crate) fn requests(&self) -> &RequestMetrics {
+        &self.0.requests
     }
 
     /// Returns the open WebSocket connections.

@@ -3,6 +3,7 @@
 //! Nothing here knows a protocol. A [`Protocol`] brings its routes with the access class and the error format of each; the
 //! guard in [`auth`] applies them.
 
+pub(crate) mod access_log;
 mod app;
 pub(crate) mod auth;
 mod connections;
@@ -16,6 +17,7 @@ pub(crate) mod mods;
 pub(crate) mod peers;
 pub(crate) mod prefix;
 mod protocol;
+pub(crate) mod request_metrics;
 pub(crate) mod socket;
 
 pub use app::{App, State};

@@ -10,16 +10,15 @@ mod tests;
 
 use super::shared::error::{LlamaError, OpenAiError};
 use super::{anthropic, attention, health, ingest, kobold, llama, mods, native, openai, responses, stream};
-use crate::events::system;
+use crate::server::access_log::log_request;
 use crate::server::auth::{self, Guard};
 use crate::server::{
     Access, ApiError, App, ErrorFormat, ErrorFormats, ErrorKind, Pages, Protocol, RouteGroup, login, prefix,
-    with_request_id,
 };
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request};
-use axum::http::{HeaderName, HeaderValue, header};
-use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::http::{HeaderValue, header};
+use axum::middleware::from_fn_with_state;
 use axum::response::Response;
 use axum::routing::get;
 use bytes::Bytes;
@@ -29,8 +28,6 @@ use tower_http::decompression::RequestDecompressionLayer;
 use tower_http::set_header::SetResponseHeaderLayer;
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
-
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 #[derive(OpenApi)]
 #[openapi(info(
@@ -102,11 +99,12 @@ pub fn router(app: &App, pages: &Pages) -> Router {
         routes = routes.merge(group_routes(app, access, format, group));
     }
     if let Some(vertex) = &server.vertex {
-        let targets = identified(app, routes.clone()).with_state(app.clone());
+        let targets = with_headers(app, routes.clone()).with_state(app.clone());
         let predict = predict::router(&vertex.predict, targets, posts.iter().map(String::as_str));
         routes = routes.merge(group_routes(app, Access::Key, LlamaError::render, predict));
     }
-    prefix::below(&server.prefix, identified(app, routes).with_state(app.clone()))
+    let routes = with_headers(app, routes).layer(from_fn_with_state(app.clone(), log_request));
+    prefix::below(&server.prefix, routes.with_state(app.clone()))
 }
 
 /// Returns the routes that serve the documents.
@@ -135,8 +133,8 @@ fn guarded(guard: &Guard, routes: Router<App>) -> Router<App> {
         .layer(from_fn_with_state(guard.clone(), auth::guard))
 }
 
-/// Adds the middleware of all routes.
-fn identified(app: &App, routes: Router<App>) -> Router<App> {
+/// Adds the headers of all responses, and turns panics into errors.
+fn with_headers(app: &App, routes: Router<App>) -> Router<App> {
     routes
         .layer(auth::cors(&app.credentials().security))
         .layer(CatchPanicLayer::custom(panicked))
@@ -146,21 +144,6 @@ fn identified(app: &App, routes: Router<App>) -> Router<App> {
         ))
         .layer(SetResponseHeaderLayer::if_not_present(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")))
         .layer(SetResponseHeaderLayer::if_not_present(header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY")))
-        .layer(from_fn(identify))
-}
-
-/// Assigns a request id, the client's own if it is valid, and returns it with the response.
-async fn identify(request: Request, next: Next) -> Response {
-    let sent = request.headers().get(REQUEST_ID).and_then(|value| value.to_str().ok());
-    let id = match sent.filter(|id| (1..=128).contains(&id.len())) {
-        Some(id) => id.to_owned(),
-        None => system::new_id().to_string(),
-    };
-    let mut response = with_request_id(id.clone(), next.run(request)).await;
-    if let Ok(value) = HeaderValue::from_str(&id) {
-        response.headers_mut().insert(REQUEST_ID, value);
-    }
-    response
 }
 
 /// Returns the response for a path without a route: a page for a browser, else an error in the format of the protocol with

@@ -157,7 +157,7 @@ pub(super) const FOREIGN_FLAGS: &[ForeignFlag] = &[
     ),
     foreign(&["--log-prefix", "--no-log-prefix"], NoValue, &["LLAMA_ARG_LOG_PREFIX"], LINES),
     foreign(&["--log-timestamps", "--no-log-timestamps"], NoValue, &["LLAMA_ARG_LOG_TIMESTAMPS"], LINES),
-    foreign(&["--log-jsonl"], NoValue, &["LLAMA_ARG_LOG_JSONL"], NoEffect("the log format is always text")),
+    foreign(&["--log-jsonl"], NoValue, &["LLAMA_ARG_LOG_JSONL"], NoEffect("use --log-format json")),
     foreign(&["--no-log-jsonl"], NoValue, &[], Silent),
     foreign(
         &["--log-prompts-dir"],

@@ -199,7 +199,7 @@ fn find_serve(words: &[OsString]) -> Option<usize> {
     let mut at = 1;
     while words.get(at)?.to_string_lossy().starts_with("--") {
         // The flags with a value that may precede a command.
-        at += if words[at] == "--log" || words[at] == "--config-file" { 2 } else { 1 };
+        at += if ["--log", "--log-format", "--config-file"].iter().any(|flag| words[at] == *flag) { 2 } else { 1 };
     }
     (words.get(at)? == "serve").then_some(at)
 }

@@ -10,6 +10,7 @@ mod caller;
 
 pub use caller::Caller;
 
+use super::access_log::KeyLabel;
 use super::protocol::{Access, ErrorFormat, ErrorFormats, Refusal};
 use super::{ApiError, App, ErrorKind, login, socket};
 use crate::config::{Credentials, KeyHash, SecurityConfig};
@@ -76,10 +77,15 @@ pub(crate) async fn guard(State(guard): State<Guard>, mut request: Request, next
     }
     match admitted {
         Ok(caller) => {
+            let label = caller.as_ref().and_then(|caller| caller.label.clone());
             if let Some(caller) = caller {
                 request.extensions_mut().insert(caller);
             }
-            next.run(request).await
+            let mut response = next.run(request).await;
+            if let Some(label) = label {
+                response.extensions_mut().insert(KeyLabel(label));
+            }
+            response
         }
         Err(error) if error.kind() == ErrorKind::Unauthorized && wants_page(&request) => {
             Redirect::to(&login::address(request.uri())).into_response()

@@ -12,8 +12,9 @@ pub(crate) use thunder::{RetractedOutput, ThunderFields};
 pub(crate) use timings::{PromptProgressResponse, RunTimings};
 
 use crate::engine::{RecordPolicy, Request, SubmitError};
-use crate::events::{EndCause, Fault, Finish, FinishReason, RunEnd, RunId, Surface};
+use crate::events::{EndCause, Fault, Finish, FinishReason, RunEnd, RunId, RunMetadata, Surface};
 use crate::model::grammar;
+use crate::server::access_log::client_request_id;
 use crate::server::{ApiError, App, Caller, ErrorKind};
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::Response;
@@ -27,10 +28,13 @@ const RUN_ID: HeaderName = HeaderName::from_static("x-thunder-run-id");
 const CLIENT: HeaderName = HeaderName::from_static("x-thunder-client");
 
 /// Makes the client's tenant the owner of the run, sets the request's user label to the key's label unless the client named
-/// a user, and marks requests of `thunder run`.
+/// a user, marks requests of `thunder run`, and adds the request id that the client sent to the metadata.
 pub(crate) fn set_client(request: &mut Request, headers: &HeaderMap, caller: &Caller) {
     if headers.get(CLIENT).is_some_and(|client| client == "cli") {
         request.surface = Surface::Cli;
+    }
+    if let Some(id) = client_request_id(headers) {
+        request.metadata.set(RunMetadata::HTTP_REQUEST, id);
     }
     caller.sign(request);
 }
