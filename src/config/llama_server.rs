@@ -6,6 +6,7 @@ use super::ConfigError;
 use super::flags::{OnOff, OnOffAuto};
 use clap::Args;
 use serde_json::{Map, Value, json};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -170,9 +171,10 @@ pub struct RouteFlags {
     #[arg(long, env = "THUNDER_SLOTS", value_name = "on|off", default_value = "on", default_missing_value = "on",
           num_args = 0..=1, require_equals = true)]
     pub slots: OnOff,
-    /// GET /metrics with counters for Prometheus
-    #[arg(long, env = "THUNDER_METRICS", value_parser = clap::builder::FalseyValueParser::new())]
-    pub metrics: bool,
+    /// GET /metrics with counters and histograms for Prometheus; default: on if the server listens on loopback addresses only
+    #[arg(long, env = "THUNDER_METRICS", value_name = "on|off", default_missing_value = "on", num_args = 0..=1,
+          require_equals = true)]
+    pub metrics: Option<OnOff>,
     /// POST /props, which has no effect yet
     #[arg(long, env = "THUNDER_PROPS", value_parser = clap::builder::FalseyValueParser::new())]
     pub props: bool,
@@ -269,13 +271,16 @@ impl RouteFlags {
         }
     }
 
-    pub(super) fn config(&self) -> Result<RouteConfig, ConfigError> {
+    pub(super) fn config(&self, listen: &[SocketAddr]) -> Result<RouteConfig, ConfigError> {
         if let Some(path) = self.slot_save_path.as_ref().filter(|path| !path.is_dir()) {
             return Err(ConfigError::NoFolder { flag: "--slot-save-path", path: path.display().to_string() });
         }
         Ok(RouteConfig {
             slots: self.slots == OnOff::On,
-            metrics: self.metrics,
+            metrics: self.metrics.map_or_else(
+                || listen.iter().all(|address| address.ip().is_loopback()),
+                |metrics| metrics == OnOff::On,
+            ),
             props: self.props,
             dashboard: !self.no_ui,
             slot_save_path: self.slot_save_path.clone(),

@@ -279,6 +279,7 @@ impl Config {
             server: ServerConfig {
                 credentials,
                 prefix: server.routes.prefix()?,
+                routes: server.routes.config(&listen)?,
                 listen,
                 any_model_name: server.accepts_any_model_name(),
                 models: server.models()?,
@@ -291,7 +292,6 @@ impl Config {
                 rates: server.limits.rates(),
                 max_tokens,
                 request_defaults,
-                routes: server.routes.config()?,
                 vertex: server.vertex.config(),
                 cluster,
                 allow_mod_upload: server.allow_mod_upload,

@@ -1,6 +1,7 @@
 //! Status of the decode thread, readable from any thread: counters since the start, and a view of every slot. The
 //! decode thread writes plain atomics, so readers cannot delay it.
 
+use super::latencies::Latencies;
 use super::request::Limits;
 use crate::events::{RunEnd, RunId, Tenant};
 use crate::model::llama::{AdapterSet, SamplingParams};
@@ -19,6 +20,7 @@ pub struct EngineStatus {
     recent: Vec<Bucket>,
     queued: AtomicU32,
     slots: Vec<SlotStatus>,
+    latencies: Latencies,
 }
 
 #[derive(Debug, Default)]
@@ -163,7 +165,14 @@ impl EngineStatus {
             recent: (0..WINDOW_SECONDS).map(|_| Bucket::default()).collect(),
             queued: AtomicU32::new(0),
             slots: (0..slots).map(|_| SlotStatus::default()).collect(),
+            latencies: Latencies::new(),
         }
+    }
+
+    /// Returns the latencies of runs and mod calls.
+    #[must_use]
+    pub fn latencies(&self) -> &Latencies {
+        &self.latencies
     }
 
     /// Returns the state of every slot, by number.
@@ -223,6 +232,12 @@ impl EngineStatus {
             slot.set(progress);
         }
         let (finish, usage) = (&end.finish, end.finish.usage);
+        if let Some(us) = finish.first_token_us {
+            self.latencies.first_token.observe_us(us);
+        }
+        if let Some(us) = finish.generation_us.checked_div(u64::from(usage.completion_tokens)) {
+            self.latencies.output_token.observe_us(us);
+        }
         self.add(TokenTotals {
             prompt_tokens: u64::from(finish.prompt_decoded),
             cached_tokens: u64::from(usage.cached_tokens),

@@ -14,6 +14,7 @@ use super::run::replay::replay_mods;
 use super::run::request_ids::ActiveRequestId;
 use super::run::{Run, RunParts};
 use super::scheduler::command::Command;
+use super::status::EngineStatus;
 use super::{Engine, Inner};
 use crate::events::{RunId, RunStart, Signal};
 use crate::model::chat::answer::AnswerFormat;
@@ -134,7 +135,7 @@ impl Engine {
             grammars: Arc::clone(model.grammars()),
         });
         let constraint = compile_constraint(&request, model).await?;
-        let mods = start_mods(&request, &view, fork.as_deref()).await?;
+        let mods = start_mods(&request, &view, fork.as_deref(), &self.inner.status).await?;
         let sampler = make_sampler(&request.sampling, model.vocabulary()).await?;
         let event_buffer = EventBuffer::new(request.record != RecordPolicy::Off, options.clock);
         let started = Signal::Started(Arc::new(RunStart {
@@ -238,11 +239,13 @@ async fn start_mods(
     request: &Request,
     view: &Arc<RunView>,
     fork: Option<&ForkPoint>,
+    status: &Arc<EngineStatus>,
 ) -> Result<Vec<ActiveMod>, SubmitError> {
     if request.mods.is_empty() {
         return Ok(Vec::new());
     }
     let (chosen, view, fork) = (request.mods.clone(), Arc::clone(view), fork.cloned());
+    let status = Arc::clone(status);
     let start = move || {
         let mut mods = chosen
             .into_iter()
@@ -251,6 +254,7 @@ async fn start_mods(
                 let described = chosen.factory.describe();
                 match chosen.factory.start(&chosen.mod_ref.config, &view) {
                     Ok(instance) => Ok(ActiveMod {
+                        calls: status.latencies().calls_of(&name),
                         name,
                         version: described.version,
                         records_noop: described.language != "rust",

@@ -141,6 +141,7 @@ impl Store {
             server_id,
             live,
             recorder: Mutex::new(Recording::Pending(Some(spool))),
+            recorder_metrics: Arc::default(),
             durability_acks: DurabilityAcks::default(),
             unstored: UnstoredRuns::default(),
             closing: watch::Sender::new(false),

@@ -1,6 +1,33 @@
 use crate::events::RunId;
 use sqlx::error::DatabaseError;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Failures of the database since the start of the program.
+static UNAVAILABLE: AtomicU64 = AtomicU64::new(0);
+static REFUSED: AtomicU64 = AtomicU64::new(0);
+
+/// Numbers of failed database operations since the start of the program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ErrorCounts {
+    /// The database could not be reached, or did not answer in time.
+    pub unavailable: u64,
+    /// The database rejected a statement.
+    pub refused: u64,
+}
+
+impl ErrorCounts {
+    /// Returns the numbers so far.
+    #[must_use]
+    pub fn now() -> Self {
+        Self { unavailable: UNAVAILABLE.load(Relaxed), refused: REFUSED.load(Relaxed) }
+    }
+
+    /// Counts an operation that had no answer in time.
+    pub(super) fn add_timeout() {
+        UNAVAILABLE.fetch_add(1, Relaxed);
+    }
+}
 
 /// An error of the store.
 #[derive(Debug, thiserror::Error)]
@@ -303,7 +330,9 @@ pub(super) fn is_privilege(error: &sqlx::Error) -> bool {
 
 impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
-        if is_transient(&error) {
+        let is_transient = is_transient(&error);
+        if is_transient { &UNAVAILABLE } else { &REFUSED }.fetch_add(1, Relaxed);
+        if is_transient {
             Self::Unavailable(error)
         } else if is_privilege(&error) {
             Self::Privilege(error)
@@ -316,6 +345,7 @@ impl From<sqlx::Error> for Error {
 impl From<sqlx::Error> for IngestError {
     fn from(error: sqlx::Error) -> Self {
         if is_transient(&error) {
+            UNAVAILABLE.fetch_add(1, Relaxed);
             return Self::Unavailable { retry_after_s: 2 };
         }
         match &error {
@@ -325,7 +355,10 @@ impl From<sqlx::Error> for IngestError {
             {
                 Self::Refused(database.message().to_owned())
             }
-            _ => Self::Database(error),
+            _ => {
+                REFUSED.fetch_add(1, Relaxed);
+                Self::Database(error)
+            }
         }
     }
 }

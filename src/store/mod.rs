@@ -42,7 +42,7 @@ mod unstored;
 mod writer;
 
 pub use connect::Database;
-pub use error::{BadFilter, EmbeddedError, Error, IngestError};
+pub use error::{BadFilter, EmbeddedError, Error, ErrorCounts, IngestError};
 pub use extras::Reported;
 pub use feedback::{Feedback, NewFeedback};
 pub use ingest::Ingested;
@@ -50,6 +50,7 @@ pub use list::{MAX_PAGE, RunPage, RunQuery};
 pub use live::{Live, LiveUpdate, RunChange, RunChanges, RunListUpdate};
 pub use mods::{ModChanges, ModState, ModVersion};
 pub use read::ItemPage;
+pub use recorder::RecorderMetrics;
 pub use responses::NewResponse;
 pub use retention::Retention;
 pub use runs::RunSummary;
@@ -87,6 +88,7 @@ struct Inner {
     server_id: Uuid,
     live: Live,
     recorder: Mutex<Recording>,
+    recorder_metrics: Arc<RecorderMetrics>,
     durability_acks: DurabilityAcks,
     unstored: UnstoredRuns,
     closing: watch::Sender<bool>,
@@ -129,6 +131,7 @@ impl Store {
                     live: inner.live.clone(),
                     durability_acks: inner.durability_acks.clone(),
                     unstored: inner.unstored.clone(),
+                    metrics: Arc::clone(&inner.recorder_metrics),
                 };
                 let task = recorder::record(target, spool.take(), signals, flushes, inner.closing.subscribe());
                 *recording = Recording::Running(sender.clone(), flush, Some(tokio::spawn(task)));
@@ -137,6 +140,12 @@ impl Store {
         };
         let (durability_acks, unstored) = (Some(inner.durability_acks.clone()), Some(inner.unstored.clone()));
         (Recorder { signals: sender, durability_acks, unstored }, inner.live.clone())
+    }
+
+    /// Returns the counters of the recorder.
+    #[must_use]
+    pub fn recorder_metrics(&self) -> &RecorderMetrics {
+        &self.inner.recorder_metrics
     }
 
     /// Returns the hub of live updates, which also works before the recorder starts.

@@ -5,6 +5,7 @@
 //! spool file, and so do all later ones until the file is drained, which preserves the order. When the disk is full as
 //! well, runs that require durability fail at once, and the others stay in memory up to a limit.
 
+mod metrics;
 mod persist;
 #[cfg(test)]
 mod tests;
@@ -27,6 +28,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use uuid::Uuid;
 
+pub use metrics::RecorderMetrics;
 pub use persist::drain_some;
 
 /// Maximum time before received items are written.
@@ -54,6 +56,8 @@ pub struct Target {
     pub durability_acks: DurabilityAcks,
     /// Runs that readers must wait for.
     pub unstored: UnstoredRuns,
+    /// Counters for operators.
+    pub metrics: Arc<RecorderMetrics>,
 }
 
 struct Recorder {
@@ -73,6 +77,8 @@ struct Recorder {
     flushes: Vec<Flush>,
     /// Time of the next write, if a run has started or ended since the last batch: run lists on all servers show that soon.
     write_at: Option<Instant>,
+    /// Time at which the oldest record in `pending` was received.
+    received_at: Option<Instant>,
 }
 
 struct Recording {
@@ -88,6 +94,8 @@ struct BatchInProgress {
     runs: HashSet<RunId>,
     abandoned: Vec<RunId>,
     flushes: Vec<Flush>,
+    /// Time at which its oldest record was received.
+    received_at: Option<Instant>,
 }
 
 /// Records until `closing` is set. Everything received before is then stored or spooled.
@@ -100,6 +108,7 @@ pub async fn record(
 ) {
     let Some(spool) = spool else { return };
     let mut drained = spool.is_drained();
+    target.metrics.set_spool_bytes(spool.unread_bytes());
     // Shared, so that the spool survives a panic of the task that writes a batch.
     let spool = Arc::new(Mutex::new(spool));
     let mut recorder = Recorder::new(target);
@@ -123,12 +132,17 @@ pub async fn record(
                 recorder.flushes.push(flush);
             }
             result = async { Some((&mut in_progress.as_mut()?.task).await) }, if in_progress.is_some() => {
-                drained = spool.try_lock().is_ok_and(|spool| spool.is_drained());
+                drained = spool.try_lock().is_ok_and(|spool| {
+                    recorder.target.metrics.set_spool_bytes(spool.unread_bytes());
+                    spool.is_drained()
+                });
                 match (result, in_progress.take()) {
                     (Some(Ok(result)), in_progress) => {
                         if std::mem::replace(&mut lost, result.outcome == PersistOutcome::Lost) && !lost {
                             tracing::info!("runs can be stored or spooled again");
                         }
+                        let received_at = in_progress.as_ref().and_then(|in_progress| in_progress.received_at);
+                        recorder.note_batch(result.outcome, received_at);
                         recorder.on_persisted(result, drained);
                         complete_flushes(in_progress.into_iter().flat_map(|in_progress| in_progress.flushes), drained && !lost);
                     }
@@ -162,6 +176,7 @@ pub async fn record(
         if waits && (due || !open || recorder.pending_items >= BATCH_ITEMS) {
             let overload = recorder.pending_items >= MAX_PENDING_ITEMS;
             let flushes = std::mem::take(&mut recorder.flushes);
+            let received_at = recorder.received_at.take();
             let batch = recorder.batch();
             let (runs, abandoned) = (batch.records.iter().map(Record::run_id).collect(), batch.abandoned.clone());
             let (pool, spool) = (recorder.target.pool.clone(), Arc::clone(&spool));
@@ -170,7 +185,7 @@ pub async fn record(
                 tokio::spawn(
                     async move { persist(&pool, server, &mut *spool.lock().await, batch, overload, lost).await },
                 );
-            in_progress = Some(BatchInProgress { task, runs, abandoned, flushes });
+            in_progress = Some(BatchInProgress { task, runs, abandoned, flushes, received_at });
         }
     }
     if let Some(spool) = Arc::into_inner(spool).map(Mutex::into_inner).filter(Spool::is_drained) {
@@ -191,6 +206,7 @@ impl Recorder {
             spooled: Vec::new(),
             flushes: Vec::new(),
             write_at: None,
+            received_at: None,
         }
     }
 
@@ -223,6 +239,7 @@ impl Recorder {
                     tracing::error!(run.id = %run_id, "received items of an unknown run; they are not recorded");
                     return;
                 };
+                self.target.metrics.add_items(&items);
                 let numbering = run.numbering;
                 for item in items.iter() {
                     run.summary.apply(item);
@@ -254,12 +271,15 @@ impl Recorder {
         };
         let times = self.write_at.into_iter().chain(delay.map(|delay| Instant::now() + delay));
         self.write_at = times.min();
+        self.received_at.get_or_insert_with(Instant::now);
         self.pending_items += record.len();
+        self.target.metrics.set_pending_items(self.pending_items);
         self.pending.push(record);
     }
 
     fn batch(&mut self) -> Batch {
         self.pending_items = 0;
+        self.target.metrics.set_pending_items(0);
         self.write_at = None;
         let records = std::mem::take(&mut self.pending);
         let changed =
@@ -267,6 +287,15 @@ impl Recorder {
         let rows = std::mem::take(&mut self.ended).into_iter().chain(changed).collect();
         self.runs.retain(|_, run| run.summary.status() == RunStatus::Running);
         Batch { records, rows, abandoned: std::mem::take(&mut self.abandoned) }
+    }
+
+    /// Adds a written batch to the counters. The records of a lost batch keep waiting.
+    fn note_batch(&mut self, outcome: PersistOutcome, received_at: Option<Instant>) {
+        match (outcome, received_at) {
+            (PersistOutcome::Stored, Some(at)) => self.target.metrics.add_batch(at.elapsed()),
+            (PersistOutcome::Lost, Some(at)) => self.received_at = Some(at),
+            _ => {}
+        }
     }
 
     /// Handles a panic during the write of a batch. The stored parts of its runs remain and are marked as interrupted.

@@ -81,6 +81,11 @@ impl Spool {
         self.read >= self.end
     }
 
+    /// Returns the size of the records that were not read yet.
+    pub fn unread_bytes(&self) -> u64 {
+        self.end.saturating_sub(self.read)
+    }
+
     /// Appends records and syncs them to disk.
     pub fn append(&mut self, records: &[Record]) -> Result<(), Error> {
         if records.is_empty() {

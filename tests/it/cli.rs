@@ -252,7 +252,7 @@ async fn configuration_file_sets_flags_below_command_line_and_environment() {
         format!("alias = [\"from-file\", \"second\"] # {file}"),
         "ctx-size = 128 # THUNDER_CTX_SIZE".to_owned(),
         format!("port = 6001 # {file}"),
-        format!("metrics = true # {file}"),
+        format!("metrics = \"true\" # {file}"),
     ];
     assert_eq!(lines, expected.iter().map(String::as_str).collect::<Vec<_>>());
     assert!(

@@ -29,6 +29,7 @@ mod models;
 mod mods;
 mod mods_faults;
 mod native;
+mod observability;
 mod openai;
 mod openapi;
 mod prefix;

@@ -7,8 +7,10 @@ mod classify;
 mod completion;
 mod embeddings;
 mod encoding;
+mod exposition;
 mod infill;
 mod lora;
+mod metrics;
 mod models;
 mod monitor;
 mod props;
@@ -36,6 +38,7 @@ pub(super) fn protocol() -> Protocol {
         .merge(template::router())
         .merge(props::router())
         .merge(models::router())
+        .merge(metrics::router())
         .merge(monitor::router())
         .merge(lora::router())
         .merge(slots::router())

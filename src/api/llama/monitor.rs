@@ -1,25 +1,20 @@
-//! Engine status: `/slots` for people and dashboards, `/metrics` for Prometheus. Reading it never delays the engine.
+//! `GET /slots` for people and dashboards. Reading it never delays the engine.
 
-use super::props::ModelParams;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::generation::ThunderFields;
 use crate::api::shared::settings::{GenerationSettings, LlamaResponseOptions};
-use crate::engine::{Engine, EngineCounts, SlotView};
+use crate::engine::{Engine, SlotView};
 use crate::events::Scope;
-use crate::server::models::Observed;
 use crate::server::{ApiError, App};
 use axum::Json;
 use axum::extract::{Query, State};
-use axum::http::header;
-use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
-use std::fmt::Write;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub(super) fn router() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(slots)).routes(routes!(metrics))
+    OpenApiRouter::new().routes(routes!(slots))
 }
 
 #[derive(Debug, Deserialize)]
@@ -127,68 +122,4 @@ fn shown(scope: &Scope, id: usize, slot: &SlotView, engine: &Engine) -> SlotResp
         thunder: Some(ThunderFields::run(occupant.run_id)),
         ..hidden
     }
-}
-
-/// Returns counters for Prometheus. The two rates cover the last minute, independent of the scrape interval.
-#[utoipa::path(get, path = "/metrics", tag = "llama-server",
-    responses((status = 200, description = "Prometheus' text format", content_type = "text/plain"),
-              (status = 501, description = "The server was started without --metrics")))]
-async fn metrics(State(app): State<App>, Query(params): Query<ModelParams>) -> Result<Response, LlamaError> {
-    if !app.config().server.routes.metrics {
-        return Err(ApiError::not_supported("GET /metrics is disabled; start the server with --metrics").into());
-    }
-    app.ready()?;
-    let counts = match app.models().observed(params.model.as_deref())? {
-        Observed::Awake(loaded) => loaded.engine().status().counts().plus(loaded.encoder().status().counts()),
-        Observed::Asleep(asleep) => asleep.work[0].counts().plus(asleep.work[1].counts()),
-    };
-    let text = prometheus_text(counts);
-    let headers = [
-        (header::CONTENT_TYPE, "text/plain; version=0.0.4".to_owned()),
-        (header::HeaderName::from_static("process-start-time-unix"), app.started_at().timestamp().to_string()),
-    ];
-    Ok((headers, text).into_response())
-}
-
-fn prometheus_text(counts: EngineCounts) -> String {
-    let (total, recent) = (counts.total, counts.recent);
-    let seconds = |us: u64| us as f64 / 1e6;
-    let rate = |tokens: u64, us: u64| if us > 0 { tokens as f64 / seconds(us) } else { 0.0 };
-    let busy = if counts.decodes > 0 { counts.busy_slots as f64 / counts.decodes as f64 } else { 0.0 };
-    let counters: [(&str, &str, f64); 10] = [
-        ("prompt_tokens_total", "Number of prompt tokens processed.", total.prompt_tokens as f64),
-        ("prompt_tokens_cached_total", "Number of prompt tokens taken from the cache.", total.cached_tokens as f64),
-        ("prompt_seconds_total", "Prompt process time", seconds(total.prompt_us)),
-        ("tokens_predicted_total", "Number of generation tokens processed.", total.generated_tokens as f64),
-        ("tokens_predicted_seconds_total", "Predict process time", seconds(total.generation_us)),
-        ("n_decode_total", "Total number of llama_decode() calls", counts.decodes as f64),
-        ("n_tokens_max", "Largest observed n_tokens.", counts.longest as f64),
-        ("spec_decode_num_draft_tokens_total", "Drafted tokens.", total.drafted_tokens as f64),
-        ("spec_decode_num_accepted_tokens_total", "Accepted draft tokens.", total.accepted_tokens as f64),
-        ("spec_decode_num_drafts_total", "Drafts.", total.drafts as f64),
-    ];
-    let gauges: [(&str, &str, f64); 5] = [
-        (
-            "prompt_tokens_seconds",
-            "Average prompt throughput in tokens/s over the last minute.",
-            rate(recent.prompt_tokens, recent.prompt_us),
-        ),
-        (
-            "predicted_tokens_seconds",
-            "Average generation throughput in tokens/s over the last minute.",
-            rate(recent.generated_tokens, recent.generation_us),
-        ),
-        ("requests_processing", "Number of requests processing.", f64::from(counts.running)),
-        ("requests_deferred", "Number of requests deferred.", f64::from(counts.queued)),
-        ("n_busy_slots_per_decode", "Average number of busy slots per llama_decode() call", busy),
-    ];
-    let mut text = String::new();
-    for (kind, metrics) in [("counter", &counters[..]), ("gauge", &gauges[..])] {
-        for (name, help, value) in metrics {
-            // Writing to a String cannot fail.
-            let _ =
-                writeln!(text, "# HELP llamacpp:{name} {help}\n# TYPE llamacpp:{name} {kind}\nllamacpp:{name} {value}");
-        }
-    }
-    text
 }

@@ -2,12 +2,14 @@
 //! an event. It never applies an action.
 
 use super::draft::EditEffect;
+use crate::engine::latencies::ModCalls;
 use crate::engine::recording::event_buffer::EventBuffer;
 use crate::engine::request::shortest_f64;
 use crate::events::{self, EventType, LogLevel, ModCall, ModLog, RawJson};
 use crate::model::{Vocabulary, printable};
 use crate::mods::{Action, Call, ModException, ModInstance, ModLogLine, Pending, Reply, ReplySender};
 use serde_json::json;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Number of consecutive failed calls, per type of event, after which a mod is disabled for its run.
@@ -25,6 +27,8 @@ pub struct ActiveMod {
     pub instance: Box<dyn ModInstance>,
     /// Failures of the mod in this run.
     pub health: ModHealth,
+    /// Durations of its calls in all runs.
+    pub calls: Arc<ModCalls>,
 }
 
 /// Failures of a mod, and whether it is still called.
@@ -196,6 +200,7 @@ impl Dispatch {
         if exception.is_some() {
             action = Action::Noop;
         }
+        active.calls.add(elapsed, exception.is_some());
         let failure = exception.as_ref().map(|exception| exception.message.as_str());
         let switched_off = active.health.note(&active.name, event.event, event.step, failure).map(|message| {
             tracing::warn!(mod.name = active.name, "{message}");

@@ -118,11 +118,11 @@ impl Run {
         self.fork_tokens.is_some()
     }
 
-    /// Notes the slot that the run was given.
-    pub fn assign_slot(&mut self, slot: u32) {
-        self.timing.set_slot();
+    /// Notes the slot that the run was given. Returns the microseconds that it waited for it.
+    pub fn assign_slot(&mut self, slot: u32) -> u64 {
         // A run is assigned to a slot once.
         let _ = self.metrics.slot.set(slot);
+        self.timing.set_slot()
     }
 
     /// Reports the progress of the prompt, if the client asked for it.

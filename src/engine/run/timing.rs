@@ -29,9 +29,10 @@ impl Timing {
         self.elapsed_us().saturating_sub(self.slot_us)
     }
 
-    /// Notes that the run got its slot.
-    pub fn set_slot(&mut self) {
+    /// Notes that the run got its slot. Returns the time until then.
+    pub fn set_slot(&mut self) -> u64 {
         self.slot_us = self.elapsed_us();
+        self.slot_us
     }
 
     /// Notes the first logits after the prompt. Returns the time from the slot to them, only the first time: a mod can

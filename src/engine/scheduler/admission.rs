@@ -48,7 +48,7 @@ impl Scheduler<'_> {
             if !live.run.is_fork() {
                 live.run.sequence_mut().fit_prompt(aligned, history);
             }
-            live.run.assign_slot(slot as u32);
+            self.status.latencies().queue.observe_us(live.run.assign_slot(slot as u32));
             live.run.begin(&|id, call| done(commands, id, call));
         }
         self.kv.assign(slot, live.run.request().owner.as_ref(), self.arrivals);

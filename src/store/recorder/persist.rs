@@ -1,11 +1,11 @@
 //! Writes of batches to the database, or to the spool file if that fails, and the drain of the spool file.
 
 use crate::events::{RunId, system};
-use crate::store::Error;
 use crate::store::pool::PgPool;
 use crate::store::spool::Spool;
 use crate::store::summary_builder::RunRow;
 use crate::store::writer::{self, Attempt, Record};
+use crate::store::{Error, ErrorCounts};
 use futures::FutureExt;
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
@@ -195,7 +195,10 @@ async fn attempt<T, E: Into<Error>>(write: impl Future<Output = Result<T, E>>) -
     match timeout(WRITE_TIMEOUT, AssertUnwindSafe(write).catch_unwind()).await {
         Ok(Ok(result)) => result.map_err(|failure| Failure::Store(failure.into())),
         Ok(Err(_)) => Err(Failure::Panicked),
-        Err(_) => Err(Failure::TooSlow),
+        Err(_) => {
+            ErrorCounts::add_timeout();
+            Err(Failure::TooSlow)
+        }
     }
 }
 

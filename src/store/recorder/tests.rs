@@ -119,6 +119,7 @@ async fn panic_for_one_run_drops_only_that_run() {
         live: store.inner.live.clone(),
         durability_acks: DurabilityAcks::default(),
         unstored: UnstoredRuns::default(),
+        metrics: Arc::default(),
     };
     let durability_acks = target.durability_acks.clone();
     let mut recorder = Recorder::new(target);

@@ -26,7 +26,7 @@ async fn props_describe_server() {
     assert!(["flash", "on"].contains(&attention), "the default depends on the processor: {attention}");
     assert_eq!(
         (&props["endpoint_slots"], &props["endpoint_metrics"], &props["endpoint_props"]),
-        (&json!(true), &json!(false), &json!(false))
+        (&json!(true), &json!(true), &json!(false))
     );
 }
 

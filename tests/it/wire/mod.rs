@@ -175,7 +175,6 @@ async fn models_and_properties_have_these_responses() {
         ("health", "/healthz"),
         ("lora_adapters", "/lora-adapters"),
         ("slot_info_of_unknown_slot", "/v1/slots/99/info"),
-        ("metrics_without_flag", "/metrics"),
         ("kobold_version", "/api/extra/version"),
         ("kobold_info_version", "/api/v1/info/version"),
         ("kobold_max_context_length", "/api/v1/config/max_context_length"),

@@ -1,0 +1,69 @@
+use crate::events::{Histogram, TraceItem};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+/// Counters of the recorder.
+#[derive(Debug)]
+pub struct RecorderMetrics {
+    lag: Histogram,
+    attention_bytes: AtomicU64,
+    pending_items: AtomicU64,
+    spool_bytes: AtomicU64,
+}
+
+impl Default for RecorderMetrics {
+    fn default() -> Self {
+        Self {
+            lag: Histogram::long(),
+            attention_bytes: AtomicU64::new(0),
+            pending_items: AtomicU64::new(0),
+            spool_bytes: AtomicU64::new(0),
+        }
+    }
+}
+
+impl RecorderMetrics {
+    /// Returns the times from the first record of a batch to its commit.
+    #[must_use]
+    pub const fn lag(&self) -> &Histogram {
+        &self.lag
+    }
+
+    /// Returns the bytes of encoded attention received so far.
+    #[must_use]
+    pub fn attention_bytes(&self) -> u64 {
+        self.attention_bytes.load(Relaxed)
+    }
+
+    /// Returns the number of items that wait for the next batch.
+    #[must_use]
+    pub fn pending_items(&self) -> u64 {
+        self.pending_items.load(Relaxed)
+    }
+
+    /// Returns the size of the spooled records that are not stored yet.
+    #[must_use]
+    pub fn spool_bytes(&self) -> u64 {
+        self.spool_bytes.load(Relaxed)
+    }
+
+    pub(super) fn add_batch(&self, lag: Duration) {
+        self.lag.observe(lag);
+    }
+
+    pub(super) fn add_items(&self, items: &[TraceItem]) {
+        let bytes = items.iter().map(|item| match item {
+            TraceItem::Attention(step) => step.t0.len() + step.t1.len(),
+            _ => 0,
+        });
+        self.attention_bytes.fetch_add(bytes.sum::<usize>() as u64, Relaxed);
+    }
+
+    pub(super) fn set_pending_items(&self, items: usize) {
+        self.pending_items.store(items as u64, Relaxed);
+    }
+
+    pub(super) fn set_spool_bytes(&self, bytes: u64) {
+        self.spool_bytes.store(bytes, Relaxed);
+    }
+}
