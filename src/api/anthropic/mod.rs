@@ -9,11 +9,10 @@ mod stream;
 
 use super::shared::{self, Fields};
 use crate::api::shared::chat::sse::respond;
-use crate::api::shared::chat::{ChatRequest, ChatStream, Conversation, FailedRequest};
+use crate::api::shared::chat::{ChatRequest, ChatStream, Conversation};
 use crate::api::shared::error::AnthropicError;
 use crate::api::shared::generation;
-use crate::server::{Access, Protocol};
-use crate::server::{ApiError, App, Caller};
+use crate::server::{Access, App, Caller, Protocol};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -47,27 +46,18 @@ async fn messages(
     caller: Caller,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
-) -> Response {
-    answer(&app, caller, &headers, body).await.unwrap_or_else(|failed| failed.respond(AnthropicError))
-}
-
-async fn answer(
-    app: &App,
-    caller: Caller,
-    headers: &HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, FailedRequest> {
-    let body = shared::parse_json(&body.map_err(ApiError::from)?)?;
+) -> Result<Response, AnthropicError> {
+    let body = shared::parse_json(&body?)?;
     let stop_sequences = request::stop_sequences(&body)?;
     let body = request::to_chat(&body)?;
     let loaded = app.loaded(body.get("model").and_then(Value::as_str)).await?;
-    let request = ChatRequest::parse(app, &loaded, &body)?;
-    let mut chat = ChatStream::start(app, &loaded, request, headers, caller).await?;
+    let request = ChatRequest::parse(&app, &loaded, &body)?;
+    let mut chat = ChatStream::start(&app, &loaded, request, &headers, &caller).await?;
     let run = chat.run();
     let response = if chat.options.stream {
         respond(chat, stream::MessageEvents::new(stop_sequences))
     } else {
-        while chat.next().await.map_err(|error| FailedRequest { error, run: Some(run) })?.is_some() {}
+        while chat.next().await?.is_some() {}
         Json(MessageResponse::complete(&chat, &stop_sequences)).into_response()
     };
     Ok(generation::with_run_id(response, run))

@@ -158,22 +158,6 @@ pub(super) enum MessageEvent {
     },
 }
 
-impl MessageEvent {
-    /// Returns the name of the event, which is its type.
-    pub(super) const fn name(&self) -> &'static str {
-        match self {
-            Self::MessageStart { .. } => "message_start",
-            Self::Ping => "ping",
-            Self::ContentBlockStart { .. } => "content_block_start",
-            Self::ContentBlockDelta { .. } => "content_block_delta",
-            Self::ContentBlockStop { .. } => "content_block_stop",
-            Self::MessageDelta { .. } => "message_delta",
-            Self::MessageStop => "message_stop",
-            Self::ThunderRetract { .. } => "thunder_retract",
-        }
-    }
-}
-
 /// An addition to a block.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]

@@ -6,7 +6,7 @@
 use super::response::{ContentBlock, ContentDelta, MessageEnd, MessageEvent, MessageResponse, MessageUsage};
 use crate::api::shared::chat::sse::ChatEventWriter;
 use crate::api::shared::chat::{ChatDelta, ChatStream, ChatUpdate};
-use crate::api::shared::sse::{PendingEvents, push_named};
+use crate::api::shared::sse::{PendingEvents, push_typed};
 use crate::server::ApiError;
 use axum::response::sse::Event;
 use futures::future::BoxFuture;
@@ -35,7 +35,7 @@ impl MessageEvents {
 
     fn open(&mut self, block: Block, content_block: ContentBlock, pending: &mut PendingEvents) {
         self.close(pending);
-        push(pending, &MessageEvent::ContentBlockStart { index: self.count, content_block });
+        push_typed(pending, &MessageEvent::ContentBlockStart { index: self.count, content_block });
         self.count += 1;
         self.block = Some(block);
     }
@@ -45,22 +45,18 @@ impl MessageEvents {
         if block == Block::Thinking {
             self.delta(ContentDelta::SignatureDelta { signature: "" }, pending);
         }
-        push(pending, &MessageEvent::ContentBlockStop { index: self.count - 1 });
+        push_typed(pending, &MessageEvent::ContentBlockStop { index: self.count - 1 });
     }
 
     fn delta(&self, delta: ContentDelta, pending: &mut PendingEvents) {
-        push(pending, &MessageEvent::ContentBlockDelta { index: self.count.saturating_sub(1), delta });
+        push_typed(pending, &MessageEvent::ContentBlockDelta { index: self.count.saturating_sub(1), delta });
     }
-}
-
-fn push(pending: &mut PendingEvents, event: &MessageEvent) {
-    push_named(pending, event.name(), event);
 }
 
 impl ChatEventWriter for MessageEvents {
     fn on_start(&mut self, chat: &ChatStream, pending: &mut PendingEvents) {
-        push(pending, &MessageEvent::MessageStart { message: MessageResponse::without_content(chat) });
-        push(pending, &MessageEvent::Ping);
+        push_typed(pending, &MessageEvent::MessageStart { message: MessageResponse::without_content(chat) });
+        push_typed(pending, &MessageEvent::Ping);
     }
 
     fn on_update(&mut self, chat: &ChatStream, update: ChatUpdate, pending: &mut PendingEvents) {
@@ -93,24 +89,24 @@ impl ChatEventWriter for MessageEvents {
                         reasoning_chars: void.reasoning,
                         tool_calls: void.calls,
                     };
-                    push(pending, &event);
+                    push_typed(pending, &event);
                 }
             }
         }
         if update.end.is_some() {
             self.close(pending);
             let delta = MessageEnd::new(chat, &self.stop_sequences);
-            push(pending, &MessageEvent::MessageDelta { delta, usage: MessageUsage::new(chat) });
+            push_typed(pending, &MessageEvent::MessageDelta { delta, usage: MessageUsage::new(chat) });
         }
     }
 
     fn on_end(&mut self, _: &ChatStream, pending: &mut PendingEvents) -> Option<BoxFuture<'static, PendingEvents>> {
-        push(pending, &MessageEvent::MessageStop);
+        push_typed(pending, &MessageEvent::MessageStop);
         None
     }
 
     fn on_error(&mut self, error: &ApiError, pending: &mut PendingEvents) {
-        push_named(pending, "error", &error.anthropic());
+        push_typed(pending, &error.anthropic());
     }
 
     fn ping_event(&self) -> Option<Event> {

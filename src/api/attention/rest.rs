@@ -89,21 +89,11 @@ async fn answer(app: App, caller: Caller, headers: &HeaderMap, body: &Value) -> 
     let loaded = app.loaded(fields.text("model")?).await?;
     let transport = if msgpack { Transport::Msgpack } else { Transport::Rest };
     let mut request = request::parse(&app, &loaded, fields, transport, received)?;
-    for engine_request in &mut request.requests {
-        generation::set_client(engine_request, headers, &caller);
-    }
     request::assign_request_ids(&app, &mut request.requests).await?;
-    let runs = Runs::start(app, &loaded, request.requests).await?;
-    let stream = AttentionStream::new(runs, request.options);
-    let run_id = stream.run_id();
-    let response = match collect(stream).await {
-        Ok(whole) => serialize(whole, msgpack).await?,
-        Err(error) => AttentionError(error).into_response(),
-    };
-    Ok(match run_id {
-        Some(run_id) => generation::with_run_id(response, run_id),
-        None => response,
-    })
+    let runs = Runs::submit(app, &loaded, request.requests, headers, &caller).await?;
+    let run_id = runs.run_id();
+    let answer = collect(AttentionStream::new(runs, request.options)).await.map_err(|error| error.in_run(run_id))?;
+    Ok(generation::with_run_id(serialize(answer, msgpack).await?, run_id))
 }
 
 async fn collect(mut stream: AttentionStream) -> Result<GenerateAttentionResponse, ApiError> {

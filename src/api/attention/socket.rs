@@ -18,7 +18,7 @@ use crate::events::system;
 use crate::server::socket::{Close, Message, Outgoing, Socket, Upgrade};
 use crate::server::{ApiError, App, Caller, ErrorKind};
 use axum::extract::{FromRequestParts, Request, State};
-use axum::http::header;
+use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 use std::collections::HashMap;
@@ -209,16 +209,14 @@ impl Connection {
         let loaded = self.app.loaded(fields.text("model")?).await?;
         let transport = if format == MessageFormat::Msgpack { Transport::MsgpackSocket } else { Transport::Socket };
         let mut request = request::parse(&self.app, &loaded, fields, transport, received)?;
-        for engine_request in &mut request.requests {
-            self.caller.sign(engine_request);
-        }
         request::assign_request_ids(&self.app, &mut request.requests).await?;
         let writer = AttentionWriter::new(format, id, &request.options);
         let samples = request.options.samples;
         let mut over = vec![false; samples];
-        let begin = Runs::start(self.app.clone(), &loaded, request.requests);
+        let headers = HeaderMap::new();
+        let submit = Runs::submit(self.app.clone(), &loaded, request.requests, &headers, &self.caller);
         let runs = tokio::select! {
-            runs = begin => runs?,
+            runs = submit => runs?,
             () = until_cancelled(&mut cancelled) => {
                 deregister();
                 return self.send_cancelled(&writer, None, &over).await;

@@ -57,8 +57,8 @@ async fn answer(
         prompt_tokens: usage.prompt_tokens,
         completion_tokens: usage.completion_tokens,
     };
-    let run_id = generation.runs.started[0].id;
-    Ok(generation::with_run_id(Json(KoboldResults { results: [result] }).into_response(), run_id))
+    let response = Json(KoboldResults { results: [result] }).into_response();
+    Ok(generation::with_run_id(response, generation.runs.run_id()))
 }
 
 /// An active generation.
@@ -94,15 +94,11 @@ pub(super) async fn start(
 ) -> Result<KoboldGeneration, ApiError> {
     let fields = Fields::new(body)?;
     let loaded = app.loaded(fields.text("model")?).await?;
-    let KoboldRequest { mut request, genkey, render_special, logprobs } = request::parse(&app, &loaded, fields)?;
-    generation::set_client(&mut request, headers, &caller);
+    let KoboldRequest { request, genkey, render_special, logprobs } = request::parse(&app, &loaded, fields)?;
     let entry = genkeys.register(caller.tenant.as_ref(), &genkey);
     let per_token = request.report.per_token;
     let vocabulary = Arc::clone(loaded.vocabulary());
-    let runs = Runs::start(app, &loaded, vec![request]).await?;
-    if let Some(error) = runs.initial_error() {
-        return Err(error);
-    }
+    let runs = Runs::start(app, &loaded, vec![request], headers, &caller).await?;
     let tokens = logprobs.then(SentTokens::default);
     Ok(KoboldGeneration { runs, entry, vocabulary, render_special, per_token, sent_chars: Vec::new(), tokens })
 }
@@ -129,10 +125,7 @@ impl KoboldGeneration {
                 Output::Text(delta) => self.text_event(delta),
                 Output::Prompt(_) | Output::Progress(_) | Output::Retract { chars: 0, .. } => continue,
                 Output::Retract { chars, .. } => GenerationEvent::Retract(chars),
-                Output::Ended(end) => match generation::failure(&end, self.runs.started[0].id) {
-                    Some(error) => return Err(error),
-                    None => GenerationEvent::Ended(end),
-                },
+                Output::Ended(end) => GenerationEvent::Ended(end),
             };
             match &event {
                 GenerationEvent::Text(text) => self.entry.add(text),

@@ -18,6 +18,7 @@ use crate::server::socket::{Close, Message, Outgoing, Socket, Upgrade};
 use crate::server::{ApiError, App, Caller, Loaded};
 use axum::Extension;
 use axum::extract::{FromRequestParts, Request, State};
+use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 use std::net::SocketAddr;
@@ -86,16 +87,13 @@ impl Connection {
         let fields = Fields::new(&body)?;
         let AttentionRequest { mut requests, options } =
             attention::parse(&self.app, &loaded, fields, Transport::Frames, received)?;
-        for request in &mut requests {
-            self.caller.sign(request);
-        }
         attention::assign_request_ids(&self.app, &mut requests).await?;
         let entry = self.genkeys.register(self.caller.tenant.as_ref(), fields.text("genkey")?.unwrap_or_default());
-        let runs = Runs::start(self.app.clone(), &loaded, requests).await?;
-        self.tell(AttentionStream::new(runs, options), entry).await
+        let runs = Runs::submit(self.app.clone(), &loaded, requests, &HeaderMap::new(), &self.caller).await?;
+        self.send_events(AttentionStream::new(runs, options), entry).await
     }
 
-    async fn tell(&self, mut stream: AttentionStream, mut entry: GenerationEntry) -> Result<(), ApiError> {
+    async fn send_events(&self, mut stream: AttentionStream, mut entry: GenerationEntry) -> Result<(), ApiError> {
         let writer = writer(&stream.options);
         loop {
             let event = tokio::select! {

@@ -12,9 +12,7 @@ use crate::api::shared::attention::{
 };
 use crate::api::shared::generation;
 use crate::api::shared::generation::{Runs, ThunderFields};
-use crate::api::shared::sse::{
-    self, EventSource, KEEP_ALIVE_INTERVAL, PendingEvents, ServerEvent, push_named, to_text,
-};
+use crate::api::shared::sse::{self, EventSource, KEEP_ALIVE_INTERVAL, PendingEvents, ServerEvent, to_text};
 use crate::api::shared::{self, Fields};
 use crate::server::socket::Message;
 use crate::server::{ApiError, App, Caller};
@@ -59,14 +57,14 @@ async fn text(
     body: &Value,
 ) -> Result<Response, ApiError> {
     let generation = start(app, genkeys, caller, headers, body).await?;
-    let run_id = generation.runs.started[0].id;
+    let run_id = generation.runs.run_id();
     Ok(generation::with_run_id(respond(generation), run_id))
 }
 
 impl EventSource for KoboldGeneration {
     async fn advance(&mut self, pending: &mut PendingEvents) -> bool {
         let Some(event) = next_event(self).await else { return false };
-        push_named(pending, "message", &event);
+        pending.push_back(ServerEvent::named("message", to_text(&event)));
         !event.is_last()
     }
 }
@@ -97,33 +95,24 @@ async fn tokens(
     let loaded = app.loaded(fields.text("model")?).await?;
     let AttentionRequest { mut requests, options } =
         attention::parse(&app, &loaded, fields, Transport::Events, received)?;
-    for request in &mut requests {
-        generation::set_client(request, headers, &caller);
-    }
     attention::assign_request_ids(&app, &mut requests).await?;
     let entry = genkeys.register(caller.tenant.as_ref(), fields.text("genkey")?.unwrap_or_default());
-    let runs = Runs::start(app, &loaded, requests).await?;
-    if let Some(error) = runs.initial_error() {
-        return Err(error);
-    }
+    let runs = Runs::start(app, &loaded, requests, headers, &caller).await?;
     let stream = AttentionStream::new(runs, options);
     let run_id = stream.run_id();
-    let named = stream.options.request_id.clone().or_else(|| run_id.map(|id| id.to_string())).unwrap_or_default();
-    let writer = AttentionWriter::new(MessageFormat::Json, &named, &stream.options);
-    let response = respond(Sending { stream, writer, entry });
-    Ok(match run_id {
-        Some(run_id) => generation::with_run_id(response, run_id),
-        None => response,
-    })
+    let request_id = stream.options.request_id.clone().unwrap_or_else(|| run_id.to_string());
+    let writer = AttentionWriter::new(MessageFormat::Json, &request_id, &stream.options);
+    Ok(generation::with_run_id(respond(TokenEvents { stream, writer, entry }), run_id))
 }
 
-struct Sending {
+/// The events of an answer to `input_ids`.
+struct TokenEvents {
     stream: AttentionStream,
     writer: AttentionWriter,
     entry: GenerationEntry,
 }
 
-impl Sending {
+impl TokenEvents {
     /// Returns the data of the next event, and true if more may follow.
     async fn next(&mut self) -> Option<(String, bool)> {
         let event = tokio::select! {
@@ -149,7 +138,7 @@ impl Sending {
     }
 }
 
-impl EventSource for Sending {
+impl EventSource for TokenEvents {
     async fn advance(&mut self, pending: &mut PendingEvents) -> bool {
         let Some((data, has_more)) = self.next().await else { return false };
         pending.push_back(ServerEvent::data(data));

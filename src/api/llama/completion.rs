@@ -52,38 +52,22 @@ pub(super) async fn complete(
     let body = shared::parse_json(&body?)?;
     let fields = Fields::new(&body)?;
     let loaded = app.loaded(fields.text("model")?).await?;
-    let mut request = request::parse(&app, &loaded, fields, prompts(fields, &loaded)?)?;
-    for engine_request in &mut request.requests {
-        generation::set_client(engine_request, headers, &caller);
-    }
-    Ok(respond(app, &loaded, request).await?)
-}
-
-/// Runs the requests and returns the response.
-async fn respond(app: App, loaded: &Loaded, request: LlamaCompletionRequest) -> Result<Response, ApiError> {
-    let LlamaCompletionRequest { requests, options } = request;
+    let LlamaCompletionRequest { requests, options } =
+        request::parse(&app, &loaded, fields, prompts(fields, &loaded)?)?;
     let vocabulary = loaded.vocabulary();
     let echoed: Vec<EchoedRequest> = requests.iter().map(|request| EchoedRequest::new(request, vocabulary)).collect();
-    let runs = Runs::start(app, loaded, requests).await?;
-    let run_id = runs.started.first().map(|run| run.id);
+    let runs = Runs::start(app, &loaded, requests, headers, &caller).await?;
+    let run_id = runs.run_id();
     let responses = runs.started.iter().zip(echoed).enumerate().map(|(index, (run, echoed))| {
         RunResponse::new(index, run.clone(), echoed, options.clone(), Arc::clone(vocabulary), loaded.name().to_owned())
     });
     let responses: Vec<RunResponse> = responses.collect();
-    let response = if let Some(error) = runs.initial_error() {
-        LlamaError(error).into_response()
-    } else if options.stream {
+    let response = if options.stream {
         stream::respond(runs, LlamaChunks { responses }, options.ping)
     } else {
-        match collect(runs, responses).await {
-            Ok(answer) => ([(header::CONTENT_TYPE, "application/json")], answer).into_response(),
-            Err(error) => LlamaError(error).into_response(),
-        }
+        ([(header::CONTENT_TYPE, "application/json")], collect(runs, responses).await?).into_response()
     };
-    Ok(match run_id {
-        Some(run_id) => generation::with_run_id(response, run_id),
-        None => response,
-    })
+    Ok(generation::with_run_id(response, run_id))
 }
 
 /// Returns the answer, or the list of several.
@@ -95,10 +79,7 @@ async fn collect(mut runs: Runs, mut responses: Vec<RunResponse>) -> Result<Stri
             Output::Text(delta) => response.add(delta),
             Output::Retract { tokens, .. } => response.retract(tokens),
             Output::Prompt(_) | Output::Progress(_) => {}
-            Output::Ended(end) => match generation::failure(&end, runs.started[index].id) {
-                Some(error) => return Err(error),
-                None => answers[index] = response.final_chunk(&end),
-            },
+            Output::Ended(end) => answers[index] = response.final_chunk(&end),
         }
     }
     Ok(match answers.len() {
@@ -113,26 +94,22 @@ struct LlamaChunks {
 }
 
 impl stream::OutputWriter for LlamaChunks {
-    fn write(&mut self, run: usize, output: Output, pending: &mut PendingEvents) -> Result<(), ApiError> {
+    fn write(&mut self, run: usize, output: Output, pending: &mut PendingEvents) {
         let response = &mut self.responses[run];
         let chunk = match output {
             Output::Text(delta) => response.chunk(delta),
             Output::Retract { chars, tokens } => {
                 response.retract(tokens);
                 if chars == 0 {
-                    return Ok(());
+                    return;
                 }
                 to_text(&response.retraction_chunk(chars))
             }
             Output::Progress(progress) => to_text(&response.progress_chunk(progress)),
-            Output::Prompt(_) => return Ok(()),
-            Output::Ended(end) => match generation::failure(&end, response.run_id()) {
-                Some(error) => return Err(error),
-                None => response.final_chunk(&end),
-            },
+            Output::Prompt(_) => return,
+            Output::Ended(end) => response.final_chunk(&end),
         };
         pending.push_back(ServerEvent::data(chunk));
-        Ok(())
     }
 
     fn end(&mut self, _: &mut PendingEvents) {}

@@ -1,6 +1,7 @@
 //! Loads and unloads models at run time by name, like llama-server's router. Paths are not accepted.
 
 use super::body::ModelNameBody;
+use super::props::ModelParams;
 use super::response::SuccessResponse;
 use crate::api::shared;
 use crate::api::shared::error::LlamaError;
@@ -13,7 +14,7 @@ use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{Query, State};
 use axum::response::Response;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::collections::HashMap;
 use tokio::sync::watch;
 use utoipa::ToSchema;
@@ -28,11 +29,6 @@ pub(super) fn router() -> OpenApiRouter<App> {
 /// Returns the routes of model files.
 pub(super) fn files_router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(add, remove))
-}
-
-#[derive(Deserialize)]
-struct ModelParams {
-    model: Option<String>,
 }
 
 /// Starts loading the model `{"model": name}`. The list of models shows the progress.

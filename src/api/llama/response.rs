@@ -8,7 +8,7 @@ use crate::api::shared::generation::{
 use crate::api::shared::settings::{GenerationSettings, LlamaResponseOptions};
 use crate::api::shared::sse::to_text;
 use crate::engine::{Limits, PromptProgress, Request, SamplingParams};
-use crate::events::{Alternative, Finish, FinishReason, RunEnd, RunId, TokenId, TokenMeasurement};
+use crate::events::{Alternative, Finish, FinishReason, RunEnd, TokenId, TokenMeasurement};
 use crate::model::Vocabulary;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -147,10 +147,6 @@ impl RunResponse {
             sent: SentTokens::default(),
             generated: 0,
         }
-    }
-
-    pub(super) fn run_id(&self) -> RunId {
-        self.run.id
     }
 
     /// Adds generated tokens.

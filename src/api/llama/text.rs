@@ -1,6 +1,7 @@
 //! Tokenization and detokenization without a run.
 
 use super::body::{DetokenizeBody, TokenizeBody};
+use super::props::ModelParams;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::{Fields, invalid_value};
 use crate::api::shared::{self, parameters};
@@ -10,16 +11,10 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{Query, State};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-
-/// The query parameter that selects a model.
-#[derive(Debug, Deserialize)]
-struct ModelParams {
-    model: Option<String>,
-}
 
 pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(tokenize)).routes(routes!(detokenize)).routes(routes!(tokenizer_info))

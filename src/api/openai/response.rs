@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 use utoipa::ToSchema;
 
 /// Fingerprint of the server. Clients of llama-server look for the `b` of its build numbers.
-pub(super) const FINGERPRINT: &str = concat!("b0-thunder-", env!("CARGO_PKG_VERSION"));
+const FINGERPRINT: &str = concat!("b0-thunder-", env!("CARGO_PKG_VERSION"));
 
 /// OpenAI's value for a token without a probability.
 pub(super) const NO_LOGPROB: f32 = -9999.0;
@@ -19,6 +19,28 @@ pub(super) struct AnswerId(pub(super) &'static str, pub(super) RunId);
 impl Serialize for AnswerId {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(&format_args!("{}{}", self.0, self.1))
+    }
+}
+
+/// Fields that completions, chat completions and their chunks have in common.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct CompletionHead<'a> {
+    /// A prefix, such as `chatcmpl-`, and the id of the first run.
+    #[schema(value_type = String)]
+    id: AnswerId,
+    /// `chat.completion`, `chat.completion.chunk` or `text_completion`.
+    object: &'static str,
+    /// Seconds since 1970.
+    created: i64,
+    /// Name of the model.
+    model: &'a str,
+    system_fingerprint: &'static str,
+}
+
+impl<'a> CompletionHead<'a> {
+    /// Returns the fields for the type `object`.
+    pub(super) const fn new(object: &'static str, id: AnswerId, created: i64, model: &'a str) -> Self {
+        Self { id, object, created, model, system_fingerprint: FINGERPRINT }
     }
 }
 

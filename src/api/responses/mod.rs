@@ -11,12 +11,11 @@ mod stream;
 
 use super::shared::{self, Fields};
 use crate::api::shared::chat::sse::respond;
-use crate::api::shared::chat::{ChatRequest, ChatStream, Conversation, FailedRequest, InputTokensResponse};
+use crate::api::shared::chat::{ChatRequest, ChatStream, Conversation, InputTokensResponse};
 use crate::api::shared::error::OpenAiError;
 use crate::api::shared::generation;
 use crate::events::Scope;
-use crate::server::{Access, Protocol};
-use crate::server::{ApiError, App, Caller};
+use crate::server::{Access, ApiError, App, Caller, Protocol};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
@@ -59,32 +58,23 @@ async fn create(
     caller: Caller,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
-) -> Response {
-    answer(&app, caller, &headers, body).await.unwrap_or_else(|failed| failed.respond(OpenAiError))
-}
-
-async fn answer(
-    app: &App,
-    caller: Caller,
-    headers: &HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, FailedRequest> {
-    let body_json = shared::parse_json(&body.map_err(ApiError::from)?)?;
+) -> Result<Response, OpenAiError> {
+    let body_json = shared::parse_json(&body?)?;
     let fields = Fields::new(&body_json)?;
-    let owner = caller.tenant.clone();
-    let mut items = previous_items(app, &caller.scope, fields).await?;
+    let mut items = previous_items(&app, &caller.scope, fields).await?;
     let body = request::to_chat(&body_json, &items)?;
     let loaded = app.loaded(body.get("model").and_then(Value::as_str)).await?;
     let echo = EchoedFields::from_body(&body_json);
     let stores = fields.flag("store")?.unwrap_or(true);
     items.extend(request::input(fields)?);
-    let mut chat = ChatStream::start(app, &loaded, ChatRequest::parse(app, &loaded, &body)?, headers, caller).await?;
+    let request = ChatRequest::parse(&app, &loaded, &body)?;
+    let mut chat = ChatStream::start(&app, &loaded, request, &headers, &caller).await?;
     let run = chat.run();
-    let record = stores.then(|| ResponseRecord { app: app.clone(), run, items, owner });
+    let record = stores.then_some(ResponseRecord { app, run, items, owner: caller.tenant });
     let response = if chat.options.stream {
         respond(chat, stream::ResponseEvents::new(echo, record))
     } else {
-        while chat.next().await.map_err(|error| FailedRequest { error, run: Some(run) })?.is_some() {}
+        while chat.next().await?.is_some() {}
         let response = ResponseObject::complete(&chat, echo);
         let response = match record {
             Some(record) => record.save(response).await,

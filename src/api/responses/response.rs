@@ -432,30 +432,6 @@ pub(super) enum ResponseEvent<'a> {
     Error { code: Option<&'static str>, message: String, param: Option<String> },
 }
 
-impl ResponseEvent<'_> {
-    /// Returns the name of the event, which is its type.
-    pub(super) const fn name(&self) -> &'static str {
-        match self {
-            Self::Created { .. } => "response.created",
-            Self::InProgress { .. } => "response.in_progress",
-            Self::OutputItemAdded { .. } => "response.output_item.added",
-            Self::OutputItemDone { .. } => "response.output_item.done",
-            Self::ContentPartAdded { .. } => "response.content_part.added",
-            Self::ContentPartDone { .. } => "response.content_part.done",
-            Self::ReasoningTextDelta { .. } => "response.reasoning_text.delta",
-            Self::OutputTextDelta { .. } => "response.output_text.delta",
-            Self::FunctionCallArgumentsDelta { .. } => "response.function_call_arguments.delta",
-            Self::ReasoningTextDone { .. } => "response.reasoning_text.done",
-            Self::OutputTextDone { .. } => "response.output_text.done",
-            Self::FunctionCallArgumentsDone { .. } => "response.function_call_arguments.done",
-            Self::Retract { .. } => "thunder.retract",
-            Self::Completed { .. } => "response.completed",
-            Self::Incomplete { .. } => "response.incomplete",
-            Self::Error { .. } => "error",
-        }
-    }
-}
-
 /// The result of deleting a stored response.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct DeletedResponse {

@@ -9,7 +9,7 @@ use super::stored::ResponseRecord;
 use crate::api::shared::chat::sse::ChatEventWriter;
 use crate::api::shared::chat::{ChatDelta, ChatStream, ChatUpdate};
 use crate::api::shared::generation::RunTimings;
-use crate::api::shared::sse::{PendingEvents, push_named};
+use crate::api::shared::sse::{PendingEvents, push_typed};
 use crate::server::ApiError;
 use futures::future::BoxFuture;
 
@@ -48,7 +48,7 @@ impl EventSender<'_> {
     fn send(&mut self, event: ResponseEvent<'_>) {
         let sequence_number = *self.sequence;
         *self.sequence += 1;
-        push_named(self.pending, event.name(), &ResponseStreamEvent { event, sequence_number });
+        push_typed(self.pending, &ResponseStreamEvent { event, sequence_number });
     }
 }
 

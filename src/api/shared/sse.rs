@@ -39,6 +39,14 @@ impl ServerEvent {
         Self { name: Some(name.into()), ..Self::data(data) }
     }
 
+    /// Returns an event that has the name of its data's first field, `type`.
+    pub(crate) fn typed(data: &impl Serialize) -> Self {
+        let data = to_text(data);
+        let name =
+            data.strip_prefix("{\"type\":\"").and_then(|rest| rest.split_once('"')).map(|(name, _)| name.to_owned());
+        Self { name: name.map(Cow::Owned), ..Self::data(data) }
+    }
+
     /// Sets the id that a client sends when it reconnects.
     pub(crate) fn id(mut self, id: impl Into<i64>) -> Self {
         self.id = Some(id.into().to_string());
@@ -60,9 +68,9 @@ impl From<ServerEvent> for Event {
 /// Events to send.
 pub(crate) type PendingEvents = VecDeque<ServerEvent>;
 
-/// Adds an event with a name, as Anthropic's Messages and OpenAI's Responses use.
-pub(crate) fn push_named(pending: &mut PendingEvents, name: &'static str, data: &impl Serialize) {
-    pending.push_back(ServerEvent::named(name, to_text(data)));
+/// Adds an event that has the name of its data's first field, `type`, as Anthropic's Messages and OpenAI's Responses use.
+pub(crate) fn push_typed(pending: &mut PendingEvents, data: &impl Serialize) {
+    pending.push_back(ServerEvent::typed(data));
 }
 
 /// Returns a response type as JSON.
@@ -124,6 +132,14 @@ mod tests {
             self.0 -= 1;
             self.0 > 0
         }
+    }
+
+    #[test]
+    fn typed_event_has_the_name_of_its_type() {
+        let name = |data: serde_json::Value| ServerEvent::typed(&data).name;
+        assert_eq!(name(serde_json::json!({"type": "ping", "other": "x"})).as_deref(), Some("ping"));
+        assert_eq!(name(serde_json::json!({"type": "ping"})).as_deref(), Some("ping"));
+        assert_eq!(name(serde_json::json!({"other": "x"})), None);
     }
 
     #[tokio::test]

@@ -8,12 +8,16 @@ mod kind;
 
 pub use kind::ErrorKind;
 
+use crate::events::RunId;
 use axum::extract::rejection::{BytesRejection, JsonRejection, PathRejection, QueryRejection};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use std::fmt::Display;
 use utoipa::ToSchema;
+
+/// Header with the id of a response's run.
+const RUN_ID: HeaderName = HeaderName::from_static("x-thunder-run-id");
 
 tokio::task_local! {
     /// Id of the current request.
@@ -36,7 +40,7 @@ pub fn request_id() -> Option<String> {
 pub struct ApiError {
     kind: ErrorKind,
     detail: String,
-    pointer: Option<String>,
+    pointer: Option<Box<str>>,
     did_you_mean: Option<Box<str>>,
     retry_after_s: Option<u64>,
     code: Option<&'static str>,
@@ -44,6 +48,8 @@ pub struct ApiError {
     exceeded: Option<(u32, u32)>,
     /// Context size at which memory ran out.
     context: Option<u32>,
+    /// The run that failed.
+    run: Option<Box<RunId>>,
 }
 
 /// An error in the format of RFC 9457.
@@ -80,6 +86,7 @@ impl ApiError {
             code: None,
             exceeded: None,
             context: None,
+            run: None,
         }
     }
 
@@ -121,7 +128,7 @@ impl ApiError {
     /// Sets the invalid field or position.
     #[must_use]
     pub fn at(mut self, pointer: impl Into<String>) -> Self {
-        self.pointer = Some(pointer.into());
+        self.pointer = Some(pointer.into().into_boxed_str());
         self
     }
 
@@ -160,6 +167,13 @@ impl ApiError {
         self
     }
 
+    /// Sets the run that failed, whose id is a header of the response: failed runs are recorded too.
+    #[must_use]
+    pub fn in_run(mut self, run: RunId) -> Self {
+        self.run = Some(Box::new(run));
+        self
+    }
+
     /// Returns the invalid field or position.
     #[must_use]
     pub fn pointer(&self) -> Option<&str> {
@@ -194,7 +208,7 @@ impl ApiError {
     #[must_use]
     pub fn rename_field(mut self, ours: &str, theirs: &str) -> Self {
         self.detail = self.detail.replace(ours, theirs);
-        self.pointer = Some(theirs.to_owned());
+        self.pointer = Some(theirs.into());
         self
     }
 
@@ -231,7 +245,7 @@ impl ApiError {
             title: self.kind.title(),
             status: self.status().as_u16(),
             detail: self.public_detail(),
-            pointer: self.pointer.clone(),
+            pointer: self.pointer.as_deref().map(str::to_owned),
             did_you_mean: self.did_you_mean.as_deref().map(str::to_owned),
             request_id: request_id(),
         }
@@ -247,8 +261,20 @@ impl ApiError {
         if self.kind == ErrorKind::Unauthorized {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        response
+        match &self.run {
+            Some(run) => with_run_id(response, **run),
+            None => response,
+        }
     }
+}
+
+/// Adds the header with the id of a response's run.
+#[must_use]
+pub fn with_run_id(mut response: Response, run: RunId) -> Response {
+    if let Ok(run_id) = HeaderValue::from_str(&run.to_string()) {
+        response.headers_mut().insert(RUN_ID, run_id);
+    }
+    response
 }
 
 impl IntoResponse for ApiError {

@@ -7,10 +7,10 @@ mod stream;
 use crate::api::shared;
 use crate::api::shared::body::ChatCompletionRequest;
 use crate::api::shared::chat::sse::respond;
-use crate::api::shared::chat::{ChatRequest, ChatStream, FailedRequest};
+use crate::api::shared::chat::{ChatRequest, ChatStream};
 use crate::api::shared::error::OpenAiError;
 use crate::api::shared::generation;
-use crate::server::{ApiError, App, Caller};
+use crate::server::{App, Caller};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -51,26 +51,17 @@ async fn completions(
     caller: Caller,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
-) -> Response {
-    answer(&app, caller, &headers, body).await.unwrap_or_else(|failed| failed.respond(OpenAiError))
-}
-
-async fn answer(
-    app: &App,
-    caller: Caller,
-    headers: &HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, FailedRequest> {
-    let body = shared::parse_json(&body.map_err(ApiError::from)?)?;
+) -> Result<Response, OpenAiError> {
+    let body = shared::parse_json(&body?)?;
     let loaded = app.loaded(body.get("model").and_then(Value::as_str)).await?;
-    let request = ChatRequest::parse(app, &loaded, &body)?;
-    let mut chat = ChatStream::start(app, &loaded, request, headers, caller).await?;
+    let request = ChatRequest::parse(&app, &loaded, &body)?;
+    let mut chat = ChatStream::start(&app, &loaded, request, &headers, &caller).await?;
     let run = chat.run();
     let response = if chat.options.stream {
         respond(chat, stream::ChatChunks::default())
     } else {
         let mut tokens = vec![Vec::new(); chat.len()];
-        while let Some(update) = chat.next().await.map_err(|error| FailedRequest { error, run: Some(run) })? {
+        while let Some(update) = chat.next().await? {
             response::update_tokens(&mut tokens[update.answer], update.tokens, update.retracted_tokens);
         }
         Json(ChatCompletion::new(&chat, &tokens)).into_response()

@@ -1,7 +1,7 @@
 //! A chat completion and the chunks of its stream.
 
 use crate::api::openai::response::{
-    AnswerId, CompletionTokenDetails, CompletionUsage, FINGERPRINT, NO_LOGPROB, VerboseAnswer,
+    AnswerId, CompletionHead, CompletionTokenDetails, CompletionUsage, NO_LOGPROB, VerboseAnswer,
 };
 use crate::api::shared::chat::{ChatDelta, ChatStream, MeasuredTokens, ToolCallRef};
 use crate::api::shared::generation::{
@@ -13,16 +13,8 @@ use utoipa::ToSchema;
 /// A chat completion.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ChatCompletion<'a> {
-    /// `chatcmpl-` and the id of the first run.
-    #[schema(value_type = String)]
-    id: AnswerId,
-    /// Always `chat.completion`.
-    object: &'static str,
-    /// Seconds since 1970.
-    created: i64,
-    /// Name of the model.
-    model: &'a str,
-    system_fingerprint: &'static str,
+    #[serde(flatten)]
+    head: CompletionHead<'a>,
     choices: Vec<ChatChoice<'a>>,
     usage: CompletionUsage,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -84,16 +76,8 @@ pub(super) struct ChatLogprobs {
 /// A chunk of a chat completion.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ChatCompletionChunk<'a> {
-    /// `chatcmpl-` and the id of the first run.
-    #[schema(value_type = String)]
-    id: AnswerId,
-    /// Always `chat.completion.chunk`.
-    object: &'static str,
-    /// Seconds since 1970.
-    created: i64,
-    /// Name of the model.
-    model: &'a str,
-    system_fingerprint: &'static str,
+    #[serde(flatten)]
+    head: CompletionHead<'a>,
     /// One choice, or none in the chunk with the token counts.
     choices: Vec<ChatChunkChoice<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -207,11 +191,7 @@ impl<'a> ChatCompletion<'a> {
             finish_reason: chat.reason(index),
         };
         Self {
-            id: AnswerId("chatcmpl-", chat.run()),
-            object: "chat.completion",
-            created: chat.created,
-            model: &chat.model,
-            system_fingerprint: FINGERPRINT,
+            head: head(chat, "chat.completion"),
             choices: tokens.iter().enumerate().map(choice).collect(),
             usage: usage(chat),
             timings: chat.finish(0).map(RunTimings::new),
@@ -266,11 +246,7 @@ impl<'a> ChatCompletionChunk<'a> {
 
     fn with_choices(chat: &'a ChatStream, choices: Vec<ChatChunkChoice<'a>>) -> Self {
         Self {
-            id: AnswerId("chatcmpl-", chat.run()),
-            object: "chat.completion.chunk",
-            created: chat.created,
-            model: &chat.model,
-            system_fingerprint: FINGERPRINT,
+            head: head(chat, "chat.completion.chunk"),
             choices,
             prompt_progress: None,
             thunder: None,
@@ -284,6 +260,10 @@ impl<'a> ChatCompletionChunk<'a> {
     pub(super) fn with_final_fields(self, chat: &'a ChatStream) -> Self {
         Self { timings: chat.finish(0).map(RunTimings::new), verbose: verbose(chat), ..self }
     }
+}
+
+fn head<'a>(chat: &'a ChatStream, object: &'static str) -> CompletionHead<'a> {
+    CompletionHead::new(object, AnswerId("chatcmpl-", chat.run()), chat.created, &chat.model)
 }
 
 /// Returns the token counts.

@@ -41,14 +41,11 @@ pub(super) async fn completions(
     let body = shared::parse_json(&body?)?;
     let fields = Fields::new(&body)?;
     let loaded = app.loaded(fields.text("model")?).await?;
-    let request::CompletionRequest { mut requests, prompts, options } = request::parse(&app, &loaded, fields)?;
-    for request in &mut requests {
-        generation::set_client(request, &headers, &caller);
-    }
+    let request::CompletionRequest { requests, prompts, options } = request::parse(&app, &loaded, fields)?;
     let created = app.now().timestamp();
     let ping = app.config().server.routes.sse_ping_interval;
-    let runs = Runs::start(app, &loaded, requests).await?;
-    let first = runs.started.first().map(|run| run.id);
+    let runs = Runs::start(app, &loaded, requests, &headers, &caller).await?;
+    let run_id = runs.run_id();
     let choices = prompts.into_iter().enumerate().map(|(index, prompt)| CompletionChoice::new(index, prompt));
     let builder = CompletionBuilder {
         options,
@@ -58,20 +55,12 @@ pub(super) async fn completions(
         created,
         vocabulary: Arc::clone(loaded.vocabulary()),
     };
-    let response = if let Some(error) = runs.initial_error() {
-        OpenAiError(error).into_response()
-    } else if builder.options.stream {
+    let response = if builder.options.stream {
         stream::respond(runs, CompletionChunks { builder, started: false }, ping)
     } else {
-        match complete(runs, builder).await {
-            Ok(response) => response,
-            Err(error) => OpenAiError(error).into_response(),
-        }
+        complete(runs, builder).await?
     };
-    Ok(match first {
-        Some(run) => generation::with_run_id(response, run),
-        None => response,
-    })
+    Ok(generation::with_run_id(response, run_id))
 }
 
 async fn complete(mut runs: Runs, mut builder: CompletionBuilder) -> Result<Response, ApiError> {
@@ -83,12 +72,7 @@ async fn complete(mut runs: Runs, mut builder: CompletionBuilder) -> Result<Resp
             Output::Retract { tokens, .. } => choice.sent.retract(tokens),
             Output::Prompt(measures) => choice.measures = measures,
             Output::Progress(_) => {}
-            Output::Ended(end) => {
-                if let Some(error) = generation::failure(&end, runs.started[index].id) {
-                    return Err(error);
-                }
-                choices[index] = Some(builder.complete_choice(index, end));
-            }
+            Output::Ended(end) => choices[index] = Some(builder.complete_choice(index, end)),
         }
     }
     let choices = choices.into_iter().flatten().collect();
@@ -111,7 +95,7 @@ impl CompletionChunks {
 }
 
 impl stream::OutputWriter for CompletionChunks {
-    fn write(&mut self, run: usize, output: Output, pending: &mut PendingEvents) -> Result<(), ApiError> {
+    fn write(&mut self, run: usize, output: Output, pending: &mut PendingEvents) {
         match output {
             Output::Progress(_) | Output::Retract { chars: 0, .. } => {}
             Output::Prompt(measures) => self.builder.choices[run].measures = measures,
@@ -132,9 +116,6 @@ impl stream::OutputWriter for CompletionChunks {
                 pending.push_back(self.chunk(piece, Some(ThunderFields::retract_chars(chars))));
             }
             Output::Ended(end) => {
-                if let Some(error) = generation::failure(&end, self.builder.runs[run].id) {
-                    return Err(error);
-                }
                 if let Some(echo) = self.builder.echo_delta(run) {
                     pending.push_back(self.chunk(echo, None));
                 }
@@ -150,7 +131,6 @@ impl stream::OutputWriter for CompletionChunks {
                 }
             }
         }
-        Ok(())
     }
 
     fn end(&mut self, pending: &mut PendingEvents) {

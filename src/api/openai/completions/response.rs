@@ -1,7 +1,9 @@
 //! A completion and its chunks, with log-probabilities in OpenAI's older format and in llama-server's.
 
 use super::request::{CompletionOptions, CompletionPrompt};
-use crate::api::openai::response::{AnswerId, CompletionUsage, FINGERPRINT, NO_LOGPROB, VerboseAnswer, finish_reason};
+use crate::api::openai::response::{
+    AnswerId, CompletionHead, CompletionUsage, NO_LOGPROB, VerboseAnswer, finish_reason,
+};
 use crate::api::shared::generation::runs::StartedRun;
 use crate::api::shared::generation::{
     LogprobsByText, ProbabilityFormatter, RunTimings, SentTokens, ThunderFields, TokenProbabilities,
@@ -12,21 +14,11 @@ use serde::Serialize;
 use std::sync::Arc;
 use utoipa::ToSchema;
 
-const OBJECT: &str = "text_completion";
-
 /// A completion.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct TextCompletion<'a> {
-    /// `cmpl-` and the id of the first run.
-    #[schema(value_type = String)]
-    id: AnswerId,
-    /// Always `text_completion`.
-    object: &'static str,
-    /// Seconds since 1970.
-    created: i64,
-    /// Name of the model.
-    model: &'a str,
-    system_fingerprint: &'static str,
+    #[serde(flatten)]
+    head: CompletionHead<'a>,
     choices: Vec<TextChoice>,
     usage: CompletionUsage,
     /// Timings of the slowest choice.
@@ -40,22 +32,14 @@ pub(super) struct TextCompletion<'a> {
 /// A chunk of a completion.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct TextCompletionChunk<'a> {
-    /// `cmpl-` and the id of the first run.
-    #[schema(value_type = String)]
-    id: AnswerId,
-    /// Always `text_completion`.
-    object: &'static str,
-    /// Seconds since 1970.
-    created: i64,
-    /// Name of the model.
-    model: &'a str,
-    system_fingerprint: &'static str,
+    #[serde(flatten)]
+    head: CompletionHead<'a>,
     /// A part of one choice, or none in the chunk with the token counts.
     choices: Vec<TextChoice>,
     /// The runs of the choices in their first and last chunk, or a retraction.
     #[serde(skip_serializing_if = "Option::is_none")]
     thunder: Option<ThunderFields>,
-    /// In the last chunk, as the next two.
+    /// Only in the last chunk, like `timings` and `__verbose`.
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<CompletionUsage>,
     /// Timings of the slowest choice.
@@ -122,14 +106,14 @@ pub(super) struct CompletionBuilder {
 }
 
 impl CompletionBuilder {
+    fn head(&self) -> CompletionHead<'_> {
+        CompletionHead::new("text_completion", AnswerId("cmpl-", self.runs[0].id), self.created, &self.model)
+    }
+
     /// Returns the complete response.
     pub(super) fn completion(&self, choices: Vec<TextChoice>) -> TextCompletion<'_> {
         TextCompletion {
-            id: AnswerId("cmpl-", self.runs[0].id),
-            object: OBJECT,
-            created: self.created,
-            model: &self.model,
-            system_fingerprint: FINGERPRINT,
+            head: self.head(),
             choices,
             usage: self.usage(),
             timings: self.timings(),
@@ -140,18 +124,7 @@ impl CompletionBuilder {
 
     /// Returns a chunk with these choices.
     pub(super) fn chunk(&self, choices: Vec<TextChoice>, thunder: Option<ThunderFields>) -> TextCompletionChunk<'_> {
-        TextCompletionChunk {
-            id: AnswerId("cmpl-", self.runs[0].id),
-            object: OBJECT,
-            created: self.created,
-            model: &self.model,
-            system_fingerprint: FINGERPRINT,
-            choices,
-            thunder,
-            usage: None,
-            timings: None,
-            verbose: None,
-        }
+        TextCompletionChunk { head: self.head(), choices, thunder, usage: None, timings: None, verbose: None }
     }
 
     /// Returns a chunk with these choices and the fields that only the last chunk of a stream has.

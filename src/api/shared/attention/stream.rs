@@ -3,7 +3,6 @@
 use super::pruning::{Prunable, PruningHistory};
 use super::request::AttentionOptions;
 use super::shape::{AttentionPayload, RowFormat};
-use crate::api::shared::generation;
 use crate::api::shared::generation::Runs;
 use crate::engine::{AttentionRow, Output};
 use crate::events::{Alternative, FinishReason, RunEnd, RunId, TokenMeasurement};
@@ -105,8 +104,8 @@ impl AttentionStream {
     }
 
     /// Returns the id of the first run.
-    pub(crate) fn run_id(&self) -> Option<RunId> {
-        self.runs.started.first().map(|run| run.id)
+    pub(crate) fn run_id(&self) -> RunId {
+        self.runs.run_id()
     }
 
     /// Returns the next event, or `None` when all samples have ended.
@@ -118,7 +117,7 @@ impl AttentionStream {
             if let Some(event) = self.pending.pop_front() {
                 return Ok(Some(event));
             }
-            let Some((sample, output)) = self.runs.next().await? else { return Ok(None) };
+            let Some((sample, output)) = self.runs.next_output().await? else { return Ok(None) };
             match output {
                 Output::Text(delta) => {
                     if delta.retracted > 0 {
@@ -154,7 +153,7 @@ impl AttentionStream {
     }
 
     fn ended(&mut self, sample: usize, end: &RunEnd) {
-        if let Some(error) = generation::failure(end, self.runs.started[sample].id) {
+        if let Some(error) = self.runs.failure(sample, end) {
             let context = end.finish.usage.prompt_tokens + self.counts[sample] as u32;
             self.pending.push_back(AttentionEvent::Failed { sample, error: error.at_context(context) });
             return;

@@ -1,7 +1,6 @@
 //! The runs of one chat request and their output, parsed into reasoning, text and tool calls.
 
 use super::request::{ChatRequest, ResponseOptions};
-use crate::api::shared::generation;
 use crate::api::shared::generation::{RunTimings, Runs};
 use crate::engine::{Output, PromptProgress};
 use crate::events::{Alternative, Finish, FinishReason, RunEnd, RunId, TokenMeasurement, Usage};
@@ -10,7 +9,6 @@ use crate::model::chat::answer::{AnswerDelta, AnswerFormat, AnswerMessage, Answe
 use crate::model::chat::family::ModelFamily;
 use crate::server::{ApiError, App, Caller, Loaded};
 use axum::http::HeaderMap;
-use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -88,48 +86,20 @@ pub(crate) struct ToolCallRef<'a> {
     pub(crate) arguments: &'a str,
 }
 
-/// A request that produced no answer: the error, and the run if one was started.
-#[derive(Debug)]
-pub(crate) struct FailedRequest {
-    pub(crate) error: ApiError,
-    pub(crate) run: Option<RunId>,
-}
-
-impl FailedRequest {
-    /// Returns the error response in the protocol's format, with the run's id if there is one.
-    pub(crate) fn respond<E: IntoResponse>(self, into_protocol: impl FnOnce(ApiError) -> E) -> Response {
-        let response = into_protocol(self.error).into_response();
-        match self.run {
-            Some(run) => generation::with_run_id(response, run),
-            None => response,
-        }
-    }
-}
-
-impl<E: Into<ApiError>> From<E> for FailedRequest {
-    fn from(error: E) -> Self {
-        Self { error: error.into(), run: None }
-    }
-}
-
 impl ChatStream {
-    /// Submits the requests and waits for the first output, so that a request that fails immediately gets a plain error
-    /// response.
+    /// Submits the requests and waits for the first output.
+    ///
+    /// # Errors
+    /// Same as [`Runs::start`].
     pub(crate) async fn start(
         app: &App,
         loaded: &Loaded,
-        mut request: ChatRequest,
+        request: ChatRequest,
         headers: &HeaderMap,
-        caller: Caller,
-    ) -> Result<Self, FailedRequest> {
-        for engine_request in &mut request.requests {
-            generation::set_client(engine_request, headers, &caller);
-        }
+        caller: &Caller,
+    ) -> Result<Self, ApiError> {
         let created = app.now().timestamp();
-        let runs = Runs::start(app.clone(), loaded, request.requests).await?;
-        if let Some(error) = runs.initial_error() {
-            return Err(FailedRequest { error, run: runs.started.first().map(|run| run.id) });
-        }
+        let runs = Runs::start(app.clone(), loaded, request.requests, headers, caller).await?;
         let answers = runs.started.iter().map(|run| ChatAnswer::new(run.id, &request.reading)).collect();
         Ok(Self {
             runs,
@@ -203,9 +173,6 @@ impl ChatStream {
                 update.retracted_tokens = tokens;
             }
             Output::Ended(end) => {
-                if let Some(error) = generation::failure(&end, answer.run) {
-                    return Err(error);
-                }
                 let pieces = answer.parser.finish(end.finish.reason == FinishReason::Length);
                 update.deltas = answer.deltas(pieces, family);
                 if let Some(payload) = &end.finish.tool_calls {

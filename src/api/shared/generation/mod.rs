@@ -6,6 +6,7 @@ pub(crate) mod stream;
 mod thunder;
 mod timings;
 
+pub(crate) use crate::server::with_run_id;
 pub(crate) use probabilities::{LogprobsByText, ProbabilityFormatter, TokenLogprob, TokenProbabilities};
 pub(crate) use runs::{Runs, SentTokens, repeat_request};
 pub(crate) use thunder::{RetractedOutput, ThunderFields};
@@ -16,14 +17,12 @@ use crate::events::{EndCause, Fault, Finish, FinishReason, RunEnd, RunId, RunMet
 use crate::model::grammar;
 use crate::server::access_log::client_request_id;
 use crate::server::{ApiError, App, Caller, ErrorKind};
-use axum::http::{HeaderMap, HeaderName, HeaderValue};
-use axum::response::Response;
+use axum::http::{HeaderMap, HeaderName};
 use std::time::Duration;
 
 /// Maximum wait for the lookup of a request id, so that a busy database does not delay the first token.
 const LOOKUP_TIMEOUT: Duration = Duration::from_millis(250);
 
-const RUN_ID: HeaderName = HeaderName::from_static("x-thunder-run-id");
 /// `thunder run` sends this header, so that its runs can be distinguished from those of other programs.
 const CLIENT: HeaderName = HeaderName::from_static("x-thunder-client");
 
@@ -58,14 +57,6 @@ pub(crate) fn failure(end: &RunEnd, run: RunId) -> Option<ApiError> {
             Some(ApiError::new(kind, message).code("run_failed"))
         }
     }
-}
-
-/// Adds the header with the run's id. Failed runs get it too because they are recorded.
-pub(crate) fn with_run_id(mut response: Response, run: RunId) -> Response {
-    if let Ok(run_id) = HeaderValue::from_str(&run.to_string()) {
-        response.headers_mut().insert(RUN_ID, run_id);
-    }
-    response
 }
 
 /// Returns the number of tokens removed by context shifts. Whole messages are usually evicted before the prompt is

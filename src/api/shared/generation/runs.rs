@@ -1,9 +1,10 @@
 //! Several runs for one request: prompts of a list, or several answers to one prompt.
 
-use super::{check_request_id, failure};
+use super::{check_request_id, failure, set_client};
 use crate::engine::{Output, Request, RunMetrics, TextDelta};
-use crate::events::{Alternative, RunId, TokenMeasurement};
-use crate::server::{ApiError, App, Loaded};
+use crate::events::{Alternative, RunEnd, RunId, TokenMeasurement};
+use crate::server::{ApiError, App, Caller, Loaded};
+use axum::http::HeaderMap;
 use futures::StreamExt;
 use futures::stream::{BoxStream, SelectAll};
 use std::sync::Arc;
@@ -41,11 +42,38 @@ pub(crate) struct StartedRun {
 }
 
 impl Runs {
-    /// Submits all requests and waits for the first output of any run.
+    /// Submits the requests of a client and waits for the first output of any run, so that a request that fails
+    /// immediately gets a plain error response, even if it requested a stream.
+    ///
+    /// # Errors
+    /// The engine rejected one of the requests, or the first output is the end of a failed run.
+    pub(crate) async fn start(
+        app: App,
+        loaded: &Loaded,
+        requests: Vec<Request>,
+        headers: &HeaderMap,
+        caller: &Caller,
+    ) -> Result<Self, ApiError> {
+        let runs = Self::submit(app, loaded, requests, headers, caller).await?;
+        if let Some((run, Output::Ended(end))) = &runs.first
+            && let Some(error) = runs.failure(*run, end)
+        {
+            return Err(error);
+        }
+        Ok(runs)
+    }
+
+    /// Submits the requests of a client and waits for the first output of any run.
     ///
     /// # Errors
     /// The engine rejected one of the requests.
-    pub(crate) async fn start(app: App, loaded: &Loaded, requests: Vec<Request>) -> Result<Self, ApiError> {
+    pub(crate) async fn submit(
+        app: App,
+        loaded: &Loaded,
+        mut requests: Vec<Request>,
+        headers: &HeaderMap,
+        caller: &Caller,
+    ) -> Result<Self, ApiError> {
         if requests.len() > MAX_RUNS {
             let message = format!("one request may start at most {MAX_RUNS} runs, this one starts {}", requests.len());
             return Err(ApiError::invalid("prompt", message));
@@ -55,6 +83,7 @@ impl Runs {
             let message = format!("`request_id` identifies one run, but this request starts {}", requests.len());
             return Err(ApiError::invalid("request_id", message));
         }
+        requests.iter_mut().for_each(|request| set_client(request, headers, caller));
         let active = requests.len();
         let (mut started, mut outputs) = (Vec::with_capacity(active), SelectAll::new());
         for (index, request) in requests.into_iter().enumerate() {
@@ -64,37 +93,55 @@ impl Runs {
             outputs.push(ReceiverStream::new(generation.output).map(move |output| (index, output)).boxed());
         }
         let mut runs = Self { app, started, first: None, outputs, active };
-        let first = runs.next().await?;
-        // `next` counts an end as delivered, but the first output is delivered again below.
+        let first = runs.next_output().await?;
+        // `next_output` counts an end as delivered, but the first output is delivered again below.
         runs.active += usize::from(matches!(first, Some((_, Output::Ended(_)))));
         runs.first = first;
         Ok(runs)
     }
 
-    /// Returns the error if the first output is a failed end, so that streaming requests get a plain error response
-    /// too.
-    pub(crate) fn initial_error(&self) -> Option<ApiError> {
-        match &self.first {
-            Some((index, Output::Ended(end))) => failure(end, self.started[*index].id),
-            _ => None,
-        }
+    /// Returns the id of the first run.
+    pub(crate) fn run_id(&self) -> RunId {
+        self.started[0].id
+    }
+
+    /// Returns the error with which a run ended, if any.
+    pub(crate) fn failure(&self, run: usize, end: &RunEnd) -> Option<ApiError> {
+        failure(end, self.started[run].id).map(|error| error.in_run(self.run_id()))
     }
 
     /// Returns the next output of any run with the run's index, or `None` when all have ended.
     ///
     /// # Errors
-    /// 503 when the server is stopping.
+    /// A run failed, or the server is stopping.
     pub(crate) async fn next(&mut self) -> Result<Option<(usize, Output)>, ApiError> {
+        let next = self.next_output().await?;
+        if let Some((run, Output::Ended(end))) = &next
+            && let Some(error) = self.failure(*run, end)
+        {
+            return Err(error);
+        }
+        Ok(next)
+    }
+
+    /// Returns the next output of any run with the run's index, also the end of a failed run.
+    ///
+    /// # Errors
+    /// 503 when the server is stopping.
+    pub(crate) async fn next_output(&mut self) -> Result<Option<(usize, Output)>, ApiError> {
         let next = match self.first.take() {
             Some(first) => Some(first),
             None if self.active == 0 => return Ok(None),
             None => tokio::select! {
                 output = self.outputs.next() => output,
-                () = self.app.stopped() => return Err(ApiError::unavailable("the server is stopping").retry_after(1)),
+                () = self.app.stopped() => {
+                    let error = ApiError::unavailable("the server is stopping").retry_after(1);
+                    return Err(error.in_run(self.run_id()));
+                }
             },
         };
         match next {
-            None => Err(ApiError::internal("the engine dropped a run")),
+            None => Err(ApiError::internal("the engine dropped a run").in_run(self.run_id())),
             Some((index, output)) => {
                 self.active -= usize::from(matches!(output, Output::Ended(_)));
                 Ok(Some((index, output)))

@@ -10,15 +10,12 @@ use std::time::Duration;
 /// Writes engine outputs in one protocol's format.
 pub(crate) trait OutputWriter: Send + 'static {
     /// Adds the events for one output of a run.
-    ///
-    /// # Errors
-    /// The run failed; the error is the last event.
-    fn write(&mut self, run: usize, output: Output, pending: &mut PendingEvents) -> Result<(), ApiError>;
+    fn write(&mut self, run: usize, output: Output, pending: &mut PendingEvents);
 
     /// Adds the events after the end of the last run.
     fn end(&mut self, pending: &mut PendingEvents);
 
-    /// Returns an error in the protocol's format.
+    /// Returns the error that ends the stream in the protocol's format.
     fn error(&self, error: &ApiError) -> String;
 }
 
@@ -35,17 +32,14 @@ struct RunEvents<W> {
 
 impl<W: OutputWriter> EventSource for RunEvents<W> {
     async fn advance(&mut self, pending: &mut PendingEvents) -> bool {
-        let written = match self.runs.next().await {
-            Ok(Some((run, output))) => self.writer.write(run, output, pending).map(|()| true),
-            Ok(None) => {
-                self.writer.end(pending);
-                Ok(false)
+        match self.runs.next().await {
+            Ok(Some((run, output))) => {
+                self.writer.write(run, output, pending);
+                return true;
             }
-            Err(error) => Err(error),
-        };
-        written.unwrap_or_else(|error| {
-            pending.push_back(ServerEvent::data(self.writer.error(&error)));
-            false
-        })
+            Ok(None) => self.writer.end(pending),
+            Err(error) => pending.push_back(ServerEvent::data(self.writer.error(&error))),
+        }
+        false
     }
 }
