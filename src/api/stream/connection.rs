@@ -1,8 +1,9 @@
 //! A connection: several concurrent runs with their `request_id`, and their control messages.
 
 use super::config::RunConfig;
-use super::message::{self, RunErrorMessage, StreamMessage};
+use super::message;
 use super::registry::Streams;
+use super::response::{RunErrorMessage, StreamMessage, never_started, status};
 use super::run::{Follower, StreamedRun};
 use super::start::{NewRun, new_id, start};
 use super::{control, feedback, stored};
@@ -124,7 +125,7 @@ impl StreamConnection {
                 None => control::handle(self, fields).await,
             },
             Some("feedback") => feedback::submit(self, fields),
-            Some("ping") => self.send_message(&message::status("ping", 100, "pong", None)).await,
+            Some("ping") => self.send_message(&status("ping", 100, "pong", None)).await,
             Some("auth") => Ok(()),
             Some(other) => Err(ApiError::invalid(
                 "type",
@@ -192,7 +193,7 @@ impl StreamConnection {
                     return;
                 }
                 Some(Err(error)) => to_text(&RunErrorMessage::new(&error, Some(&id))),
-                None => to_text(&message::never_started(&id)),
+                None => to_text(&never_started(&id)),
             };
             // Sending fails only if the client has disconnected.
             let _ = outgoing.send(message).await;
@@ -302,7 +303,7 @@ async fn follow<'a>(mut follower: Follower, first: impl Iterator<Item = StreamMe
     }
     if !follower.has_sent_end() {
         let id = &follower.run().request_id;
-        let moved = message::status("moved", 100, "another connection receives this run now", Some(id));
+        let moved = status("moved", 100, "another connection receives this run now", Some(id));
         let _ = outgoing.send(to_text(&moved)).await;
     }
 }

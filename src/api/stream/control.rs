@@ -1,7 +1,7 @@
 //! Control messages for active runs.
 
 use super::connection::{ConnectionRun, StreamConnection};
-use super::message::{self, RunErrorMessage};
+use super::response::{RunErrorMessage, StatusMessage, StreamMessage, status};
 use super::run::StreamedRun;
 use super::start::new_id;
 use crate::api::shared::Fields;
@@ -85,9 +85,9 @@ async fn pause(connection: &mut StreamConnection, run: &Arc<StreamedRun>) -> Res
             tokio::time::sleep(slot_for + Duration::from_millis(200)).await;
             if run.control.progress().await.is_ok_and(|progress| progress.activity == RunActivity::Preempted) {
                 let text = "the slot was given to another run; resume waits for a free slot";
-                let status = message::status("pause", 100, text, Some(&run.request_id));
+                let preempted = status("pause", 100, text, Some(&run.request_id));
                 // Sending fails only if the client has disconnected.
-                let _ = outgoing.send(to_text(&status)).await;
+                let _ = outgoing.send(to_text(&preempted)).await;
             }
         });
     }
@@ -146,9 +146,8 @@ async fn send_status(
     text: &str,
     parameters: Option<&Map<String, Value>>,
 ) -> Result<(), ApiError> {
-    let mut status = message::status(operation, 100, text, Some(&run.request_id));
-    status.parameters = parameters;
-    connection.send_message(&status).await
+    let status = StatusMessage::new(operation, 100, text, Some(&run.request_id));
+    connection.send_message(&StreamMessage::Status(StatusMessage { parameters, ..status })).await
 }
 
 fn ended_error(run: &StreamedRun) -> ApiError {

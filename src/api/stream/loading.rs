@@ -1,6 +1,6 @@
 //! Waits for a model and reports its loading progress.
 
-use super::message;
+use super::response::{StatusMessage, StreamMessage};
 use crate::api::shared::sse::to_text;
 use crate::server::socket::Outgoing;
 use crate::server::{ApiError, App, Loaded, ModelState, State};
@@ -57,10 +57,10 @@ fn progress(app: &App, name: Option<&str>, request_id: &str, began: Instant) -> 
         (_, None, _) => "starting".to_owned(),
     };
     let part = part.unwrap_or(0.0);
-    let mut status = message::status("model_loading", (part * 100.0).round() as u8, doing, Some(request_id));
+    let mut status = StatusMessage::new("model_loading", (part * 100.0).round() as u8, doing, Some(request_id));
     if part > 0.05 {
         let left = began.elapsed().as_secs_f32() * (1.0 - part) / part;
         status.eta_seconds = Some((f64::from(left) * 10.0).round() / 10.0);
     }
-    to_text(&status)
+    to_text(&StreamMessage::Status(status))
 }

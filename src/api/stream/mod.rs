@@ -15,6 +15,7 @@ mod message;
 mod registry;
 mod remote;
 mod request;
+mod response;
 mod rest;
 mod run;
 mod start;

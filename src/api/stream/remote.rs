@@ -1,8 +1,8 @@
 //! Runs that another server generates, followed through that server.
 
 use super::connection::{ConnectionRun, StreamConnection};
-use super::message::RunErrorMessage;
 use super::request::ResumeMessage;
+use super::response::RunErrorMessage;
 use crate::api::shared::Fields;
 use crate::api::shared::sse::to_text;
 use crate::server::peers::{Relay, find_peer, find_recent, relay};

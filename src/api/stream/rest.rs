@@ -1,14 +1,15 @@
 //! `POST /v1/generate`: the protocol over HTTP, as one response or as server-sent events. A disconnect ends the run.
 
 use super::config::RunConfig;
-use super::message::{self, StreamMessage, StreamTiming, StreamUsage};
+use super::message;
 use super::registry::Streams;
+use super::response::{StreamMessage, StreamTiming, StreamUsage};
 use super::run::Follower;
 use super::start::{NewRun, new_id, start};
 use crate::api::shared;
 use crate::api::shared::error::StreamError;
 use crate::api::shared::generation;
-use crate::api::shared::sse::{self, EventSource, PendingEvents, ServerEvent, to_text};
+use crate::api::shared::sse::{self, EventSource, PendingEvents, ServerEvent};
 use crate::events::{RunId, Surface};
 use crate::server::{ApiError, App, Caller};
 use axum::body::Bytes;
@@ -180,7 +181,7 @@ impl EventSource for Follower {
 
 /// Returns the event of a message, named like its type.
 fn event(message: &StreamMessage<'_>) -> ServerEvent {
-    let event = ServerEvent::named(message.kind(), to_text(message));
+    let event = ServerEvent::typed(message);
     match message.index() {
         Some(index) => event.id(index as i64),
         None => event,

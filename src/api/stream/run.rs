@@ -3,8 +3,9 @@
 
 use super::config::{RunConfig, StreamOptions};
 use super::log::{LogEntry, RunLog};
-use super::message::{self, StreamMessage, StreamModelInfo};
+use super::message;
 use super::registry::Streams;
+use super::response::{StreamMessage, StreamModelInfo};
 use crate::engine::{Generation, Output, PromptProgress, RunControl, RunOver};
 use crate::events::{EndCause, RunEnd, RunId, Tenant};
 use crate::model::Vocabulary;
@@ -28,7 +29,6 @@ pub(super) struct StreamedRun {
     /// Progress of the prompt.
     progress: Mutex<Option<PromptProgress>>,
     over: Mutex<Option<RunEnding>>,
-    /// The cause, if the run was ended from outside.
     /// Notified of every entry and of the end.
     changed: watch::Sender<()>,
     listener: watch::Sender<Listener>,

@@ -2,8 +2,8 @@
 
 use super::config::{PreparedRun, RunConfig};
 use super::loading;
-use super::message::StreamModelInfo;
 use super::registry::Streams;
+use super::response::StreamModelInfo;
 use super::run::{RunHead, StreamedRun};
 use crate::api::shared::generation;
 use crate::events::{Surface, system};

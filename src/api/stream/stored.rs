@@ -1,6 +1,7 @@
 //! Runs that are only stored in the database.
 
-use super::message::{self, CompletionMessage, InitMessage, RunErrorMessage, StreamMessage};
+use super::message;
+use super::response::{CompletionMessage, InitMessage, RunErrorMessage, StreamMessage};
 use crate::events::{ActionRecord, ActionType, EndCause, Fault, FinishReason, RunStatus, Scope, TraceItem, Usage};
 use crate::server::{ApiError, App};
 use crate::store::RunSummary;
