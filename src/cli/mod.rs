@@ -9,6 +9,7 @@ mod completions;
 mod config;
 mod config_file;
 mod db;
+mod doctor;
 mod events;
 mod export;
 mod fork;
@@ -84,6 +85,7 @@ enum Command {
     Replay(Box<replay::Args>),
     Fork(Box<fork::Args>),
     Config(config::Args),
+    Doctor(Box<doctor::Args>),
     Completions(completions::Args),
     Man(man::Args),
     #[command(hide = true)]
@@ -183,6 +185,7 @@ async fn execute(command: Command, matches: &clap::ArgMatches, file: Option<&Con
         Command::Db(args) => until_signal(db::db(args)).await,
         Command::Mods(args) => until_signal(mods::mods(*args)).await,
         Command::Config(_) => config::config(file),
+        Command::Doctor(args) => until_signal(doctor::doctor(*args)).await,
         Command::Completions(args) => Ok(completions::completions(&args)),
         Command::Man(args) => man::man(&args),
         Command::Probe(args) => Ok(probe::probe(&args)),

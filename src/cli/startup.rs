@@ -49,7 +49,8 @@ pub fn devices_line(config: &EngineConfig, placement: &Placement) -> String {
     let (gpus, others): (Vec<Device>, Vec<Device>) = devices().into_iter().partition(|device| device.gpu);
     let (used, unused): (Vec<&Device>, Vec<&Device>) =
         gpus.iter().partition(|gpu| placement.devices.contains(&gpu.name));
-    let listed = |devices: &[&Device]| devices.iter().map(|device| named(device)).collect::<Vec<_>>().join(" and ");
+    let listed =
+        |devices: &[&Device]| devices.iter().map(|device| describe_device(device)).collect::<Vec<_>>().join(" and ");
     let layers = match placement.gpu_layers {
         0 => "which holds none of the layers".to_owned(),
         all if all == placement.layers => format!("with all {all} layers"),
@@ -66,7 +67,8 @@ pub fn devices_line(config: &EngineConfig, placement: &Placement) -> String {
     format!("computing on {on}; {threads}{idle}")
 }
 
-fn named(device: &Device) -> String {
+/// Describes a device and its memory.
+pub fn describe_device(device: &Device) -> String {
     let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
     let name = device.gpu.then(|| device.name.clone());
     let total = Some(device.memory_bytes).filter(|&bytes| bytes > 0);

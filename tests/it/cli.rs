@@ -325,3 +325,39 @@ async fn completions_and_manual_pages_cover_every_command() {
     }
     assert!(std::fs::read_to_string(pages.join("thunder.1")).unwrap().contains("thunder\\-serve"));
 }
+
+#[tokio::test]
+async fn doctor_reports_what_works_and_what_does_not() {
+    let data_dir = folder();
+    let doctor = |port: &str, words: &[&str]| {
+        let mut command = thunder();
+        command.args(["doctor", "--port", port, "--data-dir"]).arg(&data_dir).args(words);
+        command
+    };
+    let healthy = output(doctor("0", &["-m", model().to_str().unwrap()])).await;
+    let report = text(&healthy.stdout);
+    assert!(healthy.status.success(), "{report}{}", text(&healthy.stderr));
+    let subjects =
+        ["configuration", "model", "devices", "addresses", "data folder", "database", "Python", "mod sandbox"];
+    for (line, subject) in report.lines().skip(1).zip(subjects) {
+        assert!(line[9..].starts_with(subject) && !line.starts_with("FAILED"), "{report}");
+    }
+    assert_eq!(report.lines().count(), subjects.len() + 1, "{report}");
+    assert!(report.contains("embedded, PostgreSQL"), "{report}");
+    assert_no_postgres(&data_dir, "doctor");
+
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = listener.local_addr().unwrap().port().to_string();
+    let damaged = folder().join("damaged.gguf");
+    std::fs::write(&damaged, "GGUF").unwrap();
+    let words = ["-m", damaged.to_str().unwrap(), "--database-url", "postgres://127.0.0.1:1/x"];
+    let broken = output(doctor(&taken, &words)).await;
+    assert_eq!(broken.status.code(), Some(1));
+    let report = text(&broken.stdout);
+    let failed: Vec<&str> = report.lines().filter(|line| line.starts_with("FAILED")).collect();
+    assert_eq!(failed.len(), 3, "{report}");
+    let reasons = ["damaged.gguf", "another program, perhaps another Thunder", "127.0.0.1:1"];
+    for (line, reason) in failed.iter().zip(reasons) {
+        assert!(line.contains(reason), "{report}");
+    }
+}

@@ -32,7 +32,7 @@ pub async fn db(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 /// Connects to the configured database.
-async fn open(config: &DataConfig) -> anyhow::Result<Admin> {
+pub(super) async fn open(config: &DataConfig) -> anyhow::Result<Admin> {
     let dir = config.dir.clone();
     let database = match &config.database_url {
         Some(url) => Database::Url { url: url.clone(), direct_url: config.database_direct_url.clone(), data_dir: dir },

@@ -8,7 +8,7 @@ mod tables;
 
 pub use distribution::{DistributionPlan, StepResult};
 pub use plan::{DistributionOptions, DistributionStep, PartitionUnit, Partitioning};
-pub use status::{DatabaseStatus, NodeStatus, PartitionStatus, TableStatus};
+pub use status::{DatabaseStatus, DatabaseVersion, NodeStatus, PartitionStatus, TableStatus};
 pub use tables::TablePlacement;
 
 use super::address::Addresses;

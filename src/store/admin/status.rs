@@ -9,6 +9,15 @@ use crate::store::{Error, citus, migrate};
 use chrono::NaiveDate;
 use serde::Serialize;
 
+/// Versions of the server and of its schema.
+#[derive(Debug, Clone)]
+pub struct DatabaseVersion {
+    /// Version of PostgreSQL.
+    pub server: String,
+    /// Version of the schema; `None` if the next start of Thunder creates or updates it.
+    pub schema: Option<i32>,
+}
+
 /// The status of the database, its tables and the spool files.
 #[derive(Debug, Clone, Serialize)]
 pub struct DatabaseStatus {
@@ -91,6 +100,23 @@ pub struct NodeStatus {
 }
 
 impl Admin {
+    /// Returns the versions of server and schema.
+    ///
+    /// # Errors
+    /// The schema is newer than this release, or the database failed.
+    pub async fn version(&mut self) -> Result<DatabaseVersion, Error> {
+        let schema = match migrate::check_current(&mut self.connection).await {
+            Ok(schema) => Some(schema),
+            Err(Error::OldSchema { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        Ok(DatabaseVersion { server: self.server_version().await?, schema })
+    }
+
+    async fn server_version(&mut self) -> Result<String, Error> {
+        Ok(sqlx::query_scalar("select current_setting('server_version')").fetch_one(&mut self.connection).await?)
+    }
+
     /// Returns the status of the database.
     ///
     /// # Errors
@@ -98,10 +124,9 @@ impl Admin {
     pub async fn status(&mut self) -> Result<DatabaseStatus, Error> {
         let schema_version = migrate::check_current(&mut self.connection).await?;
         let has_citus = citus::is_installed(&mut self.connection).await?;
+        let server_version = self.server_version().await?;
         let connection = &mut self.connection;
         let distributed = if has_citus { citus_tables(connection).await? } else { Vec::new() };
-        let server_version =
-            sqlx::query_scalar("select current_setting('server_version')").fetch_one(&mut *connection).await?;
         let runs: Option<i64> = match sqlx::query_scalar("select count(*) from runs").fetch_one(&mut *connection).await
         {
             Err(error) if has_citus && is_transient(&error) => None,

@@ -1,0 +1,216 @@
+use super::startup;
+use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
+use crate::config::{Config, ModSandbox, bundled_model};
+use crate::model::llama::{backend, devices, missing_gpu_reason};
+use crate::mods::python::PythonMods;
+use crate::mods::python::sandbox::SandboxLauncher;
+use crate::server::Listeners;
+use std::fmt;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use tokio::task::spawn_blocking;
+
+/// Free bytes of the data folder's disk below which a warning is printed.
+const LOW_DISK_BYTES: u64 = 2 << 30;
+
+/// Check everything that `thunder serve` needs: model, devices, addresses, disk, database, Python and sandbox
+///
+/// Takes the flags of `thunder serve`. Starts the embedded database for the check and stops it again. Exits with 1 if the
+/// server could not start.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    engine: EngineFlags,
+    #[command(flatten)]
+    data: DataFlags,
+    #[command(flatten)]
+    server: ServerFlags,
+}
+
+/// Result of a check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Works,
+    /// Works with a restriction.
+    Limited,
+    /// The server cannot start.
+    Fails,
+}
+
+/// Result of a check, with its reason.
+#[derive(Debug)]
+struct Finding {
+    verdict: Verdict,
+    text: String,
+}
+
+impl Finding {
+    fn works(text: impl fmt::Display) -> Self {
+        Self { verdict: Verdict::Works, text: text.to_string() }
+    }
+
+    fn limited(text: impl fmt::Display) -> Self {
+        Self { verdict: Verdict::Limited, text: text.to_string() }
+    }
+
+    fn fails(text: impl fmt::Display) -> Self {
+        Self { verdict: Verdict::Fails, text: text.to_string() }
+    }
+}
+
+/// Runs all checks and prints a line for each.
+pub async fn doctor(args: Args) -> anyhow::Result<ExitCode> {
+    println!("thunder {} on {}, {}", env!("CARGO_PKG_VERSION"), std::env::consts::OS, std::env::consts::ARCH);
+    let config = match Config::new(args.engine, args.data, &args.server) {
+        Ok(config) => config,
+        Err(error) => {
+            print("configuration", &Finding::fails(error));
+            return Ok(ExitCode::FAILURE);
+        }
+    };
+    let mut works = print("configuration", &Finding::works("all flags are valid"));
+    let no_model = config.server.cluster.no_model;
+    let path = match &config.engine.model {
+        Some(path) => Ok(path.clone()),
+        None => bundled_model(&config.data.dir.join("cache")),
+    };
+    let model = match path {
+        _ if no_model => Finding::works("none (--no-model)"),
+        Ok(path) => spawn_blocking(move || check_model(&path)).await?,
+        Err(error) => Finding::fails(format!("cannot unpack the bundled model: {error}")),
+    };
+    works &= print("model", &model);
+    works &= print("devices", &spawn_blocking(check_devices).await?);
+    works &= print("addresses", &check_addresses(&config).await);
+    works &= print("data folder", &check_disk(&config.data.dir));
+    works &= print("database", &check_database(&config).await);
+    let python = startup::python_mods(&config.engine.mods);
+    let (interpreter, launcher) = (python.interpreter().is_ok(), python.launcher.clone());
+    works &= print("Python", &spawn_blocking(move || check_python(&python)).await?);
+    if interpreter {
+        let policy = config.engine.mods.sandbox;
+        works &= print("mod sandbox", &spawn_blocking(move || check_sandbox(policy, launcher.as_ref())).await?);
+    }
+    Ok(if works { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Prints a finding. Returns false if it prevents a start.
+fn print(subject: &str, finding: &Finding) -> bool {
+    let verdict = match finding.verdict {
+        Verdict::Works => "ok",
+        Verdict::Limited => "warning",
+        Verdict::Fails => "FAILED",
+    };
+    println!("{verdict:<8} {subject:<13} {}", finding.text);
+    finding.verdict != Verdict::Fails
+}
+
+/// Checks the file in another process, because llama.cpp aborts on some damaged files.
+fn check_model(path: &Path) -> Finding {
+    let shown = path.display();
+    let probed = std::env::current_exe().and_then(|program| Command::new(program).arg("probe").arg(path).output());
+    match probed {
+        Err(error) => Finding::fails(format!("{shown}: the check cannot be started: {error}")),
+        Ok(output) if output.status.success() => {
+            let mib = std::fs::metadata(path).map_or(0, |file| file.len()) >> 20;
+            Finding::works(format!("{shown}, {mib} MiB"))
+        }
+        Ok(output) if output.status.code().is_none() => {
+            Finding::fails(format!("{shown}: llama.cpp aborts on this file; it may be damaged"))
+        }
+        Ok(output) => Finding::fails(String::from_utf8_lossy(&output.stdout).trim()),
+    }
+}
+
+fn check_devices() -> Finding {
+    if let Err(error) = backend() {
+        return Finding::fails(error);
+    }
+    let (gpus, others): (Vec<_>, Vec<_>) = devices().into_iter().partition(|device| device.gpu);
+    let list = |devices: &[_]| devices.iter().map(startup::describe_device).collect::<Vec<_>>().join(", ");
+    if gpus.is_empty() {
+        Finding::works(format!("{}; no GPU: {}", list(&others), missing_gpu_reason()))
+    } else {
+        Finding::works(format!("{}, {}", list(&gpus), list(&others)))
+    }
+}
+
+async fn check_addresses(config: &Config) -> Finding {
+    match Listeners::bind(&config.server.listen).await {
+        Ok(_) => {
+            let free: Vec<String> = config.server.listen.iter().map(ToString::to_string).collect();
+            Finding::works(format!("{} free", free.join(", ")))
+        }
+        Err(error) => Finding::fails(error),
+    }
+}
+
+fn check_disk(folder: &Path) -> Finding {
+    let shown = folder.display();
+    // A folder that does not exist yet is created on the disk of its parent.
+    let existing = folder.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("/"));
+    match nix::sys::statvfs::statvfs(existing) {
+        Err(error) => Finding::fails(format!("{shown}: {error}")),
+        Ok(disk) => {
+            let free = disk.blocks_available() as u64 * disk.fragment_size() as u64;
+            let gib = free as f64 / f64::from(1 << 30);
+            if free < LOW_DISK_BYTES {
+                Finding::limited(format!("{shown}: only {gib:.1} GiB free; --keep-size limits the recordings"))
+            } else {
+                Finding::works(format!("{shown}, {gib:.1} GiB free"))
+            }
+        }
+    }
+}
+
+async fn check_database(config: &Config) -> Finding {
+    let place = if config.data.database_url.is_some() { "external" } else { "embedded" };
+    let versions = async {
+        let mut admin = super::db::open(&config.data).await?;
+        let version = admin.version().await;
+        admin.close().await;
+        anyhow::Ok(version?)
+    };
+    match versions.await {
+        Err(error) => Finding::fails(super::with_causes(&error)),
+        Ok(version) => {
+            let schema = version.schema.map_or_else(
+                || "the next start creates or updates the schema".to_owned(),
+                |schema| format!("schema {schema}"),
+            );
+            Finding::works(format!("{place}, PostgreSQL {}, {schema}", version.server))
+        }
+    }
+}
+
+/// Checks the interpreter for mods. numpy is optional.
+fn check_python(mods: &PythonMods) -> Finding {
+    const VERSIONS: &str = "import platform; print(platform.python_version())
+try:
+    import numpy
+    print('numpy', numpy.__version__)
+except ImportError:
+    print('without numpy')";
+    let interpreter = match mods.interpreter() {
+        Ok(interpreter) => interpreter,
+        Err(error) => return Finding::limited(format!("no Python mods: {error}")),
+    };
+    let shown = interpreter.display();
+    match Command::new(&interpreter).args(["-I", "-c", VERSIONS]).output() {
+        Ok(output) if output.status.success() => {
+            let versions = String::from_utf8_lossy(&output.stdout).trim().replace('\n', ", ");
+            Finding::works(format!("{shown}, {versions}"))
+        }
+        Ok(output) => Finding::limited(format!("{shown}: {}", String::from_utf8_lossy(&output.stderr).trim())),
+        Err(error) => Finding::limited(format!("{shown}: {error}")),
+    }
+}
+
+fn check_sandbox(policy: ModSandbox, launcher: Option<&SandboxLauncher>) -> Finding {
+    let support = launcher.map_or(Err("the path of this program is unknown"), SandboxLauncher::support);
+    match (policy, support) {
+        (ModSandbox::Off, _) => Finding::limited("off: mods that clients upload run with the rights of the server"),
+        (_, Ok(found)) => Finding::works(found),
+        (_, Err(reason)) => Finding::limited(format!("mods that clients upload are rejected: {reason}")),
+    }
+}
