@@ -4,6 +4,7 @@ use super::Error;
 use super::pool::{PgConnection, Statements};
 use sqlx::Connection;
 use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
+use std::fmt;
 use std::io;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -41,7 +42,11 @@ impl Addresses {
     pub async fn examine(url: &str, direct_url: Option<&str>) -> Result<Self, Error> {
         let hosts = Hosts::parse(url)?;
         let direct = direct_url.map(Hosts::parse).transpose()?;
-        let statements = match hosts.is_pooled_by_transaction().await? {
+        let pooled = hosts.is_pooled_by_transaction().await.map_err(|error| match error.into() {
+            Error::Unavailable(source) => Error::NoServer { addresses: hosts.to_string(), source },
+            other => other,
+        })?;
+        let statements = match pooled {
             true => Statements::InTransaction,
             false if hosts.uses_unnamed_statements => Statements::Unnamed,
             false => Statements::Named,
@@ -201,6 +206,20 @@ impl Hosts {
         let changes = timeout(PROBE_TIMEOUT, examine).await.unwrap_or(Ok(false));
         first.close().await?;
         changes
+    }
+}
+
+/// The addresses without names and passwords.
+impl fmt::Display for Hosts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, options) in self.options.iter().enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
+            match options.get_socket() {
+                Some(socket) => write!(f, "{comma}{}", socket.display())?,
+                None => write!(f, "{comma}{}:{}", options.get_host(), options.get_port())?,
+            }
+        }
+        Ok(())
     }
 }
 

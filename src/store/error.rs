@@ -121,6 +121,14 @@ pub enum Error {
     /// The database cannot be reached at the moment.
     #[error("the database cannot be reached: {}{}", .0, hint(.0))]
     Unavailable(#[source] sqlx::Error),
+    /// No server answers at the configured addresses.
+    #[error("no database answers at {addresses}: {source}{}", hint(source))]
+    NoServer {
+        /// Hosts and ports.
+        addresses: String,
+        /// Error of the last one.
+        source: sqlx::Error,
+    },
     /// The role lacks a right that Thunder needs.
     #[error("the database refused: {0}; {hint}", hint = OWNER_HINT)]
     Privilege(#[source] sqlx::Error),
