@@ -7,7 +7,7 @@
 use crate::events::Surface;
 use crate::server::mods;
 use crate::server::{Access, ApiError, App, Caller, ErrorKind, Problem, Protocol};
-use crate::trace::document::{Document, DocumentError};
+use crate::trace::document::{Document, DocumentError, DocumentWire};
 use axum::body::{Body, BodyDataStream};
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
@@ -41,7 +41,7 @@ pub(super) fn protocol() -> Protocol {
 /// `user_prompt_token_ids`, `active_mod_name`, `final_text`, `final_token_ids` and `inference_stats`. NUL characters are
 /// replaced with U+FFFD; `run.notes` of `GET /api/v1/runs/{id}` counts them.
 #[utoipa::path(post, path = "/ingest", tag = "ingest",
-    request_body(content = Object, content_type = "application/json",
+    request_body(content = DocumentWire, content_type = "application/json",
         description = "`{request, events, mod_calls, mod_logs, actions}`; gzip and zstd by Content-Encoding; at most 64 MiB decompressed",
         example = json!({
             "request": {"request_id": "req_1", "created_at": "2025-12-01T18:30:00Z", "model": "my-model", "max_tokens": 100},

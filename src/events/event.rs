@@ -1,9 +1,10 @@
 use super::{Measurements, RawJson, TokenId};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// The four event types of the decode loop.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, PartialOrd, Ord, ToSchema)]
 pub enum EventType {
     /// The prompt is tokenized but not decoded yet.
     Prefilled,

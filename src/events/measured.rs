@@ -1,5 +1,6 @@
 use super::{EvictedMessage, RawJson, TokenId};
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// Measurements of our engine at an event; their JSON is the event's `details`.
 ///
@@ -64,7 +65,7 @@ pub struct Eviction {
 }
 
 /// The prompt as the model sees it, and the parameters of the request.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct PromptRecord {
     /// Token ids.
@@ -87,7 +88,7 @@ pub struct PromptRecord {
 }
 
 /// A contiguous part of the prompt.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Span {
     /// `system`, `user`, `assistant`, `tool`, or `template` for text that the chat template adds.
     pub role: String,
@@ -117,7 +118,7 @@ pub struct TokenMeasurement {
 }
 
 /// One candidate for the next token.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Alternative {
     /// The token.
     pub token: TokenId,
@@ -129,7 +130,7 @@ pub struct Alternative {
 }
 
 /// The number of candidates after one stage of the sampler chain.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StageCount {
     /// llama.cpp's name of the stage: `penalties`, `top-k`, `top-p`, `min-p`, `temp` …; `grammar` for the request's
     /// constraint, `argmax` at temperature 0.

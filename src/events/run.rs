@@ -32,7 +32,7 @@ impl std::str::FromStr for RunId {
 }
 
 /// The API or command that started a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Surface {
     /// `POST /ingest`: a trace of another engine.
@@ -78,7 +78,7 @@ impl Surface {
 }
 
 /// Status of a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RunStatus {
     /// Tokens are being generated.
@@ -134,9 +134,10 @@ impl RunMetadata {
 }
 
 /// The run that another one was forked from.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RunParent {
     /// Id of the run.
+    #[schema(value_type = String)]
     pub run_id: RunId,
     /// `sequence_order` of the first event that was not kept.
     pub sequence_order: i32,
@@ -183,7 +184,7 @@ pub struct RunStart {
 }
 
 /// The reason why a generation ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
     /// End-of-generation token, stop string, stop token, or a mod's `ForceOutput`.
@@ -235,7 +236,7 @@ pub enum Fault {
 }
 
 /// The cause of an end that the finish reason does not name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EndCause {
     /// The client stopped the run.

@@ -7,6 +7,7 @@ use crate::events::{RunId, Scope, system};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use sqlx::FromRow;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 /// Feedback to store.
@@ -23,7 +24,7 @@ pub struct NewFeedback {
 }
 
 /// Feedback on a run.
-#[derive(Debug, Clone, PartialEq, Serialize, FromRow)]
+#[derive(Debug, Clone, PartialEq, Serialize, FromRow, ToSchema)]
 pub struct Feedback {
     /// Id of the feedback.
     pub feedback_id: Uuid,

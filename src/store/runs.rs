@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use sqlx::postgres::PgRow;
 use sqlx::{FromRow, Row};
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 /// The columns of a [`RunSummary`]. The searchable text, which is large, is never read, and an ingested run's mod source is
@@ -33,9 +34,10 @@ macro_rules! select_runs {
 pub(super) use select_runs;
 
 /// The summary of a run.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub struct RunSummary {
     /// Id of the run.
+    #[schema(value_type = String)]
     pub run_id: RunId,
     /// Id chosen by the client.
     pub request_id: String,
@@ -58,11 +60,13 @@ pub struct RunSummary {
     pub model: Option<String>,
     /// Tenant that owns the run; `None` for a run recorded without API keys.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
     pub owner: Option<Tenant>,
     /// Label of the API key or user that requested the run.
     pub user_label: Option<String>,
     /// Metadata from the client; the session as `session_id`.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<HashMap<String, String>>)]
     pub metadata: Option<Map<String, Value>>,
     /// Names of the mods, in order; the first 64 of an ingested run.
     pub mods: Vec<String>,

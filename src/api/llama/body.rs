@@ -149,15 +149,6 @@ pub(super) struct DetokenizeBody {
     model: Option<String>,
 }
 
-/// The scale of an adapter.
-#[derive(Debug, Deserialize, ToSchema)]
-#[expect(dead_code, reason = "the body is read field by field; this describes it")]
-pub(super) struct AdapterScaleBody {
-    /// Number of the adapter.
-    id: u32,
-    scale: f64,
-}
-
 /// The name of a model.
 #[derive(Debug, Deserialize, ToSchema)]
 #[expect(dead_code, reason = "the body is read field by field; this describes it")]

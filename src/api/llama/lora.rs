@@ -1,8 +1,8 @@
 //! `/lora-adapters`: the adapters loaded with the model, and their default scales.
 
-use super::body::AdapterScaleBody;
 use super::props::ModelParams;
 use super::response::SuccessResponse;
+use crate::api::shared::body::AdapterScaleBody;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::settings::to_shortest_f64;
 use crate::api::shared::{self, lora};

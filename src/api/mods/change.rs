@@ -1,3 +1,5 @@
+//! Enables, disables and removes mods.
+
 use crate::mods::{ModInfo, ModOrigin};
 use crate::server::extract::Path;
 use crate::server::mods::{require_mod_rights, unknown_mod};
@@ -9,7 +11,7 @@ use axum::http::StatusCode;
 /// Enables a mod. Active runs call it again from their next event on.
 #[utoipa::path(post, path = "/v1/mods/{name}/enable", tag = "mods",
     params(("name" = String, Path, description = "Name of the mod")),
-    responses((status = 200, description = "The mod", body = Object), (status = 403, body = Problem), (status = 404, body = Problem)))]
+    responses((status = 200, body = ModInfo), (status = 403, body = Problem), (status = 404, body = Problem)))]
 pub async fn enable(
     State(app): State<App>,
     caller: Caller,
@@ -21,7 +23,7 @@ pub async fn enable(
 /// Disables a mod. Requests that name it are rejected, and active runs stop calling it from their next event on.
 #[utoipa::path(post, path = "/v1/mods/{name}/disable", tag = "mods",
     params(("name" = String, Path, description = "Name of the mod")),
-    responses((status = 200, description = "The mod", body = Object), (status = 403, body = Problem), (status = 404, body = Problem)))]
+    responses((status = 200, body = ModInfo), (status = 403, body = Problem), (status = 404, body = Problem)))]
 pub async fn disable(
     State(app): State<App>,
     caller: Caller,

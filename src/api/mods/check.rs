@@ -1,3 +1,5 @@
+//! Validates an upload without registering it.
+
 use crate::mods::python::{LoadError, PythonMods};
 use crate::mods::{ModOrigin, ModUpload};
 use crate::server::extract::Json;

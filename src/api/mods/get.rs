@@ -1,4 +1,6 @@
-use crate::mods::{self, ModInfo, ModSource};
+//! Lists mods, and returns one mod, its versions and its source.
+
+use crate::mods::{ModInfo, ModProblem, ModSource};
 use crate::server::extract::{Path, Query};
 use crate::server::mods::{VersionList, source_of, unknown_mod, versions_of};
 use crate::server::{ApiError, App, Problem};
@@ -12,14 +14,10 @@ use utoipa::{IntoParams, ToSchema};
 /// All mods with their configuration and statistics.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ModList {
-    /// Sorted by name. Fields: `name`, `description`, `language`, `version`, `hash`, `config`, `origin` (`builtin`,
-    /// `file`, `uploaded`), `enabled`, `registered_at`, `registered_by`, `earlier`, `calls`, `failures`, `mean_us`,
-    /// `last_failure`, `problem`.
-    #[schema(value_type = Vec<Object>)]
+    /// The mods, sorted by name.
     mods: Vec<ModInfo>,
-    /// Sources that failed to load: `file`, `message`, `traceback`, `at`.
-    #[schema(value_type = Vec<Object>)]
-    problems: Vec<mods::ModProblem>,
+    /// Sources that failed to load.
+    problems: Vec<ModProblem>,
 }
 
 /// Query parameters of the source.
@@ -49,7 +47,7 @@ pub async fn list_native(State(app): State<App>) -> Json<ModList> {
 
 /// Returns one mod.
 #[utoipa::path(get, path = "/v1/mods/{name}", tag = "mods", params(("name" = String, Path, description = "Name of the mod")),
-    responses((status = 200, description = "Same fields as in the list", body = Object), (status = 404, body = Problem)))]
+    responses((status = 200, body = ModInfo), (status = 404, body = Problem)))]
 pub async fn show(State(app): State<App>, Path(name): Path<String>) -> Result<Json<ModInfo>, ApiError> {
     app.registry().info(&name).map(Json).ok_or_else(|| unknown_mod(&app, &name))
 }

@@ -1,3 +1,5 @@
+//! Registers an uploaded mod.
+
 use crate::mods::ModUpload;
 use crate::server::extract::Json;
 use crate::server::mods::{RegisterModResponse, register_upload, require_upload_rights};

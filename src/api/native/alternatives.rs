@@ -20,7 +20,7 @@ const MAX_EVENTS: i32 = 6000;
 pub struct ListAlternatives {
     /// First event by `sequence_order`; default 0.
     from: Option<i32>,
-    /// Event after the last one; at most, and by default, 6000 events after `from`.
+    /// Event after the last one; default and maximum are `from` + 6000.
     to: Option<i32>,
 }
 
@@ -38,20 +38,17 @@ pub struct StepAlternatives {
     sequence_order: i32,
     /// Number of the step.
     step: i32,
-    /// Index of the next token in the sequence; `null` if a foreign trace lacks it.
+    /// Index of the next token in the sequence; `null` if an ingested run does not report it.
     position: Option<u32>,
     /// The drawn token; `null` if a mod decided instead.
     chosen: Option<TokenId>,
-    /// The model's most probable tokens, `[{token, text, prob}]`; for a foreign trace its `top_tokens`.
+    /// The model's most probable tokens, `[{token, text, prob}]`; for an ingested run its `top_tokens`.
     model: Value,
     /// Candidates after mods edited the logits; empty if none did.
-    #[schema(value_type = Vec<Object>)]
     after_mods: Vec<Alternative>,
     /// The distribution that was sampled from.
-    #[schema(value_type = Vec<Object>)]
     after_sampler: Vec<Alternative>,
     /// The sampling stages with the number of candidates left by each.
-    #[schema(value_type = Vec<Object>)]
     stages: Vec<StageCount>,
     /// The token that speculative decoding guessed; `null` if it guessed none.
     drafted: Option<TokenId>,

@@ -1,19 +1,20 @@
 //! `/api/v1/runs/{id}/attention`: the row of one step, or a map of many steps.
 
+use super::map::AttentionMap;
+use super::position::PositionAttention;
 use super::{event_range, map, position};
 use crate::events::{AttentionStep, RunId, Scope};
 use crate::server::extract::{Path, Query};
 use crate::server::{ApiError, App, ErrorKind, Problem};
-use crate::store::Store;
+use crate::store::{RunSummary, Store};
 use crate::trace::attention::{self, HeadStatistics};
 use axum::Json;
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-/// A step has at most three events, so its attention is at most two events before the requested one.
-const EVENTS_BACK: i32 = 2;
+/// Maximum events between a step's forward pass, which has the attention, and its last event.
+const MAX_EVENTS_AFTER_PASS: i32 = 2;
 
 /// Query parameters.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -68,11 +69,21 @@ impl AttentionView {
     }
 }
 
-/// The attention of one step.
+/// The attention of one step, of many steps, or to one position.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct StepAttentionResponse {
-    /// The step.
-    attention: StepAttention,
+pub struct RunAttentionResponse {
+    attention: RunAttention,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+enum RunAttention {
+    /// With `at`.
+    Step(StepAttention),
+    /// With `from` and `to`.
+    Map(AttentionMap),
+    /// With `from`, `to` and `position`.
+    Position(PositionAttention),
 }
 
 /// The attention of one step.
@@ -105,9 +116,7 @@ pub struct HeadMeasures {
     layer: u16,
     /// Number of the head in the layer.
     head: u16,
-    /// `entropy` in bits, `sink_mass`, `peak`, `peak_position`.
     #[serde(flatten)]
-    #[schema(value_type = Object)]
     measures: HeadStatistics,
 }
 
@@ -115,20 +124,22 @@ pub struct HeadMeasures {
 /// steps to one position (`from`, `to`, `position`).
 #[utoipa::path(get, path = "/api/v1/runs/{id}/attention", tag = "runs",
     params(("id" = String, Path, description = "`run_id` or `request_id`"), ShowAttention), responses(
-    (status = 200, body = StepAttentionResponse, description = "With `at`; a map is `{attention: {row_len, bins, view, rows: [{sequence_order, values}]}}`, \
-                                                  one position `{attention: {position, view, next, rows: [{sequence_order, value}]}}`"),
+    (status = 200, body = RunAttentionResponse),
     (status = 400, body = Problem), (status = 404, body = Problem, description = "Unknown run, or no attention recorded")))]
 pub async fn show(
     State(app): State<App>,
     scope: Scope,
     Path(id): Path<String>,
     Query(query): Query<ShowAttention>,
-) -> Result<Response, ApiError> {
+) -> Result<Json<RunAttentionResponse>, ApiError> {
     let run = app.find_run(&scope, &id).await?;
-    let store = app.store()?;
+    let attention = read(app.store()?, &scope, &run, &query).await?;
+    Ok(Json(RunAttentionResponse { attention }))
+}
+
+async fn read(store: &Store, scope: &Scope, run: &RunSummary, query: &ShowAttention) -> Result<RunAttention, ApiError> {
     if let Some(at) = query.at {
-        return Ok(Json(StepAttentionResponse { attention: row(store, &scope, run.run_id, at, &query).await? })
-            .into_response());
+        return row(store, scope, run.run_id, at, query).await.map(RunAttention::Step);
     }
     if query.from.is_none() && query.to.is_none() {
         return Err(ApiError::invalid("at", "send either `at` (an event), or `from` and `to` (a range of events)"));
@@ -136,17 +147,17 @@ pub async fn show(
     let events = event_range(query.from, query.to)?;
     let events = events.start..events.end.min(run.events);
     if let Some(position) = query.position {
-        let read = position::read(store, &scope, run.run_id, events, position, (query.view, query.layer)).await?;
-        return Ok(Json(read).into_response());
+        let read = position::read(store, scope, run.run_id, events, position, (query.view, query.layer)).await?;
+        return Ok(RunAttention::Position(read));
     }
-    let bins = query.bins.unwrap_or(map::BINS);
+    let bins = query.bins.unwrap_or(map::DEFAULT_BINS);
     if !(1..=map::MAX_BINS).contains(&bins) {
         return Err(ApiError::invalid("bins", format!("`bins` must be an integer between 1 and {}", map::MAX_BINS)));
     }
     if query.view == AttentionView::Layer {
         return Err(ApiError::invalid("view", "`view` of a map must be mean, max, last or weighted_layers"));
     }
-    Ok(Json(map::read(store, &scope, run.run_id, events, query.view, bins).await?).into_response())
+    map::read(store, scope, run.run_id, events, query.view, bins).await.map(RunAttention::Map)
 }
 
 async fn row(
@@ -156,7 +167,7 @@ async fn row(
     at: i32,
     query: &ShowAttention,
 ) -> Result<StepAttention, ApiError> {
-    let range = at.saturating_sub(EVENTS_BACK).max(0)..at.saturating_add(1);
+    let range = at.saturating_sub(MAX_EVENTS_AFTER_PASS).max(0)..at.saturating_add(1);
     let step = store.attention_range(scope, run_id, range, query.view.reads_layers()).await?.pop();
     let step = step.ok_or_else(|| {
         ApiError::new(ErrorKind::NotFound, format!("no attention was recorded at event {at} of this run"))

@@ -29,7 +29,6 @@ pub struct FeedbackRequest {
 #[derive(Debug, Serialize, ToSchema)]
 pub struct FeedbackList {
     /// Oldest first.
-    #[schema(value_type = Vec<Object>)]
     feedback: Vec<Feedback>,
 }
 
@@ -49,7 +48,7 @@ pub async fn list(
 /// Adds feedback on a run; the dashboard shows it with the run.
 #[utoipa::path(post, path = "/api/v1/runs/{id}/feedback", tag = "runs",
     params(("id" = String, Path, description = "`run_id` or `request_id`")), request_body = FeedbackRequest, responses(
-    (status = 201, description = "The stored feedback, same fields as in the list", content_type = "application/json"), (status = 400, body = Problem), (status = 404, body = Problem)))]
+    (status = 201, body = Feedback), (status = 400, body = Problem), (status = 404, body = Problem)))]
 pub async fn add(
     State(app): State<App>,
     caller: Caller,

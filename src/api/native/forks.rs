@@ -1,6 +1,7 @@
 //! `/api/v1/runs/{id}/forks`: starts runs that continue a recorded run from one of its steps.
 
 use super::recorded::{self, recorded_model, recorded_sampling};
+use crate::api::shared::body::ModSelection;
 use crate::api::shared::fields::Fields;
 use crate::api::shared::generation::set_client;
 use crate::api::shared::mods::requested_mods;
@@ -32,7 +33,7 @@ pub struct ForkRequest {
     text: Option<String>,
     /// Mods from there on, as in other requests; default: those of the recorded run. All of them see the kept events; the
     /// actions of those that the recorded run had must be the recorded ones.
-    #[schema(value_type = Option<Vec<Object>>)]
+    #[schema(value_type = Option<Vec<ModSelection>>)]
     mods: Option<Vec<Value>>,
     /// Sampling parameters that change there.
     #[schema(value_type = Option<Object>)]
@@ -41,7 +42,6 @@ pub struct ForkRequest {
     n: Option<u32>,
     /// `"continue"` for the next numbers of the recorded run's random generator, or a new seed; each further run gets the
     /// next higher seed. Default: `"continue"` for one run, random seeds for several.
-    #[schema(value_type = Option<Object>)]
     seed: Option<ForkSeed>,
 }
 
@@ -56,7 +56,7 @@ pub struct ForkAt {
 }
 
 /// The random numbers of a fork.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(untagged, expecting = "`seed` must be \"continue\" or an integer between 0 and 4294967295")]
 enum ForkSeed {
     /// Those that follow in the recorded run.
@@ -66,7 +66,7 @@ enum ForkSeed {
 }
 
 /// The word `continue`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 enum ContinueSeed {
     Continue,

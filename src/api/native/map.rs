@@ -6,41 +6,43 @@ use crate::server::{ApiError, ErrorKind};
 use crate::store::Store;
 use serde::Serialize;
 use std::ops::Range;
+use utoipa::ToSchema;
 
 /// Default number of columns.
-pub(super) const BINS: usize = 256;
+pub(super) const DEFAULT_BINS: usize = 256;
 /// Maximum number of columns.
 pub(super) const MAX_BINS: usize = 4096;
-/// Maximum number of rows; of longer runs evenly spaced steps are shown. Reading 10 000 steps would take about 300 MB.
+/// Maximum number of rows. A longer run is sampled at evenly spaced steps, because reading 10 000 steps would take about
+/// 300 MB.
 const MAX_ROWS: i32 = 512;
 /// Maximum events per step, so that a window of this length contains a forward pass.
-const STEP_EVENTS: i32 = 3;
-/// Number of events read at a time.
-const CHUNK: i32 = 96;
+const MAX_STEP_EVENTS: i32 = 3;
+/// Maximum events per query.
+const MAX_QUERY_EVENTS: i32 = 96;
 
-/// The response body.
-#[derive(Debug, Serialize)]
-pub(super) struct MapResponse {
-    attention: Map,
-}
-
-#[derive(Debug, Serialize)]
-struct Map {
+/// The attention of many steps, reduced to columns.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct AttentionMap {
     /// Number of positions of the longest row.
     row_len: usize,
     /// Number of columns of that row; shorter rows have fewer.
     bins: usize,
     view: AttentionView,
+    /// Precision of the values: `f16`, or `u8` on a square-root scale.
     quality: &'static str,
     /// True if steps were left out.
     sampled: bool,
-    rows: Vec<MapRow>,
+    rows: Vec<AttentionMapRow>,
 }
 
-#[derive(Debug, Serialize)]
-struct MapRow {
+/// The attention of one step, reduced to columns.
+#[derive(Debug, Serialize, ToSchema)]
+struct AttentionMapRow {
+    /// `sequence_order` of the step's `ForwardPass`.
     sequence_order: i32,
+    /// Number of positions.
     row_len: usize,
+    /// The largest value of each column.
     values: Vec<f32>,
 }
 
@@ -52,9 +54,9 @@ pub(super) async fn read(
     events: Range<i32>,
     view: AttentionView,
     bins: usize,
-) -> Result<MapResponse, ApiError> {
-    let sampled = events.len() as i64 > i64::from(MAX_ROWS * STEP_EVENTS);
-    let mut rows: Vec<MapRow> = Vec::new();
+) -> Result<AttentionMap, ApiError> {
+    let sampled = events.len() as i64 > i64::from(MAX_ROWS * MAX_STEP_EVENTS);
+    let mut rows: Vec<AttentionMapRow> = Vec::new();
     for window in windows(&events, sampled) {
         let mut steps = store.attention_range(scope, run_id, window, view.reads_layers()).await?;
         if sampled {
@@ -71,7 +73,7 @@ pub(super) async fn read(
     for row in &mut rows {
         row.values = binned(&row.values, row_len, bins);
     }
-    Ok(MapResponse { attention: Map { row_len, bins, view, quality: view.precision(), sampled, rows } })
+    Ok(AttentionMap { row_len, bins, view, quality: view.precision(), sampled, rows })
 }
 
 /// Splits a range of events into windows that are read one after another; with `sampled`, windows of one step each.
@@ -79,15 +81,15 @@ pub(super) fn windows(events: &Range<i32>, sampled: bool) -> Vec<Range<i32>> {
     let (start, len) = (events.start, events.len() as i64);
     if sampled {
         let begin = |row: i32| start + (len * i64::from(row) / i64::from(MAX_ROWS)) as i32;
-        return (0..MAX_ROWS).map(|row| begin(row)..begin(row) + STEP_EVENTS).collect();
+        return (0..MAX_ROWS).map(|row| begin(row)..begin(row) + MAX_STEP_EVENTS).collect();
     }
-    let chunks = (start..events.end).step_by(CHUNK as usize);
-    chunks.map(|from| from..events.end.min(from + CHUNK)).collect()
+    let chunks = (start..events.end).step_by(MAX_QUERY_EVENTS as usize);
+    chunks.map(|from| from..events.end.min(from + MAX_QUERY_EVENTS)).collect()
 }
 
-fn decode(step: &AttentionStep, view: AttentionView) -> Result<MapRow, ApiError> {
+fn decode(step: &AttentionStep, view: AttentionView) -> Result<AttentionMapRow, ApiError> {
     let values = view_values(step, view, None)?;
-    Ok(MapRow { sequence_order: step.sequence_order, row_len: values.len(), values })
+    Ok(AttentionMapRow { sequence_order: step.sequence_order, row_len: values.len(), values })
 }
 
 /// Returns the largest value of every bin, with `row_len` positions in `bins` columns, rounded to four digits.

@@ -7,18 +7,14 @@ use crate::server::ApiError;
 use crate::store::Store;
 use serde::Serialize;
 use std::ops::Range;
+use utoipa::ToSchema;
 
-/// Maximum events per request, so that a long run takes several requests instead of one long one.
+/// Maximum events per response, so that a long run is read in pages.
 const MAX_EVENTS: i32 = 3072;
 
-/// The response body.
-#[derive(Debug, Serialize)]
-pub(super) struct PositionResponse {
-    attention: Position,
-}
-
-#[derive(Debug, Serialize)]
-struct Position {
+/// The attention of steps to one position.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct PositionAttention {
     position: u32,
     view: AttentionView,
     layer: Option<u16>,
@@ -28,8 +24,10 @@ struct Position {
     rows: Vec<PositionRow>,
 }
 
-#[derive(Debug, Serialize)]
+/// The attention of one step to the position.
+#[derive(Debug, Serialize, ToSchema)]
 struct PositionRow {
+    /// `sequence_order` of the step's `ForwardPass`.
     sequence_order: i32,
     value: f32,
 }
@@ -42,7 +40,7 @@ pub(super) async fn read(
     events: Range<i32>,
     position: u32,
     (view, layer): (AttentionView, Option<u16>),
-) -> Result<PositionResponse, ApiError> {
+) -> Result<PositionAttention, ApiError> {
     let end = events.end.min(events.start.saturating_add(MAX_EVENTS));
     let mut rows = Vec::new();
     for window in windows(&(events.start..end), false) {
@@ -54,5 +52,5 @@ pub(super) async fn read(
         }
     }
     let next = (end < events.end).then_some(end);
-    Ok(PositionResponse { attention: Position { position, view, layer, next, rows } })
+    Ok(PositionAttention { position, view, layer, next, rows })
 }

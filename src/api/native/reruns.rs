@@ -16,7 +16,6 @@ use utoipa::ToSchema;
 #[serde(deny_unknown_fields)]
 pub struct RerunRequest {
     /// The object `prompt` from the first event's `details`, as recorded.
-    #[schema(value_type = Object)]
     prompt: PromptRecord,
     /// Use the current versions of mods, even if they differ from those of the recorded run.
     #[serde(default)]

@@ -4,6 +4,7 @@ use crate::events::{RunId, Scope};
 use crate::server::extract::{Path, Query};
 use crate::server::{ApiError, App, Problem};
 use crate::store::{MAX_PAGE, RunQuery, RunSummary};
+use crate::trace::document::DocumentWire;
 use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -31,7 +32,6 @@ pub struct ListRuns {
 #[derive(Debug, Serialize, ToSchema)]
 pub struct RunList {
     /// The runs of the page.
-    #[schema(value_type = Vec<Object>)]
     runs: Vec<RunSummary>,
     /// Link to the next page.
     meta: PageMeta,
@@ -40,8 +40,8 @@ pub struct RunList {
 /// Link to the next page of a list.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct PageMeta {
-    /// The query string of the next page, with its question mark; `null` on the last page. A page with fewer runs than
-    /// `limit` has one where older runs are still to be searched.
+    /// The query string of the next page, with its question mark; `null` on the last page. A filter can return a page
+    /// with fewer runs than `limit` before all older runs are searched.
     next: Option<String>,
 }
 
@@ -87,19 +87,30 @@ fn escaped(text: &str) -> String {
 }
 
 /// A run's summary with notes for its readers.
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 struct NotedRun<'a> {
     #[serde(flatten)]
     run: &'a RunSummary,
+    /// Differences to the ingested document.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     notes: Vec<String>,
+}
+
+/// A complete run.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "the body is written as bytes; this describes it")]
+struct RunDocument<'a> {
+    run: NotedRun<'a>,
+    #[schema(inline)]
+    #[serde(flatten)]
+    document: DocumentWire,
 }
 
 /// Returns a complete run: its summary as `run`, and the sections of an `/ingest` document. `run.notes` lists
 /// differences to the ingested document: replaced characters, and events whose text differs from `final_text`.
 #[utoipa::path(get, path = "/api/v1/runs/{id}", tag = "runs",
     params(("id" = String, Path, description = "`run_id` or `request_id`")), responses(
-    (status = 200, description = "`{run, request, events, mod_calls, mod_logs, actions}`", content_type = "application/json"),
+    (status = 200, body = RunDocument),
     (status = 404, body = Problem)))]
 pub async fn show(State(app): State<App>, scope: Scope, Path(id): Path<String>) -> Result<impl IntoResponse, ApiError> {
     let run = app.find_run(&scope, &id).await?;

@@ -12,9 +12,8 @@ use utoipa::ToSchema;
 pub(crate) struct GenerationFields {
     /// Name of the model, optionally followed by mods: `model/mod`. Default is the server's default model.
     model: Option<String>,
-    /// Mods in the order of their calls: names, or objects of `name` and `config`.
-    #[schema(value_type = Option<Vec<Value>>)]
-    mods: Option<Vec<Value>>,
+    /// Mods in the order of their calls.
+    mods: Option<Vec<ModSelection>>,
     /// Answer with server-sent events.
     #[schema(default = false)]
     stream: Option<bool>,
@@ -128,9 +127,8 @@ pub(crate) struct GenerationFields {
     cache_prompt: Option<bool>,
     /// Behaviour when the context is full: `stop`, `shift` or `evict`.
     context_policy: Option<String>,
-    /// Adapters: `{id, scale}`.
-    #[schema(value_type = Option<Vec<Object>>)]
-    lora: Option<Vec<Value>>,
+    /// Adapters; those that are not listed are not applied.
+    lora: Option<Vec<AdapterScaleBody>>,
     /// Add timings to every chunk of a stream.
     #[schema(default = false)]
     timings_per_token: Option<bool>,
@@ -148,12 +146,9 @@ pub(crate) struct GenerationFields {
 #[derive(Debug, Deserialize, ToSchema)]
 #[expect(dead_code, reason = "the body is read field by field; this describes it")]
 pub(crate) struct ChatCompletionRequest {
-    /// The conversation: objects of `role` and `content`, with `tool_calls`, `tool_call_id` and `reasoning_content`.
-    #[schema(value_type = Vec<Object>)]
-    messages: Vec<Value>,
-    /// Functions offered to the model: `{type: "function", function: {name, description?, parameters?, strict?}}`.
-    #[schema(value_type = Option<Vec<Object>>)]
-    tools: Option<Vec<Value>>,
+    messages: Vec<ChatMessageBody>,
+    /// Functions offered to the model.
+    tools: Option<Vec<ToolBody>>,
     /// `auto`, `none`, `required`, or `{type: "function", function: {name}}`.
     #[schema(value_type = Option<Value>)]
     tool_choice: Option<Value>,
@@ -168,9 +163,7 @@ pub(crate) struct ChatCompletionRequest {
     /// Alternatives per token; requires `logprobs`.
     #[schema(minimum = 0, maximum = 1000)]
     top_logprobs: Option<u32>,
-    /// `{include_usage}`: send a last chunk with token counts.
-    #[schema(value_type = Option<Object>)]
-    stream_options: Option<Value>,
+    stream_options: Option<ChunkOptions>,
     /// Report the prompt and the settings.
     #[schema(default = false)]
     verbose: Option<bool>,
@@ -197,4 +190,81 @@ pub(crate) struct ChatCompletionRequest {
     continue_final_message: Option<bool>,
     #[serde(flatten)]
     generation: GenerationFields,
+}
+
+/// A mod of a run.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+pub(crate) enum ModSelection {
+    /// Name of the mod.
+    Name(String),
+    /// A mod with a configuration.
+    Configured {
+        /// Name of the mod.
+        name: String,
+        /// Configuration, in the form that the mod describes.
+        #[schema(value_type = Option<Value>)]
+        config: Option<Value>,
+    },
+}
+
+/// The scale of an adapter.
+#[derive(Debug, Deserialize, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+pub(crate) struct AdapterScaleBody {
+    /// Number of the adapter.
+    id: u32,
+    scale: f64,
+}
+
+/// Options of a stream.
+#[derive(Debug, Deserialize, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+pub(crate) struct ChunkOptions {
+    /// Send a last chunk with token counts.
+    #[schema(default = false)]
+    include_usage: Option<bool>,
+}
+
+/// A message of a conversation.
+#[derive(Debug, Deserialize, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+struct ChatMessageBody {
+    /// `system`, `developer`, `user`, `assistant` or `tool`.
+    role: String,
+    /// A text, or a list of parts with text.
+    #[schema(value_type = Option<Value>)]
+    content: Option<Value>,
+    /// Calls of the assistant: `{id, type: "function", function: {name, arguments}}`.
+    #[schema(value_type = Option<Vec<Object>>)]
+    tool_calls: Option<Vec<Value>>,
+    /// Id of the call that a tool's message answers.
+    tool_call_id: Option<String>,
+    /// Reasoning of the assistant.
+    reasoning_content: Option<String>,
+}
+
+/// A function offered to the model.
+#[derive(Debug, Deserialize, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+struct ToolBody {
+    /// Always `function`.
+    r#type: String,
+    function: ToolFunctionBody,
+}
+
+/// The name and the parameters of a function.
+#[derive(Debug, Deserialize, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+struct ToolFunctionBody {
+    /// Up to 128 letters, digits, `_`, `-` and `.`.
+    name: String,
+    description: Option<String>,
+    /// JSON schema of the arguments.
+    #[schema(value_type = Option<Object>)]
+    parameters: Option<Value>,
+    /// Constrain the arguments to the schema.
+    #[schema(default = false)]
+    strict: Option<bool>,
 }

@@ -1,3 +1,5 @@
+//! Parses bodies in `MessagePack`.
+
 use super::MAX_DEPTH;
 use crate::server::ApiError;
 use serde::Deserialize;

@@ -1,9 +1,10 @@
 use super::version::ModOrigin;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use utoipa::ToSchema;
 
 /// Description of a mod, for people.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 pub struct ModDescription {
     /// Name used by runs.
     pub name: String,
@@ -17,6 +18,7 @@ pub struct ModDescription {
     pub config: Value,
     /// Origin of the code. Lists show it with the version.
     #[serde(default, skip_serializing)]
+    #[schema(ignore)]
     pub origin: ModOrigin,
     /// Description in a paragraph; may be empty.
     #[serde(default)]

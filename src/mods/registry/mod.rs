@@ -30,6 +30,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use toggle::{Toggle, ToggleState, ToggledMod};
 use tokio::sync::mpsc;
 use uses::UseTracker;
+use utoipa::ToSchema;
 
 /// Maximum earlier versions listed for a mod.
 const MAX_EARLIER_VERSIONS: usize = 50;
@@ -102,7 +103,7 @@ pub struct NameTaken {
 }
 
 /// Reason why a source could not be registered; the previous version remains.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub struct ModProblem {
     /// File, or name of the mod.
     pub file: String,
@@ -115,7 +116,7 @@ pub struct ModProblem {
 }
 
 /// A mod as listed by the API.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct ModInfo {
     /// Description of the mod.
     #[serde(flatten)]

@@ -10,6 +10,7 @@ use serde_json::Value;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use utoipa::ToSchema;
 
 /// State of a mod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +24,7 @@ pub(super) enum ToggleState {
 }
 
 /// Statistics of the calls of a mod.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, ToSchema)]
 pub struct CallStats {
     /// Number of calls.
     pub calls: u64,
@@ -36,13 +37,14 @@ pub struct CallStats {
 }
 
 /// A failed call.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct CallFailure {
     /// Message, one line.
     pub message: String,
     /// Time of the call.
     pub at: DateTime<Utc>,
     /// Run of the call.
+    #[schema(value_type = String)]
     pub run_id: RunId,
 }
 

@@ -1,8 +1,9 @@
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// Origin of a mod's code, which decides how it is run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ModOrigin {
     /// Part of Thunder, in Rust.
@@ -39,7 +40,7 @@ impl ModOrigin {
 }
 
 /// One version of a mod: source hash, and who registered it when.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RegisteredVersion {
     /// SHA-256 of the source in hexadecimal; the release for a built-in mod. Runs record its first 12 digits.
     pub hash: String,

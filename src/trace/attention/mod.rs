@@ -21,6 +21,7 @@ pub use view::{AttentionRows, AttentionStatistics, TopPosition};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use std::cell::RefCell;
+use utoipa::ToSchema;
 
 const T0_MAGIC: [u8; 4] = *b"ATT0";
 const T1_MAGIC: [u8; 4] = *b"ATT1";
@@ -65,7 +66,7 @@ pub enum AttentionCodecError {
 }
 
 /// Statistics of one head's row.
-#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, ToSchema)]
 pub struct HeadStatistics {
     /// Entropy in bits.
     pub entropy: f32,

@@ -11,6 +11,7 @@ mod time;
 mod wire;
 mod write;
 
+pub use wire::DocumentWire;
 pub use write::{Numbering, item_to_json};
 
 use crate::events::{ActionRecord, Event, ModCall, ModLog, RawJson, Surface, TokenId, TraceItem};

@@ -7,61 +7,104 @@ use crate::events::{
     ActionRecord, ActionType, Event, EventType, LogLevel, Measurements, ModCall, ModLog, RawJson, TokenId,
 };
 use serde::Deserialize;
+use utoipa::ToSchema;
 
-#[derive(Deserialize)]
+/// A complete run of an engine. NUL characters in texts are replaced with U+FFFD.
+#[derive(Deserialize, ToSchema)]
+#[schema(as = IngestDocument)]
 pub struct DocumentWire {
     request: RequestWire,
+    /// In any order; `sequence_order` numbers them.
     events: Option<Vec<EventWire>>,
     mod_calls: Option<Vec<ModCallWire>>,
     mod_logs: Option<Vec<ModLogWire>>,
     actions: Option<Vec<ActionWire>>,
 }
 
-#[derive(Deserialize)]
+/// The request of a run.
+#[derive(Deserialize, ToSchema)]
+#[schema(as = IngestRequest)]
 struct RequestWire {
+    /// Id of the run, unique.
     request_id: String,
+    /// Start; default is the time of the upload.
+    #[schema(value_type = Option<String>, format = DateTime)]
     created_at: Option<Timestamp>,
+    /// End.
+    #[schema(value_type = Option<String>, format = DateTime)]
     completed_at: Option<Timestamp>,
+    /// Name of the model.
     model: Option<String>,
+    /// The engine's name of the user. An ingest key is replaced with its label.
     user_api_key: Option<String>,
+    /// Maximum tokens of the answer.
     max_tokens: Option<i32>,
     temperature: Option<f64>,
+    /// Source or name of the mod.
     mod_text: Option<String>,
+    /// Text of the first system message.
     system_prompt: Option<String>,
+    /// Text of the first user message.
     user_prompt: Option<String>,
     system_prompt_token_ids: Option<Vec<TokenId>>,
     user_prompt_token_ids: Option<Vec<TokenId>>,
+    /// Name of the mod that the request selected.
     active_mod_name: Option<String>,
+    /// The answer that the client received.
     final_text: Option<String>,
     final_token_ids: Option<Vec<TokenId>>,
+    /// The engine's own statistics, in any form.
+    #[schema(value_type = Option<Value>)]
     inference_stats: Option<RawJson>,
 }
 
-#[derive(Deserialize)]
+/// An event of a run.
+#[derive(Deserialize, ToSchema)]
+#[schema(as = IngestEvent)]
 pub struct EventWire {
     event_type: EventType,
+    /// 0 for `Prefilled`, then 1, 2, 3 …
     step: i32,
+    /// Position among all events, from 0.
     sequence_order: i32,
+    #[schema(value_type = Option<String>, format = DateTime)]
     created_at: Option<Timestamp>,
+    /// The engine's own event, in any form.
+    #[schema(value_type = Option<Value>)]
     details: Option<RawJson>,
+    /// `Prefilled`: tokens of the prompt.
     prompt_length: Option<i32>,
+    /// `Prefilled`: tokens generated so far.
     tokens_so_far_len: Option<i32>,
+    /// `Prefilled`: maximum number of generated tokens.
     max_steps: Option<i32>,
+    /// `ForwardPass`: end of the sequence.
     input_text: Option<String>,
+    /// `ForwardPass`: the most probable next tokens, `[{token, prob}]`.
+    #[schema(value_type = Option<Value>)]
     top_tokens: Option<RawJson>,
+    /// `Sampled`: the token.
     sampled_token: Option<TokenId>,
+    /// `Sampled`: its text.
     token_text: Option<String>,
+    /// `Added`: the appended tokens.
     added_tokens: Option<Vec<TokenId>>,
+    /// `Added`: their number.
     added_token_count: Option<i32>,
+    /// `Added`: true if a mod forced them.
     forced: Option<bool>,
 }
 
-#[derive(Deserialize)]
+/// A call of a mod.
+#[derive(Deserialize, ToSchema)]
+#[schema(as = IngestModCall)]
 pub struct ModCallWire {
+    /// `sequence_order` of the event that the mod received.
     event_sequence_order: i32,
     mod_name: String,
     event_type: EventType,
     step: i32,
+    #[schema(value_type = Option<String>, format = DateTime)]
     created_at: Option<Timestamp>,
     execution_time_ms: Option<f64>,
     exception_occurred: Option<bool>,
@@ -69,33 +112,57 @@ pub struct ModCallWire {
     exception_traceback: Option<String>,
 }
 
-#[derive(Deserialize)]
+/// A line that a mod logged.
+#[derive(Deserialize, ToSchema)]
+#[schema(as = IngestModLog)]
 pub struct ModLogWire {
+    /// Index of the call in `mod_calls`.
     mod_call_sequence: i32,
     mod_name: String,
     log_message: String,
+    /// Default is `INFO`.
     log_level: Option<LogLevel>,
+    #[schema(value_type = Option<String>, format = DateTime)]
     created_at: Option<Timestamp>,
 }
 
-#[derive(Deserialize)]
+/// An action of a mod.
+#[derive(Deserialize, ToSchema)]
+#[schema(as = IngestAction)]
 pub struct ActionWire {
+    /// Index of the call in `mod_calls`.
     mod_call_sequence: i32,
     action_type: ActionType,
+    /// Position among the actions of the call, from 0.
     action_order: i32,
+    #[schema(value_type = Option<String>, format = DateTime)]
     created_at: Option<Timestamp>,
+    /// The engine's own action, in any form.
+    #[schema(value_type = Option<Value>)]
     details: Option<RawJson>,
+    /// `AdjustedPrefill`: the new prompt.
     new_prompt: Option<String>,
+    /// `AdjustedPrefill`: its tokens.
     new_length: Option<i32>,
+    /// `AdjustedPrefill`: the new maximum of generated tokens.
     adjusted_max_steps: Option<i32>,
+    /// `ForceTokens` and `ForceOutput`: number of forced tokens.
     token_count: Option<i32>,
+    /// Text of the forced or replacing tokens.
     tokens_preview: Option<String>,
+    /// `Backtrack`: number of removed tokens.
     backtrack_steps: Option<i32>,
+    /// `Backtrack`: number of tokens that replace them.
     backtrack_token_count: Option<i32>,
+    /// `AdjustedLogits`: dimensions of the logits.
     logits_shape: Option<String>,
+    /// `AdjustedLogits`: temperature of this step.
     temperature: Option<f64>,
     has_tool_calls: Option<bool>,
+    /// `ToolCalls`: the calls.
+    #[schema(value_type = Option<Value>)]
     tool_calls: Option<RawJson>,
+    /// `EmitError`: the message.
     error_message: Option<String>,
 }
 

@@ -1,6 +1,6 @@
 //! Parses a completion body into engine requests, one per prompt and answer.
 
-use crate::api::shared::body::GenerationFields;
+use crate::api::shared::body::{ChunkOptions, GenerationFields};
 use crate::api::shared::constraint::parse_constraint;
 use crate::api::shared::fields::{Fields, integer, invalid_value};
 use crate::api::shared::generation;
@@ -37,9 +37,7 @@ pub(super) struct CompletionBody {
     /// Report the log-probability of each token and of this many alternatives.
     #[schema(minimum = 0, maximum = 1000)]
     logprobs: Option<u32>,
-    /// `{include_usage}`: send a last chunk with token counts.
-    #[schema(value_type = Option<Object>)]
-    stream_options: Option<Value>,
+    stream_options: Option<ChunkOptions>,
     /// Report the prompt and the settings.
     #[schema(default = false)]
     verbose: Option<bool>,
