@@ -25,9 +25,8 @@ const MAX_BYTES: usize = 64 * 1024 * 1024;
 const MAX_DISCARDED_BYTES: usize = 4 * MAX_BYTES;
 /// Documents above this size are parsed on a blocking thread.
 const LARGE_BYTES: usize = 256 * 1024;
-/// MiB of documents that are parsed and stored concurrently, at least one per document; a document needs several times
-/// its size in memory. Other requests wait.
-static ROOM: Semaphore = Semaphore::const_new(4 * (MAX_BYTES >> 20));
+/// Permits to parse and store documents, one per started MiB, because a document needs several times its size in memory.
+static MIB_PERMITS: Semaphore = Semaphore::const_new(4 * (MAX_BYTES >> 20));
 
 /// Returns the routes.
 pub(super) fn protocol() -> Protocol {
@@ -68,7 +67,7 @@ async fn ingest(
     let store = app.store()?;
     let payload = read(&headers, body).await?;
     let mib = payload.len().div_ceil(1 << 20).max(1);
-    let _room = ROOM.acquire_many(mib as u32).await.map_err(ApiError::internal)?;
+    let _permits = MIB_PERMITS.acquire_many(mib as u32).await.map_err(ApiError::internal)?;
     let mut document = if payload.len() > LARGE_BYTES {
         tokio::task::spawn_blocking(move || Document::parse(&payload)).await.map_err(ApiError::internal)?
     } else {
@@ -103,7 +102,7 @@ async fn read(headers: &HeaderMap, body: Body) -> Result<Vec<u8>, ApiError> {
     let mut chunks = body.into_data_stream();
     let mut payload = Vec::with_capacity(length.min(MAX_BYTES));
     while let Some(chunk) = chunks.next().await {
-        let chunk = chunk.map_err(|error| unreadable(&error))?;
+        let chunk = chunk.map_err(|error| read_error(&error))?;
         if payload.len() + chunk.len() > MAX_BYTES {
             drop(payload);
             discard(chunks).await;
@@ -131,7 +130,7 @@ fn too_large() -> ApiError {
     )
 }
 
-fn unreadable(error: &axum::Error) -> ApiError {
+fn read_error(error: &axum::Error) -> ApiError {
     let mut reason = error.to_string();
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {

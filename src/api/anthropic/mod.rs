@@ -32,7 +32,7 @@ pub(super) fn protocol() -> Protocol {
         .routes(Access::Key, OpenApiRouter::new().routes(routes!(count_tokens)))
 }
 
-/// Generates a message from a conversation, as Anthropic's Messages API. `"stream": true` returns server-sent events.
+/// Generates a message from a conversation, like Anthropic's Messages API. `"stream": true` returns server-sent events.
 #[utoipa::path(post, path = "/v1/messages", tag = "anthropic",
     request_body(content = MessagesBody, content_type = "application/json"),
     responses((status = 200, description = "A message, or server-sent events of its content blocks",

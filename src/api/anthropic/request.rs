@@ -1,6 +1,6 @@
 //! Converts the body of Anthropic's Messages to that of a chat completion.
 //!
-//! Both shapes belong to clients, so the converted body is JSON and not a type of its own.
+//! Clients define both formats, so the converted body is JSON instead of a type.
 
 use crate::api::shared::fields::{Fields, integer, invalid_value, join_text_parts};
 use crate::server::ApiError;

@@ -82,12 +82,12 @@ impl ChatEventWriter for MessageEvents {
                     self.delta(ContentDelta::InputJsonDelta { partial_json: text }, pending);
                 }
                 ChatDelta::ToolCallEnd(_) => self.close(pending),
-                ChatDelta::Retract(void) => {
+                ChatDelta::Retract(retraction) => {
                     self.close(pending);
                     let event = MessageEvent::ThunderRetract {
-                        chars: void.content,
-                        reasoning_chars: void.reasoning,
-                        tool_calls: void.calls,
+                        chars: retraction.content,
+                        reasoning_chars: retraction.reasoning,
+                        tool_calls: retraction.calls,
                     };
                     push_typed(pending, &event);
                 }

@@ -93,7 +93,7 @@ fn describe(loaded: &Loaded) -> ModelInfo {
             named.insert(name.into(), token.into());
         }
     }
-    let attends = engine.attention().ok();
+    let support = engine.attention().ok();
     ModelInfo {
         model_name: loaded.name().to_owned(),
         architecture: class_of(&card.architecture).map_or_else(|| card.architecture.clone(), str::to_owned),
@@ -111,11 +111,11 @@ fn describe(loaded: &Loaded) -> ModelInfo {
         torch_dtype: card.file_type.clone(),
         context_length: engine.context_per_slot(),
         sliding_window: card.window,
-        attention_available: attends.is_some(),
-        attention_layer_ids: attends
-            .map(|attends| attends.layer_ids.clone())
+        attention_available: support.is_some(),
+        attention_layer_ids: support
+            .map(|support| support.layer_ids.clone())
             .filter(|layer_ids| layer_ids.len() < card.layers as usize),
-        attention_sinks: attends.is_some_and(|attends| attends.sinks),
+        attention_sinks: support.is_some_and(|support| support.sinks),
     }
 }
 

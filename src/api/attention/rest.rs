@@ -2,10 +2,10 @@
 
 use crate::api::shared::attention::error::{AttentionError, out_of_memory};
 use crate::api::shared::attention::event::{TokenFields, token_fields};
+use crate::api::shared::attention::row_format::AttentionPayload;
 use crate::api::shared::attention::pruning::Prunable;
 use crate::api::shared::attention::request;
 use crate::api::shared::attention::request::Transport;
-use crate::api::shared::attention::shape::AttentionPayload;
 use crate::api::shared::attention::stream::{AttentionEvent, AttentionStream, convert_row, run_blocking};
 use crate::api::shared::generation;
 use crate::api::shared::generation::Runs;
@@ -46,7 +46,7 @@ pub(crate) struct AttentionSample {
     generation_time_ms: u64,
     /// One entry per token, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
-    attention_data: Option<Vec<AttentionOfToken>>,
+    attention_data: Option<Vec<AttentionEntry>>,
     /// Sentences of the context with little attention, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pruning_suggestion: Option<Vec<Prunable>>,
@@ -54,7 +54,7 @@ pub(crate) struct AttentionSample {
 
 /// The attention of a token.
 #[derive(Debug, Serialize, ToSchema)]
-struct AttentionOfToken {
+struct AttentionEntry {
     token_id: TokenId,
     text: String,
     /// Absent for a token that a mod inserted without a decode.
@@ -104,17 +104,17 @@ async fn collect(mut stream: AttentionStream) -> Result<GenerateAttentionRespons
         match event {
             AttentionEvent::Token(token) => {
                 let sample = &mut samples[token.sample];
-                if let Some(shape) = options.attention.clone() {
-                    bytes += token.row.as_deref().map_or(0, |row| shape.bytes(row));
+                if let Some(format) = options.attention.clone() {
+                    bytes += token.row.as_deref().map_or(0, |row| format.bytes(row));
                     if bytes > options.max_bytes {
                         return Err(out_of_memory("this answer", options.max_bytes, token.row.as_deref()));
                     }
                     let (row, layers) = (token.row.clone(), options.layers);
                     let shaped =
-                        run_blocking(token.row.as_deref(), move || convert_row(row.as_deref(), Some(&shape), layers));
+                        run_blocking(token.row.as_deref(), move || convert_row(row.as_deref(), Some(&format), layers));
                     let attention = shaped.await?;
                     let (token_id, text) = (token.measure.token, token.measure.text.clone());
-                    sample.attention_data.get_or_insert_default().push(AttentionOfToken { token_id, text, attention });
+                    sample.attention_data.get_or_insert_default().push(AttentionEntry { token_id, text, attention });
                 }
                 sample.generated_tokens.push(token_fields(*token, options.logprobs));
             }

@@ -162,13 +162,13 @@ impl Connection {
         let connection = self.clone();
         tasks.spawn(async move {
             let activity = connection.outgoing.mark_active();
-            let over = || connection.remove_request(&id, number);
-            if let Err(error) = connection.generate(format, &body, &id, cancelled, &over).await {
-                over();
+            let deregister = || connection.remove_request(&id, number);
+            if let Err(error) = connection.generate(format, &body, &id, cancelled, &deregister).await {
+                deregister();
                 // The connection detects a client that disconnected.
                 let _ = connection.send_error(format, &error, Some(&id)).await;
             }
-            over();
+            deregister();
             drop(activity);
         });
         Ok(())
@@ -212,14 +212,14 @@ impl Connection {
         request::assign_request_ids(&self.app, &mut request.requests).await?;
         let writer = AttentionWriter::new(format, id, &request.options);
         let samples = request.options.samples;
-        let mut over = vec![false; samples];
+        let mut ended = vec![false; samples];
         let headers = HeaderMap::new();
         let submit = Runs::submit(self.app.clone(), &loaded, request.requests, &headers, &self.caller);
         let runs = tokio::select! {
             runs = submit => runs?,
             () = until_cancelled(&mut cancelled) => {
                 deregister();
-                return self.send_cancelled(&writer, None, &over).await;
+                return self.send_cancelled(&writer, None, &ended).await;
             }
         };
         let mut stream = AttentionStream::with_history(runs, request.options, self.history.clone());
@@ -228,17 +228,17 @@ impl Connection {
                 event = stream.next() => event?,
                 () = until_cancelled(&mut cancelled) => {
                     deregister();
-                    return self.send_cancelled(&writer, Some(stream), &over).await;
+                    return self.send_cancelled(&writer, Some(stream), &ended).await;
                 }
             };
             let Some(event) = event else { return Ok(()) };
             if let AttentionEvent::Done(stream::SampleEnd { sample, .. }) | AttentionEvent::Failed { sample, .. } =
                 &event
             {
-                over[*sample] = true;
+                ended[*sample] = true;
             }
             let message = writer.write(event).await?;
-            if over.iter().all(|&over| over) {
+            if ended.iter().all(|&ended| ended) {
                 // Removed before the client receives the end, so that it can reuse the id immediately.
                 deregister();
             }
@@ -253,9 +253,9 @@ impl Connection {
         &self,
         writer: &AttentionWriter,
         stream: Option<AttentionStream>,
-        over: &[bool],
+        ended: &[bool],
     ) -> Result<(), ApiError> {
-        let active_samples = (0..over.len()).filter(|&sample| !over[sample]);
+        let active_samples = (0..ended.len()).filter(|&sample| !ended[sample]);
         let ends: Vec<_> = active_samples
             .map(|sample| match &stream {
                 Some(stream) => stream.cancelled(sample),

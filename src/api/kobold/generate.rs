@@ -67,7 +67,7 @@ pub(super) struct KoboldGeneration {
     pub(super) entry: GenerationEntry,
     vocabulary: Arc<Vocabulary>,
     render_special: bool,
-    /// Report every token at once, instead of only text that cannot start a stop string.
+    /// Report each token immediately instead of holding back text that may be the start of a stop string.
     per_token: bool,
     /// Number of characters of each reported token.
     sent_chars: Vec<usize>,

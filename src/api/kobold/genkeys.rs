@@ -76,7 +76,7 @@ impl Genkeys {
     /// Returns the log-probabilities of the newest ended generation with that key in the scope, if it has any.
     pub(super) fn logprobs(&self, scope: &Scope, key: &str) -> Option<Arc<KoboldLogprobs>> {
         let ended = locked(&self.0.ended);
-        let newest = ended.iter().rev().find(|(owner, own, _)| own == key && scope.includes(owner.as_ref()));
+        let newest = ended.iter().rev().find(|(owner, own_key, _)| own_key == key && scope.includes(owner.as_ref()));
         newest.and_then(|(_, _, logprobs)| logprobs.clone())
     }
 
@@ -110,7 +110,7 @@ impl GenerationEntry {
         let found = self.genkeys.lock().get(&self.number).map(|one| (one.owner.clone(), one.key.clone()));
         let Some((owner, key)) = found else { return };
         let mut ended = locked(&self.genkeys.0.ended);
-        ended.retain(|(whose, own, _)| *whose != owner || *own != key);
+        ended.retain(|(other_owner, other_key, _)| *other_owner != owner || *other_key != key);
         if ended.len() == MAX_ENDED {
             ended.pop_front();
         }

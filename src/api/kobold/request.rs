@@ -14,7 +14,7 @@ const DEFAULT_LENGTH: i64 = 200;
 /// A `KoboldCPP` request that passed validation.
 pub(super) struct KoboldRequest {
     pub(super) request: Request,
-    /// Key by which other requests refer to the generation; empty for none.
+    /// Key with which other requests poll or abort the generation; empty for none.
     pub(super) genkey: String,
     /// Include control tokens in the text.
     pub(super) render_special: bool,
@@ -52,7 +52,7 @@ pub(super) struct KoboldStreamRequest {
     #[schema(default = true)]
     output_attentions: Option<bool>,
     /// `aggregated`: one number per position, by default the mean of all heads (see `aggregation_mode`). `per_layer`:
-    /// every head of every layer.
+    /// every head of every defaults.
     #[schema(default = "aggregated")]
     attention_format: Option<String>,
     /// Key for `/api/extra/generate/check` and `/api/extra/abort`.
@@ -80,7 +80,7 @@ pub(super) struct KoboldDetokenizeRequest {
 
 /// Returns the default length of an answer in tokens.
 pub(super) fn default_length(app: &App) -> i64 {
-    app.config().server.max_tokens.map_or(DEFAULT_LENGTH, |most| DEFAULT_LENGTH.min(most.into()))
+    app.config().server.max_tokens.map_or(DEFAULT_LENGTH, |max| DEFAULT_LENGTH.min(max.into()))
 }
 
 /// Parses a body.
@@ -88,14 +88,14 @@ pub(super) fn default_length(app: &App) -> i64 {
 /// # Errors
 /// 400 naming the invalid field.
 pub(super) fn parse(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<KoboldRequest, ApiError> {
-    let mut layer = apply_aliases(app, fields);
-    layer.entry("max_tokens").or_insert(default_length(app).into());
-    layer.remove("n_predict");
+    let mut defaults = apply_aliases(app, fields);
+    defaults.entry("max_tokens").or_insert(default_length(app).into());
+    defaults.remove("n_predict");
     if fields.flag("bypass_eos")?.unwrap_or(false) || fields.flag("use_default_badwordsids")?.unwrap_or(false) {
-        layer.insert("ignore_eos".into(), Value::Bool(true));
+        defaults.insert("ignore_eos".into(), Value::Bool(true));
     }
     // Like llama-server's clients, `KoboldCPP` clients send values from their forms without checking their range.
-    parse_fields(app, loaded, fields.with_defaults(&layer).clamp_numbers())
+    parse_fields(app, loaded, fields.with_defaults(&defaults).clamp_numbers())
         .map_err(|error| restore_client_names(error, fields))
 }
 
@@ -137,7 +137,8 @@ fn parse_fields(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Kobold
 /// Tokenizes `memory` and `prompt`. Like `KoboldCPP`, it drops the start of the prompt if the answer would not fit.
 fn prompt(loaded: &Loaded, fields: Fields<'_>, answer: usize) -> Result<Vec<TokenId>, ApiError> {
     let vocabulary = loaded.vocabulary();
-    let text = fields.text("prompt")?.ok_or_else(|| ApiError::invalid("prompt", "prompt is missing"))?;
+    let text =
+        fields.text("prompt")?.ok_or_else(|| ApiError::invalid("prompt", "`prompt` is missing; send a string"))?;
     let memory = fields.text("memory")?.unwrap_or_default();
     let context = loaded.engine().context_per_slot() as usize;
     let wanted = fields.integer("max_context_length", 1..=i64::from(i32::MAX))?;
@@ -147,10 +148,10 @@ fn prompt(loaded: &Loaded, fields: Fields<'_>, answer: usize) -> Result<Vec<Toke
     let mut kept = vocabulary.encode(memory, true, true);
     kept.truncate(room - 1);
     let tokens = vocabulary.encode(text, kept.is_empty(), true);
-    let behind = room - kept.len();
-    kept.extend(&tokens[tokens.len().saturating_sub(behind)..]);
+    let free = room - kept.len();
+    kept.extend(&tokens[tokens.len().saturating_sub(free)..]);
     if kept.is_empty() {
-        return Err(ApiError::invalid("prompt", "the prompt is empty"));
+        return Err(ApiError::invalid("prompt", "`prompt` must have at least one token"));
     }
     Ok(kept)
 }

@@ -18,7 +18,7 @@ pub(super) struct LlamaCompletionBody {
     generation: GenerationFields,
 }
 
-/// A text between two texts to generate.
+/// Two texts and the gap between them to fill.
 #[derive(Debug, Deserialize, ToSchema)]
 #[expect(dead_code, reason = "the body is read field by field; this describes it")]
 pub(super) struct InfillBody {
@@ -59,7 +59,7 @@ pub(super) struct LlamaOptionFields {
     /// Tokens that a context shift removes; 0 for half.
     #[schema(default = 0)]
     n_discard: Option<i32>,
-    /// Minimum length of a piece of the state that is shifted and reused; 0 for none.
+    /// Minimum tokens of a cached part of the prompt that is moved and reused; 0 disables this.
     #[schema(default = 0)]
     n_cache_reuse: Option<i32>,
     /// Minimum indentation of lines.

@@ -22,7 +22,7 @@ pub(super) struct TemplateCapabilities {
 
 /// Returns the capabilities of the chat template, determined by test renderings.
 pub(super) fn template_capabilities(template: &ChatTemplate, app: &App) -> TemplateCapabilities {
-    // The shape of the messages belongs to the templates, which expect those of OpenAI's chat completions.
+    // Templates expect messages in the format of OpenAI's chat completions.
     const MARK: &str = "qzmarkzq";
     const OTHER: &str = "qzotherzq";
     let options = |tools: Value, variables: Value| RenderOptions {

@@ -45,7 +45,7 @@ async fn infill(
 fn prompt(fields: Fields<'_>, loaded: &Loaded, suffix_first: bool) -> Result<Vec<TokenId>, ApiError> {
     let vocabulary = loaded.vocabulary();
     let tokens = infill_tokens(vocabulary)?;
-    let needed = |name: &str| {
+    let required = |name: &str| {
         fields.text(name)?.ok_or_else(|| ApiError::invalid(name, format!("`{name}` is missing; send a string")))
     };
     let start = match fields.get("prompt") {
@@ -53,8 +53,8 @@ fn prompt(fields: Fields<'_>, loaded: &Loaded, suffix_first: bool) -> Result<Vec
         None => Vec::new(),
     };
     let parts = InfillParts {
-        prefix: vocabulary.encode(needed("input_prefix")?, false, false),
-        suffix: vocabulary.encode(needed("input_suffix")?, false, false),
+        prefix: vocabulary.encode(required("input_prefix")?, false, false),
+        suffix: vocabulary.encode(required("input_suffix")?, false, false),
         start,
         extra: extra(fields, vocabulary, tokens)?,
         suffix_first,

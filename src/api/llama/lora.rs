@@ -45,15 +45,15 @@ async fn list(
 ) -> Result<Json<Vec<AdapterResponse>>, LlamaError> {
     let loaded = app.loaded_now(params.model.as_deref()).await?;
     let adapters = loaded.model().adapters();
-    let usual = adapters.default_scales();
-    let shown = adapters.list().iter().enumerate().map(|(id, adapter)| AdapterResponse {
+    let defaults = adapters.default_scales();
+    let responses = adapters.list().iter().enumerate().map(|(id, adapter)| AdapterResponse {
         id,
         path: adapter.path.display().to_string(),
-        scale: to_shortest_f64(usual.scale(id)),
+        scale: to_shortest_f64(defaults.scale(id)),
         task_name: adapter.task_name.clone(),
         prompt_prefix: adapter.prompt_prefix.clone(),
     });
-    Ok(Json(shown.collect()))
+    Ok(Json(responses.collect()))
 }
 
 /// Sets the default scales of adapters, `[{id, scale}]`, for later requests without `lora`. Adapters that are not
@@ -62,7 +62,7 @@ async fn list(
     request_body(content = Vec<AdapterScaleBody>, content_type = "application/json"),
     responses((status = 200, body = SuccessResponse),
               (status = 400, description = "Unknown adapter, or a scale is not a number"),
-              (status = 403, description = "The key has no right to change properties")))]
+              (status = 403, description = "The API key lacks the right to change properties")))]
 async fn scale(
     State(app): State<App>,
     caller: Caller,

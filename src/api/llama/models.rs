@@ -35,7 +35,7 @@ pub(super) fn files_router() -> OpenApiRouter<App> {
 #[utoipa::path(post, path = "/models/load", tag = "models",
     request_body(content = ModelNameBody, content_type = "application/json"),
     responses((status = 200, body = SuccessResponse, description = "The load continues in the background"),
-              (status = 400, description = "The model is already loaded"), (status = 403, description = "The key has no right to load models"), (status = 404, description = "Unknown model"),
+              (status = 400, description = "The model is already loaded"), (status = 403, description = "The API key lacks the right to load models"), (status = 404, description = "Unknown model"),
               (status = 429, description = "The maximum number of models is loaded and in use")))]
 async fn load(
     State(app): State<App>,
@@ -53,7 +53,7 @@ async fn load(
 #[utoipa::path(post, path = "/models/unload", tag = "models",
     request_body(content = ModelNameBody, content_type = "application/json"),
     responses((status = 200, body = SuccessResponse, description = "The model is unloaded when its runs have ended"),
-              (status = 400, description = "The model is not loaded"), (status = 403, description = "The key has no right to unload models"), (status = 404, description = "Unknown model")))]
+              (status = 400, description = "The model is not loaded"), (status = 403, description = "The API key lacks the right to unload models"), (status = 404, description = "Unknown model")))]
 async fn unload(
     State(app): State<App>,
     caller: Caller,

@@ -45,7 +45,7 @@ async fn slots(
     if fails && slots.iter().all(|slot| slot.busy) {
         return Err(ApiError::unavailable("no slot is free").into());
     }
-    Ok(Json(slots.iter().enumerate().map(|(id, slot)| shown(&scope, id, slot, engine)).collect()))
+    Ok(Json(slots.iter().enumerate().map(|(id, slot)| slot_response(&scope, id, slot, engine)).collect()))
 }
 
 /// The state of a slot.
@@ -59,8 +59,7 @@ struct SlotResponse {
     speculative: bool,
     /// True while it has an active run.
     is_processing: bool,
-    /// Number of the newest run among those of the slot. This and all other fields of the run are absent if the client
-    /// must not see it.
+    /// Number of the slot's newest run. All fields of the run are absent if it belongs to another tenant.
     #[serde(skip_serializing_if = "Option::is_none")]
     id_task: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -93,7 +92,7 @@ struct NextToken {
     n_decoded: u32,
 }
 
-fn shown(scope: &Scope, id: usize, slot: &SlotView, engine: &Engine) -> SlotResponse {
+fn slot_response(scope: &Scope, id: usize, slot: &SlotView, engine: &Engine) -> SlotResponse {
     let hidden = SlotResponse {
         id,
         n_ctx: engine.context_per_slot(),

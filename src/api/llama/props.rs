@@ -208,7 +208,7 @@ async fn device_list(placement: &Placement) -> Vec<DeviceResponse> {
 /// Accepts changes but ignores them, like llama-server; requires `--props`.
 #[utoipa::path(post, path = "/props", tag = "llama-server",
     responses((status = 200, body = SuccessResponse),
-              (status = 403, description = "The key has no right to change properties"),
+              (status = 403, description = "The API key lacks the right to change properties"),
               (status = 501, description = "The server was started without --props")))]
 async fn change(State(app): State<App>, caller: Caller) -> Result<Json<SuccessResponse>, LlamaError> {
     caller.require_props()?;

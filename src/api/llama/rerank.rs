@@ -76,7 +76,7 @@ struct ScoredText {
               (status = 501, description = "The server was started without `--reranking`, or the model is not a reranker")))]
 async fn rerank(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Result<Response, LlamaError> {
     let (body, loaded) = encoding::parse_request(&app, &body?).await?;
-    let is_share = relevance(&loaded)?;
+    let is_probability = scores_are_probabilities(&loaded)?;
     let fields = Fields::new(&body)?;
     let query = fields.get("query").ok_or_else(|| ApiError::invalid("query", "`query` is missing; send a string"))?;
     let query = encoding::non_empty_string("query", query)?.to_owned();
@@ -109,7 +109,7 @@ async fn rerank(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> 
     let Encoded { vectors, usage } = encoding::encode(&loaded, field, true, EncoderOutput::Logits, tokenize).await?;
     let mut ranked: Vec<(usize, f32)> = vectors
         .iter()
-        .map(|logits| if is_share { share(logits) } else { logits.first().copied().unwrap_or(0.0) })
+        .map(|logits| if is_probability { first_probability(logits) } else { logits.first().copied().unwrap_or(0.0) })
         .enumerate()
         .collect();
     ranked.sort_by(|(_, a), (_, b)| b.total_cmp(a));
@@ -128,8 +128,8 @@ async fn rerank(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> 
     Ok(Json(results.collect::<Vec<_>>()).into_response())
 }
 
-/// Returns true if the relevance is a probability after softmax, false if it is the single logit.
-fn relevance(loaded: &Loaded) -> Result<bool, ApiError> {
+/// Returns true if the model's score is a probability after softmax, false if it is a single logit.
+fn scores_are_probabilities(loaded: &Loaded) -> Result<bool, ApiError> {
     let scores = loaded.encoder().scores().map_err(encoding::unavailable)?;
     if scores.labels.len() == 1 || scores.softmax {
         return Ok(scores.softmax);
@@ -143,19 +143,19 @@ fn relevance(loaded: &Loaded) -> Result<bool, ApiError> {
 }
 
 /// Returns the first logit's probability after softmax.
-fn share(logits: &[f32]) -> f32 {
+fn first_probability(logits: &[f32]) -> f32 {
     let first = logits.first().copied().unwrap_or(0.0);
     1.0 / logits.iter().map(|logit| (logit - first).exp()).sum::<f32>()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::share;
+    use super::first_probability;
 
     #[test]
-    fn share_is_softmax_of_first_logit() {
-        assert_eq!(share(&[1.0, 1.0]), 0.5);
-        assert!((share(&[2.0, 0.0]) - 0.880_797).abs() < 1e-6);
-        assert_eq!(share(&[-500.0, 500.0]), 0.0);
+    fn score_is_softmax_of_first_logit() {
+        assert_eq!(first_probability(&[1.0, 1.0]), 0.5);
+        assert!((first_probability(&[2.0, 0.0]) - 0.880_797).abs() < 1e-6);
+        assert_eq!(first_probability(&[-500.0, 500.0]), 0.0);
     }
 }

@@ -168,7 +168,7 @@ impl RunResponse {
         let mut chunk = self.chunk_fields(&delta.text, tokens);
         chunk.completion_probabilities = self.probabilities(&delta.tokens);
         let chunk = to_text(&chunk);
-        // Only the last sent token is needed again, to find out how the answer ended.
+        // Only the last sent token is kept; it shows whether the answer ended with an end token.
         self.sent.tokens = delta
             .tokens
             .into_iter()
@@ -271,7 +271,7 @@ impl RunResponse {
 
     /// Returns only the paths named in `response_fields`.
     fn select_fields(&self, completion: &LlamaCompletion<'_>) -> Value {
-        // The client chooses the shape.
+        // The client chooses the fields, so the result is JSON.
         let whole = serde_json::to_value(completion).unwrap_or_default();
         let found = self.options.response_fields.iter().filter_map(|path| {
             let found = path.split('/').try_fold(&whole, |value, name| value.get(name));
@@ -288,7 +288,7 @@ impl RunResponse {
             after_sampler: self.options.post_sampling,
             no_logprob: NO_LOGPROB,
         };
-        let entries = tokens.iter().map(|(measure, others)| formatter.drawn_token(measure, others));
+        let entries = tokens.iter().map(|(measure, others)| formatter.sampled_token(measure, others));
         (self.options.n_probs > 0).then(|| entries.collect())
     }
 }

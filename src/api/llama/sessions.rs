@@ -61,8 +61,8 @@ async fn act(
         .map_err(|_| ApiError::invalid("id_session", format!("`id_session` must be an integer, got '{text}'")))?;
     let body = parse_small_body(body).await?;
     let file = Fields::new(&body)?.text("file")?;
-    let begun = Instant::now();
-    let ms = || begun.elapsed().as_secs_f64() * 1e3;
+    let started = Instant::now();
+    let ms = || started.elapsed().as_secs_f64() * 1e3;
     let slot = || match &query.slot {
         Some(slot) => slot_number("slot", slot),
         None => Err(ApiError::invalid("slot", "`slot` is missing; add &slot=N to the query")),
@@ -120,7 +120,7 @@ async fn remove(
         return Ok(SessionActionResponse::Remove { id_session: id, removed: true, file: None, n_bytes: None });
     };
     let path = slot_files::path(app, client.scope, "file", file)?;
-    // The session is removed only after it was written, so that a full disk loses nothing. If it was saved again
+    // The session is removed only after it was written, so that a full disk loses nothing. If it changed
     // meanwhile, it is written again.
     let bytes = loop {
         let session = sessions.get(client, model, id).ok_or_else(missing)?;

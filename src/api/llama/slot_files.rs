@@ -8,7 +8,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Maximum length of a name; all file systems accept it with the suffix of unfinished files.
+/// Maximum length of a name; all file systems accept it with the suffix of partial files.
 const MAX_NAME_BYTES: usize = 200;
 
 /// Returns the path of a file named by a client in `field`.
@@ -58,7 +58,7 @@ fn is_plain(name: &str) -> bool {
 /// Writes a snapshot atomically.
 pub(super) async fn write(path: PathBuf, block: Bytes) -> Result<(), ApiError> {
     let write = move || {
-        let partial = unfinished(&path);
+        let partial = partial_path(&path);
         if let Some(folder) = path.parent() {
             let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
             made.map_err(|error| ApiError::internal(format!("cannot create {}: {error}", folder.display())))?;
@@ -89,23 +89,23 @@ pub(super) async fn write(path: PathBuf, block: Bytes) -> Result<(), ApiError> {
     blocking(write).await?
 }
 
-/// Reads a snapshot of up to `most` bytes.
-pub(super) async fn read(path: PathBuf, name: &str, most: usize) -> Result<Bytes, ApiError> {
+/// Reads a snapshot of up to `max_bytes` bytes.
+pub(super) async fn read(path: PathBuf, name: &str, max_bytes: usize) -> Result<Bytes, ApiError> {
     let read = move || -> io::Result<Option<Vec<u8>>> {
         // Opening a pipe would block until another process writes to it.
         let file = std::fs::OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path)?;
         let metadata = file.metadata()?;
-        if !metadata.is_file() || metadata.len() > most as u64 {
+        if !metadata.is_file() || metadata.len() > max_bytes as u64 {
             return Ok(None);
         }
         let mut block = Vec::with_capacity(metadata.len() as usize);
-        (&file).take(most as u64).read_to_end(&mut block)?;
+        (&file).take(max_bytes as u64).read_to_end(&mut block)?;
         Ok(Some(block))
     };
     match blocking(read).await? {
         Ok(Some(block)) => Ok(block.into()),
         Ok(None) => Err(ApiError::bad_request(format!(
-            "'{name}' is not a snapshot of this server's slots: expected a file of at most {most} bytes"
+            "'{name}' is not a snapshot of this server's slots: expected a file of at max_bytes {max_bytes} bytes"
         ))),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(ApiError::not_found("saved state", name)),
         Err(error) => Err(ApiError::internal(format!("cannot read snapshot {name}: {error}"))),
@@ -113,7 +113,7 @@ pub(super) async fn read(path: PathBuf, name: &str, most: usize) -> Result<Bytes
 }
 
 /// Returns a unique name for the partial file, so that two writers never share one.
-fn unfinished(path: &Path) -> PathBuf {
+fn partial_path(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.part", system::new_id().simple()));
     path.with_file_name(name)

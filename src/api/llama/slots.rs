@@ -72,8 +72,8 @@ async fn act(
     let slot = slot_number("id_slot", &id?.0)?;
     let engine = loaded.engine();
     let scope = &caller.scope;
-    let begun = Instant::now();
-    let ms = move || begun.elapsed().as_secs_f64() * 1e3;
+    let started = Instant::now();
+    let ms = move || started.elapsed().as_secs_f64() * 1e3;
     let answer = match query.action.as_deref() {
         Some("save-state") => {
             let SlotSnapshot { tokens, block } = engine.save_slot(scope, slot).await?;
@@ -86,7 +86,7 @@ async fn act(
             SlotActionResponse::SaveState { id_slot: slot, n_tokens: tokens, n_bytes: bytes, t_ms: ms(), state: text }
         }
         Some("restore-state") => {
-            let block = sent_state(engine, &headers, body).await?;
+            let block = read_snapshot(engine, &headers, body).await?;
             let bytes = block.len();
             engine.restore_slot(caller.tenant, slot, block).await?;
             SlotActionResponse::RestoreState { id_slot: slot, n_bytes_read: bytes, success: true, t_ms: ms() }
@@ -103,10 +103,10 @@ async fn act(
         Some("context-shift") => {
             let body = parse_small_body(body).await?;
             let fields = Fields::new(&body)?;
-            let number = |name: &str, least: i64| {
+            let number = |name: &str, min: i64| {
                 let missing =
-                    || ApiError::invalid(name, format!("`{name}` is missing; send an integer of {least} or more"));
-                fields.integer(name, least..=i64::from(u32::MAX))?.ok_or_else(missing).map(|number| number as usize)
+                    || ApiError::invalid(name, format!("`{name}` is missing; send an integer of {min} or more"));
+                fields.integer(name, min..=i64::from(u32::MAX))?.ok_or_else(missing).map(|number| number as usize)
             };
             let left = engine.shift_slot(scope, slot, number("n_keep", 0)?, number("n_discard", 1)?).await?;
             SlotActionResponse::ContextShift { success: true, new_n_tokens: left }
@@ -184,36 +184,37 @@ pub(super) fn slot_number(name: &str, text: &str) -> Result<u32, ApiError> {
 
 /// Parses a small JSON body; an empty body is an empty object.
 pub(super) async fn parse_small_body(body: Body) -> Result<Value, ApiError> {
-    const MOST: usize = 64 << 10;
-    let bytes = read_body(body, MOST)
-        .await?
-        .ok_or_else(|| ApiError::new(ErrorKind::TooLarge, format!("the body must have at most {MOST} bytes")))?;
+    const MAX_BYTES: usize = 64 << 10;
+    let bytes = read_body(body, MAX_BYTES).await?.ok_or_else(|| {
+        ApiError::new(ErrorKind::TooLarge, format!("the body must have at max_bytes {MAX_BYTES} bytes"))
+    })?;
     if bytes.is_empty() { Ok(Value::Object(Map::new())) } else { shared::parse_json(&bytes) }
 }
 
-/// Reads a body of up to `most` bytes; returns `None` for a longer one.
-async fn read_body(body: Body, most: usize) -> Result<Option<Bytes>, ApiError> {
-    /// Read and discarded, so that the client receives the response before the connection closes.
-    const DRAINED: usize = 64 << 20;
+/// Reads a body of up to `max_bytes` bytes; returns `None` for a longer one.
+async fn read_body(body: Body, max_bytes: usize) -> Result<Option<Bytes>, ApiError> {
+    /// Maximum bytes of a too long body that are read, so that the client receives the response before the connection
+    /// closes.
+    const MAX_DISCARDED_BYTES: usize = 64 << 20;
     let mut pieces = body.into_data_stream();
     let mut whole = BytesMut::new();
     let mut read = 0;
-    while read <= most.saturating_add(DRAINED)
+    while read <= max_bytes.saturating_add(MAX_DISCARDED_BYTES)
         && let Some(piece) = pieces.next().await
     {
         let piece = piece.map_err(|error| ApiError::bad_request(format!("the body could not be read: {error}")))?;
         read += piece.len();
-        if read <= most {
+        if read <= max_bytes {
             whole.extend_from_slice(&piece);
         } else {
             whole = BytesMut::new();
         }
     }
-    Ok((read <= most).then(|| whole.freeze()))
+    Ok((read <= max_bytes).then(|| whole.freeze()))
 }
 
 fn named_file(app: &App, scope: &Scope, body: &Value) -> Result<(String, std::path::PathBuf), ApiError> {
-    // Without a directory every name would be wrong.
+    // Reports a missing directory before a missing name.
     slot_files::path(app, scope, "filename", "any")?;
     let name = Fields::new(body)?.text("filename")?;
     let name = name.ok_or_else(|| ApiError::invalid("filename", "`filename` is missing; send the name of a file"))?;
@@ -221,18 +222,19 @@ fn named_file(app: &App, scope: &Scope, body: &Value) -> Result<(String, std::pa
 }
 
 /// Reads the snapshot in a body: binary, or base64 in JSON.
-async fn sent_state(engine: &Engine, headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
-    let most = engine.max_snapshot_bytes()?;
+async fn read_snapshot(engine: &Engine, headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
+    let max_bytes = engine.max_snapshot_bytes()?;
     let too_long = || {
-        let detail = format!("the snapshot is too large: snapshots of this server's slots have at most {most} bytes");
+        let detail =
+            format!("the snapshot is too large: snapshots of this server's slots have at max_bytes {max_bytes} bytes");
         ApiError::invalid("state", detail)
     };
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     if kind.trim_start().to_ascii_lowercase().starts_with(OCTET_STREAM) {
-        return read_body(body, most).await?.ok_or_else(too_long);
+        return read_body(body, max_bytes).await?.ok_or_else(too_long);
     }
     // Base64 may contain line breaks.
-    let body = read_body(body, most / 3 * 4 + most / 16 + MAX_JSON_OVERHEAD).await?.ok_or_else(too_long)?;
+    let body = read_body(body, max_bytes / 3 * 4 + max_bytes / 16 + MAX_JSON_OVERHEAD).await?.ok_or_else(too_long)?;
     let decode = move || {
         let body = shared::parse_json(&body)?;
         let text = Fields::new(&body)?.text("state")?;

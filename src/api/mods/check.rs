@@ -45,12 +45,12 @@ pub async fn check(
 ) -> Result<axum::Json<CheckResponse>, ApiError> {
     require_upload_rights(&app, &caller)?;
     let Json(upload) = body?;
-    let wrong = |found| Ok(axum::Json(CheckResponse { problems: vec![found], description: None }));
+    let problem = |problem| Ok(axum::Json(CheckResponse { problems: vec![problem], description: None }));
     if let Err(error) = validate_upload(&app, &upload) {
         let pointer = error.pointer().unwrap_or_default().to_owned();
         return match error.kind() {
             ErrorKind::BadRequest | ErrorKind::Conflict | ErrorKind::NoRoom => {
-                wrong(CheckProblem { line: None, message: error.problem().detail, traceback: None, pointer })
+                problem(CheckProblem { line: None, message: error.problem().detail, traceback: None, pointer })
             }
             _ => Err(error),
         };
@@ -63,7 +63,7 @@ pub async fn check(
         }
         Err(error) => match (error.line(), error.traceback().map(str::to_owned), error) {
             (line, traceback, LoadError::Failed { message, .. }) => {
-                wrong(CheckProblem { line, message, traceback, pointer: "source".into() })
+                problem(CheckProblem { line, message, traceback, pointer: "source".into() })
             }
             (_, _, error) => Err(ApiError::unavailable(error.to_string())),
         },

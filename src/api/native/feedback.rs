@@ -56,7 +56,7 @@ pub async fn add(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<(StatusCode, Json<Feedback>), ApiError> {
     let body = shared::parse_json(&body?)?;
-    let given = feedback::read(Fields::new(&body)?)?;
-    let kept = feedback::keep(&app, &id, given, &caller).await?;
-    Ok((StatusCode::CREATED, Json(kept)))
+    let feedback = feedback::parse(Fields::new(&body)?)?;
+    let stored = feedback::store(&app, &id, feedback, &caller).await?;
+    Ok((StatusCode::CREATED, Json(stored)))
 }

@@ -17,13 +17,13 @@ const POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// Delay before a run that has not reached the recorder yet is looked up again.
 const START_DELAY: Duration = Duration::from_millis(10);
 /// Maximum events queued for a slow client.
-const WAITING: usize = 64;
+const MAX_QUEUED_EVENTS: usize = 64;
 
 /// Returns the response that follows a run from the event `from` on.
 pub(super) fn respond(app: &App, scope: Scope, run_id: RunId, from: i32) -> Result<Response, ApiError> {
     // Checked here, so that a server without its database responds with a status instead of an empty stream.
     app.store()?;
-    let (out, events) = mpsc::channel(WAITING);
+    let (out, events) = mpsc::channel(MAX_QUEUED_EVENTS);
     let cursor = Cursor { event: from, items: 0 };
     let follower =
         Follower { app: app.clone(), scope, run_id, cursor, numbering: Numbering::default(), event: -1, item: 0, out };
@@ -43,9 +43,11 @@ struct Follower {
     scope: Scope,
     run_id: RunId,
     cursor: Cursor,
-    /// Numbers of the current item as `event`, `item`.
+    /// Numbers of calls and logs before the current item.
     numbering: Numbering,
+    /// `sequence_order` of the current item's event.
     event: i32,
+    /// Number of the current item in the event.
     item: u32,
     out: mpsc::Sender<ServerEvent>,
 }
@@ -53,7 +55,7 @@ struct Follower {
 /// The reason why following ends.
 enum Stop {
     /// The client disconnected, or the server stops.
-    Gone,
+    Disconnected,
     /// The store failed. The stream ends, and the client reconnects with its last event id.
     Failed(ApiError),
 }
@@ -69,8 +71,8 @@ impl Follower {
         let (app, out) = (self.app.clone(), self.out.clone());
         let ended = tokio::select! {
             ended = self.follow() => ended,
-            () = out.closed() => Err(Stop::Gone),
-            () = app.stopped() => Err(Stop::Gone),
+            () = out.closed() => Err(Stop::Disconnected),
+            () = app.stopped() => Err(Stop::Disconnected),
         };
         if let Err(Stop::Failed(error)) = ended {
             tracing::warn!(run.id = %self.run_id, error = %error.problem().detail, "run stream interrupted");
@@ -85,10 +87,10 @@ impl Follower {
                     _ => None,
                 });
                 if let Some(begin) = begin {
-                    self.stored(self.cursor.event.min(begin), begin).await?;
+                    self.send_stored(self.cursor.event.min(begin), begin).await?;
                 }
-                self.take(&backlog).await?;
-                self.updates(updates).await?;
+                self.send_items(&backlog).await?;
+                self.send_updates(updates).await?;
                 continue;
             }
             if let Some(unstored) = self.app.store()?.unstored(&self.scope, self.run_id) {
@@ -103,7 +105,7 @@ impl Follower {
             // no change is missed.
             let mut changed = self.app.live()?.follow_remote(self.run_id);
             let run = self.app.store()?.find(&self.scope, &self.run_id.to_string()).await?;
-            self.stored(self.cursor.event, i32::MAX).await?;
+            self.send_stored(self.cursor.event, i32::MAX).await?;
             match run {
                 Some(run) if run.status == RunStatus::Running => {
                     // An error means that the store has closed; the next lookup then fails.
@@ -113,29 +115,29 @@ impl Follower {
                     let summary = serde_json::to_string(&run).map_err(ApiError::internal)?;
                     return self.send(ServerEvent::named("end", summary)).await;
                 }
-                None => return Err(Stop::Gone),
+                None => return Err(Stop::Disconnected),
             }
         }
     }
 
     /// Sends the stored items of the events `from..to`. Later items are numbered from there, even if the range is
     /// empty.
-    async fn stored(&mut self, from: i32, to: i32) -> Result<(), Stop> {
+    async fn send_stored(&mut self, from: i32, to: i32) -> Result<(), Stop> {
         let mut from = Some(from);
         while let Some(first) = from {
             let ItemPage { numbering, items, next } =
                 self.app.store()?.item_page(&self.scope, self.run_id, first..to).await?;
             self.numbering = numbering;
-            self.take(&items).await?;
+            self.send_items(&items).await?;
             from = next;
         }
         Ok(())
     }
 
-    async fn updates(&mut self, mut updates: Receiver<LiveUpdate>) -> Result<(), Stop> {
+    async fn send_updates(&mut self, mut updates: Receiver<LiveUpdate>) -> Result<(), Stop> {
         loop {
             match updates.recv().await {
-                Ok(LiveUpdate::Items(items)) => self.take(&items).await?,
+                Ok(LiveUpdate::Items(items)) => self.send_items(&items).await?,
                 // A client that lagged is served from the store until it has caught up.
                 Ok(LiveUpdate::Ended(_)) | Err(RecvError::Lagged(_) | RecvError::Closed) => return Ok(()),
             }
@@ -143,7 +145,7 @@ impl Follower {
     }
 
     /// Sends those of the next items that are at or after the cursor.
-    async fn take(&mut self, items: &[TraceItem]) -> Result<(), Stop> {
+    async fn send_items(&mut self, items: &[TraceItem]) -> Result<(), Stop> {
         for item in items {
             match item {
                 TraceItem::Attention(_) => continue,
@@ -162,6 +164,6 @@ impl Follower {
     }
 
     async fn send(&self, event: ServerEvent) -> Result<(), Stop> {
-        self.out.send(event).await.map_err(|_| Stop::Gone)
+        self.out.send(event).await.map_err(|_| Stop::Disconnected)
     }
 }

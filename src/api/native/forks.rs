@@ -20,28 +20,28 @@ use utoipa::ToSchema;
 /// Maximum runs that one request starts.
 const MAX_FORKS: u32 = 64;
 
-/// The point of a fork, and what changes there. Without a change and with one run, the recorded run is repeated.
+/// The step of a fork and the changes from there on. One run without changes repeats the recorded run.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ForkRequest {
     /// The first step that is not kept.
     at: ForkAt,
-    /// Token appended there instead of a draw.
+    /// Token to append at this step instead of sampling one.
     #[schema(value_type = Option<i32>)]
     token: Option<TokenId>,
-    /// Text appended there instead of a draw; its tokens continue the kept ones.
+    /// Text to append at this step instead of sampling a token.
     text: Option<String>,
-    /// Mods from there on, as in other requests; default: those of the recorded run. All of them see the kept events; the
-    /// actions of those that the recorded run had must be the recorded ones.
+    /// Mods from this step on; default are those of the recorded run. All of them receive the kept events. A mod of the
+    /// recorded run must repeat its recorded actions.
     #[schema(value_type = Option<Vec<ModSelection>>)]
     mods: Option<Vec<Value>>,
-    /// Sampling parameters that change there.
+    /// Sampling parameters that change at this step.
     #[schema(value_type = Option<Object>)]
     sampling: Option<Map<String, Value>>,
     /// Number of runs, 1 to 64; default 1.
     n: Option<u32>,
-    /// `"continue"` for the next numbers of the recorded run's random generator, or a new seed; each further run gets the
-    /// next higher seed. Default: `"continue"` for one run, random seeds for several.
+    /// `"continue"` continues the recorded run's random generator; a number is a new seed, which is incremented for each
+    /// further run. Default is `"continue"` for one run and random seeds for several.
     seed: Option<ForkSeed>,
 }
 
@@ -55,13 +55,13 @@ pub struct ForkAt {
     event: Option<i32>,
 }
 
-/// The random numbers of a fork.
+/// The random generator of a fork.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(untagged, expecting = "`seed` must be \"continue\" or an integer between 0 and 4294967295")]
 enum ForkSeed {
-    /// Those that follow in the recorded run.
+    /// Continues the recorded run's generator.
     Continue(ContinueSeed),
-    /// Those of a new seed.
+    /// Starts with a new seed.
     New(u32),
 }
 
@@ -96,9 +96,9 @@ pub struct ForkedRun {
     seed: u32,
 }
 
-/// Starts runs that keep the tokens of a recorded run before one step, the position of its random generator, its
-/// remaining token budget and the states of its mods, and continue from there. Responds as soon as the runs have
-/// started; they are recorded as usual, with `parent`.
+/// Starts runs that continue a recorded run from one step. They keep its tokens before the step, the position of its
+/// random generator, its remaining token budget and the states of its mods. Responds when the runs have started; they
+/// are recorded as usual, with `parent`.
 #[utoipa::path(post, path = "/api/v1/runs/{id}/forks", tag = "runs",
     params(("id" = String, Path, description = "`run_id` or `request_id`")), request_body = ForkRequest, responses(
     (status = 201, body = ForkResponse),
@@ -115,18 +115,18 @@ pub async fn fork(
     Json(body): Json<Value>,
 ) -> Result<(StatusCode, axum::Json<ForkResponse>), ApiError> {
     let parent = app.find_run(&scope, &id).await?;
-    let wanted = ForkRequest::deserialize(&body).map_err(|error| ApiError::bad_request(error.to_string()))?;
+    let fork = ForkRequest::deserialize(&body).map_err(|error| ApiError::bad_request(error.to_string()))?;
     let items = app.store()?.items(&scope, parent.run_id, 0..i32::MAX).await?;
-    let source = Source::find(&parent, items, &wanted.at)?;
+    let source = Source::find(&parent, items, &fork.at)?;
     let loaded = recorded_model(&app, &source.recorded).await?;
-    let (mut request, count) = source.request(&app, &loaded, &wanted).await?;
+    let (mut request, count) = source.request(&app, &loaded, &fork).await?;
     set_client(&mut request, &headers, &caller);
     let mut started: Vec<Generation> = Vec::new();
     let mut runs = Vec::new();
     for index in 0..count {
         let mut request = request.clone();
         if index > 0 {
-            request.sampling.seed = match wanted.seed {
+            request.sampling.seed = match fork.seed {
                 Some(ForkSeed::New(first)) => first.wrapping_add(index),
                 _ => system::random(),
             };
@@ -139,7 +139,7 @@ pub async fn fork(
             }
             Err(refused) => {
                 for other in started {
-                    // It may have ended.
+                    // Stopping fails only if the run has ended.
                     let _ = other.control.stop(EndCause::Cancel, "another fork of the request was refused").await;
                 }
                 return Err(refused.into());
@@ -153,7 +153,7 @@ pub async fn fork(
     Ok((StatusCode::CREATED, axum::Json(ForkResponse { parent: parent.run_id, step, event, runs })))
 }
 
-/// Reads the outputs of a run, so that it does not wait for its client. Its readers follow the recording.
+/// Discards the outputs of a run, which would otherwise wait for a client. Clients read the recording instead.
 async fn read_to_end(mut generation: Generation) {
     while generation.output.recv().await.is_some() {}
 }
@@ -173,7 +173,7 @@ struct Source {
     event: i32,
 }
 
-/// Parameters of a part of a recorded run, from the step on at which it was forked.
+/// Parameters of a part of a recorded run, which starts at a step at which the run was forked.
 struct Phase<'a> {
     from: i32,
     parameters: &'a Value,
@@ -256,20 +256,20 @@ impl Source {
     }
 
     /// Builds the request of the first run, and returns it with the number of runs.
-    async fn request(&self, app: &App, loaded: &Loaded, wanted: &ForkRequest) -> Result<(Request, u32), ApiError> {
-        let count = wanted.n.unwrap_or(1);
+    async fn request(&self, app: &App, loaded: &Loaded, fork: &ForkRequest) -> Result<(Request, u32), ApiError> {
+        let count = fork.n.unwrap_or(1);
         if !(1..=MAX_FORKS).contains(&count) {
             return Err(ApiError::invalid(
                 "n",
                 format!("`n` must be an integer between 1 and {MAX_FORKS}, got {count}"),
             ));
         }
-        if count > 1 && matches!(wanted.seed, Some(ForkSeed::Continue(_))) {
+        if count > 1 && matches!(fork.seed, Some(ForkSeed::Continue(_))) {
             let detail = "`seed` \"continue\" is for one run: several would be equal; omit it or send a number";
             return Err(ApiError::invalid("seed", detail));
         }
         let vocabulary = loaded.vocabulary();
-        let tokens = match (wanted.token, &wanted.text) {
+        let tokens = match (fork.token, &fork.text) {
             (Some(_), Some(_)) => return Err(ApiError::invalid("text", "send either `token` or `text`")),
             (Some(token), None) if !vocabulary.contains(token) => {
                 let detail = format!("{token} is not a token; ids must be from 0 to {}", vocabulary.len() - 1);
@@ -283,7 +283,7 @@ impl Source {
             (None, None) => Vec::new(),
         };
         let mut request = recorded::request(self.prompt.clone(), &self.recorded, loaded)?;
-        request.mods = match &wanted.mods {
+        request.mods = match &fork.mods {
             None => recorded::mods(app, &self.recorded["mods"], false).await?,
             Some(mods) => requested_mods(Fields::new(&json!({ "mods": mods }))?, loaded, app.registry())?,
         };
@@ -295,8 +295,8 @@ impl Source {
                 Ok((phase.from.max(0) as u32, sampling))
             })
             .collect::<Result<Vec<_>, ApiError>>()?;
-        request.sampling = self.sampling(&request, loaded, wanted)?;
-        match wanted.seed {
+        request.sampling = self.sampling(&request, loaded, fork)?;
+        match fork.seed {
             Some(ForkSeed::New(seed)) => request.sampling.seed = seed,
             None if count > 1 => request.sampling.seed = system::random(),
             Some(ForkSeed::Continue(_)) | None => {}
@@ -318,7 +318,7 @@ impl Source {
                 run_id: self.run_id,
                 sequence_order: self.event,
                 step: self.step,
-                change: change(wanted, &vocabulary.decode(&tokens)),
+                change: change(fork, &vocabulary.decode(&tokens)),
             },
             tokens,
         }));
@@ -326,8 +326,8 @@ impl Source {
     }
 
     /// Returns the recorded sampling parameters with the changed ones.
-    fn sampling(&self, request: &Request, loaded: &Loaded, wanted: &ForkRequest) -> Result<SamplingParams, ApiError> {
-        let Some(changed) = &wanted.sampling else { return Ok(request.sampling.clone()) };
+    fn sampling(&self, request: &Request, loaded: &Loaded, fork: &ForkRequest) -> Result<SamplingParams, ApiError> {
+        let Some(changed) = &fork.sampling else { return Ok(request.sampling.clone()) };
         let mut sampling = self.recorded["sampling"].clone();
         for (name, value) in changed {
             if name == "seed" {
@@ -355,24 +355,24 @@ fn repeats_from(chosen: &SelectedMod, phases: &[Phase<'_>]) -> Option<u32> {
     phases.iter().rev().take_while(has).last().map(|phase| phase.from.max(0) as u32)
 }
 
-/// Describes the change for readers of the run.
-fn change(wanted: &ForkRequest, text: &str) -> Value {
+/// Returns the changes, as recorded with the new run.
+fn change(fork: &ForkRequest, text: &str) -> Value {
     let mut change = Map::new();
-    if let Some(token) = wanted.token {
+    if let Some(token) = fork.token {
         change.insert("token".into(), token.into());
     }
-    if wanted.token.is_some() || wanted.text.is_some() {
+    if fork.token.is_some() || fork.text.is_some() {
         change.insert("text".into(), text.into());
     }
-    if let Some(mods) = &wanted.mods {
+    if let Some(mods) = &fork.mods {
         change.insert("mods".into(), mods.clone().into());
     }
-    if let Some(sampling) = &wanted.sampling {
+    if let Some(sampling) = &fork.sampling {
         change.insert("sampling".into(), sampling.clone().into());
     }
-    match wanted.seed {
+    match fork.seed {
         Some(ForkSeed::New(_)) => drop(change.insert("seed".into(), "new".into())),
-        None if wanted.n.unwrap_or(1) > 1 => drop(change.insert("seed".into(), "new".into())),
+        None if fork.n.unwrap_or(1) > 1 => drop(change.insert("seed".into(), "new".into())),
         Some(ForkSeed::Continue(_)) | None => {}
     }
     change.into()

@@ -50,17 +50,20 @@ pub(super) fn request(prompt: PromptRecord, recorded: &Value, loaded: &Loaded) -
     }
     let limits = recorded_limits(limits, vocabulary)?;
     let sampling = recorded_sampling(sampling, &limits, vocabulary)?;
-    let constraint: Option<Constraint> = read(&recorded["constraint"], "prompt.parameters.constraint")?;
-    let overflow: Option<Overflow> = read(&recorded["overflow"], "prompt.parameters.overflow")?;
+    let constraint: Option<Constraint> = parse_optional(&recorded["constraint"], "prompt.parameters.constraint")?;
+    let overflow: Option<Overflow> = parse_optional(&recorded["overflow"], "prompt.parameters.overflow")?;
     if let Some(Overflow::Shift { keep, discard }) = overflow
         && keep.unwrap_or(0).max(discard) > i32::MAX as usize
     {
-        return Err(ApiError::invalid("prompt.parameters.overflow", "overflow: keep and discard have at most 31 bits"));
+        return Err(ApiError::invalid(
+            "prompt.parameters.overflow",
+            "`overflow`: keep and discard must be at most 2147483647",
+        ));
     }
     check_spans(&prompt)?;
     let template = loaded.model().card().chat_template.as_deref().unwrap_or_default();
     let recorded_format = Some(&recorded["reading"]).filter(|recorded_format| recorded_format.is_object());
-    let reading = recorded_format
+    let answer_format = recorded_format
         .map(|recorded_format| AnswerFormat::from_recording(template, prompt.tools.as_ref(), recorded_format));
     let adapters = lora::requested_adapters(Fields::new(recorded)?, loaded.model().adapters())?;
     let alternatives = recorded["alternatives"].as_u64().unwrap_or(Request::ALTERNATIVES as u64).min(100);
@@ -72,7 +75,7 @@ pub(super) fn request(prompt: PromptRecord, recorded: &Value, loaded: &Loaded) -
         answer_fields: recorded["request"].as_object().cloned().unwrap_or_default(),
         sampling,
         constraint,
-        answer_format: reading.map(Arc::new),
+        answer_format: answer_format.map(Arc::new),
         thinking: thinking(&recorded["thinking"], vocabulary)?,
         // The recorded adapters apply, not the current defaults.
         adapters: Some(adapters.unwrap_or_default()),
@@ -88,12 +91,13 @@ pub(super) fn request(prompt: PromptRecord, recorded: &Value, loaded: &Loaded) -
 }
 
 fn recorded_limits(limits: &Value, vocabulary: &Vocabulary) -> Result<Limits, ApiError> {
-    let wire = Fields::new(limits)?;
-    let max_time: Option<std::time::Duration> = read(&limits["max_time"], "prompt.parameters.limits.max_time")?;
+    let fields = Fields::new(limits)?;
+    let max_time: Option<std::time::Duration> =
+        parse_optional(&limits["max_time"], "prompt.parameters.limits.max_time")?;
     Ok(Limits {
-        min_indent: wire.integer("min_indent", 0..=1000)?.unwrap_or(0) as u32,
+        min_indent: fields.integer("min_indent", 0..=1000)?.unwrap_or(0) as u32,
         max_time,
-        ..parameters::limits_with_min(0, wire, vocabulary, i32::MAX as u32)?
+        ..parameters::limits_with_min(0, fields, vocabulary, i32::MAX as u32)?
     })
 }
 
@@ -106,7 +110,7 @@ pub(super) fn recorded_sampling(
     let mut plain = recorded.clone();
     let biases = plain["logit_bias"].take();
     let mut sampling = parameters::sampling(Fields::new(&plain)?, vocabulary)?;
-    // Some seeds mean "choose one" in requests; a recorded seed is literal.
+    // In requests some values select a random seed; a recorded seed is used unchanged.
     sampling.seed = plain["seed"].as_u64().and_then(|seed| u32::try_from(seed).ok()).unwrap_or(sampling.seed);
     // A ban is minus infinity, which JSON cannot represent; the engine adds those of `ignore_eos`.
     let biases = biases.as_array().into_iter().flatten().filter_map(|pair| {
@@ -125,31 +129,34 @@ pub(super) fn recorded_sampling(
 
 fn thinking(recorded: &Value, vocabulary: &Vocabulary) -> Result<Option<ReasoningBudget>, ApiError> {
     const PLACE: &str = "prompt.parameters.thinking";
-    let budget: Option<ReasoningBudget> = read(recorded, PLACE)?;
+    let budget: Option<ReasoningBudget> = parse_optional(recorded, PLACE)?;
     if let Some(budget) = &budget {
         if budget.open.is_empty() || budget.close.is_empty() {
-            return Err(ApiError::invalid(PLACE, "thinking: open and close must be the markers around reasoning"));
+            return Err(ApiError::invalid(PLACE, "`thinking`: open and close must be the markers around reasoning"));
         }
         if let Some(token) = budget.closing_tokens.iter().find(|&&token| !vocabulary.contains(token)) {
-            return Err(ApiError::invalid(PLACE, format!("thinking.closing_tokens: {token} is not a token")));
+            return Err(ApiError::invalid(
+                PLACE,
+                format!("`thinking.closing_tokens`: {token} is not a token of the model"),
+            ));
         }
     }
     Ok(budget)
 }
 
 fn check_spans(prompt: &PromptRecord) -> Result<(), ApiError> {
-    let mut behind = 0;
+    let mut previous_end = 0;
     for span in &prompt.spans {
-        if span.start < behind || span.end < span.start || span.end as usize > prompt.tokens.len() {
-            let detail = "spans: must be within the prompt, in order and without overlap";
+        if span.start < previous_end || span.end < span.start || span.end as usize > prompt.tokens.len() {
+            let detail = "`spans` must be within the prompt, in order and without overlap";
             return Err(ApiError::invalid("prompt.spans", detail));
         }
-        behind = span.end;
+        previous_end = span.end;
     }
     Ok(())
 }
 
-fn read<T: for<'de> Deserialize<'de>>(value: &Value, place: &str) -> Result<Option<T>, ApiError> {
+fn parse_optional<T: for<'de> Deserialize<'de>>(value: &Value, place: &str) -> Result<Option<T>, ApiError> {
     if value.is_null() {
         return Ok(None);
     }
@@ -160,14 +167,14 @@ fn read<T: for<'de> Deserialize<'de>>(value: &Value, place: &str) -> Result<Opti
 pub(super) async fn mods(app: &App, recorded: &Value, any_version: bool) -> Result<Vec<SelectedMod>, ApiError> {
     const PLACE: &str = "prompt.parameters.mods";
     if !recorded.is_null() && !recorded.is_array() {
-        return Err(ApiError::invalid(PLACE, format!("{PLACE}: expected a list")));
+        return Err(ApiError::invalid(PLACE, format!("`{PLACE}` must be a list")));
     }
     if recorded.as_array().is_some_and(|mods| mods.len() > MAX_RUN_MODS) {
-        return Err(ApiError::invalid(PLACE, format!("{PLACE}: expected at most {MAX_RUN_MODS} mods")));
+        return Err(ApiError::invalid(PLACE, format!("`{PLACE}` must have at most {MAX_RUN_MODS} mods")));
     }
     let mut chosen = Vec::new();
     for entry in recorded.as_array().into_iter().flatten() {
-        let mod_ref: ModRef = read(entry, PLACE)?.ok_or_else(|| ApiError::invalid(PLACE, "a mod is null"))?;
+        let mod_ref: ModRef = parse_optional(entry, PLACE)?.ok_or_else(|| ApiError::invalid(PLACE, "a mod is null"))?;
         let then = entry["version"].as_str().filter(|_| !any_version);
         let present = app.registry().select(vec![mod_ref.clone()]);
         let is_same = |found: &SelectedMod| then.is_none_or(|then| version_of(&*found.factory) == then);

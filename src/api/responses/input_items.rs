@@ -76,7 +76,7 @@ impl ListInputItemsParams {
     }
 }
 
-/// Adds the fields that clients omit and OpenAI returns. The shape of an item belongs to the client that sent it.
+/// Adds the fields that clients omit and OpenAI returns. Clients define the form of an item, so it is JSON.
 fn complete(item: &mut Value, id: &str) {
     let kind = if item["role"] == "assistant" { "output_text" } else { "input_text" };
     if let Some(text) = item["content"].as_str() {

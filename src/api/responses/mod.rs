@@ -43,7 +43,7 @@ pub(super) fn protocol() -> Protocol {
     Protocol::new(OpenAiError::render, &["/responses"]).routes(Access::Run, runs).routes(Access::Key, calls)
 }
 
-/// Generates a response, as OpenAI's Responses API. `"stream": true` returns server-sent events. Unless `store` is false, a
+/// Generates a response, like OpenAI's Responses API. `"stream": true` returns server-sent events. Unless `store` is false, a
 /// later request can continue it by `previous_response_id`. Stored responses are deleted with the runs of the same day.
 #[utoipa::path(post, path = "/v1/responses", tag = "openai",
     request_body(content = ResponsesBody, content_type = "application/json"),

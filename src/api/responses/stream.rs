@@ -78,7 +78,7 @@ impl ResponseEvents {
         self.item = Some(Item { id: item_id.to_owned(), kind, text: String::new() });
     }
 
-    fn piece(&mut self, chat: &ChatStream, delta: &str, pending: &mut PendingEvents) {
+    fn push_delta(&mut self, chat: &ChatStream, delta: &str, pending: &mut PendingEvents) {
         let Self { item: Some(Item { id: item_id, kind, text }), completed: output_index, sequence, .. } = self else {
             return;
         };
@@ -153,22 +153,22 @@ impl ChatEventWriter for ResponseEvents {
                     if !is(&self.item, &ItemKind::Thoughts) {
                         self.open(chat, ItemKind::Thoughts, pending);
                     }
-                    self.piece(chat, &text, pending);
+                    self.push_delta(chat, &text, pending);
                 }
                 ChatDelta::Content(text) => {
                     if !is(&self.item, &ItemKind::Text) {
                         self.open(chat, ItemKind::Text, pending);
                     }
-                    self.piece(chat, &text, pending);
+                    self.push_delta(chat, &text, pending);
                 }
                 ChatDelta::ToolCall { id, name, .. } => self.open(chat, ItemKind::Call { id, name }, pending),
-                ChatDelta::ToolArguments { text, .. } => self.piece(chat, &text, pending),
+                ChatDelta::ToolArguments { text, .. } => self.push_delta(chat, &text, pending),
                 ChatDelta::ToolCallEnd(_) => self.close(chat, ResponseStatus::Completed, pending),
-                ChatDelta::Retract(void) => {
+                ChatDelta::Retract(retraction) => {
                     let event = ResponseEvent::Retract {
-                        chars: void.content,
-                        reasoning_chars: void.reasoning,
-                        tool_calls: void.calls,
+                        chars: retraction.content,
+                        reasoning_chars: retraction.reasoning,
+                        tool_calls: retraction.calls,
                     };
                     self.send(event, pending);
                 }
@@ -177,14 +177,14 @@ impl ChatEventWriter for ResponseEvents {
     }
 
     fn on_end(&mut self, chat: &ChatStream, pending: &mut PendingEvents) -> Option<BoxFuture<'static, PendingEvents>> {
-        let cut = chat.reason(0) == "length";
-        self.close(chat, if cut { ResponseStatus::Incomplete } else { ResponseStatus::Completed }, pending);
+        let is_truncated = chat.reason(0) == "length";
+        self.close(chat, if is_truncated { ResponseStatus::Incomplete } else { ResponseStatus::Completed }, pending);
         let response = ResponseObject::complete(chat, self.echo.clone());
         // llama-server sends the timings next to the response.
         let timings = chat.finish(0).map(RunTimings::new);
         let mut sequence = self.sequence;
         let send = move |response: &ResponseObject, pending: &mut PendingEvents| {
-            let event = if cut {
+            let event = if is_truncated {
                 ResponseEvent::Incomplete { response, timings }
             } else {
                 ResponseEvent::Completed { response, timings }

@@ -8,13 +8,13 @@ use bytes::Bytes;
 /// Path of the document.
 pub(super) const PATH: &str = "/api/v1/asyncapi.json";
 
-const DESCRIPTION: &str = "Messages are JSON objects in text frames, unless a channel says otherwise. permessage-deflate is \
-    used where the client offers it. The server pings; a client that answers no ping for a minute is cut \
-    off. Where the server has keys, a client sends one as a header of the handshake, or as api_key in \
-    its first message, never in the address. Until the key is accepted it may send 16 KiB, and 256 \
-    connections may wait for theirs. A message that is too large ends the connection with code 1009 \
-    after an error that says how large it may be; text that is not UTF-8 with 1007, frames that break \
-    RFC 6455 with 1002, a missing key or a wrong beginning with 1008, a server that stops with 1001.";
+const DESCRIPTION: &str = "Messages are JSON objects in text frames, unless a channel states otherwise. permessage-deflate is used \
+    if the client offers it. The server sends pings and closes a connection that answers none for a minute. If the \
+    server has API keys, a client sends its key as a header of the handshake or as api_key in its first message, never \
+    in the URL. Before the key is accepted, a client may send up to 16 KiB, and up to 256 connections may wait. Close \
+    codes: 1009 after an error with the maximum size for a message that is too large, 1007 for text that is not UTF-8, \
+    1002 for frames that violate RFC 6455, 1008 for a missing key or an unexpected first message, 1001 when the server \
+    stops.";
 
 /// Returns the document of a server whose paths start with `prefix`, which may be empty.
 pub(super) fn document(prefix: &str) -> Bytes {

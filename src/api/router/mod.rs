@@ -82,10 +82,10 @@ pub fn router(app: &App, pages: &Pages) -> Router {
     let posts = declared.paths.paths.iter().filter(|(path, item)| item.post.is_some() && !path.contains('{'));
     let posts: Vec<String> = posts.map(|(path, _)| path.clone()).collect();
     let document = openapi::document(declared, &server.prefix);
-    let mut others = vec![documents(document.clone(), asyncapi::document(&server.prefix))];
-    others.extend(server.routes.dashboard.then(|| (pages.protocol)(document)));
-    let formats = formats.with(&others);
-    for RouteGroup { access, format, routes } in others.into_iter().flat_map(Protocol::into_groups) {
+    let mut undocumented = vec![documents(document.clone(), asyncapi::document(&server.prefix))];
+    undocumented.extend(server.routes.dashboard.then(|| (pages.protocol)(document)));
+    let formats = formats.with(&undocumented);
+    for RouteGroup { access, format, routes } in undocumented.into_iter().flat_map(Protocol::into_groups) {
         groups.push((access, format, routes.into()));
     }
     let not_found = pages.not_found;
@@ -94,7 +94,7 @@ pub fn router(app: &App, pages: &Pages) -> Router {
         move |request: Request| std::future::ready(unknown_path(&formats, not_found, &request))
     };
     let guard = Guard::new(app, Access::Key, formats);
-    let mut routes = guarded(&guard, Router::new().fallback(unknown));
+    let mut routes = with_access_layers(&guard, Router::new().fallback(unknown));
     for (access, format, group) in groups {
         routes = routes.merge(group_routes(app, access, format, group));
     }
@@ -120,11 +120,11 @@ fn group_routes(app: &App, access: Access, format: ErrorFormat, routes: Router<A
         let detail = format!("{} does not accept {}", request.uri().path(), request.method());
         std::future::ready(format(ApiError::new(ErrorKind::MethodNotAllowed, detail)))
     };
-    guarded(&Guard::new(app, access, format), routes.method_not_allowed_fallback(unknown_method))
+    with_access_layers(&Guard::new(app, access, format), routes.method_not_allowed_fallback(unknown_method))
 }
 
 /// Adds the middleware that depends on the access class and the error format.
-fn guarded(guard: &Guard, routes: Router<App>) -> Router<App> {
+fn with_access_layers(guard: &Guard, routes: Router<App>) -> Router<App> {
     routes
         .layer(DefaultBodyLimit::max(guard.app().config().server.max_body_bytes))
         .layer(RequestDecompressionLayer::new())

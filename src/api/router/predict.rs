@@ -63,10 +63,10 @@ async fn predict(targets: Targets, request: Request) -> Result<Json<PredictionsR
     let instances = match Fields::new(&body)?.list("instances")? {
         Some(list) if list.len() <= MAX_INSTANCES => list,
         Some(list) => {
-            let detail = format!("instances must be {expected}, got {}", list.len());
+            let detail = format!("`instances` must be {expected}, got {}", list.len());
             return Err(ApiError::invalid("instances", detail).into());
         }
-        None => return Err(ApiError::invalid("instances", format!("instances is missing; it takes {expected}")).into()),
+        None => return Err(ApiError::invalid("instances", format!("`instances` is missing; send {expected}")).into()),
     };
     let answers = instances.iter().enumerate().map(|(index, instance)| targets.answer(&head, index, instance));
     Ok(Json(PredictionsResponse { predictions: futures::future::join_all(answers).await }))

@@ -17,7 +17,7 @@ pub(crate) fn infill_tokens(vocabulary: &Vocabulary) -> Result<InfillTokens, Api
     })
 }
 
-/// Returns the prompt that asks for the text between two texts.
+/// Returns the prompt for the text between two texts.
 pub(crate) fn infill_prompt(vocabulary: &Vocabulary, tokens: InfillTokens, prefix: &str, suffix: &str) -> Vec<TokenId> {
     let parts = InfillParts {
         prefix: vocabulary.encode(prefix, false, false),
@@ -32,7 +32,7 @@ pub(crate) fn infill_prompt(vocabulary: &Vocabulary, tokens: InfillTokens, prefi
 pub(crate) struct InfillParts {
     pub(crate) prefix: Vec<TokenId>,
     pub(crate) suffix: Vec<TokenId>,
-    /// Text between the prefix and the parts.
+    /// Start of the answer, sent as `prompt`.
     pub(crate) start: Vec<TokenId>,
     /// Other files with their separators.
     pub(crate) extra: Vec<TokenId>,
@@ -41,9 +41,9 @@ pub(crate) struct InfillParts {
 }
 
 impl InfillParts {
-    /// Returns the prompt in llama-server's order: other files, prefix, suffix, middle, start of the line after the
-    /// prefix. If prefix and suffix do not fit, the parts next to the gap are kept, with three quarters of the room for
-    /// the prefix; of the other files the last parts are kept.
+    /// Returns the prompt in llama-server's order: other files, prefix with the start of the answer, suffix, and the
+    /// token for the middle. If prefix and suffix do not fit, their parts next to the gap are kept, with three quarters
+    /// of the room for the prefix. The other files are cut at their start.
     pub(crate) fn prompt(
         mut self,
         vocabulary: &Vocabulary,

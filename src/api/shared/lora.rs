@@ -15,7 +15,7 @@ pub(crate) fn requested_adapters(fields: Fields<'_>, known: &Adapters) -> Result
 pub(crate) fn parse_adapter_set(list: &Value, name: &str, known: &Adapters) -> Result<AdapterSet, ApiError> {
     const EXPECTED: &str = "a list of {\"id\": …, \"scale\": …}";
     let entries = list.as_array().ok_or_else(|| invalid_value(name, EXPECTED, list))?;
-    let weighed = |(index, entry): (usize, &Value)| {
+    let parse_entry = |(index, entry): (usize, &Value)| {
         let at = format!("{name}[{index}]");
         let object =
             entry.as_object().ok_or_else(|| invalid_value(&at, "an object {\"id\": …, \"scale\": …}", entry))?;
@@ -26,7 +26,7 @@ pub(crate) fn parse_adapter_set(list: &Value, name: &str, known: &Adapters) -> R
         let scale = scale.ok_or_else(|| invalid_value(&format!("{at}.scale"), "a number", value("scale")))?;
         Ok(ScaledAdapter { id, scale })
     };
-    let set: Result<Vec<ScaledAdapter>, ApiError> = entries.iter().enumerate().map(weighed).collect();
+    let set: Result<Vec<ScaledAdapter>, ApiError> = entries.iter().enumerate().map(parse_entry).collect();
     Ok(AdapterSet::new(set?))
 }
 

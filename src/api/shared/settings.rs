@@ -148,14 +148,14 @@ pub(crate) struct GenerationSettings {
     max_tokens: i64,
     /// Maximum tokens of the answer; -1 for as many as fit.
     n_predict: i64,
-    /// As sent.
+    /// The value in the request.
     #[schema(value_type = Value)]
     n_keep: Value,
-    /// As sent.
+    /// The value in the request.
     #[schema(value_type = Value)]
     n_discard: Value,
     n_indent: u32,
-    /// As sent.
+    /// The value in the request.
     #[schema(value_type = Value)]
     n_cache_reuse: Value,
     /// Maximum duration; 0 for none.
@@ -164,7 +164,7 @@ pub(crate) struct GenerationSettings {
     stream: bool,
     logit_bias: Vec<TokenBias>,
     n_probs: usize,
-    /// As sent.
+    /// The value in the request.
     #[schema(value_type = Value)]
     grammar: Value,
     grammar_lazy: bool,
@@ -176,25 +176,25 @@ pub(crate) struct GenerationSettings {
     reasoning_format: &'static str,
     reasoning_in_content: bool,
     generation_prompt: &'static str,
-    /// As sent.
+    /// The value in the request.
     #[schema(value_type = Value)]
     #[serde(rename = "speculative.types")]
     speculative_types: Value,
-    /// As sent.
+    /// The value in the request.
     #[schema(value_type = Value)]
     #[serde(rename = "speculative.n_max")]
     speculative_n_max: Value,
-    /// As sent.
+    /// The value in the request.
     #[schema(value_type = Value)]
     #[serde(rename = "speculative.n_min")]
     speculative_n_min: Value,
-    /// As sent.
+    /// The value in the request.
     #[schema(value_type = Value)]
     #[serde(rename = "speculative.p_min")]
     speculative_p_min: Value,
     timings_per_token: bool,
     post_sampling_probs: bool,
-    /// As sent.
+    /// The value in the request.
     #[schema(value_type = Value)]
     backend_sampling: Value,
     /// Active adapters: `{id, scale}`.

@@ -1,7 +1,7 @@
 //! Server-sent events of all protocols.
 //!
-//! The stream pulls: a client that stops reading pauses its own runs, and a client that disconnects drops the source and with
-//! it the runs.
+//! Events are produced on demand: a client that stops reading pauses its own runs, and a disconnect drops the source and
+//! with it the runs.
 
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};

@@ -98,7 +98,7 @@ impl RunConfig {
             let inner = own.into_iter().flatten().filter(|(name, value)| !is_section(name) && !value.is_null());
             body.extend(inner.map(|(name, value)| (name.clone(), value.clone())));
         }
-        normalise(&mut body);
+        rename_penalty(&mut body);
         let body = Value::Object(body);
         let fields = Fields::new(&body)?;
         let flag = |name, default| fields.flag(name).map(|flag| flag.unwrap_or(default));
@@ -162,7 +162,7 @@ impl RunConfig {
         }
         let changes: Vec<String> = parameters.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let mut change = parameters.clone();
-        normalise(&mut change);
+        rename_penalty(&mut change);
         let mut modified = self.clone();
         if let Some(body) = modified.body.as_object_mut() {
             body.extend(change);
@@ -182,7 +182,7 @@ impl RunConfig {
         seed: Option<u32>,
     ) -> Result<(SamplingParams, Limits), ApiError> {
         let fields = Fields::new(&self.body)?.with_defaults(&app.config().server.request_defaults);
-        let mut sampling = parameters::sampling(fields, vocabulary).map_err(restore_contract_name)?;
+        let mut sampling = parameters::sampling(fields, vocabulary).map_err(restore_client_name)?;
         if let (Some(seed), None) = (seed, fields.get("seed")) {
             sampling.seed = seed;
         }
@@ -233,13 +233,14 @@ fn is_section(name: &str) -> bool {
 /// The protocol's name of the repetition penalty, and Thunder's.
 const PENALTY: [&str; 2] = ["repetition_penalty", "repeat_penalty"];
 
-fn normalise(body: &mut Map<String, Value>) {
+/// Replaces the protocol's name of the repetition penalty by Thunder's.
+fn rename_penalty(body: &mut Map<String, Value>) {
     if let Some(penalty) = body.shift_remove(PENALTY[0]) {
         body.insert(PENALTY[1].to_owned(), penalty);
     }
 }
 
-fn restore_contract_name(error: ApiError) -> ApiError {
+fn restore_client_name(error: ApiError) -> ApiError {
     if error.pointer() == Some(PENALTY[1]) { error.rename_field(PENALTY[1], PENALTY[0]) } else { error }
 }
 

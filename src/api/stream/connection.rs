@@ -56,7 +56,7 @@ impl ConnectionRun {
     fn is_active(&self) -> bool {
         match &self.relay {
             Some(_) => !self.task.is_finished(),
-            None => self.started.get().is_none_or(|run| !run.is_over()),
+            None => self.started.get().is_none_or(|run| !run.has_ended()),
         }
     }
 }
@@ -166,7 +166,7 @@ impl StreamConnection {
             streams: self.streams.clone(),
             surface: Surface::Websocket,
             replaces,
-            keep: self.app.config().server.run_timeouts.disconnected,
+            grace_period: self.app.config().server.run_timeouts.disconnected,
         };
         let cancelled = Arc::new(watch::Sender::new(false));
         let (app, outgoing, entry) = (self.app.clone(), self.outgoing.clone(), Arc::clone(&started));

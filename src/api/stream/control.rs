@@ -62,7 +62,7 @@ async fn control_before_start(id: &str, action: &str, connection_run: &Connectio
 }
 
 async fn stop(run: &Arc<StreamedRun>) -> Result<(), ApiError> {
-    if run.is_over() {
+    if run.has_ended() {
         return Err(ended_error(run));
     }
     run.stop(EndCause::ClientStop).await;

@@ -12,7 +12,7 @@ use crate::server::ApiError;
 /// # Errors
 /// The run is unknown, the message is invalid, or the database is unavailable.
 pub(super) fn submit(connection: &mut StreamConnection, fields: Fields<'_>) -> Result<(), ApiError> {
-    let request = feedback::read(fields)?;
+    let request = feedback::parse(fields)?;
     let (id, known) = match (connection.find_run(fields), fields.text("request_id")?) {
         (Ok((id, connection_run)), _) => {
             let known = connection_run.started.get().map_or_else(|| id.clone(), |run| run.id.to_string());
@@ -26,7 +26,7 @@ pub(super) fn submit(connection: &mut StreamConnection, fields: Fields<'_>) -> R
     // The run may have to be stored first; other messages of the client do not wait for that.
     connection.tasks.spawn(async move {
         let _activity = outgoing.mark_active();
-        let message = match feedback::keep(&app, &known, request, &caller).await {
+        let message = match feedback::store(&app, &known, request, &caller).await {
             Ok(_) => to_text(&status("feedback", 100, "stored with the run", Some(&id))),
             Err(error) => to_text(&RunErrorMessage::new(&error, Some(&id))),
         };

@@ -25,7 +25,7 @@ pub(super) async fn wait(
         app.loaded(name).await
     };
     let mut loaded = std::pin::pin!(loaded);
-    let began = Instant::now();
+    let started = Instant::now();
     let mut ticks = interval(PROGRESS_INTERVAL);
     // The first tick is immediate; a loaded model needs no progress report.
     ticks.tick().await;
@@ -35,13 +35,13 @@ pub(super) async fn wait(
             loaded = &mut loaded => return loaded,
             _ = ticks.tick() => if let Some(client) = client {
                 // Sending fails only if the client has disconnected.
-                let _ = client.send(progress(app, name, request_id, began)).await;
+                let _ = client.send(progress(app, name, request_id, started)).await;
             },
         }
     }
 }
 
-fn progress(app: &App, name: Option<&str>, request_id: &str, began: Instant) -> String {
+fn progress(app: &App, name: Option<&str>, request_id: &str, started: Instant) -> String {
     let entries = app.models().list();
     let named = |name: &str| entries.iter().find(|entry| entry.name == name || entry.aliases.iter().any(|a| a == name));
     let entry = name.and_then(named).or_else(|| entries.first());
@@ -49,17 +49,17 @@ fn progress(app: &App, name: Option<&str>, request_id: &str, began: Instant) -> 
         ModelState::Loading(part) => Some(part),
         _ => None,
     });
-    let doing = match (app.state(), entry, part) {
-        (State::Loading(doing), _, None) => doing,
+    let activity = match (app.state(), entry, part) {
+        (State::Loading(activity), _, None) => activity,
         (_, Some(entry), Some(part)) if part >= 1.0 => format!("allocating the context of {}", entry.name),
         (_, Some(entry), Some(_)) => format!("loading the weights of {}", entry.name),
         (_, Some(entry), None) => format!("waiting for {}", entry.name),
         (_, None, _) => "starting".to_owned(),
     };
     let part = part.unwrap_or(0.0);
-    let mut status = StatusMessage::new("model_loading", (part * 100.0).round() as u8, doing, Some(request_id));
+    let mut status = StatusMessage::new("model_loading", (part * 100.0).round() as u8, activity, Some(request_id));
     if part > 0.05 {
-        let left = began.elapsed().as_secs_f32() * (1.0 - part) / part;
+        let left = started.elapsed().as_secs_f32() * (1.0 - part) / part;
         status.eta_seconds = Some((f64::from(left) * 10.0).round() / 10.0);
     }
     to_text(&StreamMessage::Status(status))

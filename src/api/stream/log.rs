@@ -1,4 +1,4 @@
-//! The output of a run, stored so that a client can receive it again from any point.
+//! The output of a run, kept in memory so that a client can receive it again from any point.
 
 use crate::engine::TextDelta;
 use crate::events::{FinishReason, TokenId};
@@ -44,28 +44,30 @@ pub(super) struct LogToken {
 /// The entries of a run, numbered from 1.
 #[derive(Debug)]
 pub(super) struct RunLog {
-    began: Instant,
+    started: Instant,
     last_output: Instant,
-    /// Number of dropped entries, and the text after them.
+    /// Number of dropped entries.
     dropped: usize,
+    /// The text after the dropped entries.
     base: String,
     entries: VecDeque<LogEntry>,
-    /// The text so far, and the number of characters of each token.
+    /// The text so far.
     text: String,
-    parts: Vec<usize>,
+    /// Number of characters of each token.
+    token_chars: Vec<usize>,
 }
 
 impl RunLog {
     pub(super) fn new() -> Self {
         let now = Instant::now();
         Self {
-            began: now,
+            started: now,
             last_output: now,
             dropped: 0,
             base: String::new(),
             entries: VecDeque::new(),
             text: String::new(),
-            parts: Vec::new(),
+            token_chars: Vec::new(),
         }
     }
 
@@ -76,7 +78,7 @@ impl RunLog {
 
     /// Returns the time since the start of the run.
     pub(super) fn elapsed(&self) -> Duration {
-        self.began.elapsed()
+        self.started.elapsed()
     }
 
     /// Returns entry number `index + 1` if it is stored.
@@ -96,13 +98,13 @@ impl RunLog {
     /// Appends a delta. End-of-generation tokens without text are skipped.
     pub(super) fn add(&mut self, delta: TextDelta, vocabulary: &Vocabulary) {
         let TextDelta { mut text, tokens, last, .. } = delta;
-        let shown = |id: TokenId, text: &str| !text.is_empty() || !vocabulary.is_end_of_generation(id);
+        let is_shown = |id: TokenId, text: &str| !text.is_empty() || !vocabulary.is_end_of_generation(id);
         let mut sent = Vec::with_capacity(tokens.len());
         for (measure, alternatives) in tokens {
             let part = if text.starts_with(&measure.text) { measure.text.len() } else { 0 };
             let rest = text.split_off(part);
             let own = std::mem::replace(&mut text, rest);
-            if !shown(measure.token, &own) {
+            if !is_shown(measure.token, &own) {
                 continue;
             }
             let mut logprobs = Vec::with_capacity(alternatives.len() + 1);
@@ -122,9 +124,9 @@ impl RunLog {
         self.last_output = now;
         let count = sent.len();
         for (index, (id, text, logprobs)) in sent.into_iter().enumerate() {
-            self.parts.push(text.chars().count());
+            self.token_chars.push(text.chars().count());
             let last = last.filter(|_| index + 1 == count);
-            self.push(LogEntry::Token(LogToken { text, id, logprobs, elapsed, at: now - self.began, last }));
+            self.push(LogEntry::Token(LogToken { text, id, logprobs, elapsed, at: now - self.started, last }));
         }
     }
 
@@ -134,14 +136,14 @@ impl RunLog {
         let at = self.text.char_indices().nth(keep).map_or(self.text.len(), |(at, _)| at);
         let text = self.text[at..].to_owned();
         let (mut left, mut tokens) = (chars, 0);
-        while let Some(part) = self.parts.last_mut().filter(|part| left > 0 || **part == 0) {
+        while let Some(part) = self.token_chars.last_mut().filter(|part| left > 0 || **part == 0) {
             if *part > left {
                 *part -= left;
                 break;
             }
             left -= *part;
             tokens += 1;
-            self.parts.pop();
+            self.token_chars.pop();
         }
         self.push(LogEntry::Backtrack { chars, tokens, text });
     }
@@ -180,7 +182,7 @@ mod tests {
     fn log(texts: &[&str]) -> RunLog {
         let mut log = RunLog::new();
         for text in texts {
-            log.parts.push(text.chars().count());
+            log.token_chars.push(text.chars().count());
             log.push(token(text));
         }
         log

@@ -84,13 +84,13 @@ pub(super) fn backtrack<'a>(
 }
 
 /// Returns the last message of a run: its completion, or the error that ended it with the text so far.
-pub(super) fn last<'a>(run: &'a StreamedRun, over: &RunEnding, text: &'a str) -> StreamMessage<'a> {
+pub(super) fn last<'a>(run: &'a StreamedRun, ending: &RunEnding, text: &'a str) -> StreamMessage<'a> {
     let text = echoed(run, text);
     let failed = |error: StreamErrorMessage, text, usage: Option<Usage>| {
         let id = run.request_id.as_str().into();
         StreamMessage::Error(RunErrorMessage::ended(error, id, text, usage.map(StreamUsage::from)))
     };
-    match &over.outcome {
+    match &ending.outcome {
         Ok(end) => {
             let finish = &end.finish;
             let counts = Some(finish.usage);
@@ -99,13 +99,13 @@ pub(super) fn last<'a>(run: &'a StreamedRun, over: &RunEnding, text: &'a str) ->
                     failed(timed_out(run.head.options.timeout), text, counts)
                 }
                 (FinishReason::Cancelled, Some(EndCause::ClientStop | EndCause::Regenerate)) => {
-                    StreamMessage::Completion(completion(run, over, finish, text).stopped_by_client())
+                    StreamMessage::Completion(completion(run, ending, finish, text).stopped_by_client())
                 }
                 (FinishReason::Cancelled, _) => failed(cancelled_error(finish.message.as_deref()), text, counts),
                 (FinishReason::Error, _) => {
                     failed(run_error(finish.fault, finish.cause, finish.message.as_deref()), text, counts)
                 }
-                _ => StreamMessage::Completion(completion(run, over, finish, text)),
+                _ => StreamMessage::Completion(completion(run, ending, finish, text)),
             }
         }
         Err(error) => failed(error.streaming(), text, None),
@@ -114,13 +114,13 @@ pub(super) fn last<'a>(run: &'a StreamedRun, over: &RunEnding, text: &'a str) ->
 
 fn completion<'a>(
     run: &'a StreamedRun,
-    over: &RunEnding,
+    ending: &RunEnding,
     finish: &Finish,
     text: Cow<'a, str>,
 ) -> CompletionMessage<'a> {
     let timing = || StreamTiming {
         first_token_ms: finish.first_token_us.map(|us| ms(Duration::from_micros(us))),
-        total_ms: ms(over.total),
+        total_ms: ms(ending.total),
     };
     CompletionMessage {
         stop_string: finish.stop_string.clone(),

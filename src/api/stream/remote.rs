@@ -11,7 +11,7 @@ use serde_json::Value;
 use std::sync::Arc;
 
 impl StreamConnection {
-    /// Follows a run on the server that generates it; false if no other server does.
+    /// Follows a run on the server that generates it. Returns false if no other server generates it.
     ///
     /// # Errors
     /// 503 if that server cannot be reached.

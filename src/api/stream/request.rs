@@ -73,7 +73,8 @@ pub(super) struct StreamOptionsBody {
     /// Send `timing`.
     #[schema(default = false)]
     include_timing: Option<bool>,
-    /// `delta` omits `generated_text` from token messages, whose total size grows with the square of the text's length.
+    /// `delta` omits `generated_text` from token messages. With `cumulative` their total size grows quadratically with
+    /// the length of the text.
     generated_text: Option<GeneratedTextOption>,
     /// Maximum duration of the run without pauses; it then ends with the error `timeout`.
     timeout_ms: Option<u32>,
@@ -86,7 +87,7 @@ pub(super) struct StreamOptionsBody {
 pub(super) enum GeneratedTextOption {
     /// The text so far.
     Cumulative,
-    /// None.
+    /// No text.
     Delta,
 }
 

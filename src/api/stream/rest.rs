@@ -119,7 +119,7 @@ pub(super) async fn generate(
         streams: streams.0,
         surface: Surface::Generate,
         replaces: None,
-        keep: Duration::ZERO,
+        grace_period: Duration::ZERO,
     };
     let run = start(&app, &config, new_run, None).await?;
     let follower = run.follow(0);

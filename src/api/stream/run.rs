@@ -1,5 +1,4 @@
-//! A run that outlives its connection: it continues for a short time without a client and can be received again from
-//! any point.
+//! A run that continues for a grace period without a client and can be received again from any point.
 
 use super::config::{RunConfig, StreamOptions};
 use super::log::{LogEntry, RunLog};
@@ -28,7 +27,7 @@ pub(super) struct StreamedRun {
     log: Mutex<RunLog>,
     /// Progress of the prompt.
     progress: Mutex<Option<PromptProgress>>,
-    over: Mutex<Option<RunEnding>>,
+    ending: Mutex<Option<RunEnding>>,
     /// Notified of every entry and of the end.
     changed: watch::Sender<()>,
     listener: watch::Sender<Listener>,
@@ -61,7 +60,7 @@ pub(super) struct RunEnding {
 struct Listener {
     /// Number of the listener; increases with each one.
     number: u64,
-    here: bool,
+    is_connected: bool,
     /// Number of entries sent to it.
     at: usize,
     /// Time since when no listener is connected.
@@ -81,14 +80,14 @@ pub(super) struct Follower {
 }
 
 impl StreamedRun {
-    /// Starts a run's task. The caller must follow it immediately. Without a listener the run ends after `keep`; for as
+    /// Starts a run's task. The caller must follow it immediately. Without a listener the run ends after `grace_period`; for as
     /// long it stays registered after its end.
     pub(super) fn start(
         app: &App,
         streams: &Streams,
         generation: Generation,
         (config, head): (RunConfig, RunHead),
-        keep: Duration,
+        grace_period: Duration,
     ) -> Arc<Self> {
         let Generation { run_id, request_id, output, control, .. } = generation;
         let run = Arc::new(Self {
@@ -99,14 +98,14 @@ impl StreamedRun {
             config: Mutex::new(config),
             log: Mutex::new(RunLog::new()),
             progress: Mutex::default(),
-            over: Mutex::default(),
+            ending: Mutex::default(),
             changed: watch::Sender::new(()),
-            listener: watch::Sender::new(Listener { number: 0, here: true, at: 0, since: Instant::now() }),
+            listener: watch::Sender::new(Listener { number: 0, is_connected: true, at: 0, since: Instant::now() }),
         });
         streams.register(&run);
         let (app, streams, active) = (app.clone(), streams.clone(), Arc::clone(&run));
         tokio::spawn(async move {
-            advance(&app, &active, output, keep).await;
+            advance(&app, &active, output, grace_period).await;
             streams.deregister(&active);
         });
         run
@@ -118,7 +117,7 @@ impl StreamedRun {
         let mut number = 0;
         self.listener.send_modify(|listener| {
             number = listener.number + 1;
-            *listener = Listener { number, here: true, at, since: Instant::now() };
+            *listener = Listener { number, is_connected: true, at, since: Instant::now() };
         });
         // Wakes the previous listener.
         self.changed.send_replace(());
@@ -155,8 +154,8 @@ impl StreamedRun {
     }
 
     /// Returns true if the run has ended.
-    pub(super) fn is_over(&self) -> bool {
-        self.over.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    pub(super) fn has_ended(&self) -> bool {
+        self.ending.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
     fn log(&self) -> MutexGuard<'_, RunLog> {
@@ -165,37 +164,37 @@ impl StreamedRun {
 
     fn end(&self, outcome: Result<Arc<RunEnd>, ApiError>) {
         let total = self.log().elapsed();
-        *self.over.lock().unwrap_or_else(PoisonError::into_inner) = Some(RunEnding { outcome, total });
+        *self.ending.lock().unwrap_or_else(PoisonError::into_inner) = Some(RunEnding { outcome, total });
         self.changed.send_replace(());
     }
 
     /// Waits until a listener can accept more entries, or none is connected.
-    async fn has_capacity(&self) {
+    async fn wait_for_capacity(&self) {
         let reported = self.log().len();
         let mut listener = self.listener.subscribe();
         // The sender is part of `self`, so waiting cannot fail.
-        let _ = listener.wait_for(|listener| !listener.here || reported < listener.at + MAX_LAG).await;
+        let _ = listener.wait_for(|listener| !listener.is_connected || reported < listener.at + MAX_LAG).await;
     }
 
-    /// Waits until no listener was connected for `keep`.
-    async fn abandoned(&self, keep: Duration) {
+    /// Waits until no listener was connected for `grace_period`.
+    async fn wait_until_abandoned(&self, grace_period: Duration) {
         let mut listener = self.listener.subscribe();
         loop {
             let now = *listener.borrow_and_update();
-            if now.here {
+            if now.is_connected {
                 // The sender is part of `self`, so waiting cannot fail.
                 let _ = listener.changed().await;
                 continue;
             }
             tokio::select! {
-                () = sleep_until(now.since + keep) => return,
+                () = sleep_until(now.since + grace_period) => return,
                 _ = listener.changed() => {}
             }
         }
     }
 
     /// Waits until the run has exceeded its time limit.
-    async fn time_limit(&self) {
+    async fn wait_for_time_limit(&self) {
         /// Interval between two checks of a paused run.
         const CHECK_INTERVAL: Duration = Duration::from_millis(50);
         let Some(limit) = self.head.options.timeout else { return std::future::pending().await };
@@ -213,17 +212,22 @@ impl StreamedRun {
 }
 
 /// Stores the engine's output while the run has a listener or its grace period lasts.
-async fn advance(app: &App, run: &StreamedRun, mut output: tokio::sync::mpsc::Receiver<Output>, keep: Duration) {
-    let mut time_limit = std::pin::pin!(run.time_limit());
+async fn advance(
+    app: &App,
+    run: &StreamedRun,
+    mut output: tokio::sync::mpsc::Receiver<Output>,
+    grace_period: Duration,
+) {
+    let mut time_limit = std::pin::pin!(run.wait_for_time_limit());
     let mut timed_out = false;
     loop {
         let next = async {
-            run.has_capacity().await;
+            run.wait_for_capacity().await;
             output.recv().await
         };
         let output = tokio::select! {
             output = next => output,
-            () = run.abandoned(keep) => {
+            () = run.wait_until_abandoned(grace_period) => {
                 run.end(Err(ApiError::unavailable("the client disconnected and did not resume in time")));
                 break;
             }
@@ -259,7 +263,7 @@ async fn advance(app: &App, run: &StreamedRun, mut output: tokio::sync::mpsc::Re
     }
     drop(output);
     tokio::select! {
-        () = sleep(keep) => {}
+        () = sleep(grace_period) => {}
         () = app.stopping() => {}
     }
 }
@@ -288,7 +292,7 @@ impl Follower {
                 return None;
             }
             // Read before the log, so that the end is not sent before the last entry.
-            let over = self.run.over.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let ending = self.run.ending.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let entry = self.run.log().get(self.at).cloned();
             if let Some(entry) = entry {
                 self.at += 1;
@@ -304,9 +308,9 @@ impl Follower {
                     }
                 });
             }
-            if let Some(over) = over {
+            if let Some(ending) = ending {
                 self.sent_end = true;
-                return Some(message::last(&self.run, &over, &self.text));
+                return Some(message::last(&self.run, &ending, &self.text));
             }
             if let Some(progress) = self.new_progress() {
                 self.sent_progress = progress.processed;
@@ -339,7 +343,7 @@ impl Drop for Follower {
         self.run.listener.send_if_modified(|listener| {
             let mine = listener.number == self.number;
             if mine {
-                (listener.here, listener.since) = (false, Instant::now());
+                (listener.is_connected, listener.since) = (false, Instant::now());
             }
             mine
         });

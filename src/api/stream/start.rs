@@ -23,7 +23,7 @@ pub(super) struct NewRun {
     /// Id of the run that it replaces.
     pub(super) replaces: Option<String>,
     /// Time for which the run continues without a listener.
-    pub(super) keep: Duration,
+    pub(super) grace_period: Duration,
 }
 
 /// Returns a new id for a run whose client sent none.
@@ -41,7 +41,7 @@ pub(super) async fn start(
     new_run: NewRun,
     client: Option<&Outgoing>,
 ) -> Result<Arc<StreamedRun>, ApiError> {
-    let NewRun { request_id, caller, streams, surface, replaces, keep } = new_run;
+    let NewRun { request_id, caller, streams, surface, replaces, grace_period } = new_run;
     let loaded = loading::wait(app, config.model(), &request_id, client).await?;
     // Reserved until the run is registered, so that two concurrent runs cannot use the same id.
     let Some(_name) = streams.reserve(&request_id) else {
@@ -70,5 +70,5 @@ pub(super) async fn start(
         replaces,
     };
     let generation = loaded.engine().submit(request).await?;
-    Ok(StreamedRun::start(app, &streams, generation, (config.clone(), head), keep))
+    Ok(StreamedRun::start(app, &streams, generation, (config.clone(), head), grace_period))
 }

@@ -34,7 +34,7 @@ pub(super) fn control_router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(control::control)).route("/chat/completions/control", post(control::control))
 }
 
-/// Generates a chat completion, as OpenAI's API. `"stream": true` returns server-sent events.
+/// Generates a chat completion, like OpenAI's API. `"stream": true` returns server-sent events.
 ///
 /// `tools` are offered to the model; `tool_choice` `"required"` or a function's name forces a call. `response_format`,
 /// `json_schema` or `grammar` constrain the text. Reasoning is returned as `reasoning_content`.

@@ -292,7 +292,7 @@ pub(super) fn logprobs(chat: &ChatStream, tokens: &MeasuredTokens) -> Option<Cha
         after_sampler: chat.options.after_sampler,
         no_logprob: NO_LOGPROB,
     };
-    let content = tokens.iter().map(|(measure, others)| formatter.drawn_token(measure, others)).collect();
+    let content = tokens.iter().map(|(measure, others)| formatter.sampled_token(measure, others)).collect();
     Some(ChatLogprobs { content, refusal: None })
 }
 

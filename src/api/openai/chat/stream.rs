@@ -40,11 +40,11 @@ impl ChatEventWriter for ChatChunks {
             let tokens = std::mem::take(&mut self.held_tokens[answer]);
             let logprobs = response::logprobs(chat, &tokens);
             let mut chunk = ChatCompletionChunk::delta(chat, answer, ChatChunkDelta::new(delta), logprobs);
-            if let ChatDelta::Retract(void) = delta {
+            if let ChatDelta::Retract(retraction) = delta {
                 chunk.thunder = Some(ThunderFields::retract(RetractedOutput {
-                    chars: void.content,
-                    reasoning_chars: void.reasoning,
-                    tool_calls: void.calls,
+                    chars: retraction.content,
+                    reasoning_chars: retraction.reasoning,
+                    tool_calls: retraction.calls,
                 }));
             }
             if chat.options.timings_per_token {

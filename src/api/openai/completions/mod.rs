@@ -21,8 +21,8 @@ use request::CompletionBody;
 use response::{CompletionBuilder, CompletionChoice, TextChoice, TextCompletion, TextCompletionChunk};
 use std::sync::Arc;
 
-/// Completes a prompt, as OpenAI's older API. `prompt` is a string, token ids, or a list of those; `n` is the number
-/// of answers to each. `echo` repeats the prompt; with `logprobs` and `max_tokens` 0 it reports the prompt's
+/// Completes a prompt, like OpenAI's legacy completions API. `prompt` is a string, token ids, or a list of those; `n` is the
+/// number of answers per prompt. `echo` repeats the prompt; with `logprobs` and `max_tokens` 0 it reports the prompt's
 /// probabilities. `suffix` requests the text between `prompt` and `suffix`.
 #[utoipa::path(post, path = "/v1/completions", tag = "openai",
     request_body(content = CompletionBody, content_type = "application/json"),

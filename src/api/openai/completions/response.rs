@@ -275,7 +275,7 @@ impl LogprobsBuilder<'_> {
             for other in others {
                 top.insert(other.text.clone(), formatter.ln(other.prob).into());
             }
-            // OpenAI always lists the drawn token.
+            // OpenAI always lists the sampled token.
             if let Some(logprob) = logprob.filter(|_| formatter.top > 0) {
                 top.insert(text.to_owned(), logprob.into());
             }

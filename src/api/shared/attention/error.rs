@@ -1,4 +1,4 @@
-//! Errors in this API's format: `{"type": "error", "error": text, "error_code": WORD, …}`.
+//! Errors in the attention API's format: `{"type": "error", "error": text, "error_code": WORD, …}`.
 
 use crate::api::shared::sse::to_text;
 use crate::engine::AttentionRow;
@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// An [`ApiError`] in this API's format.
+/// An [`ApiError`] in the attention API's format.
 #[derive(Debug, Clone)]
 pub struct AttentionError(pub ApiError);
 

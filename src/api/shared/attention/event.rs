@@ -3,7 +3,7 @@
 use super::error::{self, AttentionErrorMessage};
 use super::pruning::Prunable;
 use super::request::AttentionOptions;
-use super::shape::{AttentionPayload, RowData};
+use super::row_format::{AttentionPayload, RowData};
 use super::stream::{AttentionEvent, GeneratedToken, SampleEnd, convert_row, run_blocking};
 use crate::events::TokenId;
 use crate::server::ApiError;
@@ -189,8 +189,8 @@ impl AttentionWriter {
     }
 
     fn token(&self, token: GeneratedToken) -> Result<Message, ApiError> {
-        if let (Some(shape), Some(row)) = (&self.options.attention, token.row.as_deref())
-            && shape.bytes(row) > self.options.max_bytes
+        if let (Some(format), Some(row)) = (&self.options.attention, token.row.as_deref())
+            && format.bytes(row) > self.options.max_bytes
         {
             return Err(error::out_of_memory("this token", self.options.max_bytes, Some(row)));
         }

@@ -1,14 +1,14 @@
 //! Generation with the attention of each token, for the attention API and for `KoboldCPP`'s clients that request it.
 //!
 //! Value `i` of a row is the attention to token `i` of `input_ids` followed by the answer. [`request`] parses a
-//! request, [`stream`] follows its runs, [`shape`] converts rows to the requested format, [`event`] encodes messages.
+//! request, [`stream`] follows its runs, [`row_format`] converts rows to the requested format, [`event`] encodes messages.
 //! Rows are converted and encoded on blocking threads while the next token is computed.
 
 pub(crate) mod error;
 pub(crate) mod event;
 pub(crate) mod pruning;
 pub(crate) mod request;
-pub(crate) mod shape;
+pub(crate) mod row_format;
 pub(crate) mod stream;
 
 pub(crate) use error::AttentionError;

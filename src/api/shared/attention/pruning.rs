@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use utoipa::ToSchema;
 
 /// Default threshold: a sentence is suggested if none of its tokens received this much attention at any step.
-const THRESHOLD: f32 = 0.05;
+const DEFAULT_THRESHOLD: f32 = 0.05;
 /// Number of answers whose attention a connection stores per sentence.
 const REMEMBERED_ANSWERS: usize = 4;
 /// Maximum sentences in a request.
@@ -23,7 +23,7 @@ const MAX_SENTENCES: usize = 100_000;
 /// Maximum sentences that a connection stores; its history is cleared beyond that.
 const MAX_REMEMBERED_SENTENCES: usize = 20_000;
 /// Ends of sentences, if the request does not list sentences.
-const ENDS: [char; 4] = ['.', '!', '?', '\n'];
+const SENTENCE_ENDS: [char; 4] = ['.', '!', '?', '\n'];
 
 /// Key of a sentence in the history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -37,7 +37,7 @@ enum SentenceKey {
 /// A sentence of the prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Sentence {
-    name: SentenceKey,
+    key: SentenceKey,
     turn: i64,
     sentence: i64,
     start: usize,
@@ -46,11 +46,11 @@ struct Sentence {
 
 /// Attention per sentence while an answer is generated.
 #[derive(Debug, Clone)]
-pub(crate) struct PruningWatch {
+pub(crate) struct SentenceTracker {
     threshold: f32,
     sentences: Arc<[Sentence]>,
     /// Maximum mean attention of each sentence so far.
-    most: Vec<f32>,
+    max_attention: Vec<f32>,
     /// True after the first step.
     has_steps: bool,
 }
@@ -76,7 +76,7 @@ type AttentionHistory = HashMap<SentenceKey, VecDeque<f32>>;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PruningHistory(Arc<Mutex<AttentionHistory>>);
 
-impl PruningWatch {
+impl SentenceTracker {
     /// Parses `suggest_pruning`, `prune_below`, and `sentences`: a list of `{turn_id, sentence_id, start, end}`.
     /// Without a list, turns start at control tokens and sentences end at full stops and line breaks.
     ///
@@ -87,7 +87,7 @@ impl PruningWatch {
         vocabulary: &Vocabulary,
         prompt: &[TokenId],
     ) -> Result<Option<Self>, ApiError> {
-        let threshold = fields.number("prune_below", 0.0..=1.0)?.unwrap_or(THRESHOLD);
+        let threshold = fields.number("prune_below", 0.0..=1.0)?.unwrap_or(DEFAULT_THRESHOLD);
         let named = fields.list("sentences")?;
         if !fields.flag("suggest_pruning")?.unwrap_or(false) {
             return Ok(None);
@@ -102,16 +102,21 @@ impl PruningWatch {
             }
             None => split_sentences(vocabulary, prompt),
         };
-        Ok(Some(Self { threshold, most: vec![0.0; sentences.len()], has_steps: false, sentences: sentences.into() }))
+        Ok(Some(Self {
+            threshold,
+            max_attention: vec![0.0; sentences.len()],
+            has_steps: false,
+            sentences: sentences.into(),
+        }))
     }
 
     /// Adds the attention of one step.
     pub(crate) fn add_step(&mut self, rows: &AttentionRows<'_>) {
         self.has_steps = true;
         let mean = rows.mean();
-        for (sentence, most) in self.sentences.iter().zip(&mut self.most) {
-            let seen = mean.get(sentence.range()).unwrap_or_default();
-            *most = seen.iter().fold(*most, |most, &value| most.max(value));
+        for (sentence, max) in self.sentences.iter().zip(&mut self.max_attention) {
+            let values = mean.get(sentence.range()).unwrap_or_default();
+            *max = values.iter().fold(*max, |max, &value| max.max(value));
         }
     }
 
@@ -122,16 +127,16 @@ impl PruningWatch {
             return Vec::new();
         }
         let mut history = history.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let prunable = self.sentences.iter().zip(&self.most).filter_map(|(sentence, &most)| {
-            if history.len() >= MAX_REMEMBERED_SENTENCES && !history.contains_key(&sentence.name) {
+        let prunable = self.sentences.iter().zip(&self.max_attention).filter_map(|(sentence, &max)| {
+            if history.len() >= MAX_REMEMBERED_SENTENCES && !history.contains_key(&sentence.key) {
                 history.clear();
             }
-            let earlier = history.entry(sentence.name).or_default();
-            earlier.push_back(most);
+            let earlier = history.entry(sentence.key).or_default();
+            earlier.push_back(max);
             if earlier.len() > REMEMBERED_ANSWERS {
                 earlier.pop_front();
             }
-            let max_attention = earlier.iter().fold(most, |a, &b| a.max(b));
+            let max_attention = earlier.iter().fold(max, |a, &b| a.max(b));
             (max_attention < self.threshold).then_some(Prunable {
                 turn_id: sentence.turn,
                 sentence_id: sentence.sentence,
@@ -155,7 +160,7 @@ fn sentence(at: usize, value: &Value, tokens: usize) -> Result<Sentence, ApiErro
     let read = || {
         let (start, end) = (usize::try_from(field("start")?).ok()?, usize::try_from(field("end")?).ok()?);
         let (turn, number) = (field("turn_id")?, field("sentence_id")?);
-        let sentence = Sentence { name: SentenceKey::Given(turn, number), turn, sentence: number, start, end };
+        let sentence = Sentence { key: SentenceKey::Given(turn, number), turn, sentence: number, start, end };
         (start < end && end <= tokens).then_some(sentence)
     };
     read().ok_or_else(|| {
@@ -175,14 +180,14 @@ fn split_sentences(vocabulary: &Vocabulary, prompt: &[TokenId]) -> Vec<Sentence>
     let texts = vocabulary.texts(prompt);
     for (index, (&token, text)) in prompt.iter().zip(&texts).enumerate() {
         let control = vocabulary.is_control(token);
-        let ends = !control && (index + 1 == prompt.len() || text.trim_end_matches(' ').ends_with(ENDS));
+        let ends = !control && (index + 1 == prompt.len() || text.trim_end_matches(' ').ends_with(SENTENCE_ENDS));
         // Control tokens belong to no sentence because removing one would merge two turns.
-        let upto = if control { index } else { index + 1 };
-        if (control || ends) && upto > start {
+        let end = if control { index } else { index + 1 };
+        if (control || ends) && end > start {
             let mut hasher = DefaultHasher::new();
-            prompt[start..upto].hash(&mut hasher);
-            let name = SentenceKey::Tokens(hasher.finish());
-            sentences.push(Sentence { name, turn, sentence: number, start, end: upto });
+            prompt[start..end].hash(&mut hasher);
+            let key = SentenceKey::Tokens(hasher.finish());
+            sentences.push(Sentence { key, turn, sentence: number, start, end });
             number += 1;
         }
         if control {
@@ -200,7 +205,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn watch(threshold: f32) -> PruningWatch {
+    fn watch(threshold: f32) -> SentenceTracker {
         let sentences: Vec<Sentence> = [(0, 2), (2, 3)]
             .into_iter()
             .enumerate()
@@ -209,7 +214,12 @@ mod tests {
             })
             .collect::<Result<_, _>>()
             .unwrap();
-        PruningWatch { threshold, most: vec![0.0; sentences.len()], has_steps: false, sentences: sentences.into() }
+        SentenceTracker {
+            threshold,
+            max_attention: vec![0.0; sentences.len()],
+            has_steps: false,
+            sentences: sentences.into(),
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Parses a request body into engine requests, one per sample.
 
-use super::pruning::PruningWatch;
-use super::shape::{Coding, DefaultCodings, RowFormat};
+use super::pruning::SentenceTracker;
+use super::row_format::{DefaultEncodings, NumberEncoding, RowFormat};
 use crate::api::shared::fields::{abbreviate, integer, invalid_value};
 use crate::api::shared::generation::request_id_exists;
 use crate::api::shared::{Fields, constraint, mods, parameters};
@@ -35,7 +35,7 @@ pub(crate) struct AttentionOptions {
     pub(crate) attention: Option<RowFormat>,
     /// Alternatives per token; `None` reports no probabilities.
     pub(crate) logprobs: Option<usize>,
-    pub(crate) pruning: Option<PruningWatch>,
+    pub(crate) pruning: Option<SentenceTracker>,
     pub(crate) samples: usize,
     /// Number of prompt tokens.
     pub(crate) prompt_tokens: u32,
@@ -72,14 +72,16 @@ pub(crate) enum Transport {
 }
 
 impl Transport {
-    const fn default_codings(self) -> DefaultCodings {
+    const fn default_encodings(self) -> DefaultEncodings {
         let (per_layer, aggregated, bytes) = match self {
-            Self::Rest => (Coding::Base64, Coding::Array, false),
-            Self::Socket => (Coding::Base64, Coding::Array, true),
-            Self::Msgpack | Self::MsgpackSocket | Self::Frames => (Coding::Binary, Coding::Binary, true),
-            Self::Events => (Coding::Base64, Coding::Base64, false),
+            Self::Rest => (NumberEncoding::Base64, NumberEncoding::Array, false),
+            Self::Socket => (NumberEncoding::Base64, NumberEncoding::Array, true),
+            Self::Msgpack | Self::MsgpackSocket | Self::Frames => {
+                (NumberEncoding::Binary, NumberEncoding::Binary, true)
+            }
+            Self::Events => (NumberEncoding::Base64, NumberEncoding::Base64, false),
         };
-        DefaultCodings { per_layer, aggregated, bytes }
+        DefaultEncodings { per_layer, aggregated, bytes }
     }
 
     /// Returns the default number of alternatives per token; `None` reports no probabilities.
@@ -108,29 +110,30 @@ const ALIASES: [(&str, &str); 8] = [
 
 /// Returns the server's defaults, overridden by parameters that the body has under other names.
 pub(crate) fn apply_aliases(app: &App, fields: Fields<'_>) -> Map<String, Value> {
-    let mut layer = app.config().server.request_defaults.clone();
-    for (theirs, ours) in ALIASES {
-        if let Some(value) = fields.get(theirs) {
-            layer.insert(ours.into(), value.clone());
+    let mut defaults = app.config().server.request_defaults.clone();
+    for (client_name, name) in ALIASES {
+        if let Some(value) = fields.get(client_name) {
+            defaults.insert(name.into(), value.clone());
         }
     }
-    // A length from the client overrides the server's flags, whatever its field name.
-    if layer.contains_key("max_tokens") {
-        layer.remove("n_predict");
+    // A length from the client overrides the server's flags under any of its names.
+    if defaults.contains_key("max_tokens") {
+        defaults.remove("n_predict");
     }
-    layer
+    defaults
 }
 
 /// Replaces a parameter's name in an error by the name that the client used.
 pub(crate) fn restore_client_names(error: ApiError, fields: Fields<'_>) -> ApiError {
-    let theirs = ALIASES.iter().find(|(theirs, ours)| error.pointer() == Some(*ours) && fields.get(theirs).is_some());
-    match theirs {
-        Some((theirs, ours)) => error.rename_field(ours, theirs),
+    let client_name =
+        ALIASES.iter().find(|(client_name, name)| error.pointer() == Some(*name) && fields.get(client_name).is_some());
+    match client_name {
+        Some((client_name, name)) => error.rename_field(name, client_name),
         None => error,
     }
 }
 
-/// Parses a body with `input_ids`. `taken` is the time the request arrived.
+/// Parses a body with `input_ids`. `received` is the time the request arrived.
 ///
 /// # Errors
 /// 400 naming the invalid field.
@@ -141,8 +144,8 @@ pub(crate) fn parse(
     transport: Transport,
     received: Instant,
 ) -> Result<AttentionRequest, ApiError> {
-    let layer = apply_aliases(app, fields);
-    parse_fields(app, loaded, fields.with_defaults(&layer), transport, received)
+    let defaults = apply_aliases(app, fields);
+    parse_fields(app, loaded, fields.with_defaults(&defaults), transport, received)
         .map_err(|error| restore_client_names(error, fields))
 }
 
@@ -215,10 +218,10 @@ fn response_options(
     };
     let layers = loaded.model().card().layers as usize;
     // Validated even without attention, so that an unknown value is always an error.
-    let shape = RowFormat::parse(fields, transport.default_codings())?;
-    shape.check_layers(layers)?;
-    let pruning = PruningWatch::parse(fields, loaded.vocabulary(), prompt)?;
-    let attention = flag(RETURN_FIELDS)?.then_some(shape);
+    let format = RowFormat::parse(fields, transport.default_encodings())?;
+    format.check_layers(layers)?;
+    let pruning = SentenceTracker::parse(fields, loaded.vocabulary(), prompt)?;
+    let attention = flag(RETURN_FIELDS)?.then_some(format);
     if (attention.is_some() || pruning.is_some())
         && let Err(unavailable) = loaded.engine().attention()
     {
@@ -260,10 +263,10 @@ pub(crate) async fn assign_request_ids(app: &App, requests: &mut [Request]) -> R
 }
 
 /// Parses `logprobs` (a flag or a number of alternatives) and `top_logprobs`.
-fn logprobs(fields: Fields<'_>, usual: Option<usize>) -> Result<Option<usize>, ApiError> {
+fn logprobs(fields: Fields<'_>, default: Option<usize>) -> Result<Option<usize>, ApiError> {
     let top = fields.integer("top_logprobs", 0..=MAX_LOGPROBS)?.map(|top| top as usize);
     match fields.get("logprobs") {
-        None => Ok(top.or(usual)),
+        None => Ok(top.or(default)),
         Some(Value::Bool(false)) => Ok(None),
         Some(Value::Bool(true)) => Ok(Some(top.unwrap_or(0))),
         Some(Value::Number(_)) => Ok(fields.integer("logprobs", 0..=MAX_LOGPROBS)?.map(|top| top as usize)),

@@ -1,8 +1,8 @@
 //! The events of a request's runs: tokens with their attention, in order.
 
-use super::pruning::{Prunable, PruningHistory};
+use super::pruning::{Prunable, PruningHistory, SentenceTracker};
 use super::request::AttentionOptions;
-use super::shape::{AttentionPayload, RowFormat};
+use super::row_format::{AttentionPayload, RowFormat};
 use crate::api::shared::generation::Runs;
 use crate::engine::{AttentionRow, Output};
 use crate::events::{Alternative, FinishReason, RunEnd, RunId, TokenMeasurement};
@@ -86,7 +86,7 @@ pub(crate) struct AttentionStream {
     history: PruningHistory,
     /// Number of tokens of each sample.
     counts: Vec<usize>,
-    watches: Vec<Option<super::pruning::PruningWatch>>,
+    trackers: Vec<Option<SentenceTracker>>,
     pending: VecDeque<AttentionEvent>,
 }
 
@@ -99,8 +99,8 @@ impl AttentionStream {
     /// Creates a stream on a connection that stores attention of earlier answers.
     pub(crate) fn with_history(runs: Runs, options: AttentionOptions, history: PruningHistory) -> Self {
         let samples = options.samples;
-        let watches = vec![options.pruning.clone(); samples];
-        Self { runs, options, history, counts: vec![0; samples], watches, pending: VecDeque::new() }
+        let trackers = vec![options.pruning.clone(); samples];
+        Self { runs, options, history, counts: vec![0; samples], trackers, pending: VecDeque::new() }
     }
 
     /// Returns the id of the first run.
@@ -128,7 +128,7 @@ impl AttentionStream {
                     let mut rows = delta.rows.into_iter();
                     for (measure, top) in delta.tokens {
                         let row = rows.next().flatten();
-                        self.watch(sample, row.as_deref());
+                        self.track(sample, row.as_deref());
                         self.pending.push_back(AttentionEvent::Token(Box::new(GeneratedToken {
                             sample,
                             measure,
@@ -144,11 +144,11 @@ impl AttentionStream {
         }
     }
 
-    fn watch(&mut self, sample: usize, row: Option<&AttentionRow>) {
-        if let (Some(watch), Some(row)) = (&mut self.watches[sample], row)
+    fn track(&mut self, sample: usize, row: Option<&AttentionRow>) {
+        if let (Some(tracker), Some(row)) = (&mut self.trackers[sample], row)
             && let Ok(rows) = AttentionRows::new(&row.values, row.layer_ids.len(), usize::from(row.heads))
         {
-            watch.add_step(&rows);
+            tracker.add_step(&rows);
         }
     }
 
@@ -158,8 +158,8 @@ impl AttentionStream {
             self.pending.push_back(AttentionEvent::Failed { sample, error: error.at_context(context) });
             return;
         }
-        if let Some(watch) = &self.watches[sample] {
-            let sentences = watch.suggestion(&self.history);
+        if let Some(tracker) = &self.trackers[sample] {
+            let sentences = tracker.suggestion(&self.history);
             self.pending.push_back(AttentionEvent::Pruning { sample, sentences });
         }
         let done = self.done(sample, finish_reason(end), end.finish.usage.prompt_tokens);
@@ -211,11 +211,11 @@ pub(crate) async fn run_blocking<T: Send + 'static>(
 /// Converts a token's row to the requested format.
 pub(crate) fn convert_row(
     row: Option<&AttentionRow>,
-    shape: Option<&RowFormat>,
+    format: Option<&RowFormat>,
     layers: usize,
 ) -> Result<Option<AttentionPayload>, ApiError> {
-    match (row, shape) {
-        (Some(row), Some(shape)) => shape.convert(row, layers).map(Some),
+    match (row, format) {
+        (Some(row), Some(format)) => format.convert(row, layers).map(Some),
         _ => Ok(None),
     }
 }

@@ -48,7 +48,7 @@ pub(crate) struct PreparedChat {
     pub(crate) preview: String,
     pub(crate) conversation: Value,
     pub(crate) tools: Option<Value>,
-    pub(crate) reading: Arc<AnswerFormat>,
+    pub(crate) answer_format: Arc<AnswerFormat>,
     pub(crate) constraint: Option<Constraint>,
     pub(crate) thinking: Option<ReasoningBudget>,
     /// Control tokens that end a turn in this template family.
@@ -85,18 +85,18 @@ impl Conversation {
         let tools = fields.list("tools")?.cloned().unwrap_or_default();
         let functions = parse_tools(&tools)?;
         let choice = parse_tool_choice(fields, &functions)?;
-        let form = parse_constraint(fields, true)?;
-        if let Some(form) = &form
-            && tools::schema(form).is_none()
+        let constraint = parse_constraint(fields, true)?;
+        if let Some(constraint) = &constraint
+            && tools::schema(constraint).is_none()
             && !functions.is_empty()
             && choice != ToolChoice::None
         {
             let message = format!(
                 "{} cannot be combined with tools because it would forbid tool calls; omit one of them or send \
                  \"tool_choice\": \"none\"",
-                form.field
+                constraint.field
             );
-            return Err(ApiError::invalid(form.field.as_str(), message));
+            return Err(ApiError::invalid(constraint.field.as_str(), message));
         }
         // The request's template variables override the server's.
         let mut variables =
@@ -125,7 +125,7 @@ impl Conversation {
             tools,
             choice,
             single_call: fields.flag("parallel_tool_calls")? == Some(false),
-            text_constraint: form,
+            text_constraint: constraint,
             separate_reasoning: separates_reasoning(fields)?,
             may_think,
             budget,
@@ -139,7 +139,7 @@ impl Conversation {
         let vocabulary = loaded.vocabulary();
         let rendered = template.render(&self.messages, &self.options)?;
         let format = template.format();
-        let reading = AnswerFormat {
+        let answer_format = AnswerFormat {
             format: Arc::clone(&format),
             tools: self.functions,
             separates_reasoning: self.separate_reasoning,
@@ -150,9 +150,11 @@ impl Conversation {
         // Models with answer channels always start with reasoning. Other models could reason without end instead of
         // calling.
         let may_think = self.may_think.unwrap_or(format.is_channels());
-        let calls = tools::constraint(&reading, &self.choice, schema.as_ref(), may_think, vocabulary);
-        let constraint = calls
-            .or_else(|| self.text_constraint.map(|form| tools::after_reasoning(form, &reading, may_think, vocabulary)));
+        let calls = tools::constraint(&answer_format, &self.choice, schema.as_ref(), may_think, vocabulary);
+        let constraint = calls.or_else(|| {
+            self.text_constraint
+                .map(|constraint| tools::after_reasoning(constraint, &answer_format, may_think, vocabulary))
+        });
         let (tokens, spans) = rendered.tokenize(vocabulary);
         let (open, close) = &format.reasoning_markers;
         let thinking = self.budget.map(|(tokens, message)| ReasoningBudget {
@@ -181,7 +183,7 @@ impl Conversation {
             end_tokens: ends.into_iter().filter_map(|(_, token)| token).collect(),
             end_texts,
             visible: vocabulary.controls_in(&format.markers()),
-            reading: Arc::new(reading),
+            answer_format: Arc::new(answer_format),
             text: rendered.without_bos(vocabulary).to_owned(),
         })
     }

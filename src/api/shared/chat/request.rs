@@ -24,7 +24,7 @@ const MAX_ANSWERS: i64 = 32;
 pub(crate) struct ChatRequest {
     /// One request per answer.
     pub(crate) requests: Vec<Request>,
-    pub(crate) reading: Arc<AnswerFormat>,
+    pub(crate) answer_format: Arc<AnswerFormat>,
     pub(crate) options: ResponseOptions,
 }
 
@@ -82,13 +82,13 @@ impl ChatRequest {
             },
         };
         let answers = fields.integer("n", 1..=MAX_ANSWERS)?.unwrap_or(1);
-        let reading = Arc::clone(&prepared.reading);
+        let answer_format = Arc::clone(&prepared.answer_format);
         let first = engine_request(app, loaded, fields, prepared, &options)?;
         options.verbose = verbose.then(|| VerboseDetails {
             prompt: loaded.vocabulary().decode(&first.prompt),
             settings: generation_settings(fields, &first, &options),
         });
-        Ok(Self { requests: generation::repeat_request(first, answers as u32).collect(), reading, options })
+        Ok(Self { requests: generation::repeat_request(first, answers as u32).collect(), answer_format, options })
     }
 }
 
@@ -109,7 +109,7 @@ fn engine_request(
         prompt_preview: prepared.preview,
         conversation: Some(prepared.conversation),
         tools: prepared.tools,
-        answer_format: Some(prepared.reading),
+        answer_format: Some(prepared.answer_format),
         constraint: prepared.constraint,
         thinking: prepared.thinking,
         visible: prepared.visible,
@@ -140,7 +140,7 @@ fn logprobs(fields: Fields<'_>, prepared: &PreparedChat, stream: bool) -> Result
     let probs = fields.integer("n_probs", i64::from(i32::MIN)..=MAX_PROBS)?.filter(|&count| count > 0);
     let wanted = fields.flag("logprobs")?.unwrap_or(probs.is_some());
     match (wanted, top) {
-        (true, _) if stream && !prepared.reading.tools.is_empty() => Err(ApiError::invalid(
+        (true, _) if stream && !prepared.answer_format.tools.is_empty() => Err(ApiError::invalid(
             "logprobs",
             "logprobs cannot be streamed together with tools, because a streamed tool call does not carry its tokens; \
              omit `stream`, `tools` or `logprobs`",

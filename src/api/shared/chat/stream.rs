@@ -100,7 +100,7 @@ impl ChatStream {
     ) -> Result<Self, ApiError> {
         let created = app.now().timestamp();
         let runs = Runs::start(app.clone(), loaded, request.requests, headers, caller).await?;
-        let answers = runs.started.iter().map(|run| ChatAnswer::new(run.id, &request.reading)).collect();
+        let answers = runs.started.iter().map(|run| ChatAnswer::new(run.id, &request.answer_format)).collect();
         Ok(Self {
             runs,
             options: request.options,
@@ -108,7 +108,7 @@ impl ChatStream {
             created,
             vocabulary: Arc::clone(loaded.vocabulary()),
             answers,
-            family: request.reading.format.family,
+            family: request.answer_format.format.family,
         })
     }
 
@@ -237,8 +237,8 @@ impl ChatStream {
 }
 
 impl ChatAnswer {
-    fn new(run: RunId, reading: &Arc<AnswerFormat>) -> Self {
-        let parser = AnswerParser::new(Arc::clone(reading));
+    fn new(run: RunId, format: &Arc<AnswerFormat>) -> Self {
+        let parser = AnswerParser::new(Arc::clone(format));
         Self { run, parser, call_ids: Vec::new(), mod_calls: Vec::new(), token_bytes: Vec::new(), end: None }
     }
 

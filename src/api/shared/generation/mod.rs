@@ -26,8 +26,8 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_millis(250);
 /// `thunder run` sends this header, so that its runs can be distinguished from those of other programs.
 const CLIENT: HeaderName = HeaderName::from_static("x-thunder-client");
 
-/// Makes the client's tenant the owner of the run, sets the request's user label to the key's label unless the client named
-/// a user, marks requests of `thunder run`, and adds the request id that the client sent to the metadata.
+/// Completes a request with data of its client: the owner and the user label of the API key, the marker of `thunder run`,
+/// and the HTTP request's id as metadata. A user label that the client sent is kept.
 pub(crate) fn set_client(request: &mut Request, headers: &HeaderMap, caller: &Caller) {
     if headers.get(CLIENT).is_some_and(|client| client == "cli") {
         request.surface = Surface::Cli;
@@ -65,8 +65,10 @@ pub(crate) fn shifted_tokens(finish: &Finish) -> u32 {
     if finish.evicted.is_empty() { finish.evicted_tokens } else { 0 }
 }
 
-/// Rejects a request id that belongs to another run. If the database is unavailable or slow, only a request that must be
-/// recorded is rejected: another run is then recorded with a new id if an earlier one has this id.
+/// Rejects a request id that belongs to another run.
+///
+/// If the database does not answer in time, only requests that must be recorded are rejected. Other runs start, and the
+/// recorder assigns a new id if an earlier run has this one.
 pub(crate) async fn check_request_id(app: &App, request: &Request) -> Result<(), ApiError> {
     let Some(id) = &request.request_id else { return Ok(()) };
     match request_id_exists(app, id).await? {

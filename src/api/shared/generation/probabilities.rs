@@ -30,7 +30,7 @@ pub(crate) enum TokenProbabilities {
         token: String,
         /// Bytes of the token.
         bytes: Vec<u8>,
-        /// The alternatives that can be drawn, most probable first.
+        /// The alternatives that can be sampled, most probable first.
         top_probs: Vec<TokenProbability>,
         /// Probability of the token.
         prob: f64,
@@ -96,8 +96,8 @@ pub(crate) struct ProbabilityFormatter<'a> {
 }
 
 impl ProbabilityFormatter<'_> {
-    /// Returns the entry of a drawn token with its alternatives, most probable first.
-    pub(crate) fn drawn_token(&self, measure: &TokenMeasurement, others: &[Alternative]) -> TokenProbabilities {
+    /// Returns the entry of a sampled token with its alternatives, most probable first.
+    pub(crate) fn sampled_token(&self, measure: &TokenMeasurement, others: &[Alternative]) -> TokenProbabilities {
         self.entry(measure.token, Some(self.logprob(measure)), others)
     }
 
@@ -106,7 +106,7 @@ impl ProbabilityFormatter<'_> {
         let (id, bytes, text) = self.named(token);
         let top = others.iter().take(self.top);
         if self.after_sampler {
-            // Tokens that cannot be drawn are not listed.
+            // Tokens that cannot be sampled are not listed.
             let top = top.filter(|other| other.prob > 0.0).map(|other| {
                 let (id, bytes, token) = self.named(other.token);
                 TokenProbability { id, token, bytes, prob: other.prob.into() }
@@ -119,7 +119,7 @@ impl ProbabilityFormatter<'_> {
         }
     }
 
-    /// Returns the log-probability of a drawn token.
+    /// Returns the log-probability of a sampled token.
     pub(crate) fn logprob(&self, measure: &TokenMeasurement) -> f32 {
         measure.logprob.unwrap_or(self.no_logprob)
     }

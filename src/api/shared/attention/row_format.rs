@@ -28,7 +28,7 @@ const NUMBER_BYTES: usize = 12;
 pub(crate) struct RowFormat {
     view: RowView,
     half: bool,
-    pub(crate) coding: Coding,
+    pub(crate) encoding: NumberEncoding,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -66,7 +66,7 @@ impl Aggregation {
 
 /// Encoding of numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Coding {
+pub(crate) enum NumberEncoding {
     /// Base64 of little-endian numbers.
     Base64,
     /// Little-endian numbers outside of the message's fields.
@@ -77,9 +77,9 @@ pub(crate) enum Coding {
 
 /// Default encodings of a message format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct DefaultCodings {
-    pub(crate) per_layer: Coding,
-    pub(crate) aggregated: Coding,
+pub(crate) struct DefaultEncodings {
+    pub(crate) per_layer: NumberEncoding,
+    pub(crate) aggregated: NumberEncoding,
     /// True if a message can contain bytes.
     pub(crate) bytes: bool,
 }
@@ -87,7 +87,7 @@ pub(crate) struct DefaultCodings {
 /// An attention row as part of a message.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub(crate) struct AttentionPayload {
-    /// As requested.
+    /// The requested format.
     pub(crate) format: &'static str,
     /// `[num_layers, num_heads, context_length]`, or `[context_length]` when aggregated.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -160,7 +160,7 @@ pub(crate) enum RowData {
     Text(String),
     Bytes(Vec<u8>),
     Numbers(Vec<f32>),
-    Strong(Vec<TopPosition>),
+    TopPositions(Vec<TopPosition>),
 }
 
 impl Serialize for RowData {
@@ -169,7 +169,7 @@ impl Serialize for RowData {
             Self::Text(text) => serializer.serialize_str(text),
             Self::Bytes(bytes) => serializer.serialize_bytes(bytes),
             Self::Numbers(numbers) => numbers.serialize(serializer),
-            Self::Strong(strong) => strong.serialize(serializer),
+            Self::TopPositions(positions) => positions.serialize(serializer),
         }
     }
 }
@@ -180,7 +180,7 @@ impl RowFormat {
     ///
     /// # Errors
     /// 400 for unknown values and invalid combinations.
-    pub(crate) fn parse(fields: Fields<'_>, defaults: DefaultCodings) -> Result<Self, ApiError> {
+    pub(crate) fn parse(fields: Fields<'_>, defaults: DefaultEncodings) -> Result<Self, ApiError> {
         const FORMATS: &str = "\"per_layer\", \"aggregated\", \"sparse\" or \"viz\"";
         let view = match fields.text("attention_format")? {
             None | Some("per_layer") => RowView::PerLayer,
@@ -199,15 +199,15 @@ impl RowFormat {
             }
         };
         let numbers = matches!(view, RowView::PerLayer | RowView::Aggregated(_));
-        let coding = match fields.text("attention_encoding")? {
-            None if !numbers => Coding::Array,
+        let encoding = match fields.text("attention_encoding")? {
+            None if !numbers => NumberEncoding::Array,
             None if matches!(view, RowView::PerLayer) => defaults.per_layer,
             // Half floats only make sense as bytes.
-            None if half && defaults.aggregated == Coding::Array => Coding::Base64,
+            None if half && defaults.aggregated == NumberEncoding::Array => NumberEncoding::Base64,
             None => defaults.aggregated,
-            Some("base64") => Coding::Base64,
-            Some("binary") if defaults.bytes => Coding::Binary,
-            Some("array") => Coding::Array,
+            Some("base64") => NumberEncoding::Base64,
+            Some("binary") if defaults.bytes => NumberEncoding::Binary,
+            Some("array") => NumberEncoding::Array,
             Some("binary") => {
                 let message = "`attention_encoding`: JSON cannot contain bytes; request base64, accept \
                                application/msgpack, or use the WebSocket";
@@ -221,7 +221,7 @@ impl RowFormat {
                 ));
             }
         };
-        Ok(Self { view, half, coding: if numbers { coding } else { Coding::Array } })
+        Ok(Self { view, half, encoding: if numbers { encoding } else { NumberEncoding::Array } })
     }
 
     /// Converts a row of a model with `layers` layers.
@@ -272,7 +272,7 @@ impl RowFormat {
             RowView::Sparse(count) => {
                 attention.format = "sparse";
                 attention.top_k = Some(*count);
-                attention.data = Some(RowData::Strong(rows.top_positions(*count)));
+                attention.data = Some(RowData::TopPositions(rows.top_positions(*count)));
             }
             RowView::Viz => {
                 attention.format = "viz";
@@ -292,28 +292,28 @@ impl RowFormat {
             RowView::Viz => 4 * row.layer_ids.len(),
         };
         let plain = if self.half { size_of::<f16>() } else { size_of::<f32>() };
-        match self.coding {
-            Coding::Array => values.saturating_mul(NUMBER_BYTES),
-            Coding::Binary => values.saturating_mul(plain),
-            Coding::Base64 => values.saturating_mul(plain).div_ceil(3).saturating_mul(4),
+        match self.encoding {
+            NumberEncoding::Array => values.saturating_mul(NUMBER_BYTES),
+            NumberEncoding::Binary => values.saturating_mul(plain),
+            NumberEncoding::Base64 => values.saturating_mul(plain).div_ceil(3).saturating_mul(4),
         }
     }
 
     fn write(&self, attention: &mut AttentionPayload, values: &[f32]) {
         attention.dtype = Some(if self.half { "float16" } else { "float32" });
-        let (name, data) = match self.coding {
-            Coding::Array if self.half => {
+        let (name, data) = match self.encoding {
+            NumberEncoding::Array if self.half => {
                 ("array", RowData::Numbers(values.iter().map(|&value| f16::from_f32(value).to_f32()).collect()))
             }
-            Coding::Array => ("array", RowData::Numbers(values.to_vec())),
-            Coding::Binary => ("binary", RowData::Bytes(self.coded(values).into_owned())),
-            Coding::Base64 => ("base64", RowData::Text(STANDARD.encode(&*self.coded(values)))),
+            NumberEncoding::Array => ("array", RowData::Numbers(values.to_vec())),
+            NumberEncoding::Binary => ("binary", RowData::Bytes(self.encode(values).into_owned())),
+            NumberEncoding::Base64 => ("base64", RowData::Text(STANDARD.encode(&*self.encode(values)))),
         };
         attention.encoding = Some(name);
         attention.data = Some(data);
     }
 
-    fn coded<'a>(&self, values: &'a [f32]) -> Cow<'a, [u8]> {
+    fn encode<'a>(&self, values: &'a [f32]) -> Cow<'a, [u8]> {
         if !self.half {
             return little_endian(values, |value| value.to_le_bytes());
         }
