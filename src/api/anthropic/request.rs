@@ -2,7 +2,7 @@
 //!
 //! Clients define both formats, so the converted body is JSON instead of a type.
 
-use crate::api::shared::fields::{Fields, integer, invalid_value, join_text_parts};
+use crate::api::shared::fields::{Fields, integer, invalid_value, join_text_parts, required_text};
 use crate::server::ApiError;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -71,11 +71,7 @@ pub(super) fn stop_sequences(body: &Value) -> Result<Vec<String>, ApiError> {
 /// Anthropic's own server requires the field.
 pub(super) fn to_chat(body: &Value) -> Result<Value, ApiError> {
     let fields = Fields::new(body)?;
-    let object = body.as_object().into_iter().flatten();
-    let mut chat: Map<String, Value> = object
-        .filter(|(name, _)| !CONVERTED.contains(&name.as_str()))
-        .map(|(name, value)| (name.clone(), value.clone()))
-        .collect();
+    let mut chat = fields.without(CONVERTED);
     let mut messages = Vec::new();
     if let Some(system) = fields.get("system") {
         messages.push(json!({ "role": "system", "content": join_texts(system, "system")? }));
@@ -89,12 +85,9 @@ pub(super) fn to_chat(body: &Value) -> Result<Value, ApiError> {
     }
     chat.insert("messages".into(), messages.into());
     if let Some(tools) = fields.list("tools")? {
-        let tools: Result<Vec<Value>, ApiError> = tools
-            .iter()
-            .enumerate()
-            .filter_map(|(index, tool)| convert_tool(tool, &format!("tools[{index}]")).transpose())
-            .collect();
-        chat.insert("tools".into(), tools?.into());
+        let tools = tools.iter().enumerate().map(|(index, tool)| convert_tool(tool, &format!("tools[{index}]")));
+        let tools = tools.filter_map(Result::transpose).collect::<Result<Vec<_>, _>>()?;
+        chat.insert("tools".into(), tools.into());
     }
     if let Some(choice) = fields.object("tool_choice")? {
         convert_tool_choice(choice, &mut chat)?;
@@ -229,10 +222,7 @@ fn push_message(messages: &mut Vec<Value>, message: &Value, at: &str) -> Result<
     let (mut texts, mut thoughts, mut calls) = (Vec::new(), String::new(), Vec::new());
     for (index, block) in blocks.iter().enumerate() {
         let at = format!("{at}[{index}]");
-        let text = |field: &str| {
-            let value = &block[field];
-            value.as_str().map(str::to_owned).ok_or_else(|| invalid_value(&format!("{at}.{field}"), "a string", value))
-        };
+        let text = |field: &str| required_text(block, field, &at);
         match (block["type"].as_str().unwrap_or_default(), role) {
             ("text", _) => texts.push(text("text")?),
             ("thinking", "assistant") => thoughts.push_str(&text("thinking")?),

@@ -2,10 +2,10 @@
 
 use crate::api::shared::attention::error::{AttentionError, out_of_memory};
 use crate::api::shared::attention::event::{TokenFields, token_fields};
-use crate::api::shared::attention::row_format::AttentionPayload;
 use crate::api::shared::attention::pruning::Prunable;
 use crate::api::shared::attention::request;
 use crate::api::shared::attention::request::Transport;
+use crate::api::shared::attention::row_format::AttentionPayload;
 use crate::api::shared::attention::stream::{AttentionEvent, AttentionStream, convert_row, run_blocking};
 use crate::api::shared::generation;
 use crate::api::shared::generation::Runs;
@@ -57,7 +57,7 @@ pub(crate) struct AttentionSample {
 struct AttentionEntry {
     token_id: TokenId,
     text: String,
-    /// Absent for a token that a mod inserted without a decode.
+    /// `null` for a token that a mod inserted without a decode.
     attention: Option<AttentionPayload>,
 }
 

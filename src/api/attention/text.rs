@@ -73,9 +73,8 @@ pub(super) async fn detokenize(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Text>, AttentionError> {
-    let body = shared::parse_json(&body?)?;
+    let (body, loaded) = shared::parse_for_model(&app, &body?).await?;
     let fields = Fields::new(&body)?;
-    let loaded = app.loaded(fields.text("model")?).await?;
     let tokens = token_ids(fields, "token_ids", loaded.vocabulary())?
         .ok_or_else(|| ApiError::invalid("token_ids", "`token_ids` is missing; send a list of token ids"))?;
     Ok(Json(Text { text: loaded.vocabulary().decode(&tokens) }))

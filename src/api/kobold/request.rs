@@ -1,7 +1,7 @@
 //! Parses a body with a `prompt` into an engine request.
 
 use crate::api::shared::attention::{apply_aliases, restore_client_names};
-use crate::api::shared::{Fields, constraint, mods, parameters};
+use crate::api::shared::{Fields, base_request, parameters};
 use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
 use crate::server::{ApiError, App, Loaded};
@@ -52,7 +52,7 @@ pub(super) struct KoboldStreamRequest {
     #[schema(default = true)]
     output_attentions: Option<bool>,
     /// `aggregated`: one number per position, by default the mean of all heads (see `aggregation_mode`). `per_layer`:
-    /// every head of every defaults.
+    /// every head of every layer.
     #[schema(default = "aggregated")]
     attention_format: Option<String>,
     /// Key for `/api/extra/generate/check` and `/api/extra/abort`.
@@ -100,31 +100,14 @@ pub(super) fn parse(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Ko
 }
 
 fn parse_fields(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<KoboldRequest, ApiError> {
-    let vocabulary = loaded.vocabulary();
-    let context = loaded.engine().context_per_slot();
     let wanted = fields.integer("max_tokens", -1..=i64::from(i32::MAX))?.unwrap_or(DEFAULT_LENGTH);
     let prompt = prompt(loaded, fields, usize::try_from(wanted).unwrap_or(0))?;
-    let placement = parameters::placement(fields)?;
-    let room = placement.room(context, prompt.len());
     let trims = fields.flag("trim_stop")?.unwrap_or(false);
     let request = Request {
-        request_id: parameters::request_id(fields)?,
-        user_label: parameters::user(fields)?,
-        prompt_preview: parameters::preview(&vocabulary.decode(&prompt)),
-        sampling: parameters::sampling(fields, vocabulary)?,
-        constraint: constraint::parse_constraint(fields, false)?,
-        limits: parameters::limits(fields, vocabulary, room)?,
-        mods: mods::requested_mods(fields, loaded, app.registry())?,
-        attention: fields.flag("attention")?.unwrap_or(false),
-        record: parameters::record(fields)?,
+        prompt_preview: parameters::preview(&loaded.vocabulary().decode(&prompt)),
         // The stop string is part of the text unless the client requests to trim it.
         report: ReportOptions { per_token: !trims, ..ReportOptions::default() },
-        slot: placement.slot,
-        cache_prompt: placement.cache_prompt,
-        cache_reuse: placement.cache_reuse,
-        drafts: placement.drafts,
-        overflow: placement.overflow,
-        ..Request::new(prompt, Surface::Attention)
+        ..base_request(app, loaded, fields, prompt, Surface::Attention, 1)?
     };
     Ok(KoboldRequest {
         request,

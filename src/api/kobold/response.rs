@@ -112,7 +112,7 @@ impl KoboldLogprobs {
             ProbabilityFormatter { vocabulary, top: MAX_ALTERNATIVES, after_sampler: false, no_logprob: NO_LOGPROB };
         let (mut lists, mut offset) = (Self::default(), 0);
         for (measure, others) in &sent.tokens {
-            let (id, bytes, token) = formatter.named(measure.token);
+            let (id, bytes, token) = formatter.parts(measure.token);
             let logprob = formatter.logprob(measure).into();
             let top_logprobs = formatter.top_logprobs(others);
             let mut by_text = LogprobsByText::default();

@@ -60,9 +60,8 @@ pub(super) async fn text(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<KoboldTextResponse>, KoboldError> {
-    let body = shared::parse_json(&body?)?;
+    let (body, loaded) = shared::parse_for_model(&app, &body?).await?;
     let fields = Fields::new(&body)?;
-    let loaded = app.loaded(fields.text("model")?).await?;
     let ids = attention::token_ids(fields, "ids", loaded.vocabulary())?
         .ok_or_else(|| ApiError::invalid("ids", "`ids` is missing; send a list of token ids"))?;
     Ok(Json(KoboldTextResponse { result: loaded.vocabulary().decode(&ids), success: true }))

@@ -2,9 +2,9 @@
 
 use super::body::ClassifyBody;
 use super::encoding::{self, Encoded, EncoderUsage};
-use crate::api::shared::Fields;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::invalid_value;
+use crate::api::shared::{Fields, parse_for_model};
 use crate::model::Vocabulary;
 use crate::model::llama::EncoderOutput;
 use crate::server::{ApiError, App, Loaded};
@@ -59,7 +59,7 @@ async fn classify(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Classification>, LlamaError> {
-    let (body, loaded) = encoding::parse_request(&app, &body?).await?;
+    let (body, loaded) = parse_for_model(&app, &body?).await?;
     let labels = labels(&loaded)?;
     let inputs = Fields::new(&body)?.get("inputs");
     let (texts, is_list): (Vec<String>, bool) = match inputs {

@@ -49,9 +49,8 @@ pub(super) async fn complete(
     body: Result<Bytes, BytesRejection>,
     prompts: impl FnOnce(Fields<'_>, &Loaded) -> Result<Vec<Vec<TokenId>>, ApiError>,
 ) -> Result<Response, LlamaError> {
-    let body = shared::parse_json(&body?)?;
+    let (body, loaded) = shared::parse_for_model(&app, &body?).await?;
     let fields = Fields::new(&body)?;
-    let loaded = app.loaded(fields.text("model")?).await?;
     let LlamaCompletionRequest { requests, options } =
         request::parse(&app, &loaded, fields, prompts(fields, &loaded)?)?;
     let vocabulary = loaded.vocabulary();

@@ -5,7 +5,7 @@ use super::encoding::{self, Encoded, EncoderUsage};
 use super::request::is_null_or_empty;
 use crate::api::shared::error::{LlamaError, OpenAiError};
 use crate::api::shared::fields::invalid_value;
-use crate::api::shared::{Fields, parameters};
+use crate::api::shared::{Fields, parameters, parse_for_model};
 use crate::events::TokenId;
 use crate::model::Vocabulary;
 use crate::model::llama::{EncoderOutput, Pooling};
@@ -84,7 +84,7 @@ async fn openai_embeddings(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<EmbeddingList>, OpenAiError> {
-    let (body, loaded) = encoding::parse_request(&app, &body?).await?;
+    let (body, loaded) = parse_for_model(&app, &body?).await?;
     let pooling = loaded.encoder().embeddings().map_err(encoding::unavailable)?;
     if pooling == Pooling::None {
         let detail = "the server runs with --pooling none, which has no embedding for a whole text; use /embeddings, or \
@@ -112,7 +112,7 @@ async fn embeddings(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Vec<NativeEmbedding>>, LlamaError> {
-    let (body, loaded) = encoding::parse_request(&app, &body?).await?;
+    let (body, loaded) = parse_for_model(&app, &body?).await?;
     let pooling = loaded.encoder().embeddings().map_err(encoding::unavailable)?;
     let width = loaded.model().width().max(1);
     let Encoded { vectors, .. } = embed(&app, &loaded, body, pooling).await?;

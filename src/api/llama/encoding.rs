@@ -1,12 +1,11 @@
 //! Code shared by embeddings, reranking and classification.
 
 use crate::api::shared;
-use crate::api::shared::Fields;
 use crate::engine::encoder::{EncodeError, EncoderUnavailable};
 use crate::events::TokenId;
 use crate::model::Vocabulary;
 use crate::model::llama::EncoderOutput;
-use crate::server::{ApiError, App, ErrorKind, Loaded};
+use crate::server::{ApiError, ErrorKind, Loaded};
 use serde::Serialize;
 use serde_json::Value;
 use std::sync::Arc;
@@ -28,14 +27,6 @@ pub(super) struct EncoderUsage {
 pub(super) struct Encoded {
     pub vectors: Vec<Vec<f32>>,
     pub usage: EncoderUsage,
-}
-
-/// Parses the body and returns it with the model that it names.
-pub(super) async fn parse_request(app: &App, body: &[u8]) -> Result<(Value, Loaded), ApiError> {
-    let body = shared::parse_json(body)?;
-    let name = Fields::new(&body)?.text("model")?;
-    let loaded = app.loaded(name).await?;
-    Ok((body, loaded))
 }
 
 /// Tokenizes on a blocking thread and encodes the inputs. Errors name `field`, with an index only if it is a list.

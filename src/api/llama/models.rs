@@ -48,8 +48,8 @@ async fn load(
     Ok(Json(SuccessResponse::default()))
 }
 
-/// Starts unloading the model `{"model": name}`. It accepts no more requests, and active runs have `--shutdown-grace`
-/// to end. A load in progress is cancelled.
+/// Starts unloading the model `{"model": name}`. New requests are rejected, and active runs may continue for
+/// `--shutdown-grace`. A load in progress is cancelled.
 #[utoipa::path(post, path = "/models/unload", tag = "models",
     request_body(content = ModelNameBody, content_type = "application/json"),
     responses((status = 200, body = SuccessResponse, description = "The model is unloaded when its runs have ended"),
@@ -76,14 +76,14 @@ async fn changes(State(app): State<App>) -> Result<Response, LlamaError> {
 }
 
 /// Rejects downloads: models are added to the folder of `--models-dir`.
-#[utoipa::path(post, path = "/models", tag = "models", responses((status = 400, description = "Always")))]
+#[utoipa::path(post, path = "/models", tag = "models", responses((status = 400, description = "Downloads are not supported")))]
 async fn add() -> LlamaError {
     let detail = "downloads are not supported; put the GGUF file into the folder of --models-dir";
     ApiError::new(ErrorKind::BadRequest, detail).into()
 }
 
 /// Rejects deletions, because the server does not manage model files.
-#[utoipa::path(delete, path = "/models", tag = "models", responses((status = 400, description = "Always"),
+#[utoipa::path(delete, path = "/models", tag = "models", responses((status = 400, description = "Deletions are not supported"),
               (status = 404, description = "Unknown model")))]
 async fn remove(State(app): State<App>, Query(params): Query<ModelParams>) -> Result<(), LlamaError> {
     let entry = app.models().named(&params.model.unwrap_or_default())?;

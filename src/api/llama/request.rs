@@ -1,6 +1,5 @@
 //! Parses the body of `/completion` into engine requests, one per prompt and answer.
 
-use crate::api::shared::constraint::parse_constraint;
 use crate::api::shared::fields::{Fields, abbreviate, invalid_value};
 use crate::api::shared::generation;
 use crate::api::shared::settings::{EchoedParameters, LlamaResponseOptions};
@@ -90,7 +89,6 @@ fn engine_request(
 ) -> Result<Request, ApiError> {
     Ok(Request {
         prompt_preview: parameters::preview(&loaded.vocabulary().decode(&prompt)),
-        constraint: parse_constraint(fields, false)?,
         alternatives: Request::ALTERNATIVES.max(options.n_probs),
         report: ReportOptions {
             progress: options.return_progress && options.stream,

@@ -2,9 +2,9 @@
 
 use super::body::RerankBody;
 use super::encoding::{self, Encoded, EncoderUsage};
-use crate::api::shared::Fields;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::invalid_value;
+use crate::api::shared::{Fields, parse_for_model};
 use crate::model::Vocabulary;
 use crate::model::llama::EncoderOutput;
 use crate::server::{ApiError, App, Loaded};
@@ -75,7 +75,7 @@ struct ScoredText {
               (status = 400, description = "A field is invalid or a document is too long; the message names it"),
               (status = 501, description = "The server was started without `--reranking`, or the model is not a reranker")))]
 async fn rerank(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Result<Response, LlamaError> {
-    let (body, loaded) = encoding::parse_request(&app, &body?).await?;
+    let (body, loaded) = parse_for_model(&app, &body?).await?;
     let is_probability = scores_are_probabilities(&loaded)?;
     let fields = Fields::new(&body)?;
     let query = fields.get("query").ok_or_else(|| ApiError::invalid("query", "`query` is missing; send a string"))?;
@@ -101,10 +101,10 @@ async fn rerank(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> 
     let top = fields.integer("top_n", 1..=i64::from(u32::MAX))?.map_or(usize::MAX, |top| top as usize);
     let returns_text = fields.flag(if is_jina { "return_documents" } else { "return_text" })?.unwrap_or(false);
 
-    let pairing = loaded.model().rerank_template();
+    let template = loaded.model().rerank_template();
     let texts = documents.clone();
     let tokenize = move |vocabulary: &Vocabulary| {
-        Ok(texts.iter().map(|document| pairing.tokens(vocabulary, &query, document)).collect())
+        Ok(texts.iter().map(|document| template.tokens(vocabulary, &query, document)).collect())
     };
     let Encoded { vectors, usage } = encoding::encode(&loaded, field, true, EncoderOutput::Logits, tokenize).await?;
     let mut ranked: Vec<(usize, f32)> = vectors

@@ -105,7 +105,7 @@ pub(super) async fn read(path: PathBuf, name: &str, max_bytes: usize) -> Result<
     match blocking(read).await? {
         Ok(Some(block)) => Ok(block.into()),
         Ok(None) => Err(ApiError::bad_request(format!(
-            "'{name}' is not a snapshot of this server's slots: expected a file of at max_bytes {max_bytes} bytes"
+            "'{name}' is not a snapshot of this server's slots: expected a file of at most {max_bytes} bytes"
         ))),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(ApiError::not_found("saved state", name)),
         Err(error) => Err(ApiError::internal(format!("cannot read snapshot {name}: {error}"))),

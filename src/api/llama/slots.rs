@@ -185,9 +185,9 @@ pub(super) fn slot_number(name: &str, text: &str) -> Result<u32, ApiError> {
 /// Parses a small JSON body; an empty body is an empty object.
 pub(super) async fn parse_small_body(body: Body) -> Result<Value, ApiError> {
     const MAX_BYTES: usize = 64 << 10;
-    let bytes = read_body(body, MAX_BYTES).await?.ok_or_else(|| {
-        ApiError::new(ErrorKind::TooLarge, format!("the body must have at max_bytes {MAX_BYTES} bytes"))
-    })?;
+    let bytes = read_body(body, MAX_BYTES)
+        .await?
+        .ok_or_else(|| ApiError::new(ErrorKind::TooLarge, format!("the body must have at most {MAX_BYTES} bytes")))?;
     if bytes.is_empty() { Ok(Value::Object(Map::new())) } else { shared::parse_json(&bytes) }
 }
 
@@ -226,7 +226,7 @@ async fn read_snapshot(engine: &Engine, headers: &HeaderMap, body: Body) -> Resu
     let max_bytes = engine.max_snapshot_bytes()?;
     let too_long = || {
         let detail =
-            format!("the snapshot is too large: snapshots of this server's slots have at max_bytes {max_bytes} bytes");
+            format!("the snapshot is too large: snapshots of this server's slots have at most {max_bytes} bytes");
         ApiError::invalid("state", detail)
     };
     let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();

@@ -3,14 +3,13 @@
 use crate::api::shared::body::ChatCompletionRequest;
 use crate::api::shared::chat::{Conversation, InputTokensResponse, PreparedChat};
 use crate::api::shared::error::{LlamaError, OpenAiError};
-use crate::api::shared::{self, Fields};
+use crate::api::shared::{Fields, parse_for_model};
 use crate::server::{ApiError, App};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use serde::Serialize;
-use serde_json::Value;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -42,8 +41,7 @@ async fn apply_template(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<ApplyTemplateResponse>, LlamaError> {
-    let body = shared::parse_json(&body?)?;
-    Ok(Json(ApplyTemplateResponse { prompt: prepared(&app, &body).await?.text }))
+    Ok(Json(ApplyTemplateResponse { prompt: prepare(&app, &body?).await?.text }))
 }
 
 /// Counts the prompt tokens of a chat completion.
@@ -55,13 +53,11 @@ async fn input_tokens(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<InputTokensResponse>, OpenAiError> {
-    let body = shared::parse_json(&body?)?;
-    let prepared = prepared(&app, &body).await?;
-    Ok(Json(InputTokensResponse::new(&prepared)))
+    Ok(Json(InputTokensResponse::new(&prepare(&app, &body?).await?)))
 }
 
-async fn prepared(app: &App, body: &Value) -> Result<PreparedChat, ApiError> {
-    let fields = Fields::new(body)?;
-    let loaded = app.loaded(fields.text("model")?).await?;
-    Conversation::parse(app, fields)?.prepare(&loaded)
+/// Parses and renders a conversation.
+async fn prepare(app: &App, body: &[u8]) -> Result<PreparedChat, ApiError> {
+    let (body, loaded) = parse_for_model(app, body).await?;
+    Conversation::parse(app, Fields::new(&body)?)?.prepare(&loaded)
 }

@@ -4,7 +4,7 @@ use super::body::{DetokenizeBody, TokenizeBody};
 use super::props::ModelParams;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::{Fields, invalid_value};
-use crate::api::shared::{self, parameters};
+use crate::api::shared::{parameters, parse_for_model};
 use crate::events::TokenId;
 use crate::server::{ApiError, App};
 use axum::Json;
@@ -98,9 +98,8 @@ async fn tokenize(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<TokenizeResponse>, LlamaError> {
-    let body = shared::parse_json(&body?)?;
+    let (body, loaded) = parse_for_model(&app, &body?).await?;
     let fields = Fields::new(&body)?;
-    let loaded = app.loaded(fields.text("model")?).await?;
     let vocabulary = loaded.vocabulary();
     if let (None, Some(prompt)) = (fields.get("content"), fields.get("prompt")) {
         let add_special = fields.flag("add_special_tokens")?.unwrap_or(true);
@@ -134,9 +133,8 @@ async fn detokenize(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<DetokenizeResponse>, LlamaError> {
-    let body = shared::parse_json(&body?)?;
+    let (body, loaded) = parse_for_model(&app, &body?).await?;
     let fields = Fields::new(&body)?;
-    let loaded = app.loaded(fields.text("model")?).await?;
     let vocabulary = loaded.vocabulary();
     let expected = format!("a list of token ids below {}", vocabulary.len());
     let tokens: Vec<TokenId> = fields

@@ -50,7 +50,7 @@ pub struct StepAlternatives {
     after_sampler: Vec<Alternative>,
     /// The sampling stages with the number of candidates left by each.
     stages: Vec<StageCount>,
-    /// The token that speculative decoding guessed; `null` if it guessed none.
+    /// The draft token of speculative decoding; `null` if there was none.
     drafted: Option<TokenId>,
 }
 
@@ -67,7 +67,7 @@ pub async fn list(
     let range = event_range(query.from, query.to)?;
     let end = range.end.min(range.start.saturating_add(MAX_EVENTS));
     let run = app.find_run(&scope, &id).await?;
-    // One more event, because the draw of the last step follows its forward pass.
+    // One more event, because the `Sampled` event of the last step follows its forward pass.
     let items = app.store()?.items(&scope, run.run_id, range.start..end.saturating_add(1)).await?;
     Ok(Json(Alternatives { alternatives: steps(items, end) }))
 }

@@ -1,4 +1,4 @@
-//! HTTP errors for failures of the store.
+//! Converts errors of the store to API errors.
 
 use crate::server::ApiError;
 use crate::store::{Error, IngestError};

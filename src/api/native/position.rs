@@ -18,7 +18,7 @@ pub(super) struct PositionAttention {
     position: u32,
     view: AttentionView,
     layer: Option<u16>,
-    /// First event of the next page; absent when the range was read to its end.
+    /// First event of the next page; `null` on the last page.
     next: Option<i32>,
     /// The steps whose row contains the position.
     rows: Vec<PositionRow>,

@@ -1,4 +1,4 @@
-//! Types that chat completions and completions share.
+//! Parts of responses that chat completions and completions share.
 
 use crate::api::shared::generation::{self, RunTimings};
 use crate::api::shared::settings::GenerationSettings;
@@ -123,8 +123,9 @@ impl<'a> VerboseAnswer<'a> {
             _ => finish.stop_string.as_deref().map_or(("eos", ""), |word| ("word", word)),
         };
         let usage = finish.usage;
-        // The last token of an answer is not decoded. The end-of-turn token is an exception but is not counted.
-        let absent = u32::from(stop_type != "eos" && usage.completion_tokens > 0) + generation::shifted_tokens(finish);
+        // The KV cache lacks the last token, because it is not decoded. An end-of-turn token is not counted at all.
+        let uncached =
+            u32::from(stop_type != "eos" && usage.completion_tokens > 0) + generation::shifted_tokens(finish);
         Self {
             index: 0,
             content: &finish.text,
@@ -134,7 +135,7 @@ impl<'a> VerboseAnswer<'a> {
             model,
             tokens_predicted: usage.completion_tokens,
             tokens_evaluated: usage.prompt_tokens,
-            tokens_cached: (usage.prompt_tokens + usage.completion_tokens).saturating_sub(absent),
+            tokens_cached: (usage.prompt_tokens + usage.completion_tokens).saturating_sub(uncached),
             generation_settings,
             prompt,
             has_new_line: finish.text.contains('\n'),

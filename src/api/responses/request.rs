@@ -2,7 +2,7 @@
 //!
 //! Clients define both formats, so the converted body is JSON instead of a type.
 
-use crate::api::shared::fields::{Fields, invalid_value, join_text_parts};
+use crate::api::shared::fields::{Fields, invalid_value, join_text_parts, required_text};
 use crate::server::ApiError;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -90,11 +90,7 @@ pub(super) fn to_chat(body: &Value, earlier: &[Value]) -> Result<Value, ApiError
         let detail = "background: background responses are not supported; omit it and keep the connection open";
         return Err(ApiError::invalid("background", detail).code("unsupported"));
     }
-    let object = body.as_object().into_iter().flatten();
-    let mut chat: Map<String, Value> = object
-        .filter(|(name, _)| !CONVERTED.contains(&name.as_str()))
-        .map(|(name, value)| (name.clone(), value.clone()))
-        .collect();
+    let mut chat = fields.without(CONVERTED);
     let mut messages = Vec::new();
     if let Some(instructions) = fields.text("instructions")? {
         messages.push(json!({ "role": "system", "content": instructions }));
@@ -107,12 +103,9 @@ pub(super) fn to_chat(body: &Value, earlier: &[Value]) -> Result<Value, ApiError
     }
     chat.insert("messages".into(), messages.into());
     if let Some(tools) = fields.list("tools")? {
-        let tools: Result<Vec<Value>, ApiError> = tools
-            .iter()
-            .enumerate()
-            .filter_map(|(index, tool)| convert_tool(tool, &format!("tools[{index}]")).transpose())
-            .collect();
-        chat.insert("tools".into(), tools?.into());
+        let tools = tools.iter().enumerate().map(|(index, tool)| convert_tool(tool, &format!("tools[{index}]")));
+        let tools = tools.filter_map(Result::transpose).collect::<Result<Vec<_>, _>>()?;
+        chat.insert("tools".into(), tools.into());
     }
     match fields.get("tool_choice") {
         Some(Value::Object(choice)) if choice.get("type").is_some_and(|kind| kind == "function") => {
@@ -162,10 +155,7 @@ fn convert_tool(tool: &Value, at: &str) -> Result<Option<Value>, ApiError> {
 
 /// Appends the converted item. Reasoning, text and calls of one answer become one message.
 fn push_item(messages: &mut Vec<Value>, item: &Value, at: &str) -> Result<(), ApiError> {
-    let text = |field: &str| {
-        let value = &item[field];
-        value.as_str().map(str::to_owned).ok_or_else(|| invalid_value(&format!("{at}.{field}"), "a string", value))
-    };
+    let text = |field: &str| required_text(item, field, at);
     match item["type"].as_str() {
         None | Some("message") => {
             let Some(role @ ("user" | "assistant" | "system" | "developer")) = item["role"].as_str() else {

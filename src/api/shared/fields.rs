@@ -15,6 +15,7 @@ pub(crate) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
+    /// Returns the fields of a JSON object.
     pub(crate) fn new(body: &'a Value) -> Result<Self, ApiError> {
         body.as_object()
             .map(|body| Self { body, defaults: None, clamps: false })
@@ -45,6 +46,12 @@ impl<'a> Fields<'a> {
     /// Returns those of the named fields that are present.
     pub(crate) fn present_fields(self, names: &[&str]) -> Map<String, Value> {
         names.iter().filter_map(|&name| Some((name.to_owned(), self.get(name)?.clone()))).collect()
+    }
+
+    /// Returns a copy of the body without the named fields.
+    pub(crate) fn without(self, names: &[&str]) -> Map<String, Value> {
+        let kept = self.body.iter().filter(|(name, _)| !names.contains(&name.as_str()));
+        kept.map(|(name, value)| (name.clone(), value.clone())).collect()
     }
 
     /// Returns the first named field that the body has, else the first that has a default, with its name.
@@ -126,6 +133,12 @@ pub(crate) fn join_text_parts<'a>(
         .map(|(index, part)| text(part).ok_or_else(|| invalid_value(&format!("{at}[{index}]"), expected, part)))
         .collect();
     Ok(texts?.join("\n"))
+}
+
+/// Returns a required string of an object that is part of a body, at the path `at`.
+pub(crate) fn required_text(object: &Value, field: &str, at: &str) -> Result<String, ApiError> {
+    let value = &object[field];
+    value.as_str().map(str::to_owned).ok_or_else(|| invalid_value(&format!("{at}.{field}"), "a string", value))
 }
 
 /// Returns the start of a value's JSON, short enough for an error message.

@@ -21,9 +21,9 @@ pub(super) mod sse;
 
 pub(super) use fields::Fields;
 pub(super) use msgpack::parse_msgpack;
-pub(super) use request::engine_request;
+pub(super) use request::{base_request, engine_request};
 
-use crate::server::ApiError;
+use crate::server::{ApiError, App, Loaded};
 use serde_json::Value;
 
 /// Maximum nesting of lists and objects; this is the limit of `serde_json`.
@@ -45,6 +45,16 @@ pub(super) fn parse_json(body: &[u8]) -> Result<Value, ApiError> {
         };
         ApiError::bad_request(detail).code(if too_deep { "nested_too_deep" } else { "invalid_json" })
     })
+}
+
+/// Parses a JSON body and returns it with the model that its field `model` names.
+///
+/// # Errors
+/// The body is not a JSON object, or the model is not available.
+pub(super) async fn parse_for_model(app: &App, body: &[u8]) -> Result<(Value, Loaded), ApiError> {
+    let body = parse_json(body)?;
+    let loaded = app.loaded(Fields::new(&body)?.text("model")?).await?;
+    Ok((body, loaded))
 }
 
 #[cfg(test)]

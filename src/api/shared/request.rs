@@ -1,5 +1,6 @@
-//! Engine requests built from the body fields that all OpenAI and llama-server routes share.
+//! Engine requests built from the body fields that protocols share.
 
+use super::constraint::parse_constraint;
 use super::{Fields, lora, mods, parameters};
 use crate::engine::Request;
 use crate::events::{Surface, TokenId};
@@ -19,8 +20,7 @@ const RECORDED_FIELDS: [&str; 10] = [
     "tool_choice",
 ];
 
-/// Builds the request for a prompt: sampling, limits, slot, adapters, mods and recording. The route adds the constraint
-/// and the format of the answer.
+/// Builds a request of an OpenAI or llama-server route. The route adds the format of the answer.
 ///
 /// # Errors
 /// A field has an invalid value.
@@ -31,16 +31,36 @@ pub(crate) fn engine_request(
     prompt: Vec<TokenId>,
     surface: Surface,
 ) -> Result<Request, ApiError> {
+    Ok(Request {
+        metadata: parameters::metadata(fields)?,
+        adapters: lora::requested_adapters(fields, loaded.model().adapters())?,
+        answer_fields: fields.present_fields(&RECORDED_FIELDS),
+        ..base_request(app, loaded, fields, prompt, surface, 0)?
+    })
+}
+
+/// Builds a request from the fields that all protocols share: ids, sampling, constraint, limits, mods, recording, slot
+/// and cache. `min_tokens` is the minimum length of the answer that a client can request.
+///
+/// # Errors
+/// A field has an invalid value.
+pub(crate) fn base_request(
+    app: &App,
+    loaded: &Loaded,
+    fields: Fields<'_>,
+    prompt: Vec<TokenId>,
+    surface: Surface,
+    min_tokens: u32,
+) -> Result<Request, ApiError> {
     let vocabulary = loaded.vocabulary();
     let placement = parameters::placement(fields)?;
     let room = placement.room(loaded.engine().context_per_slot(), prompt.len());
     Ok(Request {
         request_id: parameters::request_id(fields)?,
         user_label: parameters::user(fields)?,
-        metadata: parameters::metadata(fields)?,
         sampling: parameters::sampling(fields, vocabulary)?,
-        adapters: lora::requested_adapters(fields, loaded.model().adapters())?,
-        limits: parameters::limits_with_min(0, fields, vocabulary, room)?,
+        constraint: parse_constraint(fields, false)?,
+        limits: parameters::limits_with_min(min_tokens, fields, vocabulary, room)?,
         mods: mods::requested_mods(fields, loaded, app.registry())?,
         attention: fields.flag("attention")?.unwrap_or(false),
         record: parameters::record(fields)?,
@@ -49,7 +69,6 @@ pub(crate) fn engine_request(
         cache_reuse: placement.cache_reuse,
         drafts: placement.drafts,
         overflow: placement.overflow,
-        answer_fields: fields.present_fields(&RECORDED_FIELDS),
         ..Request::new(prompt, surface)
     })
 }

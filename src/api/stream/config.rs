@@ -1,7 +1,7 @@
 //! Parses configurations and builds engine requests from them.
 
 use crate::api::shared::fields::{Fields, invalid_value};
-use crate::api::shared::{constraint, mods, parameters};
+use crate::api::shared::{base_request, parameters};
 use crate::engine::{Limits, ReportOptions, Request, SamplingParams};
 use crate::events::Surface;
 use crate::model::Vocabulary;
@@ -170,7 +170,7 @@ impl RunConfig {
         Ok((modified, changes.join(", ")))
     }
 
-    /// Returns sampling parameters and limits. `seed` is used if the configuration has none.
+    /// Returns the sampling parameters and limits of a changed configuration. `seed` is used if it has none.
     ///
     /// # Errors
     /// A value is out of range; the error names the field.
@@ -179,11 +179,11 @@ impl RunConfig {
         app: &App,
         vocabulary: &Vocabulary,
         room: u32,
-        seed: Option<u32>,
+        seed: u32,
     ) -> Result<(SamplingParams, Limits), ApiError> {
         let fields = Fields::new(&self.body)?.with_defaults(&app.config().server.request_defaults);
         let mut sampling = parameters::sampling(fields, vocabulary).map_err(restore_client_name)?;
-        if let (Some(seed), None) = (seed, fields.get("seed")) {
+        if fields.get("seed").is_none() {
             sampling.seed = seed;
         }
         Ok((sampling, parameters::limits(fields, vocabulary, room)?))
@@ -199,28 +199,14 @@ impl RunConfig {
         let prompt = fields.get("prompt").unwrap_or(&Value::Null);
         let tokens = parameters::encode_prompt(prompt, "prompt", vocabulary, true, true)?;
         let prompt_text = prompt.as_str().map_or_else(|| vocabulary.decode(&tokens), str::to_owned);
-        let placement = parameters::placement(fields)?;
-        let room = placement.room(loaded.engine().context_per_slot(), tokens.len());
-        let (sampling, limits) = self.sampling_and_limits(app, vocabulary, room, None)?;
+        let room = parameters::placement(fields)?.room(loaded.engine().context_per_slot(), tokens.len());
         let request = Request {
             request_id: Some(request_id),
-            user_label: parameters::user(fields)?,
             metadata: parameters::metadata(fields)?,
             prompt_preview: parameters::preview(&prompt_text),
-            sampling,
-            limits,
-            constraint: constraint::parse_constraint(fields, false)?,
-            mods: mods::requested_mods(fields, loaded, app.registry())?,
-            attention: fields.flag("attention")?.unwrap_or(false),
             alternatives: Request::ALTERNATIVES.max(self.options.logprobs.unwrap_or(0)),
-            record: parameters::record(fields)?,
             report: ReportOptions { progress: true, ..ReportOptions::default() },
-            slot: placement.slot,
-            cache_prompt: placement.cache_prompt,
-            cache_reuse: placement.cache_reuse,
-            drafts: placement.drafts,
-            overflow: placement.overflow,
-            ..Request::new(tokens, Surface::Websocket)
+            ..base_request(app, loaded, fields, tokens, Surface::Websocket, 1).map_err(restore_client_name)?
         };
         Ok(PreparedRun { request, prompt_text, room })
     }

@@ -113,8 +113,7 @@ async fn modify(connection: &StreamConnection, run: &Arc<StreamedRun>, fields: F
     };
     let (config, changes) = run.config().modified(parameters)?;
     let head = &run.head;
-    let (sampling, mut limits) =
-        config.sampling_and_limits(&connection.app, &head.vocabulary, head.room, Some(head.seed))?;
+    let (sampling, mut limits) = config.sampling_and_limits(&connection.app, &head.vocabulary, head.room, head.seed)?;
     limits.apply_server_limit(connection.app.config().server.max_tokens)?;
     let note = format!("the client changed {changes}");
     let RunProgress { generated, activity, .. } =

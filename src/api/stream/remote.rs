@@ -1,4 +1,4 @@
-//! Runs that another server generates, followed through that server.
+//! Follows and controls runs of other servers through a relay to the server that generates them.
 
 use super::connection::{ConnectionRun, StreamConnection};
 use super::request::ResumeMessage;

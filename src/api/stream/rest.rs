@@ -32,7 +32,7 @@ pub(super) struct GenerateRequest {
     /// Name of the model; default is the server's default model.
     model: Option<String>,
     /// A string, or a list of strings and token ids.
-    #[schema(value_type = Object)]
+    #[schema(value_type = Value)]
     prompt: Value,
     /// Maximum tokens of the answer; default is the rest of the context.
     max_tokens: Option<u32>,
@@ -47,7 +47,7 @@ pub(super) struct GenerateRequest {
     /// Strings that end the answer.
     stop: Option<Vec<String>>,
     /// Tokens that are never sampled, by id or text.
-    #[schema(value_type = Option<Vec<Object>>)]
+    #[schema(value_type = Option<Vec<Value>>)]
     banned_tokens: Option<Vec<Value>>,
     /// Respond with server-sent events: the messages of the streaming protocol.
     stream: Option<bool>,
@@ -63,7 +63,7 @@ pub(super) struct GenerateRequest {
     include_logprobs: Option<bool>,
     /// Send timings.
     include_timing: Option<bool>,
-    /// `cumulative` or `delta`: token messages repeat the text so far, or omit it.
+    /// `cumulative` repeats the text so far in token messages; `delta` omits it.
     generated_text: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Runs that are only stored in the database.
+//! Messages for runs that have ended and are read from the database.
 
 use super::message;
 use super::response::{CompletionMessage, InitMessage, RunErrorMessage, StreamMessage};
@@ -30,9 +30,9 @@ pub(super) async fn messages(app: &App, scope: &Scope, id: &str) -> Result<[Stre
         });
         (fold.answer_text(), ModResult::from_actions(actions))
     };
-    let (text, ending) = tokio::task::spawn_blocking(read).await.map_err(ApiError::internal)?;
+    let (text, mod_result) = tokio::task::spawn_blocking(read).await.map_err(ApiError::internal)?;
     let init = InitMessage::stored(run.request_id.clone().into(), run.run_id, run.model.clone().map(Into::into));
-    Ok([StreamMessage::Init(init), last(run, text, ending)])
+    Ok([StreamMessage::Init(init), last(run, text, mod_result)])
 }
 
 /// The result with which a mod ended the run.
@@ -44,24 +44,24 @@ struct ModResult {
 
 impl ModResult {
     fn from_actions<'a>(actions: impl Iterator<Item = &'a ActionRecord>) -> Self {
-        let mut ending = Self::default();
+        let mut result = Self::default();
         for action in actions {
             match action.action_type {
-                ActionType::EmitError => ending.fault = Some(Fault::Mod),
+                ActionType::EmitError => result.fault = Some(Fault::Mod),
                 ActionType::ToolCalls => {
                     let payload = action.tool_calls.as_ref().and_then(|calls| serde_json::to_value(calls).ok());
-                    ending.tool_calls =
+                    result.tool_calls =
                         payload.map(|calls| if calls.is_array() { calls } else { Value::Array(vec![calls]) });
                 }
                 _ => {}
             }
         }
-        ending
+        result
     }
 }
 
-/// Returns the same message as [`message::last`] at the end of the run.
-fn last(run: RunSummary, text: String, ending: ModResult) -> StreamMessage<'static> {
+/// Returns the last message, equal to the one that [`message::last`] returns for a run in memory.
+fn last(run: RunSummary, text: String, mod_result: ModResult) -> StreamMessage<'static> {
     let usage = Usage {
         prompt_tokens: run.prompt_tokens.max(0).cast_unsigned(),
         cached_tokens: run.cached_tokens.max(0).cast_unsigned(),
@@ -74,13 +74,13 @@ fn last(run: RunSummary, text: String, ending: ModResult) -> StreamMessage<'stat
             let stopped = run.status != RunStatus::Done;
             let completion = CompletionMessage::new(run.request_id.into(), text.into(), reason, usage);
             let mut completion = if stopped { completion.stopped_by_client() } else { completion };
-            completion.tool_calls = ending.tool_calls.filter(|_| reason == FinishReason::ToolCalls);
+            completion.tool_calls = mod_result.tool_calls.filter(|_| reason == FinishReason::ToolCalls);
             completion.stored = true;
             return StreamMessage::Completion(completion);
         }
         (_, FinishReason::Cancelled, Some(EndCause::Timeout)) => message::timed_out(None),
         (_, FinishReason::Cancelled, _) => message::cancelled_error(reported),
-        _ => message::run_error(ending.fault, run.end_cause, reported),
+        _ => message::run_error(mod_result.fault, run.end_cause, reported),
     };
     let mut error = RunErrorMessage::ended(error, run.request_id.into(), text.into(), Some(usage.into()));
     error.stored = true;

@@ -38,10 +38,8 @@ pub(super) async fn completions(
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, OpenAiError> {
-    let body = shared::parse_json(&body?)?;
-    let fields = Fields::new(&body)?;
-    let loaded = app.loaded(fields.text("model")?).await?;
-    let request::CompletionRequest { requests, prompts, options } = request::parse(&app, &loaded, fields)?;
+    let (body, loaded) = shared::parse_for_model(&app, &body?).await?;
+    let request::CompletionRequest { requests, prompts, options } = request::parse(&app, &loaded, Fields::new(&body)?)?;
     let created = app.now().timestamp();
     let ping = app.config().server.routes.sse_ping_interval;
     let runs = Runs::start(app, &loaded, requests, &headers, &caller).await?;

@@ -1,7 +1,6 @@
 //! Parses a completion body into engine requests, one per prompt and answer.
 
 use crate::api::shared::body::{ChunkOptions, GenerationFields};
-use crate::api::shared::constraint::parse_constraint;
 use crate::api::shared::fields::{Fields, integer, invalid_value};
 use crate::api::shared::generation;
 use crate::api::shared::infill::{infill_prompt, infill_tokens};
@@ -145,7 +144,6 @@ fn engine_request(
 ) -> Result<Request, ApiError> {
     Ok(Request {
         prompt_preview: parameters::preview(&prompt.text),
-        constraint: parse_constraint(fields, false)?,
         alternatives: Request::ALTERNATIVES.max(options.logprobs.unwrap_or(0)),
         report: ReportOptions {
             prompt_probabilities: options.echo && options.logprobs.is_some(),

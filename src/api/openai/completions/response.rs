@@ -229,7 +229,7 @@ impl CompletionBuilder {
         TextChoice { index: choice.index, text, logprobs, finish_reason: None }
     }
 
-    /// Returns the last object of a choice, with its finish reason.
+    /// Returns the last part of a choice, with its finish reason.
     pub(super) fn choice_end(&self, index: usize) -> TextChoice {
         let reason = self.choices[index].end.as_ref().map(|end| finish_reason(end.finish.reason));
         TextChoice { index, text: String::new(), logprobs: None, finish_reason: reason }

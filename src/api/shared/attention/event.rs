@@ -20,7 +20,7 @@ const ALIGNMENT: usize = 8;
 pub(crate) enum MessageFormat {
     /// Each message is JSON text, or a binary message with a JSON header if it has a binary payload.
     Json,
-    /// Each is `MessagePack`.
+    /// Each message is `MessagePack`.
     Msgpack,
 }
 

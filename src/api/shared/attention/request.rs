@@ -4,7 +4,7 @@ use super::pruning::SentenceTracker;
 use super::row_format::{DefaultEncodings, NumberEncoding, RowFormat};
 use crate::api::shared::fields::{abbreviate, integer, invalid_value};
 use crate::api::shared::generation::request_id_exists;
-use crate::api::shared::{Fields, constraint, mods, parameters};
+use crate::api::shared::{Fields, base_request, parameters};
 use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
 use crate::model::Vocabulary;
@@ -171,31 +171,20 @@ fn parse_fields(
         return Err(ApiError::invalid("input_ids", message).exceeds_context(prompt.len(), context as usize));
     }
     let options = response_options(app, loaded, fields, transport, &prompt, received)?;
-    let placement = parameters::placement(fields)?;
-    let room = placement.room(context, prompt.len());
     let needs_rows = options.attention.is_some() || options.pruning.is_some();
-    let mut limits = parameters::limits(fields, vocabulary, room)?;
-    limits.max_time = limits.max_time.into_iter().chain(app.config().server.run_timeouts.max_duration).min();
-    let request = Request {
-        request_id: options.request_id.clone().filter(|_| options.samples == 1),
-        user_label: parameters::user(fields)?,
+    let mut request = Request {
         prompt_preview: parameters::preview(&vocabulary.decode(&prompt)),
-        sampling: parameters::sampling(fields, vocabulary)?,
-        constraint: constraint::parse_constraint(fields, false)?,
-        limits,
-        mods: mods::requested_mods(fields, loaded, app.registry())?,
         attention: needs_rows,
         alternatives: Request::ALTERNATIVES.max(options.logprobs.unwrap_or(0)),
-        record: parameters::record(fields)?,
         report: ReportOptions { per_token: true, attention_rows: needs_rows, ..ReportOptions::default() },
-        slot: placement.slot,
-        cache_prompt: placement.cache_prompt,
-        cache_reuse: placement.cache_reuse,
-        drafts: placement.drafts,
-        overflow: placement.overflow,
         may_fill_context: true,
-        ..Request::new(prompt, Surface::Attention)
+        ..base_request(app, loaded, fields, prompt, Surface::Attention, 1)?
     };
+    let max_duration = app.config().server.run_timeouts.max_duration;
+    request.limits.max_time = request.limits.max_time.into_iter().chain(max_duration).min();
+    if options.samples > 1 {
+        request.request_id = None;
+    }
     let requests = (0..options.samples).map(|sample| {
         let mut request = request.clone();
         request.sampling.seed = request.sampling.seed.wrapping_add(sample as u32);

@@ -40,7 +40,7 @@ struct ChatAnswer {
     end: Option<Arc<RunEnd>>,
 }
 
-/// One step of progress of one answer.
+/// New output of one answer.
 #[derive(Debug)]
 pub(crate) struct ChatUpdate {
     /// Index of the answer, from 0.
@@ -48,7 +48,7 @@ pub(crate) struct ChatUpdate {
     pub(crate) deltas: Vec<ChatDelta>,
     /// The tokens that produced the deltas.
     pub(crate) tokens: MeasuredTokens,
-    /// Number of tokens a mod removed, independent of their kind. They precede `tokens`.
+    /// Number of tokens before `tokens` that a mod removed.
     pub(crate) retracted_tokens: usize,
     pub(crate) progress: Option<PromptProgress>,
     /// Set when the answer is complete.
@@ -177,7 +177,7 @@ impl ChatStream {
                 update.deltas = answer.deltas(pieces, family);
                 if let Some(payload) = &end.finish.tool_calls {
                     // The calls of a mod replace the whole answer, so the text that the model wrote before them is
-                    // void.
+                    // retracted.
                     update.deltas.extend(answer.parser.void_content().map(ChatDelta::Retract));
                     update.deltas.extend(answer.add_mod_calls(payload, family));
                 }

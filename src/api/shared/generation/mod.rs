@@ -59,8 +59,8 @@ pub(crate) fn failure(end: &RunEnd, run: RunId) -> Option<ApiError> {
     }
 }
 
-/// Returns the number of tokens removed by context shifts. Whole messages are usually evicted before the prompt is
-/// counted.
+/// Returns the number of tokens removed by context shifts. Evicted messages are not included, because they are usually
+/// removed before the prompt's tokens are counted.
 pub(crate) fn shifted_tokens(finish: &Finish) -> u32 {
     if finish.evicted.is_empty() { finish.evicted_tokens } else { 0 }
 }

@@ -103,12 +103,12 @@ impl ProbabilityFormatter<'_> {
 
     /// Returns the entry of a token, its log-probability if known, and its alternatives.
     pub(crate) fn entry(&self, token: TokenId, logprob: Option<f32>, others: &[Alternative]) -> TokenProbabilities {
-        let (id, bytes, text) = self.named(token);
+        let (id, bytes, text) = self.parts(token);
         let top = others.iter().take(self.top);
         if self.after_sampler {
             // Tokens that cannot be sampled are not listed.
             let top = top.filter(|other| other.prob > 0.0).map(|other| {
-                let (id, bytes, token) = self.named(other.token);
+                let (id, bytes, token) = self.parts(other.token);
                 TokenProbability { id, token, bytes, prob: other.prob.into() }
             });
             let own = others.iter().find(|other| other.token == token).map_or(1.0, |other| other.prob);
@@ -127,7 +127,7 @@ impl ProbabilityFormatter<'_> {
     /// Returns the alternatives with the model's log-probabilities.
     pub(crate) fn top_logprobs(&self, others: &[Alternative]) -> Vec<TokenLogprob> {
         let entry = |other: &Alternative| {
-            let (id, bytes, token) = self.named(other.token);
+            let (id, bytes, token) = self.parts(other.token);
             TokenLogprob { id, token, bytes, logprob: self.ln(other.prob).into() }
         };
         others.iter().take(self.top).map(entry).collect()
@@ -139,7 +139,7 @@ impl ProbabilityFormatter<'_> {
     }
 
     /// Returns id, bytes and text of a token.
-    pub(crate) fn named(&self, token: TokenId) -> (TokenId, Vec<u8>, String) {
+    pub(crate) fn parts(&self, token: TokenId) -> (TokenId, Vec<u8>, String) {
         let bytes = self.vocabulary.piece(token);
         (token, bytes.to_vec(), String::from_utf8_lossy(bytes).into_owned())
     }

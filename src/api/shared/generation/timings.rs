@@ -26,10 +26,10 @@ pub(crate) struct RunTimings {
     /// Messages evicted because the context was full.
     #[serde(skip_serializing_if = "Option::is_none")]
     evicted: Option<Vec<EvictedMessage>>,
-    /// Tokens that speculative decoding guessed; absent if it guessed none.
+    /// Draft tokens of speculative decoding; absent if there were none.
     #[serde(skip_serializing_if = "Option::is_none")]
     draft_n: Option<u32>,
-    /// Guessed tokens that the run continued with.
+    /// Accepted draft tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     draft_n_accepted: Option<u32>,
     /// Details of the end that the finish reason does not contain.
@@ -53,7 +53,7 @@ impl RunTimings {
             evicted: evicts.then(|| finish.evicted.clone()),
             draft_n: drafts.map(|drafts| drafts.drafted),
             draft_n_accepted: drafts.map(|drafts| drafts.accepted),
-            // The finish reason alone does not tell that a time limit was reached or a mod was switched off.
+            // The finish reason alone does not show that a time limit was reached or a mod was disabled.
             message: finish.message.clone(),
             ..Self::from_counts(usage, finish.prompt_decoded, finish.prompt_us, finish.generation_us)
         }
