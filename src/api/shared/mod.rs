@@ -1,4 +1,5 @@
-//! Parts of a request body that all protocols share: typed fields, sampling parameters, limits and mods.
+//! Code that several protocols share: parsing of request bodies, chat and token streams, server-sent events and error
+//! formats.
 
 pub(super) mod asyncapi;
 pub(super) mod attention;
@@ -35,7 +36,7 @@ const MAX_DEPTH: usize = 127;
 /// 400 with the position of the syntax error.
 pub(super) fn parse_json(body: &[u8]) -> Result<Value, ApiError> {
     serde_json::from_slice(body).map_err(|error| {
-        // `serde_json` has no error kind for this; it stops at this depth, whatever follows.
+        // `serde_json` has no error kind for exceeding this depth.
         let too_deep = error.to_string().starts_with("recursion limit");
         let detail = if too_deep {
             let place = format!("line {}, column {}", error.line(), error.column());
