@@ -29,9 +29,9 @@ struct AdapterResponse {
     path: String,
     /// Scale of requests without `lora`.
     scale: f64,
-    /// The task that its file names.
+    /// Task name in its file.
     task_name: String,
-    /// The prefix of prompts that its file names.
+    /// Prompt prefix in its file.
     prompt_prefix: String,
 }
 

@@ -3,6 +3,7 @@
 //! `request` converts the body to that of a chat completion. `response` and `stream` convert the answer to items and
 //! events. `stored` saves responses so that later requests can continue them. Runs are recorded as usual.
 
+mod event;
 mod input_items;
 mod request;
 mod response;
@@ -22,8 +23,9 @@ use axum::extract::rejection::BytesRejection;
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
+use event::ResponseStreamEvent;
 use request::ResponsesBody;
-use response::{DeletedResponse, EchoedFields, ResponseObject, ResponseStreamEvent};
+use response::{DeletedResponse, EchoedFields, ResponseObject};
 use serde_json::Value;
 use stored::ResponseRecord;
 use utoipa_axum::router::OpenApiRouter;

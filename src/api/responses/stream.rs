@@ -2,9 +2,8 @@
 //!
 //! Retractions of mods are sent as the event `thunder.retract`; the response in the last event is always correct.
 
-use super::response::{
-    EchoedFields, OutputItem, OutputPart, ResponseEvent, ResponseObject, ResponseStatus, ResponseStreamEvent,
-};
+use super::event::{ResponseEvent, ResponseStreamEvent};
+use super::response::{EchoedFields, OutputItem, OutputPart, ResponseObject, ResponseStatus};
 use super::stored::ResponseRecord;
 use crate::api::shared::chat::sse::ChatEventWriter;
 use crate::api::shared::chat::{ChatDelta, ChatStream, ChatUpdate};

@@ -31,7 +31,7 @@ pub(crate) struct Conversation {
     /// Constraint on the text of the answer.
     text_constraint: Option<Constraint>,
     separate_reasoning: bool,
-    /// Allows reasoning before a forced call; `None` if the request does not say.
+    /// Allows reasoning before a forced call; `None` if the request does not set it.
     may_think: Option<bool>,
     /// Maximum reasoning tokens, and the text appended when the budget is spent.
     budget: Option<(u32, String)>,
@@ -310,7 +310,7 @@ fn thinking_budget(fields: Fields<'_>, variables: &mut Map<String, Value>) -> Re
 /// Returns true if reasoning is reported separately from the text.
 fn separates_reasoning(fields: Fields<'_>) -> Result<bool, ApiError> {
     match fields.text("reasoning_format")? {
-        // llama-server documents that the last value keeps reasoning in the text as well, but leaves it out.
+        // Like llama-server, and unlike its documentation, `deepseek-legacy` removes reasoning from the text too.
         None | Some("auto" | "deepseek" | "deepseek-legacy") => Ok(true),
         Some("none") => Ok(false),
         Some(other) => Err(invalid_value(

@@ -1,0 +1,112 @@
+//! The events of a response's stream.
+
+use super::response::{EmptyList, OutputItem, OutputPart, ResponseObject};
+use crate::api::shared::generation::{PromptProgressResponse, RunTimings};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// An event with its number in the stream.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ResponseStreamEvent<'a> {
+    #[serde(flatten)]
+    pub(super) event: ResponseEvent<'a>,
+    /// Number of the event, from 0.
+    pub(super) sequence_number: u64,
+}
+
+/// An event of a response's stream.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(tag = "type")]
+pub(super) enum ResponseEvent<'a> {
+    /// The start of the stream.
+    #[serde(rename = "response.created")]
+    Created { response: &'a ResponseObject },
+    /// The response without output; repeated with the progress of the prompt, if requested.
+    #[serde(rename = "response.in_progress")]
+    InProgress {
+        response: &'a ResponseObject,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        prompt_progress: Option<PromptProgressResponse>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        timings: Option<RunTimings>,
+    },
+    /// The start of an item.
+    #[serde(rename = "response.output_item.added")]
+    OutputItemAdded { output_index: usize, item: &'a OutputItem },
+    /// The end of an item.
+    #[serde(rename = "response.output_item.done")]
+    OutputItemDone { output_index: usize, item: &'a OutputItem },
+    /// The start of an item's content.
+    #[serde(rename = "response.content_part.added")]
+    ContentPartAdded { item_id: &'a str, output_index: usize, content_index: usize, part: OutputPart<'a> },
+    /// The end of an item's content.
+    #[serde(rename = "response.content_part.done")]
+    ContentPartDone { item_id: &'a str, output_index: usize, content_index: usize, part: OutputPart<'a> },
+    /// More reasoning.
+    #[serde(rename = "response.reasoning_text.delta")]
+    ReasoningTextDelta {
+        item_id: &'a str,
+        output_index: usize,
+        delta: &'a str,
+        content_index: usize,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        timings: Option<RunTimings>,
+    },
+    /// More text.
+    #[serde(rename = "response.output_text.delta")]
+    OutputTextDelta {
+        item_id: &'a str,
+        output_index: usize,
+        delta: &'a str,
+        content_index: usize,
+        /// Always empty.
+        #[schema(value_type = Vec<String>)]
+        logprobs: EmptyList,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        timings: Option<RunTimings>,
+    },
+    /// More of a call's arguments.
+    #[serde(rename = "response.function_call_arguments.delta")]
+    FunctionCallArgumentsDelta {
+        item_id: &'a str,
+        output_index: usize,
+        delta: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        timings: Option<RunTimings>,
+    },
+    /// The complete reasoning.
+    #[serde(rename = "response.reasoning_text.done")]
+    ReasoningTextDone { item_id: &'a str, output_index: usize, content_index: usize, text: &'a str },
+    /// The complete text.
+    #[serde(rename = "response.output_text.done")]
+    OutputTextDone {
+        item_id: &'a str,
+        output_index: usize,
+        content_index: usize,
+        text: &'a str,
+        /// Always empty.
+        #[schema(value_type = Vec<String>)]
+        logprobs: EmptyList,
+    },
+    /// The complete arguments of a call.
+    #[serde(rename = "response.function_call_arguments.done")]
+    FunctionCallArgumentsDone { item_id: &'a str, output_index: usize, name: &'a str, arguments: &'a str },
+    /// A mod removed sent output.
+    #[serde(rename = "thunder.retract")]
+    Retract {
+        /// Characters of the text.
+        chars: usize,
+        /// Characters of the reasoning.
+        reasoning_chars: usize,
+        tool_calls: usize,
+    },
+    /// The complete response.
+    #[serde(rename = "response.completed")]
+    Completed { response: &'a ResponseObject, timings: Option<RunTimings> },
+    /// The response, if the limit of tokens was reached.
+    #[serde(rename = "response.incomplete")]
+    Incomplete { response: &'a ResponseObject, timings: Option<RunTimings> },
+    /// The run failed.
+    #[serde(rename = "error")]
+    Error { code: Option<&'static str>, message: String, param: Option<String> },
+}
