@@ -1,7 +1,7 @@
 //! Classification: scores every label for a text.
 
 use super::body::ClassifyBody;
-use super::encoding::{self, Encoded, EncoderUsage};
+use crate::api::shared::encoding::{self, Encoded, EncoderUsage};
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::invalid_value;
 use crate::api::shared::{Fields, parse_for_model};

@@ -1,8 +1,8 @@
 //! Embeddings in OpenAI's format and in llama-server's.
 
 use super::body::EmbeddingsBody;
-use super::encoding::{self, Encoded, EncoderUsage};
 use super::request::is_null_or_empty;
+use crate::api::shared::encoding::{self, Encoded, EncoderUsage};
 use crate::api::shared::error::{LlamaError, OpenAiError};
 use crate::api::shared::fields::invalid_value;
 use crate::api::shared::{Fields, parameters, parse_for_model};
@@ -147,7 +147,7 @@ async fn embed(app: &App, loaded: &Loaded, body: Value, pooling: Pooling) -> Res
     };
     let mut encoded = encoding::encode(loaded, field, is_list, EncoderOutput::Embedding(pooling), tokenize).await?;
     if pooling != Pooling::None {
-        encoded.vectors.iter_mut().for_each(|vector| normalize(vector, norm));
+        encoded.vectors.iter_mut().for_each(|vector| encoding::normalize(vector, norm));
     }
     Ok(encoded)
 }
@@ -199,41 +199,7 @@ fn input(value: &Value, field: &str, vocabulary: &Vocabulary) -> Result<Vec<Toke
     }
 }
 
-/// Scales a vector to length 1 in the `norm`-norm; 0 scales to 16-bit integers, -1 does nothing.
-fn normalize(vector: &mut [f32], norm: i64) {
-    let size = |power: i32| vector.iter().map(|&value| f64::from(value.abs()).powi(power)).sum::<f64>();
-    let length = match norm {
-        ..0 => return,
-        0 => vector.iter().fold(0.0, |most, &value| f64::max(most, f64::from(value.abs()))) / 32_760.0,
-        2 => size(2).sqrt(),
-        norm => size(norm as i32).powf(1.0 / norm as f64),
-    };
-    let scale = if length > 0.0 { 1.0 / length } else { 0.0 };
-    vector.iter_mut().for_each(|value| *value = (f64::from(*value) * scale) as f32);
-}
-
 fn encoded(vector: &[f32]) -> String {
     let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
     base64::engine::general_purpose::STANDARD.encode(bytes)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::normalize;
-
-    #[test]
-    fn embd_normalize_selects_norm() {
-        let normalized = |norm| {
-            let mut vector = [3.0, -4.0];
-            normalize(&mut vector, norm);
-            vector
-        };
-        assert_eq!(normalized(-1), [3.0, -4.0]);
-        assert_eq!(normalized(0), [24_570.0, -32_760.0]);
-        assert_eq!(normalized(1), [3.0 / 7.0, -4.0 / 7.0]);
-        assert_eq!(normalized(2), [0.6, -0.8]);
-        let mut nothing = [0.0, 0.0];
-        normalize(&mut nothing, 2);
-        assert_eq!(nothing, [0.0, 0.0]);
-    }
 }

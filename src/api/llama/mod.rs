@@ -6,7 +6,6 @@ mod capabilities;
 mod classify;
 mod completion;
 mod embeddings;
-mod encoding;
 mod exposition;
 mod infill;
 mod lora;

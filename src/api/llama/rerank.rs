@@ -1,7 +1,7 @@
 //! Reranks documents by relevance to a query, in Jina's format and in that of Text Embeddings Inference.
 
 use super::body::RerankBody;
-use super::encoding::{self, Encoded, EncoderUsage};
+use crate::api::shared::encoding::{self, Encoded, EncoderUsage};
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::invalid_value;
 use crate::api::shared::{Fields, parse_for_model};

@@ -6,6 +6,7 @@ pub(super) mod attention;
 pub(super) mod body;
 pub(super) mod chat;
 pub(super) mod constraint;
+pub(super) mod encoding;
 pub(super) mod error;
 pub(super) mod feedback;
 pub(super) mod fields;

@@ -16,21 +16,21 @@ const MAX_INPUTS: usize = 16_384;
 
 /// Token counts of a request.
 #[derive(Debug, Clone, Copy, Serialize, ToSchema)]
-pub(super) struct EncoderUsage {
+pub(crate) struct EncoderUsage {
     /// Tokens of all inputs, including special tokens.
-    prompt_tokens: usize,
+    pub(crate) prompt_tokens: usize,
     /// Same as `prompt_tokens`, because nothing is generated.
     total_tokens: usize,
 }
 
 /// The vectors of encoded inputs, with token counts.
-pub(super) struct Encoded {
-    pub vectors: Vec<Vec<f32>>,
-    pub usage: EncoderUsage,
+pub(crate) struct Encoded {
+    pub(crate) vectors: Vec<Vec<f32>>,
+    pub(crate) usage: EncoderUsage,
 }
 
 /// Tokenizes on a blocking thread and encodes the inputs. Errors name `field`, with an index only if it is a list.
-pub(super) async fn encode(
+pub(crate) async fn encode(
     loaded: &Loaded,
     field: &'static str,
     is_list: bool,
@@ -47,7 +47,7 @@ pub(super) async fn encode(
 }
 
 /// Checks that a list is neither empty nor too long.
-pub(super) fn check_inputs<'a>(field: &str, list: &'a [Value]) -> Result<&'a [Value], ApiError> {
+pub(crate) fn check_inputs<'a>(field: &str, list: &'a [Value]) -> Result<&'a [Value], ApiError> {
     match list.len() {
         0 => Err(ApiError::invalid(field, format!("{field} must not be empty"))),
         count if count > MAX_INPUTS => {
@@ -58,7 +58,7 @@ pub(super) fn check_inputs<'a>(field: &str, list: &'a [Value]) -> Result<&'a [Va
 }
 
 /// Returns a string that is not empty.
-pub(super) fn non_empty_string<'a>(field: &str, value: &'a Value) -> Result<&'a str, ApiError> {
+pub(crate) fn non_empty_string<'a>(field: &str, value: &'a Value) -> Result<&'a str, ApiError> {
     match value.as_str() {
         Some("") => Err(ApiError::invalid(field, format!("{field} must not be empty"))),
         Some(text) => Ok(text),
@@ -67,7 +67,7 @@ pub(super) fn non_empty_string<'a>(field: &str, value: &'a Value) -> Result<&'a 
 }
 
 /// Returns a 501 error that states the requirements.
-pub(super) fn unavailable(reason: &EncoderUnavailable) -> ApiError {
+pub(crate) fn unavailable(reason: &EncoderUnavailable) -> ApiError {
     ApiError::not_supported(reason.to_string())
 }
 
@@ -87,5 +87,39 @@ fn encode_error(error: &EncodeError, field_path: &dyn Fn(usize) -> String) -> Ap
         EncodeError::Busy { .. } => ApiError::new(ErrorKind::Busy, error.to_string()).retry_after(1),
         EncodeError::Stopped => ApiError::unavailable(error.to_string()),
         EncodeError::Failed(_) => ApiError::internal(error),
+    }
+}
+
+/// Scales a vector to length 1 in the `norm`-norm; 0 scales to 16-bit integers, -1 does nothing.
+pub(crate) fn normalize(vector: &mut [f32], norm: i64) {
+    let size = |power: i32| vector.iter().map(|&value| f64::from(value.abs()).powi(power)).sum::<f64>();
+    let length = match norm {
+        ..0 => return,
+        0 => vector.iter().fold(0.0, |most, &value| f64::max(most, f64::from(value.abs()))) / 32_760.0,
+        2 => size(2).sqrt(),
+        norm => size(norm as i32).powf(1.0 / norm as f64),
+    };
+    let scale = if length > 0.0 { 1.0 / length } else { 0.0 };
+    vector.iter_mut().for_each(|value| *value = (f64::from(*value) * scale) as f32);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::normalize;
+
+    #[test]
+    fn embd_normalize_selects_norm() {
+        let normalized = |norm| {
+            let mut vector = [3.0, -4.0];
+            normalize(&mut vector, norm);
+            vector
+        };
+        assert_eq!(normalized(-1), [3.0, -4.0]);
+        assert_eq!(normalized(0), [24_570.0, -32_760.0]);
+        assert_eq!(normalized(1), [3.0 / 7.0, -4.0 / 7.0]);
+        assert_eq!(normalized(2), [0.6, -0.8]);
+        let mut nothing = [0.0, 0.0];
+        normalize(&mut nothing, 2);
+        assert_eq!(nothing, [0.0, 0.0]);
     }
 }
