@@ -11,6 +11,7 @@ mod kobold;
 mod llama;
 mod mods;
 mod native;
+mod ollama;
 mod openai;
 mod responses;
 mod router;

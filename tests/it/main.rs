@@ -30,6 +30,7 @@ mod mods;
 mod mods_faults;
 mod native;
 mod observability;
+mod ollama;
 mod openai;
 mod openapi;
 mod prefix;

@@ -9,7 +9,8 @@ mod predict;
 mod tests;
 
 use super::shared::error::{LlamaError, OpenAiError};
-use super::{anthropic, attention, health, ingest, kobold, llama, mods, native, openai, responses, stream};
+use super::shared::sse::NO_BUFFERING;
+use super::{anthropic, attention, health, ingest, kobold, llama, mods, native, ollama, openai, responses, stream};
 use crate::server::access_log::log_request;
 use crate::server::auth::{self, Guard};
 use crate::server::{
@@ -17,13 +18,14 @@ use crate::server::{
 };
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request};
-use axum::http::{HeaderValue, header};
+use axum::http::{Extensions, HeaderMap, HeaderValue, StatusCode, Version, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::Response;
 use axum::routing::get;
 use bytes::Bytes;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
+use tower_http::compression::predicate::{DefaultPredicate, Predicate};
 use tower_http::decompression::RequestDecompressionLayer;
 use tower_http::set_header::SetResponseHeaderLayer;
 use utoipa::OpenApi;
@@ -47,6 +49,7 @@ fn protocols(app: &App) -> Vec<Protocol> {
         mods::protocol(),
         openai::protocol(),
         anthropic::protocol(),
+        ollama::protocol(),
         responses::protocol(),
         llama::protocol(),
         llama::openai_protocol(),
@@ -128,9 +131,15 @@ fn with_access_layers(guard: &Guard, routes: Router<App>) -> Router<App> {
     routes
         .layer(DefaultBodyLimit::max(guard.app().config().server.max_body_bytes))
         .layer(RequestDecompressionLayer::new())
-        .layer(CompressionLayer::new())
+        .layer(CompressionLayer::new().compress_when(DefaultPredicate::new().and(may_be_buffered)))
         .layer(from_fn_with_state(guard.clone(), auth::limit_runs))
         .layer(from_fn_with_state(guard.clone(), auth::guard))
+}
+
+/// Returns false for a stream whose parts must be sent at once, which a compressor would hold back. The default predicate
+/// covers server-sent events.
+fn may_be_buffered(_: StatusCode, _: Version, headers: &HeaderMap, _: &Extensions) -> bool {
+    !headers.contains_key(NO_BUFFERING.0)
 }
 
 /// Adds the headers of all responses, and turns panics into errors.

@@ -74,6 +74,13 @@ pub struct AnthropicErrorBody {
     exceeded: ExceededContext,
 }
 
+/// An error for clients of Ollama.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct OllamaErrorResponse {
+    /// Cause of the error, and the expected value.
+    error: String,
+}
+
 /// An error for clients of the streaming protocol.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct StreamErrorMessage {
@@ -153,6 +160,12 @@ impl ApiError {
         let error =
             AnthropicErrorBody { r#type: kind, message: self.public_detail(), exceeded: self.exceeded_context() };
         AnthropicErrorResponse { r#type: "error", error, request_id: request_id() }
+    }
+
+    /// Returns the error for clients of Ollama. Logs the cause of an internal error.
+    #[must_use]
+    pub fn ollama(&self) -> OllamaErrorResponse {
+        OllamaErrorResponse { error: self.public_detail() }
     }
 
     /// Returns the error for clients of the streaming protocol. Logs the cause of an internal error.
@@ -239,6 +252,11 @@ protocol_error! {
 protocol_error! {
     /// An [`ApiError`] in Anthropic's format.
     AnthropicError, anthropic, "application/json"
+}
+
+protocol_error! {
+    /// An [`ApiError`] in Ollama's format.
+    OllamaError, ollama, "application/json; charset=utf-8"
 }
 
 protocol_error! {

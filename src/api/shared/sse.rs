@@ -3,6 +3,8 @@
 //! Events are produced on demand: a client that stops reading pauses its own runs, and a disconnect drops the source and
 //! with it the runs.
 
+use axum::body::Body;
+use axum::http::{HeaderName, header};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures::stream::{self, Stream, StreamExt};
@@ -14,6 +16,9 @@ use std::time::Duration;
 
 /// Interval of keep-alive comments of endless streams, because proxies close silent connections.
 pub(crate) const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
+
+/// Header without which nginx holds events back until its buffer is full.
+pub(crate) const NO_BUFFERING: (HeaderName, &str) = (HeaderName::from_static("x-accel-buffering"), "no");
 
 /// An event.
 #[derive(Debug)]
@@ -92,7 +97,19 @@ pub(crate) fn comments(interval: Option<Duration>) -> Option<KeepAlive> {
 
 /// Returns the response that sends the `pending` events, then those of the source.
 pub(crate) fn respond(source: impl EventSource, pending: PendingEvents, keep_alive: Option<KeepAlive>) -> Response {
-    let events = stream::unfold((source, pending, true), |(mut source, mut pending, mut has_more)| async move {
+    send(events_of(source, pending), keep_alive)
+}
+
+/// Returns the response that sends the data of events as lines, for protocols whose streams are JSON lines. They have no
+/// names, ids and keep-alives.
+pub(crate) fn respond_lines(source: impl EventSource, pending: PendingEvents) -> Response {
+    let lines = events_of(source, pending).fuse().map(|event| Ok::<String, Infallible>(event.data + "\n"));
+    ([(header::CONTENT_TYPE, "application/x-ndjson"), NO_BUFFERING], Body::from_stream(lines)).into_response()
+}
+
+/// Returns the `pending` events, then those of the source.
+fn events_of(source: impl EventSource, pending: PendingEvents) -> impl Stream<Item = ServerEvent> + Send + 'static {
+    stream::unfold((source, pending, true), |(mut source, mut pending, mut has_more)| async move {
         loop {
             if let Some(event) = pending.pop_front() {
                 return Some((event, (source, pending, has_more)));
@@ -102,8 +119,7 @@ pub(crate) fn respond(source: impl EventSource, pending: PendingEvents, keep_ali
             }
             has_more = source.advance(&mut pending).await;
         }
-    });
-    send(events, keep_alive)
+    })
 }
 
 /// Returns the response that sends a stream of events.
@@ -111,12 +127,10 @@ pub(crate) fn send(
     events: impl Stream<Item = ServerEvent> + Send + 'static,
     keep_alive: Option<KeepAlive>,
 ) -> Response {
-    // nginx would otherwise hold events back until its buffer is full.
-    let headers = [("x-accel-buffering", "no")];
     let sse = Sse::new(events.map(|event| Ok::<Event, Infallible>(event.into())));
     match keep_alive {
-        Some(keep_alive) => (headers, sse.keep_alive(keep_alive)).into_response(),
-        None => (headers, sse).into_response(),
+        Some(keep_alive) => ([NO_BUFFERING], sse.keep_alive(keep_alive)).into_response(),
+        None => ([NO_BUFFERING], sse).into_response(),
     }
 }
 
@@ -151,5 +165,14 @@ mod tests {
         let body = axum::body::to_bytes(response.into_body(), usize::MAX).await.unwrap();
         let expected = "data: first\n\nevent: count\nid: 2\ndata: 2\n\nevent: count\nid: 1\ndata: 1\n\n";
         assert_eq!(body, expected);
+    }
+
+    #[tokio::test]
+    async fn lines_have_only_the_data_of_events() {
+        let response = respond_lines(Countdown(2), PendingEvents::from([ServerEvent::json(&[1])]));
+        assert_eq!(response.headers()["content-type"], "application/x-ndjson");
+        assert_eq!(response.headers()["x-accel-buffering"], "no");
+        let body = axum::body::to_bytes(response.into_body(), usize::MAX).await.unwrap();
+        assert_eq!(body, "[1]\n2\n1\n");
     }
 }

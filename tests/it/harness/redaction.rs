@@ -6,13 +6,15 @@ use reqwest::Response;
 use serde_json::{Value, json};
 use std::sync::LazyLock;
 
-/// Returns status, content type and body, redacted. The body is JSON, a list of server-sent events, or text.
+/// Returns status, content type and body, redacted. The body is JSON, a list of server-sent events, a list of JSON lines, or text.
 pub async fn redacted(response: Response) -> Value {
     let status = response.status().as_u16();
     let header = response.headers().get("content-type");
     let content_type = header.map(|value| value.to_str().unwrap().to_owned());
     let mut body = if content_type.as_deref() == Some("text/event-stream") {
         SseReader::new(response).await.rest().await.into_iter().map(|event| event_json(&event)).collect()
+    } else if content_type.as_deref() == Some("application/x-ndjson") {
+        response.text().await.unwrap().lines().map(|line| serde_json::from_str::<Value>(line).unwrap()).collect()
     } else {
         let text = response.text().await.unwrap();
         serde_json::from_str(&text).unwrap_or(Value::String(text))
@@ -32,7 +34,8 @@ fn redact(key: &str, value: &mut Value) {
         Regex::new(r"[0-9a-f]{8}-?[0-9a-f]{4}-?7[0-9a-f]{3}-?[89ab][0-9a-f]{3}-?[0-9a-f]{12}(_\d+)?").unwrap()
     });
     static TIME: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*Z").unwrap());
-    let is_measured = key.ends_with("_ms") || key.ends_with("_per_second") || key.contains("cache");
+    let is_measured =
+        key.ends_with("_ms") || key.ends_with("_duration") || key.ends_with("_per_second") || key.contains("cache");
     let by_key = match key {
         "created" | "created_at" | "completed_at" => Some("[time]"),
         "system_fingerprint" | "version" | "release" => Some("[release]"),

@@ -2,7 +2,7 @@
 //!
 //! The texts are forced, since the model's weights are random. `INSTA_UPDATE=always` rewrites the snapshots.
 
-use crate::chat::says;
+use crate::chat::{CALLS, says, tools};
 use crate::harness::redaction::redacted;
 use crate::harness::server;
 use reqwest::Method;
@@ -90,6 +90,43 @@ async fn anthropic_messages_have_these_responses() {
     ];
     snapshots("/v1/messages", bodies).await;
     snapshots("/v1/messages/count_tokens", [("message_count_tokens", hello())]).await;
+}
+
+#[tokio::test]
+async fn ollama_routes_have_these_responses() {
+    let options = |text: &str| json!({"num_predict": 20, "mods": says(text)});
+    let body = json!({"model": "tiny", "messages": [{"role": "user", "content": "Hello!"}],
+                      "options": options("<think>hm</think>Good day.")});
+    let tools = json!({"tools": tools(), "options": {"num_predict": 200, "mods": says(CALLS)}});
+    let bodies = [
+        ("ollama_chat", with(&body, json!({"stream": false}))),
+        ("ollama_chat_stream", body.clone()),
+        ("ollama_chat_tools", with(&with(&body, tools.clone()), json!({"stream": false}))),
+        ("ollama_chat_tools_stream", with(&body, tools)),
+        ("ollama_chat_load", json!({"model": "tiny", "messages": []})),
+        ("ollama_chat_wrong_type", with(&body, json!({"options": {"temperature": "hot"}}))),
+        ("ollama_chat_image", json!({"messages": [{"role": "user", "content": "?", "images": ["aGk="]}]})),
+    ];
+    snapshots("/api/chat", bodies).await;
+    let body = json!({"model": "tiny", "prompt": "Once", "options": options(" upon a time.")});
+    let bodies = [
+        ("ollama_generate", with(&body, json!({"stream": false, "system": "Be brief."}))),
+        ("ollama_generate_stream", body.clone()),
+        ("ollama_generate_raw", with(&body, json!({"stream": false, "raw": true}))),
+        ("ollama_generate_suffix", with(&body, json!({"suffix": "."}))),
+        ("ollama_generate_template", with(&body, json!({"template": "{{ .Prompt }}"}))),
+    ];
+    snapshots("/api/generate", bodies).await;
+    snapshots("/api/show", [("ollama_show", json!({"model": "tiny:latest"}))]).await;
+    let paths = [
+        ("ollama_tags", "/api/tags"),
+        ("ollama_ps", "/api/ps"),
+        ("ollama_version", "/api/version"),
+        ("ollama_wrong_method", "/api/chat"),
+        ("ollama_unknown_route", "/api/blobs/sha256:0"),
+    ];
+    get_snapshots(paths).await;
+    snapshots("/api/embed", [("ollama_embed_without_encoder", json!({"model": "tiny", "input": "Hello!"}))]).await;
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use crate::api::shared::generation;
 use crate::api::shared::settings::{GenerationSettings, LlamaResponseOptions};
 use crate::api::shared::{self, Fields, parameters};
 use crate::engine::{ReportOptions, Request};
-use crate::events::Surface;
+use crate::events::{Surface, TokenId};
 use crate::model::chat::answer::AnswerFormat;
 use crate::server::{ApiError, App, Loaded};
 use serde_json::Value;
@@ -65,21 +65,8 @@ impl ChatRequest {
         let stream = fields.flag("stream")?.unwrap_or(false);
         let verbose = fields.flag("verbose")?.unwrap_or(false);
         let mut options = ResponseOptions {
-            stream,
-            include_usage: match fields.object("stream_options")? {
-                Some(options) => options.get("include_usage").and_then(Value::as_bool).unwrap_or(false),
-                None => false,
-            },
             logprobs: logprobs(fields, &prepared, stream)?,
-            after_sampler: fields.flag("post_sampling_probs")?.unwrap_or(false),
-            verbose: None,
-            timings_per_token: fields.flag("timings_per_token")?.unwrap_or(false),
-            prompt_tokens: prepared.tokens.len(),
-            ping: match fields.integer("sse_ping_interval", -1..=i64::from(i32::MAX))? {
-                None => app.config().server.routes.sse_ping_interval,
-                Some(seconds @ 1..) => Some(Duration::from_secs(seconds as u64)),
-                Some(_) => None,
-            },
+            ..ResponseOptions::parse(app, fields, prepared.tokens.len())?
         };
         let answers = fields.integer("n", 1..=MAX_ANSWERS)?.unwrap_or(1);
         let answer_format = Arc::clone(&prepared.answer_format);
@@ -89,6 +76,41 @@ impl ChatRequest {
             settings: generation_settings(fields, &first, &options),
         });
         Ok(Self { requests: generation::repeat_request(first, answers as u32).collect(), answer_format, options })
+    }
+
+    /// Parses the body of a completion whose answer is text only: a prompt without a chat template.
+    pub(crate) fn raw(app: &App, loaded: &Loaded, body: &Value, prompt: Vec<TokenId>) -> Result<Self, ApiError> {
+        let fields = Fields::new(body)?.with_defaults(&app.config().server.request_defaults);
+        let options = ResponseOptions::parse(app, fields, prompt.len())?;
+        let answer_format = Arc::new(AnswerFormat { separates_reasoning: false, ..AnswerFormat::plain("") });
+        let request = Request {
+            prompt_preview: parameters::preview(&loaded.vocabulary().decode(&prompt)),
+            ..shared::engine_request(app, loaded, fields, prompt, Surface::Openai)?
+        };
+        Ok(Self { requests: vec![request], answer_format, options })
+    }
+}
+
+impl ResponseOptions {
+    /// Parses the options, without those that depend on the conversation.
+    fn parse(app: &App, fields: Fields<'_>, prompt_tokens: usize) -> Result<Self, ApiError> {
+        Ok(Self {
+            stream: fields.flag("stream")?.unwrap_or(false),
+            include_usage: match fields.object("stream_options")? {
+                Some(options) => options.get("include_usage").and_then(Value::as_bool).unwrap_or(false),
+                None => false,
+            },
+            logprobs: None,
+            after_sampler: fields.flag("post_sampling_probs")?.unwrap_or(false),
+            verbose: None,
+            timings_per_token: fields.flag("timings_per_token")?.unwrap_or(false),
+            prompt_tokens,
+            ping: match fields.integer("sse_ping_interval", -1..=i64::from(i32::MAX))? {
+                None => app.config().server.routes.sse_ping_interval,
+                Some(seconds @ 1..) => Some(Duration::from_secs(seconds as u64)),
+                Some(_) => None,
+            },
+        })
     }
 }
 

@@ -35,6 +35,13 @@ pub(crate) fn respond(chat: ChatStream, mut writer: impl ChatEventWriter) -> Res
     sse::respond(ChatEvents { chat, writer, final_events: None }, pending, keep_alive)
 }
 
+/// Returns the response that streams the answers as JSON lines.
+pub(crate) fn respond_lines(chat: ChatStream, mut writer: impl ChatEventWriter) -> Response {
+    let mut pending = PendingEvents::new();
+    writer.on_start(&chat, &mut pending);
+    sse::respond_lines(ChatEvents { chat, writer, final_events: None }, pending)
+}
+
 struct ChatEvents<W> {
     chat: ChatStream,
     writer: W,

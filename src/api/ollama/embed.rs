@@ -1,0 +1,170 @@
+//! Embeddings in Ollama's format.
+
+use super::request;
+use super::response::nanoseconds;
+use crate::api::shared::encoding::{self, Encoded};
+use crate::api::shared::error::OllamaError;
+use crate::api::shared::fields::invalid_value;
+use crate::api::shared::{self, Fields, parameters};
+use crate::events::TokenId;
+use crate::model::Vocabulary;
+use crate::model::llama::{EncoderOutput, Pooling};
+use crate::server::{ApiError, App, Loaded};
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::time::Instant;
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+pub(super) fn router() -> OpenApiRouter<App> {
+    OpenApiRouter::new().routes(routes!(embed)).routes(routes!(embeddings))
+}
+
+/// The body of an embedding request.
+#[derive(Debug, Deserialize, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+struct OllamaEmbedBody {
+    /// Name of the model.
+    model: String,
+    /// A text or a list of texts.
+    #[schema(value_type = Value)]
+    input: Value,
+    /// Shorten inputs that do not fit into the model's context; `false` rejects them.
+    #[schema(default = true)]
+    truncate: Option<bool>,
+    /// Number of values of each embedding: the first ones, scaled to length 1 again.
+    dimensions: Option<u32>,
+}
+
+/// Embeddings of length 1.
+#[derive(Debug, Serialize, ToSchema)]
+struct OllamaEmbedResponse {
+    /// Name of the model.
+    model: String,
+    /// One embedding for each input.
+    embeddings: Vec<Vec<f32>>,
+    /// Duration of the request in nanoseconds.
+    total_duration: u64,
+    /// Time spent loading the model in nanoseconds.
+    load_duration: u64,
+    /// Tokens of all inputs.
+    prompt_eval_count: usize,
+}
+
+/// The body of a request for one embedding.
+#[derive(Debug, Deserialize, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+struct OllamaEmbeddingsBody {
+    /// Name of the model.
+    model: String,
+    /// The text.
+    prompt: String,
+}
+
+/// An embedding, not scaled.
+#[derive(Debug, Serialize, ToSchema)]
+struct OllamaEmbeddingsResponse {
+    embedding: Vec<f32>,
+}
+
+/// Embeds a text or a list of texts.
+#[utoipa::path(post, path = "/api/embed", tag = "ollama",
+    request_body(content = OllamaEmbedBody, content_type = "application/json"),
+    responses((status = 200, body = OllamaEmbedResponse),
+              (status = 400, body = crate::api::shared::error::OllamaErrorResponse, description = "A field is invalid; the message names it"),
+              (status = 501, body = crate::api::shared::error::OllamaErrorResponse, description = "The server was started without `--embedding`")))]
+async fn embed(
+    State(app): State<App>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<OllamaEmbedResponse>, OllamaError> {
+    let begun = Instant::now();
+    let body = shared::parse_json(&body?)?;
+    let fields = Fields::new(&body)?;
+    let loaded = app.loaded(request::model(fields)?).await?;
+    let load = begun.elapsed();
+    let input = fields.get("input").unwrap_or(&Value::Null);
+    let text = |value: &Value| {
+        value.as_str().map(str::to_owned).ok_or_else(|| invalid_value("input", "a string or a list of strings", value))
+    };
+    let (texts, is_list) = match input {
+        Value::Array(list) => {
+            (encoding::check_inputs("input", list)?.iter().map(text).collect::<Result<_, _>>()?, true)
+        }
+        one => (vec![text(one)?], false),
+    };
+    let dimensions = fields.integer("dimensions", 1..=1 << 20)?.map(|count| count as usize);
+    let truncates = fields.flag("truncate")?.unwrap_or(true);
+    let Encoded { mut vectors, usage } = encode(&loaded, "input", is_list, texts, truncates).await?;
+    for vector in &mut vectors {
+        vector.truncate(dimensions.unwrap_or(usize::MAX));
+        encoding::normalize(vector, 2);
+    }
+    Ok(Json(OllamaEmbedResponse {
+        model: loaded.name().to_owned(),
+        embeddings: vectors,
+        total_duration: nanoseconds(begun.elapsed()),
+        load_duration: nanoseconds(load),
+        prompt_eval_count: usage.prompt_tokens,
+    }))
+}
+
+/// Embeds one text. Ollama has replaced this route by `/api/embed`.
+#[utoipa::path(post, path = "/api/embeddings", tag = "ollama",
+    request_body(content = OllamaEmbeddingsBody, content_type = "application/json"),
+    responses((status = 200, body = OllamaEmbeddingsResponse),
+              (status = 400, body = crate::api::shared::error::OllamaErrorResponse, description = "A field is invalid; the message names it"),
+              (status = 501, body = crate::api::shared::error::OllamaErrorResponse, description = "The server was started without `--embedding`")))]
+async fn embeddings(
+    State(app): State<App>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<OllamaEmbeddingsResponse>, OllamaError> {
+    let body = shared::parse_json(&body?)?;
+    let fields = Fields::new(&body)?;
+    let loaded = app.loaded(request::model(fields)?).await?;
+    let prompt =
+        fields.text("prompt")?.ok_or_else(|| ApiError::invalid("prompt", "`prompt` is missing; send a text"))?;
+    let Encoded { vectors, .. } = encode(&loaded, "prompt", false, vec![prompt.to_owned()], true).await?;
+    Ok(Json(OllamaEmbeddingsResponse { embedding: vectors.into_iter().next().unwrap_or_default() }))
+}
+
+/// Embeds texts, after shortening those that do not fit if `truncates` is true.
+async fn encode(
+    loaded: &Loaded,
+    field: &'static str,
+    is_list: bool,
+    texts: Vec<String>,
+    truncates: bool,
+) -> Result<Encoded, ApiError> {
+    let pooling = loaded.encoder().embeddings().map_err(encoding::unavailable)?;
+    if pooling == Pooling::None {
+        let detail = "the server runs with --pooling none, which has no embedding for a whole text; start it with --pooling mean, cls or last";
+        return Err(ApiError::bad_request(detail));
+    }
+    let max_tokens = if truncates { loaded.encoder().max_input_tokens() } else { usize::MAX };
+    let tokenize = move |vocabulary: &Vocabulary| {
+        let tokens = |text: &String| {
+            let tokens = parameters::or_start_token(vocabulary.encode(text, true, true), vocabulary);
+            shorten(tokens, max_tokens, vocabulary)
+        };
+        Ok(texts.iter().map(tokens).collect())
+    };
+    encoding::encode(loaded, field, is_list, EncoderOutput::Embedding(pooling), tokenize).await
+}
+
+/// Removes tokens from the end, before a control token that ends the text.
+fn shorten(mut tokens: Vec<TokenId>, max: usize, vocabulary: &Vocabulary) -> Vec<TokenId> {
+    if tokens.len() <= max {
+        return tokens;
+    }
+    let last = tokens.last().copied().filter(|token| vocabulary.is_control(*token));
+    tokens.truncate(max);
+    if let (Some(last), Some(end)) = (last, tokens.last_mut()) {
+        *end = last;
+    }
+    tokens
+}

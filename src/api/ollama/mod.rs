@@ -1,0 +1,172 @@
+//! Ollama's API: chats, generations, embeddings and the list of models.
+//!
+//! `request` converts a body to that of a chat completion, so that every parameter of a chat completion is accepted, in
+//! `options` too. `response` and `stream` convert the answer to Ollama's objects, which are streamed as JSON lines.
+
+mod embed;
+mod models;
+mod request;
+mod response;
+mod stream;
+
+use super::shared::{self, Fields};
+use crate::api::shared::chat::sse::respond_lines;
+use crate::api::shared::chat::{ChatRequest, ChatStream};
+use crate::api::shared::error::{OllamaError, OllamaErrorResponse};
+use crate::api::shared::{generation, parameters};
+use crate::events::TokenId;
+use crate::server::{Access, ApiError, App, Caller, Loaded, Protocol};
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use axum::http::{HeaderMap, header};
+use axum::response::{IntoResponse, Response};
+use request::{OllamaChatBody, OllamaGenerateBody, OllamaRequest};
+use response::{AnswerShape, OllamaChatResponse, OllamaEnd, OllamaGenerateResponse, OllamaMessage, RequestTimes};
+use serde_json::Value;
+use std::time::Instant;
+use stream::AnswerLines;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+/// Paths of Ollama whose errors have its format, including those that Thunder does not have.
+const PREFIXES: &[&str] = &[
+    "/api/chat",
+    "/api/generate",
+    "/api/tags",
+    "/api/show",
+    "/api/ps",
+    "/api/version",
+    "/api/embed",
+    "/api/embeddings",
+    "/api/create",
+    "/api/copy",
+    "/api/delete",
+    "/api/pull",
+    "/api/push",
+    "/api/blobs",
+];
+
+/// Returns Ollama's routes.
+pub(super) fn protocol() -> Protocol {
+    Protocol::new(OllamaError::render, PREFIXES)
+        .routes(Access::Run, OpenApiRouter::new().routes(routes!(chat)).routes(routes!(generate)))
+        .routes(Access::Key, models::router().merge(embed::router()))
+}
+
+/// Answers a conversation, as Ollama's `/api/chat`. The answer is streamed as JSON lines unless `stream` is false.
+#[utoipa::path(post, path = "/api/chat", tag = "ollama",
+    request_body(content = OllamaChatBody, content_type = "application/json"),
+    responses((status = 200, description = "The answer, or JSON lines of its parts",
+                  content((OllamaChatResponse = "application/json"), (OllamaChatResponse = "application/x-ndjson"))),
+              (status = 400, body = OllamaErrorResponse, description = "A field is invalid; the message names it"),
+              (status = 404, body = OllamaErrorResponse, description = "Unknown model"),
+              (status = 503, body = OllamaErrorResponse, description = "The model is loading")))]
+async fn chat(
+    State(app): State<App>,
+    caller: Caller,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, OllamaError> {
+    let body = shared::parse_json(&body?)?;
+    let request = request::parse_chat(&body)?;
+    Ok(answer(&app, &caller, &headers, &body, request, AnswerShape::Chat).await?)
+}
+
+/// Answers or completes a prompt, as Ollama's `/api/generate`. The answer is streamed as JSON lines unless `stream` is
+/// false.
+#[utoipa::path(post, path = "/api/generate", tag = "ollama",
+    request_body(content = OllamaGenerateBody, content_type = "application/json"),
+    responses((status = 200, description = "The answer, or JSON lines of its parts",
+                  content((OllamaGenerateResponse = "application/json"), (OllamaGenerateResponse = "application/x-ndjson"))),
+              (status = 400, body = OllamaErrorResponse, description = "A field is invalid; the message names it"),
+              (status = 404, body = OllamaErrorResponse, description = "Unknown model"),
+              (status = 501, body = OllamaErrorResponse, description = "`suffix` for a model without infill tokens"),
+              (status = 503, body = OllamaErrorResponse, description = "The model is loading")))]
+async fn generate(
+    State(app): State<App>,
+    caller: Caller,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, OllamaError> {
+    let body = shared::parse_json(&body?)?;
+    let request = request::parse_generate(&body)?;
+    Ok(answer(&app, &caller, &headers, &body, request, AnswerShape::Generate { prompt: None }).await?)
+}
+
+async fn answer(
+    app: &App,
+    caller: &Caller,
+    headers: &HeaderMap,
+    body: &Value,
+    request: OllamaRequest,
+    mut shape: AnswerShape,
+) -> Result<Response, ApiError> {
+    let begun = Instant::now();
+    let name = request::model(Fields::new(body)?)?;
+    if request == OllamaRequest::Unload {
+        caller.require_models()?;
+        let entry = app.models().find_entry(name)?;
+        if entry.ready().is_some() {
+            app.models().begin_unload(&entry.name)?;
+        }
+        return Ok(without_answer(&shape, &entry.name, "unload"));
+    }
+    let loaded = app.loaded(name).await?;
+    let times = RequestTimes { begun, load: begun.elapsed() };
+    let request = match request {
+        OllamaRequest::Chat(body, context) => {
+            let mut request = ChatRequest::parse(app, &loaded, &body)?;
+            for engine_request in &mut request.requests {
+                engine_request.prompt = after_context(&context, &engine_request.prompt, &loaded);
+                if !context.is_empty() {
+                    engine_request.spans.clear();
+                }
+            }
+            if let AnswerShape::Generate { prompt } = &mut shape {
+                *prompt = request.requests.first().map(|request| request.prompt.clone());
+            }
+            request
+        }
+        OllamaRequest::Raw(body) => ChatRequest::raw(app, &loaded, &body, prompt_tokens(&body, &loaded)?)?,
+        OllamaRequest::Load | OllamaRequest::Unload => return Ok(without_answer(&shape, loaded.name(), "load")),
+    };
+    let mut chat = ChatStream::start(app, &loaded, request, headers, caller).await?;
+    let run = chat.run();
+    let mut lines = AnswerLines::new(shape, times);
+    let response = if chat.options.stream {
+        respond_lines(chat, lines)
+    } else {
+        while let Some(update) = chat.next().await? {
+            lines.add_tokens(&update);
+        }
+        json(lines.complete(&chat))
+    };
+    Ok(generation::with_run_id(response, run))
+}
+
+/// Returns the tokens of an earlier response and those of a prompt, without the start token of the latter.
+fn after_context(context: &[TokenId], prompt: &[TokenId], loaded: &Loaded) -> Vec<TokenId> {
+    let bos = loaded.vocabulary().special().bos;
+    let rest = prompt.strip_prefix(bos.as_slice()).filter(|_| !context.is_empty() && bos.is_some()).unwrap_or(prompt);
+    [context, rest].concat()
+}
+
+/// Returns the tokens of a prompt without a chat template.
+fn prompt_tokens(body: &Value, loaded: &Loaded) -> Result<Vec<TokenId>, ApiError> {
+    let (fields, vocabulary) = (Fields::new(body)?, loaded.vocabulary());
+    let prompt = fields.text("prompt")?.unwrap_or_default();
+    if let Some(suffix) = fields.text("suffix")? {
+        let tokens = shared::infill::infill_tokens(vocabulary).map_err(|error| error.at("suffix"))?;
+        return Ok(shared::infill::infill_prompt(vocabulary, tokens, prompt, suffix));
+    }
+    Ok(parameters::or_start_token(vocabulary.encode(prompt, true, true), vocabulary))
+}
+
+fn without_answer(shape: &AnswerShape, model: &str, done_reason: &'static str) -> Response {
+    json(shape.line(model, OllamaMessage::default(), Some((OllamaEnd::without_answer(done_reason), &[])), None))
+}
+
+fn json(body: String) -> Response {
+    ([(header::CONTENT_TYPE, "application/json; charset=utf-8")], body).into_response()
+}

@@ -1,0 +1,197 @@
+//! Chats and generations in Ollama's format. All durations are in nanoseconds.
+
+use crate::api::shared::chat::{ChatStream, ToolCallRef};
+use crate::api::shared::generation::ThunderFields;
+use crate::api::shared::sse::to_text;
+use crate::events::{FinishReason, TokenId, system};
+use chrono::SecondsFormat;
+use serde::Serialize;
+use serde_json::{Map, Value};
+use std::time::{Duration, Instant};
+use utoipa::ToSchema;
+
+/// A chat answer, or a line of its stream.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct OllamaChatResponse {
+    /// Name of the model.
+    model: String,
+    /// Time of the line.
+    created_at: String,
+    message: OllamaMessage,
+    /// True in the last line.
+    done: bool,
+    #[serde(flatten)]
+    end: OllamaEnd,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    thunder: Option<ThunderFields>,
+}
+
+/// A generation, or a line of its stream.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct OllamaGenerateResponse {
+    /// Name of the model.
+    model: String,
+    /// Time of the line.
+    created_at: String,
+    /// The text, or in a stream an addition to it.
+    response: String,
+    /// The reasoning, or in a stream an addition to it.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    thinking: String,
+    /// True in the last line.
+    done: bool,
+    /// Tokens of prompt and answer, for the next request; absent with `raw`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    context: Option<Vec<TokenId>>,
+    #[serde(flatten)]
+    end: OllamaEnd,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    thunder: Option<ThunderFields>,
+}
+
+/// A message, or an addition to it.
+#[derive(Debug, Default, Serialize, ToSchema)]
+pub(super) struct OllamaMessage {
+    /// Always `assistant`.
+    #[schema(value_type = String)]
+    pub(super) role: Assistant,
+    /// The text.
+    pub(super) content: String,
+    /// The reasoning.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(super) thinking: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) tool_calls: Vec<OllamaToolCall>,
+}
+
+/// The role of an answer.
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Assistant {
+    #[default]
+    Assistant,
+}
+
+/// A tool call.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct OllamaToolCall {
+    /// Id of the call.
+    id: String,
+    function: OllamaFunctionCall,
+}
+
+/// The tool and the arguments of a call.
+#[derive(Debug, Serialize, ToSchema)]
+struct OllamaFunctionCall {
+    /// Index of the call, from 0.
+    index: usize,
+    /// Name of the tool.
+    name: String,
+    /// The arguments.
+    #[schema(value_type = Object)]
+    arguments: Map<String, Value>,
+}
+
+/// The end of an answer; all fields are absent before.
+#[derive(Debug, Default, Serialize, ToSchema)]
+pub(super) struct OllamaEnd {
+    /// `stop`, `length`, `load` or `unload`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    done_reason: Option<&'static str>,
+    /// Duration of the request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    total_duration: Option<u64>,
+    /// Time spent loading the model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    load_duration: Option<u64>,
+    /// Tokens of the prompt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_eval_count: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_eval_duration: Option<u64>,
+    /// Tokens of the answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    eval_count: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    eval_duration: Option<u64>,
+}
+
+/// Times of a request that its response reports.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RequestTimes {
+    pub(super) begun: Instant,
+    pub(super) load: Duration,
+}
+
+/// The format of an answer.
+#[derive(Debug)]
+pub(super) enum AnswerShape {
+    Chat,
+    /// With the tokens of the prompt, unless the request was `raw`.
+    Generate {
+        prompt: Option<Vec<TokenId>>,
+    },
+}
+
+impl OllamaEnd {
+    /// Returns the end of a request that generated nothing.
+    pub(super) fn without_answer(done_reason: &'static str) -> Self {
+        Self { done_reason: Some(done_reason), ..Self::default() }
+    }
+
+    /// Returns the end of an answer.
+    pub(super) fn new(chat: &ChatStream, times: RequestTimes) -> Self {
+        let Some(finish) = chat.finish(0) else { return Self::without_answer("stop") };
+        Self {
+            done_reason: Some(if finish.reason == FinishReason::Length { "length" } else { "stop" }),
+            total_duration: Some(nanoseconds(times.begun.elapsed())),
+            load_duration: Some(nanoseconds(times.load)),
+            prompt_eval_count: Some(finish.usage.prompt_tokens),
+            prompt_eval_duration: Some(finish.prompt_us.saturating_mul(1000)),
+            eval_count: Some(finish.usage.completion_tokens),
+            eval_duration: Some(finish.generation_us.saturating_mul(1000)),
+        }
+    }
+}
+
+/// Returns a duration in nanoseconds.
+pub(super) fn nanoseconds(duration: Duration) -> u64 {
+    duration.as_nanos() as u64
+}
+
+impl OllamaToolCall {
+    /// Returns a call; `None` if the answer was cut off inside its arguments.
+    pub(super) fn new(index: usize, call: &ToolCallRef<'_>) -> Option<Self> {
+        let arguments = serde_json::from_str(call.arguments).ok()?;
+        let function = OllamaFunctionCall { index, name: call.name.to_owned(), arguments };
+        Some(Self { id: call.id.to_owned(), function })
+    }
+}
+
+impl AnswerShape {
+    /// Returns a line of a stream, or a complete answer, as JSON. `generated` holds the tokens of a complete answer.
+    pub(super) fn line(
+        &self,
+        model: &str,
+        message: OllamaMessage,
+        end: Option<(OllamaEnd, &[TokenId])>,
+        thunder: Option<ThunderFields>,
+    ) -> String {
+        let (model, created_at) = (model.to_owned(), system::now().to_rfc3339_opts(SecondsFormat::Nanos, true));
+        let done = end.is_some();
+        let (end, generated) = end.unwrap_or_default();
+        match self {
+            Self::Chat => to_text(&OllamaChatResponse { model, created_at, message, done, end, thunder }),
+            Self::Generate { prompt } => to_text(&OllamaGenerateResponse {
+                model,
+                created_at,
+                response: message.content,
+                thinking: message.thinking,
+                done,
+                context: prompt.as_ref().filter(|_| done).map(|prompt| [prompt, generated].concat()),
+                end,
+                thunder,
+            }),
+        }
+    }
+}

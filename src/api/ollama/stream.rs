@@ -1,0 +1,91 @@
+//! Streams an answer as JSON lines: an object for each addition, then one with `"done": true`.
+//!
+//! A retraction of a mod is a line whose `thunder.retract` says how much of the earlier lines is void.
+
+use super::response::{AnswerShape, OllamaEnd, OllamaMessage, OllamaToolCall, RequestTimes};
+use crate::api::shared::chat::sse::ChatEventWriter;
+use crate::api::shared::chat::{ChatDelta, ChatStream, ChatUpdate};
+use crate::api::shared::generation::{RetractedOutput, ThunderFields};
+use crate::api::shared::sse::{PendingEvents, ServerEvent};
+use crate::events::TokenId;
+use crate::server::ApiError;
+use futures::future::BoxFuture;
+
+/// Writes the lines of an answer.
+#[derive(Debug)]
+pub(super) struct AnswerLines {
+    shape: AnswerShape,
+    times: RequestTimes,
+    generated: Vec<TokenId>,
+}
+
+impl AnswerLines {
+    pub(super) fn new(shape: AnswerShape, times: RequestTimes) -> Self {
+        Self { shape, times, generated: Vec::new() }
+    }
+
+    /// Notes the tokens of an update.
+    pub(super) fn add_tokens(&mut self, update: &ChatUpdate) {
+        self.generated.truncate(self.generated.len().saturating_sub(update.retracted_tokens));
+        self.generated.extend(update.tokens.iter().map(|(token, _)| token.token));
+    }
+
+    /// Returns the complete answer.
+    pub(super) fn complete(&self, chat: &ChatStream) -> String {
+        let parsed = chat.message(0);
+        let calls = chat.calls(0);
+        let message = OllamaMessage {
+            content: parsed.content.clone(),
+            thinking: parsed.reasoning.clone(),
+            tool_calls: calls.iter().enumerate().filter_map(|(index, call)| OllamaToolCall::new(index, call)).collect(),
+            ..OllamaMessage::default()
+        };
+        self.last(chat, message)
+    }
+
+    fn last(&self, chat: &ChatStream, message: OllamaMessage) -> String {
+        let end = OllamaEnd::new(chat, self.times);
+        let thunder = ThunderFields::run(chat.run());
+        self.shape.line(&chat.model, message, Some((end, &self.generated)), Some(thunder))
+    }
+}
+
+impl ChatEventWriter for AnswerLines {
+    fn on_start(&mut self, _: &ChatStream, _: &mut PendingEvents) {}
+
+    fn on_update(&mut self, chat: &ChatStream, update: ChatUpdate, pending: &mut PendingEvents) {
+        self.add_tokens(&update);
+        for delta in update.deltas {
+            let mut message = OllamaMessage::default();
+            let mut thunder = None;
+            match delta {
+                ChatDelta::Reasoning(text) => message.thinking = text,
+                ChatDelta::Content(text) => message.content = text,
+                ChatDelta::ToolCall { .. } | ChatDelta::ToolArguments { .. } => continue,
+                ChatDelta::ToolCallEnd(index) => {
+                    let calls = chat.calls(0);
+                    message.tool_calls.extend(calls.get(index).and_then(|call| OllamaToolCall::new(index, call)));
+                }
+                ChatDelta::Retract(void) => {
+                    thunder = Some(ThunderFields::retract(RetractedOutput {
+                        chars: void.content,
+                        reasoning_chars: void.reasoning,
+                        tool_calls: void.calls,
+                    }));
+                }
+            }
+            pending.push_back(ServerEvent::data(self.shape.line(&chat.model, message, None, thunder)));
+        }
+        if update.end.is_some() {
+            pending.push_back(ServerEvent::data(self.last(chat, OllamaMessage::default())));
+        }
+    }
+
+    fn on_end(&mut self, _: &ChatStream, _: &mut PendingEvents) -> Option<BoxFuture<'static, PendingEvents>> {
+        None
+    }
+
+    fn on_error(&mut self, error: &ApiError, pending: &mut PendingEvents) {
+        pending.push_back(ServerEvent::json(&error.ollama()));
+    }
+}

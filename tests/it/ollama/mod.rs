@@ -1,0 +1,243 @@
+//! Ollama's API with a real model and with the clients of Ollama and LiteLLM. The model's weights are random, so a mod
+//! forces answers that must be known.
+
+use super::chat::says;
+use super::harness::{Server, server};
+use reqwest::Method;
+use serde_json::{Value, json};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+/// Returns the objects of a streamed answer.
+async fn lines(server: &Server, path: &str, body: &Value) -> Vec<Value> {
+    let request = server.request(Method::POST, path).header("accept-encoding", "gzip");
+    let response = request.json(body).send().await.unwrap();
+    assert_eq!(response.headers()["content-type"], "application/x-ndjson");
+    // A compressor would hold the lines back.
+    assert_eq!(response.headers().get("content-encoding"), None);
+    let text = response.text().await.unwrap();
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[tokio::test]
+async fn streamed_and_complete_answers_are_equal() {
+    let server = server().await;
+    let options = json!({"seed": 5, "num_predict": 12, "ignore_eos": true, "temperature": 0.7});
+    let messages = json!([{"role": "user", "content": "Hello!"}]);
+    let chat = json!({"model": "tiny", "messages": messages, "options": options});
+    let generate = json!({"model": "tiny", "prompt": "Once", "raw": true, "options": options});
+    for (path, field, body) in [("/api/chat", "/message/content", chat), ("/api/generate", "/response", generate)] {
+        let mut complete = body.clone();
+        complete["stream"] = false.into();
+        let complete = server.answer(path, &complete).await;
+        let lines = lines(server, path, &body).await;
+        let text = |line: &Value| line.pointer(field).and_then(Value::as_str).unwrap().to_owned();
+        let (last, parts) = lines.split_last().unwrap();
+        assert_eq!(parts.iter().map(text).collect::<String>(), text(&complete), "{path}");
+        assert!(!text(&complete).is_empty() && text(last).is_empty() && parts.iter().all(|part| part["done"] == false));
+        for end in [last, &complete] {
+            let counts = (&end["done"], &end["done_reason"], &end["eval_count"]);
+            assert_eq!(counts, (&json!(true), &json!("length"), &json!(12)), "{end}");
+            let nanoseconds = |name: &str| end[name].as_u64().unwrap();
+            let parts =
+                nanoseconds("load_duration") + nanoseconds("prompt_eval_duration") + nanoseconds("eval_duration");
+            assert!(nanoseconds("total_duration") >= parts && nanoseconds("eval_duration") > 0, "{end}");
+        }
+        assert_eq!(last["prompt_eval_count"], complete["prompt_eval_count"]);
+    }
+}
+
+#[tokio::test]
+async fn context_continues_a_conversation() {
+    let server = server().await;
+    let body = |prompt: &str, text: &str, context: &Value| {
+        json!({"model": "tiny", "prompt": prompt, "context": context, "stream": false,
+               "options": {"num_predict": 20, "mods": says(text)}})
+    };
+    let first = server.answer("/api/generate", &body("One?", "Two.", &Value::Null)).await;
+    let second = server.answer("/api/generate", &body("Three?", "Four.", &first["context"])).await;
+    let tokens = |answer: &Value| answer["context"].as_array().unwrap().clone();
+    assert!(tokens(&second).starts_with(&tokens(&first)));
+    let count = |name: &str| usize::try_from(second[name].as_u64().unwrap()).unwrap();
+    // The token that ends the answer is not counted.
+    let counted = count("prompt_eval_count") + count("eval_count");
+    assert!((counted..=counted + 1).contains(&tokens(&second).len()), "{second}");
+    let text = server.answer("/detokenize", &json!({"tokens": second["context"]})).await;
+    let text = text["content"].as_str().unwrap();
+    let found: Vec<_> = ["One?", "Two.", "Three?", "Four."].iter().map(|part| text.find(part)).collect();
+    assert!(found.is_sorted() && found[0].is_some(), "{text}");
+}
+
+#[tokio::test]
+async fn format_constrains_the_answer() {
+    let server = server().await;
+    let schema = json!({"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"],
+                        "additionalProperties": false});
+    for raw in [false, true] {
+        let body = json!({"model": "tiny", "prompt": "Once", "raw": raw, "format": schema, "stream": false, "think": false,
+                          "options": {"num_predict": 60, "temperature": 0}});
+        let answer = server.answer("/api/generate", &body).await;
+        let value: Value = serde_json::from_str(answer["response"].as_str().unwrap()).unwrap();
+        assert!(value == json!({"n": 1}) || value == json!({"n": 2}), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn mods_follow_the_model_name_and_run_is_recorded() {
+    let server = server().await;
+    let body = json!({"model": "tiny/log-top:latest", "stream": false, "options": {"num_predict": 3},
+                      "messages": [{"role": "user", "content": "Hello!"}]});
+    let answer = server.answer("/api/chat", &body).await;
+    assert_eq!(answer["model"], "tiny");
+    let run = server.finished(answer["thunder"]["run_id"].as_str().unwrap()).await;
+    assert_eq!(run["run"]["mods"], json!(["log-top"]));
+}
+
+#[tokio::test]
+async fn tool_results_are_rendered() {
+    let server = server().await;
+    let call = |name: &str| json!({"function": {"name": name, "arguments": {"a": 2}}});
+    let body = json!({"model": "tiny", "stream": false, "options": {"num_predict": 20, "mods": says("Both.")}, "messages": [
+        {"role": "user", "content": "Add."},
+        {"role": "assistant", "content": "", "tool_calls": [call("add"), call("sum")]},
+        {"role": "tool", "tool_name": "sum", "content": "result-of-sum"},
+        {"role": "tool", "tool_name": "add", "content": "result-of-add"},
+    ]});
+    let answer = server.answer("/api/chat", &body).await;
+    assert_eq!(answer["message"]["content"], "Both.");
+    let run_id = answer["thunder"]["run_id"].as_str().unwrap();
+    server.finished(run_id).await;
+    let (_, events) = server.get(&format!("/api/v1/runs/{run_id}/events")).await;
+    let events = events.to_string();
+    let found: Vec<_> = ["Add.", "result-of-sum", "result-of-add"].iter().map(|text| events.find(text)).collect();
+    assert!(found.is_sorted() && found[0].is_some(), "{events}");
+}
+
+#[tokio::test]
+async fn embeddings_have_length_one_and_long_inputs_are_shortened() {
+    let server = Server::start(&["--embedding", "--pooling", "mean"]);
+    server.wait_ready().await;
+    let embedded = server.answer("/api/embed", &json!({"model": "tiny", "input": ["Hello!", "Once upon"]})).await;
+    let vectors = embedded["embeddings"].as_array().unwrap();
+    assert_eq!(vectors.len(), 2);
+    let length = |vector: &Value| {
+        vector.as_array().unwrap().iter().map(|value| value.as_f64().unwrap().powi(2)).sum::<f64>().sqrt()
+    };
+    assert!(vectors.iter().all(|vector| (length(vector) - 1.0).abs() < 1e-5), "{embedded}");
+    let short = server.answer("/api/embed", &json!({"input": "Hello!", "dimensions": 3})).await;
+    assert_eq!((short["embeddings"][0].as_array().unwrap().len(), &short["model"]), (3, &json!("tiny")));
+    let single = server.answer("/api/embeddings", &json!({"model": "tiny", "prompt": "Hello!"})).await;
+    let scale = length(&single["embedding"]);
+    let (first, same) = (single["embedding"][0].as_f64().unwrap() / scale, vectors[0][0].as_f64().unwrap());
+    assert!((first - same).abs() < 1e-5, "{first} {same}");
+    let long = json!({"model": "tiny", "input": "a ".repeat(20_000)});
+    let cut = server.answer("/api/embed", &long).await;
+    assert!(cut["prompt_eval_count"].as_u64().unwrap() < 20_000);
+    let mut exact = long.clone();
+    exact["truncate"] = false.into();
+    let (status, refused) = server.post("/api/embed", &exact).await;
+    assert_eq!(status, 400);
+    assert!(refused["error"].as_str().unwrap().contains("too large"), "{refused}");
+}
+
+#[tokio::test]
+async fn request_without_prompt_loads_and_unloads_the_model() {
+    let server = Server::start(&[]);
+    server.wait_ready().await;
+    let load = json!({"model": "tiny"});
+    let unload = json!({"model": "tiny", "keep_alive": 0});
+    assert_eq!(server.answer("/api/generate", &unload).await["done_reason"], "unload");
+    let begun = Instant::now();
+    while server.get("/api/ps").await.1["models"] != json!([]) {
+        assert!(begun.elapsed() < Duration::from_mins(1), "{}", server.log());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(server.answer("/api/chat", &unload).await["done_reason"], "unload");
+    // The model may still be leaving the memory.
+    let loaded = loop {
+        let (status, answer) = server.post("/api/generate", &load).await;
+        if status != 503 {
+            break answer;
+        }
+        assert!(begun.elapsed() < Duration::from_mins(1), "{answer}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
+    assert_eq!(loaded["done_reason"], "load", "{loaded}");
+    assert_eq!(server.get("/api/ps").await.1["models"][0]["name"], "tiny");
+}
+
+#[tokio::test]
+async fn key_is_required() {
+    let server = Server::start(&["--api-key", "secret"]);
+    server.wait_ready().await;
+    let anonymous = Server::known(server.base.clone(), None);
+    let (status, refused) = anonymous.get("/api/tags").await;
+    assert_eq!((status, refused.as_object().unwrap().len()), (401, 1));
+    assert!(refused["error"].as_str().unwrap().contains("API key"), "{refused}");
+    assert_eq!(server.get("/api/tags").await.0, 200);
+}
+
+#[tokio::test]
+async fn official_clients_work() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ollama-clients");
+    std::fs::create_dir_all(&folder).unwrap();
+    let server = Server::start(&["--embedding", "--pooling", "mean"]);
+    server.wait_ready().await;
+    let base = server.base.clone();
+    let clients = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/ollama");
+    let run = tokio::task::spawn_blocking(move || {
+        let python = install_python(&folder);
+        let node = install_node(&folder);
+        let run_client = |program: &Path, file: &str| {
+            let output =
+                Command::new(program).arg(clients.join(file)).arg(&base).current_dir(&folder).output().unwrap();
+            assert!(output.status.success(), "{file}: {}", printed(&output));
+        };
+        if let Some(python) = python {
+            run_client(&python, "client.py");
+            run_client(&python, "litellm_client.py");
+        }
+        if let Some(node) = node {
+            std::fs::copy(clients.join("client.mjs"), folder.join("client.mjs")).unwrap();
+            let output = Command::new(node).arg("client.mjs").arg(&base).current_dir(&folder).output().unwrap();
+            assert!(output.status.success(), "client.mjs: {}", printed(&output));
+        }
+    });
+    run.await.unwrap();
+}
+
+/// Returns the interpreter of an environment with the Python clients; `None` if they cannot be installed.
+fn install_python(folder: &Path) -> Option<PathBuf> {
+    let python = folder.join("python/bin/python");
+    let works = || {
+        let output = Command::new(&python).args(["-c", "import ollama, litellm"]).output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    if !works() {
+        let _ = Command::new("python3").args(["-m", "venv"]).arg(folder.join("python")).output();
+        let _ = Command::new(&python).args(["-m", "pip", "install", "--quiet", "ollama", "litellm"]).output();
+    }
+    works().then_some(python).or_else(|| report_skipped("the Python packages ollama and litellm"))
+}
+
+/// Returns node if its client is installed; `None` if it cannot be.
+fn install_node(folder: &Path) -> Option<PathBuf> {
+    let installed = || folder.join("node_modules/ollama/package.json").is_file();
+    if !installed() {
+        let arguments = ["install", "--no-audit", "--no-fund", "--no-save", "--ignore-scripts", "ollama"];
+        let _ = Command::new("npm").args(arguments).current_dir(folder).output();
+    }
+    installed().then(|| "node".into()).or_else(|| report_skipped("node and the package ollama of npm"))
+}
+
+fn printed(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+/// Prints to standard error directly, because the test runner hides the output of passing tests.
+fn report_skipped(missing: &str) -> Option<PathBuf> {
+    writeln!(std::io::stderr(), "SKIPPED: clients of Ollama's API, which need {missing}").unwrap();
+    None
+}
