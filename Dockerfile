@@ -2,22 +2,19 @@
 #
 #   docker build -t thunder .
 #   docker run -p 127.0.0.1:6767:6767 -v thunder:/var/lib/thunder -e THUNDER_API_KEY=secret thunder
-#
-# CPU is the oldest processor that the image runs on, in the notation of rustc and gcc: x86-64-v3 has AVX2 (since 2013),
-# x86-64-v4 AVX-512, native is the builder's own.
 FROM rust:1-bookworm AS build
-ARG CPU=x86-64-v3
 RUN apt-get update && apt-get install -y --no-install-recommends clang cmake libclang-dev python3 \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .
-RUN RUSTFLAGS="-C target-cpu=$CPU" cargo build --release --locked
+RUN .ci/release && mkdir /opt/thunder && tar -xzf target/dist/thunder-*.tar.gz --strip-components=1 -C /opt/thunder
 
 FROM debian:bookworm-slim
 RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates curl libstdc++6 postgresql python3-numpy \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --system --home-dir /var/lib/thunder --create-home --shell /usr/sbin/nologin thunder
-COPY --from=build /src/target/release/thunder /usr/local/bin/thunder
+COPY --from=build /opt/thunder /opt/thunder
+RUN ln -s /opt/thunder/thunder /usr/local/bin/thunder
 USER thunder
 ENV THUNDER_DATA_DIR=/var/lib/thunder
 VOLUME /var/lib/thunder

@@ -1,7 +1,8 @@
 # make run     builds Thunder and serves it on http://127.0.0.1:6767
 # make test    installs missing dependencies, then runs all tests
+# make release    packs a program for any processor of this architecture into target/dist
 # make bench-table RIVAL=PATH/llama-server    measures Thunder and llama-server side by side
-.PHONY: run build test bench bench-table deps lint
+.PHONY: run build release test bench bench-table deps lint
 
 CARGO ?= cargo
 PYTHON ?= python3
@@ -11,6 +12,9 @@ run: build
 
 build: deps
 	$(CARGO) build --release --locked
+
+release: deps
+	.ci/release
 
 # Most tests wait for servers, databases and timeouts, so each core runs several.
 test: export RUST_TEST_THREADS ?= $(shell expr 3 '*' $$(getconf _NPROCESSORS_ONLN))

@@ -1,5 +1,5 @@
 //! The only unsafe code: the evaluation callback that captures attention while a graph runs, the state of a sequence as
-//! bytes, [`attention_rows`], [`adapters`], [`devices`], [`loading`], [`memory`], [`templates`], [`tensors`] and [`threads`].
+//! bytes, [`attention_rows`], [`adapters`], [`cpu`], [`devices`], [`loading`], [`memory`], [`templates`], [`tensors`] and [`threads`].
 //!
 //! llama-cpp-2 has no setter for `llama_context_params.cb_eval` since 0.1.140, so the parameters are cast once to the
 //! raw structure; a compile-time assertion checks their size. Its safe functions for sequence states do not expose the
@@ -8,6 +8,7 @@
 
 pub(super) mod adapters;
 mod attention_rows;
+pub(super) mod cpu;
 pub(super) mod devices;
 pub(super) mod loading;
 pub(super) mod memory;
@@ -23,6 +24,7 @@ use llama_cpp_2::context::session::LlamaStateSeqFlags;
 use llama_cpp_sys_2 as sys;
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_void};
+use std::ptr::NonNull;
 
 const _: () = assert!(
     size_of::<LlamaContextParams>() == size_of::<sys::llama_context_params>(),
@@ -98,7 +100,7 @@ impl Tap {
         Self(UnsafeCell::new(State { layers, graph: RowGraph::new(), ..State::default() }))
     }
 
-    fn compute_on(&mut self, pool: *mut sys::ggml_threadpool, count: i32) {
+    fn compute_on(&mut self, pool: NonNull<sys::ggml_threadpool>, count: i32) {
         if let Some(graph) = &mut self.0.get_mut().graph {
             graph.compute_on(pool, usize::try_from(count).unwrap_or(1));
         }

@@ -5,6 +5,7 @@
 //! computes it with its own kernels on the decoding threads, which are idle during the callback: every type of keys and
 //! every processor is supported, and scores are rounded as they are without flash attention.
 
+use super::cpu::CpuBackend;
 use llama_cpp_sys_2 as sys;
 use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
@@ -47,14 +48,14 @@ pub(super) struct RowGraph {
     rows: usize,
     /// Multiplications of the rows.
     products: usize,
-    work: Vec<u8>,
-    pool: *mut sys::ggml_threadpool,
+    backend: CpuBackend,
     threads: usize,
 }
 
 impl RowGraph {
     /// Allocates the memory for the tensors of a graph. Returns `None` if ggml cannot.
     pub fn new() -> Option<Self> {
+        let backend = CpuBackend::new()?;
         // SAFETY: pure functions of ggml, and the creation of a context of this size.
         let arena = unsafe {
             let mem_size =
@@ -62,12 +63,14 @@ impl RowGraph {
             sys::ggml_init(sys::ggml_init_params { mem_size, mem_buffer: null_mut(), no_alloc: true })
         };
         let arena = NonNull::new(arena)?;
-        Some(Self { arena, graph: None, rows: 0, products: 0, work: Vec::new(), pool: null_mut(), threads: 1 })
+        Some(Self { arena, graph: None, rows: 0, products: 0, backend, threads: 1 })
     }
 
     /// Sets the threads that compute. The caller keeps the pool as long as the graph is used.
-    pub fn compute_on(&mut self, pool: *mut sys::ggml_threadpool, threads: usize) {
-        (self.pool, self.threads) = (pool, threads.max(1));
+    pub fn compute_on(&mut self, pool: NonNull<sys::ggml_threadpool>, threads: usize) {
+        self.threads = threads.max(1);
+        // SAFETY: the caller keeps the pool, which is idle during the callback.
+        unsafe { self.backend.set_pool(pool.as_ptr()) };
     }
 
     /// Returns the extents of a flash attention node if its rows can be computed: its sources are in host memory, and
@@ -124,15 +127,9 @@ impl RowGraph {
         let Some(graph) = self.graph.take() else { return true };
         // A pool with more threads than these leaves the others asleep.
         let threads = (products / WORK_PER_THREAD).clamp(1, self.threads);
-        // SAFETY: `add` built the graph, and its caller keeps the data; the pool is idle during the callback.
-        unsafe {
-            let mut plan = sys::ggml_graph_plan(graph.as_ptr(), threads as i32, self.pool);
-            if self.work.len() < plan.work_size {
-                self.work.resize(plan.work_size.next_power_of_two(), 0);
-            }
-            plan.work_data = self.work.as_mut_ptr();
-            sys::ggml_graph_compute(graph.as_ptr(), &raw mut plan) == sys::GGML_STATUS_SUCCESS
-        }
+        self.backend.set_threads(threads as i32);
+        // SAFETY: `add` built the graph, and its caller keeps the data.
+        unsafe { self.backend.compute(graph) }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The list of devices with a field that llama-cpp-2 omits: the id, which identifies a device across backends.
 
+use super::cpu;
 use llama_cpp_sys_2 as sys;
 use std::ffi::{CStr, CString, c_char};
 
@@ -73,6 +74,6 @@ pub(super) fn buffer(name: &str) -> sys::ggml_backend_buffer_type_t {
         (0..sys::ggml_backend_dev_count())
             .map(|index| sys::ggml_backend_dev_buffer_type(sys::ggml_backend_dev_get(index)))
             .find(|&buffer| CStr::from_ptr(sys::ggml_backend_buft_name(buffer)).to_bytes() == name.as_bytes())
-            .unwrap_or_else(|| sys::ggml_backend_cpu_buffer_type())
+            .unwrap_or_else(cpu::buffer_type)
     }
 }

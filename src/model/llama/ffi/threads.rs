@@ -1,11 +1,12 @@
 //! Thread pools that persist between graphs. Without a pool a context starts and ends threads for every graph, which is
 //! once per decode, and once per layer if attention is captured.
 
+use super::cpu::{self, CpuBackend};
 use super::{Tap, raw};
 use crate::model::llama::Numa;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_sys_2 as sys;
-use std::ptr::NonNull;
+use std::ptr::{NonNull, null_mut};
 use std::sync::Once;
 
 /// Polling, priority and placement of threads.
@@ -50,7 +51,11 @@ pub fn prepare_nodes(numa: Numa) {
 
 /// The threads of one context, including the decoding thread.
 #[derive(Debug)]
-pub struct ThreadPool(NonNull<sys::ggml_threadpool>);
+pub struct ThreadPool {
+    pool: NonNull<sys::ggml_threadpool>,
+    /// Parks the threads.
+    backend: CpuBackend,
+}
 
 // SAFETY: any thread may use a pool, but only one at a time.
 unsafe impl Send for ThreadPool {}
@@ -58,20 +63,18 @@ unsafe impl Send for ThreadPool {}
 impl ThreadPool {
     /// Starts `threads - 1` threads; the decoding thread is the last. Returns `None` if llama.cpp cannot create a pool.
     pub fn start(threads: i32, how: &ThreadOptions) -> Option<Self> {
-        // SAFETY: the parameters are a plain structure that llama.cpp fills; the pool is ours until it is freed.
-        let pool = unsafe {
-            let mut params = sys::ggml_threadpool_params_default(threads);
-            params.poll = how.poll;
-            params.prio = how.priority;
-            params.strict_cpu = how.strict;
-            for &processor in &how.processors {
-                if let Some(used) = params.cpumask.get_mut(processor) {
-                    *used = true;
-                }
+        // SAFETY: fills a plain structure.
+        let mut params = unsafe { sys::ggml_threadpool_params_default(threads) };
+        params.poll = how.poll;
+        params.prio = how.priority;
+        params.strict_cpu = how.strict;
+        for &processor in &how.processors {
+            if let Some(used) = params.cpumask.get_mut(processor) {
+                *used = true;
             }
-            sys::ggml_threadpool_new(&raw mut params)
-        };
-        NonNull::new(pool).map(Self)
+        }
+        let backend = CpuBackend::new()?;
+        cpu::new_pool(&mut params).map(|pool| Self { pool, backend })
     }
 
     /// Attaches the pool to the context. The caller keeps the pool as long as the context exists. Returns `false` if
@@ -79,26 +82,30 @@ impl ThreadPool {
     pub fn attach(&self, context: &mut LlamaContext<'_>) -> bool {
         let Some(context) = raw(context) else { return false };
         // SAFETY: `context` is the context's own pointer, and the pool outlives it.
-        unsafe { sys::llama_attach_threadpool(context, self.0.as_ptr(), self.0.as_ptr()) };
+        unsafe { sys::llama_attach_threadpool(context, self.pool.as_ptr(), self.pool.as_ptr()) };
         true
     }
 
     /// Computes the tap's rows of flash attention on up to `threads` of these threads. The caller keeps the pool as
     /// long as the context exists.
     pub fn compute_rows(&self, tap: &mut Tap, threads: i32) {
-        tap.compute_on(self.0.as_ptr(), threads);
+        tap.compute_on(self.pool, threads);
     }
 
     /// Parks the threads until the next decode.
     pub fn park(&self) {
-        // SAFETY: the pool exists; no graph runs, because the decoding thread holds the context.
-        unsafe { sys::ggml_threadpool_pause(self.0.as_ptr()) };
+        // SAFETY: the pool exists; no graph runs, because the decoding thread holds the context. A backend parks the pool
+        // that is replaced.
+        unsafe {
+            self.backend.set_pool(self.pool.as_ptr());
+            self.backend.set_pool(null_mut());
+        }
     }
 }
 
 impl Drop for ThreadPool {
     fn drop(&mut self) {
         // SAFETY: the contexts that used it no longer exist.
-        unsafe { sys::ggml_threadpool_free(self.0.as_ptr()) };
+        unsafe { cpu::free_pool(self.pool) };
     }
 }
