@@ -58,6 +58,34 @@ pub enum SubmitError {
         /// Reason.
         why: Unsupported,
     },
+    /// The request stores the rows of a head that the model does not have.
+    #[error("layer {layer}, head {head} does not exist; heads are 0 to {last}, and layers with attention are {layers:?}", last = heads.saturating_sub(1))]
+    NoSuchHead {
+        /// The requested layer.
+        layer: u16,
+        /// The requested head.
+        head: u16,
+        /// Layers with attention.
+        layers: Vec<u16>,
+        /// Heads per layer.
+        heads: u16,
+    },
+    /// The attention rows of the selected heads would be too large.
+    #[error(
+        "the attention rows of {heads} heads take up to {} MiB for a prompt of {prompt_tokens} and an answer of {max_tokens} \
+         tokens; at most {} MiB are stored per run: select fewer heads, or lower max_tokens",
+        bytes.div_ceil(1 << 20), super::head_rows::MAX_BYTES >> 20
+    )]
+    HeadRowsTooLarge {
+        /// Number of selected heads.
+        heads: u64,
+        /// Tokens of the prompt.
+        prompt_tokens: u64,
+        /// Maximum tokens of the answer.
+        max_tokens: u64,
+        /// Size of all rows.
+        bytes: u64,
+    },
     /// A mod rejected its configuration.
     #[error("mod '{name}': {message}")]
     ModConfig {

@@ -11,6 +11,7 @@ mod control;
 pub mod encoder;
 mod error;
 mod fork;
+mod head_rows;
 mod kv;
 mod latencies;
 mod options;
@@ -48,7 +49,7 @@ use kv::identity::IdentityWatch;
 use kv::ses1::SnapshotFormat;
 use kv::slots::KvSlots;
 use recording::Recording;
-use recording::attention_encoder::AttentionEncoderThread;
+use recording::attention_encoder::{AttentionEncoderThread, Encoders};
 use scheduler::Scheduler;
 use scheduler::command::Command;
 use std::sync::atomic::AtomicUsize;
@@ -153,7 +154,10 @@ impl Engine {
                     let attention_encoder = options
                         .attention
                         .is_enabled()
-                        .then(|| AttentionEncoderThread::start(options.encode_attention, recorder.clone()))
+                        .then(|| {
+                            let encode = Encoders { tiers: options.encode_attention, heads: options.encode_heads };
+                            AttentionEncoderThread::start(encode, recorder.clone())
+                        })
                         .transpose()
                         .map_err(|error| crate::model::ModelError::Decode(error.to_string()))?;
                     let capture = context.attention_capture();

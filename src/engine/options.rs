@@ -1,6 +1,7 @@
 //! Settings of the engine.
 
 use crate::engine::speculation::SpeculationOptions;
+use crate::events::StoredHeads;
 use crate::model::llama::{AttentionCapture, CacheType};
 use chrono::{DateTime, Utc};
 use std::path::PathBuf;
@@ -39,6 +40,8 @@ pub struct EngineOptions {
     pub max_tokens: Option<u32>,
     /// Encodes attention for storage.
     pub encode_attention: AttentionEncodeFn,
+    /// Encodes the attention rows of single heads for storage.
+    pub encode_heads: HeadEncodeFn,
     /// Source of the current time.
     pub clock: Clock,
 }
@@ -49,3 +52,6 @@ pub type Clock = fn() -> DateTime<Utc>;
 /// Encodes `[layer][head][row_len]` probabilities as tiers T0 and T1, from `(values, layers, heads, row_len)`. Returns
 /// `None` for a row that cannot be encoded.
 pub type AttentionEncodeFn = fn(&[f32], usize, usize, usize) -> Option<(Vec<u8>, Vec<u8>)>;
+
+/// Encodes the rows of the selected heads, from `([layer][head][position] probabilities, layer ids, heads, selection)`.
+pub type HeadEncodeFn = fn(&[f32], &[u16], u16, &StoredHeads) -> Vec<u8>;

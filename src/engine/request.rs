@@ -1,7 +1,7 @@
 use crate::engine::error::SubmitError;
 use crate::engine::fork::ForkPoint;
 use crate::engine::speculation::DraftLimits;
-use crate::events::{RunMetadata, Span, Surface, Tenant, TokenId};
+use crate::events::{RunMetadata, Span, StoredHeads, Surface, Tenant, TokenId};
 use crate::model::Vocabulary;
 use crate::model::chat::answer::AnswerFormat;
 use crate::model::grammar::Constraint;
@@ -61,6 +61,8 @@ pub struct Request {
     pub mods: Vec<SelectedMod>,
     /// True if attention is captured and recorded.
     pub attention: bool,
+    /// Heads whose rows are recorded, in addition to the reduced ones.
+    pub stored_heads: StoredHeads,
     /// Number of alternatives recorded per token.
     pub alternatives: usize,
     /// Effect of a recording failure on the run.
@@ -111,6 +113,7 @@ impl Request {
             visible: Vec::new(),
             mods: Vec::new(),
             attention: false,
+            stored_heads: StoredHeads::None,
             alternatives: Self::ALTERNATIVES,
             record: RecordPolicy::default(),
             report: ReportOptions::default(),

@@ -3,6 +3,7 @@
 use super::control::{Generation, RunControl};
 use super::error::SubmitError;
 use super::fork::ForkPoint;
+use super::head_rows;
 use super::kv::conversation;
 use super::recording::durability;
 use super::recording::durability::PanicGuard;
@@ -16,7 +17,7 @@ use super::run::{Run, RunParts};
 use super::scheduler::command::Command;
 use super::status::EngineStatus;
 use super::{Engine, Inner};
-use crate::events::{RunId, RunStart, Signal};
+use crate::events::{RunId, RunStart, Signal, StoredHeads};
 use crate::model::chat::answer::AnswerFormat;
 use crate::model::grammar::GrammarMatcher;
 use crate::model::llama::{Sampler, SamplingParams};
@@ -68,7 +69,7 @@ impl Engine {
         }
         if request.attention {
             match self.attention() {
-                Ok(_) => {}
+                Ok(support) => head_rows::check(&request, support, context)?,
                 // A request that only records attention runs without it.
                 Err(SubmitError::AttentionUnsupported { .. }) if !request.report.attention_rows => {
                     request.attention = false;
@@ -105,6 +106,9 @@ impl Engine {
         }
         if let Some(budget) = &request.thinking {
             parameters["thinking"] = json!(budget);
+        }
+        if request.stored_heads != StoredHeads::None {
+            parameters["attention_heads"] = json!(request.stored_heads);
         }
         if !adapters.is_empty() {
             parameters["lora"] = json!(adapters);

@@ -92,4 +92,41 @@ pub struct AttentionStep {
     pub t0: Vec<u8>,
     /// Tier T1: the head-mean of every layer.
     pub t1: Vec<u8>,
+    /// Rows of the heads that the request selected; empty if it selected none.
+    pub head_rows: Vec<u8>,
+}
+
+/// The heads whose attention rows are stored.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum StoredHeads {
+    /// No head; the tiers T0 and T1 are stored for every run with attention.
+    #[default]
+    None,
+    /// Every head of every layer.
+    All,
+    /// Layer and head of each.
+    Listed(Arc<[(u16, u16)]>),
+}
+
+impl StoredHeads {
+    /// Returns true if the rows of this head are stored.
+    #[must_use]
+    pub fn has(&self, layer: u16, head: u16) -> bool {
+        match self {
+            Self::None => false,
+            Self::All => true,
+            Self::Listed(heads) => heads.contains(&(layer, head)),
+        }
+    }
+}
+
+/// `null`, `"all"`, or a list of `[layer, head]`.
+impl serde::Serialize for StoredHeads {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::None => serializer.serialize_none(),
+            Self::All => serializer.serialize_str("all"),
+            Self::Listed(heads) => heads.serialize(serializer),
+        }
+    }
 }

@@ -3,38 +3,43 @@
 use super::scope::covers;
 use super::{Error, Store};
 use crate::events::{AttentionStep, RunId, Scope};
+use crate::trace::attention::{HeadPlace, T0_HEADER};
 use sqlx::postgres::PgRow;
 use sqlx::{FromRow, Row};
 use std::ops::Range;
 
-impl Store {
-    /// Returns the attention of one step, both tiers; `None` for a run outside the scope.
-    ///
-    /// # Errors
-    /// The database failed, or what is stored is damaged.
-    pub async fn attention(
-        &self,
-        scope: &Scope,
-        run_id: RunId,
-        sequence_order: i32,
-    ) -> Result<Option<AttentionStep>, Error> {
-        let mut connection = self.inner.pool.acquire().await?;
-        if !covers(&mut connection, scope, run_id).await? {
-            return Ok(None);
-        }
-        let step: Option<Stored> = sqlx::query_as(
-            "select sequence_order, row_len, heads, layer_ids, t0, t1 from attention
-            where run_id = $1 and sequence_order = $2",
-        )
-        .bind(run_id.0)
-        .bind(sequence_order)
-        .fetch_optional(&mut connection)
-        .await?;
-        Ok(step.map(|stored| stored.0))
-    }
+/// The parts of a step that are read besides T0. The others are empty.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct AttentionParts {
+    /// True to read T1.
+    pub t1: bool,
+    /// The part of the rows of single heads to read.
+    pub head_rows: HeadRowsPart,
+}
 
-    /// Returns the attention of the steps in a range of events, in order; none for a run outside the scope. `t1` is empty
-    /// unless `with_t1` is set.
+/// A part of the rows of single heads.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum HeadRowsPart {
+    /// Nothing.
+    #[default]
+    None,
+    /// The table of stored heads.
+    Table,
+    /// Table and rows.
+    Rows,
+}
+
+/// The row that a value is read from.
+#[derive(Debug, Clone, Copy)]
+pub enum ValueRow<'a> {
+    /// A vector of T0: 0 for the mean, 1 for the maximum, 2 for the last layer.
+    Overview(u8),
+    /// The row of one head.
+    Head(&'a HeadPlace),
+}
+
+impl Store {
+    /// Returns the attention of the steps in a range of events, in order; none for a run outside the scope.
     ///
     /// # Errors
     /// The database failed, or what is stored is damaged.
@@ -43,23 +48,83 @@ impl Store {
         scope: &Scope,
         run_id: RunId,
         events: Range<i32>,
-        with_t1: bool,
+        parts: AttentionParts,
     ) -> Result<Vec<AttentionStep>, Error> {
         let mut connection = self.inner.pool.acquire().await?;
         if !covers(&mut connection, scope, run_id).await? {
             return Ok(Vec::new());
         }
+        // Bytes 7 and 8 of the rows are the number of heads in the table.
         let steps: Vec<Stored> = sqlx::query_as(
-            "select sequence_order, row_len, heads, layer_ids, t0, case when $4 then t1 else '' end as t1 from attention
-            where run_id = $1 and sequence_order >= $2 and sequence_order < $3 order by sequence_order",
+            "select sequence_order, row_len, heads, layer_ids, t0, case when $4 then t1 else '' end as t1,
+                case when $5 = 2 then head_rows
+                    when $5 = 1 and octet_length(head_rows) >= 8 then substring(head_rows for 12
+                        + 4 * get_byte(substring(head_rows from 7 for 1), 0)
+                        + 1024 * get_byte(substring(head_rows from 8 for 1), 0))
+                    else '' end as head_rows
+            from attention where run_id = $1 and sequence_order >= $2 and sequence_order < $3 order by sequence_order",
         )
         .bind(run_id.0)
         .bind(events.start)
         .bind(events.end)
-        .bind(with_t1)
+        .bind(parts.t1)
+        .bind(parts.head_rows as i32)
         .fetch_all(&mut connection)
         .await?;
         Ok(steps.into_iter().map(|stored| stored.0).collect())
+    }
+
+    /// Returns one f16 value of every step in a range of events, in order, with the event of the step: the value of a
+    /// row at a position. Steps whose row is shorter, or is not stored, have none; so has a run outside the scope. Only
+    /// the value is read from each row.
+    ///
+    /// # Errors
+    /// The database failed.
+    pub async fn attention_values(
+        &self,
+        scope: &Scope,
+        run_id: RunId,
+        events: Range<i32>,
+        row: ValueRow<'_>,
+        position: i32,
+    ) -> Result<Vec<(i32, [u8; 2])>, Error> {
+        let mut connection = self.inner.pool.acquire().await?;
+        if !covers(&mut connection, scope, run_id).await? {
+            return Ok(Vec::new());
+        }
+        let query = match row {
+            ValueRow::Overview(_) => {
+                "select sequence_order, substring(t0 from $5 + 2 * ($6 * row_len + $4) for 2) as value
+                from attention where run_id = $1 and sequence_order >= $2 and sequence_order < $3 and row_len > $4
+                order by sequence_order"
+            }
+            ValueRow::Head(_) => {
+                "select sequence_order, substring(head_rows from $5 + 2 * ($6 * row_len + $4) for 2) as value
+                from attention where run_id = $1 and sequence_order >= $2 and sequence_order < $3 and row_len > $4
+                    and substring(head_rows for 8) = $7 and substring(head_rows from $8 for 4) = $9
+                order by sequence_order"
+            }
+        };
+        // SQL counts bytes from 1.
+        let (offset, index) = match row {
+            ValueRow::Overview(vector) => (T0_HEADER + 1, i32::from(vector)),
+            ValueRow::Head(place) => (place.rows_at + 1, place.index as i32),
+        };
+        let query = sqlx::query(query).bind(run_id.0).bind(events.start).bind(events.end);
+        let query = query.bind(position).bind(offset as i32).bind(index);
+        let query = match row {
+            ValueRow::Overview(_) => query,
+            ValueRow::Head(place) => query.bind(place.start).bind(place.entry_at as i32 + 1).bind(place.entry),
+        };
+        let rows = query.fetch_all(&mut connection).await?;
+        rows.iter()
+            .map(|row| {
+                let value: Vec<u8> = row.try_get("value")?;
+                let value =
+                    value.try_into().map_err(|_| sqlx::Error::Decode("attention: a row is too short".into()))?;
+                Ok((row.try_get("sequence_order")?, value))
+            })
+            .collect()
     }
 }
 
@@ -78,6 +143,7 @@ impl FromRow<'_, PgRow> for Stored {
             heads: row.try_get::<i32, _>("heads")?.try_into().map_err(out_of_range)?,
             t0: row.try_get("t0")?,
             t1: row.try_get("t1")?,
+            head_rows: row.try_get("head_rows")?,
         }))
     }
 }

@@ -35,6 +35,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("V13__filters", include_str!("../../migrations/V13__filters.sql")),
     ("V14__end_cause", include_str!("../../migrations/V14__end_cause.sql")),
     ("V15__parents", include_str!("../../migrations/V15__parents.sql")),
+    ("V16__head_rows", include_str!("../../migrations/V16__head_rows.sql")),
 ];
 
 /// Applies the missing migrations; several processes may call it at the same time. For an existing database, where this

@@ -41,6 +41,7 @@ mod summary_builder;
 mod unstored;
 mod writer;
 
+pub use attention::{AttentionParts, HeadRowsPart, ValueRow};
 pub use connect::Database;
 pub use error::{BadFilter, EmbeddedError, Error, ErrorCounts, IngestError};
 pub use extras::Reported;

@@ -142,6 +142,7 @@ table! {
         layer_ids: Integers<'static>,
         t0: &'a [u8],
         t1: &'a [u8],
+        head_rows: &'a [u8],
     }
 }
 
@@ -292,7 +293,8 @@ impl<'a> Rows<'a> {
         columns.layer_ids.push(Integers(step.layer_ids.iter().map(|&layer| layer.into()).collect()));
         columns.t0.push(&step.t0);
         columns.t1.push(&step.t1);
-        self.bytes += step.t0.len() + step.t1.len() + 100;
+        columns.head_rows.push(&step.head_rows);
+        self.bytes += step.t0.len() + step.t1.len() + step.head_rows.len() + 100;
     }
 
     /// Inserts all rows if the batch has reached its maximum size.

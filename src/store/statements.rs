@@ -60,8 +60,8 @@ pub const INSERT_ACTIONS: [&str; 2] = insert_statements!(
 /// Inserts attention.
 pub const INSERT_ATTENTION: [&str; 2] = insert_statements!(
     "
-    insert into attention (run_id, sequence_order, row_len, heads, layer_ids, t0, t1)
-    select r.run_id, r.sequence_order, r.row_len, r.heads, r.layer_ids::integer[], r.t0, r.t1
-    from unnest($1::uuid[], $2::integer[], $3::integer[], $4::integer[], $5::text[], $6::bytea[], $7::bytea[])
-        as r (run_id, sequence_order, row_len, heads, layer_ids, t0, t1)"
+    insert into attention (run_id, sequence_order, row_len, heads, layer_ids, t0, t1, head_rows)
+    select r.run_id, r.sequence_order, r.row_len, r.heads, r.layer_ids::integer[], r.t0, r.t1, r.head_rows
+    from unnest($1::uuid[], $2::integer[], $3::integer[], $4::integer[], $5::text[], $6::bytea[], $7::bytea[],
+        $8::bytea[]) as r (run_id, sequence_order, row_len, heads, layer_ids, t0, t1, head_rows)"
 );

@@ -46,6 +46,7 @@ impl Lab {
             speculation: SpeculationOptions::default(),
             hash_cache: None,
             max_tokens: None,
+            encode_heads: thunder::trace::attention::encode_heads,
             encode_attention: |_, _, _, _| None,
             clock: system::now,
         };

@@ -360,6 +360,74 @@ async fn attention_is_returned_per_step_and_as_map() {
 }
 
 #[tokio::test]
+async fn selected_heads_are_stored_and_read_by_step_and_by_position() {
+    let server = attentive().await;
+    let heads = json!([[3, 0], [1, 2]]);
+    let run = generated(server, json!({"attention": {"heads": heads}})).await;
+    let id = run["run"]["run_id"].as_str().unwrap();
+    let path = format!("/api/v1/runs/{id}/attention");
+    let (status, step) = server.get(&format!("{path}?at=4&view=head&layer=1&head=2")).await;
+    assert_eq!(status, 200, "{step}");
+    let step = &step["attention"];
+    assert_eq!((&step["quality"], &step["stored_heads"]), (&json!("f16"), &json!([[1, 2], [3, 0]])));
+    let values: Vec<f64> = serde_json::from_value(step["values"].clone()).unwrap();
+    assert!((values.iter().sum::<f64>() - 1.0).abs() < 0.01, "{values:?}");
+    let measures = step["stats"].as_array().unwrap().iter().find(|of| of["layer"] == 1 && of["head"] == 2).unwrap();
+    let peak = measures["peak_position"].as_u64().unwrap() as usize;
+    assert_eq!(values.iter().copied().fold(0.0, f64::max), values[peak], "{measures}");
+    assert_eq!(step["values"][peak], measures["peak"]);
+
+    // Each later step's value at a position is that of its row.
+    for (layer, head) in [(1, 2), (3, 0)] {
+        let view = format!("view=head&layer={layer}&head={head}");
+        let (status, column) = server.get(&format!("{path}?from=0&position=2&{view}")).await;
+        assert_eq!(status, 200, "{column}");
+        let rows = column["attention"]["rows"].as_array().unwrap();
+        assert_eq!(rows.len(), 8, "{column}");
+        for row in rows {
+            let (_, step) = server.get(&format!("{path}?at={}&{view}", row["sequence_order"])).await;
+            assert_eq!(step["attention"]["values"][2], row["value"]);
+        }
+    }
+    for (query, expected, says) in [
+        ("at=4&view=head&layer=0&head=0", 404, "{\"heads\": [[0, 0]]}"),
+        ("from=0&position=2&view=head&layer=0&head=0", 404, "not stored"),
+        ("at=4&view=head&layer=1", 400, "`head`"),
+        ("from=0&view=head&layer=1&head=2", 400, "map"),
+    ] {
+        let (status, error) = server.get(&format!("{path}?{query}")).await;
+        assert_eq!(status, expected, "{query}: {error}");
+        assert!(error["detail"].as_str().unwrap().contains(says), "{query}: {error}");
+    }
+
+    // The selection is recorded, and a fork stores the same heads.
+    let (_, prefilled) = server.get(&format!("/api/v1/runs/{id}/events?from=0&to=1")).await;
+    assert_eq!(prefilled["details"]["prompt"]["parameters"]["attention_heads"], json!([[1, 2], [3, 0]]));
+    let fork = json!({"at": {"step": 4}});
+    let (status, forks) = server.post(&format!("/api/v1/runs/{id}/forks"), &fork).await;
+    assert_eq!(status, 201, "{forks}");
+    let fork = forks["runs"][0]["run_id"].as_str().unwrap();
+    let run = server.finished(fork).await;
+    let last = run["run"]["events"].as_u64().unwrap() - 1;
+    let (_, step) = server.get(&format!("/api/v1/runs/{fork}/attention?at={last}")).await;
+    assert_eq!(step["attention"]["stored_heads"], json!([[1, 2], [3, 0]]), "{step}");
+}
+
+#[tokio::test]
+async fn unknown_or_too_many_heads_are_refused_before_the_run() {
+    let server = attentive().await;
+    let refused = async |attention: Value, max_tokens: u32| {
+        let body = json!({"prompt": "Hello", "max_tokens": max_tokens, "attention": attention});
+        let (status, error) = server.post("/v1/completions", &body).await;
+        assert_eq!((status, &error["error"]["param"]), (400, &json!("attention.heads")), "{error}");
+        error["error"]["message"].as_str().unwrap().to_owned()
+    };
+    let unknown = refused(json!({"heads": [[0, 1], [7, 1]]}), 4).await;
+    assert_eq!(unknown, "layer 7, head 1 does not exist; heads are 0 to 3, and layers with attention are [0, 1, 2, 3]");
+    assert!(refused(json!({"heads": [[0]]}), 4).await.contains("pairs [layer, head]"));
+}
+
+#[tokio::test]
 async fn run_is_removed_once() {
     let server = ingested("removed").await;
     let delete = async || server.request(Method::DELETE, "/api/v1/runs/removed").send().await.unwrap().status();

@@ -6,7 +6,7 @@ use super::{event_range, map, position};
 use crate::events::{AttentionStep, RunId, Scope};
 use crate::server::extract::{Path, Query};
 use crate::server::{ApiError, App, ErrorKind, Problem};
-use crate::store::{RunSummary, Store};
+use crate::store::{AttentionParts, HeadRowsPart, RunSummary, Store};
 use crate::trace::attention::{self, HeadStatistics};
 use axum::Json;
 use axum::extract::State;
@@ -27,8 +27,10 @@ pub struct ShowAttention {
     #[serde(default)]
     #[param(inline)]
     view: AttentionView,
-    /// Layer number for the view `layer`, one of `layer_ids`.
+    /// Layer number for the views `layer` and `head`, one of `layer_ids`.
     layer: Option<u16>,
+    /// Number of the head in the layer for the view `head`; one of `stored_heads`.
+    head: Option<u16>,
     /// First event of a map, instead of `at`.
     from: Option<i32>,
     /// Event after the last one of the map.
@@ -55,6 +57,34 @@ pub enum AttentionView {
     WeightedLayers,
     /// Mean over the heads of one layer.
     Layer,
+    /// The row of one head, which the request of the run has selected.
+    Head,
+}
+
+/// A view with its layer and head.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ChosenView {
+    pub(super) view: AttentionView,
+    pub(super) layer: Option<u16>,
+    pub(super) head: Option<u16>,
+}
+
+impl ChosenView {
+    /// Returns the parts of a step that the view is computed from.
+    pub(super) const fn parts(self) -> AttentionParts {
+        let head_rows = match self.view {
+            AttentionView::Head => HeadRowsPart::Rows,
+            _ => HeadRowsPart::None,
+        };
+        AttentionParts { t1: self.view.reads_layers(), head_rows }
+    }
+
+    /// Returns layer and head of the view `head`.
+    pub(super) fn layer_and_head(self) -> Result<(u16, u16), ApiError> {
+        self.layer
+            .zip(self.head)
+            .ok_or_else(|| ApiError::invalid("head", "view=head requires `layer` and `head`, one of `stored_heads`"))
+    }
 }
 
 impl AttentionView {
@@ -107,6 +137,8 @@ pub struct StepAttention {
     sink: u32,
     /// Statistics of every head.
     stats: Vec<HeadMeasures>,
+    /// Layer and head of each row that is stored, for the view `head`.
+    stored_heads: Vec<(u16, u16)>,
 }
 
 /// Statistics of one head.
@@ -146,18 +178,19 @@ async fn read(store: &Store, scope: &Scope, run: &RunSummary, query: &ShowAttent
     }
     let events = event_range(query.from, query.to)?;
     let events = events.start..events.end.min(run.events);
+    let chosen = ChosenView { view: query.view, layer: query.layer, head: query.head };
     if let Some(position) = query.position {
-        let read = position::read(store, scope, run.run_id, events, position, (query.view, query.layer)).await?;
+        let read = position::read(store, scope, run.run_id, events, position, chosen).await?;
         return Ok(RunAttention::Position(read));
     }
     let bins = query.bins.unwrap_or(map::DEFAULT_BINS);
     if !(1..=map::MAX_BINS).contains(&bins) {
         return Err(ApiError::invalid("bins", format!("`bins` must be an integer between 1 and {}", map::MAX_BINS)));
     }
-    if query.view == AttentionView::Layer {
+    if matches!(query.view, AttentionView::Layer | AttentionView::Head) {
         return Err(ApiError::invalid("view", "`view` of a map must be mean, max, last or weighted_layers"));
     }
-    map::read(store, scope, run.run_id, events, query.view, bins).await.map(RunAttention::Map)
+    map::read(store, scope, run.run_id, events, chosen, bins).await.map(RunAttention::Map)
 }
 
 async fn row(
@@ -168,7 +201,12 @@ async fn row(
     query: &ShowAttention,
 ) -> Result<StepAttention, ApiError> {
     let range = at.saturating_sub(MAX_EVENTS_AFTER_PASS).max(0)..at.saturating_add(1);
-    let step = store.attention_range(scope, run_id, range, query.view.reads_layers()).await?.pop();
+    let chosen = ChosenView { view: query.view, layer: query.layer, head: query.head };
+    let mut parts = chosen.parts();
+    if parts.head_rows == HeadRowsPart::None {
+        parts.head_rows = HeadRowsPart::Table;
+    }
+    let step = store.attention_range(scope, run_id, range, parts).await?.pop();
     let step = step.ok_or_else(|| {
         ApiError::new(ErrorKind::NotFound, format!("no attention was recorded at event {at} of this run"))
     })?;
@@ -178,8 +216,9 @@ async fn row(
         AttentionView::Mean => overview.mean,
         AttentionView::Max => overview.max,
         AttentionView::Last => overview.last_layer,
-        AttentionView::WeightedLayers | AttentionView::Layer => view_values(&step, query.view, query.layer)?,
+        AttentionView::WeightedLayers | AttentionView::Layer | AttentionView::Head => view_values(&step, chosen)?,
     };
+    let stored_heads = attention::decode_head_table(&step.head_rows).map_err(|error| damaged(&step, &error))?;
     let names = layer_ids.iter().flat_map(|&layer| (0..*heads).map(move |head| (layer, head)));
     let stats =
         names.zip(overview.stats).map(|((layer, head), measures)| HeadMeasures { layer, head, measures }).collect();
@@ -193,6 +232,7 @@ async fn row(
         values,
         sink: overview.sink,
         stats,
+        stored_heads,
     })
 }
 
@@ -205,20 +245,37 @@ fn layer_values(step: &AttentionStep, layer: Option<u16>) -> Result<Vec<f32>, Ap
     attention::decode_t1(&step.t1, index).map_err(|error| damaged(step, &error))
 }
 
+/// Decodes the values of one head, one per position.
+fn head_values(step: &AttentionStep, chosen: ChosenView) -> Result<Vec<f32>, ApiError> {
+    let (layer, head) = chosen.layer_and_head()?;
+    let values = attention::decode_head(&step.head_rows, layer, head).map_err(|error| damaged(step, &error))?;
+    values.ok_or_else(|| not_stored(layer, head))
+}
+
+/// Returns the error for a head whose rows are not stored.
+pub(super) fn not_stored(layer: u16, head: u16) -> ApiError {
+    let detail = format!(
+        "the attention rows of layer {layer}, head {head} are not stored; a run stores them if its request has \
+         \"attention\": {{\"heads\": [[{layer}, {head}]]}}"
+    );
+    ApiError::new(ErrorKind::NotFound, detail)
+}
+
 /// Decodes the values of a view, one per position.
-pub(super) fn view_values(step: &AttentionStep, view: AttentionView, layer: Option<u16>) -> Result<Vec<f32>, ApiError> {
+pub(super) fn view_values(step: &AttentionStep, chosen: ChosenView) -> Result<Vec<f32>, ApiError> {
     let overview = || attention::decode_t0(&step.t0).map_err(|error| damaged(step, &error));
-    match view {
+    match chosen.view {
         AttentionView::Mean => Ok(overview()?.mean),
         AttentionView::Max => Ok(overview()?.max),
         AttentionView::Last => Ok(overview()?.last_layer),
         AttentionView::WeightedLayers => {
             attention::decode_t1_weighted(&step.t1, step.layer_ids.len()).map_err(|error| damaged(step, &error))
         }
-        AttentionView::Layer => layer_values(step, layer),
+        AttentionView::Layer => layer_values(step, chosen.layer),
+        AttentionView::Head => head_values(step, chosen),
     }
 }
 
-fn damaged(step: &AttentionStep, error: &attention::AttentionCodecError) -> ApiError {
+pub(super) fn damaged(step: &AttentionStep, error: &attention::AttentionCodecError) -> ApiError {
     ApiError::internal(format!("decoding the stored attention of event {} failed: {error}", step.sequence_order))
 }

@@ -5,6 +5,7 @@ use crate::api::shared::body::ModSelection;
 use crate::api::shared::fields::Fields;
 use crate::api::shared::generation::set_client;
 use crate::api::shared::mods::requested_mods;
+use crate::api::shared::recorded_attention::stored_heads;
 use crate::engine::{ForkPoint, Generation, Request, SamplingParams};
 use crate::events::{EndCause, EventType, PromptRecord, RunId, RunParent, Scope, Surface, TokenId, TraceItem, system};
 use crate::mods::SelectedMod;
@@ -302,6 +303,10 @@ impl Source {
             Some(ForkSeed::Continue(_)) | None => {}
         }
         request.attention = self.recorded["attention"] == true && loaded.engine().attention().is_ok();
+        if request.attention {
+            request.stored_heads =
+                stored_heads(&self.recorded["attention_heads"], "prompt.parameters.attention_heads")?;
+        }
         // The forks of one point share its state.
         request.cache_prompt = true;
         request.surface = self.surface;

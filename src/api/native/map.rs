@@ -1,6 +1,6 @@
 //! The map of steps × positions: many attention rows reduced to the size of a screen.
 
-use super::attention::{AttentionView, view_values};
+use super::attention::{AttentionView, ChosenView, view_values};
 use crate::events::{AttentionStep, RunId, Scope};
 use crate::server::{ApiError, ErrorKind};
 use crate::store::Store;
@@ -52,17 +52,17 @@ pub(super) async fn read(
     scope: &Scope,
     run_id: RunId,
     events: Range<i32>,
-    view: AttentionView,
+    chosen: ChosenView,
     bins: usize,
 ) -> Result<AttentionMap, ApiError> {
     let sampled = events.len() as i64 > i64::from(MAX_ROWS * MAX_STEP_EVENTS);
     let mut rows: Vec<AttentionMapRow> = Vec::new();
     for window in windows(&events, sampled) {
-        let mut steps = store.attention_range(scope, run_id, window, view.reads_layers()).await?;
+        let mut steps = store.attention_range(scope, run_id, window, chosen.parts()).await?;
         if sampled {
             steps.truncate(1);
         }
-        let decoded: Result<Vec<_>, _> = steps.into_iter().map(|step| decode(&step, view)).collect();
+        let decoded: Result<Vec<_>, _> = steps.into_iter().map(|step| decode(&step, chosen)).collect();
         rows.extend(decoded?);
     }
     let row_len = rows.iter().map(|row| row.row_len).max().unwrap_or(0);
@@ -73,7 +73,8 @@ pub(super) async fn read(
     for row in &mut rows {
         row.values = binned(&row.values, row_len, bins);
     }
-    Ok(AttentionMap { row_len, bins, view, quality: view.precision(), sampled, rows })
+    let (view, quality) = (chosen.view, chosen.view.precision());
+    Ok(AttentionMap { row_len, bins, view, quality, sampled, rows })
 }
 
 /// Splits a range of events into windows that are read one after another; with `sampled`, windows of one step each.
@@ -87,8 +88,8 @@ pub(super) fn windows(events: &Range<i32>, sampled: bool) -> Vec<Range<i32>> {
     chunks.map(|from| from..events.end.min(from + MAX_QUERY_EVENTS)).collect()
 }
 
-fn decode(step: &AttentionStep, view: AttentionView) -> Result<AttentionMapRow, ApiError> {
-    let values = view_values(step, view, None)?;
+fn decode(step: &AttentionStep, chosen: ChosenView) -> Result<AttentionMapRow, ApiError> {
+    let values = view_values(step, chosen)?;
     Ok(AttentionMapRow { sequence_order: step.sequence_order, row_len: values.len(), values })
 }
 

@@ -1,10 +1,11 @@
 //! Attention of the steps of a run to one position.
 
-use super::attention::{AttentionView, view_values};
+use super::attention::{AttentionView, ChosenView, damaged, not_stored, view_values};
 use super::map::windows;
 use crate::events::{RunId, Scope};
 use crate::server::ApiError;
-use crate::store::Store;
+use crate::store::{AttentionParts, HeadRowsPart, Store, ValueRow};
+use crate::trace::attention::{HeadPlace, decode_value, find_head};
 use serde::Serialize;
 use std::ops::Range;
 use utoipa::ToSchema;
@@ -18,6 +19,8 @@ pub(super) struct PositionAttention {
     position: u32,
     view: AttentionView,
     layer: Option<u16>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    head: Option<u16>,
     /// First event of the next page; `null` on the last page.
     next: Option<i32>,
     /// The steps whose row contains the position.
@@ -39,18 +42,69 @@ pub(super) async fn read(
     run_id: RunId,
     events: Range<i32>,
     position: u32,
-    (view, layer): (AttentionView, Option<u16>),
+    chosen: ChosenView,
 ) -> Result<PositionAttention, ApiError> {
     let end = events.end.min(events.start.saturating_add(MAX_EVENTS));
+    let page = events.start..end;
+    let stored = async |row: ValueRow<'_>| -> Result<Vec<PositionRow>, ApiError> {
+        let Ok(position) = i32::try_from(position) else { return Ok(Vec::new()) };
+        let values = store.attention_values(scope, run_id, page.clone(), row, position).await?;
+        let rows = values.into_iter();
+        Ok(rows.map(|(sequence_order, value)| PositionRow { sequence_order, value: decode_value(value) }).collect())
+    };
+    let rows = match chosen.view {
+        AttentionView::Mean => stored(ValueRow::Overview(0)).await?,
+        AttentionView::Max => stored(ValueRow::Overview(1)).await?,
+        AttentionView::Last => stored(ValueRow::Overview(2)).await?,
+        AttentionView::Head => match place(store, scope, run_id, page.clone(), chosen).await? {
+            Some(place) => stored(ValueRow::Head(&place)).await?,
+            None => Vec::new(),
+        },
+        AttentionView::WeightedLayers | AttentionView::Layer => {
+            decoded(store, scope, run_id, page.clone(), position, chosen).await?
+        }
+    };
+    let next = (end < events.end).then_some(end);
+    let ChosenView { view, layer, head } = chosen;
+    Ok(PositionAttention { position, view, layer, head, next, rows })
+}
+
+/// Finds the head in the first step of the page; `None` if the page has no step.
+async fn place(
+    store: &Store,
+    scope: &Scope,
+    run_id: RunId,
+    page: Range<i32>,
+    chosen: ChosenView,
+) -> Result<Option<HeadPlace>, ApiError> {
+    let (layer, head) = chosen.layer_and_head()?;
+    let parts = AttentionParts { t1: false, head_rows: HeadRowsPart::Table };
+    for window in windows(&page, false) {
+        if let Some(step) = store.attention_range(scope, run_id, window, parts).await?.first() {
+            let place = find_head(&step.head_rows, layer, head).map_err(|error| damaged(step, &error))?;
+            return place.map(Some).ok_or_else(|| not_stored(layer, head));
+        }
+    }
+    Ok(None)
+}
+
+/// Reads the values of a view that is computed from several stored rows.
+async fn decoded(
+    store: &Store,
+    scope: &Scope,
+    run_id: RunId,
+    page: Range<i32>,
+    position: u32,
+    chosen: ChosenView,
+) -> Result<Vec<PositionRow>, ApiError> {
     let mut rows = Vec::new();
-    for window in windows(&(events.start..end), false) {
-        for step in store.attention_range(scope, run_id, window, view.reads_layers()).await? {
-            let values = view_values(&step, view, layer)?;
+    for window in windows(&page, false) {
+        for step in store.attention_range(scope, run_id, window, chosen.parts()).await? {
+            let values = view_values(&step, chosen)?;
             if let Some(&value) = values.get(position as usize) {
                 rows.push(PositionRow { sequence_order: step.sequence_order, value });
             }
         }
     }
-    let next = (end < events.end).then_some(end);
-    Ok(PositionAttention { position, view, layer, next, rows })
+    Ok(rows)
 }

@@ -116,9 +116,10 @@ pub(crate) struct GenerationFields {
     /// Recording: true, false, `required`, `best-effort` or `off`.
     #[schema(value_type = Option<Value>)]
     record: Option<Value>,
-    /// Record the attention of each token.
-    #[schema(default = false)]
-    attention: Option<bool>,
+    /// Record the attention of each token: true, false, or `{"heads": "all"}` or `{"heads": [[layer, head], …]}` to store
+    /// the rows of single heads too.
+    #[schema(value_type = Option<Value>)]
+    attention: Option<Value>,
     /// Slot to run in; -1 for any.
     #[schema(default = -1)]
     id_slot: Option<i32>,

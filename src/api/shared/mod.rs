@@ -17,6 +17,7 @@ pub(super) mod model_status;
 pub(super) mod mods;
 mod msgpack;
 pub(super) mod parameters;
+pub(super) mod recorded_attention;
 mod request;
 pub(super) mod settings;
 pub(super) mod sse;

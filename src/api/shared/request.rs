@@ -1,6 +1,7 @@
 //! Engine requests built from the body fields that protocols share.
 
 use super::constraint::parse_constraint;
+use super::recorded_attention::recorded_attention;
 use super::{Fields, lora, mods, parameters};
 use crate::engine::Request;
 use crate::events::{Surface, TokenId};
@@ -53,6 +54,7 @@ pub(crate) fn base_request(
     min_tokens: u32,
 ) -> Result<Request, ApiError> {
     let vocabulary = loaded.vocabulary();
+    let (attention, stored_heads) = recorded_attention(fields)?;
     let placement = parameters::placement(fields)?;
     let room = placement.room(loaded.engine().context_per_slot(), prompt.len());
     Ok(Request {
@@ -62,7 +64,8 @@ pub(crate) fn base_request(
         constraint: parse_constraint(fields, false)?,
         limits: parameters::limits_with_min(min_tokens, fields, vocabulary, room)?,
         mods: mods::requested_mods(fields, loaded, app.registry())?,
-        attention: fields.flag("attention")?.unwrap_or(false),
+        attention,
+        stored_heads,
         record: parameters::record(fields)?,
         slot: placement.slot,
         cache_prompt: placement.cache_prompt,

@@ -1,7 +1,7 @@
 //! Encoding of captured attention on a separate thread, with a short queue, in order. Senders never wait.
 
-use crate::engine::options::AttentionEncodeFn;
-use crate::events::{AttentionStep, RunId, Signal, TraceItem};
+use crate::engine::options::{AttentionEncodeFn, HeadEncodeFn};
+use crate::events::{AttentionStep, RunId, Signal, StoredHeads, TraceItem};
 use crate::model::llama::AttentionRow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -21,8 +21,17 @@ const MAX_QUEUED_BYTES: usize = 128 << 20;
 const SUM_TOLERANCE: f32 = 0.02;
 
 enum EncodeJob {
-    Row(RunId, i32, Arc<AttentionRow>),
+    Row(RunId, i32, Arc<AttentionRow>, StoredHeads),
     Forward(Signal),
+}
+
+/// Functions that encode a row for storage.
+#[derive(Debug, Clone, Copy)]
+pub struct Encoders {
+    /// Tiers T0 and T1.
+    pub tiers: AttentionEncodeFn,
+    /// Rows of single heads.
+    pub heads: HeadEncodeFn,
 }
 
 /// Handle of the encoder thread. Dropping it ends the thread once the queue is empty.
@@ -35,7 +44,7 @@ pub struct AttentionEncoderThread {
 
 impl AttentionEncoderThread {
     /// Starts the thread, which sends encoded rows to `recorder`.
-    pub fn start(encode: AttentionEncodeFn, recorder: mpsc::Sender<Signal>) -> std::io::Result<Self> {
+    pub fn start(encode: Encoders, recorder: mpsc::Sender<Signal>) -> std::io::Result<Self> {
         let (jobs, queue) = channel();
         let waiting = Arc::new(AtomicUsize::new(0));
         let waiting_bytes = Arc::new(AtomicUsize::new(0));
@@ -62,11 +71,11 @@ impl AttentionEncoderThread {
 
     /// Queues the attention of the step whose `ForwardPass` event has this number. The caller has checked
     /// [`AttentionEncoderThread::has_room`].
-    pub fn row(&self, run: RunId, sequence_order: i32, captured: Arc<AttentionRow>) {
+    pub fn row(&self, run: RunId, sequence_order: i32, captured: Arc<AttentionRow>, stored: StoredHeads) {
         self.waiting.fetch_add(1, Ordering::AcqRel);
         self.waiting_bytes.fetch_add(size_of_val(captured.values.as_slice()), Ordering::AcqRel);
         // The thread ends only after the recorder, and then nothing is recorded.
-        let _ = self.jobs.send(EncodeJob::Row(run, sequence_order, captured));
+        let _ = self.jobs.send(EncodeJob::Row(run, sequence_order, captured, stored));
     }
 
     /// Forwards a signal to the recorder after the rows that are still queued.
@@ -77,7 +86,7 @@ impl AttentionEncoderThread {
 
 fn encode_rows(
     queue: &Receiver<EncodeJob>,
-    encode: AttentionEncodeFn,
+    encode: Encoders,
     recorder: &mpsc::Sender<Signal>,
     waiting: &AtomicUsize,
     waiting_bytes: &AtomicUsize,
@@ -85,9 +94,9 @@ fn encode_rows(
     for job in queue {
         let signal = match job {
             EncodeJob::Forward(signal) => Some(signal),
-            EncodeJob::Row(run, sequence_order, captured) => {
+            EncodeJob::Row(run, sequence_order, captured, stored) => {
                 // A panic on one row must not end the thread, which also forwards the ends of runs.
-                let step = catch_unwind(AssertUnwindSafe(|| encode_row(encode, sequence_order, &captured)));
+                let step = catch_unwind(AssertUnwindSafe(|| encode_row(encode, sequence_order, &captured, &stored)));
                 let step = step.unwrap_or_else(|_| {
                     tracing::error!(run.id = %run, sequence_order, "attention row not recorded: the encoder panicked");
                     None
@@ -105,7 +114,12 @@ fn encode_rows(
     }
 }
 
-fn encode_row(encode: AttentionEncodeFn, sequence_order: i32, captured: &AttentionRow) -> Option<AttentionStep> {
+fn encode_row(
+    encode: Encoders,
+    sequence_order: i32,
+    captured: &AttentionRow,
+    stored: &StoredHeads,
+) -> Option<AttentionStep> {
     let AttentionRow { row_len, layer_ids, heads, values, .. } = captured;
     let (row_len, heads, layers) = (*row_len as usize, *heads as usize, layer_ids.len());
     if layers == 0 || heads == 0 || values.len() != layers * heads * row_len {
@@ -117,7 +131,11 @@ fn encode_row(encode: AttentionEncodeFn, sequence_order: i32, captured: &Attenti
         tracing::error!(sum = max_sum, sequence_order, "attention row not recorded: its sum exceeds 1");
         return None;
     }
-    let (t0, t1) = encode(values, layers, heads, row_len)?;
+    let (t0, t1) = (encode.tiers)(values, layers, heads, row_len)?;
+    let head_rows = match stored {
+        StoredHeads::None => Vec::new(),
+        selected => (encode.heads)(values, layer_ids, heads as u16, selected),
+    };
     Some(AttentionStep {
         sequence_order,
         row_len: row_len as u32,
@@ -125,5 +143,6 @@ fn encode_row(encode: AttentionEncodeFn, sequence_order: i32, captured: &Attenti
         heads: heads as u16,
         t0,
         t1,
+        head_rows,
     })
 }

@@ -6,7 +6,7 @@ pub mod attention_encoder;
 pub mod durability;
 pub mod event_buffer;
 
-use crate::events::{RunEnd, RunId, Signal, TraceItem};
+use crate::events::{RunEnd, RunId, Signal, StoredHeads, TraceItem};
 use crate::model::llama::AttentionRow;
 use attention_encoder::AttentionEncoderThread;
 use std::collections::VecDeque;
@@ -73,9 +73,9 @@ impl Recording {
     }
 
     /// Encodes and sends the attention of the step whose `ForwardPass` event has the number `order`.
-    pub fn send_attention_row(&self, run: RunId, order: i32, captured: Arc<AttentionRow>) {
+    pub fn send_attention_row(&self, run: RunId, order: i32, captured: Arc<AttentionRow>, stored: StoredHeads) {
         if let Some(encoder) = &self.attention_encoder {
-            encoder.row(run, order, captured);
+            encoder.row(run, order, captured, stored);
         }
     }
 

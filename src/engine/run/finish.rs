@@ -121,7 +121,8 @@ impl Run {
         }
         for (order, captured) in self.attention.take_ready() {
             if self.event_buffer.is_recorded() {
-                recording.send_attention_row(self.id, order, captured);
+                let stored = self.attention.stored_heads(&self.request.stored_heads, &captured);
+                recording.send_attention_row(self.id, order, captured, stored);
             }
         }
     }

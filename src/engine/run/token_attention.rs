@@ -3,7 +3,9 @@
 //!
 //! A row waits together with its token: during calls of mods, while a mod holds text back, and until the client reads.
 
+use crate::engine::head_rows;
 use crate::engine::request::Request;
+use crate::events::StoredHeads;
 use crate::model::llama::AttentionRow;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,6 +27,8 @@ pub struct TokenAttention {
     drawn: Vec<Option<Arc<AttentionRow>>>,
     /// Rows of tokens that were not sent yet, in order.
     unsent: VecDeque<Option<Arc<AttentionRow>>>,
+    /// Bytes of head rows that were recorded.
+    head_bytes: u64,
 }
 
 impl TokenAttention {
@@ -58,6 +62,13 @@ impl TokenAttention {
     /// Takes the rows to record, with the numbers of their events.
     pub fn take_ready(&mut self) -> Vec<(i32, Arc<AttentionRow>)> {
         std::mem::take(&mut self.ready)
+    }
+
+    /// Returns the heads of a row to record: the selected ones, until the run's head rows reach their maximum size because
+    /// mods removed many tokens.
+    pub fn stored_heads(&mut self, selected: &StoredHeads, row: &AttentionRow) -> StoredHeads {
+        self.head_bytes += head_rows::row_bytes(selected, row.layer_ids.len(), row.heads, row.row_len as u64);
+        if self.head_bytes <= head_rows::MAX_BYTES { selected.clone() } else { StoredHeads::None }
     }
 
     /// Uses the current row for the next token to append.

@@ -271,6 +271,7 @@ fn engine_options(Config { engine, server, data }: &Config, model: &Model, clock
         speculation: speculation(engine),
         hash_cache: Some(data.dir.join("cache").join("weights")),
         max_tokens: server.max_tokens,
+        encode_heads: attention::encode_heads,
         encode_attention: |values, layers, heads, row_len| attention::encode(values, layers, heads, row_len).ok(),
         clock,
     }

@@ -18,6 +18,7 @@ const STARTED: u8 = 1;
 const ITEMS: u8 = 2;
 const ATTENTION: u8 = 3;
 const ENDED: u8 = 4;
+const ATTENTION_OF_HEADS: u8 = 5;
 
 /// Reads the next body. Returns `None` if the rest of the file, `left` bytes, begins with no complete record.
 pub(super) fn read_body(file: &mut impl Read, left: u64) -> io::Result<Option<Vec<u8>>> {
@@ -98,7 +99,9 @@ pub(super) fn encode(record: &Record, out: &mut Vec<u8>) {
             }
             for item in items.iter() {
                 if let TraceItem::Attention(step) = item {
-                    push(out, ATTENTION, |body| attention(body, *run_id, step));
+                    // Without rows of heads in the format of earlier versions.
+                    let kind = if step.head_rows.is_empty() { ATTENTION } else { ATTENTION_OF_HEADS };
+                    push(out, kind, |body| attention(body, *run_id, step));
                 }
             }
         }
@@ -140,6 +143,10 @@ fn attention(out: &mut Vec<u8>, run_id: RunId, step: &AttentionStep) {
         out.extend_from_slice(&layer.to_le_bytes());
     }
     out.extend_from_slice(&step.t0);
+    if !step.head_rows.is_empty() {
+        out.extend_from_slice(&(step.head_rows.len() as u32).to_le_bytes());
+        out.extend_from_slice(&step.head_rows);
+    }
     out.extend_from_slice(&step.t1);
 }
 
@@ -162,8 +169,8 @@ pub(super) fn decode(body: &[u8]) -> Option<Record> {
             });
             Record::Items(read.run_id, numbering, Arc::new(items.collect()))
         }
-        ATTENTION => {
-            let (run_id, step) = decode_attention(body)?;
+        ATTENTION | ATTENTION_OF_HEADS => {
+            let (run_id, step) = decode_attention(body, *kind == ATTENTION_OF_HEADS)?;
             Record::Items(run_id, Numbering::default(), Arc::new(vec![TraceItem::Attention(step)]))
         }
         ENDED => {
@@ -174,7 +181,7 @@ pub(super) fn decode(body: &[u8]) -> Option<Record> {
     })
 }
 
-fn decode_attention(body: &[u8]) -> Option<(RunId, AttentionStep)> {
+fn decode_attention(body: &[u8], with_heads: bool) -> Option<(RunId, AttentionStep)> {
     let (run_id, mut rest) = body.split_first_chunk::<16>()?;
     let mut number = || {
         let (bytes, after) = rest.split_first_chunk::<4>()?;
@@ -183,7 +190,13 @@ fn decode_attention(body: &[u8]) -> Option<(RunId, AttentionStep)> {
     };
     let (sequence_order, row_len, heads, layers, t0) = (number()?, number()?, number()?, number()?, number()?);
     let (layer_ids, tiers) = rest.split_at_checked((layers as usize).checked_mul(2)?)?;
-    let (t0, t1) = tiers.split_at_checked(t0 as usize)?;
+    let (t0, tiers) = tiers.split_at_checked(t0 as usize)?;
+    let (head_rows, t1) = if with_heads {
+        let (length, rest) = tiers.split_first_chunk::<4>()?;
+        rest.split_at_checked(u32::from_le_bytes(*length) as usize)?
+    } else {
+        tiers.split_at(0)
+    };
     let step = AttentionStep {
         sequence_order: sequence_order.cast_signed(),
         row_len,
@@ -191,6 +204,7 @@ fn decode_attention(body: &[u8]) -> Option<(RunId, AttentionStep)> {
         layer_ids: layer_ids.as_chunks::<2>().0.iter().map(|bytes| u16::from_le_bytes(*bytes)).collect(),
         t0: t0.to_vec(),
         t1: t1.to_vec(),
+        head_rows: head_rows.to_vec(),
     };
     Some((RunId(Uuid::from_bytes(*run_id)), step))
 }

@@ -1,4 +1,4 @@
-//! Encoding of attention rows in two tiers, T0 and T1.
+//! Encoding of attention rows in two tiers, T0 and T1, and of the rows of single heads.
 //!
 //! The attention of one step is `[layer][head][position]` probabilities. T0 holds the data that every view needs: mean,
 //! maximum and last-layer vectors in f16, and per-head statistics. T1 holds the head-mean of every layer as u8 on a
@@ -12,10 +12,12 @@
 //! numbers are little-endian.
 
 mod encode;
+mod heads;
 mod reduce;
 mod view;
 
 pub use encode::AttentionEncoder;
+pub use heads::{HeadPlace, decode_head, decode_head_table, encode_heads, find_head};
 pub use view::{AttentionRows, AttentionStatistics, TopPosition};
 
 use half::f16;
@@ -26,7 +28,8 @@ use utoipa::ToSchema;
 const T0_MAGIC: [u8; 4] = *b"ATT0";
 const T1_MAGIC: [u8; 4] = *b"ATT1";
 const VERSION: u16 = 1;
-const T0_HEADER: usize = 20;
+/// Bytes of T0 before its vectors: mean, max and last layer.
+pub const T0_HEADER: usize = 20;
 const T1_HEADER: usize = 16;
 const T1_ENTRY: usize = 12;
 /// Steps of the square-root scale.
@@ -55,6 +58,9 @@ pub enum AttentionCodecError {
         /// The tier, 0 or 1.
         tier: u8,
     },
+    /// The bytes of the rows of single heads are damaged, have another version or another format.
+    #[error("not attention rows of single heads, version 1, or damaged")]
+    DamagedHeads,
     /// The layer is not stored.
     #[error("layer index {layer} is not among the {layers} stored layers")]
     NoLayer {
@@ -114,6 +120,12 @@ pub fn encode(
     row_len: usize,
 ) -> Result<(Vec<u8>, Vec<u8>), AttentionCodecError> {
     ENCODER.with_borrow_mut(|encoder| encoder.encode(rows, layers, heads, row_len))
+}
+
+/// Decodes one stored value of a vector of T0 or of a head's row.
+#[must_use]
+pub fn decode_value(value: [u8; 2]) -> f32 {
+    f16::from_le_bytes(value).to_f32()
 }
 
 /// Decodes tier T0.

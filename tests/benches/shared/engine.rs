@@ -30,6 +30,7 @@ pub async fn engine(
         speculation,
         hash_cache: None,
         max_tokens: None,
+        encode_heads: thunder::trace::attention::encode_heads,
         encode_attention: |values, layers, heads, row_len| {
             thunder::trace::attention::encode(values, layers, heads, row_len).ok()
         },

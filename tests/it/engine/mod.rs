@@ -79,6 +79,7 @@ pub fn options(parallel: u32, attention: bool) -> EngineOptions {
         speculation: SpeculationOptions::default(),
         hash_cache: None,
         max_tokens: None,
+        encode_heads: thunder::trace::attention::encode_heads,
         encode_attention: |values, _, _, _| Some((bytes(values), Vec::new())),
         clock: system::now,
     }

@@ -15,9 +15,10 @@ use std::sync::Mutex;
 use thunder::engine::{
     DrafterKind, EngineOptions, Output, Overflow, ReportOptions, Request, SamplingParams, SpeculationOptions,
 };
-use thunder::events::{Alternative, EventType, TokenId, TraceItem};
+use thunder::events::{Alternative, EventType, StoredHeads, TokenId, TraceItem};
 use thunder::model::llama::{AttentionCapture, CacheType};
 use thunder::mods::Action;
+use thunder::trace::attention::{decode_head, decode_head_table};
 use variant::{HEADS, Kind, Variant};
 
 /// A way to capture attention, and the maximum deviation of a value.
@@ -90,10 +91,12 @@ impl Mode {
 /// Compares every row of a run with the reference. Returns the number of rows.
 fn compare(result: &CompletedRun, prompt: &[TokenId], reference: &mut Reference, close: f64, moves: bool) -> usize {
     let mut rows: BTreeMap<i32, Vec<f32>> = BTreeMap::new();
+    let mut head_rows: BTreeMap<i32, &[u8]> = BTreeMap::new();
     for item in &result.items {
         if let TraceItem::Attention(step) = item {
             assert_eq!(step.layer_ids[..], reference.kind.layers(), "every layer that attends has a row");
             rows.insert(step.sequence_order, floats(&step.t0));
+            head_rows.insert(step.sequence_order, &step.head_rows);
         }
     }
     let count = rows.len();
@@ -112,6 +115,7 @@ fn compare(result: &CompletedRun, prompt: &[TokenId], reference: &mut Reference,
                     && let Some(row) = rows.remove(&event.sequence_order)
                 {
                     close_to(&row, reference, &sequence, close);
+                    heads_close_to(head_rows[&event.sequence_order], reference, &sequence, close);
                 }
                 sequence.extend(event.added_tokens.iter().flatten());
             }
@@ -152,6 +156,60 @@ fn close_to(row: &[f32], reference: &mut Reference, sequence: &[TokenId], close:
                 off < close,
                 "{kind:?}: row of {len}, layer {layer}, head {head}, position {position}: {value} instead of {expected}"
             );
+        }
+    }
+}
+
+/// Compares the stored rows of single heads with those of the reference.
+fn heads_close_to(stored: &[u8], reference: &mut Reference, sequence: &[TokenId], close: f64) {
+    let kind = reference.kind;
+    let (layers, expected) = (kind.layers(), reference.row(sequence));
+    for (layer, head) in decode_head_table(stored).unwrap() {
+        let index = layers.iter().position(|&known| known == layer).unwrap() * HEADS + usize::from(head);
+        let row = decode_head(stored, layer, head).unwrap().unwrap();
+        assert_eq!(row.len(), sequence.len());
+        let expected = &expected[index * sequence.len()..(index + 1) * sequence.len()];
+        for (position, (&value, expected)) in row.iter().zip(expected).enumerate() {
+            let off = (f64::from(value) - expected).abs();
+            // Halves of floats have 11 bits.
+            assert!(
+                off < close + expected / 2048.0,
+                "{kind:?}: layer {layer}, head {head}, position {position}: {value} instead of {expected}"
+            );
+        }
+    }
+}
+
+/// Returns the tables of stored heads of all steps.
+fn stored_tables(result: &CompletedRun) -> Vec<Vec<(u16, u16)>> {
+    let steps = result.items.iter().filter_map(|item| match item {
+        TraceItem::Attention(step) => Some(decode_head_table(&step.head_rows).unwrap()),
+        _ => None,
+    });
+    steps.collect()
+}
+
+#[tokio::test]
+async fn stored_heads_equal_a_forward_pass_in_64_bit_floats() {
+    for kind in Kind::ALL {
+        let variant = Variant::new(kind);
+        let mut reference = Reference::new(&variant);
+        let layers = kind.layers();
+        let listed = [(layers[0], 1), (*layers.last().unwrap(), 0)];
+        for mode in MODES {
+            let mut bench = bench(&variant, 1, mode).await;
+            let prompt = tokens(1, 150);
+            let request =
+                Request { stored_heads: StoredHeads::Listed(listed.into()), ..attention_request(prompt.clone(), 6) };
+            let result = bench.run(request).await;
+            assert_eq!(compare(&result, &prompt, &mut reference, mode.tolerance, false), 6, "{kind:?}");
+            assert_eq!(stored_tables(&result), vec![listed.to_vec(); 6]);
+            let request = Request { stored_heads: StoredHeads::All, ..attention_request(prompt.clone(), 2) };
+            let result = bench.run(request).await;
+            assert_eq!(compare(&result, &prompt, &mut reference, mode.tolerance, false), 2, "{kind:?}");
+            assert!(stored_tables(&result).iter().all(|table| table.len() == layers.len() * HEADS));
+            let result = bench.run(attention_request(prompt.clone(), 1)).await;
+            assert_eq!(stored_tables(&result), [[]], "no head was requested");
         }
     }
 }

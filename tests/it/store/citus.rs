@@ -5,7 +5,7 @@ use crate::harness::thunder;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thunder::events::{Recorder, RunStatus, Scope, system};
-use thunder::store::{Database, Error, IngestError, NewFeedback, Retention, RunQuery, Store};
+use thunder::store::{AttentionParts, Database, Error, IngestError, NewFeedback, Retention, RunQuery, Store};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
@@ -220,7 +220,10 @@ async fn schema_is_distributed_over_citus_and_runs_are_stored() {
         assert_eq!(page.runs.into_iter().map(|run| run.request_id).collect::<Vec<_>>(), expected, "{q}");
     }
     assert!(store.columns(&Scope::All, after).await.unwrap().is_some());
-    assert_eq!(store.attention_range(&Scope::All, live.run_id(), 0..100, true).await.unwrap().len(), 3);
+    assert_eq!(
+        store.attention_range(&Scope::All, live.run_id(), 0..100, AttentionParts::default()).await.unwrap().len(),
+        3
+    );
     assert!(store.delete(&Scope::All, after).await.unwrap());
     assert!(store.damaged_links().await.unwrap().is_empty());
 

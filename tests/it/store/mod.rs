@@ -259,6 +259,7 @@ impl Live {
             heads: 2,
             t0: vec![1, 2, 3],
             t1: vec![4; 5000],
+            head_rows: vec![7; 9],
         };
         let call = ModCall {
             event_sequence_order: forward.sequence_order,

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 use thunder::events::{Recorder, RunId, RunStatus, Scope, Signal, TraceItem};
-use thunder::store::{Database, Error, LiveUpdate, Store};
+use thunder::store::{AttentionParts, Database, Error, HeadRowsPart, LiveUpdate, Store};
 use tokio::sync::broadcast::error::RecvError;
 
 async fn wait_for(store: &Store, run_id: RunId, status: RunStatus) {
@@ -70,13 +70,16 @@ async fn run_is_recorded_incrementally_and_read_completely() {
     assert_eq!((summary.events, summary.completion_tokens, summary.seed), (13, 4, Some(u32::MAX)));
     assert_eq!(summary.output_preview, " sky is blue.");
     assert!(summary.has_attention && summary.surprise_strip == [8, 8, 8, 8]);
-    let step = store.attention(&Scope::All, run.run_id(), 1).await.unwrap().unwrap();
+    let whole = AttentionParts { t1: true, head_rows: HeadRowsPart::Rows };
+    let step = store.attention_range(&Scope::All, run.run_id(), 1..2, whole).await.unwrap().pop().unwrap();
     assert_eq!((step.row_len, step.heads, &step.layer_ids[..], step.t1.len()), (3, 2, &[0, 1, 5][..], 5000));
-    let steps = store.attention_range(&Scope::All, run.run_id(), 2..100, false).await.unwrap();
+    assert_eq!(step.head_rows, [7; 9]);
+    let steps = store.attention_range(&Scope::All, run.run_id(), 2..100, AttentionParts::default()).await.unwrap();
     assert_eq!(steps.len(), 3);
-    assert!(steps.iter().all(|step| step.t1.is_empty() && step.t0 == [1, 2, 3]));
+    assert!(steps.iter().all(|step| step.t1.is_empty() && step.head_rows.is_empty() && step.t0 == [1, 2, 3]));
     assert_eq!(
-        psql(&data.url(), "select distinct attstorage from pg_attribute where attname in ('t0', 't1')").await,
+        psql(&data.url(), "select distinct attstorage from pg_attribute where attname in ('t0', 't1', 'head_rows')")
+            .await,
         "e"
     );
     assert_eq!(
@@ -148,7 +151,8 @@ async fn runs_are_spooled_during_database_outage_and_drained_in_order() {
     for (run, sent) in [(&before, &sent), (&during, &sent_during)] {
         let stored = store.items(&Scope::All, run.run_id(), 0..i32::MAX).await.unwrap();
         assert_eq!(format!("{stored:#?}"), expected_items(sent));
-        let steps = store.attention_range(&Scope::All, run.run_id(), 0..i32::MAX, true).await.unwrap();
+        let steps =
+            store.attention_range(&Scope::All, run.run_id(), 0..i32::MAX, AttentionParts::default()).await.unwrap();
         assert_eq!(steps.len(), sent.len() - 3);
     }
     assert_eq!(store.find(&Scope::All, "during").await.unwrap().unwrap().completion_tokens, 3);

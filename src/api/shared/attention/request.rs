@@ -4,6 +4,7 @@ use super::pruning::SentenceTracker;
 use super::row_format::{DefaultEncodings, NumberEncoding, RowFormat};
 use crate::api::shared::fields::{abbreviate, integer, invalid_value};
 use crate::api::shared::generation::request_id_exists;
+use crate::api::shared::recorded_attention::recorded_attention;
 use crate::api::shared::{Fields, base_request, parameters};
 use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
@@ -171,10 +172,11 @@ fn parse_fields(
         return Err(ApiError::invalid("input_ids", message).exceeds_context(prompt.len(), context as usize));
     }
     let options = response_options(app, loaded, fields, transport, &prompt, received)?;
+    let (recorded, _) = recorded_attention(fields)?;
     let needs_rows = options.attention.is_some() || options.pruning.is_some();
     let mut request = Request {
         prompt_preview: parameters::preview(&vocabulary.decode(&prompt)),
-        attention: needs_rows,
+        attention: needs_rows || recorded,
         alternatives: Request::ALTERNATIVES.max(options.logprobs.unwrap_or(0)),
         report: ReportOptions { per_token: true, attention_rows: needs_rows, ..ReportOptions::default() },
         may_fill_context: true,

@@ -108,6 +108,9 @@ impl From<SubmitError> for ApiError {
             SubmitError::AttentionOff | SubmitError::AttentionUnsupported { .. } => {
                 Self::invalid("attention", message).code("attention_unavailable")
             }
+            SubmitError::NoSuchHead { .. } | SubmitError::HeadRowsTooLarge { .. } => {
+                Self::invalid("attention.heads", message)
+            }
             SubmitError::ModConfig { .. } => Self::invalid("mods", message),
             SubmitError::Constraint { error: grammar::GrammarError::Busy, .. } => {
                 Self::new(ErrorKind::Busy, message).retry_after(1)
