@@ -2,6 +2,7 @@
 import { ask, h, palette, surface } from '../dom.js';
 import { percent } from './why.js';
 import { show } from './glyphs.js';
+import { Heads } from './heads.js';
 
 const TOPS = 8;
 const VIEWS = [['mean', 'mean'], ['max', 'max'], ['last', 'last layer'], ['weighted_layers', 'weighted layers']];
@@ -26,6 +27,14 @@ export function sinkOf(values) {
 /** Returns the bucket 0–7 of a share, on a square-root scale up to `peak`. Pure. */
 export const bucketOf = (value, peak) => (peak > 0 ? Math.min(7, Math.floor(Math.sqrt(Math.max(0, value) / peak) * 7.999)) : 0);
 
+/** Returns the API's parameters of a view: `mean`, `layer:3` or `head:3:5`. Pure. */
+export function viewQuery(chosen) {
+  const [view, layer, head] = chosen.split(':');
+  return { view, ...(layer !== undefined && { layer }), ...(head !== undefined && { head }) };
+}
+
+const QUALITY = { f16: 'exact to 3 digits', u8: 'rounded to 1/255' };
+
 export class Attention {
   on = false;
   view;
@@ -46,7 +55,7 @@ export class Attention {
   #facts = h('p', { class: 'hint' });
   #tops = h('ol', { class: 'tops' });
   #note = h('p', { class: 'hint' });
-  #way = h('select', { 'aria-label': 'Direction', onchange: () => { this.#describe(); this.#look(); } }, h('option', { value: 'back' }, 'this step looks at'), h('option', { value: 'forth' }, 'later steps look at this token'));
+  #way = h('select', { 'aria-label': 'Direction', onchange: () => { this.#hooks.changed(); } }, h('option', { value: 'back' }, 'this step looks at'), h('option', { value: 'forth' }, 'later steps look at this token'));
   #subject = null;
   #looks = null;
   #looking = new AbortController();
@@ -55,17 +64,23 @@ export class Attention {
   #stripBox = h('div', { class: 'strip' }, this.#strip);
   #choices = h('div', { class: 'row' }, this.#way, this.#select);
   #n = 0;
-
-  /** `hooks`: `recorded()`, `live()`, `changed()`, `painted()`, `go(n)`, `pick(row)`. */
-  constructor(run, id, hooks, signal, view) {
+  #heads = new Heads((view) => {
     this.view = view;
+    this.#options();
+    this.#hooks.changed();
+  }, (pos) => show(this.#textAt(pos)));
+
+  /** `hooks`: `recorded()`, `live()`, `changed()`, `painted()`, `go(n)`, `pick(row)`. `isForth` selects the view from later steps. */
+  constructor(run, id, hooks, signal, view, isForth) {
+    this.view = view;
+    if (isForth) this.#way.value = 'forth';
     this.#run = run;
     this.#id = id;
     this.#hooks = hooks;
     this.#options();
     this.section.append(h('h2', {}, 'Attention'),
       this.#choices, this.#facts,
-      this.#stripBox, this.#tops, this.#note, this.#mapHead, this.#mapBox);
+      this.#note, this.#stripBox, this.#tops, this.#heads.el, this.#mapHead, this.#mapBox);
     this.#stripBox.addEventListener('click', (e) => this.#stripClick(e));
     this.#mapBox.addEventListener('click', (e) => this.#mapClick(e));
     const again = () => { this.#drawStrip(); this.#drawn = ''; this.#drawMap(); };
@@ -76,7 +91,8 @@ export class Attention {
   }
 
   #options() {
-    const all = [...VIEWS, ...this.#layers.map((l) => [`layer:${l}`, `layer ${l}`])];
+    const [name, layer, head] = this.view.split(':');
+    const all = [...VIEWS, ...this.#layers.map((l) => [`layer:${l}`, `layer ${l}`]), ...(name === 'head' ? [[this.view, `layer ${layer}, head ${head}`]] : [])];
     this.#select.replaceChildren(...all.map(([value, name]) => h('option', { value }, name)));
     this.#select.value = this.view;
   }
@@ -130,10 +146,9 @@ export class Attention {
     try {
       // A held key passes many tokens: only the last one is requested.
       await new Promise((resolve) => setTimeout(resolve, 70));
-      const [view, layer] = this.view.split(':');
       const end = () => Math.min(run.died(row), run.eventCount);
       for (let to = end(); looks.next < to && !signal.aborted; to = end()) {
-        const query = new URLSearchParams({ from: looks.next, to, position: run.pos(row), view, ...(layer !== undefined && { layer }) });
+        const query = new URLSearchParams({ from: looks.next, to, position: run.pos(row), ...viewQuery(this.view) });
         const response = await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`, { signal });
         const { attention } = await response.json();
         for (const { sequence_order: seq, value } of attention.rows) {
@@ -177,6 +192,7 @@ export class Attention {
     this.#note.textContent = text;
     this.#tops.replaceChildren();
     this.#stripBox.hidden = true;
+    this.#heads.el.hidden = true;
     this.#mapBox.hidden = true;
     this.#mapHead.hidden = true;
     this.#hooks.painted();
@@ -191,11 +207,19 @@ export class Attention {
 
   async #load(seq, key) {
     this.#abort = new AbortController();
-    const [view, layer] = this.view.split(':');
-    const query = new URLSearchParams({ at: seq, view, ...(layer !== undefined && { layer }) });
+    const { signal } = this.#abort;
+    const read = async (view) => {
+      const query = new URLSearchParams({ at: seq, ...viewQuery(view) });
+      return (await (await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`, { signal })).json()).attention;
+    };
+    const { view } = this;
+    // The grid is shown for a head without stored rows too.
+    const other = async (error) => {
+      if (error.status !== 404 || !view.startsWith('head:')) throw error;
+      return { ...(await read('mean')), values: [], missing: error.message };
+    };
     try {
-      const response = await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`, { signal: this.#abort.signal });
-      const { attention } = await response.json();
+      const attention = await read(view).catch(other);
       this.#cache.set(key, attention);
       if (this.#cache.size > 200) this.#cache.delete(this.#cache.keys().next().value);
       if (attention.layer_ids && String(attention.layer_ids) !== String(this.#layers)) {
@@ -211,7 +235,8 @@ export class Attention {
 
   #set(attention) {
     const values = attention.values ?? [];
-    this.#now = { values, ...sinkOf(values), seq: attention.sequence_order, quality: attention.quality ?? 'exact' };
+    this.#now = { values, ...sinkOf(values), seq: attention.sequence_order, quality: attention.quality ?? 'exact', missing: attention.missing };
+    this.#heads.show(attention, this.view);
     this.#describe();
     this.#drawMap();
     this.#hooks.painted();
@@ -220,12 +245,12 @@ export class Attention {
   /** Describes the shading in words and numbers. */
   #describe() {
     if (!this.#now) return undefined;
-    this.#stripBox.hidden = this.isForth;
+    this.#stripBox.hidden = this.isForth || !this.#now.values.length;
     if (this.isForth) return this.#describeLooks();
-    const { values, sink, seq, quality } = this.#now;
+    const { values, sink, seq, quality, missing } = this.#now;
     const rows = this.#run.sequence(seq);
-    this.#facts.textContent = `${values.length} positions · ${quality}${sink >= 0 ? ` · sink ${show(rows[sink] === undefined ? '' : this.#run.text(rows[sink]))} ${percent(values[sink])}, left out of the scale` : ''}`;
-    this.#note.textContent = '';
+    this.#facts.textContent = missing ? '' : `${values.length} positions · ${QUALITY[quality] ?? quality}${sink >= 0 ? ` · sink ${show(rows[sink] === undefined ? '' : this.#run.text(rows[sink]))} ${percent(values[sink])}, left out of the scale` : ''}`;
+    this.#note.textContent = missing ?? '';
     const top = values.map((v, pos) => [v, pos]).filter(([, pos]) => pos !== sink).sort((a, b) => b[0] - a[0]).slice(0, TOPS);
     this.#list(top.map(([v, pos]) => [pos, rows[pos], v]));
     this.#drawStrip();
@@ -240,6 +265,12 @@ export class Attention {
     this.#facts.textContent = row === null ? state : `${steps} later step${steps === 1 ? '' : 's'} at ${show(run.text(row))}, position ${run.pos(row)} · ${view}${state && ` · ${state}`}`;
     this.#note.textContent = '';
     this.#list([...by].sort((a, b) => b[1] - a[1]).slice(0, TOPS).map(([later, v]) => [run.pos(later), later, v]));
+  }
+
+  /** Returns the text at a position of the current step. */
+  #textAt(pos) {
+    const row = this.#now && this.#run.sequence(this.#now.seq)[pos];
+    return row === undefined ? `position ${pos}` : this.#run.text(row);
   }
 
   /** Lists the largest values: `[position, row, value]`. */

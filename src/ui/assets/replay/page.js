@@ -17,6 +17,7 @@ const state = {
   ahead: params.get('ahead') !== '0',
   attention: params.has('attention'),
   layer: params.get('attention') || 'mean',
+  later: params.has('later'),
 };
 
 /** Returns the URL of a state without defaults. */
@@ -28,6 +29,7 @@ function address(s) {
   if (s.dead) next.set('erased', '1');
   if (!s.ahead) next.set('ahead', '0');
   if (s.attention) next.set('attention', s.layer);
+  if (s.attention && s.later) next.set('later', '1');
   const query = next.toString();
   return `${location.pathname}${query ? `?${query}` : ''}`;
 }

@@ -14,7 +14,7 @@ import { Text } from './text.js';
 import { stepping } from './moves.js';
 
 /** Initial state of a view: the fields of a link. */
-const FRESH = { at: null, color: 'surprise', dead: false, ahead: true, attention: false, layer: 'mean', q: '' };
+const FRESH = { at: null, color: 'surprise', dead: false, ahead: true, attention: false, layer: 'mean', later: false, q: '' };
 
 export class Replay {
   n = 0;
@@ -67,11 +67,25 @@ export class Replay {
     });
     const run = Run.stored(await response.arrayBuffer());
     const [entry] = await first;
-    this.#build(run, entry?.event);
+    this.#start(run, entry?.event);
+  }
+
+  #start(run, prefilled) {
+    this.#build(run, prefilled);
     this.#seen();
     const { at } = this.#state;
     this.go(at === null ? run.eventCount : at, { quiet: true });
   }
+
+  /** Shows a run without a server: folds its items into an empty `state`. */
+  present(state, items) {
+    this.#isLocal = true;
+    this.#events.push(items, Infinity);
+    for (const item of items) state.apply(item);
+    this.#start(new Run(state), items[0]);
+  }
+
+  #isLocal = false;
 
   /** Releases everything before another run is shown. */
   close() {
@@ -102,7 +116,7 @@ export class Replay {
       attention: null,
       overview: new Overview(this.#el('overview'), run, this.#gone.signal),
       lanes: new Lanes(this.#el('lanes'), run, go, this.#gone.signal),
-      panel: new Panel(this.#el('panel'), run, this.#events, { go, fork: (n, next) => this.fork(n, next), branch: (n, change) => this.#branch(n, change) }),
+      panel: new Panel(this.#el('panel'), run, this.#events, { go, fork: (n, next) => this.fork(n, next), branch: this.#isLocal ? null : (n, change) => this.#branch(n, change) }),
       player: new Player(run, { at: () => this.n, go: (n) => this.go(n, { playing: true }), changed: (playing) => this.#played(playing) }),
     };
     this.#controls();
@@ -121,11 +135,11 @@ export class Replay {
       const attention = new Attention(this.#run, this.#id, {
         recorded: () => this.#recorded,
         live: () => this.live,
-        changed: () => { this.#state.layer = attention.view; this.#tell(); attention.at(this.n); },
+        changed: () => { this.#state.layer = attention.view; this.#state.later = attention.isForth; this.#tell(); attention.at(this.n); },
         painted: () => this.#paint(),
         go: (n) => { parts.player.pause(); this.go(n); },
         pick: (row) => this.pick(row),
-      }, this.#gone.signal, this.#state.layer);
+      }, this.#gone.signal, this.#state.layer, this.#state.later);
       parts.panel.put(attention.section);
       parts.attention = attention;
       attention.on = this.#state.attention;
@@ -358,7 +372,7 @@ export class Replay {
   /** Returns the URL of the playground that continues the text at event `n` with `next`; null if the trace has no prompt. */
   fork(n = this.n, next = '') {
     const run = this.#run;
-    if (this.live || !run?.count || run.pos(0) !== 0) return null;
+    if (this.live || this.#isLocal || !run?.count || run.pos(0) !== 0) return null;
     return `${base}/playground?${new URLSearchParams({ from: this.#id, at: String(n), ...(next && { next }) })}`;
   }
 

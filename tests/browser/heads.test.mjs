@@ -1,0 +1,126 @@
+// Attention by head, exported pages and imports. THUNDER_URL is a server with the demo model and --attention on.
+import test, { after, before } from 'node:test';
+import assert from 'node:assert/strict';
+import { mkdtemp, readFile, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { pathToFileURL } from 'node:url';
+import { URL_, launch, open, quiet, ready } from './browser.mjs';
+import { document as trace } from './document.mjs';
+
+let browser;
+let folder;
+before(async () => {
+  browser = await launch();
+  folder = await mkdtemp(join(tmpdir(), 'thunder-export-'));
+});
+after(() => browser?.close());
+
+async function generate(fields) {
+  const response = await fetch(`${URL_}/v1/chat/completions`, {
+    method: 'POST', headers: { 'content-type': 'application/json' },
+    body: JSON.stringify({ messages: [{ role: 'user', content: 'Tell me a short story about a girl and a cat.' }], seed: 1, max_tokens: 20, ignore_eos: true, ...fields }),
+  });
+  const answer = await response.json();
+  assert.equal(response.status, 200, JSON.stringify(answer));
+  const id = answer.thunder.run_id;
+  for (;;) {
+    const { run } = await (await fetch(`${URL_}/api/v1/runs/${id}`)).json();
+    if (run && run.status !== 'running') return id;
+    await new Promise((resolve) => setTimeout(resolve, 30));
+  }
+}
+
+const attention = async (id, query) => (await (await fetch(`${URL_}/api/v1/runs/${id}/attention?${query}`)).json()).attention;
+const ingest = (document) => fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(document) });
+const facts = (page) => page.textContent('.heads + .hint');
+const cell = (page, layer, head) => page.locator(`.heads [role=row] >> nth=${layer}`).locator('[role=gridcell]').nth(head);
+
+test('grid of heads has the numbers of the step, by pointer and by keyboard', async () => {
+  const id = await generate({ attention: { heads: [[1, 2], [0, 0]] } });
+  const page = await open(`/runs/${id}?at=10&attention=mean`);
+  await ready(page);
+  await page.waitForSelector('.heads [role=gridcell]');
+  const { layer_ids: layers, heads, stats, row_len: length } = await attention(id, 'at=10');
+  assert.equal(await page.locator('.heads [role=gridcell]').count(), layers.length * heads);
+  const expected = stats.find((s) => s.layer === 1 && s.head === 3);
+  await cell(page, 1, 3).hover();
+  assert.match(await facts(page), new RegExp(`^layer 1, head 3 · entropy ${expected.entropy.toFixed(2)} bit .* ${length - 1 - expected.peak_position} back at .* rows are not stored$`));
+  await page.mouse.move(0, 0);
+  await cell(page, 0, 0).focus();
+  for (const key of ['ArrowDown', 'ArrowRight', 'ArrowRight']) await page.keyboard.press(key);
+  assert.match(await facts(page), /^layer 1, head 2 · .* click to shade/);
+  assert.match(await page.evaluate(() => document.activeElement.ariaLabel), /^layer 1, head 2 · entropy/);
+  // The arrow keys moved within the grid, not through the run.
+  assert.match(await page.textContent('[data-where]'), /event 10 /);
+  await page.keyboard.press('Enter');
+  await page.waitForFunction(() => document.querySelector('select[aria-label="Which attention"]').value === 'head:1:2');
+  const { values, quality } = await attention(id, 'at=10&view=head&layer=1&head=2');
+  assert.equal(quality, 'f16');
+  await page.waitForFunction(() => /exact to 3 digits/.test(document.querySelector('.panel').textContent));
+  const top = await page.evaluate(() => Number(document.querySelector('.tops li').firstChild.textContent));
+  const sorted = values.map((v, i) => [v, i]).sort((a, b) => b[0] - a[0]).map(([, i]) => i);
+  assert.ok(sorted.slice(0, 2).includes(top), 'the first or, beside a sink, the second');
+  // A link opens the same head.
+  await page.waitForFunction(() => location.search.includes('attention=head%3A1%3A2'));
+  const link = await open(new URL(page.url()).pathname + new URL(page.url()).search);
+  await link.waitForFunction(() => document.querySelector('.heads [aria-selected=true]'));
+  assert.equal(await link.evaluate(() => document.querySelector('.heads [aria-selected=true]').ariaLabel.split(' · ')[0]), 'layer 1, head 2');
+  await link.context().close();
+  await page.context().close();
+  await quiet();
+});
+
+test('later steps are shaded by one head, and a head without rows says how to store them', async () => {
+  const id = await generate({ attention: { heads: 'all' } });
+  const { rows } = await attention(id, 'from=0&position=3&view=head&layer=2&head=1');
+  assert.equal(rows.length, 20);
+  const page = await open(`/runs/${id}?at=3&attention=head:2:1&later=1`);
+  await ready(page);
+  await page.click('.text .t >> nth=3');
+  await page.waitForFunction(() => /^20 later steps at .*layer 2, head 1$/.test([...document.querySelectorAll('.panel .hint')].find((p) => /later step/.test(p.textContent))?.textContent ?? ''));
+  const best = rows.reduce((a, b) => (b.value > a.value ? b : a));
+  const { row_len: position } = await attention(id, `at=${best.sequence_order}`);
+  assert.equal(await page.evaluate(() => Number(document.querySelector('.tops li').firstChild.textContent)), position);
+  await page.context().close();
+  const bare = await generate({ attention: true });
+  const other = await open(`/runs/${bare}?at=3&attention=head:2:1`, { expected: (what) => /^404 .*view=head/.test(what) });
+  await other.waitForFunction(() => /\[\[2, 1\]\]/.test(document.querySelector('.panel').textContent));
+  assert.ok(await other.locator('.heads').isVisible(), 'the grid is shown without rows');
+  await other.context().close();
+  await quiet();
+});
+
+test('views of a run of 2,000 tokens are shown within 150 ms', async () => {
+  const id = await generate({ attention: { heads: [[1, 2]] }, max_tokens: 2000 });
+  const page = await open(`/runs/${id}?at=5000&attention=mean`, { expected: (what) => /^404 /.test(what) });
+  await ready(page);
+  await page.waitForSelector('.heads [role=gridcell]');
+  await page.click('.text .t >> nth=3');
+  const time = (select, value) => page.evaluate(async ([selector, to]) => {
+    const list = document.querySelector(selector);
+    const answered = () => performance.getEntriesByType('resource').filter((r) => r.name.includes('/attention?')).length;
+    const before = answered();
+    const began = performance.now();
+    list.value = to;
+    list.dispatchEvent(new Event('change'));
+    for (;;) {
+      await new Promise((resolve) => requestAnimationFrame(resolve));
+      const busy = /reading…/.test(document.querySelector('.panel').textContent);
+      if (answered() > before && !busy && document.querySelectorAll('.tops li').length) return performance.now() - began;
+      if (performance.now() - began > 5000) throw new Error(`${to} is not shown`);
+    }
+  }, [select, value]);
+  const took = {};
+  for (const direction of ['back', 'forth']) {
+    await page.selectOption('select[aria-label=Direction]', direction);
+    await page.waitForTimeout(400);
+    for (const view of ['max', 'last', 'layer:1', 'head:1:2']) {
+      if (view.startsWith('head')) await page.evaluate(() => document.querySelector('select[aria-label="Which attention"]').append(new Option('head', 'head:1:2')));
+      took[`${direction} ${view}`] = Math.round(await time('select[aria-label="Which attention"]', view));
+    }
+  }
+  console.log(JSON.stringify(took));
+  await page.context().close();
+  await quiet();
+});
