@@ -57,8 +57,13 @@ pub(super) fn replay_modules() -> Vec<String> {
     modules.iter().map(|name| format!("/assets/{}/{name}", version())).collect()
 }
 
+/// Returns the text of a file, which must exist.
+pub(super) fn text(name: &str) -> String {
+    Assets::get(name).map(|file| String::from_utf8_lossy(&file.data).into_owned()).unwrap_or_default()
+}
+
 /// Returns the files that a module imports statically.
-fn imports(module: &str) -> Vec<String> {
+pub(super) fn imports(module: &str) -> Vec<String> {
     let Some(file) = Assets::get(module) else { return Vec::new() };
     let text = String::from_utf8_lossy(&file.data);
     // An import of several names has its file on its last line.
@@ -68,7 +73,7 @@ fn imports(module: &str) -> Vec<String> {
 }
 
 /// Resolves `./file` or `../file` relative to a module.
-fn resolve(module: &str, target: &str) -> String {
+pub(super) fn resolve(module: &str, target: &str) -> String {
     let mut folder: Vec<&str> = module.split('/').collect();
     folder.pop();
     for part in target.split('/') {

@@ -5,12 +5,14 @@
 //! runs is untrusted: templates escape it, and scripts insert it as text nodes.
 
 mod assets;
+mod bundle;
 #[cfg(test)]
 mod checks;
 mod compare;
 mod docs;
 mod editor;
 mod error;
+mod export;
 mod feedback;
 mod mods;
 mod playground;
@@ -52,6 +54,7 @@ fn router(openapi: Bytes) -> Router<App> {
         .route("/", get(runs::start))
         .route("/runs", get(runs::page))
         .route("/runs/{id}", get(replay::page))
+        .route("/runs/{id}/export.html", get(export::page))
         .route("/runs/{id}/older", get(replay::older))
         .route("/runs/{id}/newer", get(replay::newer))
         .route("/compare", get(compare::page))

@@ -38,6 +38,7 @@ pub(super) struct RunPageView {
     pub(super) text_href: String,
     pub(super) export_href: String,
     pub(super) export_name: String,
+    pub(super) page_href: String,
     pub(super) again_href: String,
     /// Page of the run that this one was forked from; empty for other runs.
     pub(super) parent_href: String,
@@ -93,6 +94,7 @@ impl RunPageView {
             text_href: format!("/runs/{id}?view=text"),
             export_href: format!("/api/v1/runs/{id}"),
             export_name: format!("{id}.json"),
+            page_href: format!("/runs/{id}/export.html"),
             again_href: format!("/playground?from={id}"),
             parent_href: run.parent.as_ref().map(|parent| format!("/runs/{}", parent.run_id)).unwrap_or_default(),
             parent_text: run.parent.as_ref().map(described_fork).unwrap_or_default(),

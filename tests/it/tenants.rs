@@ -176,10 +176,14 @@ async fn runs_of_other_tenants_are_hidden_on_all_routes() {
         }
     }
     assert!(walked > 200, "{walked}");
+    let page = format!("/runs/{}/export.html", made.run_id);
+    let (status, text) = send(&server, "bob-key", Method::GET, &page, None).await;
+    assert!(status == 404 && !text.contains(MARK), "{status} {text}");
     for (path, expected) in [
         (format!("/api/v1/runs/{}", made.run_id), 200),
         (format!("/v1/responses/{}", made.response_id), 200),
         ("/api/v1/runs/ann-document".to_owned(), 200),
+        (page, 200),
     ] {
         assert_eq!(get(&server, "admin-key", &path).await.0, expected, "{path}");
     }

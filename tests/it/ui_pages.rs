@@ -1,9 +1,13 @@
 //! The dashboard's pages, rendered by the server.
 
 use crate::harness::{Server, server};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use reqwest::Method;
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
+use std::io::Read;
 
 struct Page {
     status: u16,
@@ -118,6 +122,37 @@ async fn neighbours_follow_the_filter() {
     assert!(newer.url().path().ends_with(&second), "{}", newer.url());
     let beyond = server.request(Method::GET, &format!("/runs/{first}/older?q={filter}")).send().await.unwrap();
     assert_eq!(beyond.url().path(), "/runs");
+}
+
+#[tokio::test]
+async fn exported_page_has_all_items_and_runs_only_its_own_script() {
+    let server = server().await;
+    let run = ingest(server, "ui-export").await;
+    let response = server.request(Method::GET, &format!("/runs/{run}/export.html")).send().await.unwrap();
+    let header = |name: &str| response.headers()[name].to_str().unwrap().to_owned();
+    assert_eq!(response.status(), 200);
+    assert_eq!(header("content-disposition"), format!("attachment; filename=\"{run}.html\""));
+    assert!(header("content-security-policy").starts_with("default-src 'self'"));
+    let html = response.text().await.unwrap();
+    let between = |start: &str, end: &str| html.split_once(start).unwrap().1.split_once(end).unwrap().0.to_owned();
+    let hash = |text: &str| format!("'sha256-{}'", STANDARD.encode(Sha256::digest(text.as_bytes())));
+    let policy = between("http-equiv=\"Content-Security-Policy\" content=\"", "\"").replace("&#39;", "'");
+    assert_eq!(
+        policy,
+        format!(
+            "default-src 'none'; script-src {}; style-src {}; img-src data:; base-uri 'none'; form-action 'none'",
+            hash(&between("<script>", "</script>")),
+            hash(&between("<style>", "</style>"))
+        )
+    );
+    assert_eq!(html.matches("<script").count(), 2, "the items and the viewer");
+    assert!(!html.contains("<b>boom") && !html.contains("<i>other") && !html.contains("src=\""));
+    let packed = STANDARD.decode(between("data-items>", "</script>")).unwrap();
+    let mut items = String::new();
+    flate2::read::GzDecoder::new(&packed[..]).read_to_string(&mut items).unwrap();
+    let listed = server.request(Method::GET, &format!("/api/v1/runs/{run}/events")).send().await.unwrap();
+    assert_eq!(items, listed.text().await.unwrap());
+    assert_eq!(page(server, "/runs/nothing-has-this-id/export.html").await.status, 404);
 }
 
 #[tokio::test]

@@ -45,11 +45,11 @@ export class Events {
 
   constructor(id) { this.#id = id; }
 
-  /** Adds items of a live run. */
-  push(items) {
+  /** Adds items of a live run, and keeps the newest. */
+  push(items, most = LIVE) {
     this.#live ??= new Grouping();
     for (const item of items) this.#live.add(item);
-    this.#live.trim(LIVE);
+    this.#live.trim(most);
   }
 
   /** Returns the entry of an event if it is cached. */

@@ -25,7 +25,7 @@ export class Panel {
   #turn = 0;
   #job = null;
 
-  /** `go(n)` moves the cursor; `fork(n, text)` is an address or null; `branch(n, change)` starts a fork of the run. */
+  /** `go(n)` moves the cursor; `fork(n, text)` is an address or null; `branch(n, change)` starts a fork of the run; null if it cannot be forked. */
   constructor(root, run, events, { go, fork, branch }) {
     this.#run = run;
     this.#events = events;
@@ -150,7 +150,7 @@ export class Panel {
       return td;
     };
     const forward = entries.findLast(({ event }) => event.event_type === 'ForwardPass')?.event.sequence_order;
-    const instead = (r) => (r.chosen || forward === undefined ? null : [h('button', {
+    const instead = (r) => (r.chosen || forward === undefined || !this.#branch ? null : [h('button', {
       type: 'button', class: 'plain', title: `Fork this run with ${show(r.text)} here`, 'aria-label': `Fork this run with ${show(r.text)} here`,
       onclick: () => this.#branch(forward, { token: r.token }),
     }, 'fork'), ' ']);
@@ -169,7 +169,7 @@ export class Panel {
         h('td', { class: r.byMod ? 'why mod' : 'why' }, r.chosen ? '✓' : r.why, ' ', r.chosen ? null : h('span', { class: 'fork' }, instead(r), again(r)))))));
     const chain = stages.length ? h('div', { class: 'chain' }, 'sampler', stages.map((s, i) => h('span', { class: i === stages.length - 1 ? 'last' : null }, `${s.name} → ${s.left}`))) : null;
     this.#alts.replaceChildren(h('h2', {}, 'Alternatives'), table,
-      h('p', { class: 'links' }, forward === undefined ? '' : h('button', {
+      h('p', { class: 'links' }, forward === undefined || !this.#branch ? '' : h('button', {
         type: 'button', title: 'Start a run that keeps everything before this token and draws it and the rest with a new seed',
         onclick: () => this.#branch(forward, { seed: crypto.getRandomValues(new Uint32Array(1))[0] }),
       }, 'Fork here'), rows.length > shown.length || this.#all ? h('button', { type: 'button', onclick: () => { this.#all = !this.#all; this.#drawAlternatives(entries); } }, this.#all ? 'Fewer' : `All ${rows.length}`) : ''),

@@ -1,0 +1,28 @@
+// The page of an exported run: the replay of items that the page itself contains, without a server.
+import { listen } from '../keys.js';
+import { RunState } from './fold.js';
+import { Replay } from './view.js';
+
+/** Unpacks items: base64 of gzipped lines of JSON. */
+export async function unpack(text) {
+  const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+  const lines = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream('gzip'))).text();
+  return lines.split('\n').filter(Boolean).map((line) => JSON.parse(line));
+}
+
+async function start(root) {
+  // Attention is not part of the file.
+  root.querySelector('[data-act=attention]').hidden = true;
+  const view = new Replay(root, '');
+  view.present(new RunState(), await unpack(document.querySelector('[data-items]').textContent));
+  listen(['replay'], (action, key) => action !== 'attention' && view.act(action, key));
+}
+
+const root = globalThis.document?.querySelector('[data-replay]');
+if (root) {
+  start(root).catch((error) => {
+    const problem = document.querySelector('[data-problem]');
+    problem.hidden = false;
+    problem.textContent = `The run could not be shown: ${error.message}.`;
+  });
+}
