@@ -1,5 +1,6 @@
 // The list of runs: filters while typing, updates the URL, and announces new runs without moving rows.
 import { ask, base, copy, reach } from './dom.js';
+import { listenForFiles } from './import.js';
 import { follow } from './sse.js';
 import { listen } from './keys.js';
 import { localise } from './shell.js';
@@ -177,6 +178,8 @@ async function refresh() {
   loadedAt = Date.now();
   showNews();
 }
+
+listenForFiles(document.querySelector('[data-import]'), document.querySelector('[data-imported]'), () => load(location.href, { push: false }));
 
 setInterval(() => {
   const s = Math.round((Date.now() - loadedAt) / 1000);

@@ -1,0 +1,60 @@
+// Import of exported runs: documents chosen or dropped on the list are posted to /ingest.
+import { ask, h } from './dom.js';
+
+/** Returns what is wrong with a document before it is sent, or ''. Pure. */
+export function unfit(text) {
+  try {
+    const body = JSON.parse(text);
+    if (body && typeof body === 'object' && !Array.isArray(body) && body.request) return '';
+    return 'it is not an exported run: the field "request" is missing';
+  } catch (error) {
+    return /^\s*</.test(text) ? 'it is a page; export the run as JSON to import it' : `it is not JSON: ${error.message}`;
+  }
+}
+
+/** Posts the files; `show(lines, isDone)` gets one line per file. Returns the number of imported runs. */
+export async function importFiles(files, show) {
+  const lines = [];
+  let stored = 0;
+  for (const file of files) {
+    show([...lines, `${file.name}: importing…`], false);
+    try {
+      const text = await file.text();
+      const wrong = unfit(text);
+      if (wrong) throw new Error(wrong);
+      await ask('/ingest', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: text });
+      stored += 1;
+      lines.push(`${file.name}: imported`);
+    } catch (error) {
+      lines.push(`${file.name} was not imported: ${error.message}`);
+    }
+  }
+  show(lines, true);
+  return stored;
+}
+
+/** Connects the button and the page; `done()` is called if a run was imported. */
+export function listenForFiles(button, place, done) {
+  const input = h('input', { type: 'file', multiple: true, accept: '.json,application/json', hidden: true });
+  button.after(input);
+  const show = (lines, isDone) => {
+    place.hidden = false;
+    place.setAttribute('aria-busy', String(!isDone));
+    place.replaceChildren(...lines.map((line) => h('div', {}, line)));
+  };
+  const take = async (files) => {
+    if (files.length && await importFiles(files, show)) done();
+  };
+  button.addEventListener('click', () => input.click());
+  input.addEventListener('change', async () => {
+    await take([...input.files]);
+    input.value = '';
+  });
+  const hasFiles = (event) => event.dataTransfer?.types.includes('Files');
+  document.addEventListener('dragover', (event) => { if (hasFiles(event)) event.preventDefault(); });
+  document.addEventListener('drop', (event) => {
+    if (!hasFiles(event)) return;
+    event.preventDefault();
+    take([...event.dataTransfer.files]);
+  });
+}
