@@ -232,6 +232,7 @@ async fn older_database_is_migrated_and_logged() {
         &url,
         "delete from refinery_schema_history where version >= 7; alter table runs drop column request_extras, drop column owner, drop column end_cause,
             drop column parent_run, drop column parent_event, drop column parent_step, drop column parent_change;
+        alter table attention drop column head_rows;
         insert into runs (run_id, request_id, created_at, status, finish_reason, message, surface, mods, prompt_preview,
                 output_preview, prompt_tokens, completion_tokens, cached_tokens, events, backtracked, forced, actions, errors,
                 error_text, has_attention, surprise_strip, search)
