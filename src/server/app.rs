@@ -113,7 +113,7 @@ impl App {
         self.ready()?;
         self.has_models().await?;
         let entry = self.0.models.find_entry(name)?;
-        if entry.is_asleep() {
+        if entry.is_sleeping() {
             return self.0.models.loaded(name).await;
         }
         entry.ready().cloned().ok_or_else(|| entry.not_loaded())

@@ -5,7 +5,7 @@ use super::exposition::Exposition;
 use super::props::ModelParams;
 use crate::api::shared::error::LlamaError;
 use crate::engine::{EngineCounts, EngineStatus, Latencies};
-use crate::server::models::Observed;
+use crate::server::models::ModelView;
 use crate::server::{ApiError, App};
 use crate::store::{ErrorCounts, RecorderMetrics};
 use axum::extract::{Query, State};
@@ -31,11 +31,11 @@ async fn metrics(State(app): State<App>, Query(params): Query<ModelParams>) -> R
     }
     app.ready()?;
     let mut exposition = Exposition::default();
-    match app.models().observed(params.model.as_deref()) {
-        Ok(Observed::Awake(loaded)) => {
+    match app.models().view(params.model.as_deref()) {
+        Ok(ModelView::Loaded(loaded)) => {
             add_model(&mut exposition, [loaded.engine().status(), loaded.encoder().status()])
         }
-        Ok(Observed::Asleep(asleep)) => add_model(&mut exposition, [&asleep.work[0], &asleep.work[1]]),
+        Ok(ModelView::Sleeping(sleeping)) => add_model(&mut exposition, [&sleeping.work[0], &sleeping.work[1]]),
         // A server without models still has metrics.
         Err(_) if params.model.is_none() && app.config().server.cluster.no_model => {}
         Err(error) => return Err(error.into()),

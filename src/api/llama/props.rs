@@ -10,7 +10,7 @@ use crate::engine::Limits;
 use crate::model::chat::ChatTemplate;
 use crate::model::llama::{Device, Placement, devices};
 use crate::mods::python::sandbox::{self, SandboxLauncher};
-use crate::server::models::Observed;
+use crate::server::models::ModelView;
 use crate::server::{ApiError, App, Caller, Loaded};
 use axum::Json;
 use axum::extract::{Query, State};
@@ -122,9 +122,9 @@ struct DeviceResponse {
     responses((status = 200, body = PropsResponse), (status = 503, description = "The model is loading")))]
 async fn show(State(app): State<App>, Query(params): Query<ModelParams>) -> Result<Response, LlamaError> {
     app.ready()?;
-    Ok(match app.models().observed(params.model.as_deref())? {
-        Observed::Awake(loaded) => Json(describe(&app, &loaded).await?).into_response(),
-        Observed::Asleep(asleep) => Json(&asleep.props).into_response(),
+    Ok(match app.models().view(params.model.as_deref())? {
+        ModelView::Loaded(loaded) => Json(describe(&app, &loaded).await?).into_response(),
+        ModelView::Sleeping(sleeping) => Json(&sleeping.props).into_response(),
     })
 }
 

@@ -1,7 +1,7 @@
 //! Unloads a model that was idle for a while; the next request loads it again.
 
 use super::props;
-use crate::server::models::Asleep;
+use crate::server::models::SleepingModel;
 use crate::server::{App, Loaded};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -36,17 +36,17 @@ pub fn sleep_when_idle(app: &App) {
 
 async fn put_to_sleep(app: &App, name: &str, used: u64) {
     let Some(loaded) = app.models().named(name).ok().and_then(|entry| entry.ready().cloned()) else { return };
-    let Some(asleep) = describe(app, &loaded).await else { return };
+    let Some(sleeping) = describe(app, &loaded).await else { return };
     // A model with another reference stays loaded.
     drop(loaded);
-    app.models().begin_sleep(name, used, asleep);
+    app.models().begin_sleep(name, used, sleeping);
 }
 
 /// Saves the data of a model for the routes that do not load it.
-async fn describe(app: &App, loaded: &Loaded) -> Option<Asleep> {
+async fn describe(app: &App, loaded: &Loaded) -> Option<SleepingModel> {
     let mut props = props::describe(app, loaded).await.ok()?;
     props.is_sleeping = true;
     let props = serde_json::value::to_raw_value(&props).ok()?;
     let work = [Arc::clone(loaded.engine().status()), Arc::clone(loaded.encoder().status())];
-    Some(Asleep { props, work })
+    Some(SleepingModel { props, work })
 }

@@ -47,7 +47,7 @@ impl From<&Entry> for ModelStatus {
     fn from(entry: &Entry) -> Self {
         let mut details = ModelStatusDetails::default();
         let value = match &entry.state {
-            _ if entry.is_asleep() => ModelStatusValue::Sleeping,
+            _ if entry.is_sleeping() => ModelStatusValue::Sleeping,
             ModelState::Unloaded => ModelStatusValue::Unloaded,
             ModelState::Loading(done) => {
                 details.progress = Some(f64::from(*done));

@@ -125,7 +125,7 @@ impl ModelRegistry {
         };
         self.change(&entry.name, |entry| {
             entry.state = state;
-            entry.asleep = None;
+            entry.sleeping = None;
         });
         result
     }

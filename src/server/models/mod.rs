@@ -4,7 +4,6 @@
 //! network is never used as a path. A loaded model is a [`Loaded`]: an engine with its own decode thread and context,
 //! and the data of its weights. All engines send their signals to one recorder.
 
-mod asleep;
 mod encoding;
 mod folder;
 mod load;
@@ -12,13 +11,14 @@ mod loaded;
 mod names;
 mod probe;
 mod sessions;
+mod sleeping;
 mod unload;
 
-pub use asleep::{Asleep, Observed};
 pub use load::LoadStep;
 pub use loaded::Loaded;
 pub(crate) use names::resolve;
 pub use sessions::{NoRoom, SessionClient, Sessions};
+pub use sleeping::{ModelView, SleepingModel};
 
 use super::ApiError;
 use crate::config::Config;
@@ -60,7 +60,7 @@ pub struct Entry {
     /// Counter of the last request to it; larger is later.
     last_used: u64,
     /// Data reported while it sleeps; `None` if it does not.
-    asleep: Option<Arc<Asleep>>,
+    sleeping: Option<Arc<SleepingModel>>,
     /// Cancels the load in progress.
     load_cancelled: Arc<AtomicBool>,
 }
@@ -189,7 +189,7 @@ impl ModelRegistry {
         let now = models.uses;
         let entry = &mut models.entries[index];
         entry.last_used = now;
-        let autoload = self.0.config.server.models.autoload || entry.is_asleep();
+        let autoload = self.0.config.server.models.autoload || entry.is_sleeping();
         match &entry.state {
             ModelState::Ready(loaded) => Ok(ModelLookup::Ready(loaded.clone())),
             ModelState::Unloaded if autoload => Ok(ModelLookup::Unloaded(entry.name.clone())),
@@ -283,7 +283,7 @@ impl Entry {
             default,
             state: ModelState::Unloaded,
             last_used: 0,
-            asleep: None,
+            sleeping: None,
             load_cancelled: Arc::default(),
         }
     }

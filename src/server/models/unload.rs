@@ -35,7 +35,7 @@ impl ModelRegistry {
                 Ok(None)
             }
             ModelState::Unloading => Ok(None),
-            ModelState::Unloaded if entry.asleep.take().is_some() => Ok(None),
+            ModelState::Unloaded if entry.sleeping.take().is_some() => Ok(None),
             ModelState::Unloaded => Err(entry.not_loaded()),
         });
         if let Some(loaded) = taken.transpose()?.flatten() {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// Data of a sleeping model that is reported without loading it.
 #[derive(Debug)]
-pub struct Asleep {
+pub struct SleepingModel {
     /// The body of `GET /props`.
     pub props: Box<RawValue>,
     /// The counters of its engine and of its encoder.
@@ -17,11 +17,11 @@ pub struct Asleep {
 
 /// A model as seen by a route that does not wake it.
 #[derive(Debug)]
-pub enum Observed {
+pub enum ModelView {
     /// The model is in memory.
-    Awake(Loaded),
+    Loaded(Loaded),
     /// The model is sleeping.
-    Asleep(Arc<Asleep>),
+    Sleeping(Arc<SleepingModel>),
 }
 
 impl ModelRegistry {
@@ -29,9 +29,9 @@ impl ModelRegistry {
     ///
     /// # Errors
     /// 404 for an unknown model; 400 if it is not loaded and not sleeping.
-    pub fn observed(&self, requested: Option<&str>) -> Result<Observed, ApiError> {
+    pub fn view(&self, requested: Option<&str>) -> Result<ModelView, ApiError> {
         let entry = self.find_entry(requested)?;
-        entry.observed().ok_or_else(|| entry.not_loaded())
+        entry.view().ok_or_else(|| entry.not_loaded())
     }
 
     /// Returns the loaded models that no run uses, each with a counter that changes on use.
@@ -43,11 +43,11 @@ impl ModelRegistry {
 
     /// Starts unloading a model that was not used since [`ModelRegistry::idle`] returned `used` for it; the next request
     /// loads it again.
-    pub(crate) fn begin_sleep(&self, name: &str, used: u64, asleep: Asleep) {
+    pub(crate) fn begin_sleep(&self, name: &str, used: u64, sleeping: SleepingModel) {
         let taken = self.change(name, |entry| {
             let loaded = entry.ready().filter(|loaded| entry.last_used == used && !loaded.is_busy())?.clone();
             entry.state = ModelState::Unloading;
-            entry.asleep = Some(Arc::new(asleep));
+            entry.sleeping = Some(Arc::new(sleeping));
             Some(loaded)
         });
         if let Some(loaded) = taken.flatten() {
@@ -59,17 +59,17 @@ impl ModelRegistry {
 }
 
 impl Entry {
-    fn observed(&self) -> Option<Observed> {
-        match (&self.state, &self.asleep) {
-            (ModelState::Ready(loaded), _) => Some(Observed::Awake(loaded.clone())),
-            (_, Some(asleep)) => Some(Observed::Asleep(Arc::clone(asleep))),
+    fn view(&self) -> Option<ModelView> {
+        match (&self.state, &self.sleeping) {
+            (ModelState::Ready(loaded), _) => Some(ModelView::Loaded(loaded.clone())),
+            (_, Some(sleeping)) => Some(ModelView::Sleeping(Arc::clone(sleeping))),
             _ => None,
         }
     }
 
     /// Returns true if the model is unloaded, or about to be, until the next request.
     #[must_use]
-    pub const fn is_asleep(&self) -> bool {
-        self.asleep.is_some() && matches!(self.state, ModelState::Unloaded | ModelState::Unloading)
+    pub const fn is_sleeping(&self) -> bool {
+        self.sleeping.is_some() && matches!(self.state, ModelState::Unloaded | ModelState::Unloading)
     }
 }
