@@ -43,12 +43,12 @@ impl RunControl {
         Self { run, commands, vocabulary }
     }
 
-    /// Pauses the run: nothing is decoded for it. After `slot_for` its slot goes to other runs.
+    /// Pauses the run: nothing is decoded for it. It keeps its slot for `keep_slot_for`; then other runs can take it.
     ///
     /// # Errors
     /// [`RunOver`].
-    pub async fn pause(&self, slot_for: Duration) -> Result<RunProgress, RunOver> {
-        self.request(ControlRequest::Pause(slot_for)).await
+    pub async fn pause(&self, keep_slot_for: Duration) -> Result<RunProgress, RunOver> {
+        self.request(ControlRequest::Pause(keep_slot_for)).await
     }
 
     /// Resumes the run. A run without a slot waits for one, ahead of runs that arrived later.

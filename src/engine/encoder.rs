@@ -44,7 +44,7 @@ pub enum EncoderUnavailable {
     Embeddings,
     /// Scores are not enabled.
     #[error("scores are not enabled; start the server with --reranking")]
-    ScoreInfo,
+    Scores,
     /// The configured pooling gives scores, not embeddings.
     #[error("--pooling rank gives scores, not embeddings; start the server with --pooling mean, cls, last or none")]
     Ranked,
@@ -126,7 +126,7 @@ enum Command {
 /// A request in progress.
 struct Job {
     inputs: Vec<Vec<TokenId>>,
-    wanted: EncoderOutput,
+    output: EncoderOutput,
     done: Vec<Vec<f32>>,
     client: oneshot::Sender<Result<Vec<Vec<f32>>, EncodeError>>,
     _reservation: QueueReservation,
@@ -148,8 +148,8 @@ impl Encoder {
     /// # Errors
     /// llama.cpp could not create the context, e.g. for lack of memory.
     pub async fn start(model: Arc<Model>, settings: &EncoderSettings) -> Result<Self, ModelError> {
-        let plan = EncoderCapabilities::new(&model, settings);
-        plan.log(&model, settings);
+        let capabilities = EncoderCapabilities::new(&model, settings);
+        capabilities.log(&model, settings);
         let mut context = settings.context.clone();
         if !model.generates() {
             // Such a model has no weights for later positions.
@@ -157,14 +157,15 @@ impl Encoder {
         }
         let longest = context.longest as usize;
         let waiting = Arc::new(AtomicUsize::new(0));
-        let scores = plan.scores.as_ref().map(|head| ScoreInfo { labels: head.labels.clone(), softmax: head.softmax });
-        let (scores, head) = (scores.map_err(Clone::clone), plan.scores.ok());
-        let is_off = plan.embeddings.is_err() && head.is_none();
+        let scores =
+            capabilities.scores.as_ref().map(|head| ScoreInfo { labels: head.labels.clone(), softmax: head.softmax });
+        let (scores, head) = (scores.map_err(Clone::clone), capabilities.scores.ok());
+        let is_off = capabilities.embeddings.is_err() && head.is_none();
         let status = Arc::new(EngineStatus::new(0));
         let started =
             if is_off { None } else { Some(spawn(Arc::clone(&model), context, head, Arc::clone(&status)).await?) };
         let (commands, thread) = started.unzip();
-        let embeddings = plan.embeddings;
+        let embeddings = capabilities.embeddings;
         let thread = Mutex::new(thread);
         Ok(Self(Arc::new(Inner { model, embeddings, scores, longest, commands, waiting, status, thread })))
     }
@@ -195,7 +196,7 @@ impl Encoder {
     ///
     /// # Errors
     /// [`EncodeError`]; none of the inputs was encoded.
-    pub async fn encode(&self, inputs: Vec<Vec<TokenId>>, wanted: EncoderOutput) -> Result<Vec<Vec<f32>>, EncodeError> {
+    pub async fn encode(&self, inputs: Vec<Vec<TokenId>>, output: EncoderOutput) -> Result<Vec<Vec<f32>>, EncodeError> {
         let Inner { model, longest, waiting, .. } = &*self.0;
         for (index, input) in inputs.iter().enumerate() {
             if input.is_empty() {
@@ -214,7 +215,7 @@ impl Encoder {
             return Err(EncodeError::Busy { waiting: before });
         }
         let (client, answer) = oneshot::channel();
-        let job = Job { done: Vec::with_capacity(inputs.len()), inputs, wanted, client, _reservation: reservation };
+        let job = Job { done: Vec::with_capacity(inputs.len()), inputs, output, client, _reservation: reservation };
         let commands = self.0.commands.as_ref().ok_or(EncodeError::Stopped)?;
         commands.send(Command::Encode(job)).map_err(|_| EncodeError::Stopped)?;
         answer.await.unwrap_or(Err(EncodeError::Stopped))
@@ -270,7 +271,7 @@ impl EncoderCapabilities {
         {
             model.head(settings.head).map_err(EncoderUnavailable::Head)
         } else {
-            Err(EncoderUnavailable::ScoreInfo)
+            Err(EncoderUnavailable::Scores)
         };
         let is_encoder = !model.generates() || matches!(declared, Some(DeclaredPooling::Embeds(_)));
         let embeddings = if settings.embeddings || nothing_requested && is_encoder {
@@ -365,13 +366,13 @@ fn run(mut context: EncoderContext<'_>, inbox: &Receiver<Command>, status: &Engi
 /// Runs one decode with the next inputs of the jobs in turn, as many as fit.
 fn encode_next(context: &mut EncoderContext<'_>, jobs: &mut VecDeque<Job>, status: &EngineStatus) {
     let rounds = jobs.iter().map(|job| job.inputs.len() - job.done.len()).max().unwrap_or(0);
-    let in_turn = (0..rounds).flat_map(|round| {
+    let round_robin = (0..rounds).flat_map(|round| {
         jobs.iter().enumerate().filter_map(move |(index, job)| Some((index, job.inputs.get(job.done.len() + round)?)))
     });
-    let fitting = context.fitting(in_turn.clone().map(|(_, input)| input.len()));
+    let fitting = context.fitting(round_robin.clone().map(|(_, input)| input.len()));
     let chosen: Vec<(usize, &[TokenId], EncoderOutput)> =
-        in_turn.take(fitting).map(|(index, input)| (index, input.as_slice(), jobs[index].wanted)).collect();
-    let inputs: Vec<(&[TokenId], EncoderOutput)> = chosen.iter().map(|&(_, input, wanted)| (input, wanted)).collect();
+        round_robin.take(fitting).map(|(index, input)| (index, input.as_slice(), jobs[index].output)).collect();
+    let inputs: Vec<(&[TokenId], EncoderOutput)> = chosen.iter().map(|&(_, input, output)| (input, output)).collect();
     let owners: Vec<usize> = chosen.iter().map(|&(index, ..)| index).collect();
     if inputs.is_empty() {
         return;

@@ -167,7 +167,7 @@ impl Engine {
                     Ok((context, attention_encoder, layout, capture)) => {
                         let sizes =
                             layout.as_ref().map_or((0, 0), |layout| (layout.fixed_bytes(), layout.bytes_per_token()));
-                        let prefixes_usable = context.keeps_beginnings();
+                        let prefixes_usable = context.keeps_all_prefixes();
                         let speculates = options.speculation.is_enabled() && prefixes_usable;
                         let attends = context.attention_support().cloned();
                         if ready.send(Ok((layout, capture, attends, speculates))).is_ok() {

@@ -46,7 +46,7 @@ pub struct EngineOptions {
     pub clock: Clock,
 }
 
-/// Function that returns the current time; a parameter, so that runs can be repeated in tests.
+/// Function that returns the current time. Tests pass a fixed clock to repeat runs exactly.
 pub type Clock = fn() -> DateTime<Utc>;
 
 /// Encodes `[layer][head][row_len]` probabilities as tiers T0 and T1, from `(values, layers, heads, row_len)`. Returns

@@ -1,3 +1,5 @@
+//! A generation request: the prompt, sampling parameters, limits and everything else that decides a run.
+
 use crate::engine::error::SubmitError;
 use crate::engine::fork::ForkPoint;
 use crate::engine::speculation::DraftLimits;
@@ -52,7 +54,7 @@ pub struct Request {
     /// Grammar constraint on the answer.
     pub constraint: Option<Constraint>,
     /// Limit of reasoning tokens; `None` for no limit.
-    pub thinking: Option<ReasoningBudget>,
+    pub reasoning_budget: Option<ReasoningBudget>,
     /// Limits and stop conditions.
     pub limits: Limits,
     /// Control tokens that belong to the answer's text, e.g. those that begin a tool call. All others are hidden.
@@ -108,7 +110,7 @@ impl Request {
             sampling: SamplingParams::default(),
             adapters: None,
             constraint: None,
-            thinking: None,
+            reasoning_budget: None,
             limits: Limits::default(),
             visible: Vec::new(),
             mods: Vec::new(),

@@ -61,7 +61,7 @@ struct SlotStatus {
     cached: AtomicU32,
     generated: AtomicU32,
     new_line: AtomicBool,
-    occupant: Mutex<Option<Arc<SlotRun>>>,
+    run: Mutex<Option<Arc<SlotRun>>>,
 }
 
 /// Parameters of the run in a slot.
@@ -114,7 +114,7 @@ pub struct SlotView {
     /// True if the answer has a line break.
     pub new_line: bool,
     /// Parameters of the run; `None` before the first.
-    pub occupant: Option<Arc<SlotRun>>,
+    pub run: Option<Arc<SlotRun>>,
 }
 
 /// Tokens of finished runs, and the time spent on them, summed over runs.
@@ -210,11 +210,11 @@ impl EngineStatus {
         self.queued.store(queued as u32, Relaxed);
     }
 
-    /// Publishes the run in a slot. `occupant` is called once per `task`, the number of the run.
-    pub(super) fn set_slot(&self, slot: usize, task: u64, progress: SlotProgress, occupant: impl FnOnce() -> SlotRun) {
+    /// Publishes the run in a slot. `run` is called once per `task`, the number of the run.
+    pub(super) fn set_slot(&self, slot: usize, task: u64, progress: SlotProgress, run: impl FnOnce() -> SlotRun) {
         let Some(slot) = self.slots.get(slot) else { return };
         if slot.task.swap(task, Relaxed) != task {
-            *slot.occupant.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(occupant()));
+            *slot.run.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(run()));
         }
         slot.set(progress);
     }
@@ -357,7 +357,7 @@ impl SlotStatus {
             cached: self.cached.load(Relaxed),
             generated: self.generated.load(Relaxed),
             new_line: self.new_line.load(Relaxed),
-            occupant: self.occupant.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            run: self.run.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
     }
 

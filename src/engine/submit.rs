@@ -63,7 +63,7 @@ impl Engine {
                 return Err(SubmitError::PromptTooLong { prompt_tokens, context });
             }
             let parts = conversation::droppable_parts(&request.prompt, &request.spans, model.vocabulary());
-            if conversation::choose_parts(parts, prompt_tokens, context - 1, 0).is_none() {
+            if conversation::select_parts(parts, prompt_tokens, context - 1, 0).is_none() {
                 return Err(SubmitError::NothingToDrop { prompt_tokens, context });
             }
         }
@@ -85,7 +85,7 @@ impl Engine {
         request.limits.ban_end_tokens(&mut request.sampling, model.vocabulary());
         let adapters = request.adapters.get_or_insert_with(|| model.adapters().default_scales()).clone();
         let id = RunId::now();
-        let (request_id, active_id) = take_request_id(&mut request, id)?;
+        let (request_id, active_id) = reserve_request_id(&mut request, id)?;
         let mut parameters = json!({
             "sampling": request.sampling,
             "constraint": request.constraint,
@@ -104,7 +104,7 @@ impl Engine {
         if let Some(answer_format) = &request.answer_format {
             parameters["reading"] = answer_format.to_recording();
         }
-        if let Some(budget) = &request.thinking {
+        if let Some(budget) = &request.reasoning_budget {
             parameters["thinking"] = json!(budget);
         }
         if request.stored_heads != StoredHeads::None {
@@ -160,11 +160,11 @@ impl Engine {
         }));
         let output_capacity = output_capacity(request.report, model, options.ctx_size);
         let (client, output) = mpsc::channel(output_capacity);
-        let blank = durability::unfinished_end(event_buffer.now(), request.prompt.len());
+        let unfinished = durability::unfinished_end(event_buffer.now(), request.prompt.len());
         let required = request.record == RecordPolicy::Required;
         let ack = durability_acks.as_ref().filter(|_| required).map(|durability_acks| durability_acks.request(id));
         let recorder = recorder.upgrade().filter(|_| event_buffer.is_recorded());
-        let panic_guard = PanicGuard::new(id, client.clone(), recorder.clone(), blank.clone());
+        let panic_guard = PanicGuard::new(id, client.clone(), recorder.clone(), unfinished.clone());
         let registration = Registration::new(active_id, panic_guard, Arc::clone(&self.inner.run_counter));
         let owner = request.owner.clone();
         let parts = RunParts { mods, event_buffer, sampler, constraint, registration };
@@ -196,7 +196,7 @@ impl Engine {
             return Err(SubmitError::Stopped);
         }
         let output = match ack {
-            Some(ack) => durability::hold_end(output, ack, blank, output_capacity),
+            Some(ack) => durability::hold_end(output, ack, unfinished, output_capacity),
             None => output,
         };
         let control = RunControl::new(id, commands.clone(), Arc::clone(model.vocabulary()));
@@ -215,15 +215,16 @@ fn output_capacity(report: ReportOptions, model: &Model, context: u32) -> usize 
 }
 
 /// Reserves the id of the run for its client and its mods: the client's, or the run's own.
-fn take_request_id(request: &mut Request, run: RunId) -> Result<(String, ActiveRequestId), SubmitError> {
+fn reserve_request_id(request: &mut Request, run: RunId) -> Result<(String, ActiveRequestId), SubmitError> {
     let own = run.to_string();
     let wanted = request.request_id.take().unwrap_or_else(|| own.clone());
-    match ActiveRequestId::take(&wanted) {
+    match ActiveRequestId::reserve(&wanted) {
         Some(active) => return Ok((wanted, active)),
         None if !request.may_drop_request_id => return Err(SubmitError::RequestIdInUse { request_id: wanted }),
         None => {}
     }
-    let active = ActiveRequestId::take(&own).ok_or_else(|| SubmitError::RequestIdInUse { request_id: own.clone() })?;
+    let active =
+        ActiveRequestId::reserve(&own).ok_or_else(|| SubmitError::RequestIdInUse { request_id: own.clone() })?;
     Ok((own, active))
 }
 

@@ -219,13 +219,13 @@ fn push_message(messages: &mut Vec<Value>, message: &Value, at: &str) -> Result<
         Value::Array(blocks) => blocks,
         other => return Err(invalid_value(&at, "a string or a list of content blocks", other)),
     };
-    let (mut texts, mut thoughts, mut calls) = (Vec::new(), String::new(), Vec::new());
+    let (mut texts, mut reasoning, mut calls) = (Vec::new(), String::new(), Vec::new());
     for (index, block) in blocks.iter().enumerate() {
         let at = format!("{at}[{index}]");
         let text = |field: &str| required_text(block, field, &at);
         match (block["type"].as_str().unwrap_or_default(), role) {
             ("text", _) => texts.push(text("text")?),
-            ("thinking", "assistant") => thoughts.push_str(&text("thinking")?),
+            ("thinking", "assistant") => reasoning.push_str(&text("thinking")?),
             ("redacted_thinking", "assistant") => {}
             ("tool_use", "assistant") => {
                 let input = match &block["input"] {
@@ -266,8 +266,8 @@ fn push_message(messages: &mut Vec<Value>, message: &Value, at: &str) -> Result<
         return Ok(());
     }
     let mut message = json!({ "role": "assistant", "content": texts.join("") });
-    if !thoughts.is_empty() {
-        message["reasoning_content"] = thoughts.into();
+    if !reasoning.is_empty() {
+        message["reasoning_content"] = reasoning.into();
     }
     if !calls.is_empty() {
         message["tool_calls"] = calls.into();

@@ -100,12 +100,12 @@ fn slot_response(scope: &Scope, id: usize, slot: &SlotView, engine: &Engine) -> 
         is_processing: slot.busy,
         ..SlotResponse::default()
     };
-    let occupant = slot.occupant.as_ref().filter(|occupant| scope.includes(occupant.owner.as_ref()));
-    let Some(occupant) = occupant else { return hidden };
-    let n_predict = i64::from(occupant.limits.max_tokens);
+    let run = slot.run.as_ref().filter(|run| scope.includes(run.owner.as_ref()));
+    let Some(run) = run else { return hidden };
+    let n_predict = i64::from(run.limits.max_tokens);
     let options = LlamaResponseOptions::new(n_predict);
-    let mut params = GenerationSettings::new(&occupant.sampling, &occupant.limits, &options);
-    params.lora = occupant.adapters.clone();
+    let mut params = GenerationSettings::new(&run.sampling, &run.limits, &options);
+    params.lora = run.adapters.clone();
     SlotResponse {
         id_task: Some(slot.task),
         n_prompt_tokens: Some(slot.prompt_tokens),
@@ -118,7 +118,7 @@ fn slot_response(scope: &Scope, id: usize, slot: &SlotView, engine: &Engine) -> 
             n_remain: if slot.busy { n_predict - i64::from(slot.generated) } else { -1 },
             n_decoded: if slot.busy { slot.generated } else { 0 },
         }]),
-        thunder: Some(ThunderFields::run(occupant.run_id)),
+        thunder: Some(ThunderFields::run(run.run_id)),
         ..hidden
     }
 }

@@ -76,7 +76,7 @@ pub(super) fn request(prompt: PromptRecord, recorded: &Value, loaded: &Loaded) -
         sampling,
         constraint,
         answer_format: answer_format.map(Arc::new),
-        thinking: thinking(&recorded["thinking"], vocabulary)?,
+        reasoning_budget: reasoning_budget(&recorded["thinking"], vocabulary)?,
         // The recorded adapters apply, not the current defaults.
         adapters: Some(adapters.unwrap_or_default()),
         limits,
@@ -127,7 +127,7 @@ pub(super) fn recorded_sampling(
     Ok(sampling)
 }
 
-fn thinking(recorded: &Value, vocabulary: &Vocabulary) -> Result<Option<ReasoningBudget>, ApiError> {
+fn reasoning_budget(recorded: &Value, vocabulary: &Vocabulary) -> Result<Option<ReasoningBudget>, ApiError> {
     const PLACE: &str = "prompt.parameters.thinking";
     let budget: Option<ReasoningBudget> = parse_optional(recorded, PLACE)?;
     if let Some(budget) = &budget {

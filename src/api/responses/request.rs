@@ -188,8 +188,8 @@ fn push_item(messages: &mut Vec<Value>, item: &Value, at: &str) -> Result<(), Ap
                 let texts = item[field].as_array().into_iter().flatten().filter_map(|part| part["text"].as_str());
                 texts.collect::<Vec<_>>().join("\n")
             };
-            let thoughts = Some(parts("content")).filter(|text| !text.is_empty()).unwrap_or_else(|| parts("summary"));
-            messages.push(json!({ "role": "assistant", "content": "", "reasoning_content": thoughts }));
+            let reasoning = Some(parts("content")).filter(|text| !text.is_empty()).unwrap_or_else(|| parts("summary"));
+            messages.push(json!({ "role": "assistant", "content": "", "reasoning_content": reasoning }));
         }
         Some(_) => {
             let expected = "\"message\", \"function_call\", \"function_call_output\" or \"reasoning\"";

@@ -32,7 +32,7 @@ struct Item {
 
 #[derive(Debug, PartialEq, Eq)]
 enum ItemKind {
-    Thoughts,
+    Reasoning,
     Text,
     Call { id: String, name: String },
 }
@@ -65,7 +65,7 @@ impl ResponseEvents {
         let output_index = self.completed;
         let started = ResponseStatus::InProgress;
         let (item, part) = match &kind {
-            ItemKind::Thoughts => (OutputItem::reasoning(chat, output_index, None), Some(OutputPart::reasoning(""))),
+            ItemKind::Reasoning => (OutputItem::reasoning(chat, output_index, None), Some(OutputPart::reasoning(""))),
             ItemKind::Text => (OutputItem::message(chat, output_index, None, started), Some(OutputPart::text(""))),
             ItemKind::Call { id, name } => (OutputItem::function_call(chat, output_index, id, name, "", started), None),
         };
@@ -85,7 +85,7 @@ impl ResponseEvents {
         let (output_index, content_index) = (*output_index, 0);
         let timings = chat.options.timings_per_token.then(|| chat.partial_timings(0)).flatten();
         let event = match kind {
-            ItemKind::Thoughts => {
+            ItemKind::Reasoning => {
                 ResponseEvent::ReasoningTextDelta { item_id, output_index, delta, content_index, timings }
             }
             ItemKind::Text => {
@@ -102,7 +102,7 @@ impl ResponseEvents {
         let Some(Item { id, kind, text }) = self.item.take() else { return };
         let (item_id, output_index, content_index) = (id.as_str(), self.completed, 0);
         let (done, part) = match &kind {
-            ItemKind::Thoughts => (
+            ItemKind::Reasoning => (
                 ResponseEvent::ReasoningTextDone { item_id, output_index, content_index, text: &text },
                 Some(OutputPart::reasoning(text.as_str())),
             ),
@@ -119,7 +119,7 @@ impl ResponseEvents {
             self.send(ResponseEvent::ContentPartDone { item_id, output_index, content_index, part }, pending);
         }
         let item = match kind {
-            ItemKind::Thoughts => OutputItem::reasoning(chat, output_index, Some(text)),
+            ItemKind::Reasoning => OutputItem::reasoning(chat, output_index, Some(text)),
             ItemKind::Text => OutputItem::message(chat, output_index, Some(text), status),
             ItemKind::Call { id, name } => OutputItem::function_call(chat, output_index, &id, &name, &text, status),
         };
@@ -149,8 +149,8 @@ impl ChatEventWriter for ResponseEvents {
         for delta in update.deltas {
             match delta {
                 ChatDelta::Reasoning(text) => {
-                    if !is(&self.item, &ItemKind::Thoughts) {
-                        self.open(chat, ItemKind::Thoughts, pending);
+                    if !is(&self.item, &ItemKind::Reasoning) {
+                        self.open(chat, ItemKind::Reasoning, pending);
                     }
                     self.push_delta(chat, &text, pending);
                 }

@@ -28,12 +28,12 @@ impl CheckpointPlan {
     /// prompt again.
     pub fn for_prompt(kv_len: usize, last_user: Option<usize>, outputs_from: usize) -> Self {
         let mut last = kv_len;
-        let places = last_user.into_iter().chain([outputs_from]).filter(|&at| at <= outputs_from);
-        let prompt = places
+        let positions = last_user.into_iter().chain([outputs_from]).filter(|&at| at <= outputs_from);
+        let prompt = positions
             .filter(|&at| {
-                let worth = at >= last + MIN_CHECKPOINT_GAP;
-                last = if worth { at } else { last };
-                worth
+                let is_worthwhile = at >= last + MIN_CHECKPOINT_GAP;
+                last = if is_worthwhile { at } else { last };
+                is_worthwhile
             })
             .collect();
         Self { prompt, last: Some(kv_len) }

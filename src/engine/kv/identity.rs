@@ -44,12 +44,12 @@ impl IdentityWatch {
         let work = {
             let sender = sender.clone();
             move || {
-                let done = identify(settings, &weights, &adapters, cache.as_deref(), &sender);
-                let done = done.map_or_else(
+                let outcome = identify(settings, &weights, &adapters, cache.as_deref(), &sender);
+                let outcome = outcome.map_or_else(
                     |error| HashProgress::Failed(error.to_string()),
                     |known| HashProgress::Known(Arc::new(known)),
                 );
-                sender.send_replace(done);
+                sender.send_replace(outcome);
             }
         };
         if let Err(error) = std::thread::Builder::new().name("thunder-hash".into()).spawn(work) {

@@ -1,5 +1,5 @@
-//! Ends of runs that the decode thread cannot send: of a run that must be recorded but cannot be, and of the runs of a
-//! decode thread that panicked.
+//! Ends of runs that the decode thread cannot report itself: a run that must be recorded and was not stored, and the
+//! runs of a decode thread that panicked.
 
 use crate::engine::output::Output;
 use crate::events::{DurabilityAck, EndCause, NotStored, RunEnd, RunId, Signal, Usage};
@@ -26,12 +26,12 @@ enum NotDurable {
 pub fn hold_end(
     output: mpsc::Receiver<Output>,
     ack: DurabilityAck,
-    blank: RunEnd,
+    unfinished: RunEnd,
     capacity: usize,
 ) -> mpsc::Receiver<Output> {
-    let (client, kept) = mpsc::channel(capacity);
-    tokio::spawn(forward(output, ack, blank, client));
-    kept
+    let (client, held) = mpsc::channel(capacity);
+    tokio::spawn(forward(output, ack, unfinished, client));
+    held
 }
 
 async fn forward(
@@ -98,20 +98,20 @@ pub struct PanicGuard {
     run_id: RunId,
     client: mpsc::Sender<Output>,
     recorder: Option<mpsc::Sender<Signal>>,
-    blank: RunEnd,
+    unfinished: RunEnd,
     /// True if the end was already reported.
     disarmed: bool,
 }
 
 impl PanicGuard {
-    /// Guards a run. `blank` is its end as known before it starts; without a `recorder` only the client gets it.
+    /// Guards a run. `unfinished` is its end as known before it starts; without a `recorder` only the client gets it.
     pub fn new(
         run_id: RunId,
         client: mpsc::Sender<Output>,
         recorder: Option<mpsc::Sender<Signal>>,
-        blank: RunEnd,
+        unfinished: RunEnd,
     ) -> Self {
-        Self { run_id, client, recorder, blank, disarmed: false }
+        Self { run_id, client, recorder, unfinished, disarmed: false }
     }
 
     /// Disarms the guard: the run has ended normally.
@@ -130,7 +130,7 @@ impl Drop for PanicGuard {
         } else {
             "the engine has stopped"
         };
-        let mut end = self.blank.clone();
+        let mut end = self.unfinished.clone();
         end.set_aborted(EndCause::EngineStopped, why.into());
         let end = Arc::new(end);
         // The thread must not wait here. A client that misses the output sees a closed channel.

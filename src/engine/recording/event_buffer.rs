@@ -15,8 +15,8 @@ pub struct EventBuffer {
     last_flush: Option<Instant>,
     next_event: i32,
     next_call: i32,
-    /// Time that copied events have taken in their run.
-    earlier: Duration,
+    /// Time of the last copied event in its own run; the times of new events continue from there.
+    copied_time: Duration,
 }
 
 impl EventBuffer {
@@ -31,7 +31,7 @@ impl EventBuffer {
             last_flush: None,
             next_event: 0,
             next_call: 0,
-            earlier: Duration::ZERO,
+            copied_time: Duration::ZERO,
         }
     }
 
@@ -42,7 +42,7 @@ impl EventBuffer {
 
     /// Returns the time since then, and the time of copied events.
     fn elapsed(&self) -> Duration {
-        self.earlier + self.started.elapsed()
+        self.copied_time + self.started.elapsed()
     }
 
     /// Returns the current time.
@@ -76,7 +76,7 @@ impl EventBuffer {
         match &mut item {
             TraceItem::Event(event) => {
                 self.next_event = event.sequence_order + 1;
-                self.set_earlier(event);
+                self.continue_times(event);
                 // The typed measurements have the same content.
                 event.details = None;
             }
@@ -89,10 +89,10 @@ impl EventBuffer {
         }
     }
 
-    /// Continues the times after those of an event of another run.
-    pub fn set_earlier(&mut self, event: &Event) {
+    /// Continues the times after the time of an event of another run.
+    pub fn continue_times(&mut self, event: &Event) {
         let elapsed = event.measured.as_ref().and_then(|measured| measured.elapsed_us);
-        self.earlier = elapsed.map_or(self.earlier, Duration::from_micros);
+        self.copied_time = elapsed.map_or(self.copied_time, Duration::from_micros);
     }
 
     /// Adds a mod call and returns its number.
@@ -123,8 +123,8 @@ impl EventBuffer {
     pub fn take_due(&mut self) -> Option<Vec<TraceItem>> {
         const FLUSH_ITEMS: usize = 128;
         const FLUSH_INTERVAL: Duration = Duration::from_millis(25);
-        let is_long_ago = || self.last_flush.is_none_or(|last| last.elapsed() >= FLUSH_INTERVAL);
-        (self.items.len() >= FLUSH_ITEMS || (!self.items.is_empty() && is_long_ago())).then(|| self.take_all())
+        let interval_passed = || self.last_flush.is_none_or(|last| last.elapsed() >= FLUSH_INTERVAL);
+        (self.items.len() >= FLUSH_ITEMS || (!self.items.is_empty() && interval_passed())).then(|| self.take_all())
     }
 
     /// Takes all items.

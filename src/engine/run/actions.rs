@@ -24,7 +24,9 @@ impl Run {
                     self.max_tokens = self.request.limits.capped(max_steps) as usize;
                 }
             }
-            Action::AdjustedLogits { edit, temperature } => self.draft.edit(edit, temperature, effect.edit.edited),
+            Action::AdjustedLogits { edit, temperature } => {
+                self.step_logits.edit(edit, temperature, effect.edit.edited)
+            }
             control => dispatched.set_winner(control),
         }
         self.state = RunState::Dispatching(dispatched);
@@ -38,16 +40,16 @@ impl Run {
                 if event == EventType::Added {
                     self.send_text();
                 }
-                self.draft.take_drawn();
+                self.step_logits.take_drawn();
                 self.force(tokens, step);
             }
             Action::Backtrack { n, tokens } => {
                 let (removed, _) = self.clamp_backtrack(event, n);
-                self.draft.take_drawn();
+                self.step_logits.take_drawn();
                 if removed > 0 {
                     let before = self.sequence.generated();
                     self.sequence.retract(removed);
-                    self.follow_retraction(before, removed);
+                    self.process_retraction(before, removed);
                 }
                 if tokens.is_empty() {
                     self.continue_from_end();
@@ -56,11 +58,11 @@ impl Run {
                 }
             }
             Action::ForceOutput(mut tokens) => {
-                self.draft.take_drawn();
+                self.step_logits.take_drawn();
                 self.truncate_at_end(&mut tokens);
                 let before = self.sequence.generated();
                 let removed = self.sequence.retract_answer();
-                self.follow_retraction(before, removed);
+                self.process_retraction(before, removed);
                 self.sequence.extend(&tokens);
                 self.attention.clear_drawn();
                 if !tokens.is_empty() {
@@ -82,12 +84,12 @@ impl Run {
     }
 
     /// Records a forced list after its decode.
-    pub(super) fn finish_forced(&mut self, forced: ForcedTokens) {
-        let ForcedTokens { start, step, mut measures } = forced;
+    pub(super) fn record_forced(&mut self, forced: ForcedTokens) {
+        let ForcedTokens { start, step, mut measurements } = forced;
         let tokens = &self.sequence.tokens()[start..];
-        measures.extend(tokens.iter().skip(measures.len()).map(|&token| unmeasured(token)));
+        measurements.extend(tokens.iter().skip(measurements.len()).map(|&token| unmeasured(token)));
         self.step = self.step.max(step);
-        self.record_added(measures, None, true, step);
+        self.record_added(measurements, None, true, step);
     }
 
     /// Appends a list of tokens. One decode for the whole list also gives the probability of each token.
@@ -111,8 +113,8 @@ impl Run {
         }
         let start = self.sequence.len();
         self.attention.clear_drawn();
-        let first = self.draft.saved().map(|saved| {
-            let distribution = self.draft.distribution().unwrap_or_else(|| TokenDistribution::new(saved));
+        let first = self.step_logits.saved().map(|saved| {
+            let distribution = self.step_logits.distribution().unwrap_or_else(|| TokenDistribution::new(saved));
             self.measure(distribution, saved, tokens[0])
         });
         if first.is_some() {
@@ -120,16 +122,16 @@ impl Run {
         }
         let outputs_from = if first.is_some() { start } else { start - 1 };
         self.sequence.decode_from(outputs_from);
-        self.draft.discard_saved();
+        self.step_logits.discard_saved();
         self.sequence.extend(&tokens);
-        self.forced = Some(ForcedTokens { start, step, measures: first.into_iter().collect() });
+        self.forced = Some(ForcedTokens { start, step, measurements: first.into_iter().collect() });
         self.state = RunState::Decode { outputs_from };
     }
 
     /// Removes everything derived from `removed` tokens at the end of the answer, which had `before` tokens.
-    pub(super) fn follow_retraction(&mut self, before: usize, removed: usize) {
+    pub(super) fn process_retraction(&mut self, before: usize, removed: usize) {
         let generated = self.sequence.generated();
-        self.draft.discard_saved();
+        self.step_logits.discard_saved();
         self.answer.retract(before, generated, &mut self.outbox);
         self.attention.truncate(self.answer.unsent());
         self.sampler.rewind(generated, removed);
@@ -161,7 +163,7 @@ impl Run {
                 ActionEffect { removed: Some(removed as u32), clamped, ..ActionEffect::default() }
             }
             Action::AdjustedLogits { edit, .. } if self.event_buffer.is_recorded() => {
-                ActionEffect { edit: self.draft.effect_of(edit), ..ActionEffect::default() }
+                ActionEffect { edit: self.step_logits.effect_of(edit), ..ActionEffect::default() }
             }
             _ => ActionEffect::default(),
         }

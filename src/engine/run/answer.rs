@@ -90,8 +90,8 @@ impl PendingAnswer {
     }
 
     /// Replaces the stop strings; text that was already sent is not searched.
-    pub fn stop_at(&mut self, stop: &[String]) {
-        self.text.stop_at(stop.iter().map(|text| text.as_bytes().to_vec()).collect());
+    pub fn set_stop_strings(&mut self, stop: &[String]) {
+        self.text.set_stop_strings(stop.iter().map(|text| text.as_bytes().to_vec()).collect());
     }
 
     fn take_tokens(&mut self, count: usize) -> Option<TextDelta> {

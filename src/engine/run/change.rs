@@ -42,7 +42,7 @@ impl Run {
             self.max_tokens = limits.max_tokens as usize;
         }
         if limits.stop != self.request.limits.stop {
-            self.answer.stop_at(&limits.stop);
+            self.answer.set_stop_strings(&limits.stop);
         }
         self.request.limits = limits;
         // Several changes may arrive before the next event records them.

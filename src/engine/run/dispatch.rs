@@ -1,7 +1,7 @@
 //! Dispatch of events to the mods of one run: calls them in order, records their replies, and decides which action wins
 //! an event. It never applies an action.
 
-use super::draft::EditEffect;
+use super::step_logits::EditEffect;
 use crate::engine::latencies::ModCalls;
 use crate::engine::recording::event_buffer::EventBuffer;
 use crate::engine::request::shortest_f64;
@@ -31,18 +31,24 @@ pub struct ActiveMod {
     pub calls: Arc<ModCalls>,
 }
 
-/// Failures of a mod, and whether it is still called.
+/// Failed calls of a mod, and the reason if they disabled it.
 #[derive(Debug, Default)]
 pub struct ModHealth {
     /// Consecutive failed calls, by type of event.
     failures: [u8; 4],
     /// Reason why the mod is no longer called.
-    pub off: Option<String>,
+    pub disabled: Option<String>,
 }
 
 impl ModHealth {
     /// Counts the outcome of a call. Returns a message if the mod is disabled by it.
-    pub(super) fn note(&mut self, active: &str, event: EventType, step: u32, failure: Option<&str>) -> Option<&str> {
+    pub(super) fn count_call(
+        &mut self,
+        active: &str,
+        event: EventType,
+        step: u32,
+        failure: Option<&str>,
+    ) -> Option<&str> {
         let count = &mut self.failures[event as usize];
         let Some(failure) = failure else {
             *count = 0;
@@ -53,10 +59,10 @@ impl ModHealth {
             return None;
         }
         let event = event.as_str();
-        self.off = Some(format!(
+        self.disabled = Some(format!(
             "the mod '{active}' is disabled for the rest of this run, at step {step}: {count} consecutive calls for {event} failed; last failure: {failure}"
         ));
-        self.off.as_deref()
+        self.disabled.as_deref()
     }
 }
 
@@ -120,7 +126,7 @@ impl Dispatch {
 
     /// Returns the messages of mods that are disabled for the rest of the run.
     pub fn disabled(&self) -> impl Iterator<Item = String> {
-        self.mods.iter().filter_map(|active| active.health.off.clone())
+        self.mods.iter().filter_map(|active| active.health.disabled.clone())
     }
 
     /// Tells the mods that the run has ended.
@@ -143,7 +149,7 @@ impl Dispatch {
     /// Returns the index of the next mod that handles the event.
     pub fn next_mod(&self, event: &mut DispatchedEvent) -> Option<usize> {
         while let Some(active) = self.mods.get(event.next) {
-            if active.health.off.is_none() && active.instance.handles().contains(event.event) {
+            if active.health.disabled.is_none() && active.instance.handles().contains(event.event) {
                 return Some(event.next);
             }
             event.next += 1;
@@ -151,19 +157,19 @@ impl Dispatch {
         None
     }
 
-    /// Calls a mod with the event. `done` creates the sender of the reply from the number of the call. Returns `None` if
-    /// the reply comes through it.
+    /// Calls a mod with the event. Returns `None` if the reply comes later, through the sender that `reply_sender` creates
+    /// from the number of the call.
     pub fn call(
         &mut self,
         event: &mut DispatchedEvent,
         index: usize,
         call: &Call<'_>,
-        done: impl FnOnce(u64) -> ReplySender,
+        reply_sender: impl FnOnce(u64) -> ReplySender,
     ) -> Option<Reply> {
         self.last_call += 1;
         let begun = Instant::now();
         event.called_at = Some(begun);
-        match self.mods[index].instance.call(call, done(self.last_call)) {
+        match self.mods[index].instance.call(call, reply_sender(self.last_call)) {
             Ok(mut reply) => {
                 if reply.elapsed.is_zero() {
                     reply.elapsed = begun.elapsed();
@@ -175,7 +181,7 @@ impl Dispatch {
     }
 
     /// Records a reply and returns its action, for the engine to apply if it edits prompt or logits. `check` checks the
-    /// values of the action and describes what is wrong; an invalid action counts as Noop.
+    /// values of the action and describes an error; an invalid action counts as Noop.
     pub fn record_reply(
         &mut self,
         event: &mut DispatchedEvent,
@@ -194,15 +200,15 @@ impl Dispatch {
         let mut action = reply.action.unwrap_or(Action::Noop);
         let mut exception = reply.exception;
         if exception.is_none() {
-            let wrong = action.event_error(event.event).or_else(|| check(&action));
-            exception = wrong.map(|message| ModException { message, traceback: None });
+            let error = action.event_error(event.event).or_else(|| check(&action));
+            exception = error.map(|message| ModException { message, traceback: None });
         }
         if exception.is_some() {
             action = Action::Noop;
         }
         active.calls.add(elapsed, exception.is_some());
         let failure = exception.as_ref().map(|exception| exception.message.as_str());
-        let switched_off = active.health.note(&active.name, event.event, event.step, failure).map(|message| {
+        let disabled_log = active.health.count_call(&active.name, event.event, event.step, failure).map(|message| {
             tracing::warn!(mod.name = active.name, "{message}");
             ModLogLine { level: LogLevel::Error, message: message.to_owned() }
         });
@@ -221,7 +227,7 @@ impl Dispatch {
             exception_message: message,
             exception_traceback: traceback,
         });
-        for log in reply.logs.into_iter().chain(switched_off) {
+        for log in reply.logs.into_iter().chain(disabled_log) {
             event_buffer.log(ModLog {
                 mod_call_sequence: call_index,
                 mod_name: active.name.clone(),

@@ -1,8 +1,8 @@
 //! One run as a state machine: everything that happens between two decodes. It never touches the model. The scheduler
 //! asks which tokens to decode and passes the logits in.
 //!
-//! The run only sequences its parts. Each part owns its fields: [`sequence`] the tokens and their positions, [`draft`]
-//! the logits of the step, [`sampling`] sampler and constraint, [`answer`] and [`outbox`] what goes to the client,
+//! The run only sequences its parts. Each part owns its fields: [`sequence`] the tokens and their positions,
+//! [`step_logits`] the logits of the step, [`sampling`] sampler and constraint, [`answer`] and [`outbox`] what goes to the client,
 //! [`dispatch`] the mods, [`token_attention`] attention rows, [`timing`] the times. The phases of a run are in files of
 //! their own: [`steps`], [`actions`], [`change`], [`finish`]; [`schedule`] is what the scheduler sees.
 
@@ -11,7 +11,6 @@ mod answer;
 pub mod change;
 pub mod dispatch;
 mod distribution;
-mod draft;
 mod finish;
 mod outbox;
 mod output_text;
@@ -23,6 +22,7 @@ mod restore;
 mod sampling;
 mod schedule;
 pub mod sequence;
+mod step_logits;
 mod steps;
 mod timing;
 mod token_attention;
@@ -40,7 +40,6 @@ use crate::mods::{Action, Call, CallEvent, Reply, ReplySender, RunView};
 use answer::PendingAnswer;
 use dispatch::{ActiveMod, Dispatch, DispatchedEvent};
 use distribution::TokenDistribution;
-use draft::StepDraft;
 use outbox::Outbox;
 use reasoning::ReasoningTracker;
 use registration::Registration;
@@ -48,6 +47,7 @@ use sampling::TokenSampler;
 use sequence::Sequence;
 use std::sync::Arc;
 use std::time::Instant;
+use step_logits::StepLogits;
 use timing::Timing;
 use token_attention::TokenAttention;
 
@@ -75,7 +75,7 @@ struct ForcedTokens {
     start: usize,
     step: u32,
     /// Measurements made so far.
-    measures: Vec<TokenMeasurement>,
+    measurements: Vec<TokenMeasurement>,
 }
 
 /// Tokens appended by the last `Added` event.
@@ -108,7 +108,7 @@ pub struct Run {
     view: Arc<RunView>,
     state: RunState,
     sequence: Sequence,
-    draft: StepDraft,
+    step_logits: StepLogits,
     sampler: TokenSampler,
     /// `None` without a budget.
     reasoning: Option<ReasoningTracker>,
@@ -130,13 +130,13 @@ pub struct Run {
     /// Forced tokens that are being decoded.
     forced: Option<ForcedTokens>,
     /// Probabilities of the prompt's tokens, collected while the prompt is decoded.
-    prompt_measures: Vec<(TokenMeasurement, Vec<Alternative>)>,
+    prompt_probabilities: Vec<(TokenMeasurement, Vec<Alternative>)>,
     /// Drafts of speculative decoding.
     drafts: DraftUsage,
     /// Note to record with the next step.
     note: Option<String>,
     /// True if the logits were not numbers.
-    poisoned: bool,
+    invalid_logits: bool,
     /// Party at fault for the end of the run; `None` for the engine.
     fault: Option<Fault>,
     /// Cause of an end for a reason outside of the answer.
@@ -152,9 +152,9 @@ impl Run {
             id,
             state: RunState::New,
             sequence: Sequence::new(&mut request, Arc::clone(&view.vocabulary), context),
-            draft: StepDraft::default(),
+            step_logits: StepLogits::default(),
             sampler: TokenSampler::new(sampler, constraint),
-            reasoning: request.thinking.clone().map(ReasoningTracker::new),
+            reasoning: request.reasoning_budget.clone().map(ReasoningTracker::new),
             dispatch: Dispatch::new(mods),
             answer: PendingAnswer::new(&request.limits, request.report),
             outbox: Outbox::default(),
@@ -168,10 +168,10 @@ impl Run {
             step: 0,
             added: AddedTokens::default(),
             forced: None,
-            prompt_measures: Vec::new(),
+            prompt_probabilities: Vec::new(),
             drafts: DraftUsage::default(),
             note: None,
-            poisoned: false,
+            invalid_logits: false,
             fault: None,
             cause: None,
             end: None,
@@ -185,15 +185,15 @@ impl Run {
         self.sequence.prompt_decoded(self.has_decoded_prompt())
     }
 
-    /// Records the first event and dispatches it to the mods, or continues a recorded run. `done` creates the senders for
-    /// replies that come later.
-    pub fn begin(&mut self, done: &ReplySenderFactory<'_>) {
+    /// Records the first event and dispatches it to the mods, or continues a recorded run. `reply_sender` creates the
+    /// senders for replies that come later.
+    pub fn begin(&mut self, reply_sender: &ReplySenderFactory<'_>) {
         if let Some(tokens) = self.fork_tokens.take() {
             return self.begin_fork(tokens);
         }
         let order = self.record_prompt();
         self.state = RunState::Dispatching(DispatchedEvent::new(EventType::Prefilled, order, 0));
-        self.drive(None, &mut Candidates::default(), done);
+        self.dispatch_events(None, &mut Candidates::default(), reply_sender);
     }
 
     /// Records the `Prefilled` event and returns its number.
@@ -226,7 +226,7 @@ impl Run {
         position: usize,
         logits: &[f32],
         candidates: &mut Candidates,
-        done: &ReplySenderFactory<'_>,
+        reply_sender: &ReplySenderFactory<'_>,
     ) {
         if self.end.is_some() {
             return;
@@ -235,7 +235,7 @@ impl Run {
         if !distribution.is_valid {
             // Sampling from such values is undefined, and the state that produced them must not be reused.
             self.sequence.set_kv_len(0);
-            self.poisoned = true;
+            self.invalid_logits = true;
             let message = "the model returned logits that are not numbers: its KV state or its weights are damaged; the slot's state is discarded";
             return self.abort(EndCause::InvalidLogits, message);
         }
@@ -243,14 +243,14 @@ impl Run {
             let measure = self.measure(distribution, logits, next);
             if position + 1 < self.sequence.prompt_len() {
                 let top = self.alternatives(logits, distribution);
-                self.prompt_measures.push((measure, top));
+                self.prompt_probabilities.push((measure, top));
             } else if let Some(forced) = &mut self.forced {
-                forced.measures.push(measure);
+                forced.measurements.push(measure);
                 self.attention.push_drawn();
             }
             return;
         }
-        if let Some(elapsed_us) = self.timing.set_prompt() {
+        if let Some(elapsed_us) = self.timing.mark_prompt_end() {
             // A run evaluates its prompt once; the cell is empty.
             let _ = self.metrics.prompt.set(PromptTiming {
                 tokens: self.sequence.prompt_len() as u32,
@@ -259,40 +259,51 @@ impl Run {
                 at: Instant::now(),
             });
             if self.request.report.prompt_probabilities {
-                self.outbox.push(Output::Prompt(std::mem::take(&mut self.prompt_measures)));
+                self.outbox.push(Output::Prompt(std::mem::take(&mut self.prompt_probabilities)));
             }
         }
         let top = self.alternatives(logits, distribution);
-        self.draft.set_logits(distribution, top);
+        self.step_logits.set_logits(distribution, top);
         if let Some(forced) = self.forced.take() {
             // The next step starts from these logits, after the mods have seen the forced list.
-            self.draft.save(Some(logits));
-            self.finish_forced(forced);
+            self.step_logits.save(Some(logits));
+            self.record_forced(forced);
         } else {
             self.begin_step();
         }
-        self.drive(Some(logits), candidates, done);
+        self.dispatch_events(Some(logits), candidates, reply_sender);
     }
 
     /// Processes the reply to a call, if the run still waits for it.
-    pub fn on_reply(&mut self, call: u64, reply: Reply, candidates: &mut Candidates, done: &ReplySenderFactory<'_>) {
+    pub fn on_reply(
+        &mut self,
+        call: u64,
+        reply: Reply,
+        candidates: &mut Candidates,
+        reply_sender: &ReplySenderFactory<'_>,
+    ) {
         if !matches!(self.state, RunState::AwaitingReply(..)) || !self.dispatch.is_last_call(call) {
             return;
         }
         if let RunState::AwaitingReply(event, index) = std::mem::replace(&mut self.state, RunState::Ended) {
             self.state = RunState::Dispatching(event);
             self.apply_reply(index, reply);
-            self.drive(None, candidates, done);
+            self.dispatch_events(None, candidates, reply_sender);
         }
     }
 
-    /// Dispatches events until the run needs a decode, waits for a mod, or has ended. `fresh` are the logits at the end
+    /// Dispatches events until the run needs a decode, waits for a mod, or has ended. `new_logits` are the logits at the end
     /// of the sequence, unless they were saved.
-    fn drive(&mut self, mut fresh: Option<&[f32]>, candidates: &mut Candidates, done: &ReplySenderFactory<'_>) {
+    fn dispatch_events(
+        &mut self,
+        mut new_logits: Option<&[f32]>,
+        candidates: &mut Candidates,
+        reply_sender: &ReplySenderFactory<'_>,
+    ) {
         loop {
             let RunState::Dispatching(dispatched) = &mut self.state else { return };
             if let Some(index) = self.dispatch.next_mod(dispatched) {
-                if !self.call_mod(index, fresh, done) {
+                if !self.call_mod(index, new_logits, reply_sender) {
                     return;
                 }
                 continue;
@@ -300,29 +311,29 @@ impl Run {
             let (event, winner) = (dispatched.event, dispatched.take_winner());
             match winner {
                 Some(action) => {
-                    self.draft.save(fresh);
+                    self.step_logits.save(new_logits);
                     self.apply_action(event, action);
                 }
-                None => self.advance(event, fresh, candidates),
+                None => self.advance(event, new_logits, candidates),
             }
             // After sampling, the sequence has another end.
             if event != EventType::ForwardPass {
-                fresh = None;
+                new_logits = None;
             }
         }
     }
 
     /// Calls a mod with the current event. Returns `false` if the reply comes later.
-    fn call_mod(&mut self, index: usize, fresh: Option<&[f32]>, done: &ReplySenderFactory<'_>) -> bool {
+    fn call_mod(&mut self, index: usize, new_logits: Option<&[f32]>, reply_sender: &ReplySenderFactory<'_>) -> bool {
         let RunState::Dispatching(mut dispatched) = std::mem::replace(&mut self.state, RunState::Ended) else {
             return false;
         };
         let tokens = self.sequence.tokens();
         let event = match dispatched.event {
             EventType::Prefilled => CallEvent::Prefilled,
-            EventType::ForwardPass => CallEvent::ForwardPass { logits: self.draft.logits(fresh) },
+            EventType::ForwardPass => CallEvent::ForwardPass { logits: self.step_logits.logits(new_logits) },
             EventType::Sampled => {
-                let drawn = self.draft.drawn();
+                let drawn = self.step_logits.drawn();
                 CallEvent::Sampled {
                     token: drawn.map_or(0, |drawn| drawn.token),
                     text: drawn.map_or("", |drawn| drawn.text.as_str()),
@@ -344,9 +355,9 @@ impl Run {
             event,
         };
         let id = self.id;
-        let reply = self.dispatch.call(&mut dispatched, index, &call, |number| done(id, number));
+        let reply = self.dispatch.call(&mut dispatched, index, &call, |number| reply_sender(id, number));
         if reply.as_ref().is_none_or(|reply| matches!(reply.action, Some(Action::AdjustedLogits { .. }))) {
-            self.draft.save(fresh);
+            self.step_logits.save(new_logits);
         }
         if let Some(reply) = reply {
             self.state = RunState::Dispatching(dispatched);

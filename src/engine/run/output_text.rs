@@ -67,7 +67,7 @@ impl OutputText {
     pub fn truncate(&mut self, tokens: usize) -> usize {
         self.ends.truncate(tokens);
         let end = self.ends.last().map_or(0, |&(end, _)| end);
-        let mut taken_back = self.bytes.split_off(end.min(self.bytes.len()));
+        let mut retracted = self.bytes.split_off(end.min(self.bytes.len()));
         self.stop_from = self.stop_from.min(end);
         self.first_line_break = self.first_line_break.filter(|&at| at < end);
         self.outdented = self.outdented.filter(|&at| at < end);
@@ -79,18 +79,18 @@ impl OutputText {
         {
             self.stopped = None;
         }
-        let stands = self.complete().min(self.sendable_end());
-        if self.sent <= stands {
+        let sendable = self.complete().min(self.sendable_end());
+        if self.sent <= sendable {
             return 0;
         }
-        taken_back.splice(0..0, self.bytes[stands..].iter().copied());
-        taken_back.truncate(self.sent - stands);
-        self.sent = stands;
-        String::from_utf8_lossy(&taken_back).chars().count()
+        retracted.splice(0..0, self.bytes[sendable..].iter().copied());
+        retracted.truncate(self.sent - sendable);
+        self.sent = sendable;
+        String::from_utf8_lossy(&retracted).chars().count()
     }
 
     /// Replaces the stop strings; text that was already sent is not searched.
-    pub fn stop_at(&mut self, stop: Vec<Vec<u8>>) {
+    pub fn set_stop_strings(&mut self, stop: Vec<Vec<u8>>) {
         self.stop = stop;
         self.stop_from = self.sent;
         self.stopped = None;
@@ -190,9 +190,9 @@ impl OutputText {
         if self.stopped.is_some() || self.outdented.is_some() {
             return self.text_end();
         }
-        let unsettled = self.bytes.len() - self.stop_from.min(self.bytes.len());
+        let searched_len = self.bytes.len() - self.stop_from.min(self.bytes.len());
         let partial = |stop: &Vec<u8>| {
-            (1..stop.len().min(unsettled + 1)).rev().find(|&len| self.bytes.ends_with(&stop[..len])).unwrap_or(0)
+            (1..stop.len().min(searched_len + 1)).rev().find(|&len| self.bytes.ends_with(&stop[..len])).unwrap_or(0)
         };
         self.bytes.len() - self.stop.iter().map(partial).max().unwrap_or(0)
     }
@@ -232,9 +232,9 @@ mod tests {
         let mut answer = answer(&["xyz"]);
         answer.push(b"one xy", false);
         assert_eq!(answer.take_sendable(0), "one ");
-        answer.stop_at(vec![b"one".to_vec(), b"xy".to_vec()]);
+        answer.set_stop_strings(vec![b"one".to_vec(), b"xy".to_vec()]);
         assert_eq!((answer.stopped_by().as_deref(), answer.text().as_str()), (Some("xy"), "one "));
-        answer.stop_at(vec![b"e ".to_vec()]);
+        answer.set_stop_strings(vec![b"e ".to_vec()]);
         answer.push(b" one ", false);
         assert_eq!((answer.stopped_by().as_deref(), answer.text().as_str()), (Some("e "), "one xy on"));
     }

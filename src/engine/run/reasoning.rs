@@ -22,7 +22,7 @@ struct TokenState {
     /// Start of the token's text.
     start: usize,
     /// True if the text after the token is reasoning.
-    within: bool,
+    is_reasoning: bool,
     /// True if the token counts as a reasoning token.
     counts: bool,
 }
@@ -40,19 +40,19 @@ impl ReasoningTracker {
         // A marker may have begun in earlier tokens, but not before the last change of state.
         let first = start.saturating_sub(marker.len().saturating_sub(1));
         let mut recent = self.steps.iter().rev().take_while(|step| step.start > first);
-        let window = recent.find(|step| step.within != was).map_or(first, |step| step.start);
-        let turned = !marker.is_empty() && find(&self.text[window..], marker.as_bytes());
-        let counts = was && !turned;
+        let window = recent.find(|step| step.is_reasoning != was).map_or(first, |step| step.start);
+        let switched = !marker.is_empty() && find(&self.text[window..], marker.as_bytes());
+        let counts = was && !switched;
         self.spent += usize::from(counts);
-        self.steps.push(TokenState { start, within: was != turned, counts });
-        self.ended &= !turned;
+        self.steps.push(TokenState { start, is_reasoning: was != switched, counts });
+        self.ended &= !switched;
     }
 
     /// Removes the last `count` tokens.
     pub fn pop(&mut self, count: usize) {
-        let gone = self.steps.split_off(self.steps.len().saturating_sub(count));
-        self.spent -= gone.iter().filter(|step| step.counts).count();
-        if let Some(first) = gone.first() {
+        let removed = self.steps.split_off(self.steps.len().saturating_sub(count));
+        self.spent -= removed.iter().filter(|step| step.counts).count();
+        if let Some(first) = removed.first() {
             self.text.truncate(first.start);
         }
     }
@@ -78,7 +78,7 @@ impl ReasoningTracker {
     }
 
     fn is_reasoning(&self) -> bool {
-        self.steps.last().map_or(self.budget.begun, |step| step.within)
+        self.steps.last().map_or(self.budget.begun, |step| step.is_reasoning)
     }
 }
 
@@ -90,38 +90,38 @@ fn find(text: &[u8], marker: &[u8]) -> bool {
 mod tests {
     use super::{ReasoningBudget, ReasoningTracker};
 
-    fn thinking(tokens: u32, begun: bool) -> ReasoningTracker {
+    fn with_budget(tokens: u32, begun: bool) -> ReasoningTracker {
         let (open, close) = ("<think>".into(), "</think>".into());
         ReasoningTracker::new(ReasoningBudget { tokens, open, close, closing_tokens: vec![7], begun })
     }
 
-    fn pushed(thinking: &mut ReasoningTracker, pieces: &[&str]) -> Vec<bool> {
+    fn pushed(tracker: &mut ReasoningTracker, pieces: &[&str]) -> Vec<bool> {
         pieces
             .iter()
             .map(|piece| {
-                thinking.push(piece.as_bytes());
-                thinking.closing_tokens().is_some()
+                tracker.push(piece.as_bytes());
+                tracker.closing_tokens().is_some()
             })
             .collect()
     }
 
     #[test]
     fn reasoning_ends_when_budget_is_spent() {
-        let mut thought = thinking(2, false);
-        assert_eq!(pushed(&mut thought, &["a", "<th", "ink>", "b", "c"]), [false, false, false, false, true]);
-        assert_eq!(pushed(&mut thought, &["</think>", "d", "e"]), [false; 3]);
-        let again = pushed(&mut thought, &["<think>"]);
+        let mut tracker = with_budget(2, false);
+        assert_eq!(pushed(&mut tracker, &["a", "<th", "ink>", "b", "c"]), [false, false, false, false, true]);
+        assert_eq!(pushed(&mut tracker, &["</think>", "d", "e"]), [false; 3]);
+        let again = pushed(&mut tracker, &["<think>"]);
         assert_eq!(again, [true], "all reasoning shares one budget");
     }
 
     #[test]
     fn reasoning_open_at_start_can_end_by_itself() {
-        let mut thought = thinking(3, true);
+        let mut tracker = with_budget(3, true);
         assert_eq!(
-            pushed(&mut thought, &["a", "b", "</thi", "nk>", "c", "d"]),
+            pushed(&mut tracker, &["a", "b", "</thi", "nk>", "c", "d"]),
             [false, false, true, false, false, false]
         );
-        let mut none = thinking(0, true);
+        let mut none = with_budget(0, true);
         assert!(none.closing_tokens().is_some());
         none.push(b"x</think>");
         assert!(none.closing_tokens().is_none());
@@ -129,22 +129,22 @@ mod tests {
 
     #[test]
     fn client_can_end_reasoning() {
-        let mut thought = thinking(u32::MAX, false);
-        assert!(!thought.request_end(), "no reasoning to end");
-        assert_eq!(pushed(&mut thought, &["<think>", "a"]), [false; 2]);
-        assert!(thought.request_end());
-        assert!(thought.closing_tokens().is_some() && thought.note().contains("client"));
-        assert_eq!(pushed(&mut thought, &["</think>", "b", "<think>", "c"]), [false; 4]);
+        let mut tracker = with_budget(u32::MAX, false);
+        assert!(!tracker.request_end(), "no reasoning to end");
+        assert_eq!(pushed(&mut tracker, &["<think>", "a"]), [false; 2]);
+        assert!(tracker.request_end());
+        assert!(tracker.closing_tokens().is_some() && tracker.note().contains("client"));
+        assert_eq!(pushed(&mut tracker, &["</think>", "b", "<think>", "c"]), [false; 4]);
     }
 
     #[test]
     fn pop_restores_budget() {
-        let mut thought = thinking(2, true);
-        assert_eq!(pushed(&mut thought, &["a", "b"]), [false, true]);
-        thought.pop(1);
-        assert!(thought.closing_tokens().is_none());
-        assert_eq!(pushed(&mut thought, &["</think>"]), [false]);
-        thought.pop(9);
-        assert_eq!(pushed(&mut thought, &["x", "y"]), [false, true]);
+        let mut tracker = with_budget(2, true);
+        assert_eq!(pushed(&mut tracker, &["a", "b"]), [false, true]);
+        tracker.pop(1);
+        assert!(tracker.closing_tokens().is_none());
+        assert_eq!(pushed(&mut tracker, &["</think>"]), [false]);
+        tracker.pop(9);
+        assert_eq!(pushed(&mut tracker, &["x", "y"]), [false, true]);
     }
 }

@@ -1,5 +1,5 @@
-//! Places of a run outside of it, held until it ends: its request id, the engine's count of runs, and the guard that
-//! reports its end if the decode thread panics.
+//! Registration of a run with the rest of the program until it ends: its request id, the engine's count of runs, and the
+//! guard that reports its end if the decode thread panics.
 
 use super::request_ids::ActiveRequestId;
 use crate::engine::recording::durability::PanicGuard;

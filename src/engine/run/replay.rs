@@ -36,7 +36,7 @@ pub fn replay_mods(fork: &ForkPoint, mods: &mut [ActiveMod], view: &Arc<RunView>
                     let failure =
                         call.exception_occurred.then(|| call.exception_message.as_deref().unwrap_or_default());
                     let ActiveMod { name, health, .. } = &mut mods[index];
-                    health.note(name, event.event_type, event.step.max(0) as u32, failure);
+                    health.count_call(name, event.event_type, event.step.max(0) as u32, failure);
                 }
                 TraceItem::Action(action) if action.action_type == ActionType::AdjustedPrefill => {
                     sequence.apply_action(action);
@@ -74,7 +74,7 @@ fn deliver(
     recorded: Option<(&ModCall, Option<RequestedAction>)>,
     step: u32,
 ) -> Result<(), SubmitError> {
-    if active.health.off.is_some() {
+    if active.health.disabled.is_some() {
         return Ok(());
     }
     let answer = sequence.deliver(event, active.instance.as_mut(), view);

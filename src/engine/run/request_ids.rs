@@ -12,7 +12,7 @@ pub struct ActiveRequestId(String);
 
 impl ActiveRequestId {
     /// Reserves an id. Returns `None` while another run has it.
-    pub fn take(id: &str) -> Option<Self> {
+    pub fn reserve(id: &str) -> Option<Self> {
         active().insert(id.to_owned()).then(|| Self(id.to_owned()))
     }
 }
@@ -33,9 +33,9 @@ mod tests {
 
     #[test]
     fn id_is_free_after_its_run_ends() {
-        let first = ActiveRequestId::take("request-ids-test");
-        assert!(first.is_some() && ActiveRequestId::take("request-ids-test").is_none());
+        let first = ActiveRequestId::reserve("request-ids-test");
+        assert!(first.is_some() && ActiveRequestId::reserve("request-ids-test").is_none());
         drop(first);
-        assert!(ActiveRequestId::take("request-ids-test").is_some());
+        assert!(ActiveRequestId::reserve("request-ids-test").is_some());
     }
 }

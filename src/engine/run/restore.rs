@@ -62,11 +62,12 @@ impl Run {
         }
     }
 
-    /// Samples with these parameters from now on. The random sequence continues unless the seed changes or `anew`.
-    fn set_sampling(&mut self, sampling: crate::engine::SamplingParams, anew: bool) {
-        if sampling != self.request.sampling || anew {
+    /// Samples with these parameters from now on. The random sequence continues unless the seed changes or
+    /// `restart` is true.
+    fn set_sampling(&mut self, sampling: crate::engine::SamplingParams, restart: bool) {
+        if sampling != self.request.sampling || restart {
             let sampler = Sampler::new(&sampling, &self.view.vocabulary);
-            if anew {
+            if restart {
                 self.sampler.restart(sampler);
             } else {
                 self.sampler.replace(sampler, &self.request.sampling, &sampling);
@@ -90,7 +91,7 @@ impl Run {
             EventType::Prefilled => {
                 // With the parameters of this run.
                 self.record_prompt();
-                self.event_buffer.set_earlier(event);
+                self.event_buffer.continue_times(event);
                 return Ok(());
             }
             EventType::ForwardPass => {
@@ -105,7 +106,7 @@ impl Run {
                 }
             }
             EventType::Sampled => {
-                if !self.sampler.repeats_draws() {
+                if !self.sampler.can_repeat_draws() {
                     return Err("the state of adaptive-p sampling is not recorded".into());
                 }
                 let drawn = measured.tokens.first().ok_or("a drawn token lacks its measurement")?;
@@ -123,7 +124,7 @@ impl Run {
                 self.sequence.extend(tokens);
                 let mut appended = measured.tokens.clone();
                 // The notes are recorded already.
-                let _ = self.follow_tokens(&mut appended, event.forced.unwrap_or(false));
+                let _ = self.process_tokens(&mut appended, event.forced.unwrap_or(false));
                 self.attention.added(appended.len());
                 self.answer.queue(appended, None);
             }
@@ -153,7 +154,7 @@ impl Run {
                 if removed > 0 {
                     let before = self.sequence.generated();
                     self.sequence.retract(removed);
-                    self.follow_retraction(before, removed);
+                    self.process_retraction(before, removed);
                 }
             }
             ActionType::ForceOutput | ActionType::ToolCalls | ActionType::EmitError => {

@@ -39,9 +39,9 @@ impl TokenSampler {
         let allowed = mask.as_deref().map(TokenMask::as_slice);
         // Logits without tokens that complete a trigger but continue with text that the triggered constraint cannot
         // begin with.
-        let mut without: Vec<f32> = Vec::new();
+        let mut masked: Vec<f32> = Vec::new();
         loop {
-            let logits = if without.is_empty() { logits } else { &without };
+            let logits = if masked.is_empty() { logits } else { &masked };
             let input = SamplerInput { logits, allowed, sequence, temperature };
             let Some(draw) = sampler.sample(&input, candidates) else {
                 let left = if mask.is_some() {
@@ -55,10 +55,10 @@ impl TokenSampler {
             if constraint.as_ref().is_none_or(|constraint| constraint.permits(draw.token, piece)) {
                 return Ok(draw);
             }
-            if without.is_empty() {
-                without = logits.to_vec();
+            if masked.is_empty() {
+                masked = logits.to_vec();
             }
-            without[draw.token as usize] = f32::NEG_INFINITY;
+            masked[draw.token as usize] = f32::NEG_INFINITY;
         }
     }
 
@@ -68,8 +68,8 @@ impl TokenSampler {
     }
 
     /// Returns true if the state of the sampler can be computed from recorded draws.
-    pub fn repeats_draws(&self) -> bool {
-        self.sampler.repeats_draws()
+    pub fn can_repeat_draws(&self) -> bool {
+        self.sampler.can_repeat_draws()
     }
 
     /// Repeats the effects of a recorded draw on the state of the sampler.

@@ -104,13 +104,13 @@ impl Run {
     }
 
     /// Returns true if the logits were not numbers, so that the slot's state must not be used.
-    pub fn is_poisoned(&self) -> bool {
-        self.poisoned
+    pub fn has_invalid_logits(&self) -> bool {
+        self.invalid_logits
     }
 
     /// Returns true if no step is in progress that needs the slot.
     pub fn is_between_tokens(&self) -> bool {
-        self.forced.is_none() && self.prompt_measures.is_empty()
+        self.forced.is_none() && self.prompt_probabilities.is_empty()
     }
 
     /// Returns true if the run continues a recorded one and has not begun.
@@ -122,7 +122,7 @@ impl Run {
     pub fn assign_slot(&mut self, slot: u32) -> u64 {
         // A run is assigned to a slot once.
         let _ = self.metrics.slot.set(slot);
-        self.timing.set_slot()
+        self.timing.mark_slot()
     }
 
     /// Reports the progress of the prompt, if the client asked for it.
@@ -159,7 +159,7 @@ impl Run {
     /// Returns true if the run wants to decode the tokens from `position` on and the first of them is `token`: a decode
     /// of this token after the run's earlier ones is valid.
     pub fn continues_with(&self, position: usize, token: TokenId) -> bool {
-        self.wants_decode().is_some()
+        self.needs_decode()
             && self.sequence.kv_len() == position
             && self.sequence.tokens().get(position) == Some(&token)
     }
@@ -177,7 +177,7 @@ impl Run {
 
     /// Notes the token that was drafted for the position after the logits that follow.
     pub fn set_drafted(&mut self, token: Option<TokenId>) {
-        self.draft.set_drafted(token);
+        self.step_logits.set_drafted(token);
     }
 
     /// Plans the checkpoints of the state, for later prompts and for mods that remove tokens.
@@ -220,11 +220,16 @@ impl Run {
     }
 
     /// Returns the position from which the run needs logits, if it needs a decode.
-    pub fn wants_decode(&self) -> Option<usize> {
+    pub fn logits_from(&self) -> Option<usize> {
         match self.state {
             RunState::Decode { outputs_from } => Some(outputs_from),
             _ => None,
         }
+    }
+
+    /// Returns true if the run needs a decode.
+    pub fn needs_decode(&self) -> bool {
+        self.logits_from().is_some()
     }
 
     /// Returns the mod whose reply the run waits for.

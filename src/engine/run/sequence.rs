@@ -196,7 +196,7 @@ impl Sequence {
     }
 
     /// Counts the tokens in the KV cache as cached: nothing was decoded yet.
-    pub fn set_cached(&mut self) {
+    pub fn count_cached_tokens(&mut self) {
         self.cached_tokens = self.kv_len.min(self.prompt_tokens);
     }
 
@@ -279,7 +279,7 @@ impl Sequence {
         if len + more <= context {
             return Ok(());
         }
-        let most = context.saturating_sub(more);
+        let max = context.saturating_sub(more);
         self.evictions.truncated = true;
         match self.limit.overflow {
             Overflow::Stop => Err(format!("the context of {context} tokens is full")),
@@ -291,7 +291,7 @@ impl Sequence {
                     .min(context.saturating_sub(4))
                     .min(len - 1);
                 let left = len - keep;
-                let discard = if discard == 0 { left / 2 } else { discard }.max(len - most);
+                let discard = if discard == 0 { left / 2 } else { discard }.max(len - max);
                 if discard >= left {
                     return Err(format!("the context of {context} tokens is full, and {keep} of them must be kept"));
                 }
@@ -303,8 +303,8 @@ impl Sequence {
             Overflow::Evict => {
                 let prompt = &self.tokens[..self.prompt_len];
                 let parts = conversation::droppable_parts(prompt, &self.spans, &self.vocabulary);
-                let goal = conversation::eviction_target(context).min(most);
-                let Some(parts) = conversation::choose_parts(parts, len, most, goal) else {
+                let goal = conversation::eviction_target(context).min(max);
+                let Some(parts) = conversation::select_parts(parts, len, max, goal) else {
                     return Err(format!(
                         "the context of {context} tokens is full, and no message is left that can be dropped: system messages, the last user message and the last answer are kept"
                     ));
@@ -331,13 +331,13 @@ impl Sequence {
         self.record_eviction(ranges, messages);
         self.unchanged = ranges.first().map_or(self.unchanged, |range| self.unchanged.min(range.start));
         let kv_len = self.kv_len;
-        let held: Vec<Range<usize>> = ranges
+        let cached: Vec<Range<usize>> = ranges
             .iter()
             .filter(|range| range.start < kv_len)
             .map(|range| range.start..range.end.min(kv_len))
             .collect();
-        if !held.is_empty() {
-            self.kv_removals.push(KvRemoval { kv_len, ranges: held });
+        if !cached.is_empty() {
+            self.kv_removals.push(KvRemoval { kv_len, ranges: cached });
         }
         self.kv_len = shifted_index(kv_len, ranges);
         let prompt_len = shifted_index(self.prompt_len, ranges);

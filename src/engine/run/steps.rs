@@ -14,14 +14,14 @@ const INPUT_TEXT_CHARS: usize = 70;
 
 impl Run {
     /// Continues after an event for which no mod changed control.
-    pub(super) fn advance(&mut self, event: EventType, fresh: Option<&[f32]>, candidates: &mut Candidates) {
+    pub(super) fn advance(&mut self, event: EventType, new_logits: Option<&[f32]>, candidates: &mut Candidates) {
         match event {
             EventType::Prefilled => {
                 let whole_prompt = self.request.report.prompt_probabilities;
                 let outputs_from = if whole_prompt { 0 } else { self.sequence.len() - 1 };
                 self.state = RunState::Decode { outputs_from };
             }
-            EventType::ForwardPass => self.sample(fresh, candidates),
+            EventType::ForwardPass => self.sample(new_logits, candidates),
             EventType::Sampled => self.append_drawn(),
             EventType::Added => {
                 self.send_text();
@@ -41,7 +41,7 @@ impl Run {
 
     /// Continues at the end of the sequence: immediately if its logits are known, else after a decode.
     pub(super) fn continue_from_end(&mut self) {
-        if self.draft.saved().is_some() {
+        if self.step_logits.saved().is_some() {
             self.begin_step();
         } else {
             let last = self.sequence.len() - 1;
@@ -61,15 +61,15 @@ impl Run {
             return;
         }
         self.step += 1;
-        self.draft.clear_edits();
-        let Self { event_buffer, sequence, view, draft, step, note, .. } = self;
+        self.step_logits.clear_edits();
+        let Self { event_buffer, sequence, view, step_logits, step, note, .. } = self;
         let order = event_buffer.event(EventType::ForwardPass, *step, |event| {
             event.input_text = Some(tail_text(&view.vocabulary, sequence.tokens()));
             event.measured = Some(Box::new(Measurements {
                 position: Some(sequence.len() as u32),
-                entropy: draft.distribution().map(|distribution| distribution.entropy),
+                entropy: step_logits.distribution().map(|distribution| distribution.entropy),
                 evicted: sequence.take_unreported_eviction(),
-                model: draft.top().to_vec(),
+                model: step_logits.top().to_vec(),
                 note: note.take(),
                 ..Measurements::default()
             }));
@@ -78,9 +78,9 @@ impl Run {
         self.state = RunState::Dispatching(DispatchedEvent::new(EventType::ForwardPass, order, self.step));
     }
 
-    fn sample(&mut self, fresh: Option<&[f32]>, candidates: &mut Candidates) {
-        let Self { draft, sampler, sequence, view, .. } = self;
-        let (logits, temperature) = (draft.logits(fresh), draft.temperature());
+    fn sample(&mut self, new_logits: Option<&[f32]>, candidates: &mut Candidates) {
+        let Self { step_logits, sampler, sequence, view, .. } = self;
+        let (logits, temperature) = (step_logits.logits(new_logits), step_logits.temperature());
         let draw = match sampler.draw(logits, sequence.tokens(), temperature, &view.vocabulary, candidates) {
             Ok(draw) => draw,
             Err(message) => {
@@ -88,21 +88,21 @@ impl Run {
                 return self.finish(FinishReason::Error, Some(message), None);
             }
         };
-        let raw = self.draft.raw(fresh);
-        let distribution = self.draft.distribution().unwrap_or_else(|| TokenDistribution::new(raw));
+        let raw = self.step_logits.raw(new_logits);
+        let distribution = self.step_logits.distribution().unwrap_or_else(|| TokenDistribution::new(raw));
         let measured = self.measure(distribution, raw, draw.token);
         let recorded = self.event_buffer.is_recorded();
-        let after_mods = self.draft.edited().filter(|_| recorded).map(|edited| {
-            let distribution = self.draft.edited_distribution(edited);
+        let after_mods = self.step_logits.edited().filter(|_| recorded).map(|edited| {
+            let distribution = self.step_logits.edited_distribution(edited);
             self.alternatives(edited, distribution)
         });
         let after_sampler = if recorded { self.after_sampler(candidates, &draw) } else { Vec::new() };
         if self.request.report.after_sampler {
             let top = self.after_sampler(candidates, &draw);
-            self.draft.set_top(top);
+            self.step_logits.set_top(top);
         }
         let position = self.sequence.len() as u32;
-        let drafted = self.draft.take_drafted();
+        let drafted = self.step_logits.take_drafted();
         let order = self.event_buffer.event(EventType::Sampled, self.step, |event| {
             event.sampled_token = Some(draw.token);
             event.token_text = Some(measured.text.clone());
@@ -116,7 +116,7 @@ impl Run {
                 ..Measurements::default()
             }));
         });
-        self.draft.set_drawn(measured);
+        self.step_logits.set_drawn(measured);
         self.state = RunState::Dispatching(DispatchedEvent::new(EventType::Sampled, order, self.step));
     }
 
@@ -130,11 +130,11 @@ impl Run {
     }
 
     fn append_drawn(&mut self) {
-        let Some(drawn) = self.draft.take_drawn() else { return self.continue_from_end() };
-        self.draft.discard_saved();
+        let Some(drawn) = self.step_logits.take_drawn() else { return self.continue_from_end() };
+        self.step_logits.discard_saved();
         self.attention.push_drawn();
         self.sequence.push(drawn.token);
-        let top = self.draft.take_top();
+        let top = self.step_logits.take_top();
         self.record_added(vec![drawn], Some(top), false, self.step);
     }
 
@@ -147,8 +147,8 @@ impl Run {
         forced: bool,
         step: u32,
     ) {
-        self.timing.set_token();
-        let note = self.follow_tokens(&mut tokens, forced);
+        self.timing.mark_token();
+        let note = self.process_tokens(&mut tokens, forced);
         let stopped_by = self.answer.text().stopped_by();
         let ends_generation = tokens.last().is_some_and(|measured| self.ends_generation(measured.token));
         let position = self.sequence.len() - tokens.len();
@@ -177,7 +177,7 @@ impl Run {
 
     /// Updates text, reasoning, sampler and constraint with the appended tokens, which get their texts. Returns a note for
     /// the trace.
-    pub(super) fn follow_tokens(&mut self, tokens: &mut [TokenMeasurement], forced: bool) -> Option<String> {
+    pub(super) fn process_tokens(&mut self, tokens: &mut [TokenMeasurement], forced: bool) -> Option<String> {
         for measured in &mut *tokens {
             let hidden = self.is_hidden(measured.token);
             let vocabulary = &self.view.vocabulary;

@@ -30,14 +30,14 @@ impl Timing {
     }
 
     /// Notes that the run got its slot. Returns the time until then.
-    pub fn set_slot(&mut self) -> u64 {
+    pub fn mark_slot(&mut self) -> u64 {
         self.slot_us = self.elapsed_us();
         self.slot_us
     }
 
     /// Notes the first logits after the prompt. Returns the time from the slot to them, only the first time: a mod can
     /// backtrack into the prompt.
-    pub fn set_prompt(&mut self) -> Option<u64> {
+    pub fn mark_prompt_end(&mut self) -> Option<u64> {
         if self.prompt_us.is_some() {
             return None;
         }
@@ -51,7 +51,7 @@ impl Timing {
     }
 
     /// Notes an appended token.
-    pub fn set_token(&mut self) {
+    pub fn mark_token(&mut self) {
         if self.first_token_us.is_none() {
             self.first_token_us = Some(self.started.elapsed().as_micros() as u64);
         }

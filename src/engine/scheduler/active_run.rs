@@ -61,16 +61,16 @@ impl ActiveRun {
     /// Sends outputs while the client has room.
     pub fn flush_outbox(&mut self) {
         while self.run.has_outputs() {
-            let place = match self.client.try_reserve() {
-                Ok(place) => Some(place),
+            let permit = match self.client.try_reserve() {
+                Ok(permit) => Some(permit),
                 Err(TrySendError::Closed(())) => None,
                 Err(TrySendError::Full(())) => {
                     self.unread_since.get_or_insert_with(Instant::now);
                     return;
                 }
             };
-            if let (Some(output), Some(place)) = (self.run.outbox().pop(), place) {
-                place.send(output);
+            if let (Some(output), Some(permit)) = (self.run.outbox().pop(), permit) {
+                permit.send(output);
             }
             self.unread_since = None;
         }
@@ -82,7 +82,7 @@ impl ActiveRun {
         drafted: DraftedToken,
         logits: &[f32],
         candidates: &mut Candidates,
-        done: &ReplySenderFactory<'_>,
+        reply_sender: &ReplySenderFactory<'_>,
     ) -> bool {
         let DraftedToken { position, token, next, attention } = drafted;
         if !self.run.continues_with(position, token) {
@@ -95,17 +95,17 @@ impl ActiveRun {
             self.run.set_attention(row);
         }
         self.run.set_drafted(next);
-        self.run.on_logits(position, logits, candidates, done);
+        self.run.on_logits(position, logits, candidates, reply_sender);
         true
     }
 
     /// Passes the logits that waited for a mod's reply to the run, until it waits again or has not continued with a
     /// drafted token.
-    pub fn deliver_lookahead(&mut self, candidates: &mut Candidates, done: &ReplySenderFactory<'_>) {
+    pub fn deliver_lookahead(&mut self, candidates: &mut Candidates, reply_sender: &ReplySenderFactory<'_>) {
         while self.run.awaited_mod().is_none()
             && let Some((drafted, logits)) = self.speculation.lookahead.pop_front()
         {
-            if !self.deliver(drafted, &logits, candidates, done) {
+            if !self.deliver(drafted, &logits, candidates, reply_sender) {
                 self.speculation.lookahead.clear();
             }
         }
@@ -134,7 +134,7 @@ impl ActiveRun {
     /// Returns true if the client has blocked the run for longer than [`UNREAD_TIMEOUT`].
     pub fn is_stalled(&self, now: Instant) -> bool {
         self.unread_since.is_some_and(|since| now.duration_since(since) >= UNREAD_TIMEOUT)
-            && (self.run.end().is_some() || (self.run.wants_decode().is_some() && self.run.is_between_tokens()))
+            && (self.run.end().is_some() || (self.run.needs_decode() && self.run.is_between_tokens()))
     }
 
     /// Ends the pause, if there is one.

@@ -1,6 +1,6 @@
 //! One batch: selection of runs and their tokens, the decode, and delivery of the logits to the runs.
 
-use super::{Scheduler, done};
+use super::{Scheduler, reply_sender};
 use crate::events::{EndCause, TokenId};
 use crate::model::{ModelError, common_prefix};
 use std::sync::Arc;
@@ -24,19 +24,19 @@ struct PrefillPolicy {
     tokens_between_decodes: usize,
 }
 
-/// Minimum time of prompts between two decodes of the generating runs, in times of such a decode. A pass over the
-/// weights of a small model takes as long as a hundred tokens of a prompt, so that tokens alone do not limit the delay
-/// of the last prompt.
-const MIN_PROMPT_TIME: u32 = 20;
-/// Prompt tokens after which the generating runs follow in any case.
-const MAX_PROMPT_TOKENS: usize = 2048;
+/// Minimum duration of a prefill phase, as a multiple of the last decode of generating runs. With a small model, a pass
+/// over the weights takes as long as a hundred tokens of a prompt, so a minimum of tokens alone would delay the last
+/// prompt by many passes.
+const MIN_PREFILL_DECODES: u32 = 20;
+/// Prompt tokens after which a prefill phase ends in any case.
+const MAX_PREFILL_TOKENS: usize = 2048;
 
-/// The turn of the prompts, while other runs generate.
+/// Prompt decoding between two decodes of the generating runs.
 #[derive(Debug, Default)]
-pub(super) struct PrefillTurn {
+pub(super) struct PrefillPhase {
     /// Prompt tokens decoded since the generating runs were last in a batch.
     tokens: usize,
-    /// The time that they took.
+    /// Time of their decodes.
     time: Duration,
     /// Time of the last decode of generating runs.
     generation: Duration,
@@ -44,10 +44,10 @@ pub(super) struct PrefillTurn {
     planned: usize,
 }
 
-impl PrefillTurn {
-    /// Returns true if it is the generating runs' turn.
+impl PrefillPhase {
+    /// Returns true if the generating runs decode next.
     fn is_over(&self, policy: &PrefillPolicy) -> bool {
-        let suffices = self.time >= self.generation * MIN_PROMPT_TIME || self.tokens >= MAX_PROMPT_TOKENS;
+        let suffices = self.time >= self.generation * MIN_PREFILL_DECODES || self.tokens >= MAX_PREFILL_TOKENS;
         self.tokens >= policy.tokens_between_decodes && suffices
     }
 
@@ -73,8 +73,8 @@ struct ReadyRun {
     arrival: u64,
     /// Number of tokens in its next decode.
     left: usize,
-    /// True if the run has received logits before.
-    begun: bool,
+    /// True if the run has decoded its prompt.
+    is_generating: bool,
 }
 
 /// Part of a run's sequence in the current batch.
@@ -83,7 +83,7 @@ pub(super) struct BatchPart {
     /// Index in the batch and position of each token whose logits are requested.
     outputs: Vec<(usize, usize)>,
     from: usize,
-    pub upto: usize,
+    pub end: usize,
     /// Tokens that may follow, with their indexes in the batch.
     pub draft: Vec<(usize, TokenId)>,
 }
@@ -91,7 +91,7 @@ pub(super) struct BatchPart {
 impl BatchPart {
     /// Returns the number of tokens without the draft.
     pub fn len(&self) -> usize {
-        self.upto - self.from
+        self.end - self.from
     }
 
     /// Returns the index of the first token whose logits are requested.
@@ -108,7 +108,7 @@ fn even_chunk(pending: usize, max: usize) -> usize {
 }
 
 impl Scheduler<'_> {
-    /// Plans the next batch: generating runs first, if it is their turn, then prompts in order of arrival.
+    /// Plans the next batch: generating runs first, unless a prefill phase has not ended, then prompts in order of arrival.
     pub(super) fn plan(&mut self) -> Vec<BatchPart> {
         let mut budget = self.options.batch_size as usize;
         let mut ready: Vec<ReadyRun> = Vec::new();
@@ -118,24 +118,29 @@ impl Scheduler<'_> {
                 continue;
             }
             self.prepare_slot(index);
-            let Some(live) = self.slots.get(index) else { continue };
-            let Some(_) = live.run.wants_decode() else { continue };
-            if live.run.has_outputs() || live.is_paused() {
+            let Some(active) = self.slots.get(index) else { continue };
+            let Some(_) = active.run.logits_from() else { continue };
+            if active.run.has_outputs() || active.is_paused() {
                 continue;
             }
-            if live.run.request().attention {
+            if active.run.request().attention {
                 captures += 1;
                 if !self.recording.has_room_for_attention(captures) {
                     continue;
                 }
             }
-            let begun = live.run.has_decoded_prompt();
-            ready.push(ReadyRun { slot: index, arrival: live.arrival, left: live.run.max_decode_len(), begun });
+            let is_generating = active.run.has_decoded_prompt();
+            ready.push(ReadyRun {
+                slot: index,
+                arrival: active.arrival,
+                left: active.run.max_decode_len(),
+                is_generating,
+            });
         }
         if let Err(error) = self.retain_same_adapters(&mut ready) {
             for ReadyRun { slot, .. } in ready {
-                if let Some(live) = self.slots.get_mut(slot) {
-                    live.run.abort(EndCause::DecodeFailed, error.to_string());
+                if let Some(active) = self.slots.get_mut(slot) {
+                    active.run.abort(EndCause::DecodeFailed, error.to_string());
                 }
             }
             return Vec::new();
@@ -145,21 +150,21 @@ impl Scheduler<'_> {
         // long.
         let prompt_budget = if generating { self.options.ubatch_size as usize } else { budget };
         ready.sort_unstable_by_key(|run| (run.left > MAX_SHORT_DECODE, run.arrival));
-        let pace = self.prefill_policy();
-        let some_read = ready.iter().any(|run| run.left > MAX_SHORT_DECODE);
-        let turn_is_over = self.prefill_turn.is_over(pace);
-        let generates = ready.iter().any(|run| run.left <= MAX_SHORT_DECODE && run.begun);
-        let prompts_only = some_read && !turn_is_over;
+        let policy = self.prefill_policy();
+        let has_prompts = ready.iter().any(|run| run.left > MAX_SHORT_DECODE);
+        let prefill_is_over = self.prefill_phase.is_over(policy);
+        let some_generate = ready.iter().any(|run| run.left <= MAX_SHORT_DECODE && run.is_generating);
+        let prompts_only = has_prompts && !prefill_is_over;
         let mut parts: Vec<(usize, usize)> = Vec::new();
         let mut prompts = 0;
-        for ReadyRun { slot, left, begun, .. } in ready {
+        for ReadyRun { slot, left, is_generating, .. } in ready {
             let take = match left {
-                ..=MAX_SHORT_DECODE if prompts_only && begun => continue,
+                ..=MAX_SHORT_DECODE if prompts_only && is_generating => continue,
                 ..=MAX_SHORT_DECODE => left,
                 // llama.cpp decodes parts of different length one after the other, so nothing is gained by both at once.
-                _ if turn_is_over && generates => continue,
-                _ if prompts == 0 => even_chunk(left, prompt_budget.min(pace.max_chunk_tokens)),
-                _ if prompts + left <= pace.max_shared_tokens => left,
+                _ if prefill_is_over && some_generate => continue,
+                _ if prompts == 0 => even_chunk(left, prompt_budget.min(policy.max_chunk_tokens)),
+                _ if prompts + left <= policy.max_shared_tokens => left,
                 _ => continue,
             };
             let take = take.min(budget);
@@ -172,7 +177,7 @@ impl Scheduler<'_> {
             }
             parts.push((slot, take));
         }
-        self.prefill_turn.planned = prompts;
+        self.prefill_phase.planned = prompts;
         parts.sort_unstable();
         let drafts = self.draft(&parts, captures);
         let planned = parts.into_iter().zip(drafts);
@@ -192,44 +197,44 @@ impl Scheduler<'_> {
         if !self.kv.has_adapters() {
             return Ok(());
         }
-        let of = |one: &ReadyRun| {
-            let live = self.slots.get(one.slot)?;
-            Some((live.last_batch, live.arrival, live.run.request().adapters.clone()?))
+        let order_and_adapters = |ready: &ReadyRun| {
+            let active = self.slots.get(ready.slot)?;
+            Some((active.last_batch, active.arrival, active.run.request().adapters.clone()?))
         };
-        let next = ready.iter().filter_map(of).min_by_key(|&(turn, arrival, _)| (turn, arrival));
+        let next = ready.iter().filter_map(order_and_adapters).min_by_key(|&(turn, arrival, _)| (turn, arrival));
         let Some((_, _, set)) = next else { return Ok(()) };
-        ready.retain(|one| of(one).is_some_and(|(_, _, other)| other == set));
+        ready.retain(|run| order_and_adapters(run).is_some_and(|(_, _, other)| other == set));
         self.partial_batches += 1;
         for one in ready {
-            if let Some(live) = self.slots.get_mut(one.slot) {
-                live.last_batch = self.partial_batches;
+            if let Some(active) = self.slots.get_mut(one.slot) {
+                active.last_batch = self.partial_batches;
             }
         }
         self.kv.set_adapters(&set)
     }
 
-    /// Returns true if a run has not started and an earlier run is computing a prefix of its prompt, of which it will
-    /// get a copy. Prompts are computed one after the other, so computing the prefix twice would take longer.
+    /// Returns true if a run that has not started should wait for a copy of a prefix of its prompt, which an earlier run
+    /// is computing. Prompts are computed one after the other, so computing the prefix twice would take longer.
     fn awaits_prefix(&self, index: usize) -> bool {
-        let Some(live) = self.slots.get(index).filter(|live| !live.has_state) else { return false };
-        let Some(outputs_from) = live.run.wants_decode() else { return false };
-        let prompt = live.run.prompt_view();
+        let Some(active) = self.slots.get(index).filter(|active| !active.has_state) else { return false };
+        let Some(outputs_from) = active.run.logits_from() else { return false };
+        let prompt = active.run.prompt_view();
         // Shorter prompts are computed together.
         let min_saved = self.prefill_policy().max_shared_tokens;
         (0..self.slots.len()).filter_map(|slot| Some((slot, self.slots.get(slot)?))).any(|(slot, source)| {
             let sequence = source.run.sequence();
             let computes = source.has_state
-                && source.arrival < live.arrival
-                && source.run.wants_decode().is_some()
+                && source.arrival < active.arrival
+                && source.run.needs_decode()
                 && !source.run.has_decoded_prompt()
                 && !source.run.has_outputs()
                 && !source.is_paused()
-                && source.run.request().adapters == live.run.request().adapters;
-            let coming = || common_prefix(sequence.tokens(), prompt.tokens).min(outputs_from);
+                && source.run.request().adapters == active.run.request().adapters;
+            let expected = || common_prefix(sequence.tokens(), prompt.tokens).min(outputs_from);
             computes
-                && Some(coming())
-                    .filter(|&coming| coming > sequence.kv_len())
-                    .is_some_and(|coming| self.kv.should_await(index, prompt, outputs_from, (slot, coming), min_saved))
+                && Some(expected()).filter(|&expected| expected > sequence.kv_len()).is_some_and(|expected| {
+                    self.kv.should_await(index, prompt, outputs_from, (slot, expected), min_saved)
+                })
         })
     }
 
@@ -237,37 +242,37 @@ impl Scheduler<'_> {
     /// tokens that the run has dropped.
     fn prepare_slot(&mut self, index: usize) {
         let Self { kv, slots, .. } = self;
-        let Some(live) = slots.get_mut(index) else { return };
-        let Some(outputs_from) = live.run.wants_decode() else { return };
-        live.speculation.lookahead.clear();
-        let first = !std::mem::replace(&mut live.has_state, true);
+        let Some(active) = slots.get_mut(index) else { return };
+        let Some(outputs_from) = active.run.logits_from() else { return };
+        active.speculation.lookahead.clear();
+        let first = !std::mem::replace(&mut active.has_state, true);
         if first {
-            let kv_len = kv.reuse(index, live.run.prompt_view(), outputs_from);
-            live.run.sequence_mut().set_kv_len(kv_len);
+            let kv_len = kv.reuse(index, active.run.prompt_view(), outputs_from);
+            active.run.sequence_mut().set_kv_len(kv_len);
             if kv.keeps_checkpoints() {
-                live.run.plan_checkpoints(outputs_from);
+                active.run.plan_checkpoints(outputs_from);
             }
         }
-        let needs_exact_rows = live.run.request().attention;
-        let sequence = live.run.sequence_mut();
+        let needs_exact_rows = active.run.request().attention;
+        let sequence = active.run.sequence_mut();
         let removals = sequence.take_kv_removals();
         let kv_len = kv.apply_removals(index, removals, sequence.kv_len(), needs_exact_rows);
         sequence.set_kv_len(kv.truncate(index, kv_len));
-        if first && !live.had_slot {
-            sequence.set_cached();
-            live.run.report_progress();
+        if first && !active.had_slot {
+            sequence.count_cached_tokens();
+            active.run.report_progress();
             // A run with unsent outputs is left out of the batch.
-            live.flush_outbox();
+            active.flush_outbox();
         }
     }
 
     fn add_part(&mut self, index: usize, take: usize, draft: &[TokenId]) -> Option<BatchPart> {
         let run = &self.slots.get(index)?.run;
-        let outputs_from = run.wants_decode()?;
+        let outputs_from = run.logits_from()?;
         let from = run.sequence().kv_len();
-        let upto = from + take;
-        let mut part = BatchPart { slot: index, outputs: Vec::new(), from, upto, draft: Vec::new() };
-        for (position, &token) in run.sequence().tokens().iter().enumerate().take(upto).skip(from) {
+        let end = from + take;
+        let mut part = BatchPart { slot: index, outputs: Vec::new(), from, end, draft: Vec::new() };
+        for (position, &token) in run.sequence().tokens().iter().enumerate().take(end).skip(from) {
             let output = position >= outputs_from;
             match self.kv.add(index, token, position, output, run.captures(position, output)) {
                 Ok(at) if output => part.outputs.push((at, position)),
@@ -275,11 +280,11 @@ impl Scheduler<'_> {
                 Err(error) => {
                     // The plan respects the batch size. If it ever does not, the rest goes into the next batch.
                     tracing::error!(%error, "batch exceeds its planned size");
-                    return Some(BatchPart { upto: position, ..part });
+                    return Some(BatchPart { end: position, ..part });
                 }
             }
         }
-        for (position, &token) in (upto..).zip(draft) {
+        for (position, &token) in (end..).zip(draft) {
             // Without room for all of them, the draft is shorter.
             let Ok(at) = self.kv.add(index, token, position, true, run.request().attention) else { break };
             part.draft.push((at, token));
@@ -294,7 +299,7 @@ impl Scheduler<'_> {
             Ok(captured) => captured,
             Err(error) => return self.fail(&parts, &error),
         };
-        self.account_for(&parts, begun);
+        self.charge_drafts(&parts, begun);
         let mut captured = captured.into_iter().peekable();
         // Rows are in the order of the tokens; those of rejected tokens are skipped.
         let mut take_row = |index| {
@@ -303,27 +308,29 @@ impl Scheduler<'_> {
         };
         for part in parts {
             let Self { kv, slots, commands, candidates, .. } = self;
-            let Some(live) = slots.get_mut(part.slot) else { continue };
-            live.run.sequence_mut().set_kv_len(part.upto);
-            let checkpoint = live.run.take_due_checkpoint();
-            kv.extend(part.slot, &live.run.sequence().tokens()[part.from..part.upto], checkpoint);
-            live.run.report_progress();
-            live.run.set_drafted(part.draft.first().map(|&(_, token)| token));
+            let Some(active) = slots.get_mut(part.slot) else { continue };
+            active.run.sequence_mut().set_kv_len(part.end);
+            let checkpoint = active.run.take_due_checkpoint();
+            kv.extend(part.slot, &active.run.sequence().tokens()[part.from..part.end], checkpoint);
+            active.run.report_progress();
+            active.run.set_drafted(part.draft.first().map(|&(_, token)| token));
             for &(index, position) in &part.outputs {
                 if let Some(row) = take_row(index) {
-                    live.run.set_attention(row);
+                    active.run.set_attention(row);
                 }
-                live.run.on_logits(position, kv.logits(index), candidates, &|id, call| done(commands, id, call));
+                active
+                    .run
+                    .on_logits(position, kv.logits(index), candidates, &|id, call| reply_sender(commands, id, call));
             }
             self.deliver_draft(&part, &mut take_row);
-            self.wipe_poisoned(part.slot);
+            self.wipe_invalid_state(part.slot);
         }
         self.count_decode();
     }
 
     /// Discards a slot's state if its run got logits that were not numbers.
-    pub(super) fn wipe_poisoned(&mut self, index: usize) {
-        if self.slots.get(index).is_some_and(|live| live.run.is_poisoned()) {
+    pub(super) fn wipe_invalid_state(&mut self, index: usize) {
+        if self.slots.get(index).is_some_and(|active| active.run.has_invalid_logits()) {
             self.kv.wipe(index);
         }
     }
@@ -337,9 +344,9 @@ impl Scheduler<'_> {
         };
         for part in parts {
             self.kv.discard(part.slot);
-            if let Some(live) = self.slots.get_mut(part.slot) {
-                live.run.sequence_mut().set_kv_len(0);
-                live.run.abort(cause, error.to_string());
+            if let Some(active) = self.slots.get_mut(part.slot) {
+                active.run.sequence_mut().set_kv_len(0);
+                active.run.abort(cause, error.to_string());
             }
         }
     }
@@ -347,19 +354,19 @@ impl Scheduler<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::{CPU_PREFILL, MAX_PROMPT_TOKENS, MIN_PROMPT_TIME, PrefillTurn, even_chunk};
+    use super::{CPU_PREFILL, MAX_PREFILL_TOKENS, MIN_PREFILL_DECODES, PrefillPhase, even_chunk};
     use proptest::prelude::*;
     use std::time::Duration;
 
     #[test]
     fn generating_runs_wait_for_enough_tokens_and_time_of_prompts() {
         let generation = Duration::from_millis(3);
-        let mut turn = PrefillTurn { generation, ..PrefillTurn::default() };
+        let mut turn = PrefillPhase { generation, ..PrefillPhase::default() };
         // A chunk of 256 tokens that takes as long as seven decodes: its tokens suffice, its time does not.
         turn.planned = CPU_PREFILL.tokens_between_decodes;
         turn.count(7 * generation);
         assert!(!turn.is_over(&CPU_PREFILL));
-        turn.count((MIN_PROMPT_TIME - 7) * generation);
+        turn.count((MIN_PREFILL_DECODES - 7) * generation);
         assert!(turn.is_over(&CPU_PREFILL));
         // The next turn starts after a decode without prompts, which a slow model's chunk exceeds at once.
         turn.planned = 0;
@@ -374,7 +381,7 @@ mod tests {
         // One slow decode does not stop the generating runs for long.
         turn.planned = 0;
         turn.count(Duration::from_mins(1));
-        turn.planned = MAX_PROMPT_TOKENS;
+        turn.planned = MAX_PREFILL_TOKENS;
         turn.count(generation);
         assert!(turn.is_over(&CPU_PREFILL));
     }

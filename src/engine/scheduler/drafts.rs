@@ -2,7 +2,7 @@
 
 use super::active_run::ActiveRun;
 use super::batch::BatchPart;
-use super::{Scheduler, done};
+use super::{Scheduler, reply_sender};
 use crate::engine::speculation::SpeculationOptions;
 use crate::engine::speculation::lookahead::DraftedToken;
 use crate::events::TokenId;
@@ -64,7 +64,7 @@ impl Scheduler<'_> {
     }
 
     /// Charges the runs of a batch with the time of its decode, which began at `begun`.
-    pub(super) fn account_for(&mut self, parts: &[BatchPart], begun: Instant) {
+    pub(super) fn charge_drafts(&mut self, parts: &[BatchPart], begun: Instant) {
         if !self.speculates || parts.iter().any(|part| part.len() != 1) {
             return;
         }
@@ -99,13 +99,13 @@ impl Scheduler<'_> {
         let mut delivered = false;
         for index in 0..self.slots.len() {
             let Self { slots, commands, candidates, .. } = self;
-            let Some(live) = slots.get_mut(index) else { continue };
-            let waits = live.run.wants_decode().is_none() || live.run.has_outputs() || live.is_paused();
-            if waits || live.speculation.lookahead.is_empty() {
+            let Some(active) = slots.get_mut(index) else { continue };
+            let waits = !active.run.needs_decode() || active.run.has_outputs() || active.is_paused();
+            if waits || active.speculation.lookahead.is_empty() {
                 continue;
             }
-            live.deliver_lookahead(candidates, &|id, call| done(commands, id, call));
-            self.wipe_poisoned(index);
+            active.deliver_lookahead(candidates, &|id, call| reply_sender(commands, id, call));
+            self.wipe_invalid_state(index);
             delivered = true;
         }
         delivered
@@ -122,15 +122,17 @@ impl Scheduler<'_> {
             return;
         }
         let Self { kv, slots, commands, candidates, .. } = self;
-        let Some(live) = slots.get_mut(part.slot) else { return };
+        let Some(active) = slots.get_mut(part.slot) else { return };
         kv.extend(part.slot, &part.draft.iter().map(|&(_, token)| token).collect::<Vec<_>>(), None);
         for (offset, &(index, token)) in part.draft.iter().enumerate() {
             let next = part.draft.get(offset + 1).map(|&(_, token)| token);
-            let drafted = DraftedToken { position: part.upto + offset, token, next, attention: rows(index) };
-            if live.run.awaited_mod().is_some() {
+            let drafted = DraftedToken { position: part.end + offset, token, next, attention: rows(index) };
+            if active.run.awaited_mod().is_some() {
                 // The next decode overwrites the logits before the mod replies.
-                live.speculation.lookahead.push_back((drafted, kv.logits(index).to_vec()));
-            } else if !live.deliver(drafted, kv.logits(index), candidates, &|id, call| done(commands, id, call)) {
+                active.speculation.lookahead.push_back((drafted, kv.logits(index).to_vec()));
+            } else if !active
+                .deliver(drafted, kv.logits(index), candidates, &|id, call| reply_sender(commands, id, call))
+            {
                 break;
             }
         }

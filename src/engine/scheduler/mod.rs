@@ -25,7 +25,7 @@ use crate::events::{EndCause, RunId};
 use crate::model::llama::Candidates;
 use crate::mods::ReplySender;
 use active_run::ActiveRun;
-use batch::PrefillTurn;
+use batch::PrefillPhase;
 use command::{Command, QueuedTask};
 use queue::RunQueue;
 use slots::ActiveSlots;
@@ -37,6 +37,8 @@ use std::time::{Duration, Instant};
 
 /// Sleep of the thread while it only waits for clients, the recorder or a free slot.
 const IDLE_SLEEP: Duration = Duration::from_millis(2);
+/// Interval between two checks for disconnected clients while all runs wait for mods or are paused.
+const DISCONNECT_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Decodes that take longer are followed by a flush of all events, since the next decode may take as long.
 const SLOW_DECODE: Duration = Duration::from_millis(5);
 
@@ -52,6 +54,7 @@ pub struct Scheduler<'model> {
     inbox: Receiver<Command>,
     commands: Sender<Command>,
     recording: Recording,
+    /// Buffer of the sampler, shared by all runs.
     candidates: Candidates,
     options: EngineOptions,
     /// True if runs draft tokens.
@@ -60,7 +63,7 @@ pub struct Scheduler<'model> {
     arrivals: u64,
     /// Number of batches that could not include all ready runs.
     partial_batches: u64,
-    prefill_turn: PrefillTurn,
+    prefill_phase: PrefillPhase,
     status: Arc<EngineStatus>,
 }
 
@@ -75,7 +78,7 @@ impl<'model> Scheduler<'model> {
         waiting: Arc<AtomicUsize>,
         status: Arc<EngineStatus>,
     ) -> Self {
-        let speculates = options.speculation.is_enabled() && kv.keeps_beginnings();
+        let speculates = options.speculation.is_enabled() && kv.keeps_all_prefixes();
         Self {
             kv,
             slots: ActiveSlots::new(options.parallel),
@@ -91,7 +94,7 @@ impl<'model> Scheduler<'model> {
             decode_times: DecodeTimes::default(),
             arrivals: 0,
             partial_batches: 0,
-            prefill_turn: PrefillTurn::default(),
+            prefill_phase: PrefillPhase::default(),
             status,
         }
     }
@@ -130,7 +133,7 @@ impl<'model> Scheduler<'model> {
             let begun = Instant::now();
             self.decode(parts);
             let elapsed = begun.elapsed();
-            self.prefill_turn.count(elapsed);
+            self.prefill_phase.count(elapsed);
             // Events are recorded before outputs are sent, so that a client that reads its run finds every token it
             // received.
             self.flush_events(elapsed > SLOW_DECODE);
@@ -156,18 +159,18 @@ impl<'model> Scheduler<'model> {
 
     /// Sleeps until there is work. Returns `false` to stop.
     fn wait(&mut self) -> bool {
-        let has_something =
-            |live: &ActiveRun| live.run.has_outputs() || (!live.is_paused() && live.run.wants_decode().is_some());
-        let somebody_must_read = self.recording.has_pending()
-            || self.slots.runs().any(has_something)
-            || self.preempted.iter().any(has_something);
+        let has_output_or_work =
+            |active: &ActiveRun| active.run.has_outputs() || (!active.is_paused() && active.run.needs_decode());
+        let has_pending_output = self.recording.has_pending()
+            || self.slots.runs().any(has_output_or_work)
+            || self.preempted.iter().any(has_output_or_work);
         // A slot may have become free since the queue was checked.
-        let somebody_waits = !self.queue.is_empty() || !self.tasks.is_empty();
+        let has_waiting_work = !self.queue.is_empty() || !self.tasks.is_empty();
         // A run that waits for its mod must still notice that its client has disconnected.
-        let timeout = if somebody_must_read || somebody_waits {
+        let timeout = if has_pending_output || has_waiting_work {
             Some(IDLE_SLEEP)
         } else if !self.preempted.is_empty() || self.slots.runs().next().is_some() {
-            Some(Duration::from_millis(20))
+            Some(DISCONNECT_CHECK_INTERVAL)
         } else {
             None
         };
@@ -199,9 +202,9 @@ impl<'model> Scheduler<'model> {
             Command::Reply(id, call, reply) => {
                 let commands = self.commands.clone();
                 let candidates = &mut self.candidates;
-                let live = self.slots.find(id).and_then(|index| self.slots.get_mut(index));
-                if let Some(live) = live {
-                    live.run.on_reply(call, reply, candidates, &|id, call| done(&commands, id, call));
+                let active = self.slots.find(id).and_then(|index| self.slots.get_mut(index));
+                if let Some(active) = active {
+                    active.run.on_reply(call, reply, candidates, &|id, call| reply_sender(&commands, id, call));
                 }
             }
             Command::Slot(slot, scope, task) => {
@@ -216,52 +219,52 @@ impl<'model> Scheduler<'model> {
     /// Sends outputs, cancels runs of disconnected clients, and frees the slots of ended runs.
     fn serve_clients(&mut self) {
         for index in 0..self.slots.len() {
-            let Some(live) = self.slots.get_mut(index) else { continue };
-            if live.client.is_closed() && live.run.end().is_none() {
-                live.abort(EndCause::Disconnect, "the client disconnected");
+            let Some(active) = self.slots.get_mut(index) else { continue };
+            if active.client.is_closed() && active.run.end().is_none() {
+                active.abort(EndCause::Disconnect, "the client disconnected");
             }
-            if live.run.request().record == RecordPolicy::Required && self.recording.is_closed() {
-                live.abort(EndCause::NotRecorded, "the run must be recorded, but the recorder has stopped");
+            if active.run.request().record == RecordPolicy::Required && self.recording.is_closed() {
+                active.abort(EndCause::NotRecorded, "the run must be recorded, but the recorder has stopped");
             }
-            live.count_end(&self.status);
-            live.flush_outbox();
+            active.count_end(&self.status);
+            active.flush_outbox();
             // Only after all waiting signals: the end of a run is its last signal.
-            if live.run.end().is_some() && !self.recording.has_pending() && live.is_delivered() {
-                self.clear(index);
+            if active.run.end().is_some() && !self.recording.has_pending() && active.is_delivered() {
+                self.finish_run(index);
             }
         }
     }
 
     /// Records the last items and the end of a run, and frees its slot.
-    fn clear(&mut self, index: usize) {
-        let Some(mut live) = self.slots.take(index) else { return };
-        live.count_end(&self.status);
-        self.release(index, &mut live);
-        live.run.record_end(&mut self.recording);
+    fn finish_run(&mut self, index: usize) {
+        let Some(mut active) = self.slots.take(index) else { return };
+        active.count_end(&self.status);
+        self.release(index, &mut active);
+        active.run.record_end(&mut self.recording);
     }
 
     /// Updates a slot with the state of the run that leaves it.
-    fn release(&mut self, index: usize, live: &mut ActiveRun) {
+    fn release(&mut self, index: usize, active: &mut ActiveRun) {
         // A run that never decoded has not touched the slot's state.
-        if live.has_state {
-            self.kv.release(index, live.run.take_released_state());
+        if active.has_state {
+            self.kv.release(index, active.run.take_released_state());
         }
     }
 
     /// Ends every run and sends the recorder everything that it still accepts.
     fn stop(mut self) {
         let message = "the server is shutting down";
-        while let Some(mut live) = self.preempted.pop().or_else(|| self.queue.remove(0)) {
-            live.abort(EndCause::Shutdown, message);
-            live.flush_outbox();
-            live.run.record_end(&mut self.recording);
+        while let Some(mut active) = self.preempted.pop().or_else(|| self.queue.remove(0)) {
+            active.abort(EndCause::Shutdown, message);
+            active.flush_outbox();
+            active.run.record_end(&mut self.recording);
         }
         for index in 0..self.slots.len() {
-            if let Some(live) = self.slots.get_mut(index) {
-                live.abort(EndCause::Shutdown, message);
-                live.flush_outbox();
+            if let Some(active) = self.slots.get_mut(index) {
+                active.abort(EndCause::Shutdown, message);
+                active.flush_outbox();
             }
-            self.clear(index);
+            self.finish_run(index);
         }
         self.recording.finish();
     }
@@ -271,8 +274,8 @@ impl<'model> Scheduler<'model> {
         self.status.set_queued(self.queue.len());
         for index in 0..self.slots.len() {
             match self.slots.get(index) {
-                Some(live) => {
-                    self.status.set_slot(index, live.arrival, live.run.slot_progress(), || live.run.slot_run());
+                Some(active) => {
+                    self.status.set_slot(index, active.arrival, active.run.slot_progress(), || active.run.slot_run());
                 }
                 None => self.status.set_free(index),
             }
@@ -284,7 +287,7 @@ impl<'model> Scheduler<'model> {
         let (busy, longest) = self
             .slots
             .runs()
-            .fold((0, 0), |(busy, longest), live| (busy + 1, longest.max(live.run.sequence().kv_len())));
+            .fold((0, 0), |(busy, longest), active| (busy + 1, longest.max(active.run.sequence().kv_len())));
         self.status.count_decode(busy, longest);
     }
 
@@ -294,18 +297,18 @@ impl<'model> Scheduler<'model> {
         if !self.recording.flush() {
             return;
         }
-        for live in self.slots.runs_mut() {
-            live.run.record(&mut self.recording, everything);
+        for active in self.slots.runs_mut() {
+            active.run.record(&mut self.recording, everything);
         }
     }
 }
 
 /// Creates the sender for the reply to the call with this number.
-fn done(commands: &Sender<Command>, id: RunId, call: u64) -> ReplySender {
+fn reply_sender(commands: &Sender<Command>, id: RunId, call: u64) -> ReplySender {
     let commands = commands.clone();
-    let done = ReplySender::new(move |reply| {
+    let sender = ReplySender::new(move |reply| {
         // The decode thread ends only after its runs.
         let _ = commands.send(Command::Reply(id, call, reply));
     });
-    done.polled()
+    sender.polled()
 }

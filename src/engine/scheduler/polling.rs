@@ -26,7 +26,7 @@ impl Scheduler<'_> {
 
     /// Returns the mod instances whose replies are awaited.
     fn awaiting(&mut self) -> impl Iterator<Item = &mut dyn ModInstance> {
-        self.slots.runs_mut().filter_map(|live| live.run.awaited_mod())
+        self.slots.runs_mut().filter_map(|active| active.run.awaited_mod())
     }
 
     /// Stops polling for replies; they are then delivered by the mods' own threads.

@@ -51,21 +51,21 @@ impl RunQueue {
     }
 
     /// Appends a run that has just arrived; it is already counted.
-    pub fn push(&mut self, live: ActiveRun) {
-        self.runs.push_back(live);
+    pub fn push(&mut self, active: ActiveRun) {
+        self.runs.push_back(active);
     }
 
     /// Queues a run that had a slot, ahead of runs that arrived later.
-    pub fn requeue(&mut self, live: ActiveRun) {
+    pub fn requeue(&mut self, active: ActiveRun) {
         self.waiting.fetch_add(1, Ordering::AcqRel);
-        let turn = self.runs.partition_point(|other| other.arrival < live.arrival);
-        self.runs.insert(turn, live);
+        let turn = self.runs.partition_point(|other| other.arrival < active.arrival);
+        self.runs.insert(turn, active);
     }
 
     /// Removes and returns a run.
     pub fn remove(&mut self, at: usize) -> Option<ActiveRun> {
-        let live = self.runs.remove(at)?;
+        let active = self.runs.remove(at)?;
         self.waiting.fetch_sub(1, Ordering::AcqRel);
-        Some(live)
+        Some(active)
     }
 }

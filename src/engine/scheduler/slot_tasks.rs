@@ -14,9 +14,9 @@ impl Scheduler<'_> {
             if waiting.task.is_cancelled() {
                 continue;
             }
-            let first = |live: &ActiveRun| {
-                live.arrival < waiting.arrival
-                    && live.run.request().slot.is_none_or(|slot| slot as usize == waiting.slot)
+            let first = |active: &ActiveRun| {
+                active.arrival < waiting.arrival
+                    && active.run.request().slot.is_none_or(|slot| slot as usize == waiting.slot)
             };
             if !self.slots.is_free(waiting.slot) || self.queue.iter().any(first) {
                 self.tasks.push_back(waiting);

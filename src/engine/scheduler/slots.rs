@@ -37,7 +37,7 @@ impl ActiveSlots {
 
     /// Returns the slot of a run.
     pub fn find(&self, id: RunId) -> Option<usize> {
-        self.0.iter().position(|slot| slot.as_ref().is_some_and(|live| live.run.id() == id))
+        self.0.iter().position(|slot| slot.as_ref().is_some_and(|active| active.run.id() == id))
     }
 
     /// Returns the run in a slot.
@@ -61,8 +61,8 @@ impl ActiveSlots {
     }
 
     /// Puts a run into a free slot.
-    pub fn put(&mut self, index: usize, live: ActiveRun) {
-        self.0[index] = Some(live);
+    pub fn put(&mut self, index: usize, active: ActiveRun) {
+        self.0[index] = Some(active);
     }
 
     /// Takes the run out of a slot.

@@ -1,4 +1,4 @@
-//! Decides how many tokens a run drafts, so that drafts pay: measured times of decodes, and an account for each run.
+//! Decides how many tokens a run drafts, so that drafts save time: measured times of decodes, and an account for each run.
 //!
 //! The unit of an account is the time of a token without drafts: that of a decode, divided by the runs that share it. A
 //! draft costs the time that it adds to its decode, and earns a token for each accepted one. A run drafts only as much as

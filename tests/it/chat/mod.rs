@@ -2,8 +2,8 @@
 //! mod forces answers that must be known.
 
 mod forms;
+mod reasoning;
 mod templates;
-mod thoughts;
 
 use super::harness::{Server, server};
 use forms::check;

@@ -59,17 +59,17 @@ pub(super) async fn control(
     // In all protocols the answer's id ends with the run's id.
     let run = ["chatcmpl-", "resp_", "msg_"].iter().find_map(|prefix| id.strip_prefix(prefix)).unwrap_or(id);
     let run: Option<RunId> = run.parse().ok();
-    let thought = match run {
-        Some(run) => end_thought(&app, &scope, run).await?,
+    let outcome = match run {
+        Some(run) => end_reasoning(&app, &scope, run).await?,
         None => None,
     };
-    if let (None, Some(run)) = (&thought, run)
+    if let (None, Some(run)) = (&outcome, run)
         && find_recent(&app, &scope, &run.to_string()).await.is_ok()
         && let Some(peer) = find_peer(&app, &scope, run, &headers).await?
     {
         return Ok(forward(&app, &peer, (Method::POST, "/v1/chat/completions/control"), &headers, bytes).await?);
     }
-    let message = match thought {
+    let message = match outcome {
         Some(EndReasoning::Ended) => None,
         Some(EndReasoning::NotReasoning) => Some("the answer is not reasoning"),
         Some(EndReasoning::NoBudget) => Some("the request did not set \"reasoning_control\": true"),
@@ -78,16 +78,16 @@ pub(super) async fn control(
     Ok(Json(ControlResponse { success: message.is_none(), message }).into_response())
 }
 
-async fn end_thought(app: &App, scope: &Scope, run: RunId) -> Result<Option<EndReasoning>, ApiError> {
+async fn end_reasoning(app: &App, scope: &Scope, run: RunId) -> Result<Option<EndReasoning>, ApiError> {
     // A run is in this list until all of it is stored.
     if *scope != Scope::All && app.store()?.unstored(scope, run).is_none() {
         return Ok(None);
     }
     for entry in app.models().list() {
         if let Some(loaded) = entry.ready()
-            && let Ok(thought) = loaded.engine().control(run).end_reasoning().await
+            && let Ok(outcome) = loaded.engine().control(run).end_reasoning().await
         {
-            return Ok(Some(thought));
+            return Ok(Some(outcome));
         }
     }
     Ok(None)

@@ -50,7 +50,7 @@ pub(crate) struct PreparedChat {
     pub(crate) tools: Option<Value>,
     pub(crate) answer_format: Arc<AnswerFormat>,
     pub(crate) constraint: Option<Constraint>,
-    pub(crate) thinking: Option<ReasoningBudget>,
+    pub(crate) reasoning_budget: Option<ReasoningBudget>,
     /// Control tokens that end a turn in this template family.
     pub(crate) end_tokens: Vec<TokenId>,
     /// End-of-turn texts for which the vocabulary has no token.
@@ -157,7 +157,7 @@ impl Conversation {
         });
         let (tokens, spans) = rendered.tokenize(vocabulary);
         let (open, close) = &format.reasoning_markers;
-        let thinking = self.budget.map(|(tokens, message)| ReasoningBudget {
+        let reasoning_budget = self.budget.map(|(tokens, message)| ReasoningBudget {
             tokens,
             open: open.clone(),
             close: close.clone(),
@@ -179,7 +179,7 @@ impl Conversation {
             conversation: self.messages,
             tools: (!self.tools.is_empty()).then_some(Value::Array(self.tools)),
             constraint,
-            thinking,
+            reasoning_budget,
             end_tokens: ends.into_iter().filter_map(|(_, token)| token).collect(),
             end_texts,
             visible: vocabulary.controls_in(&format.markers()),

@@ -133,7 +133,7 @@ fn engine_request(
         tools: prepared.tools,
         answer_format: Some(prepared.answer_format),
         constraint: prepared.constraint,
-        thinking: prepared.thinking,
+        reasoning_budget: prepared.reasoning_budget,
         visible: prepared.visible,
         alternatives: Request::ALTERNATIVES.max(options.logprobs.unwrap_or(0)),
         report: ReportOptions {

@@ -7,14 +7,14 @@
 #[cfg(test)]
 mod tests;
 
-use super::history::{DroppedGap, PastAnswer, SlotHistory, hash, message_hash, without_reasoning};
+use super::history::{DroppedGap, PastAnswer, SlotHistory, hash_tokens, message_hash, without_reasoning};
 use crate::events::{Span, TokenId};
 use crate::model::Vocabulary;
 use std::ops::Range;
 
 /// Maximum tokens before a generated answer that belong to it: the template's beginning of an answer, possibly with
 /// empty reasoning.
-const OPENING: usize = 16;
+const MAX_HEADER_TOKENS: usize = 16;
 
 /// A prompt aligned with a history.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,26 +25,26 @@ pub struct Alignment {
     pub omitted: Vec<Range<usize>>,
 }
 
-/// Aligns a prompt with a slot's state. `forget` also omits messages that were dropped before. Returns `None` if
+/// Aligns a prompt with a slot's state. `omit_dropped` also omits messages that were dropped before. Returns `None` if
 /// nothing changes.
 pub fn align(
     prompt: &[TokenId],
     spans: &[Span],
-    held: &[TokenId],
+    cached: &[TokenId],
     history: &SlotHistory,
     vocabulary: &Vocabulary,
-    forget: bool,
+    omit_dropped: bool,
 ) -> Option<Alignment> {
     if spans.is_empty() || history.is_empty() {
         return None;
     }
     let mut aligner = Aligner { prompt, spans, vocabulary, tokens: Vec::new(), edits: Vec::new(), at: 0 };
-    let mut gaps = history.gaps.iter().filter(|_| forget).peekable();
+    let mut gaps = history.gaps.iter().filter(|_| omit_dropped).peekable();
     let mut omitted = Vec::new();
     loop {
         while let Some(gap) = gaps.next_if(|gap| gap.at <= aligner.tokens.len()) {
             if gap.at == aligner.tokens.len()
-                && let Some(end) = aligner.end_of(gap)
+                && let Some(end) = aligner.dropped_end(gap)
             {
                 omitted.push(aligner.at..end);
                 aligner.replace(end, &[]);
@@ -54,14 +54,14 @@ pub fn align(
             break;
         }
         let here = aligner.tokens.len();
-        if held.get(here) == Some(&prompt[aligner.at]) {
+        if cached.get(here) == Some(&prompt[aligner.at]) {
             aligner.copy(1);
             continue;
         }
         let answer = history.answers.iter().rfind(|answer| {
-            (answer.start.saturating_sub(OPENING)..=answer.start + answer.tokens.len()).contains(&here)
+            (answer.start.saturating_sub(MAX_HEADER_TOKENS)..=answer.start + answer.tokens.len()).contains(&here)
         });
-        let Some((back, end, tokens)) = answer.and_then(|answer| aligner.answer(answer, held)) else { break };
+        let Some((back, end, tokens)) = answer.and_then(|answer| aligner.past_answer(answer, cached)) else { break };
         aligner.tokens.truncate(here - back);
         aligner.at -= back;
         aligner.replace(end, &tokens);
@@ -74,7 +74,7 @@ pub fn align(
     if aligner.tokens == prompt {
         return None;
     }
-    let spans = aligner.spans_now();
+    let spans = aligner.aligned_spans();
     Some(Alignment { tokens: aligner.tokens, spans, omitted })
 }
 
@@ -102,51 +102,57 @@ impl Aligner<'_> {
     }
 
     /// Returns the end of the dropped messages if they appear at the current position.
-    fn end_of(&self, gap: &DroppedGap) -> Option<usize> {
+    fn dropped_end(&self, gap: &DroppedGap) -> Option<usize> {
         let end = self.at + gap.len;
-        if self.prompt.get(self.at..end).is_some_and(|tokens| hash(tokens) == gap.hash) {
+        if self.prompt.get(self.at..end).is_some_and(|tokens| hash_tokens(tokens) == gap.hash) {
             return Some(end);
         }
         // Answers may be tokenized differently than they were generated. Then messages are compared by text.
-        let mut spoken = self.spans.iter().filter(|span| span.role != "template" && span.start as usize >= self.at);
-        if gap.messages.is_empty() || spoken.clone().next()?.start as usize != self.at {
+        let mut message_spans =
+            self.spans.iter().filter(|span| span.role != "template" && span.start as usize >= self.at);
+        if gap.messages.is_empty() || message_spans.clone().next()?.start as usize != self.at {
             return None;
         }
         for &message in &gap.messages {
-            if message_hash(spoken.next()?, self.prompt, self.vocabulary) != message {
+            if message_hash(message_spans.next()?, self.prompt, self.vocabulary) != message {
                 return None;
             }
         }
-        let next = spoken.next()?;
+        let next = message_spans.next()?;
         (next.role == "user").then_some(next.start as usize)
     }
 
     /// Returns how many tokens back the answer begins, where it ends in the prompt, and its tokens as they were
     /// generated.
-    fn answer(&self, answer: &PastAnswer, held: &[TokenId]) -> Option<(usize, usize, Vec<TokenId>)> {
+    fn past_answer(&self, answer: &PastAnswer, cached: &[TokenId]) -> Option<(usize, usize, Vec<TokenId>)> {
         // The client's text may match the beginning of the reasoning by chance.
         let back = self.tokens.len().saturating_sub(answer.start);
         let (here, at) = (self.tokens.len() - back, self.at.checked_sub(back)?);
         if self.edits.last().is_some_and(|(range, _)| range.end > at) {
             return None;
         }
-        let spoken = self.spans.iter().find(|span| span.role != "template" && span.end as usize > at)?;
-        if spoken.role != "assistant" || spoken.start as usize > at + OPENING {
+        let answer_span = self.spans.iter().find(|span| span.role != "template" && span.end as usize > at)?;
+        if answer_span.role != "assistant" || answer_span.start as usize > at + MAX_HEADER_TOKENS {
             return None;
         }
         let rest = &self.prompt[at..];
         let ends = |&token: &TokenId| self.vocabulary.is_end_of_generation(token);
-        let behind = spoken.end as usize - at;
-        let end = rest.iter().skip(behind).take(OPENING).position(ends).map_or(behind, |more| behind + more);
-        let mut ours = held.get(here..answer.start)?.to_vec();
-        ours.extend_from_slice(&answer.tokens);
-        let (ours_text, theirs) = (self.vocabulary.decode(&ours), self.vocabulary.decode(&rest[..end]));
-        let same = without_reasoning(&ours_text).trim() == without_reasoning(&theirs).trim();
-        same.then_some((back, at + end, ours))
+        let content_end = answer_span.end as usize - at;
+        let end = rest
+            .iter()
+            .skip(content_end)
+            .take(MAX_HEADER_TOKENS)
+            .position(ends)
+            .map_or(content_end, |more| content_end + more);
+        let mut generated = cached.get(here..answer.start)?.to_vec();
+        generated.extend_from_slice(&answer.tokens);
+        let (generated_text, received) = (self.vocabulary.decode(&generated), self.vocabulary.decode(&rest[..end]));
+        let same = without_reasoning(&generated_text).trim() == without_reasoning(&received).trim();
+        same.then_some((back, at + end, generated))
     }
 
-    fn spans_now(&self) -> Vec<Span> {
-        let now = |index: u32| {
+    fn aligned_spans(&self) -> Vec<Span> {
+        let shifted = |index: u32| {
             let index = index as usize;
             let mut shift = 0isize;
             for (range, len) in &self.edits {
@@ -161,7 +167,7 @@ impl Aligner<'_> {
         };
         let mut spans: Vec<Span> = Vec::with_capacity(self.spans.len());
         for span in self.spans {
-            let (start, end) = (now(span.start), now(span.end));
+            let (start, end) = (shifted(span.start), shifted(span.end));
             match spans.last_mut() {
                 _ if start >= end => {}
                 Some(last) if last.role == "template" && span.role == "template" => last.end = end,

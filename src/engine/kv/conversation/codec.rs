@@ -42,11 +42,11 @@ impl SlotHistory {
                 .map(|&token| TokenId::from_le_bytes(token))
                 .collect();
             // The last token of an answer is sampled but never decoded.
-            let held = tokens.get(start..)?;
+            let following = tokens.get(start..)?;
             let known = |&token: &TokenId| usize::try_from(token).is_ok_and(|token| token < vocabulary);
-            let fits = !held.is_empty()
-                && (1..=held.len() + 1).contains(&len)
-                && answer.iter().zip(held).all(|(a, b)| a == b)
+            let fits = !following.is_empty()
+                && (1..=following.len() + 1).contains(&len)
+                && answer.iter().zip(following).all(|(a, b)| a == b)
                 && answer.iter().all(known);
             if !fits {
                 return None;

@@ -34,8 +34,8 @@ pub fn evicted_messages(
     ranges: &[Range<usize>],
     vocabulary: &Vocabulary,
 ) -> Vec<EvictedMessage> {
-    let spoken: Vec<&Span> = spans.iter().filter(|span| span.role != "template").collect();
-    let parts = ranges.iter().map(|range| make_part(tokens, range.clone(), &spoken, vocabulary));
+    let message_spans: Vec<&Span> = spans.iter().filter(|span| span.role != "template").collect();
+    let parts = ranges.iter().map(|range| make_part(tokens, range.clone(), &message_spans, vocabulary));
     parts.flat_map(|part| part.evicted_messages(tokens, vocabulary)).collect()
 }
 
@@ -50,36 +50,37 @@ fn evicted_message(role: &str, content: &[TokenId], vocabulary: &Vocabulary) -> 
 /// Returns the parts that can be dropped, in order: whole turns from the oldest, then finished pairs of tool call and
 /// result in the current turn. System messages, the last user message and the last assistant message stay.
 pub fn droppable_parts(tokens: &[TokenId], spans: &[Span], vocabulary: &Vocabulary) -> Vec<DroppablePart> {
-    let spoken: Vec<&Span> = spans.iter().filter(|span| span.role != "template").collect();
-    let users: Vec<usize> = (0..spoken.len()).filter(|&at| spoken[at].role == "user").collect();
+    let message_spans: Vec<&Span> = spans.iter().filter(|span| span.role != "template").collect();
+    let users: Vec<usize> = (0..message_spans.len()).filter(|&at| message_spans[at].role == "user").collect();
     let Some(&last_user) = users.last() else { return Vec::new() };
     // An assistant message that only calls a tool has no content; its result has.
-    let last_answer = spoken.iter().rposition(|span| span.role == "assistant" || span.role == "tool");
+    let last_answer = message_spans.iter().rposition(|span| span.role == "assistant" || span.role == "tool");
     let mut parts = Vec::new();
     for pair in users.windows(2) {
         let (from, to) = (pair[0], pair[1]);
-        let kept =
-            |at: usize| Some(at) == last_answer || !matches!(spoken[at].role.as_str(), "user" | "assistant" | "tool");
+        let kept = |at: usize| {
+            Some(at) == last_answer || !matches!(message_spans[at].role.as_str(), "user" | "assistant" | "tool")
+        };
         if !(from..to).any(kept) {
             parts.push(make_part(
                 tokens,
-                spoken[from].start as usize..spoken[to].start as usize,
-                &spoken[from..to],
+                message_spans[from].start as usize..message_spans[to].start as usize,
+                &message_spans[from..to],
                 vocabulary,
             ));
         }
     }
-    parts.extend(tool_pairs(tokens, &spoken[last_user..], vocabulary));
+    parts.extend(tool_pairs(tokens, &message_spans[last_user..], vocabulary));
     parts
 }
 
-/// Selects parts until at most `goal` of `len` tokens are left, or all parts. Returns `None` if more than `max` tokens
+/// Selects parts until at most `target` of `len` tokens are left, or all parts. Returns `None` if more than `max` tokens
 /// are left.
-pub fn choose_parts(parts: Vec<DroppablePart>, len: usize, max: usize, goal: usize) -> Option<Vec<DroppablePart>> {
+pub fn select_parts(parts: Vec<DroppablePart>, len: usize, max: usize, target: usize) -> Option<Vec<DroppablePart>> {
     let mut left = len;
     let mut picked = Vec::new();
     for part in parts {
-        if left <= goal {
+        if left <= target {
             break;
         }
         left -= part.range.len();
@@ -90,28 +91,34 @@ pub fn choose_parts(parts: Vec<DroppablePart>, len: usize, max: usize, goal: usi
 }
 
 /// Returns tool calls with their results in the current turn, whose spans these are, except the last.
-fn tool_pairs(tokens: &[TokenId], spoken: &[&Span], vocabulary: &Vocabulary) -> Vec<DroppablePart> {
-    let Some(user) = spoken.first() else { return Vec::new() };
-    let messages = messages(tokens, user.start as usize..tokens.len(), spoken, vocabulary);
+fn tool_pairs(tokens: &[TokenId], message_spans: &[&Span], vocabulary: &Vocabulary) -> Vec<DroppablePart> {
+    let Some(user) = message_spans.first() else { return Vec::new() };
+    let messages = messages(tokens, user.start as usize..tokens.len(), message_spans, vocabulary);
     // The first message is the user's.
     let calls: Vec<usize> = (1..messages.len())
         .filter(|&at| {
-            let tool =
-                |message: &Range<usize>| spoken.iter().any(|span| span.role == "tool" && begins_in(span, message));
+            let tool = |message: &Range<usize>| {
+                message_spans.iter().any(|span| span.role == "tool" && begins_in(span, message))
+            };
             !tool(&messages[at]) && messages.get(at + 1).is_some_and(tool)
         })
         .collect();
     calls
         .windows(2)
-        .map(|pair| make_part(tokens, messages[pair[0]].start..messages[pair[1]].start, spoken, vocabulary))
+        .map(|pair| make_part(tokens, messages[pair[0]].start..messages[pair[1]].start, message_spans, vocabulary))
         .filter(|part| part.contents.iter().all(|(role, _)| role == "assistant" || role == "tool"))
         .collect()
 }
 
 /// Returns the messages within a range. Each ends with an end-of-generation token of the template and the blanks after
 /// it.
-fn messages(tokens: &[TokenId], within: Range<usize>, spoken: &[&Span], vocabulary: &Vocabulary) -> Vec<Range<usize>> {
-    let inside = |at: usize| spoken.iter().any(|span| (span.start as usize..span.end as usize).contains(&at));
+fn messages(
+    tokens: &[TokenId],
+    within: Range<usize>,
+    message_spans: &[&Span],
+    vocabulary: &Vocabulary,
+) -> Vec<Range<usize>> {
+    let inside = |at: usize| message_spans.iter().any(|span| (span.start as usize..span.end as usize).contains(&at));
     let blank = |at: usize| !inside(at) && is_blank(tokens[at], vocabulary);
     let (mut messages, mut start, mut at) = (Vec::new(), within.start, within.start);
     while at < within.end {
@@ -137,13 +144,20 @@ fn is_blank(token: TokenId, vocabulary: &Vocabulary) -> bool {
 
 /// Returns a range with the messages that begin in it. A message without content is an assistant's that only calls
 /// tools; its content is the text between the template's markers.
-fn make_part(tokens: &[TokenId], range: Range<usize>, spoken: &[&Span], vocabulary: &Vocabulary) -> DroppablePart {
-    let within: Vec<&Span> = spoken.iter().copied().filter(|span| begins_in(span, &range)).collect();
+fn make_part(
+    tokens: &[TokenId],
+    range: Range<usize>,
+    message_spans: &[&Span],
+    vocabulary: &Vocabulary,
+) -> DroppablePart {
+    let within: Vec<&Span> = message_spans.iter().copied().filter(|span| begins_in(span, &range)).collect();
     let mut contents: Vec<(String, Range<usize>)> =
         within.iter().map(|span| (span.role.clone(), span.start as usize..span.end as usize)).collect();
     for message in messages(tokens, range.clone(), &within, vocabulary) {
         if !within.iter().any(|span| begins_in(span, &message)) {
-            contents.extend(call(tokens, message, vocabulary).map(|content| ("assistant".to_owned(), content)));
+            contents.extend(
+                tool_call_content(tokens, message, vocabulary).map(|content| ("assistant".to_owned(), content)),
+            );
         }
     }
     contents.sort_by_key(|(_, content)| content.start);
@@ -152,7 +166,7 @@ fn make_part(tokens: &[TokenId], range: Range<usize>, spoken: &[&Span], vocabula
 
 /// Returns the content of an assistant message between its header and its end. Returns `None` if the header is not the
 /// one that ends the prompt.
-fn call(tokens: &[TokenId], message: Range<usize>, vocabulary: &Vocabulary) -> Option<Range<usize>> {
+fn tool_call_content(tokens: &[TokenId], message: Range<usize>, vocabulary: &Vocabulary) -> Option<Range<usize>> {
     let ends = |token: &TokenId| vocabulary.is_end_of_generation(*token);
     let last_end = tokens.iter().rposition(ends)?;
     let header: Vec<TokenId> =
@@ -235,9 +249,9 @@ mod tests {
         left
     }
 
-    fn dropped(messages: &[(&str, usize)], max: usize, goal: usize) -> Option<Vec<TokenId>> {
+    fn dropped(messages: &[(&str, usize)], max: usize, target: usize) -> Option<Vec<TokenId>> {
         let (mut tokens, spans) = chat(messages);
-        let parts = choose_parts(droppable_parts(&tokens, &spans, &vocabulary()), tokens.len(), max, goal)?;
+        let parts = select_parts(droppable_parts(&tokens, &spans, &vocabulary()), tokens.len(), max, target)?;
         for part in parts.iter().rev() {
             tokens.drain(part.range.clone());
         }

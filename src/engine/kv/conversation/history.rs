@@ -72,7 +72,7 @@ impl SlotHistory {
                 .map(|span| message_hash(span, tokens, vocabulary))
                 .collect();
             let at = shifted_index(range.start, ranges);
-            let hash = hash(&tokens[range.clone()]);
+            let hash = hash_tokens(&tokens[range.clone()]);
             // After older gaps at the same position: their messages came first.
             let place = self.gaps.partition_point(|gap| gap.at <= at);
             self.gaps.insert(place, DroppedGap { at, len: range.len(), hash, messages });
@@ -110,6 +110,6 @@ pub fn message_hash(span: &Span, tokens: &[TokenId], vocabulary: &Vocabulary) ->
     xxh3_64(format!("{}\0{}", span.role, text.trim()).as_bytes())
 }
 
-pub fn hash(tokens: &[TokenId]) -> u64 {
+pub fn hash_tokens(tokens: &[TokenId]) -> u64 {
     xxh3_64(bytemuck::cast_slice(tokens))
 }

@@ -12,6 +12,6 @@ pub mod history;
 pub mod spans;
 
 pub use align::{Alignment, align};
-pub use eviction::{choose_parts, droppable_parts, evicted_messages};
+pub use eviction::{droppable_parts, evicted_messages, select_parts};
 pub use history::SlotHistory;
 pub use spans::eviction_target;

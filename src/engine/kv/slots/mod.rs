@@ -97,14 +97,14 @@ impl<'model> KvSlots<'model> {
                 continue;
             }
             let ranges: Vec<_> = removal.ranges.iter().map(|range| range.start as u32..range.end as u32).collect();
-            match self.context.cut(index as i32, removal.kv_len as u32, &ranges) {
+            match self.context.remove_ranges(index as i32, removal.kv_len as u32, &ranges) {
                 Ok(_) => {
                     for range in removal.ranges.iter().rev() {
                         self.slots[index].tokens.drain(range.clone());
                     }
                     // Closing the gap leaves layers with a sliding window only the content of their window, in other
                     // cells than its positions.
-                    if needs_exact_rows && !self.context.rows_exact(index as i32) {
+                    if needs_exact_rows && !self.context.has_exact_rows(index as i32) {
                         kv_len = 0;
                     }
                 }
@@ -199,8 +199,8 @@ impl<'model> KvSlots<'model> {
     }
 
     /// Returns true if the end of every sequence can be removed.
-    pub fn keeps_beginnings(&self) -> bool {
-        self.context.keeps_beginnings()
+    pub fn keeps_all_prefixes(&self) -> bool {
+        self.context.keeps_all_prefixes()
     }
 
     /// Returns true if LoRA adapters are loaded.

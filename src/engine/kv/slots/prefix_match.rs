@@ -19,7 +19,7 @@ const MIN_COPY_TOKENS: usize = 64;
 /// Match of a prompt with one cached state.
 struct PrefixMatch {
     aligned: Option<Alignment>,
-    shared: usize,
+    matched: usize,
     /// Tokens that remain usable after the eviction of messages from a prompt that is longer than the context.
     reusable: usize,
 }
@@ -39,8 +39,8 @@ impl KvSlots<'_> {
             .filter(|&index| is_free(index))
             .map(|index| {
                 let SlotState { tokens, adapters, history, .. } = &self.slots[index];
-                let reach = |keep| self.context.reach(index as i32, keep);
-                (index, self.match_prefix(prompt, tokens, adapters.as_ref(), history, reach))
+                let usable_prefix = |keep| self.context.usable_prefix(index as i32, keep);
+                (index, self.match_prefix(prompt, tokens, adapters.as_ref(), history, usable_prefix))
             })
             .max_by_key(|(index, prefix)| {
                 let slot = &self.slots[*index];
@@ -53,15 +53,16 @@ impl KvSlots<'_> {
                     Reverse(*index),
                 )
             })?;
-        let idle = self.host_cache.iter().map(|idle| {
-            let reach = |keep| self.context.reach_of_saved(idle.tokens.len(), &idle.checkpoints, keep);
-            (idle, self.match_prefix(prompt, &idle.tokens, idle.adapters.as_ref(), &idle.history, reach))
+        let entry = self.host_cache.iter().map(|entry| {
+            let usable_prefix =
+                |keep| self.context.usable_prefix_of_saved(entry.tokens.len(), &entry.checkpoints, keep);
+            (entry, self.match_prefix(prompt, &entry.tokens, entry.adapters.as_ref(), &entry.history, usable_prefix))
         });
-        let best_idle = idle
-            .filter(|(idle, other)| other.reusable > prefix.reusable && idle.is_worth_copying(other.reusable))
+        let best_entry = entry
+            .filter(|(entry, other)| other.reusable > prefix.reusable && entry.is_worth_copying(other.reusable))
             .max_by_key(|(_, other)| other.reusable);
-        Some(match best_idle {
-            Some((idle, prefix)) => slot_choice(slot, prefix, &idle.history),
+        Some(match best_entry {
+            Some((entry, prefix)) => slot_choice(slot, prefix, &entry.history),
             None => slot_choice(slot, prefix, &self.slots[slot].history),
         })
     }
@@ -72,31 +73,32 @@ impl KvSlots<'_> {
     pub fn reuse(&mut self, index: usize, prompt: PromptView<'_>, outputs_from: usize) -> usize {
         let slot = &self.slots[index];
         let same = slot.adapters.as_ref() == prompt.adapters;
-        let usable = |held: &[TokenId]| if prompt.cache_prompt { common_prefix(held, prompt.tokens) } else { 0 };
-        let mut shared = if same { usable(&slot.tokens) } else { 0 };
-        let kept = shared.min(outputs_from);
-        let reach = if kept < slot.tokens.len() { self.context.reach(index as i32, kept) } else { kept };
-        if reach < kept {
-            shared = reach;
+        let usable = |cached: &[TokenId]| if prompt.cache_prompt { common_prefix(cached, prompt.tokens) } else { 0 };
+        let mut matched = if same { usable(&slot.tokens) } else { 0 };
+        let kept = matched.min(outputs_from);
+        let usable_prefix =
+            if kept < slot.tokens.len() { self.context.usable_prefix(index as i32, kept) } else { kept };
+        if usable_prefix < kept {
+            matched = usable_prefix;
         }
-        if 2 * shared < slot.tokens.len() {
-            self.store_idle_state(index);
+        if 2 * matched < slot.tokens.len() {
+            self.store_in_host_cache(index);
         }
-        let source = self.find_source(index, prompt, outputs_from, shared.min(outputs_from), None);
-        let known = source.map_or(shared.min(outputs_from), |(_, usable)| usable);
-        let cached = self.find_cached(prompt, outputs_from, known);
-        if let Some((source, _)) = source.filter(|_| cached.is_none()) {
-            shared = if self.copy_state(source, index) { usable(&self.slots[index].tokens) } else { 0 };
-        } else if let Some(at) = cached
-            && let Some(idle) = self.host_cache.take(at)
+        let source = self.find_source(index, prompt, outputs_from, matched.min(outputs_from), None);
+        let known = source.map_or(matched.min(outputs_from), |(_, usable)| usable);
+        let cache_entry = self.find_in_host_cache(prompt, outputs_from, known);
+        if let Some((source, _)) = source.filter(|_| cache_entry.is_none()) {
+            matched = if self.copy_state(source, index) { usable(&self.slots[index].tokens) } else { 0 };
+        } else if let Some(at) = cache_entry
+            && let Some(entry) = self.host_cache.take(at)
         {
-            shared = 0;
-            if self.load_idle_state(index, &idle) {
-                shared = usable(&idle.tokens);
-                if !self.context.keeps_beginnings() {
+            matched = 0;
+            if self.load_from_host_cache(index, &entry) {
+                matched = usable(&entry.tokens);
+                if !self.context.keeps_all_prefixes() {
                     // A recurrent state cannot return to this position once it is continued, so the cache keeps its
                     // copy.
-                    self.host_cache.insert(idle);
+                    self.host_cache.insert(entry);
                 }
             }
         }
@@ -104,24 +106,24 @@ impl KvSlots<'_> {
         // Tokens after evicted messages are shifted, as during an eviction in the middle of an answer.
         let evicted = prompt.evicts && prompt.is_truncated;
         let min_len = if evicted && prompt.cache_reuse == 0 { MIN_PIECE_TOKENS } else { prompt.cache_reuse };
-        if prompt.cache_prompt && min_len > 0 && shared > 0 && self.context.can_shift() {
-            let pieces = pieces(&self.slots[index].tokens, prompt.tokens, shared, min_len);
-            shared = self.shift_pieces(index, shared, &pieces);
+        if prompt.cache_prompt && min_len > 0 && matched > 0 && self.context.can_shift() {
+            let pieces = pieces(&self.slots[index].tokens, prompt.tokens, matched, min_len);
+            matched = self.shift_pieces(index, matched, &pieces);
         }
-        if prompt.needs_exact_rows && !self.context.rows_exact(index as i32) {
-            shared = 0;
+        if prompt.needs_exact_rows && !self.context.has_exact_rows(index as i32) {
+            matched = 0;
         }
-        shared.min(outputs_from)
+        matched.min(outputs_from)
     }
 
-    /// Returns true if a run does better to wait until the slot `source`, which computes the same first `coming` tokens,
-    /// can give it a copy of them than to start in this slot now. The copy must save at least `min_saved` tokens.
+    /// Returns true if waiting for the slot `source` saves time: it is computing the first `expected` tokens of the
+    /// prompt, and a copy of its state saves at least `min_saved` tokens compared with a start now.
     pub fn should_await(
         &self,
         index: usize,
         prompt: PromptView<'_>,
         outputs_from: usize,
-        (source, coming): (usize, usize),
+        (source, expected): (usize, usize),
         min_saved: usize,
     ) -> bool {
         if !prompt.cache_prompt {
@@ -130,12 +132,12 @@ impl KvSlots<'_> {
         let slot = &self.slots[index];
         let same = slot.adapters.as_ref() == prompt.adapters;
         let own = if same { common_prefix(&slot.tokens, prompt.tokens).min(outputs_from) } else { 0 };
-        let own = if own < slot.tokens.len() { self.context.reach(index as i32, own) } else { own };
-        let enough = coming.saturating_sub(min_saved);
+        let own = if own < slot.tokens.len() { self.context.usable_prefix(index as i32, own) } else { own };
+        let enough = expected.saturating_sub(min_saved);
         let others = self.find_source(index, prompt, outputs_from, own, Some(source));
         others.map_or(own, |(_, usable)| usable) <= enough
-            && is_worth_copying(coming, own, coming)
-            && self.find_cached(prompt, outputs_from, enough).is_none()
+            && is_worth_copying(expected, own, expected)
+            && self.find_in_host_cache(prompt, outputs_from, enough).is_none()
     }
 
     /// Returns the other slot whose state saves most tokens, with the number of tokens that a copy of it would make
@@ -153,9 +155,9 @@ impl KvSlots<'_> {
             return None;
         }
         let usable = |source: usize| {
-            let held = &self.slots[source].tokens;
-            let keep = common_prefix(held, &prompt.tokens[..outputs_from]);
-            self.context.reach_of_saved(held.len(), self.context.checkpoints(source as i32), keep)
+            let cached = &self.slots[source].tokens;
+            let keep = common_prefix(cached, &prompt.tokens[..outputs_from]);
+            self.context.usable_prefix_of_saved(cached.len(), self.context.checkpoints(source as i32), keep)
         };
         (0..self.slots.len())
             .filter(|&source| {
@@ -167,10 +169,12 @@ impl KvSlots<'_> {
     }
 
     /// Returns the state in the host cache of which the prompt can use most tokens, if they are more than `known`.
-    fn find_cached(&self, prompt: PromptView<'_>, outputs_from: usize, known: usize) -> Option<usize> {
-        let reach = |idle: &CachedState, keep| self.context.reach_of_saved(idle.tokens.len(), &idle.checkpoints, keep);
+    fn find_in_host_cache(&self, prompt: PromptView<'_>, outputs_from: usize, known: usize) -> Option<usize> {
+        let usable_prefix = |entry: &CachedState, keep| {
+            self.context.usable_prefix_of_saved(entry.tokens.len(), &entry.checkpoints, keep)
+        };
         let tokens = &prompt.tokens[..outputs_from];
-        prompt.cache_prompt.then(|| self.host_cache.find_best(tokens, prompt.adapters, known, reach)).flatten()
+        prompt.cache_prompt.then(|| self.host_cache.find_best(tokens, prompt.adapters, known, usable_prefix)).flatten()
     }
 
     /// Replaces a slot's state by a copy of another slot's. Returns `false` and leaves the slot empty if that fails.
@@ -199,37 +203,37 @@ impl KvSlots<'_> {
         }
     }
 
-    /// Matches a prompt with a cached state. `reach` returns how many of the first `keep` tokens of the state can be used
-    /// without the rest.
+    /// Matches a prompt with a cached state. `usable_prefix` returns how many of the first `keep` tokens of the state can
+    /// be used without the rest.
     fn match_prefix(
         &self,
         prompt: PromptView<'_>,
-        held: &[TokenId],
+        cached: &[TokenId],
         adapters: Option<&AdapterSet>,
         history: &SlotHistory,
-        reach: impl Fn(usize) -> usize,
+        usable_prefix: impl Fn(usize) -> usize,
     ) -> PrefixMatch {
         if !prompt.cache_prompt || adapters != prompt.adapters {
-            return PrefixMatch { aligned: None, shared: 0, reusable: 0 };
+            return PrefixMatch { aligned: None, matched: 0, reusable: 0 };
         }
         let context = self.ctx_size;
-        let forget = prompt.evicts && prompt.tokens.len() > conversation::eviction_target(context);
-        let aligned = align(prompt.tokens, prompt.spans, held, history, prompt.vocabulary, forget);
+        let omit_dropped = prompt.evicts && prompt.tokens.len() > conversation::eviction_target(context);
+        let aligned = align(prompt.tokens, prompt.spans, cached, history, prompt.vocabulary, omit_dropped);
         let (tokens, spans) = aligned
             .as_ref()
             .map_or((prompt.tokens, prompt.spans), |aligned| (aligned.tokens.as_slice(), aligned.spans.as_slice()));
-        let shared = common_prefix(held, tokens);
+        let matched = common_prefix(cached, tokens);
         let evicted_from = if prompt.evicts && tokens.len() >= context {
             conversation::droppable_parts(tokens, spans, prompt.vocabulary).first().map(|part| part.range.start)
         } else {
             None
         };
-        let reusable = evicted_from.map_or(shared, |evicted_from| shared.min(evicted_from));
+        let reusable = evicted_from.map_or(matched, |evicted_from| matched.min(evicted_from));
         // One token is always evaluated.
         let kept = reusable.min(tokens.len().saturating_sub(1));
-        let usable = if kept == held.len() { kept } else { reach(kept) };
+        let usable = if kept == cached.len() { kept } else { usable_prefix(kept) };
         let reusable = if usable == kept { reusable } else { usable };
-        PrefixMatch { aligned, shared, reusable }
+        PrefixMatch { aligned, matched, reusable }
     }
 
     /// Keeps only the beginning of a slot's state and these pieces, adjacent to each other. Returns the number of
@@ -246,7 +250,7 @@ impl KvSlots<'_> {
             from = piece.end;
         }
         let ranges: Vec<_> = gaps.iter().map(|gap| gap.start as u32..gap.end as u32).collect();
-        match self.context.cut(index as i32, end as u32, &ranges) {
+        match self.context.remove_ranges(index as i32, end as u32, &ranges) {
             Ok(left) => {
                 for gap in gaps.iter().rev() {
                     self.slots[index].tokens.drain(gap.clone());
@@ -261,8 +265,8 @@ impl KvSlots<'_> {
         }
     }
 
-    /// Copies a slot's state to the host cache, if it has room and a use for it.
-    fn store_idle_state(&mut self, index: usize) {
+    /// Copies a slot's state to the host cache, unless it does not fit or a cached state covers it.
+    fn store_in_host_cache(&mut self, index: usize) {
         let SlotState { tokens, adapters, history, .. } = &self.slots[index];
         if !self.host_cache.should_store(tokens, adapters.as_ref()) {
             return;
@@ -280,12 +284,12 @@ impl KvSlots<'_> {
     }
 
     /// Restores a cached state into a slot. Returns `false` and leaves the slot empty if that fails.
-    fn load_idle_state(&mut self, index: usize, idle: &CachedState) -> bool {
+    fn load_from_host_cache(&mut self, index: usize, entry: &CachedState) -> bool {
         let tokens = &mut self.slots[index].tokens;
-        match self.context.restore(index as i32, &idle.state, idle.tokens.len() as u32) {
+        match self.context.restore(index as i32, &entry.state, entry.tokens.len() as u32) {
             Ok(()) => {
-                tokens.clone_from(&idle.tokens);
-                self.context.set_checkpoints(index as i32, idle.checkpoints.clone());
+                tokens.clone_from(&entry.tokens);
+                self.context.set_checkpoints(index as i32, entry.checkpoints.clone());
                 true
             }
             Err(error) => {
@@ -305,8 +309,8 @@ fn is_worth_copying(usable: usize, known: usize, length: usize) -> bool {
 }
 
 /// Returns pieces of a state, after the common prefix, that appear in the prompt in the same order.
-fn pieces(cached: &[TokenId], prompt: &[TokenId], shared: usize, min_len: usize) -> Vec<Range<usize>> {
-    let (mut at, mut wanted) = (shared, shared);
+fn pieces(cached: &[TokenId], prompt: &[TokenId], matched: usize, min_len: usize) -> Vec<Range<usize>> {
+    let (mut at, mut wanted) = (matched, matched);
     let mut pieces = Vec::new();
     while at < cached.len() && wanted < prompt.len() {
         let same = common_prefix(&cached[at..], &prompt[wanted..]);
@@ -323,7 +327,7 @@ fn pieces(cached: &[TokenId], prompt: &[TokenId], shared: usize, min_len: usize)
 
 fn slot_choice(slot: usize, prefix: PrefixMatch, history: &SlotHistory) -> SlotChoice {
     let mut history = history.clone();
-    history.truncate(prefix.shared);
+    history.truncate(prefix.matched);
     SlotChoice { slot, aligned: prefix.aligned, history }
 }
 

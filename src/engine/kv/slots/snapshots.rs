@@ -78,7 +78,7 @@ impl KvSlots<'_> {
         if discard == 0 {
             return Ok(tokens);
         }
-        match self.context.cut(index as i32, tokens as u32, &[keep as u32..end as u32]) {
+        match self.context.remove_ranges(index as i32, tokens as u32, &[keep as u32..end as u32]) {
             Ok(left) => {
                 self.slots[index].tokens.drain(keep..end);
                 self.slots[index].history.remove_ranges(&[keep..end]);

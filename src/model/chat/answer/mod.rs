@@ -40,7 +40,7 @@ impl AnswerFormat {
     /// Returns the data that a recording stores, in addition to the tools as the client sent them.
     #[must_use]
     pub fn to_recording(&self) -> Value {
-        json!({ "thoughts": self.separates_reasoning, "thinking": self.thinking, "single": self.single })
+        json!({ "separates_reasoning": self.separates_reasoning, "thinking": self.thinking, "single": self.single })
     }
 
     /// Restores the format of a recorded run's answer from the model's chat template, the tools as the client sent them
@@ -57,10 +57,12 @@ impl AnswerFormat {
             })
         });
         let plain = Self::plain(template);
-        let flag = |name: &str, usual: bool| recorded[name].as_bool().unwrap_or(usual);
+        let flag = |name: &str, default: bool| recorded[name].as_bool().unwrap_or(default);
+        // Older recordings call the field `thoughts`.
+        let separates_reasoning = flag("thoughts", plain.separates_reasoning);
         Self {
             tools: tools.collect(),
-            separates_reasoning: flag("thoughts", plain.separates_reasoning),
+            separates_reasoning: flag("separates_reasoning", separates_reasoning),
             thinking: flag("thinking", plain.thinking),
             single: flag("single", plain.single),
             ..plain

@@ -9,7 +9,7 @@ use std::cell::Cell;
 /// Words that no template contains.
 pub(super) const USER: &str = "QuserQ7";
 pub(super) const CONTENT: &str = "QcontentQ7";
-pub(super) const REASONING: &str = "QthoughtQ7";
+pub(super) const REASONING: &str = "QreasoningQ7";
 
 /// Maximum length of a rendering.
 const MAX_TEXT: usize = 1 << 18;

@@ -62,16 +62,16 @@ impl<'a> GrammarWriter<'a> {
         if answer_format.format.is_channels() {
             let (channel, message) = (self.literal("<|channel|>"), self.literal("<|message|>"));
             let start = self.literal("<|start|>");
-            self.text_until("thought", "<|end|>");
-            self.rule("lead", &format!("({channel} \"analysis\" {message} thought {start} \"assistant\")?"));
+            self.text_until("reasoning", "<|end|>");
+            self.rule("lead", &format!("({channel} \"analysis\" {message} reasoning {start} \"assistant\")?"));
             return "lead ".into();
         }
         let open = self.literal(open);
-        self.text_until("thought", close);
+        self.text_until("reasoning", close);
         if self.answer_format.thinking {
-            self.rule("lead", "thought /[ \\n]{1,4}/?");
+            self.rule("lead", "reasoning /[ \\n]{1,4}/?");
         } else {
-            self.rule("lead", &format!("({open} thought /[ \\n]{{1,4}}/?)?"));
+            self.rule("lead", &format!("({open} reasoning /[ \\n]{{1,4}}/?)?"));
         }
         "lead ".into()
     }

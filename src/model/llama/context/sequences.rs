@@ -31,7 +31,7 @@ impl Context<'_> {
     /// Returns the number of tokens, of the first `keep` tokens of a longer sequence, that [`Context::truncate`] would
     /// leave.
     #[must_use]
-    pub fn reach(&self, sequence: i32, keep: usize) -> usize {
+    pub fn usable_prefix(&self, sequence: i32, keep: usize) -> usize {
         let within = keep as u32;
         if self.can_truncate(sequence, within) {
             return keep;
@@ -42,7 +42,7 @@ impl Context<'_> {
     /// Returns the number of tokens, of the first `keep` tokens, that are usable from a state of `length` tokens saved
     /// with these checkpoints.
     #[must_use]
-    pub fn reach_of_saved(&self, length: usize, checkpoints: &Checkpoints, keep: usize) -> usize {
+    pub fn usable_prefix_of_saved(&self, length: usize, checkpoints: &Checkpoints, keep: usize) -> usize {
         if self.memory.can_keep(length as u32, keep as u32) {
             return keep;
         }
@@ -109,7 +109,7 @@ impl Context<'_> {
 
     /// Returns true if every prefix of every saved state is usable.
     #[must_use]
-    pub fn keeps_beginnings(&self) -> bool {
+    pub fn keeps_all_prefixes(&self) -> bool {
         self.memory.window == 0 && !self.memory.recurrent
     }
 
@@ -152,11 +152,11 @@ impl Context<'_> {
     ///
     /// # Errors
     /// [`ShiftError::Fixed`] leaves the sequence unchanged; [`ShiftError::Failed`] leaves it empty.
-    pub fn cut(&mut self, sequence: i32, length: u32, ranges: &[Range<u32>]) -> Result<u32, ShiftError> {
+    pub fn remove_ranges(&mut self, sequence: i32, length: u32, ranges: &[Range<u32>]) -> Result<u32, ShiftError> {
         let left = length - ranges.iter().map(|range| range.end - range.start).sum::<u32>();
         let Some(last) = ranges.last() else { return Ok(length) };
         if ranges.len() == 1 && last.end == length {
-            if self.reach(sequence, last.start as usize) < last.start as usize {
+            if self.usable_prefix(sequence, last.start as usize) < last.start as usize {
                 return Err(ShiftError::Fixed(if self.memory.recurrent { RECURRENT } else { OUT_OF_WINDOW }));
             }
             return match self.truncate(sequence, last.start) {
@@ -219,7 +219,7 @@ impl Context<'_> {
 
     /// Returns true if every cell of a sequence is at its position, in all layers.
     #[must_use]
-    pub fn rows_exact(&self, sequence: i32) -> bool {
+    pub fn has_exact_rows(&self, sequence: i32) -> bool {
         self.memory.window == 0 || self.first_position(sequence) == 0
     }
 

@@ -10,7 +10,7 @@ impl Sampler {
     /// Returns true if the state of the sampler can be computed from recorded draws. Adaptive-p learns from a probability
     /// that is not recorded.
     #[must_use]
-    pub fn repeats_draws(&self) -> bool {
+    pub fn can_repeat_draws(&self) -> bool {
         self.adaptive.as_ref().is_none_or(super::Adaptive::is_mirostat)
     }
 

@@ -40,12 +40,12 @@ fn chat(messages: &[(&str, &str)]) -> (Vec<TokenId>, Vec<Span>) {
 }
 
 /// A slot after the first answer, which began with reasoning. The end token was sampled but never decoded.
-fn slot(thought: &str, output: &str) -> (Vec<TokenId>, SlotHistory) {
+fn slot(reasoning: &str, output: &str) -> (Vec<TokenId>, SlotHistory) {
     let vocabulary = vocabulary();
-    let (mut held, _) = chat(&[("user", "hi")]);
-    let start = held.len();
-    let mut generated = text(thought);
-    if !thought.is_empty() {
+    let (mut cached, _) = chat(&[("user", "hi")]);
+    let start = cached.len();
+    let mut generated = text(reasoning);
+    if !reasoning.is_empty() {
         generated.push(2);
     }
     generated.extend(text(output));
@@ -53,17 +53,17 @@ fn slot(thought: &str, output: &str) -> (Vec<TokenId>, SlotHistory) {
     let mut history = SlotHistory::default();
     history.record_answer(start, &generated, &vocabulary);
     generated.pop();
-    held.extend(generated);
-    history.truncate(held.len());
-    (held, history)
+    cached.extend(generated);
+    history.truncate(cached.len());
+    (cached, history)
 }
 
 #[test]
 fn reasoning_is_restored() {
-    let (held, history) = slot("hmm", "hello");
+    let (cached, history) = slot("hmm", "hello");
     let (prompt, spans) = chat(&[("user", "hi"), ("assistant", "hello"), ("user", "more")]);
-    let aligned = align(&prompt, &spans, &held, &history, &vocabulary(), false).unwrap();
-    assert_eq!(aligned.tokens[..held.len()], held);
+    let aligned = align(&prompt, &spans, &cached, &history, &vocabulary(), false).unwrap();
+    assert_eq!(aligned.tokens[..cached.len()], cached);
     assert_eq!(vocabulary().decode(&aligned.tokens), "U:hi<end>A:hmm</think>hello<end>U:more<end>A:");
     let output: Vec<(String, String)> = aligned
         .spans
@@ -77,10 +77,10 @@ fn reasoning_is_restored() {
 
 #[test]
 fn edited_answer_is_not_restored() {
-    let (held, history) = slot("hmm", "hello");
+    let (cached, history) = slot("hmm", "hello");
     for changed in ["hell", "hello!", "no", "ello"] {
         let (prompt, spans) = chat(&[("user", "hi"), ("assistant", changed), ("user", "more")]);
-        assert_eq!(align(&prompt, &spans, &held, &history, &vocabulary(), false), None, "{changed}");
+        assert_eq!(align(&prompt, &spans, &cached, &history, &vocabulary(), false), None, "{changed}");
     }
     let (plain, history) = slot("", "yes hello");
     let (prompt, spans) = chat(&[("user", "hi"), ("assistant", "hello"), ("user", "more")]);
@@ -89,9 +89,9 @@ fn edited_answer_is_not_restored() {
 
 #[test]
 fn unchanged_answer_needs_no_alignment() {
-    let (held, history) = slot("", "hello");
+    let (cached, history) = slot("", "hello");
     let (prompt, spans) = chat(&[("user", "hi"), ("assistant", "hello"), ("user", "more")]);
-    assert_eq!(align(&prompt, &spans, &held, &history, &vocabulary(), false), None);
+    assert_eq!(align(&prompt, &spans, &cached, &history, &vocabulary(), false), None);
 }
 
 #[test]
@@ -103,28 +103,28 @@ fn dropped_messages_are_omitted_again() {
     let (start, end) = (spans[1].start as usize, spans[5].start as usize);
     let mut history = SlotHistory::default();
     history.record_dropped(&full, &spans, &[start..end], &vocabulary);
-    let mut held = full.clone();
-    held.drain(start..end);
-    assert_eq!(vocabulary.decode(&held), "U:two<end>A:second<end>U:three<end>A:");
+    let mut cached = full.clone();
+    cached.drain(start..end);
+    assert_eq!(vocabulary.decode(&cached), "U:two<end>A:second<end>U:three<end>A:");
     let mut longer = conversation.to_vec();
     longer.extend([("assistant", "third"), ("user", "four")]);
     let (prompt, prompt_spans) = chat(&longer);
-    let aligned = align(&prompt, &prompt_spans, &held, &history, &vocabulary, true).unwrap();
+    let aligned = align(&prompt, &prompt_spans, &cached, &history, &vocabulary, true).unwrap();
     assert_eq!(vocabulary.decode(&aligned.tokens), "U:two<end>A:second<end>U:three<end>A:third<end>U:four<end>A:");
     assert_eq!(aligned.omitted, [start..end]);
-    assert_eq!(align(&prompt, &prompt_spans, &held, &history, &vocabulary, false), None);
+    assert_eq!(align(&prompt, &prompt_spans, &cached, &history, &vocabulary, false), None);
     // A second eviction after the first.
     let (second, third) = (aligned.spans[1].start as usize, aligned.spans[5].start as usize);
     let mut history = history.clone();
     history.record_dropped(&aligned.tokens, &aligned.spans, &[second..third], &vocabulary);
-    let mut held = aligned.tokens.clone();
-    held.drain(second..third);
-    let aligned = align(&prompt, &prompt_spans, &held, &history, &vocabulary, true).unwrap();
+    let mut cached = aligned.tokens.clone();
+    cached.drain(second..third);
+    let aligned = align(&prompt, &prompt_spans, &cached, &history, &vocabulary, true).unwrap();
     assert_eq!(vocabulary.decode(&aligned.tokens), "U:three<end>A:third<end>U:four<end>A:");
     // Messages that differ from the dropped ones are not omitted.
     longer[0] = ("user", "other");
     let (prompt, prompt_spans) = chat(&longer);
-    assert_eq!(align(&prompt, &prompt_spans, &held, &history, &vocabulary, true), None);
+    assert_eq!(align(&prompt, &prompt_spans, &cached, &history, &vocabulary, true), None);
 }
 
 #[test]
@@ -135,10 +135,10 @@ fn dropped_messages_match_without_reasoning() {
     let (start, end) = (spans[1].start as usize, spans[5].start as usize);
     let mut history = SlotHistory::default();
     history.record_dropped(&full, &spans, &[start..end], &vocabulary);
-    let mut held = full.clone();
-    held.drain(start..end);
+    let mut cached = full.clone();
+    cached.drain(start..end);
     let (prompt, prompt_spans) = chat(&[("user", "one"), ("assistant", "first"), ("user", "two")]);
-    let aligned = align(&prompt, &prompt_spans, &held, &history, &vocabulary, true).unwrap();
+    let aligned = align(&prompt, &prompt_spans, &cached, &history, &vocabulary, true).unwrap();
     assert_eq!(vocabulary.decode(&aligned.tokens), "U:two<end>A:");
 }
 

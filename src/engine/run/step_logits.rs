@@ -1,4 +1,4 @@
-//! Draft of one step: the logits at the end of the sequence, the edits of mods, and the token drawn from them.
+//! Logits of one step: the logits at the end of the sequence, the edits of mods, and the token drawn from them.
 //!
 //! It copies logits only if a run waits for a mod or a mod changes something. It never changes the sequence.
 
@@ -9,9 +9,9 @@ use crate::mods::LogitEdit;
 /// Maximum tokens recorded for an edit of the logits.
 const MAX_SHIFTED_TOKENS: usize = 8;
 
-/// State of the step at the end of the sequence.
+/// Logits, edits and drawn token of the step at the end of the sequence.
 #[derive(Default)]
-pub struct StepDraft {
+pub struct StepLogits {
     /// Copy of the model's logits at the end of the sequence.
     saved: Vec<f32>,
     /// True if `saved` belongs to the end of the sequence.
@@ -37,7 +37,7 @@ pub struct EditEffect {
     pub edited: Option<TokenDistribution>,
 }
 
-impl StepDraft {
+impl StepLogits {
     /// Begins with new logits of the model, given by their distribution and most probable tokens.
     pub fn set_logits(&mut self, distribution: TokenDistribution, top: Vec<Alternative>) {
         self.top = top;
@@ -53,10 +53,10 @@ impl StepDraft {
     }
 
     /// Copies the logits at the end of the sequence before the model overwrites them.
-    pub fn save(&mut self, fresh: Option<&[f32]>) {
-        if let Some(fresh) = fresh.filter(|_| !self.is_saved) {
+    pub fn save(&mut self, new_logits: Option<&[f32]>) {
+        if let Some(new_logits) = new_logits.filter(|_| !self.is_saved) {
             self.saved.clear();
-            self.saved.extend_from_slice(fresh);
+            self.saved.extend_from_slice(new_logits);
             self.is_saved = true;
         }
     }
@@ -71,14 +71,14 @@ impl StepDraft {
         self.is_saved = false;
     }
 
-    /// Returns the model's logits: the saved ones, or `fresh`.
-    pub fn raw<'a>(&'a self, fresh: Option<&'a [f32]>) -> &'a [f32] {
-        self.saved().or(fresh).unwrap_or_default()
+    /// Returns the model's logits: the saved ones, or `new_logits`.
+    pub fn raw<'a>(&'a self, new_logits: Option<&'a [f32]>) -> &'a [f32] {
+        self.saved().or(new_logits).unwrap_or_default()
     }
 
     /// Returns the logits after the edits of mods.
-    pub fn logits<'a>(&'a self, fresh: Option<&'a [f32]>) -> &'a [f32] {
-        self.edited.as_deref().unwrap_or_else(|| self.raw(fresh))
+    pub fn logits<'a>(&'a self, new_logits: Option<&'a [f32]>) -> &'a [f32] {
+        self.edited.as_deref().unwrap_or_else(|| self.raw(new_logits))
     }
 
     /// Returns the logits that mods have edited.
