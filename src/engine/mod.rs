@@ -8,6 +8,7 @@
 //! The decode thread never waits for a database, a disk or a socket.
 
 mod control;
+mod decode_thread;
 pub mod encoder;
 mod error;
 mod fork;
@@ -42,23 +43,15 @@ pub use speculation::{DraftLimits, DrafterKind, SpeculationOptions};
 pub use status::{EngineCounts, EngineStatus, SlotRun, SlotView, TokenTotals};
 
 use crate::events::{DurabilityAcks, Recorder, Signal, UnstoredRuns};
-use crate::model::Model;
-use crate::model::llama::ContextOptions;
-use kv::host_cache::HostCache;
+use crate::model::{Model, ModelError};
+use decode_thread::{ContextProperties, DecodeThread, log_start};
 use kv::identity::IdentityWatch;
 use kv::ses1::SnapshotFormat;
-use kv::slots::KvSlots;
-use recording::Recording;
-use recording::attention_encoder::{AttentionEncoderThread, Encoders};
-use scheduler::Scheduler;
 use scheduler::command::Command;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use tokio::sync::{mpsc, oneshot};
-
-/// Divisor of `cache_ram_bytes`: the part of that memory that checkpoints of recurrent states may use.
-const CHECKPOINTS: usize = 8;
+use tokio::sync::mpsc;
 
 /// Handle of a running engine; cheap to clone.
 #[derive(Clone)]
@@ -105,116 +98,47 @@ impl Engine {
         model: Arc<Model>,
         options: EngineOptions,
         recorder: impl Into<Recorder>,
-    ) -> Result<Self, crate::model::ModelError> {
-        let Recorder { signals: recorder, durability_acks, unstored } = recorder.into();
-        let weak = recorder.downgrade();
+    ) -> Result<Self, ModelError> {
+        let recorder = recorder.into();
         let (commands, inbox) = std::sync::mpsc::channel();
         let waiting = Arc::new(AtomicUsize::new(0));
         let status = Arc::new(EngineStatus::new(options.parallel));
-        let snapshot_format = |model: &Model, layout| SnapshotFormat { vocabulary: model.vocabulary().len(), layout };
-        if !model.generates() {
-            let inner = Inner {
-                snapshot_format: Arc::new(snapshot_format(&model, None)),
+        let (properties, thread) = if model.generates() {
+            let thread = DecodeThread {
+                model: Arc::clone(&model),
+                options: options.clone(),
+                inbox,
+                commands: commands.clone(),
+                recorder: recorder.signals.clone(),
+                waiting: Arc::clone(&waiting),
+                status: Arc::clone(&status),
+            };
+            let (properties, handle) = thread.spawn().await?;
+            log_start(&model, &options, &properties);
+            (properties, Some(handle))
+        } else {
+            (ContextProperties::default(), None)
+        };
+        let ContextProperties { layout, attention_capture, attention_support, speculates } = properties;
+        Ok(Self {
+            inner: Arc::new(Inner {
+                snapshot_format: Arc::new(SnapshotFormat { vocabulary: model.vocabulary().len(), layout }),
                 identity_watch: IdentityWatch::start(&model, options.hash_cache.clone()),
-                attention_capture: AttentionCapture::Off,
-                attention_support: None,
+                attention_capture,
+                attention_support,
                 model,
                 options,
                 commands,
                 waiting,
                 status,
-                speculates: false,
+                speculates,
                 run_counter: Arc::new(()),
-                durability_acks,
-                unstored,
-                recorder: weak,
-                thread: Mutex::default(),
-            };
-            return Ok(Self { inner: Arc::new(inner) });
-        }
-        let (ready, started) = oneshot::channel();
-        let thread = {
-            let (model, options, commands, waiting, status) =
-                (Arc::clone(&model), options.clone(), commands.clone(), Arc::clone(&waiting), Arc::clone(&status));
-            move || {
-                let context = ContextOptions {
-                    context_per_sequence: options.ctx_size,
-                    sequences: options.parallel,
-                    batch_size: options.batch_size,
-                    ubatch_size: options.ubatch_size,
-                    threads: options.threads,
-                    threads_batch: options.threads_batch,
-                    attention: options.attention,
-                    cache_type_k: options.cache_type_k,
-                    cache_type_v: options.cache_type_v,
-                    checkpoint_bytes: options.cache_ram_bytes / CHECKPOINTS,
-                };
-                let made = model.context(&context).and_then(|mut context| {
-                    let layout = context.learn_layout()?;
-                    let attention_encoder = options
-                        .attention
-                        .is_enabled()
-                        .then(|| {
-                            let encode = Encoders { tiers: options.encode_attention, heads: options.encode_heads };
-                            AttentionEncoderThread::start(encode, recorder.clone())
-                        })
-                        .transpose()
-                        .map_err(|error| crate::model::ModelError::Decode(error.to_string()))?;
-                    let capture = context.attention_capture();
-                    Ok((context, attention_encoder, layout, capture))
-                });
-                match made {
-                    Ok((context, attention_encoder, layout, capture)) => {
-                        let sizes =
-                            layout.as_ref().map_or((0, 0), |layout| (layout.fixed_bytes(), layout.bytes_per_token()));
-                        let prefixes_usable = context.keeps_all_prefixes();
-                        let speculates = options.speculation.is_enabled() && prefixes_usable;
-                        let attends = context.attention_support().cloned();
-                        if ready.send(Ok((layout, capture, attends, speculates))).is_ok() {
-                            let host_cache = HostCache::new(options.cache_ram_bytes, sizes, prefixes_usable);
-                            let kv = KvSlots::new(context, options.parallel, options.ctx_size, host_cache);
-                            let recording = Recording::new(recorder, attention_encoder);
-                            Scheduler::new(kv, options, inbox, commands, recording, waiting, status).run();
-                        }
-                    }
-                    // The receiver is gone only if the start was cancelled.
-                    Err(error) => drop(ready.send(Err(error))),
-                }
-            }
-        };
-        let thread = std::thread::Builder::new()
-            .name("thunder-decode".into())
-            .spawn(thread)
-            .map_err(|error| crate::model::ModelError::Decode(error.to_string()))?;
-        let started = started.await;
-        let (layout, attention_capture, attention_support, speculates) = started
-            .map_err(|_| crate::model::ModelError::Decode("the decode thread panicked during start-up".into()))??;
-        let attention = attention_capture.as_str();
-        tracing::info!(model = model.name(), attention, speculates, "context created");
-        if options.speculation.is_enabled() && !speculates {
-            tracing::warn!(model = model.name(), "no speculative decoding: the model's state cannot drop wrong tokens");
-        }
-        let snapshot_format = Arc::new(snapshot_format(&model, layout));
-        let identity_watch = IdentityWatch::start(&model, options.hash_cache.clone());
-        let thread = Mutex::new(Some(thread));
-        let inner = Inner {
-            model,
-            options,
-            commands,
-            waiting,
-            snapshot_format,
-            identity_watch,
-            attention_capture,
-            attention_support,
-            status,
-            speculates,
-            run_counter: Arc::new(()),
-            durability_acks,
-            unstored,
-            recorder: weak,
-            thread,
-        };
-        Ok(Self { inner: Arc::new(inner) })
+                durability_acks: recorder.durability_acks,
+                unstored: recorder.unstored,
+                recorder: recorder.signals.downgrade(),
+                thread: Mutex::new(thread),
+            }),
+        })
     }
 
     /// Returns the model.

@@ -1,0 +1,129 @@
+//! Start of the decode thread: creates the llama context on the thread that owns it, and reports its properties.
+
+use super::kv::host_cache::HostCache;
+use super::kv::slots::KvSlots;
+use super::options::EngineOptions;
+use super::recording::Recording;
+use super::recording::attention_encoder::{AttentionEncoderThread, Encoders};
+use super::scheduler::Scheduler;
+use super::scheduler::command::Command;
+use super::status::EngineStatus;
+use crate::events::Signal;
+use crate::model::llama::{AttentionCapture, AttentionSupport, Context, ContextOptions, StateLayout, Unsupported};
+use crate::model::{Model, ModelError};
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::mpsc::{Receiver, Sender};
+use std::thread::JoinHandle;
+use tokio::sync::{mpsc, oneshot};
+
+/// Divisor of `cache_ram_bytes`: the part of that memory that checkpoints of recurrent states may use.
+const CHECKPOINT_MEMORY_DIVISOR: usize = 8;
+
+/// Data that the decode thread needs.
+pub struct DecodeThread {
+    pub model: Arc<Model>,
+    pub options: EngineOptions,
+    pub inbox: Receiver<Command>,
+    pub commands: Sender<Command>,
+    pub recorder: mpsc::Sender<Signal>,
+    pub waiting: Arc<AtomicUsize>,
+    pub status: Arc<EngineStatus>,
+}
+
+/// Properties of a llama context. The default is that of a model without a context.
+pub struct ContextProperties {
+    /// Layout of saved states; `None` if they cannot be validated.
+    pub layout: Option<StateLayout>,
+    /// The way in which attention is captured.
+    pub attention_capture: AttentionCapture,
+    /// `None` without capture.
+    pub attention_support: Option<Result<AttentionSupport, Unsupported>>,
+    /// True if runs draft tokens.
+    pub speculates: bool,
+}
+
+impl Default for ContextProperties {
+    fn default() -> Self {
+        Self { layout: None, attention_capture: AttentionCapture::Off, attention_support: None, speculates: false }
+    }
+}
+
+impl DecodeThread {
+    /// Starts the thread. Returns the properties of its context.
+    ///
+    /// # Errors
+    /// llama.cpp could not create the context, or a thread could not be started.
+    pub async fn spawn(self) -> Result<(ContextProperties, JoinHandle<()>), ModelError> {
+        let (ready, started) = oneshot::channel();
+        let thread = std::thread::Builder::new()
+            .name("thunder-decode".into())
+            .spawn(move || self.run(ready))
+            .map_err(|error| ModelError::Decode(error.to_string()))?;
+        let started = started.await;
+        let properties =
+            started.map_err(|_| ModelError::Decode("the decode thread panicked during start-up".into()))??;
+        Ok((properties, thread))
+    }
+
+    fn run(self, ready: oneshot::Sender<Result<ContextProperties, ModelError>>) {
+        let Self { model, options, inbox, commands, recorder, waiting, status } = self;
+        let (mut context, attention_encoder, layout) = match create_context(&model, &options, &recorder) {
+            Ok(created) => created,
+            // The receiver is gone only if the start was cancelled.
+            Err(error) => return drop(ready.send(Err(error))),
+        };
+        let sizes = layout.as_ref().map_or((0, 0), |layout| (layout.fixed_bytes(), layout.bytes_per_token()));
+        let prefixes_usable = context.keeps_all_prefixes();
+        let properties = ContextProperties {
+            layout,
+            attention_capture: context.attention_capture(),
+            attention_support: context.attention_support().cloned(),
+            speculates: options.speculation.is_enabled() && prefixes_usable,
+        };
+        if ready.send(Ok(properties)).is_ok() {
+            let host_cache = HostCache::new(options.cache_ram_bytes, sizes, prefixes_usable);
+            let kv = KvSlots::new(context, options.parallel, options.ctx_size, host_cache);
+            let recording = Recording::new(recorder, attention_encoder);
+            Scheduler::new(kv, options, inbox, commands, recording, waiting, status).run();
+        }
+    }
+}
+
+fn create_context<'model>(
+    model: &'model Model,
+    options: &EngineOptions,
+    recorder: &mpsc::Sender<Signal>,
+) -> Result<(Context<'model>, Option<AttentionEncoderThread>, Option<StateLayout>), ModelError> {
+    let mut context = model.context(&ContextOptions {
+        context_per_sequence: options.ctx_size,
+        sequences: options.parallel,
+        batch_size: options.batch_size,
+        ubatch_size: options.ubatch_size,
+        threads: options.threads,
+        threads_batch: options.threads_batch,
+        attention: options.attention,
+        cache_type_k: options.cache_type_k,
+        cache_type_v: options.cache_type_v,
+        checkpoint_bytes: options.cache_ram_bytes / CHECKPOINT_MEMORY_DIVISOR,
+    })?;
+    let layout = context.learn_layout()?;
+    let encode = Encoders { tiers: options.encode_attention, heads: options.encode_heads };
+    let start_encoder = || AttentionEncoderThread::start(encode, recorder.clone());
+    let attention_encoder = options
+        .attention
+        .is_enabled()
+        .then(start_encoder)
+        .transpose()
+        .map_err(|error| ModelError::Decode(error.to_string()))?;
+    Ok((context, attention_encoder, layout))
+}
+
+/// Logs the properties of a new context.
+pub fn log_start(model: &Model, options: &EngineOptions, properties: &ContextProperties) {
+    let ContextProperties { attention_capture, speculates, .. } = properties;
+    tracing::info!(model = model.name(), attention = attention_capture.as_str(), speculates, "context created");
+    if options.speculation.is_enabled() && !speculates {
+        tracing::warn!(model = model.name(), "no speculative decoding: the model's state cannot drop wrong tokens");
+    }
+}
