@@ -93,9 +93,9 @@ impl RunControl {
     /// # Errors
     /// [`RunOver`].
     pub async fn end_reasoning(&self) -> Result<EndReasoning, RunOver> {
-        let (answer, answered) = oneshot::channel();
-        self.request(ControlRequest::EndReasoning(answer)).await?;
-        answered.await.map_err(|_| RunOver)
+        let (response, receiver) = oneshot::channel();
+        self.request(ControlRequest::EndReasoning(response)).await?;
+        receiver.await.map_err(|_| RunOver)
     }
 
     /// Returns the progress of the run.
@@ -107,8 +107,8 @@ impl RunControl {
     }
 
     async fn request(&self, request: ControlRequest) -> Result<RunProgress, RunOver> {
-        let (answer, answered) = oneshot::channel();
-        self.commands.send(Command::Control(self.run, request, answer)).map_err(|_| RunOver)?;
-        answered.await.map_err(|_| RunOver)
+        let (response, receiver) = oneshot::channel();
+        self.commands.send(Command::Control(self.run, request, response)).map_err(|_| RunOver)?;
+        receiver.await.map_err(|_| RunOver)
     }
 }

@@ -82,10 +82,10 @@ impl Engine {
         task: impl FnOnce(oneshot::Sender<T>) -> SlotTask,
     ) -> Result<T, SlotError> {
         self.check_slot(slot)?;
-        let (answer, answered) = oneshot::channel();
-        let command = Command::Slot(slot as usize, scope.clone(), task(answer));
+        let (response, receiver) = oneshot::channel();
+        let command = Command::Slot(slot as usize, scope.clone(), task(response));
         self.inner.commands.send(command).map_err(|_| SlotError::Stopped)?;
-        answered.await.map_err(|_| SlotError::Stopped)
+        receiver.await.map_err(|_| SlotError::Stopped)
     }
 
     pub(super) fn check_slot(&self, slot: u32) -> Result<(), SlotError> {

@@ -210,7 +210,7 @@ impl EngineStatus {
         self.queued.store(queued as u32, Relaxed);
     }
 
-    /// Publishes the run in a slot. `run` is called once per `task`, the number of the run.
+    /// Publishes the run in a slot. `task` is the number of the run; `run` is called only when it changes.
     pub(super) fn set_slot(&self, slot: usize, task: u64, progress: SlotProgress, run: impl FnOnce() -> SlotRun) {
         let Some(slot) = self.slots.get(slot) else { return };
         if slot.task.swap(task, Relaxed) != task {

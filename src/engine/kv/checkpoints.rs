@@ -47,7 +47,7 @@ impl CheckpointPlan {
     /// Returns the purpose of a checkpoint after `kv_len` decoded tokens, if one is due. `answer_from` is the end of the
     /// prompt if the answer gets checkpoints.
     pub fn take_due(&mut self, kv_len: usize, answer_from: Option<usize>) -> Option<CheckpointPurpose> {
-        // Removed tokens are counted again.
+        // Tokens after a backtrack count again.
         let last = self.last?.min(kv_len);
         let purpose = if self.prompt.contains(&kv_len) {
             Some(CheckpointPurpose::Prompt)

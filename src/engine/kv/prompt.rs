@@ -1,4 +1,4 @@
-//! A prompt that looks for KV state to reuse, and the state that was chosen for it.
+//! Input and result of the search for KV state that a prompt can reuse.
 
 use super::conversation::{Alignment, SlotHistory};
 use crate::events::{Span, TokenId};

@@ -96,7 +96,7 @@ impl Recording {
                 }
             }
         }
-        // The ends of runs whose attention is still being encoded follow it.
+        // The thread sends the ends of runs after their attention rows.
         if let Some(encoder) = self.attention_encoder.take() {
             encoder.finish();
         }

@@ -316,7 +316,7 @@ impl Run {
                 }
                 None => self.advance(event, new_logits, candidates),
             }
-            // After sampling, the sequence has another end.
+            // Later events can change the end of the sequence.
             if event != EventType::ForwardPass {
                 new_logits = None;
             }

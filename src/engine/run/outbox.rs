@@ -34,7 +34,7 @@ impl Outbox {
         output
     }
 
-    /// Adds the reason for the end to a delta that is still queued last.
+    /// Adds the reason for the end to the last delta, if it is still queued.
     pub fn mark_last(&mut self, reason: FinishReason) {
         if let Some(Output::Text(delta)) = self.queue.back_mut() {
             delta.last = Some(reason);

@@ -195,7 +195,7 @@ impl Sequence {
         self.kv_len = self.kv_len.min(position);
     }
 
-    /// Counts the tokens in the KV cache as cached: nothing was decoded yet.
+    /// Counts the tokens in the KV cache as cached. Called before the first decode.
     pub fn count_cached_tokens(&mut self) {
         self.cached_tokens = self.kv_len.min(self.prompt_tokens);
     }

@@ -66,7 +66,7 @@ impl StepLogits {
         self.is_saved.then_some(self.saved.as_slice())
     }
 
-    /// Notes that the sequence has another end.
+    /// Marks the saved logits as outdated: the end of the sequence changed.
     pub fn discard_saved(&mut self) {
         self.is_saved = false;
     }

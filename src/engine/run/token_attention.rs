@@ -1,7 +1,7 @@
 //! Attention rows of a run: the row of the current logits, the row to record, and the rows that go to the client with
 //! their tokens.
 //!
-//! A row waits together with its token: during calls of mods, while a mod holds text back, and until the client reads.
+//! A row waits as long as its token: during calls of mods, while a mod holds text back, and until the client reads.
 
 use crate::engine::head_rows;
 use crate::engine::request::Request;
@@ -71,7 +71,7 @@ impl TokenAttention {
         if self.head_bytes <= head_rows::MAX_BYTES { selected.clone() } else { StoredHeads::None }
     }
 
-    /// Uses the current row for the next token to append.
+    /// Assigns the current row to the next token to append.
     pub fn push_drawn(&mut self) {
         let row = self.current.take();
         if self.wanted {

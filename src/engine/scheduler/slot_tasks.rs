@@ -7,7 +7,7 @@ use super::command::SlotTask;
 use crate::events::Scope;
 
 impl Scheduler<'_> {
-    /// Runs the tasks of slots that are free, in turn with the runs that wait for them.
+    /// Runs tasks whose slots are free, unless a run that arrived earlier waits for the slot.
     pub(super) fn run_slot_tasks(&mut self) {
         for _ in 0..self.tasks.len() {
             let Some(waiting) = self.tasks.pop_front() else { return };

@@ -19,7 +19,7 @@ pub struct NgramIndex {
     size: usize,
     /// End of the newest n-gram with each hash.
     newest: HashMap<u64, usize>,
-    /// N-grams in the order of their ends, the first of which is `size`.
+    /// N-grams in order; the first ends at `size`.
     ngrams: Vec<Ngram>,
     hasher: RandomState,
 }
@@ -37,7 +37,7 @@ impl NgramIndex {
         Self { size: size.max(1), newest: HashMap::new(), ngrams: Vec::new(), hasher: RandomState::new() }
     }
 
-    /// Follows the sequence, of which the first `unchanged` tokens are those of the last call.
+    /// Updates the index to `tokens`. The first `unchanged` tokens are the same as at the last call.
     pub fn update(&mut self, tokens: &[TokenId], unchanged: usize) {
         while self.end_of(self.ngrams.len()) > unchanged + 1
             && let Some(Ngram { hash, previous }) = self.ngrams.pop()
@@ -57,7 +57,7 @@ impl NgramIndex {
     }
 
     /// Returns up to `max` tokens that followed the longest earlier occurrence of the last tokens; of equally long ones,
-    /// the newest. An occurrence that reaches to the end repeats. The index must have followed `tokens`.
+    /// the newest. An occurrence that reaches to the end repeats. The index must be up to date with `tokens`.
     pub fn draft(&self, tokens: &[TokenId], max: usize) -> Vec<TokenId> {
         let mut best: Option<(usize, usize)> = None;
         let mut next = self.ngrams.last().and_then(|last| last.previous);

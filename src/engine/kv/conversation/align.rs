@@ -21,7 +21,7 @@ const MAX_HEADER_TOKENS: usize = 16;
 pub struct Alignment {
     pub tokens: Vec<TokenId>,
     pub spans: Vec<Span>,
-    /// Omitted ranges, as indices of the prompt.
+    /// Omitted ranges of the prompt.
     pub omitted: Vec<Range<usize>>,
 }
 

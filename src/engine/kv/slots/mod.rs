@@ -35,7 +35,7 @@ struct SlotState {
     history: SlotHistory,
     /// Prompt tokens that the last run evaluated.
     processed: usize,
-    /// Number of the arrival after which the slot was used last.
+    /// Number of the newest arrival when the slot was last used.
     last_used: u64,
 }
 
@@ -122,7 +122,7 @@ impl<'model> KvSlots<'model> {
         kv_len
     }
 
-    /// Takes over the state of a run that leaves its slot.
+    /// Updates the slot to the state of a run that leaves it.
     pub fn release(&mut self, index: usize, released: ReleasedState) {
         let ReleasedState { kv_len, removals, needs_exact_rows, mut history, processed } = released;
         let kv_len = self.apply_removals(index, removals, kv_len, needs_exact_rows);
@@ -198,7 +198,7 @@ impl<'model> KvSlots<'model> {
         self.context.keeps_checkpoints()
     }
 
-    /// Returns true if the end of every sequence can be removed.
+    /// Returns true if every sequence can be truncated to any length.
     pub fn keeps_all_prefixes(&self) -> bool {
         self.context.keeps_all_prefixes()
     }
