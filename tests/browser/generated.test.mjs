@@ -3,6 +3,7 @@ import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import net from 'node:net';
 import { URL_, launch, open, quiet, ready } from './browser.mjs';
+import { document as sample } from './document.mjs';
 
 let browser;
 before(async () => { browser = await launch(); });
@@ -204,31 +205,83 @@ test('open run list is updated after an outage of the server', async () => {
   await quiet();
 });
 
-test('fork with an alternative and fork with a new seed open the new run, which links to its original', async () => {
-  const id = await generate({ max_tokens: 12, ignore_eos: true });
+test('fork with an alternative grows beside the text, and the family shows its branches', async () => {
+  const id = await generate({ max_tokens: 200, ignore_eos: true });
   const { events } = await (await fetch(`${URL_}/api/v1/runs/${id}`)).json();
   const drawn = events.filter((event) => event.event_type === 'Sampled')[4];
   const page = await open(`/runs/${id}?at=${drawn.sequence_order}`);
   await ready(page);
+  await page.waitForSelector('.kin.alone');
   const row = page.locator('.alts tbody tr:not(.won)').first();
   const token = Number((await row.locator('th').getAttribute('title')).slice(3));
   await row.getByRole('button', { name: /^Fork this run with/ }).focus();
   await page.keyboard.press('Enter');
-  await page.waitForURL((url) => /^\/runs\//.test(url.pathname) && !url.pathname.endsWith(id));
-  const forked = await stored(page.url().split('/').pop());
-  const { run } = await (await fetch(`${URL_}/api/v1/runs/${forked}`)).json();
+  await page.waitForSelector('.twin .t:not(.p)');
+  assert.ok(page.url().includes(id), 'the original stays');
+  assert.equal(await page.locator('.kin [data-branch]').count(), 2);
+  const branch = await page.getAttribute('.kin [data-branch]:not([aria-current])', 'data-branch');
+  await stored(branch);
+  const { run } = await (await fetch(`${URL_}/api/v1/runs/${branch}`)).json();
   assert.deepEqual([run.parent.run_id, run.parent.step, run.parent.change.token], [id, drawn.step, token]);
-  await ready(page);
-  await page.click('[data-parent]');
+  await page.waitForSelector(`[data-branch="${branch}"][data-status=done]`);
+  await page.waitForFunction((other) => /200 tok · ln p −\d+\.\d\d · length/.test(document.querySelector(`[data-branch="${other}"] .kin-facts`).textContent), branch);
+  const answer = (scope) => page.evaluate((selector) => [...document.querySelectorAll(`${selector} [data-role=answer] .t`)].length, scope);
+  assert.equal(await answer('.twin'), 200);
+  await page.waitForFunction((other) => location.search.includes(`beside=${other}`), branch);
+  // The colours of both texts change together.
+  await page.keyboard.press('3');
+  assert.equal(await page.isChecked('.twin input[value=rank]'), true);
+  await page.reload();
+  await page.waitForSelector('.twin .t:not(.p)');
+  await page.keyboard.press(']');
+  await page.waitForURL((url) => url.pathname.endsWith(branch));
+  await page.waitForSelector(`.kin [data-branch="${branch}"][aria-current]`);
+  assert.match(page.url(), /color=rank/);
+  await page.keyboard.press('[');
   await page.waitForURL((url) => url.pathname.endsWith(id));
-  assert.equal(await page.locator('[data-fork]').count(), 1);
-  await page.goto(`${URL_}/runs/${id}?at=${drawn.sequence_order}`);
-  await ready(page);
-  await page.getByRole('button', { name: 'Fork here' }).click();
-  await page.waitForURL((url) => /^\/runs\//.test(url.pathname) && !url.pathname.endsWith(id));
-  await stored(page.url().split('/').pop());
   await page.goto(`${URL_}/runs?q=parent:${id}`);
-  assert.equal(await page.locator('.run [data-parent]').count(), 2);
+  assert.match(await page.locator('.run [data-parent]').textContent(), new RegExp(`fork at step ${drawn.step}: “`));
+  await page.context().close();
+  await quiet();
+});
+
+test('regenerating several ways starts branches that the comparison offers', async () => {
+  const id = await generate({ max_tokens: 40, ignore_eos: true });
+  const { events } = await (await fetch(`${URL_}/api/v1/runs/${id}`)).json();
+  const drawn = events.filter((event) => event.event_type === 'Sampled')[30];
+  const page = await open(`/runs/${id}?at=${drawn.sequence_order}`);
+  await ready(page);
+  await page.fill('.ways [aria-label="Number of branches"]', '3');
+  await page.fill('.ways label:last-child input', '11');
+  await page.keyboard.press('Enter');
+  await page.waitForFunction(() => document.querySelectorAll('.kin [data-branch]').length === 4);
+  await page.waitForFunction(() => document.querySelectorAll('.kin [data-status=done]').length === 4 && document.querySelectorAll('.kin-text .t').length > 40);
+  assert.match(await page.textContent('.kin-list'), /seed 11.*seed 12.*seed 13/s);
+  await page.locator('.kin [data-branch] >> text=Compare').first().click();
+  await page.waitForSelector('.panel .alts');
+  assert.equal(await page.locator('nav[aria-label="Compare A with"] a').count(), 3);
+  assert.match(await page.textContent('.same summary'), /^\d+ equal tokens$/);
+  await page.waitForFunction(() => /at least \d+\.\d\d bit apart/.test(document.querySelector('.apart + .hint').textContent));
+  const current = () => page.inputValue('[aria-label="Token on both sides"]');
+  const before = Number(await current());
+  assert.ok(before >= 30, `the first difference is at the fork or later: ${before}`);
+  await page.keyboard.press('ArrowRight');
+  assert.equal(Number(await current()), before + 1);
+  assert.ok(await page.locator('.t.cur').count() >= 1);
+  await page.context().close();
+  await quiet();
+});
+
+test('run of another engine says why it cannot be forked', async () => {
+  const name = `generated-foreign-${process.pid}-${Date.now()}`;
+  const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(sample(name, 20)) });
+  assert.equal(response.status, 201);
+  const page = await open(`/runs/${name}?at=6`);
+  await page.waitForFunction(() => /cannot be forked: its sampling/.test(document.querySelector('.kin-list')?.textContent));
+  const button = page.locator('.ways button');
+  assert.equal(await button.getAttribute('aria-disabled'), 'true');
+  await button.click({ force: true });
+  assert.match(await page.textContent('[data-toast]'), /cannot be forked: its sampling parameters/);
   await page.context().close();
   await quiet();
 });

@@ -154,6 +154,17 @@ pub async fn fork(
     Ok((StatusCode::CREATED, axum::Json(ForkResponse { parent: parent.run_id, step, event, runs })))
 }
 
+/// Returns the part of a run's recording that a fork needs and that is missing.
+pub(super) fn missing_for_fork(prompt: Option<&PromptRecord>) -> Option<&'static str> {
+    let Some(prompt) = prompt.filter(|prompt| !prompt.tokens.is_empty()) else {
+        return Some("the token ids of its prompt are not recorded, because it comes from another engine");
+    };
+    let has = |name: &str| prompt.parameters.as_ref().is_some_and(|parameters| parameters[name].is_object());
+    let is_complete = has("sampling") && has("limits");
+    (!is_complete)
+        .then_some("its sampling parameters and limits are not recorded, because it comes from another engine")
+}
+
 /// Discards the outputs of a run, which would otherwise wait for a client. Clients read the recording instead.
 async fn read_to_end(mut generation: Generation) {
     while generation.output.recv().await.is_some() {}
@@ -191,15 +202,11 @@ impl Source {
             })
         };
         let prompt = events().next().and_then(|first| first.measured.as_ref()?.prompt.as_deref().cloned());
-        let prompt = prompt.filter(|prompt| !prompt.tokens.is_empty()).ok_or_else(|| {
-            cannot("the token ids of its prompt are not recorded, because it comes from another engine")
-        })?;
-        let recorded = prompt.parameters.clone().unwrap_or_default();
-        if !recorded["sampling"].is_object() || !recorded["limits"].is_object() {
-            return Err(cannot(
-                "its sampling parameters and limits are not recorded, because it comes from another engine",
-            ));
+        if let Some(why) = missing_for_fork(prompt.as_ref()) {
+            return Err(cannot(why));
         }
+        let prompt = prompt.unwrap_or_default();
+        let recorded = prompt.parameters.clone().unwrap_or_default();
         if events().zip(0..).any(|(event, number)| event.sequence_order != number) {
             return Err(cannot("events are missing in its recording"));
         }

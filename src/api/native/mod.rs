@@ -9,6 +9,7 @@ mod cancel;
 mod columns;
 mod events;
 mod failure;
+mod family;
 mod feedback;
 mod follow;
 mod forks;
@@ -33,6 +34,7 @@ pub(super) fn protocol() -> Protocol {
         .routes(routes!(cancel::cancel))
         .routes(routes!(feedback::list, feedback::add))
         .routes(routes!(columns::show))
+        .routes(routes!(family::show))
         .routes(routes!(events::list))
         .routes(routes!(alternatives::list))
         .routes(routes!(attention::show));

@@ -1,12 +1,14 @@
-// Compares two runs token by token: equal text once, differing text side by side, and both distributions at a
-// difference.
-import { ask, base, h } from './dom.js';
+// Compares two runs token by token: equal text once, differing text side by side, one cursor for both, both distributions
+// at the cursor, and how far the model's distributions are apart at every step.
+import { ask, base, h, palette, surface } from './dom.js';
 import { listen } from './keys.js';
 import { MODES, surprise } from './replay/colour.js';
-import { align } from './replay/diff.js';
+import { align, coalesce } from './replay/diff.js';
+import { byStep, differences, divergence, modsOf, pairs } from './replay/divergence.js';
 import { Events } from './replay/events.js';
 import { fill, show } from './replay/glyphs.js';
 import { Run } from './replay/run.js';
+import { changeOf, order } from './replay/tree.js';
 import { explain, percent } from './replay/why.js';
 
 const root = document.querySelector('[data-compare]');
@@ -15,6 +17,11 @@ const panel = document.querySelector('[data-panel]');
 const problem = document.querySelector('[data-problem]');
 const summary = document.querySelector('[data-summary]');
 const SHOWN = 12;
+/** Tokens of a common start that stay visible, and events per request of candidates. */
+const KEPT = 12;
+const BLOCK = 6000;
+/** Parameters that have rows of their own, or describe the recording. */
+const SKIPPED = ['mods', 'fork', 'model', 'reading'];
 
 /** Loads one side: the run and the rows of its answer at the end. */
 async function side(id) {
@@ -26,53 +33,110 @@ async function side(id) {
 
 let sides = [];
 let changes = [];
+let steps = [];
+let spans = [];
+let apart = [];
 let current = -1;
+let at = -1;
+let job = 0;
 
-function words({ run, rows }, [from, to], coloured) {
-  return rows.slice(from, to).map((i) => {
+const canvas = h('canvas', { 'aria-hidden': 'true' });
+const scrub = h('input', { type: 'range', class: 'scrub', min: '0', value: '0', step: '1', 'aria-label': 'Token on both sides', oninput: () => go(Number(scrub.value)) });
+const note = h('p', { class: 'hint num' });
+
+function words({ run, rows }, [from, to], side, coloured) {
+  return rows.slice(from, to).map((i, k) => {
     const span = h('span', { class: `t${run.isForced(i) ? ' q' : ''}` });
     const bucket = coloured ? MODES[0].bucket(run, i) : -1;
     if (bucket >= 0) span.classList.add(`b${bucket}`);
     fill(span, run.text(i));
+    spans[side][from + k] = span;
     return span;
   });
+}
+
+/** Equal text: the start of both answers is folded but for its end. */
+function equal(block, first) {
+  const [from, to] = block.a;
+  const cut = first && to - from > 2 * KEPT ? to - KEPT : from;
+  const folded = cut > from ? h('details', {}, h('summary', {}, `${cut - from} equal tokens`), words(sides[0], [from, cut], 0, false)) : '';
+  const el = h('div', { class: 'same blk', onclick: (event) => find(event.target) }, folded, words(sides[0], [cut, to], 0, false));
+  for (let i = 0; i < to - from; i += 1) spans[1][block.b[0] + i] = spans[0][from + i];
+  return el;
 }
 
 function draw() {
   const [a, b] = sides;
   // Token ids are only comparable within one vocabulary; for a foreign trace without ids the text decides.
   const keys = ({ run, rows }) => rows.map((i) => `${run.token(i)} ${run.text(i)}`);
-  const blocks = align(keys(a), keys(b));
+  const aligned = align(keys(a), keys(b));
+  const same = aligned.filter((s) => s.same).reduce((n, s) => n + s.a[1] - s.a[0], 0);
+  const blocks = coalesce(aligned);
   changes = [];
-  const equal = blocks.filter((s) => s.same).reduce((n, s) => n + s.a[1] - s.a[0], 0);
-  box.replaceChildren(...blocks.map((block) => {
-    if (block.same) return h('div', { class: 'same blk' }, words(a, block.a, false));
+  spans = [[], []];
+  steps = pairs(blocks);
+  box.replaceChildren(...blocks.map((block, i) => {
+    if (block.same) return equal(block, i === 0);
     const index = changes.length;
-    const el = h('div', { class: 'change', role: 'button', tabindex: '0', onclick: () => choose(index), onkeydown: (e) => { if (e.key === 'Enter' || e.key === ' ') { e.preventDefault(); choose(index); } } },
-      h('div', {}, h('span', { class: 'vh' }, `Difference ${index + 1}, A: `), words(a, block.a, true)), h('div', {}, h('span', { class: 'vh' }, 'B: '), words(b, block.b, true)));
-    changes.push({ el, block });
+    const el = h('div', { class: 'change', role: 'button', tabindex: '0', onclick: (event) => find(event.target) || choose(index), onkeydown: (e) => { if (e.key === 'Enter' || e.key === ' ') { e.preventDefault(); choose(index); } } },
+      h('div', {}, h('span', { class: 'vh' }, `Difference ${index + 1}, A: `), words(a, block.a, 0, true)), h('div', {}, h('span', { class: 'vh' }, 'B: '), words(b, block.b, 1, true)));
+    changes.push({ el, block, from: steps.findIndex(([x, y]) => x === block.a[0] && block.a[1] > x || y === block.b[0] && block.b[1] > y) });
     return el;
   }));
   summary.textContent = changes.length
-    ? `${changes.length} difference${changes.length === 1 ? '' : 's'} · ${equal} of ${Math.max(a.rows.length, b.rows.length)} tokens equal · first at token ${changes[0].block.a[0] + 1}`
-    : `No difference: ${equal} tokens are equal.`;
+    ? `${changes.length} difference${changes.length === 1 ? '' : 's'} · ${same} of ${Math.max(a.rows.length, b.rows.length)} tokens equal · first at token ${changes[0].block.a[0] + 1}`
+    : `No difference: ${same} tokens are equal.`;
+  scrub.max = String(Math.max(0, steps.length - 1));
+  paint();
   if (changes.length) choose(0);
+  else if (steps.length) go(steps.length - 1);
 }
 
-async function choose(index) {
-  if (!changes.length) return;
+function choose(index) {
+  if (changes.length) go(changes[(index + changes.length) % changes.length].from);
+}
+
+/** Moves the cursor to a token's element; returns false for another element. */
+function find(target) {
+  const side = spans.findIndex((list) => list.includes(target));
+  if (side < 0) return false;
+  const token = spans[side].indexOf(target);
+  go(steps.findIndex((pair) => pair[side] === token));
+  return true;
+}
+
+/** Moves the cursor of both sides to a step of the alignment. */
+function go(step) {
+  const marked = (on) => steps[at]?.forEach((token, side) => spans[side][token]?.classList.toggle('cur', on));
+  marked(false);
+  at = Math.max(0, Math.min(steps.length - 1, step));
+  marked(true);
+  scrub.value = String(at);
+  const [x, y] = steps[at];
+  const inside = (range, token) => token !== null && token >= range[0] && token < range[1];
   changes[current]?.el.removeAttribute('aria-current');
-  current = (index + changes.length) % changes.length;
-  const { el, block } = changes[current];
-  el.setAttribute('aria-current', 'true');
-  el.scrollIntoView({ block: 'nearest' });
-  const mine = current;
+  current = changes.findIndex(({ block }) => inside(block.a, x) || inside(block.b, y));
+  changes[current]?.el.setAttribute('aria-current', 'true');
+  const span = spans[0][x] ?? spans[1][y];
+  const details = span?.closest('details');
+  if (details && !details.open) details.open = true;
+  span?.scrollIntoView({ block: 'nearest' });
+  const value = apart[at];
+  const words = `token ${x === null ? '–' : x + 1} of A, ${y === null ? '–' : y + 1} of B${value === null || value === undefined ? '' : `, at least ${value.toFixed(2)} bit apart`}`;
+  scrub.setAttribute('aria-valuetext', words);
+  note.textContent = `${words}. The bars are the KL divergence of B from A by step, over the recorded candidates and the rest as one outcome: a lower bound.`;
+  clearTimeout(job);
+  job = setTimeout(() => describe(x, y), 60);
+}
+
+async function describe(x, y) {
+  const mine = at;
   panel.setAttribute('aria-busy', 'true');
   try {
-    const [a, b] = await Promise.all([step(sides[0], block.a[0]), step(sides[1], block.b[0])]);
-    if (mine === current) both(a, b);
+    const [a, b] = await Promise.all([step(sides[0], x), step(sides[1], y)]);
+    if (mine === at) both(a, b);
   } catch (error) {
-    if (mine === current) panel.replaceChildren(h('section', {}, h('p', { class: 'err' }, `Loading the distributions failed: ${error.message}.`)));
+    if (mine === at) panel.replaceChildren(h('section', {}, h('p', { class: 'err' }, `Loading the distributions failed: ${error.message}.`)));
   } finally {
     panel.removeAttribute('aria-busy');
   }
@@ -80,11 +144,66 @@ async function choose(index) {
 
 /** Returns what is known about the token at an index of a side's answer. */
 async function step({ id, run, rows, events }, index) {
-  const row = rows[Math.min(index, rows.length - 1)];
-  if (index >= rows.length || row === undefined) return { id, row: null, rows: [] };
-  const steps = run.stepEvents(run.born(row));
-  const entries = await events.get(steps[0], steps.at(-1));
+  const row = index === null ? undefined : rows[index];
+  if (row === undefined) return { id, row: null, rows: [] };
+  const [first, ...rest] = run.stepEvents(run.born(row));
+  const entries = await events.get(first, rest.at(-1) ?? first);
   return { id, run, row, ...explain(entries) };
+}
+
+/** Loads the candidates of both runs and draws how far they are apart. */
+async function measure() {
+  const models = await Promise.all(sides.map(async ({ id, run }) => {
+    const all = [];
+    for (let from = 0; from < run.eventCount; from += BLOCK) all.push(...(await (await ask(`/api/v1/runs/${encodeURIComponent(id)}/alternatives?from=${from}&to=${from + BLOCK}`)).json()).alternatives);
+    return byStep(all);
+  }));
+  const of = (side, token) => (token === null ? [] : models[side].get(sides[side].run.step(sides[side].run.born(sides[side].rows[token]))) ?? []);
+  apart = steps.map(([x, y]) => divergence(of(0, x), of(1, y)));
+  paint();
+  if (at >= 0) go(at);
+}
+
+/** Draws the strip: bars of the divergence over tinted differences. */
+function paint() {
+  const s = surface(canvas);
+  if (!s) return;
+  const { g, w, h: height } = s;
+  const c = palette(['spark', 'accent-wash']);
+  g.clearRect(0, 0, w, height);
+  const wide = w / Math.max(1, steps.length);
+  g.fillStyle = c['accent-wash'];
+  for (const { block, from } of changes) g.fillRect(from * wide, 0, Math.max(1, Math.max(block.a[1] - block.a[0], block.b[1] - block.b[0]) * wide), height);
+  g.fillStyle = c.spark;
+  apart.forEach((value, i) => {
+    if (!value) return;
+    const tall = Math.max(1, Math.sqrt(Math.min(1, value / 8)) * (height - 6));
+    g.fillRect(i * wide, height - tall, Math.max(1, wide - (wide > 4 ? 1 : 0)), tall);
+  });
+}
+
+/** Adds the parameters and mods that differ to the table of settings. */
+async function settings() {
+  const [a, b] = await Promise.all(sides.map(async ({ events }) => (await events.get(0, 0))[0]?.event?.details?.prompt?.parameters ?? {}));
+  const found = [...differences(modsOf(a), modsOf(b)).map(([name, ...values]) => [`mod ${name}`, ...values]), ...differences(a, b, SKIPPED)];
+  const known = new Set([...document.querySelectorAll('.settings th[scope=row]')].map((el) => el.textContent.replaceAll(' ', '_')));
+  const text = (value) => (value === null ? '–' : typeof value === 'string' ? value : JSON.stringify(value));
+  const short = (value) => (text(value).length > 200 ? `${text(value).slice(0, 200)}…` : text(value));
+  document.querySelector('.settings tbody').append(...found.filter(([name]) => !known.has(name.split('.').at(-1))).slice(0, 40)
+    .map(([name, x, y]) => h('tr', {}, h('th', { scope: 'row' }, name), h('td', {}, short(x)), h('td', {}, short(y)))));
+}
+
+/** Offers the family of A, and further runs of the link, for the other side. */
+async function offers() {
+  const family = await (await ask(`/api/v1/runs/${encodeURIComponent(sides[0].id)}/family`)).json();
+  const further = new URL(location).searchParams.get('with')?.split(',').filter(Boolean) ?? [];
+  const list = [...order(family.runs), ...further.filter((id) => !family.runs.some((m) => m.run_id === id)).map((run_id, i) => ({ run_id, name: `selected run ${i + 1}` }))];
+  const others = list.filter((m) => m.run_id !== sides[0].id);
+  if (others.length < 2) return;
+  const keep = further.length ? [...new Set([...further, sides[1].id])].join(',') : '';
+  document.querySelector('.tools').before(h('nav', { class: 'links', 'aria-label': 'Compare A with' }, h('span', { class: 'hint' }, 'Compare A with'), others.slice(0, 32).map((m) => h('a', {
+    class: 'button', 'aria-current': m.run_id === sides[1].id ? 'true' : null, href: `${base}/compare?${new URLSearchParams({ a: sides[0].id, b: m.run_id, ...(keep && { with: keep }) })}`,
+  }, m.name ?? changeOf(m), m.parent ? h('small', { class: 'hint' }, `step ${m.parent.step}`) : ''))));
 }
 
 /** Values of a candidate besides the model's own probability: field, name, and the flag that tells whether it is known. */
@@ -112,7 +231,7 @@ function both(a, b) {
   const head = (s, name) => h('div', {}, h('dt', {}, name), h('dd', {}, s.row === null ? 'ended before' : h('a', { href: `${base}/runs/${encodeURIComponent(s.id)}?at=${s.run.born(s.row)}` }, show(s.run.text(s.row))),
     s.row !== null && surprise(s.run, s.row) !== null ? ` ${surprise(s.run, s.row).toFixed(2)} bit` : ''));
   panel.replaceChildren(h('section', {},
-    h('h2', {}, `Difference ${current + 1} of ${changes.length}`),
+    h('h2', {}, current < 0 ? 'Equal tokens' : `Difference ${current + 1} of ${changes.length}`),
     h('dl', { class: 'tok-facts' }, head(a, 'A'), head(b, 'B')),
     rows.length ? h('table', { class: 'alts both' }, h('caption', { class: 'vh' }, 'Probabilities in A and B'),
       h('thead', {}, h('tr', {}, ['token', '', ...columns.map(([, name]) => name)].map((t) => h('th', { scope: 'col' }, t || h('span', { class: 'vh' }, 'run'))))),
@@ -123,8 +242,10 @@ function both(a, b) {
 }
 
 function act(action) {
-  if (action === 'nextChange') choose(current + 1);
-  else if (action === 'prevChange') choose(current - 1);
+  if (action === 'nextChange') choose(Math.max(0, changes.findIndex((c) => c.from > at)));
+  else if (action === 'prevChange') choose(changes.findLastIndex((c) => c.from < at));
+  else if (action === 'nextPair' && steps.length) go(at + 1);
+  else if (action === 'prevPair' && steps.length) go(at - 1);
   else if (action === 'only') {
     const on = box.classList.toggle('only');
     document.querySelector('[data-act=only]').setAttribute('aria-pressed', String(on));
@@ -135,9 +256,15 @@ function act(action) {
 document.querySelector('.tools').addEventListener('click', (event) => act(event.target.closest('[data-act]')?.dataset.act));
 listen(['compare'], act);
 
+document.querySelector('.tools').after(h('div', { class: 'overview apart' }, canvas, scrub), note);
+new ResizeObserver(paint).observe(canvas);
+document.addEventListener('theme', paint);
+
 try {
   sides = await Promise.all([side(root.dataset.a), side(root.dataset.b)]);
   draw();
+  // The comparison is complete without these.
+  for (const part of [settings, measure, offers]) part().catch((error) => { note.textContent = `Not everything could be loaded: ${error.message}.`; });
 } catch (error) {
   problem.hidden = false;
   problem.textContent = `Loading the runs failed: ${error.message}.`;

@@ -20,7 +20,7 @@ export const TABLE = [
     [['End'], 'last row', 'lastRow', 'runs'],
     [['1', '2', '3', '4', '5'], 'built-in views', 'view', 'runs'],
     [['x'], 'select the row', 'pick', 'runs'],
-    [['c'], 'compare the two selected', 'compare', 'runs'],
+    [['c'], 'compare the selected runs', 'compare', 'runs'],
     [['n'], 'show new runs', 'news', 'runs'],
     [[']'], 'older', 'older', 'runs'],
     [['['], 'newest', 'newest', 'runs'],
@@ -43,6 +43,8 @@ export const TABLE = [
     [['End'], 'last event; follow a live run', 'last', 'replay'],
     [['j'], 'next run of the list', 'nextRun', 'replay'],
     [['k'], 'previous run of the list', 'prevRun', 'replay'],
+    [[']'], 'next branch of this run', 'nextBranch', 'replay'],
+    [['['], 'previous branch', 'prevBranch', 'replay'],
   ]],
   ['Replay: look', [
     [[' '], 'play, pause', 'play', 'replay'],
@@ -57,6 +59,8 @@ export const TABLE = [
     [['f'], 'continue in the playground from here', 'fork', 'replay'],
   ]],
   ['Compare', [
+    [['ArrowRight'], 'next token on both sides', 'nextPair', 'compare'],
+    [['ArrowLeft'], 'previous token on both sides', 'prevPair', 'compare'],
     [['.'], 'next difference', 'nextChange', 'compare'],
     [[','], 'previous difference', 'prevChange', 'compare'],
     [['o'], 'only differences', 'only', 'compare'],

@@ -186,17 +186,17 @@ setInterval(() => {
   age.textContent = s < 2 ? 'updated just now' : `updated ${s < 90 ? `${s} s` : `${Math.round(s / 60)} min`} ago`;
 }, 1000);
 
-// Two selected runs can be compared; the older one is A.
+// Selected runs can be compared; the oldest one is A.
 const bulk = document.querySelector('[data-bulk]');
 const picked = new Set();
 
 function showPicked() {
   bulk.hidden = picked.size === 0;
-  bulk.querySelector('[data-bulk-text]').textContent = picked.size === 2 ? '2 runs selected' : `${picked.size} selected; two can be compared`;
+  bulk.querySelector('[data-bulk-text]').textContent = picked.size > 1 ? `${picked.size} runs selected` : '1 selected; two or more can be compared';
   const link = bulk.querySelector('[data-bulk-compare]');
-  link.hidden = picked.size !== 2;
-  const [a, b] = [...picked].sort();
-  if (picked.size === 2) link.href = `${base}/compare?${new URLSearchParams({ a, b })}`;
+  link.hidden = picked.size < 2;
+  const [a, b, ...others] = [...picked].sort();
+  if (b) link.href = `${base}/compare?${new URLSearchParams({ a, b, ...(others.length && { with: [b, ...others].join(',') }) })}`;
 }
 
 function pick(id, on) {
@@ -245,7 +245,7 @@ listen(['runs'], (action, key) => {
       return true;
     }
     case 'compare':
-      if (picked.size !== 2) return false;
+      if (picked.size < 2) return false;
       bulk.querySelector('[data-bulk-compare]').click();
       return true;
     case 'news': return showNew() !== false;

@@ -1,83 +1,121 @@
-// Token differences of two runs: Myers' algorithm between the common start and end. Pure.
+// Token differences of two runs: Myers' algorithm in linear space. Pure.
 
-/** Maximum edits; beyond it the middle counts as replaced. */
-const MAX_EDITS = 2000;
+/** Maximum edits in one search; beyond it the search splits at its furthest point, and the result may not be minimal. */
+const MAX_EDITS = 256;
 
 /**
  * Aligns two lists; returns `[{same, a: [from, to], b: [from, to]}]` that covers both in order, ends exclusive.
  */
 export function align(a, b) {
-  let head = 0;
-  while (head < a.length && head < b.length && a[head] === b[head]) head += 1;
-  let tail = 0;
-  while (tail < a.length - head && tail < b.length - head && a[a.length - 1 - tail] === b[b.length - 1 - tail]) tail += 1;
-  const pairs = matches(a.slice(head, a.length - tail), b.slice(head, b.length - tail)).map(([x, y]) => [x + head, y + head]);
-  const all = [];
-  for (let i = 0; i < head; i += 1) all.push([i, i]);
-  all.push(...pairs);
-  for (let i = tail; i > 0; i -= 1) all.push([a.length - i, b.length - i]);
-  return blocks(all, a.length, b.length);
+  const ids = new Map();
+  const numbers = (list) => Int32Array.from(list, (key) => {
+    if (!ids.has(key)) ids.set(key, ids.size);
+    return ids.get(key);
+  });
+  const runs = [];
+  const same = (x, y, length) => {
+    const last = runs.at(-1);
+    if (last && last.x + last.length === x && last.y + last.length === y) last.length += length;
+    else if (length) runs.push({ x, y, length });
+  };
+  new Aligner(numbers(a), numbers(b), same).align(0, a.length, 0, b.length);
+  return blocks(runs, a.length, b.length);
 }
 
-function blocks(pairs, lengthA, lengthB) {
+function blocks(runs, lengthA, lengthB) {
   const out = [];
   let x = 0;
   let y = 0;
-  const gap = (toX, toY) => {
-    if (toX > x || toY > y) out.push({ same: false, a: [x, toX], b: [y, toY] });
-  };
-  for (const [px, py] of pairs) {
-    gap(px, py);
-    const last = out.at(-1);
-    if (last?.same && last.a[1] === px && last.b[1] === py) {
-      last.a[1] += 1;
-      last.b[1] += 1;
-    } else out.push({ same: true, a: [px, px + 1], b: [py, py + 1] });
-    x = px + 1;
-    y = py + 1;
+  for (const run of [...runs, { x: lengthA, y: lengthB, length: 0 }]) {
+    if (run.x > x || run.y > y) out.push({ same: false, a: [x, run.x], b: [y, run.y] });
+    x = run.x + run.length;
+    y = run.y + run.length;
+    if (run.length) out.push({ same: true, a: [run.x, x], b: [run.y, y] });
   }
-  gap(lengthA, lengthB);
   return out;
 }
 
-/** Pairs of equal entries on a shortest edit path; none if the path is too long. */
-function matches(a, b) {
-  const most = Math.min(a.length + b.length, MAX_EDITS);
-  const zero = most + 1;
-  const v = new Int32Array(2 * most + 3);
-  const trail = []; // of round d: the diagonals -d-1 … d+1 before it
-  for (let d = 0; d <= most; d += 1) {
-    trail.push(v.slice(zero - d - 1, zero + d + 2));
-    for (let k = -d; k <= d; k += 2) {
-      let x = isDown(v, zero, k, d) ? v[zero + k + 1] : v[zero + k - 1] + 1;
-      while (x < a.length && x - k < b.length && a[x] === b[x - k]) x += 1;
-      v[zero + k] = x;
-      if (x >= a.length && x - k >= b.length) return back(trail, a.length, b.length);
-    }
+class Aligner {
+  #a;
+  #b;
+  #same;
+  #forward;
+  #backward;
+  #zero;
+
+  /** `same(x, y, length)` is called for equal parts in order. */
+  constructor(a, b, same) {
+    this.#a = a;
+    this.#b = b;
+    this.#same = same;
+    this.#zero = MAX_EDITS + 2;
+    this.#forward = new Int32Array(2 * this.#zero + 1);
+    this.#backward = new Int32Array(2 * this.#zero + 1);
   }
-  return [];
+
+  align(aFrom, aTo, bFrom, bTo) {
+    const a = this.#a;
+    const b = this.#b;
+    let head = 0;
+    while (aFrom + head < aTo && bFrom + head < bTo && a[aFrom + head] === b[bFrom + head]) head += 1;
+    this.#same(aFrom, bFrom, head);
+    aFrom += head;
+    bFrom += head;
+    let tail = 0;
+    while (aFrom < aTo - tail && bFrom < bTo - tail && a[aTo - 1 - tail] === b[bTo - 1 - tail]) tail += 1;
+    aTo -= tail;
+    bTo -= tail;
+    if (aFrom < aTo && bFrom < bTo) {
+      const [x, y] = this.#middle(aFrom, aTo, bFrom, bTo);
+      this.align(aFrom, x, bFrom, y);
+      this.align(x, aTo, y, bTo);
+    }
+    this.#same(aTo, bTo, tail);
+  }
+
+  /** Returns a point of a shortest path that splits the ranges, whose first and last entries differ. */
+  #middle(aFrom, aTo, bFrom, bTo) {
+    const [a, b, f, r, zero] = [this.#a, this.#b, this.#forward, this.#backward, this.#zero];
+    const n = aTo - aFrom;
+    const m = bTo - bFrom;
+    const delta = n - m;
+    const odd = delta % 2 !== 0;
+    f[zero + 1] = 0;
+    r[zero + 1] = 0;
+    let far = [0, 0];
+    for (let d = 0; d <= MAX_EDITS; d += 1) {
+      for (let k = -d; k <= d; k += 2) {
+        let x = k === -d || (k !== d && f[zero + k - 1] < f[zero + k + 1]) ? f[zero + k + 1] : f[zero + k - 1] + 1;
+        while (x < n && x - k < m && a[aFrom + x] === b[bFrom + x - k]) x += 1;
+        f[zero + k] = x;
+        if (x <= n && x - k <= m && x + x - k > far[0] + far[1]) far = [x, x - k];
+        const back = delta - k;
+        if (odd && Math.abs(back) < d && x + r[zero + back] >= n) return [aFrom + x, bFrom + x - k];
+      }
+      for (let k = -d; k <= d; k += 2) {
+        let x = k === -d || (k !== d && r[zero + k - 1] < r[zero + k + 1]) ? r[zero + k + 1] : r[zero + k - 1] + 1;
+        while (x < n && x - k < m && a[aTo - 1 - x] === b[bTo - 1 - x + k]) x += 1;
+        r[zero + k] = x;
+        const forth = delta - k;
+        if (!odd && Math.abs(forth) <= d && x + f[zero + forth] >= n) return [aTo - x, bTo - x + k];
+      }
+    }
+    return [aFrom + far[0], bFrom + far[1]];
+  }
 }
 
-/** Returns true if the furthest path to diagonal `k` in round `d` ended with an insertion. */
-const isDown = (v, zero, k, d) => k === -d || (k !== d && v[zero + k - 1] < v[zero + k + 1]);
-
-function back(trail, endX, endY) {
-  const pairs = [];
-  let x = endX;
-  let y = endY;
-  for (let d = trail.length - 1; d >= 0; d -= 1) {
-    const v = trail[d];
-    const zero = d + 1;
-    const before = isDown(v, zero, x - y, d) ? x - y + 1 : x - y - 1;
-    const fromX = d === 0 ? 0 : v[zero + before];
-    const fromY = d === 0 ? 0 : fromX - before;
-    while (x > fromX && y > fromY) {
-      x -= 1;
-      y -= 1;
-      pairs.push([x, y]);
-    }
-    x = fromX;
-    y = fromY;
-  }
-  return pairs.reverse();
+/** Joins changes that only a few equal tokens separate: they are equal by chance. Pure. */
+export function coalesce(list, minimum = 3) {
+  const out = [];
+  list.forEach((block, i) => {
+    const last = out.at(-1);
+    const next = list[i + 1];
+    const size = (side) => Math.max(side.a[1] - side.a[0], side.b[1] - side.b[0]);
+    const byChance = block.same && last && !last.same && next && block.a[1] - block.a[0] < Math.min(minimum, size(last), size(next));
+    if (last && !last.same && (!block.same || byChance)) {
+      last.a = [last.a[0], block.a[1]];
+      last.b = [last.b[0], block.b[1]];
+    } else out.push({ ...block });
+  });
+  return out;
 }

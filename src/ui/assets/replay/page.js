@@ -5,6 +5,7 @@ import { Replay } from './view.js';
 import { opened } from '../shell.js';
 
 const root = document.querySelector('[data-replay]');
+const blank = root.cloneNode(true);
 const problem = document.querySelector('[data-problem]');
 const params = new URL(location).searchParams;
 const id = root.dataset.run;
@@ -21,7 +22,7 @@ const state = {
 };
 
 /** Returns the URL of a state without defaults. */
-function address(s) {
+function address(s, path = location.pathname, besideId = beside?.id) {
   const next = new URLSearchParams();
   if (params.has('q')) next.set('q', params.get('q'));
   if (s.at !== null) next.set('at', s.at);
@@ -30,16 +31,21 @@ function address(s) {
   if (!s.ahead) next.set('ahead', '0');
   if (s.attention) next.set('attention', s.layer);
   if (s.attention && s.later) next.set('later', '1');
+  if (besideId) next.set('beside', besideId);
   const query = next.toString();
-  return `${location.pathname}${query ? `?${query}` : ''}`;
+  return `${path}${query ? `?${query}` : ''}`;
 }
 
 let pending = 0;
 function changed(s) {
+  beside?.follow(s);
   clearTimeout(pending);
   // Browsers limit how often the URL may change; a held key would exceed the limit.
   pending = setTimeout(() => history.replaceState(null, '', address(s)), 120);
 }
+
+let family = null;
+let beside = null;
 
 const tokens = document.querySelector('[data-run-tokens]');
 
@@ -55,6 +61,7 @@ const view = new Replay(root, id, {
   recorded: root.dataset.attention === 'true',
   hooks: {
     changed,
+    forked: (forks, change) => family?.forked(forks, change),
     connection: (text, ok) => showProblem(ok ? '' : `Live view: ${text}.`, 'warn'),
     grown: (count) => { tokens.textContent = `${count} tok`; },
     ended: (summary) => {
@@ -65,12 +72,33 @@ const view = new Replay(root, id, {
         tokens.textContent = `${summary.completion_tokens ?? 0} tok`;
         if (summary.status === 'failed') showProblem(summary.message ?? 'The run failed.');
       }
+      if (view.run) family?.summarize(view.run);
     },
   },
 });
 
 opened((place) => view.visit(place));
-view.open().catch((error) => showProblem(`The run could not be loaded: ${error.message}.`));
+view.open().then(branches, (error) => showProblem(`The run could not be loaded: ${error.message}.`));
+
+/** Shows the family of the run below its text. */
+async function branches() {
+  const [{ Family }, { Beside }] = await Promise.all([import('./family.js'), import('./beside.js')]);
+  family = new Family(id, {
+    address: (m) => address({ ...view.state, at: m.status === 'running' || !m.parent ? null : m.parent.sequence_order }, `${base}/runs/${m.run_id}`, null),
+    go: (row) => view.pick(row),
+    refused: (reason) => { view.refusal = reason; },
+    beside: (other) => {
+      beside?.close();
+      beside = other && new Beside(blank, root, other, view.state, () => family.beside(null));
+    },
+    changed: () => changed({ ...view.state }),
+  });
+  root.querySelector('[data-panel]').before(family.section);
+  family.summarize(view.run);
+  await family.load();
+  document.querySelector('nav.family')?.toggleAttribute('hidden', family.isLoaded);
+  if (params.has('beside')) family.beside(params.get('beside'));
+}
 
 const dialog = document.querySelector('[data-delete-dialog]');
 dialog.addEventListener('close', async () => {
@@ -109,6 +137,12 @@ function act(action, key) {
       return true;
     case 'delete': dialog.returnValue = ''; dialog.showModal(); return true;
     case 'feedback': giveFeedback(); return true;
+    case 'nextBranch': case 'prevBranch': {
+      const href = family?.next(action === 'nextBranch' ? 1 : -1);
+      if (href) location.assign(href);
+      else toast('This run has no branches.');
+      return true;
+    }
     case 'nextRun': return follow('[data-next]');
     case 'prevRun': return follow('[data-prev]');
     case 'fork': {

@@ -1,5 +1,5 @@
 // The panel with the details of the current event: token, alternatives, sampling stages, attention, mods.
-import { h } from '../dom.js';
+import { h, toast } from '../dom.js';
 import { surprise } from './colour.js';
 import { NEVER } from './branches.js';
 import { KINDS } from './run.js';
@@ -24,8 +24,12 @@ export class Panel {
   #all = false;
   #turn = 0;
   #job = null;
+  /** Reason why the run cannot be forked, or null. */
+  refusal = null;
+  /** Fields of the form that starts several forks. */
+  ways = { n: '4', seed: '' };
 
-  /** `go(n)` moves the cursor; `fork(n, text)` is an address or null; `branch(n, change)` starts a fork of the run; null if it cannot be forked. */
+  /** `go(n)` moves the cursor; `fork(n, text)` is an address or null; `branch(n, change, text)` starts forks of the run, or is null for a page without a server. */
   constructor(root, run, events, { go, fork, branch }) {
     this.#run = run;
     this.#events = events;
@@ -150,10 +154,13 @@ export class Panel {
       return td;
     };
     const forward = entries.findLast(({ event }) => event.event_type === 'ForwardPass')?.event.sequence_order;
-    const instead = (r) => (r.chosen || forward === undefined || !this.#branch ? null : [h('button', {
-      type: 'button', class: 'plain', title: `Fork this run with ${show(r.text)} here`, 'aria-label': `Fork this run with ${show(r.text)} here`,
-      onclick: () => this.#branch(forward, { token: r.token }),
-    }, 'fork'), ' ']);
+    const start = (...change) => (this.refusal ? toast(`This run cannot be forked: ${this.refusal}.`) : this.#branch(forward, ...change));
+    const disabled = this.refusal ? 'true' : null;
+    const title = (text) => (this.refusal ? `Cannot be forked: ${this.refusal}` : text);
+    const instead = (r) => (r.chosen || forward === undefined || !this.#branch ? null : h('button', {
+      type: 'button', 'aria-disabled': disabled, title: title(`Fork this run with ${show(r.text)} here`), 'aria-label': `Fork this run with ${show(r.text)} here`,
+      onclick: () => start({ token: r.token }, r.text),
+    }, 'fork'));
     const again = (r) => {
       const href = r.chosen || forward === undefined || r.unnamed ? null : this.#fork(forward, r.text);
       return href && h('a', { href, title: `Continue with ${show(r.text)} instead, in the playground`, 'aria-label': `Continue with ${show(r.text)} in the playground` }, 'try');
@@ -169,12 +176,24 @@ export class Panel {
         h('td', { class: r.byMod ? 'why mod' : 'why' }, r.chosen ? '✓' : r.why, ' ', r.chosen ? null : h('span', { class: 'fork' }, instead(r), again(r)))))));
     const chain = stages.length ? h('div', { class: 'chain' }, 'sampler', stages.map((s, i) => h('span', { class: i === stages.length - 1 ? 'last' : null }, `${s.name} → ${s.left}`))) : null;
     this.#alts.replaceChildren(h('h2', {}, 'Alternatives'), table,
-      h('p', { class: 'links' }, forward === undefined || !this.#branch ? '' : h('button', {
-        type: 'button', title: 'Start a run that keeps everything before this token and draws it and the rest with a new seed',
-        onclick: () => this.#branch(forward, { seed: crypto.getRandomValues(new Uint32Array(1))[0] }),
-      }, 'Fork here'), rows.length > shown.length || this.#all ? h('button', { type: 'button', onclick: () => { this.#all = !this.#all; this.#drawAlternatives(entries); } }, this.#all ? 'Fewer' : `All ${rows.length}`) : ''),
+      h('p', { class: 'links' }, forward === undefined || !this.#branch ? '' : this.#regenerate(start, disabled, title('Start runs that keep everything before this token and draw it and the rest with new seeds')), rows.length > shown.length || this.#all ? h('button', { type: 'button', onclick: () => { this.#all = !this.#all; this.#drawAlternatives(entries); } }, this.#all ? 'Fewer' : `All ${rows.length}`) : ''),
       chain ?? '',
       draft ? h('p', { class: 'hint' }, 'Draft: ', h('code', {}, show(draft.text)), draft.right ? ' was right, so this token needed no decode of its own.' : ' was wrong.') : '');
+  }
+
+  /** Draws the form that starts several forks with new seeds. */
+  #regenerate(start, disabled, title) {
+    const { ways } = this;
+    const field = (name, props) => h('input', { type: 'number', step: '1', ...props, value: ways[name], oninput: (event) => { ways[name] = event.target.value; } });
+    return h('form', {
+      class: 'ways', title, onsubmit: (event) => {
+        event.preventDefault();
+        const n = Number(ways.n) || 1;
+        const seed = ways.seed === '' ? null : Number(ways.seed);
+        start({ ...(n > 1 && { n }), ...(seed !== null ? { seed } : n > 1 ? {} : { seed: crypto.getRandomValues(new Uint32Array(1))[0] }) });
+      },
+    }, h('button', { 'aria-disabled': disabled }, 'Regenerate'), h('label', {}, field('n', { min: '1', max: '64', required: true, 'aria-label': 'Number of branches' }), ' ways from here'),
+    h('label', {}, 'seed ', field('seed', { min: '0', max: '4294967295', placeholder: 'random' })));
   }
 
   #drawMods(e, entries) {

@@ -32,7 +32,10 @@ export class Replay {
   #hit = -1;
   #recorded;
 
-  /** `hooks.changed(state)` is called for every change that a link should contain, `hooks.grown(tokens)` and `hooks.ended(summary)` for a live run. */
+  /**
+   * `hooks.changed(state)` is called for every change that a link should contain, `hooks.grown(tokens)` and `hooks.ended(summary)` for a live run,
+   * `hooks.forked(forks, change)` for started forks.
+   */
   constructor(root, id, { state = {}, live = false, recorded = false, hooks = {} } = {}) {
     this.#root = root;
     this.#id = id;
@@ -116,7 +119,7 @@ export class Replay {
       attention: null,
       overview: new Overview(this.#el('overview'), run, this.#gone.signal),
       lanes: new Lanes(this.#el('lanes'), run, go, this.#gone.signal),
-      panel: new Panel(this.#el('panel'), run, this.#events, { go, fork: (n, next) => this.fork(n, next), branch: this.#isLocal ? null : (n, change) => this.#branch(n, change) }),
+      panel: new Panel(this.#el('panel'), run, this.#events, { go, fork: (n, next) => this.fork(n, next), branch: this.#isLocal ? null : (...fork) => this.#branch(...fork) }),
       player: new Player(run, { at: () => this.n, go: (n) => this.go(n, { playing: true }), changed: (playing) => this.#played(playing) }),
     };
     this.#controls();
@@ -376,14 +379,24 @@ export class Replay {
     return `${base}/playground?${new URLSearchParams({ from: this.#id, at: String(n), ...(next && { next }) })}`;
   }
 
-  /** Starts a fork of the run at the step of event `n` and opens it. */
-  async #branch(n, change) {
+  /** Sets the reason why the run cannot be forked, or null. */
+  set refusal(reason) {
+    this.#parts.panel.refusal = reason;
+    if (reason) this.go(this.n, { live: true });
+  }
+
+  /** The run as loaded so far, or undefined. */
+  get run() { return this.#run; }
+
+  /** Starts forks of the run at the step of event `n`; opens the first one where the page does not show them. */
+  async #branch(n, change, text) {
     try {
       const response = await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/forks`, {
         method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ at: { event: n }, ...change }),
       });
-      const { runs: [run] } = await response.json();
-      location.assign(`${base}/runs/${encodeURIComponent(run.run_id)}`);
+      const forks = await response.json();
+      if (this.#hooks.forked) this.#hooks.forked(forks, { ...change, ...(text !== undefined && { text }) });
+      else location.assign(`${base}/runs/${encodeURIComponent(forks.runs[0].run_id)}`);
     } catch (error) {
       toast(`Not forked: ${error.message}`);
     }

@@ -1,0 +1,94 @@
+//! The family of a run: the run that it descends from, and all forks below that one.
+
+use super::runs::{RunSummary, by_id, select_runs};
+use super::scope::{owned, owners};
+use super::{Error, Store};
+use crate::events::{RunId, Scope};
+use std::collections::{HashMap, HashSet};
+use uuid::Uuid;
+
+/// Maximum runs of a family.
+const MAX_FAMILY: usize = 128;
+
+/// Maximum generations above and below a run.
+const MAX_GENERATIONS: usize = 32;
+
+/// Number of events per run whose log-probabilities are averaged.
+const MAX_MEASURED_EVENTS: i32 = 8192;
+
+/// The runs that descend from one run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Family {
+    /// The first run, then its forks, then their forks, each generation oldest first.
+    pub runs: Vec<FamilyRun>,
+    /// True if there are more runs or generations than were read.
+    pub truncated: bool,
+}
+
+/// A run of a family.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FamilyRun {
+    /// Its summary.
+    pub run: RunSummary,
+    /// Mean ln p of its added tokens, up to [`MAX_MEASURED_EVENTS`] events.
+    pub mean_logprob: Option<f64>,
+}
+
+impl Store {
+    /// Returns the family of a run, as far as the scope covers it. Reads one generation per statement, because Citus
+    /// rejects recursive queries over its shards.
+    ///
+    /// # Errors
+    /// The database failed.
+    pub async fn family(&self, scope: &Scope, run: RunSummary) -> Result<Family, Error> {
+        let mut connection = self.inner.pool.acquire().await?;
+        let mut root = run;
+        for _ in 0..MAX_GENERATIONS {
+            let Some(parent) = &root.parent else { break };
+            let Some(parent) = by_id(&mut connection, scope, parent.run_id).await? else { break };
+            root = parent;
+        }
+        let mut known = HashSet::from([root.run_id]);
+        let mut parents = vec![root.run_id];
+        let mut runs = vec![root];
+        let mut truncated = false;
+        for generation in 0.. {
+            let labels: Vec<String> = parents.iter().map(|parent| format!("parent={parent}")).collect();
+            let read = concat!(
+                select_runs!("null::text", "where labels <> '{}' and labels && $1 and ("),
+                owned!(2),
+                ") order by run_id limit $3"
+            );
+            let free = MAX_FAMILY - runs.len();
+            let mut forks: Vec<RunSummary> = sqlx::query_as(read)
+                .bind(labels)
+                .bind(owners(scope))
+                .bind(free as i64 + 1)
+                .fetch_all(&mut connection)
+                .await?;
+            forks.retain(|fork| known.insert(fork.run_id));
+            truncated = forks.len() > free || (generation == MAX_GENERATIONS && !forks.is_empty());
+            forks.truncate(free);
+            parents = forks.iter().map(|fork| fork.run_id).collect();
+            if generation == MAX_GENERATIONS || parents.is_empty() {
+                break;
+            }
+            runs.extend(forks);
+            if truncated {
+                break;
+            }
+        }
+        let ids: Vec<Uuid> = runs.iter().map(|run| run.run_id.0).collect();
+        let means: Vec<(Uuid, Option<f64>)> = sqlx::query_as(
+            "select run_id, avg(logprob) from events
+            where run_id = any($1) and sequence_order < $2 and event_type = 'Added' group by run_id",
+        )
+        .bind(ids)
+        .bind(MAX_MEASURED_EVENTS)
+        .fetch_all(&mut connection)
+        .await?;
+        let means: HashMap<RunId, Option<f64>> = means.into_iter().map(|(id, mean)| (RunId(id), mean)).collect();
+        let with_mean = |run: RunSummary| FamilyRun { mean_logprob: means.get(&run.run_id).copied().flatten(), run };
+        Ok(Family { runs: runs.into_iter().map(with_mean).collect(), truncated })
+    }
+}

@@ -1,0 +1,45 @@
+// A branch beside the text of a run: a second replay without its own controls, which follows those of the first one.
+import { base, h } from '../dom.js';
+import { changeOf } from './tree.js';
+import { Replay } from './view.js';
+
+export class Beside {
+  #root;
+  #view;
+
+  /** `blank` is an unused copy of the replay's markup; `root` the replay; `close()` is called by the button. */
+  constructor(blank, root, member, state, close) {
+    this.id = member.run_id;
+    const copy = blank.cloneNode(true);
+    copy.classList.add('twin');
+    for (const el of copy.querySelectorAll('[id], [for]')) {
+      el.removeAttribute('id');
+      el.removeAttribute('for');
+    }
+    for (const el of copy.querySelectorAll('.deck, [data-panel], [data-lanes]')) el.inert = true;
+    const count = h('span', { class: 'num hint' });
+    copy.prepend(h('p', { class: 'twin-head' }, h('b', {}, changeOf(member)), count,
+      h('a', { href: `${base}/runs/${member.run_id}` }, 'Open'), h('button', { type: 'button', onclick: close, 'aria-label': 'Close this branch' }, '✕')));
+    copy.querySelector('[data-text]').setAttribute('aria-label', `Text of the branch ${changeOf(member)}`);
+    root.querySelector('[data-text]').after(copy);
+    this.#root = copy;
+    const at = member.status === 'running' ? null : member.parent?.sequence_order ?? null;
+    this.#view = new Replay(copy, this.id, {
+      state: { ...state, at: state.attention ? at : null }, live: member.status === 'running', recorded: member.has_attention,
+      hooks: { grown: (tokens) => { count.textContent = `${tokens} tok`; } },
+    });
+    this.#view.open().catch((error) => { count.textContent = error.message; });
+  }
+
+  /** Uses the colours and attention of the first replay. */
+  follow({ color, attention }) {
+    const mine = this.#view.state;
+    if (mine.attention !== attention) this.#view.act('attention');
+    if (mine.color !== color && !attention) this.#view.colour(color);
+  }
+
+  close() {
+    this.#view.close();
+    this.#root.remove();
+  }
+}

@@ -1,0 +1,173 @@
+// The branches of a run below its text: the tree of its family, growing while branches are generated, statistics of the
+// run, and one branch beside the text.
+import { ask, base, h, toast } from '../dom.js';
+import { MODES } from './colour.js';
+import { fill } from './glyphs.js';
+import { Run } from './run.js';
+import { changeOf, neighbour, order, rowsSince, statistics } from './tree.js';
+
+const POLL_MS = 250;
+const SHOWN_TOKENS = 160;
+/** Maximum branches whose tokens are loaded, and tokens of such a branch. */
+const LOADED = 48;
+const MAX_TOKENS = 4000;
+
+const fixed = (x, digits = 2) => (x === null || x === undefined ? '–' : x.toFixed(digits).replace('-', '−'));
+
+export class Family {
+  section = h('section', { class: 'kin', 'aria-label': 'Branches and statistics' });
+  #id;
+  #hooks;
+  #list = h('ol', { class: 'kin-list' });
+  #head = h('h2');
+  #stats = h('dl', { class: 'tok-facts' });
+  #members = [];
+  #started = [];
+  #rows = new Map();
+  #runs = new Map();
+  #timer = 0;
+  #turn = 0;
+  #twinId = null;
+
+  /** `hooks`: `address(id)` of a branch's page, `go(row)`, `refused(reason)`, `beside(member)` shows a branch beside the text or none, `changed()`. */
+  constructor(id, hooks) {
+    this.#id = id;
+    this.#hooks = hooks;
+    this.section.append(h('div', { class: 'kin-tree' }, this.#head, this.#list), h('div', { class: 'kin-stats' }, h('h2', {}, 'This run'), this.#stats));
+  }
+
+  get isLoaded() { return this.#members.length > 0; }
+
+  /** Loads the family and shows it. */
+  async load() {
+    try {
+      const family = await (await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/family`)).json();
+      this.#started = this.#started.filter((m) => !family.runs.some((known) => known.run_id === m.run_id));
+      this.#members = order([...family.runs, ...this.#started]);
+      this.#hooks.refused(family.not_forkable);
+      const count = this.#members.length;
+      this.section.classList.toggle('alone', count < 2);
+      this.#head.textContent = count < 2 ? 'Branches' : `Branches (${count}${family.truncated ? ', more in the list' : ''}), ] next, [ previous`;
+      this.#list.replaceChildren(...(count < 2
+        ? [h('li', { class: 'hint' }, family.not_forkable ? `This run cannot be forked: ${family.not_forkable}.` : 'None yet: choose a step, then “fork” beside a candidate, or “Regenerate”.')]
+        : this.#members.map((m) => this.#row(m))));
+      this.section.querySelector('[aria-current]')?.scrollIntoView({ block: 'nearest' });
+    } catch (error) {
+      this.#head.textContent = 'Branches';
+      this.#list.replaceChildren(h('li', { class: 'err' }, `The branches could not be loaded: ${error.message}.`));
+      return;
+    }
+    this.#fill();
+  }
+
+  /** Shows started forks; a single one beside the text. */
+  async forked({ parent, step, event, runs }, change) {
+    const seeded = 'seed' in change || runs.length > 1;
+    // They are in the database a moment later.
+    this.#started.push(...runs.map(({ run_id, seed }) => ({
+      run_id, seed, status: 'running', finish_reason: null, completion_tokens: 0, mean_logprob: null, output_preview: '',
+      parent: { run_id: parent, step, sequence_order: event, change: { ...change, seed: seeded && 'new' } },
+    })));
+    await this.load();
+    if (runs.length === 1) this.beside(runs[0].run_id);
+    else toast(`${runs.length} branches started`);
+  }
+
+  /** Statistics of the run on the page. */
+  summarize(run) {
+    const rows = rowsSince(run);
+    const s = statistics(run, rows);
+    const fact = (name, value) => h('div', {}, h('dt', {}, name), h('dd', {}, value));
+    this.#stats.replaceChildren(fact('tokens', String(s.tokens)),
+      fact('removed', String(Array.from({ length: run.count }, (_, i) => i).filter((i) => !run.isPrompt(i)).length - s.tokens)),
+      fact('forced', String(s.forced)),
+      fact('mean ln p', fixed(s.mean)), fact('perplexity', fixed(s.perplexity)), fact('mean entropy', s.entropy === null ? '–' : `${fixed(s.entropy)} bit`),
+      fact('per token', s.ms === null ? '–' : `${fixed(s.ms, s.ms < 10 ? 1 : 0)} ms`),
+      s.peak === null ? '' : fact('most surprising', h('button', { type: 'button', class: 'plain', onclick: () => this.#hooks.go(s.peak) }, fill2(run.text(s.peak)), ` ${fixed(-run.logprob(s.peak) * Math.LOG2E, 1)} bit`)));
+  }
+
+  /** Returns the address of the branch `step` places further. */
+  next(step) {
+    const id = neighbour(this.#members, this.#id, step);
+    return id && this.#hooks.address(this.#members.find((m) => m.run_id === id));
+  }
+
+  /** Shows a branch in a second replay beside the text; the same branch again closes it. */
+  beside(id) {
+    const member = this.#twinId === id ? null : this.#members.find((m) => m.run_id === id && id !== this.#id);
+    this.#twinId = member?.run_id ?? null;
+    this.#hooks.beside(member ?? null);
+    for (const [other, row] of this.#rows) row.button?.setAttribute('aria-pressed', String(other === this.#twinId));
+    this.#hooks.changed();
+  }
+
+  #row(m) {
+    const here = m.run_id === this.#id;
+    const text = h('span', { class: 'kin-text' }, m.output_preview);
+    const facts = h('span', { class: 'kin-facts num' });
+    const button = here ? null : h('button', { type: 'button', 'aria-pressed': String(m.run_id === this.#twinId), title: 'Show this branch beside the text', onclick: () => this.beside(m.run_id) }, 'Beside');
+    const row = h('li', { 'data-branch': m.run_id, 'data-status': m.status, 'aria-current': here ? 'true' : null },
+      h('a', { class: 'kin-change', href: this.#hooks.address(m) }, changeOf(m), m.parent ? h('small', {}, ` at step ${m.parent.step}`) : ''), facts,
+      here ? null : h('span', { class: 'kin-acts' }, button, h('a', { href: `${base}/compare?${new URLSearchParams({ a: this.#id, b: m.run_id })}` }, 'Compare')), text);
+    row.style.setProperty('--depth', String(Math.min(m.depth, 8)));
+    this.#rows.set(m.run_id, { row, text, facts, button });
+    this.#facts(m);
+    if (this.#runs.has(m.run_id)) this.#paint(m, this.#runs.get(m.run_id));
+    return row;
+  }
+
+  #facts(m, tokens = m.completion_tokens, mean = m.mean_logprob) {
+    const { facts, row } = this.#rows.get(m.run_id);
+    row.dataset.status = m.status;
+    facts.textContent = [`${tokens} tok`, mean === null ? null : `ln p ${fixed(mean)}`, m.status === 'running' ? 'running' : m.finish_reason ?? m.status].filter(Boolean).join(' · ');
+  }
+
+  /** Shows the tokens after the fork, coloured by surprise. */
+  #paint(m, run) {
+    const rows = rowsSince(run, m.parent?.sequence_order ?? 0);
+    this.#facts(m, rowsSince(run).filter((i) => !run.isStop(i)).length, statistics(run, rowsSince(run)).mean);
+    const { text } = this.#rows.get(m.run_id);
+    text.replaceChildren(m.parent && rows[0] > 0 ? '… ' : '', ...rows.slice(0, SHOWN_TOKENS).map((i) => {
+      const bucket = MODES[0].bucket(run, i);
+      const span = h('span', { class: `t${run.isForced(i) ? ' q' : ''}${bucket >= 0 ? ` b${bucket}` : ''}` });
+      fill(span, run.text(i));
+      return span;
+    }), rows.length > SHOWN_TOKENS ? ' …' : '');
+  }
+
+  /** Loads the tokens of the branches, again for those that are being generated. */
+  async #fill() {
+    clearTimeout(this.#timer);
+    this.#turn += 1;
+    const turn = this.#turn;
+    const wanted = this.#members.slice(0, LOADED).filter((m) => this.#members.length > 1 && m.completion_tokens <= MAX_TOKENS && (m.status === 'running' || !this.#runs.has(m.run_id)));
+    for (const m of wanted) {
+      try {
+        const path = `/api/v1/runs/${encodeURIComponent(m.run_id)}`;
+        const run = Run.stored(await (await ask(`${path}/columns`)).arrayBuffer());
+        if (turn !== this.#turn) return;
+        this.#paint(m, run);
+        if (m.status !== 'running') this.#runs.set(m.run_id, run);
+      } catch { /* the row keeps what it shows */ }
+    }
+    if (!this.#members.some((m) => m.status === 'running')) return;
+    this.#timer = setTimeout(async () => {
+      try {
+        const family = await (await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/family`)).json();
+        for (const fresh of family.runs) {
+          const m = this.#members.find((other) => other.run_id === fresh.run_id);
+          if (m) Object.assign(m, fresh);
+          else return this.load();
+          this.#facts(m);
+        }
+      } catch { /* tried again */ }
+      return this.#fill();
+    }, POLL_MS);
+  }
+}
+
+function fill2(text) {
+  const code = h('code');
+  fill(code, text);
+  return code;
+}
