@@ -225,7 +225,7 @@ test('fork with an alternative grows beside the text, and the family shows its b
   assert.deepEqual([run.parent.run_id, run.parent.step, run.parent.change.token], [id, drawn.step, token]);
   await page.waitForSelector(`[data-branch="${branch}"][data-status=done]`);
   await page.waitForFunction((other) => /200 tok · ln p −\d+\.\d\d · length/.test(document.querySelector(`[data-branch="${other}"] .kin-facts`).textContent), branch);
-  const answer = (scope) => page.evaluate((selector) => [...document.querySelectorAll(`${selector} [data-role=answer] .t`)].length, scope);
+  const answer = (scope) => page.evaluate((selector) => [...document.querySelectorAll(`${selector} [data-role=answer] .t:not(.p)`)].length, scope);
   assert.equal(await answer('.twin'), 200);
   await page.waitForFunction((other) => location.search.includes(`beside=${other}`), branch);
   // The colours of both texts change together.

@@ -104,7 +104,7 @@ async fn invalid_query_is_named() {
     /api/v1/runs/queries/events?from=a: 400 from: invalid digit found in string
     /api/v1/runs/queries/attention: 400 send either `at` (an event), or `from` and `to` (a range of events)
     /api/v1/runs/queries/attention?at=1: 404 no attention was recorded at event 1 of this run
-    /api/v1/runs/queries/attention?at=1&view=median: 400 view: unknown variant `median`, expected one of `mean`, `max`, `last`, `weighted_layers`, `layer`
+    /api/v1/runs/queries/attention?at=1&view=median: 400 view: unknown variant `median`, expected one of `mean`, `max`, `last`, `weighted_layers`, `layer`, `head`
     /api/v1/runs/queries/attention?from=0&bins=0: 400 `bins` must be an integer between 1 and 4096
     "#);
     for (query, pointer) in [("limit=-1", "limit"), ("modle=x", "modle"), ("before=yesterday", "before")] {

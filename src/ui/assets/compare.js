@@ -126,7 +126,9 @@ function go(step) {
   scrub.setAttribute('aria-valuetext', words);
   note.textContent = `${words}. The bars are the KL divergence of B from A by step, over the recorded candidates and the rest as one outcome: a lower bound.`;
   clearTimeout(job);
-  job = setTimeout(() => describe(x, y), 60);
+  // Where one side has no token, its next one is compared: at the first difference both have the same text before.
+  const next = (side) => steps.slice(at).find((pair) => pair[side] !== null)?.[side] ?? null;
+  job = setTimeout(() => describe(next(0), next(1)), 60);
 }
 
 async function describe(x, y) {
