@@ -231,6 +231,7 @@ test('fork with an alternative grows beside the text, and the family shows its b
   // The colours of both texts change together.
   await page.keyboard.press('3');
   assert.equal(await page.isChecked('.twin input[value=rank]'), true);
+  await page.waitForFunction(() => location.search.includes('color=rank'));
   await page.reload();
   await page.waitForSelector('.twin .t:not(.p)');
   await page.keyboard.press(']');
