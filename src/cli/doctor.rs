@@ -11,7 +11,7 @@ use std::process::{Command, ExitCode};
 use tokio::task::spawn_blocking;
 
 /// Free bytes of the data folder's disk below which a warning is printed.
-const LOW_DISK_BYTES: u64 = 2 << 30;
+const LOW_DISK_BYTES: u128 = 2 << 30;
 
 /// Check everything that `thunder serve` needs: model, devices, addresses, disk, database, Python and sandbox
 ///
@@ -152,7 +152,7 @@ fn check_disk(folder: &Path) -> Finding {
     match nix::sys::statvfs::statvfs(existing) {
         Err(error) => Finding::fails(format!("{shown}: {error}")),
         Ok(disk) => {
-            let free = disk.blocks_available() as u64 * disk.fragment_size() as u64;
+            let free = u128::from(disk.blocks_available()) * u128::from(disk.fragment_size());
             let gib = free as f64 / f64::from(1 << 30);
             if free < LOW_DISK_BYTES {
                 Finding::limited(format!("{shown}: only {gib:.1} GiB free; --keep-size limits the recordings"))

@@ -108,6 +108,6 @@ mod tests {
         assert_eq!(counts.count, 5);
         assert_eq!((counts.cumulative[0], counts.cumulative[1]), ((0.001, 2), (0.0025, 3)));
         assert_eq!(counts.cumulative.last(), Some(&(600.0, 4)));
-        assert_eq!(counts.sum, 1200.002_002);
+        assert_eq!(counts.sum, 1_200.002_002);
     }
 }

@@ -33,7 +33,7 @@ async fn metrics(State(app): State<App>, Query(params): Query<ModelParams>) -> R
     let mut exposition = Exposition::default();
     match app.models().view(params.model.as_deref()) {
         Ok(ModelView::Loaded(loaded)) => {
-            add_model(&mut exposition, [loaded.engine().status(), loaded.encoder().status()])
+            add_model(&mut exposition, [loaded.engine().status(), loaded.encoder().status()]);
         }
         Ok(ModelView::Sleeping(sleeping)) => add_model(&mut exposition, [&sleeping.work[0], &sleeping.work[1]]),
         // A server without models still has metrics.

@@ -92,13 +92,11 @@ pub async fn show(
         TraceItem::Event(event) => event.measured.as_ref()?.prompt.as_deref(),
         _ => None,
     });
-    let not_forkable = match forks::missing_for_fork(prompt) {
-        Some(reason) => Some(reason.to_owned()),
-        None => {
-            let model = prompt.and_then(|prompt| prompt.parameters.as_ref()?["model"]["name"].as_str());
-            model.and_then(|name| app.models().named(name).err()).map(|error| error.problem().detail)
-        }
+    let unknown_model = || {
+        let name = prompt?.parameters.as_ref()?["model"]["name"].as_str()?;
+        app.models().named(name).err().map(|error| error.problem().detail)
     };
+    let not_forkable = forks::missing_for_fork(prompt).map(str::to_owned).or_else(unknown_model);
     let family = store.family(&scope, run).await?;
     Ok(Json(FamilyResponse {
         runs: family.runs.into_iter().map(FamilyMember::from).collect(),

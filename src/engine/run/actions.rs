@@ -25,7 +25,7 @@ impl Run {
                 }
             }
             Action::AdjustedLogits { edit, temperature } => {
-                self.step_logits.edit(edit, temperature, effect.edit.edited)
+                self.step_logits.edit(edit, temperature, effect.edit.edited);
             }
             control => dispatched.set_winner(control),
         }

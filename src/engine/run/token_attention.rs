@@ -67,7 +67,7 @@ impl TokenAttention {
     /// Returns the heads of a row to record: the selected ones, until the run's head rows reach their maximum size because
     /// mods removed many tokens.
     pub fn stored_heads(&mut self, selected: &StoredHeads, row: &AttentionRow) -> StoredHeads {
-        self.head_bytes += head_rows::row_bytes(selected, row.layer_ids.len(), row.heads, row.row_len as u64);
+        self.head_bytes += head_rows::row_bytes(selected, row.layer_ids.len(), row.heads, row.row_len.into());
         if self.head_bytes <= head_rows::MAX_BYTES { selected.clone() } else { StoredHeads::None }
     }
 

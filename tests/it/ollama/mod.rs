@@ -1,4 +1,4 @@
-//! Ollama's API with a real model and with the clients of Ollama and LiteLLM. The model's weights are random, so a mod
+//! Ollama's API with a real model and with the clients of Ollama and `LiteLLM`. The model's weights are random, so a mod
 //! forces answers that must be known.
 
 use super::chat::says;
@@ -238,6 +238,7 @@ fn printed(output: &Output) -> String {
 
 /// Prints to standard error directly, because the test runner hides the output of passing tests.
 fn report_skipped(missing: &str) -> Option<PathBuf> {
-    writeln!(std::io::stderr(), "SKIPPED: clients of Ollama's API, which need {missing}").unwrap();
+    let mut stderr = std::io::stderr();
+    writeln!(stderr, "SKIPPED: clients of Ollama's API, which need {missing}").unwrap();
     None
 }

@@ -6,13 +6,18 @@ use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{NonNull, null_mut};
 use std::sync::OnceLock;
 
+type NewPool = unsafe extern "C" fn(*mut sys::ggml_threadpool_params) -> *mut sys::ggml_threadpool;
+type FreePool = unsafe extern "C" fn(*mut sys::ggml_threadpool);
+type SetPool = unsafe extern "C" fn(sys::ggml_backend_t, *mut sys::ggml_threadpool);
+type SetThreads = unsafe extern "C" fn(sys::ggml_backend_t, c_int);
+
 /// Functions of the backend that are not part of ggml's common interface.
 struct Functions {
     device: sys::ggml_backend_dev_t,
-    new_pool: unsafe extern "C" fn(*mut sys::ggml_threadpool_params) -> *mut sys::ggml_threadpool,
-    free_pool: unsafe extern "C" fn(*mut sys::ggml_threadpool),
-    set_pool: unsafe extern "C" fn(sys::ggml_backend_t, *mut sys::ggml_threadpool),
-    set_threads: unsafe extern "C" fn(sys::ggml_backend_t, c_int),
+    new_pool: NewPool,
+    free_pool: FreePool,
+    set_pool: SetPool,
+    set_threads: SetThreads,
 }
 
 // SAFETY: a device lives as long as the program, and ggml's functions may be called from any thread.
@@ -48,10 +53,10 @@ fn find_functions() -> Option<Functions> {
     unsafe {
         Some(Functions {
             device,
-            new_pool: std::mem::transmute::<NonNull<c_void>, _>(new_pool),
-            free_pool: std::mem::transmute::<NonNull<c_void>, _>(free_pool),
-            set_pool: std::mem::transmute::<NonNull<c_void>, _>(set_pool),
-            set_threads: std::mem::transmute::<NonNull<c_void>, _>(set_threads),
+            new_pool: std::mem::transmute::<NonNull<c_void>, NewPool>(new_pool),
+            free_pool: std::mem::transmute::<NonNull<c_void>, FreePool>(free_pool),
+            set_pool: std::mem::transmute::<NonNull<c_void>, SetPool>(set_pool),
+            set_threads: std::mem::transmute::<NonNull<c_void>, SetThreads>(set_threads),
         })
     }
 }
