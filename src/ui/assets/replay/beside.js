@@ -11,14 +11,14 @@ export class Beside {
   constructor(blank, root, member, state, close) {
     this.id = member.run_id;
     const copy = blank.cloneNode(true);
-    copy.classList.add('twin');
+    copy.classList.add('beside');
     for (const el of copy.querySelectorAll('[id], [for]')) {
       el.removeAttribute('id');
       el.removeAttribute('for');
     }
     for (const el of copy.querySelectorAll('.deck, [data-panel], [data-lanes]')) el.inert = true;
     const count = h('span', { class: 'num hint' });
-    copy.prepend(h('p', { class: 'twin-head' }, h('b', {}, changeOf(member)), count,
+    copy.prepend(h('p', { class: 'beside-head' }, h('b', {}, changeOf(member)), count,
       h('a', { href: `${base}/runs/${member.run_id}` }, 'Open'), h('button', { type: 'button', onclick: close, 'aria-label': 'Close this branch' }, '✕')));
     copy.querySelector('[data-text]').setAttribute('aria-label', `Text of the branch ${changeOf(member)}`);
     root.querySelector('[data-text]').after(copy);

@@ -15,10 +15,10 @@ const MAX_TOKENS = 4000;
 const fixed = (x, digits = 2) => (x === null || x === undefined ? '–' : x.toFixed(digits).replace('-', '−'));
 
 export class Family {
-  section = h('section', { class: 'kin', 'aria-label': 'Branches and statistics' });
+  section = h('section', { class: 'branches', 'aria-label': 'Branches and statistics' });
   #id;
   #hooks;
-  #list = h('ol', { class: 'kin-list' });
+  #list = h('ol', { class: 'branch-list' });
   #head = h('h2');
   #stats = h('dl', { class: 'tok-facts' });
   #members = [];
@@ -27,13 +27,13 @@ export class Family {
   #runs = new Map();
   #timer = 0;
   #turn = 0;
-  #twinId = null;
+  #besideId = null;
 
   /** `hooks`: `address(id)` of a branch's page, `go(row)`, `refused(reason)`, `beside(member)` shows a branch beside the text or none, `changed()`. */
   constructor(id, hooks) {
     this.#id = id;
     this.#hooks = hooks;
-    this.section.append(h('div', { class: 'kin-tree' }, this.#head, this.#list), h('div', { class: 'kin-stats' }, h('h2', {}, 'This run'), this.#stats));
+    this.section.append(h('div', { class: 'branch-tree' }, this.#head, this.#list), h('div', { class: 'branch-stats' }, h('h2', {}, 'This run'), this.#stats));
   }
 
   get isLoaded() { return this.#members.length > 0; }
@@ -94,21 +94,21 @@ export class Family {
 
   /** Shows a branch in a second replay beside the text; the same branch again closes it. */
   beside(id) {
-    const member = this.#twinId === id ? null : this.#members.find((m) => m.run_id === id && id !== this.#id);
-    this.#twinId = member?.run_id ?? null;
+    const member = this.#besideId === id ? null : this.#members.find((m) => m.run_id === id && id !== this.#id);
+    this.#besideId = member?.run_id ?? null;
     this.#hooks.beside(member ?? null);
-    for (const [other, row] of this.#rows) row.button?.setAttribute('aria-pressed', String(other === this.#twinId));
+    for (const [other, row] of this.#rows) row.button?.setAttribute('aria-pressed', String(other === this.#besideId));
     this.#hooks.changed();
   }
 
   #row(m) {
     const here = m.run_id === this.#id;
-    const text = h('span', { class: 'kin-text' }, m.output_preview);
-    const facts = h('span', { class: 'kin-facts num' });
-    const button = here ? null : h('button', { type: 'button', 'aria-pressed': String(m.run_id === this.#twinId), title: 'Show this branch beside the text', onclick: () => this.beside(m.run_id) }, 'Beside');
+    const text = h('span', { class: 'branch-text' }, m.output_preview);
+    const facts = h('span', { class: 'branch-facts num' });
+    const button = here ? null : h('button', { type: 'button', 'aria-pressed': String(m.run_id === this.#besideId), title: 'Show this branch beside the text', onclick: () => this.beside(m.run_id) }, 'Beside');
     const row = h('li', { 'data-branch': m.run_id, 'data-status': m.status, 'aria-current': here ? 'true' : null },
-      h('a', { class: 'kin-change', href: this.#hooks.address(m) }, changeOf(m), m.parent ? h('small', {}, ` at step ${m.parent.step}`) : ''), facts,
-      here ? null : h('span', { class: 'kin-acts' }, button, h('a', { href: `${base}/compare?${new URLSearchParams({ a: this.#id, b: m.run_id })}` }, 'Compare')), text);
+      h('a', { class: 'branch-change', href: this.#hooks.address(m) }, changeOf(m), m.parent ? h('small', {}, ` at step ${m.parent.step}`) : ''), facts,
+      here ? null : h('span', { class: 'branch-acts' }, button, h('a', { href: `${base}/compare?${new URLSearchParams({ a: this.#id, b: m.run_id })}` }, 'Compare')), text);
     row.style.setProperty('--depth', String(Math.min(m.depth, 8)));
     this.#rows.set(m.run_id, { row, text, facts, button });
     this.#facts(m);
