@@ -1,5 +1,6 @@
 //! Reasons why the engine refuses a request.
 
+use crate::events::TokenId;
 use crate::model::grammar;
 use crate::model::llama::Unsupported;
 
@@ -47,6 +48,14 @@ pub enum SubmitError {
     /// The prompt is empty.
     #[error("the prompt is empty")]
     EmptyPrompt,
+    /// The prompt has a token that the model does not have.
+    #[error("the prompt contains the token {token}, which is not in the vocabulary; ids must be from 0 to {}", vocabulary - 1)]
+    UnknownToken {
+        /// The token.
+        token: TokenId,
+        /// Tokens in the vocabulary.
+        vocabulary: usize,
+    },
     /// Attention is turned off on this server.
     #[error("attention was requested, but the server runs with --attention off; start it with --attention auto or on")]
     AttentionOff,

@@ -17,7 +17,7 @@ use super::run::{Run, RunParts};
 use super::scheduler::command::Command;
 use super::status::EngineStatus;
 use super::{Engine, Inner};
-use crate::events::{RunId, RunStart, Signal, StoredHeads};
+use crate::events::{RunId, RunStart, Signal, StoredHeads, TokenId};
 use crate::model::chat::answer::AnswerFormat;
 use crate::model::grammar::GrammarMatcher;
 use crate::model::llama::{Sampler, SamplingParams};
@@ -53,6 +53,11 @@ impl Engine {
         let context = options.ctx_size as usize;
         if request.prompt.is_empty() {
             return Err(SubmitError::EmptyPrompt);
+        }
+        let vocabulary = model.vocabulary().len();
+        let is_known = |token: TokenId| usize::try_from(token).is_ok_and(|token| token < vocabulary);
+        if let Some(&token) = request.prompt.iter().find(|&&token| !is_known(token)) {
+            return Err(SubmitError::UnknownToken { token, vocabulary });
         }
         if let Some(slot) = request.slot.filter(|&slot| slot >= options.parallel) {
             return Err(SubmitError::NoSuchSlot { slot, slots: options.parallel });

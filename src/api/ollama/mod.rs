@@ -131,6 +131,9 @@ async fn answer(
         OllamaRequest::Raw(body) => ChatRequest::raw(app, &loaded, &body, prompt_tokens(&body, &loaded)?)?,
         OllamaRequest::Load | OllamaRequest::Unload => return Ok(without_answer(&shape, loaded.name(), "load")),
     };
+    if request.requests.len() > 1 {
+        return Err(ApiError::invalid("options.n", "`n` must be 1: a response of this API has one answer"));
+    }
     let mut chat = ChatStream::start(app, &loaded, request, headers, caller).await?;
     let run = chat.run();
     let mut lines = AnswerLines::new(shape, times);

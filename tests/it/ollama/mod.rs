@@ -71,6 +71,21 @@ async fn context_continues_a_conversation() {
 }
 
 #[tokio::test]
+async fn unknown_tokens_and_further_answers_are_refused() {
+    let server = server().await;
+    let body = |context: i32, n: u32| {
+        json!({"model": "tiny", "prompt": "Hello!", "stream": false, "context": [context],
+               "options": {"num_predict": 1, "n": n}})
+    };
+    for (context, n, expected) in [(999_999, 1, "999999, which is not in the vocabulary"), (5, 2, "`n` must be 1")] {
+        let (status, refused) = server.post("/api/generate", &body(context, n)).await;
+        assert_eq!(status, 400, "{refused}");
+        assert!(refused["error"].as_str().unwrap().contains(expected), "{refused}");
+    }
+    assert_eq!(server.post("/api/generate", &body(5, 1)).await.0, 200);
+}
+
+#[tokio::test]
 async fn format_constrains_the_answer() {
     let server = server().await;
     let schema = json!({"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"],

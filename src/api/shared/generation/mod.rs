@@ -104,7 +104,7 @@ impl From<SubmitError> for ApiError {
             SubmitError::NoSuchSlot { .. } => Self::invalid("id_slot", message),
             SubmitError::NoGeneration { .. } => Self::not_supported(message),
             SubmitError::TooManyTokens { .. } => Self::invalid("max_tokens", message),
-            SubmitError::EmptyPrompt => Self::invalid("prompt", message),
+            SubmitError::EmptyPrompt | SubmitError::UnknownToken { .. } => Self::invalid("prompt", message),
             SubmitError::AttentionOff | SubmitError::AttentionUnsupported { .. } => {
                 Self::invalid("attention", message).code("attention_unavailable")
             }
