@@ -53,12 +53,12 @@ impl KvSlots<'_> {
                     Reverse(*index),
                 )
             })?;
-        let entry = self.host_cache.iter().map(|entry| {
+        let entries = self.host_cache.iter().map(|entry| {
             let usable_prefix =
                 |keep| self.context.usable_prefix_of_saved(entry.tokens.len(), &entry.checkpoints, keep);
             (entry, self.match_prefix(prompt, &entry.tokens, entry.adapters.as_ref(), &entry.history, usable_prefix))
         });
-        let best_entry = entry
+        let best_entry = entries
             .filter(|(entry, other)| other.reusable > prefix.reusable && entry.is_worth_copying(other.reusable))
             .max_by_key(|(_, other)| other.reusable);
         Some(match best_entry {
