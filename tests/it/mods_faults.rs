@@ -248,7 +248,7 @@ async fn repeatedly_failing_mod_is_disabled_and_reported() {
     let (_, run) =
         free().await.get(&format!("/api/v1/runs/{}", result.answer["thunder"]["run_id"].as_str().unwrap())).await;
     assert_eq!((&run["run"]["message"], &run["run"]["status"]), (&json!(output), &json!("done")));
-    assert!(free().await.log().contains(output));
+    free().await.wait_for_log(output).await;
 }
 
 #[tokio::test]
@@ -287,13 +287,7 @@ async fn worker_using_cpu_without_a_call_is_ended() {
     let server = Server::start(&["--mods-dir", FAULTS, "--mod-timeout", "20000"]);
     server.wait_ready().await;
     run_mod(&server, "computes_between_calls", TOKENS).await;
-    for _ in 0..1200 {
-        if server.log().contains("worker ended: it used ") {
-            return;
-        }
-        sleep(Duration::from_millis(50)).await;
-    }
-    panic!("the worker was not ended:\n{}", server.log());
+    server.wait_for_log("worker ended: it used ").await;
 }
 
 #[tokio::test]
@@ -395,6 +389,6 @@ async fn uploads_without_a_sandbox_require_a_flag() {
     let answer = as_boss(&server, reqwest::Method::POST, "/v1/mods").json(&body).send().await.unwrap();
     assert_eq!(answer.status(), 200);
     assert_eq!(run_mod(&server, "calm", 2).await.exceptions, Vec::<String>::new());
-    assert!(server.log().contains("run with the rights of the server"), "{}", server.log());
+    server.wait_for_log("run with the rights of the server").await;
     assert_eq!(server.get("/props").await.1["mod_sandbox"]["policy"], "off");
 }

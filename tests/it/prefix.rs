@@ -39,7 +39,7 @@ fn links(page: &str) -> BTreeSet<String> {
 async fn routes_exist_only_below_prefix() {
     let server = Server::start(&["--api-prefix", &format!("{PREFIX}/"), "--api-key", KEY]);
     server.wait_ready().await;
-    assert!(server.log().contains(&format!("are on {}", server.base)), "{}", server.log());
+    server.wait_for_log(&format!("are on {}", server.base)).await;
     let root = server.base.strip_suffix(PREFIX).unwrap().to_owned();
     let http = client().redirect(reqwest::redirect::Policy::none()).build().unwrap();
 

@@ -55,7 +55,7 @@ fn until_closed(mut stream: impl Read) -> String {
 #[tokio::test]
 async fn everything_is_served_over_https() {
     let server = start(&["--api-key", KEY]).await;
-    assert!(server.log().contains(&format!("are on {}", server.base)), "{}", server.log());
+    server.wait_for_log(&format!("are on {}", server.base)).await;
     let answer = server.answer("/completion", &json!({"prompt": "Once", "n_predict": 4, "ignore_eos": true})).await;
     assert_eq!(answer["tokens_predicted"], 4);
     let body = json!({"prompt": "Once", "max_tokens": 50, "ignore_eos": true, "stream": true});

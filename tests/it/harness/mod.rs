@@ -261,6 +261,15 @@ impl Server {
         std::fs::read_to_string(self.data_dir.join("server.log")).unwrap_or_default()
     }
 
+    /// Waits until its log contains a text. The log lags behind the answers of the server.
+    pub async fn wait_for_log(&self, text: &str) {
+        let begun = Instant::now();
+        while !self.log().contains(text) {
+            assert!(begun.elapsed() < PATIENCE, "the log does not contain {text:?}:\n{}", self.log());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
     /// Returns the id of its process.
     pub fn pid(&self) -> i32 {
         i32::try_from(self.child().id()).unwrap()

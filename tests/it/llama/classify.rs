@@ -165,7 +165,7 @@ async fn encoder_works_without_flags() {
     }
     let embedding = server.answer("/v1/embeddings", &json!({"input": "a river"})).await;
     assert_eq!(embedding["data"][0]["embedding"].as_array().unwrap().len(), 32);
-    assert!(server.log().contains("scores enabled"), "{}", server.log());
+    server.wait_for_log("scores enabled").await;
 
     let (status, answer) =
         server.post("/v1/chat/completions", &json!({"messages": [{"role": "user", "content": "Hello"}]})).await;
