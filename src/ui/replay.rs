@@ -7,7 +7,7 @@ use super::replay_text;
 use super::reported::{self, ReportedView};
 use super::run::{Banner, RunPageView, banners};
 use super::shell::{Shell, encoded, runs_href};
-use crate::events::Scope;
+use crate::events::{RunStatus, Scope};
 use crate::server::{ApiError, App, ErrorKind};
 use crate::store::{RunQuery, RunSummary};
 use askama::Template;
@@ -18,6 +18,9 @@ use serde::Deserialize;
 
 /// Number of retries of the page of an unknown run, one second apart.
 const MAX_RETRIES: u32 = 5;
+
+/// `BLOCK` of `replay/events.js`.
+const EVENTS_PER_REQUEST: u32 = 96;
 
 /// Maximum forks that a run's page links to.
 const MAX_FORKS_SHOWN: u32 = 8;
@@ -49,12 +52,20 @@ pub(super) struct Pane {
     pub(super) attention: bool,
     /// URLs of the component's modules.
     pub(super) modules: Vec<String>,
+    /// URLs that the component requests first, for preloading.
+    pub(super) requests: Vec<String>,
 }
 
 impl Pane {
     /// Returns a component whose run is set by a script.
     pub(super) fn idle() -> Self {
-        Self { run_id: String::new(), status: "", attention: false, modules: assets::replay_modules() }
+        Self {
+            run_id: String::new(),
+            status: "",
+            attention: false,
+            modules: assets::replay_modules(),
+            requests: Vec::new(),
+        }
     }
 }
 
@@ -95,9 +106,22 @@ pub(super) async fn page(
     if requested.view == "text" {
         return replay_text::page(&app, &scope, &run, requested.from.unwrap_or(0), &headers).await;
     }
-    let (reported, feedback) = (reported::find(&app, &scope, &run).await, feedback::given(&app, &scope, &run).await);
-    let forks = forks(&app, &scope, &run).await;
+    let (reported, feedback, forks) = tokio::join!(
+        reported::find(&app, &scope, &run),
+        feedback::given(&app, &scope, &run),
+        forks(&app, &scope, &run)
+    );
     show(StatusCode::OK, &ReplayPage::new(&run, reported, feedback, forks, &requested.q, &headers))
+}
+
+/// Returns the requests that the replay component makes for a run that has ended, before it shows anything: the columns
+/// and the first block of events.
+fn first_requests(run: &RunSummary) -> Vec<String> {
+    if run.status == RunStatus::Running {
+        return Vec::new();
+    }
+    let api = format!("/api/v1/runs/{}", run.run_id);
+    vec![format!("{api}/columns"), format!("{api}/events?from=0&to={EVENTS_PER_REQUEST}")]
 }
 
 /// Returns the newest forks of a run; none if the database cannot be read.
@@ -150,6 +174,7 @@ impl ReplayPage {
                 run_id: id.to_string(),
                 status: run.status.as_str(),
                 attention: run.has_attention,
+                requests: first_requests(run),
                 ..Pane::idle()
             },
             run: RunPageView::new(run, q),

@@ -368,6 +368,16 @@ test('painting and stepping with 10 000 tokens is hardly slower than with 30', a
   const id = `${requestId}-large`;
   const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(sample(id, 10000)) });
   assert.equal(response.status, 201);
+  // A link to a late token shows it at once; the page's preloads are the requests of the replay.
+  const late = await open('/docs');
+  const requests = [];
+  late.on('request', (request) => requests.push(request.url()));
+  await late.goto(`${URL_}/runs/${id}?at=29000`);
+  await late.waitForSelector('.t.cur');
+  assert.ok(await late.evaluate(() => [...document.querySelectorAll('.t')].findIndex((el) => el.matches('.cur'))) > 9000);
+  const count = (end) => requests.filter((url) => url.endsWith(end)).length;
+  assert.deepEqual([count('/columns'), count('/events?from=0&to=96')], [1, 1]);
+  await late.context().close();
   const measure = async (path, tokens) => {
     const page = await open(path);
     await page.waitForFunction((count) => document.querySelectorAll('.t').length > count, tokens, { timeout: 60000 });

@@ -1,5 +1,6 @@
 // The token text: one span per row, in blocks that the browser skips while they are off screen.
-// Moving the cursor only changes classes of rows whose state changes; rows are built once.
+// Moving the cursor only changes classes of rows whose state changes; rows are built once. The first rows of a stored run
+// are built at once, the others in tasks after the first frame.
 import { h } from '../dom.js';
 import { NEVER, branches, chipVisible } from './branches.js';
 import { fill, show } from './glyphs.js';
@@ -9,6 +10,8 @@ const ALIVE = 1;
 const GHOST = 2;
 const DEAD = 3;
 const CLASS = [' f', '', ' g', ' x'];
+/** Rows that are built before the first frame, and per task after it. */
+const ROWS_PER_TASK = 1000;
 
 export class Text {
   #root;
@@ -25,18 +28,26 @@ export class Text {
   #branches = [];
   #chips = new Map();
   #open = new Set();
-  #options = { ahead: true, dead: false };
-  #n = 0;
+  #options;
+  #n;
+  #signal;
+  #isScheduled = false;
   #paint = () => -1;
   #ghosts = false;
   #cursor = null;
   #selected = null;
   #hits = [];
 
-  /** `onPick(row)` and `onBranch(died)` are called on clicks. */
-  constructor(root, run, { onPick, onErased }) {
+  /**
+   * The text at event `n`; `options.ahead` shows later rows, `options.dead` erased ones. `onPick(row)` and
+   * `onErased(row)` are called on clicks. No rows are built after `signal` aborts.
+   */
+  constructor(root, run, { n, options, signal, onPick, onErased }) {
     this.#root = root;
     this.#run = run;
+    this.#n = n;
+    this.#options = options;
+    this.#signal = signal;
     root.addEventListener('click', (event) => {
       const chip = event.target.closest('.chip');
       if (chip) return this.#toggle(chip._died);
@@ -51,15 +62,39 @@ export class Text {
     this.#labels = { born, roles: roles(prompt.texts?.length ?? 0, prompt.spans, prompt.texts ?? []) };
   }
 
-  /** Builds the rows that arrived since the last call. */
-  sync() {
-    const run = this.#run;
-    for (let i = this.#spans.length; i < run.count; i += 1) this.#append(i);
-    this.#branches = branches(run.count, (i) => run.died(i));
-    for (const branch of this.#branches) {
-      if (this.#chips.has(branch.died)) continue;
-      const mods = run.marks.filter((m) => m.kind === 'action' && m.seq === branch.died - 1).map((m) => m.mod_name);
-      const chip = h('button', { type: 'button', class: 'chip', title: `${branch.count} tokens removed${mods.length ? ` by ${mods.join(', ')}` : ''}: show or hide them` }, `⌫ ${branch.count}`, h('span', { class: 'vh' }, ' tokens removed'));
+  /** Takes over the rows that arrived since the last call. Builds all of them if `all`, else the first ones. */
+  sync(all) {
+    this.#branches = branches(this.#run.count, (i) => this.#run.died(i));
+    this.#build(all ? Infinity : this.#spans.length + ROWS_PER_TASK);
+  }
+
+  /** Builds rows up to `end`, and the others in later tasks. */
+  #build(end) {
+    const { count } = this.#run;
+    while (this.#spans.length < Math.min(end, count)) this.#append(this.#spans.length);
+    this.#addChips();
+    this.#hideEmpty();
+    if (this.#spans.length === count || this.#isScheduled) return;
+    this.#isScheduled = true;
+    setTimeout(() => {
+      this.#isScheduled = false;
+      if (!this.#signal.aborted) this.#build(this.#spans.length + ROWS_PER_TASK);
+    });
+  }
+
+  /** Builds the rows up to row `i`. */
+  #ensure(i) {
+    if (i >= this.#spans.length) this.#build(i + 1);
+  }
+
+  /** Builds the chips of branches whose rows are there. */
+  #addChips() {
+    const missing = this.#branches.filter((branch) => branch.last < this.#spans.length && !this.#chips.has(branch.died));
+    if (!missing.length) return;
+    const mods = Map.groupBy(this.#run.marks.filter((m) => m.kind === 'action'), (m) => m.seq);
+    for (const branch of missing) {
+      const names = (mods.get(branch.died - 1) ?? []).map((m) => m.mod_name);
+      const chip = h('button', { type: 'button', class: 'chip', title: `${branch.count} tokens removed${names.length ? ` by ${names.join(', ')}` : ''}: show or hide them` }, `⌫ ${branch.count}`, h('span', { class: 'vh' }, ' tokens removed'));
       chip._died = branch.died;
       chip.hidden = true;
       this.#chips.set(branch.died, chip);
@@ -79,7 +114,7 @@ export class Text {
     }
     let block = this.#blocks.at(-1);
     if (!block || mayCut(block.rows, this.#blockText)) {
-      block = { el: h('div', { class: 'blk' }), rows: 0, first: i };
+      block = { el: h('div', { class: 'blk' }), rows: 0, shown: 0, chips: 0 };
       this.#part.append(block.el);
       this.#blocks.push(block);
     }
@@ -93,8 +128,16 @@ export class Text {
     this.#spans[i] = span;
     this.#base[i] = `t${run.isPrompt(i) ? ' p' : run.isForced(i) ? ' q' : ''}${dim || run.isStop(i) ? ' tpl' : ''}${run.isError(i) ? ' e' : ''}`;
     this.#bucket[i] = this.#bucketClass(i);
-    this.#state[i] = 0;
+    this.#state[i] = this.#stateAt(i);
+    if (this.isShown(i)) block.shown += 1;
     this.#write(i);
+  }
+
+  /** Returns the state of a row at the current event. */
+  #stateAt(i) {
+    const died = this.#run.died(i);
+    if (this.#run.born(i) > this.#n) return this.#options.ahead && died === NEVER ? GHOST : 0;
+    return died <= this.#n ? DEAD : ALIVE;
   }
 
   #blockText = '';
@@ -138,28 +181,37 @@ export class Text {
 
   /** Shows the text at event `n`. */
   show(n, options = this.#options) {
-    const run = this.#run;
     this.#n = n;
     this.#options = options;
-    this.#root.dataset.dead = options.dead ? 'show' : 'fold';
-    for (const block of this.#blocks) if (block) block.seen = 0;
+    for (const block of this.#blocks) if (block) block.shown = 0;
     for (let i = 0; i < this.#spans.length; i += 1) {
-      const died = run.died(i);
-      const state = run.born(i) > n ? (options.ahead && died === NEVER ? GHOST : 0) : died <= n ? DEAD : ALIVE;
+      const state = this.#stateAt(i);
       if (state !== this.#state[i]) {
         this.#state[i] = state;
         this.#write(i);
       }
-      if (state === ALIVE || state === GHOST || (state === DEAD && (options.dead || this.#open.has(died)))) this.#blockOf[i].seen += 1;
+      if (this.isShown(i)) this.#blockOf[i].shown += 1;
     }
+    this.#hideEmpty();
+  }
+
+  /** Shows the chips of the current event, and hides blocks and parts without anything to show. */
+  #hideEmpty() {
+    this.#root.dataset.dead = this.#options.dead ? 'show' : 'fold';
+    const isOpen = (branch) => this.#options.dead || this.#open.has(branch.died);
+    for (const block of this.#blocks) if (block) block.chips = 0;
     for (const branch of this.#branches) {
-      const visible = chipVisible(branch, n, (b) => options.dead || this.#open.has(b.died));
       const chip = this.#chips.get(branch.died);
+      if (!chip) continue;
+      const visible = chipVisible(branch, this.#n, isOpen);
       if (chip.hidden === visible) chip.hidden = !visible;
-      chip.setAttribute('aria-expanded', String(options.dead || this.#open.has(branch.died)));
-      if (visible) this.#blockOf[branch.last].seen += 1;
+      chip.setAttribute('aria-expanded', String(isOpen(branch)));
+      if (visible) this.#blockOf[branch.last].chips += 1;
     }
-    for (const block of this.#blocks) if (block && block.el.hidden !== (block.seen === 0)) block.el.hidden = block.seen === 0;
+    for (const block of this.#blocks) {
+      const isEmpty = block && block.shown + block.chips === 0;
+      if (block && block.el.hidden !== isEmpty) block.el.hidden = isEmpty;
+    }
     for (const part of this.#root.children) part.hidden = !part.querySelector('.blk:not([hidden])');
   }
 
@@ -171,6 +223,7 @@ export class Text {
 
   /** Marks the row of the current event, and a selected row. */
   cursor(row, selected = null, scroll = true) {
+    this.#ensure(selected ?? row ?? -1);
     const old = [this.#cursor, this.#selected];
     this.#cursor = row;
     this.#selected = selected;
@@ -203,12 +256,13 @@ export class Text {
 
   /** Rows that are on screen as text now, for find. */
   isShown(i) {
-    const state = this.#state[i];
+    const state = this.#state[i] ?? this.#stateAt(i);
     return state === ALIVE || state === GHOST || (state === DEAD && (this.#options.dead || this.#open.has(this.#run.died(i))));
   }
 
   /** Highlights the rows of one match. */
   ring(rows) {
+    this.#ensure(rows.at(-1) ?? -1);
     const old = this.#hits;
     this.#hits = rows;
     for (const i of [...old, ...rows]) this.#write(i);

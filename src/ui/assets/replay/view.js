@@ -74,10 +74,9 @@ export class Replay {
   }
 
   #start(run, prefilled) {
+    this.n = Math.min(run.eventCount, this.#state.at ?? run.eventCount);
     this.#build(run, prefilled);
-    this.#seen();
-    const { at } = this.#state;
-    this.go(at === null ? run.eventCount : at, { quiet: true });
+    this.go(this.n, { quiet: true });
   }
 
   /** Shows a run without a server: folds its items into an empty `state`. */
@@ -108,6 +107,9 @@ export class Replay {
     const go = (n) => { this.#parts.player.pause(); this.go(n); };
     const textBox = fresh(this.#el('text'));
     const text = new Text(textBox, run, {
+      n: this.n,
+      options: { ahead: this.#state.ahead, dead: this.#state.dead },
+      signal: this.#gone.signal,
       onPick: (row) => this.pick(row),
       onErased: (row) => go(run.died(row) - 1),
     });
@@ -180,7 +182,7 @@ export class Replay {
   /** Adds new rows, events and marks. */
   #seen() {
     const { text, overview, lanes } = this.#parts;
-    text.sync();
+    text.sync(this.live);
     lanes.sync();
     overview.draw();
     const { textBox } = this.#parts;
