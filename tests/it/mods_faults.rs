@@ -104,6 +104,10 @@ async fn faults(server: &Server) {
         ("no_json", "the worker violated the protocol: "),
         ("odd_body", "InvalidActionError at Added: an edit must be a list of tokens and values, got 3 bytes"),
         ("wrong_ids", "InvalidActionError at Added: token -1 is not in the vocabulary"),
+        ("forces_too_many", "ForceTokens has 100000 tokens; it must have at most the "),
+        ("outputs_too_many", "ForceOutput has 100000 tokens; it must have at most the "),
+        ("calls_too_long", "InvalidActionError at Added: tool calls must have at most 1048576 bytes, got 1048"),
+        ("edits_too_many", "InvalidActionError at Added: an edit must have at most one entry per token"),
     ] {
         let result = harmless(server, name).await;
         assert!(exception(&result).starts_with(expected), "{name}: {:?}", result.exceptions);
@@ -112,8 +116,10 @@ async fn faults(server: &Server) {
         assert!(exception(&again).starts_with(expected), "{name}: {:?}", again.exceptions);
     }
     if cfg!(target_os = "linux") {
-        let result = harmless(server, "many_threads").await;
-        assert!(exception(&result).ends_with("threads; the maximum is 512"), "{:?}", result.exceptions);
+        for name in ["many_threads", "many_threads_log"] {
+            let result = harmless(server, name).await;
+            assert!(exception(&result).ends_with("threads; the maximum is 512"), "{name}: {:?}", result.exceptions);
+        }
     }
     // Its own run receives the unsolicited messages, as if they had been sent in order.
     harmless(server, "unasked").await;
@@ -199,16 +205,21 @@ async fn sandbox_denies_access_to_the_system() {
         );
     }
     let by_number = cfg!(target_arch = "x86_64");
-    for name in ["own_memory", "parents_memory", "parents_folder", "parents_limits", "makes_memory"]
-        .into_iter()
-        .chain(["abstract_socket", "named_socket"])
-        .chain(["forces_buffer", "enlarges_buffer", "poisons_memory", "merges_memory"])
-        .chain(["traces", "reads_processes", "io_ring", "new_user", "threads_net"].into_iter().filter(|_| by_number))
+    for name in
+        ["appends_to_memory", "own_memory", "parents_memory", "parents_folder", "parents_limits", "makes_memory"]
+            .into_iter()
+            .chain(["abstract_socket", "named_socket"])
+            .chain(["forces_buffer", "enlarges_buffer", "poisons_memory", "merges_memory"])
+            .chain(
+                ["traces", "reads_processes", "io_ring", "new_user", "threads_net"].into_iter().filter(|_| by_number),
+            )
     {
         let result = harmless(kept, name).await;
         assert_eq!(result.logs, ["refused PermissionError"], "{name}: {:?}", result.exceptions);
     }
-    for (name, done) in [("starts_threads", "done None"), ("frees_memory", "done advised")] {
+    for (name, done) in
+        [("starts_threads", "done None"), ("frees_memory", "done advised"), ("does_not_block", "done set")]
+    {
         let result = harmless(kept, name).await;
         assert_eq!(result.logs, [done], "{name} must be permitted: {:?}", result.exceptions);
     }
@@ -283,11 +294,13 @@ async fn slow_mod_delays_only_its_own_run() {
 }
 
 #[tokio::test]
-async fn worker_using_cpu_without_a_call_is_ended() {
+async fn worker_using_cpu_or_threads_without_a_call_is_ended() {
     let server = Server::start(&["--mods-dir", FAULTS, "--mod-timeout", "20000"]);
     server.wait_ready().await;
     run_mod(&server, "computes_between_calls", TOKENS).await;
     server.wait_for_log("worker ended: it used ").await;
+    run_mod(&server, "many_threads_later", TOKENS).await;
+    server.wait_for_log("threads without a call; the maximum is 512").await;
 }
 
 #[tokio::test]
@@ -377,6 +390,41 @@ async fn uploaded_mod_is_sandboxed_and_its_run_survives_removal() {
     assert!(exception(&result).starts_with("the mod 'naps' was removed during the run"), "{:?}", result.exceptions);
     let body = json!({"prompt": "Once", "mods": ["naps"]});
     assert_eq!(server.post("/v1/completions", &body).await.0, 400, "the removed mod is unknown");
+}
+
+#[tokio::test]
+async fn uploaded_mod_cannot_forge_log_entries_or_describe_itself_endlessly() {
+    if !sandboxed().await {
+        return;
+    }
+    let server = Server::start(&["--api-key", "user", "--mod-key", "boss", "--allow-mod-upload"]);
+    server.wait_ready().await;
+    let upload = async |source: &str| {
+        let body = json!({"name": "forges", "source": source});
+        let answer = as_boss(&server, reqwest::Method::POST, "/v1/mods").json(&body).send().await.unwrap();
+        (answer.status().as_u16(), answer.text().await.unwrap())
+    };
+    let mod_with =
+        |first: &str| format!("from thunder_mods import mod\n{first}\n@mod\ndef forges(event, actions):\n    ...\n");
+    assert_eq!(upload(&mod_with(r#"print("harmless\nERROR forged")"#)).await.0, 200);
+    server.wait_for_log(r#"log line during import: "harmless\nERROR forged""#).await;
+    let (status, text) = upload(&mod_with(
+        r#"forged = "x" * (2 << 20)
+import gc
+channel = next(found for found in gc.get_objects() if type(found).__name__ == "Channel")
+channel.send({"kind": "loaded", "handlers": [], "padding": forged})"#,
+    ))
+    .await;
+    assert!(status == 400 && text.contains("the maximum is 1048576"), "{text}");
+    let (status, text) = upload("raise ValueError('x' * 100_000)").await;
+    assert!(status == 400 && text.len() < 200_000, "{} bytes", text.len());
+    let (status, text) = upload(
+        r#"import gc
+channel = next(found for found in gc.get_objects() if type(found).__name__ == "Channel")
+channel.send({"kind": "failed", "message": "x" * 100_000, "traceback": None})"#,
+    )
+    .await;
+    assert!(status == 400 && text.len() < 20_000, "{} bytes", text.len());
 }
 
 #[tokio::test]

@@ -194,6 +194,15 @@ fn action_error(action: &Action, vocabulary: usize, context: usize) -> Option<St
             "AdjustedPrefill has {} tokens; it must have fewer than the {context} tokens of a slot's context",
             tokens.len()
         )),
+        Action::ForceTokens(tokens) | Action::ForceOutput(tokens) | Action::Backtrack { tokens, .. }
+            if tokens.len() > context =>
+        {
+            Some(format!(
+                "{} has {} tokens; it must have at most the {context} tokens of a slot's context",
+                action.kind().as_str(),
+                tokens.len()
+            ))
+        }
         Action::AdjustedPrefill { max_steps: Some(0), .. } => Some("max_steps must be 1 or more, got 0".into()),
         Action::ForceTokens(tokens)
         | Action::ForceOutput(tokens)

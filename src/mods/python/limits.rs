@@ -1,5 +1,8 @@
 use std::time::Duration;
 
+/// Maximum threads of a worker.
+pub const MAX_THREADS: u64 = 512;
+
 /// Resource limits of a worker.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WorkerLimits {

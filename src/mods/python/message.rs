@@ -15,6 +15,8 @@ const MAX_MESSAGE_BYTES: usize = 8 << 10;
 const MAX_TRACEBACK_BYTES: usize = 256 << 10;
 /// Maximum bytes of an error with which a mod ends its run.
 const MAX_ERROR_BYTES: usize = 64 << 10;
+/// Maximum bytes of the tool calls of an action, as JSON.
+const MAX_TOOL_CALLS_BYTES: usize = 1 << 20;
 /// Maximum bytes of a text that is encoded for a worker. A longer one would delay the supervisor beyond the deadline.
 pub const MAX_TEXT_BYTES: usize = 1 << 20;
 
@@ -105,7 +107,7 @@ pub enum FromWorker {
     /// The import succeeded.
     Loaded { handlers: Vec<HandlerInfo> },
     /// The import failed.
-    Failed { message: String, traceback: Option<String> },
+    Failed(WireException),
     /// A line was printed or logged.
     Log { level: LogLevel, message: String },
     /// A query to the server.
@@ -176,7 +178,8 @@ pub struct WireException {
 
 impl From<WireException> for ModException {
     fn from(wire: WireException) -> Self {
-        let mut message = wire.message;
+        // The SDK sends one line; more could forge log entries of the server.
+        let mut message = wire.message.lines().next().unwrap_or_default().to_owned();
         message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
         let traceback = wire.traceback.map(|mut text| {
             // The last exception and its position are at the end.
@@ -313,6 +316,11 @@ fn check_values(action: &Action, vocabulary: &Vocabulary) -> Result<(), String> 
         | Action::ForceTokens(tokens)
         | Action::Backtrack { tokens, .. }
         | Action::ForceOutput(tokens) => tokens.iter().try_for_each(|&token| exists(token)),
+        Action::AdjustedLogits { edit: LogitEdit::Set(entries) | LogitEdit::Add(entries), .. }
+            if entries.len() > vocabulary.len() =>
+        {
+            Err(format!("an edit must have at most one entry per token of the vocabulary, got {}", entries.len()))
+        }
         Action::AdjustedLogits { edit: LogitEdit::Set(entries) | LogitEdit::Add(entries), .. } => {
             entries.iter().try_for_each(|&(token, value)| {
                 exists(token)?;
@@ -330,6 +338,12 @@ fn check_values(action: &Action, vocabulary: &Vocabulary) -> Result<(), String> 
                 return Err("all tokens are banned: every logit is -inf".into());
             }
             Ok(())
+        }
+        Action::ToolCalls(calls) => {
+            let size = serde_json::to_vec(calls).map_or(0, |text| text.len());
+            (size <= MAX_TOOL_CALLS_BYTES)
+                .then_some(())
+                .ok_or_else(|| format!("tool calls must have at most {MAX_TOOL_CALLS_BYTES} bytes, got {size}"))
         }
         Action::EmitError { message, .. } if message.len() > MAX_ERROR_BYTES => {
             Err(format!("the text of an error must have at most {MAX_ERROR_BYTES} bytes, got {}", message.len()))

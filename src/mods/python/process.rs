@@ -1,6 +1,7 @@
 //! One worker process: start, communication and end.
 
 use super::frame::{self, Decoder, Frame, FrameTooLong};
+use super::limits::MAX_THREADS;
 use super::sandbox::{SandboxLauncher, library_path};
 use super::{WorkerLimits, shared_memory::SharedMemory};
 use crate::events::system;
@@ -33,8 +34,7 @@ const STACK_DUMP_TIMEOUT: Duration = Duration::from_millis(200);
 const EXIT_TIMEOUT: Duration = Duration::from_millis(300);
 /// Prefix of the name of a worker's directory.
 const WORKER_DIR_PREFIX: &str = "thunder-mod-";
-/// Maximum threads of a worker, and interval at which they are counted during a call.
-pub const MAX_THREADS: u64 = 512;
+/// Interval at which the threads of a worker are counted during a call.
 const THREAD_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// Maximum bytes of one write.
 const WRITE_CHUNK_BYTES: usize = 16 * 1024;
@@ -65,6 +65,8 @@ pub struct WorkerProcess {
     child: Child,
     stream: UnixStream,
     decoder: Decoder,
+    /// Time of the last check of the number of threads.
+    threads_checked: Instant,
     stray_output: Arc<Mutex<StrayOutput>>,
     home: WorkerDir,
     /// Exit status, once known.
@@ -121,7 +123,8 @@ impl WorkerProcess {
         let stray_output = Arc::new(Mutex::new(StrayOutput::default()));
         let into = Arc::clone(&stray_output);
         thread::Builder::new().name("mod output".into()).spawn(move || collect_stray(stray_in, &into))?;
-        Ok(Self { child, stream, decoder: Decoder::default(), stray_output, home, ended: None })
+        let (decoder, threads_checked) = (Decoder::default(), Instant::now());
+        Ok(Self { child, stream, decoder, threads_checked, stray_output, home, ended: None })
     }
 
     /// Returns a second handle of the socket.
@@ -146,9 +149,19 @@ impl WorkerProcess {
         self.stat().is_some_and(|stat| stat.trim_start().starts_with('T'))
     }
 
-    /// Returns the number of threads; `None` if the system does not report it.
-    fn threads(&self) -> Option<u64> {
-        self.stat()?.split_whitespace().nth(17)?.parse().ok()
+    /// Returns the number of threads if it exceeds the maximum.
+    pub fn excess_threads(&self) -> Option<u64> {
+        let threads = self.stat()?.split_whitespace().nth(17)?.parse().ok()?;
+        (threads > MAX_THREADS).then_some(threads)
+    }
+
+    /// Checks the number of threads if the last check was long enough ago.
+    fn check_threads(&mut self) -> Result<(), WorkerFailure> {
+        if self.threads_checked.elapsed() < THREAD_CHECK_INTERVAL {
+            return Ok(());
+        }
+        self.threads_checked = Instant::now();
+        self.excess_threads().map_or(Ok(()), |threads| Err(WorkerFailure::Threads(threads)))
     }
 
     /// Returns the process status of Linux, from the state field on. The program's name before it may contain anything.
@@ -184,6 +197,7 @@ impl WorkerProcess {
     pub fn receive(&mut self, deadline: Instant) -> Result<Frame, WorkerFailure> {
         let mut chunk = [0; 16 * 1024];
         loop {
+            self.check_threads()?;
             if let Some(frame) = self.decoder.next()? {
                 return Ok(frame);
             }
@@ -193,13 +207,10 @@ impl WorkerProcess {
                 Ok(0) => return Err(WorkerFailure::Gone),
                 Ok(count) => self.decoder.push(&chunk[..count]),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => match (failure(&error), self.threads()) {
-                    (WorkerFailure::Deadline, Some(threads)) if threads > MAX_THREADS => {
-                        return Err(WorkerFailure::Threads(threads));
-                    }
+                Err(error) => match failure(&error) {
                     // The deadline is exceeded only when no time is left.
-                    (WorkerFailure::Deadline, _) => {}
-                    (failure, _) => return Err(failure),
+                    WorkerFailure::Deadline => {}
+                    failure => return Err(failure),
                 },
             }
         }

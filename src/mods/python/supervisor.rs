@@ -7,6 +7,7 @@
 
 use super::call_log::CallLog;
 use super::handle::WorkerShared;
+use super::limits::MAX_THREADS;
 use super::message::{
     FromWorker, MAX_TEXT_BYTES, QueryKind, ToWorker, VocabularyInfo, WorkerQuery, WorkerReply, control_tokens, to_json,
     vocabulary_body,
@@ -158,7 +159,7 @@ impl Supervisor {
         }
     }
 
-    /// Ends a worker that no run needs, or that uses CPU time without a call.
+    /// Ends a worker that no run needs, or that uses CPU time or starts too many threads without a call.
     fn check_idle_worker(&mut self) {
         if self.has_direct_replies() {
             (self.idle_since, self.cpu_then) = (Instant::now(), None);
@@ -170,14 +171,18 @@ impl Supervisor {
         let used = cpu.zip(self.cpu_then).map_or(Duration::ZERO, |(now, then)| now.saturating_sub(then));
         self.cpu_then = self.cpu_then.or(cpu);
         let busy = !limits.idle_cpu.is_zero() && used > limits.idle_cpu;
+        let threads = worker.excess_threads();
         let unused =
             self.introduced_runs.is_empty() && !limits.idle.is_zero() && self.idle_since.elapsed() > limits.idle;
-        if !(busy || unused) || !self.shared.detach_worker() {
+        if !(busy || unused || threads.is_some()) || !self.shared.detach_worker() {
             return;
         }
         let Some(worker) = self.worker.take() else { return };
         self.introduced_runs.clear();
-        if busy {
+        if let Some(threads) = threads {
+            worker.kill();
+            tracing::warn!(mod.name = self.name, "worker ended: it had {threads} threads without a call; the maximum is {MAX_THREADS}");
+        } else if busy {
             worker.kill();
             let (used, max) = (used.as_millis(), limits.idle_cpu.as_millis());
             tracing::warn!(mod.name = self.name, "worker ended: it used {used} ms of CPU time without a call; the maximum is {max} ms");
@@ -236,7 +241,8 @@ impl Supervisor {
         let answer = self.exchange(run, Some(&header), deadline, &mut logs);
         self.introduced_runs.remove(&run.number);
         for log in logs.lines {
-            tracing::info!(mod.name = self.name, run.id = %run.view.run_id, "{}", log.message);
+            // Escaped: a line break could forge a log entry of the server.
+            tracing::info!(mod.name = self.name, run.id = %run.view.run_id, "log line of finished hook: {:?}", log.message);
         }
         let exception = match answer {
             Ok((FromWorker::Reply(reply), _)) => reply.exception.map(ModException::from),
@@ -285,7 +291,7 @@ impl Supervisor {
                 return Ok(());
             }
             let (status, last) = self.worker.take().map_or((None, String::new()), WorkerProcess::kill);
-            tracing::warn!(mod.name = self.name, "{} between two calls: {last}", describe_exit(status));
+            tracing::warn!(mod.name = self.name, "{} between two calls: {last:?}", describe_exit(status));
         }
         self.introduced_runs.clear();
         if let Some(backoff) = &self.backoff

@@ -1,8 +1,9 @@
 //! Start of a worker, its messages, and its end.
 
 use super::call_log::CallLog;
+use super::limits::MAX_THREADS;
 use super::message::{FromWorker, HandlerInfo, PROTOCOL, ToWorker, to_json};
-use super::process::{MAX_THREADS, WorkerFailure, WorkerProcess, describe_exit};
+use super::process::{WorkerFailure, WorkerProcess, describe_exit};
 use super::sandbox::SandboxLauncher;
 use super::shared_memory::SharedMemory;
 use super::supervisor::RunContext;
@@ -11,6 +12,9 @@ use crate::mods::{ModException, ModLogLine};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// Maximum bytes with which a worker describes its mods: names, descriptions and configurations.
+const MAX_LOADED_BYTES: usize = 1 << 20;
 
 /// Specification of a worker.
 #[derive(Clone)]
@@ -47,11 +51,12 @@ impl WorkerSpec {
             .send(&header, self.source.text.as_bytes(), deadline)
             .and_then(|()| self.receive(&mut worker, deadline, &mut logs, None));
         for log in logs.lines {
-            tracing::info!(mod.file = self.source.file, "log line during import: {}", log.message);
+            // Escaped: a line break could forge a log entry of the server.
+            tracing::info!(mod.file = self.source.file, "log line during import: {:?}", log.message);
         }
         match answer {
             Ok((FromWorker::Loaded { handlers }, _)) => Ok((worker, handlers)),
-            Ok((FromWorker::Failed { message, traceback }, _)) => Err(ModException { message, traceback }),
+            Ok((FromWorker::Failed(exception), _)) => Err(exception.into()),
             Ok(_) => Err(kill_worker(
                 worker,
                 &WorkerFailure::Protocol("it did not answer `load`".into()),
@@ -81,6 +86,11 @@ impl WorkerSpec {
             let message =
                 serde_json::from_slice(&frame.header).map_err(|error| WorkerFailure::Protocol(error.to_string()))?;
             match message {
+                FromWorker::Loaded { .. } if frame.header.len() > MAX_LOADED_BYTES => {
+                    let size = frame.header.len();
+                    let error = format!("its mods are described in {size} bytes; the maximum is {MAX_LOADED_BYTES}");
+                    return Err(WorkerFailure::Protocol(error));
+                }
                 FromWorker::Log { level, message } => {
                     logs.add(ModLogLine { level, message }, run, self.limits.run_log_bytes);
                 }

@@ -140,8 +140,11 @@ const OLDER: &[i64] = &[];
 const IOCTLS: &[u64] = &[libc::TCGETS, libc::TIOCGWINSZ, libc::FIONREAD, libc::FIONBIO, libc::FIOCLEX, libc::FIONCLEX];
 
 /// Commands of `fcntl`, without those that send a signal to another process.
-const FCNTLS: &[i32] =
-    &[libc::F_DUPFD, libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc::F_SETFD, libc::F_GETFL, libc::F_SETFL];
+const FCNTLS: &[i32] = &[libc::F_DUPFD, libc::F_DUPFD_CLOEXEC, libc::F_GETFD, libc::F_SETFD, libc::F_GETFL];
+
+/// Flags that `fcntl` must not set. The server shares the open file of the memory: with `O_APPEND` each of its writes
+/// would enlarge the memory.
+const FORBIDDEN_FILE_FLAGS: i32 = libc::O_APPEND | libc::O_ASYNC | libc::O_DIRECT;
 
 /// Options of `prctl`: names of threads and of memory.
 const PRCTLS: &[i32] = &[libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_VMA];
@@ -208,7 +211,13 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError>
     }
     rules.insert(libc::SYS_ioctl, one_of(1, &SeccompCmpArgLen::Dword, IOCTLS)?);
     let words = |values: &[i32]| values.iter().map(|&value| u64::from(value.cast_unsigned())).collect::<Vec<u64>>();
-    rules.insert(libc::SYS_fcntl, one_of(1, &SeccompCmpArgLen::Dword, &words(FCNTLS))?);
+    let mut fcntls = one_of(1, &SeccompCmpArgLen::Dword, &words(FCNTLS))?;
+    let forbidden_flags = SeccompCmpOp::MaskedEq(u64::from(FORBIDDEN_FILE_FLAGS.cast_unsigned()));
+    fcntls.push(SeccompRule::new(vec![
+        SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, u64::from(libc::F_SETFL.cast_unsigned()))?,
+        SeccompCondition::new(2, SeccompCmpArgLen::Dword, forbidden_flags, 0)?,
+    ])?);
+    rules.insert(libc::SYS_fcntl, fcntls);
     rules.insert(libc::SYS_prctl, one_of(0, &SeccompCmpArgLen::Dword, &words(PRCTLS))?);
     rules.insert(libc::SYS_madvise, one_of(2, &SeccompCmpArgLen::Dword, &words(ADVICE))?);
     let socket_rule = |option: u64| {

@@ -169,7 +169,7 @@ fn become_worker(profile: &SandboxProfile) -> io::Result<Infallible> {
     // Files below the home directory are given to the worker.
     let needed = profile.read.iter().chain(&profile.execute).filter(|path| !path.starts_with(&profile.home));
     let needed: Vec<PathBuf> = needed.cloned().collect();
-    privileges::drop_root(&profile.home, &needed)?;
+    let has_own_uid = privileges::drop_root(&profile.home, &needed)?;
     privileges::drop_capabilities()?;
     // A change of the user id resets the signal, so it is set afterwards.
     prctl::set_pdeathsig(Signal::SIGKILL)?;
@@ -184,6 +184,10 @@ fn become_worker(profile: &SandboxProfile) -> io::Result<Infallible> {
         (Resource::RLIMIT_MSGQUEUE, 0),
         (Resource::RLIMIT_NOFILE, profile.open_files),
     ];
+    if has_own_uid {
+        // The server counts the threads too, but only at intervals.
+        limits.push((Resource::RLIMIT_NPROC, 2 * super::limits::MAX_THREADS));
+    }
     if profile.address_space_bytes > 0 {
         // Kernel buffers of the worker's sockets count as its memory; half or more is left for the rest.
         let buffers = privileges::socket_buffers(profile.open_files).min(profile.address_space_bytes / 2);

@@ -15,8 +15,8 @@ const FIRST_UID: u32 = 1_000_000_000;
 const NOBODY: u32 = 65_534;
 
 /// Gives up root's user id if this process has it and the worker can run without it: all of `needed` must be reachable,
-/// and the server must be able to kill the worker. `home` is given to the new user. Returns false if the process stays
-/// root.
+/// and the server must be able to kill the worker. `home` is given to the new user. Returns true if no other process has
+/// the new user id.
 ///
 /// # Errors
 /// The change started but could not be completed.
@@ -42,7 +42,7 @@ pub fn drop_root(home: &Path, needed: &[PathBuf]) -> io::Result<bool> {
     };
     change_owner(home, id)?;
     setresuid(Uid::from_raw(id), Uid::from_raw(id), Uid::from_raw(id))?;
-    Ok(true)
+    Ok(id == own)
 }
 
 /// Gives up all capabilities, including those that root regains when it runs a program.

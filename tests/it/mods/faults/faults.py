@@ -1,6 +1,7 @@
 """Faulty mods. Each does one forbidden thing at its second token, and prints whether it succeeded."""
 
 import ctypes
+import fcntl
 import gc
 import os
 import resource
@@ -85,6 +86,14 @@ def grow():
     return "nothing found"
 
 
+def set_flag(flag):
+    """Sets a flag of the open file of the memory that the server shares with this process."""
+    memory = next(found for found in gc.get_objects() if type(found).__name__ == "Memory")
+    before = fcntl.fcntl(memory._descriptor, fcntl.F_GETFL)
+    fcntl.fcntl(memory._descriptor, fcntl.F_SETFL, before | flag)
+    return "set"
+
+
 def lift():
     limit = resource.RLIM_INFINITY
     try:
@@ -103,13 +112,26 @@ def system(number, *arguments):
     return "called"
 
 
-def threads():
-    """Starts more threads than permitted, with small stacks, so that memory does not run out first."""
+def start_threads(count):
+    """Starts threads that wait, with small stacks, so that memory does not run out first."""
     threading.stack_size(32768)
-    over = threading.Event()
-    for _ in range(600):
-        threading.Thread(target=over.wait, daemon=True).start()
-    over.wait()
+    for _ in range(count):
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+
+def threads():
+    """Starts more threads than permitted."""
+    start_threads(600)
+    threading.Event().wait()
+
+
+def threads_that_log():
+    """Sends log lines without a pause while more threads than permitted run."""
+    start_threads(500)
+    threading.Thread(target=start_threads, args=(100,), daemon=True).start()
+    channel = next(found for found in gc.get_objects() if type(found).__name__ == "Channel")
+    while True:
+        channel.send({"kind": "log", "level": "INFO", "message": "x"})
 
 
 def datagram(name):
@@ -162,6 +184,9 @@ def announce(*lengths):
 
 REPLY = b'{"kind":"reply","action":%s,"exception":null,"elapsed_ns":1}'
 FORCE = REPLY % b'{"type":"ForceTokens","tokens":[65]}'
+MANY_TOKENS = b"[%s65]" % (b"65," * 99_999)
+MANY_EDITS = bytes(8 * 100_000)
+LONG_CALL = b'{"name":"f","arguments":{"text":"%s"}}' % (b"x" * (1 << 20))
 PTRACE_ATTACH, NEW_USER, NEW_NET, THREAD = 16, 0x10000000, 0x40000000, 0x10000 | 0x800 | 0x100
 
 stops = at_second_token("stops", lambda: os.kill(os.getpid(), signal.SIGSTOP))
@@ -172,8 +197,15 @@ unknown_frame = at_second_token("unknown_frame", forge((b'{"kind":"loaded","hand
 no_json = at_second_token("no_json", forge((b"[" * 100000, b"")))
 odd_body = at_second_token("odd_body", forge((REPLY % b'{"type":"AdjustedLogits","edit":"set","temperature":null}', b"123")))
 wrong_ids = at_second_token("wrong_ids", forge((REPLY % b'{"type":"ForceTokens","tokens":[-1,2147483647]}', b"")))
+forces_too_many = at_second_token("forces_too_many", forge((REPLY % b'{"type":"ForceTokens","tokens":%s}' % MANY_TOKENS, b"")))
+outputs_too_many = at_second_token("outputs_too_many", forge((REPLY % b'{"type":"ForceOutput","tokens":%s}' % MANY_TOKENS, b"")))
+edits_too_many = at_second_token("edits_too_many", forge((REPLY % b'{"type":"AdjustedLogits","edit":"set","temperature":null}', MANY_EDITS)))
+calls_too_long = at_second_token("calls_too_long", forge((REPLY % b'{"type":"ToolCalls","tool_calls":%s}' % LONG_CALL, b"")))
+many_threads_log = at_second_token("many_threads_log", threads_that_log)
 unasked = at_second_token("unasked", forge(*[(FORCE, b"")] * 5))
 
+appends_to_memory = at_second_token("appends_to_memory", attempt(lambda: set_flag(os.O_APPEND)))
+does_not_block = at_second_token("does_not_block", attempt(lambda: set_flag(os.O_NONBLOCK)))
 own_memory = at_second_token("own_memory", attempt(lambda: open("/proc/self/mem", "rb").read(0)))
 parents_memory = at_second_token("parents_memory", attempt(lambda: open("/proc/%d/mem" % os.getppid(), "rb").read(0)))
 parents_folder = at_second_token("parents_folder", attempt(lambda: len(os.listdir("/proc/%d" % os.getppid()))))
@@ -253,7 +285,14 @@ def remembers(event, actions):
 
 
 def finished(request_id):
-    state.pop(request_id, None)
+    if state.pop(request_id, None) == "threads":
+        threading.Thread(target=threads, daemon=True).start()
+
+
+@mod(events=[Added])
+def many_threads_later(event, actions):
+    """Starts more threads than permitted after its run."""
+    state[event.request_id] = "threads"
 
 
 @mod(events=[Added])

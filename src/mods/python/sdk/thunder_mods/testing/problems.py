@@ -27,6 +27,9 @@ def action_error(action: ModAction, vocabulary: int, context: int) -> Optional[s
         return _unknown(outside[0], vocabulary) if outside else None
     if isinstance(action, ToolCalls):
         return _problem_in_tool_calls(action.tool_calls)
+    if isinstance(action, (Backtrack, ForceOutput, ForceTokens)) and len(action.tokens or ()) > context:
+        shape = "%s has %d tokens; it must have at most the %d tokens of a slot's context"
+        return shape % (type(action).__name__, len(action.tokens or ()), context)
     if isinstance(action, (AdjustedPrefill, Backtrack, ForceOutput, ForceTokens)):
         for token in action.tokens or ():
             if not 0 <= token < vocabulary:
