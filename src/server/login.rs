@@ -8,7 +8,7 @@ use super::{Access, App, Protocol, base};
 use crate::config::{KeyHash, SecurityConfig};
 use crate::store::Store;
 use axum::Router;
-use axum::extract::{ConnectInfo, Form, Query, State};
+use axum::extract::{ConnectInfo, DefaultBodyLimit, Form, Query, State};
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{Html, IntoResponse, Redirect, Response};
 use axum::routing::get;
@@ -21,6 +21,8 @@ use subtle::ConstantTimeEq;
 
 pub(crate) const PATH: &str = "/login";
 const COOKIE: &str = "thunder_session";
+/// Maximum body of a login. It is read before the client is authenticated, so `--max-body` would be too much.
+const MAX_BODY_BYTES: usize = 16 << 10;
 /// The page contains only a form.
 const POLICY: &str = "default-src 'none'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
@@ -41,7 +43,8 @@ struct Login {
 
 /// Returns the login page.
 pub(crate) fn protocol() -> Protocol {
-    Protocol::native(&[PATH]).routes(Access::Public, Router::new().route(PATH, get(page).post(log_in)))
+    let routes = Router::new().route(PATH, get(page).post(log_in)).layer(DefaultBodyLimit::max(MAX_BODY_BYTES));
+    Protocol::native(&[PATH]).routes(Access::Public, routes)
 }
 
 /// Returns the address of the login page, which redirects to `uri` after the login.

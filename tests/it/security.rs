@@ -165,6 +165,8 @@ async fn login_page_has_no_scripts_and_limits_attempts() {
         let request = client.post(format!("{}/login", server.base)).body(format!("key={key}"));
         request.header("content-type", "application/x-www-form-urlencoded").header("origin", &server.base).send()
     };
+    let long = login(&"x".repeat(17 << 10)).await.unwrap();
+    assert_eq!(long.status().as_u16(), 413, "a login has at most 16 KiB");
     let mut refused = None;
     for _ in 0..40 {
         let response = login("wrong").await.unwrap();
