@@ -223,6 +223,9 @@ async fn sandbox_denies_access_to_the_system() {
         let result = harmless(kept, name).await;
         assert_eq!(result.logs, [done], "{name} must be permitted: {:?}", result.exceptions);
     }
+    let limit = harmless(kept, "reads_thread_limit").await.logs.remove(0);
+    let limit: i64 = limit.strip_prefix("done ").unwrap().parse().unwrap();
+    assert!((1024..20_000).contains(&limit), "the kernel must limit threads: {limit}");
     assert_workers_have_no_capabilities(kept);
 }
 

@@ -159,7 +159,7 @@ pub fn enter(profile: &str) -> io::Result<Infallible> {
 #[cfg(target_os = "linux")]
 fn become_worker(profile: &SandboxProfile) -> io::Result<Infallible> {
     use nix::sys::prctl;
-    use nix::sys::resource::{Resource, setrlimit};
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
     use nix::sys::signal::Signal;
     use nix::unistd::{getppid, setsid};
     use std::os::unix::process::CommandExt;
@@ -169,7 +169,7 @@ fn become_worker(profile: &SandboxProfile) -> io::Result<Infallible> {
     // Files below the home directory are given to the worker.
     let needed = profile.read.iter().chain(&profile.execute).filter(|path| !path.starts_with(&profile.home));
     let needed: Vec<PathBuf> = needed.cloned().collect();
-    let has_own_uid = privileges::drop_root(&profile.home, &needed)?;
+    privileges::drop_root(&profile.home, &needed)?;
     privileges::drop_capabilities()?;
     // A change of the user id resets the signal, so it is set afterwards.
     prctl::set_pdeathsig(Signal::SIGKILL)?;
@@ -183,11 +183,9 @@ fn become_worker(profile: &SandboxProfile) -> io::Result<Infallible> {
         (Resource::RLIMIT_MEMLOCK, 0),
         (Resource::RLIMIT_MSGQUEUE, 0),
         (Resource::RLIMIT_NOFILE, profile.open_files),
+        // The server counts the threads too, but only at intervals. The kernel ignores this limit for root.
+        (Resource::RLIMIT_NPROC, privileges::user_threads() + 2 * super::limits::MAX_THREADS),
     ];
-    if has_own_uid {
-        // The server counts the threads too, but only at intervals.
-        limits.push((Resource::RLIMIT_NPROC, 2 * super::limits::MAX_THREADS));
-    }
     if profile.address_space_bytes > 0 {
         // Kernel buffers of the worker's sockets count as its memory; half or more is left for the rest.
         let buffers = privileges::socket_buffers(profile.open_files).min(profile.address_space_bytes / 2);
@@ -195,6 +193,7 @@ fn become_worker(profile: &SandboxProfile) -> io::Result<Infallible> {
         limits.push((Resource::RLIMIT_DATA, profile.address_space_bytes - buffers));
     }
     for (resource, max) in limits {
+        let max = max.min(getrlimit(resource)?.1);
         setrlimit(resource, max, max)?;
     }
     restrict(&profile.read, &profile.execute)?;

@@ -3,7 +3,7 @@
 
 use caps::{CapSet, Capability};
 use nix::errno::Errno;
-use nix::unistd::{Gid, Uid, chown, geteuid, setgroups, setresgid, setresuid};
+use nix::unistd::{Gid, Uid, chown, geteuid, getuid, setgroups, setresgid, setresuid};
 use std::fs;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -15,8 +15,8 @@ const FIRST_UID: u32 = 1_000_000_000;
 const NOBODY: u32 = 65_534;
 
 /// Gives up root's user id if this process has it and the worker can run without it: all of `needed` must be reachable,
-/// and the server must be able to kill the worker. `home` is given to the new user. Returns true if no other process has
-/// the new user id.
+/// and the server must be able to kill the worker. `home` is given to the new user. Returns false if the process stays
+/// root.
 ///
 /// # Errors
 /// The change started but could not be completed.
@@ -42,7 +42,7 @@ pub fn drop_root(home: &Path, needed: &[PathBuf]) -> io::Result<bool> {
     };
     change_owner(home, id)?;
     setresuid(Uid::from_raw(id), Uid::from_raw(id), Uid::from_raw(id))?;
-    Ok(id == own)
+    Ok(true)
 }
 
 /// Gives up all capabilities, including those that root regains when it runs a program.
@@ -89,6 +89,17 @@ fn change_owner(path: &Path, id: u32) -> io::Result<()> {
     }
     // Only this user can write there, so there are no links.
     Ok(chown(path, Some(Uid::from_raw(id)), Some(Gid::from_raw(id)))?)
+}
+
+/// Returns the number of threads of this user, which count towards the limit of each of the user's processes.
+pub fn user_threads() -> u64 {
+    let own = getuid().to_string();
+    let threads = |process: fs::DirEntry| {
+        let status = fs::read_to_string(process.path().join("status")).ok()?;
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next());
+        if field("Uid:")? == own { field("Threads:")?.parse::<u64>().ok() } else { None }
+    };
+    fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(threads).sum()
 }
 
 /// Returns the bytes that the kernel may use for buffers of `descriptors` sockets; they are not part of the process's

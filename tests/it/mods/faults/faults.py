@@ -244,6 +244,7 @@ makes_folders = at_second_token("makes_folders", attempt(lambda: os.mkdir("made"
 signals = at_second_token("signals", attempt(lambda: os.kill(os.getppid(), 0)))
 lifts_limits = at_second_token("lifts_limits", attempt(lift))
 grows_memory = at_second_token("grows_memory", attempt(grow))
+reads_thread_limit = at_second_token("reads_thread_limit", attempt(lambda: resource.getrlimit(resource.RLIMIT_NPROC)[1]))
 starts_threads = at_second_token("starts_threads", attempt(lambda: threading.Thread(target=time.time).start()))
 
 
