@@ -105,6 +105,9 @@ pub enum Error {
     /// The run is still being generated.
     #[error("run {0} is still running; cancel it first with POST /api/v1/runs/{0}/cancel")]
     StillRunning(RunId),
+    /// A run would have more tags than [`MAX_TAGS`](super::MAX_TAGS).
+    #[error("run {0} would have {1} tags, and may have at most {max}; remove some of them", max = super::MAX_TAGS)]
+    TooManyTags(RunId, usize),
     /// The run is recorded, but its rows are not in the database yet.
     #[error(
         "run {0} cannot be read yet: the database is unavailable or slow; the recorded data is kept until the database accepts it"

@@ -40,6 +40,39 @@ pub struct Feedback {
     pub user_label: Option<String>,
 }
 
+/// The sign of a rating. Runs with such feedback have it among their labels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FeedbackKind {
+    Good,
+    Bad,
+    Neutral,
+}
+
+impl FeedbackKind {
+    pub(super) const ALL: [Self; 3] = [Self::Good, Self::Bad, Self::Neutral];
+
+    fn from_rating(rating: f32) -> Self {
+        match rating {
+            rating if rating > 0.0 => Self::Good,
+            rating if rating < 0.0 => Self::Bad,
+            _ => Self::Neutral,
+        }
+    }
+
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Good => "good",
+            Self::Bad => "bad",
+            Self::Neutral => "neutral",
+        }
+    }
+
+    /// Returns the label of a run with such feedback.
+    pub(super) fn label(self) -> String {
+        format!("feedback={}", self.as_str())
+    }
+}
+
 impl Store {
     /// Stores feedback on a run. Returns `None` if there is no such run in the scope.
     ///
@@ -53,6 +86,7 @@ impl Store {
         now: DateTime<Utc>,
     ) -> Result<Option<Feedback>, Error> {
         let text = feedback.text.as_deref().map(clean);
+        let mut transaction = self.inner.pool.begin().await?;
         let kept = sqlx::query_as(concat!(
             "insert into feedback (run_id, feedback_id, created_at, rating, comment, position, user_label)
             select run_id, $2, $3, $4, $5, $6, $7 from runs where run_id = $1 and ",
@@ -67,8 +101,15 @@ impl Store {
         .bind(feedback.position.and_then(|position| i32::try_from(position).ok()))
         .bind(feedback.user_label.as_deref().map(clean))
         .bind(owners(scope))
-        .fetch_optional(&self.inner.pool)
+        .fetch_optional(&mut *transaction)
         .await?;
+        if kept.is_some() {
+            let label = FeedbackKind::from_rating(feedback.rating).label();
+            let add = "update runs set labels = array_append(labels, $2), version = version + 1
+                where run_id = $1 and not labels @> array[$2]";
+            sqlx::query(add).bind(run_id.0).bind(label).execute(&mut *transaction).await?;
+        }
+        transaction.commit().await?;
         Ok(kept)
     }
 

@@ -16,7 +16,7 @@ pub(super) use sql::Branch;
 use uuid::Uuid;
 
 /// The fields, in display order.
-pub const FIELDS: [&str; 16] = [
+pub const FIELDS: [&str; 18] = [
     "model",
     "mod",
     "status",
@@ -25,6 +25,8 @@ pub const FIELDS: [&str; 16] = [
     "request",
     "user",
     "session",
+    "tag",
+    "feedback",
     "metadata",
     "parent",
     "tokens",
@@ -93,7 +95,7 @@ enum Condition {
     Mods(Vec<String>, String),
     /// The whole label of a user.
     User(String),
-    /// A session, an entry of the metadata, or the run that others were forked from, as in `runs.labels`.
+    /// A session, an entry of the metadata, the parent of a fork, a tag, or a kind of feedback, as in `runs.labels`.
     Label(String),
     Status(RunStatus),
     Surface(Surface),

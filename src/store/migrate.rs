@@ -36,6 +36,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("V14__end_cause", include_str!("../../migrations/V14__end_cause.sql")),
     ("V15__parents", include_str!("../../migrations/V15__parents.sql")),
     ("V16__head_rows", include_str!("../../migrations/V16__head_rows.sql")),
+    ("V17__tags", include_str!("../../migrations/V17__tags.sql")),
 ];
 
 /// Applies the missing migrations; several processes may call it at the same time. For an existing database, where this

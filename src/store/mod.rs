@@ -39,6 +39,7 @@ mod servers;
 mod spool;
 mod statements;
 mod summary_builder;
+mod tags;
 mod unstored;
 mod writer;
 
@@ -59,6 +60,7 @@ pub use retention::Retention;
 pub use runs::RunSummary;
 pub use servers::{Announcement, ServerInfo};
 pub use spool::SpoolStatus;
+pub use tags::{MAX_TAGS, TaggedRun};
 
 use crate::events::{DurabilityAcks, Recorder, Signal, UnstoredRuns};
 use embedded::Embedded;

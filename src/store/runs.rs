@@ -4,7 +4,7 @@ use super::pool::PgConnection;
 use super::rows::clean;
 use super::scope::{owned, owners};
 use super::summary_builder::RunRow;
-use super::{Error, Store};
+use super::{Error, Store, tags};
 use crate::events::{EndCause, FinishReason, RunId, RunMetadata, RunParent, RunStatus, Scope, Surface, Tenant};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -24,7 +24,7 @@ macro_rules! select_runs {
             $mod_text,
             " as mod_text, prompt_preview, output_preview, prompt_tokens, completion_tokens, cached_tokens, events,
                 backtracked, forced, actions, errors, first_token_us, prompt_us, generation_us, has_attention,
-                surprise_strip, version, parent_run, parent_event, parent_step, parent_change::text as parent_change
+                surprise_strip, version, labels, parent_run, parent_event, parent_step, parent_change::text as parent_change
             from runs ",
             $rest
         )
@@ -68,6 +68,9 @@ pub struct RunSummary {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<HashMap<String, String>>)]
     pub metadata: Option<Map<String, Value>>,
+    /// Tags that people gave to the run.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tags: Vec<String>,
     /// Names of the mods, in order; the first 64 of an ingested run.
     pub mods: Vec<String>,
     /// Maximum tokens to generate.
@@ -385,6 +388,7 @@ impl FromRow<'_, PgRow> for RunSummary {
             owner: named("owner")?.map(Tenant::from),
             user_label: row.try_get("user_label")?,
             metadata: named("metadata")?.and_then(|metadata| serde_json::from_str(&metadata).ok()),
+            tags: tags::tags(&row.try_get::<Vec<String>, _>("labels")?),
             mods: row.try_get("mods")?,
             max_tokens: row.try_get("max_tokens")?,
             temperature: row.try_get("temperature")?,

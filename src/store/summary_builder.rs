@@ -263,6 +263,7 @@ fn empty_summary(run_id: RunId, request_id: String, created_at: DateTime<Utc>, s
         owner: None,
         user_label: None,
         metadata: None,
+        tags: Vec::new(),
         mods: Vec::new(),
         max_tokens: None,
         temperature: None,

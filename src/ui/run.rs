@@ -1,6 +1,6 @@
 //! A run formatted for pages.
 
-use super::shell::{encoded, format_timestamp, machine_time};
+use super::shell::{encoded, format_timestamp, machine_time, runs_href};
 use crate::events::{RunParent, RunStatus};
 use crate::store::RunSummary;
 use std::fmt::Write as _;
@@ -16,6 +16,7 @@ pub(super) struct RunPageView {
     pub(super) model: String,
     pub(super) surface: String,
     pub(super) mods: Vec<String>,
+    pub(super) tags: Vec<TagView>,
     pub(super) user: String,
     /// Metadata from the client.
     pub(super) metadata: Vec<(String, String)>,
@@ -46,6 +47,20 @@ pub(super) struct RunPageView {
     pub(super) parent_text: String,
 }
 
+/// A tag with a link to its runs.
+pub(super) struct TagView {
+    pub(super) name: String,
+    pub(super) q: String,
+    pub(super) href: String,
+}
+
+impl TagView {
+    fn new(name: &str) -> Self {
+        let q = if name.contains(char::is_whitespace) { format!("tag:\"{name}\"") } else { format!("tag:{name}") };
+        Self { name: name.to_owned(), href: runs_href(&q), q }
+    }
+}
+
 /// Returns a value of the metadata as text.
 fn plain(value: &serde_json::Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
@@ -65,6 +80,7 @@ impl RunPageView {
             model: run.model.clone().unwrap_or_default(),
             surface: run.surface.as_str().replace('_', "-"),
             mods: run.mods.clone(),
+            tags: run.tags.iter().map(|tag| TagView::new(tag)).collect(),
             user: run.user_label.clone().unwrap_or_default(),
             metadata: run.metadata.iter().flatten().map(|(key, value)| (key.clone(), plain(value))).collect(),
             status: run.status.as_str(),
@@ -244,6 +260,7 @@ pub(super) fn sample() -> RunSummary {
         owner: None,
         user_label: Some("key …12".into()),
         metadata: None,
+        tags: vec!["interesting".into()],
         mods: vec!["no-ocean".into()],
         max_tokens: Some(10),
         temperature: Some(0.8),

@@ -47,6 +47,7 @@ mod slots;
 mod speculation;
 mod store;
 mod stream;
+mod tags;
 mod tenants;
 mod terminal;
 mod tls;

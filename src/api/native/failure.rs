@@ -14,6 +14,7 @@ impl From<Error> for ApiError {
                 Self::invalid("q", at).did_you_mean(bad.did_you_mean)
             }
             Error::StillRunning(_) => Self::conflict(error.to_string()),
+            Error::TooManyTags(..) => Self::invalid("add", error.to_string()),
             Error::NotStored(_) => Self::unavailable(error.to_string()).retry_after(RETRY_AFTER_S),
             Error::Unavailable(_) => {
                 tracing::warn!(%error, "database unavailable");

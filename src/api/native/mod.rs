@@ -19,6 +19,7 @@ mod position;
 mod recorded;
 mod reruns;
 mod runs;
+mod tags;
 
 use crate::server::{Access, ApiError, Protocol};
 use std::ops::Range;
@@ -30,6 +31,7 @@ pub(super) fn protocol() -> Protocol {
     let calls = OpenApiRouter::new()
         .routes(routes!(runs::list))
         .routes(routes!(live::changes))
+        .routes(routes!(tags::change))
         .routes(routes!(runs::show, runs::delete))
         .routes(routes!(cancel::cancel))
         .routes(routes!(feedback::list, feedback::add))

@@ -2,7 +2,8 @@
 
 use super::{Comparison, Condition, CountField, FIELDS, Term};
 use crate::events::{RunStatus, Surface};
-use crate::store::BadFilter;
+use crate::store::feedback::FeedbackKind;
+use crate::store::{BadFilter, tags};
 use chrono::{DateTime, Days, NaiveDate, TimeDelta, Utc};
 
 /// A scanner of a filter's text.
@@ -166,6 +167,11 @@ fn condition(
         "user" => Condition::User(value.text),
         "session" => Condition::Label(format!("session={}", value.text)),
         "parent" => Condition::Label(format!("parent={}", value.text)),
+        "tag" => Condition::Label(tags::label(&value.text)),
+        "feedback" => {
+            let find = |name: &str| FeedbackKind::ALL.into_iter().find(|kind| kind.as_str() == name);
+            Condition::Label(one_of(name, &value, find, FeedbackKind::ALL.map(FeedbackKind::as_str))?.label())
+        }
         "model" => Condition::Model(value.text),
         "mod" => Condition::Mod(value.text),
         "error" => Condition::Error(value.text),
@@ -189,6 +195,8 @@ fn example(field: &str) -> &'static str {
         "request" => "request:req_abc123",
         "user" => "user:ann",
         "session" => "session:abc",
+        "tag" => "tag:interesting",
+        "feedback" => "feedback:bad",
         "metadata" => "metadata.project:demo",
         "parent" => "parent:01936d3a-7c4e-7d31-8c7d-0d9a5e1b2f60",
         "tokens" => "tokens>100",

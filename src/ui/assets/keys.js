@@ -21,6 +21,7 @@ export const TABLE = [
     [['1', '2', '3', '4', '5'], 'built-in views', 'view', 'runs'],
     [['x'], 'select the row', 'pick', 'runs'],
     [['c'], 'compare the selected runs', 'compare', 'runs'],
+    [['t'], 'tags of the selected runs', 'tags', 'runs'],
     [['n'], 'show new runs', 'news', 'runs'],
     [[']'], 'older', 'older', 'runs'],
     [['['], 'newest', 'newest', 'runs'],
@@ -56,6 +57,7 @@ export const TABLE = [
     [['a'], 'attention', 'attention', 'replay'],
     [['w'], 'show the sampling stages of this token', 'why', 'replay'],
     [['y'], 'copy a link to this event', 'copy', 'replay'],
+    [['t'], 'tags of the run', 'tags', 'replay'],
     [['f'], 'continue in the playground from here', 'fork', 'replay'],
   ]],
   ['Compare', [

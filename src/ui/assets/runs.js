@@ -216,6 +216,24 @@ function clearPicked() {
 }
 bulk.querySelector('[data-bulk-clear]').addEventListener('click', clearPicked);
 
+/** Opens the tags of the selected runs, else of the focused one. */
+async function editTags() {
+  const focused = document.activeElement?.closest?.('[data-run]')?.dataset.run;
+  const ids = picked.size ? [...picked] : focused ? [focused] : [];
+  if (!ids.length) return false;
+  const row = (id) => results.querySelector(`[data-run="${CSS.escape(id)}"]`);
+  const tags = await import('./tags.js');
+  tags.editTags(ids.map((id) => ({ id, tags: tags.shown(row(id)) })), (runs) => {
+    for (const run of runs) {
+      const meta = row(run.run_id)?.querySelector('.run-meta');
+      meta?.querySelectorAll('.tag').forEach((link) => link.remove());
+      meta?.append(...tags.links(run.tags));
+    }
+  });
+  return true;
+}
+bulk.querySelector('[data-bulk-tags]').addEventListener('click', editTags);
+
 const links = () => [...results.querySelectorAll('.run-text a')];
 function focusRow(step) {
   const all = links();
@@ -248,6 +266,7 @@ listen(['runs'], (action, key) => {
       if (picked.size < 2) return false;
       bulk.querySelector('[data-bulk-compare]').click();
       return true;
+    case 'tags': editTags(); return picked.size > 0 || Boolean(document.activeElement?.closest?.('[data-run]'));
     case 'news': return showNew() !== false;
     case 'newest': return results.querySelector('.pager a:not([rel])')?.click() ?? false;
     case 'older': return results.querySelector('[data-older]')?.click() ?? false;

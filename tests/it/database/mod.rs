@@ -90,6 +90,15 @@ async fn store_moves_to_the_host_that_accepts_writes() {
         };
         sqlx::raw_sql(setting).execute(&mut connection).await.unwrap();
         sqlx::raw_sql("select pg_reload_conf()").execute(&mut connection).await.unwrap();
+        // The server reads its settings again after the answer.
+        loop {
+            let read_only: String =
+                sqlx::query_scalar("show default_transaction_read_only").fetch_one(&mut connection).await.unwrap();
+            if (read_only == "off") == accepts {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
         connection.close().await.unwrap();
     };
     accept_writes(&first, false).await;

@@ -122,6 +122,13 @@ function giveFeedback() {
   });
 }
 
+/** Opens the run's tags. */
+async function changeTags() {
+  const place = document.querySelector('[data-tags]');
+  const tags = await import('../tags.js');
+  tags.editTags([{ id, tags: tags.shown(place) }], ([run]) => place.replaceChildren(...tags.links(run.tags)));
+}
+
 const follow = (selector) => {
   const link = document.querySelector(selector);
   link?.click();
@@ -137,6 +144,7 @@ function act(action, key) {
       return true;
     case 'delete': dialog.returnValue = ''; dialog.showModal(); return true;
     case 'feedback': giveFeedback(); return true;
+    case 'tags': changeTags(); return true;
     case 'nextBranch': case 'prevBranch': {
       const href = family?.next(action === 'nextBranch' ? 1 : -1);
       if (href) location.assign(href);

@@ -1,0 +1,101 @@
+//! Tags of runs, and the filters for tags and for kinds of feedback.
+
+use super::harness::{Server, server};
+use serde_json::json;
+
+const ROUTE: &str = "/api/v1/runs/tags";
+
+/// Generates a run and returns its id when it is stored.
+async fn stored(server: &Server, request_id: &str) -> String {
+    let body = json!({"prompt": "Hello", "max_tokens": 2, "request_id": request_id});
+    let answer = server.answer("/v1/completions", &body).await;
+    let run_id = answer["thunder"]["run_id"].as_str().unwrap().to_owned();
+    server.finished(&run_id).await;
+    run_id
+}
+
+/// Returns the ids of the runs that a filter selects, newest first.
+async fn found(server: &Server, q: &str) -> Vec<String> {
+    let url = reqwest::Url::parse_with_params("http://localhost/api/v1/runs", [("q", q)]).unwrap();
+    let (_, list) = server.get(&format!("{}?{}", url.path(), url.query().unwrap())).await;
+    let runs = list["runs"].as_array().unwrap_or_else(|| panic!("{list}"));
+    runs.iter().map(|run| run["run_id"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn tags_are_added_removed_and_found() {
+    let server = server().await;
+    let (first, second) = (stored(server, "tags-1").await, stored(server, "tags-2").await);
+    // By either id; repeated ids and tags count once.
+    let change = json!({"runs": [second, "tags-1", first], "add": [" to check ", "T-é", "T-é"]});
+    let (status, body) = server.post(ROUTE, &change).await;
+    let tags = json!(["to check", "T-é"]);
+    assert_eq!(status, 200, "{body}");
+    assert_eq!(body, json!({"runs": [{"run_id": first, "tags": tags}, {"run_id": second, "tags": tags}]}));
+    assert_eq!(found(server, "tag:\"to check\" tag:T-é").await, [second.clone(), first.clone()]);
+    assert_eq!(found(server, "tag:T-é -request:tags-2").await, [first.clone()]);
+    assert_eq!(found(server, "tag:t-é").await, Vec::<String>::new());
+    let (_, run) = server.get(&format!("/api/v1/runs/{first}")).await;
+    assert_eq!(run["run"]["tags"], tags);
+    let page = server.request(reqwest::Method::GET, "/runs?q=tag:T-é").send().await.unwrap().text().await.unwrap();
+    assert_eq!(page.matches("data-q=\"tag:&#34;to check&#34;\"").count(), 2, "{page}");
+
+    // A tag that is added again is the last one; runs may lack removed tags.
+    let (_, body) = server.post(ROUTE, &json!({"runs": [first], "add": ["to check"], "remove": ["absent"]})).await;
+    assert_eq!(body, json!({"runs": [{"run_id": first, "tags": ["T-é", "to check"]}]}));
+    let (_, body) = server.post(ROUTE, &json!({"runs": [first], "remove": ["T-é", "to check"]})).await;
+    assert_eq!(body, json!({"runs": [{"run_id": first, "tags": []}]}));
+    assert_eq!(found(server, "tag:T-é").await, [second]);
+}
+
+#[tokio::test]
+async fn invalid_change_of_tags_changes_nothing() {
+    let server = server().await;
+    let run_id = stored(server, "tags-invalid").await;
+    let many: Vec<String> = (0..33).map(|number| number.to_string()).collect();
+    let (status, _) = server.post(ROUTE, &json!({"runs": [run_id], "add": many[..20]})).await;
+    assert_eq!(status, 200);
+    for (change, status, detail) in [
+        (json!({"runs": [], "add": ["x"]}), 400, "`runs` must have 1 to 100 ids, got 0"),
+        (json!({"runs": vec![run_id.clone(); 101]}), 400, "`runs` must have 1 to 100 ids, got 101"),
+        (json!({"runs": [run_id], "add": many}), 400, "`add` must have at most 32 tags, got 33"),
+        (json!({"runs": [run_id], "add": ["x".repeat(65)]}), 400, "`add` must have tags of 1 to 64 characters"),
+        (json!({"runs": [run_id], "remove": [" "]}), 400, "`remove` must have tags of 1 to 64 characters"),
+        (json!({"runs": [run_id], "add": ["a\nb"]}), 400, "`add` must have tags of 1 to 64 characters"),
+        (json!({"runs": [run_id], "add": ["a\"b"]}), 400, "quotation marks"),
+        (json!({"runs": [run_id, "tags-unknown"], "add": ["x"]}), 404, "tags-unknown"),
+        (
+            json!({"runs": [run_id], "add": many[20..], "remove": []}),
+            400,
+            "would have 33 tags, and may have at most 32",
+        ),
+    ] {
+        let (found, body) = server.post(ROUTE, &change).await;
+        assert_eq!(found, status, "{body}");
+        assert!(body["detail"].as_str().unwrap().contains(detail), "{body}");
+    }
+    let (_, run) = server.get(&format!("/api/v1/runs/{run_id}")).await;
+    assert_eq!(run["run"]["tags"], json!(many[..20]));
+}
+
+#[tokio::test]
+async fn running_run_keeps_tags_and_feedback_when_it_ends() {
+    let server = server().await;
+    let body = json!({"prompt": "Hello", "max_tokens": 300, "stream": true, "ignore_eos": true});
+    let response = server.request(reqwest::Method::POST, "/v1/completions").json(&body).send().await.unwrap();
+    let id = response.headers()["x-thunder-run-id"].to_str().unwrap().to_owned();
+    let (status, body) = server.post(ROUTE, &json!({"runs": [id], "add": ["early"]})).await;
+    assert_eq!((status, &body["runs"][0]["tags"]), (200, &json!(["early"])));
+    for rating in [1.0, 1.0, -0.5] {
+        let (status, body) = server.post(&format!("/api/v1/runs/{id}/feedback"), &json!({"rating": rating})).await;
+        assert_eq!(status, 201, "{body}");
+    }
+    response.bytes().await.unwrap();
+    let run = server.finished(&id).await;
+    assert_eq!((&run["run"]["status"], &run["run"]["tags"]), (&json!("done"), &json!(["early"])));
+    assert_eq!(found(server, "tag:early feedback:good feedback:bad").await, [id]);
+    assert_eq!(found(server, "tag:early feedback:neutral").await, Vec::<String>::new());
+    let (status, body) = server.get("/api/v1/runs?q=feedback:goods").await;
+    assert_eq!(status, 400, "{body}");
+    assert!(body["detail"].as_str().unwrap().contains("good, bad, neutral"), "{body}");
+}
