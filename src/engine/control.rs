@@ -1,11 +1,11 @@
 //! Handles of a submitted run: its outputs, and requests to pause, resume, change or stop it.
 //!
-//! Requests reach the decode thread like every other command, between two decodes, so that the thread needs no lock.
+//! Requests are commands to the decode thread, which handles them between two decodes and therefore needs no lock.
 
 use super::error::RunOver;
 use super::output::{EndReasoning, Output, RunMetrics, RunProgress};
 use super::request::Limits;
-use super::run::change::ParameterChange;
+use super::run::schedule::ParameterChange;
 use super::scheduler::command::{Command, ControlRequest};
 use crate::events::{EndCause, RunId};
 use crate::model::Vocabulary;
@@ -43,7 +43,7 @@ impl RunControl {
         Self { run, commands, vocabulary }
     }
 
-    /// Pauses the run: nothing is decoded for it. It keeps its slot for `keep_slot_for`; then other runs can take it.
+    /// Pauses the run. It keeps its slot for `keep_slot_for`; then other runs can take the slot.
     ///
     /// # Errors
     /// [`RunOver`].
@@ -59,8 +59,8 @@ impl RunControl {
         self.request(ControlRequest::Resume).await
     }
 
-    /// Changes sampling parameters and limits from the next token on. The random sequence continues unless the seed
-    /// changes. `note` describes the change in the trace.
+    /// Changes sampling parameters and limits from the next token on. The random number generator keeps its state unless
+    /// the seed changes. `note` describes the change in the trace.
     ///
     /// # Errors
     /// [`RunOver`].
@@ -72,23 +72,23 @@ impl RunControl {
     ) -> Result<RunProgress, RunOver> {
         limits.ban_end_tokens(&mut sampling, &self.vocabulary);
         let vocabulary = Arc::clone(&self.vocabulary);
-        let make = move || {
+        let create_change = move || {
             let sampler = Sampler::new(&sampling, &vocabulary);
             Box::new(ParameterChange { sampling, sampler, limits, note })
         };
-        let change = tokio::task::spawn_blocking(make).await.map_err(|_| RunOver)?;
+        let change = tokio::task::spawn_blocking(create_change).await.map_err(|_| RunOver)?;
         self.request(ControlRequest::Modify(change)).await
     }
 
-    /// Ends the run; the text so far is its answer. `why` describes the cause in the trace.
+    /// Ends the run; the text so far is its answer. `message` describes the cause in the trace.
     ///
     /// # Errors
     /// [`RunOver`].
-    pub async fn stop(&self, cause: EndCause, why: impl Into<String>) -> Result<RunProgress, RunOver> {
-        self.request(ControlRequest::Stop(cause, why.into())).await
+    pub async fn stop(&self, cause: EndCause, message: impl Into<String>) -> Result<RunProgress, RunOver> {
+        self.request(ControlRequest::Stop(cause, message.into())).await
     }
 
-    /// Ends the current reasoning of the run, like an exhausted budget.
+    /// Ends the current reasoning of the run, as if its reasoning budget were used up.
     ///
     /// # Errors
     /// [`RunOver`].

@@ -1,4 +1,4 @@
-//! Start of the decode thread: creates the llama context on the thread that owns it, and reports its properties.
+//! Start of the decode thread. The thread creates the llama context that it owns, and reports the context's properties.
 
 use super::kv::host_cache::HostCache;
 use super::kv::slots::KvSlots;
@@ -17,10 +17,10 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::thread::JoinHandle;
 use tokio::sync::{mpsc, oneshot};
 
-/// Divisor of `cache_ram_bytes`: the part of that memory that checkpoints of recurrent states may use.
+/// Checkpoints of recurrent states may use `cache_ram_bytes` divided by this.
 const CHECKPOINT_MEMORY_DIVISOR: usize = 8;
 
-/// Data that the decode thread needs.
+/// Everything that the decode thread starts with.
 pub struct DecodeThread {
     pub model: Arc<Model>,
     pub options: EngineOptions,
@@ -31,13 +31,13 @@ pub struct DecodeThread {
     pub status: Arc<EngineStatus>,
 }
 
-/// Properties of a llama context. The default is that of a model without a context.
+/// Properties of a llama context. The default describes a model without a context.
 pub struct ContextProperties {
     /// Layout of saved states; `None` if they cannot be validated.
     pub layout: Option<StateLayout>,
-    /// The way in which attention is captured.
+    /// Setting that takes effect; never [`AttentionCapture::Auto`].
     pub attention_capture: AttentionCapture,
-    /// `None` without capture.
+    /// Attention that can be captured from the model; `None` if capture is off.
     pub attention_support: Option<Result<AttentionSupport, Unsupported>>,
     /// True if runs draft tokens.
     pub speculates: bool,
@@ -73,7 +73,7 @@ impl DecodeThread {
             // The receiver is gone only if the start was cancelled.
             Err(error) => return drop(ready.send(Err(error))),
         };
-        let sizes = layout.as_ref().map_or((0, 0), |layout| (layout.fixed_bytes(), layout.bytes_per_token()));
+        let state_bytes = layout.as_ref().map_or((0, 0), |layout| (layout.fixed_bytes(), layout.bytes_per_token()));
         let prefixes_usable = context.keeps_all_prefixes();
         let properties = ContextProperties {
             layout,
@@ -82,7 +82,7 @@ impl DecodeThread {
             speculates: options.speculation.is_enabled() && prefixes_usable,
         };
         if ready.send(Ok(properties)).is_ok() {
-            let host_cache = HostCache::new(options.cache_ram_bytes, sizes, prefixes_usable);
+            let host_cache = HostCache::new(options.cache_ram_bytes, state_bytes, prefixes_usable);
             let kv = KvSlots::new(context, options.parallel, options.ctx_size, host_cache);
             let recording = Recording::new(recorder, attention_encoder);
             Scheduler::new(kv, options, inbox, commands, recording, waiting, status).run();
@@ -108,8 +108,8 @@ fn create_context<'model>(
         checkpoint_bytes: options.cache_ram_bytes / CHECKPOINT_MEMORY_DIVISOR,
     })?;
     let layout = context.learn_layout()?;
-    let encode = Encoders { tiers: options.encode_attention, heads: options.encode_heads };
-    let start_encoder = || AttentionEncoderThread::start(encode, recorder.clone());
+    let encoders = Encoders { tiers: options.encode_attention, heads: options.encode_heads };
+    let start_encoder = || AttentionEncoderThread::start(encoders, recorder.clone());
     let attention_encoder = options
         .attention
         .is_enabled()
@@ -124,6 +124,9 @@ pub fn log_start(model: &Model, options: &EngineOptions, properties: &ContextPro
     let ContextProperties { attention_capture, speculates, .. } = properties;
     tracing::info!(model = model.name(), attention = attention_capture.as_str(), speculates, "context created");
     if options.speculation.is_enabled() && !speculates {
-        tracing::warn!(model = model.name(), "no speculative decoding: the model's state cannot drop wrong tokens");
+        tracing::warn!(
+            model = model.name(),
+            "speculative decoding disabled: the model's state cannot be truncated after a rejected draft"
+        );
     }
 }

@@ -67,7 +67,7 @@ pub enum SubmitError {
         /// Reason.
         why: Unsupported,
     },
-    /// The request stores the rows of a head that the model does not have.
+    /// The request selects an attention head that the model does not have.
     #[error("layer {layer}, head {head} does not exist; heads are 0 to {last}, and layers with attention are {layers:?}", last = heads.saturating_sub(1))]
     NoSuchHead {
         /// The requested layer.
@@ -131,7 +131,7 @@ pub enum SubmitError {
         /// The id.
         request_id: String,
     },
-    /// A mod does not repeat the actions of the recorded run that is forked.
+    /// A mod of a forked run did not repeat its recorded actions when the recorded events were replayed.
     #[error(
         "the mod '{name}' does not repeat its recorded actions: at step {step} ({event}) it returned {recorded} in the recorded run \
          and returns {now} now; it may depend on the time, on its own randomness or on more logits than are recorded; fork \
@@ -146,7 +146,7 @@ pub enum SubmitError {
         event: &'static str,
         /// Recorded action.
         recorded: String,
-        /// Action of the new instance.
+        /// Action during the replay.
         now: String,
     },
     /// The recorded run cannot be continued.

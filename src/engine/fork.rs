@@ -9,19 +9,19 @@ use std::sync::Arc;
 /// random number generator and the states of its mods.
 #[derive(Debug, Clone)]
 pub struct ForkPoint {
-    /// The recorded items before the step; the events are numbered from 0 without gaps.
+    /// Recorded items before the step; the events are numbered from 0 without gaps.
     pub items: Arc<[TraceItem]>,
     /// Number of the step.
     pub step: u32,
-    /// Sampling parameters of the recorded run, each with the first step that used them; at least one.
+    /// Sampling parameters of the recorded run, each with the first step that used them. Never empty.
     pub sampling: Vec<(u32, SamplingParams)>,
-    /// For each mod of the request, the first step from which its recorded actions must repeat; `None` for a mod that the
-    /// recorded run did not have.
+    /// For each mod of the request, the first step from which it must repeat its recorded actions; `None` for a mod that
+    /// the recorded run did not have.
     pub mods_repeat_from: Vec<Option<u32>>,
     /// Tokens that are appended before the model continues.
     pub tokens: Vec<TokenId>,
-    /// Record of the parameters before the step, for forks of the new run.
+    /// Parameters of the steps before this one. The new run records them, so that it can be forked at these steps, too.
     pub earlier: Value,
-    /// The recorded run, for the list of runs.
+    /// The recorded run, shown as the parent in the list of runs.
     pub parent: RunParent,
 }

@@ -1,4 +1,4 @@
-//! Size and validity of the attention rows of single heads that a request stores.
+//! Checks of the attention heads whose rows a request records individually: that they exist, and the size of their rows.
 
 use super::error::SubmitError;
 use super::request::Request;
@@ -8,10 +8,10 @@ use crate::model::llama::AttentionSupport;
 /// Maximum bytes of the stored rows of one run.
 pub const MAX_BYTES: u64 = 256 << 20;
 
-/// Bytes of a stored value.
+/// Bytes of a stored value, a 16-bit number.
 const VALUE_BYTES: u64 = 2;
 
-/// Returns the size of the stored rows of one step.
+/// Returns the bytes of the stored rows of one step.
 pub fn row_bytes(stored: &StoredHeads, layers: usize, heads: u16, row_len: u64) -> u64 {
     let count = match stored {
         StoredHeads::None => 0,
@@ -21,7 +21,7 @@ pub fn row_bytes(stored: &StoredHeads, layers: usize, heads: u16, row_len: u64) 
     count as u64 * VALUE_BYTES * row_len
 }
 
-/// Checks that the selected heads exist and that their rows, of an answer of maximum length, are not too large.
+/// Checks that the selected heads exist, and that their rows are not too large if the answer has its maximum length.
 pub fn check(request: &Request, support: &AttentionSupport, context: usize) -> Result<(), SubmitError> {
     let stored = &request.stored_heads;
     let (layers, heads) = (&support.layer_ids, support.heads);
@@ -32,11 +32,11 @@ pub fn check(request: &Request, support: &AttentionSupport, context: usize) -> R
     }
     let prompt = request.prompt.len() as u64;
     let tokens = u64::from(request.limits.max_tokens).min((context as u64).saturating_sub(prompt));
-    let one = row_bytes(stored, layers.len(), heads, 1);
-    let bytes = one.saturating_mul(tokens * prompt + tokens * tokens.saturating_sub(1) / 2);
+    let position_bytes = row_bytes(stored, layers.len(), heads, 1);
+    let bytes = position_bytes.saturating_mul(tokens * prompt + tokens * tokens.saturating_sub(1) / 2);
     if bytes > MAX_BYTES {
         return Err(SubmitError::HeadRowsTooLarge {
-            heads: one / VALUE_BYTES,
+            heads: position_bytes / VALUE_BYTES,
             prompt_tokens: prompt,
             max_tokens: tokens,
             bytes,

@@ -1,4 +1,4 @@
-//! Histograms of runs and mod calls. The decode thread adds to atomics, so readers cannot delay it.
+//! Latency histograms of runs and mod calls. The decode thread updates atomics, so readers cannot delay it.
 
 use crate::events::Histogram;
 use std::collections::BTreeMap;
@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Maximum number of mods with their own histogram; all further mods share one.
+/// Maximum number of mods with a histogram of their own; all others share one.
 const MAX_MODS: usize = 64;
 
-/// Name of the histogram that further mods share.
+/// Name of the shared histogram.
 const OTHER_MODS: &str = "other";
 
 /// Latencies of the runs of an engine.
@@ -24,7 +24,7 @@ pub struct Latencies {
     mods: Mutex<BTreeMap<String, Arc<ModCalls>>>,
 }
 
-/// Calls of a mod.
+/// Durations and failures of the calls of a mod.
 #[derive(Debug)]
 pub struct ModCalls {
     /// Time until the reply.
@@ -48,7 +48,7 @@ impl Latencies {
         self.mods.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns the calls of a mod to add to. Takes a lock, so the decode thread must not call it.
+    /// Returns the calls of a mod. Takes a lock, so the decode thread must not call it.
     pub(super) fn calls_of(&self, name: &str) -> Arc<ModCalls> {
         let mut mods = self.mods.lock().unwrap_or_else(PoisonError::into_inner);
         let name = if mods.len() < MAX_MODS || mods.contains_key(name) { name } else { OTHER_MODS };

@@ -1,11 +1,10 @@
-//! Generation engine: scheduler, slots, sequences, sampling, stop conditions and KV state. It takes one validated
-//! [`Request`] and emits events.
+//! Generation engine: turns a validated [`Request`] into a run, which generates text and records events.
 //!
-//! One decode thread per loaded model owns the llama context. A slot is a llama sequence. Each iteration decodes one
-//! batch with all runs that are ready; prompt chunks share the batch with generated tokens. A run that waits for a mod,
-//! or for a client that does not read, is left out of the batch and delays no other run. Results leave the thread
-//! through bounded channels: [`crate::events::Signal`]s to the recorder, [`Output`]s to the API that submitted the run.
-//! The decode thread never waits for a database, a disk or a socket.
+//! One decode thread per loaded model owns the llama context. A slot is a sequence of that context. Each iteration of
+//! the thread decodes one batch with all runs that are ready; prompt chunks share the batch with generated tokens. A run
+//! that waits for a mod, or for a client that does not read, is left out of the batch and delays no other run. Results
+//! leave the thread through bounded channels: [`crate::events::Signal`]s to the recorder, [`Output`]s to the API that
+//! submitted the run. The decode thread never waits for a database, a disk or a socket.
 
 mod control;
 mod decode_thread;
@@ -17,6 +16,7 @@ mod kv;
 mod latencies;
 mod options;
 mod output;
+mod recorded_parameters;
 mod recording;
 mod request;
 mod run;
@@ -25,6 +25,7 @@ mod slots;
 mod speculation;
 mod status;
 mod submit;
+mod validate;
 
 pub use crate::model::llama::{
     AttentionCapture, AttentionRow, AttentionSupport, SamplerStage, SamplingParams, Unsupported,
@@ -38,6 +39,7 @@ pub use kv::snapshot::{SlotSnapshot, SlotTokens};
 pub use latencies::{Latencies, ModCalls};
 pub use options::{AttentionEncodeFn, Clock, EngineOptions};
 pub use output::{EndReasoning, Output, PromptProgress, PromptTiming, RunActivity, RunMetrics, RunProgress, TextDelta};
+pub use recorded_parameters::recorded_parameter;
 pub use request::{Limits, Overflow, ReasoningBudget, RecordPolicy, ReportOptions, Request};
 pub use speculation::{DraftLimits, DrafterKind, SpeculationOptions};
 pub use status::{EngineCounts, EngineStatus, SlotRun, SlotView, TokenTotals};
@@ -66,14 +68,14 @@ struct Inner {
     waiting: Arc<AtomicUsize>,
     snapshot_format: Arc<SnapshotFormat>,
     identity_watch: IdentityWatch,
-    /// The way in which attention is captured.
+    /// Setting that takes effect; never [`AttentionCapture::Auto`].
     attention_capture: AttentionCapture,
-    /// `None` without capture.
+    /// Attention that can be captured from the model; `None` if capture is off.
     attention_support: Option<Result<AttentionSupport, Unsupported>>,
     status: Arc<EngineStatus>,
     /// True if runs draft tokens.
     speculates: bool,
-    /// Reference-counted by every run; see [`Engine::runs`].
+    /// Every run holds a clone; see [`Engine::runs`].
     run_counter: Arc<()>,
     durability_acks: Option<DurabilityAcks>,
     unstored: Option<UnstoredRuns>,
@@ -89,8 +91,8 @@ impl Engine {
         RunControl::new(run, self.inner.commands.clone(), Arc::clone(self.inner.model.vocabulary()))
     }
 
-    /// Starts the decode thread. `recorder` receives every signal of every recorded run; a plain channel is accepted. A
-    /// model that generates no text gets no thread, and every request is refused.
+    /// Starts the decode thread. `recorder` receives every signal of every recorded run. A model that generates no text
+    /// gets no thread, and every request is refused.
     ///
     /// # Errors
     /// llama.cpp could not create the context, e.g. for lack of memory.
@@ -165,7 +167,7 @@ impl Engine {
         self.inner.options.parallel
     }
 
-    /// Returns the number of runs that are queued, decode, or have a client that has not read everything.
+    /// Returns the number of runs that are queued, are being decoded, or have outputs that their client has not read.
     #[must_use]
     pub fn runs(&self) -> usize {
         Arc::strong_count(&self.inner.run_counter) - 1
@@ -177,7 +179,7 @@ impl Engine {
         &self.inner.status
     }
 
-    /// Returns the way in which attention is captured.
+    /// Returns the capture setting that takes effect; never [`AttentionCapture::Auto`].
     #[must_use]
     pub fn attention_capture(&self) -> AttentionCapture {
         self.inner.attention_capture
@@ -197,8 +199,8 @@ impl Engine {
         }
     }
 
-    /// Returns true while the decode thread runs. It returns false after [`Engine::stop`] and after a panic of the
-    /// thread. A model that generates no text needs no thread, and returns true.
+    /// Returns true while the decode thread runs: until [`Engine::stop`] or a panic of the thread. Always returns true for
+    /// a model that generates no text, which needs no thread.
     #[must_use]
     pub fn is_running(&self) -> bool {
         if !self.inner.model.generates() {
@@ -208,7 +210,7 @@ impl Engine {
         thread.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Ends all runs and waits for the decode thread. Everything recorded has reached the recorder when this returns.
+    /// Ends all runs and waits for the decode thread. When this returns, the recorder has received every signal.
     pub async fn stop(&self) {
         // A closed channel means that the thread has already ended.
         let _ = self.inner.commands.send(Command::Stop);

@@ -19,7 +19,7 @@ pub struct EngineOptions {
     pub threads_batch: i32,
     /// Maximum tokens in one decode.
     pub batch_size: u32,
-    /// Maximum tokens in one physical batch.
+    /// Maximum tokens in one physical batch (ubatch).
     pub ubatch_size: u32,
     /// Capture of attention.
     pub attention: AttentionCapture,
@@ -27,20 +27,20 @@ pub struct EngineOptions {
     pub cache_type_k: CacheType,
     /// Type of the values in the KV cache; a quantised type needs flash attention.
     pub cache_type_v: CacheType,
-    /// Minimum part of the prompt that a slot's state must share with it, for the run to prefer that slot; 0 ignores
-    /// the states of slots.
+    /// Minimum fraction of the prompt that must match the tokens of a slot for the run to prefer that slot; 0 ignores the
+    /// tokens of slots.
     pub slot_prompt_similarity: f32,
-    /// Maximum bytes of states that are kept outside of the slots; 0 keeps none.
+    /// Maximum bytes of the host cache, which keeps former states of slots; 0 keeps none.
     pub cache_ram_bytes: usize,
     /// Speculative decoding.
     pub speculation: SpeculationOptions,
     /// Folder that caches the hashes of model files.
     pub hash_cache: Option<PathBuf>,
-    /// Maximum tokens in the answer of any run; `None` for as many as fit.
+    /// Maximum tokens in the answer of any run; `None` for as many as the context holds.
     pub max_tokens: Option<u32>,
-    /// Encodes attention for storage.
+    /// Encodes attention reduced over heads for storage.
     pub encode_attention: AttentionEncodeFn,
-    /// Encodes the attention rows of single heads for storage.
+    /// Encodes the attention rows of selected heads for storage.
     pub encode_heads: HeadEncodeFn,
     /// Source of the current time.
     pub clock: Clock,

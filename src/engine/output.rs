@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 pub enum Output {
     /// Text appended to the answer. Only a `Retract` can remove it.
     Text(TextDelta),
-    /// Removes the end of what was sent: a mod backtracked further than the holdback.
+    /// Removes the end of the sent text: a mod backtracked further than the holdback.
     Retract {
-        /// Unicode scalar values to remove from the end. Can be more than the characters of the tokens, since text that
-        /// could now become a stop string is sent again; 0 for tokens without text.
+        /// Unicode scalar values to remove from the end; 0 if the tokens have no text. Can exceed the text of `tokens`: text
+        /// that could now become part of a stop string is removed, too, and sent again later.
         chars: usize,
-        /// Tokens to remove that the client has received.
+        /// Tokens to remove from the end.
         tokens: usize,
     },
     /// Probabilities of the prompt's tokens, if requested; before any text.
@@ -29,17 +29,16 @@ pub enum Output {
 /// Text with its tokens.
 #[derive(Debug, Clone, Default)]
 pub struct TextDelta {
-    /// Complete UTF-8; may be empty if a token only began a character.
+    /// Complete characters; may be empty if a token has only the first bytes of a character.
     pub text: String,
-    /// Tokens, each with the model's most probable alternatives; the list is empty for forced tokens.
+    /// Tokens, each with the model's most probable tokens at its position; without these for forced tokens.
     pub tokens: Vec<(TokenMeasurement, Vec<Alternative>)>,
-    /// Attention row of each of `tokens`, if requested; `None` for a token that a mod forced without a decode of its
-    /// own.
+    /// Attention row of each of `tokens`, if requested; `None` for a token that a mod forced and that needed no decode.
     pub rows: Vec<Option<Arc<AttentionRow>>>,
-    /// Number of tokens of earlier deltas that a mod removed, from the end, in runs with `per_token`; they are removed
-    /// before `tokens` are added.
+    /// Number of tokens to remove from the end of the earlier deltas before `tokens` are added, because a mod removed
+    /// them; only in runs with `per_token`.
     pub retracted: usize,
-    /// Reason for the end of the run, on the last delta if it is known.
+    /// Reason for the end of the run, if this is known to be the last delta.
     pub last: Option<FinishReason>,
 }
 
@@ -78,14 +77,14 @@ pub struct PromptTiming {
     pub at: Instant,
 }
 
-/// Progress of a run after a request.
+/// Progress of a run, as reported to its control handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RunProgress {
     /// Tokens in the answer.
     pub generated: u32,
     /// Activity of the run.
     pub activity: RunActivity,
-    /// Time for which the run was active, without pauses.
+    /// Time since the request, without pauses.
     pub active_time: Duration,
 }
 
@@ -98,7 +97,7 @@ pub enum RunActivity {
     Running,
     /// Is paused and has a slot.
     Paused,
-    /// Has lost its slot, by a pause or to a queued run.
+    /// Has lost its slot, because of a pause or because a queued run needed it.
     Preempted,
     /// Has ended.
     Finished,
@@ -107,7 +106,7 @@ pub enum RunActivity {
 /// Outcome of a request to end the reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EndReasoning {
-    /// The reasoning ends with the next tokens.
+    /// The end of the reasoning is appended next.
     Ended,
     /// The run is not reasoning.
     NotReasoning,

@@ -1,4 +1,4 @@
-//! A generation request: the prompt, sampling parameters, limits and everything else that decides a run.
+//! A generation request: the prompt, sampling parameters, limits and all other settings of a run.
 
 use crate::engine::error::SubmitError;
 use crate::engine::fork::ForkPoint;
@@ -23,29 +23,29 @@ pub struct Request {
     pub may_drop_request_id: bool,
     /// API that received the request.
     pub surface: Surface,
-    /// The tenant that the run belongs to; `None` where no keys are set.
+    /// The tenant that the run belongs to; `None` on a server without API keys.
     pub owner: Option<Tenant>,
     /// Label of the API key, never the key itself.
     pub user_label: Option<String>,
     /// Metadata from the client.
     pub metadata: RunMetadata,
-    /// Tokens of the prompt: at least one, and fewer than the context holds.
+    /// Tokens of the prompt. Must not be empty, and must fit into the context; see `overflow`.
     pub prompt: Vec<TokenId>,
-    /// True if the prompt may fill the whole context. The answer is then one token, which needs no space in the
-    /// context.
+    /// True if the prompt may fill the whole context. The answer then has only one token, which is sampled but never
+    /// decoded.
     pub may_fill_context: bool,
     /// Role of each part of the prompt; may be empty.
     pub spans: Vec<Span>,
-    /// Beginning of the prompt, for lists of runs.
+    /// Beginning of the prompt, shown in lists of runs.
     pub prompt_preview: String,
     /// Messages as sent, for mods and the trace.
     pub conversation: Option<Value>,
-    /// Tools as sent.
+    /// Tools as sent, for mods and the trace.
     pub tools: Option<Value>,
     /// Further fields that affect the answer, such as `tool_choice` and `response_format`, as sent; for the trace.
     pub answer_fields: Map<String, Value>,
-    /// Format of the answer; `None` for the continuation of a plain prompt, which uses the format of the model's
-    /// family.
+    /// Format of the answer; `None` for the continuation of a plain prompt, whose answer has the format of the model's
+    /// chat template.
     pub answer_format: Option<Arc<AnswerFormat>>,
     /// Sampling parameters.
     pub sampling: SamplingParams,
@@ -57,25 +57,25 @@ pub struct Request {
     pub reasoning_budget: Option<ReasoningBudget>,
     /// Limits and stop conditions.
     pub limits: Limits,
-    /// Control tokens that belong to the answer's text, e.g. those that begin a tool call. All others are hidden.
-    pub visible: Vec<TokenId>,
+    /// Control tokens that belong to the answer's text, e.g. those that begin a tool call. All other control tokens are
+    /// hidden.
+    pub visible_tokens: Vec<TokenId>,
     /// Mods, in the order in which they are called.
     pub mods: Vec<SelectedMod>,
     /// True if attention is captured and recorded.
     pub attention: bool,
-    /// Heads whose rows are recorded, in addition to the reduced ones.
+    /// Heads whose attention rows are recorded, in addition to the reductions over heads.
     pub stored_heads: StoredHeads,
-    /// Number of alternatives recorded per token.
+    /// Number of most probable tokens recorded per generated token.
     pub alternatives: usize,
     /// Effect of a recording failure on the run.
     pub record: RecordPolicy,
-    /// Slot to run in; it must exist, and the run waits while it is busy. `None` takes the free slot with the longest
-    /// prefix match.
+    /// Slot to run in; the run waits while it is busy. `None` for the free slot with the longest prefix match.
     pub slot: Option<u32>,
     /// True if the KV state of a matching prefix is reused.
     pub cache_prompt: bool,
-    /// Minimum length of a piece of a slot's state that is shifted to a new position and reused; 0 for none. Such a
-    /// piece keeps what it computed from the tokens that preceded it at the old position.
+    /// Minimum tokens of a chunk of cached state that is shifted to a new position and reused; 0 disables this. The keys
+    /// and values of such a chunk were computed after other tokens than those that precede it now.
     pub cache_reuse: usize,
     /// Behaviour when the context is full.
     pub overflow: Overflow,
@@ -112,7 +112,7 @@ impl Request {
             constraint: None,
             reasoning_budget: None,
             limits: Limits::default(),
-            visible: Vec::new(),
+            visible_tokens: Vec::new(),
             mods: Vec::new(),
             attention: false,
             stored_heads: StoredHeads::None,
@@ -128,12 +128,12 @@ impl Request {
         }
     }
 
-    /// Returns the size of the context, `context` tokens, with the behaviour when it is full.
+    /// Returns the limit of a context of `context` tokens.
     pub(super) fn context_limit(&self, context: usize) -> ContextLimit {
         ContextLimit { context, overflow: self.overflow, may_fill: self.may_fill_context }
     }
 
-    /// Default number of alternatives recorded per token.
+    /// Default of [`Request::alternatives`].
     pub const ALTERNATIVES: usize = 10;
 }
 
@@ -144,9 +144,9 @@ pub enum Overflow {
     /// Ends the run.
     #[default]
     Stop,
-    /// Drops tokens after the first `keep`, whatever their role, and shifts the rest; llama-server's context shift.
+    /// Drops tokens after the first `keep` and shifts the rest, regardless of messages; llama-server's context shift.
     Shift {
-        /// Number of tokens kept at the beginning of the prompt, a BOS token not counted; `None` for the whole prompt.
+        /// Number of tokens kept at the beginning of the prompt, not counting a BOS token; `None` for the whole prompt.
         keep: Option<usize>,
         /// Number of tokens dropped; 0 for half of those after `keep`.
         discard: usize,
@@ -168,7 +168,7 @@ pub(super) struct ContextLimit {
 }
 
 impl ContextLimit {
-    /// Returns true if a prompt of `tokens` tokens fills the context and needs no further space.
+    /// Returns true if a prompt of `tokens` tokens fills the context exactly and is permitted to.
     pub fn is_filled_by(self, tokens: usize) -> bool {
         self.may_fill && tokens == self.context && self.overflow != Overflow::Evict
     }
@@ -177,15 +177,15 @@ impl ContextLimit {
 /// Outputs that the API wants besides the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ReportOptions {
-    /// Probabilities of the prompt's tokens, sent as [`crate::engine::Output::Prompt`]. The whole prompt is then decoded, even
-    /// if part of it is cached.
+    /// Probabilities of the prompt's tokens, sent as [`crate::engine::Output::Prompt`]. They need a decode of the whole
+    /// prompt, including the cached part.
     pub prompt_probabilities: bool,
     /// Progress of the prompt, sent as [`crate::engine::Output::Progress`] before the first decode and after each decode.
     pub progress: bool,
-    /// Alternatives after the sampler's last stage, instead of the model's.
+    /// Most probable tokens after the sampler's last stage, instead of those of the model's distribution.
     pub after_sampler: bool,
-    /// Every token as soon as it is final, including those of a stop string, instead of the text of the answer. Tokens
-    /// that a mod removes are reported as [`crate::engine::TextDelta::retracted`].
+    /// Every token as soon as it is outside the holdback, including those of a stop string, instead of the text of the
+    /// answer. Tokens that a mod removes are reported as [`crate::engine::TextDelta::retracted`].
     pub per_token: bool,
     /// Attention row of each token, in [`crate::engine::TextDelta::rows`]. Needs `attention` and `per_token`.
     pub attention_rows: bool,
@@ -200,18 +200,18 @@ pub struct Limits {
     pub max_steps: u32,
     /// Stop strings; the answer ends before them.
     pub stop: Vec<String>,
-    /// Tokens that end the run, in addition to the vocabulary's end-of-generation tokens.
+    /// Tokens that end the run, in addition to the end-of-generation tokens of the vocabulary.
     pub stop_tokens: Vec<TokenId>,
     /// True if end-of-generation tokens are never sampled.
     pub ignore_eos: bool,
-    /// Minimum indentation of every line except the first, in characters; the answer ends before a line with less. 0
-    /// for no minimum.
+    /// Minimum indentation of every line except the first, in characters; 0 for no minimum. The answer ends before a line
+    /// with less indentation.
     #[serde(skip_serializing_if = "is_zero")]
     pub min_indent: u32,
-    /// Maximum time for the answer, counted from its first token. The answer ends after its first line break.
+    /// Maximum time for the answer, counted from its first token; the answer never ends before its first line break.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_time: Option<Duration>,
-    /// Value of the client's `max_tokens`; `None` if the client sent none.
+    /// The client's `max_tokens`; `None` if it sent none.
     #[serde(skip)]
     pub requested_max_tokens: Option<u32>,
     /// Server-wide maximum of answer tokens; `None` for no maximum. Set by [`Limits::apply_server_limit`].
@@ -220,7 +220,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Creates limits of `max_tokens` tokens, and of enough steps for a mod that removes every token a few times.
+    /// Creates limits of `max_tokens` tokens, and of four times as many steps, since mods may remove tokens.
     #[must_use]
     pub fn new(max_tokens: u32) -> Self {
         Self {
@@ -256,6 +256,14 @@ impl Limits {
     pub fn capped(&self, tokens: u32) -> u32 {
         self.server_max_tokens.map_or(tokens, |max| tokens.min(max))
     }
+
+    /// Bans the end-of-generation tokens in `sampling` if the limits ignore them.
+    pub(super) fn ban_end_tokens(&self, sampling: &mut SamplingParams, vocabulary: &Vocabulary) {
+        if self.ignore_eos {
+            let bans = vocabulary.end_of_generation().iter().map(|&token| (token, f32::NEG_INFINITY));
+            sampling.logit_bias.extend(bans);
+        }
+    }
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -264,7 +272,7 @@ fn is_zero(value: &u32) -> bool {
 }
 
 impl Default for Limits {
-    /// No limit but the size of the context.
+    /// Returns limits that only the size of the context restricts.
     fn default() -> Self {
         Self::new(i32::MAX as u32)
     }
@@ -286,7 +294,7 @@ pub enum RecordPolicy {
 /// Maximum reasoning tokens, and the markers around reasoning.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReasoningBudget {
-    /// Maximum tokens of all reasoning together, without its markers.
+    /// Maximum reasoning tokens of the whole answer, without the markers.
     pub tokens: u32,
     /// Marker that begins reasoning.
     pub open: String,
@@ -295,21 +303,12 @@ pub struct ReasoningBudget {
     /// Tokens appended when the budget is used up; they end with `close`.
     #[serde(alias = "last_words")]
     pub closing_tokens: Vec<TokenId>,
-    /// True if the answer begins within reasoning.
-    pub begun: bool,
+    /// True if the prompt ends within reasoning, which the answer continues.
+    #[serde(alias = "begun")]
+    pub starts_in_reasoning: bool,
 }
 
-impl Limits {
-    /// Bans end-of-generation tokens if the limits ignore them.
-    pub(super) fn ban_end_tokens(&self, sampling: &mut SamplingParams, vocabulary: &Vocabulary) {
-        if self.ignore_eos {
-            let bans = vocabulary.end_of_generation().iter().map(|&token| (token, f32::NEG_INFINITY));
-            sampling.logit_bias.extend(bans);
-        }
-    }
-}
-
-/// Returns the double with the same shortest decimal form as the float: 0.8, not 0.800000011920929.
+/// Converts a float to the double with the same shortest decimal form: 0.8, not 0.800000011920929.
 pub(super) fn shortest_f64(value: f32) -> f64 {
     value.to_string().parse().unwrap_or_else(|_| f64::from(value))
 }
@@ -320,9 +319,9 @@ mod tests {
 
     #[test]
     fn server_limit_caps_max_tokens() {
-        let mut open = Limits { requested_max_tokens: None, ..Limits::new(4000) };
-        open.apply_server_limit(Some(100)).unwrap();
-        assert_eq!((open.max_tokens, open.max_steps, open.capped(500), open.capped(50)), (100, 656, 100, 50));
+        let mut limits = Limits { requested_max_tokens: None, ..Limits::new(4000) };
+        limits.apply_server_limit(Some(100)).unwrap();
+        assert_eq!((limits.max_tokens, limits.max_steps, limits.capped(500), limits.capped(50)), (100, 656, 100, 50));
         let mut limits = Limits { requested_max_tokens: Some(101), ..Limits::new(101) };
         let refused = limits.apply_server_limit(Some(100)).unwrap_err();
         assert!(refused.to_string().contains("max_tokens is 101"), "{refused}");

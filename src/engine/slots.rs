@@ -1,4 +1,4 @@
-//! Operations on slots: read the tokens, erase, save and restore the state, remove tokens.
+//! Operations of clients on slots: read the tokens, erase, save and restore the state, remove tokens.
 
 use super::Engine;
 use super::kv::error::SlotError;
@@ -42,7 +42,7 @@ impl Engine {
         Ok(SlotSnapshot { tokens, block: block.into() })
     }
 
-    /// Replaces a slot's state. The block is not trusted. Returns the number of its tokens.
+    /// Replaces a slot's state by that of a block, which is validated first. Returns the number of its tokens.
     ///
     /// # Errors
     /// [`SlotError::State`], [`SlotError::Hashing`], [`SlotError::Unidentified`] and [`SlotError::Refused`] leave the
@@ -54,16 +54,16 @@ impl Engine {
         let read = move || ses1::read(&snapshot_format, &identity, &block);
         let saved = tokio::task::spawn_blocking(read).await.map_err(|_| SlotError::Stopped)??;
         let count = saved.tokens.len();
-        self.run_on_slot(&Scope::All, slot, |answer| SlotTask::Restore(saved, owner, answer)).await??;
+        self.run_on_slot(&Scope::All, slot, |response| SlotTask::Restore(saved, owner, response)).await??;
         Ok(count)
     }
 
-    /// Removes `discard` tokens after the first `keep` and shifts the rest. Returns how many are left.
+    /// Removes `discard` tokens after the first `keep` and shifts the rest. Returns the number of tokens left.
     ///
     /// # Errors
     /// [`SlotError`]; only [`SlotError::Failed`] changes the slot.
     pub async fn shift_slot(&self, scope: &Scope, slot: u32, keep: usize, discard: usize) -> Result<usize, SlotError> {
-        self.run_on_slot(scope, slot, |answer| SlotTask::Shift { keep, discard, answer }).await?
+        self.run_on_slot(scope, slot, |response| SlotTask::Shift { keep, discard, response }).await?
     }
 
     /// Returns the maximum size of a slot's state in bytes.

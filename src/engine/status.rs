@@ -44,7 +44,7 @@ struct WorkCounters {
     accepted_tokens: AtomicU64,
 }
 
-/// Work of one second.
+/// Tokens and times of the runs that finished in one second.
 #[derive(Debug, Default)]
 struct Bucket {
     second: AtomicU64,
@@ -53,7 +53,7 @@ struct Bucket {
 
 #[derive(Debug, Default)]
 struct SlotStatus {
-    /// Number of the slot's newest run since the start, from 1; 0 before the first.
+    /// Number of the slot's newest run, counted from 1 since the start; 0 before the first.
     task: AtomicU64,
     busy: AtomicBool,
     prompt_tokens: AtomicU32,
@@ -96,10 +96,10 @@ pub(super) struct SlotProgress {
     pub busy: bool,
 }
 
-/// Recent state of a slot.
+/// State of a slot, as last published by the decode thread.
 #[derive(Debug, Clone)]
 pub struct SlotView {
-    /// Number of the slot's newest run since the start, from 1; 0 before the first.
+    /// Number of the slot's newest run, counted from 1 since the start; 0 before the first.
     pub task: u64,
     /// True while that run is active.
     pub busy: bool,
@@ -134,7 +134,7 @@ pub struct TokenTotals {
     pub drafts: u64,
     /// Tokens of these drafts.
     pub drafted_tokens: u64,
-    /// Drafted tokens that their run continued with.
+    /// Drafted tokens that were accepted.
     pub accepted_tokens: u64,
 }
 
@@ -145,7 +145,7 @@ pub struct EngineCounts {
     pub decodes: u64,
     /// Busy slots, summed over these decodes.
     pub busy_slots: u64,
-    /// Longest decoded sequence, in tokens.
+    /// Tokens of the longest sequence that was decoded.
     pub longest: u64,
     /// Totals since the start.
     pub total: TokenTotals,
@@ -210,7 +210,7 @@ impl EngineStatus {
         self.queued.store(queued as u32, Relaxed);
     }
 
-    /// Publishes the run in a slot. `task` is the number of the run; `run` is called only when it changes.
+    /// Publishes the run in a slot. `task` is the number of the run; `run` is called only if that number has changed.
     pub(super) fn set_slot(&self, slot: usize, task: u64, progress: SlotProgress, run: impl FnOnce() -> SlotRun) {
         let Some(slot) = self.slots.get(slot) else { return };
         if slot.task.swap(task, Relaxed) != task {
@@ -263,15 +263,15 @@ impl EngineStatus {
         self.add(TokenTotals { prompt_tokens: tokens as u64, prompt_us: elapsed_us, ..TokenTotals::default() });
     }
 
-    fn add(&self, done: TokenTotals) {
-        self.counters.work.add(done);
+    fn add(&self, totals: TokenTotals) {
+        self.counters.work.add(totals);
         let second = self.second();
         let bucket = &self.recent[(second % WINDOW_SECONDS) as usize];
         // Only one thread writes, so there is no race.
         if bucket.second.swap(second, Relaxed) != second {
             bucket.work.clear();
         }
-        bucket.work.add(done);
+        bucket.work.add(totals);
     }
 }
 
@@ -307,15 +307,15 @@ impl TokenTotals {
 }
 
 impl WorkCounters {
-    fn add(&self, done: TokenTotals) {
-        self.prompt_tokens.fetch_add(done.prompt_tokens, Relaxed);
-        self.cached_tokens.fetch_add(done.cached_tokens, Relaxed);
-        self.prompt_us.fetch_add(done.prompt_us, Relaxed);
-        self.generated_tokens.fetch_add(done.generated_tokens, Relaxed);
-        self.generation_us.fetch_add(done.generation_us, Relaxed);
-        self.drafts.fetch_add(done.drafts, Relaxed);
-        self.drafted_tokens.fetch_add(done.drafted_tokens, Relaxed);
-        self.accepted_tokens.fetch_add(done.accepted_tokens, Relaxed);
+    fn add(&self, totals: TokenTotals) {
+        self.prompt_tokens.fetch_add(totals.prompt_tokens, Relaxed);
+        self.cached_tokens.fetch_add(totals.cached_tokens, Relaxed);
+        self.prompt_us.fetch_add(totals.prompt_us, Relaxed);
+        self.generated_tokens.fetch_add(totals.generated_tokens, Relaxed);
+        self.generation_us.fetch_add(totals.generation_us, Relaxed);
+        self.drafts.fetch_add(totals.drafts, Relaxed);
+        self.drafted_tokens.fetch_add(totals.drafted_tokens, Relaxed);
+        self.accepted_tokens.fetch_add(totals.accepted_tokens, Relaxed);
     }
 
     fn clear(&self) {

@@ -217,7 +217,7 @@ async fn rerun_of_unsuitable_run_reports_reason() {
         ("/parameters/limits/max_tokens", json!(-5)),
         ("/parameters/overflow", json!("sideways")),
         ("/parameters/sampling/logit_bias", json!([[999_999, 1]])),
-        ("/parameters/visible", json!([-1])),
+        ("/parameters/visible_tokens", json!([-1])),
         ("/parameters/model/fingerprint", json!("0")),
         ("/parameters/overflow", json!({"shift": {"keep": u64::MAX, "discard": 1}})),
         ("/parameters/mods", json!([{"config": 1}])),

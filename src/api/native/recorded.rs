@@ -3,8 +3,8 @@
 use crate::api::shared::fields::Fields;
 use crate::api::shared::mods::MAX_RUN_MODS;
 use crate::api::shared::{lora, parameters};
-use crate::engine::{Limits, Overflow, ReasoningBudget, Request, SamplingParams};
-use crate::events::{PromptRecord, Surface};
+use crate::engine::{Limits, Overflow, ReasoningBudget, Request, SamplingParams, recorded_parameter};
+use crate::events::{PromptRecord, Surface, TokenId};
 use crate::model::Vocabulary;
 use crate::model::chat::answer::AnswerFormat;
 use crate::model::grammar::Constraint;
@@ -62,7 +62,8 @@ pub(super) fn request(prompt: PromptRecord, recorded: &Value, loaded: &Loaded) -
     }
     check_spans(&prompt)?;
     let template = loaded.model().card().chat_template.as_deref().unwrap_or_default();
-    let recorded_format = Some(&recorded["reading"]).filter(|recorded_format| recorded_format.is_object());
+    let recorded_format =
+        Some(recorded_parameter(recorded, "answer_format")).filter(|recorded_format| recorded_format.is_object());
     let answer_format = recorded_format
         .map(|recorded_format| AnswerFormat::from_recording(template, prompt.tools.as_ref(), recorded_format));
     let adapters = lora::requested_adapters(Fields::new(recorded)?, loaded.model().adapters())?;
@@ -76,11 +77,11 @@ pub(super) fn request(prompt: PromptRecord, recorded: &Value, loaded: &Loaded) -
         sampling,
         constraint,
         answer_format: answer_format.map(Arc::new),
-        reasoning_budget: reasoning_budget(&recorded["thinking"], vocabulary)?,
+        reasoning_budget: reasoning_budget(recorded_parameter(recorded, "reasoning_budget"), vocabulary)?,
         // The recorded adapters apply, not the current defaults.
         adapters: Some(adapters.unwrap_or_default()),
         limits,
-        visible: parameters::tokens(Fields::new(recorded)?, "visible", vocabulary)?,
+        visible_tokens: visible_tokens(recorded, vocabulary)?,
         alternatives: alternatives as usize,
         overflow: overflow.unwrap_or_default(),
         may_fill_context: true,
@@ -128,20 +129,28 @@ pub(super) fn recorded_sampling(
 }
 
 fn reasoning_budget(recorded: &Value, vocabulary: &Vocabulary) -> Result<Option<ReasoningBudget>, ApiError> {
-    const PLACE: &str = "prompt.parameters.thinking";
+    const PLACE: &str = "prompt.parameters.reasoning_budget";
     let budget: Option<ReasoningBudget> = parse_optional(recorded, PLACE)?;
     if let Some(budget) = &budget {
         if budget.open.is_empty() || budget.close.is_empty() {
-            return Err(ApiError::invalid(PLACE, "`thinking`: open and close must be the markers around reasoning"));
+            return Err(ApiError::invalid(
+                PLACE,
+                "`reasoning_budget`: open and close must be the markers around reasoning",
+            ));
         }
         if let Some(token) = budget.closing_tokens.iter().find(|&&token| !vocabulary.contains(token)) {
             return Err(ApiError::invalid(
                 PLACE,
-                format!("`thinking.closing_tokens`: {token} is not a token of the model"),
+                format!("`reasoning_budget.closing_tokens`: {token} is not a token of the model"),
             ));
         }
     }
     Ok(budget)
+}
+
+fn visible_tokens(recorded: &Value, vocabulary: &Vocabulary) -> Result<Vec<TokenId>, ApiError> {
+    let name = if recorded.get("visible_tokens").is_some() { "visible_tokens" } else { "visible" };
+    parameters::tokens(Fields::new(recorded)?, name, vocabulary)
 }
 
 fn check_spans(prompt: &PromptRecord) -> Result<(), ApiError> {

@@ -2,6 +2,7 @@
 //!
 //! The mod's actions do not change the events, so after the first difference a real run would have had other events.
 
+use crate::engine::recorded_parameter;
 use crate::events::{ActionRecord, ActionType, Event, ModCall, PromptRecord, RequestedAction, RunId, TraceItem};
 use crate::model::Model;
 use crate::model::chat::answer::AnswerFormat;
@@ -113,7 +114,8 @@ fn replay_run(
     let entry = parameters["mods"].as_array().into_iter().flatten().find(|entry| entry["name"] == own.as_str());
     let config = config.or_else(|| entry.map(|entry| &entry["config"])).cloned().unwrap_or_default();
     let template = model.card().chat_template.as_deref().unwrap_or_default();
-    let answer_format = AnswerFormat::from_recording(template, prompt.tools.as_ref(), &parameters["reading"]);
+    let answer_format =
+        AnswerFormat::from_recording(template, prompt.tools.as_ref(), recorded_parameter(&parameters, "answer_format"));
     let view = Arc::new(RunView {
         run_id: RunId::now(),
         request_id: run.request.request_id.clone(),

@@ -1,14 +1,14 @@
-//! Checkpoints of a run's state, for models that cannot remove the end of a sequence. With a checkpoint, a repeated
-//! prompt, a prompt with the same beginning, and tokens removed by a mod need not be computed from the start.
+//! Checkpoints of a run's state, for models that cannot truncate a sequence, such as recurrent ones. From a checkpoint, a
+//! backtrack or another prompt with the same beginning continues without a decode from the start.
 
 use crate::model::llama::CheckpointPurpose;
 
-/// Minimum tokens between two checkpoints; computing fewer again takes no longer than copying a state.
+/// Minimum tokens between two checkpoints; decoding fewer again takes no longer than copying a state.
 const MIN_CHECKPOINT_GAP: usize = 32;
 /// Tokens of an answer between two checkpoints, for runs with mods.
 const ANSWER_CHECKPOINT_INTERVAL: usize = 128;
 
-/// Planned checkpoints.
+/// Positions at which checkpoints are made.
 #[derive(Debug, Default)]
 pub struct CheckpointPlan {
     /// Positions in the prompt, in order.
@@ -23,9 +23,8 @@ impl CheckpointPlan {
         self.prompt.iter().copied().find(|&at| at > kv_len).map_or(end, |at| at.min(end))
     }
 
-    /// Plans checkpoints in a prompt of which `kv_len` tokens are cached: at the start of the last user message, up to
-    /// which other prompts may be the same, and at `outputs_from`, before the last token of the prompt, for the same
-    /// prompt again.
+    /// Plans checkpoints in a prompt of which `kv_len` tokens are cached: at the start of the last user message, which is
+    /// where similar prompts may differ, and at `outputs_from`, before the last token, for a repetition of the prompt.
     pub fn for_prompt(kv_len: usize, last_user: Option<usize>, outputs_from: usize) -> Self {
         let mut last = kv_len;
         let positions = last_user.into_iter().chain([outputs_from]).filter(|&at| at <= outputs_from);
@@ -39,15 +38,15 @@ impl CheckpointPlan {
         Self { prompt, last: Some(kv_len) }
     }
 
-    /// Plans no checkpoints in the prompt, but keeps those of the answer.
+    /// Plans checkpoints only in the answer.
     pub fn without_prompt(kv_len: usize) -> Self {
         Self { prompt: Vec::new(), last: Some(kv_len) }
     }
 
-    /// Returns the purpose of a checkpoint after `kv_len` decoded tokens, if one is due. `answer_from` is the end of the
-    /// prompt if the answer gets checkpoints.
+    /// Returns the purpose of a checkpoint after `kv_len` decoded tokens, if one is due. `answer_from` is the length of the
+    /// prompt; `None` if the answer gets no checkpoints.
     pub fn take_due(&mut self, kv_len: usize, answer_from: Option<usize>) -> Option<CheckpointPurpose> {
-        // Tokens after a backtrack count again.
+        // After a backtrack, the interval starts at the new end.
         let last = self.last?.min(kv_len);
         let purpose = if self.prompt.contains(&kv_len) {
             Some(CheckpointPurpose::Prompt)

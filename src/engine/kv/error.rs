@@ -32,7 +32,7 @@ pub enum SlotError {
         /// Tokens in the slot.
         tokens: usize,
     },
-    /// The cache cannot remove these tokens.
+    /// The KV cache cannot remove these tokens.
     #[error("tokens cannot be removed: {0}")]
     Fixed(&'static str),
     /// llama.cpp failed; the slot is empty.

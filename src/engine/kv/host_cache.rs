@@ -1,4 +1,4 @@
-//! Cache in host memory for slot states that would otherwise be discarded.
+//! Cache in host memory for states of sequences that would otherwise be discarded when their slot is needed.
 
 use super::conversation::SlotHistory;
 use crate::events::TokenId;
@@ -6,7 +6,7 @@ use crate::model::common_prefix;
 use crate::model::llama::{AdapterSet, Checkpoints};
 use std::collections::VecDeque;
 
-/// Minimum tokens of a cached state; computing a shorter one again takes no longer than copying it.
+/// Minimum tokens of a cached state; decoding fewer again takes no longer than copying a state.
 const MIN_STATE_TOKENS: usize = 32;
 
 /// Cached state of a sequence.
@@ -15,7 +15,7 @@ pub struct CachedState {
     /// LoRA adapters that the state was computed with.
     pub adapters: Option<AdapterSet>,
     pub state: Vec<u8>,
-    /// Checkpoints that the state can return to.
+    /// Checkpoints of the sequence.
     pub checkpoints: Checkpoints,
     pub history: SlotHistory,
 }
@@ -26,21 +26,21 @@ pub struct HostCache {
     bytes: usize,
     limit: usize,
     /// Approximate size of a state: fixed bytes, and bytes per token.
-    sizes: (usize, usize),
+    state_bytes: (usize, usize),
     /// True if every prefix of a state can be used, so that a longer state replaces its prefixes.
     prefixes_usable: bool,
 }
 
 impl HostCache {
     /// Creates a cache of `limit` bytes; 0 keeps nothing.
-    pub fn new(limit: usize, sizes: (usize, usize), prefixes_usable: bool) -> Self {
-        Self { entries: VecDeque::new(), bytes: 0, limit, sizes, prefixes_usable }
+    pub fn new(limit: usize, state_bytes: (usize, usize), prefixes_usable: bool) -> Self {
+        Self { entries: VecDeque::new(), bytes: 0, limit, state_bytes, prefixes_usable }
     }
 
-    /// Returns true if the state of these tokens should be stored.
+    /// Returns true if a state of these tokens fits and no cached state covers it.
     pub fn should_store(&self, tokens: &[TokenId], adapters: Option<&AdapterSet>) -> bool {
         tokens.len() >= MIN_STATE_TOKENS
-            && self.sizes.0 + tokens.len() * self.sizes.1 <= self.limit
+            && self.state_bytes.0 + tokens.len() * self.state_bytes.1 <= self.limit
             && !self.entries.iter().any(|entry| {
                 entry.adapters.as_ref() == adapters
                     && covers(self.prefixes_usable, &entry.tokens, tokens)
@@ -48,20 +48,20 @@ impl HostCache {
             })
     }
 
-    /// Stores a state. Removes the states that it covers, and the oldest ones if there is no room.
-    pub fn insert(&mut self, idle: CachedState) {
-        if idle.size() > self.limit {
+    /// Stores a state. Removes the states that it covers, and the oldest ones while the cache exceeds its limit.
+    pub fn insert(&mut self, state: CachedState) {
+        if state.size() > self.limit {
             return;
         }
         let mut bytes = self.bytes;
         let prefixes_usable = self.prefixes_usable;
         self.entries.retain(|entry| {
-            let held = idle.adapters == entry.adapters && covers(prefixes_usable, &idle.tokens, &entry.tokens);
-            bytes -= if held { entry.size() } else { 0 };
-            !held
+            let is_covered = state.adapters == entry.adapters && covers(prefixes_usable, &state.tokens, &entry.tokens);
+            bytes -= if is_covered { entry.size() } else { 0 };
+            !is_covered
         });
-        self.bytes = bytes + idle.size();
-        self.entries.push_back(idle);
+        self.bytes = bytes + state.size();
+        self.entries.push_back(state);
         while self.bytes > self.limit
             && let Some(oldest) = self.entries.pop_front()
         {
@@ -69,29 +69,29 @@ impl HostCache {
         }
     }
 
-    /// Finds the state with these adapters of which a prompt can use most tokens: more than `shared`, and at least a
-    /// quarter of the state. `reach` returns how many of the first tokens of a state can be used.
+    /// Finds the state with these adapters of which the prompt can use most tokens: more than `known`, and so many that
+    /// copying the state pays off. `usable_prefix` returns how many of the first tokens of a state can be used.
     pub fn find_best(
         &self,
         prompt: &[TokenId],
         adapters: Option<&AdapterSet>,
-        shared: usize,
-        reach: impl Fn(&CachedState, usize) -> usize,
+        known: usize,
+        usable_prefix: impl Fn(&CachedState, usize) -> usize,
     ) -> Option<usize> {
-        let of = |entry: &CachedState| reach(entry, common_prefix(&entry.tokens, prompt));
+        let usable = |entry: &CachedState| usable_prefix(entry, common_prefix(&entry.tokens, prompt));
         (0..self.entries.len())
             .filter(|&at| self.entries[at].adapters.as_ref() == adapters)
-            .map(|at| (of(&self.entries[at]), at))
-            .filter(|&(usable, at)| usable > shared && self.entries[at].is_worth_copying(usable))
+            .map(|at| (usable(&self.entries[at]), at))
+            .filter(|&(usable, at)| usable > known && self.entries[at].is_worth_copying(usable))
             .max()
             .map(|(_, at)| at)
     }
 
     /// Removes and returns a state.
     pub fn take(&mut self, at: usize) -> Option<CachedState> {
-        let idle = self.entries.remove(at)?;
-        self.bytes -= idle.size();
-        Some(idle)
+        let state = self.entries.remove(at)?;
+        self.bytes -= state.size();
+        Some(state)
     }
 
     /// Returns all states.
@@ -100,15 +100,15 @@ impl HostCache {
     }
 }
 
-/// Returns true if the first state covers the second.
-fn covers(prefixes_usable: bool, tokens: &[TokenId], others: &[TokenId]) -> bool {
-    if prefixes_usable { tokens.starts_with(others) } else { tokens == others }
+/// Returns true if a state of `tokens` can be used in place of a state of `other` tokens.
+fn covers(prefixes_usable: bool, tokens: &[TokenId], other: &[TokenId]) -> bool {
+    if prefixes_usable { tokens.starts_with(other) } else { tokens == other }
 }
 
 impl CachedState {
-    /// Returns true if copying the state pays off for `shared` of its tokens.
-    pub fn is_worth_copying(&self, shared: usize) -> bool {
-        4 * shared >= self.tokens.len()
+    /// Returns true if copying the state takes less time than decoding the `usable` first of its tokens.
+    pub fn is_worth_copying(&self, usable: usize) -> bool {
+        4 * usable >= self.tokens.len()
     }
 
     fn size(&self) -> usize {
@@ -120,15 +120,15 @@ impl CachedState {
 mod tests {
     use super::*;
 
-    fn any(_: &CachedState, common: usize) -> usize {
+    fn any_prefix(_: &CachedState, common: usize) -> usize {
         common
     }
 
-    fn whole(idle: &CachedState, common: usize) -> usize {
-        if idle.tokens.len() == common { common } else { 0 }
+    fn whole_state(state: &CachedState, common: usize) -> usize {
+        if state.tokens.len() == common { common } else { 0 }
     }
 
-    fn idle(tokens: std::ops::Range<i32>, bytes: usize) -> CachedState {
+    fn state(tokens: std::ops::Range<i32>, bytes: usize) -> CachedState {
         let tokens: Vec<TokenId> = tokens.collect();
         let state = vec![0; bytes - 4 * tokens.len()];
         CachedState {
@@ -144,13 +144,14 @@ mod tests {
     fn lookup_ignores_states_of_other_adapters() {
         let set = AdapterSet::new([crate::model::llama::ScaledAdapter { id: 0, scale: 1.0 }]);
         let mut cache = HostCache::new(1 << 20, (0, 10), true);
-        cache.insert(CachedState { adapters: Some(set.clone()), ..idle(0..60, 1000) });
+        cache.insert(CachedState { adapters: Some(set.clone()), ..state(0..60, 1000) });
         let prompt: Vec<TokenId> = (0..60).collect();
         assert!(
-            cache.find_best(&prompt, None, 0, any).is_none() && cache.find_best(&prompt, Some(&set), 0, any).is_some()
+            cache.find_best(&prompt, None, 0, any_prefix).is_none()
+                && cache.find_best(&prompt, Some(&set), 0, any_prefix).is_some()
         );
         assert!(cache.should_store(&prompt, None) && !cache.should_store(&prompt, Some(&set)));
-        cache.insert(idle(0..70, 1000));
+        cache.insert(state(0..70, 1000));
         assert_eq!(cache.iter().count(), 2);
     }
 
@@ -158,30 +159,30 @@ mod tests {
     fn insert_evicts_oldest_states() {
         let mut cache = HostCache::new(3000, (0, 10), true);
         for start in [0, 1000, 2000, 3000] {
-            cache.insert(idle(start..start + 100, 1000));
+            cache.insert(state(start..start + 100, 1000));
         }
         let starts: Vec<i32> = cache.iter().map(|entry| entry.tokens[0]).collect();
         assert_eq!((starts, cache.bytes), (vec![1000, 2000, 3000], 3000));
-        cache.insert(idle(0..100, 4000));
+        cache.insert(state(0..100, 4000));
         assert_eq!(cache.bytes, 3000, "a state larger than the cache is not stored");
-        cache.insert(idle(1000..1200, 1500));
+        cache.insert(state(1000..1200, 1500));
         assert_eq!(cache.bytes, 2500, "the longer state replaced the oldest one and its own prefix");
     }
 
     #[test]
     fn lookup_returns_longest_match() {
         let mut cache = HostCache::new(1 << 20, (0, 10), true);
-        cache.insert(idle(0..100, 1000));
-        cache.insert(idle(0..60, 1000));
+        cache.insert(state(0..100, 1000));
+        cache.insert(state(0..60, 1000));
         assert_eq!(cache.iter().count(), 2, "a shorter state does not replace a longer one");
         let prompt: Vec<TokenId> = (0..200).collect();
-        let best = cache.find_best(&prompt, None, 0, any).unwrap();
+        let best = cache.find_best(&prompt, None, 0, any_prefix).unwrap();
         assert_eq!(cache.entries[best].tokens.len(), 100);
-        assert_eq!(cache.find_best(&prompt, None, 100, any), None);
+        assert_eq!(cache.find_best(&prompt, None, 100, any_prefix), None);
         let other: Vec<TokenId> = (0..70).chain(500..600).collect();
-        assert_eq!(cache.entries[cache.find_best(&other, None, 0, whole).unwrap()].tokens.len(), 60);
+        assert_eq!(cache.entries[cache.find_best(&other, None, 0, whole_state).unwrap()].tokens.len(), 60);
         let barely: Vec<TokenId> = (0..10).chain(500..600).collect();
-        assert_eq!(cache.find_best(&barely, None, 0, any), None);
+        assert_eq!(cache.find_best(&barely, None, 0, any_prefix), None);
         assert!(
             !cache.should_store(&prompt[..50], None)
                 && cache.should_store(&prompt, None)
@@ -193,16 +194,16 @@ mod tests {
     }
 
     #[test]
-    fn unsplittable_states_are_kept_beside_their_prefixes() {
+    fn states_with_unusable_prefixes_do_not_replace_shorter_ones() {
         let mut cache = HostCache::new(1 << 20, (0, 10), false);
-        cache.insert(idle(0..60, 1000));
+        cache.insert(state(0..60, 1000));
         let prompt: Vec<TokenId> = (0..100).collect();
         assert!(cache.should_store(&prompt, None) && !cache.should_store(&prompt[..60], None));
-        cache.insert(idle(0..100, 1000));
+        cache.insert(state(0..100, 1000));
         assert!(cache.should_store(&prompt[..50], None));
-        cache.insert(idle(0..100, 1000));
+        cache.insert(state(0..100, 1000));
         assert_eq!(cache.iter().count(), 2);
-        let best = cache.find_best(&prompt[..80], None, 0, whole).unwrap();
+        let best = cache.find_best(&prompt[..80], None, 0, whole_state).unwrap();
         assert_eq!(cache.entries[best].tokens.len(), 60);
     }
 }

@@ -1,5 +1,4 @@
-//! Identity of a model's weights, which a saved state must match: hashes of every byte of its files, computed in the
-//! background after loading.
+//! Identity of a model, which a saved state must match: hashes of all its files, computed in the background after loading.
 
 use super::error::SlotError;
 use super::snapshot::ModelIdentity;
@@ -12,9 +11,9 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
-/// Time for which a request waits for the hashes; those of a small model are known by then.
+/// Time for which a request waits for the identity.
 const IDENTITY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Bounds of the recommended delay before the next try.
+/// Bounds of the `Retry-After` delay.
 const MIN_RETRY_S: u64 = 1;
 const MAX_RETRY_S: u64 = 600;
 
@@ -22,7 +21,7 @@ const MAX_RETRY_S: u64 = 600;
 enum HashProgress {
     /// Start time, bytes read so far, and total bytes.
     Hashing {
-        began: Instant,
+        started: Instant,
         read: u64,
         total: u64,
     },
@@ -30,7 +29,7 @@ enum HashProgress {
     Failed(String),
 }
 
-/// Identity of a loaded model, once it is known. Dropping this cancels the computation.
+/// Identity of a loaded model, as soon as it is known. Dropping this cancels the computation.
 #[derive(Debug)]
 pub struct IdentityWatch(watch::Receiver<HashProgress>);
 
@@ -40,7 +39,7 @@ impl IdentityWatch {
         let (settings, weights) = (model.settings(), model.weights().to_vec());
         let adapters: Vec<WeightFile> = model.adapters().list().iter().map(|adapter| adapter.weights.clone()).collect();
         let total = weights.iter().chain(&adapters).map(WeightFile::bytes).sum();
-        let (sender, receiver) = watch::channel(HashProgress::Hashing { began: Instant::now(), read: 0, total });
+        let (sender, receiver) = watch::channel(HashProgress::Hashing { started: Instant::now(), read: 0, total });
         let work = {
             let sender = sender.clone();
             move || {
@@ -65,15 +64,15 @@ impl IdentityWatch {
     pub async fn wait(&self) -> Result<Arc<ModelIdentity>, SlotError> {
         let mut state = self.0.clone();
         let is_over = |progress: &HashProgress| !matches!(progress, HashProgress::Hashing { .. });
-        // The current state decides, whether the wait succeeded or timed out.
+        // After a timeout, the current progress is reported.
         let _ = timeout(IDENTITY_TIMEOUT, state.wait_for(is_over)).await;
         let progress = state.borrow().clone();
         match progress {
             HashProgress::Known(identity) => Ok(identity),
             HashProgress::Failed(reason) => Err(SlotError::Unidentified(reason)),
-            HashProgress::Hashing { began, read, total } => {
+            HashProgress::Hashing { started, read, total } => {
                 let percent = (read * 100).checked_div(total).unwrap_or(0);
-                let left = began.elapsed().as_secs().saturating_mul(total - read.min(total)) / read.max(1);
+                let left = started.elapsed().as_secs().saturating_mul(total - read.min(total)) / read.max(1);
                 Err(SlotError::Hashing { percent, retry_after_s: left.clamp(MIN_RETRY_S, MAX_RETRY_S) })
             }
         }
@@ -96,7 +95,7 @@ fn identify(
         !sender.is_closed()
     };
     let mut hash = |file: &WeightFile| file.hash(cache, system::now(), &mut advance);
-    // Hashes of the parts of a split model are combined in order; a model of one file has that file's hash.
+    // A model in one file has the hash of that file; the hashes of several files are combined in order.
     let mut parts = weights.iter().map(&mut hash);
     let first = parts.next().unwrap_or(Ok(0))?;
     let model = parts.try_fold(first, |before, part| {
@@ -118,7 +117,7 @@ mod tests {
 
     #[tokio::test]
     async fn unfinished_hash_reports_retry_delay() {
-        let hashing = HashProgress::Hashing { began: Instant::now(), read: 43, total: 100 };
+        let hashing = HashProgress::Hashing { started: Instant::now(), read: 43, total: 100 };
         let (sender, receiver) = watch::channel(hashing);
         let identity_watch = IdentityWatch(receiver);
         let error = identity_watch.wait().await.unwrap_err();

@@ -1,7 +1,6 @@
-//! KV state of slots: what a slot keeps of a conversation, prefix matches, states in host memory, checkpoints, and
-//! snapshots.
+//! KV state of slots: history of the conversation, prefix matches, host cache, checkpoints and snapshots.
 //!
-//! Nothing here knows runs or clients; callers pass tokens and numbers.
+//! This part does not know runs or clients; callers pass tokens and numbers.
 
 pub mod checkpoints;
 pub mod conversation;

@@ -1,11 +1,11 @@
-//! Input and result of the search for KV state that a prompt can reuse.
+//! Input and result of the choice of a slot, by the KV state that a prompt can reuse.
 
 use super::conversation::{Alignment, SlotHistory};
 use crate::events::{Span, TokenId};
 use crate::model::Vocabulary;
 use crate::model::llama::AdapterSet;
 
-/// A run's prompt, with everything that decides which state it can reuse.
+/// A run's prompt, with the settings that determine which state it can reuse.
 #[derive(Clone, Copy)]
 pub struct PromptView<'a> {
     /// Tokens of the sequence.
@@ -18,22 +18,22 @@ pub struct PromptView<'a> {
     pub adapters: Option<&'a AdapterSet>,
     /// True if the state of a matching prefix is reused.
     pub cache_prompt: bool,
-    /// Minimum length of a piece that is shifted to a new position; 0 for none.
+    /// Minimum tokens of a chunk that is shifted to a new position and reused; 0 disables this.
     pub cache_reuse: usize,
     /// True if a full context drops messages.
     pub evicts: bool,
     /// True if messages were dropped.
     pub is_truncated: bool,
-    /// True if the run captures attention, whose rows need exact positions.
+    /// True if the run captures attention, which needs every token in the cell of its position.
     pub needs_exact_rows: bool,
 }
 
-/// A slot for a run, with the prompt aligned to the slot's history.
+/// The slot chosen for a run, and the alignment of the prompt with the state that the run will reuse.
 pub struct SlotChoice {
     /// Number of the slot.
     pub slot: usize,
-    /// Prompt aligned to the history; `None` if nothing changes.
+    /// Prompt aligned with the history; `None` if nothing changes.
     pub aligned: Option<Alignment>,
-    /// History of the tokens that the prompt shares with the state.
+    /// History of the tokens that the prompt has in common with the state.
     pub history: SlotHistory,
 }

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-/// Tokens removed from a sequence but not yet from the KV cache.
+/// Removal of tokens that the KV cache has not applied yet.
 #[derive(Debug, PartialEq, Eq)]
 pub struct KvRemoval {
-    /// Tokens of the sequence in the KV cache before the removal.
+    /// Number of valid tokens in the KV cache before the removal.
     pub kv_len: usize,
     /// Removed ranges, in order, within `kv_len`.
     pub ranges: Vec<Range<usize>>,

@@ -1,9 +1,9 @@
 //! SES1: the snapshot format for the state of a slot, and its validation.
 //!
-//! `"SES1"`, number of tokens, tokens, KV data; all numbers little-endian. The KV data begins with a header of
-//! Thunder's own, with the model, the cache types and a checksum over everything else. Then follows the output of
-//! llama.cpp, without the parts that depend on the number of slots. A block comes from a client or a file and is not
-//! trusted: nothing of it reaches llama.cpp before [`read`] has compared every number with those of the context.
+//! A block has: `"SES1"`, the number of tokens, the tokens, the KV data; all numbers are little-endian. The KV data begins
+//! with a header of Thunder: model, cache types and a checksum over everything else. The state from llama.cpp follows,
+//! without the parts that depend on the number of slots. A block comes from a client or a file and is not trusted: nothing
+//! of it reaches llama.cpp before [`read`] has compared every number with those of the context.
 
 use super::conversation::SlotHistory;
 use super::snapshot::{ModelIdentity, Snapshot};
@@ -17,23 +17,23 @@ const MAGIC: &[u8; 4] = b"SES1";
 const HEADER_BYTES: usize = 8;
 
 const KV_MAGIC: &[u8; 4] = b"THKV";
-/// Version of the KV data's header and of the layout of llama.cpp's part, which changes with its releases. Versions 1
-/// to 3 identified the model by parts of its file, so that another model's state could pass for this one's.
+/// Version of the KV data's header and of the layout of llama.cpp's state, which changes with its releases. Versions 1 to 3
+/// are rejected: they identified the model only by parts of its file.
 const KV_VERSION: u32 = 4;
-/// Version with a list of LoRA adapters before llama.cpp's part: their number, then fingerprint and scale of each.
+/// Version with a list of LoRA adapters before llama.cpp's state: their number, then fingerprint and scale of each.
 const KV_VERSION_ADAPTERS: u32 = 5;
 /// Version with the history of the conversation after that list.
 const KV_VERSION_HISTORY: u32 = 6;
-/// Length of fingerprint and scale of an adapter.
+/// Length of an adapter: fingerprint and scale.
 const ADAPTER_BYTES: usize = 16 + 4;
-/// Length of magic, version, model, types of keys and values, length, checksum.
+/// Length of the KV data's header: magic, version, model, types of keys and values, length, checksum.
 const KV_HEADER_BYTES: usize = 4 + 4 + 16 + 2 * TYPE_BYTES + 8 + 8;
-/// Upper bound of all headers and of the sizes that llama.cpp writes for each layer.
+/// Upper bound for the bytes of all headers and of the sizes that llama.cpp writes for each layer.
 const HEADER_ALLOWANCE: usize = 1 << 20;
-/// Length of a type's name.
+/// Length of the name of a cache type.
 const TYPE_BYTES: usize = 8;
 
-/// Reason why a block is not a valid state for this model.
+/// Reason why a block was rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Ses1Error {
     /// The magic is missing.
@@ -112,7 +112,7 @@ pub struct SnapshotFormat {
 }
 
 impl SnapshotFormat {
-    /// Returns the number of bytes of a block whose tokens fill the context.
+    /// Returns an upper bound for the bytes of a block.
     pub fn max_bytes(&self) -> Result<usize, Ses1Error> {
         let layout = self.layout.as_ref().ok_or(Ses1Error::NoLayout)?;
         Ok(layout.fixed_bytes()
@@ -137,9 +137,9 @@ pub fn write(
     };
     if version >= KV_VERSION_ADAPTERS {
         kv.extend_from_slice(&(adapters.as_slice().len() as u32).to_le_bytes());
-        for weighed in adapters.as_slice() {
-            kv.extend_from_slice(&identity.adapters.get(weighed.id).ok_or(Ses1Error::Adapter)?.to_le_bytes());
-            kv.extend_from_slice(&weighed.scale.to_le_bytes());
+        for adapter in adapters.as_slice() {
+            kv.extend_from_slice(&identity.adapters.get(adapter.id).ok_or(Ses1Error::Adapter)?.to_le_bytes());
+            kv.extend_from_slice(&adapter.scale.to_le_bytes());
         }
     }
     if version == KV_VERSION_HISTORY {
@@ -167,7 +167,7 @@ pub fn write(
     Ok(block)
 }
 
-/// Validates a block and returns the snapshot; without tokens for an empty slot.
+/// Validates a block and returns its snapshot, which has no tokens if the slot was empty.
 pub fn read(snapshot_format: &SnapshotFormat, identity: &ModelIdentity, block: &[u8]) -> Result<Snapshot, Ses1Error> {
     let layout = snapshot_format.layout.as_ref().ok_or(Ses1Error::NoLayout)?;
     if !block.starts_with(MAGIC) {
@@ -285,7 +285,7 @@ mod tests {
         HEADER_BYTES + 4 * count + KV_HEADER_BYTES - 8
     }
 
-    /// Returns the state that llama.cpp writes for `count` tokens: one layer, with 16 bytes a token for keys and values.
+    /// Returns the state that llama.cpp writes for `count` tokens and one layer with 16 bytes per key and value.
     fn state(count: u32) -> Vec<u8> {
         let mut out = vec![1, 2, 3, 4];
         for number in [0, 1, count] {
@@ -326,7 +326,7 @@ mod tests {
     }
 
     proptest! {
-        /// Changed blocks never panic, also with a correct checksum. An accepted block can be written and read again.
+        /// Reading a changed block never panics, even with a correct checksum. An accepted block round-trips.
         #[test]
         fn hostile_blocks_are_rejected(
             count in 0u32..12, adapted: bool,
@@ -361,7 +361,7 @@ mod tests {
         }
 
         #[test]
-        fn foreign_blocks_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn arbitrary_blocks_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
             let (identity, _) = saved(0, false);
             let _ = read(&format(), &identity, &bytes);
             let _ = read(&format(), &identity, &[&MAGIC[..], &bytes].concat());

@@ -1,4 +1,4 @@
-//! Copies of a slot's state, as plain data.
+//! Copies of a slot's state.
 
 use super::conversation::history::SlotHistory;
 use crate::events::TokenId;
@@ -12,7 +12,7 @@ pub struct Snapshot {
     pub adapters: AdapterSet,
     /// History of the conversation.
     pub history: SlotHistory,
-    /// Data of llama.cpp; empty without tokens.
+    /// State as llama.cpp saves it; empty if there are no tokens.
     pub state: Vec<u8>,
 }
 
@@ -25,7 +25,7 @@ pub struct SlotTokens {
     pub processed: usize,
 }
 
-/// State of a slot as a block of bytes.
+/// Saved state of a slot for clients.
 #[derive(Debug, Clone)]
 pub struct SlotSnapshot {
     /// Number of tokens.

@@ -1,4 +1,4 @@
-//! Encoding of captured attention on a separate thread, with a short queue, in order. Senders never wait.
+//! Encoding of captured attention for storage, in order, on a separate thread with a short queue. Senders never wait.
 
 use crate::engine::options::{AttentionEncodeFn, HeadEncodeFn};
 use crate::events::{AttentionStep, RunId, Signal, StoredHeads, TraceItem};
@@ -10,14 +10,14 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use tokio::sync::mpsc;
 
-/// Maximum rows queued for encoding; a run whose rows do not fit is left out of the batch.
+/// Maximum queued rows; a run whose rows do not fit is left out of the batch.
 const MAX_QUEUED_ROWS: usize = 64;
 
-/// Maximum bytes of queued rows; one row always fits.
+/// Maximum bytes of queued rows; a single row may be larger.
 const MAX_QUEUED_BYTES: usize = 128 << 20;
 
-/// Maximum excess of a row's sum over 1 that counts as rounding. Layers with attention sinks sum to less and are
-/// recorded unchanged; a sum above 1 is not a distribution.
+/// Tolerance for rounding in rows whose probabilities sum to more than 1. Sums below 1 are valid: they come from layers
+/// with attention sinks.
 const SUM_TOLERANCE: f32 = 0.02;
 
 enum EncodeJob {
@@ -44,18 +44,18 @@ pub struct AttentionEncoderThread {
 
 impl AttentionEncoderThread {
     /// Starts the thread, which sends encoded rows to `recorder`.
-    pub fn start(encode: Encoders, recorder: mpsc::Sender<Signal>) -> std::io::Result<Self> {
+    pub fn start(encoders: Encoders, recorder: mpsc::Sender<Signal>) -> std::io::Result<Self> {
         let (jobs, queue) = channel();
         let waiting = Arc::new(AtomicUsize::new(0));
         let waiting_bytes = Arc::new(AtomicUsize::new(0));
         let (counter, bytes) = (Arc::clone(&waiting), Arc::clone(&waiting_bytes));
         let thread = std::thread::Builder::new()
             .name("thunder-attention".into())
-            .spawn(move || encode_rows(&queue, encode, &recorder, &counter, &bytes))?;
+            .spawn(move || encode_rows(&queue, encoders, &recorder, &counter, &bytes))?;
         Ok(Self { jobs, thread, waiting, waiting_bytes })
     }
 
-    /// Waits until everything in the queue has reached the recorder.
+    /// Waits until the recorder has received everything in the queue.
     pub fn finish(self) {
         drop(self.jobs);
         if self.thread.join().is_err() {
@@ -71,14 +71,14 @@ impl AttentionEncoderThread {
 
     /// Queues the attention of the step whose `ForwardPass` event has this number. The caller has checked
     /// [`AttentionEncoderThread::has_room`].
-    pub fn row(&self, run: RunId, sequence_order: i32, captured: Arc<AttentionRow>, stored: StoredHeads) {
+    pub fn send_row(&self, run: RunId, sequence_order: i32, captured: Arc<AttentionRow>, stored: StoredHeads) {
         self.waiting.fetch_add(1, Ordering::AcqRel);
         self.waiting_bytes.fetch_add(size_of_val(captured.values.as_slice()), Ordering::AcqRel);
-        // The thread ends only after the recorder, and then nothing is recorded.
+        // The channel is closed only after the recorder has stopped, and then nothing is recorded.
         let _ = self.jobs.send(EncodeJob::Row(run, sequence_order, captured, stored));
     }
 
-    /// Forwards a signal to the recorder after the rows that are still queued.
+    /// Forwards a signal to the recorder after all queued rows.
     pub fn forward(&self, signal: Signal) {
         let _ = self.jobs.send(EncodeJob::Forward(signal));
     }
@@ -86,7 +86,7 @@ impl AttentionEncoderThread {
 
 fn encode_rows(
     queue: &Receiver<EncodeJob>,
-    encode: Encoders,
+    encoders: Encoders,
     recorder: &mpsc::Sender<Signal>,
     waiting: &AtomicUsize,
     waiting_bytes: &AtomicUsize,
@@ -96,7 +96,7 @@ fn encode_rows(
             EncodeJob::Forward(signal) => Some(signal),
             EncodeJob::Row(run, sequence_order, captured, stored) => {
                 // A panic on one row must not end the thread, which also forwards the ends of runs.
-                let step = catch_unwind(AssertUnwindSafe(|| encode_row(encode, sequence_order, &captured, &stored)));
+                let step = catch_unwind(AssertUnwindSafe(|| encode_row(encoders, sequence_order, &captured, &stored)));
                 let step = step.unwrap_or_else(|_| {
                     tracing::error!(run.id = %run, sequence_order, "attention row not recorded: the encoder panicked");
                     None
@@ -115,7 +115,7 @@ fn encode_rows(
 }
 
 fn encode_row(
-    encode: Encoders,
+    encoders: Encoders,
     sequence_order: i32,
     captured: &AttentionRow,
     stored: &StoredHeads,
@@ -131,10 +131,10 @@ fn encode_row(
         tracing::error!(sum = max_sum, sequence_order, "attention row not recorded: its sum exceeds 1");
         return None;
     }
-    let (t0, t1) = (encode.tiers)(values, layers, heads, row_len)?;
+    let (t0, t1) = (encoders.tiers)(values, layers, heads, row_len)?;
     let head_rows = match stored {
         StoredHeads::None => Vec::new(),
-        selected => (encode.heads)(values, layer_ids, heads as u16, selected),
+        selected => (encoders.heads)(values, layer_ids, heads as u16, selected),
     };
     Some(AttentionStep {
         sequence_order,

@@ -1,5 +1,5 @@
-//! Ends of runs that the decode thread cannot report itself: a run that must be recorded and was not stored, and the
-//! runs of a decode thread that panicked.
+//! Ends of runs that the decode thread cannot report: those of runs that must be stored before their client receives the
+//! end, and those of runs that are active when the decode thread panics.
 
 use crate::engine::output::Output;
 use crate::events::{DurabilityAck, EndCause, NotStored, RunEnd, RunId, Signal, Usage};
@@ -8,21 +8,22 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-/// Time for which an ended run may wait to be stored.
+/// Maximum time from the end of a run until it is stored.
 const STORE_TIMEOUT: Duration = Duration::from_secs(45);
 
 /// Reason why a run that must be recorded is not known to be stored.
 #[derive(Debug, thiserror::Error)]
 enum NotDurable {
     #[error(transparent)]
-    Lost(NotStored),
+    NotStored(NotStored),
     #[error("the recorder has stopped")]
     RecorderStopped,
     #[error("it was not stored within {} s", STORE_TIMEOUT.as_secs())]
-    Late,
+    Timeout,
 }
 
-/// Forwards a run's outputs, but holds its end until the run is stored. A run that cannot be stored ends with an error.
+/// Returns a channel with a run's outputs, whose last output is sent when the run is stored. A run that cannot be stored
+/// ends with an error instead; `unfinished` is its end if that is known before the run has ended.
 pub fn hold_end(
     output: mpsc::Receiver<Output>,
     ack: DurabilityAck,
@@ -45,7 +46,7 @@ async fn forward(
     let why = loop {
         let next = tokio::select! {
             outcome = &mut ack, if stored.is_none() => match outcome {
-                Ok(Err(why)) => break NotDurable::Lost(why),
+                Ok(Err(why)) => break NotDurable::NotStored(why),
                 Ok(Ok(())) => {
                     stored = Some(());
                     continue;
@@ -63,9 +64,9 @@ async fn forward(
                         let _ = client.send(Output::Ended(ended)).await;
                         return;
                     }
-                    Ok(Ok(Err(why))) => NotDurable::Lost(why),
+                    Ok(Ok(Err(why))) => NotDurable::NotStored(why),
                     Ok(Err(_)) => NotDurable::RecorderStopped,
-                    Err(_) => NotDurable::Late,
+                    Err(_) => NotDurable::Timeout,
                 };
                 end = RunEnd::clone(&ended);
                 break why;
@@ -93,18 +94,19 @@ async fn forward(
     let _ = client.send(Output::Ended(Arc::new(end))).await;
 }
 
-/// Reports the end of a run if the decode thread does not: because it panicked, or stopped before it took the run.
+/// Reports the end of a run when it is dropped, unless it was disarmed: the decode thread panicked, or stopped before it
+/// received the run.
 pub struct PanicGuard {
     run_id: RunId,
     client: mpsc::Sender<Output>,
     recorder: Option<mpsc::Sender<Signal>>,
     unfinished: RunEnd,
-    /// True if the end was already reported.
+    /// True if the run has ended normally.
     disarmed: bool,
 }
 
 impl PanicGuard {
-    /// Guards a run. `unfinished` is its end as known before it starts; without a `recorder` only the client gets it.
+    /// Creates the guard of a run. It reports `unfinished` to the client and, for a recorded run, to the recorder.
     pub fn new(
         run_id: RunId,
         client: mpsc::Sender<Output>,
@@ -133,7 +135,7 @@ impl Drop for PanicGuard {
         let mut end = self.unfinished.clone();
         end.set_aborted(EndCause::EngineStopped, why.into());
         let end = Arc::new(end);
-        // The thread must not wait here. A client that misses the output sees a closed channel.
+        // The thread must not wait here. A client that does not get the output sees a closed channel.
         let _ = self.client.try_send(Output::Ended(Arc::clone(&end)));
         if let Some(recorder) = &self.recorder {
             let _ = recorder.try_send(Signal::Ended(self.run_id, end));
@@ -141,7 +143,7 @@ impl Drop for PanicGuard {
     }
 }
 
-/// Returns the end of a run of which only the prompt is known.
+/// Returns the end of a run that has not generated anything.
 pub fn unfinished_end(now: chrono::DateTime<chrono::Utc>, prompt_tokens: usize) -> RunEnd {
     RunEnd::empty(now, Usage { prompt_tokens: prompt_tokens as u32, ..Usage::default() })
 }

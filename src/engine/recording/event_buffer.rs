@@ -1,4 +1,4 @@
-//! Buffer of a run's events: trace items in order, on their way to the recorder.
+//! Buffer of a run's trace items before they are sent to the recorder.
 
 use crate::engine::options::Clock;
 use crate::events::{ActionRecord, Event, EventType, ModCall, ModLog, TraceItem};
@@ -15,12 +15,13 @@ pub struct EventBuffer {
     last_flush: Option<Instant>,
     next_event: i32,
     next_call: i32,
-    /// Time of the last copied event in its own run; the times of new events continue from there.
+    /// In a forked run, the time of the last event that was copied from the recorded run. Times of new events continue
+    /// from it.
     copied_time: Duration,
 }
 
 impl EventBuffer {
-    /// Creates a buffer; one that is not `recorded` only counts.
+    /// Creates a buffer. If the run is not `recorded`, the buffer only numbers items and drops them.
     pub fn new(recorded: bool, clock: Clock) -> Self {
         let started = Instant::now();
         Self {
@@ -40,12 +41,12 @@ impl EventBuffer {
         self.started
     }
 
-    /// Returns the time since then, and the time of copied events.
+    /// Returns the time of a new event in the run.
     fn elapsed(&self) -> Duration {
         self.copied_time + self.started.elapsed()
     }
 
-    /// Returns the current time.
+    /// Returns the current time of the engine's clock.
     pub fn now(&self) -> DateTime<Utc> {
         (self.clock)()
     }
@@ -70,14 +71,14 @@ impl EventBuffer {
         order
     }
 
-    /// Adds an item of another run, which keeps its number and its times.
+    /// Adds a copy of an item of the recorded run that is forked, with its number and its time.
     pub fn copy(&mut self, item: &TraceItem) {
         let mut item = item.clone();
         match &mut item {
             TraceItem::Event(event) => {
                 self.next_event = event.sequence_order + 1;
                 self.continue_times(event);
-                // The typed measurements have the same content.
+                // `measured` has the same content.
                 event.details = None;
             }
             TraceItem::ModCall(_) => self.next_call += 1,
@@ -89,7 +90,7 @@ impl EventBuffer {
         }
     }
 
-    /// Continues the times after the time of an event of another run.
+    /// Continues the times of events after the time of an event of the recorded run.
     pub fn continue_times(&mut self, event: &Event) {
         let elapsed = event.measured.as_ref().and_then(|measured| measured.elapsed_us);
         self.copied_time = elapsed.map_or(self.copied_time, Duration::from_micros);
@@ -119,7 +120,7 @@ impl EventBuffer {
         }
     }
 
-    /// Takes the collected items if a flush is due: often enough for a live view, rarely enough for the decode loop.
+    /// Takes the items if a flush is due: after 25 ms, which suffices for a live view, or after 128 items.
     pub fn take_due(&mut self) -> Option<Vec<TraceItem>> {
         const FLUSH_ITEMS: usize = 128;
         const FLUSH_INTERVAL: Duration = Duration::from_millis(25);

@@ -1,6 +1,7 @@
-//! Signals to the recorder: each run's signals in order, the end of the run last. Nothing here waits for the recorder,
-//! except at the end of the decode thread. Signals that the recorder has no room for are queued, and nothing is decoded
-//! until they are sent.
+//! Sends signals from the decode thread to the recorder. The end of a run is its last signal.
+//!
+//! Nothing here waits for the recorder, except at the end of the decode thread. If the recorder's channel is full, signals
+//! are queued, and the scheduler decodes nothing until they are sent.
 
 pub mod attention_encoder;
 pub mod durability;
@@ -16,7 +17,7 @@ use tokio::sync::mpsc::{Sender, error::TrySendError};
 /// Connection of the decode thread to the recorder.
 pub struct Recording {
     recorder: Sender<Signal>,
-    /// Signals that the recorder had no room for.
+    /// Signals that did not fit into the recorder's channel.
     pending: VecDeque<PendingSignal>,
     attention_encoder: Option<AttentionEncoderThread>,
 }
@@ -24,7 +25,7 @@ pub struct Recording {
 /// A signal that was not sent to the recorder yet.
 struct PendingSignal {
     signal: Signal,
-    /// True if attention rows that are still being encoded must be sent first.
+    /// True if the attention rows that are being encoded must be sent first.
     after_attention: bool,
 }
 
@@ -49,7 +50,7 @@ impl Recording {
         self.attention_encoder.as_ref().is_none_or(|encoder| encoder.has_room(rows))
     }
 
-    /// Sends the queued signals. Returns false if the recorder has no room for all of them.
+    /// Sends the queued signals. Returns false if not all fit into the recorder's channel.
     pub fn flush(&mut self) -> bool {
         while let Some(next) = self.pending.pop_front() {
             if let Err(next) = self.try_send(next) {
@@ -75,16 +76,16 @@ impl Recording {
     /// Encodes and sends the attention of the step whose `ForwardPass` event has the number `order`.
     pub fn send_attention_row(&self, run: RunId, order: i32, captured: Arc<AttentionRow>, stored: StoredHeads) {
         if let Some(encoder) = &self.attention_encoder {
-            encoder.row(run, order, captured, stored);
+            encoder.send_row(run, order, captured, stored);
         }
     }
 
-    /// Sends the end of a run; of a run with attention after the rows that are still being encoded.
+    /// Sends the end of a run. With `after_attention`, it is sent after the attention rows that are being encoded.
     pub fn send_end(&mut self, run: RunId, end: Arc<RunEnd>, after_attention: bool) {
         self.queue(PendingSignal { signal: Signal::Ended(run, end), after_attention });
     }
 
-    /// Sends everything that is queued. The decode thread is about to end, so it may wait for the recorder.
+    /// Sends everything that is queued, and waits for it: the decode thread is about to end.
     pub fn finish(mut self) {
         for next in std::mem::take(&mut self.pending) {
             match &self.attention_encoder {
@@ -96,7 +97,7 @@ impl Recording {
                 }
             }
         }
-        // The thread sends the ends of runs after their attention rows.
+        // Waits for the ends of runs that follow attention rows.
         if let Some(encoder) = self.attention_encoder.take() {
             encoder.finish();
         }
@@ -107,7 +108,7 @@ impl Recording {
         self.pending.extend(kept);
     }
 
-    /// Tries to send a signal; returns it if there is no room.
+    /// Tries to send a signal. Returns it if the recorder's channel is full.
     fn try_send(&self, next: PendingSignal) -> Result<(), PendingSignal> {
         let PendingSignal { signal, after_attention } = next;
         match &self.attention_encoder {

@@ -1,7 +1,7 @@
-//! Answer on its way to the client: its text, and the tokens that were not sent yet.
+//! Text of the answer, and its tokens that were not sent yet.
 //!
-//! It decides what a client may receive: nothing within a mod's holdback, no possible start of a stop string, only
-//! complete characters. It never decides that a run ends.
+//! Decides what may be sent to the client: only complete characters, nothing within the holdback of the mods, and nothing
+//! that could be the start of a stop string.
 
 use super::outbox::Outbox;
 use super::output_text::OutputText;
@@ -10,12 +10,12 @@ use crate::engine::request::{Limits, ReportOptions};
 use crate::events::{Alternative, TokenId, TokenMeasurement};
 use std::collections::VecDeque;
 
-/// Text of the generated tokens, and the tokens that wait for the client.
+/// Text of the generated tokens, and the tokens to send.
 pub struct PendingAnswer {
     text: OutputText,
-    /// Tokens that were not sent, with the model's most probable alternatives.
+    /// Tokens that were not sent, each with the most probable tokens at its position.
     unsent: VecDeque<(TokenMeasurement, Vec<Alternative>)>,
-    /// True if the client receives every token, not the text of the answer.
+    /// See [`ReportOptions::per_token`].
     per_token: bool,
 }
 
@@ -34,12 +34,13 @@ impl PendingAnswer {
         &self.text
     }
 
-    /// Appends the text of a token. Returns the text that it completes. Hidden tokens add nothing.
+    /// Appends the text of a token. Returns the characters that it completes. A hidden token adds no text.
     pub fn push(&mut self, piece: &[u8], hidden: bool) -> String {
         self.text.push(piece, hidden)
     }
 
-    /// Queues appended tokens. Tokens without alternatives are forced ones.
+    /// Queues appended tokens. `alternatives` are the most probable tokens at the position of the first; `None` for forced
+    /// tokens.
     pub fn queue(&mut self, tokens: Vec<TokenMeasurement>, alternatives: Option<Vec<Alternative>>) {
         let mut alternatives = alternatives.into_iter();
         self.unsent.extend(tokens.into_iter().map(|token| (token, alternatives.next().unwrap_or_default())));
@@ -56,7 +57,7 @@ impl PendingAnswer {
     }
 
     /// Takes what may be sent while the last `holdback` of `generated` tokens are held back. `ends` is true if the last
-    /// unsent token would end the generation: it waits, since a mod may continue after it.
+    /// unsent token ends the generation; that token is not sent yet, since a mod may continue after it.
     pub fn take_sendable(&mut self, holdback: usize, generated: usize, ends: bool) -> Option<TextDelta> {
         if self.per_token {
             return self.take_tokens(self.unsent.len().saturating_sub(holdback.max(usize::from(ends))));
@@ -66,7 +67,7 @@ impl PendingAnswer {
     }
 
     /// Takes everything that was not sent, at the end of the run. `ends` is true if the last unsent token ended the
-    /// generation: it is not part of the answer.
+    /// generation; that token is not part of the answer.
     pub fn take_remaining(&mut self, generated: usize, ends: bool) -> Option<TextDelta> {
         if self.per_token {
             return self.take_tokens(self.unsent.len() - usize::from(ends));
@@ -75,7 +76,7 @@ impl PendingAnswer {
         self.take_with_text(text, generated)
     }
 
-    /// Removes the tokens after the first `generated` of `before`, and reports those that the client has received.
+    /// Removes all but the first `generated` of `before` tokens, and retracts those that were sent.
     pub fn retract(&mut self, before: usize, generated: usize, outbox: &mut Outbox) {
         let unsent_from = before - self.unsent.len();
         self.unsent.truncate(generated.saturating_sub(unsent_from));

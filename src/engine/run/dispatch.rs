@@ -1,5 +1,5 @@
-//! Dispatch of events to the mods of one run: calls them in order, records their replies, and decides which action wins
-//! an event. It never applies an action.
+//! Dispatch of events to the mods of one run: calls the mods in order, records their replies, and decides whose action wins
+//! an event. [`super::actions`] applies the actions.
 
 use super::step_logits::EditEffect;
 use crate::engine::latencies::ModCalls;
@@ -19,15 +19,15 @@ const MAX_CONSECUTIVE_FAILURES: u8 = 5;
 pub struct ActiveMod {
     /// Name of the mod.
     pub name: String,
-    /// Hash of its source; the release for a built-in mod.
+    /// Hash of its source; Thunder's version for a built-in mod.
     pub version: String,
-    /// True if plain Noops are recorded; those of built-in mods are not.
+    /// True if Noop actions are recorded; false for built-in mods.
     pub records_noop: bool,
     /// State of the mod for this run.
     pub instance: Box<dyn ModInstance>,
     /// Failures of the mod in this run.
     pub health: ModHealth,
-    /// Durations of its calls in all runs.
+    /// Counters of its calls in all runs.
     pub calls: Arc<ModCalls>,
 }
 
@@ -41,10 +41,10 @@ pub struct ModHealth {
 }
 
 impl ModHealth {
-    /// Counts the outcome of a call. Returns a message if the mod is disabled by it.
+    /// Counts a call of the mod `name`, with its failure if it failed. Returns a message if that disables the mod.
     pub(super) fn count_call(
         &mut self,
-        active: &str,
+        name: &str,
         event: EventType,
         step: u32,
         failure: Option<&str>,
@@ -60,13 +60,13 @@ impl ModHealth {
         }
         let event = event.as_str();
         self.disabled = Some(format!(
-            "the mod '{active}' is disabled for the rest of this run, at step {step}: {count} consecutive calls for {event} failed; last failure: {failure}"
+            "the mod '{name}' is disabled for the rest of this run, at step {step}: {count} consecutive calls for {event} failed; last failure: {failure}"
         ));
         self.disabled.as_deref()
     }
 }
 
-/// Event that is offered to the mods in order.
+/// Event during its dispatch to the mods.
 #[derive(Debug)]
 pub struct DispatchedEvent {
     /// Type of the event.
@@ -77,19 +77,19 @@ pub struct DispatchedEvent {
     order: i32,
     /// Index of the next mod to call.
     next: usize,
-    /// Time at which the awaited call was made.
+    /// Start of the last call.
     called_at: Option<Instant>,
-    /// First action that changes control.
+    /// First control action: one that forces, removes or ends instead of editing.
     winner: Option<Action>,
 }
 
 impl DispatchedEvent {
-    /// Creates an event that no mod has seen yet.
+    /// Creates an event before its dispatch.
     pub fn new(event: EventType, order: i32, step: u32) -> Self {
         Self { event, step, order, next: 0, called_at: None, winner: None }
     }
 
-    /// Keeps an action that changes control, if it is the first.
+    /// Makes a control action the winner of the event, if it is the first.
     pub fn set_winner(&mut self, action: Action) {
         self.winner.get_or_insert(action);
     }
@@ -103,12 +103,12 @@ impl DispatchedEvent {
 /// Mods of one run, in the order in which they are called.
 pub struct Dispatch {
     mods: Vec<ActiveMod>,
-    /// Number of the last call. A late reply to an earlier call is recognised by it and ignored.
+    /// Number of the last call. Late replies to earlier calls are ignored.
     last_call: u64,
 }
 
 impl Dispatch {
-    /// Creates the dispatch of a run's events to these mods.
+    /// Creates the dispatch to these mods.
     pub fn new(mods: Vec<ActiveMod>) -> Self {
         Self { mods, last_call: 0 }
     }
@@ -118,8 +118,8 @@ impl Dispatch {
         self.mods.is_empty()
     }
 
-    /// Returns the number of last tokens that mods may still remove, which are held back from the client. Read on every
-    /// call: a mod may know that what it watches for can no longer begin in the text so far.
+    /// Returns the number of last tokens that are held back from the client, because mods may still remove them. It can
+    /// change with every token.
     pub fn holdback(&self) -> usize {
         self.mods.iter().map(|active| active.instance.holdback()).max().unwrap_or(0)
     }
@@ -136,7 +136,7 @@ impl Dispatch {
         }
     }
 
-    /// Returns the state of a mod.
+    /// Returns the instance of a mod.
     pub fn instance(&mut self, index: usize) -> Option<&mut dyn ModInstance> {
         Some(self.mods.get_mut(index)?.instance.as_mut())
     }
@@ -157,8 +157,8 @@ impl Dispatch {
         None
     }
 
-    /// Calls a mod with the event. Returns `None` if the reply comes later, through the sender that `reply_sender` creates
-    /// from the number of the call.
+    /// Calls a mod with the event. Returns `None` if the reply will arrive later, through the sender that `reply_sender`
+    /// creates for the number of the call.
     pub fn call(
         &mut self,
         event: &mut DispatchedEvent,
@@ -167,12 +167,12 @@ impl Dispatch {
         reply_sender: impl FnOnce(u64) -> ReplySender,
     ) -> Option<Reply> {
         self.last_call += 1;
-        let begun = Instant::now();
-        event.called_at = Some(begun);
+        let start = Instant::now();
+        event.called_at = Some(start);
         match self.mods[index].instance.call(call, reply_sender(self.last_call)) {
             Ok(mut reply) => {
                 if reply.elapsed.is_zero() {
-                    reply.elapsed = begun.elapsed();
+                    reply.elapsed = start.elapsed();
                 }
                 Some(reply)
             }
@@ -180,8 +180,8 @@ impl Dispatch {
         }
     }
 
-    /// Records a reply and returns its action, for the engine to apply if it edits prompt or logits. `check` checks the
-    /// values of the action and describes an error; an invalid action counts as Noop.
+    /// Records a reply and returns its action. `check` returns an error message for an action with invalid values. An
+    /// invalid action counts as an exception of the mod and as Noop.
     pub fn record_reply(
         &mut self,
         event: &mut DispatchedEvent,
@@ -240,7 +240,7 @@ impl Dispatch {
         RecordedReply { mod_index: index, call_index, superseded, action }
     }
 
-    /// Records an action.
+    /// Records the action of a reply.
     pub fn record_action(
         &self,
         recorded: &RecordedReply,
@@ -314,30 +314,30 @@ impl Dispatch {
     }
 }
 
-/// A recorded reply, whose action is not recorded yet.
+/// A recorded reply. Its action is recorded later, with its effect.
 pub struct RecordedReply {
     /// Index of the mod.
     mod_index: usize,
     /// Number of the call.
     call_index: i32,
-    /// True if an earlier mod's action has won the event.
+    /// True for a control action after that of an earlier mod, which has won the event.
     pub superseded: bool,
     /// Action of the mod.
     pub action: Action,
 }
 
-/// Effect of an action, as computed by the engine.
+/// Effect of an action.
 #[derive(Debug, Default)]
 pub struct ActionEffect {
-    /// Backtrack: number of tokens actually removed from the sequence.
+    /// `Backtrack`: number of tokens that are removed from the sequence.
     pub removed: Option<u32>,
-    /// Backtrack: true if the mod requested more.
+    /// `Backtrack`: true if the mod requested the removal of more tokens than were generated.
     pub clamped: bool,
-    /// `AdjustedLogits`: the changes of probability.
+    /// `AdjustedLogits`: changes of probability.
     pub edit: EditEffect,
 }
 
-/// Converts a number chosen by a mod to the trace's type; saturates at the maximum.
+/// Converts a number from a mod to the type of the trace; saturates at the maximum.
 fn saturating_i32(number: u32) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
 }

@@ -1,11 +1,11 @@
-//! Measurements of the model's full distribution: entropy, probability and rank of tokens. One pass over the
-//! vocabulary, written so that the compiler vectorises it; it runs once per generated token on the decode thread.
+//! Measurements of the model's full distribution: entropy, and probability and rank of tokens. They run for every
+//! generated token on the decode thread, and are written so that the compiler vectorises their loops over the vocabulary.
 
 use crate::events::TokenId;
 
 const LANES: usize = 16;
 
-/// Number of entries that are skipped together if none of them is high enough.
+/// Logits per block; a search for the highest values skips blocks whose maximum is too low.
 const BLOCK: usize = 128;
 
 /// Softmax of a logit vector, without its values.
@@ -15,7 +15,7 @@ pub struct TokenDistribution {
     log_sum_exp: f32,
     /// Entropy in bits.
     pub entropy: f32,
-    /// True if every logit is a number below infinity. If not, the other fields are meaningless.
+    /// True if no logit is NaN or +∞. Otherwise the other fields are meaningless.
     pub is_valid: bool,
 }
 
@@ -60,71 +60,71 @@ impl TokenDistribution {
         }
     }
 
-    /// Returns the natural logarithm of the probability of an entry.
+    /// Returns the natural logarithm of the probability of a token with this logit.
     pub fn logprob(self, logit: f32) -> f32 {
         (logit - self.log_sum_exp).min(0.0)
     }
 
-    /// Returns the probability of an entry.
+    /// Returns the probability of a token with this logit.
     pub fn prob(self, logit: f32) -> f32 {
         self.logprob(logit).exp()
     }
 }
 
-/// Returns the `count` entries whose probability differs most between two logit vectors, given with their
-/// distributions: largest difference first, with the difference.
+/// Returns the `count` tokens whose probability differs most between two logit vectors, which are given with their
+/// distributions. Each token comes with its difference, the largest first.
 pub fn top_shifts(
     before: (TokenDistribution, &[f32]),
     after: (TokenDistribution, &[f32]),
     count: usize,
 ) -> Vec<(TokenId, f32)> {
     let prob = |distribution: TokenDistribution, logit: f32| exp((logit - distribution.log_sum_exp).clamp(-80.0, 0.0));
-    let mut most = TopEntries::new(count);
-    for (block, (was, is)) in before.1.chunks(BLOCK).zip(after.1.chunks(BLOCK)).enumerate() {
-        // No probability of the block changed by more than the highest of them, before or after; `exp` is approximate.
-        let bound = prob(before.0, max_of(was)).max(prob(after.0, max_of(is))) * 1.001;
-        if bound <= most.floor {
+    let mut top = TopEntries::new(count);
+    for (block, (old, new)) in before.1.chunks(BLOCK).zip(after.1.chunks(BLOCK)).enumerate() {
+        // No difference in the block exceeds its highest probability, before or after; `exp` is approximate.
+        let bound = prob(before.0, max_of(old)).max(prob(after.0, max_of(new))) * 1.001;
+        if bound <= top.threshold {
             continue;
         }
-        for (index, (&was, &is)) in was.iter().zip(is).enumerate() {
-            most.offer(block * BLOCK + index, (prob(before.0, was) - prob(after.0, is)).abs());
+        for (index, (&old, &new)) in old.iter().zip(new).enumerate() {
+            top.offer(block * BLOCK + index, (prob(before.0, old) - prob(after.0, new)).abs());
         }
     }
-    most.entries
+    top.entries
 }
 
-/// The highest values offered so far, highest first; the first offered of equal values comes first.
+/// The highest of the offered values, in descending order; of equal values, the one offered first comes first.
 struct TopEntries {
     entries: Vec<(TokenId, f32)>,
     count: usize,
-    /// Threshold that a value must exceed.
-    floor: f32,
+    /// Value that a new entry must exceed.
+    threshold: f32,
 }
 
 impl TopEntries {
     fn new(count: usize) -> Self {
-        let floor = if count == 0 { f32::INFINITY } else { f32::NEG_INFINITY };
-        Self { entries: Vec::with_capacity(count + 1), count, floor }
+        let threshold = if count == 0 { f32::INFINITY } else { f32::NEG_INFINITY };
+        Self { entries: Vec::with_capacity(count + 1), count, threshold }
     }
 
     fn offer(&mut self, index: usize, value: f32) {
-        if value > self.floor {
+        if value > self.threshold {
             let at = self.entries.partition_point(|other| other.1 >= value);
             self.entries.insert(at, (index as TokenId, value));
             self.entries.truncate(self.count);
             if self.entries.len() == self.count {
-                self.floor = self.entries[self.count - 1].1;
+                self.threshold = self.entries[self.count - 1].1;
             }
         }
     }
 }
 
-/// Computes e^x for −80 ≤ x ≤ 0 with a relative error below 4e-6: 2^n by the exponent bits, 2^f by a polynomial on [−½,
-/// ½].
+/// Computes e^x = 2^n · 2^f for −80 ≤ x ≤ 0 with a relative error below 4e-6: 2^n from the exponent bits, 2^f from a
+/// polynomial on [−½, ½].
 #[inline(always)]
 fn exp(x: f32) -> f32 {
-    // 1.5 × 2^23: a float of this size has no fraction bits, so adding it rounds, and its low bits are the integer.
-    // Baseline x86-64 has no instruction for `floor` or `round`; a call to libm would prevent vectorisation.
+    // 1.5 × 2^23: floats of this size have no fraction bits, so adding it rounds to an integer, which is then in the low
+    // bits. `floor` and `round` would call libm on baseline x86-64, which prevents vectorisation.
     const ROUND: f32 = 12_582_912.0;
     let t = x * std::f32::consts::LOG2_E;
     let rounded = t + ROUND;
@@ -146,7 +146,8 @@ fn max_of(values: &[f32]) -> f32 {
     max.iter().chain(rest).fold(f32::NEG_INFINITY, |max, &value| if value > max { value } else { max })
 }
 
-/// Returns the rank of a token, 1 for the most probable; the lower id of equal tokens comes first.
+/// Returns the rank of a token, 1 for the most probable; of equal logits, the lower id comes first. Returns 0 for an
+/// unknown token.
 pub fn rank(logits: &[f32], token: TokenId) -> u32 {
     let Some((index, &own)) = usize::try_from(token).ok().and_then(|index| Some((index, logits.get(index)?))) else {
         return 0;
@@ -156,12 +157,11 @@ pub fn rank(logits: &[f32], token: TokenId) -> u32 {
     1 + higher + equal_before
 }
 
-/// Returns the `count` highest logits, highest first; the lower id of equal logits comes first.
+/// Returns the `count` highest logits in descending order; of equal logits, the lower id comes first.
 pub fn top(logits: &[f32], count: usize) -> Vec<(TokenId, f32)> {
     let mut top = TopEntries::new(count);
-    // After the first few blocks, most contain nothing high enough, which their maximum shows.
     for (block, values) in logits.chunks(BLOCK).enumerate() {
-        if max_of(values) > top.floor {
+        if max_of(values) > top.threshold {
             values.iter().enumerate().for_each(|(index, &logit)| top.offer(block * BLOCK + index, logit));
         }
     }
@@ -200,11 +200,11 @@ mod tests {
                 let z: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
                 logits.iter().map(|&x| f64::from(x).exp() / z).collect()
             };
-            let shifts: Vec<f64> = probs(&before).iter().zip(probs(&after)).map(|(was, is)| (was - is).abs()).collect();
+            let shifts: Vec<f64> = probs(&before).iter().zip(probs(&after)).map(|(old, new)| (old - new).abs()).collect();
             let mut sorted = shifts.clone();
             sorted.sort_by(|a, b| b.total_cmp(a));
-            let (was, is) = (TokenDistribution::new(&before), TokenDistribution::new(&after));
-            let found = top_shifts((was, &before), (is, &after), 8);
+            let (old, new) = (TokenDistribution::new(&before), TokenDistribution::new(&after));
+            let found = top_shifts((old, &before), (new, &after), 8);
             prop_assert_eq!(found.len(), sorted.len().min(8));
             for (&(token, shift), exact) in found.iter().zip(sorted) {
                 prop_assert!((f64::from(shift) - exact).abs() < 1e-5);

@@ -1,4 +1,4 @@
-//! End of a run: reasons to end, and the record of the end.
+//! End of a run: stop conditions, and recording of the end.
 
 use super::{Run, RunState};
 use crate::engine::output::Output;
@@ -8,7 +8,7 @@ use crate::model::printable;
 use std::sync::Arc;
 
 impl Run {
-    /// Returns the reason and message if the run ends with the token that was just added.
+    /// Returns the finish reason and a message if the run ends after the last token.
     pub(super) fn end_reason(&self) -> Option<(FinishReason, Option<String>)> {
         let last = self.sequence.last()?;
         let text = self.answer.text();
@@ -44,7 +44,7 @@ impl Run {
         let generated = self.sequence.generated();
         let ends_hidden = generated > 0 && self.sequence.last().is_some_and(|token| self.ends_generation(token));
         let message = message.into_iter().chain(self.dispatch.disabled()).reduce(|all, next| all + "; " + &next);
-        // Without a slot the run was only queued.
+        // A run without a slot was only queued.
         let worked_us = if self.metrics.slot.get().is_some() { self.timing.since_slot_us() } else { 0 };
         let prompt_us = self.timing.prompt_us().unwrap_or(worked_us);
         let (evicted_tokens, evicted) = self.sequence.evicted();
@@ -80,7 +80,7 @@ impl Run {
             },
         });
         self.dispatch.finish();
-        // Before the client learns of the end.
+        // The client may reuse the id when it has received the end.
         self.registration.release_id();
         self.outbox.mark_last(reason);
         self.outbox.push(Output::Ended(Arc::clone(&end)));
@@ -107,13 +107,13 @@ impl Run {
         }
     }
 
-    /// Returns true if the token ends the run. With `ignore_eos` the model never samples its end-of-generation tokens, so
-    /// one found here was forced by a mod.
+    /// Returns true if the token ends the run. With `ignore_eos`, end-of-generation tokens are never sampled, but those that
+    /// a mod forces still end the run.
     pub(super) fn ends_generation(&self, token: TokenId) -> bool {
         self.request.limits.stop_tokens.contains(&token) || self.view.vocabulary.is_end_of_generation(token)
     }
 
-    /// Records the collected events: those that are due, or `everything`.
+    /// Sends the run's events to the recorder: those that are due, or `everything`.
     pub fn record(&mut self, recording: &mut Recording, everything: bool) {
         let items = if everything { Some(self.event_buffer.take_all()) } else { self.event_buffer.take_due() };
         if let Some(items) = items {
@@ -127,7 +127,7 @@ impl Run {
         }
     }
 
-    /// Records the last events and the end of the run.
+    /// Sends the last events and the end of the run to the recorder.
     pub fn record_end(mut self, recording: &mut Recording) {
         if self.event_buffer.is_recorded() {
             self.record(recording, true);

@@ -1,17 +1,19 @@
-//! One run as a state machine: everything that happens between two decodes. It never touches the model. The scheduler
-//! asks which tokens to decode and passes the logits in.
+//! One run as a state machine: everything that happens between two decodes. The scheduler asks the run which tokens to
+//! decode, and passes it the logits.
 //!
-//! The run only sequences its parts. Each part owns its fields: [`sequence`] the tokens and their positions,
-//! [`step_logits`] the logits of the step, [`sampling`] sampler and constraint, [`answer`] and [`outbox`] what goes to the client,
-//! [`dispatch`] the mods, [`token_attention`] attention rows, [`timing`] the times. The phases of a run are in files of
-//! their own: [`steps`], [`actions`], [`change`], [`finish`]; [`schedule`] is what the scheduler sees.
+//! A run connects its parts, which own their fields: [`sequence`] has the tokens and their positions, [`step_logits`] the
+//! logits of the step, [`sampling`] the sampler and the grammar constraint, [`measure`] the measurements of tokens,
+//! [`reasoning`] the reasoning budget, [`answer`] and [`outbox`] the text and the outputs for the client, [`dispatch`] the
+//! mods, [`token_attention`] the attention rows, and [`timing`] the times. The transitions of the state machine are in
+//! [`steps`], [`actions`] and [`finish`]; [`schedule`] has the methods for the scheduler, and [`restore`] those for forks.
 
+mod action_check;
 mod actions;
 mod answer;
-pub mod change;
 pub mod dispatch;
 mod distribution;
 mod finish;
+mod measure;
 mod outbox;
 mod output_text;
 mod reasoning;
@@ -20,7 +22,7 @@ pub mod replay;
 pub mod request_ids;
 mod restore;
 mod sampling;
-mod schedule;
+pub mod schedule;
 pub mod sequence;
 mod step_logits;
 mod steps;
@@ -40,6 +42,7 @@ use crate::mods::{Action, Call, CallEvent, Reply, ReplySender, RunView};
 use answer::PendingAnswer;
 use dispatch::{ActiveMod, Dispatch, DispatchedEvent};
 use distribution::TokenDistribution;
+use measure::TokenMeasurer;
 use outbox::Outbox;
 use reasoning::ReasoningTracker;
 use registration::Registration;
@@ -51,15 +54,27 @@ use step_logits::StepLogits;
 use timing::Timing;
 use token_attention::TokenAttention;
 
-/// Creates the sender for the reply to one call, from the run's id and the number of the call.
-pub type ReplySenderFactory<'a> = dyn Fn(RunId, u64) -> ReplySender + 'a;
+/// Resources of the decode thread that its runs share.
+pub struct RunResources {
+    /// Buffer of the sampler.
+    candidates: Candidates,
+    reply_sender: Box<dyn Fn(RunId, u64) -> ReplySender>,
+}
+
+impl RunResources {
+    /// Creates the resources. `reply_sender` creates the sender for the reply to a mod call, from the run's id and the
+    /// number of the call.
+    pub fn new(reply_sender: impl Fn(RunId, u64) -> ReplySender + 'static) -> Self {
+        Self { candidates: Candidates::default(), reply_sender: Box::new(reply_sender) }
+    }
+}
 
 /// State of a run.
 #[derive(Debug)]
 enum RunState {
     /// Not started.
     New,
-    /// Tokens that the KV cache does not hold must be decoded, with logits from `outputs_from` on.
+    /// The tokens that the KV cache does not hold must be decoded, with logits from position `outputs_from` on.
     Decode { outputs_from: usize },
     /// An event is dispatched to the mods.
     Dispatching(DispatchedEvent),
@@ -69,12 +84,12 @@ enum RunState {
     Ended,
 }
 
-/// Tokens that a mod or the reasoning budget appends; one decode measures all of them.
+/// Tokens that a mod or the reasoning budget appends. They are measured in one decode.
 struct ForcedTokens {
-    /// Position of the first.
+    /// Position of the first token.
     start: usize,
     step: u32,
-    /// Measurements made so far.
+    /// Measurements of the first tokens, as far as they were made.
     measurements: Vec<TokenMeasurement>,
 }
 
@@ -106,11 +121,12 @@ pub struct Run {
     id: RunId,
     request: Request,
     view: Arc<RunView>,
+    measurer: TokenMeasurer,
     state: RunState,
     sequence: Sequence,
     step_logits: StepLogits,
     sampler: TokenSampler,
-    /// `None` without a budget.
+    /// `None` without a reasoning budget.
     reasoning: Option<ReasoningTracker>,
     dispatch: Dispatch,
     answer: PendingAnswer,
@@ -121,7 +137,7 @@ pub struct Run {
     /// Metrics that the API reads before the run ends.
     metrics: Arc<RunMetrics>,
     registration: Registration,
-    /// Tokens to append before the first step of a run that continues a recorded one.
+    /// Tokens to append before the first step of a fork; `None` for a run that is no fork or has started.
     fork_tokens: Option<Vec<TokenId>>,
     /// Maximum tokens in the answer; a mod may change it.
     max_tokens: usize,
@@ -131,15 +147,15 @@ pub struct Run {
     forced: Option<ForcedTokens>,
     /// Probabilities of the prompt's tokens, collected while the prompt is decoded.
     prompt_probabilities: Vec<(TokenMeasurement, Vec<Alternative>)>,
-    /// Drafts of speculative decoding.
+    /// Counts of drafts and drafted tokens.
     drafts: DraftUsage,
     /// Note to record with the next step.
     note: Option<String>,
-    /// True if the logits were not numbers.
+    /// True if the model returned logits that were not numbers.
     invalid_logits: bool,
-    /// Party at fault for the end of the run; `None` for the engine.
+    /// Party at fault for an error of the run; `None` for the engine.
     fault: Option<Fault>,
-    /// Cause of an end for a reason outside of the answer.
+    /// Cause of an abort.
     cause: Option<EndCause>,
     end: Option<Arc<RunEnd>>,
 }
@@ -150,6 +166,7 @@ impl Run {
         let RunParts { mods, event_buffer, sampler, constraint, registration } = parts;
         Self {
             id,
+            measurer: TokenMeasurer::new(Arc::clone(&view.vocabulary), request.alternatives),
             state: RunState::New,
             sequence: Sequence::new(&mut request, Arc::clone(&view.vocabulary), context),
             step_logits: StepLogits::default(),
@@ -185,15 +202,14 @@ impl Run {
         self.sequence.prompt_decoded(self.has_decoded_prompt())
     }
 
-    /// Records the first event and dispatches it to the mods, or continues a recorded run. `reply_sender` creates the
-    /// senders for replies that come later.
-    pub fn begin(&mut self, reply_sender: &ReplySenderFactory<'_>) {
+    /// Records the first event and dispatches it to the mods, or continues a recorded run.
+    pub fn begin(&mut self, resources: &mut RunResources) {
         if let Some(tokens) = self.fork_tokens.take() {
             return self.begin_fork(tokens);
         }
         let order = self.record_prompt();
         self.state = RunState::Dispatching(DispatchedEvent::new(EventType::Prefilled, order, 0));
-        self.dispatch_events(None, &mut Candidates::default(), reply_sender);
+        self.dispatch_events(None, resources);
     }
 
     /// Records the `Prefilled` event and returns its number.
@@ -219,39 +235,33 @@ impl Run {
         })
     }
 
-    /// Processes the logits that follow `position`. The last position of the sequence begins a step; an earlier one
-    /// belongs to a forced list and gives the probability of its next token.
-    pub fn on_logits(
-        &mut self,
-        position: usize,
-        logits: &[f32],
-        candidates: &mut Candidates,
-        reply_sender: &ReplySenderFactory<'_>,
-    ) {
+    /// Processes the logits after `position`. Those after the last position begin a step; those after an earlier position
+    /// give the probability of the next token, which is forced or part of the prompt.
+    pub fn on_logits(&mut self, position: usize, logits: &[f32], resources: &mut RunResources) {
         if self.end.is_some() {
             return;
         }
         let distribution = TokenDistribution::new(logits);
         if !distribution.is_valid {
-            // Sampling from such values is undefined, and the state that produced them must not be reused.
+            // The KV state that gave such logits must not be reused.
             self.sequence.set_kv_len(0);
             self.invalid_logits = true;
             let message = "the model returned logits that are not numbers: its KV state or its weights are damaged; the slot's state is discarded";
             return self.abort(EndCause::InvalidLogits, message);
         }
         if let Some(&next) = self.sequence.tokens().get(position + 1) {
-            let measure = self.measure(distribution, logits, next);
+            let measured = self.measurer.measure(distribution, logits, next);
             if position + 1 < self.sequence.prompt_len() {
-                let top = self.alternatives(logits, distribution);
-                self.prompt_probabilities.push((measure, top));
+                let top = self.measurer.top(logits, distribution);
+                self.prompt_probabilities.push((measured, top));
             } else if let Some(forced) = &mut self.forced {
-                forced.measurements.push(measure);
+                forced.measurements.push(measured);
                 self.attention.push_drawn();
             }
             return;
         }
         if let Some(elapsed_us) = self.timing.mark_prompt_end() {
-            // A run evaluates its prompt once; the cell is empty.
+            // The cell is empty, since the prompt ends once.
             let _ = self.metrics.prompt.set(PromptTiming {
                 tokens: self.sequence.prompt_len() as u32,
                 cached: self.sequence.cached_tokens() as u32,
@@ -262,48 +272,37 @@ impl Run {
                 self.outbox.push(Output::Prompt(std::mem::take(&mut self.prompt_probabilities)));
             }
         }
-        let top = self.alternatives(logits, distribution);
+        let top = self.measurer.top(logits, distribution);
         self.step_logits.set_logits(distribution, top);
         if let Some(forced) = self.forced.take() {
-            // The next step starts from these logits, after the mods have seen the forced list.
+            // The next step starts with these logits, after the `Added` event of the forced tokens.
             self.step_logits.save(Some(logits));
             self.record_forced(forced);
         } else {
             self.begin_step();
         }
-        self.dispatch_events(Some(logits), candidates, reply_sender);
+        self.dispatch_events(Some(logits), resources);
     }
 
-    /// Processes the reply to a call, if the run still waits for it.
-    pub fn on_reply(
-        &mut self,
-        call: u64,
-        reply: Reply,
-        candidates: &mut Candidates,
-        reply_sender: &ReplySenderFactory<'_>,
-    ) {
+    /// Processes the reply to a mod call, if the run still waits for it.
+    pub fn on_reply(&mut self, call: u64, reply: Reply, resources: &mut RunResources) {
         if !matches!(self.state, RunState::AwaitingReply(..)) || !self.dispatch.is_last_call(call) {
             return;
         }
         if let RunState::AwaitingReply(event, index) = std::mem::replace(&mut self.state, RunState::Ended) {
             self.state = RunState::Dispatching(event);
             self.apply_reply(index, reply);
-            self.dispatch_events(None, candidates, reply_sender);
+            self.dispatch_events(None, resources);
         }
     }
 
-    /// Dispatches events until the run needs a decode, waits for a mod, or has ended. `new_logits` are the logits at the end
-    /// of the sequence, unless they were saved.
-    fn dispatch_events(
-        &mut self,
-        mut new_logits: Option<&[f32]>,
-        candidates: &mut Candidates,
-        reply_sender: &ReplySenderFactory<'_>,
-    ) {
+    /// Dispatches events until the run needs a decode, waits for a mod, or has ended. `new_logits` are the model's logits at
+    /// the end of the sequence; `None` if they are saved.
+    fn dispatch_events(&mut self, mut new_logits: Option<&[f32]>, resources: &mut RunResources) {
         loop {
             let RunState::Dispatching(dispatched) = &mut self.state else { return };
             if let Some(index) = self.dispatch.next_mod(dispatched) {
-                if !self.call_mod(index, new_logits, reply_sender) {
+                if !self.call_mod(index, new_logits, resources) {
                     return;
                 }
                 continue;
@@ -314,9 +313,9 @@ impl Run {
                     self.step_logits.save(new_logits);
                     self.apply_action(event, action);
                 }
-                None => self.advance(event, new_logits, candidates),
+                None => self.advance(event, new_logits, &mut resources.candidates),
             }
-            // Later events can change the end of the sequence.
+            // `Added` changes the end of the sequence, and the logits are not needed after `Sampled`.
             if event != EventType::ForwardPass {
                 new_logits = None;
             }
@@ -324,7 +323,7 @@ impl Run {
     }
 
     /// Calls a mod with the current event. Returns `false` if the reply comes later.
-    fn call_mod(&mut self, index: usize, new_logits: Option<&[f32]>, reply_sender: &ReplySenderFactory<'_>) -> bool {
+    fn call_mod(&mut self, index: usize, new_logits: Option<&[f32]>, resources: &RunResources) -> bool {
         let RunState::Dispatching(mut dispatched) = std::mem::replace(&mut self.state, RunState::Ended) else {
             return false;
         };
@@ -355,7 +354,7 @@ impl Run {
             event,
         };
         let id = self.id;
-        let reply = self.dispatch.call(&mut dispatched, index, &call, |number| reply_sender(id, number));
+        let reply = self.dispatch.call(&mut dispatched, index, &call, |number| (resources.reply_sender)(id, number));
         if reply.as_ref().is_none_or(|reply| matches!(reply.action, Some(Action::AdjustedLogits { .. }))) {
             self.step_logits.save(new_logits);
         }

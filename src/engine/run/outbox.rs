@@ -6,11 +6,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Queue of outputs. It is short: a run whose client does not read is not decoded.
+/// Queue of outputs. It stays short, because a run with queued outputs is not decoded.
 #[derive(Default)]
 pub struct Outbox {
     queue: VecDeque<Output>,
-    /// Set before the client receives the end of the run.
+    /// True once the end of the run is being sent.
     has_ended: Arc<AtomicBool>,
 }
 
@@ -25,7 +25,7 @@ impl Outbox {
         self.queue.is_empty()
     }
 
-    /// Takes the next output, to be sent at once.
+    /// Takes the next output. The caller sends it immediately.
     pub fn pop(&mut self) -> Option<Output> {
         let output = self.queue.pop_front();
         if matches!(output, Some(Output::Ended(_))) {
@@ -34,7 +34,7 @@ impl Outbox {
         output
     }
 
-    /// Adds the reason for the end to the last delta, if it is still queued.
+    /// Adds the finish reason to the last delta, if it is still queued.
     pub fn mark_last(&mut self, reason: FinishReason) {
         if let Some(Output::Text(delta)) = self.queue.back_mut() {
             delta.last = Some(reason);

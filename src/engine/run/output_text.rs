@@ -7,30 +7,31 @@ use crate::model::complete_prefix;
 #[derive(Debug, Default)]
 pub struct OutputText {
     bytes: Vec<u8>,
-    /// After each generated token: length of `bytes`, and how much of it is complete UTF-8.
+    /// For each generated token: length of `bytes` after it, and length of the complete UTF-8 in them.
     ends: Vec<(usize, usize)>,
     stop: Vec<Vec<u8>>,
-    /// First byte at which a stop string may begin: the end of the text that was sent when the stop strings were set.
+    /// First byte at which a stop string may start: the end of the text that was sent before the stop strings were set.
     stop_from: usize,
-    /// Position and index of the stop string that was found.
+    /// Position of the stop string that was found, and its index in `stop`.
     stopped: Option<(usize, usize)>,
     first_line_break: Option<usize>,
     /// Minimum indentation of every line except the first; 0 for no minimum.
     min_indent: usize,
-    /// Start of the last line; maintained only with a minimum indentation.
+    /// Start of the last line; only maintained if there is a minimum indentation.
     last_line: usize,
-    /// Position of a line with less indentation.
+    /// Position of the first text in a line with less indentation.
     outdented: Option<usize>,
+    /// Length of the text that was sent.
     sent: usize,
 }
 
 impl OutputText {
-    /// Creates an empty text that ends at any of the stop strings.
+    /// Creates an empty text that ends before the first stop string in it.
     pub fn new(stop: &[String]) -> Self {
         Self { stop: stop.iter().map(|text| text.as_bytes().to_vec()).collect(), ..Self::default() }
     }
 
-    /// Sets a minimum indentation: the text ends before the first line, other than the very first, that has less.
+    /// Sets a minimum indentation: the text ends before the first line with less, except for line 1.
     pub fn with_min_indent(self, min_indent: usize) -> Self {
         Self { min_indent, ..self }
     }
@@ -40,7 +41,7 @@ impl OutputText {
         self.outdented.is_some()
     }
 
-    /// Appends a token. Returns the text that it completes. Hidden tokens add nothing.
+    /// Appends a token. Returns the characters that it completes. A hidden token adds no text.
     pub fn push(&mut self, piece: &[u8], hidden: bool) -> String {
         if !hidden {
             let from = self.bytes.len();
@@ -62,8 +63,8 @@ impl OutputText {
         String::from_utf8_lossy(&self.bytes[complete_before..complete]).into_owned()
     }
 
-    /// Removes tokens until `tokens` are left. Returns the number of sent characters that this retracts. They include
-    /// text that could now become part of a stop string; it is sent again if it does not.
+    /// Removes all tokens after the first `tokens`. Returns the number of characters to retract from the client. They
+    /// include text that could now become part of a stop string, which is sent again if it does not.
     pub fn truncate(&mut self, tokens: usize) -> usize {
         self.ends.truncate(tokens);
         let end = self.ends.last().map_or(0, |&(end, _)| end);
@@ -74,8 +75,8 @@ impl OutputText {
         if end < self.last_line {
             self.last_line = self.bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
         }
-        if let Some((at, which)) = self.stopped
-            && at + self.stop[which].len() > end
+        if let Some((at, index)) = self.stopped
+            && at + self.stop[index].len() > end
         {
             self.stopped = None;
         }
@@ -104,17 +105,17 @@ impl OutputText {
 
     /// Returns the stop string that the text contains.
     pub fn stopped_by(&self) -> Option<String> {
-        self.stopped.map(|(_, which)| String::from_utf8_lossy(&self.stop[which]).into_owned())
+        self.stopped.map(|(_, index)| String::from_utf8_lossy(&self.stop[index]).into_owned())
     }
 
-    /// Takes the text that may be sent: complete characters that cannot become part of a stop string and are older than
-    /// the last `holdback` tokens.
+    /// Takes the text that may be sent: complete characters before the last `holdback` tokens that cannot become part of a
+    /// stop string.
     pub fn take_sendable(&mut self, holdback: usize) -> String {
-        let upto = match self.ends.len().checked_sub(holdback) {
+        let end = match self.ends.len().checked_sub(holdback) {
             None | Some(0) => 0,
             Some(tokens) => self.ends[tokens - 1].1,
         };
-        self.take_until(upto.min(self.sendable_end()))
+        self.take_until(end.min(self.sendable_end()))
     }
 
     /// Takes all text that was not sent, at the end of the run.
@@ -146,12 +147,12 @@ impl OutputText {
         self.outdented.map_or(stopped, |at| at.min(stopped))
     }
 
-    fn take_until(&mut self, upto: usize) -> String {
-        if upto <= self.sent {
+    fn take_until(&mut self, end: usize) -> String {
+        if end <= self.sent {
             return String::new();
         }
-        let text = String::from_utf8_lossy(&self.bytes[self.sent..upto]).into_owned();
-        self.sent = upto;
+        let text = String::from_utf8_lossy(&self.bytes[self.sent..end]).into_owned();
+        self.sent = end;
         text
     }
 
@@ -161,14 +162,14 @@ impl OutputText {
             .stop
             .iter()
             .enumerate()
-            .filter_map(|(which, stop)| {
+            .filter_map(|(index, stop)| {
                 let start = (from + 1).saturating_sub(stop.len()).max(self.stop_from).min(self.bytes.len());
-                find(&self.bytes[start..], stop).map(|at| (start + at, which))
+                find(&self.bytes[start..], stop).map(|at| (start + at, index))
             })
             .min();
     }
 
-    /// Checks the indentation of the last line, and of those that begin after `from`.
+    /// Checks the indentation of the last line, and of all lines that start after `from`.
     fn find_outdented(&mut self, from: usize) {
         loop {
             let line = &self.bytes[self.last_line..];
@@ -217,12 +218,12 @@ mod tests {
     #[test]
     fn stop_string_across_tokens_is_never_sent() {
         let mut answer = answer(&["END"]);
-        let mut shown = String::new();
+        let mut sent = String::new();
         for piece in ["ab", "E", "N", "x E", "ND", "more"] {
             answer.push(piece.as_bytes(), false);
-            shown += &answer.take_sendable(0);
+            sent += &answer.take_sendable(0);
         }
-        assert_eq!(shown, "abENx ");
+        assert_eq!(sent, "abENx ");
         assert_eq!(answer.stopped_by().as_deref(), Some("END"));
         assert_eq!(answer.text(), "abENx ");
     }
@@ -252,15 +253,15 @@ mod tests {
     #[test]
     fn less_indented_line_ends_text() {
         let mut answer = answer(&[]).with_min_indent(2);
-        let mut shown = String::new();
+        let mut sent = String::new();
         for piece in ["def f():\n", " ", " x", "\n    y\n", "z = 1\nmore"] {
-            assert!(!answer.is_outdented(), "{shown:?}");
+            assert!(!answer.is_outdented(), "{sent:?}");
             answer.push(piece.as_bytes(), false);
-            shown += &answer.take_sendable(0);
+            sent += &answer.take_sendable(0);
         }
         assert!(answer.is_outdented());
-        assert_eq!(shown, "def f():\n  x\n    y\n");
-        assert_eq!(answer.text(), shown);
+        assert_eq!(sent, "def f():\n  x\n    y\n");
+        assert_eq!(answer.text(), sent);
         answer.truncate(4);
         assert!(!answer.is_outdented());
     }
@@ -289,17 +290,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn outdented_line_is_found_after_truncation(moves in proptest::collection::vec(("[ \nx]{0,4}", 0usize..4), 1..30)) {
-            let mut moving = answer(&[]).with_min_indent(2);
+        fn outdented_line_is_found_after_truncation(edits in proptest::collection::vec(("[ \nx]{0,4}", 0usize..4), 1..30)) {
+            let mut edited = answer(&[]).with_min_indent(2);
             let mut pieces: Vec<String> = Vec::new();
-            for (piece, back) in moves {
-                moving.push(piece.as_bytes(), false);
+            for (piece, removed) in edits {
+                edited.push(piece.as_bytes(), false);
                 pieces.push(piece);
-                pieces.truncate(pieces.len() - back.saturating_sub(2).min(pieces.len()));
-                moving.truncate(pieces.len());
-                let mut anew = answer(&[]).with_min_indent(2);
-                pieces.iter().for_each(|piece| drop(anew.push(piece.as_bytes(), false)));
-                prop_assert_eq!((moving.outdented, moving.last_line), (anew.outdented, anew.last_line));
+                pieces.truncate(pieces.len() - removed.saturating_sub(2).min(pieces.len()));
+                edited.truncate(pieces.len());
+                let mut expected = answer(&[]).with_min_indent(2);
+                pieces.iter().for_each(|piece| drop(expected.push(piece.as_bytes(), false)));
+                prop_assert_eq!((edited.outdented, edited.last_line), (expected.outdented, expected.last_line));
             }
         }
 
@@ -309,13 +310,13 @@ mod tests {
             let mut answer = OutputText::new(&[stop]);
             let mut client: Vec<char> = Vec::new();
             let mut tokens = 0usize;
-            for (piece, back) in pieces {
+            for (piece, removed) in pieces {
                 answer.push(&piece, false);
                 tokens += 1;
-                if let Some(back) = back {
-                    tokens = tokens.saturating_sub(back as usize % 5);
-                    let gone = answer.truncate(tokens);
-                    client.truncate(client.len() - gone);
+                if let Some(removed) = removed {
+                    tokens = tokens.saturating_sub(removed as usize % 5);
+                    let retracted = answer.truncate(tokens);
+                    client.truncate(client.len() - retracted);
                 }
                 client.extend(answer.take_sendable(holdback).chars());
                 if answer.stopped_by().is_some() { break; }

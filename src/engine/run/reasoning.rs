@@ -1,20 +1,21 @@
-//! Budget of reasoning tokens: counts them, and ends the reasoning when the budget is used up.
+//! Reasoning budget of a run: counts reasoning tokens, and gives the tokens that end the reasoning when the budget is used
+//! up.
 
 use crate::engine::request::ReasoningBudget;
 use crate::events::TokenId;
 
-/// Reasoning of one run.
+/// Reasoning tokens of one run, counted against its budget.
 #[derive(Debug)]
 pub struct ReasoningTracker {
     budget: ReasoningBudget,
     /// Text of the answer so far, including control tokens.
     text: Vec<u8>,
     /// State after each token.
-    steps: Vec<TokenState>,
+    tokens: Vec<TokenState>,
     /// Reasoning tokens so far.
-    spent: usize,
+    used: usize,
     /// True if the client requested the end of the current reasoning.
-    ended: bool,
+    end_requested: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -29,60 +30,60 @@ struct TokenState {
 
 impl ReasoningTracker {
     pub fn new(budget: ReasoningBudget) -> Self {
-        Self { budget, text: Vec::new(), steps: Vec::new(), spent: 0, ended: false }
+        Self { budget, text: Vec::new(), tokens: Vec::new(), used: 0, end_requested: false }
     }
 
     /// Processes an appended token.
     pub fn push(&mut self, piece: &[u8]) {
-        let (was, start) = (self.is_reasoning(), self.text.len());
-        let marker = if was { &self.budget.close } else { &self.budget.open };
+        let (was_reasoning, start) = (self.is_reasoning(), self.text.len());
+        let marker = if was_reasoning { &self.budget.close } else { &self.budget.open };
         self.text.extend_from_slice(piece);
-        // A marker may have begun in earlier tokens, but not before the last change of state.
+        // The marker may start in earlier tokens, but not before the token that ended the previous marker.
         let first = start.saturating_sub(marker.len().saturating_sub(1));
-        let mut recent = self.steps.iter().rev().take_while(|step| step.start > first);
-        let window = recent.find(|step| step.is_reasoning != was).map_or(first, |step| step.start);
-        let switched = !marker.is_empty() && find(&self.text[window..], marker.as_bytes());
-        let counts = was && !switched;
-        self.spent += usize::from(counts);
-        self.steps.push(TokenState { start, is_reasoning: was != switched, counts });
-        self.ended &= !switched;
+        let mut recent = self.tokens.iter().rev().take_while(|token| token.start > first);
+        let search_from = recent.find(|token| token.is_reasoning != was_reasoning).map_or(first, |token| token.start);
+        let ends_marker = !marker.is_empty() && contains(&self.text[search_from..], marker.as_bytes());
+        let counts = was_reasoning && !ends_marker;
+        self.used += usize::from(counts);
+        self.tokens.push(TokenState { start, is_reasoning: was_reasoning != ends_marker, counts });
+        self.end_requested &= !ends_marker;
     }
 
     /// Removes the last `count` tokens.
     pub fn pop(&mut self, count: usize) {
-        let removed = self.steps.split_off(self.steps.len().saturating_sub(count));
-        self.spent -= removed.iter().filter(|step| step.counts).count();
+        let removed = self.tokens.split_off(self.tokens.len().saturating_sub(count));
+        self.used -= removed.iter().filter(|token| token.counts).count();
         if let Some(first) = removed.first() {
             self.text.truncate(first.start);
         }
     }
 
-    /// Ends the current reasoning, as if the budget were used up. Returns `false` if there is none.
+    /// Ends the current reasoning, as if the budget were used up. Returns `false` if the run is not reasoning.
     pub fn request_end(&mut self) -> bool {
-        self.ended = self.is_reasoning();
-        self.ended
+        self.end_requested = self.is_reasoning();
+        self.end_requested
     }
 
-    /// Returns the tokens to append if the budget is used up, or if the client ended the reasoning.
+    /// Returns the tokens to append if the reasoning must end: the budget is used up, or the client requested the end.
     pub fn closing_tokens(&self) -> Option<&[TokenId]> {
-        let over = self.is_reasoning() && (self.ended || self.spent >= self.budget.tokens as usize);
-        (over && !self.budget.closing_tokens.is_empty()).then_some(&self.budget.closing_tokens)
+        let must_end = self.is_reasoning() && (self.end_requested || self.used >= self.budget.tokens as usize);
+        (must_end && !self.budget.closing_tokens.is_empty()).then_some(&self.budget.closing_tokens)
     }
 
-    /// Returns a note for the trace.
+    /// Returns the reason for the end of the reasoning, for the trace.
     pub fn note(&self) -> String {
-        if self.ended {
+        if self.end_requested {
             return "the client ended the reasoning".into();
         }
         format!("the budget of {} reasoning tokens is used up", self.budget.tokens)
     }
 
     fn is_reasoning(&self) -> bool {
-        self.steps.last().map_or(self.budget.begun, |step| step.is_reasoning)
+        self.tokens.last().map_or(self.budget.starts_in_reasoning, |token| token.is_reasoning)
     }
 }
 
-fn find(text: &[u8], marker: &[u8]) -> bool {
+fn contains(text: &[u8], marker: &[u8]) -> bool {
     text.windows(marker.len()).any(|window| window == marker)
 }
 
@@ -90,11 +91,12 @@ fn find(text: &[u8], marker: &[u8]) -> bool {
 mod tests {
     use super::{ReasoningBudget, ReasoningTracker};
 
-    fn with_budget(tokens: u32, begun: bool) -> ReasoningTracker {
+    fn with_budget(tokens: u32, starts_in_reasoning: bool) -> ReasoningTracker {
         let (open, close) = ("<think>".into(), "</think>".into());
-        ReasoningTracker::new(ReasoningBudget { tokens, open, close, closing_tokens: vec![7], begun })
+        ReasoningTracker::new(ReasoningBudget { tokens, open, close, closing_tokens: vec![7], starts_in_reasoning })
     }
 
+    /// Pushes tokens. Returns for each whether the reasoning must end after it.
     fn pushed(tracker: &mut ReasoningTracker, pieces: &[&str]) -> Vec<bool> {
         pieces
             .iter()
@@ -106,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn reasoning_ends_when_budget_is_spent() {
+    fn reasoning_ends_when_budget_is_used_up() {
         let mut tracker = with_budget(2, false);
         assert_eq!(pushed(&mut tracker, &["a", "<th", "ink>", "b", "c"]), [false, false, false, false, true]);
         assert_eq!(pushed(&mut tracker, &["</think>", "d", "e"]), [false; 3]);
@@ -115,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn reasoning_open_at_start_can_end_by_itself() {
+    fn reasoning_that_starts_in_prompt_counts() {
         let mut tracker = with_budget(3, true);
         assert_eq!(
             pushed(&mut tracker, &["a", "b", "</thi", "nk>", "c", "d"]),

@@ -1,5 +1,5 @@
-//! Registration of a run with the rest of the program until it ends: its request id, the engine's count of runs, and the
-//! guard that reports its end if the decode thread panics.
+//! Registration of a run until it ends: reserves its request id, counts it as a run of the engine, and reports its end if
+//! the decode thread panics.
 
 use super::request_ids::ActiveRequestId;
 use crate::engine::recording::durability::PanicGuard;
@@ -10,7 +10,7 @@ pub struct Registration {
     /// Reserves the request id.
     active_id: Option<ActiveRequestId>,
     panic_guard: PanicGuard,
-    /// The engine counts its runs by the clones of this reference.
+    /// The engine counts the clones of this reference.
     _run_counter: Arc<()>,
 }
 
@@ -20,7 +20,7 @@ impl Registration {
         Self { active_id: Some(active_id), panic_guard, _run_counter: run_counter }
     }
 
-    /// Releases the request id. Called before the client learns of the end, since it may send the id again immediately.
+    /// Releases the request id. Called before the end is sent to the client, which may then use the id again immediately.
     pub fn release_id(&mut self) {
         self.active_id = None;
     }

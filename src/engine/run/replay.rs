@@ -1,4 +1,4 @@
-//! Delivery of a recorded run's events to new instances of its mods, which brings them to the state they had.
+//! Replay of recorded events for a fork: new instances of the mods receive them and reach the state of the recorded ones.
 
 use super::dispatch::ActiveMod;
 use crate::engine::error::SubmitError;
@@ -7,8 +7,8 @@ use crate::events::{ActionRecord, ActionType, Event, ModCall, RequestedAction, T
 use crate::mods::{ActionDetails, RecordedSequence, RunView};
 use std::sync::Arc;
 
-/// Delivers the events before a fork to the mods of the new run. Their actions are compared with the recorded ones and
-/// not applied.
+/// Delivers the recorded events before the fork to the mods of the new run. Their actions are compared with the recorded
+/// ones, but not applied.
 ///
 /// # Errors
 /// [`SubmitError::ModDiffers`], and [`SubmitError::NotForkable`] if the events do not fit the model.
@@ -17,22 +17,23 @@ pub fn replay_mods(fork: &ForkPoint, mods: &mut [ActiveMod], view: &Arc<RunView>
         return Ok(());
     }
     let mut sequence = RecordedSequence::default();
-    let refuse = |reason| SubmitError::NotForkable { step: fork.step, reason };
+    let not_forkable = |reason| SubmitError::NotForkable { step: fork.step, reason };
+    // An event is followed by the calls of mods for it, each with its action.
     for group in fork.items.chunk_by(|_, next| !matches!(next, TraceItem::Event(_))) {
         let Some((TraceItem::Event(event), rest)) = group.split_first() else { continue };
-        sequence.apply_event(event, &view.vocabulary).map_err(refuse)?;
+        sequence.apply_event(event, &view.vocabulary).map_err(not_forkable)?;
         let mut called = vec![false; mods.len()];
-        // The action that won the event, which takes effect after all mods were called.
+        // The action that won the event takes effect after all mods were called.
         let mut winner: Option<&ActionRecord> = None;
         for (at, item) in rest.iter().enumerate() {
             match item {
                 TraceItem::ModCall(call) => {
-                    let same = |&index: &usize| !called[index] && mods[index].name == call.mod_name;
-                    let Some(index) = (0..mods.len()).find(same) else { continue };
+                    let is_called = |&index: &usize| !called[index] && mods[index].name == call.mod_name;
+                    let Some(index) = (0..mods.len()).find(is_called) else { continue };
                     called[index] = true;
                     let recorded = Some((call, recorded_action(&rest[at + 1..])));
-                    let repeats = fork.mods_repeat_from[index].is_some_and(|from| event.step >= from as i32);
-                    deliver(&sequence, event, &mut mods[index], view, recorded.filter(|_| repeats), fork.step)?;
+                    let must_repeat = fork.mods_repeat_from[index].is_some_and(|from| event.step >= from as i32);
+                    deliver(&sequence, event, &mut mods[index], view, recorded.filter(|_| must_repeat), fork.step)?;
                     let failure =
                         call.exception_occurred.then(|| call.exception_message.as_deref().unwrap_or_default());
                     let ActiveMod { name, health, .. } = &mut mods[index];
@@ -57,15 +58,15 @@ pub fn replay_mods(fork: &ForkPoint, mods: &mut [ActiveMod], view: &Arc<RunView>
 
 /// Returns the action that follows a call, unless it is a Noop.
 fn recorded_action(items: &[TraceItem]) -> Option<RequestedAction> {
-    let own = items.iter().take_while(|item| !matches!(item, TraceItem::ModCall(_)));
-    let mut actions = own.filter_map(|item| match item {
+    let of_call = items.iter().take_while(|item| !matches!(item, TraceItem::ModCall(_)));
+    let mut actions = of_call.filter_map(|item| match item {
         TraceItem::Action(action) if action.action_type != ActionType::Noop => Some(RequestedAction::from(action)),
         _ => None,
     });
     actions.next()
 }
 
-/// Delivers an event to a mod, and compares its answer with `recorded`.
+/// Delivers an event to a mod, and compares its reply with `recorded`: a call and its action.
 fn deliver(
     sequence: &RecordedSequence,
     event: &Event,
@@ -77,19 +78,19 @@ fn deliver(
     if active.health.disabled.is_some() {
         return Ok(());
     }
-    let answer = sequence.deliver(event, active.instance.as_mut(), view);
-    let answer = answer.map_err(|reason| SubmitError::NotForkable { step, reason })?;
-    let (Some(answer), Some((call, action))) = (answer, recorded) else { return Ok(()) };
-    // A call that failed had no effect; it may have failed for lack of time.
-    if call.exception_occurred || (answer.exception.is_none() && answer.action == action) {
+    let reply = sequence.deliver(event, active.instance.as_mut(), view);
+    let reply = reply.map_err(|reason| SubmitError::NotForkable { step, reason })?;
+    let (Some(reply), Some((call, action))) = (reply, recorded) else { return Ok(()) };
+    // A failed call had no effect, and need not fail again: it may have timed out.
+    if call.exception_occurred || (reply.exception.is_none() && reply.action == action) {
         return Ok(());
     }
-    let described = |action: Option<RequestedAction>| action.map_or_else(|| "Noop".to_owned(), |it| it.to_string());
+    let describe = |action: Option<RequestedAction>| action.map_or_else(|| "Noop".to_owned(), |it| it.to_string());
     Err(SubmitError::ModDiffers {
         name: active.name.clone(),
         step: event.step,
         event: event.event_type.as_str(),
-        recorded: described(action),
-        now: answer.exception.map_or_else(|| described(answer.action), |message| format!("the error {message:?}")),
+        recorded: describe(action),
+        now: reply.exception.map_or_else(|| describe(reply.action), |message| format!("the error {message:?}")),
     })
 }

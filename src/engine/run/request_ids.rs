@@ -1,17 +1,17 @@
-//! Request ids of active runs. A mod keeps its state by request id, and its workers serve every engine of the process.
-//! Therefore no two active runs of the process may have the same id.
+//! Request ids of active runs. No two active runs of the process may have the same id, since the workers of mods serve all
+//! engines of the process and find the state of a run by its request id.
 
 use std::collections::HashSet;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 static ACTIVE: LazyLock<Mutex<HashSet<String>>> = LazyLock::new(Mutex::default);
 
-/// A request id that is reserved for one run until this is dropped.
+/// Reservation of a request id for one run; dropping it releases the id.
 #[derive(Debug)]
 pub struct ActiveRequestId(String);
 
 impl ActiveRequestId {
-    /// Reserves an id. Returns `None` while another run has it.
+    /// Reserves an id. Returns `None` if another run has it.
     pub fn reserve(id: &str) -> Option<Self> {
         active().insert(id.to_owned()).then(|| Self(id.to_owned()))
     }

@@ -1,5 +1,5 @@
-//! Continuation of a recorded run: brings a new run to the state that the recorded one had before a step, without the
-//! model. The mods are brought to their state in [`super::replay`].
+//! Forks: brings a new run to the state that a recorded run had before a step, without the model. [`super::replay`] does the
+//! same for its mods.
 
 use super::Run;
 use crate::engine::error::SubmitError;
@@ -9,8 +9,7 @@ use crate::model::llama::Sampler;
 use crate::mods::ActionDetails;
 
 impl Run {
-    /// Applies the recorded items before the fork, and copies them into the new recording. The attention of the kept
-    /// steps stays with the recorded run.
+    /// Applies the recorded items before the fork, and copies them into the recording of the new run, except for attention.
     ///
     /// # Errors
     /// [`SubmitError::NotForkable`].
@@ -43,13 +42,13 @@ impl Run {
         Ok(())
     }
 
-    /// Drops a run that was not submitted.
+    /// Discards a run that was not submitted.
     pub fn discard(mut self) {
         self.dispatch.finish();
         self.registration.end();
     }
 
-    /// Continues after the kept steps with the logits at the end of the sequence, or with `tokens` in place of a draw.
+    /// Begins the first new step: appends `tokens` if there are any; otherwise samples after a decode.
     pub(super) fn begin_fork(&mut self, tokens: Vec<TokenId>) {
         if self.sequence.generated() >= self.max_tokens {
             self.finish(FinishReason::Length, None, None);
@@ -62,8 +61,8 @@ impl Run {
         }
     }
 
-    /// Samples with these parameters from now on. The random sequence continues unless the seed changes or
-    /// `restart` is true.
+    /// Sets the sampling parameters. The random number generator keeps its state unless the seed changes or `restart` is
+    /// true.
     fn set_sampling(&mut self, sampling: crate::engine::SamplingParams, restart: bool) {
         if sampling != self.request.sampling || restart {
             let sampler = Sampler::new(&sampling, &self.view.vocabulary);
@@ -76,7 +75,7 @@ impl Run {
         }
     }
 
-    /// Returns an error if a recorded token is none of the model's. llama.cpp rejects a whole batch with such a token.
+    /// Checks that recorded tokens are in the model's vocabulary, since llama.cpp rejects a whole batch with an unknown token.
     fn check_tokens(&self, tokens: &[TokenId]) -> Result<(), String> {
         let vocabulary = &self.view.vocabulary;
         let unknown = tokens.iter().find(|&&token| !vocabulary.contains(token));
@@ -89,7 +88,7 @@ impl Run {
         let measured = event.measured.as_deref().ok_or("its events lack measurements")?;
         match event.event_type {
             EventType::Prefilled => {
-                // With the parameters of this run.
+                // The new run records its own parameters.
                 self.record_prompt();
                 self.event_buffer.continue_times(event);
                 return Ok(());
@@ -123,7 +122,7 @@ impl Run {
                 measured.tokens.iter().try_for_each(|appended| self.check_tokens(&[appended.token]))?;
                 self.sequence.extend(tokens);
                 let mut appended = measured.tokens.clone();
-                // The notes are recorded already.
+                // The copied event has the note.
                 let _ = self.process_tokens(&mut appended, event.forced.unwrap_or(false));
                 self.attention.added(appended.len());
                 self.answer.queue(appended, None);

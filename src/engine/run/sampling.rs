@@ -1,6 +1,5 @@
-//! Choice of the next token: the sampler of a run together with its grammar constraint.
-//!
-//! Both follow the generated tokens, so they change together here. Nothing here measures or records.
+//! Choice of the next token: the sampler of a run together with its grammar constraint, whose states both depend on the
+//! generated tokens.
 
 use crate::events::{StageCount, TokenId, TokenMeasurement};
 use crate::model::Vocabulary;
@@ -37,19 +36,19 @@ impl TokenSampler {
             None => None,
         };
         let allowed = mask.as_deref().map(TokenMask::as_slice);
-        // Logits without tokens that complete a trigger but continue with text that the triggered constraint cannot
-        // begin with.
+        // A token can contain the end of a trigger and text after it that the triggered constraint does not permit. Such
+        // tokens are banned in this copy of the logits, and the draw is repeated.
         let mut masked: Vec<f32> = Vec::new();
         loop {
             let logits = if masked.is_empty() { logits } else { &masked };
             let input = SamplerInput { logits, allowed, sequence, temperature };
             let Some(draw) = sampler.sample(&input, candidates) else {
-                let left = if mask.is_some() {
+                let remaining = if mask.is_some() {
                     "no token that the constraint permits"
                 } else {
                     "no token with a probability above 0"
                 };
-                return Err(format!("no token can be drawn: mods, bans and biases leave {left}"));
+                return Err(format!("no token can be drawn: mods, bans and biases leave {remaining}"));
             };
             let piece = vocabulary.piece(draw.token);
             if constraint.as_ref().is_none_or(|constraint| constraint.permits(draw.token, piece)) {
@@ -62,7 +61,7 @@ impl TokenSampler {
         }
     }
 
-    /// Samples with another sampler, from its first state.
+    /// Replaces the sampler by one in its initial state.
     pub fn restart(&mut self, sampler: Sampler) {
         self.sampler = sampler;
     }
@@ -72,13 +71,13 @@ impl TokenSampler {
         self.sampler.can_repeat_draws()
     }
 
-    /// Repeats the effects of a recorded draw on the state of the sampler.
+    /// Updates the state of the sampler as if it had made a recorded draw.
     pub fn repeat_draw(&mut self, drawn: &TokenMeasurement, prob: Option<f32>, stages: &[StageCount]) {
         self.sampler.repeat_draw(drawn.token, prob, stages);
     }
 
-    /// Follows an appended token, the `generated`th of the answer. Returns false if the constraint does not permit it: a
-    /// mod forced it, and the mod wins.
+    /// Updates sampler and constraint with an appended token, the `generated`th of the answer. Returns false if the
+    /// constraint does not permit the token, which a mod forced.
     pub fn accept(&mut self, token: TokenId, piece: &[u8], generated: usize, ends_generation: bool) -> bool {
         self.sampler.accept(token, generated);
         let Some(constraint) = &mut self.constraint else { return true };
@@ -89,7 +88,7 @@ impl TokenSampler {
         constraint.accept(token, piece) != AcceptResult::Rejected
     }
 
-    /// Returns to the first `generated` tokens after `count` were removed.
+    /// Returns to the state after the first `generated` tokens, of which the last `count` were removed.
     pub fn rewind(&mut self, generated: usize, count: usize) {
         self.sampler.rewind(generated);
         if let Some(constraint) = &mut self.constraint {
@@ -109,7 +108,7 @@ impl TokenSampler {
         self.constraint.as_ref().is_some_and(GrammarMatcher::is_complete)
     }
 
-    /// Replaces the sampler. The random sequence continues unless the seed changes.
+    /// Replaces the sampler. The random number generator keeps its state unless the seed changes.
     pub fn replace(&mut self, mut sampler: Sampler, before: &SamplingParams, after: &SamplingParams) {
         sampler.inherit_state(&mut self.sampler, before, after);
         self.sampler = sampler;

@@ -1,19 +1,32 @@
-//! A run as the scheduler sees it: what it decodes next, its KV state, its outputs and its progress.
+//! Methods of a run for the scheduler: next decode, KV state, outputs, progress, and changes by the client.
 
 use super::outbox::Outbox;
+use super::reasoning::ReasoningTracker;
 use super::sequence::Sequence;
 use super::{Run, RunState};
 use crate::engine::kv::prompt::PromptView;
 use crate::engine::kv::slots::ReleasedState;
-use crate::engine::output::{Output, PromptProgress, RunMetrics};
-use crate::engine::request::{Overflow, Request};
+use crate::engine::output::{EndReasoning, Output, PromptProgress, RunMetrics};
+use crate::engine::request::{Limits, Overflow, Request};
 use crate::engine::status::{SlotProgress, SlotRun};
-use crate::events::{RunEnd, RunId, TokenId};
-use crate::model::llama::{AttentionRow, CheckpointPurpose};
+use crate::events::{FinishReason, RunEnd, RunId, TokenId};
+use crate::model::llama::{AttentionRow, CheckpointPurpose, Sampler, SamplingParams};
 use crate::mods::ModInstance;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
+
+/// New parameters of a run.
+pub struct ParameterChange {
+    /// Sampling parameters.
+    pub sampling: SamplingParams,
+    /// Sampler with these parameters.
+    pub sampler: Sampler,
+    /// Limits and stop conditions.
+    pub limits: Limits,
+    /// Description of the change, for the trace.
+    pub note: String,
+}
 
 impl Run {
     /// Returns the id.
@@ -21,17 +34,17 @@ impl Run {
         self.id
     }
 
-    /// Returns the request; its prompt and spans are in [`Run::sequence`].
+    /// Returns the request. Its prompt and spans were moved to [`Run::sequence`].
     pub fn request(&self) -> &Request {
         &self.request
     }
 
-    /// Returns the tokens.
+    /// Returns the sequence.
     pub fn sequence(&self) -> &Sequence {
         &self.sequence
     }
 
-    /// Returns the tokens, for changes of their KV state.
+    /// Returns the sequence, for updates of its KV state.
     pub fn sequence_mut(&mut self) -> &mut Sequence {
         &mut self.sequence
     }
@@ -41,7 +54,7 @@ impl Run {
         &mut self.outbox
     }
 
-    /// Returns true if outputs wait for the client.
+    /// Returns true if the outbox has outputs.
     pub fn has_outputs(&self) -> bool {
         !self.outbox.is_empty()
     }
@@ -66,17 +79,17 @@ impl Run {
         self.timing.prompt_us().is_some()
     }
 
-    /// Returns the time for which the run was active.
+    /// Returns the time since the request, without pauses that have ended.
     pub fn active_time(&self) -> Duration {
         Duration::from_micros(self.timing.elapsed_us())
     }
 
-    /// Adds the length of a pause, which does not count as active time.
+    /// Adds the duration of a pause, which does not count as active time.
     pub fn add_pause(&mut self, pause: Duration) {
         self.timing.add_pause(pause);
     }
 
-    /// Returns the sequence, with everything that decides which KV state it can reuse.
+    /// Returns the prompt, with the settings that determine which KV state it can reuse.
     pub fn prompt_view(&self) -> PromptView<'_> {
         let Self { request, sequence, view, .. } = self;
         PromptView {
@@ -103,29 +116,29 @@ impl Run {
         }
     }
 
-    /// Returns true if the logits were not numbers, so that the slot's state must not be used.
+    /// Returns true if the model returned logits that were not numbers; the slot's state must not be reused then.
     pub fn has_invalid_logits(&self) -> bool {
         self.invalid_logits
     }
 
-    /// Returns true if no step is in progress that needs the slot.
+    /// Returns true if no step is in progress that needs the slot: no decode of forced tokens or of prompt probabilities.
     pub fn is_between_tokens(&self) -> bool {
         self.forced.is_none() && self.prompt_probabilities.is_empty()
     }
 
-    /// Returns true if the run continues a recorded one and has not begun.
+    /// Returns true if the run is a fork that has not started.
     pub fn is_fork(&self) -> bool {
         self.fork_tokens.is_some()
     }
 
-    /// Notes the slot that the run was given. Returns the microseconds that it waited for it.
+    /// Sets the slot of the run. Returns the microseconds for which the run was queued.
     pub fn assign_slot(&mut self, slot: u32) -> u64 {
-        // A run is assigned to a slot once.
+        // The cell is empty, since the first slot is assigned once.
         let _ = self.metrics.slot.set(slot);
         self.timing.mark_slot()
     }
 
-    /// Reports the progress of the prompt, if the client asked for it.
+    /// Reports the progress of the prompt, if the client requested it.
     pub fn report_progress(&mut self) {
         if self.request.report.progress && !self.has_decoded_prompt() && self.end.is_none() {
             self.outbox.push(Output::Progress(PromptProgress {
@@ -137,17 +150,16 @@ impl Run {
         }
     }
 
-    /// Returns the maximum number of tokens for the next decode: all that are missing, or fewer if each of them needs a
-    /// row of logits.
+    /// Returns the maximum number of tokens for the next decode. It is limited if every token needs a row of logits.
     pub fn max_decode_len(&self) -> usize {
         const MAX_LOGIT_ROWS: usize = 256;
-        let missing = self.sequence.decode_len();
-        let rows = self.request.report.prompt_probabilities && !self.has_decoded_prompt();
-        if rows { missing.min(MAX_LOGIT_ROWS) } else { missing }
+        let len = self.sequence.decode_len();
+        let needs_all_rows = self.request.report.prompt_probabilities && !self.has_decoded_prompt();
+        if needs_all_rows { len.min(MAX_LOGIT_ROWS) } else { len }
     }
 
-    /// Returns the maximum number of tokens to draft for the next decode, which the run could still use; 0 unless it
-    /// generates the next token.
+    /// Returns the maximum number of tokens to draft for the next decode: those that the answer could still have. Returns 0
+    /// unless the decode is that of a single generated token.
     pub fn max_draft(&self) -> usize {
         if !self.has_decoded_prompt() || self.forced.is_some() || self.sequence.decode_len() != 1 {
             return 0;
@@ -156,8 +168,8 @@ impl Run {
         left.saturating_sub(1).min(self.sequence.room())
     }
 
-    /// Returns true if the run wants to decode the tokens from `position` on and the first of them is `token`: a decode
-    /// of this token after the run's earlier ones is valid.
+    /// Returns true if `token` at `position` is the next token that the run must decode, so that logits after a drafted
+    /// token there are valid.
     pub fn continues_with(&self, position: usize, token: TokenId) -> bool {
         self.needs_decode()
             && self.sequence.kv_len() == position
@@ -170,18 +182,19 @@ impl Run {
         self.drafts.drafted += tokens as u32;
     }
 
-    /// Counts a drafted token that the run continued with.
+    /// Counts an accepted token of a draft.
     pub fn count_accepted(&mut self) {
         self.drafts.accepted += 1;
     }
 
-    /// Notes the token that was drafted for the position after the logits that follow.
+    /// Sets the token that was drafted for the next step, before its logits are passed.
     pub fn set_drafted(&mut self, token: Option<TokenId>) {
         self.step_logits.set_drafted(token);
     }
 
-    /// Plans the checkpoints of the state, for later prompts and for mods that remove tokens.
+    /// Plans the checkpoints of the state.
     pub fn plan_checkpoints(&mut self, outputs_from: usize) {
+        // Later requests and mods that backtrack can return to a checkpoint in the prompt.
         let in_prompt = self.request.cache_prompt || !self.dispatch.is_empty();
         self.sequence.plan_checkpoints(outputs_from, in_prompt);
     }
@@ -238,8 +251,42 @@ impl Run {
         self.dispatch.instance(index)
     }
 
-    /// Notes the attention of the decode whose logits follow.
+    /// Sets the attention row of the next logits, before these are passed.
     pub fn set_attention(&mut self, row: Arc<AttentionRow>) {
         self.attention.set_current(row);
+    }
+
+    /// Ends the current reasoning, as if its budget were used up.
+    pub fn end_reasoning(&mut self) -> EndReasoning {
+        match self.reasoning.as_mut().map(ReasoningTracker::request_end) {
+            Some(true) => EndReasoning::Ended,
+            Some(false) => EndReasoning::NotReasoning,
+            None => EndReasoning::NoBudget,
+        }
+    }
+
+    /// Applies changed parameters from the next token on.
+    pub fn apply_change(&mut self, change: ParameterChange) {
+        if self.end.is_some() {
+            return;
+        }
+        let ParameterChange { sampling, sampler, limits, note } = change;
+        self.sampler.replace(sampler, &self.request.sampling, &sampling);
+        self.request.sampling = sampling;
+        // A maximum that a mod has set is kept unless the client changes its own.
+        if limits.max_tokens != self.request.limits.max_tokens {
+            self.max_tokens = limits.max_tokens as usize;
+        }
+        if limits.stop != self.request.limits.stop {
+            self.answer.set_stop_strings(&limits.stop);
+        }
+        self.request.limits = limits;
+        // Several changes may arrive before the next event records them.
+        self.note = Some(self.note.take().map_or(note.clone(), |before| format!("{before}; {note}")));
+        let between_tokens = matches!(self.state, RunState::Decode { .. }) && self.forced.is_none();
+        let generated = self.sequence.generated();
+        if between_tokens && generated > 0 && generated >= self.max_tokens {
+            self.finish(FinishReason::Length, None, None);
+        }
     }
 }

@@ -1,8 +1,7 @@
-//! Tokens of a run, and how many of them the KV cache holds.
+//! Tokens of a run, and all positions in them: the end of the prompt, the spans of messages, the number of tokens in the KV
+//! cache, and the tokens that a full context evicted.
 //!
-//! It owns every position: the end of the prompt, the valid part of the KV cache, the spans of messages, and what a full
-//! context evicted. All of them change together here. It never touches the KV cache: it lists the removals that the
-//! scheduler applies.
+//! Removals of tokens are only listed here; the scheduler applies them to the KV cache.
 
 use crate::engine::kv::checkpoints::CheckpointPlan;
 use crate::engine::kv::conversation::spans::{cut_spans, shifted_index};
@@ -23,15 +22,15 @@ pub struct Sequence {
     prompt_len: usize,
     /// Prompt tokens at the start of the run.
     prompt_tokens: usize,
-    /// Number of tokens that the KV cache holds and that are still valid.
+    /// Number of tokens at the start whose state the KV cache holds.
     kv_len: usize,
     /// Prompt tokens whose KV state was reused.
     cached_tokens: usize,
     /// Removals that the KV cache has not applied yet.
     kv_removals: Vec<KvRemoval>,
-    /// Number of tokens at the start that have not changed since the last [`Sequence::take_unchanged`].
+    /// Number of tokens at the start that have not changed since the last call of [`Sequence::take_unchanged`].
     unchanged: usize,
-    /// History of the conversation, for later requests.
+    /// History of the conversation, which the slot keeps after the run.
     history: SlotHistory,
     evictions: Evictions,
     checkpoints: CheckpointPlan,
@@ -44,8 +43,9 @@ pub struct Sequence {
 struct Evictions {
     /// True if the context was full.
     truncated: bool,
-    /// Evicted tokens of the answer.
+    /// Number of evicted tokens of the answer.
     generated: usize,
+    /// Number of all evicted tokens.
     tokens: usize,
     messages: Vec<EvictedMessage>,
     /// Evictions that no event has recorded yet.
@@ -53,7 +53,7 @@ struct Evictions {
 }
 
 impl Sequence {
-    /// Takes the prompt of a request. `context` is the number of tokens that a slot holds.
+    /// Moves the prompt out of a request. `context` is the number of tokens that a slot holds.
     pub fn new(request: &mut Request, vocabulary: Arc<Vocabulary>, context: usize) -> Self {
         let tokens = std::mem::take(&mut request.prompt);
         Self {
@@ -93,7 +93,7 @@ impl Sequence {
         &self.spans
     }
 
-    /// Returns the number of prompt tokens that are left.
+    /// Returns the number of prompt tokens that are in the context.
     pub fn prompt_len(&self) -> usize {
         self.prompt_len
     }
@@ -109,10 +109,10 @@ impl Sequence {
     }
 
     /// Returns the number of prompt tokens that were decoded, without the cached ones. `is_complete` is true after the
-    /// whole prompt was decoded.
+    /// decode of the whole prompt.
     pub fn prompt_decoded(&self, is_complete: bool) -> usize {
-        let known = if is_complete { self.prompt_tokens } else { self.kv_len.min(self.prompt_tokens) };
-        known.saturating_sub(self.cached_tokens)
+        let processed = if is_complete { self.prompt_tokens } else { self.kv_len.min(self.prompt_tokens) };
+        processed.saturating_sub(self.cached_tokens)
     }
 
     /// Returns the number of generated tokens, including those that a full context evicted.
@@ -165,7 +165,7 @@ impl Sequence {
         count
     }
 
-    /// Replaces the prompt by that of a mod. The spans and the history belong to the old one.
+    /// Replaces the prompt by that of a mod, and clears spans and history, which belong to the old prompt.
     pub fn replace_prompt(&mut self, tokens: Vec<TokenId>) {
         self.prompt_len = tokens.len();
         self.prompt_tokens = tokens.len();
@@ -175,7 +175,7 @@ impl Sequence {
         self.spans.clear();
     }
 
-    /// Returns the number of tokens at the start that are the same as at the last call.
+    /// Returns the number of tokens at the start that are the same as in the last call.
     pub fn take_unchanged(&mut self) -> usize {
         std::mem::replace(&mut self.unchanged, self.tokens.len())
     }
@@ -190,7 +190,7 @@ impl Sequence {
         self.kv_len = kv_len;
     }
 
-    /// Requires that the tokens from `position` on are decoded again.
+    /// Makes the next decode start at `position` or earlier.
     pub fn decode_from(&mut self, position: usize) {
         self.kv_len = self.kv_len.min(position);
     }
@@ -200,7 +200,7 @@ impl Sequence {
         self.cached_tokens = self.kv_len.min(self.prompt_tokens);
     }
 
-    /// Returns the number of tokens for the next decode: up to the next checkpoint, or all that are missing.
+    /// Returns the number of tokens for the next decode: all that the KV cache does not hold, up to the next checkpoint.
     pub fn decode_len(&self) -> usize {
         self.checkpoints.decode_limit(self.kv_len, self.tokens.len()) - self.kv_len
     }
@@ -210,8 +210,7 @@ impl Sequence {
         std::mem::take(&mut self.kv_removals)
     }
 
-    /// Plans the checkpoints of the state, before the first decode. `in_prompt` is false for a prompt that no other
-    /// request and no mod returns to.
+    /// Plans the checkpoints of the state, before the first decode. `in_prompt` is true if the prompt gets checkpoints.
     pub fn plan_checkpoints(&mut self, outputs_from: usize, in_prompt: bool) {
         let last_user = self.spans.iter().rfind(|span| span.role == "user").map(|span| span.start as usize);
         self.checkpoints = if in_prompt {
@@ -222,7 +221,7 @@ impl Sequence {
     }
 
     /// Returns the purpose of a checkpoint after the last decode, if one is due. `in_answer` is true if the answer gets
-    /// checkpoints, too.
+    /// checkpoints.
     pub fn take_due_checkpoint(&mut self, in_answer: bool) -> Option<CheckpointPurpose> {
         self.checkpoints.take_due(self.kv_len, in_answer.then_some(self.prompt_len))
     }
@@ -242,8 +241,8 @@ impl Sequence {
         self.evictions.unreported.take()
     }
 
-    /// Replaces the prompt by its alignment with the slot's history, if there is one, and evicts messages if the prompt
-    /// does not fit.
+    /// Sets the history of the slot, replaces the prompt by its alignment with that history, and evicts messages if the
+    /// prompt does not fit.
     pub fn fit_prompt(&mut self, aligned: Option<Alignment>, history: SlotHistory) {
         self.unchanged = 0;
         let original = (self.tokens.clone(), self.spans.clone());
@@ -262,18 +261,21 @@ impl Sequence {
             && !self.limit.is_filled_by(self.tokens.len())
             && self.make_room(1).is_err()
         {
-            // The restored reasoning may be what makes the prompt too long.
+            // The prompt may only be too long because of restored reasoning.
             (self.tokens, self.spans) = original;
             self.history = SlotHistory::default();
             self.evictions = Evictions::default();
             self.prompt_len = self.tokens.len();
-            // The engine accepts only prompts that can be made to fit.
+            // Submission has checked that the original prompt can be made to fit.
             let _ = self.make_room(1);
         }
         self.prompt_tokens = self.prompt_len;
     }
 
-    /// Evicts tokens so that `more` tokens can follow. Returns an error with the reason if that is impossible.
+    /// Evicts tokens so that `more` tokens can follow.
+    ///
+    /// # Errors
+    /// Not enough tokens can be evicted; the message gives the reason.
     pub fn make_room(&mut self, more: usize) -> Result<(), String> {
         let (len, context) = (self.tokens.len(), self.limit.context);
         if len + more <= context {
@@ -318,7 +320,7 @@ impl Sequence {
         }
     }
 
-    /// Takes the history that later requests of the same conversation need.
+    /// Takes the history for the slot, including this answer.
     pub fn take_history(&mut self) -> SlotHistory {
         if self.evictions.generated == 0 && !self.spans.is_empty() {
             self.history.record_answer(self.prompt_len, &self.tokens[self.prompt_len..], &self.vocabulary);
@@ -326,7 +328,7 @@ impl Sequence {
         std::mem::take(&mut self.history)
     }
 
-    /// Removes ordered ranges from the sequence and lists their removal from the KV cache.
+    /// Removes ordered ranges from the sequence, and lists the removal for the KV cache.
     fn remove_ranges(&mut self, ranges: &[Range<usize>], messages: Vec<EvictedMessage>) {
         self.record_eviction(ranges, messages);
         self.unchanged = ranges.first().map_or(self.unchanged, |range| self.unchanged.min(range.start));

@@ -1,20 +1,20 @@
-//! Logits of one step: the logits at the end of the sequence, the edits of mods, and the token drawn from them.
+//! Logits of one step: the model's logits at the end of the sequence, the edits of mods, and the token drawn from them.
 //!
-//! It copies logits only if a run waits for a mod or a mod changes something. It never changes the sequence.
+//! The model's logits are copied only if a mod edits them or if they are needed after the next decode overwrites them.
 
 use super::distribution::{self, TokenDistribution};
 use crate::events::{Alternative, TokenId, TokenMeasurement};
 use crate::mods::LogitEdit;
 
-/// Maximum tokens recorded for an edit of the logits.
+/// Maximum tokens whose change of probability is recorded for an edit of the logits.
 const MAX_SHIFTED_TOKENS: usize = 8;
 
 /// Logits, edits and drawn token of the step at the end of the sequence.
 #[derive(Default)]
 pub struct StepLogits {
-    /// Copy of the model's logits at the end of the sequence.
+    /// Copy of the model's logits.
     saved: Vec<f32>,
-    /// True if `saved` belongs to the end of the sequence.
+    /// True if `saved` holds the logits at the end of the sequence.
     is_saved: bool,
     /// Logits after the edits of mods.
     edited: Option<Vec<f32>>,
@@ -24,7 +24,7 @@ pub struct StepLogits {
     distribution: Option<TokenDistribution>,
     top: Vec<Alternative>,
     drawn: Option<TokenMeasurement>,
-    /// Token that speculative decoding guessed for the step.
+    /// Token that speculative decoding drafted for the step.
     drafted: Option<TokenId>,
 }
 
@@ -38,7 +38,7 @@ pub struct EditEffect {
 }
 
 impl StepLogits {
-    /// Begins with new logits of the model, given by their distribution and most probable tokens.
+    /// Sets the distribution and the most probable tokens of new logits.
     pub fn set_logits(&mut self, distribution: TokenDistribution, top: Vec<Alternative>) {
         self.top = top;
         self.distribution = Some(distribution);
@@ -52,7 +52,7 @@ impl StepLogits {
         self.temperature = None;
     }
 
-    /// Copies the logits at the end of the sequence before the model overwrites them.
+    /// Copies the logits at the end of the sequence, unless they are saved, before the next decode overwrites them.
     pub fn save(&mut self, new_logits: Option<&[f32]>) {
         if let Some(new_logits) = new_logits.filter(|_| !self.is_saved) {
             self.saved.clear();
@@ -61,12 +61,12 @@ impl StepLogits {
         }
     }
 
-    /// Returns the saved logits if they belong to the end of the sequence.
+    /// Returns the saved logits; `None` unless they are those at the end of the sequence.
     pub fn saved(&self) -> Option<&[f32]> {
         self.is_saved.then_some(self.saved.as_slice())
     }
 
-    /// Marks the saved logits as outdated: the end of the sequence changed.
+    /// Marks the saved logits as outdated, because the end of the sequence changed.
     pub fn discard_saved(&mut self) {
         self.is_saved = false;
     }
@@ -101,7 +101,7 @@ impl StepLogits {
         self.temperature
     }
 
-    /// Applies an edit whose effect was computed before. The logits must be saved.
+    /// Applies an edit. `edited` is the distribution after it, if it was computed. The logits must be saved.
     pub fn edit(&mut self, edit: LogitEdit, temperature: Option<f32>, edited: Option<TokenDistribution>) {
         match edit {
             LogitEdit::Keep => {}
@@ -126,14 +126,14 @@ impl StepLogits {
             }
         };
         let known = if self.edited.is_none() { self.distribution } else { self.edited_distribution };
-        let was = known.unwrap_or_else(|| TokenDistribution::new(before));
-        let is = TokenDistribution::new(after);
-        let shifted = distribution::top_shifts((was, before), (is, after), MAX_SHIFTED_TOKENS)
+        let old = known.unwrap_or_else(|| TokenDistribution::new(before));
+        let new = TokenDistribution::new(after);
+        let shifted = distribution::top_shifts((old, before), (new, after), MAX_SHIFTED_TOKENS)
             .into_iter()
             .filter(|&(_, change)| change > 0.0)
-            .map(|(token, _)| (token, was.prob(before[token as usize]), is.prob(after[token as usize])))
+            .map(|(token, _)| (token, old.prob(before[token as usize]), new.prob(after[token as usize])))
             .collect();
-        EditEffect { shifted, edited: Some(is) }
+        EditEffect { shifted, edited: Some(new) }
     }
 
     /// Returns the most probable tokens.
@@ -141,7 +141,7 @@ impl StepLogits {
         &self.top
     }
 
-    /// Replaces the most probable tokens, for a client that wants those after the sampler.
+    /// Replaces the most probable tokens by those after the sampler, for a client that requested them.
     pub fn set_top(&mut self, top: Vec<Alternative>) {
         self.top = top;
     }
@@ -151,12 +151,12 @@ impl StepLogits {
         std::mem::take(&mut self.top)
     }
 
-    /// Notes the token that speculative decoding guessed for the step.
+    /// Sets the token that speculative decoding drafted for the step.
     pub fn set_drafted(&mut self, token: Option<TokenId>) {
         self.drafted = token;
     }
 
-    /// Takes the token that speculative decoding guessed for the step.
+    /// Takes the token that speculative decoding drafted for the step.
     pub fn take_drafted(&mut self) -> Option<TokenId> {
         self.drafted.take()
     }
@@ -166,12 +166,12 @@ impl StepLogits {
         self.drawn.as_ref()
     }
 
-    /// Notes the drawn token.
+    /// Sets the drawn token.
     pub fn set_drawn(&mut self, drawn: TokenMeasurement) {
         self.drawn = Some(drawn);
     }
 
-    /// Takes the drawn token; also discards one that a mod replaced.
+    /// Takes the drawn token.
     pub fn take_drawn(&mut self) -> Option<TokenMeasurement> {
         self.drawn.take()
     }

@@ -1,19 +1,19 @@
-//! Steps of a run that no mod redirects: forward pass, sampling, append.
+//! Steps of a run without control actions of mods: forward pass, sampling, appending of the sampled token.
 
 use super::dispatch::DispatchedEvent;
-use super::distribution::{self, TokenDistribution};
+use super::distribution::TokenDistribution;
 use super::reasoning::ReasoningTracker;
 use super::{Run, RunState};
 use crate::engine::output::{Output, TextDelta};
 use crate::events::{Alternative, EventType, Fault, FinishReason, Measurements, StageCount, TokenId, TokenMeasurement};
-use crate::model::llama::{Candidates, Draw};
+use crate::model::llama::Candidates;
 use crate::model::printable;
 
-/// Characters of the sequence recorded with a `ForwardPass` event.
+/// Maximum characters of the sequence's end that are recorded with a `ForwardPass` event.
 const INPUT_TEXT_CHARS: usize = 70;
 
 impl Run {
-    /// Continues after an event for which no mod changed control.
+    /// Continues after an event that no control action has won.
     pub(super) fn advance(&mut self, event: EventType, new_logits: Option<&[f32]>, candidates: &mut Candidates) {
         match event {
             EventType::Prefilled => {
@@ -39,7 +39,7 @@ impl Run {
         }
     }
 
-    /// Continues at the end of the sequence: immediately if its logits are known, else after a decode.
+    /// Continues at the end of the sequence: immediately if its logits are saved, otherwise after a decode.
     pub(super) fn continue_from_end(&mut self) {
         if self.step_logits.saved().is_some() {
             self.begin_step();
@@ -51,7 +51,7 @@ impl Run {
         }
     }
 
-    /// Begins a step: records the `ForwardPass` event for the logits at the end of the sequence.
+    /// Begins a step with the logits at the end of the sequence: records the `ForwardPass` event.
     pub(super) fn begin_step(&mut self) {
         if self.step >= self.request.limits.max_steps {
             return self.finish_at_max_steps();
@@ -90,16 +90,15 @@ impl Run {
         };
         let raw = self.step_logits.raw(new_logits);
         let distribution = self.step_logits.distribution().unwrap_or_else(|| TokenDistribution::new(raw));
-        let measured = self.measure(distribution, raw, draw.token);
+        let measured = self.measurer.measure(distribution, raw, draw.token);
         let recorded = self.event_buffer.is_recorded();
         let after_mods = self.step_logits.edited().filter(|_| recorded).map(|edited| {
             let distribution = self.step_logits.edited_distribution(edited);
-            self.alternatives(edited, distribution)
+            self.measurer.top(edited, distribution)
         });
-        let after_sampler = if recorded { self.after_sampler(candidates, &draw) } else { Vec::new() };
+        let after_sampler = if recorded { self.measurer.after_sampler(candidates, &draw) } else { Vec::new() };
         if self.request.report.after_sampler {
-            let top = self.after_sampler(candidates, &draw);
-            self.step_logits.set_top(top);
+            self.step_logits.set_top(self.measurer.after_sampler(candidates, &draw));
         }
         let position = self.sequence.len() as u32;
         let drafted = self.step_logits.take_drafted();
@@ -120,15 +119,6 @@ impl Run {
         self.state = RunState::Dispatching(DispatchedEvent::new(EventType::Sampled, order, self.step));
     }
 
-    /// Returns the candidates of the sampling, always including the sampled token.
-    fn after_sampler(&self, candidates: &Candidates, draw: &Draw) -> Vec<Alternative> {
-        let mut top = candidates.top(self.request.alternatives);
-        if !top.iter().any(|&(token, _)| token == draw.token) {
-            top.push((draw.token, draw.prob));
-        }
-        top.into_iter().map(|(token, prob)| self.alternative(token, prob)).collect()
-    }
-
     fn append_drawn(&mut self) {
         let Some(drawn) = self.step_logits.take_drawn() else { return self.continue_from_end() };
         self.step_logits.discard_saved();
@@ -138,8 +128,8 @@ impl Run {
         self.record_added(vec![drawn], Some(top), false, self.step);
     }
 
-    /// Processes tokens that were appended to the sequence: updates text, sampler and constraint, and records the
-    /// `Added` event. `top` are the alternatives of a single drawn token.
+    /// Processes tokens that were appended to the sequence: updates text, sampler and constraint, and records the `Added`
+    /// event. `top` are the most probable tokens at the position of a single drawn token.
     pub(super) fn record_added(
         &mut self,
         mut tokens: Vec<TokenMeasurement>,
@@ -175,8 +165,8 @@ impl Run {
         self.state = RunState::Dispatching(DispatchedEvent::new(EventType::Added, order, step));
     }
 
-    /// Updates text, reasoning, sampler and constraint with the appended tokens, which get their texts. Returns a note for
-    /// the trace.
+    /// Updates text, reasoning, sampler and constraint with the appended tokens, and sets the texts of the tokens. Returns a
+    /// note for the trace.
     pub(super) fn process_tokens(&mut self, tokens: &mut [TokenMeasurement], forced: bool) -> Option<String> {
         for measured in &mut *tokens {
             let hidden = self.is_hidden(measured.token);
@@ -185,12 +175,12 @@ impl Run {
             measured.text = if hidden { vocabulary.decode(&[measured.token]) } else { text };
             measured.text = printable(std::mem::take(&mut measured.text));
         }
-        let ended = self.update_reasoning(tokens, forced);
-        self.accept_tokens(tokens).or(ended)
+        let reasoning_note = self.update_reasoning(tokens, forced);
+        self.accept_tokens(tokens).or(reasoning_note)
     }
 
-    /// Updates sampler and constraint with the appended tokens. Returns a note if the constraint does not permit them:
-    /// a mod forced them, and the mod wins.
+    /// Updates sampler and constraint with the appended tokens. Returns a note if the constraint does not permit a token.
+    /// Such a token was forced by a mod, and is kept.
     fn accept_tokens(&mut self, tokens: &[TokenMeasurement]) -> Option<String> {
         let mut note = None;
         let before = self.sequence.generated() - tokens.len();
@@ -209,8 +199,7 @@ impl Run {
         note
     }
 
-    /// Updates the count of reasoning tokens. Returns a note if the appended tokens end reasoning whose budget is used
-    /// up.
+    /// Updates the reasoning budget with the appended tokens. Returns a note if they are the tokens that end the reasoning.
     fn update_reasoning(&mut self, tokens: &[TokenMeasurement], forced: bool) -> Option<String> {
         let reasoning = self.reasoning.as_mut()?;
         let note = (forced && reasoning.closing_tokens().is_some()).then(|| reasoning.note());
@@ -220,14 +209,14 @@ impl Run {
         note
     }
 
-    /// Sends the client what is not held back.
+    /// Sends the client the text that is not held back.
     pub(super) fn send_text(&mut self) {
         let ends = self.unsent_ends_generation();
         let delta = self.answer.take_sendable(self.dispatch.holdback(), self.sequence.generated(), ends);
         self.send(delta);
     }
 
-    /// Sends the client everything that was held back.
+    /// Sends the client all text that was held back.
     pub(super) fn send_remaining(&mut self) {
         let ends = self.unsent_ends_generation();
         let delta = self.answer.take_remaining(self.sequence.generated(), ends);
@@ -247,39 +236,14 @@ impl Run {
     }
 
     fn is_hidden(&self, token: TokenId) -> bool {
-        (self.view.vocabulary.is_control(token) && !self.request.visible.contains(&token))
+        (self.view.vocabulary.is_control(token) && !self.request.visible_tokens.contains(&token))
             || self.ends_generation(token)
-    }
-
-    /// Measures a token against the model's distribution.
-    pub(super) fn measure(&self, distribution: TokenDistribution, logits: &[f32], token: TokenId) -> TokenMeasurement {
-        let logit = usize::try_from(token).ok().and_then(|index| logits.get(index)).copied();
-        TokenMeasurement {
-            token,
-            text: printable(self.view.vocabulary.decode(&[token])),
-            logprob: logit.map(|logit| distribution.logprob(logit)).filter(|logprob| logprob.is_finite()),
-            rank: logit.map(|_| distribution::rank(logits, token)),
-            entropy: Some(distribution.entropy),
-        }
-    }
-
-    /// Returns the most probable tokens of a distribution.
-    pub(super) fn alternatives(&self, logits: &[f32], distribution: TokenDistribution) -> Vec<Alternative> {
-        distribution::top(logits, self.request.alternatives)
-            .into_iter()
-            .map(|(token, logit)| self.alternative(token, distribution.prob(logit)))
-            .collect()
-    }
-
-    fn alternative(&self, token: TokenId, prob: f32) -> Alternative {
-        Alternative { token, text: printable(self.view.vocabulary.decode(&[token])), prob }
     }
 }
 
 /// Returns the last characters of a sequence.
 fn tail_text(vocabulary: &crate::model::Vocabulary, sequence: &[TokenId]) -> String {
-    // A token is rarely less than a character and usually several. Whole pieces are taken from the end until they
-    // suffice.
+    // Decodes only as many tokens from the end as are needed: a character has up to 4 bytes.
     let mut bytes = 0;
     let mut from = sequence.len();
     while from > 0 && bytes < 4 * INPUT_TEXT_CHARS {

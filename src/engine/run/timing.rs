@@ -7,7 +7,7 @@ pub struct Timing {
     started: Instant,
     /// Time at which the run got its slot.
     slot_us: u64,
-    /// Time from the slot to the first logits.
+    /// Time from the slot assignment to the first logits.
     prompt_us: Option<u64>,
     first_token_us: Option<u64>,
     paused: Duration,
@@ -29,14 +29,14 @@ impl Timing {
         self.elapsed_us().saturating_sub(self.slot_us)
     }
 
-    /// Notes that the run got its slot. Returns the time until then.
+    /// Sets the time of the slot assignment to now. Returns the time that the run was queued.
     pub fn mark_slot(&mut self) -> u64 {
         self.slot_us = self.elapsed_us();
         self.slot_us
     }
 
-    /// Notes the first logits after the prompt. Returns the time from the slot to them, only the first time: a mod can
-    /// backtrack into the prompt.
+    /// Sets the time of the first logits to now. Returns the time since the slot assignment; `None` if it was set before,
+    /// because a mod backtracked to the end of the prompt.
     pub fn mark_prompt_end(&mut self) -> Option<u64> {
         if self.prompt_us.is_some() {
             return None;
@@ -45,12 +45,12 @@ impl Timing {
         self.prompt_us
     }
 
-    /// Returns the time from the slot to the first logits.
+    /// Returns the time from the slot assignment to the first logits.
     pub fn prompt_us(&self) -> Option<u64> {
         self.prompt_us
     }
 
-    /// Notes an appended token.
+    /// Sets the time of the first token to now, unless it is set.
     pub fn mark_token(&mut self) {
         if self.first_token_us.is_none() {
             self.first_token_us = Some(self.started.elapsed().as_micros() as u64);

@@ -1,7 +1,5 @@
-//! Attention rows of a run: the row of the current logits, the row to record, and the rows that go to the client with
+//! Attention rows of a run: the row of the current logits, rows to record, and rows to send to the client together with
 //! their tokens.
-//!
-//! A row waits as long as its token: during calls of mods, while a mod holds text back, and until the client reads.
 
 use crate::engine::head_rows;
 use crate::engine::request::Request;
@@ -16,41 +14,41 @@ pub struct TokenAttention {
     /// True if attention is captured and recorded.
     captured: bool,
     /// True if the client receives the row of each token.
-    wanted: bool,
+    sent: bool,
     /// Row of the decode that produced the current logits.
     current: Option<Arc<AttentionRow>>,
     /// True if the current row belongs to an event.
     is_assigned: bool,
     /// Rows to record, with the numbers of their events.
     ready: Vec<(i32, Arc<AttentionRow>)>,
-    /// Rows of tokens that are being appended.
+    /// Rows of tokens that are about to be appended.
     drawn: Vec<Option<Arc<AttentionRow>>>,
     /// Rows of tokens that were not sent yet, in order.
     unsent: VecDeque<Option<Arc<AttentionRow>>>,
-    /// Bytes of head rows that were recorded.
+    /// Bytes of the recorded rows of selected heads.
     head_bytes: u64,
 }
 
 impl TokenAttention {
     /// Creates the state of a run that has no rows.
     pub fn new(request: &Request) -> Self {
-        Self { captured: request.attention, wanted: request.report.attention_rows, ..Self::default() }
+        Self { captured: request.attention, sent: request.report.attention_rows, ..Self::default() }
     }
 
-    /// Returns true if the attention of the token at `position` is captured in its decode: always for the last of `len`
-    /// tokens, and for others with logits if the client wants the row of a following token of the answer.
+    /// Returns true if the attention of the token at `position` is captured in its decode: for the last of `len` tokens,
+    /// and, if rows are sent to the client, for every token with logits (`output`) that a token of the answer follows.
     pub fn captures(&self, position: usize, output: bool, len: usize, prompt_len: usize) -> bool {
-        self.captured && (position + 1 == len || (output && self.wanted && position + 1 >= prompt_len))
+        self.captured && (position + 1 == len || (output && self.sent && position + 1 >= prompt_len))
     }
 
-    /// Notes the row of the decode that produced the current logits.
+    /// Sets the row of the decode that produced the current logits.
     pub fn set_current(&mut self, row: Arc<AttentionRow>) {
         self.current = Some(row);
         self.is_assigned = false;
     }
 
-    /// Assigns the current row to the `ForwardPass` event with the number `order`. If a mod removed a sampled token, the
-    /// same row leads to the next one; it stays with the first event.
+    /// Assigns the current row to the `ForwardPass` event with the number `order`. A row is recorded only with its first
+    /// event: after a backtrack, the same logits and row give the next token, too.
     pub fn assign_event(&mut self, order: i32) {
         if let Some(current) = &self.current
             && !std::mem::replace(&mut self.is_assigned, true)
@@ -64,8 +62,8 @@ impl TokenAttention {
         std::mem::take(&mut self.ready)
     }
 
-    /// Returns the heads of a row to record: the selected ones, until the run's head rows reach their maximum size because
-    /// mods removed many tokens.
+    /// Returns the heads of a row to record: the selected ones, or none once the rows of the run exceed their maximum size,
+    /// which is possible if mods remove many tokens.
     pub fn stored_heads(&mut self, selected: &StoredHeads, row: &AttentionRow) -> StoredHeads {
         self.head_bytes += head_rows::row_bytes(selected, row.layer_ids.len(), row.heads, row.row_len.into());
         if self.head_bytes <= head_rows::MAX_BYTES { selected.clone() } else { StoredHeads::None }
@@ -74,19 +72,19 @@ impl TokenAttention {
     /// Assigns the current row to the next token to append.
     pub fn push_drawn(&mut self) {
         let row = self.current.take();
-        if self.wanted {
+        if self.sent {
             self.drawn.push(row);
         }
     }
 
-    /// Discards rows of tokens that are not appended after all.
+    /// Discards the rows of tokens that were not appended.
     pub fn clear_drawn(&mut self) {
         self.drawn.clear();
     }
 
-    /// Assigns the collected rows to `tokens` appended tokens.
+    /// Queues the rows of `tokens` tokens that were appended.
     pub fn added(&mut self, tokens: usize) {
-        if self.wanted {
+        if self.sent {
             self.drawn.resize(tokens, None);
             self.unsent.extend(self.drawn.drain(..));
         }

@@ -1,34 +1,33 @@
-//! A run in the schedule, with its client: delivery of outputs, pauses, and requests to the run.
+//! A run with its client and its place in the schedule: delivery of outputs and drafted tokens, pauses, control requests.
 
 use super::command::ControlRequest;
 use crate::engine::output::{Output, RunActivity, RunProgress};
-use crate::engine::run::{ReplySenderFactory, Run};
+use crate::engine::recording::Recording;
+use crate::engine::run::{Run, RunResources};
 use crate::engine::speculation::lookahead::{DraftedToken, RunSpeculation};
 use crate::engine::status::EngineStatus;
 use crate::events::EndCause;
-use crate::model::llama::Candidates;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{self, error::TrySendError};
 
-/// Time for which a client may read nothing before its run's slot goes to queued runs.
+/// Time without reads by the client after which queued runs may take the run's slot.
 const UNREAD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A run with its client and its place in the schedule.
 pub struct ActiveRun {
     pub run: Box<Run>,
-    pub client: mpsc::Sender<Output>,
-    pub arrival: u64,
-    /// Number of the batch that last included the run, if not all ready runs fit into it.
-    pub last_batch: u64,
-    /// True after the run's sequence was matched with the slot's KV state.
-    pub has_state: bool,
-    /// True if the run had a slot before and was preempted.
-    pub had_slot: bool,
-    /// Set while the run is paused.
-    pub pause: Option<PauseState>,
     /// Speculative decoding.
     pub speculation: RunSpeculation,
-    /// Time since which the client has read none of the waiting outputs.
+    client: mpsc::Sender<Output>,
+    /// Number of the run in order of arrival.
+    arrival: u64,
+    /// Number of the last partial batch that included the run.
+    last_partial_batch: u64,
+    /// True after the prompt was matched with the slot's KV state.
+    has_state: bool,
+    was_preempted: bool,
+    pause: Option<Pause>,
+    /// Time since which outputs wait and the client has read none.
     unread_since: Option<Instant>,
     /// True after the ended run was added to the counters.
     counted: bool,
@@ -36,9 +35,10 @@ pub struct ActiveRun {
 
 /// A pause of a run.
 #[derive(Debug, Clone, Copy)]
-pub struct PauseState {
+struct Pause {
     since: Instant,
-    slot_until: Option<Instant>,
+    /// Time after which the slot is released; `None` for never.
+    keep_slot_until: Option<Instant>,
 }
 
 impl ActiveRun {
@@ -46,16 +46,62 @@ impl ActiveRun {
     pub fn new(run: Box<Run>, client: mpsc::Sender<Output>, arrival: u64, speculation: RunSpeculation) -> Self {
         Self {
             run,
+            speculation,
             client,
             arrival,
-            last_batch: 0,
+            last_partial_batch: 0,
             has_state: false,
-            had_slot: false,
+            was_preempted: false,
             pause: None,
-            speculation,
             unread_since: None,
             counted: false,
         }
+    }
+
+    /// Returns the number of the run in order of arrival.
+    pub fn arrival(&self) -> u64 {
+        self.arrival
+    }
+
+    /// Returns true if the run had a slot before and was preempted.
+    pub fn was_preempted(&self) -> bool {
+        self.was_preempted
+    }
+
+    /// Returns true after the prompt was matched with the slot's KV state.
+    pub fn has_state(&self) -> bool {
+        self.has_state
+    }
+
+    /// Returns true if the client has disconnected.
+    pub fn is_disconnected(&self) -> bool {
+        self.client.is_closed()
+    }
+
+    /// Returns the order in which runs with different adapters are decoded: longest wait first, then order of arrival.
+    pub fn adapter_order(&self) -> (u64, u64) {
+        (self.last_partial_batch, self.arrival)
+    }
+
+    /// Sets the number of the last partial batch that included the run.
+    pub fn set_partial_batch(&mut self, number: u64) {
+        self.last_partial_batch = number;
+    }
+
+    /// Begins the preparation of a decode. Returns true if it is the first one in the slot.
+    pub fn begin_decode(&mut self) -> bool {
+        self.speculation.lookahead.clear();
+        !std::mem::replace(&mut self.has_state, true)
+    }
+
+    /// Returns true if the run needs a decode and nothing delays it.
+    pub fn is_ready(&self) -> bool {
+        self.run.needs_decode() && !self.run.has_outputs() && !self.is_paused()
+    }
+
+    /// Returns true if the run has outputs to send or needs a decode.
+    pub fn has_work(&self) -> bool {
+        self.run.has_outputs() || (!self.is_paused() && self.run.needs_decode())
     }
 
     /// Sends outputs while the client has room.
@@ -76,14 +122,23 @@ impl ActiveRun {
         }
     }
 
-    /// Passes the logits after a drafted token to the run. Returns `false` if the run has not continued with that token.
-    pub fn deliver(
-        &mut self,
-        drafted: DraftedToken,
-        logits: &[f32],
-        candidates: &mut Candidates,
-        reply_sender: &ReplySenderFactory<'_>,
-    ) -> bool {
+    /// Sends outputs. Aborts the run if its client has disconnected.
+    pub fn serve_client(&mut self, status: &EngineStatus) {
+        if self.client.is_closed() && self.run.end().is_none() {
+            self.abort(EndCause::Disconnect, "the client disconnected");
+        }
+        self.count_end(status);
+        self.flush_outbox();
+    }
+
+    /// Returns true if the run has ended, and its client has read everything or has disconnected.
+    pub fn is_finished(&self) -> bool {
+        self.run.end().is_some() && (!self.run.has_outputs() || self.client.is_closed())
+    }
+
+    /// Passes the logits after a drafted token to the run. Returns `false` if the token is rejected: the run has not
+    /// sampled it.
+    pub fn deliver_drafted(&mut self, drafted: DraftedToken, logits: &[f32], resources: &mut RunResources) -> bool {
         let DraftedToken { position, token, next, attention } = drafted;
         if !self.run.continues_with(position, token) {
             return false;
@@ -95,23 +150,23 @@ impl ActiveRun {
             self.run.set_attention(row);
         }
         self.run.set_drafted(next);
-        self.run.on_logits(position, logits, candidates, reply_sender);
+        self.run.on_logits(position, logits, resources);
         true
     }
 
-    /// Passes the logits that waited for a mod's reply to the run, until it waits again or has not continued with a
-    /// drafted token.
-    pub fn deliver_lookahead(&mut self, candidates: &mut Candidates, reply_sender: &ReplySenderFactory<'_>) {
+    /// Passes the logits that were kept during a mod call to the run, until it waits for a mod again or rejects a drafted
+    /// token.
+    pub fn deliver_lookahead(&mut self, resources: &mut RunResources) {
         while self.run.awaited_mod().is_none()
             && let Some((drafted, logits)) = self.speculation.lookahead.pop_front()
         {
-            if !self.deliver(drafted, &logits, candidates, reply_sender) {
+            if !self.deliver_drafted(drafted, &logits, resources) {
                 self.speculation.lookahead.clear();
             }
         }
     }
 
-    /// Adds an ended run to the counters, once. Called before the client learns of the end, so that the client finds
+    /// Adds an ended run to the counters, once. Called before the end is sent, so that a client that has received it finds
     /// its run counted.
     pub fn count_end(&mut self, status: &EngineStatus) {
         if let Some(end) = self.run.end()
@@ -121,27 +176,37 @@ impl ActiveRun {
         }
     }
 
-    /// Returns true if the client has read everything or has disconnected.
-    pub fn is_delivered(&self) -> bool {
-        !self.run.has_outputs() || self.client.is_closed()
-    }
-
-    /// Returns true if the run is paused and no step is half done.
-    pub fn is_paused(&self) -> bool {
-        self.pause.is_some() && self.run.is_between_tokens()
-    }
-
     /// Returns true if the client has blocked the run for longer than [`UNREAD_TIMEOUT`].
     pub fn is_stalled(&self, now: Instant) -> bool {
         self.unread_since.is_some_and(|since| now.duration_since(since) >= UNREAD_TIMEOUT)
             && (self.run.end().is_some() || (self.run.needs_decode() && self.run.is_between_tokens()))
     }
 
-    /// Ends the pause, if there is one.
-    pub fn end_pause(&mut self) {
-        if let Some(pause) = self.pause.take() {
-            self.run.add_pause(pause.since.elapsed());
-        }
+    /// Returns true if the run is paused and no step is in progress.
+    pub fn is_paused(&self) -> bool {
+        self.pause.is_some() && self.run.is_between_tokens()
+    }
+
+    /// Returns true if the run has been paused for so long that it must release its slot.
+    pub fn is_pause_expired(&self, now: Instant) -> bool {
+        self.is_paused()
+            && self.pause.and_then(|pause| pause.keep_slot_until).is_some_and(|until| now >= until)
+            && self.run.needs_decode()
+            && !self.run.has_outputs()
+    }
+
+    /// Returns true if a run without a slot can be queued for one.
+    pub fn can_continue(&self) -> bool {
+        self.pause.is_none() && self.run.end().is_none() && !self.run.has_outputs()
+    }
+
+    /// Updates the run after it has lost its slot.
+    pub fn preempt(&mut self, recording: &mut Recording) {
+        self.run.sequence_mut().set_kv_len(0);
+        self.speculation.lookahead.clear();
+        self.has_state = false;
+        self.was_preempted = true;
+        self.run.record(recording, true);
     }
 
     /// Ends the run for an external reason. A pause ends with it and does not count as active time.
@@ -150,43 +215,41 @@ impl ActiveRun {
         self.run.abort(cause, message);
     }
 
-    /// Returns the progress of the run, which has this activity unless it has ended.
+    fn end_pause(&mut self) {
+        if let Some(pause) = self.pause.take() {
+            self.run.add_pause(pause.since.elapsed());
+        }
+    }
+
+    /// Applies a control request.
+    pub fn apply_request(&mut self, request: ControlRequest) {
+        match request {
+            ControlRequest::Pause(keep_slot_for) => {
+                let now = Instant::now();
+                let pause = self.pause.get_or_insert(Pause { since: now, keep_slot_until: None });
+                pause.keep_slot_until = now.checked_add(keep_slot_for);
+            }
+            ControlRequest::Resume => self.end_pause(),
+            ControlRequest::Modify(change) => self.run.apply_change(*change),
+            ControlRequest::Stop(cause, message) => self.abort(cause, message),
+            ControlRequest::EndReasoning(response) => {
+                // The client may have disconnected meanwhile.
+                let _ = response.send(self.run.end_reasoning());
+            }
+            ControlRequest::Progress => {}
+        }
+    }
+
+    /// Returns the progress of a run that has a slot.
+    pub fn progress_in_slot(&self) -> RunProgress {
+        self.progress(if self.pause.is_some() { RunActivity::Paused } else { RunActivity::Running })
+    }
+
+    /// Returns the progress of the run. Its activity is `activity`, unless it has ended.
     pub fn progress(&self, activity: RunActivity) -> RunProgress {
         let activity = if self.run.end().is_some() { RunActivity::Finished } else { activity };
         let pause = self.pause.map_or(Duration::ZERO, |pause| pause.since.elapsed());
         let active_time = self.run.active_time().saturating_sub(pause);
         RunProgress { generated: self.run.sequence().generated() as u32, activity, active_time }
-    }
-
-    /// Applies a request that changes the run itself.
-    pub fn apply_request(&mut self, request: ControlRequest) {
-        match request {
-            ControlRequest::Modify(change) => self.run.apply_change(*change),
-            ControlRequest::Stop(cause, why) => {
-                self.abort(cause, why);
-            }
-            ControlRequest::EndReasoning(answer) => {
-                // The client may have disconnected meanwhile.
-                let _ = answer.send(self.run.end_reasoning());
-            }
-            ControlRequest::Pause(_) | ControlRequest::Resume | ControlRequest::Progress => {}
-        }
-    }
-}
-
-impl PauseState {
-    /// Begins a pause.
-    pub fn begin() -> Self {
-        Self { since: Instant::now(), slot_until: None }
-    }
-
-    /// Sets the time after which the slot is released.
-    pub fn release_slot_after(&mut self, delay: Duration) {
-        self.slot_until = Instant::now().checked_add(delay);
-    }
-
-    /// Returns true if the slot must be released.
-    pub fn slot_expired(&self, now: Instant) -> bool {
-        self.slot_until.is_some_and(|until| now >= until)
     }
 }

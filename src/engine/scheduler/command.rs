@@ -5,7 +5,7 @@ use crate::engine::kv::error::SlotError;
 use crate::engine::kv::snapshot::{SlotTokens, Snapshot};
 use crate::engine::output::{EndReasoning, Output, RunProgress};
 use crate::engine::run::Run;
-use crate::engine::run::change::ParameterChange;
+use crate::engine::run::schedule::ParameterChange;
 use crate::events::{EndCause, RunId, Scope, Signal, Tenant};
 use crate::model::llama::AdapterSet;
 use crate::mods::Reply;
@@ -14,9 +14,9 @@ use tokio::sync::{mpsc, oneshot};
 
 /// Command to the decode thread.
 pub enum Command {
-    /// A new run, its client, and the signal of its start if the recorder had no room for it.
+    /// A new run, its client, and its start signal if that did not fit into the recorder's channel.
     Submit(Box<Run>, mpsc::Sender<Output>, Option<Signal>),
-    /// Reply of a mod to the call of that number.
+    /// Reply of a mod to the call with this number.
     Reply(RunId, u64, Reply),
     /// Request to control an active run.
     Control(RunId, ControlRequest, oneshot::Sender<RunProgress>),
@@ -28,15 +28,15 @@ pub enum Command {
 
 /// Request to an active run.
 pub enum ControlRequest {
-    /// Pause; release the slot after that time.
+    /// Pause; release the slot after this time.
     Pause(Duration),
     Resume,
     Modify(Box<ParameterChange>),
-    /// End the run by this cause, with a message; the text so far is the answer.
+    /// End the run for this cause, with a message.
     Stop(EndCause, String),
-    /// End the current reasoning, and report whether there was one.
+    /// End the current reasoning, and report the outcome.
     EndReasoning(oneshot::Sender<EndReasoning>),
-    /// Report the progress only.
+    /// Change nothing; every request returns the progress.
     Progress,
 }
 
@@ -50,33 +50,24 @@ pub enum SlotTask {
     Shift {
         keep: usize,
         discard: usize,
-        answer: oneshot::Sender<Result<usize, SlotError>>,
+        response: oneshot::Sender<Result<usize, SlotError>>,
     },
 }
 
-/// A task that waits for its slot, with its order of arrival.
-pub struct QueuedTask {
-    pub arrival: u64,
-    pub slot: usize,
-    /// States that the caller may see.
-    pub scope: Scope,
-    pub task: SlotTask,
-}
-
 impl SlotTask {
-    /// Answers as for an empty slot.
+    /// Sends the response for an empty slot.
     pub fn answer_as_empty(self) {
         // The caller may have disconnected meanwhile.
         match self {
-            Self::Tokens(answer) => drop(answer.send(SlotTokens::default())),
-            Self::Erase(answer) => drop(answer.send(0)),
-            Self::Save(answer) => {
+            Self::Tokens(response) => drop(response.send(SlotTokens::default())),
+            Self::Erase(response) => drop(response.send(0)),
+            Self::Save(response) => {
                 let (tokens, adapters, history) = (Vec::new(), AdapterSet::default(), SlotHistory::default());
-                drop(answer.send(Ok(Snapshot { tokens, adapters, history, state: Vec::new() })));
+                drop(response.send(Ok(Snapshot { tokens, adapters, history, state: Vec::new() })));
             }
-            Self::Restore(_, _, answer) => drop(answer.send(Err(SlotError::Refused))),
-            Self::Shift { keep, discard, answer } => {
-                drop(answer.send(Err(SlotError::Range { keep, discard, tokens: 0 })));
+            Self::Restore(_, _, response) => drop(response.send(Err(SlotError::Refused))),
+            Self::Shift { keep, discard, response } => {
+                drop(response.send(Err(SlotError::Range { keep, discard, tokens: 0 })));
             }
         }
     }
@@ -84,11 +75,11 @@ impl SlotTask {
     /// Returns true if the caller no longer waits for the result.
     pub fn is_cancelled(&self) -> bool {
         match self {
-            Self::Tokens(answer) => answer.is_closed(),
-            Self::Erase(answer) => answer.is_closed(),
-            Self::Save(answer) => answer.is_closed(),
-            Self::Restore(_, _, answer) => answer.is_closed(),
-            Self::Shift { answer, .. } => answer.is_closed(),
+            Self::Tokens(response) => response.is_closed(),
+            Self::Erase(response) => response.is_closed(),
+            Self::Save(response) => response.is_closed(),
+            Self::Restore(_, _, response) => response.is_closed(),
+            Self::Shift { response, .. } => response.is_closed(),
         }
     }
 }

@@ -1,35 +1,38 @@
-//! Decode thread: admits runs to slots, builds batches, decodes them and passes the logits to the runs.
+//! Decode thread: admits runs to slots, plans and decodes batches, and passes the logits to the runs.
 //!
-//! It never waits for a database, a disk, a socket or a mod, and knows nothing of a run's tokens or text: the parts of
-//! the run and of [`KvSlots`] decide.
+//! The thread never waits for a database, a disk, a socket or a mod. The [`Scheduler`] only connects its parts: [`runs`]
+//! has the runs and applies control requests, [`slot_tasks`] has the tasks of clients for slots, [`plan`] and [`prefill`]
+//! select runs and tokens for a batch, [`drafts`] adds drafts, and [`decode`] decodes the batch.
 
 mod active_run;
-mod admission;
 mod batch;
 pub mod command;
-mod control;
+mod decode;
 mod drafts;
-mod polling;
+mod plan;
+mod prefill;
 mod queue;
+mod runs;
 mod slot_tasks;
 mod slots;
 
+use super::kv::prompt::SlotChoice;
 use super::kv::slots::KvSlots;
 use super::options::EngineOptions;
 use super::recording::Recording;
 use super::request::RecordPolicy;
-use super::speculation::account::DecodeTimes;
+use super::run::RunResources;
 use super::speculation::lookahead::RunSpeculation;
 use super::status::EngineStatus;
 use crate::events::{EndCause, RunId};
-use crate::model::llama::Candidates;
-use crate::mods::ReplySender;
+use crate::mods::{ModInstance, ReplySender};
 use active_run::ActiveRun;
-use batch::PrefillPhase;
-use command::{Command, QueuedTask};
-use queue::RunQueue;
-use slots::ActiveSlots;
-use std::collections::VecDeque;
+use batch::BatchPart;
+use command::Command;
+use drafts::Drafter;
+use plan::BatchPlanner;
+use runs::ActiveRuns;
+use slot_tasks::{QueuedTask, SlotTasks};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError};
@@ -39,31 +42,24 @@ use std::time::{Duration, Instant};
 const IDLE_SLEEP: Duration = Duration::from_millis(2);
 /// Interval between two checks for disconnected clients while all runs wait for mods or are paused.
 const DISCONNECT_CHECK_INTERVAL: Duration = Duration::from_millis(20);
-/// Decodes that take longer are followed by a flush of all events, since the next decode may take as long.
+/// After decodes that take longer, all events are flushed, since the next decode may take as long.
 const SLOW_DECODE: Duration = Duration::from_millis(5);
+/// Time for which the thread polls for a mod's reply before it sleeps. Most mods reply sooner than a sleeping core wakes up.
+const POLL_WINDOW: Duration = Duration::from_micros(200);
 
 /// State of the decode thread.
 pub struct Scheduler<'model> {
     kv: KvSlots<'model>,
-    slots: ActiveSlots,
-    queue: RunQueue,
-    /// Paused or preempted runs without a slot.
-    preempted: Vec<ActiveRun>,
-    /// Tasks for slots that are still busy, in order of arrival.
-    tasks: VecDeque<QueuedTask>,
+    runs: ActiveRuns,
+    tasks: SlotTasks,
     inbox: Receiver<Command>,
-    commands: Sender<Command>,
     recording: Recording,
-    /// Buffer of the sampler, shared by all runs.
-    candidates: Candidates,
+    resources: RunResources,
+    planner: BatchPlanner,
+    drafter: Drafter,
     options: EngineOptions,
-    /// True if runs draft tokens.
-    speculates: bool,
-    decode_times: DecodeTimes,
+    /// Number of runs and tasks that have arrived.
     arrivals: u64,
-    /// Number of batches that could not include all ready runs.
-    partial_batches: u64,
-    prefill_phase: PrefillPhase,
     status: Arc<EngineStatus>,
 }
 
@@ -78,68 +74,65 @@ impl<'model> Scheduler<'model> {
         waiting: Arc<AtomicUsize>,
         status: Arc<EngineStatus>,
     ) -> Self {
-        let speculates = options.speculation.is_enabled() && kv.keeps_all_prefixes();
         Self {
-            kv,
-            slots: ActiveSlots::new(options.parallel),
-            queue: RunQueue::new(waiting),
-            preempted: Vec::new(),
-            tasks: VecDeque::new(),
+            runs: ActiveRuns::new(options.parallel, waiting),
+            tasks: SlotTasks::default(),
             inbox,
-            commands,
             recording,
-            candidates: Candidates::default(),
+            resources: RunResources::new(move |id, call| reply_sender(&commands, id, call)),
+            planner: BatchPlanner::new(&options),
+            drafter: Drafter::new(&options, kv.keeps_all_prefixes()),
+            kv,
             options,
-            speculates,
-            decode_times: DecodeTimes::default(),
             arrivals: 0,
-            partial_batches: 0,
-            prefill_phase: PrefillPhase::default(),
             status,
         }
     }
 
     /// Runs until a stop command.
     pub fn run(mut self) {
-        loop {
-            if !self.take_commands() {
-                break;
-            }
-            self.reclaim_idle_slots();
-            self.run_slot_tasks();
+        while self.take_commands() {
+            self.runs.reclaim_slots(&mut self.kv, &mut self.recording);
+            self.runs.serve_preempted(&mut self.recording, &self.status);
+            self.tasks.run(&self.runs, &mut self.kv, self.arrivals);
             self.admit();
-            self.run_slot_tasks();
+            self.tasks.run(&self.runs, &mut self.kv, self.arrivals);
             self.serve_clients();
-            if !self.recording.has_pending() && self.deliver_lookaheads() {
+            if !self.recording.has_pending()
+                && decode::deliver_lookaheads(&mut self.kv, &mut self.runs.slots, &mut self.resources)
+            {
                 self.flush_events(false);
                 self.serve_clients();
             }
-            let parts = if self.recording.has_pending() { Vec::new() } else { self.plan() };
+            // While the recorder's channel is full, nothing is decoded.
+            let parts = if self.recording.has_pending() {
+                Vec::new()
+            } else {
+                self.planner.plan(&mut self.kv, &mut self.runs.slots, &self.recording, &self.drafter)
+            };
             self.publish_status();
-            if parts.is_empty() {
-                self.kv.park_threads();
-                let keep_running = if let Some(command) = self.poll_mods() {
-                    self.handle_command(command)
-                } else {
-                    self.flush_events(true);
-                    self.wait()
-                };
-                if !keep_running {
-                    break;
-                }
-                continue;
+            if !parts.is_empty() {
+                self.decode(parts);
+            } else if !self.wait() {
+                break;
             }
-            self.stop_polling();
-            let begun = Instant::now();
-            self.decode(parts);
-            let elapsed = begun.elapsed();
-            self.prefill_phase.count(elapsed);
-            // Events are recorded before outputs are sent, so that a client that reads its run finds every token it
-            // received.
-            self.flush_events(elapsed > SLOW_DECODE);
-            self.serve_clients();
         }
         self.stop();
+    }
+
+    /// Decodes a batch, then records its events and sends its outputs.
+    fn decode(&mut self, parts: Vec<BatchPart>) {
+        self.stop_polling();
+        let start = Instant::now();
+        let Self { kv, runs: ActiveRuns { slots, .. }, drafter, resources, .. } = self;
+        if decode::decode(parts, kv, slots, drafter, resources) {
+            self.count_decode();
+        }
+        let elapsed = start.elapsed();
+        self.planner.count(elapsed);
+        // Events are recorded before outputs are sent, so that a client that reads its run finds every token it received.
+        self.flush_events(elapsed > SLOW_DECODE);
+        self.serve_clients();
     }
 
     /// Handles all queued commands. Returns `false` to stop.
@@ -157,37 +150,51 @@ impl<'model> Scheduler<'model> {
         }
     }
 
-    /// Sleeps until there is work. Returns `false` to stop.
+    /// Waits for a command or until there may be work, and handles the command. Returns `false` to stop.
     fn wait(&mut self) -> bool {
-        let has_output_or_work =
-            |active: &ActiveRun| active.run.has_outputs() || (!active.is_paused() && active.run.needs_decode());
-        let has_pending_output = self.recording.has_pending()
-            || self.slots.runs().any(has_output_or_work)
-            || self.preempted.iter().any(has_output_or_work);
-        // A slot may have become free since the queue was checked.
-        let has_waiting_work = !self.queue.is_empty() || !self.tasks.is_empty();
-        // A run that waits for its mod must still notice that its client has disconnected.
-        let timeout = if has_pending_output || has_waiting_work {
-            Some(IDLE_SLEEP)
-        } else if !self.preempted.is_empty() || self.slots.runs().next().is_some() {
-            Some(DISCONNECT_CHECK_INTERVAL)
+        self.kv.park_threads();
+        if let Some(command) = self.poll_mods() {
+            return self.handle_command(command);
+        }
+        self.flush_events(true);
+        // A slot may have become free after the queue was checked.
+        let has_waiting = !self.runs.queue.is_empty() || !self.tasks.is_empty();
+        let timeout = if self.recording.has_pending() || self.runs.has_work() || has_waiting {
+            IDLE_SLEEP
+        } else if self.runs.has_started() {
+            // The disconnect of a client sends no command.
+            DISCONNECT_CHECK_INTERVAL
         } else {
-            None
+            return self.inbox.recv().is_ok_and(|command| self.handle_command(command));
         };
-        let command = match timeout {
-            Some(timeout) => match self.inbox.recv_timeout(timeout) {
-                Ok(command) => command,
-                Err(RecvTimeoutError::Timeout) => return true,
-                Err(RecvTimeoutError::Disconnected) => return false,
-            },
-            None => match self.inbox.recv() {
-                Ok(command) => command,
-                Err(_) => return false,
-            },
-        };
-        self.handle_command(command)
+        match self.inbox.recv_timeout(timeout) {
+            Ok(command) => self.handle_command(command),
+            Err(RecvTimeoutError::Timeout) => true,
+            Err(RecvTimeoutError::Disconnected) => false,
+        }
     }
 
+    /// Polls for a short time for the replies of mods and for commands, while a reply is awaited.
+    fn poll_mods(&mut self) -> Option<Command> {
+        let start = Instant::now();
+        while self.runs.slots.awaited_mods().next().is_some() && start.elapsed() < POLL_WINDOW {
+            if let Ok(command) = self.inbox.try_recv() {
+                return Some(command);
+            }
+            self.runs.slots.awaited_mods().for_each(ModInstance::poll_reply);
+            // Other threads on this core go first.
+            std::thread::yield_now();
+        }
+        self.stop_polling();
+        None
+    }
+
+    /// Stops polling for replies; they are then delivered by the mods' own threads.
+    fn stop_polling(&mut self) {
+        self.runs.slots.awaited_mods().for_each(ModInstance::stop_polling);
+    }
+
+    /// Handles a command. Returns `false` to stop.
     fn handle_command(&mut self, command: Command) -> bool {
         match command {
             Command::Submit(run, client, started) => {
@@ -196,40 +203,79 @@ impl<'model> Scheduler<'model> {
                 }
                 self.arrivals += 1;
                 let speculation = RunSpeculation::new(self.options.speculation.min_match);
-                self.queue.push(ActiveRun::new(run, client, self.arrivals, speculation));
+                self.runs.queue.push(ActiveRun::new(run, client, self.arrivals, speculation));
             }
-            Command::Control(id, request, answer) => self.handle_control(id, request, answer),
+            Command::Control(id, request, response) => {
+                if let Some(progress) = self.runs.control(id, request) {
+                    // The client may have disconnected meanwhile.
+                    let _ = response.send(progress);
+                }
+            }
             Command::Reply(id, call, reply) => {
-                let commands = self.commands.clone();
-                let candidates = &mut self.candidates;
-                let active = self.slots.find(id).and_then(|index| self.slots.get_mut(index));
-                if let Some(active) = active {
-                    active.run.on_reply(call, reply, candidates, &|id, call| reply_sender(&commands, id, call));
+                if let Some(active) = self.runs.slots.find_mut(id) {
+                    active.run.on_reply(call, reply, &mut self.resources);
                 }
             }
             Command::Slot(slot, scope, task) => {
                 self.arrivals += 1;
-                self.tasks.push_back(QueuedTask { arrival: self.arrivals, slot, scope, task });
+                self.tasks.push(QueuedTask { arrival: self.arrivals, slot, scope, task });
             }
             Command::Stop => return false,
         }
         true
     }
 
+    /// Assigns free slots to queued runs, in order of arrival. A run that waits for a specific slot does not delay others.
+    fn admit(&mut self) {
+        self.runs.remove_disconnected(&mut self.recording, &self.status);
+        let mut at = 0;
+        while self.runs.slots.free() > 0
+            && let Some(active) = self.runs.queue.get(at)
+        {
+            let Some(choice) = self.choose_slot(active) else {
+                at += 1;
+                continue;
+            };
+            let Some(active) = self.runs.queue.remove(at) else { return };
+            self.start_run(active, choice);
+        }
+    }
+
+    /// Chooses a slot. Returns `None` if the requested slot is busy or must first run an earlier task.
+    fn choose_slot(&self, active: &ActiveRun) -> Option<SlotChoice> {
+        let requested = active.run.request().slot;
+        self.kv.choose(active.run.prompt_view(), self.options.slot_prompt_similarity, |index| {
+            self.runs.slots.is_free(index)
+                && requested.is_none_or(|slot| slot as usize == index)
+                && !self.tasks.has_earlier(index, active)
+        })
+    }
+
+    fn start_run(&mut self, mut active: ActiveRun, choice: SlotChoice) {
+        let SlotChoice { slot, aligned, history } = choice;
+        if !active.was_preempted() {
+            // A fork keeps the recorded tokens.
+            if !active.run.is_fork() {
+                active.run.sequence_mut().fit_prompt(aligned, history);
+            }
+            self.status.latencies().queue.observe_us(active.run.assign_slot(slot as u32));
+            active.run.begin(&mut self.resources);
+        }
+        self.kv.assign(slot, active.run.request().owner.as_ref(), self.arrivals);
+        self.runs.slots.put(slot, active);
+    }
+
     /// Sends outputs, cancels runs of disconnected clients, and frees the slots of ended runs.
     fn serve_clients(&mut self) {
-        for index in 0..self.slots.len() {
-            let Some(active) = self.slots.get_mut(index) else { continue };
-            if active.client.is_closed() && active.run.end().is_none() {
-                active.abort(EndCause::Disconnect, "the client disconnected");
-            }
-            if active.run.request().record == RecordPolicy::Required && self.recording.is_closed() {
+        for index in 0..self.runs.slots.len() {
+            let Some(active) = self.runs.slots.get_mut(index) else { continue };
+            let must_be_recorded = active.run.request().record == RecordPolicy::Required;
+            if must_be_recorded && self.recording.is_closed() && !active.is_disconnected() {
                 active.abort(EndCause::NotRecorded, "the run must be recorded, but the recorder has stopped");
             }
-            active.count_end(&self.status);
-            active.flush_outbox();
-            // Only after all waiting signals: the end of a run is its last signal.
-            if active.run.end().is_some() && !self.recording.has_pending() && active.is_delivered() {
+            active.serve_client(&self.status);
+            // The end of a run is its last signal, so the pending signals must be sent first.
+            if active.is_finished() && !self.recording.has_pending() {
                 self.finish_run(index);
             }
         }
@@ -237,30 +283,22 @@ impl<'model> Scheduler<'model> {
 
     /// Records the last items and the end of a run, and frees its slot.
     fn finish_run(&mut self, index: usize) {
-        let Some(mut active) = self.slots.take(index) else { return };
-        active.count_end(&self.status);
-        self.release(index, &mut active);
-        active.run.record_end(&mut self.recording);
-    }
-
-    /// Updates a slot with the state of the run that leaves it.
-    fn release(&mut self, index: usize, active: &mut ActiveRun) {
-        // A run that never decoded has not touched the slot's state.
-        if active.has_state {
-            self.kv.release(index, active.run.take_released_state());
+        if let Some(mut active) = self.runs.slots.release(index, &mut self.kv) {
+            active.count_end(&self.status);
+            active.run.record_end(&mut self.recording);
         }
     }
 
-    /// Ends every run and sends the recorder everything that it still accepts.
+    /// Ends every run, and sends the recorder everything that it still accepts.
     fn stop(mut self) {
         let message = "the server is shutting down";
-        while let Some(mut active) = self.preempted.pop().or_else(|| self.queue.remove(0)) {
+        while let Some(mut active) = self.runs.pop_without_slot() {
             active.abort(EndCause::Shutdown, message);
             active.flush_outbox();
             active.run.record_end(&mut self.recording);
         }
-        for index in 0..self.slots.len() {
-            if let Some(active) = self.slots.get_mut(index) {
+        for index in 0..self.runs.slots.len() {
+            if let Some(active) = self.runs.slots.get_mut(index) {
                 active.abort(EndCause::Shutdown, message);
                 active.flush_outbox();
             }
@@ -271,33 +309,32 @@ impl<'model> Scheduler<'model> {
 
     /// Publishes the state of every slot.
     fn publish_status(&self) {
-        self.status.set_queued(self.queue.len());
-        for index in 0..self.slots.len() {
-            match self.slots.get(index) {
+        self.status.set_queued(self.runs.queue.len());
+        for index in 0..self.runs.slots.len() {
+            match self.runs.slots.get(index) {
                 Some(active) => {
-                    self.status.set_slot(index, active.arrival, active.run.slot_progress(), || active.run.slot_run());
+                    self.status.set_slot(index, active.arrival(), active.run.slot_progress(), || active.run.slot_run());
                 }
                 None => self.status.set_free(index),
             }
         }
     }
 
-    /// Counts a decode.
     fn count_decode(&self) {
         let (busy, longest) = self
+            .runs
             .slots
             .runs()
             .fold((0, 0), |(busy, longest), active| (busy + 1, longest.max(active.run.sequence().kv_len())));
         self.status.count_decode(busy, longest);
     }
 
-    /// Sends collected events to the recorder: those that are due, or all of them before the thread sleeps and after
-    /// slow decodes.
+    /// Sends the events of runs to the recorder: those that are due, or `everything`.
     fn flush_events(&mut self, everything: bool) {
         if !self.recording.flush() {
             return;
         }
-        for active in self.slots.runs_mut() {
+        for active in self.runs.slots.runs_mut() {
             active.run.record(&mut self.recording, everything);
         }
     }

@@ -1,7 +1,7 @@
 //! Runs that wait for a slot, in order of arrival.
 //!
-//! The number of waiting runs is shared with the threads that submit: they count a run before it arrives here, and this
-//! queue counts it out when it leaves.
+//! The number of waiting runs is shared with the threads that submit runs. They increment it before they send a run; the
+//! queue decrements it when a run leaves.
 
 use super::active_run::ActiveRun;
 use std::collections::VecDeque;
@@ -15,19 +15,19 @@ pub struct RunQueue {
 }
 
 impl RunQueue {
-    /// Creates an empty queue. `waiting` counts the runs in it and those on their way to it.
+    /// Creates an empty queue. `waiting` counts the runs in it and those that were sent to it.
     pub fn new(waiting: Arc<AtomicUsize>) -> Self {
         Self { runs: VecDeque::new(), waiting }
     }
 
-    /// Returns the runs, first to arrive first.
+    /// Returns the runs in order.
     pub fn iter(&self) -> impl Iterator<Item = &ActiveRun> {
         self.runs.iter()
     }
 
-    /// Returns the position of the first run with this property.
-    pub fn position(&self, is_wanted: impl Fn(&ActiveRun) -> bool) -> Option<usize> {
-        self.runs.iter().position(is_wanted)
+    /// Returns the position of the first run that matches the predicate.
+    pub fn position(&self, predicate: impl Fn(&ActiveRun) -> bool) -> Option<usize> {
+        self.runs.iter().position(predicate)
     }
 
     /// Returns the number of runs.
@@ -35,7 +35,7 @@ impl RunQueue {
         self.runs.len()
     }
 
-    /// Returns true without runs.
+    /// Returns true if the queue has no runs.
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }
@@ -45,7 +45,7 @@ impl RunQueue {
         self.runs.get(at)
     }
 
-    /// Returns a run, for a change.
+    /// Returns a run.
     pub fn get_mut(&mut self, at: usize) -> Option<&mut ActiveRun> {
         self.runs.get_mut(at)
     }
@@ -58,8 +58,8 @@ impl RunQueue {
     /// Queues a run that had a slot, ahead of runs that arrived later.
     pub fn requeue(&mut self, active: ActiveRun) {
         self.waiting.fetch_add(1, Ordering::AcqRel);
-        let turn = self.runs.partition_point(|other| other.arrival < active.arrival);
-        self.runs.insert(turn, active);
+        let at = self.runs.partition_point(|other| other.arrival() < active.arrival());
+        self.runs.insert(at, active);
     }
 
     /// Removes and returns a run.

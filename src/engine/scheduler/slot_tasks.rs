@@ -1,45 +1,77 @@
 //! Tasks of clients for slots: read the tokens, erase, save and restore the state, remove tokens. A task waits until its
-//! slot is free; it is dropped if its caller disconnects.
+//! slot is free, and is dropped if its caller disconnects.
 
-use super::Scheduler;
 use super::active_run::ActiveRun;
 use super::command::SlotTask;
+use super::runs::ActiveRuns;
+use crate::engine::kv::slots::KvSlots;
 use crate::events::Scope;
+use std::collections::VecDeque;
 
-impl Scheduler<'_> {
-    /// Runs tasks whose slots are free, unless a run that arrived earlier waits for the slot.
-    pub(super) fn run_slot_tasks(&mut self) {
-        for _ in 0..self.tasks.len() {
-            let Some(waiting) = self.tasks.pop_front() else { return };
-            if waiting.task.is_cancelled() {
+/// Tasks that wait for their slots, in order of arrival.
+#[derive(Default)]
+pub struct SlotTasks(VecDeque<QueuedTask>);
+
+/// A task that waits for its slot.
+pub struct QueuedTask {
+    /// Number of the task in the order of arrival of runs and tasks.
+    pub arrival: u64,
+    pub slot: usize,
+    /// States that the caller may access.
+    pub scope: Scope,
+    pub task: SlotTask,
+}
+
+impl SlotTasks {
+    /// Appends a task.
+    pub fn push(&mut self, task: QueuedTask) {
+        self.0.push_back(task);
+    }
+
+    /// Returns true if no task waits.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns true if a task for the slot arrived before the run.
+    pub fn has_earlier(&self, slot: usize, active: &ActiveRun) -> bool {
+        self.0.iter().any(|task| task.slot == slot && task.arrival < active.arrival())
+    }
+
+    /// Runs the tasks whose slots are free, except while a run that arrived earlier waits for the slot. `arrivals` is the
+    /// number of runs and tasks that have arrived.
+    pub fn run(&mut self, runs: &ActiveRuns, kv: &mut KvSlots<'_>, arrivals: u64) {
+        for _ in 0..self.0.len() {
+            let Some(queued) = self.0.pop_front() else { return };
+            if queued.task.is_cancelled() {
                 continue;
             }
-            let first = |active: &ActiveRun| {
-                active.arrival < waiting.arrival
-                    && active.run.request().slot.is_none_or(|slot| slot as usize == waiting.slot)
+            let is_before = |active: &ActiveRun| {
+                active.arrival() < queued.arrival
+                    && active.run.request().slot.is_none_or(|slot| slot as usize == queued.slot)
             };
-            if !self.slots.is_free(waiting.slot) || self.queue.iter().any(first) {
-                self.tasks.push_back(waiting);
+            if !runs.slots.is_free(queued.slot) || runs.queue.iter().any(is_before) {
+                self.0.push_back(queued);
             } else {
-                self.run_task(waiting.slot, &waiting.scope, waiting.task);
+                run_task(queued, kv, arrivals);
             }
         }
     }
+}
 
-    /// Runs a task. A slot with the state of a tenant that the scope does not cover looks empty and stays unchanged.
-    fn run_task(&mut self, index: usize, scope: &Scope, task: SlotTask) {
-        if !self.kv.is_visible(index, scope) {
-            return task.answer_as_empty();
-        }
-        // The caller may have disconnected meanwhile.
-        match task {
-            SlotTask::Tokens(answer) => drop(answer.send(self.kv.tokens(index))),
-            SlotTask::Erase(answer) => drop(answer.send(self.kv.erase(index))),
-            SlotTask::Save(answer) => drop(answer.send(self.kv.save(index))),
-            SlotTask::Restore(saved, owner, answer) => {
-                let _ = answer.send(self.kv.restore(index, saved, owner, self.arrivals));
-            }
-            SlotTask::Shift { keep, discard, answer } => drop(answer.send(self.kv.shift(index, keep, discard))),
-        }
+/// Runs a task. If the slot's state belongs to a tenant outside of the scope, the task sees an empty slot and changes
+/// nothing.
+fn run_task(queued: QueuedTask, kv: &mut KvSlots<'_>, arrivals: u64) {
+    let QueuedTask { slot, scope, task, .. } = queued;
+    if !kv.is_visible(slot, &scope) {
+        return task.answer_as_empty();
+    }
+    // The caller may have disconnected meanwhile.
+    match task {
+        SlotTask::Tokens(response) => drop(response.send(kv.tokens(slot))),
+        SlotTask::Erase(response) => drop(response.send(kv.erase(slot))),
+        SlotTask::Save(response) => drop(response.send(kv.save(slot))),
+        SlotTask::Restore(saved, owner, response) => drop(response.send(kv.restore(slot, saved, owner, arrivals))),
+        SlotTask::Shift { keep, discard, response } => drop(response.send(kv.shift(slot, keep, discard))),
     }
 }

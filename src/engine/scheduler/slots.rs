@@ -1,7 +1,9 @@
 //! Runs that have a slot, by the number of the slot.
 
 use super::active_run::ActiveRun;
+use crate::engine::kv::slots::KvSlots;
 use crate::events::RunId;
+use crate::mods::ModInstance;
 
 /// Runs in the slots.
 pub struct ActiveSlots(Vec<Option<ActiveRun>>);
@@ -27,17 +29,17 @@ impl ActiveSlots {
         self.0.iter().filter(|slot| slot.is_none()).count()
     }
 
-    /// Returns the numbers of the slots that have a run, the run that arrived first before the others.
+    /// Returns the numbers of the slots that have a run, in order of the runs' arrival.
     pub fn by_arrival(&self) -> Vec<usize> {
         let mut busy: Vec<(u64, usize)> =
-            self.0.iter().enumerate().filter_map(|(index, slot)| Some((slot.as_ref()?.arrival, index))).collect();
+            self.0.iter().enumerate().filter_map(|(index, slot)| Some((slot.as_ref()?.arrival(), index))).collect();
         busy.sort_unstable();
         busy.into_iter().map(|(_, index)| index).collect()
     }
 
-    /// Returns the slot of a run.
-    pub fn find(&self, id: RunId) -> Option<usize> {
-        self.0.iter().position(|slot| slot.as_ref().is_some_and(|active| active.run.id() == id))
+    /// Returns the run with this id.
+    pub fn find_mut(&mut self, id: RunId) -> Option<&mut ActiveRun> {
+        self.runs_mut().find(|active| active.run.id() == id)
     }
 
     /// Returns the run in a slot.
@@ -45,7 +47,7 @@ impl ActiveSlots {
         self.0[index].as_ref()
     }
 
-    /// Returns the run in a slot, for a change.
+    /// Returns the run in a slot.
     pub fn get_mut(&mut self, index: usize) -> Option<&mut ActiveRun> {
         self.0[index].as_mut()
     }
@@ -55,9 +57,14 @@ impl ActiveSlots {
         self.0.iter().flatten()
     }
 
-    /// Returns the runs, for changes.
+    /// Returns the runs.
     pub fn runs_mut(&mut self) -> impl Iterator<Item = &mut ActiveRun> {
         self.0.iter_mut().flatten()
+    }
+
+    /// Returns the mod instances whose replies are awaited.
+    pub fn awaited_mods(&mut self) -> impl Iterator<Item = &mut dyn ModInstance> {
+        self.runs_mut().filter_map(|active| active.run.awaited_mod())
     }
 
     /// Puts a run into a free slot.
@@ -65,8 +72,13 @@ impl ActiveSlots {
         self.0[index] = Some(active);
     }
 
-    /// Takes the run out of a slot.
-    pub fn take(&mut self, index: usize) -> Option<ActiveRun> {
-        self.0[index].take()
+    /// Removes the run from a slot, whose KV state becomes that of the run.
+    pub fn release(&mut self, index: usize, kv: &mut KvSlots<'_>) -> Option<ActiveRun> {
+        let mut active = self.0[index].take()?;
+        // A run that has not decoded has not changed the slot's state.
+        if active.has_state() {
+            kv.release(index, active.run.take_released_state());
+        }
+        Some(active)
     }
 }

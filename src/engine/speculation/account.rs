@@ -1,32 +1,34 @@
-//! Decides how many tokens a run drafts, so that drafts save time: measured times of decodes, and an account for each run.
+//! Decides how many tokens a run drafts, so that drafts save time: measured times of decodes, and an account per run.
 //!
-//! The unit of an account is the time of a token without drafts: that of a decode, divided by the runs that share it. A
-//! draft costs the time that it adds to its decode, and earns a token for each accepted one. A run drafts only as much as
-//! its account can pay if every token is rejected. The account starts with little, and every decode without drafts adds a
-//! small share, so that drafts are tried again. So a run whose drafts are always wrong loses little more than that share.
+//! The unit of an account is the time of a token without drafts: the time of a decode divided by the number of its runs. A
+//! draft costs the time that it adds to its decode, and earns one unit for each accepted token. A run drafts only as many
+//! tokens as its account can pay for if all are rejected. The account starts with a small balance, and every decode without
+//! drafts adds a small share, so that drafts are tried again from time to time. A run whose drafts are always rejected
+//! therefore loses little more than that share.
 
 /// Balance of a new run.
 const INITIAL_BALANCE: f64 = 0.5;
-/// Income of a token without drafts.
+/// Income from a decode without drafts.
 const TRIAL_SHARE: f64 = 0.015;
-/// Maximum balance: past success pays for no more than this.
+/// Maximum balance, so that past success pays only for a few rejected tokens.
 const MAX_BALANCE: f64 = 4.0;
-/// First draft of a run, in tokens.
+/// Maximum tokens of the first draft of a run.
 const INITIAL_LENGTH: usize = 4;
 /// Assumed cost of a drafted token before the first measurement.
 const INITIAL_TOKEN_COST: f64 = 0.5;
-/// Minimum cost of a drafted token; decodes may take equally long because of other processes.
+/// Minimum cost of a drafted token. The measured cost can be 0 or less if other processes delayed the decodes without
+/// drafts.
 const MIN_TOKEN_COST: f64 = 0.01;
-/// Weight of a new measurement.
+/// Weight of a new measurement in the moving average.
 const NEW_WEIGHT: f64 = 0.125;
 /// Decodes with drafts after which a decode without drafts is measured again.
 const MAX_AGE: u32 = 64;
 
-/// Measured times of decodes, shared by all runs. The index is the number of runs that decode together.
+/// Measured times of decodes, shared by all runs. The index is the number of runs in the decode.
 #[derive(Default)]
 pub struct DecodeTimes(Vec<DecodeTime>);
 
-/// Time of decodes of one token for each of several runs.
+/// Measured times of decodes with a certain number of runs.
 #[derive(Default, Clone, Copy)]
 struct DecodeTime {
     /// Seconds without drafts.
@@ -38,13 +40,13 @@ struct DecodeTime {
 }
 
 impl DecodeTimes {
-    /// Notes a decode of one token for each of `runs` runs.
+    /// Adds the time of a decode of one token for each of `runs` runs.
     pub fn add_plain(&mut self, runs: usize, seconds: f64) {
         if self.0.len() <= runs {
             self.0.resize(runs + 1, DecodeTime::default());
         }
         let time = &mut self.0[runs];
-        // A decode that another process delayed says little.
+        // The limit reduces the effect of decodes that another process delayed.
         time.plain = match time.valid_for {
             0 => seconds,
             _ => time.plain + NEW_WEIGHT * (seconds.min(2.0 * time.plain) - time.plain),
@@ -52,8 +54,8 @@ impl DecodeTimes {
         time.valid_for = MAX_AGE;
     }
 
-    /// Notes a decode of one token for each of `runs` runs and of `drafted` more tokens. Returns the cost of each of these;
-    /// `None` if decodes without drafts were not measured.
+    /// Adds the time of a decode of one token for each of `runs` runs and of `drafted` more tokens. Returns the cost of a
+    /// drafted token; `None` if no decode without drafts was measured.
     pub fn add_drafted(&mut self, runs: usize, drafted: usize, seconds: f64) -> Option<f64> {
         let time = self.0.get_mut(runs).filter(|time| time.valid_for > 0)?;
         time.valid_for -= 1;
@@ -72,18 +74,18 @@ impl DecodeTimes {
 
 /// Account of one run's drafts.
 pub struct DraftAccount {
-    /// Balance, in tokens.
+    /// Balance, in times of a token without drafts.
     balance: f64,
-    /// Maximum tokens of the next draft, by the success of the last ones.
+    /// Maximum tokens of the next draft, which depends on the success of the last one.
     length: usize,
     /// Tokens of the last draft.
     drafted: usize,
-    /// Accepted ones of these.
+    /// Accepted tokens of the last draft.
     accepted: usize,
 }
 
 impl DraftAccount {
-    /// Opens an account.
+    /// Creates the account of a new run.
     pub fn new() -> Self {
         Self { balance: INITIAL_BALANCE, length: INITIAL_LENGTH, drafted: 0, accepted: 0 }
     }
@@ -91,25 +93,25 @@ impl DraftAccount {
     /// Returns the maximum tokens of the next draft, of which each costs `token_cost`.
     pub fn max_draft(&mut self, token_cost: f64) -> usize {
         if self.drafted > 0 {
-            let all = self.accepted == self.drafted;
-            self.length = if all { self.length.max(2 * self.drafted) } else { self.accepted + 2 };
+            let all_accepted = self.accepted == self.drafted;
+            self.length = if all_accepted { self.length.max(2 * self.drafted) } else { self.accepted + 2 };
             self.drafted = 0;
         }
         self.length.min((self.balance / token_cost).max(0.0) as usize)
     }
 
-    /// Notes a decode without drafts of this run.
+    /// Adds the income from a decode in which the run had no draft.
     pub fn add_plain(&mut self) {
         self.balance = (self.balance + TRIAL_SHARE).min(MAX_BALANCE);
     }
 
-    /// Notes a decode with a draft of `drafted` tokens, which cost `token_cost` each.
+    /// Charges a draft of `drafted` tokens, which cost `token_cost` each.
     pub fn add_draft(&mut self, drafted: usize, token_cost: f64) {
         (self.drafted, self.accepted) = (drafted, 0);
         self.balance -= drafted as f64 * token_cost;
     }
 
-    /// Notes that the run continued with the next token of the draft.
+    /// Adds the income from an accepted token of the draft.
     pub fn add_accepted(&mut self) {
         self.accepted += 1;
         self.balance = (self.balance + 1.0).min(MAX_BALANCE);
@@ -120,16 +122,17 @@ impl DraftAccount {
 mod tests {
     use super::*;
 
-    /// Generates `tokens` tokens and returns the time, in that of a token. A draft's tokens are correct up to `correct`.
+    /// Simulates the generation of `tokens` tokens. Returns its time, in times of a token without drafts. The first
+    /// `correct` tokens of a draft are accepted.
     fn elapsed(tokens: usize, token_cost: f64, mut correct: impl FnMut() -> usize) -> f64 {
         let (mut times, mut account) = (DecodeTimes::default(), DraftAccount::new());
-        let (mut made, mut elapsed) = (0, 0.0);
-        while made < tokens {
+        let (mut generated, mut elapsed) = (0, 0.0);
+        while generated < tokens {
             let max = times.token_cost(1).map_or(0, |cost| account.max_draft(cost)).min(16);
             if max == 0 {
                 times.add_plain(1, 1.0);
                 account.add_plain();
-                (made, elapsed) = (made + 1, elapsed + 1.0);
+                (generated, elapsed) = (generated + 1, elapsed + 1.0);
                 continue;
             }
             let seconds = 1.0 + max as f64 * token_cost;
@@ -137,39 +140,39 @@ mod tests {
             account.add_draft(max, cost);
             let accepted = correct().min(max);
             (0..accepted).for_each(|_| account.add_accepted());
-            (made, elapsed) = (made + 1 + accepted, elapsed + seconds);
+            (generated, elapsed) = (generated + 1 + accepted, elapsed + seconds);
         }
         elapsed
     }
 
     #[test]
-    fn wrong_drafts_cost_less_than_three_percent() {
+    fn rejected_drafts_cost_less_than_three_percent() {
         for token_cost in [0.02, 0.1, 0.25, 0.6, 1.0] {
             for tokens in [64, 128, 1000] {
-                let slower = elapsed(tokens, token_cost, || 0) / tokens as f64;
-                assert!(slower < 1.03, "{token_cost} {tokens}: {slower}");
+                let slowdown = elapsed(tokens, token_cost, || 0) / tokens as f64;
+                assert!(slowdown < 1.03, "{token_cost} {tokens}: {slowdown}");
             }
         }
     }
 
     #[test]
-    fn right_drafts_are_as_fast_as_their_cost_permits() {
-        for (token_cost, least) in [(0.02, 9.0), (0.1, 5.0), (0.25, 2.5), (0.6, 1.2)] {
-            let faster = 200.0 / elapsed(200, token_cost, || usize::MAX);
-            assert!(faster > least, "{token_cost}: {faster}");
+    fn accepted_drafts_are_as_fast_as_their_cost_permits() {
+        for (token_cost, min_speedup) in [(0.02, 9.0), (0.1, 5.0), (0.25, 2.5), (0.6, 1.2)] {
+            let speedup = 200.0 / elapsed(200, token_cost, || usize::MAX);
+            assert!(speedup > min_speedup, "{token_cost}: {speedup}");
         }
     }
 
     #[test]
-    fn partly_right_drafts_are_not_slower() {
+    fn partly_accepted_drafts_are_not_slower() {
         for token_cost in [0.05, 0.2, 0.4] {
-            let mut turn = 0;
-            let faster = 500.0
+            let mut draft = 0;
+            let speedup = 500.0
                 / elapsed(500, token_cost, || {
-                    turn += 1;
-                    turn % 3
+                    draft += 1;
+                    draft % 3
                 });
-            assert!(faster > 0.97, "{token_cost}: {faster}");
+            assert!(speedup > 0.97, "{token_cost}: {speedup}");
         }
     }
 

@@ -1,10 +1,8 @@
-//! Speculative decoding: a drafter guesses the next tokens of a run, and one decode gives the logits after all of them.
+//! Speculative decoding: a drafter predicts the next tokens of a run, and one decode gives the logits after all of them.
 //!
-//! The run processes these logits one after the other, exactly as after decodes of one token each: it samples with its own
-//! sampler from the model's logits and offers every event to its mods. The logits after a guess count only if the run
-//! continued with that token; the others are dropped. So drafts change how fast an answer is generated, never the answer.
-//!
-//! Nothing here knows a run, a mod or the model.
+//! The run processes these logits in order, exactly as after decodes of single tokens: it samples with its own sampler and
+//! dispatches every event to its mods. A drafted token is accepted if the run samples it; otherwise the logits after it are
+//! dropped. Drafts therefore change the speed of an answer, but never the answer.
 
 pub mod account;
 pub mod lookahead;
@@ -21,9 +19,9 @@ pub struct SpeculationOptions {
     pub max_draft: usize,
     /// Minimum tokens of a draft; a shorter one is not used.
     pub min_draft: usize,
-    /// Minimum number of last tokens that must occur earlier for a draft from there.
+    /// Minimum length of a match: number of last tokens that must have an earlier occurrence.
     pub min_match: usize,
-    /// True if a run drafts only while that is faster than decodes of one token, by the measured times of decodes.
+    /// True if a run drafts only while measured times show that this is faster than decodes without drafts.
     pub adaptive: bool,
 }
 
@@ -50,11 +48,11 @@ pub enum DrafterKind {
     /// No drafts: every decode generates one token of each run.
     #[default]
     None,
-    /// Earlier occurrences of the last tokens in the prompt and the answer.
+    /// Prompt lookup: the tokens that follow an earlier occurrence of the last tokens in prompt and answer.
     Ngram,
 }
 
-/// Limits of the drafts of one run, which override those of [`SpeculationOptions`].
+/// Limits of the drafts of one run; `None` for those of [`SpeculationOptions`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DraftLimits {
     /// Maximum tokens of a draft; 0 for no drafts.

@@ -1,8 +1,8 @@
-//! Drafts from the text itself (prompt lookup): the tokens that followed an earlier occurrence of the last tokens.
+//! Drafts from the sequence itself (prompt lookup): the tokens that follow an earlier occurrence of the last tokens.
 //!
-//! The index knows every n-gram of one length at every position: a hash map from an n-gram to its newest position, and for
-//! each position the one before with the same n-gram. Adding a token, removing one and finding a draft take constant time;
-//! memory is about 50 bytes per token of the sequence.
+//! The index has every n-gram of the sequence: a hash map gives the newest position of an n-gram, and each position gives
+//! the previous one with the same n-gram. Adding a token, removing a token and finding a draft take constant time. The
+//! index needs about 50 bytes per token of the sequence.
 
 use crate::events::TokenId;
 use std::collections::HashMap;
@@ -10,12 +10,12 @@ use std::hash::{BuildHasher, RandomState};
 
 /// Maximum number of earlier occurrences that are compared.
 const MAX_OCCURRENCES: usize = 8;
-/// Maximum number of tokens before an occurrence that are compared.
+/// Maximum length of a match.
 const MAX_COMPARED: usize = 64;
 
 /// Positions of the n-grams of a sequence.
 pub struct NgramIndex {
-    /// Tokens of an n-gram.
+    /// Length of an n-gram in tokens.
     size: usize,
     /// End of the newest n-gram with each hash.
     newest: HashMap<u64, usize>,
@@ -37,7 +37,7 @@ impl NgramIndex {
         Self { size: size.max(1), newest: HashMap::new(), ngrams: Vec::new(), hasher: RandomState::new() }
     }
 
-    /// Updates the index to `tokens`. The first `unchanged` tokens are the same as at the last call.
+    /// Updates the index for `tokens`. The first `unchanged` tokens are the same as in the last call.
     pub fn update(&mut self, tokens: &[TokenId], unchanged: usize) {
         while self.end_of(self.ngrams.len()) > unchanged + 1
             && let Some(Ngram { hash, previous }) = self.ngrams.pop()
@@ -56,16 +56,17 @@ impl NgramIndex {
         }
     }
 
-    /// Returns up to `max` tokens that followed the longest earlier occurrence of the last tokens; of equally long ones,
-    /// the newest. An occurrence that reaches to the end repeats. The index must be up to date with `tokens`.
+    /// Returns up to `max` tokens that follow the longest match of the last tokens; of equally long matches, the newest. If
+    /// the sequence ends before `max` tokens, the tokens after the match are repeated. The index must be up to date with
+    /// `tokens`.
     pub fn draft(&self, tokens: &[TokenId], max: usize) -> Vec<TokenId> {
         let mut best: Option<(usize, usize)> = None;
         let mut next = self.ngrams.last().and_then(|last| last.previous);
         for _ in 0..MAX_OCCURRENCES {
             let Some(end) = next else { break };
-            let same = common_suffix(&tokens[..end], tokens);
-            if same >= self.size && best.is_none_or(|(longest, _)| same > longest) {
-                best = Some((same, end));
+            let len = common_suffix(&tokens[..end], tokens);
+            if len >= self.size && best.is_none_or(|(longest, _)| len > longest) {
+                best = Some((len, end));
             }
             next = self.ngrams[end - self.size].previous;
         }
@@ -80,7 +81,7 @@ impl NgramIndex {
     }
 }
 
-/// Returns the length of the common end of two sequences, up to [`MAX_COMPARED`].
+/// Returns the length of the common suffix of two sequences, up to [`MAX_COMPARED`].
 fn common_suffix(a: &[TokenId], b: &[TokenId]) -> usize {
     a.iter().rev().zip(b.iter().rev()).take(MAX_COMPARED).take_while(|(a, b)| a == b).count()
 }
@@ -98,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn longest_earlier_occurrence_is_continued() {
+    fn draft_continues_longest_match() {
         let text = [9, 1, 2, 3, 70, 71, 8, 1, 2, 3, 80, 81, 9, 1, 2, 3];
         assert_eq!(draft(&text, 2, 3), [70, 71, 8], "9 1 2 3 is longer than 1 2 3");
         assert_eq!(draft(&text[1..], 3, 3), [80, 81, 9], "the newer one of two");
@@ -107,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn repetition_continues_beyond_the_end() {
+    fn draft_repeats_tokens_after_match() {
         assert_eq!(draft(&[5, 1, 2, 1, 2], 2, 5), [1, 2, 1, 2, 1]);
         assert_eq!(draft(&[7, 7, 7, 7], 2, 3), [7, 7, 7]);
     }

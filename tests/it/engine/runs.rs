@@ -41,7 +41,7 @@ async fn control_token_is_text_if_requested() {
     for (visible, text) in [(vec![], "ab"), (vec![marker], "a<|im_start|>b")] {
         let tokens = tokens.clone();
         let result = bench
-            .run(with_mod(Request { visible, ..request("The sky is", 8) }, true, move |call| {
+            .run(with_mod(Request { visible_tokens: visible, ..request("The sky is", 8) }, true, move |call| {
                 if added_at(call, 1) { Action::ForceOutput(tokens.clone()) } else { Action::Noop }
             }))
             .await;

@@ -162,7 +162,7 @@ impl Conversation {
             open: open.clone(),
             close: close.clone(),
             closing_tokens: vocabulary.encode(&format!("{message}{close}"), false, true),
-            begun: rendered.thinking,
+            starts_in_reasoning: rendered.thinking,
         });
         // The end marker of reasoning does not end the turn.
         let ends = format.end_of_turn.iter().filter(|text| **text != format.reasoning_markers.1);

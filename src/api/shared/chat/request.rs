@@ -134,7 +134,7 @@ fn engine_request(
         answer_format: Some(prepared.answer_format),
         constraint: prepared.constraint,
         reasoning_budget: prepared.reasoning_budget,
-        visible: prepared.visible,
+        visible_tokens: prepared.visible,
         alternatives: Request::ALTERNATIVES.max(options.logprobs.unwrap_or(0)),
         report: ReportOptions {
             progress: options.stream && fields.flag("return_progress")?.unwrap_or(false),

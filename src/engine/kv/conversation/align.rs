@@ -1,8 +1,8 @@
 //! Alignment of a prompt with the history of a slot.
 //!
-//! A client sends the whole conversation each time, and its template renders past answers without their reasoning. The
-//! model has seen them with it. [`align`] restores the tokens as they were generated, if the client's text is the text
-//! that it received. Messages that were dropped before are omitted again.
+//! A client sends the whole conversation with each request, and chat templates render past answers without their
+//! reasoning. The slot's state has the reasoning. [`align`] restores the generated tokens of an answer if the client sends
+//! the text that it received. It also omits messages again that a full context has dropped.
 
 #[cfg(test)]
 mod tests;
@@ -12,8 +12,7 @@ use crate::events::{Span, TokenId};
 use crate::model::Vocabulary;
 use std::ops::Range;
 
-/// Maximum tokens before a generated answer that belong to it: the template's beginning of an answer, possibly with
-/// empty reasoning.
+/// Maximum tokens of the header that a template puts before an answer, possibly with empty reasoning.
 const MAX_HEADER_TOKENS: usize = 16;
 
 /// A prompt aligned with a history.
@@ -25,8 +24,8 @@ pub struct Alignment {
     pub omitted: Vec<Range<usize>>,
 }
 
-/// Aligns a prompt with a slot's state. `omit_dropped` also omits messages that were dropped before. Returns `None` if
-/// nothing changes.
+/// Aligns a prompt with the `cached` tokens and the history of a slot. With `omit_dropped`, messages that the history lists
+/// as dropped are omitted. Returns `None` if nothing changes.
 pub fn align(
     prompt: &[TokenId],
     spans: &[Span],
@@ -65,7 +64,7 @@ pub fn align(
         aligner.tokens.truncate(here - back);
         aligner.at -= back;
         aligner.replace(end, &tokens);
-        // The same position must not be tried twice.
+        // Without progress, the next iteration would try the same position.
         if aligner.tokens.len() == here {
             break;
         }
@@ -82,10 +81,11 @@ struct Aligner<'a> {
     prompt: &'a [TokenId],
     spans: &'a [Span],
     vocabulary: &'a Vocabulary,
-    /// Aligned prompt up to `at`.
+    /// Alignment of the prompt before `at`.
     tokens: Vec<TokenId>,
-    /// Replaced ranges of the prompt, with their new length in tokens.
+    /// Replaced ranges of the prompt, each with the number of tokens that replace it.
     edits: Vec<(Range<usize>, usize)>,
+    /// Position in the prompt.
     at: usize,
 }
 
@@ -95,19 +95,20 @@ impl Aligner<'_> {
         self.at += count;
     }
 
+    /// Replaces the prompt up to `end` by `tokens`.
     fn replace(&mut self, end: usize, tokens: &[TokenId]) {
         self.edits.push((self.at..end, tokens.len()));
         self.tokens.extend_from_slice(tokens);
         self.at = end;
     }
 
-    /// Returns the end of the dropped messages if they appear at the current position.
+    /// Returns the end of the dropped messages in the prompt if they are at the current position.
     fn dropped_end(&self, gap: &DroppedGap) -> Option<usize> {
         let end = self.at + gap.len;
         if self.prompt.get(self.at..end).is_some_and(|tokens| hash_tokens(tokens) == gap.hash) {
             return Some(end);
         }
-        // Answers may be tokenized differently than they were generated. Then messages are compared by text.
+        // The template's text of an answer may have other tokens than the generated answer, so the texts are compared.
         let mut message_spans =
             self.spans.iter().filter(|span| span.role != "template" && span.start as usize >= self.at);
         if gap.messages.is_empty() || message_spans.clone().next()?.start as usize != self.at {
@@ -122,10 +123,10 @@ impl Aligner<'_> {
         (next.role == "user").then_some(next.start as usize)
     }
 
-    /// Returns how many tokens back the answer begins, where it ends in the prompt, and its tokens as they were
-    /// generated.
+    /// Compares the prompt near the current position with a generated answer. If the texts match, returns the number of
+    /// copied tokens that belong to the answer, the end of the answer in the prompt, and its generated tokens.
     fn past_answer(&self, answer: &PastAnswer, cached: &[TokenId]) -> Option<(usize, usize, Vec<TokenId>)> {
-        // The client's text may match the beginning of the reasoning by chance.
+        // The first tokens of the answer may have been copied, if they happen to match those of the reasoning.
         let back = self.tokens.len().saturating_sub(answer.start);
         let (here, at) = (self.tokens.len() - back, self.at.checked_sub(back)?);
         if self.edits.last().is_some_and(|(range, _)| range.end > at) {
@@ -147,8 +148,8 @@ impl Aligner<'_> {
         let mut generated = cached.get(here..answer.start)?.to_vec();
         generated.extend_from_slice(&answer.tokens);
         let (generated_text, received) = (self.vocabulary.decode(&generated), self.vocabulary.decode(&rest[..end]));
-        let same = without_reasoning(&generated_text).trim() == without_reasoning(&received).trim();
-        same.then_some((back, at + end, generated))
+        let is_same = without_reasoning(&generated_text).trim() == without_reasoning(&received).trim();
+        is_same.then_some((back, at + end, generated))
     }
 
     fn aligned_spans(&self) -> Vec<Span> {
@@ -159,7 +160,7 @@ impl Aligner<'_> {
                 if index >= range.end {
                     shift += *len as isize - range.len() as isize;
                 } else if index > range.start {
-                    // Within a replaced range: limited to its new length.
+                    // Within a replaced range, an index is limited to the length of the replacement.
                     return ((range.start as isize + shift) as usize + (index - range.start).min(*len)) as u32;
                 }
             }

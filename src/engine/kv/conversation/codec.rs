@@ -1,5 +1,4 @@
-//! Serialisation of a history in snapshots, so that a restored conversation finds its generated answers and its dropped
-//! messages. The bytes are not trusted.
+//! Serialisation of a slot's history in snapshots. Bytes to read are not trusted.
 
 use super::history::{DroppedGap, PastAnswer, SlotHistory};
 use crate::events::TokenId;
@@ -30,7 +29,8 @@ impl SlotHistory {
         bytes
     }
 
-    /// Reads a history from the beginning of `bytes`. Returns `None` if it does not match the tokens.
+    /// Reads a history from the beginning of `bytes`, and advances them. Returns `None` if it is invalid or does not match
+    /// the tokens.
     pub fn from_bytes(bytes: &mut &[u8], tokens: &[TokenId], vocabulary: usize) -> Option<Self> {
         let mut history = Self::default();
         for _ in 0..number(bytes)? {

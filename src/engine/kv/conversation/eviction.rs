@@ -1,18 +1,18 @@
-//! Parts of a conversation that can be dropped, oldest first.
+//! Parts of a conversation that can be dropped from a full context, oldest first.
 //!
-//! A turn extends from the content of a user message to the content of the next. The template's text before both is the
-//! same, so the remaining tokens are those of the conversation without that turn, whatever the template writes between
-//! messages. Pairs of a tool call and its results extend from message to message, if the template ends messages with an
-//! end-of-generation token.
+//! Most parts are turns. A turn extends from the content of one user message to the content of the next. Templates write
+//! the same text before both, so after the removal the tokens are those of the conversation without the turn, whatever the
+//! template writes between messages. Within the last turn, tool calls can be dropped together with their results, if the
+//! template ends each message with an end-of-generation token.
 
 use crate::events::{EvictedMessage, Span, TokenId};
 use crate::model::{Vocabulary, common_prefix, printable};
 use std::ops::Range;
 
-/// Characters of a dropped message that are reported to the client.
+/// Maximum characters of a dropped message that are reported to the client.
 const PREVIEW_CHARS: usize = 80;
 
-/// A part that is dropped as a whole.
+/// A part of a conversation that is dropped as a whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DroppablePart {
     pub range: Range<usize>,
@@ -47,13 +47,14 @@ fn evicted_message(role: &str, content: &[TokenId], vocabulary: &Vocabulary) -> 
     }
 }
 
-/// Returns the parts that can be dropped, in order: whole turns from the oldest, then finished pairs of tool call and
-/// result in the current turn. System messages, the last user message and the last assistant message stay.
+/// Returns the parts that can be dropped, in the order in which they should be dropped: whole turns from the oldest, then
+/// tool calls of the last turn with their results. System messages, the last user message and the last assistant message
+/// stay.
 pub fn droppable_parts(tokens: &[TokenId], spans: &[Span], vocabulary: &Vocabulary) -> Vec<DroppablePart> {
     let message_spans: Vec<&Span> = spans.iter().filter(|span| span.role != "template").collect();
     let users: Vec<usize> = (0..message_spans.len()).filter(|&at| message_spans[at].role == "user").collect();
     let Some(&last_user) = users.last() else { return Vec::new() };
-    // An assistant message that only calls a tool has no content; its result has.
+    // An assistant message that only calls a tool has no span, but the result of the tool has one.
     let last_answer = message_spans.iter().rposition(|span| span.role == "assistant" || span.role == "tool");
     let mut parts = Vec::new();
     for pair in users.windows(2) {
@@ -74,8 +75,8 @@ pub fn droppable_parts(tokens: &[TokenId], spans: &[Span], vocabulary: &Vocabula
     parts
 }
 
-/// Selects parts until at most `target` of `len` tokens are left, or all parts. Returns `None` if more than `max` tokens
-/// are left.
+/// Selects parts in order until no more than `target` of `len` tokens are left. Returns `None` if more than `max` tokens are
+/// left without all parts.
 pub fn select_parts(parts: Vec<DroppablePart>, len: usize, max: usize, target: usize) -> Option<Vec<DroppablePart>> {
     let mut left = len;
     let mut picked = Vec::new();
@@ -90,17 +91,17 @@ pub fn select_parts(parts: Vec<DroppablePart>, len: usize, max: usize, target: u
     (left <= max).then_some(picked)
 }
 
-/// Returns tool calls with their results in the current turn, whose spans these are, except the last.
+/// Returns the tool calls with their results in the last turn, except the last call. `message_spans` are those of the turn.
 fn tool_pairs(tokens: &[TokenId], message_spans: &[&Span], vocabulary: &Vocabulary) -> Vec<DroppablePart> {
     let Some(user) = message_spans.first() else { return Vec::new() };
     let messages = messages(tokens, user.start as usize..tokens.len(), message_spans, vocabulary);
-    // The first message is the user's.
+    // The first message is the user's. A call is a message before that of a tool.
     let calls: Vec<usize> = (1..messages.len())
         .filter(|&at| {
-            let tool = |message: &Range<usize>| {
+            let is_tool = |message: &Range<usize>| {
                 message_spans.iter().any(|span| span.role == "tool" && begins_in(span, message))
             };
-            !tool(&messages[at]) && messages.get(at + 1).is_some_and(tool)
+            !is_tool(&messages[at]) && messages.get(at + 1).is_some_and(is_tool)
         })
         .collect();
     calls
@@ -110,8 +111,8 @@ fn tool_pairs(tokens: &[TokenId], message_spans: &[&Span], vocabulary: &Vocabula
         .collect()
 }
 
-/// Returns the messages within a range. Each ends with an end-of-generation token of the template and the blanks after
-/// it.
+/// Returns the messages within a range. A message ends with an end-of-generation token of the template and the whitespace
+/// after it.
 fn messages(
     tokens: &[TokenId],
     within: Range<usize>,
@@ -142,8 +143,8 @@ fn is_blank(token: TokenId, vocabulary: &Vocabulary) -> bool {
     !vocabulary.is_control(token) && vocabulary.piece(token).trim_ascii().is_empty()
 }
 
-/// Returns a range with the messages that begin in it. A message without content is an assistant's that only calls
-/// tools; its content is the text between the template's markers.
+/// Creates a part from a range and the messages that start in it. A message without a span comes from an assistant and has
+/// only tool calls; its content is the text between the template's markers.
 fn make_part(
     tokens: &[TokenId],
     range: Range<usize>,
@@ -164,22 +165,23 @@ fn make_part(
     DroppablePart { range, contents }
 }
 
-/// Returns the content of an assistant message between its header and its end. Returns `None` if the header is not the
-/// one that ends the prompt.
+/// Returns the content of an assistant message between its header and its end. The header is known from the end of the
+/// prompt, where it starts the next answer. Returns `None` for a message with another header.
 fn tool_call_content(tokens: &[TokenId], message: Range<usize>, vocabulary: &Vocabulary) -> Option<Range<usize>> {
     let ends = |token: &TokenId| vocabulary.is_end_of_generation(*token);
     let last_end = tokens.iter().rposition(ends)?;
     let header: Vec<TokenId> =
         tokens[last_end + 1..].iter().copied().skip_while(|token| is_blank(*token, vocabulary)).collect();
-    let own = &tokens[message.clone()];
-    let same = common_prefix(own, &header);
-    // A marker and the role; some model families have only a marker.
-    if same < header.len().min(2) {
+    let message_tokens = &tokens[message.clone()];
+    let header_len = common_prefix(message_tokens, &header);
+    // A header has a marker and the role; those of some models have only a marker.
+    if header_len < header.len().min(2) {
         return None;
     }
-    let start = message.start + same;
-    let end = message.start + own.iter().rposition(|token| !ends(token) && !is_blank(*token, vocabulary))? + 1;
-    (same > 0 && start < end).then_some(start..end)
+    let start = message.start + header_len;
+    let last = message_tokens.iter().rposition(|token| !ends(token) && !is_blank(*token, vocabulary))?;
+    let end = message.start + last + 1;
+    (header_len > 0 && start < end).then_some(start..end)
 }
 
 #[cfg(test)]
@@ -210,10 +212,11 @@ mod tests {
         )
     }
 
-    /// A conversation in `ChatML`: `<begin> role newline content <end> newline`; blank contents have no span.
+    /// Renders a conversation in `ChatML`: `<begin> role newline content <end> newline`. Messages are given by role and
+    /// number of tokens; empty contents have no span.
     fn chat(messages: &[(&str, usize)]) -> (Vec<TokenId>, Vec<Span>) {
         let (mut tokens, mut spans): (Vec<TokenId>, Vec<Span>) = (Vec::new(), Vec::new());
-        let mut own = 0;
+        let mut template_from = 0;
         for (index, &(role, len)) in messages.iter().enumerate() {
             let header = match role {
                 "tool" => "user",
@@ -221,16 +224,16 @@ mod tests {
             };
             tokens.extend([BEGIN, 10 + header.len() as TokenId, NEWLINE]);
             if len > 0 {
-                spans.push(Span { role: "template".into(), start: own, end: tokens.len() as u32 });
+                spans.push(Span { role: "template".into(), start: template_from, end: tokens.len() as u32 });
                 let start = tokens.len() as u32;
                 tokens.extend(std::iter::repeat_n(50 + index as TokenId, len));
-                own = tokens.len() as u32;
-                spans.push(Span { role: role.into(), start, end: own });
+                template_from = tokens.len() as u32;
+                spans.push(Span { role: role.into(), start, end: template_from });
             }
             tokens.extend([END, NEWLINE]);
         }
         tokens.extend([BEGIN, 19, NEWLINE]);
-        spans.push(Span { role: "template".into(), start: own, end: tokens.len() as u32 });
+        spans.push(Span { role: "template".into(), start: template_from, end: tokens.len() as u32 });
         (tokens, spans)
     }
 
@@ -312,7 +315,7 @@ mod tests {
         let messages =
             [("user", 3), ("assistant", 0), ("tool", 4), ("assistant", 2), ("user", 1), ("assistant", 1), ("user", 1)];
         let (mut tokens, mut spans) = chat(&messages);
-        // The call replaces the content.
+        // A call in place of the content.
         let at = 3 + 3 + 2 + 3;
         tokens.splice(at..at, [80, 81]);
         for span in &mut spans {

@@ -1,5 +1,5 @@
-//! History of a conversation in a slot: generated answers and dropped messages. [`align`](mod@super::align) uses it so
-//! that the client's next request finds its state again.
+//! History of the conversation in a slot: generated answers and dropped messages. [`align`](mod@super::align) uses it to
+//! match the client's next request with the slot's state.
 
 use super::spans::shifted_index;
 use crate::events::{Span, TokenId};
@@ -11,26 +11,31 @@ use xxhash_rust::xxh3::xxh3_64;
 const REASONING_END_MARKERS: [&str; 6] =
     ["</think>", "</thinking>", "</thought>", "[/THINK]", "<|END_THINKING|>", "<|channel|>final<|message|>"];
 
-/// History of the tokens of a sequence, by their indices.
+/// History of a sequence.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SlotHistory {
+    /// Gaps in order of position.
     pub gaps: Vec<DroppedGap>,
     pub answers: Vec<PastAnswer>,
 }
 
-/// Dropped messages.
+/// Messages that were dropped at one position of the sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DroppedGap {
+    /// Position in the remaining tokens.
     pub at: usize,
+    /// Number of dropped tokens.
     pub len: usize,
+    /// Hash of the dropped tokens.
     pub hash: u64,
     /// Hashes of the messages: role, and text without reasoning.
     pub messages: Vec<u64>,
 }
 
-/// Generated answer, without the token that ended it.
+/// A generated answer, without the token that ended it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PastAnswer {
+    /// Position of its first token.
     pub start: usize,
     pub tokens: Vec<TokenId>,
 }
@@ -40,14 +45,14 @@ impl SlotHistory {
         self.gaps.is_empty() && self.answers.is_empty()
     }
 
-    /// Removes everything after the first `len` tokens.
+    /// Truncates the history to the first `len` tokens.
     pub fn truncate(&mut self, len: usize) {
         self.gaps.retain(|gap| gap.at <= len);
-        // The last token of an answer is sampled but never decoded.
+        // The last token of an answer may be missing, since it is sampled but never decoded.
         self.answers.retain(|answer| answer.start < len && answer.start + answer.tokens.len() <= len + 1);
     }
 
-    /// Records the answer generated from `start` on. The token that ended it is not part of it.
+    /// Records the answer generated from `start` on, without the end-of-generation token.
     pub fn record_answer(&mut self, start: usize, generated: &[TokenId], vocabulary: &Vocabulary) {
         let ended = generated.last().is_some_and(|&token| vocabulary.is_end_of_generation(token));
         let tokens = &generated[..generated.len() - usize::from(ended)];
@@ -56,7 +61,8 @@ impl SlotHistory {
         }
     }
 
-    /// Records messages that are about to be dropped from a sequence, and shifts all positions. `ranges` are in order.
+    /// Records the messages in `ranges`, which are about to be removed from the sequence, and shifts all positions.
+    /// `ranges` are in order.
     pub fn record_dropped(
         &mut self,
         tokens: &[TokenId],
@@ -73,13 +79,13 @@ impl SlotHistory {
                 .collect();
             let at = shifted_index(range.start, ranges);
             let hash = hash_tokens(&tokens[range.clone()]);
-            // After older gaps at the same position: their messages came first.
+            // Older gaps at the same position come first, as their messages did.
             let place = self.gaps.partition_point(|gap| gap.at <= at);
             self.gaps.insert(place, DroppedGap { at, len: range.len(), hash, messages });
         }
     }
 
-    /// Shifts all positions after tokens were removed without being recorded.
+    /// Shifts all positions after the removal of `ranges`, and forgets gaps and answers within them.
     pub fn remove_ranges(&mut self, ranges: &[Range<usize>]) {
         self.gaps.retain(|gap| !ranges.iter().any(|range| range.start < gap.at && gap.at < range.end));
         self.answers.retain(|answer| {
@@ -95,7 +101,7 @@ impl SlotHistory {
     }
 }
 
-/// Returns the text after its reasoning.
+/// Returns the part of an answer after its reasoning.
 pub fn without_reasoning(text: &str) -> &str {
     REASONING_END_MARKERS
         .iter()

@@ -1,10 +1,8 @@
-//! Conversations in the engine: the messages that can be dropped from a full context, and the history that a slot keeps
-//! so that the client's next request finds its state again.
+//! Conversations in slots: the messages that can be dropped from a full context, and the history that matches the client's
+//! next request with the slot's state.
 //!
-//! All positions here are computed from token ids and the prompt's [`Span`](crate::events::Span)s, not from sums of
-//! counts that could drift.
-//! The code is independent of the chat template. A prompt without spans is not a conversation, and nothing is dropped
-//! from it.
+//! All positions are computed from token ids and the prompt's [`Span`](crate::events::Span)s, independent of the chat
+//! template. A prompt without spans is not a conversation; nothing is dropped from it.
 
 pub mod align;
 mod codec;

@@ -3,13 +3,12 @@
 use crate::events::Span;
 use std::ops::Range;
 
-/// Returns the number of tokens that an eviction leaves in the context. A quarter of the context becomes free, so that
-/// evictions are rare.
+/// Returns the number of tokens that an eviction should leave in the context: three quarters, so that evictions are rare.
 pub fn eviction_target(context: usize) -> usize {
     context - context / 4
 }
 
-/// Returns the spans after `ranges` were removed from the tokens, without spans that were removed completely.
+/// Returns the spans after the removal of `ranges` from the tokens, without spans that were removed completely.
 pub fn cut_spans(spans: &[Span], ranges: &[Range<usize>]) -> Vec<Span> {
     let shifted_index = |index: u32| shifted_index(index as usize, ranges) as u32;
     let mut left: Vec<Span> = Vec::with_capacity(spans.len());
@@ -34,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_follow_their_tokens() {
+    fn spans_shift_with_their_tokens() {
         let span = |role: &str, start, end| Span { role: role.into(), start, end };
         let spans = [span("template", 0, 2), span("user", 2, 5), span("template", 5, 8), span("user", 8, 9)];
         assert_eq!(cut_spans(&spans, &[2..8]), [span("template", 0, 2), span("user", 2, 3)]);

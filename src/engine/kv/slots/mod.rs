@@ -1,7 +1,7 @@
-//! KV state of all slots: the llama context, the tokens that each of its sequences holds, and the states in host memory.
+//! KV state of all slots: the llama context, the tokens of each of its sequences, and the host cache.
 //!
-//! A slot's token list always equals the content of its sequence in the context; only this part changes either. It knows
-//! no runs: callers pass tokens and get the number of tokens that are still valid.
+//! The token list of a slot always equals the content of its sequence in the context; only this part changes either.
+//! Callers pass the tokens of a run, and get the number of tokens whose state is valid.
 
 mod prefix_match;
 mod snapshots;
@@ -35,17 +35,17 @@ struct SlotState {
     history: SlotHistory,
     /// Prompt tokens that the last run evaluated.
     processed: usize,
-    /// Number of the newest arrival when the slot was last used.
+    /// Arrival number (of runs and slot tasks) at the last use of the slot.
     last_used: u64,
 }
 
-/// State of a run that leaves its slot.
+/// State of a run that releases its slot.
 pub struct ReleasedState {
-    /// Tokens that are still valid, after the removals.
+    /// Number of valid tokens in the KV cache, after the removals.
     pub kv_len: usize,
     /// Removals that the KV cache has not applied yet.
     pub removals: Vec<KvRemoval>,
-    /// True if the run captured attention, whose rows need exact positions.
+    /// True if the run captured attention, which needs every token in the cell of its position.
     pub needs_exact_rows: bool,
     /// History of the conversation.
     pub history: SlotHistory,
@@ -60,7 +60,7 @@ impl<'model> KvSlots<'model> {
         Self { context, slots, host_cache, ctx_size: ctx_size as usize }
     }
 
-    /// Assigns a slot to a run of `owner`; `arrival` is the number of the newest arrival.
+    /// Assigns a slot to a run of `owner`. `arrival` is the number of the last run or slot task that arrived.
     pub fn assign(&mut self, index: usize, owner: Option<&Tenant>, arrival: u64) {
         self.slots[index].owner = owner.cloned();
         self.slots[index].last_used = arrival;
@@ -71,7 +71,8 @@ impl<'model> KvSlots<'model> {
         scope.includes(self.slots[index].owner.as_ref())
     }
 
-    /// Truncates a slot's state to the first `keep` tokens. Returns how many are left.
+    /// Truncates a slot's state to the first `keep` tokens, or to fewer if the model's state cannot be cut there. Returns
+    /// the number of tokens left.
     pub fn truncate(&mut self, index: usize, keep: usize) -> usize {
         let tokens = &mut self.slots[index].tokens;
         if tokens.len() <= keep {
@@ -82,8 +83,8 @@ impl<'model> KvSlots<'model> {
         left
     }
 
-    /// Removes evicted tokens from the middle of a slot's state. Tokens that the cache cannot keep are decoded again:
-    /// returns how many of the `kv_len` valid tokens are left.
+    /// Applies removals of tokens to a slot's state. Returns how many of the `kv_len` valid tokens are left: tokens that
+    /// the cache cannot shift must be decoded again.
     pub fn apply_removals(
         &mut self,
         index: usize,
@@ -102,16 +103,16 @@ impl<'model> KvSlots<'model> {
                     for range in removal.ranges.iter().rev() {
                         self.slots[index].tokens.drain(range.clone());
                     }
-                    // Closing the gap leaves layers with a sliding window only the content of their window, in other
-                    // cells than its positions.
+                    // In layers with a sliding window, the shift leaves only the tokens of the window, and not in the
+                    // cells of their positions.
                     if needs_exact_rows && !self.context.has_exact_rows(index as i32) {
                         kv_len = 0;
                     }
                 }
                 Err(ShiftError::Fixed(_)) => {
-                    let untouched = removal.ranges.first().map_or(0, |range| range.start);
-                    // Nothing may follow: a later removal counts positions in the current sequence.
-                    kv_len = kv_len.min(self.truncate(index, untouched));
+                    let unchanged = removal.ranges.first().map_or(0, |range| range.start);
+                    // Later removals have positions in the sequence without these tokens, so nothing may follow.
+                    kv_len = kv_len.min(self.truncate(index, unchanged));
                 }
                 Err(ShiftError::Failed) => {
                     self.slots[index].tokens.clear();
@@ -122,7 +123,7 @@ impl<'model> KvSlots<'model> {
         kv_len
     }
 
-    /// Updates the slot to the state of a run that leaves it.
+    /// Updates the slot with the state of a run that releases it.
     pub fn release(&mut self, index: usize, released: ReleasedState) {
         let ReleasedState { kv_len, removals, needs_exact_rows, mut history, processed } = released;
         let kv_len = self.apply_removals(index, removals, kv_len, needs_exact_rows);
@@ -138,7 +139,7 @@ impl<'model> KvSlots<'model> {
         self.slots[index].history = SlotHistory::default();
     }
 
-    /// Discards a slot's state whose values are not numbers, and overwrites them.
+    /// Discards a slot's state that has values that are not numbers, and overwrites these values.
     pub fn wipe(&mut self, index: usize) {
         let tokens = std::mem::take(&mut self.slots[index].tokens);
         self.context.wipe(index as i32, &tokens);
@@ -171,10 +172,10 @@ impl<'model> KvSlots<'model> {
 
     /// Adds decoded tokens to a slot's state, and keeps a checkpoint after them if one is due.
     pub fn extend(&mut self, index: usize, tokens: &[TokenId], checkpoint: Option<CheckpointPurpose>) {
-        let held = &mut self.slots[index].tokens;
-        held.extend_from_slice(tokens);
+        let slot_tokens = &mut self.slots[index].tokens;
+        slot_tokens.extend_from_slice(tokens);
         if let Some(purpose) = checkpoint {
-            self.context.keep_checkpoint(index as i32, held.len(), purpose);
+            self.context.keep_checkpoint(index as i32, slot_tokens.len(), purpose);
         }
     }
 
@@ -188,12 +189,12 @@ impl<'model> KvSlots<'model> {
         self.context.park_threads();
     }
 
-    /// Returns true if a GPU computes.
+    /// Returns true if layers are computed on a GPU.
     pub fn has_gpu(&self) -> bool {
         self.context.has_gpu()
     }
 
-    /// Returns true if the state of a sequence is saved during a run, because it cannot be truncated.
+    /// Returns true if runs make checkpoints, because sequences cannot be truncated.
     pub fn keeps_checkpoints(&self) -> bool {
         self.context.keeps_checkpoints()
     }

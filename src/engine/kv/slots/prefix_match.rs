@@ -1,4 +1,4 @@
-//! Reuse of KV state by a new prompt: the choice of a slot, and the state that the first decode starts with.
+//! Reuse of KV state by a new prompt: choice of a slot, and preparation of its state for the first decode.
 
 use super::{KvSlots, SlotState};
 use crate::engine::kv::conversation::{self, Alignment, SlotHistory, align};
@@ -10,24 +10,26 @@ use crate::model::{ShiftError, common_prefix};
 use std::cmp::Reverse;
 use std::ops::Range;
 
-/// Minimum tokens of a piece that is shifted after an eviction; computing fewer again takes no longer.
-const MIN_PIECE_TOKENS: usize = 32;
+/// Minimum tokens of a chunk that is shifted after an eviction; decoding fewer again takes no longer.
+const MIN_CHUNK_TOKENS: usize = 32;
 
-/// Minimum tokens that a copy of another slot's state must save; computing fewer takes no longer.
+/// Minimum tokens whose decode a copy of another slot's state must save; decoding fewer takes no longer.
 const MIN_COPY_TOKENS: usize = 64;
 
 /// Match of a prompt with one cached state.
 struct PrefixMatch {
+    /// Prompt aligned with the history of the state; `None` if nothing changes.
     aligned: Option<Alignment>,
+    /// Tokens at the start that prompt and state have in common.
     matched: usize,
-    /// Tokens that remain usable after the eviction of messages from a prompt that is longer than the context.
+    /// Those of them that the run can use: before evicted messages, if the prompt is longer than the context, and up to
+    /// a position at which the state can be truncated.
     reusable: usize,
 }
 
 impl KvSlots<'_> {
-    /// Returns the free slot with the longest prefix match; without a match worth reusing, an empty slot or the least
-    /// recently used one. `similarity` is the minimum part of the prompt that a state must share with it; 0 ignores the
-    /// states. Returns `None` without a free slot.
+    /// Returns the free slot with the longest prefix match. If no match covers the fraction `similarity` of the prompt, or
+    /// if that is 0, returns an empty slot or the least recently used one. Returns `None` if no slot is free.
     pub fn choose(
         &self,
         prompt: PromptView<'_>,
@@ -44,10 +46,10 @@ impl KvSlots<'_> {
             })
             .max_by_key(|(index, prefix)| {
                 let slot = &self.slots[*index];
-                let worth = similarity > 0.0 && prefix.reusable as f32 >= similarity * prompt_len;
+                let is_similar = similarity > 0.0 && prefix.reusable as f32 >= similarity * prompt_len;
                 (
-                    if worth { prefix.reusable } else { 0 },
-                    // Lowest slots first: neighbouring sequences in the cache decode together.
+                    if is_similar { prefix.reusable } else { 0 },
+                    // The lowest slots come first, since llama.cpp decodes neighbouring sequences together.
                     Reverse(slot.tokens.len().min(1)),
                     Reverse(slot.last_used),
                     Reverse(*index),
@@ -67,14 +69,14 @@ impl KvSlots<'_> {
         })
     }
 
-    /// Prepares a slot's state for the first decode of a run: reuses what the slot holds, a state from the host cache, or
-    /// a copy of another slot's state, busy or not. Returns the number of tokens that need no decode; it does not exceed
+    /// Prepares a slot's state for the first decode of a run: uses the slot's own state, a state from the host cache, or a
+    /// copy of another slot's state, which may be busy. Returns the number of tokens that need no decode, up to
     /// `outputs_from`.
     pub fn reuse(&mut self, index: usize, prompt: PromptView<'_>, outputs_from: usize) -> usize {
         let slot = &self.slots[index];
-        let same = slot.adapters.as_ref() == prompt.adapters;
+        let same_adapters = slot.adapters.as_ref() == prompt.adapters;
         let usable = |cached: &[TokenId]| if prompt.cache_prompt { common_prefix(cached, prompt.tokens) } else { 0 };
-        let mut matched = if same { usable(&slot.tokens) } else { 0 };
+        let mut matched = if same_adapters { usable(&slot.tokens) } else { 0 };
         let kept = matched.min(outputs_from);
         let usable_prefix =
             if kept < slot.tokens.len() { self.context.usable_prefix(index as i32, kept) } else { kept };
@@ -96,19 +98,18 @@ impl KvSlots<'_> {
             if self.load_from_host_cache(index, &entry) {
                 matched = usable(&entry.tokens);
                 if !self.context.keeps_all_prefixes() {
-                    // A recurrent state cannot return to this position once it is continued, so the cache keeps its
-                    // copy.
+                    // A recurrent state cannot return to this position after a decode, so the cache keeps its copy.
                     self.host_cache.insert(entry);
                 }
             }
         }
         self.slots[index].adapters = prompt.adapters.cloned();
-        // Tokens after evicted messages are shifted, as during an eviction in the middle of an answer.
+        // Chunks after evicted messages are shifted, even if the client did not enable `cache_reuse`.
         let evicted = prompt.evicts && prompt.is_truncated;
-        let min_len = if evicted && prompt.cache_reuse == 0 { MIN_PIECE_TOKENS } else { prompt.cache_reuse };
+        let min_len = if evicted && prompt.cache_reuse == 0 { MIN_CHUNK_TOKENS } else { prompt.cache_reuse };
         if prompt.cache_prompt && min_len > 0 && matched > 0 && self.context.can_shift() {
-            let pieces = pieces(&self.slots[index].tokens, prompt.tokens, matched, min_len);
-            matched = self.shift_pieces(index, matched, &pieces);
+            let chunks = common_chunks(&self.slots[index].tokens, prompt.tokens, matched, min_len);
+            matched = self.shift_chunks(index, matched, &chunks);
         }
         if prompt.needs_exact_rows && !self.context.has_exact_rows(index as i32) {
             matched = 0;
@@ -116,8 +117,8 @@ impl KvSlots<'_> {
         matched.min(outputs_from)
     }
 
-    /// Returns true if waiting for the slot `source` saves time: it is computing the first `expected` tokens of the
-    /// prompt, and a copy of its state saves at least `min_saved` tokens compared with a start now.
+    /// Returns true if waiting for the slot `source` saves time: its run is decoding the first `expected` tokens of the
+    /// prompt, and a later copy of its state saves `min_saved` or more tokens compared with a start now.
     pub fn should_await(
         &self,
         index: usize,
@@ -130,19 +131,18 @@ impl KvSlots<'_> {
             return false;
         }
         let slot = &self.slots[index];
-        let same = slot.adapters.as_ref() == prompt.adapters;
-        let own = if same { common_prefix(&slot.tokens, prompt.tokens).min(outputs_from) } else { 0 };
+        let same_adapters = slot.adapters.as_ref() == prompt.adapters;
+        let own = if same_adapters { common_prefix(&slot.tokens, prompt.tokens).min(outputs_from) } else { 0 };
         let own = if own < slot.tokens.len() { self.context.usable_prefix(index as i32, own) } else { own };
-        let enough = expected.saturating_sub(min_saved);
+        let max_known = expected.saturating_sub(min_saved);
         let others = self.find_source(index, prompt, outputs_from, own, Some(source));
-        others.map_or(own, |(_, usable)| usable) <= enough
+        others.map_or(own, |(_, usable)| usable) <= max_known
             && is_worth_copying(expected, own, expected)
-            && self.find_in_host_cache(prompt, outputs_from, enough).is_none()
+            && self.find_in_host_cache(prompt, outputs_from, max_known).is_none()
     }
 
-    /// Returns the other slot whose state saves most tokens, with the number of tokens that a copy of it would make
-    /// usable; `None` if no copy is worth more than the `known` tokens that the prompt has already. `except` is not
-    /// considered.
+    /// Returns the other slot, except `except`, whose state has most usable tokens for the prompt, and their number.
+    /// Returns `None` if no copy pays off compared with the `known` tokens that need no copy.
     fn find_source(
         &self,
         index: usize,
@@ -168,7 +168,7 @@ impl KvSlots<'_> {
             .max_by_key(|&(_, usable)| usable)
     }
 
-    /// Returns the state in the host cache of which the prompt can use most tokens, if they are more than `known`.
+    /// Returns the state in the host cache with most usable tokens for the prompt, if they are more than `known`.
     fn find_in_host_cache(&self, prompt: PromptView<'_>, outputs_from: usize, known: usize) -> Option<usize> {
         let usable_prefix = |entry: &CachedState, keep| {
             self.context.usable_prefix_of_saved(entry.tokens.len(), &entry.checkpoints, keep)
@@ -179,9 +179,8 @@ impl KvSlots<'_> {
 
     /// Replaces a slot's state by a copy of another slot's. Returns `false` and leaves the slot empty if that fails.
     ///
-    /// The copy goes through the saved form of the state: it holds only the tokens in use, and restoring it puts each
-    /// token into the cell of its position. llama.cpp's own copy between sequences copies a whole stream, at the next
-    /// decode.
+    /// The state is saved and restored: this copies only the used cells, and puts each token into the cell of its position.
+    /// llama.cpp's copy between sequences would copy the whole KV stream.
     fn copy_state(&mut self, source: usize, index: usize) -> bool {
         let tokens = self.slots[source].tokens.clone();
         let checkpoints = self.context.checkpoints(source as i32).clone();
@@ -203,8 +202,8 @@ impl KvSlots<'_> {
         }
     }
 
-    /// Matches a prompt with a cached state. `usable_prefix` returns how many of the first `keep` tokens of the state can
-    /// be used without the rest.
+    /// Matches a prompt with a cached state. `usable_prefix` returns how many of the first `keep` tokens of the state are
+    /// usable if it is truncated there.
     fn match_prefix(
         &self,
         prompt: PromptView<'_>,
@@ -229,25 +228,25 @@ impl KvSlots<'_> {
             None
         };
         let reusable = evicted_from.map_or(matched, |evicted_from| matched.min(evicted_from));
-        // One token is always evaluated.
+        // The last token is always decoded, for its logits.
         let kept = reusable.min(tokens.len().saturating_sub(1));
         let usable = if kept == cached.len() { kept } else { usable_prefix(kept) };
         let reusable = if usable == kept { reusable } else { usable };
         PrefixMatch { aligned, matched, reusable }
     }
 
-    /// Keeps only the beginning of a slot's state and these pieces, adjacent to each other. Returns the number of
+    /// Removes everything from a slot's state except the first `prefix` tokens and these chunks. Returns the number of
     /// tokens left.
-    fn shift_pieces(&mut self, index: usize, beginning: usize, pieces: &[Range<usize>]) -> usize {
-        let Some(end) = pieces.last().map(|last| last.end) else { return beginning };
+    fn shift_chunks(&mut self, index: usize, prefix: usize, chunks: &[Range<usize>]) -> usize {
+        let Some(end) = chunks.last().map(|last| last.end) else { return prefix };
         if self.truncate(index, end) < end {
-            return self.slots[index].tokens.len().min(beginning);
+            return self.slots[index].tokens.len().min(prefix);
         }
-        let mut from = beginning;
-        let mut gaps = Vec::with_capacity(pieces.len());
-        for piece in pieces {
-            gaps.push(from..piece.start);
-            from = piece.end;
+        let mut from = prefix;
+        let mut gaps = Vec::with_capacity(chunks.len());
+        for chunk in chunks {
+            gaps.push(from..chunk.start);
+            from = chunk.end;
         }
         let ranges: Vec<_> = gaps.iter().map(|gap| gap.start as u32..gap.end as u32).collect();
         match self.context.remove_ranges(index as i32, end as u32, &ranges) {
@@ -257,7 +256,7 @@ impl KvSlots<'_> {
                 }
                 left as usize
             }
-            Err(ShiftError::Fixed(_)) => beginning,
+            Err(ShiftError::Fixed(_)) => prefix,
             Err(ShiftError::Failed) => {
                 self.slots[index].tokens.clear();
                 0
@@ -265,7 +264,7 @@ impl KvSlots<'_> {
         }
     }
 
-    /// Copies a slot's state to the host cache, unless it does not fit or a cached state covers it.
+    /// Copies a slot's state to the host cache, if it fits and no cached state covers it.
     fn store_in_host_cache(&mut self, index: usize) {
         let SlotState { tokens, adapters, history, .. } = &self.slots[index];
         if !self.host_cache.should_store(tokens, adapters.as_ref()) {
@@ -301,28 +300,29 @@ impl KvSlots<'_> {
     }
 }
 
-/// Returns true if copying a state of `length` tokens takes less time than computing the tokens by which its `usable`
-/// tokens exceed the `known` ones.
+/// Returns true if copying a state of `length` tokens takes less time than decoding the tokens that it saves: the
+/// difference between its `usable` tokens and the `known` ones.
 fn is_worth_copying(usable: usize, known: usize, length: usize) -> bool {
     let saved = usable.saturating_sub(known);
     saved >= MIN_COPY_TOKENS && 4 * saved >= length
 }
 
-/// Returns pieces of a state, after the common prefix, that appear in the prompt in the same order.
-fn pieces(cached: &[TokenId], prompt: &[TokenId], matched: usize, min_len: usize) -> Vec<Range<usize>> {
-    let (mut at, mut wanted) = (matched, matched);
-    let mut pieces = Vec::new();
-    while at < cached.len() && wanted < prompt.len() {
-        let same = common_prefix(&cached[at..], &prompt[wanted..]);
-        if same >= min_len {
-            pieces.push(at..at + same);
-            at += same;
-            wanted += same;
+/// Returns chunks of the `cached` tokens, after the `matched` prefix, that continue the prompt in the same order. Each has
+/// `min_len` or more tokens.
+fn common_chunks(cached: &[TokenId], prompt: &[TokenId], matched: usize, min_len: usize) -> Vec<Range<usize>> {
+    let (mut at, mut prompt_at) = (matched, matched);
+    let mut chunks = Vec::new();
+    while at < cached.len() && prompt_at < prompt.len() {
+        let len = common_prefix(&cached[at..], &prompt[prompt_at..]);
+        if len >= min_len {
+            chunks.push(at..at + len);
+            at += len;
+            prompt_at += len;
         } else {
             at += 1;
         }
     }
-    pieces
+    chunks
 }
 
 fn slot_choice(slot: usize, prefix: PrefixMatch, history: &SlotHistory) -> SlotChoice {
@@ -333,14 +333,14 @@ fn slot_choice(slot: usize, prefix: PrefixMatch, history: &SlotHistory) -> SlotC
 
 #[cfg(test)]
 mod tests {
-    use super::pieces;
+    use super::common_chunks;
 
     #[test]
-    fn pieces_are_found_in_order() {
+    fn chunks_are_found_in_order() {
         let cached = [1, 2, 3, 90, 91, 4, 5, 6, 92, 7, 8, 9];
-        assert_eq!(pieces(&cached, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], 3, 3), [5..8, 9..12]);
-        assert!(pieces(&cached, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], 3, 4).is_empty());
-        assert!(pieces(&cached, &[1, 2, 3], 3, 1).is_empty());
-        assert_eq!(pieces(&cached, &[1, 2, 3, 7, 8, 4, 5, 6], 3, 2), [9..11]);
+        assert_eq!(common_chunks(&cached, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], 3, 3), [5..8, 9..12]);
+        assert!(common_chunks(&cached, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], 3, 4).is_empty());
+        assert!(common_chunks(&cached, &[1, 2, 3], 3, 1).is_empty());
+        assert_eq!(common_chunks(&cached, &[1, 2, 3, 7, 8, 4, 5, 6], 3, 2), [9..11]);
     }
 }

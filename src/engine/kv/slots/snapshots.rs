@@ -42,11 +42,11 @@ impl KvSlots<'_> {
         })
     }
 
-    /// Replaces a slot's state by a validated one, which then belongs to `owner`. `arrival` is the number of the newest
-    /// arrival.
+    /// Replaces a slot's state by a validated one, which then belongs to `owner`. `arrival` is the number of the last run
+    /// or slot task that arrived.
     ///
     /// # Errors
-    /// [`SlotError::Refused`] leaves the slot unchanged; [`SlotError::Failed`].
+    /// [`SlotError::Refused`] leaves the slot unchanged, [`SlotError::Failed`] leaves it empty.
     pub fn restore(
         &mut self,
         index: usize,
@@ -67,7 +67,7 @@ impl KvSlots<'_> {
         Ok(())
     }
 
-    /// Removes `discard` tokens after the first `keep` and shifts the rest. Returns how many are left.
+    /// Removes `discard` tokens after the first `keep` and shifts the rest. Returns the number of tokens left.
     ///
     /// # Errors
     /// [`SlotError`]; only [`SlotError::Failed`] changes the slot.
@@ -92,16 +92,19 @@ impl KvSlots<'_> {
         }
     }
 
-    /// Loads a state of `tokens` tokens into the context, or keeps the old one.
+    /// Loads a state of `tokens` tokens into the context. If that fails, restores the previous state.
     fn load(&mut self, index: usize, state: &[u8], tokens: usize) -> Result<(), SlotError> {
         let sequence = index as i32;
-        let held = self.slots[index].tokens.len();
+        let old_len = self.slots[index].tokens.len();
         let checkpoints = self.context.checkpoints(sequence).clone();
-        let before = if held == 0 { None } else { Some(self.context.save(sequence).map_err(|_| SlotError::Refused)?) };
+        let old = match old_len {
+            0 => None,
+            _ => Some(self.context.save(sequence).map_err(|_| SlotError::Refused)?),
+        };
         let Err(error) = self.context.restore(sequence, state, tokens as u32) else { return Ok(()) };
         tracing::error!(%error, slot = index, "validated slot state rejected by llama.cpp");
-        if let Some(before) = before {
-            if self.context.restore(sequence, &before, held as u32).is_err() {
+        if let Some(old) = old {
+            if self.context.restore(sequence, &old, old_len as u32).is_err() {
                 self.erase(index);
                 return Err(SlotError::Failed("llama.cpp accepted neither the new state nor the old one".into()));
             }
@@ -110,7 +113,7 @@ impl KvSlots<'_> {
         Err(SlotError::Refused)
     }
 
-    /// Replaces the tokens of a slot by others that did not come from a run.
+    /// Sets the tokens of a slot to those of a state that did not come from a run.
     fn replace(&mut self, index: usize, tokens: Vec<TokenId>, adapters: AdapterSet) {
         let slot = &mut self.slots[index];
         slot.tokens = tokens;

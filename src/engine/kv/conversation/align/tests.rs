@@ -3,7 +3,7 @@ use crate::model::SpecialTokens;
 
 const END: TokenId = 1;
 
-/// Token 1 ends a message, 2 is `</think>`, every other is the letter of its number.
+/// Token 1 ends a message, 2 is `</think>`, and every other token is the ASCII character with its number.
 fn vocabulary() -> Vocabulary {
     let pieces = (0..128u8)
         .map(|id| match id {
@@ -21,25 +21,25 @@ fn text(text: &str) -> Vec<TokenId> {
     text.bytes().map(TokenId::from).collect()
 }
 
-/// `U` user, `A` assistant; a message is its letter, a colon, its text and the end token.
+/// Renders messages: `U` (user) or `A` (assistant), a colon, the text and the end token.
 fn chat(messages: &[(&str, &str)]) -> (Vec<TokenId>, Vec<Span>) {
     let (mut tokens, mut spans) = (Vec::new(), Vec::new());
-    let mut own = 0;
+    let mut template_from = 0;
     for (role, content) in messages {
         tokens.extend(text(if *role == "user" { "U:" } else { "A:" }));
         let start = tokens.len() as u32;
-        spans.push(Span { role: "template".into(), start: own, end: start });
+        spans.push(Span { role: "template".into(), start: template_from, end: start });
         tokens.extend(text(content));
-        own = tokens.len() as u32;
-        spans.push(Span { role: (*role).into(), start, end: own });
+        template_from = tokens.len() as u32;
+        spans.push(Span { role: (*role).into(), start, end: template_from });
         tokens.push(END);
     }
     tokens.extend(text("A:"));
-    spans.push(Span { role: "template".into(), start: own, end: tokens.len() as u32 });
+    spans.push(Span { role: "template".into(), start: template_from, end: tokens.len() as u32 });
     (tokens, spans)
 }
 
-/// A slot after the first answer, which began with reasoning. The end token was sampled but never decoded.
+/// Returns tokens and history of a slot after its first answer. The end token was sampled but never decoded.
 fn slot(reasoning: &str, output: &str) -> (Vec<TokenId>, SlotHistory) {
     let vocabulary = vocabulary();
     let (mut cached, _) = chat(&[("user", "hi")]);
@@ -149,7 +149,7 @@ fn history_follows_removed_tokens() {
     assert_eq!(history.answers[0].start, 4);
     let mut cut = history.clone();
     cut.remove_ranges(&[5..6]);
-    assert!(cut.is_empty(), "an answer with removed tokens is forgotten");
+    assert!(cut.is_empty(), "an answer with removed tokens leaves the history");
     history.truncate(7);
     assert!(history.is_empty());
 }

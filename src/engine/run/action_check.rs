@@ -1,0 +1,92 @@
+//! Validation of the actions that mods return.
+
+use crate::events::TokenId;
+use crate::mods::{Action, LogitEdit};
+use serde_json::Value;
+
+/// Checks the values of an action, for a vocabulary of `vocabulary` tokens and a context of `context` tokens.
+///
+/// # Errors
+/// A message with the found and the expected value.
+pub fn check_action(action: &Action, vocabulary: usize, context: usize) -> Result<(), String> {
+    match action {
+        Action::ForceTokens(tokens) if tokens.is_empty() => Err("ForceTokens needs at least one token".into()),
+        Action::Backtrack { n: 0, .. } => {
+            Err("Backtrack needs n >= 1, got 0; use ForceTokens to append without removing".into())
+        }
+        Action::AdjustedPrefill { tokens, .. } if tokens.is_empty() => {
+            Err("AdjustedPrefill needs at least one token".into())
+        }
+        Action::AdjustedPrefill { tokens, .. } if tokens.len() >= context => Err(format!(
+            "AdjustedPrefill has {} tokens; it must have fewer than the {context} tokens of a slot's context",
+            tokens.len()
+        )),
+        Action::ForceTokens(tokens) | Action::ForceOutput(tokens) | Action::Backtrack { tokens, .. }
+            if tokens.len() > context =>
+        {
+            Err(format!(
+                "{} has {} tokens; it must have at most the {context} tokens of a slot's context",
+                action.kind().as_str(),
+                tokens.len()
+            ))
+        }
+        Action::AdjustedPrefill { max_steps: Some(0), .. } => Err("max_steps must be 1 or more, got 0".into()),
+        Action::ForceTokens(tokens)
+        | Action::ForceOutput(tokens)
+        | Action::Backtrack { tokens, .. }
+        | Action::AdjustedPrefill { tokens, .. } => check_tokens(tokens.iter().copied(), vocabulary),
+        Action::AdjustedLogits { temperature: Some(t), .. } if !t.is_finite() || *t < 0.0 => {
+            Err(format!("token_temp must be a number of 0 or more, got {t}"))
+        }
+        Action::AdjustedLogits { edit, .. } => check_edit(edit, vocabulary),
+        Action::ToolCalls(payload) => check_tool_calls(payload),
+        Action::Noop | Action::EmitError { .. } => Ok(()),
+    }
+}
+
+fn check_tokens(mut tokens: impl Iterator<Item = TokenId>, vocabulary: usize) -> Result<(), String> {
+    let unknown = tokens.find(|&token| usize::try_from(token).map_or(true, |token| token >= vocabulary));
+    unknown.map_or(Ok(()), |token| {
+        Err(format!("token {token} is not in the vocabulary; ids must be from 0 to {}", vocabulary - 1))
+    })
+}
+
+fn check_edit(edit: &LogitEdit, vocabulary: usize) -> Result<(), String> {
+    match edit {
+        LogitEdit::Replace(values) if values.len() != vocabulary => Err(format!(
+            "the logits must have {vocabulary} entries, one per token of the vocabulary, got {}",
+            values.len()
+        )),
+        // A sum, unlike `any`, is vectorised.
+        LogitEdit::Replace(values)
+            if values.iter().map(|&value| u32::from(value.is_nan() || value == f32::INFINITY)).sum::<u32>() > 0 =>
+        {
+            Err("the logits must not contain NaN or +inf; use -inf to ban a token".into())
+        }
+        LogitEdit::Set(entries) | LogitEdit::Add(entries) => {
+            if entries.iter().any(|(_, value)| value.is_nan() || *value == f32::INFINITY) {
+                return Err("an edit of the logits must not be NaN or +inf; use -inf to ban a token".into());
+            }
+            check_tokens(entries.iter().map(|&(token, _)| token), vocabulary)
+        }
+        LogitEdit::Replace(_) | LogitEdit::Keep | LogitEdit::Allow(_) => Ok(()),
+    }
+}
+
+/// Checks the payload of `ToolCalls`: one call, a list of calls, or a message that has calls.
+fn check_tool_calls(payload: &Value) -> Result<(), String> {
+    const SHAPE: &str = r#"{"id": …, "type": "function", "function": {"name": …, "arguments": …}}"#;
+    let payload = payload.get("tool_calls").unwrap_or(payload);
+    let calls = payload.as_array().map_or(std::slice::from_ref(payload), Vec::as_slice);
+    if calls.is_empty() {
+        return Err("ToolCalls needs at least one tool call".into());
+    }
+    let has_name = |call: &Value| {
+        let function = call.get("function").filter(|function| function.is_object()).unwrap_or(call);
+        function["name"].as_str().is_some_and(|name| !name.is_empty())
+    };
+    match calls.iter().position(|call| !has_name(call)) {
+        None => Ok(()),
+        Some(wrong) => Err(format!("ToolCalls: call {wrong} has no function name; a call must have the form {SHAPE}")),
+    }
+}

@@ -1,0 +1,115 @@
+//! Decode of a planned batch, and delivery of its logits to the runs.
+
+use super::batch::BatchPart;
+use super::drafts::Drafter;
+use super::slots::ActiveSlots;
+use crate::engine::kv::slots::KvSlots;
+use crate::engine::run::RunResources;
+use crate::engine::speculation::lookahead::DraftedToken;
+use crate::events::EndCause;
+use crate::model::ModelError;
+use crate::model::llama::AttentionRow;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Decodes the batch and passes the logits to its runs. If the decode fails, ends these runs and returns `false`.
+pub fn decode(
+    parts: Vec<BatchPart>,
+    kv: &mut KvSlots<'_>,
+    slots: &mut ActiveSlots,
+    drafter: &mut Drafter,
+    resources: &mut RunResources,
+) -> bool {
+    let start = Instant::now();
+    let captured = match kv.decode() {
+        Ok(captured) => captured,
+        Err(error) => {
+            fail(&parts, kv, slots, &error);
+            return false;
+        }
+    };
+    drafter.charge(&parts, slots, kv, start);
+    let mut captured = captured.into_iter().peekable();
+    // Rows are in the order of the tokens; those of rejected tokens are skipped.
+    let mut take_row = |index| {
+        while captured.next_if(|row| row.index < index).is_some() {}
+        captured.next_if(|row| row.index == index).map(Arc::new)
+    };
+    for part in parts {
+        let Some(active) = slots.get_mut(part.slot) else { continue };
+        active.run.sequence_mut().set_kv_len(part.end);
+        let checkpoint = active.run.take_due_checkpoint();
+        kv.extend(part.slot, &active.run.sequence().tokens()[part.from..part.end], checkpoint);
+        active.run.report_progress();
+        active.run.set_drafted(part.draft.first().map(|&(_, token)| token));
+        for &(index, position) in &part.outputs {
+            if let Some(row) = take_row(index) {
+                active.run.set_attention(row);
+            }
+            active.run.on_logits(position, kv.logits(index), resources);
+        }
+        deliver_draft(&part, kv, slots, resources, &mut take_row);
+        wipe_invalid_state(part.slot, kv, slots);
+    }
+    true
+}
+
+/// Passes the logits after the drafted tokens of a part to its run. `take_row` returns the captured attention of a token of
+/// the batch.
+fn deliver_draft(
+    part: &BatchPart,
+    kv: &mut KvSlots<'_>,
+    slots: &mut ActiveSlots,
+    resources: &mut RunResources,
+    take_row: &mut impl FnMut(usize) -> Option<Arc<AttentionRow>>,
+) {
+    let Some(active) = slots.get_mut(part.slot).filter(|_| !part.draft.is_empty()) else { return };
+    kv.extend(part.slot, &part.draft.iter().map(|&(_, token)| token).collect::<Vec<_>>(), None);
+    for (offset, &(index, token)) in part.draft.iter().enumerate() {
+        let next = part.draft.get(offset + 1).map(|&(_, token)| token);
+        let drafted = DraftedToken { position: part.end + offset, token, next, attention: take_row(index) };
+        if active.run.awaited_mod().is_some() {
+            // The next decode overwrites the logits before the mod replies.
+            active.speculation.lookahead.push_back((drafted, kv.logits(index).to_vec()));
+        } else if !active.deliver_drafted(drafted, kv.logits(index), resources) {
+            break;
+        }
+    }
+}
+
+/// Delivers the logits that were kept for runs whose mods have replied since. Returns `false` if there are none.
+pub fn deliver_lookaheads(kv: &mut KvSlots<'_>, slots: &mut ActiveSlots, resources: &mut RunResources) -> bool {
+    let mut delivered = false;
+    for index in 0..slots.len() {
+        let Some(active) = slots.get_mut(index) else { continue };
+        if active.is_ready() && !active.speculation.lookahead.is_empty() {
+            active.deliver_lookahead(resources);
+            wipe_invalid_state(index, kv, slots);
+            delivered = true;
+        }
+    }
+    delivered
+}
+
+/// Discards a slot's state if its run got logits that were not numbers.
+fn wipe_invalid_state(index: usize, kv: &mut KvSlots<'_>, slots: &ActiveSlots) {
+    if slots.get(index).is_some_and(|active| active.run.has_invalid_logits()) {
+        kv.wipe(index);
+    }
+}
+
+/// Ends the runs of a batch that could not be decoded, and discards their KV states.
+fn fail(parts: &[BatchPart], kv: &mut KvSlots<'_>, slots: &mut ActiveSlots, error: &ModelError) {
+    tracing::error!(%error, "decode failed");
+    let cause = match error {
+        ModelError::OutOfMemory => EndCause::OutOfMemory,
+        _ => EndCause::DecodeFailed,
+    };
+    for part in parts {
+        kv.discard(part.slot);
+        if let Some(active) = slots.get_mut(part.slot) {
+            active.run.sequence_mut().set_kv_len(0);
+            active.run.abort(cause, error.to_string());
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! Planning of a batch: selection of runs, preparation of their KV state, and selection of their tokens.
+
+use super::batch::BatchPart;
+use super::drafts::Drafter;
+use super::prefill::{PrefillPhase, PrefillPolicy, even_chunk};
+use super::slots::ActiveSlots;
+use crate::engine::kv::slots::KvSlots;
+use crate::engine::options::EngineOptions;
+use crate::engine::recording::Recording;
+use crate::events::{EndCause, TokenId};
+use crate::model::{ModelError, common_prefix};
+use std::time::Duration;
+
+/// Maximum tokens of a decode that counts as generation; such decodes go before prompts.
+const MAX_SHORT_DECODE: usize = 16;
+
+/// A run that is ready for a decode.
+struct ReadyRun {
+    slot: usize,
+    arrival: u64,
+    /// Tokens that it wants to decode.
+    tokens: usize,
+    /// True if the run has decoded its prompt.
+    is_generating: bool,
+}
+
+impl ReadyRun {
+    fn is_short(&self) -> bool {
+        self.tokens <= MAX_SHORT_DECODE
+    }
+}
+
+/// Planner of the batches.
+pub struct BatchPlanner {
+    batch_size: usize,
+    ubatch_size: usize,
+    prefill_phase: PrefillPhase,
+    /// Number of batches that could not include all ready runs, because these use different adapters.
+    partial_batches: u64,
+}
+
+impl BatchPlanner {
+    /// Creates the planner.
+    pub fn new(options: &EngineOptions) -> Self {
+        Self {
+            batch_size: options.batch_size as usize,
+            ubatch_size: options.ubatch_size as usize,
+            prefill_phase: PrefillPhase::default(),
+            partial_batches: 0,
+        }
+    }
+
+    /// Fills the next batch: generating runs first, unless a prefill phase has not ended, then prompts in order of arrival.
+    pub fn plan(
+        &mut self,
+        kv: &mut KvSlots<'_>,
+        slots: &mut ActiveSlots,
+        recording: &Recording,
+        drafter: &Drafter,
+    ) -> Vec<BatchPart> {
+        let policy = PrefillPolicy::select(kv.has_gpu());
+        let mut ready: Vec<ReadyRun> = Vec::new();
+        let mut captures = 0;
+        for index in slots.by_arrival() {
+            if awaits_prefix(kv, slots, index, policy.max_shared_tokens) {
+                continue;
+            }
+            prepare_slot(kv, slots, index);
+            let Some(active) = slots.get(index).filter(|active| active.is_ready()) else { continue };
+            if active.run.request().attention {
+                captures += 1;
+                if !recording.has_room_for_attention(captures) {
+                    continue;
+                }
+            }
+            ready.push(ReadyRun {
+                slot: index,
+                arrival: active.arrival(),
+                tokens: active.run.max_decode_len(),
+                is_generating: active.run.has_decoded_prompt(),
+            });
+        }
+        if let Err(error) = self.retain_same_adapters(kv, slots, &mut ready) {
+            for ReadyRun { slot, .. } in ready {
+                if let Some(active) = slots.get_mut(slot) {
+                    active.run.abort(EndCause::DecodeFailed, error.to_string());
+                }
+            }
+            return Vec::new();
+        }
+        let parts = self.select_tokens(ready, policy);
+        let drafts = drafter.draft(&parts, slots, recording, captures);
+        let planned = parts.into_iter().zip(drafts);
+        planned.filter_map(|((slot, tokens), draft)| add_part(kv, slots, slot, tokens, &draft)).collect()
+    }
+
+    /// Counts the planned batch after its decode.
+    pub fn count(&mut self, elapsed: Duration) {
+        self.prefill_phase.count(elapsed);
+    }
+
+    /// Selects how many tokens of each run are decoded. Returns slots and numbers of tokens, in order of slots.
+    fn select_tokens(&mut self, mut ready: Vec<ReadyRun>, policy: &PrefillPolicy) -> Vec<(usize, usize)> {
+        ready.sort_unstable_by_key(|run| (!run.is_short(), run.arrival));
+        let has_short_decodes = ready.iter().any(ReadyRun::is_short);
+        let has_prompts = ready.iter().any(|run| !run.is_short());
+        let has_generating = ready.iter().any(|run| run.is_short() && run.is_generating);
+        let prefill_is_over = self.prefill_phase.is_over(policy);
+        let mut budget = self.batch_size;
+        // While other runs generate, prompts get one physical batch per decode, so that generation is not delayed for
+        // long.
+        let prompt_budget = if has_short_decodes { self.ubatch_size } else { budget };
+        let mut parts: Vec<(usize, usize)> = Vec::new();
+        let mut prompt_tokens = 0;
+        for run in ready {
+            let tokens = if run.is_short() {
+                if has_prompts && !prefill_is_over && run.is_generating {
+                    continue;
+                }
+                run.tokens
+            } else if prefill_is_over && has_generating {
+                // llama.cpp decodes parts of different length one after the other, so sharing a batch saves no time.
+                continue;
+            } else if prompt_tokens == 0 {
+                even_chunk(run.tokens, prompt_budget.min(policy.max_chunk_tokens))
+            } else if prompt_tokens + run.tokens <= policy.max_shared_tokens {
+                run.tokens
+            } else {
+                continue;
+            };
+            let tokens = tokens.min(budget);
+            if tokens == 0 {
+                continue;
+            }
+            budget -= tokens;
+            if !run.is_short() {
+                prompt_tokens += tokens;
+            }
+            parts.push((run.slot, tokens));
+        }
+        self.prefill_phase.plan(prompt_tokens);
+        parts.sort_unstable();
+        parts
+    }
+
+    /// Keeps only the runs that use the same adapters as the run that has waited longest, and applies these adapters.
+    ///
+    /// # Errors
+    /// llama.cpp rejects the adapters.
+    fn retain_same_adapters(
+        &mut self,
+        kv: &mut KvSlots<'_>,
+        slots: &mut ActiveSlots,
+        ready: &mut Vec<ReadyRun>,
+    ) -> Result<(), ModelError> {
+        if !kv.has_adapters() {
+            return Ok(());
+        }
+        let order_and_adapters = |ready: &ReadyRun| {
+            let active = slots.get(ready.slot)?;
+            Some((active.adapter_order(), active.run.request().adapters.clone()?))
+        };
+        let next = ready.iter().filter_map(order_and_adapters).min_by_key(|&(order, _)| order);
+        let Some((_, set)) = next else { return Ok(()) };
+        ready.retain(|run| order_and_adapters(run).is_some_and(|(_, other)| other == set));
+        self.partial_batches += 1;
+        for run in ready {
+            if let Some(active) = slots.get_mut(run.slot) {
+                active.set_partial_batch(self.partial_batches);
+            }
+        }
+        kv.set_adapters(&set)
+    }
+}
+
+/// Returns true if a new run should wait for a copy of a prefix of its prompt, which an earlier run is decoding. Longer
+/// prompts are decoded one after the other, so decoding the prefix twice would take longer.
+fn awaits_prefix(kv: &KvSlots<'_>, slots: &ActiveSlots, index: usize, min_saved: usize) -> bool {
+    let Some(active) = slots.get(index).filter(|active| !active.has_state()) else { return false };
+    let Some(outputs_from) = active.run.logits_from() else { return false };
+    let prompt = active.run.prompt_view();
+    (0..slots.len()).filter_map(|slot| Some((slot, slots.get(slot)?))).any(|(slot, source)| {
+        let is_decoding_prompt = source.has_state()
+            && source.arrival() < active.arrival()
+            && source.is_ready()
+            && !source.run.has_decoded_prompt()
+            && source.run.request().adapters == active.run.request().adapters;
+        is_decoding_prompt && {
+            let sequence = source.run.sequence();
+            let expected = common_prefix(sequence.tokens(), prompt.tokens).min(outputs_from);
+            expected > sequence.kv_len() && kv.should_await(index, prompt, outputs_from, (slot, expected), min_saved)
+        }
+    })
+}
+
+/// Prepares a slot's KV state for the next decode: finds a prefix match before the first one, and removes the tokens that
+/// the run has dropped.
+fn prepare_slot(kv: &mut KvSlots<'_>, slots: &mut ActiveSlots, index: usize) {
+    let Some(active) = slots.get_mut(index) else { return };
+    let Some(outputs_from) = active.run.logits_from() else { return };
+    let is_first = active.begin_decode();
+    if is_first {
+        let kv_len = kv.reuse(index, active.run.prompt_view(), outputs_from);
+        active.run.sequence_mut().set_kv_len(kv_len);
+        if kv.keeps_checkpoints() {
+            active.run.plan_checkpoints(outputs_from);
+        }
+    }
+    let needs_exact_rows = active.run.request().attention;
+    let sequence = active.run.sequence_mut();
+    let removals = sequence.take_kv_removals();
+    let kv_len = kv.apply_removals(index, removals, sequence.kv_len(), needs_exact_rows);
+    sequence.set_kv_len(kv.truncate(index, kv_len));
+    if is_first && !active.was_preempted() {
+        active.run.sequence_mut().count_cached_tokens();
+        active.run.report_progress();
+        // A run with unsent outputs is left out of the batch.
+        active.flush_outbox();
+    }
+}
+
+/// Adds the next `tokens` tokens of a run and its draft to the batch.
+fn add_part(
+    kv: &mut KvSlots<'_>,
+    slots: &ActiveSlots,
+    slot: usize,
+    tokens: usize,
+    draft: &[TokenId],
+) -> Option<BatchPart> {
+    let run = &slots.get(slot)?.run;
+    let outputs_from = run.logits_from()?;
+    let from = run.sequence().kv_len();
+    let end = from + tokens;
+    let mut part = BatchPart { slot, from, end, outputs: Vec::new(), draft: Vec::new() };
+    for (position, &token) in run.sequence().tokens().iter().enumerate().take(end).skip(from) {
+        let output = position >= outputs_from;
+        match kv.add(slot, token, position, output, run.captures(position, output)) {
+            Ok(at) if output => part.outputs.push((at, position)),
+            Ok(_) => {}
+            Err(error) => {
+                // A plan never exceeds the batch size. If one did, the remaining tokens go into the next batch.
+                tracing::error!(%error, "batch exceeds its planned size");
+                return Some(BatchPart { end: position, ..part });
+            }
+        }
+    }
+    for (position, &token) in (end..).zip(draft) {
+        // If the batch is full, the draft is shortened.
+        let Ok(at) = kv.add(slot, token, position, true, run.request().attention) else { break };
+        part.draft.push((at, token));
+    }
+    Some(part)
+}
