@@ -18,7 +18,7 @@ const HOST_TIMEOUT: Duration = Duration::from_secs(3);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum duration of the search for a pooler. A pooler without a free server connection does not answer.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Number of times that each connection is asked for its server process during the search for a pooler.
+/// Number of queries for the server process on each connection during the search for a pooler.
 const PROBE_COUNT: usize = 4;
 
 /// The hosts of the database, with and without a pooler in between.
@@ -35,11 +35,11 @@ impl Addresses {
         Self { hosts: Arc::new(Hosts::new(vec![options])), direct: None, statements: Statements::Named }
     }
 
-    /// Parses the addresses and connects, to detect a pooler.
+    /// Parses the addresses, and connects to find out whether a pooler is in front of the database.
     ///
     /// # Errors
     /// An address is invalid, or no host answers.
-    pub async fn examine(url: &str, direct_url: Option<&str>) -> Result<Self, Error> {
+    pub async fn connect(url: &str, direct_url: Option<&str>) -> Result<Self, Error> {
         let hosts = Hosts::parse(url)?;
         let direct = direct_url.map(Hosts::parse).transpose()?;
         let pooled = hosts.is_pooled_by_transaction().await.map_err(|error| match error.into() {
@@ -110,22 +110,22 @@ pub struct Hosts {
     options: Vec<PgConnectOptions>,
     /// Index of the host that last accepted writes.
     current: AtomicUsize,
-    /// True if the address turns named statements off.
+    /// True if the address disables named statements.
     uses_unnamed_statements: bool,
 }
 
 impl Hosts {
     fn new(options: Vec<PgConnectOptions>) -> Self {
-        let set = |options: PgConnectOptions| options.application_name("thunder").extra_float_digits(None);
-        let options = options.into_iter().map(set).collect();
+        let with_defaults = |options: PgConnectOptions| options.application_name("thunder").extra_float_digits(None);
+        let options = options.into_iter().map(with_defaults).collect();
         Self { options, current: AtomicUsize::new(0), uses_unnamed_statements: false }
     }
 
     /// Parses `postgres://user:password@host:port,host:port/name?…`.
     fn parse(url: &str) -> Result<Self, Error> {
-        let wrong = |reason: String| Error::Address { url: without_password(url), reason };
+        let invalid = |reason: String| Error::Address { url: without_password(url), reason };
         let scheme = ["postgres://", "postgresql://"].into_iter().find(|scheme| url.starts_with(scheme));
-        let Some(scheme) = scheme else { return Err(wrong("it does not begin with postgres://".to_owned())) };
+        let Some(scheme) = scheme else { return Err(invalid("it does not begin with postgres://".to_owned())) };
         let rest = &url[scheme.len()..];
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
@@ -136,7 +136,7 @@ impl Hosts {
                 ("target_session_attrs", "read-write" | "primary") => {}
                 ("target_session_attrs", other) => {
                     let reason = format!("target_session_attrs is '{other}', and Thunder needs read-write");
-                    return Err(wrong(reason));
+                    return Err(invalid(reason));
                 }
                 ("statement_cache_capacity" | "statement-cache-capacity", capacity) => {
                     uses_unnamed_statements = capacity == "0";
@@ -148,7 +148,7 @@ impl Hosts {
         let user = if user.is_empty() { String::new() } else { format!("{user}@") };
         let options = hosts.split(',').map(|host| {
             let url = format!("{scheme}{user}{host}{path}?{}", parameters.join("&"));
-            PgConnectOptions::from_str(&url).map_err(|error| wrong(error.to_string()))
+            PgConnectOptions::from_str(&url).map_err(|error| invalid(error.to_string()))
         });
         Ok(Self { uses_unnamed_statements, ..Self::new(options.collect::<Result<_, _>>()?) })
     }
@@ -170,12 +170,12 @@ impl Hosts {
 
     async fn connect_within(&self, time: Duration) -> Result<sqlx::PgConnection, sqlx::Error> {
         if !self.is_multi_host() {
-            return within(time, sqlx::PgConnection::connect_with(&self.options[0])).await;
+            return with_timeout(time, sqlx::PgConnection::connect_with(&self.options[0])).await;
         }
         let first = self.current.load(Ordering::Relaxed);
         let mut failure = sqlx::Error::PoolTimedOut;
         for host in (0..self.options.len()).map(|step| (first + step) % self.options.len()) {
-            match within(HOST_TIMEOUT, connect_to_write(&self.options[host])).await {
+            match with_timeout(HOST_TIMEOUT, connect_to_write(&self.options[host])).await {
                 Ok(connection) => {
                     if self.current.swap(host, Ordering::Relaxed) != host {
                         tracing::info!(host = self.options[host].get_host(), "another database host accepts writes");
@@ -188,11 +188,11 @@ impl Hosts {
         Err(failure)
     }
 
-    /// Returns true if two connections share a server connection, or if a connection changes to another one.
+    /// Returns true if two connections share a server process, or if a connection changes to another one.
     async fn is_pooled_by_transaction(&self) -> Result<bool, sqlx::Error> {
         let mut first = self.connect().await?;
         let process = server_process(&mut first).await?;
-        let examine = async {
+        let probe = async {
             let mut second = self.connect().await?;
             let other = server_process(&mut second).await?;
             let mut changes = process == other;
@@ -203,13 +203,13 @@ impl Hosts {
             Ok(changes)
         };
         // A pooler in session mode does not answer if this connection uses its only server connection.
-        let changes = timeout(PROBE_TIMEOUT, examine).await.unwrap_or(Ok(false));
+        let changes = timeout(PROBE_TIMEOUT, probe).await.unwrap_or(Ok(false));
         first.close().await?;
         changes
     }
 }
 
-/// The addresses without names and passwords.
+/// Formats hosts and ports, without user names and passwords.
 impl fmt::Display for Hosts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, options) in self.options.iter().enumerate() {
@@ -223,8 +223,11 @@ impl fmt::Display for Hosts {
     }
 }
 
-/// Waits for the result up to `time`.
-pub async fn within<T>(time: Duration, result: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, sqlx::Error> {
+/// Waits for the result for up to `time`.
+pub async fn with_timeout<T>(
+    time: Duration,
+    result: impl Future<Output = Result<T, sqlx::Error>>,
+) -> Result<T, sqlx::Error> {
     timeout(time, result).await.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
 }
 

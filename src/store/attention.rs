@@ -42,7 +42,7 @@ impl Store {
     /// Returns the attention of the steps in a range of events, in order; none for a run outside the scope.
     ///
     /// # Errors
-    /// The database failed, or what is stored is damaged.
+    /// The database failed, or the stored data is damaged.
     pub async fn attention_range(
         &self,
         scope: &Scope,
@@ -55,7 +55,7 @@ impl Store {
             return Ok(Vec::new());
         }
         // Bytes 7 and 8 of the rows are the number of heads in the table.
-        let steps: Vec<Stored> = sqlx::query_as(
+        let steps: Vec<AttentionRow> = sqlx::query_as(
             "select sequence_order, row_len, heads, layer_ids, t0, case when $4 then t1 else '' end as t1,
                 case when $5 = 2 then head_rows
                     when $5 = 1 and octet_length(head_rows) >= 8 then substring(head_rows for 12
@@ -71,12 +71,12 @@ impl Store {
         .bind(parts.head_rows as i32)
         .fetch_all(&mut connection)
         .await?;
-        Ok(steps.into_iter().map(|stored| stored.0).collect())
+        Ok(steps.into_iter().map(|row| row.0).collect())
     }
 
-    /// Returns one f16 value of every step in a range of events, in order, with the event of the step: the value of a
-    /// row at a position. Steps whose row is shorter, or is not stored, have none; so has a run outside the scope. Only
-    /// the value is read from each row.
+    /// Returns the value of a row at a position, as f16, for each step in a range of events, with the event of the step.
+    /// Skips steps whose row is shorter or not stored. Returns none for a run outside the scope. Reads only the value from
+    /// each row.
     ///
     /// # Errors
     /// The database failed.
@@ -128,9 +128,9 @@ impl Store {
     }
 }
 
-struct Stored(AttentionStep);
+struct AttentionRow(AttentionStep);
 
-impl FromRow<'_, PgRow> for Stored {
+impl FromRow<'_, PgRow> for AttentionRow {
     fn from_row(row: &PgRow) -> Result<Self, sqlx::Error> {
         let out_of_range = |_| sqlx::Error::Decode("attention: a number is out of its range".into());
         let layer_ids: Vec<i32> = row.try_get("layer_ids")?;

@@ -8,7 +8,7 @@ pub async fn is_installed(connection: &mut PgConnection) -> Result<bool, sqlx::E
     sqlx::query_scalar("select to_regclass('pg_catalog.pg_dist_local_group') is not null").fetch_one(connection).await
 }
 
-/// Refuses a worker node: schema changes are possible on the coordinator only.
+/// Returns an error for a worker node, because schema changes are only possible on the coordinator.
 pub async fn check_coordinator(connection: &mut PgConnection) -> Result<(), Error> {
     if !is_installed(connection).await? {
         return Ok(());

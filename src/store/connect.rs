@@ -51,10 +51,10 @@ impl Store {
     /// Connects to the database or starts the embedded server, migrates the schema, drains the spool, and marks the runs of
     /// dead servers as interrupted.
     ///
-    /// `progress` receives messages for the user who waits.
+    /// `progress` receives messages for the user.
     ///
     /// # Errors
-    /// No server, an old server, a schema that cannot be migrated; see [`Error`].
+    /// There is no server, it is too old, or its schema cannot be migrated; see [`Error`].
     pub async fn open(database: Database, progress: impl Fn(&str)) -> Result<Self, Error> {
         let (embedded, addresses, data_dir) = match database {
             Database::Embedded { data_dir } => {
@@ -63,7 +63,7 @@ impl Store {
                 (Some(embedded), addresses, data_dir)
             }
             Database::Url { url, direct_url, data_dir } => {
-                (None, Addresses::examine(&url, direct_url.as_deref()).await?, data_dir)
+                (None, Addresses::connect(&url, direct_url.as_deref()).await?, data_dir)
             }
         };
         let opened = Self::connect(addresses, &data_dir, embedded.is_some(), &progress).await;
@@ -104,7 +104,7 @@ impl Store {
         migrate::make_partitions(&pool, system::now().date_naive()).await?;
         let copies = addresses.is_local();
         let folder = data_dir.join("spool");
-        // Servers with spool files here have died, and so has every other server of an embedded database.
+        // The servers of these spool files are dead. An embedded database has no other server, so all listed ones are dead.
         let mut dead: Vec<Uuid> = listed.into_iter().map(|(server, _)| server).filter(|_| is_embedded).collect();
         for mut spool in Spool::orphans(&folder) {
             if !spool.is_drained() {

@@ -15,7 +15,7 @@ use std::fmt::Write;
 use uuid::Uuid;
 
 /// Bytes per write. The server processes a chunk while the next one is encoded.
-const CHUNK: usize = 64 * 1024;
+const CHUNK_BYTES: usize = 64 * 1024;
 const HEADER: &[u8] = b"PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0";
 /// PostgreSQL's epoch, the start of the year 2000, in Unix microseconds.
 const EPOCH_US: i64 = 946_684_800_000_000;
@@ -37,11 +37,11 @@ pub trait Table {
 /// Copies all rows.
 pub async fn copy<T: Table>(connection: &mut PgConnection, table: &T) -> Result<(), sqlx::Error> {
     let mut copy = connection.raw().copy_in_raw(T::COPY).await?;
-    let mut chunk = Vec::with_capacity(CHUNK + CHUNK / 8);
+    let mut chunk = Vec::with_capacity(CHUNK_BYTES + CHUNK_BYTES / 8);
     chunk.extend_from_slice(HEADER);
     for row in 0..table.len() {
         table.put(row, &mut chunk);
-        if chunk.len() >= CHUNK {
+        if chunk.len() >= CHUNK_BYTES {
             copy.send(chunk.as_slice()).await?;
             chunk.clear();
         }
@@ -218,7 +218,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn coded(field: &impl CopyField) -> Vec<u8> {
+    fn encode_for_copy(field: &impl CopyField) -> Vec<u8> {
         let mut out = Vec::new();
         field.put(&mut out);
         let length = i32::from_be_bytes(out[..4].try_into().unwrap());
@@ -227,7 +227,7 @@ mod tests {
     }
 
     /// Encodes an argument with sqlx.
-    fn sent<'q>(value: impl Encode<'q, Postgres>) -> Vec<u8> {
+    fn encode_with_sqlx<'q>(value: impl Encode<'q, Postgres>) -> Vec<u8> {
         let mut buffer = PgArgumentBuffer::default();
         let _ = value.encode(&mut buffer).unwrap();
         buffer.to_vec()
@@ -239,20 +239,20 @@ mod tests {
             small: i32, large: i64, single: f32, double: f64, truth: bool, text: String, bytes: Vec<u8>,
             micros in -60_000_000_000_000_000i64..200_000_000_000_000_000,
         ) {
-            prop_assert_eq!(coded(&small), sent(small));
-            prop_assert_eq!(coded(&large), sent(large));
-            prop_assert_eq!(coded(&single), sent(single));
-            prop_assert_eq!(coded(&double), sent(double));
-            prop_assert_eq!(coded(&truth), sent(truth));
-            prop_assert_eq!(coded(&text.as_str()), sent(text.as_str()));
-            prop_assert_eq!(coded(&bytes), sent(bytes.as_slice()));
+            prop_assert_eq!(encode_for_copy(&small), encode_with_sqlx(small));
+            prop_assert_eq!(encode_for_copy(&large), encode_with_sqlx(large));
+            prop_assert_eq!(encode_for_copy(&single), encode_with_sqlx(single));
+            prop_assert_eq!(encode_for_copy(&double), encode_with_sqlx(double));
+            prop_assert_eq!(encode_for_copy(&truth), encode_with_sqlx(truth));
+            prop_assert_eq!(encode_for_copy(&text.as_str()), encode_with_sqlx(text.as_str()));
+            prop_assert_eq!(encode_for_copy(&bytes), encode_with_sqlx(bytes.as_slice()));
             let time = DateTime::from_timestamp_micros(micros).unwrap();
-            prop_assert_eq!(coded(&time), sent(time));
+            prop_assert_eq!(encode_for_copy(&time), encode_with_sqlx(time));
         }
 
         #[test]
         fn integers_are_encoded_like_sqlx_arrays(numbers in proptest::collection::vec(any::<i32>(), 1..9)) {
-            prop_assert_eq!(coded(&Integers((&numbers).into())), sent(numbers.as_slice()));
+            prop_assert_eq!(encode_for_copy(&Integers((&numbers).into())), encode_with_sqlx(numbers.as_slice()));
         }
     }
 }

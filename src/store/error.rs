@@ -1,9 +1,11 @@
+//! Errors of the store, with remedies, and their conversion from errors of the database.
+
 use crate::events::RunId;
 use sqlx::error::DatabaseError;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Failures of the database since the start of the program.
+/// Counters behind [`ErrorCounts`].
 static UNAVAILABLE: AtomicU64 = AtomicU64::new(0);
 static REFUSED: AtomicU64 = AtomicU64::new(0);
 
@@ -57,7 +59,7 @@ pub enum Error {
     NewerSchema {
         /// Version of the schema.
         found: i32,
-        /// The last version that this release knows.
+        /// The newest version that this release knows.
         known: i32,
     },
     /// The database is on a worker node of a Citus cluster.
@@ -66,7 +68,7 @@ pub enum Error {
         coordinator.as_ref().map(|at| format!(", {at},")).unwrap_or_default()
     )]
     WorkerNode {
-        /// Its host and port, as the worker knows them.
+        /// Host and port of the coordinator, as the worker knows them.
         coordinator: Option<String>,
     },
     /// The schema is older than this release needs.
@@ -86,7 +88,7 @@ pub enum Error {
          this command again"
     )]
     DistributionPlan {
-        /// Its name.
+        /// Name of the table.
         table: String,
         /// Its current distribution.
         found: String,
@@ -133,17 +135,17 @@ pub enum Error {
         source: sqlx::Error,
     },
     /// The role lacks a right that Thunder needs.
-    #[error("the database refused: {0}; {hint}", hint = OWNER_HINT)]
+    #[error("the database rejected the statement: {0}; {hint}", hint = OWNER_HINT)]
     Privilege(#[source] sqlx::Error),
     /// The database rejected the statement.
-    #[error("the database refused: {0}")]
+    #[error("the database rejected the statement: {0}")]
     Database(#[source] sqlx::Error),
-    /// A file or folder in the data directory.
+    /// An operation on a file or folder of the data directory failed.
     #[error("{action} {}: {source}", path.display())]
     Disk {
         /// The failed operation, e.g. `cannot write`.
         action: &'static str,
-        /// Its file or folder.
+        /// The file or folder.
         path: PathBuf,
         /// Cause of the failure.
         source: std::io::Error,
@@ -153,7 +155,7 @@ pub enum Error {
 /// An error at the start of the embedded PostgreSQL.
 #[derive(Debug, thiserror::Error)]
 pub enum EmbeddedError {
-    /// No server programs anywhere.
+    /// No server programs were found.
     #[error(
         "no PostgreSQL server programs were found (looked in {searched}); install PostgreSQL 14 or newer (for example \
          `apt install postgresql` or `brew install postgresql`), name its folder in THUNDER_PG_BIN, or give the address \
@@ -165,7 +167,7 @@ pub enum EmbeddedError {
     },
     /// The data belongs to another major version than any of the programs found.
     #[error(
-        "{} was made by PostgreSQL {data}, but the programs found are {found}; install PostgreSQL {data} or name its \
+        "{} was created by PostgreSQL {data}, but the programs found are {found}; install PostgreSQL {data} or name its \
          folder in THUNDER_PG_BIN", data_dir.display()
     )]
     WrongVersion {
@@ -184,7 +186,7 @@ pub enum EmbeddedError {
     InUse {
         /// The data directory.
         data_dir: PathBuf,
-        /// Its process id, if known.
+        /// Id of the other process, if known.
         owner: Option<i32>,
     },
     /// PostgreSQL refuses to run as root, and the account used instead cannot reach the data.
@@ -207,11 +209,11 @@ pub enum EmbeddedError {
     /// A server program failed.
     #[error("{program} failed ({status}): {output}")]
     Program {
-        /// Its path.
+        /// Path of the program.
         program: PathBuf,
-        /// Exit status, or why it could not be started.
+        /// Exit status, or the reason why it could not be started.
         status: String,
-        /// The end of what it printed.
+        /// The end of its output.
         output: String,
     },
     /// The server did not answer in time.
@@ -219,17 +221,17 @@ pub enum EmbeddedError {
     NotReady {
         /// Seconds of waiting.
         seconds: u64,
-        /// Its log file.
+        /// Log file of the server.
         log: PathBuf,
-        /// The end of it.
+        /// The end of the log file.
         output: String,
     },
-    /// A file or folder.
+    /// An operation on a file or folder failed.
     #[error("{action} {}: {source}", path.display())]
     Disk {
         /// The failed operation, e.g. `cannot create`.
         action: &'static str,
-        /// Its file or folder.
+        /// The file or folder.
         path: PathBuf,
         /// Cause of the failure.
         source: std::io::Error,
@@ -254,7 +256,7 @@ pub struct BadFilter {
 #[derive(Debug, thiserror::Error)]
 pub enum IngestError {
     /// Another run has this `request_id`.
-    #[error("request_id '{request_id}' is taken by another run with different content")]
+    #[error("request_id '{request_id}' belongs to another run with different content")]
     Conflict {
         /// The id.
         request_id: String,
@@ -275,16 +277,16 @@ pub enum IngestError {
 
 /// Returns a remedy for a connection error, with a leading semicolon; empty if none is known.
 fn hint(error: &sqlx::Error) -> &'static str {
-    // The TLS library reports nothing but the name of webpki's error.
+    // The TLS library reports only the name of webpki's error.
     if error.to_string().contains("UnsupportedCertVersion") {
-        return "; the server's certificate has the format X.509 version 1, and version 3 is needed: make one with \
+        return "; the server's certificate has the format X.509 version 1, and version 3 is needed: create one with \
                 `openssl req -x509 -nodes -newkey rsa:2048 -subj /CN=HOST -addext subjectAltName=DNS:HOST -keyout server.key \
                 -out server.crt` and name it in the server's `ssl_cert_file`";
     }
     ""
 }
 
-/// Beginnings of messages about a node that Citus or libpq, which it uses, lost within a transaction.
+/// Beginnings of messages of Citus, and of libpq, which Citus uses, about a node lost within a transaction.
 const LOST_NODE: [&str; 8] = [
     "failure on connection marked as essential",
     "server closed the connection unexpectedly",
@@ -296,8 +298,8 @@ const LOST_NODE: [&str; 8] = [
     "SSL connection has been closed unexpectedly",
 ];
 
-/// Returns true for an error of Citus about a node that it lost within a transaction. Such errors have no distinct
-/// SQLSTATE.
+/// Returns true for an error of Citus about a node that was lost within a transaction. Such errors have no SQLSTATE of
+/// their own.
 fn is_lost_node(database: &dyn DatabaseError) -> bool {
     const INTERNAL: &str = "XX000";
     database.code().is_some_and(|code| code == INTERNAL)
@@ -316,7 +318,7 @@ pub(super) fn is_transient(error: &sqlx::Error) -> bool {
         | sqlx::Error::BeginFailed => true,
         sqlx::Error::Database(database) => {
             database.code().is_some_and(|code| {
-                // connection, authorisation, rollback, resources, operator intervention, system; and a server that is read only
+                // Connection, authorization, rollback, resources, operator intervention, system; 25006: a read-only server.
                 ["08", "28", "3D", "40", "53", "57", "58"].iter().any(|class| code.starts_with(class))
                     || code == "25006"
             }) || is_lost_node(database.as_ref())
@@ -360,7 +362,7 @@ impl From<sqlx::Error> for IngestError {
             return Self::Unavailable { retry_after_s: 2 };
         }
         match &error {
-            // 22: a value that the type cannot hold; 54: a limit of the program, e.g. depth of JSON
+            // 22: a value that the type cannot hold; 54: a limit of PostgreSQL, e.g. the depth of JSON.
             sqlx::Error::Database(database)
                 if database.code().is_some_and(|code| code.starts_with("22") || code.starts_with("54")) =>
             {

@@ -13,7 +13,7 @@ use crate::trace::document::RequestExtras;
 pub struct Reported {
     /// Fields of the document's `request`.
     pub request: RequestExtras,
-    /// The answer according to the events, if it differs from the reported `final_text`.
+    /// The answer that the events give, if it differs from the reported `final_text`.
     pub replayed_text: Option<String>,
 }
 
@@ -22,7 +22,7 @@ impl Store {
     /// does not cover.
     ///
     /// # Errors
-    /// The database failed, or what is stored is damaged.
+    /// The database failed, or the stored data is damaged.
     pub async fn reported(&self, scope: &Scope, run_id: RunId) -> Result<Reported, Error> {
         let mut connection = self.inner.pool.acquire().await?;
         if !covers(&mut connection, scope, run_id).await? {

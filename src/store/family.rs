@@ -1,4 +1,4 @@
-//! The family of a run: the run that it descends from, and all forks below that one.
+//! The family of a run: the first run that it descends from, and all forks of that one, direct and indirect.
 
 use super::runs::{RunSummary, by_id, select_runs};
 use super::scope::{owned, owners};
@@ -13,7 +13,7 @@ const MAX_FAMILY: usize = 128;
 /// Maximum generations above and below a run.
 const MAX_GENERATIONS: usize = 32;
 
-/// Number of events per run whose log-probabilities are averaged.
+/// Maximum events per run whose log-probabilities are averaged.
 const MAX_MEASURED_EVENTS: i32 = 8192;
 
 /// The runs that descend from one run.

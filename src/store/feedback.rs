@@ -87,7 +87,7 @@ impl Store {
     ) -> Result<Option<Feedback>, Error> {
         let text = feedback.text.as_deref().map(clean);
         let mut transaction = self.inner.pool.begin().await?;
-        let kept = sqlx::query_as(concat!(
+        let stored = sqlx::query_as(concat!(
             "insert into feedback (run_id, feedback_id, created_at, rating, comment, position, user_label)
             select run_id, $2, $3, $4, $5, $6, $7 from runs where run_id = $1 and ",
             owned!(8),
@@ -103,14 +103,14 @@ impl Store {
         .bind(owners(scope))
         .fetch_optional(&mut *transaction)
         .await?;
-        if kept.is_some() {
+        if stored.is_some() {
             let label = FeedbackKind::from_rating(feedback.rating).label();
             let add = "update runs set labels = array_append(labels, $2), version = version + 1
                 where run_id = $1 and not labels @> array[$2]";
             sqlx::query(add).bind(run_id.0).bind(label).execute(&mut *transaction).await?;
         }
         transaction.commit().await?;
-        Ok(kept)
+        Ok(stored)
     }
 
     /// Returns the feedback on a run, oldest first; none for a run outside the scope.
@@ -122,13 +122,13 @@ impl Store {
         if !covers(&mut connection, scope, run_id).await? {
             return Ok(Vec::new());
         }
-        let given = sqlx::query_as(
+        let rows = sqlx::query_as(
             "select feedback_id, created_at, rating, comment as text, position, user_label from feedback
             where run_id = $1 order by feedback_id",
         )
         .bind(run_id.0)
         .fetch_all(&mut connection)
         .await?;
-        Ok(given)
+        Ok(rows)
     }
 }

@@ -4,14 +4,14 @@
 //! `"an exact phrase"`, `field:value`, `field>number`; `-` before a term negates it. An unknown field is an error with its
 //! position, not an empty result.
 
-mod read;
+mod parser;
 mod sql;
 
 use super::BadFilter;
 use super::rows::clean;
 use crate::events::{RunStatus, Surface};
 use chrono::{DateTime, TimeDelta, Utc};
-use read::FilterScanner;
+use parser::FilterScanner;
 pub(super) use sql::Branch;
 use uuid::Uuid;
 
@@ -37,19 +37,19 @@ pub const FIELDS: [&str; 18] = [
     "before",
 ];
 
-/// Maximum number of terms; each is evaluated for every run.
+/// Maximum number of terms; each may be evaluated for every run.
 const MAX_TERMS: usize = 64;
 
 /// Number of indexed characters of a set of mods.
 const MOD_SET_CHARS: usize = 200;
 
-/// Difference between the time in a run's id and the start of the run from which the run counts as displaced.
+/// Minimum difference between the time in a run's id and the start of the run for which the run counts as displaced.
 const DISPLACEMENT: TimeDelta = TimeDelta::hours(1);
 
 /// Number of indexed characters of a model's name. Names in ingested runs may have any length.
 pub(super) const MODEL_CHARS: usize = 100;
 
-/// Maximum number of filters that a filter is split into; each is planned separately and reads a page of runs.
+/// Maximum number of parts that a filter is split into; each is planned separately and reads a page of runs.
 const MAX_PARTS: usize = 16;
 
 /// Maximum share of runs with a label, or with any of several words, for which the index is used.
@@ -88,10 +88,10 @@ enum Condition {
     Word(String),
     Phrase(String),
     Model(String),
-    /// Models whose indexed name is one of these, and whose full name contains the text.
+    /// Runs with one of these indexed model names whose full model name contains the text.
     Models(Vec<String>, String),
     Mod(String),
-    /// Sets of mods whose indexed part is one of these, and that contain the text.
+    /// Runs with one of these indexed sets of mods whose full set contains the text.
     Mods(Vec<String>, String),
     /// The whole label of a user.
     User(String),
@@ -137,9 +137,9 @@ impl Filter {
 
     /// Returns the text of each term of a filter; empty for an invalid filter.
     #[must_use]
-    pub fn written(text: &str) -> Vec<String> {
+    pub fn term_texts(text: &str) -> Vec<String> {
         terms(text, DateTime::default())
-            .map(|terms| terms.into_iter().map(|(_, written)| written).collect())
+            .map(|terms| terms.into_iter().map(|(_, text)| text).collect())
             .unwrap_or_default()
     }
 }
@@ -155,7 +155,7 @@ impl Filter {
     pub(super) fn resolve_models(&mut self, known: &[String]) {
         for term in self.terms.iter_mut().filter(|term| !term.negated) {
             if let Condition::Model(text) = &term.condition {
-                *term = Term::new(false, Condition::Models(fitting(known, text, MODEL_CHARS), text.clone()));
+                *term = Term::new(false, Condition::Models(names_containing(known, text, MODEL_CHARS), text.clone()));
             }
         }
     }
@@ -170,44 +170,44 @@ impl Filter {
     pub(super) fn resolve_mods(&mut self, known: &[String]) {
         for term in self.terms.iter_mut().filter(|term| !term.negated) {
             if let Condition::Mod(text) = &term.condition {
-                let fits = fitting(known, text, MOD_SET_CHARS);
-                *term = Term::new(false, Condition::Mods(fits, text.clone()));
+                let sets = names_containing(known, text, MOD_SET_CHARS);
+                *term = Term::new(false, Condition::Mods(sets, text.clone()));
             }
         }
     }
 
-    /// Returns the words and labels whose frequencies [`Filter::set_frequencies`] needs: the position of the term, the column,
+    /// Returns the words and labels whose frequencies [`Filter::set_frequencies`] needs: the index of the term, the column,
     /// and the beginning of the word, or the label.
-    pub(super) fn frequencies(&self) -> Vec<(usize, &'static str, String)> {
+    pub(super) fn frequency_terms(&self) -> Vec<(usize, &'static str, String)> {
         let mut wanted = Vec::new();
-        for (place, term) in self.terms.iter().enumerate().filter(|(_, term)| term.is_indexed) {
+        for (index, term) in self.terms.iter().enumerate().filter(|(_, term)| term.is_indexed) {
             match &term.condition {
-                Condition::Word(word) => wanted.push((place, "search", clean(word).to_lowercase())),
+                Condition::Word(word) => wanted.push((index, "search", clean(word).to_lowercase())),
                 Condition::Phrase(phrase) => {
                     let phrase = clean(phrase).to_lowercase();
                     let words = phrase.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
-                    wanted.extend(words.map(|word| (place, "search", word.to_owned())));
+                    wanted.extend(words.map(|word| (index, "search", word.to_owned())));
                 }
-                Condition::Label(label) => wanted.push((place, "labels", clean(label).into_owned())),
+                Condition::Label(label) => wanted.push((index, "labels", clean(label).into_owned())),
                 _ => {}
             }
         }
         wanted
     }
 
-    /// Stops using the index for the most frequent words, as far as too many entries of the index belong to all words together,
-    /// and for labels if none of them is rare. `frequencies` holds the share of runs for each of [`Filter::frequencies`].
-    /// Returns the lowest one of the terms that use an index, or 1.
+    /// Selects the words and labels for which the index is used: the rarest words, until their shares exceed
+    /// [`MAX_FREQUENCY`] in total, and all labels if one of them is rare. `frequencies` holds the share of runs for each of
+    /// [`Filter::frequency_terms`]. Returns the lowest share of a term that uses an index, or 1.
     pub(super) fn set_frequencies(&mut self, frequencies: &[(usize, f64)]) -> f64 {
-        let is_label = |place: usize| matches!(self.terms[place].condition, Condition::Label(_));
-        let has_rare_label = frequencies.iter().any(|&(place, share)| is_label(place) && share <= MAX_FREQUENCY);
+        let is_label = |index: usize| matches!(self.terms[index].condition, Condition::Label(_));
+        let has_rare_label = frequencies.iter().any(|&(index, share)| is_label(index) && share <= MAX_FREQUENCY);
         let mut sorted = frequencies.to_vec();
         sorted.sort_by(|(_, a), (_, b)| a.total_cmp(b));
         let (mut lowest, mut words) = (1.0_f64, 0.0);
-        for (place, share) in sorted {
-            let term = &mut self.terms[place];
+        for (index, share) in sorted {
+            let term = &mut self.terms[index];
             term.is_indexed = match term.condition {
-                // The index intersects whole labels and words, and so reads few entries of the frequent ones.
+                // The index intersects its entries for whole labels and words, so it reads few entries of the frequent ones.
                 Condition::Label(_) => has_rare_label,
                 Condition::Phrase(_) => true,
                 _ => {
@@ -222,50 +222,50 @@ impl Filter {
         lowest
     }
 
-    /// Returns the positions of the terms for parts of request ids, each with its pattern.
-    pub(super) fn requests(&self) -> Vec<(usize, String)> {
-        let wanted = |(place, term): (usize, &Term)| match &term.condition {
-            Condition::Request(text) if term.is_indexed => Some((place, sql::pattern(text))),
+    /// Returns the indexes of the terms for parts of request ids, each with its pattern.
+    pub(super) fn request_patterns(&self) -> Vec<(usize, String)> {
+        let wanted = |(index, term): (usize, &Term)| match &term.condition {
+            Condition::Request(text) if term.is_indexed => Some((index, sql::pattern(text))),
             _ => None,
         };
         self.terms.iter().enumerate().filter_map(wanted).collect()
     }
 
-    /// Replaces a part of request ids by the runs that match, or stops using the index if `None`, for too many runs.
-    pub(super) fn set_requests(&mut self, place: usize, runs: Option<Vec<Uuid>>) {
+    /// Replaces a part of request ids by the runs that match. `None` means too many runs: the index is not used.
+    pub(super) fn set_request_matches(&mut self, index: usize, runs: Option<Vec<Uuid>>) {
         match runs {
-            Some(runs) => self.terms[place].condition = Condition::Ids(runs),
-            None => self.terms[place].is_indexed = false,
+            Some(runs) => self.terms[index].condition = Condition::Ids(runs),
+            None => self.terms[index].is_indexed = false,
         }
     }
 
     /// Returns the branches of runs that are searched separately.
     pub(super) fn branches(&self) -> &'static [Branch] {
-        if self.span().is_some() { &[Branch::Ids, Branch::Displaced] } else { &[Branch::All] }
+        if self.id_range().is_some() { &[Branch::Ids, Branch::Displaced] } else { &[Branch::All] }
     }
 
     /// Returns the ids that `after:` and `before:` select; `None` without them.
-    pub(super) fn span(&self) -> Option<IdRange> {
-        let mut span = IdRange::default();
+    pub(super) fn id_range(&self) -> Option<IdRange> {
+        let mut id_range = IdRange::default();
         for term in self.terms.iter().filter(|term| !term.negated) {
             match term.condition {
                 Condition::After(time) => {
-                    span.from = span.from.max(Some(first_id(time.checked_sub_signed(DISPLACEMENT))));
+                    id_range.from = id_range.from.max(Some(first_id(time.checked_sub_signed(DISPLACEMENT))));
                 }
                 Condition::Before(time) => {
                     let end = first_id(time.checked_add_signed(DISPLACEMENT));
-                    span.until = Some(span.until.map_or(end, |until| until.min(end)));
+                    id_range.until = Some(id_range.until.map_or(end, |until| until.min(end)));
                 }
                 _ => {}
             }
         }
-        (span != IdRange::default()).then_some(span)
+        (id_range != IdRange::default()).then_some(id_range)
     }
 
-    /// Splits the filter into filters of which each run matches one or none. For each of them an index returns the
-    /// newest runs in list order.
+    /// Splits the filter into filters that match different runs. For each of them an index returns the newest runs in list
+    /// order.
     pub(super) fn split(&self) -> Vec<Self> {
-        let split = self.terms.iter().enumerate().find_map(|(place, term)| {
+        let split = self.terms.iter().enumerate().find_map(|(index, term)| {
             let parts: Vec<Condition> = match &term.condition {
                 Condition::Models(names, text) if !term.negated => {
                     names.iter().map(|name| Condition::Models(vec![name.clone()], text.clone())).collect()
@@ -278,26 +278,26 @@ impl Filter {
                 }
                 _ => return None,
             };
-            (2..=MAX_PARTS).contains(&parts.len()).then_some((place, parts))
+            (2..=MAX_PARTS).contains(&parts.len()).then_some((index, parts))
         });
-        let Some((place, parts)) = split else { return vec![self.clone()] };
+        let Some((index, parts)) = split else { return vec![self.clone()] };
         let part = |condition| {
             let mut part = self.clone();
-            part.terms[place] = Term::new(false, condition);
+            part.terms[index] = Term::new(false, condition);
             part
         };
         parts.into_iter().map(part).collect()
     }
 }
 
-/// Returns the names that contain a text, and the truncated ones, which may contain it.
-fn fitting(known: &[String], text: &str, chars: usize) -> Vec<String> {
+/// Returns the names that contain a text, and the names of `chars` characters, which are truncated and may contain it.
+fn names_containing(known: &[String], text: &str, chars: usize) -> Vec<String> {
     let wanted = clean(text).to_lowercase();
-    let is_cut = |name: &str| name.chars().count() == chars;
-    known.iter().filter(|name| is_cut(name) || name.to_lowercase().contains(&wanted)).cloned().collect()
+    let is_truncated = |name: &str| name.chars().count() == chars;
+    known.iter().filter(|name| is_truncated(name) || name.to_lowercase().contains(&wanted)).cloned().collect()
 }
 
-/// Returns the smallest `UUIDv7` of a time; the smallest of all for a time before 1970 or out of range.
+/// Returns the smallest `UUIDv7` of a time, or the smallest of all for a time before 1970 or out of range.
 fn first_id(time: Option<DateTime<Utc>>) -> Uuid {
     let milliseconds = time.map_or(0, |time| time.timestamp_millis());
     Uuid::from_u128(u128::try_from(milliseconds).unwrap_or(0) << 80)
@@ -308,7 +308,7 @@ fn terms(text: &str, now: DateTime<Utc>) -> Result<Vec<(Term, String)>, BadFilte
     let chars: Vec<char> = text.chars().collect();
     let mut scanner = FilterScanner::new(&chars);
     let mut terms = Vec::new();
-    while scanner.skip_blanks() {
+    while scanner.skip_spaces() {
         if terms.len() == MAX_TERMS {
             return Err(scanner.too_many(MAX_TERMS));
         }
@@ -388,9 +388,9 @@ mod tests {
     fn index_is_used_for_the_rarest_words_and_for_labels_with_a_rare_one() {
         let indexed = |text: &str, shares: &[f64]| {
             let mut filter = Filter::parse(text, now()).unwrap();
-            let places: Vec<usize> = filter.frequencies().iter().map(|(place, ..)| *place).collect();
-            assert_eq!(places.len(), shares.len(), "{text}");
-            let lowest = filter.set_frequencies(&places.into_iter().zip(shares.iter().copied()).collect::<Vec<_>>());
+            let indexes: Vec<usize> = filter.frequency_terms().iter().map(|(index, ..)| *index).collect();
+            assert_eq!(indexes.len(), shares.len(), "{text}");
+            let lowest = filter.set_frequencies(&indexes.into_iter().zip(shares.iter().copied()).collect::<Vec<_>>());
             (filter.terms.iter().map(|term| term.is_indexed).collect::<Vec<_>>(), lowest)
         };
         assert_eq!(indexed("sky", &[0.1]), (vec![true], 0.1));
@@ -404,16 +404,16 @@ mod tests {
 
     #[test]
     fn unknown_field_is_an_error_with_its_position() {
-        let wrong = error("sky modle:qwen");
-        assert_eq!((wrong.at, wrong.len, wrong.did_you_mean.as_deref()), (4, 5, Some("model")));
+        let bad_filter = error("sky modle:qwen");
+        assert_eq!((bad_filter.at, bad_filter.len, bad_filter.did_you_mean.as_deref()), (4, 5, Some("model")));
         assert_eq!(error("-backtrack>0").did_you_mean.as_deref(), Some("backtracks"));
         assert_eq!(error("http://example.org").did_you_mean, None);
     }
 
     #[test]
     fn invalid_values_are_errors_with_their_position() {
-        let wrong = error("status:finished");
-        assert_eq!((wrong.at, wrong.len), (7, 8));
+        let bad_filter = error("status:finished");
+        assert_eq!((bad_filter.at, bad_filter.len), (7, 8));
         assert_eq!(error("status:cancel").did_you_mean.as_deref(), Some("cancelled"));
         assert_eq!((error("tokens>many").at, error("tokens>many").len), (7, 4));
         assert_eq!((error("ä \"open").at, error("ä \"open").len), (2, 5));
@@ -428,9 +428,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_parsed_or_rejected_within_its_bounds(text in "(\\PC|[-:<>=\" \t]|tokens|after|status){0,40}") {
-            if let Err(wrong) = Filter::parse(&text, now()) {
-                prop_assert!(wrong.at + wrong.len <= text.chars().count(), "{wrong:?}");
+        fn any_text_is_parsed_or_rejected_with_a_valid_position(text in "(\\PC|[-:<>=\" \t]|tokens|after|status){0,40}") {
+            if let Err(bad_filter) = Filter::parse(&text, now()) {
+                prop_assert!(bad_filter.at + bad_filter.len <= text.chars().count(), "{bad_filter:?}");
             }
         }
     }

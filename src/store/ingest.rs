@@ -20,18 +20,18 @@ const STORE_TIMEOUT: Duration = Duration::from_mins(2);
 /// The result of storing a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ingested {
-    /// The run it is stored as.
+    /// Id under which the document is stored.
     pub run_id: RunId,
     /// False if the same document was already stored.
     pub created: bool,
 }
 
 impl Store {
-    /// Stores a document of another engine as a finished run of `owner`, in one transaction. The same document posted again
-    /// is the same run, if `scope` covers it.
+    /// Stores a document of another engine as a finished run of `owner`, in one transaction. For a document that is already
+    /// stored, returns the existing run if `scope` covers it.
     ///
     /// # Errors
-    /// The `request_id` is taken by other content or another tenant, or the database is unavailable; see
+    /// The `request_id` belongs to a run with other content or of another tenant, or the database is unavailable; see
     /// [`IngestError`].
     pub async fn ingest(
         &self,
@@ -39,8 +39,8 @@ impl Store {
         owner: Option<Tenant>,
         document: Document,
     ) -> Result<Ingested, IngestError> {
-        // The id has the time of arrival, not of the run. So ids keep the order of the run list, and rows go to current
-        // partitions, however old a document is.
+        // The id contains the time of arrival, not the time of the run. So ids keep the order of the run list, and rows go to
+        // current partitions even for an old document.
         let run_id = RunId::now();
         let document = Arc::new(document);
         let prepared = tokio::task::spawn_blocking({
@@ -80,7 +80,7 @@ impl Store {
         let mut transaction = GuardedTransaction::begin(&self.inner.pool).await?;
         let connection = transaction.connection();
         let request_id = &document.request.request_id;
-        // A concurrent insertion of the same id waits here until the first one has finished.
+        // A concurrent insertion of the same id waits here until the first one has ended.
         if !claim(connection, request_id, run_id).await? {
             let existing = request_id_owner(connection, request_id).await?;
             let is_covered = match &existing {
@@ -93,7 +93,7 @@ impl Store {
                     Ok(Ingested { run_id, created: false })
                 }
                 (Some(_), _) => Err(IngestError::Conflict { request_id: request_id.clone() }),
-                // The run was deleted meanwhile, so the client can try again.
+                // The run was deleted in the meantime, so the client can try again.
                 (None, _) => Err(IngestError::Unavailable { retry_after_s: 1 }),
             };
         }

@@ -1,10 +1,11 @@
 //! The run list: the newest runs that match a filter, in pages.
 //!
 //! A filter is evaluated in two steps. The probe examines the newest runs that an index returns in list order, which is
-//! enough for filters that many runs match; it is repeated with more runs if that will fill the page. The search combines the indexes of all terms, which return runs in no order, in
-//! windows of run ids from the newest to the oldest, and checks the candidates for the conditions without an index. A page
-//! ends early when too many candidates were checked; its `next` continues there. Neither step reads more than a few thousand
-//! runs, and no statement allows a plan that reads all of them.
+//! enough for filters that many runs match. It is repeated with more runs if these are expected to fill the page. The
+//! search combines the indexes of all terms, which return runs in no order. It proceeds in windows of run ids from the
+//! newest to the oldest, and checks the candidates for the conditions without an index. A page ends early when too many
+//! candidates were checked; its `next` continues there. Neither step reads more than a few thousand runs, and no statement
+//! allows a plan that reads all of them.
 
 use super::filter::{Branch, Filter};
 use super::pool::{PgConnection, PgPool};
@@ -23,27 +24,27 @@ pub const MAX_PAGE: u32 = 500;
 const DEFAULT_PAGE: u32 = 50;
 
 /// Number of runs that the probe examines, divided among the parts of a filter.
-const PROBED: i64 = 1500;
+const PROBE_RUNS: i64 = 1500;
 
 /// Maximum number of runs that the repeated probe examines.
-const MAX_PROBED: i64 = 6000;
+const MAX_PROBE_RUNS: i64 = 6000;
 
-/// Number of the newest runs that tell how frequent words and labels are.
-const SAMPLE: i64 = 1000;
+/// Number of the newest runs from which the shares of runs with words and labels are estimated.
+const SAMPLE_RUNS: i64 = 1000;
 
 /// Minimum and maximum number of runs in the first window of the search.
 const FIRST_WINDOW: (f64, f64) = (10_000.0, 100_000.0);
 
-/// Maximum growth in percent from one window to the next; the alternative is a window of all remaining runs.
+/// Maximum growth in percent from one window to the next. Beyond it, the next window has all remaining runs.
 const MAX_GROWTH: u128 = 1600;
 
-/// Maximum number of model names, and of sets of mods, that are matched by name before the runs.
+/// Maximum number of model names, and of sets of mods, that are compared with a term before the runs.
 const MAX_NAMES: i32 = 200;
 
-/// Maximum number of runs that are found by a part of their request ids before the search.
+/// Maximum number of runs that are looked up by a part of their request ids before the search.
 const MAX_REQUESTS: i64 = 2000;
 
-/// Settings for the search: plans read only runs found by indexes, and there is memory for their entries.
+/// Settings for the search: plans read only runs that indexes find, and get memory for the entries of the indexes.
 const SEARCH_SETTINGS: &str = "set local enable_indexscan = off; set local enable_seqscan = off; set local jit = off; \
                                set local max_parallel_workers_per_gather = 0; set local work_mem = '64MB'";
 
@@ -118,12 +119,12 @@ impl Store {
         wanted: usize,
     ) -> Result<Progress, Error> {
         let listing = Listing { scope, filter: &filter, branch, wanted };
-        let mut probed = probe(&self.inner.pool, &listing, before, PROBED).await?;
+        let mut probed = probe(&self.inner.pool, &listing, before, PROBE_RUNS).await?;
         let missing = wanted.saturating_sub(probed.ids.len());
-        let expected = (PROBED * missing as i64).checked_div(probed.ids.len() as i64).map(|rows| rows * 5 / 4);
+        let expected = (PROBE_RUNS * missing as i64).checked_div(probed.ids.len() as i64).map(|rows| rows * 5 / 4);
         if missing > 0
             && probed.searched_until.is_some()
-            && let Some(rows) = expected.filter(|rows| *rows <= MAX_PROBED)
+            && let Some(rows) = expected.filter(|rows| *rows <= MAX_PROBE_RUNS)
         {
             let listing = Listing { wanted: missing, ..listing };
             let more = probe(&self.inner.pool, &listing, probed.searched_until, rows).await?;
@@ -134,7 +135,7 @@ impl Store {
             return Ok(probed);
         }
         let mut transaction = self.inner.pool.begin().await?;
-        let frequency = look_up(&mut transaction, &mut filter).await?;
+        let frequency = choose_indexes(&mut transaction, &mut filter).await?;
         let listing = Listing { scope, filter: &filter, branch, wanted };
         let found = search(&mut transaction, &listing, probed, frequency).await?;
         transaction.rollback().await?;
@@ -158,11 +159,11 @@ struct Listing<'f> {
 }
 
 impl Listing<'_> {
-    /// Returns true if several conditions have an index that contains the ids. The planner intersects none of these indexes
-    /// if it finds the condition on ids in them.
+    /// Returns true if several conditions have an index that contains the ids. The planner does not intersect such indexes
+    /// if it can evaluate the condition on ids in one of them.
     fn has_several_id_indexes(&self) -> bool {
-        let of_owner = usize::from(*self.scope != Scope::All);
-        self.branch != Branch::Displaced && self.filter.id_indexes() + of_owner > 1
+        let by_owner = usize::from(*self.scope != Scope::All);
+        self.branch != Branch::Displaced && self.filter.id_indexes() + by_owner > 1
     }
 }
 
@@ -170,12 +171,12 @@ impl Listing<'_> {
 struct Progress {
     /// Matches found so far, newest first.
     ids: Vec<Uuid>,
-    /// The oldest searched id; `None` if all runs are searched.
+    /// The oldest searched id; `None` if all runs were searched.
     searched_until: Option<Uuid>,
 }
 
 impl Progress {
-    /// Merges searches of different runs. All of them are searched down to the highest id to which one is.
+    /// Merges searches of different runs. The result is searched down to the highest of their `searched_until`.
     fn merge(parts: Vec<Self>, wanted: usize) -> Self {
         let searched_until = parts.iter().filter_map(|part| part.searched_until).max();
         let mut ids: Vec<Uuid> = parts.into_iter().flat_map(|part| part.ids).collect();
@@ -188,7 +189,7 @@ impl Progress {
 
 /// The result of [`push_examination`].
 #[derive(sqlx::FromRow)]
-struct Examined {
+struct Examination {
     /// Matches, newest first.
     matches: Vec<Uuid>,
     /// Number of candidates.
@@ -197,7 +198,7 @@ struct Examined {
     oldest: Option<Uuid>,
 }
 
-/// Appends a statement that reads the newest candidates and returns the matches among them as [`Examined`].
+/// Appends a statement that reads the newest candidates and returns the matches among them as [`Examination`].
 fn push_examination(
     sql: &mut QueryBuilder<Postgres>,
     push_candidates: impl FnOnce(&mut QueryBuilder<Postgres>) -> &'static str,
@@ -256,21 +257,21 @@ async fn probe(pool: &PgPool, listing: &Listing<'_>, before: Option<Uuid>, rows:
         };
         push_examination(&mut sql, push_candidates, probed, push_checks, wanted);
     }
-    let examined: Vec<Examined> = sql.build_query_as().fetch_all(pool).await?;
+    let examined: Vec<Examination> = sql.build_query_as().fetch_all(pool).await?;
     // A part with further runs is searched down to its oldest candidate.
-    let progress = |part: Examined| Progress {
+    let progress = |part: Examination| Progress {
         searched_until: part.oldest.filter(|_| part.candidates >= probed),
         ids: part.matches,
     };
     Ok(Progress::merge(examined.into_iter().map(progress).collect(), wanted))
 }
 
-/// Decides for which terms the search uses an index. Returns the maximum share of runs that they have in common.
-async fn look_up(connection: &mut PgConnection, filter: &mut Filter) -> Result<f64, Error> {
-    let wanted = filter.frequencies();
-    let mut frequencies = newest_frequencies(connection, &wanted).await?;
-    for (frequency, (_, column, start)) in frequencies.iter_mut().zip(&wanted) {
-        let of_all: f64 = sqlx::query_scalar(
+/// Decides for which terms the search uses an index. Returns the maximum share of runs that match all of these terms.
+async fn choose_indexes(connection: &mut PgConnection, filter: &mut Filter) -> Result<f64, Error> {
+    let wanted = filter.frequency_terms();
+    let mut shares = newest_shares(connection, &wanted).await?;
+    for (frequency, (_, column, start)) in shares.iter_mut().zip(&wanted) {
+        let overall: f64 = sqlx::query_scalar(
             "select coalesce(sum(frequency), 0)::float8
             from pg_stats, unnest(most_common_elems::text::text[], most_common_elem_freqs) as common (element, frequency)
             where tablename = 'runs' and schemaname = any(current_schemas(false)) and attname = $1
@@ -280,24 +281,24 @@ async fn look_up(connection: &mut PgConnection, filter: &mut Filter) -> Result<f
         .bind(start)
         .fetch_one(&mut *connection)
         .await?;
-        *frequency = frequency.max(of_all);
+        *frequency = frequency.max(overall);
     }
-    let places = wanted.iter().map(|(place, ..)| *place);
-    let lowest = filter.set_frequencies(&places.zip(frequencies).collect::<Vec<_>>());
-    for (place, pattern) in filter.requests() {
+    let indexes = wanted.iter().map(|(index, ..)| *index);
+    let lowest = filter.set_frequencies(&indexes.zip(shares).collect::<Vec<_>>());
+    for (index, pattern) in filter.request_patterns() {
         let runs: Vec<Uuid> = sqlx::query_scalar("select run_id from run_keys where request_id ilike $1 limit $2")
             .bind(pattern)
             .bind(MAX_REQUESTS + 1)
             .fetch_all(&mut *connection)
             .await?;
-        filter.set_requests(place, (runs.len() <= MAX_REQUESTS as usize).then_some(runs));
+        filter.set_request_matches(index, (runs.len() <= MAX_REQUESTS as usize).then_some(runs));
     }
     Ok(lowest)
 }
 
-/// Returns the share of the newest runs that have each of these words and labels. The statistics of the database know the
-/// most common words only, of which few may begin with a text.
-async fn newest_frequencies(
+/// Returns the share of the newest runs that have each of these words and labels. The statistics of the database contain
+/// only the most common words, few of which may begin with a text.
+async fn newest_shares(
     connection: &mut PgConnection,
     wanted: &[(usize, &'static str, String)],
 ) -> Result<Vec<f64>, Error> {
@@ -315,12 +316,12 @@ async fn newest_frequencies(
         }
         sql.push(", false)::integer), 0)::float8");
     }
-    sql.push("] from (select search, labels from runs order by run_id desc limit ").push_bind(SAMPLE);
+    sql.push("] from (select search, labels from runs order by run_id desc limit ").push_bind(SAMPLE_RUNS);
     sql.push(") as newest");
     Ok(sql.build_query_scalar().fetch_one(connection).await?)
 }
 
-/// Searches the runs below those that the probe has examined. `frequency` is the result of [`look_up`].
+/// Searches the runs that are older than those of the probe. `frequency` is the result of [`choose_indexes`].
 async fn search(
     connection: &mut PgConnection,
     listing: &Listing<'_>,
@@ -329,13 +330,13 @@ async fn search(
 ) -> Result<Progress, Error> {
     let max_candidates = listing.filter.max_candidates();
     let mut budget = max_candidates.unwrap_or(i64::MAX);
-    let span = listing.filter.span().filter(|_| listing.branch == Branch::Ids).unwrap_or_default();
+    let span = listing.filter.id_range().filter(|_| listing.branch == Branch::Ids).unwrap_or_default();
     let below = progress.searched_until.into_iter().chain(span.until).min();
     let first_window = max_candidates.map_or(0.0, |max| max as f64 / frequency).clamp(FIRST_WINDOW.0, FIRST_WINDOW.1);
     let WindowEnds { newest, first, oldest } = window_ends(connection, below, span.from, first_window as i64).await?;
     sqlx::raw_sql(SEARCH_SETTINGS).execute(&mut *connection).await?;
     let (mut upper, mut from) = (newest, first);
-    // The probe was a window, too, if its matches tell how many there are.
+    // The probe counts as a window if its matches allow an estimate of the frequency.
     if max_candidates.is_none()
         && let (Some(first_match), Some(end)) = (progress.ids.first(), progress.searched_until)
     {
@@ -369,17 +370,17 @@ async fn search(
     }
 }
 
-/// Returns the size in percent of a window in which twice as many matches are expected as are missing.
+/// Returns the size of the next window, in percent of the last one, that is expected to contain twice the missing matches.
 fn growth(found: usize, missing: usize) -> u128 {
     (200 * missing).checked_div(found).map_or(u128::MAX, |growth| growth as u128)
 }
 
-/// Returns the same size for candidates that need no check, or of a window for all remaining runs.
+/// Returns the same size for candidates that need no check, or [`u128::MAX`] for a window of all remaining runs.
 fn unchecked_growth(found: usize, missing: usize) -> u128 {
     Some(growth(found, missing)).filter(|growth| *growth <= MAX_GROWTH).unwrap_or(u128::MAX)
 }
 
-/// Returns the begin of the window that ends at `end` and has this size in percent of the window before it.
+/// Returns the first id of the window below `end`, whose size is `growth` percent of the window from `end` to `upper`.
 fn next_window(upper: Uuid, end: Uuid, growth: u128) -> Uuid {
     let width = (upper.as_u128().saturating_sub(end.as_u128()) / 100).saturating_mul(growth.max(1));
     Uuid::from_u128(end.as_u128().saturating_sub(width))
@@ -388,13 +389,13 @@ fn next_window(upper: Uuid, end: Uuid, growth: u128) -> Uuid {
 /// Ids at which windows begin and end.
 struct WindowEnds {
     newest: Uuid,
-    /// Begins the first window.
+    /// First id of the first window.
     first: Uuid,
     oldest: Uuid,
 }
 
-/// Returns the ends of windows on runs between two ids; the first window has `rows` runs. Without such runs there is one
-/// window for all.
+/// Returns the ends of windows on the runs between two ids; the first window has `rows` runs. With fewer runs, the first
+/// window has all of them.
 async fn window_ends(
     connection: &mut PgConnection,
     below: Option<Uuid>,
@@ -428,7 +429,7 @@ async fn examine_window(
     hides_ids: bool,
     max_candidates: i64,
     wanted: usize,
-) -> Result<Examined, Error> {
+) -> Result<Examination, Error> {
     let mut sql = QueryBuilder::<Postgres>::new("");
     let push_candidates = |sql: &mut QueryBuilder<Postgres>| {
         sql.push(if hides_ids { " and (true" } else { "" });

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::sync::watch;
 
-/// Maximum updates that a slow subscriber can lag behind. After more it must subscribe again.
+/// Maximum updates that a slow subscriber can lag behind. After more, it must subscribe again.
 const MAX_LAG: usize = 1024;
-/// Ended runs whose status is remembered, so that a lookup does not report it again.
+/// Maximum ended runs whose status is kept in memory, so that a lookup does not report it again.
 const MAX_ENDED: usize = 4096;
 
 /// An update of a followed run.
@@ -52,7 +52,7 @@ impl RunChanges {
     /// Waits for the next change.
     ///
     /// # Errors
-    /// The subscriber was too slow and missed changes of some runs, or the hub is gone.
+    /// The subscriber was too slow and missed changes of some runs, or the hub was dropped.
     pub async fn recv(&mut self) -> Result<RunListUpdate, RecvError> {
         loop {
             let update = self.changes.recv().await?;
@@ -70,7 +70,7 @@ impl RunChanges {
 /// The hub between the recorder and the subscribers; cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Live {
-    hub: Arc<Mutex<HashMap<RunId, Running>>>,
+    hub: Arc<Mutex<HashMap<RunId, LiveRun>>>,
     changes: broadcast::Sender<RunListUpdate>,
     statuses: Arc<Mutex<Statuses>>,
     /// Followers of runs that other servers generate.
@@ -86,9 +86,9 @@ struct Statuses {
 }
 
 #[derive(Debug)]
-struct Running {
+struct LiveRun {
     owner: Option<Tenant>,
-    /// All items from the last stored event on, which may not have all its mod calls yet.
+    /// All items from the last stored event on. The calls of that event may not be complete.
     backlog: Vec<Arc<Vec<TraceItem>>>,
     updates: broadcast::Sender<LiveUpdate>,
 }
@@ -107,7 +107,7 @@ impl Live {
     /// no run with that id and in the scope is running on this server.
     ///
     /// The backlog begins with an event, or is empty: read the stored items of the events before that one with
-    /// [`super::Store::items`], then take the backlog, then the updates. Nothing is missing and nothing comes twice.
+    /// [`super::Store::items`], then the backlog, then the updates. No item is missing or repeated.
     /// An empty backlog means that the run has no events yet. After [`broadcast::error::RecvError::Lagged`] subscribe again.
     #[must_use]
     pub fn subscribe(&self, scope: &Scope, run_id: RunId) -> Option<(Vec<TraceItem>, broadcast::Receiver<LiveUpdate>)> {
@@ -117,7 +117,7 @@ impl Live {
         Some((backlog, running.updates.subscribe()))
     }
 
-    /// Returns the changes of the run list: runs that appear and runs that end, here, by `/ingest`, and on other servers.
+    /// Returns the changes of the run list: new and ended runs of this server, of `/ingest`, and of other servers.
     #[must_use]
     pub fn runs(&self, scope: &Scope) -> RunChanges {
         RunChanges { scope: scope.clone(), changes: self.changes.subscribe() }
@@ -136,7 +136,7 @@ impl Live {
         if let Some(follower) = self.followers().get(&run_id) {
             follower.send_replace(());
         }
-        // A lookup may have reported the status before its notification arrives.
+        // A lookup may have reported the status before the notification arrived.
         if let Some(status) = status.filter(|status| self.statuses().runs.get(&run_id) != Some(status)) {
             self.changed(run_id, owner, status);
         }
@@ -162,13 +162,13 @@ impl Live {
         self.followers().values().for_each(|follower| follower.send_replace(()));
     }
 
-    /// Tells all subscribers to load the run list again.
+    /// Requests all subscribers to load the run list again.
     pub(super) fn missed(&self) {
         let _ = self.changes.send(RunListUpdate::Missed);
     }
 
     pub(super) fn started(&self, run_id: RunId, owner: Option<Tenant>) {
-        let running = Running { owner, backlog: Vec::new(), updates: broadcast::Sender::new(MAX_LAG) };
+        let running = LiveRun { owner, backlog: Vec::new(), updates: broadcast::Sender::new(MAX_LAG) };
         self.lock().insert(run_id, running);
     }
 
@@ -208,7 +208,7 @@ impl Live {
         self.followers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<RunId, Running>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<RunId, LiveRun>> {
         self.hub.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -227,7 +227,7 @@ impl Statuses {
     }
 }
 
-impl Running {
+impl LiveRun {
     fn forget(&mut self, stored: &[Arc<Vec<TraceItem>>]) {
         let Some(newest) = stored.last() else { return };
         let Some(end) = self.backlog.iter().position(|items| Arc::ptr_eq(items, newest)) else { return };

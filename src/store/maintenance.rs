@@ -10,7 +10,7 @@ use tokio::time::sleep;
 
 /// Interval of checks for a changed retention.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
-/// Number of checks between two runs of the maintenance: one hour. Partitions are created days in advance.
+/// Number of checks between two maintenance passes, which makes one hour. Partitions are created days in advance.
 const CHECKS_PER_MAINTENANCE: u32 = 720;
 
 /// Runs the maintenance until the task is aborted.

@@ -16,8 +16,8 @@ use refinery_core::{AsyncMigrate, Migration, Runner};
 use sqlx::{Connection as _, QueryBuilder, Row};
 use std::time::SystemTime;
 
-/// Number of days with partitions created in advance, including today; more than one, so that an unavailable database at
-/// midnight causes no harm.
+/// Number of days with partitions created in advance, including today. More than one, so that partitions exist even if
+/// the database is unavailable at midnight.
 const DAYS_AHEAD: i32 = 3;
 
 const MIGRATIONS: &[(&str, &str)] = &[
@@ -89,7 +89,7 @@ async fn check_known(connection: &mut PgConnection) -> Result<(), Error> {
     if found > known { Err(Error::NewerSchema { found, known }) } else { Ok(()) }
 }
 
-/// Returns the version of the schema, or an error for one that this release does not know or must migrate first.
+/// Returns the version of the schema, or an error for one that is newer than this release or must be migrated first.
 pub async fn check_current(connection: &mut PgConnection) -> Result<i32, Error> {
     check_known(connection).await?;
     let is_new: bool =
@@ -175,7 +175,7 @@ impl AsyncTransaction for MigrationConnection<'_> {
                         continue;
                     }
                 }
-                // refinery's texts are not known at compile time.
+                // refinery composes its statements at run time.
                 let sql = QueryBuilder::<sqlx::Postgres>::new(statement).into_sql();
                 sqlx::raw_sql(sql).execute(&mut *transaction).await?;
             }

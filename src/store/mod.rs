@@ -5,7 +5,7 @@
 //! to rows, with one transaction per batch. A run shown as finished is completely committed. When the database is
 //! unavailable, live runs go to spool files in the data directory and are stored later.
 //!
-//! Readers receive the types of [`crate::events`] exactly as they were written. Rows never leave this module.
+//! Readers receive the same values of the types in [`crate::events`] that were written. Rows never leave this module.
 
 mod address;
 pub mod admin;
@@ -78,7 +78,7 @@ use uuid::Uuid;
 /// Capacity of the recorder's signal channel.
 const MAX_QUEUED_SIGNALS: usize = 1024;
 
-/// The open store; cheap to clone.
+/// The store; cheap to clone.
 #[derive(Clone)]
 pub struct Store {
     inner: Arc<Inner>,
@@ -165,21 +165,21 @@ impl Store {
     /// The database does not answer, does not accept writes, or has just failed to store a document.
     pub async fn ready(&self) -> Result<(), Error> {
         const READINESS_TIMEOUT: Duration = Duration::from_secs(3);
-        const FAILURE_MEMORY: Duration = Duration::from_secs(5);
-        let ask = sqlx::query_scalar("select current_setting('transaction_read_only') = 'on'");
-        let answer = timeout(READINESS_TIMEOUT, ask.fetch_one(&self.inner.pool)).await;
+        const FAILURE_INTERVAL: Duration = Duration::from_secs(5);
+        let query = sqlx::query_scalar("select current_setting('transaction_read_only') = 'on'");
+        let answer = timeout(READINESS_TIMEOUT, query.fetch_one(&self.inner.pool)).await;
         let read_only: bool = answer.unwrap_or(Err(sqlx::Error::PoolTimedOut))?;
         if read_only {
             return Err(Error::ReadOnly("it is a standby, or `default_transaction_read_only` is on"));
         }
         let failed = *self.inner.write_failed.lock().unwrap_or_else(PoisonError::into_inner);
-        if failed.is_some_and(|at| at.elapsed() < FAILURE_MEMORY) {
-            return Err(Error::ReadOnly("a document could not be stored a moment ago"));
+        if failed.is_some_and(|at| at.elapsed() < FAILURE_INTERVAL) {
+            return Err(Error::ReadOnly("a document could not be stored a few seconds ago"));
         }
         Ok(())
     }
 
-    /// Returns the broken references between stored rows, one line each; none in a sound database. Reads all tables.
+    /// Returns the broken references between stored rows, one line each; none in an intact database. Reads all tables.
     ///
     /// # Errors
     /// The database failed.

@@ -14,7 +14,7 @@ use tokio::time::{sleep, timeout};
 const MAX_VERSIONS: i64 = 100;
 /// Channel for changes of mods.
 pub(super) const MODS_CHANNEL: &str = "thunder_mods";
-/// Maximum time without a lookup, for databases that deliver no notifications.
+/// Maximum time between two lookups, for databases that deliver no notifications.
 const LOOKUP_INTERVAL: Duration = Duration::from_secs(30);
 /// Delay of [`ModChanges::next`] after the store has closed.
 const CLOSED_DELAY: Duration = Duration::from_secs(1);

@@ -36,7 +36,7 @@ pub struct PgPool {
 }
 
 impl PgPool {
-    /// Creates a pool of up to `connections` connections. They are opened when they are needed.
+    /// Creates a pool of up to `connections` connections, which are opened on demand.
     pub fn new(hosts: Arc<Hosts>, statements: Statements, connections: u32, acquire_timeout: Duration) -> Self {
         let several = hosts.is_multi_host();
         let mut options = PgPoolOptions::new().max_connections(connections).acquire_timeout(acquire_timeout);
@@ -46,7 +46,7 @@ impl PgPool {
                     return Err(Error::Io(std::io::Error::other("the host accepts no writes")));
                 }
                 if statements == Statements::Named {
-                    // Planning with a generic plan cannot exclude partitions. Poolers reject this setting as a startup option.
+                    // A generic plan cannot exclude partitions. Poolers reject this setting as a startup option.
                     sqlx::raw_sql("set plan_cache_mode = force_custom_plan").execute(connection).await?;
                 }
                 Ok(())
@@ -61,7 +61,7 @@ impl PgPool {
         Self { pool, hosts, statements, acquire_timeout }
     }
 
-    /// Takes a connection out of the pool; a drop returns it.
+    /// Takes a connection out of the pool. Dropping it returns it to the pool.
     pub async fn acquire(&self) -> Result<PgConnection, Error> {
         Ok(PgConnection {
             raw: Raw::Pooled(self.acquire_raw().await?),
@@ -176,7 +176,7 @@ impl PgConnection {
     }
 }
 
-/// A transaction; a drop without a commit rolls it back.
+/// A transaction; dropping it without a commit rolls it back.
 #[derive(Debug)]
 pub struct Transaction(PgConnection);
 
@@ -214,7 +214,7 @@ impl DerefMut for Transaction {
 
 type Step = Either<PgQueryResult, PgRow>;
 
-/// A query whose statement has no name.
+/// A query that is prepared as an unnamed statement.
 struct Unnamed<E>(E);
 
 impl<'q, E: Execute<'q, Postgres>> Execute<'q, Postgres> for Unnamed<E> {

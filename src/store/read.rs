@@ -20,7 +20,7 @@ use std::ops::Range;
 /// A list of values, each with its index within the run.
 type Indexed<T> = Vec<(i32, T)>;
 
-/// Maximum events of a page, so that a long run is never in memory as a whole.
+/// Maximum events of a page, so that a long run is never completely in memory.
 const MAX_PAGE_EVENTS: i64 = 1000;
 
 /// Begins a transaction with a consistent view of all tables, for runs that are growing.
@@ -42,7 +42,7 @@ impl Store {
     /// the call, its logs, its actions. `measured` is filled. Returns none for a run outside the scope.
     ///
     /// # Errors
-    /// The database failed, or what is stored is damaged.
+    /// The database failed, or the stored data is damaged.
     pub async fn items(&self, scope: &Scope, run_id: RunId, events: Range<i32>) -> Result<Vec<TraceItem>, Error> {
         let mut transaction = self.inner.pool.begin_with(SNAPSHOT).await?;
         if !covers(&mut transaction, scope, run_id).await? {
@@ -54,7 +54,7 @@ impl Store {
     /// Returns the items of the first 1000 events of a range; none for a run outside the scope.
     ///
     /// # Errors
-    /// The database failed, or what is stored is damaged.
+    /// The database failed, or the stored data is damaged.
     pub async fn item_page(&self, scope: &Scope, run_id: RunId, events: Range<i32>) -> Result<ItemPage, Error> {
         let mut transaction = self.inner.pool.begin_with(SNAPSHOT).await?;
         if !covers(&mut transaction, scope, run_id).await? {
@@ -79,7 +79,7 @@ impl Store {
     /// `None` if there is no such run in the scope.
     ///
     /// # Errors
-    /// The database failed, or what is stored is damaged.
+    /// The database failed, or the stored data is damaged.
     pub async fn document(&self, scope: &Scope, run_id: RunId) -> Result<Option<Document>, Error> {
         let mut transaction = self.inner.pool.begin_with(SNAPSHOT).await?;
         let Some(run) = by_id(&mut transaction, scope, run_id).await? else { return Ok(None) };
@@ -108,7 +108,7 @@ impl Store {
     /// scope.
     ///
     /// # Errors
-    /// The database failed, or what is stored is damaged.
+    /// The database failed, or the stored data is damaged.
     pub async fn columns(&self, scope: &Scope, run_id: RunId) -> Result<Option<Vec<u8>>, Error> {
         let mut connection = self.inner.pool.acquire().await?;
         if !covers(&mut connection, scope, run_id).await? {
@@ -149,7 +149,7 @@ pub(super) async fn items(
     let before = numbering(connection, run_id, range.start).await?;
     let events = events(connection, run_id, range.clone()).await?;
     let mut calls = calls(connection, run_id, range).await?;
-    // An ingested document can list its calls in any order. As items they follow their events and get new numbers.
+    // An ingested document can list its calls in any order. As items, calls follow their events and get new numbers.
     calls.sort_by_key(|(index, call)| (call.event_sequence_order, *index));
     let mut by_index: Vec<(i32, i32)> =
         calls.iter().zip(before.mod_calls.cast_signed()..).map(|(call, new)| (call.0, new)).collect();
@@ -187,9 +187,9 @@ pub(super) async fn items(
 
 fn next_matching<'i, T, I: Iterator<Item = T>>(
     items: &'i mut Peekable<I>,
-    belongs: impl Fn(&T) -> bool + 'i,
+    is_next: impl Fn(&T) -> bool + 'i,
 ) -> impl Iterator<Item = T> + 'i {
-    std::iter::from_fn(move || items.next_if(&belongs))
+    std::iter::from_fn(move || items.next_if(&is_next))
 }
 
 fn without_index<T>(list: Indexed<T>) -> Vec<T> {
@@ -236,10 +236,10 @@ async fn events(connection: &mut PgConnection, run_id: RunId, range: Range<i32>)
 
 fn event(row: &PgRow) -> Result<Event, sqlx::Error> {
     let mut details = raw(row, "details")?;
-    let given = details.as_ref().map(Measurements::from_details);
-    let mut measured = given.filter(|measured| !measured.is_empty()).map(Box::new);
-    if let Some(coded) = row.try_get::<Option<Vec<u8>>, _>("measured")? {
-        let mut decoded = measured::decode(&coded).ok_or_else(|| wrong("measured", "its coding"))?;
+    let from_details = details.as_ref().map(Measurements::from_details);
+    let mut measured = from_details.filter(|measured| !measured.is_empty()).map(Box::new);
+    if let Some(encoded) = row.try_get::<Option<Vec<u8>>, _>("measured")? {
+        let mut decoded = measured::decode(&encoded).ok_or_else(|| unknown_value("measured", "its encoding"))?;
         // For a run of this server, details hold only the values that the encoding omits.
         if let Some(from_details) = measured {
             decoded.prompt = from_details.prompt;
@@ -306,7 +306,7 @@ async fn logs(connection: &mut PgConnection, run_id: RunId, range: Range<i32>) -
                 mod_call_sequence: row.try_get("mod_call_sequence")?,
                 mod_name: row.try_get("mod_name")?,
                 log_message: row.try_get("log_message")?,
-                log_level: LogLevel::from_name(&level).ok_or_else(|| wrong("log_level", &level))?,
+                log_level: LogLevel::from_name(&level).ok_or_else(|| unknown_value("log_level", &level))?,
                 created_at: row.try_get("created_at")?,
             },
         ))
@@ -331,7 +331,7 @@ async fn actions(
             row.try_get("action_index")?,
             ActionRecord {
                 mod_call_sequence: row.try_get("mod_call_sequence")?,
-                action_type: ActionType::from_name(&kind).ok_or_else(|| wrong("action_type", &kind))?,
+                action_type: ActionType::from_name(&kind).ok_or_else(|| unknown_value("action_type", &kind))?,
                 action_order: row.try_get("action_order")?,
                 created_at: row.try_get("created_at")?,
                 details: raw(row, "details")?,
@@ -355,7 +355,7 @@ async fn actions(
 
 fn event_type(row: &PgRow) -> Result<EventType, sqlx::Error> {
     let name: &str = row.try_get("event_type")?;
-    EventType::from_name(name).ok_or_else(|| wrong("event_type", name))
+    EventType::from_name(name).ok_or_else(|| unknown_value("event_type", name))
 }
 
 fn raw(row: &PgRow, column: &str) -> Result<Option<RawJson>, sqlx::Error> {
@@ -363,7 +363,7 @@ fn raw(row: &PgRow, column: &str) -> Result<Option<RawJson>, sqlx::Error> {
     text.map(RawValue::from_string).transpose().map_err(|error| sqlx::Error::Decode(error.into()))
 }
 
-fn wrong(column: &str, value: &str) -> sqlx::Error {
+fn unknown_value(column: &str, value: &str) -> sqlx::Error {
     sqlx::Error::Decode(format!("{column}: '{value}' is unknown").into())
 }
 

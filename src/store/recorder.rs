@@ -1,9 +1,9 @@
 //! The recorder: a task that receives the engine's signals and writes them in batches.
 //!
 //! Receiving never waits for a write, so no sender waits for the database. For each running run the recorder keeps the
-//! fold, which gives the numbers of the run list and the column file. When the database is unavailable, batches go to the
-//! spool file, and so do all later ones until the file is drained, which preserves the order. When the disk is full as
-//! well, runs that require durability fail at once, and the others stay in memory up to a limit.
+//! fold, from which the counts of the run list and the column file are computed. When the database is unavailable, batches
+//! go to the spool file, and so do all later ones until the file is drained, which preserves the order. When the disk is
+//! full as well, runs that require durability fail at once, and the others stay in memory up to a limit.
 
 mod metrics;
 mod persist;
@@ -33,17 +33,18 @@ pub use persist::drain_some;
 
 /// Maximum time before received items are written.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(250);
-/// Time for which the start of a run waits for further records. A write at once would take processor time from the
-/// prompt of the run, and every run of a burst would have its own.
+/// Time for which the start of a run waits for further records. An immediate write would compete with the prompt of the
+/// run for the processor, and each run of a burst would need a write of its own.
 const START_DELAY: Duration = Duration::from_millis(100);
 /// Number of pending items that starts a write.
 const BATCH_ITEMS: usize = 512;
-/// Maximum items that wait for a slow database. Beyond it, batches go to the spool file.
+/// Maximum items that wait for a slow database. Beyond this number, batches go to the spool file.
 const MAX_PENDING_ITEMS: usize = 50_000;
-/// Maximum items in memory while neither the database nor the disk accepts them. Beyond it, the oldest runs are dropped.
+/// Maximum items in memory while neither the database nor the disk accepts them. Beyond this number, the oldest runs are
+/// dropped.
 const MAX_MEMORY_ITEMS: usize = 100_000;
 
-/// The destination of the recorder, and the parties that it informs.
+/// The destination of the recorder, and the recipients of its results.
 #[derive(Clone)]
 pub struct Target {
     /// Connections reserved for the recorder.
@@ -71,11 +72,12 @@ struct Recorder {
     abandoned: Vec<RunId>,
     /// Final rows of runs whose end is in `pending`, because neither the database nor the disk accepted it.
     ended: Vec<RunRow>,
-    /// Finished runs with a part that is only in the spool file.
+    /// Finished runs of which a part may be only in the spool file.
     spooled: Vec<RunId>,
     /// Readers that wait until everything received so far is stored.
     flushes: Vec<Flush>,
-    /// Time of the next write, if a run has started or ended since the last batch: run lists on all servers show that soon.
+    /// Time of the next write if a run has started or ended since the last batch; run lists on all servers show such changes
+    /// soon.
     write_at: Option<Instant>,
     /// Time at which the oldest record in `pending` was received.
     received_at: Option<Instant>,
@@ -120,14 +122,14 @@ pub async fn record(
         let mut due = false;
         tokio::select! {
             signal = signals.recv(), if open => match signal {
-                Some(signal) => recorder.take(signal),
+                Some(signal) => recorder.receive(signal),
                 None => open = false,
             },
             Some(flush) = flushes.recv(), if open => {
                 // Signals sent before the request are part of it.
                 for _ in 0..MAX_QUEUED_SIGNALS {
                     let Ok(signal) = signals.try_recv() else { break };
-                    recorder.take(signal);
+                    recorder.receive(signal);
                 }
                 recorder.flushes.push(flush);
             }
@@ -142,8 +144,8 @@ pub async fn record(
                             tracing::info!("runs can be stored or spooled again");
                         }
                         let received_at = in_progress.as_ref().and_then(|in_progress| in_progress.received_at);
-                        recorder.note_batch(result.outcome, received_at);
-                        recorder.on_persisted(result, drained);
+                        recorder.count_batch(result.outcome, received_at);
+                        recorder.on_written(result, drained);
                         complete_flushes(in_progress.into_iter().flat_map(|in_progress| in_progress.flushes), drained && !lost);
                     }
                     (_, Some(crashed)) => {
@@ -157,34 +159,33 @@ pub async fn record(
                 signals.close();
                 due = true;
             }
-            () = until(recorder.write_at), if in_progress.is_none() => due = true,
+            () = wait_until(recorder.write_at), if in_progress.is_none() => due = true,
             _ = tick.tick() => due = true,
         }
         if in_progress.is_some() {
             continue;
         }
-        // The next process drains what is spooled at the end.
+        // The next process drains the records that remain in the spool file.
         if !open && (recorder.pending_items == 0 || lost) {
             break;
         }
-        let waits = recorder.pending_items > 0 || !recorder.abandoned.is_empty() || !drained;
-        if !waits {
+        let has_work = recorder.pending_items > 0 || !recorder.abandoned.is_empty() || !drained;
+        if !has_work {
             recorder.write_at = None;
             complete_flushes(recorder.flushes.drain(..), true);
         }
         due |= !recorder.flushes.is_empty() || recorder.write_at.is_some_and(|at| at <= Instant::now());
-        if waits && (due || !open || recorder.pending_items >= BATCH_ITEMS) {
-            let overload = recorder.pending_items >= MAX_PENDING_ITEMS;
+        if has_work && (due || !open || recorder.pending_items >= BATCH_ITEMS) {
+            let is_overloaded = recorder.pending_items >= MAX_PENDING_ITEMS;
             let flushes = std::mem::take(&mut recorder.flushes);
             let received_at = recorder.received_at.take();
             let batch = recorder.batch();
             let (runs, abandoned) = (batch.records.iter().map(Record::run_id).collect(), batch.abandoned.clone());
             let (pool, spool) = (recorder.target.pool.clone(), Arc::clone(&spool));
             let server = recorder.target.server_id;
-            let task =
-                tokio::spawn(
-                    async move { persist(&pool, server, &mut *spool.lock().await, batch, overload, lost).await },
-                );
+            let task = tokio::spawn(async move {
+                persist(&pool, server, &mut *spool.lock().await, batch, is_overloaded, lost).await
+            });
             in_progress = Some(BatchInProgress { task, runs, abandoned, flushes, received_at });
         }
     }
@@ -210,7 +211,7 @@ impl Recorder {
         }
     }
 
-    fn take(&mut self, signal: Signal) {
+    fn receive(&mut self, signal: Signal) {
         let run_id = match &signal {
             Signal::Started(start) => start.run_id,
             Signal::Items(run_id, _) | Signal::Ended(run_id, _) => *run_id,
@@ -246,7 +247,7 @@ impl Recorder {
                     run.numbering.skip(item);
                 }
                 run.changed = true;
-                if is_live(&items) {
+                if has_live_items(&items) {
                     self.target.live.items(run_id, &items);
                 }
                 self.push(Record::Items(run_id, numbering, items));
@@ -289,8 +290,8 @@ impl Recorder {
         Batch { records, rows, abandoned: std::mem::take(&mut self.abandoned) }
     }
 
-    /// Adds a written batch to the counters. The records of a lost batch keep waiting.
-    fn note_batch(&mut self, outcome: PersistOutcome, received_at: Option<Instant>) {
+    /// Adds a written batch to the counters. The records of a lost batch wait for the next one.
+    fn count_batch(&mut self, outcome: PersistOutcome, received_at: Option<Instant>) {
         match (outcome, received_at) {
             (PersistOutcome::Stored, Some(at)) => self.target.metrics.add_batch(at.elapsed()),
             (PersistOutcome::Lost, Some(at)) => self.received_at = Some(at),
@@ -307,7 +308,7 @@ impl Recorder {
     }
 
     /// Handles a written batch and informs the subscribers. `drained` is true if the spool file is empty.
-    fn on_persisted(&mut self, result: PersistResult, drained: bool) {
+    fn on_written(&mut self, result: PersistResult, drained: bool) {
         self.abandoned.extend(&result.abandoned);
         let lost: HashSet<RunId> = result.lost.into_iter().collect();
         for &run_id in &lost {
@@ -318,7 +319,7 @@ impl Recorder {
             let mut stored: HashMap<RunId, Vec<Arc<Vec<TraceItem>>>> = HashMap::new();
             for record in &result.records {
                 if let Record::Items(run_id, _, items) = record
-                    && is_live(items)
+                    && has_live_items(items)
                 {
                     stored.entry(*run_id).or_default().push(Arc::clone(items));
                 }
@@ -370,24 +371,24 @@ impl Recorder {
         }
     }
 
-    fn abandon_run(&mut self, run_id: RunId, why: NotStored) {
-        tracing::error!(run.id = %run_id, %why, "stopped recording a run");
-        let over = self.pending.iter().any(|record| matches!(record, Record::Ended(id, _) if *id == run_id));
+    fn abandon_run(&mut self, run_id: RunId, reason: NotStored) {
+        tracing::error!(run.id = %run_id, %reason, "stopped recording a run");
+        let has_end = self.pending.iter().any(|record| matches!(record, Record::Ended(id, _) if *id == run_id));
         self.pending.retain(|record| record.run_id() != run_id);
         self.pending_items = self.pending.iter().map(Record::len).sum();
         self.ended.retain(|row| row.summary.run_id != run_id);
-        if self.runs.remove(&run_id).is_some() && !over {
+        if self.runs.remove(&run_id).is_some() && !has_end {
             self.ignored.insert(run_id);
         }
         self.abandoned.push(run_id);
-        self.target.durability_acks.resolve(run_id, Err(why));
+        self.target.durability_acks.resolve(run_id, Err(reason));
         self.target.unstored.remove(run_id);
         self.target.live.ended(run_id, RunStatus::Interrupted);
     }
 }
 
-/// Waits until this time; without one it never completes.
-async fn until(time: Option<Instant>) {
+/// Waits until a time, or forever for `None`.
+async fn wait_until(time: Option<Instant>) {
     match time {
         Some(time) => sleep_until(time).await,
         None => pending().await,
@@ -401,8 +402,8 @@ fn complete_flushes(flushes: impl IntoIterator<Item = Flush>, stored: bool) {
     }
 }
 
-/// Returns true if subscribers receive the items. They read attention from the store, because buffered attention of a long
-/// run would fill the memory while the database is unavailable.
-fn is_live(items: &[TraceItem]) -> bool {
+/// Returns true if some items go to subscribers. Subscribers read attention from the store, because buffered attention of
+/// a long run would fill the memory while the database is unavailable.
+fn has_live_items(items: &[TraceItem]) -> bool {
     items.iter().any(|item| !matches!(item, TraceItem::Attention(_)))
 }

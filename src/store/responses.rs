@@ -1,5 +1,5 @@
-//! Stored responses of OpenAI's Responses API, which later requests can continue. They are removed with their run, or with
-//! its day.
+//! Stored responses of OpenAI's Responses API, which later requests can continue. They are removed with their run, or by
+//! the retention.
 
 use super::rows::clean;
 use super::scope::{owned, owners};

@@ -5,12 +5,12 @@ use super::pool::{PgConnection, PgPool};
 use super::{Error, Store};
 use chrono::{Days, NaiveDate};
 
-/// The runs that are kept.
+/// Limits of age and size for stored runs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Retention {
     /// Maximum age of runs in whole UTC days; `None` for no limit.
     pub days: Option<u32>,
-    /// Maximum bytes of all runs; `None` for no limit. Beyond it, the oldest partitions are dropped, except today's.
+    /// Maximum bytes of all runs; `None` for no limit. Beyond this size, the oldest partitions are dropped, except today's.
     pub bytes: Option<u64>,
 }
 
@@ -24,7 +24,7 @@ impl Store {
     /// oldest first. A span with a running run is kept until that run has ended.
     ///
     /// # Errors
-    /// The database failed, or a day was in use for too long; earlier days are removed.
+    /// The database failed, or a day was locked for too long. Earlier days stay removed.
     pub async fn prune(&self, retention: Retention, today: NaiveDate) -> Result<Vec<(NaiveDate, u64)>, Error> {
         prune(&self.inner.pool, retention, today).await
     }
@@ -102,7 +102,7 @@ async fn other_days_before(
 /// Removes the runs of a span. Returns their number, or `None` if one of them is running.
 async fn drop_days(pool: &PgPool, span: Span) -> Result<Option<i64>, sqlx::Error> {
     let mut transaction = pool.begin().await?;
-    // Writers queue behind this transaction while it waits for its locks, so it waits for a short time only.
+    // Writers wait while this transaction waits for its locks, so the wait is short.
     sqlx::query("set local lock_timeout = '3s'").execute(&mut *transaction).await?;
     let runs = sqlx::query_scalar("select drop_days($1, $2)")
         .bind(span.first)

@@ -1,8 +1,8 @@
 //! Conversion of trace items to rows, and their insertion into the large tables, for live runs and ingested documents.
 //!
 //! Rows are collected by column and inserted with one `unnest` per table, or with [COPY](super::copy). COPY is faster on
-//! a Unix socket and several times slower over TCP, where sqlx 0.9 leaves Nagle's algorithm enabled. COPY cannot skip rows
-//! that exist. [`InsertMode::SkipExisting`] can, so a batch with an unknown outcome can be written again.
+//! a Unix socket and several times slower over TCP, where sqlx 0.9 leaves Nagle's algorithm enabled. COPY cannot skip
+//! existing rows, so a batch whose first write had an unknown outcome is written with [`InsertMode::SkipExisting`].
 
 use super::copy::{CopyField, Integers, Table, copy};
 use super::measured;
@@ -219,12 +219,12 @@ impl<'a> Rows<'a> {
             _ => token.and_then(|token| token.entropy),
         });
         // Details of an ingested event contain all measurements and are stored unchanged.
-        let ours = measured.filter(|_| event.details.is_none());
-        let coded = ours.map(measured::encode);
+        let own = measured.filter(|_| event.details.is_none());
+        let encoded = own.map(measured::encode);
         let details = event.details.as_deref().map(|details| Cow::Borrowed(details.get()));
-        let details = details.or_else(|| ours.and_then(remaining_details).map(Cow::Owned));
-        self.bytes += coded.as_ref().map_or(0, Vec::len) + details.as_ref().map_or(0, |text| text.len()) + 200;
-        columns.measured.push(coded);
+        let details = details.or_else(|| own.and_then(remaining_details).map(Cow::Owned));
+        self.bytes += encoded.as_ref().map_or(0, Vec::len) + details.as_ref().map_or(0, |text| text.len()) + 200;
+        columns.measured.push(encoded);
         columns.details.push(details);
         columns.top_tokens.push(count_text(&mut self.bytes, event.top_tokens.as_ref()));
     }

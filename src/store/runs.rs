@@ -14,8 +14,8 @@ use sqlx::{FromRow, Row};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-/// The columns of a [`RunSummary`]. The searchable text, which is large, is never read, and an ingested run's mod source is
-/// not read for lists.
+/// Selects the columns of a [`RunSummary`]. They exclude the searchable text, which is large; lists also exclude the source
+/// text of an ingested run's mod.
 macro_rules! select_runs {
     ($mod_text:literal, $rest:literal) => {
         concat!(
@@ -49,7 +49,7 @@ pub struct RunSummary {
     pub status: RunStatus,
     /// Finish reason; `None` while the run is running, and for an ingested run without one.
     pub finish_reason: Option<FinishReason>,
-    /// Cause, if the run ended for a reason outside its answer.
+    /// Cause, if the end of the run did not come from its answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub end_cause: Option<EndCause>,
     /// Details of the finish reason; for an ingested run its first error.
@@ -284,7 +284,7 @@ pub(super) async fn save(connection: &mut PgConnection, row: &RunRow) -> Result<
     Ok(())
 }
 
-/// Returns the labels by which the index finds a run.
+/// Returns the labels under which the index finds a run.
 fn labels(run: &RunSummary) -> Vec<String> {
     let pairs = run.metadata.iter().flatten().filter_map(|(key, value)| Some((key, value.as_str()?)));
     let label = |(key, value): (&String, &str)| {
@@ -323,7 +323,7 @@ pub(super) async fn save_columns(
     packed: &[u8],
 ) -> Result<(), sqlx::Error> {
     sqlx::query(
-        // Inserts nothing for a run that is being deleted.
+        // Inserts nothing if the run has been deleted.
         "insert into run_columns (run_id, columns) select run_id, $2 from runs where run_id = $1 for share
         on conflict (run_id) do update set columns = excluded.columns",
     )
@@ -334,7 +334,7 @@ pub(super) async fn save_columns(
     Ok(())
 }
 
-// One round trip for all three tables. Null values are not written.
+// Writes three tables in one round trip. Null values keep the stored ones.
 const SAVE: &str = "
     with column_file as (
         insert into run_columns (run_id, columns) select $1, $34 where $34::bytea is not null
@@ -380,7 +380,7 @@ impl FromRow<'_, PgRow> for RunSummary {
             completed_at: row.try_get("completed_at")?,
             status: RunStatus::from_name(&status).ok_or_else(|| unknown("status", &status))?,
             finish_reason,
-            // A later release may have stored a cause that this one does not know.
+            // A newer release may have stored a cause that this one does not know.
             end_cause: named("end_cause")?.as_deref().and_then(EndCause::from_name),
             message: row.try_get("message")?,
             surface: Surface::from_name(&surface).ok_or_else(|| unknown("surface", &surface))?,

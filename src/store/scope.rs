@@ -13,8 +13,8 @@ macro_rules! owned {
 
 pub(super) use owned;
 
-/// Returns the owners in a scope as the parameter of a condition, or `None` for all owners. The empty text, which is no
-/// valid tenant, means no owner.
+/// Returns the owners in a scope as the parameter of a condition, or `None` for all owners. The empty text, which is not a
+/// valid tenant, stands for runs without an owner.
 pub(super) fn owners(scope: &Scope) -> Option<Vec<&str>> {
     match scope {
         Scope::All => None,
@@ -39,10 +39,10 @@ pub(super) fn push_owned(sql: &mut QueryBuilder<Postgres>, scope: &Scope) {
     sql.push(")");
 }
 
-/// The owner of runs that an index returns in list order.
+/// Owner condition of a statement whose index returns runs in list order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// Any owner.
+    /// All owners in the scope, without a condition of its own.
     InScope,
     /// A tenant.
     Tenant(String),
@@ -50,7 +50,7 @@ pub(super) enum Owner {
     Unowned,
 }
 
-/// Returns the owners in a scope, one by one.
+/// Returns the owners in a scope, one entry each.
 pub(super) fn owner_branches(scope: &Scope) -> Vec<Owner> {
     let Scope::Owned { tenant, includes_unowned } = scope else { return vec![Owner::InScope] };
     let tenant = tenant.as_ref().map(|tenant| Owner::Tenant(tenant.as_str().to_owned()));
@@ -58,7 +58,7 @@ pub(super) fn owner_branches(scope: &Scope) -> Vec<Owner> {
     tenant.into_iter().chain(unowned).collect()
 }
 
-/// Appends ` and …` for the runs of an owner; returns what comes before `run_id` in the order of their index.
+/// Appends ` and …` for the runs of an owner. Returns the columns that precede `run_id` in the order of their index.
 pub(super) fn push_owner(sql: &mut QueryBuilder<Postgres>, owner: &Owner) -> &'static str {
     match owner {
         Owner::InScope => return "",

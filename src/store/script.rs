@@ -5,7 +5,7 @@
 /// Semicolons in comments, quotes and dollar quotes are ignored. Backslashes in quotes are ordinary characters; the scripts
 /// do not use `E'…'`.
 pub fn statements(script: &str) -> Vec<&str> {
-    let (mut found, mut start, mut at, mut has_code) = (Vec::new(), 0, 0, false);
+    let (mut statements, mut start, mut at, mut has_code) = (Vec::new(), 0, 0, false);
     while let Some(first) = script[at..].chars().next() {
         let rest = &script[at..];
         if rest.starts_with("--") {
@@ -18,7 +18,7 @@ pub fn statements(script: &str) -> Vec<&str> {
         }
         if first == ';' {
             if has_code {
-                found.push(script[start..at].trim());
+                statements.push(script[start..at].trim());
             }
             at += 1;
             (start, has_code) = (at, false);
@@ -32,9 +32,9 @@ pub fn statements(script: &str) -> Vec<&str> {
         };
     }
     if has_code {
-        found.push(script[start..].trim());
+        statements.push(script[start..].trim());
     }
-    found
+    statements
 }
 
 /// Returns the length of the quoted text at the start, including both quotes; `open` is the length of the opening quote.
@@ -57,7 +57,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn semicolons_in_quotes_and_comments_end_no_statement() {
+    fn semicolons_in_quotes_and_comments_do_not_end_a_statement() {
         let script = "-- first; second\nselect ';', \"a;\"\"b\"; /* ; */\n;; do $x$ begin $$ ; $$; end $x$;\nselect $1;\n-- end;";
         let expected = ["-- first; second\nselect ';', \"a;\"\"b\"", "do $x$ begin $$ ; $$; end $x$", "select $1"];
         assert_eq!(statements(script), expected);
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_of_a_migration_stay_whole() {
+    fn function_bodies_in_migrations_are_not_split() {
         let script = include_str!("../../migrations/V1__runs.sql");
         let statements = statements(script);
         let function = statements.iter().find(|sql| sql.contains("create function make_partitions")).unwrap();
@@ -76,7 +76,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_divided_without_a_panic(script in "(\\PC|[;'\"$ä/*\n-]|\\$a\\$){0,60}") {
+        fn any_text_is_split_without_a_panic(script in "(\\PC|[;'\"$ä/*\n-]|\\$a\\$){0,60}") {
             prop_assert!(statements(&script).iter().all(|sql| !sql.is_empty()));
         }
     }

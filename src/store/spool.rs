@@ -1,7 +1,7 @@
 //! Spool files: records on disk that the database could not store yet.
 //!
 //! A record is its length, its XXH3 checksum and its body. Records are appended and synced in batches. A reader stops at
-//! the first incomplete record, which marks the place of a crash. Each Thunder process has one file and holds a lock on it;
+//! the first incomplete record, where a crash interrupted the writer. Each Thunder process has one file and locks it;
 //! the next process on the folder drains the files of processes that have ended.
 
 mod record;
@@ -42,7 +42,7 @@ impl Spool {
             let file = File::options().create(true).truncate(false).read(true).write(true).mode(0o600).open(&path);
             let file = file.map_err(disk("cannot create", &path))?;
             file.lock().map_err(disk("cannot lock", &path))?;
-            // Before the lock was held, another process may have considered the file abandoned and removed it.
+            // Before the lock was taken, another process may have treated the file as an orphan and removed it.
             if path.exists() {
                 break file;
             }
@@ -109,7 +109,7 @@ impl Spool {
         Ok(())
     }
 
-    /// Returns the next records with about `items` items in total, and the offset after them for [`Spool::drained`].
+    /// Returns the next records, about `items` items in total, and the offset after them for [`Spool::drained`].
     pub fn next(&mut self, items: usize) -> Result<(Vec<Record>, u64), Error> {
         let mut records: Vec<Record> = Vec::new();
         let (mut at, mut count) = (self.read, 0);
@@ -163,11 +163,11 @@ impl Spool {
         Ok(path)
     }
 
-    /// Cuts a damaged file at the offset `at` and keeps a copy of the whole file for inspection.
+    /// Truncates a damaged file at the offset `at` and keeps a copy of the whole file for inspection.
     fn set_aside(&mut self, at: u64) -> Result<(), Error> {
         let aside = self.path.with_extension("damaged");
         fs::copy(&self.path, &aside).map_err(disk("cannot write", &aside))?;
-        self.file.set_len(at).map_err(disk("cannot cut", &self.path))?;
+        self.file.set_len(at).map_err(disk("cannot truncate", &self.path))?;
         self.end = at;
         Ok(())
     }
@@ -232,7 +232,7 @@ mod tests {
             t1: vec![4],
             head_rows: Vec::new(),
         };
-        let of_heads = AttentionStep { sequence_order: 2, head_rows: vec![5, 6, 7], ..step.clone() };
+        let with_heads = AttentionStep { sequence_order: 2, head_rows: vec![5, 6, 7], ..step.clone() };
         let finish = Finish {
             reason: FinishReason::Stop,
             message: None,
@@ -256,7 +256,7 @@ mod tests {
             Record::Started(Arc::new(start), uuid::Uuid::nil()),
             Record::Items(run_id, numbering, Arc::new(vec![TraceItem::Event(event)])),
             Record::Items(run_id, Numbering::default(), Arc::new(vec![TraceItem::Attention(step)])),
-            Record::Items(run_id, Numbering::default(), Arc::new(vec![TraceItem::Attention(of_heads)])),
+            Record::Items(run_id, Numbering::default(), Arc::new(vec![TraceItem::Attention(with_heads)])),
             Record::Ended(run_id, Arc::new(RunEnd { completed_at: now, status: RunStatus::Done, finish })),
         ]
     }
@@ -294,8 +294,8 @@ mod tests {
         let (first, at) = spool.next(2).unwrap();
         spool.drained(at).unwrap();
         let (second, at) = spool.next(100).unwrap();
-        let back: Vec<Record> = first.into_iter().chain(second).collect();
-        assert_eq!(format!("{back:?}"), format!("{records:?}"));
+        let decoded: Vec<Record> = first.into_iter().chain(second).collect();
+        assert_eq!(format!("{decoded:?}"), format!("{records:?}"));
         assert!(!spool.is_drained());
         spool.drained(at).unwrap();
         assert!(spool.is_drained());

@@ -1,4 +1,4 @@
-//! The summary row of a run, built up from its trace items.
+//! Computes the summary row of a run from its trace items.
 
 use super::runs::{RunSummary, pack};
 use crate::events::{RunEnd, RunId, RunStart, RunStatus, Surface, Tenant, TraceItem, Usage};
@@ -27,7 +27,7 @@ pub struct RunSummaryBuilder {
     server_id: Option<Uuid>,
     fold: Fold,
     error_text: String,
-    /// Fields reported by the engine of a foreign run, or empty.
+    /// Fields that the engine of an ingested run reported; empty for a run of this server.
     reported: RequestExtras,
     /// True if the run was ingested as a document.
     ingested: bool,
@@ -90,7 +90,7 @@ impl RunSummaryBuilder {
         Self { finished: true, ingested: true, reported: meta.extras.clone(), ..Self::resumed(summary, None) }
     }
 
-    /// Creates a builder for a stored run. The caller applies its items again, from the first.
+    /// Creates a builder for a stored run. The caller applies the run's items again, beginning with the first.
     pub fn resumed(summary: RunSummary, server_id: Option<Uuid>) -> Self {
         Self {
             summary,
@@ -202,9 +202,9 @@ impl RunSummaryBuilder {
         columns::encode(&self.fold)
     }
 
-    fn error(&mut self, who: &str, message: &str) {
+    fn error(&mut self, source: &str, message: &str) {
         if self.error_text.len() < MAX_ERROR_CHARS {
-            self.error_text.push_str(&truncate(&format!("{who}: {message}\n"), MAX_ERROR_CHARS));
+            self.error_text.push_str(&truncate(&format!("{source}: {message}\n"), MAX_ERROR_CHARS));
         }
     }
 
@@ -226,7 +226,7 @@ impl RunSummaryBuilder {
                 }),
             }
         }
-        // Lower case is made here, because the database's locale may not support it.
+        // Converted to lower case here, because the database's locale may not support it.
         format!("{}\n{}", truncate(&text, MAX_SEARCH_CHARS), truncate(answer, MAX_SEARCH_CHARS)).to_lowercase()
     }
 }

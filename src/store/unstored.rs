@@ -1,4 +1,4 @@
-//! Reads of runs that the recorder has not stored yet: the recorder stores them immediately, and the read waits for it.
+//! Reads of runs that the recorder has not stored yet. The read requests the recorder to store them now, and waits.
 
 use super::{Error, Recording, RunSummary, Store};
 use crate::events::{RunId, Scope, UnstoredRun};
@@ -11,8 +11,8 @@ use tokio::time::timeout;
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Store {
-    /// Returns the same run as [`Store::find`], once its rows can be read: all rows of a run that has ended, and for a
-    /// running one all rows that the recorder received before the call.
+    /// Returns the same run as [`Store::find`], as soon as its rows can be read: all rows of a run that has ended, and for a
+    /// running run the rows that the recorder received before the call.
     ///
     /// # Errors
     /// [`Error::NotStored`], or the database failed.
@@ -21,17 +21,17 @@ impl Store {
         let Some(run_id) = unstored.first().map(|run| run.run_id) else {
             return self.find(scope, id_or_request_id).await;
         };
-        let over: Vec<UnstoredRun> = unstored.into_iter().filter(UnstoredRun::is_over).collect();
-        let is_over = !over.is_empty();
+        let ended: Vec<UnstoredRun> = unstored.into_iter().filter(UnstoredRun::is_over).collect();
+        let has_ended = !ended.is_empty();
         let wait = async {
             let flushed = self.flush().await;
-            for run in over {
+            for run in ended {
                 run.stored().await;
             }
-            flushed || is_over
+            flushed || has_ended
         };
         let stored = timeout(READ_TIMEOUT, wait).await.unwrap_or(false);
-        if is_over && !stored {
+        if has_ended && !stored {
             return Err(Error::NotStored(run_id));
         }
         match self.find(scope, id_or_request_id).await? {

@@ -34,7 +34,7 @@ impl Record {
         }
     }
 
-    /// Returns the number of items. Attention counts by its bytes, because one item can be as large as a thousand events.
+    /// Returns the weight in items. Attention is weighted by its bytes, because one item can be as large as a thousand events.
     pub fn len(&self) -> usize {
         const BYTES: usize = 4096;
         let weight = |item: &TraceItem| match item {
@@ -45,16 +45,16 @@ impl Record {
     }
 }
 
-/// The attempt at which a batch is written.
+/// The number of the attempt to write a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attempt {
     /// The first attempt: none of its rows exists.
     First,
     /// A later attempt: some or all of its rows may exist.
-    Again,
+    Retry,
 }
 
-/// Writes records and the runs' rows as they are after them, in one transaction, and notifies the servers other than `server`.
+/// Writes records and the resulting rows of their runs in one transaction, and notifies the servers other than `server`.
 pub async fn write<'r>(
     pool: &PgPool,
     server: Uuid,
@@ -74,7 +74,7 @@ pub async fn write<'r>(
 /// Returns the changes that records make, one for each run.
 fn changes(records: &[Record]) -> Vec<RunNotification> {
     let mut changes: Vec<RunNotification> = Vec::new();
-    let mut places = HashMap::new();
+    let mut positions = HashMap::new();
     for record in records {
         let run_id = record.run_id();
         let status = match record {
@@ -82,19 +82,19 @@ fn changes(records: &[Record]) -> Vec<RunNotification> {
             Record::Items(..) => None,
             Record::Ended(_, end) => Some(end.status),
         };
-        let place = *places.entry(run_id).or_insert_with(|| {
+        let position = *positions.entry(run_id).or_insert_with(|| {
             changes.push(RunNotification::new(run_id, None));
             changes.len() - 1
         });
-        changes[place].status = status.or(changes[place].status);
+        changes[position].status = status.or(changes[position].status);
     }
     changes
 }
 
-/// Writes records of a spool file, which may all be stored already. The runs' rows are computed from the stored items.
+/// Writes records of a spool file, some or all of which may be stored already. Computes the runs' rows from the stored items.
 pub async fn rewrite(pool: &PgPool, server: Uuid, records: &[Record]) -> Result<(), Error> {
     let mut transaction = pool.begin().await?;
-    write_records(&mut transaction, records, Attempt::Again).await?;
+    write_records(&mut transaction, records, Attempt::Retry).await?;
     for record in records {
         if let Record::Ended(run_id, end) = record {
             refold(&mut transaction, *run_id, |summary| summary.ended(end)).await?;
@@ -108,7 +108,7 @@ pub async fn rewrite(pool: &PgPool, server: Uuid, records: &[Record]) -> Result<
 /// false if the run is not running.
 pub async fn interrupt(pool: &PgPool, server: Uuid, run_id: RunId, at: DateTime<Utc>) -> Result<bool, Error> {
     let mut transaction = pool.begin().await?;
-    // The server may still be alive. This does not overwrite its rows, and its later writes come after this one.
+    // The server may still be alive. The row lock keeps this write from overwriting its rows; its later writes replace this one.
     let running = sqlx::query_scalar::<_, bool>("select status = 'running' from runs where run_id = $1 for update");
     if running.bind(run_id.0).fetch_optional(&mut *transaction).await? != Some(true) {
         return Ok(false);
@@ -128,7 +128,7 @@ pub async fn interrupt(pool: &PgPool, server: Uuid, run_id: RunId, at: DateTime<
         Err(failure) => failure,
     };
     transaction.rollback().await?;
-    tracing::error!(run.id = %run_id, error = %failure, "an interrupted run is only marked, because its stored rows cannot be read");
+    tracing::error!(run.id = %run_id, error = %failure, "cannot read the stored rows of an interrupted run; its counts are not updated");
     let mut transaction = pool.begin().await?;
     mark_interrupted(&mut transaction, run_id, at).await?;
     notify(&mut transaction, server, vec![change]).await?;
@@ -170,7 +170,7 @@ async fn begin(
         request_id = format!("{request_id}~{run_id}");
         claim(connection, &request_id, run_id).await?;
     }
-    if attempt == Attempt::Again && by_id(connection, &Scope::All, run_id).await?.is_some() {
+    if attempt == Attempt::Retry && by_id(connection, &Scope::All, run_id).await?.is_some() {
         return Ok(());
     }
     let start = RunStart { request_id, ..start.clone() };

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn uneven_and_missing_shards_are_named() {
+    fn advice_names_missing_nodes_and_uneven_shards() {
         assert!(advice(32, 0, PartitionUnit::Day)[0].contains("citus_add_node"));
         assert_eq!(advice(2, 3, PartitionUnit::Day)[0], "2 shards leave 1 of 3 nodes without rows: use 6 or more");
         assert_eq!(advice(32, 3, PartitionUnit::Day)[0], "32 shards cannot be distributed evenly over 3 nodes: use 33");

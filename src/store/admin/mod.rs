@@ -30,11 +30,11 @@ impl Admin {
     /// Connects to the database. An embedded server is started unless another process runs it already.
     ///
     /// # Errors
-    /// No server, an old server, or a worker node of Citus; see [`Error`].
+    /// There is no server, it is too old, or it is a worker node of Citus; see [`Error`].
     pub async fn open(database: Database, progress: impl Fn(&str)) -> Result<Self, Error> {
         let (embedded, addresses, data_dir) = match database {
             Database::Url { url, direct_url, data_dir } => {
-                (None, Addresses::examine(&url, direct_url.as_deref()).await?, data_dir)
+                (None, Addresses::connect(&url, direct_url.as_deref()).await?, data_dir)
             }
             Database::Embedded { data_dir } => match Embedded::start(&data_dir, &progress).await {
                 Ok(embedded) => {
@@ -42,7 +42,7 @@ impl Admin {
                     (Some(embedded), addresses, data_dir)
                 }
                 Err(in_use @ EmbeddedError::InUse { .. }) => {
-                    let running = embedded::running(&data_dir).ok_or(in_use)?;
+                    let running = embedded::running_server_options(&data_dir).ok_or(in_use)?;
                     (None, Addresses::embedded(running), data_dir)
                 }
                 Err(error) => return Err(error.into()),

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 /// Tables that are partitioned by time.
 pub(super) const PARTITIONED: [&str; 6] = ["events", "mod_calls", "mod_logs", "actions", "attention", "run_columns"];
-/// The table that all others are colocated with.
+/// The table with which all others are colocated.
 const RUNS: &str = "runs";
 /// The distribution column.
 const COLUMN: &str = "run_id";
@@ -17,7 +17,7 @@ const MAX_TABLES: u64 = 10_000;
 /// Assumed number of daily partitions if no retention is configured.
 const DAYS_WITHOUT_RETENTION: u64 = 365;
 
-/// Time span of new partitions.
+/// Time span of a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, sqlx::Type)]
 #[serde(rename_all = "lowercase")]
 #[sqlx(type_name = "text", rename_all = "lowercase")]
@@ -55,9 +55,9 @@ pub(super) struct Schema {
     pub tables: Vec<CitusTable>,
     /// First day and day after the last one of each partition span.
     pub spans: Vec<(NaiveDate, NaiveDate)>,
-    /// Time span of new partitions.
+    /// Time span of a partition.
     pub unit: PartitionUnit,
-    /// True if `feedback` refers to `runs`.
+    /// True if `feedback` has a foreign key to `runs`.
     pub has_foreign_key: bool,
     /// `citus.shard_count` of the server.
     pub default_shards: u64,
@@ -96,7 +96,7 @@ impl Schema {
         }
     }
 
-    /// Returns the remaining steps; none for a schema that is distributed.
+    /// Returns the remaining steps; none if the schema is distributed already.
     pub fn steps(&self, options: &DistributionOptions) -> Result<Vec<DistributionStep>, Error> {
         let mut steps = Vec::new();
         let unit = self.unit(options);

@@ -59,7 +59,7 @@ pub struct TableStatus {
 pub struct PartitionStatus {
     /// Time span of new partitions.
     pub unit: PartitionUnit,
-    /// Number of time spans.
+    /// Number of time spans that have partitions.
     pub count: u64,
     /// First day of the oldest partition; `None` if there are none.
     pub first_day: Option<NaiveDate>,
@@ -74,7 +74,7 @@ pub struct CitusStatus {
     pub version: String,
     /// `citus.shard_count`: number of shards that a newly distributed table has.
     pub shard_count: u64,
-    /// Number of tables that the shards of all partitions form, on all nodes.
+    /// Number of shards of all partitions, on all nodes; each is a table.
     pub shard_tables: u64,
     /// The nodes, the coordinator first.
     pub nodes: Vec<NodeStatus>,
@@ -198,7 +198,7 @@ impl Admin {
         let shard_count = setting(connection, "citus.shard_count").await?;
         let shard_count = shard_count.and_then(|text| text.parse().ok()).unwrap_or_default();
         let unreachable = unreachable_nodes(connection).await?;
-        let held: Vec<(String, i64, i64)> = sqlx::query_as(
+        let shards_by_node: Vec<(String, i64, i64)> = sqlx::query_as(
             "select n.nodename || ':' || n.nodeport, count(*), coalesce(sum(z.size), 0)::bigint
             from pg_dist_placement p join pg_dist_node n on n.groupid = p.groupid
             left join (select shard_id, max(size) as size from citus_shard_sizes() group by shard_id) z on z.shard_id = p.shardid
@@ -211,21 +211,21 @@ impl Admin {
         let runs = tables.iter().find(|table| table.name == "runs").map_or(0, |table| table.shards);
         let nodes = nodes.into_iter().map(|node| {
             let address = node.address();
-            let held = held.iter().find(|(name, ..)| *name == address);
+            let shards = shards_by_node.iter().find(|(name, ..)| *name == address);
             NodeStatus {
                 is_coordinator: node.is_coordinator,
                 is_active: node.is_active,
                 is_reachable: !unreachable.contains(&address),
-                shards: held.map_or(0, |(_, shards, _)| shards.unsigned_abs()),
-                bytes: held.map_or(0, |(.., bytes)| bytes.unsigned_abs()),
+                shards: shards.map_or(0, |(_, shards, _)| shards.unsigned_abs()),
+                bytes: shards.map_or(0, |(.., bytes)| bytes.unsigned_abs()),
                 address,
             }
         });
-        let divided = tables.iter().filter(|table| PARTITIONED.contains(&table.name.as_str()));
+        let partitioned = tables.iter().filter(|table| PARTITIONED.contains(&table.name.as_str()));
         Ok(CitusStatus {
             version,
             shard_count,
-            shard_tables: divided.map(|table| table.shards * table.partitions).sum(),
+            shard_tables: partitioned.map(|table| table.shards * table.partitions).sum(),
             nodes: nodes.collect(),
             advice: advice::advice(if runs > 0 { runs } else { shard_count }, shard_nodes, unit),
         })

@@ -58,7 +58,7 @@ impl Listen {
     pub fn loopback(account: &Account, folder: &Path) -> Result<Self, EmbeddedError> {
         let rules = folder.join("loopback.conf");
         fs::write(&rules, format!("host all {NAME} 127.0.0.1/32 scram-sha-256\n"))
-            .and_then(|()| account.take(&rules))
+            .and_then(|()| account.make_private(&rules))
             .map_err(disk("cannot write", &rules))?;
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|free| free.local_addr());
         let port = port.map_err(disk("cannot listen on 127.0.0.1 for", folder))?.port();

@@ -1,7 +1,7 @@
 //! The embedded database: a standard PostgreSQL server, private to one data directory.
 //!
 //! `initdb` runs once. The server accepts only local, private connections (see `listen`), and fsync stays on. A supervisor
-//! task restarts the server when it ends or when another process asks it to stop. The server has its own process group, so
+//! task restarts the server when it ends or when another process stops it. The server has its own process group, so
 //! Ctrl-C reaches only Thunder, which stores its remaining data and then stops the server. If Thunder is killed with
 //! SIGKILL, the server keeps running; the next Thunder on the directory stops it before it starts its own.
 
@@ -47,7 +47,7 @@ const START_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// Returns the connection options of the server that another process runs on this data directory; `None` if it has no
 /// Unix socket.
-pub fn running(data_dir: &Path) -> Option<PgConnectOptions> {
+pub fn running_server_options(data_dir: &Path) -> Option<PgConnectOptions> {
     // The fifth line is the folder of its socket.
     let file = fs::read_to_string(data_dir.join("postgres/data/postmaster.pid")).ok()?;
     let folder = file.lines().nth(4).filter(|folder| !folder.is_empty())?;
@@ -140,9 +140,10 @@ impl Server {
         found_any
     }
 
-    /// Creates the data directory under a temporary name and renames it, so an interrupted start leaves no partial one.
+    /// Creates PostgreSQL's data directory under a temporary name and renames it, so an interrupted start leaves no partial
+    /// directory.
     async fn init(&self, folder: &Path) -> Result<(), EmbeddedError> {
-        // An initdb of a killed Thunder may still be writing, so every process uses its own folder.
+        // The initdb of a killed Thunder process may still be writing, so every process uses its own folder.
         let fresh = folder.join(format!("data.new.{}", std::process::id()));
         for entry in fs::read_dir(folder).map_err(disk("cannot read", folder))?.flatten() {
             if entry.file_name().to_string_lossy().starts_with("data.new") {
@@ -153,23 +154,23 @@ impl Server {
         command.args(["--username", NAME, "--auth", "trust", "--no-locale", "--encoding", "UTF8", "--no-instructions"]);
         command.arg("--pgdata").arg(&fresh).env("LC_ALL", "C").current_dir(folder);
         self.account.set_account(&mut command);
-        self.finish(command, self.programs.initdb(), "").await?;
+        self.run_program(command, self.programs.initdb(), "").await?;
         fs::rename(&fresh, &self.processes.data).map_err(disk("cannot rename", &fresh))?;
         File::open(folder).and_then(|folder| folder.sync_all()).map_err(disk("cannot write", folder))
     }
 
-    /// Sets the password of a loopback address, in single-user mode, where nobody can connect.
+    /// Sets the password of a loopback address. Single-user mode prevents connections before the password is set.
     async fn set_password(&self) -> Result<(), EmbeddedError> {
         let Listen::Loopback { password, .. } = &self.listen else { return Ok(()) };
         let mut command = Command::new(self.programs.postgres());
         command.arg("--single").arg("-D").arg(&self.processes.data).arg("postgres");
         command.env("LC_ALL", "C").env_remove("PGDATA").current_dir(&self.processes.data);
         self.account.set_account(&mut command);
-        self.finish(command, self.programs.postgres(), &format!("alter role {NAME} password '{password}'\n")).await
+        self.run_program(command, self.programs.postgres(), &format!("alter role {NAME} password '{password}'\n")).await
     }
 
     /// Runs a program and waits until it ends.
-    async fn finish(&self, mut command: Command, program: PathBuf, input: &str) -> Result<(), EmbeddedError> {
+    async fn run_program(&self, mut command: Command, program: PathBuf, input: &str) -> Result<(), EmbeddedError> {
         let failed = |status: String, output: &[u8]| EmbeddedError::Program {
             program: program.clone(),
             status,
@@ -223,8 +224,8 @@ impl Server {
             status: error.to_string(),
             output: String::new(),
         })?;
-        // Decoding threads wait for each other, so one that shares its core delays all. The server's other processes
-        // inherit the priority.
+        // The threads of a decode wait for each other, so one that shares its core with PostgreSQL delays all. The server's
+        // other processes inherit the priority.
         let nice = getpriority_process(None).unwrap_or(0) + EXTRA_NICE;
         if let Some(pid) = child.id().and_then(|id| Pid::from_raw(id.cast_signed()))
             && let Err(error) = setpriority_process(Some(pid), nice)
@@ -253,12 +254,12 @@ impl Server {
                 return Err(EmbeddedError::Program {
                     program: self.programs.postgres(),
                     status: status.to_string(),
-                    output: self.end_of_log(),
+                    output: self.log_tail(),
                 });
             }
             if begin.elapsed() > START_TIMEOUT {
                 let (seconds, log) = (START_TIMEOUT.as_secs(), self.log.clone());
-                return Err(EmbeddedError::NotReady { seconds, log, output: self.end_of_log() });
+                return Err(EmbeddedError::NotReady { seconds, log, output: self.log_tail() });
             }
             sleep(Duration::from_millis(10)).await;
         }
@@ -282,7 +283,7 @@ impl Server {
         file.is_ok_and(|text| text.lines().nth(7).is_some_and(|state| state.trim() == "stopping"))
     }
 
-    fn end_of_log(&self) -> String {
+    fn log_tail(&self) -> String {
         const LENGTH: i64 = 2000;
         let mut text = Vec::new();
         if let Ok(mut log) = File::open(&self.log) {
@@ -295,7 +296,7 @@ impl Server {
 
 /// Creates the data directory if it does not exist and returns its absolute path.
 fn make_data_dir(data_dir: &Path) -> Result<PathBuf, EmbeddedError> {
-    // The account that runs PostgreSQL must be able to pass through a folder of root to reach its own.
+    // For root, PostgreSQL runs as another account, which must be able to enter its folder below this one.
     let mode = if nix::unistd::geteuid().is_root() { 0o755 } else { 0o700 };
     DirBuilder::new().recursive(true).mode(mode).create(data_dir).map_err(disk("cannot create", data_dir))?;
     data_dir.canonicalize().map_err(disk("cannot find", data_dir))

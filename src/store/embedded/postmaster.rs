@@ -38,7 +38,7 @@ pub async fn stop_all() {
     let _ = SERVERS.running.subscribe().wait_for(|&running| running == 0).await;
 }
 
-async fn stop_all_requested() {
+async fn wait_for_stop_all() {
     // The sender is static, so this cannot fail.
     let _ = SERVERS.stopping.subscribe().wait_for(|&stopping| stopping).await;
 }
@@ -75,7 +75,7 @@ impl Postmaster {
         }
     }
 
-    /// Ends a process whose clients are waiting for its successor.
+    /// Ends a process whose clients are waiting for the restarted one.
     async fn replace(mut self) {
         if let Some(mut process) = self.0.take() {
             process.stop(SHORT_SHUTDOWN_TIMEOUT).await;
@@ -97,7 +97,7 @@ impl Drop for Postmaster {
 impl Process {
     async fn stop(&mut self, limit: Duration) {
         let requested_to_stop_all = async {
-            stop_all_requested().await;
+            wait_for_stop_all().await;
             sleep(SHORT_SHUTDOWN_TIMEOUT).await;
         };
         let stopped = tokio::select! {
@@ -142,7 +142,7 @@ async fn keep_running(
     mut postmaster: Postmaster,
     mut stopped: oneshot::Receiver<()>,
 ) -> Option<Postmaster> {
-    let mut pause = Duration::from_millis(50);
+    let mut restart_delay = Duration::from_millis(50);
     let mut check = interval(CHECK_INTERVAL);
     check.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -156,7 +156,7 @@ async fn keep_running(
                     break;
                 }
                 _ = &mut stopped => return Some(postmaster),
-                () = stop_all_requested() => return Some(postmaster),
+                () = wait_for_stop_all() => return Some(postmaster),
                 _ = check.tick() => {}
             }
             // SIGTERM requests a smart shutdown, which waits until all open connections, including ours, are closed.
@@ -167,15 +167,15 @@ async fn keep_running(
             }
         }
         if begin.elapsed() > Duration::from_mins(1) {
-            pause = Duration::from_millis(50);
+            restart_delay = Duration::from_millis(50);
         }
         loop {
             tokio::select! {
-                () = sleep(pause) => {}
+                () = sleep(restart_delay) => {}
                 _ = &mut stopped => return None,
-                () = stop_all_requested() => return None,
+                () = wait_for_stop_all() => return None,
             }
-            pause = (pause * 2).min(Duration::from_secs(5));
+            restart_delay = (restart_delay * 2).min(Duration::from_secs(5));
             server.clear().await;
             match server.spawn() {
                 Ok(started) => break postmaster = started,

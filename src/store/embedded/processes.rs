@@ -38,7 +38,7 @@ impl Processes {
         if found_any {
             self.stop().await;
         }
-        // The file is stale now, even if another process has the id in it.
+        // The file is stale, even if an unrelated process has the id in it.
         let _ = fs::remove_file(self.data.join("postmaster.pid"));
         found_any
     }
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn role_is_known_only_for_processes_of_this_data_directory() {
+    fn only_processes_of_this_data_directory_have_a_role() {
         let processes =
             Processes { data: PathBuf::from("/var/lib/thunder/postgres/data"), cluster: "thunder-1a2b".into() };
         let role = |line: &str| processes.role(line);

@@ -6,7 +6,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Minimum major version for our SQL.
+/// Minimum major version that supports Thunder's SQL.
 const MIN_MAJOR_VERSION: u32 = 14;
 
 /// `initdb` and `postgres` of one installation.
@@ -30,7 +30,7 @@ impl Programs {
 
     /// Finds the programs for a new database, or for an existing one of major version `wanted`.
     pub fn find(data_dir: &Path, wanted: Option<&str>) -> Result<Self, EmbeddedError> {
-        let found = || candidates().filter_map(|folder| Self::at(&folder));
+        let found = || candidates().filter_map(|folder| Self::in_folder(&folder));
         choose(found(), wanted).ok_or_else(|| match wanted {
             Some(data) if found().next().is_some() => EmbeddedError::WrongVersion {
                 data_dir: data_dir.to_owned(),
@@ -41,7 +41,7 @@ impl Programs {
         })
     }
 
-    fn at(folder: &Path) -> Option<Self> {
+    fn in_folder(folder: &Path) -> Option<Self> {
         if !folder.join("initdb").is_file() {
             return None;
         }
@@ -52,8 +52,8 @@ impl Programs {
     }
 }
 
-/// Returns the first match, and examines no programs after it. The search order puts folders that the user configured
-/// before those of distributions.
+/// Returns the first match without examining later programs. Folders that the user configured come before those of
+/// distributions.
 fn choose(found: impl IntoIterator<Item = Programs>, wanted: Option<&str>) -> Option<Programs> {
     found.into_iter().find(|programs| match wanted {
         Some(wanted) => programs.major.to_string() == wanted,

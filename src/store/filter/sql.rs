@@ -5,7 +5,7 @@ use crate::events::RunStatus;
 use crate::store::rows::clean;
 use sqlx::{Postgres, QueryBuilder};
 
-/// Rank of a condition without an index that returns runs in list order.
+/// Rank of a condition that has no index with runs in list order.
 const NO_DRIVER: u8 = 9;
 
 /// Minimum bytes of a word or part of a text for which an index is used. Shorter ones match too many entries.
@@ -22,7 +22,7 @@ const MAX_TEXTS_CHECKED: i64 = 3_000;
 pub(in crate::store) enum Branch {
     /// All runs, for filters without `after:` and `before:`.
     All,
-    /// Runs with ids in the span that `after:` and `before:` select.
+    /// Runs with ids in the range that `after:` and `before:` select.
     Ids,
     /// Displaced runs with other ids.
     Displaced,
@@ -47,8 +47,8 @@ impl Filter {
             term.condition.push_indexed(term.negated, query);
             query.push(")");
         }
-        // One condition for all words: the planner multiplies the estimates of several. The sub-query hides the words from
-        // it: a low estimate would make it ignore the index of ids.
+        // One condition for all words, because the planner multiplies the estimates of several. The sub-query hides the words
+        // from the planner, which would ignore the index of ids after a low estimate.
         for (number, term) in texts.iter().enumerate() {
             query.push(if number == 0 { " and search @@ (select " } else { " && " });
             term.condition.push_words(query);
@@ -63,11 +63,11 @@ impl Filter {
 
     /// Appends ` and …` with the condition of a branch.
     pub(in crate::store) fn push_branch(&self, branch: Branch, query: &mut QueryBuilder<Postgres>) {
-        let span = self.span().unwrap_or_default();
+        let id_range = self.id_range().unwrap_or_default();
         match branch {
             Branch::All => {}
-            Branch::Ids => span.push_inside(query),
-            Branch::Displaced => span.push_displaced(query),
+            Branch::Ids => id_range.push_inside(query),
+            Branch::Displaced => id_range.push_displaced(query),
         }
     }
 
@@ -91,15 +91,15 @@ impl Filter {
         self.terms.is_empty()
     }
 
-    /// Returns the position of the term whose index returns the fewest runs in list order.
+    /// Returns the index of the term that drives the probe: its database index returns the fewest runs in list order.
     pub(in crate::store) fn driver(&self) -> Option<usize> {
-        let drives = |&place: &usize| !self.terms[place].negated && self.terms[place].condition.rank() < NO_DRIVER;
-        (0..self.terms.len()).filter(drives).min_by_key(|&place| self.terms[place].condition.rank())
+        let drives = |&index: &usize| !self.terms[index].negated && self.terms[index].condition.rank() < NO_DRIVER;
+        (0..self.terms.len()).filter(drives).min_by_key(|&index| self.terms[index].condition.rank())
     }
 
     /// Appends ` and …` with the index condition of a term. Returns the sort columns of the index before `run_id`.
-    pub(in crate::store) fn push_driver(&self, place: usize, query: &mut QueryBuilder<Postgres>) -> &'static str {
-        self.terms[place].condition.push_driver(query)
+    pub(in crate::store) fn push_driver(&self, index: usize, query: &mut QueryBuilder<Postgres>) -> &'static str {
+        self.terms[index].condition.push_driver(query)
     }
 }
 
@@ -116,7 +116,7 @@ impl IdRange {
         query.push(")");
     }
 
-    /// Appends ` and …` with the condition for ids in the span.
+    /// Appends ` and …` with the condition for ids in the range.
     fn push_inside(self, query: &mut QueryBuilder<Postgres>) {
         if let Some(from) = self.from {
             query.push(" and run_id >= ").push_bind(from);
@@ -145,12 +145,12 @@ impl Condition {
         matches!(self, Self::Word(text) | Self::Phrase(text) if text.contains(char::is_alphanumeric))
     }
 
-    /// Returns true for several words: the index does not contain their order.
+    /// Returns true for a phrase, which needs a check because the index does not contain the order of words.
     fn is_phrase(&self) -> bool {
         matches!(self, Self::Phrase(text) if !text.chars().all(char::is_alphanumeric))
     }
 
-    /// Returns true if a check reads the words of a run or searches its texts.
+    /// Returns true if a check reads the full-text column of a run or searches its texts.
     fn reads_text(&self) -> bool {
         matches!(self, Self::Word(_) | Self::Phrase(_) | Self::Error(_))
     }
@@ -169,7 +169,7 @@ impl Condition {
             | Self::Surface(_)
             | Self::Ids(_)
             | Self::Count(CountField::Tokens | CountField::Actions, ..) => true,
-            Self::Count(_, comparison, number) => comparison.is_above_zero(*number),
+            Self::Count(_, comparison, number) => comparison.implies_above_zero(*number),
             Self::Model(_) | Self::Mod(_) | Self::After(_) | Self::Before(_) => false,
         }
     }
@@ -186,7 +186,7 @@ impl Condition {
             Self::User(_) => 0,
             Self::Error(_) => 1,
             Self::Count(CountField::Backtracks | CountField::Forced | CountField::Errors, comparison, number)
-                if comparison.is_above_zero(*number) =>
+                if comparison.implies_above_zero(*number) =>
             {
                 1
             }
@@ -213,19 +213,19 @@ impl Condition {
             Self::Mods(sets, _) if sets.len() == 1 => {
                 between("mods <> '{}' and mod_set(mods)", &sets[0], "mod_set(mods) desc, ")
             }
-            Self::User(user) => between("left(user_label, 100)", &start_of(user), "left(user_label, 100) desc, "),
+            Self::User(user) => between("left(user_label, 100)", &indexed_user(user), "left(user_label, 100) desc, "),
             Self::Status(status) => between("status", status.as_str(), "status desc, "),
             Self::Surface(surface) => between("surface", surface.as_str(), "surface desc, "),
             Self::Error(_) => {
                 query.push(" and (errors > 0 or error_text <> '' or message is not null)");
                 ""
             }
-            Self::Count(CountField::Errors, comparison, number) if comparison.is_above_zero(*number) => {
+            Self::Count(CountField::Errors, comparison, number) if comparison.implies_above_zero(*number) => {
                 query.push(" and (errors > 0 or error_text <> '' or message is not null)");
                 ""
             }
             Self::Count(CountField::Backtracks | CountField::Forced, comparison, number)
-                if comparison.is_above_zero(*number) =>
+                if comparison.implies_above_zero(*number) =>
             {
                 query.push(" and (backtracked > 0 or forced > 0)");
                 ""
@@ -268,7 +268,7 @@ impl Condition {
 
     fn push(&self, query: &mut QueryBuilder<Postgres>) {
         match self {
-            // A full-text index does not contain words of punctuation only.
+            // The full-text index contains no words that consist of punctuation.
             Self::Word(word) | Self::Phrase(word) if !self.is_full_text() => {
                 query
                     .push("position(")
@@ -288,7 +288,7 @@ impl Condition {
                 query.push(" and ");
                 push_contains(query, "model", text);
             }
-            // The first part of the next conditions is the condition of their partial index.
+            // The next conditions begin with the condition of their partial index.
             Self::Mod(text) => {
                 query.push("mods <> '{}' and ");
                 push_contains(query, "array_to_string(mods, E'\\x01')", text);
@@ -300,7 +300,7 @@ impl Condition {
                 push_contains(query, "array_to_string(mods, E'\\x01')", text);
             }
             Self::User(user) => {
-                query.push("left(user_label, 100) = ").push_bind(start_of(user));
+                query.push("left(user_label, 100) = ").push_bind(indexed_user(user));
                 query.push(" and user_label = ").push_bind(clean(user).into_owned());
             }
             Self::Label(label) => {
@@ -322,7 +322,7 @@ impl Condition {
             }
             Self::Count(count, comparison, number) => {
                 let column = count.column();
-                if count.has_index() && comparison.is_above_zero(*number) {
+                if count.has_index() && comparison.implies_above_zero(*number) {
                     query.push(column).push(" > 0 and ");
                 }
                 query.push(column).push(comparison.operator()).push_bind(*number);
@@ -338,7 +338,7 @@ impl Condition {
 }
 
 /// Returns the indexed part of a user's label.
-fn start_of(user: &str) -> String {
+fn indexed_user(user: &str) -> String {
     clean(user).chars().take(100).collect()
 }
 
@@ -354,7 +354,7 @@ fn push_contains(query: &mut QueryBuilder<Postgres>, column: &'static str, text:
     query.push(column).push(" ilike ").push_bind(pattern(text));
 }
 
-/// Returns the pattern of texts that contain this one.
+/// Returns the `like` pattern of texts that contain this one.
 pub(super) fn pattern(text: &str) -> String {
     let mut pattern = String::from("%");
     for c in clean(text).chars() {
@@ -378,7 +378,7 @@ impl CountField {
         }
     }
 
-    /// Returns true if an index has the counts above zero.
+    /// Returns true if an index contains the runs whose count is above zero.
     const fn has_index(self) -> bool {
         matches!(self, Self::Backtracks | Self::Forced | Self::Errors)
     }
@@ -395,8 +395,8 @@ impl Comparison {
         }
     }
 
-    /// Returns true if only counts above zero fulfil the comparison.
-    const fn is_above_zero(self, number: i32) -> bool {
+    /// Returns true if the comparison is only true for counts above zero.
+    const fn implies_above_zero(self, number: i32) -> bool {
         match self {
             Self::Is | Self::AtLeast => number > 0,
             Self::Above => number >= 0,

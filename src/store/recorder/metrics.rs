@@ -1,3 +1,5 @@
+//! Counters of the recorder.
+
 use crate::events::{Histogram, TraceItem};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;

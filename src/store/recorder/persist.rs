@@ -16,7 +16,7 @@ use uuid::Uuid;
 const BATCH_ITEMS: usize = 512;
 /// Maximum duration of a write.
 pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(15);
-/// Duration of draining before newly received batches are appended.
+/// Maximum duration of draining before the recorder continues with new batches.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Records and rows that are written together.
@@ -44,7 +44,7 @@ pub(super) enum PersistOutcome {
     Stored,
     /// The spool file.
     Spooled,
-    /// None: the disk is full, too.
+    /// None, because the disk is full, too.
     Lost,
 }
 
@@ -55,11 +55,11 @@ pub(super) async fn persist(
     server: Uuid,
     spool: &mut Spool,
     batch: Batch,
-    overload: bool,
+    is_overloaded: bool,
     is_failing: bool,
 ) -> PersistResult {
     let Batch { records, rows, mut abandoned } = batch;
-    if spool.is_drained() && !overload {
+    if spool.is_drained() && !is_overloaded {
         match attempt(writer::write(pool, server, &records, &rows, Attempt::First)).await {
             Ok(()) => {
                 while let Some(run_id) = abandoned.last()
@@ -70,14 +70,14 @@ pub(super) async fn persist(
                 return PersistResult { records, rows, outcome: PersistOutcome::Stored, abandoned, lost: Vec::new() };
             }
             Err(failure) if !failure.is_transient() => {
-                tracing::error!(error = %failure, "the database refused a batch; trying run by run");
+                tracing::error!(error = %failure, "the database rejected a batch; storing each run separately");
                 let lost = store_one_by_one(pool, server, spool, &records, &rows).await;
                 let outcome = if spool.is_drained() { PersistOutcome::Stored } else { PersistOutcome::Spooled };
                 return PersistResult { records, rows, outcome, abandoned, lost };
             }
             _ if is_failing => {}
             Err(failure) => {
-                tracing::warn!(error = %failure, "the database is unavailable or too slow; runs go to the spool file");
+                tracing::warn!(error = %failure, "the database is unavailable or too slow; writing to the spool file");
             }
         }
     }
@@ -85,7 +85,7 @@ pub(super) async fn persist(
         Ok(()) => PersistOutcome::Spooled,
         Err(failure) => {
             if !is_failing {
-                tracing::error!(error = %failure, "runs can neither be stored nor spooled");
+                tracing::error!(error = %failure, "cannot write runs to the database or the spool file");
             }
             PersistOutcome::Lost
         }
@@ -93,11 +93,13 @@ pub(super) async fn persist(
     let until = Instant::now() + DRAIN_INTERVAL;
     while !spool.is_drained() && Instant::now() < until {
         match drain_some(pool, server, spool).await {
-            Ok(()) if spool.is_drained() => tracing::info!("the database is back and the spool file is drained"),
+            Ok(()) if spool.is_drained() => {
+                tracing::info!("the database is available again and the spool file is drained")
+            }
             Ok(()) => {}
             Err(Error::Unavailable(_)) => break,
             Err(failure) => {
-                tracing::error!(error = %failure, "the spool file cannot be drained");
+                tracing::error!(error = %failure, "cannot drain the spool file");
                 break;
             }
         }
@@ -111,7 +113,7 @@ pub async fn drain_some(pool: &PgPool, server: Uuid, spool: &mut Spool) -> Resul
     match attempt(writer::rewrite(pool, server, &records)).await {
         Ok(()) => {}
         Err(failure) if !failure.is_transient() => {
-            tracing::error!(error = %failure, "the database refused spooled records; trying run by run");
+            tracing::error!(error = %failure, "the database rejected spooled records; storing each run separately");
             for (_, records) in by_run(&records) {
                 match attempt(writer::rewrite(pool, server, &records)).await {
                     Ok(()) => {}
@@ -137,13 +139,13 @@ async fn store_one_by_one(
     let mut is_unavailable = false;
     for (run_id, records) in by_run(records) {
         let row = rows.iter().find(|row| row.summary.run_id == run_id);
-        // Only the first run waits for an unavailable database, because all new records wait in memory meanwhile.
+        // New records wait in memory during these writes, so only the first run waits for an unavailable database.
         let result = if is_unavailable {
             Err(Failure::from(unavailable()))
         } else {
-            attempt(writer::write(pool, server, &records, row, Attempt::Again)).await
+            attempt(writer::write(pool, server, &records, row, Attempt::Retry)).await
         };
-        let put_aside = match result {
+        let set_aside = match result {
             Ok(()) => Ok(()),
             Err(failure) if failure.is_transient() => {
                 is_unavailable = true;
@@ -151,12 +153,12 @@ async fn store_one_by_one(
             }
             Err(failure) => match reject(spool, &records, &failure) {
                 // The row for the run list may still be accepted.
-                Ok(()) => attempt(writer::write(pool, server, &[], row, Attempt::Again)).await.or(Ok(())),
+                Ok(()) => attempt(writer::write(pool, server, &[], row, Attempt::Retry)).await.or(Ok(())),
                 Err(failure) => Err(failure),
             },
         };
-        if let Err(failure) = put_aside {
-            tracing::error!(error = %failure, run.id = %run_id, "a run can neither be stored nor spooled");
+        if let Err(failure) = set_aside {
+            tracing::error!(error = %failure, run.id = %run_id, "cannot write a run to the database or the spool file");
             lost.push(run_id);
         }
     }
@@ -166,7 +168,7 @@ async fn store_one_by_one(
 fn reject(spool: &Spool, records: &[Record], failure: &dyn std::error::Error) -> Result<(), Error> {
     let path = spool.reject(records)?;
     let run = records.first().map(|record| record.run_id().to_string()).unwrap_or_default();
-    tracing::error!(error = %failure, run.id = run, path = %path.display(), "the database refuses a part of a run; it is kept in a file");
+    tracing::error!(error = %failure, run.id = run, path = %path.display(), "the database rejected a part of a run; it is kept in a file");
     Ok(())
 }
 
@@ -176,7 +178,7 @@ enum Failure {
     #[error(transparent)]
     Store(#[from] Error),
     /// The outcome is unknown.
-    #[error("the database did not store them within {} seconds", WRITE_TIMEOUT.as_secs())]
+    #[error("the database did not store the records within {} seconds", WRITE_TIMEOUT.as_secs())]
     TooSlow,
     /// A bug, which must not affect other runs.
     #[error("an internal error occurred during the write; please report it")]

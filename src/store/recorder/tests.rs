@@ -126,17 +126,17 @@ async fn panic_for_one_run_drops_only_that_run() {
     let (bad, good, lost) = (start(), start(), start());
     let [mut bad_kept, mut lost_kept] = [&bad, &lost].map(|start| durability_acks.request(start.run_id));
     for start in [&bad, &good, &lost] {
-        recorder.take(Signal::Started(Arc::clone(start)));
+        recorder.receive(Signal::Started(Arc::clone(start)));
     }
     recorder.runs.get_mut(&bad.run_id).unwrap().numbering.mod_calls = u32::MAX;
     for start in [&bad, &good, &bad] {
-        recorder.take(Signal::Items(start.run_id, Arc::new(vec![call()])));
+        recorder.receive(Signal::Items(start.run_id, Arc::new(vec![call()])));
     }
     assert_eq!(bad_kept.try_recv().unwrap(), Err(NotStored::RecorderFailed));
     assert_eq!(recorder.pending.iter().filter(|record| record.run_id() == good.run_id).count(), 2);
     assert!(recorder.pending.iter().all(|record| record.run_id() != bad.run_id));
     assert_eq!((recorder.abandoned.as_slice(), recorder.ignored.len()), (&[bad.run_id][..], 1));
-    recorder.take(Signal::Ended(bad.run_id, end()));
+    recorder.receive(Signal::Ended(bad.run_id, end()));
     assert!(recorder.ignored.is_empty());
     // A batch whose write panics.
     let batch = recorder.batch();
@@ -144,7 +144,7 @@ async fn panic_for_one_run_drops_only_that_run() {
     recorder.on_write_panic(HashSet::from([lost.run_id]), &batch.abandoned);
     assert!(lost_kept.try_recv().unwrap().is_err());
     assert_eq!(recorder.abandoned, [bad.run_id, lost.run_id]);
-    recorder.take(Signal::Ended(good.run_id, end()));
+    recorder.receive(Signal::Ended(good.run_id, end()));
     assert!(recorder.pending.iter().any(|record| matches!(record, Record::Ended(id, _) if *id == good.run_id)));
     store.close().await;
 }

@@ -1,16 +1,16 @@
 //! The connection for notifications and heartbeats between servers.
 //!
 //! One connection per server listens for notifications and another one sends the heartbeats, so that neither waits for a
-//! free connection of a busy pool. Both are replaced when one is lost, and missed changes are looked up. A
-//! heartbeat also notifies: a server that does not receive its own uses a pooler without notifications, and polls
-//! every second.
+//! free connection of a busy pool. Both are replaced when one is lost, and missed changes are looked up. A heartbeat is
+//! also sent as a notification. A server that does not receive its own heartbeats is connected through a pooler that
+//! forwards no notifications, and polls every second.
 
 use super::liveness::{HEARTBEAT_INTERVAL, HeartbeatMonitor};
 use super::notification::{self, Notification, RUNS_CHANNEL, RunNotification};
 use super::{Announcement, heartbeats, interrupt_runs_of, renew_heartbeat};
 use crate::events::{RunId, RunStatus, Tenant};
 use crate::store::Live;
-use crate::store::address::{Addresses, within};
+use crate::store::address::{Addresses, with_timeout};
 use crate::store::mods::MODS_CHANNEL;
 use crate::store::pool::{PgConnection, PgPool};
 use chrono::{DateTime, TimeDelta, Utc};
@@ -24,17 +24,17 @@ use uuid::Uuid;
 
 /// Name of the connection in `pg_stat_activity`.
 const APPLICATION_NAME: &str = "thunder notifications";
-/// Delay before the database is tried again.
+/// Delay before a new connection to the database.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
-/// Time for the database to answer. A longer silence replaces the connection, so that heartbeats do not stop.
+/// Maximum time for an answer of the database. After it the connection is replaced, so that heartbeats do not stop.
 const ANSWER_TIMEOUT: Duration = HEARTBEAT_INTERVAL.saturating_mul(2);
 /// Maximum number of changes that are taken from the channel at once.
 const MAX_BATCH: usize = 500;
 /// Interval of lookups while notifications do not arrive.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Maximum own heartbeats without a received notification before notifications count as missing.
+/// Number of own heartbeats without a received notification after which notifications count as missing.
 const MAX_UNRECEIVED: u32 = 2;
-/// Extension of a lookup into the past, because run ids follow the clocks of different servers.
+/// Time by which a lookup begins earlier, because the times in run ids come from the clocks of different servers.
 const MARGIN: TimeDelta = TimeDelta::minutes(5);
 /// Maximum number of changes that are looked up. After more, clients must load the list again.
 const MAX_LOOKUP: usize = 1000;
@@ -53,7 +53,7 @@ pub struct Link {
     pub mods: watch::Sender<()>,
     /// Data of this server for its row.
     pub announcement: watch::Receiver<Announcement>,
-    /// Committed changes of which no transaction has notified the other servers.
+    /// Committed changes of which the other servers were not notified by a transaction.
     pub committed: mpsc::UnboundedReceiver<RunNotification>,
 }
 
@@ -81,33 +81,33 @@ impl Link {
             unsent: Vec::new(),
         };
         loop {
-            let lost = Box::pin(self.connected(&mut state)).await;
+            let lost = Box::pin(self.serve(&mut state)).await;
             let reason = lost.err().map_or_else(|| "it was closed".to_owned(), |error| error.to_string());
             tracing::debug!(reason, "the connection for notifications is lost");
             sleep(RETRY_DELAY).await;
         }
     }
 
-    /// Serves one connection until it is lost.
-    async fn connected(&mut self, state: &mut State) -> Result<(), sqlx::Error> {
+    /// Opens the connections and serves them until one is lost.
+    async fn serve(&mut self, state: &mut State) -> Result<(), sqlx::Error> {
         let mut listener = self.addresses.listener(APPLICATION_NAME).await?;
         if let Some(listener) = &mut listener {
             listener.eager_reconnect(false);
-            answer(listener.listen_all([RUNS_CHANNEL, MODS_CHANNEL])).await?;
+            wait_for_answer(listener.listen_all([RUNS_CHANNEL, MODS_CHANNEL])).await?;
         }
-        let mut connection = answer(Box::pin(self.addresses.direct())).await?;
+        let mut connection = wait_for_answer(Box::pin(self.addresses.direct())).await?;
         state.unreceived = 0;
-        answer(self.catch_up(&mut connection, state)).await?;
+        wait_for_answer(self.catch_up(&mut connection, state)).await?;
         self.mods.send_replace(());
-        let mut beats = interval(HEARTBEAT_INTERVAL);
-        let mut polls = interval(POLL_INTERVAL);
-        for ticks in [&mut beats, &mut polls] {
+        let mut heartbeats_due = interval(HEARTBEAT_INTERVAL);
+        let mut polls_due = interval(POLL_INTERVAL);
+        for ticks in [&mut heartbeats_due, &mut polls_due] {
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         }
         loop {
-            answer(self.send(&mut connection, state)).await?;
+            wait_for_answer(self.send(&mut connection, state)).await?;
             tokio::select! {
-                received = next(&mut listener) => match received? {
+                received = next_notification(&mut listener) => match received? {
                     Some(notification) if notification.channel() == MODS_CHANNEL => {
                         self.mods.send_replace(());
                     }
@@ -115,10 +115,10 @@ impl Link {
                     None => return Ok(()),
                 },
                 _ = self.committed.recv_many(&mut state.unsent, MAX_BATCH), if !self.committed.is_closed() => {}
-                _ = beats.tick() => self.renew_heartbeat(&mut connection, state).await?,
+                _ = heartbeats_due.tick() => self.renew_heartbeat(&mut connection, state).await?,
                 _ = self.announcement.changed() => self.renew_heartbeat(&mut connection, state).await?,
-                _ = polls.tick(), if state.unreceived > MAX_UNRECEIVED => {
-                    answer(self.catch_up(&mut connection, state)).await?;
+                _ = polls_due.tick(), if state.unreceived > MAX_UNRECEIVED => {
+                    wait_for_answer(self.catch_up(&mut connection, state)).await?;
                 }
             }
         }
@@ -135,7 +135,7 @@ impl Link {
 
     fn on_notification(&self, payload: &str, state: &mut State) {
         let Ok(Notification { server, runs }) = serde_json::from_str(payload) else {
-            return tracing::debug!(payload, "a notification of an unknown form");
+            return tracing::debug!(payload, "received a notification of an unknown form");
         };
         if server != self.server_id {
             runs.into_iter().for_each(|run| self.live.remote_changed(run.run_id, run.owner, run.status));
@@ -156,7 +156,7 @@ impl Link {
                 .await?;
             Ok::<_, sqlx::Error>((now, heartbeats(&mut *connection).await?))
         };
-        let (now, counts) = answer(renewal).await?;
+        let (now, counts) = wait_for_answer(renewal).await?;
         if state.unreceived == 0 {
             state.received_until = Some(now);
         }
@@ -170,7 +170,7 @@ impl Link {
         let others = counts.into_iter().filter(|(server, _)| *server != self.server_id);
         let dead = state.monitor.check(others, Instant::now());
         if state.monitor.has_left() {
-            // It may have ended between a change and its notification.
+            // The server may have ended between a change and its notification.
             self.live.missed();
             self.live.wake_followers();
         }
@@ -180,9 +180,11 @@ impl Link {
                 for (server, count) in dead {
                     match interrupt_runs_of(&pool, &live, own, server, count).await {
                         Ok(runs) => {
-                            tracing::info!(%server, runs, "a server has died; its runs are marked as interrupted");
+                            tracing::info!(%server, runs, "marked the runs of a dead server as interrupted");
                         }
-                        Err(error) => tracing::warn!(%server, %error, "runs of a dead server could not be marked"),
+                        Err(error) => {
+                            tracing::warn!(%server, %error, "cannot mark the runs of a dead server as interrupted")
+                        }
                     }
                 }
             }));
@@ -190,7 +192,7 @@ impl Link {
         Ok(())
     }
 
-    /// Looks up what may have changed since notifications arrived last.
+    /// Looks up the changes since the last time when notifications arrived.
     async fn catch_up(&self, connection: &mut PgConnection, state: &mut State) -> Result<(), sqlx::Error> {
         let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()").fetch_one(&mut *connection).await?;
         let since = state.received_until.unwrap_or(now) - MARGIN;
@@ -223,13 +225,13 @@ impl Link {
     }
 }
 
-/// Waits for an answer of the database for [`ANSWER_TIMEOUT`].
-async fn answer<T>(answer: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, sqlx::Error> {
-    within(ANSWER_TIMEOUT, answer).await
+/// Waits for an answer of the database for up to [`ANSWER_TIMEOUT`].
+async fn wait_for_answer<T>(answer: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, sqlx::Error> {
+    with_timeout(ANSWER_TIMEOUT, answer).await
 }
 
-/// Returns the next notification; never returns if there is no listener.
-async fn next(listener: &mut Option<PgListener>) -> Result<Option<PgNotification>, sqlx::Error> {
+/// Returns the next notification. Waits forever without a listener.
+async fn next_notification(listener: &mut Option<PgListener>) -> Result<Option<PgNotification>, sqlx::Error> {
     match listener {
         Some(listener) => listener.try_recv().await,
         None => std::future::pending().await,

@@ -1,7 +1,7 @@
 //! Decides which servers are dead.
 //!
 //! A server is dead when its count of heartbeats has stayed the same while this server watched it for [`DEAD_AFTER`].
-//! This process alone measures durations, so clocks of other machines do not matter. After an interruption, such as an
+//! Durations are measured in this process, so clocks of other machines do not matter. After an interruption, such as an
 //! outage of the database, all servers count as alive and have time to come back.
 
 use std::collections::HashMap;
@@ -15,14 +15,14 @@ const DEAD_AFTER: Duration = Duration::from_secs(18);
 /// Maximum time between two checks. After a longer time all servers count as alive again.
 const MAX_GAP: Duration = Duration::from_secs(9);
 
-/// A server's count of heartbeats; `None` for a server that has runs and is not listed.
+/// A server's count of heartbeats; `None` for a server that has running runs and no row in the list of servers.
 pub type Heartbeat = Option<i64>;
 
 /// The heartbeats of the other servers.
 #[derive(Debug, Default)]
 pub struct HeartbeatMonitor {
     servers: HashMap<Uuid, (Heartbeat, Instant)>,
-    looked: Option<Instant>,
+    last_check: Option<Instant>,
     has_left: bool,
 }
 
@@ -33,7 +33,7 @@ impl HeartbeatMonitor {
         counts: impl IntoIterator<Item = (Uuid, Heartbeat)>,
         now: Instant,
     ) -> Vec<(Uuid, Heartbeat)> {
-        if self.looked.replace(now).is_none_or(|looked| now.duration_since(looked) > MAX_GAP) {
+        if self.last_check.replace(now).is_none_or(|last| now.duration_since(last) > MAX_GAP) {
             self.servers.clear();
         }
         let mut seen = HashMap::new();
@@ -51,7 +51,7 @@ impl HeartbeatMonitor {
         dead
     }
 
-    /// Returns true if the latest check lacks a server that the previous one had.
+    /// Returns true if the latest check has no heartbeat of a server that the previous one had.
     pub fn has_left(&self) -> bool {
         self.has_left
     }
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn outage_of_the_database_counts_for_no_server() {
+    fn database_outage_makes_no_server_dead() {
         assert_eq!(first_dead_check(10, |look| Some(i64::from(look >= 9)), Some(4)), None);
     }
 }

@@ -47,9 +47,9 @@ impl Store {
     /// Changes the published data of this server.
     pub fn announce(&self, announcement: Announcement) {
         self.inner.announcement.send_if_modified(|now| {
-            let changes = *now != announcement;
+            let is_changed = *now != announcement;
             *now = announcement;
-            changes
+            is_changed
         });
     }
 

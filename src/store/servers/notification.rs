@@ -1,6 +1,6 @@
 //! Notifications between the servers on one database.
 //!
-//! The recorder's transactions notify [`RUNS_CHANNEL`] of the runs that they change, so that the other servers hear of a
+//! The recorder's transactions notify [`RUNS_CHANNEL`] of the runs that they change, so that the other servers learn of a
 //! change when it is committed. PostgreSQL commits one notifying transaction at a time, so the many small transactions of
 //! ingested documents do not notify: the link sends their changes in batches after they are committed.
 
@@ -88,7 +88,7 @@ pub fn heartbeat(server: Uuid) -> String {
     payload(server, Vec::new())
 }
 
-/// Groups these changes into as few payloads as the maximum size permits.
+/// Groups changes into the fewest payloads that the maximum size allows.
 fn payloads(server: Uuid, runs: Vec<RunNotification>) -> Vec<String> {
     let envelope = heartbeat(server).len() + r#","runs":[]"#.len();
     let (mut payloads, mut batch, mut size) = (Vec::new(), Vec::new(), envelope);
@@ -116,7 +116,7 @@ mod tests {
     use crate::events::system;
 
     #[test]
-    fn payloads_are_few_and_keep_every_run_in_order() {
+    fn payloads_fit_the_limit_and_keep_all_runs_in_order() {
         let server = system::new_id();
         let runs: Vec<_> = (0..1000)
             .map(|index| RunNotification {

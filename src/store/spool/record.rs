@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 /// Bytes of a record's length and checksum.
 pub(super) const HEADER: usize = 12;
-/// Maximum length of a body. A larger number in a header is damage.
+/// Maximum length of a body. A larger length in a header means that the file is damaged.
 const MAX_BODY_BYTES: usize = 1 << 30;
 
 const STARTED: u8 = 1;
@@ -20,7 +20,7 @@ const ATTENTION: u8 = 3;
 const ENDED: u8 = 4;
 const ATTENTION_OF_HEADS: u8 = 5;
 
-/// Reads the next body. Returns `None` if the rest of the file, `left` bytes, begins with no complete record.
+/// Reads the next body. Returns `None` if the rest of the file, `left` bytes, does not begin with a complete record.
 pub(super) fn read_body(file: &mut impl Read, left: u64) -> io::Result<Option<Vec<u8>>> {
     let mut header = [0; HEADER];
     if left < HEADER as u64 {
@@ -99,7 +99,7 @@ pub(super) fn encode(record: &Record, out: &mut Vec<u8>) {
             }
             for item in items.iter() {
                 if let TraceItem::Attention(step) = item {
-                    // Without rows of heads in the format of earlier versions.
+                    // Attention without rows of heads keeps the format of earlier versions.
                     let kind = if step.head_rows.is_empty() { ATTENTION } else { ATTENTION_OF_HEADS };
                     push(out, kind, |body| attention(body, *run_id, step));
                 }
@@ -122,8 +122,8 @@ fn push(out: &mut Vec<u8>, kind: u8, write: impl FnOnce(&mut Vec<u8>)) {
 fn json(out: &mut Vec<u8>, value: &impl Serialize) {
     let begin = out.len();
     if let Err(error) = serde_json::to_writer(&mut *out, value) {
-        // Not reachable with these types, which JSON can represent.
-        tracing::error!(%error, "a record cannot be written to the spool file");
+        // Not reachable, because JSON can represent these types.
+        tracing::error!(%error, "cannot encode a record for the spool file");
         out.truncate(begin);
     }
 }

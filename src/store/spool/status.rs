@@ -67,7 +67,7 @@ fn read(file: File, length: u64) -> std::io::Result<(u64, Option<DateTime<Utc>>)
         records += 1;
         first = decode(&body).as_ref().and_then(time);
     }
-    // The bodies of the others need not be read.
+    // For the other records, the headers are enough.
     let mut header = [0; HEADER];
     while length.saturating_sub(at) >= HEADER as u64 {
         file.read_exact(&mut header)?;

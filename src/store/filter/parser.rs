@@ -37,7 +37,7 @@ impl<'a> FilterScanner<'a> {
     }
 
     /// Skips spaces. Returns true if a term follows.
-    pub fn skip_blanks(&mut self) -> bool {
+    pub fn skip_spaces(&mut self) -> bool {
         while self.peek().is_some_and(char::is_whitespace) {
             self.at += 1;
         }
@@ -59,7 +59,7 @@ impl<'a> FilterScanner<'a> {
         let minus = self.at;
         let negated = self.take('-');
         if negated && self.peek().is_none_or(char::is_whitespace) {
-            return Err(filter_error(minus, 1, "'-' needs a term right after it"));
+            return Err(filter_error(minus, 1, "'-' must be followed by a term, without a space"));
         }
         let name_start = self.at;
         while self.peek().is_some_and(|c| c.is_ascii_alphabetic() || c == '_') {
@@ -177,9 +177,11 @@ fn condition(
         "error" => Condition::Error(value.text),
         "request" => Condition::Request(value.text),
         "status" => {
-            Condition::Status(one_of(name, &value, RunStatus::from_name, RunStatus::ALL.map(RunStatus::as_str))?)
+            Condition::Status(parse_name(name, &value, RunStatus::from_name, RunStatus::ALL.map(RunStatus::as_str))?)
         }
-        "surface" => Condition::Surface(one_of(name, &value, Surface::from_name, Surface::ALL.map(Surface::as_str))?),
+        "surface" => {
+            Condition::Surface(parse_name(name, &value, Surface::from_name, Surface::ALL.map(Surface::as_str))?)
+        }
         "after" => Condition::After(parse_time(name, &value, now)?),
         _ => Condition::Before(parse_time(name, &value, now)?),
     })
@@ -208,7 +210,7 @@ fn example(field: &str) -> &'static str {
     }
 }
 
-fn one_of<T, const N: usize>(
+fn parse_name<T, const N: usize>(
     name: &str,
     value: &FilterValue,
     read: impl Fn(&str) -> Option<T>,
@@ -258,7 +260,7 @@ fn filter_error(at: usize, len: usize, message: &str) -> BadFilter {
     BadFilter { at, len, message: message.to_owned(), did_you_mean: None }
 }
 
-/// Returns the most similar name: one that `name` is the beginning of, or one with a distance of 2 or less.
+/// Returns the most similar name: one that begins with `name`, or one with an edit distance of 2 or less.
 fn closest_name<const N: usize>(name: &str, all: [&'static str; N]) -> Option<String> {
     let name = name.to_lowercase();
     let distance = |other: &str| if other.starts_with(&name) { 1 } else { edit_distance(&name, other) };
