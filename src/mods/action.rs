@@ -39,7 +39,7 @@ pub enum Action {
     EmitError {
         /// Text of the error.
         message: String,
-        /// Party at fault, which decides the HTTP status.
+        /// Party at fault, which determines the HTTP status.
         fault: Fault,
     },
 }
@@ -112,7 +112,7 @@ impl Action {
         (!self.permitted_on(event)).then(|| format!("{name} is not permitted at {}", event.as_str()))
     }
 
-    /// Returns true if the action changes control: the first such action of an event wins.
+    /// Returns true if the action changes the course of the run. Of several such actions at one event, the first one wins.
     #[must_use]
     pub const fn is_control(&self) -> bool {
         !matches!(self, Self::Noop | Self::AdjustedPrefill { .. } | Self::AdjustedLogits { .. })

@@ -39,7 +39,7 @@ pub struct Call<'a> {
     pub run: &'a Arc<RunView>,
     /// Step; 0 for `Prefilled`.
     pub step: u32,
-    /// Whole sequence: prompt, then generated tokens. At `Added`, the added tokens are its end.
+    /// Whole sequence: prompt, then generated tokens. At `Added`, it ends with the added tokens.
     pub sequence: &'a [TokenId],
     /// Length of the prompt in tokens.
     pub prompt_len: usize,
@@ -111,11 +111,11 @@ impl Call<'_> {
 pub struct Reply {
     /// Action of the mod; `None` counts as Noop.
     pub action: Option<Action>,
-    /// Set if the mod raised an exception, exceeded its deadline or died; the action is then Noop.
+    /// Set if the mod raised an exception, exceeded its deadline, or its worker ended; the action is then Noop.
     pub exception: Option<ModException>,
     /// Lines that the mod printed and logged, in order.
     pub logs: Vec<ModLogLine>,
-    /// Time that the mod itself took. The engine measures the time of a reply that leaves this at zero.
+    /// Time that the mod took; zero if the engine must measure it.
     pub elapsed: Duration,
 }
 
@@ -151,31 +151,31 @@ pub struct ModLogLine {
     pub message: String,
 }
 
-/// Sender for the reply to a call that returned `Pending`. If it is dropped without a reply, it sends an exception, so
-/// that a run never waits for a mod that has ended.
+/// Sender for the reply to a call that returned `Pending`. Dropping it without a reply sends an exception, so that a run
+/// never waits for a mod that has ended.
 pub struct ReplySender {
     deliver: Option<Box<dyn FnOnce(Reply) + Send>>,
-    watched: bool,
+    is_polled_for: bool,
 }
 
 impl ReplySender {
     /// Creates a sender that passes the reply to `deliver`.
     pub fn new(deliver: impl FnOnce(Reply) + Send + 'static) -> Self {
-        Self { deliver: Some(Box::new(deliver)), watched: false }
+        Self { deliver: Some(Box::new(deliver)), is_polled_for: false }
     }
 
-    /// Marks the sender as polled: the caller [polls](super::ModInstance::poll_reply) for the reply until it
-    /// [stops](super::ModInstance::stop_polling).
+    /// Marks the sender as polled: the caller [polls](super::ModInstance::poll_reply) for the reply until it calls
+    /// [`stop_polling`](super::ModInstance::stop_polling).
     #[must_use]
     pub fn polled(mut self) -> Self {
-        self.watched = true;
+        self.is_polled_for = true;
         self
     }
 
     /// Returns true if the caller polls for the reply.
     #[must_use]
     pub fn is_polled(&self) -> bool {
-        self.watched
+        self.is_polled_for
     }
 
     /// Sends the reply.
@@ -185,23 +185,23 @@ impl ReplySender {
         }
     }
 
-    /// Adds a function that sees the reply before it is delivered.
+    /// Adds a function that inspects the reply before it is delivered.
     #[must_use]
-    pub fn inspected_by(mut self, look: impl FnOnce(&Reply) + Send + 'static) -> Self {
+    pub fn inspected_by(mut self, inspect: impl FnOnce(&Reply) + Send + 'static) -> Self {
         match self.deliver.take() {
             Some(deliver) => {
                 let mut observed = Self::new(move |reply| {
-                    look(&reply);
+                    inspect(&reply);
                     deliver(reply);
                 });
-                observed.watched = self.watched;
+                observed.is_polled_for = self.is_polled_for;
                 observed
             }
             None => self,
         }
     }
 
-    /// Discards the sender, because the call was answered directly.
+    /// Discards the sender without a reply, because the call returned its reply directly.
     pub fn disarm(mut self) {
         self.deliver = None;
     }

@@ -5,8 +5,8 @@
 //! mods reply immediately on the decode thread. Python mods reply later through [`ReplySender`], from their worker
 //! process. While a reply is awaited, the scheduler leaves the run out of the batch.
 //!
-//! Mods never touch engine state: they receive a [`Call`] and return a [`Reply`]. The effects of an action on sequence,
-//! KV cache and trace are decided in `engine`, in one module.
+//! Mods have no access to the engine's state: they receive a [`Call`] and return a [`Reply`]. One module of `engine`
+//! applies an action to the sequence, the KV cache and the trace.
 
 mod action;
 pub mod builtin;
@@ -24,7 +24,7 @@ pub use registry::{
     WithSource, source_store, version_of,
 };
 
-pub use replay::{ActionDetails, RecordedAnswer, RecordedSequence};
+pub use replay::{ActionDetails, RecordedSequence, ReplayedReply};
 
 use serde_json::Value;
 use std::sync::Arc;
@@ -56,8 +56,8 @@ pub trait ModInstance: Send {
     /// Returns the events that the mod handles.
     fn handles(&self) -> EventSet;
 
-    /// Returns the maximum number of appended tokens that the mod may still remove, if it knows one. The stream to the
-    /// client lags by that many tokens, so that sent text is final.
+    /// Returns the maximum number of appended tokens that the mod may still remove. The stream to the client is delayed by
+    /// that many tokens, so that sent text is final. 0 if the mod does not know one.
     fn holdback(&self) -> usize {
         0
     }
@@ -65,20 +65,20 @@ pub trait ModInstance: Send {
     /// Handles one event. `Ok` is the reply; `Err(Pending)` means that the reply will come through `done`.
     ///
     /// # Errors
-    /// [`Pending`] is not a failure: the owner of `done` will send the reply.
+    /// [`Pending`] is not a failure; it means that the owner of `done` will send the reply.
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending>;
 
-    /// Checks whether the reply to a call with a [polled](ReplySender::polled) `done` has arrived, and delivers it if
-    /// so. Takes a microsecond; the thread that would deliver it later has to wake up first.
+    /// Delivers the reply to a call with a [polled](ReplySender::polled) `done`, if it has arrived. Takes a microsecond,
+    /// which is faster than waking the thread that would deliver it otherwise.
     fn poll_reply(&mut self) {}
 
-    /// Ends polling: the reply is then delivered without it.
+    /// Ends polling. The reply is then delivered by another thread.
     fn stop_polling(&mut self) {}
 
-    /// Handles the end of the run, whatever its reason; the instance can drop its state.
+    /// Handles the end of the run for any reason. The instance can drop its state.
     fn finished(&mut self) {}
 }
 
-/// The reply comes later, through [`ReplySender`].
+/// The reply will come through [`ReplySender`].
 #[derive(Debug)]
 pub struct Pending;

@@ -1,8 +1,8 @@
-//! Delivery of the events of a recorded run to a mod.
+//! Replay of the events of a recorded run to a mod.
 //!
-//! The recorded actions change the sequence, not those that the mod returns now. A recording has the most probable tokens
-//! of each step and not all logits. The mod sees these tokens with their probabilities, and all other tokens with an
-//! equal share of the remaining probability.
+//! The sequence changes by the recorded actions, not by those that the mod returns in the replay. A recording has only the
+//! most probable tokens of each step. The mod gets these tokens with their probabilities, and all other tokens with equal
+//! shares of the remaining probability.
 
 use super::{Action, Call, CallEvent, ModInstance, Pending, Reply, ReplySender, RunView};
 use crate::events::{ActionRecord, ActionType, Event, EventType, RequestedAction, TokenId};
@@ -40,9 +40,9 @@ impl From<&ActionRecord> for ActionDetails {
     }
 }
 
-/// A mod's answer to a delivered event.
+/// A mod's reply to a replayed event.
 #[derive(Debug)]
-pub struct RecordedAnswer {
+pub struct ReplayedReply {
     /// The action; `None` for Noop and for a failed call.
     pub action: Option<RequestedAction>,
     /// Message of a failed call.
@@ -55,7 +55,7 @@ impl RecordedSequence {
     /// Applies the next event.
     ///
     /// # Errors
-    /// The event has a token that the vocabulary lacks.
+    /// The event has a token that is not in the vocabulary.
     pub fn apply_event(&mut self, event: &Event, vocabulary: &Vocabulary) -> Result<(), String> {
         self.newest = Some(event.event_type);
         let measured = event.measured.as_deref();
@@ -104,16 +104,16 @@ impl RecordedSequence {
         }
     }
 
-    /// Delivers the newest event to a mod and waits for its answer. Returns `None` if the mod does not handle it.
+    /// Calls a mod with the newest event and waits for its reply. Returns `None` if the mod does not handle the event.
     ///
     /// # Errors
-    /// The mod's worker is gone.
+    /// The mod's worker has ended.
     pub fn deliver(
         &self,
         event: &Event,
         instance: &mut dyn ModInstance,
         view: &Arc<RunView>,
-    ) -> Result<Option<RecordedAnswer>, String> {
+    ) -> Result<Option<ReplayedReply>, String> {
         if !instance.handles().contains(event.event_type) {
             return Ok(None);
         }
@@ -121,7 +121,7 @@ impl RecordedSequence {
         let logits;
         let logprobs: Vec<_> =
             measured.into_iter().flat_map(|measured| &measured.tokens).map(|token| token.logprob).collect();
-        let happened = match event.event_type {
+        let call_event = match event.event_type {
             EventType::Prefilled => CallEvent::Prefilled,
             EventType::ForwardPass => {
                 logits = recorded_logits(event, &view.vocabulary);
@@ -145,25 +145,25 @@ impl RecordedSequence {
             prompt_len: self.prompt_len,
             evicted: self.evicted,
             max_steps: self.max_steps,
-            event: happened,
+            event: call_event,
         };
-        let (late, later) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let done = ReplySender::new(move |reply| {
-            let _ = late.send(reply);
+            let _ = sender.send(reply);
         });
         let reply = match instance.call(&call, done) {
             Ok(reply) => reply,
-            Err(Pending) => later.recv().map_err(|_| "the mod's worker is gone".to_owned())?,
+            Err(Pending) => receiver.recv().map_err(|_| "the mod's worker has ended".to_owned())?,
         };
-        Ok(Some(answer(event.event_type, reply)))
+        Ok(Some(to_replayed_reply(event.event_type, reply)))
     }
 }
 
-fn answer(event: EventType, reply: Reply) -> RecordedAnswer {
+fn to_replayed_reply(event: EventType, reply: Reply) -> ReplayedReply {
     let action = reply.action.unwrap_or(Action::Noop);
     let exception = reply.exception.map(|exception| exception.message);
     let exception = exception.or_else(|| action.event_error(event));
-    RecordedAnswer {
+    ReplayedReply {
         action: if exception.is_some() { None } else { requested_action(action) },
         exception,
         logs: reply.logs.into_iter().map(|log| format!("{}: {}", log.level.as_str(), log.message)).collect(),
@@ -171,33 +171,33 @@ fn answer(event: EventType, reply: Reply) -> RecordedAnswer {
 }
 
 fn requested_action(action: Action) -> Option<RequestedAction> {
-    let of = RequestedAction::new(action.kind());
+    let requested = RequestedAction::new(action.kind());
     Some(match action {
         Action::Noop => return None,
         Action::AdjustedPrefill { tokens, max_steps } => {
-            RequestedAction { tokens, max_steps: max_steps.map(|steps| steps as i32), ..of }
+            RequestedAction { tokens, max_steps: max_steps.map(|steps| steps as i32), ..requested }
         }
         Action::AdjustedLogits { edit, temperature } => {
-            // Same number format as in the recording: 0.8, not 0.800000011920929.
+            // In the number format of the recording: 0.8, not 0.800000011920929.
             let temperature = temperature.and_then(|value| value.to_string().parse().ok());
-            RequestedAction { edit: Some(edit.as_str().to_owned()), temperature, ..of }
+            RequestedAction { edit: Some(edit.as_str().to_owned()), temperature, ..requested }
         }
-        Action::ForceTokens(tokens) | Action::ForceOutput(tokens) => RequestedAction { tokens, ..of },
-        Action::Backtrack { n, tokens } => RequestedAction { steps: Some(n as i32), tokens, ..of },
-        Action::ToolCalls(payload) => RequestedAction { tool_calls: Some(payload), ..of },
-        Action::EmitError { message, .. } => RequestedAction { message: Some(message), ..of },
+        Action::ForceTokens(tokens) | Action::ForceOutput(tokens) => RequestedAction { tokens, ..requested },
+        Action::Backtrack { n, tokens } => RequestedAction { steps: Some(n as i32), tokens, ..requested },
+        Action::ToolCalls(payload) => RequestedAction { tool_calls: Some(payload), ..requested },
+        Action::EmitError { message, .. } => RequestedAction { message: Some(message), ..requested },
     })
 }
 
-/// Builds logits with the recorded probabilities of the most probable tokens. All other tokens share the rest evenly.
+/// Creates logits from the recorded probabilities of the most probable tokens. All other tokens share the rest evenly.
 fn recorded_logits(event: &Event, vocabulary: &Vocabulary) -> Vec<f32> {
     let known = event.measured.as_ref().map_or(&[][..], |measured| &measured.model);
     let mass: f32 = known.iter().map(|alternative| alternative.prob).sum();
     let others = vocabulary.len().saturating_sub(known.len()).max(1) as f32;
     let mut logits = vec![((1.0 - mass).max(1e-9) / others).ln(); vocabulary.len()];
     for alternative in known {
-        let place = usize::try_from(alternative.token).ok().and_then(|index| logits.get_mut(index));
-        if let Some(logit) = place {
+        let logit = usize::try_from(alternative.token).ok().and_then(|index| logits.get_mut(index));
+        if let Some(logit) = logit {
             *logit = alternative.prob.max(1e-30).ln();
         }
     }

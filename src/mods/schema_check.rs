@@ -1,15 +1,15 @@
-//! Validation of a value against a JSON schema, with an error that names the place. Unknown keywords allow everything.
+//! Validation of a value against a JSON schema, with an error that names the path. Unknown keywords are ignored.
 //!
 //! Clients send the schemas of tools, and the decode thread checks a call's arguments, so the work is limited. The crate
-//! `jsonschema` has no such limit: 24 definitions, each an `anyOf` of two references to the next, take it minutes. It also
-//! rejects schemas that other servers accept, such as `"type": "int"` or `"required": true` in a property.
+//! `jsonschema` has no such limit: it takes minutes for 24 definitions that are each an `anyOf` of two references to the
+//! next. It also rejects schemas that other servers accept, such as `"type": "int"` or `"required": true` in a property.
 
 use regex::{Regex, RegexBuilder};
 use serde_json::{Map, Value};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
-/// Maximum references and nested schemas on the path to one value.
+/// Maximum depth of references and nested schemas.
 const MAX_DEPTH: usize = 64;
 /// Maximum steps of one validation. A step is a schema at a value, or a comparison of two values.
 const MAX_STEPS: usize = 100_000;
@@ -18,21 +18,21 @@ const PATTERN_STEPS: usize = 1000;
 /// Maximum size of a compiled regular expression in bytes.
 const MAX_PATTERN_BYTES: usize = 1 << 20;
 
-/// Returns the first problem of the value, if any: the place, what was found, and what is expected.
+/// Returns the first problem of the value, if any, with the path, the found and the expected value.
 pub fn first_error(value: &Value, schema: &Value) -> Option<String> {
-    let check = Check { root: schema, steps: Cell::new(0), patterns: RefCell::default() };
+    let check = Validator { root: schema, steps: Cell::new(0), patterns: RefCell::default() };
     let result = check.value(value, schema, "", 0);
     check.count_steps(0).and(result).err()
 }
 
-struct Check<'a> {
+struct Validator<'a> {
     root: &'a Value,
     steps: Cell<usize>,
     /// The compiled expressions; `None` for those in a syntax that the `regex` crate does not support.
     patterns: RefCell<HashMap<String, Option<Regex>>>,
 }
 
-impl Check<'_> {
+impl Validator<'_> {
     fn count_steps(&self, steps: usize) -> Result<(), String> {
         self.steps.set(self.steps.get().saturating_add(steps));
         if self.steps.get() <= MAX_STEPS {
@@ -42,7 +42,7 @@ impl Check<'_> {
     }
 
     fn value(&self, value: &Value, schema: &Value, at: &str, depth: usize) -> Result<(), String> {
-        let wrong = |right: String| Err(format!("{} must be {right}, found {value}", place(at)));
+        let mismatch = |expected: String| Err(format!("{} must be {expected}, found {value}", place(at)));
         let schema = match schema {
             Value::Bool(false) => return Err(format!("{} is not allowed", place(at))),
             Value::Object(schema) => schema,
@@ -60,24 +60,24 @@ impl Check<'_> {
         if let Some(kinds) = schema.get("type")
             && !type_names(kinds).any(|kind| is_a(value, kind))
         {
-            return wrong(type_names(kinds).map(shown_kind).collect::<Vec<_>>().join(" or "));
+            return mismatch(type_names(kinds).map(kind_with_article).collect::<Vec<_>>().join(" or "));
         }
         if let Some(Value::Array(allowed)) = schema.get("enum") {
             self.count_steps(allowed.len())?;
             if !allowed.contains(value) {
-                return wrong(format!("one of {}", list(allowed)));
+                return mismatch(format!("one of {}", list(allowed)));
             }
         }
         if let Some(only) = schema.get("const")
             && only != value
         {
-            return wrong(only.to_string());
+            return mismatch(only.to_string());
         }
         match value {
             Value::Object(object) => self.object(object, schema, at, depth)?,
             Value::Array(items) => self.array(items, schema, at, depth)?,
-            Value::String(text) => self.string(text, schema)?.map_or(Ok(()), wrong)?,
-            Value::Number(number) => range(number.as_f64().unwrap_or(0.0), schema).map_or(Ok(()), wrong)?,
+            Value::String(text) => self.string(text, schema)?.map_or(Ok(()), mismatch)?,
+            Value::Number(number) => range(number.as_f64().unwrap_or(0.0), schema).map_or(Ok(()), mismatch)?,
             Value::Null | Value::Bool(_) => {}
         }
         self.check_combinators(value, schema, at, depth)
@@ -109,7 +109,7 @@ impl Check<'_> {
             }
         }
         count_error(object.len(), schema, ("minProperties", "maxProperties"), "properties")
-            .map_or(Ok(()), |right| Err(format!("{} must have {right}, found {}", place(at), object.len())))
+            .map_or(Ok(()), |expected| Err(format!("{} must have {expected}, found {}", place(at), object.len())))
     }
 
     fn array(&self, items: &[Value], schema: &Map<String, Value>, at: &str, depth: usize) -> Result<(), String> {
@@ -128,14 +128,14 @@ impl Check<'_> {
             }
         }
         count_error(items.len(), schema, ("minItems", "maxItems"), "items")
-            .map_or(Ok(()), |right| Err(format!("{} must have {right}, found {}", place(at), items.len())))
+            .map_or(Ok(()), |expected| Err(format!("{} must have {expected}, found {}", place(at), items.len())))
     }
 
-    /// Returns the expectation that a text does not meet, if any.
+    /// Returns the expectation that a text does not meet, or `None` if it meets all.
     fn string(&self, text: &str, schema: &Map<String, Value>) -> Result<Option<String>, String> {
         let length = count_error(text.chars().count(), schema, ("minLength", "maxLength"), "characters");
         if length.is_some() {
-            return Ok(length.map(|right| format!("a string of {right}")));
+            return Ok(length.map(|expected| format!("a string of {expected}")));
         }
         let Some(pattern) = schema.get("pattern").and_then(Value::as_str) else { return Ok(None) };
         let mut patterns = self.patterns.borrow_mut();
@@ -156,11 +156,11 @@ impl Check<'_> {
         depth: usize,
     ) -> Result<(), String> {
         let part = |name: &str| schema.get(name).and_then(Value::as_array).filter(|parts| !parts.is_empty());
-        let fits = |part: &&Value| self.value(value, part, at, depth + 1).is_ok();
+        let matches = |part: &&Value| self.value(value, part, at, depth + 1).is_ok();
         for every in part("allOf").into_iter().flatten() {
             self.value(value, every, at, depth + 1)?;
         }
-        if let Some(parts) = part("anyOf").filter(|parts| !parts.iter().any(|part| fits(&part))) {
+        if let Some(parts) = part("anyOf").filter(|parts| !parts.iter().any(|part| matches(&part))) {
             return Err(format!(
                 "{} must match one of {} schemas and matches none, found {value}",
                 place(at),
@@ -168,7 +168,7 @@ impl Check<'_> {
             ));
         }
         if let Some(parts) = part("oneOf") {
-            let count = parts.iter().filter(fits).count();
+            let count = parts.iter().filter(matches).count();
             if count != 1 {
                 return Err(format!(
                     "{} must match exactly one of {} schemas and matches {count}, found {value}",
@@ -178,7 +178,9 @@ impl Check<'_> {
             }
         }
         match schema.get("not") {
-            Some(not) if fits(&not) => Err(format!("{} matches a schema that is excluded, found {value}", place(at))),
+            Some(not) if matches(&not) => {
+                Err(format!("{} matches a schema that is excluded, found {value}", place(at)))
+            }
             _ => Ok(()),
         }
     }
@@ -206,7 +208,7 @@ fn is_a(value: &Value, kind: &str) -> bool {
     }
 }
 
-fn shown_kind(kind: &str) -> String {
+fn kind_with_article(kind: &str) -> String {
     match kind {
         "string" => "a string".into(),
         "boolean" => "true or false".into(),
@@ -224,15 +226,15 @@ fn list(values: &[Value]) -> String {
 
 fn range(number: f64, schema: &Map<String, Value>) -> Option<String> {
     let bound = |name: &str| schema.get(name).and_then(Value::as_f64);
-    let wrong = |name: &str, holds: fn(f64, f64) -> bool, words: &str| {
+    let mismatch = |name: &str, holds: fn(f64, f64) -> bool, words: &str| {
         bound(name).filter(|bound| !holds(number, *bound)).map(|bound| format!("a number {words} {bound}"))
     };
-    wrong("minimum", |a, b| a >= b, "of at least")
-        .or_else(|| wrong("maximum", |a, b| a <= b, "of at most"))
-        .or_else(|| wrong("exclusiveMinimum", |a, b| a > b, "above"))
-        .or_else(|| wrong("exclusiveMaximum", |a, b| a < b, "below"))
+    mismatch("minimum", |a, b| a >= b, "of at least")
+        .or_else(|| mismatch("maximum", |a, b| a <= b, "of at most"))
+        .or_else(|| mismatch("exclusiveMinimum", |a, b| a > b, "above"))
+        .or_else(|| mismatch("exclusiveMaximum", |a, b| a < b, "below"))
         .or_else(|| {
-            wrong("multipleOf", |a, b| b == 0.0 || ((a / b) - (a / b).round()).abs() < 1e-9, "that is a multiple of")
+            mismatch("multipleOf", |a, b| b == 0.0 || ((a / b) - (a / b).round()).abs() < 1e-9, "that is a multiple of")
         })
 }
 
@@ -267,10 +269,10 @@ mod tests {
             "additionalProperties": false,
             "$defs": {"tag": {"type": "string", "minLength": 2}},
         });
-        let right = json!({"city": "Zürich", "days": 3.0, "tags": ["ab", "cd"], "at": "7:30", "unit": "F"});
-        assert_eq!(first_error(&right, &schema), None);
+        let valid = json!({"city": "Zürich", "days": 3.0, "tags": ["ab", "cd"], "at": "7:30", "unit": "F"});
+        assert_eq!(first_error(&valid, &schema), None);
         assert_eq!(first_error(&json!({"city": "Oakford", "at": null}), &schema), None);
-        for (wrong, message) in [
+        for (mismatch, message) in [
             (json!(3), "the value must be an object, found 3"),
             (json!({}), "'city' is missing"),
             (json!({"city": "Rome"}), "'city' must be one of \"Oakford\", \"Zürich\", found \"Rome\""),
@@ -292,7 +294,7 @@ mod tests {
             ),
             (json!({"city": "Oakford", "x": 1}), "'x' is unknown; known fields: city, days, tags, at, unit"),
         ] {
-            assert_eq!(first_error(&wrong, &schema).as_deref(), Some(message));
+            assert_eq!(first_error(&mismatch, &schema).as_deref(), Some(message));
         }
     }
 

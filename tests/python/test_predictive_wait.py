@@ -60,7 +60,7 @@ class Waiting(unittest.TestCase):
         self.waiter._record_prediction(False)
         self.waiter._record_prediction(True)
         self.waiter._record_prediction(False)
-        self.assertEqual(self.waiter._trust, -2)
+        self.assertEqual(self.waiter._skipped_waits, 2)
 
     def test_long_waits_are_not_predicted(self) -> None:
         self.waiter._last = [20 * MILLISECOND] * 3

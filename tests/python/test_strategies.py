@@ -6,7 +6,7 @@ import unittest
 
 from thunder_mods import CharsMode, CharsStrat, ChoicesStrat, ListStrat, UntilEndType, UntilStrat, self_prompt_mod
 from thunder_mods.strategies.base import Strategy
-from thunder_mods.strategies.masks import shared_machine, token_pieces
+from thunder_mods.strategies.masks import shared_automaton, token_pieces
 from thunder_mods.testing import RandomWeights, Scripted, WordTokenizer, run
 
 SEEDS = 10
@@ -140,14 +140,14 @@ class Masks(unittest.TestCase):
             (UntilStrat(None, "tag", '"]'), 'x"'),
             (ListStrat(CharsStrat("string", stop='"'), open="[", close="]", wrap='"'), '["a'),
         ]:
-            machine = shared_machine(strategy.into_strategy(vocabulary).language)
-            state = machine.read(0, beginning.encode())
+            automaton = shared_automaton(strategy.into_strategy(vocabulary).language)
+            state = automaton.read(0, beginning.encode())
             slowly = {
                 token
                 for token in range(len(vocabulary))
-                if pieces.token_bytes(token) and machine.read(state, pieces.token_bytes(token)) >= 0
+                if pieces.token_bytes(token) and automaton.read(state, pieces.token_bytes(token)) >= 0
             }
-            self.assertEqual(machine.mask(state, pieces).allowed(), slowly, strategy)
+            self.assertEqual(automaton.mask(state, pieces).allowed(), slowly, strategy)
             self.assertTrue(slowly)
 
     def test_impossible_bounds_raise_value_error(self):
@@ -175,8 +175,8 @@ class Masks(unittest.TestCase):
                 return "".join("x" for token in ids if token == 0)
 
         pieces = token_pieces(OnlyX())
-        machine = shared_machine(ChoicesStrat(["yes"]).into_strategy(None).language)
-        self.assertEqual(machine.mask(0, pieces).allowed(), set())
+        automaton = shared_automaton(ChoicesStrat(["yes"]).into_strategy(None).language)
+        self.assertEqual(automaton.mask(0, pieces).allowed(), set())
 
 
 class EvenDigits(Strategy):

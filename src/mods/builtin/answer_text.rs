@@ -5,7 +5,7 @@ use crate::events::TokenId;
 use crate::model::{Vocabulary, complete_prefix};
 use crate::mods::RunView;
 
-/// Text of an answer while it is written. Control tokens are not part of it, except those that structure the answers of
+/// Text of an answer while it is generated. It contains no control tokens, except those that structure the answers of
 /// the model's family.
 #[derive(Debug)]
 pub struct AnswerText {
@@ -33,7 +33,7 @@ impl AnswerText {
         Self { bytes: Vec::new(), ends: Vec::new(), visible }
     }
 
-    /// Applies a change of the answer. Returns the length of the text after the removal, before the new tokens.
+    /// Applies a change of the answer. Returns the length of the text between the removal and the new tokens.
     pub fn follow(&mut self, delta: &SequenceDelta<'_>, vocabulary: &Vocabulary) -> usize {
         self.ends.truncate(self.ends.len().saturating_sub(delta.removed));
         self.bytes.truncate(self.ends.last().copied().unwrap_or(0));
@@ -81,7 +81,7 @@ impl AnswerText {
         complete_prefix(&self.bytes[recent..]) == self.bytes.len() - recent
     }
 
-    /// Returns the Backtrack that ends the text before the byte `at`.
+    /// Returns the Backtrack that removes the text from the byte `at` on.
     pub fn cut(&self, at: usize) -> RemovedText {
         let kept = self.ends.partition_point(|&end| end <= at);
         let from = self.end_of(kept);

@@ -19,9 +19,9 @@ impl ModFactory for BanPhrases {
     fn describe(&self) -> ModDescription {
         describe(
             "ban-phrases",
-            "Removes phrases as soon as they are complete, and lets the model continue differently.",
-            "When an added token completes a phrase, its tokens are removed, and at the position where it began the first \
-             token is banned, so that the model continues differently. The text of the answer is searched, not token ids, so \
+            "Removes phrases as soon as they are complete, so that the model continues differently.",
+            "When an added token completes a phrase, the tokens of the phrase are removed, and the first of them is banned at its \
+            position, so that the model continues differently. The text of the answer is searched, not token ids, so \
              any tokenization is found; the prompt is not searched. After max_retries attempts at one position, or if no other \
              token is possible, the phrase is kept and a warning is logged. Only text that may become a phrase is held back.",
             json!({"phrases": ["as an AI"], "case_sensitive": false, "max_retries": 16}),
@@ -47,9 +47,9 @@ impl ModFactory for BanPhrases {
         let texts = fields.texts("phrases", "[\"as an AI\"]")?;
         phrase::check("phrases", &texts)?;
         let phrases = Phrases::new(&texts, fields.flag("case_sensitive", false)?, fields.flag("whole_words", false)?);
-        let held = phrases.max_tokens();
+        let holdback = phrases.max_tokens();
         let max_retries = fields.count("max_retries", 1..=1000, 16)?;
-        Ok(Box::new(BanInstance { phrases, max_retries, bans_by_position: Vec::new(), held, clean: 0 }))
+        Ok(Box::new(BanInstance { phrases, max_retries, bans_by_position: Vec::new(), holdback, clean: 0 }))
     }
 }
 
@@ -58,8 +58,8 @@ struct BanInstance {
     max_retries: usize,
     /// Bans by position, ascending; a ban applies while the answer before it is unchanged.
     bans_by_position: Vec<PositionBans>,
-    /// Tokens at the end that may begin a phrase; the maximum until text is known.
-    held: usize,
+    /// Number of tokens at the end that may begin a phrase. Before the first token it is the maximum.
+    holdback: usize,
     /// Tokens of the answer that are known to contain no phrase to remove.
     clean: usize,
 }
@@ -72,7 +72,7 @@ struct PositionBans {
 }
 
 impl BanInstance {
-    /// Removes the bans after `position`: the answer there has changed.
+    /// Removes the bans after `position`, because the answer before them has changed.
     fn remove_bans_after(&mut self, position: usize) {
         while self.bans_by_position.last().is_some_and(|place| place.position > position) {
             self.bans_by_position.pop();
@@ -83,17 +83,17 @@ impl BanInstance {
         let vocabulary = &call.run.vocabulary;
         let (generated, length) = (call.generated(), call.length());
         self.remove_bans_after(length - count);
-        // A phrase that is still there, because another mod's action won, is found again.
+        // A phrase that remains because another mod's action won is found again.
         self.clean = self.clean.min(length - count);
         let fresh = (length - self.clean).min(generated.len());
         let Some(found) = self.phrases.find(vocabulary, generated, fresh, is_over(call)) else {
-            self.held = self.phrases.holdback(vocabulary, generated);
-            self.clean = length - self.held.min(length);
+            self.holdback = self.phrases.holdback(vocabulary, generated);
+            self.clean = length - self.holdback.min(length);
             return Reply::noop();
         };
         let position = length - found.tokens;
         let kept = generated.len() - found.tokens;
-        self.held = self.phrases.holdback(vocabulary, &generated[..kept]);
+        self.holdback = self.phrases.holdback(vocabulary, &generated[..kept]);
         self.remove_bans_after(position);
         if self.bans_by_position.last().is_none_or(|place| place.position < position) {
             self.bans_by_position.push(PositionBans { position, tokens: Vec::new(), tries: 0 });
@@ -128,7 +128,7 @@ impl BanInstance {
         if others.all(|(token, _)| place.tokens.contains(&token)) {
             place.tokens.clear();
             place.tries = max_retries;
-            let message = "no other token is possible here: the phrase is kept".to_owned();
+            let message = "the phrase is kept: no other token is possible here".to_owned();
             return Reply { logs: vec![ModLogLine { level: LogLevel::Warning, message }], ..Reply::default() };
         }
         let bans = place.tokens.iter().map(|&token| (token, f32::NEG_INFINITY)).collect();
@@ -144,7 +144,7 @@ impl ModInstance for BanInstance {
     /// Returns the number of tokens that may still become a phrase. Before the first token it is the maximum length of
     /// a phrase.
     fn holdback(&self) -> usize {
-        self.held
+        self.holdback
     }
 
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn bans_accumulate_at_position_until_max_retries() {
+    fn bans_accumulate_at_one_position_up_to_max_retries() {
         let mut scene = Scene::new(&BanPhrases, &json!({"phrases": ["ab"], "max_retries": 2}));
         for (first, expected) in [("a", 1), ("A", 2)] {
             scene.write_text(first);
@@ -253,7 +253,7 @@ mod tests {
         logits[usize::from(b'a')] = 1.0;
         let reply = scene.forward(&logits);
         assert!(reply.action.is_none());
-        assert_eq!(reply.logs[0].message, "no other token is possible here: the phrase is kept");
+        assert_eq!(reply.logs[0].message, "the phrase is kept: no other token is possible here");
         assert!(scene.write_text("ab").is_none());
     }
 

@@ -36,8 +36,8 @@ impl ModFactory for BiasTokens {
         let fields = ConfigFields::parse(config, &["bias", "ban"])?;
         let mut edits = Vec::new();
         if let Some(bias) = fields.get("bias") {
-            let right = "'bias' must be an object of numbers by token, e.g. {\" maybe\": -2.5}";
-            let entries = bias.as_object().ok_or_else(|| format!("{right}, found {bias}"))?;
+            let expected = "'bias' must be an object of numbers by token, e.g. {\" maybe\": -2.5}";
+            let entries = bias.as_object().ok_or_else(|| format!("{expected}, found {bias}"))?;
             at_most_vocabulary("bias", entries.len(), run)?;
             for (key, value) in entries {
                 let token = if !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -53,14 +53,14 @@ impl ModFactory for BiasTokens {
             }
         }
         if let Some(ban) = fields.get("ban") {
-            let right = "'ban' must be a list of texts and token ids, e.g. [\" never\", 1234]";
-            let entries = ban.as_array().ok_or_else(|| format!("{right}, found {ban}"))?;
+            let expected = "'ban' must be a list of texts and token ids, e.g. [\" never\", 1234]";
+            let entries = ban.as_array().ok_or_else(|| format!("{expected}, found {ban}"))?;
             at_most_vocabulary("ban", entries.len(), run)?;
             for entry in entries {
                 let token = match entry {
                     Value::String(text) => by_text(text, run),
                     Value::Number(id) => by_id(id.as_i64(), &id.to_string(), run),
-                    _ => return Err(format!("{right}, found {entry} in it")),
+                    _ => return Err(format!("{expected}, found {entry} in it")),
                 };
                 edits.push((token.map_err(|message| format!("'ban': {message}"))?, f32::NEG_INFINITY));
             }
@@ -80,11 +80,11 @@ fn at_most_vocabulary(name: &str, entries: usize, run: &RunView) -> Result<(), S
     Err(format!("'{name}' must have at most {max} entries, one for each token of the vocabulary, got {entries}"))
 }
 
-fn by_id(id: Option<i64>, shown: &str, run: &RunView) -> Result<TokenId, String> {
+fn by_id(id: Option<i64>, id_text: &str, run: &RunView) -> Result<TokenId, String> {
     let token = id.and_then(|id| TokenId::try_from(id).ok()).filter(|&token| run.vocabulary.contains(token));
     token.ok_or_else(|| {
         format!(
-            "token {shown} is not in the vocabulary; ids must be from 0 to {}",
+            "token {id_text} is not in the vocabulary; ids must be from 0 to {}",
             run.vocabulary.len().saturating_sub(1)
         )
     })
@@ -136,8 +136,8 @@ mod tests {
         else {
             panic!("no edit");
         };
-        let never = f32::NEG_INFINITY;
-        assert_eq!(edits, [(word(" the"), 2.5), (65, -1.0), (word(" bad"), never), (66, never)]);
+        let banned = f32::NEG_INFINITY;
+        assert_eq!(edits, [(word(" the"), 2.5), (65, -1.0), (word(" bad"), banned), (66, banned)]);
     }
 
     #[test]

@@ -16,10 +16,11 @@ use serde_json::{Value, json};
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// Maximum texts to choose from; with scoring, each text is a forced list.
+/// Maximum texts to choose from.
 const MAX_CHOICES: usize = 1000;
+/// Maximum texts to choose from with scoring, which needs a decode for each text.
 const MAX_SCORED_CHOICES: usize = 64;
-/// Maximum restarts of the scoring after another mod changed the answer.
+/// Maximum restarts of the scoring, which are needed if another mod changes the answer.
 const MAX_RESTARTS: usize = 8;
 
 /// `choices`: makes the answer one of several texts.
@@ -56,8 +57,8 @@ impl ModFactory for Choices {
             return Err(format!("'choices' has {} texts; the maximum is {max}", texts.len()));
         }
         let mut seen = HashSet::new();
-        if let Some(twice) = texts.iter().find(|text| !seen.insert(**text)) {
-            return Err(format!("'choices': '{twice}' is a duplicate"));
+        if let Some(duplicate) = texts.iter().find(|text| !seen.insert(**text)) {
+            return Err(format!("'choices': '{duplicate}' is a duplicate"));
         }
         if !scored {
             let alternatives: Vec<String> = texts.iter().map(|text| Value::from(*text).to_string()).collect();
@@ -137,17 +138,18 @@ impl Scoring {
             self.phase = Phase::Waiting;
             return Reply::noop();
         }
-        let tried = &mut self.choices[choice];
-        if tried.tokens == tokens && logprobs.len() == tokens.len() {
-            tried.logprob = logprobs.iter().map(|logprob| logprob.map(f64::from)).sum();
-        } else if !tried.tokens.starts_with(tokens) {
+        let scored = &mut self.choices[choice];
+        if scored.tokens == tokens && logprobs.len() == tokens.len() {
+            scored.logprob = logprobs.iter().map(|logprob| logprob.map(f64::from)).sum();
+        } else if !scored.tokens.starts_with(tokens) {
             self.phase = Phase::Waiting;
             return Reply::noop();
         }
         self.next(choice, Some(tokens.len()))
     }
 
-    /// Continues after a choice, of which `kept` tokens are at the end of the answer.
+    /// Continues with the next choice. The last `kept_tokens` tokens of the answer belong to `choice`; `None` if it was not
+    /// forced.
     fn next(&mut self, choice: usize, kept_tokens: Option<usize>) -> Reply {
         let base = self.tracker.tokens() - kept_tokens.unwrap_or(0);
         let (next, logs) = if choice + 1 < self.choices.len() {
@@ -156,7 +158,7 @@ impl Scoring {
         } else {
             self.phase = Phase::Done;
             let scored = self.choices.iter().enumerate().filter_map(|(index, choice)| Some((choice.logprob?, index)));
-            // The first of equal scores.
+            // Of equal scores, the first wins.
             let Some((_, best)) = scored.reduce(|best, other| if other.0 > best.0 { other } else { best }) else {
                 return Action::error("none of the choices fits into the remaining tokens").into();
             };

@@ -86,13 +86,13 @@ impl<'a> ConfigFields<'a> {
 
     /// Returns a non-empty list of non-empty strings.
     pub fn texts(&self, name: &str, example: &str) -> Result<Vec<&'a str>, String> {
-        let right = format!("'{name}' must be a list of non-empty strings, e.g. {example}");
-        let Some(value) = self.get(name) else { return Err(format!("'{name}' is missing; {right}")) };
+        let expected = format!("'{name}' must be a list of non-empty strings, e.g. {example}");
+        let Some(value) = self.get(name) else { return Err(format!("'{name}' is missing; {expected}")) };
         let texts: Option<Vec<&str>> =
             value.as_array().and_then(|list| list.iter().map(Value::as_str).collect::<Option<_>>());
         match texts {
             Some(texts) if !texts.is_empty() && texts.iter().all(|text| !text.is_empty()) => Ok(texts),
-            _ => Err(format!("{right}, found {value}")),
+            _ => Err(format!("{expected}, found {value}")),
         }
     }
 }

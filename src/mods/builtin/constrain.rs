@@ -8,13 +8,13 @@ use crate::mods::{
     Action, Call, CallEvent, EventSet, LogitEdit, ModInstance, ModLogLine, Pending, Reply, ReplySender, RunView,
 };
 
-/// Maximum tokens refused at one position because their text after the trigger cannot begin the structure; then one is
-/// accepted.
+/// Maximum tokens refused at one position because their text after the trigger cannot begin the structure. The next
+/// token is accepted.
 const MAX_REFUSED_TOKENS: usize = 64;
 
 /// Instance of a mod that constrains the answer to a grammar.
 pub struct GrammarInstance {
-    follower: GrammarMatcher,
+    matcher: GrammarMatcher,
     tracker: SequenceTracker,
     /// Configuration field that has the grammar.
     field: String,
@@ -34,9 +34,9 @@ impl GrammarInstance {
             Some(text) => constraint.lazy(Trigger::text(text)),
             None => after_reasoning(constraint, &run.answer_format, true, &run.vocabulary),
         };
-        let follower = run.grammars.follow(&constraint).map_err(|error| format!("'{field}': {error}"))?;
+        let matcher = run.grammars.follow(&constraint).map_err(|error| format!("'{field}': {error}"))?;
         Ok(Self {
-            follower,
+            matcher,
             tracker: SequenceTracker::default(),
             field,
             lazy: constraint.trigger.is_some(),
@@ -48,13 +48,13 @@ impl GrammarInstance {
     fn follow(&mut self, call: &Call<'_>) -> Vec<ModLogLine> {
         let delta = self.tracker.follow(call);
         if delta.removed > 0 {
-            self.follower.rewind(delta.removed);
+            self.matcher.rewind(delta.removed);
         }
         let mut logs = Vec::new();
         for &token in delta.added {
             if ends(call.run, token) {
-                self.follower.end();
-            } else if self.follower.accept(token, call.run.vocabulary.piece(token)) == AcceptResult::Rejected {
+                self.matcher.end();
+            } else if self.matcher.accept(token, call.run.vocabulary.piece(token)) == AcceptResult::Rejected {
                 let text = call.run.vocabulary.decode(&[token]);
                 let message = format!(
                     "{text:?} is not permitted by '{}'; the constraint is suspended while it remains",
@@ -67,24 +67,24 @@ impl GrammarInstance {
     }
 
     fn forward(&mut self) -> Option<Action> {
-        if self.follower.is_complete() {
+        if self.matcher.is_complete() {
             return Some(Action::ForceTokens(vec![self.end]));
         }
-        match self.follower.mask() {
+        match self.matcher.mask() {
             Ok(Some(mask)) => Some(Action::AdjustedLogits { edit: LogitEdit::Allow(mask), temperature: None }),
             Ok(None) if self.refused.0 == self.tracker.tokens() && !self.refused.1.is_empty() => {
                 let bans = self.refused.1.iter().map(|&token| (token, f32::NEG_INFINITY)).collect();
                 Some(Action::AdjustedLogits { edit: LogitEdit::Set(bans), temperature: None })
             }
             Ok(None) => None,
-            Err(message) => Some(Action::error(format!("'{}' cannot be applied any further: {message}", self.field))),
+            Err(message) => Some(Action::error(format!("'{}' can no longer be applied: {message}", self.field))),
         }
     }
 
     /// Returns the correction of a drawn token that the grammar does not permit: a token that completes the trigger may
     /// continue with text that the grammar cannot begin with.
     fn sampled(&mut self, token: TokenId, piece: &[u8]) -> Option<Action> {
-        if self.follower.permits(token, piece) {
+        if self.matcher.permits(token, piece) {
             return None;
         }
         let length = self.tracker.tokens();
@@ -113,9 +113,9 @@ impl ModInstance for GrammarInstance {
             CallEvent::Sampled { token, .. } => self.sampled(token, call.run.vocabulary.piece(token)),
             CallEvent::Added { tokens, .. } => {
                 let ended = tokens.last().is_some_and(|&last| ends(call.run, last));
-                self.follower.prepare();
-                // The last token that fits may complete the grammar; otherwise the next step ends the answer.
-                (is_over(call) && !ended && self.follower.is_complete()).then(|| Action::ForceTokens(vec![self.end]))
+                self.matcher.prepare();
+                // This token may have completed the grammar. If another one fits, the next step ends the answer.
+                (is_over(call) && !ended && self.matcher.is_complete()).then(|| Action::ForceTokens(vec![self.end]))
             }
             CallEvent::Prefilled => None,
         };

@@ -45,18 +45,18 @@ impl ModFactory for ForcePrefix {
 }
 
 fn ids(list: &Value, run: &RunView) -> Result<Vec<TokenId>, String> {
-    let right = format!("'tokens' must be a list of token ids from 0 to {}", run.vocabulary.len().saturating_sub(1));
-    let ids = list.as_array().filter(|ids| !ids.is_empty()).ok_or_else(|| format!("{right}, found {list}"))?;
+    let expected = format!("'tokens' must be a list of token ids from 0 to {}", run.vocabulary.len().saturating_sub(1));
+    let ids = list.as_array().filter(|ids| !ids.is_empty()).ok_or_else(|| format!("{expected}, found {list}"))?;
     ids.iter()
         .map(|id| {
             let token = id.as_i64().and_then(|id| TokenId::try_from(id).ok());
-            token.filter(|&token| run.vocabulary.contains(token)).ok_or_else(|| format!("{right}, found {id}"))
+            token.filter(|&token| run.vocabulary.contains(token)).ok_or_else(|| format!("{expected}, found {id}"))
         })
         .collect()
 }
 
 struct Prefix {
-    /// Tokens to force; empty afterwards.
+    /// Tokens to force; empty once they were forced.
     tokens: Vec<TokenId>,
 }
 

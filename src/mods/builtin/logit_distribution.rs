@@ -12,7 +12,7 @@ pub struct LogitDistribution {
 }
 
 impl LogitDistribution {
-    /// Computes the distribution. `logits` has one entry per token; those of banned tokens are −inf. Returns `None` if
+    /// Computes the distribution. `logits` has one entry per token, −inf for banned tokens. Returns `None` if
     /// every token is banned.
     pub fn new(logits: &[f32]) -> Option<Self> {
         let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -23,7 +23,7 @@ impl LogitDistribution {
         for &logit in logits {
             let distance = logit - max;
             let weight = distance.exp();
-            // −inf · 0 is not a number.
+            // −inf · 0 is NaN, so banned tokens are skipped.
             if weight > 0.0 {
                 sum += f64::from(weight);
                 weighted += f64::from(weight * distance);
@@ -50,8 +50,8 @@ pub fn top(logits: &[f32], count: usize) -> Vec<(TokenId, f32)> {
         if best.len() == count && best.last().is_none_or(|(_, lowest)| logit <= *lowest) {
             continue;
         }
-        let place = best.partition_point(|(_, other)| *other >= logit);
-        best.insert(place, (TokenId::try_from(token).unwrap_or(TokenId::MAX), logit));
+        let index = best.partition_point(|(_, other)| *other >= logit);
+        best.insert(index, (TokenId::try_from(token).unwrap_or(TokenId::MAX), logit));
         best.truncate(count);
     }
     best

@@ -1,11 +1,11 @@
-//! Built-in mods, in Rust: one file each, as fast as the sampler chain.
+//! Built-in mods in Rust, one file each. Their calls take no longer than a stage of the sampler chain.
 //!
 //! A factory reads its configuration once per run (`config`) and rejects unknown fields, with an error that names the
 //! field and what is expected. An instance reads only the end of the sequence, never all of it, so a call costs the
 //! same at token 10 and at token 100 000.
 //!
-//! Not included: steering between two prompts. It needs the logits of a second sequence at every step, and a run is one
-//! sequence.
+//! A mod cannot steer between two prompts, because that needs the logits of a second sequence at every step, and a run
+//! has only one sequence.
 
 mod answer_text;
 mod ban_phrases;

@@ -1,14 +1,15 @@
-//! Search for phrases in the text of the answer, across token boundaries, reading only its end.
+//! Search for phrases in the text of the answer, across token boundaries. Only the end of the answer is read.
 
 use crate::events::TokenId;
 use crate::model::Vocabulary;
 use std::ops::Range;
 
-/// Maximum phrases, and maximum characters of one: they are searched at every token.
+/// Maximum phrases. All are searched at every token.
 pub const MAX_PHRASES: usize = 10_000;
+/// Maximum characters of a phrase.
 pub const MAX_PHRASE_CHARS: usize = 1000;
 
-/// Rejects phrases that are too many or too long; `field` is the configuration field.
+/// Returns an error if there are too many phrases or one is too long; `field` is the configuration field.
 pub fn check(field: &str, phrases: &[&str]) -> Result<(), String> {
     if phrases.len() > MAX_PHRASES {
         return Err(format!("'{field}' has {} phrases; the maximum is {MAX_PHRASES}", phrases.len()));
@@ -25,8 +26,8 @@ pub fn check(field: &str, phrases: &[&str]) -> Result<(), String> {
 /// Phrases to search for.
 pub struct Phrases {
     all: Vec<Phrase>,
-    /// Phrases sorted by their characters. Phrases with the same beginning are adjacent, the shortest first, so that
-    /// the search at one position is logarithmic in the number of phrases.
+    /// Indexes of the phrases, sorted by their characters. Phrases with the same beginning are adjacent, the shortest
+    /// first, so the search at one position is logarithmic in the number of phrases.
     order: Vec<usize>,
     fold: bool,
     /// True if a phrase must not be part of a longer word.
@@ -54,10 +55,10 @@ pub struct PhraseMatch {
     pub after: String,
 }
 
-/// End of the generated text, with the token of each byte.
+/// End of the generated text, and the token of each byte.
 struct Tail {
     bytes: Vec<u8>,
-    /// Index in `generated`, by byte.
+    /// Index in `generated` of the token of each byte.
     owner: Vec<usize>,
     /// Folded characters with their bytes.
     chars: Vec<(char, usize, usize)>,
@@ -65,12 +66,12 @@ struct Tail {
     incomplete: Option<usize>,
 }
 
-/// Result of the word-boundary check at a place where the characters of a phrase were found.
+/// Result of the word-boundary check for a phrase whose characters were found.
 #[derive(PartialEq, Eq)]
 enum BoundaryCheck {
     Yes,
     No,
-    /// Yes, unless the word continues.
+    /// Depends on the next character, because the word may continue.
     Perhaps,
 }
 
@@ -100,7 +101,7 @@ impl Phrases {
     }
 
     /// Finds the earliest phrase in `generated` that ends in its last `fresh` tokens; of several with the same start,
-    /// the longest. `over` means that nothing follows: otherwise a word at the end may continue.
+    /// the longest. If `over` is false, the answer continues, and so may a word at its end.
     pub fn find(
         &self,
         vocabulary: &Vocabulary,
@@ -206,8 +207,8 @@ impl Phrases {
 
     fn tail(&self, vocabulary: &Vocabulary, generated: &[TokenId], fresh: usize) -> Tail {
         let mut start = generated.len().saturating_sub(fresh);
-        // A character has up to four bytes; so has the one before the phrase, which may start in the middle of a
-        // token.
+        // A character has up to four bytes. The character before the phrase is needed, too, since the phrase may start in
+        // the middle of a token.
         let mut wanted = self.longest * 4 + 8;
         while start > 0 && wanted > 0 {
             start -= 1;
@@ -278,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn earliest_longest_phrase_wins() {
+    fn earliest_phrase_wins_then_longest() {
         assert_eq!(found(&["idea", "bad idea", "bad"], " bad idea", 2).unwrap().phrase, 1);
     }
 
@@ -335,7 +336,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn search_of_many_equals_search_of_each(
+        fn search_for_many_phrases_equals_separate_searches(
             text in "[abA ]{0,24}", phrases in proptest::collection::vec("[abA ]{1,4}", 1..6), whole: bool, over: bool,
         ) {
             let vocabulary = vocabulary();
@@ -357,7 +358,7 @@ mod tests {
         }
 
         #[test]
-        fn find_equals_search_of_whole_text(text in "[ab ]{0,30}", phrase in "[ab ]{1,5}") {
+        fn find_equals_search_in_whole_text(text in "[ab ]{0,30}", phrase in "[ab ]{1,5}") {
             let vocabulary = vocabulary();
             let tokens = vocabulary.encode(&text, false, false);
             let phrases = Phrases::new(&[&phrase], true, false);

@@ -13,8 +13,8 @@ pub struct ReasoningState {
     channels: bool,
     /// Changes of state, in order; the first at token 0.
     changes: Vec<Change>,
-    /// End of the text that was checked.
-    looked: usize,
+    /// Length of the text that was checked.
+    checked_bytes: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -34,7 +34,7 @@ enum State {
     Before,
     Within,
     /// Reasoning has ended.
-    Past,
+    After,
 }
 
 impl ReasoningState {
@@ -52,19 +52,19 @@ impl ReasoningState {
             close: close.as_bytes().to_vec(),
             channels: markers.is_none() && answer_format.format.is_channels(),
             changes: vec![Change { tokens: 0, from: 0, reasoning_tokens: 0, state }],
-            looked: 0,
+            checked_bytes: 0,
         }
     }
 
-    /// Applies a change of the answer to the state. `written` already includes the change; its text was `kept` bytes
-    /// long between removal and appending.
+    /// Applies a change of the answer. `written` already includes the change; between removal and appending its text had
+    /// `kept` bytes.
     pub fn follow(&mut self, delta: &SequenceDelta<'_>, written: &AnswerText, kept: usize) {
         let before = written.tokens() - delta.added.len();
         while self.changes.len() > 1 && self.last().tokens > before {
             self.changes.pop();
         }
-        self.looked = self.looked.min(kept).max(self.last().from.min(kept));
-        // Token by token, so that each change is assigned to its token.
+        self.checked_bytes = self.checked_bytes.min(kept).max(self.last().from.min(kept));
+        // Checked after each token, so that each change is assigned to its token.
         for tokens in before + 1..=written.tokens() {
             self.parse(&written.bytes()[..written.end_of(tokens)], tokens);
         }
@@ -80,7 +80,7 @@ impl ReasoningState {
         self.last().state == State::Before && !self.channels
     }
 
-    /// Returns true if the text ends with a possible beginning of the end marker.
+    /// Returns true if the end of the text may be the beginning of the end marker.
     pub fn may_be_closing(&self, written: &AnswerText) -> bool {
         (1..self.close.len()).any(|length| written.bytes().ends_with(&self.close[..length]))
     }
@@ -95,7 +95,7 @@ impl ReasoningState {
     pub fn answer_from(&self) -> (usize, usize) {
         let last = self.last();
         // An answer without reasoning begins at byte 0.
-        if last.state == State::Past && last.from > 0 { (last.from, last.tokens) } else { (0, 0) }
+        if last.state == State::After && last.from > 0 { (last.from, last.tokens) } else { (0, 0) }
     }
 
     fn last(&self) -> Change {
@@ -107,27 +107,27 @@ impl ReasoningState {
             let Change { from, state, .. } = self.last();
             let marker = if state == State::Within { &self.close } else { &self.open };
             let found = match state {
-                State::Past if !self.channels => None,
+                State::After if !self.channels => None,
                 State::Before if !self.channels => {
                     let rest = text.trim_ascii_start();
                     let begun = rest.starts_with(marker);
                     let end = text.len() - rest.len() + marker.len();
                     if !begun && !marker.starts_with(rest) {
-                        self.change(tokens, 0, State::Past);
+                        self.change(tokens, 0, State::After);
                     }
                     begun.then_some(end)
                 }
                 _ => {
-                    let start = from.max((self.looked + 1).saturating_sub(marker.len()));
+                    let start = from.max((self.checked_bytes + 1).saturating_sub(marker.len()));
                     let at = text[start..].windows(marker.len()).position(|window| window == marker.as_slice());
                     at.map(|at| start + at + marker.len())
                 }
             };
             let Some(end) = found else { break };
-            self.looked = end;
-            self.change(tokens, end, if state == State::Within { State::Past } else { State::Within });
+            self.checked_bytes = end;
+            self.change(tokens, end, if state == State::Within { State::After } else { State::Within });
         }
-        self.looked = text.len();
+        self.checked_bytes = text.len();
     }
 
     fn change(&mut self, tokens: usize, from: usize, state: State) {
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn channels_may_have_several_reasoning_parts() {
+    fn answer_with_channels_has_several_reasoning_parts() {
         let mut view = (*run()).clone();
         let mut answer_format = (*view.answer_format).clone();
         answer_format.format = ModelFamily::Harmony.format().into();
@@ -194,7 +194,7 @@ mod tests {
     }
 
     proptest! {
-        /// After any removals, the state is that of the current text.
+        /// After removals, the state equals that of a new instance with the remaining text.
         #[test]
         fn backtrack_restores_reasoning_state(
             pieces in proptest::collection::vec(("(<think>|</think>|<th|ink>|a| ){0,4}", 0usize..12), 1..8)

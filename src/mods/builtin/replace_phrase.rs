@@ -12,7 +12,7 @@ use crate::mods::{
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Maximum consecutive replacements without a token of the model between them.
+/// Maximum consecutive replacements without a token from the model between them.
 const MAX_CONSECUTIVE: usize = 32;
 
 /// `replace-phrase`: replaces a phrase by another text as soon as it is complete.
@@ -44,17 +44,17 @@ impl ModFactory for ReplacePhrase {
 
     fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let fields = ConfigFields::parse(config, &["replace", "case_sensitive", "whole_words"])?;
-        let right = "'replace' must be an object of strings, e.g. {\"utilize\": \"use\"}";
-        let pairs = fields.get("replace").ok_or_else(|| format!("'replace' is missing; {right}"))?;
+        let expected = "'replace' must be an object of strings, e.g. {\"utilize\": \"use\"}";
+        let pairs = fields.get("replace").ok_or_else(|| format!("'replace' is missing; {expected}"))?;
         let entries =
-            pairs.as_object().filter(|map| !map.is_empty()).ok_or_else(|| format!("{right}, found {pairs}"))?;
+            pairs.as_object().filter(|map| !map.is_empty()).ok_or_else(|| format!("{expected}, found {pairs}"))?;
         let mut from = Vec::new();
         let mut to = Vec::new();
         for (phrase, replacement) in entries {
             let replacement =
-                replacement.as_str().ok_or_else(|| format!("{right}, found {replacement} for '{phrase}'"))?;
+                replacement.as_str().ok_or_else(|| format!("{expected}, found {replacement} for '{phrase}'"))?;
             if phrase.is_empty() {
-                return Err(format!("{right}; an empty phrase cannot be replaced"));
+                return Err(format!("{expected}; an empty phrase cannot be replaced"));
             }
             from.push(phrase.as_str());
             to.push(replacement.to_owned());
@@ -63,20 +63,20 @@ impl ModFactory for ReplacePhrase {
         let case_sensitive = fields.flag("case_sensitive", false)?;
         let phrases = Phrases::new(&from, case_sensitive, fields.flag("whole_words", false)?);
         for replacement in &to {
-            if let Some(held) = phrases.find_in(replacement) {
-                let phrase = from[held];
+            if let Some(holdback) = phrases.find_in(replacement) {
+                let phrase = from[holdback];
                 return Err(format!("'replace': '{replacement}' contains '{phrase}' and would be replaced endlessly"));
             }
         }
-        let held = phrases.max_tokens();
-        Ok(Box::new(Replace { phrases, to, held, clean: 0, consecutive: 0 }))
+        let holdback = phrases.max_tokens();
+        Ok(Box::new(Replace { phrases, to, holdback, clean: 0, consecutive: 0 }))
     }
 }
 
 struct Replace {
     phrases: Phrases,
     to: Vec<String>,
-    held: usize,
+    holdback: usize,
     /// Number of tokens of the answer that are known to contain no phrase to replace.
     clean: usize,
     consecutive: usize,
@@ -90,7 +90,7 @@ impl ModInstance for Replace {
     /// Returns the number of tokens that may still become a phrase. Before the first token it is the maximum length of
     /// a phrase.
     fn holdback(&self) -> usize {
-        self.held
+        self.holdback
     }
 
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
@@ -104,19 +104,19 @@ impl ModInstance for Replace {
         self.clean = self.clean.min(length - tokens.len());
         let fresh = (length - self.clean).min(generated.len());
         let Some(found) = self.phrases.find(vocabulary, generated, fresh, is_over(call)) else {
-            self.held = self.phrases.holdback(vocabulary, generated);
-            self.clean = length - self.held.min(length);
+            self.holdback = self.phrases.holdback(vocabulary, generated);
+            self.clean = length - self.holdback.min(length);
             return Ok(Reply::noop());
         };
         if self.consecutive == MAX_CONSECUTIVE {
-            self.held = self.phrases.holdback(vocabulary, generated);
+            self.holdback = self.phrases.holdback(vocabulary, generated);
             self.clean = length;
             let message =
                 format!("{MAX_CONSECUTIVE} consecutive replacements triggered each other; the current text is kept");
             return Ok(Reply { logs: vec![ModLogLine { level: LogLevel::Warning, message }], ..Reply::default() });
         }
         self.consecutive += 1;
-        self.held = self.phrases.max_tokens();
+        self.holdback = self.phrases.max_tokens();
         let text = format!("{}{}{}", found.before, self.to[found.phrase], found.after);
         let mut put = vocabulary.encode(&text, false, false);
         // The token that ended the answer remains its end.
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn cyclic_replacements_end() {
+    fn cyclic_replacements_stop_at_the_limit() {
         let mut scene = Scene::new(&ReplacePhrase, &json!({"replace": {"xy": "yyxx"}}));
         scene.write_text("xxx");
         let mut reply = scene.add(i32::from(b'y'));

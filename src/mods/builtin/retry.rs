@@ -18,23 +18,23 @@ impl ModFactory for RetryLowConfidence {
     fn describe(&self) -> ModDescription {
         describe(
             "retry-low-confidence",
-            "Draws tokens again that the model was unsure of, and keeps the best attempt.",
+            "Draws low-confidence tokens again and keeps the best attempt.",
             "When the mean log-probability of the last window drawn tokens is below mean_logprob, they are removed and drawn \
-             again at temperature, until the mean is high enough or tries is reached; then the best attempt is kept. A window \
-             is not retried later, so an answer costs at most tries times its tokens more. Forced tokens are not changed. \
-             The stream lags by window tokens.",
+             again at temperature, until the mean is high enough or tries is reached; then the best attempt is kept. A kept \
+             attempt is final, so a run draws up to 1 + tries times the tokens of its answer. Forced tokens are not changed. \
+             The stream is delayed by window tokens.",
             json!({"window": 8, "mean_logprob": -2.5, "tries": 3}),
             schema(
                 &[],
                 json!({
                     "window": {"type": "integer", "minimum": 1, "maximum": 256, "default": 8,
-                        "description": "Number of tokens that are judged and removed together."},
+                        "description": "Number of tokens that are evaluated and removed together."},
                     "mean_logprob": {"type": "number", "minimum": -100, "maximum": 0, "default": -2.5,
                         "description": "Minimum mean of their natural log-probabilities, in the model's full distribution."},
                     "tries": {"type": "integer", "minimum": 1, "maximum": 32, "default": 3,
                         "description": "Maximum additional attempts per window."},
                     "temperature": {"type": "number", "minimum": 0, "maximum": 10, "default": 1.0,
-                        "description": "Temperature of these draws; at 0 every attempt is the same."},
+                        "description": "Temperature of the retries; at 0 all attempts are equal."},
                 }),
             ),
         )
@@ -50,7 +50,7 @@ impl ModFactory for RetryLowConfidence {
             tracker: SequenceTracker::default(),
             sums: vec![0.0],
             final_tokens: 0,
-            place: None,
+            retry: None,
         }))
     }
 }
@@ -66,7 +66,7 @@ struct Retry {
     /// Number of tokens that are final.
     final_tokens: usize,
     /// Window that is being sampled again.
-    place: Option<RetryWindow>,
+    retry: Option<RetryWindow>,
 }
 
 struct RetryWindow {
@@ -87,8 +87,8 @@ impl Retry {
             self.sums.push(sum);
         }
         self.final_tokens = self.final_tokens.min(kept);
-        if self.place.as_ref().is_some_and(|place| place.at > kept) {
-            self.place = None;
+        if self.retry.as_ref().is_some_and(|retry| retry.at > kept) {
+            self.retry = None;
         }
     }
 
@@ -99,35 +99,35 @@ impl Retry {
 
     fn added(&mut self, call: &Call<'_>) -> Reply {
         let length = self.tracker.tokens();
-        let at = match &self.place {
-            Some(place) if length >= place.at + self.window || is_over(call) => place.at,
+        let at = match &self.retry {
+            Some(retry) if length >= retry.at + self.window || is_over(call) => retry.at,
             None if length >= self.final_tokens + self.window && self.mean(length - self.window) < self.min_mean => {
                 length - self.window
             }
             _ => return Reply::noop(),
         };
         let mean = self.mean(at);
-        let mut place = self.place.take().unwrap_or(RetryWindow { at, tries: Vec::new() });
+        let mut retry = self.retry.take().unwrap_or(RetryWindow { at, tries: Vec::new() });
         if mean >= self.min_mean {
             self.final_tokens = length;
-            return reply(format!("mean log-probability {mean:.2} after {} tries", place.tries.len()), None);
+            return reply(format!("mean log-probability {mean:.2} after {} tries", retry.tries.len()), None);
         }
         let generated = call.generated();
         let count = (length - at).min(generated.len());
         let n = u32::try_from(count).unwrap_or(u32::MAX);
-        place.tries.push((generated[generated.len() - count..].to_vec(), mean));
-        if place.tries.len() <= self.tries {
-            self.place = Some(place);
+        retry.tries.push((generated[generated.len() - count..].to_vec(), mean));
+        if retry.tries.len() <= self.tries {
+            self.retry = Some(retry);
             return reply(
-                format!("mean log-probability {mean:.2}: again"),
+                format!("mean log-probability {mean:.2}: retrying"),
                 Some(Action::Backtrack { n, tokens: Vec::new() }),
             );
         }
         self.final_tokens = length;
-        let last = place.tries.len() - 1;
-        let better = |best: usize, other: usize| if place.tries[other].1 > place.tries[best].1 { other } else { best };
+        let last = retry.tries.len() - 1;
+        let better = |best: usize, other: usize| if retry.tries[other].1 > retry.tries[best].1 { other } else { best };
         let best = (0..=last).rev().reduce(better).unwrap_or(last);
-        let (tokens, mean) = place.tries.swap_remove(best);
+        let (tokens, mean) = retry.tries.swap_remove(best);
         let action = (best != last).then_some(Action::Backtrack { n, tokens });
         reply(format!("mean log-probability {mean:.2} is the best of {}", last + 1), action)
     }
@@ -144,8 +144,8 @@ impl ModInstance for Retry {
 
     fn holdback(&self) -> usize {
         let length = self.tracker.tokens();
-        match &self.place {
-            Some(place) => length - place.at,
+        match &self.retry {
+            Some(retry) => length - retry.at,
             None => (length - self.final_tokens).min(self.window - 1),
         }
     }
@@ -156,11 +156,11 @@ impl ModInstance for Retry {
         Ok(match call.event {
             CallEvent::Added { forced: true, .. } => {
                 self.final_tokens = self.tracker.tokens();
-                self.place = None;
+                self.retry = None;
                 Reply::noop()
             }
             CallEvent::Added { .. } => self.added(call),
-            CallEvent::ForwardPass { .. } if self.place.is_some() => {
+            CallEvent::ForwardPass { .. } if self.retry.is_some() => {
                 Action::AdjustedLogits { edit: LogitEdit::Keep, temperature: Some(self.temperature) }.into()
             }
             _ => Reply::noop(),
@@ -187,8 +187,8 @@ mod tests {
         let reply = Play { max_tokens: 8, alphabet: "abc", seed: 5, ..Play::default() }
             .play(&[(&RetryLowConfidence, json!({"window": 4, "mean_logprob": -0.01, "tries": 2}))]);
         // Two windows, each sampled again twice; if the last attempt was not the best, the best is restored.
-        let again = reply.logs.iter().filter(|line| line.ends_with("again")).count();
-        assert_eq!(again, 4, "{reply:?}");
+        let retries = reply.logs.iter().filter(|line| line.ends_with("retrying")).count();
+        assert_eq!(retries, 4, "{reply:?}");
         assert_eq!(reply.logs.iter().filter(|line| line.ends_with("best of 3")).count(), 2);
         assert_eq!((reply.tokens.len(), reply.retracted), (8, 0));
     }
@@ -197,7 +197,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
         #[test]
-        fn retries_end_and_never_retract_sent_text(
+        fn retries_stop_and_never_retract_sent_text(
             seed: u64, window in 1usize..9, tries in 1usize..5, min_mean in -6.0..0.0f64,
         ) {
             let config = json!({"window": window, "mean_logprob": min_mean, "tries": tries});

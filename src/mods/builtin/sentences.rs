@@ -1,8 +1,8 @@
 //! Detection of sentence ends, character by character.
 
-/// State of the detection after a text.
+/// Detector of sentence ends, with its state after a text.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Sentences {
+pub struct SentenceDetector {
     /// Number of complete sentences.
     pub count: usize,
     /// Position after a mark that ends a sentence if a space follows.
@@ -17,12 +17,12 @@ pub struct Sentences {
 enum Line {
     #[default]
     Empty,
-    /// Only digits, like the number of a list item.
+    /// Only digits, such as the number of a list item.
     Digits,
     Other,
 }
 
-impl Sentences {
+impl SentenceDetector {
     /// Processes the character at byte `at`. If it shows that a sentence has ended, returns the end of the sentence.
     pub fn push(&mut self, c: char, at: usize) -> Option<usize> {
         let end_of_char = at + c.len_utf8();
@@ -65,10 +65,10 @@ impl Sentences {
 
 #[cfg(test)]
 mod tests {
-    use super::Sentences;
+    use super::SentenceDetector;
 
     fn split(text: &str) -> Vec<&str> {
-        let mut sentences = Sentences::default();
+        let mut sentences = SentenceDetector::default();
         let mut from = 0;
         let ends = text.char_indices().filter_map(|(at, c)| sentences.push(c, at));
         ends.map(|end| {

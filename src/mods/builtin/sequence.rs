@@ -1,4 +1,4 @@
-//! Tracking of the answer by a mod, independent of the actions of other mods.
+//! Tracking of the answer by a mod, correct for the actions of all mods.
 
 use crate::events::TokenId;
 use crate::mods::{Call, CallEvent, RunView};
@@ -28,8 +28,8 @@ impl SequenceDelta<'_> {
 }
 
 impl SequenceTracker {
-    /// Processes a call and returns the change. The mod must handle `Added`: each token is appended once, at that
-    /// event.
+    /// Processes a call and returns the change. The mod must handle `Added`, the event at which each token is appended
+    /// once.
     pub fn follow<'a>(&mut self, call: &Call<'a>) -> SequenceDelta<'a> {
         let (added, logprobs): (&[TokenId], &[Option<f32>]) = match call.event {
             CallEvent::Added { tokens, logprobs, .. } => (tokens, logprobs),
@@ -66,8 +66,8 @@ pub fn ends(run: &RunView, token: TokenId) -> bool {
         || stop.is_some_and(|tokens| tokens.iter().any(|stop| stop.as_i64() == Some(token.into())))
 }
 
-/// Returns true if the run ends with the token that was just added, as far as a mod can know: it is an end token or the
-/// last that fits.
+/// Returns true if the run ends with the token that was just added, as far as a mod can know, because it ends the answer
+/// or no further token fits.
 pub fn is_over(call: &Call<'_>) -> bool {
     call.length() >= call.max_steps as usize
         || matches!(call.event, CallEvent::Added { tokens: [.., last], .. } if ends(call.run, *last))

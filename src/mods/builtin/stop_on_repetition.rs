@@ -28,7 +28,7 @@ impl ModFactory for StopOnRepetition {
                     "ngram": {"type": "integer", "minimum": 1, "maximum": 256, "default": 16,
                         "description": "Maximum tokens of the repeated block."},
                     "times": {"type": "integer", "minimum": 2, "maximum": 64, "default": 3,
-                        "description": "Repetitions of a block of ngram tokens that end the answer; shorter blocks must repeat until they fill the same length."},
+                        "description": "Number of times that a block of ngram tokens must occur; shorter blocks must fill the same number of tokens."},
                     "cut": {"type": "boolean", "default": false,
                         "description": "True if all blocks except the first are removed."},
                 }),
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn cut_keeps_one_block() {
+    fn cut_keeps_the_first_block() {
         let mut scene = Scene::new(&StopOnRepetition, &json!({"ngram": 3, "times": 2, "cut": true}));
         assert_eq!(scene.instance.holdback(), 6);
         let reply = scene.write_text("So:abcabc").expect("the loop is noticed");

@@ -3,7 +3,7 @@ use super::{
     config::{ConfigFields, schema},
     describe,
     reasoning::ReasoningState,
-    sentences::Sentences,
+    sentences::SentenceDetector,
     sequence::{SequenceTracker, end_token, ends},
 };
 use crate::events::{EventType, LogLevel, TokenId};
@@ -16,7 +16,7 @@ use regex::bytes::Regex;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Maximum bytes of a match of the expression before a new token.
+/// Maximum bytes before a new token that a match of the expression may include.
 const MAX_MATCH_BYTES: usize = 1024;
 /// Maximum memory of a compiled expression, in bytes.
 const MAX_REGEX_BYTES: usize = 1 << 20;
@@ -29,8 +29,8 @@ impl ModFactory for StopRules {
         describe(
             "stop-rules",
             "Ends the answer at a number of tokens or sentences, a match, a repeated line, or when the model becomes unsure.",
-            "At least one rule is required; the first that is met ends the run with reason stop and is logged. The rules apply to the \
-             answer after its reasoning. A sentence is complete when a space follows it; the space is then removed. A full stop \
+            "At least one rule is required. The first rule that is met ends the run with finish reason stop and is logged. The \
+            rules apply to the answer after its reasoning. A sentence is complete when a space follows it; the space is then removed. A full stop \
              after a single letter or after the number of a list item does not end a sentence. The expression may match anywhere within the last \
              1024 bytes, and the answer ends after the match. Lines are compared without surrounding spaces; empty lines \
              do not count.",
@@ -47,7 +47,7 @@ impl ModFactory for StopRules {
                     "mean_logprob": {"type": "number", "minimum": -100, "maximum": 0,
                         "description": "Minimum mean log-probability of the last `window` drawn tokens."},
                     "window": {"type": "integer", "minimum": 1, "maximum": 4096, "default": 16,
-                        "description": "Number of tokens in that mean."},
+                        "description": "Number of tokens in the mean of mean_logprob."},
                 }),
             ),
         )
@@ -92,7 +92,7 @@ impl ModFactory for StopRules {
             tracker: SequenceTracker::default(),
             written: AnswerText::new(run),
             reasoning: None,
-            seen: vec![CheckState::default()],
+            states: vec![CheckState::default()],
         }))
     }
 }
@@ -108,15 +108,15 @@ struct Rules {
     tracker: SequenceTracker,
     written: AnswerText,
     reasoning: Option<ReasoningState>,
-    /// State after each number of tokens of the answer.
-    seen: Vec<CheckState>,
+    /// State after each token of the answer; the first entry is the state before the first token.
+    states: Vec<CheckState>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct CheckState {
-    /// Bytes that were checked.
+    /// Number of bytes that were checked.
     bytes: usize,
-    sentences: Sentences,
+    sentences: SentenceDetector,
     lines: Lines,
     /// Sum of the log-probabilities of sampled tokens, and their number.
     logprobs: (f64, usize),
@@ -148,8 +148,8 @@ impl Lines {
         if line.is_empty() {
             return;
         }
-        let again = &text[self.last.0..self.last.1] == line;
-        self.times = if again { self.times + 1 } else { 1 };
+        let is_repetition = &text[self.last.0..self.last.1] == line;
+        self.times = if is_repetition { self.times + 1 } else { 1 };
         let from = at - text[..at].iter().rev().take_while(|byte| byte.is_ascii_whitespace()).count() - line.len();
         self.last = (from, from + line.len());
     }
@@ -162,62 +162,62 @@ impl Rules {
         let reasoning = self.reasoning.get_or_insert_with(|| ReasoningState::new(call, None));
         reasoning.follow(&delta, &self.written, kept);
         let before = self.written.tokens() - delta.added.len();
-        let seen = self.seen.get(before).or(self.seen.last()).copied().unwrap_or_default();
-        self.seen.resize(before + 1, seen);
+        let state = self.states.get(before).or(self.states.last()).copied().unwrap_or_default();
+        self.states.resize(before + 1, state);
         let forced = matches!(call.event, CallEvent::Added { forced: true, .. });
         for (index, logprob) in delta.logprobs_or_none().enumerate() {
-            let mut seen = self.seen.last().copied().unwrap_or_default();
+            let mut state = self.states.last().copied().unwrap_or_default();
             if let (false, Some(logprob)) = (forced, logprob) {
-                seen.logprobs = (seen.logprobs.0 + f64::from(logprob), seen.logprobs.1 + 1);
+                state.logprobs = (state.logprobs.0 + f64::from(logprob), state.logprobs.1 + 1);
             }
-            self.check(&mut seen, before + index + 1);
-            self.seen.push(seen);
+            self.check(&mut state, before + index + 1);
+            self.states.push(state);
         }
     }
 
     /// Checks the rules after the first `tokens` tokens of the answer.
-    fn check(&self, seen: &mut CheckState, tokens: usize) {
+    fn check(&self, state: &mut CheckState, tokens: usize) {
         let upto = self.written.end_of(tokens);
         let Some(reasoning) = self.reasoning.as_ref().filter(|reasoning| !reasoning.is_within()) else {
-            seen.bytes = upto;
+            state.bytes = upto;
             return;
         };
-        if seen.met.is_some() || reasoning.may_begin() {
+        if state.met.is_some() || reasoning.may_begin() {
             return;
         }
         let (answer_from, reasoning_tokens) = reasoning.answer_from();
-        if seen.bytes < answer_from {
-            seen.bytes = answer_from.min(upto);
-            seen.lines = Lines { from: seen.bytes, last: (seen.bytes, seen.bytes), times: 0 };
+        if state.bytes < answer_from {
+            state.bytes = answer_from.min(upto);
+            state.lines = Lines { from: state.bytes, last: (state.bytes, state.bytes), times: 0 };
         }
         let text = &self.written.bytes()[..upto];
-        let from = seen.bytes;
+        let from = state.bytes;
         let complete = from + complete_prefix(&text[from..]);
         for (at, c) in characters(text, from, complete) {
-            let sentence = seen.sentences.push(c, at);
-            if let (Some(end), true) = (sentence, self.sentences.is_some_and(|max| seen.sentences.count >= max)) {
-                seen.met = Some(RuleMatch { rule: "sentences", end });
+            let sentence = state.sentences.push(c, at);
+            if let (Some(end), true) = (sentence, self.sentences.is_some_and(|max| state.sentences.count >= max)) {
+                state.met = Some(RuleMatch { rule: "sentences", end });
                 return;
             }
             if c == '\n' {
-                seen.lines.end(text, at);
-                if self.repeated_lines.is_some_and(|max| seen.lines.times >= max) {
-                    seen.met = Some(RuleMatch { rule: "repeated_lines", end: at });
+                state.lines.end(text, at);
+                if self.repeated_lines.is_some_and(|max| state.lines.times >= max) {
+                    state.met = Some(RuleMatch { rule: "repeated_lines", end: at });
                     return;
                 }
             }
         }
-        seen.bytes = complete;
+        state.bytes = complete;
         let start = answer_from.max(from.saturating_sub(MAX_MATCH_BYTES)).min(upto);
         let found = self.expression.as_ref().and_then(|expression| expression.find_at(text, start));
-        let (sum, count) = seen.logprobs;
+        let (sum, count) = state.logprobs;
         let unsure = self.min_mean_logprob.is_some_and(|min| {
-            let earlier = tokens.checked_sub(self.window).map(|earlier| self.seen[earlier].logprobs);
+            let earlier = tokens.checked_sub(self.window).map(|earlier| self.states[earlier].logprobs);
             earlier.is_some_and(|(before, drawn)| {
                 count - drawn == self.window && (sum - before) / (self.window as f64) < min
             })
         });
-        seen.met = match found {
+        state.met = match found {
             Some(found) => Some(RuleMatch { rule: "regex", end: found.end() }),
             None if unsure => Some(RuleMatch { rule: "mean_logprob", end: upto }),
             None if self.tokens.is_some_and(|max| tokens.saturating_sub(reasoning_tokens) >= max) => {
@@ -251,7 +251,9 @@ impl ModInstance for Rules {
         self.follow(call);
         let CallEvent::Added { tokens, .. } = call.event else { return Ok(Reply::noop()) };
         let ended = tokens.last().is_some_and(|&last| ends(call.run, last));
-        let Some(met) = self.seen.last().and_then(|seen| seen.met).filter(|_| !ended) else { return Ok(Reply::noop()) };
+        let Some(met) = self.states.last().and_then(|state| state.met).filter(|_| !ended) else {
+            return Ok(Reply::noop());
+        };
         let cut = self.written.cut(met.end);
         let mut put = call.run.vocabulary.encode(&cut.before, false, false);
         put.push(self.end);

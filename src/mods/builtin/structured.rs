@@ -16,7 +16,7 @@ const BEHAVIOR: &str = "At every step, only tokens that lead to a valid answer c
                     an answer can satisfy them all.";
 
 fn after() -> Value {
-    json!({"type": "string", "minLength": 1, "description": "The constraint begins after this text; before it, anything may be written."})
+    json!({"type": "string", "minLength": 1, "description": "The constraint begins after this text; the text before it is free."})
 }
 
 fn instance(
@@ -52,13 +52,13 @@ impl ModFactory for JsonSchema {
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let fields = ConfigFields::parse(config, &["schema", "after"])?;
-        let right = "'schema' must be a JSON schema (an object), e.g. {\"type\": \"object\"}";
+        let expected = "'schema' must be a JSON schema (an object), e.g. {\"type\": \"object\"}";
         match fields.get("schema") {
             Some(schema @ Value::Object(_)) => {
                 instance(GrammarSource::JsonSchema(schema.clone()), "schema", &fields, run)
             }
-            Some(other) => Err(format!("{right}, found {other}")),
-            None => Err(format!("'schema' is missing; {right}")),
+            Some(other) => Err(format!("{expected}, found {other}")),
+            None => Err(format!("'schema' is missing; {expected}")),
         }
     }
 }

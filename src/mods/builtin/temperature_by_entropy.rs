@@ -20,8 +20,8 @@ impl ModFactory for TemperatureByEntropy {
             "temperature-by-entropy",
             "Draws each token at a temperature that follows the model's uncertainty.",
             "At an entropy (in bits, of the logits as left by the previous mods) of min_entropy or less the temperature is low, at \
-             max_entropy or more it is high, and between them it is interpolated linearly. low may exceed high, to make the model more predictable where \
-             it is unsure.",
+             max_entropy or more it is high, and between them it is interpolated linearly. If low exceeds high, the model is more \
+             predictable where it is unsure.",
             json!({"low": 0.2, "high": 1.0, "min_entropy": 0.5, "max_entropy": 4.0}),
             schema(
                 &[],
@@ -66,8 +66,8 @@ struct ByEntropy {
 
 impl ByEntropy {
     fn temperature(&self, entropy: f32) -> f32 {
-        let along = ((entropy - self.min_entropy) / (self.max_entropy - self.min_entropy)).clamp(0.0, 1.0);
-        self.low + (self.high - self.low) * along
+        let fraction = ((entropy - self.min_entropy) / (self.max_entropy - self.min_entropy)).clamp(0.0, 1.0);
+        self.low + (self.high - self.low) * fraction
     }
 }
 

@@ -106,11 +106,11 @@ impl Scene {
             max_steps: 100,
             event,
         };
-        let (later, answer) = std::sync::mpsc::channel();
-        let done = ReplySender::new(move |reply| later.send(reply).unwrap());
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let done = ReplySender::new(move |reply| sender.send(reply).unwrap());
         let reply = match self.instance.call(&call, done) {
             Ok(reply) => reply,
-            Err(Pending) => answer.recv_timeout(Duration::from_secs(30)).expect("an answer"),
+            Err(Pending) => receiver.recv_timeout(Duration::from_secs(30)).expect("an answer"),
         };
         assert!(reply.action.as_ref().is_none_or(|action| action.permitted_on(call.event_type())));
         reply
@@ -148,10 +148,10 @@ impl Scene {
 pub struct Play {
     pub run: Arc<RunView>,
     pub prompt: String,
-    /// Text that the model writes while the answer is a prefix of it; NUL ends the answer. Afterwards it writes random
-    /// text.
+    /// Text that the model writes as long as the answer is a prefix of it; NUL ends the answer. Afterwards the model
+    /// writes random text.
     pub script: String,
-    /// Further scripts, used one after the other each time the previous one was removed.
+    /// Further scripts; each replaces the previous one when that one was removed from the answer.
     pub further: Vec<String>,
     /// Preferred characters of random text.
     pub alphabet: &'static str,
@@ -164,17 +164,17 @@ pub struct Play {
 pub struct PlayResult {
     pub text: String,
     pub tokens: Vec<TokenId>,
-    /// True if it ended with an end-of-generation token.
+    /// True if the run ended with an end-of-generation token.
     pub ended: bool,
     pub error: Option<String>,
     pub logs: Vec<String>,
-    /// Number of actions that changed control and won.
+    /// Number of actions that won an event.
     pub controls: usize,
     /// Number of tokens that were retracted after they were sent.
     pub retracted: usize,
     /// Number of sampled tokens.
     pub draws: usize,
-    /// True if the limit of steps ended it.
+    /// True if the limit of steps ended the run.
     pub cut_off: bool,
 }
 
@@ -274,12 +274,12 @@ impl PlayState {
     fn model(&mut self) -> Vec<f32> {
         let written = &self.sequence[self.prompt..];
         let vocabulary = &self.play.run.vocabulary;
-        let usual = |token: TokenId| {
+        let is_preferred = |token: TokenId| {
             !vocabulary.is_control(token)
                 && vocabulary.piece(token).iter().all(|byte| self.play.alphabet.as_bytes().contains(byte))
         };
         let mut logits: Vec<f32> =
-            (0..vocabulary.len() as TokenId).map(|token| if usual(token) { 0.0 } else { -5.0 }).collect();
+            (0..vocabulary.len() as TokenId).map(|token| if is_preferred(token) { 0.0 } else { -5.0 }).collect();
         if self.script.starts_with(written) && written.len() < self.script.len() {
             logits[self.script[written.len()] as usize] = 20.0;
         }
@@ -304,7 +304,7 @@ impl PlayState {
         last
     }
 
-    /// Dispatches an event to all mods. Returns the first action that changes control, and the temperature for the token.
+    /// Dispatches an event to all mods. Returns the action that wins the event, and the temperature for the token.
     fn dispatch(&mut self, event: &CallEvent<'_>) -> (Option<Action>, Option<f32>) {
         let (mut winner, mut temperature) = (None, None);
         for instance in &mut self.instances {
@@ -345,7 +345,7 @@ impl PlayState {
         (winner, temperature)
     }
 
-    /// Applies an action. `drawn` sampled tokens of a Backtrack are not in the sequence.
+    /// Applies an action. `drawn` of the tokens that a Backtrack removes are sampled and not in the sequence.
     fn apply(&mut self, action: Action, drawn: usize) -> bool {
         self.result.controls += 1;
         match action {

@@ -13,8 +13,8 @@ use crate::mods::{
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Additional tokens of reasoning, so that it does not end within a character or within the end marker that the model
-/// writes.
+/// Maximum additional tokens of reasoning while its end would be within a character, or within the end marker that the
+/// model is writing.
 const GRACE_TOKENS: usize = 16;
 /// Maximum times that reasoning is ended in one answer.
 const MAX_ENDS: usize = 8;
@@ -36,7 +36,7 @@ impl ModFactory for ThinkBudget {
                 &[],
                 json!({
                     "tokens": {"type": "integer", "minimum": 0, "maximum": 1_000_000, "default": 1024,
-                        "description": "Maximum tokens of reasoning; a few more if it would end within a character."},
+                        "description": "Maximum tokens of reasoning; up to 16 more to complete a character or an end marker."},
                     "message": {"type": "string", "minLength": 1, "description": "Text that is inserted before the end of the reasoning."},
                     "begin": {"type": "string", "minLength": 1, "description": "Marker that begins reasoning; requires end."},
                     "end": {"type": "string", "minLength": 1, "description": "Marker that ends reasoning; requires begin."},
@@ -82,7 +82,7 @@ impl Budget {
         let format = &call.run.answer_format.format;
         match &self.markers {
             Some((_, end)) => end.clone(),
-            // Begins the next message; if it is reasoning again, only the final channel remains.
+            // Begins the next message. If that one was reasoning, too, the next one is forced to the final channel.
             None if format.is_channels() => {
                 let last = if self.ends > 0 { "<|channel|>final<|message|>" } else { "" };
                 format!("{}<|start|>assistant{last}", format.reasoning_markers.1)
@@ -105,7 +105,7 @@ impl ModInstance for Budget {
         let markers = self.markers.as_ref().map(|(begin, end)| (begin.as_str(), end.as_str()));
         let reasoning = self.reasoning.get_or_insert_with(|| ReasoningState::new(call, markers));
         reasoning.follow(&delta, &self.written, kept);
-        // Another mod may remove an added token, so only the next step shows the actual reasoning.
+        // Another mod may remove an added token, so the budget is checked before the next step.
         if !matches!(call.event, CallEvent::ForwardPass { .. }) || !reasoning.is_within() {
             return Ok(Reply::noop());
         }

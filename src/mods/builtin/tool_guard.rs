@@ -38,9 +38,9 @@ impl ModFactory for ToolGuard {
                     "max_retries": {"type": "integer", "minimum": 0, "maximum": 100, "default": 3,
                         "description": "Maximum retries in one answer."},
                     "temperature": {"type": "number", "minimum": 0, "maximum": 10, "default": 1.0,
-                        "description": "Temperature of these draws; at 0 every attempt is the same."},
+                        "description": "Temperature of the retries; at 0 all attempts are equal."},
                     "then": {"enum": ["text", "error", "keep"], "default": "text",
-                        "description": "Treatment of an invalid call after that."},
+                        "description": "Treatment of an invalid call once the retries are used up."},
                 }),
             ),
         )
@@ -80,13 +80,14 @@ impl ModFactory for ToolGuard {
 
 /// Parses tools in OpenAI's format, with or without the enclosing function object.
 fn read_tools(tools: &Value) -> Result<Vec<ToolDefinition>, String> {
-    let right = "'tools' must be a list of {\"type\": \"function\", \"function\": {\"name\": …, \"parameters\": {…}}}";
-    let list = tools.as_array().filter(|list| !list.is_empty()).ok_or_else(|| format!("{right}, found {tools}"))?;
+    let expected =
+        "'tools' must be a list of {\"type\": \"function\", \"function\": {\"name\": …, \"parameters\": {…}}}";
+    let list = tools.as_array().filter(|list| !list.is_empty()).ok_or_else(|| format!("{expected}, found {tools}"))?;
     list.iter()
         .map(|tool| {
             let function = tool.get("function").unwrap_or(tool);
             let name = function.get("name").and_then(Value::as_str).filter(|name| !name.is_empty());
-            let name = name.ok_or_else(|| format!("{right}, found {tool} in it"))?;
+            let name = name.ok_or_else(|| format!("{expected}, found {tool} in it"))?;
             let parameters = function.get("parameters").cloned().unwrap_or_else(|| json!({}));
             if !parameters.is_object() {
                 return Err(format!(
@@ -133,7 +134,7 @@ impl Guard {
     fn follow(&mut self, call: &Call<'_>) {
         let delta = self.tracker.follow(call);
         let kept = self.written.follow(&delta, &call.run.vocabulary);
-        // Another mod's action won: the invalid call is still there and is parsed again.
+        // If another mod's action won, the invalid call remains and is parsed again.
         let is_kept = self.expected.take().is_some_and(|tokens| self.tracker.tokens() - delta.added.len() > tokens);
         if is_kept || kept < self.read || (delta.removed > 0 && self.finished) {
             self.parser = AnswerParser::new(Arc::clone(&self.answer_format));
@@ -153,7 +154,7 @@ impl Guard {
         let text = self.written.text(self.read, upto);
         let mut invalid = None;
         for c in text.chars() {
-            // The item completed by this character began before it.
+            // The item that this character completes began before it.
             let (from, marked) = (self.parser.unsent_from(), self.parser.is_in_marked_call());
             let pieces = self.parser.push(c.encode_utf8(&mut [0; 4]));
             self.read += c.len_utf8();
@@ -172,10 +173,10 @@ impl Guard {
 
     fn find_invalid(&self, pieces: &[AnswerDelta], from: usize, unread: bool) -> Option<InvalidCall> {
         let from = if self.answer_format.format.is_channels() {
-            // The parser reports the whole channel at once; the call begins with its last header.
+            // The parser reports a channel as a whole, so the call begins with the last channel header.
             rfind(&self.written.bytes()[..self.read], b"<|channel|>").unwrap_or(0)
         } else {
-            // Spaces before it may remain.
+            // Spaces before the call may remain.
             let rest = &self.written.bytes()[from..];
             from + rest.len() - rest.trim_ascii_start().len()
         };
@@ -252,7 +253,7 @@ impl Guard {
         Reply { action: Some(Action::Backtrack { n, tokens }), logs, ..Reply::default() }
     }
 
-    /// Returns the first token of the call if it is tokenized on its own.
+    /// Returns the first token of the call's own tokenization.
     fn first_of_call(&self, from: usize, call: &Call<'_>) -> Option<TokenId> {
         let text = String::from_utf8_lossy(&self.written.bytes()[from..]).into_owned();
         call.run.vocabulary.encode(&text, false, true).first().copied()
@@ -293,7 +294,7 @@ impl ModInstance for Guard {
                 if let Some(invalid) = self.parse(over) {
                     self.respond(&invalid, call)
                 } else {
-                    // A retry ends with a valid call, or with text.
+                    // A retry is complete after a valid call or text.
                     let complete = self.parser.message().calls.iter().filter(|call| call.complete).count();
                     let text = self.holdback() == 0;
                     self.retry_from.take_if(|from| complete > calls || (text && *from < length));
@@ -336,7 +337,7 @@ mod tests {
         config
     }
 
-    /// Runs a model that writes these scripts one after the other, each time it has to write again.
+    /// Runs a model that writes the first script, and the next one each time a call was removed.
     fn play(scripts: &[&str], further: &Value) -> PlayResult {
         let scripts: Vec<String> = scripts.iter().map(ToString::to_string).collect();
         Play { script: scripts[0].clone(), further: scripts[1..].to_vec(), max_tokens: 400, ..Play::default() }
@@ -365,8 +366,8 @@ mod tests {
             ("{\"name\": \"add\"\0", "the call cannot be parsed"),
         ] {
             let first = format!("I look.\n<tool_call>\n{invalid}\n</tool_call>\0");
-            let right = format!("I look.\n{RIGHT}\0");
-            let result = play(&[&first, &right], &json!({"block": ["delete"]}));
+            let valid = format!("I look.\n{RIGHT}\0");
+            let result = play(&[&first, &valid], &json!({"block": ["delete"]}));
             assert_eq!(result.logs, [format!("{why}; retrying")]);
             assert_eq!((result.text, result.retracted, result.controls), (format!("I look.\n{RIGHT}"), 0, 1));
         }
@@ -380,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn repeatedly_invalid_call_follows_then() {
+    fn field_then_decides_after_the_last_retry() {
         let invalid = "<tool_call>\n{\"name\": \"x\", \"arguments\": {}}\n</tool_call>\0";
         let result = play(&[invalid; 9], &json!({"max_retries": 2}));
         assert!(!result.text.starts_with('<'), "{result:?}");

@@ -6,7 +6,7 @@ const MAX_HEADER: usize = 16 << 20;
 /// Maximum length of a body in bytes.
 const MAX_BODY: usize = 64 << 20;
 
-/// One message.
+/// One message between server and worker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
     /// Header: JSON, not parsed yet.
@@ -15,7 +15,7 @@ pub struct Frame {
     pub body: Vec<u8>,
 }
 
-/// The sender violates the protocol.
+/// Error for a frame that exceeds the limits of the protocol.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
     "a frame has a header of {header} bytes and a body of {body} bytes; the maximum is {MAX_HEADER} and {MAX_BODY}"
@@ -43,8 +43,8 @@ pub fn split_frame(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 }
 
 fn lengths(prefix: [u8; PREFIX]) -> (usize, usize) {
-    let both = u64::from_le_bytes(prefix);
-    ((both & u64::from(u32::MAX)) as usize, (both >> 32) as usize)
+    let length = u64::from_le_bytes(prefix);
+    ((length & u64::from(u32::MAX)) as usize, (length >> 32) as usize)
 }
 
 /// Decoder of frames from a stream of bytes.
@@ -59,7 +59,7 @@ impl Decoder {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// Returns the next frame, once it is complete.
+    /// Returns the next frame, or `None` until it is complete.
     ///
     /// # Errors
     /// [`FrameTooLong`]; the rest of the stream cannot be decoded.

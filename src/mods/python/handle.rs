@@ -1,6 +1,6 @@
-//! Handle through which the decode thread submits calls; it never blocks. A call goes to the supervisor's queue. If the
-//! supervisor is idle, the frame goes directly to the worker, so that the supervisor need not wake up first. While the
-//! decode thread is idle too, it polls for the reply itself, and the supervisor does not wake up at all.
+//! Non-blocking handle through which the decode thread submits calls. A call goes to the supervisor's queue. If the worker
+//! is idle, its frame is sent to the worker directly, so that the worker need not wait for the supervisor to wake up. If
+//! the decode thread is idle, too, it polls for the reply, and the supervisor does not wake up at all.
 
 use super::frame;
 use super::message::{FromWorker, WorkerReply};
@@ -38,7 +38,7 @@ struct State {
     waiting: usize,
     /// Link to a worker that is idle, or works on `direct_call`.
     link: Option<WorkerLink>,
-    /// Call that was sent directly to the worker and is not known to the supervisor; its caller polls for the reply.
+    /// Call that was sent directly to the worker and not to the supervisor; its caller polls for the reply.
     direct_call: Option<Box<CallJob>>,
     /// Number of replies found by polling.
     direct_replies: u64,
@@ -69,13 +69,13 @@ impl SupervisorHandle {
     /// # Errors
     /// The supervisor has ended; returns the job.
     pub fn submit(&self, mut job: Job) -> Result<(), Job> {
-        // The lock is held no longer than one frame is written to an empty socket.
+        // The lock is held while one frame is written to an empty socket, which does not block.
         let mut state = self.shared.state();
         self.forward_to_supervisor(&mut state);
         if let (Job::Call(call), 0, Some(link)) = (&mut job, state.waiting, &state.link)
             && call.run.worker.load(Ordering::Acquire) == link.generation
         {
-            if send_now(link, &frame::encode(&call.header, &[])).is_ok() {
+            if try_send(link, &frame::encode(&call.header, &[])).is_ok() {
                 call.sent = Some(Instant::now());
             } else {
                 state.link = None;
@@ -95,14 +95,14 @@ impl SupervisorHandle {
         })
     }
 
-    /// Checks whether the reply to the run's call has arrived, and delivers it if so. Anything other than a complete
-    /// reply is left to the supervisor.
+    /// Delivers the reply to the run's call if it has arrived. The supervisor handles everything other than a complete
+    /// reply.
     pub fn poll_reply(&self, run: u64) {
         let mut state = self.shared.state();
         if state.direct_call.as_ref().is_none_or(|call| call.run.number != run) {
             return;
         }
-        match state.link.as_ref().map_or(Err(NotAReply), answer) {
+        match state.link.as_ref().map_or(Err(NotAReply), try_read_reply) {
             Ok(None) => {}
             Err(NotAReply) => self.forward_to_supervisor(&mut state),
             Ok(Some((reply, body))) => {
@@ -163,9 +163,8 @@ impl WorkerShared {
     }
 }
 
-/// Sends without blocking. If a frame does not fit completely, the worker is ended, which would otherwise wait for the
-/// rest.
-fn send_now(link: &WorkerLink, bytes: &[u8]) -> Result<(), Errno> {
+/// Sends without blocking. If only a part of a frame fits, ends the worker, which would otherwise wait for the rest.
+fn try_send(link: &WorkerLink, bytes: &[u8]) -> Result<(), Errno> {
     // Rust programs ignore SIGPIPE, so MSG_NOSIGNAL is not needed.
     match send(link.stream.as_raw_fd(), bytes, MsgFlags::MSG_DONTWAIT) {
         Ok(sent) if sent == bytes.len() => Ok(()),
@@ -181,7 +180,7 @@ fn send_now(link: &WorkerLink, bytes: &[u8]) -> Result<(), Errno> {
 struct NotAReply;
 
 /// Reads a reply, if one has arrived. Never blocks, and consumes nothing but a complete reply.
-fn answer(link: &WorkerLink) -> Result<Option<(WorkerReply, Vec<u8>)>, NotAReply> {
+fn try_read_reply(link: &WorkerLink) -> Result<Option<(WorkerReply, Vec<u8>)>, NotAReply> {
     let socket = link.stream.as_raw_fd();
     let mut bytes = [0; MAX_POLLED_FRAME];
     let count = match recv(socket, &mut bytes, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_PEEK) {

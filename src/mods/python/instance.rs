@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Maximum workers of one mod.
 const MAX_WORKERS: usize = 64;
 
-/// A Python mod; its workers start with the runs that name it, and end with the mod.
+/// A Python mod. Its workers start with runs that name the mod and end when the mod is removed.
 pub struct PythonMod {
     description: ModDescription,
     handler: HandlerInfo,
@@ -32,8 +32,8 @@ impl PythonMod {
         Self { description, handler, spec, handles_by_worker: Mutex::default() }
     }
 
-    /// Returns the handle of the worker with the fewest runs, for one more run. Starts another worker if all are busy
-    /// and the maximum is not reached.
+    /// Returns the handle of the worker for a new run: the one with the fewest runs, or another worker if all have runs and
+    /// the maximum is not reached.
     fn handle(&self) -> io::Result<Arc<SupervisorHandle>> {
         let mut handles_by_worker = self.handles_by_worker.lock().unwrap_or_else(PoisonError::into_inner);
         // A supervisor that panicked is not used again.
@@ -86,9 +86,9 @@ impl ModFactory for PythonMod {
             handle,
             handles: EventSet::new(&self.handler.handles),
             tokens: None,
-            known: Vec::new(),
+            shared_tokens: Vec::new(),
             logits: None,
-            over: false,
+            is_over: false,
         }))
     }
 }
@@ -101,10 +101,10 @@ struct PythonInstance {
     /// Region of the sequence.
     tokens: Option<MemoryRegion>,
     /// Tokens in that region.
-    known: Vec<TokenId>,
+    shared_tokens: Vec<TokenId>,
     /// Region of the logits.
     logits: Option<MemoryRegion>,
-    over: bool,
+    is_over: bool,
 }
 
 impl PythonInstance {
@@ -149,15 +149,15 @@ impl PythonInstance {
             if let Some(old) = self.tokens.take() {
                 memory.free(old);
             }
-            // Few different sizes, so that runs reuse freed regions.
+            // Rounded up to few sizes, so that runs can reuse freed regions.
             self.tokens = Some(memory.allocate((bytes * 2).next_power_of_two())?);
-            self.known.clear();
+            self.shared_tokens.clear();
         }
         let region = self.tokens.as_ref().ok_or(io::ErrorKind::OutOfMemory)?;
-        let same = common_prefix(&self.known, sequence);
+        let same = common_prefix(&self.shared_tokens, sequence);
         memory.write(region, (same * size_of::<TokenId>()) as u64, bytemuck::cast_slice(&sequence[same..]))?;
-        self.known.truncate(same);
-        self.known.extend_from_slice(&sequence[same..]);
+        self.shared_tokens.truncate(same);
+        self.shared_tokens.extend_from_slice(&sequence[same..]);
         Ok(region.offset)
     }
 
@@ -217,7 +217,7 @@ impl ModInstance for PythonInstance {
     }
 
     fn finished(&mut self) {
-        if std::mem::replace(&mut self.over, true) {
+        if std::mem::replace(&mut self.is_over, true) {
             return;
         }
         let regions = self.tokens.take().into_iter().chain(self.logits.take()).collect();

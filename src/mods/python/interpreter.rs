@@ -11,7 +11,7 @@ const VERSION_SCRIPT: &str = "import sys; print(*sys.version_info[:2], sys.execu
 /// Returns the interpreter for workers: `configured`, else `THUNDER_PYTHON`, else `python3` on the PATH.
 ///
 /// # Errors
-/// [`LoadError::NoPython`] with what was tried.
+/// [`LoadError::NoPython`] with the candidate that was tried.
 pub fn find(configured: Option<&Path>) -> Result<PathBuf, LoadError> {
     static DEFAULT: OnceLock<PathBuf> = OnceLock::new();
     match (configured, DEFAULT.get()) {
@@ -25,8 +25,8 @@ pub fn find(configured: Option<&Path>) -> Result<PathBuf, LoadError> {
     }
 }
 
-/// Returns the path of the actual interpreter: `candidate` may be a shim that needs an environment that workers do not
-/// have.
+/// Returns the path of the actual interpreter. `candidate` may be a shim that depends on environment variables, which
+/// workers do not have.
 fn resolve(candidate: &Path) -> Result<PathBuf, LoadError> {
     let failed = |reason: String| LoadError::NoPython { tried: candidate.display().to_string(), reason };
     let output = Command::new(candidate)

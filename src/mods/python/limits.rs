@@ -14,11 +14,11 @@ pub struct WorkerLimits {
     pub idle_cpu: Duration,
     /// Time after which an unused worker is ended; zero keeps it.
     pub idle: Duration,
-    /// Number of workers of a mod that does not specify it, 1 or more. A run stays with one of them.
+    /// Maximum workers of a mod that does not specify a number; 1 or more. A run stays with one of them.
     pub workers: usize,
     /// Maximum address space of a worker in bytes, including mapped libraries; 0 = no limit.
     pub address_space_bytes: u64,
-    /// Maximum size of a file that a worker can write, in bytes; 0 = no limit. In the sandbox it can write none.
+    /// Maximum size of a file that a worker can write, in bytes; 0 = no limit. In the sandbox a worker cannot write files.
     pub file_size_bytes: u64,
     /// Maximum open descriptors of a worker.
     pub open_files: u64,

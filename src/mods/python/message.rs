@@ -46,11 +46,11 @@ pub enum ToWorker<'a> {
         seed: u32,
         vocabulary: VocabularyInfo<'a>,
     },
-    /// One event. Answered by `reply`, after any number of `ask` and `log`.
+    /// One event. Answered by `reply`, after any number of `query` and `log`.
     Call(CallHeader<'a>),
     /// The run has ended. Answered by `reply`.
     Finished { run: u64 },
-    /// Answer to `ask`. For `encode`: the tokens. For `vocabulary`: the control tokens, and as body `u32` offsets (one
+    /// Answer to `query`. For `encode`: the tokens. For `vocabulary`: the control tokens, and as body `u32` offsets (one
     /// more than tokens), then the bytes of all pieces.
     Answer {
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -63,7 +63,7 @@ pub enum ToWorker<'a> {
     },
 }
 
-/// Serialises a header; cannot fail for these types.
+/// Serialises a header, which cannot fail for these types.
 pub fn to_json(message: &ToWorker<'_>) -> Vec<u8> {
     serde_json::to_vec(message).unwrap_or_default()
 }
@@ -111,7 +111,7 @@ pub enum FromWorker {
     /// A line was printed or logged.
     Log { level: LogLevel, message: String },
     /// A query to the server.
-    Ask(WorkerQuery),
+    Query(WorkerQuery),
     /// The reply to a call. The body has sparse edits: `i32` tokens, then as many `f32` values.
     Reply(WorkerReply),
 }
@@ -261,9 +261,10 @@ impl WireAction {
                 Action::EmitError { message, fault: if is_quote { Fault::QuoteMod } else { Fault::Mod } }
             }
             Self::AdjustedLogits { edit, temperature } => {
-                if let Some(wrong) = temperature.filter(|temperature| !(temperature.is_finite() && *temperature >= 0.0))
+                if let Some(temperature) =
+                    temperature.filter(|temperature| !(temperature.is_finite() && *temperature >= 0.0))
                 {
-                    return Err(format!("token_temp must be a number of 0 or more, got {wrong}"));
+                    return Err(format!("token_temp must be a number of 0 or more, got {temperature}"));
                 }
                 let edit = match edit {
                     WireEdit::Keep => LogitEdit::Keep,
@@ -299,7 +300,7 @@ fn sparse(body: &[u8]) -> Result<Vec<(TokenId, f32)>, String> {
 }
 
 fn check_values(action: &Action, vocabulary: &Vocabulary) -> Result<(), String> {
-    let exists = |token: TokenId| {
+    let check_token = |token: TokenId| {
         if vocabulary.contains(token) {
             return Ok(());
         }
@@ -309,13 +310,13 @@ fn check_values(action: &Action, vocabulary: &Vocabulary) -> Result<(), String> 
         ))
     };
     // −inf bans a token; the sampler cannot handle NaN and +inf.
-    let usable = |value: f32| !value.is_nan() && value < f32::INFINITY;
+    let is_usable = |value: f32| !value.is_nan() && value < f32::INFINITY;
     match action {
         Action::AdjustedPrefill { tokens, .. } if tokens.is_empty() => Err("the new prompt is empty".into()),
         Action::AdjustedPrefill { tokens, .. }
         | Action::ForceTokens(tokens)
         | Action::Backtrack { tokens, .. }
-        | Action::ForceOutput(tokens) => tokens.iter().try_for_each(|&token| exists(token)),
+        | Action::ForceOutput(tokens) => tokens.iter().try_for_each(|&token| check_token(token)),
         Action::AdjustedLogits { edit: LogitEdit::Set(entries) | LogitEdit::Add(entries), .. }
             if entries.len() > vocabulary.len() =>
         {
@@ -323,15 +324,15 @@ fn check_values(action: &Action, vocabulary: &Vocabulary) -> Result<(), String> 
         }
         Action::AdjustedLogits { edit: LogitEdit::Set(entries) | LogitEdit::Add(entries), .. } => {
             entries.iter().try_for_each(|&(token, value)| {
-                exists(token)?;
-                usable(value).then_some(()).ok_or_else(|| format!("the logit of token {token} must not be {value}"))
+                check_token(token)?;
+                is_usable(value).then_some(()).ok_or_else(|| format!("the logit of token {token} must not be {value}"))
             })
         }
         Action::AdjustedLogits { edit: LogitEdit::Replace(values), .. } => {
-            // Without an early exit, so that the loop is vectorised.
-            let unusable: u32 = values.iter().map(|&value| u32::from(!usable(value))).sum();
+            // The loops have no early exit, so that the compiler vectorises them.
+            let unusable: u32 = values.iter().map(|&value| u32::from(!is_usable(value))).sum();
             let possible: u32 = values.iter().map(|&value| u32::from(value > f32::NEG_INFINITY)).sum();
-            if let (1.., Some(token)) = (unusable, values.iter().position(|&value| !usable(value))) {
+            if let (1.., Some(token)) = (unusable, values.iter().position(|&value| !is_usable(value))) {
                 return Err(format!("the logit of token {token} must not be {}", values[token]));
             }
             if possible == 0 {

@@ -1,9 +1,9 @@
 //! Python mods: each runs in a separate worker process, never inside the server.
 //!
 //! [`PythonMods::file`] imports a file once, in a separate process, to find the functions with `@mod`, and
-//! returns a [`ModFactory`] for each. A worker starts with the first run that names the mod and serves all runs that
-//! do, one call at a time. It ends when the mod is removed. Module-level state lives as long as the worker. Several
-//! mods of one file each have their own worker and share nothing.
+//! returns a [`ModFactory`] for each. A worker starts with the first run that names the mod. It serves all runs with the
+//! mod, one call at a time, and ends when the mod is removed. Module-level state lasts as long as the worker. Each mod of a
+//! file has its own worker, and mods share no state.
 //!
 //! # A call
 //! `instance` writes the sequence and the logits into memory shared with the worker and submits the call to the mod's
@@ -12,18 +12,18 @@
 //! server can tokenize) and delivers the reply through [`ReplySender`](super::ReplySender).
 //!
 //! # Deadlines and crashes
-//! A call has [`WorkerLimits::call`], counted from the moment the worker receives it; an import has
-//! [`WorkerLimits::import`]. A worker that exceeds its deadline is asked for its stack, which becomes the exception's
-//! traceback, and is then killed with its process group. That one call fails with an exception and is never retried,
-//! since the mod may have executed half of it. Calls of other runs wait in the supervisor and go to the next worker,
-//! which imports the mod again: its module-level state is lost. Output printed by the failed call is kept. If an import
-//! fails after a restart, or several workers fail without a successful call between, calls fail immediately for a delay
-//! that doubles from 0.5 s to 30 s. The engine switches a mod off for its run if calls keep failing.
+//! The deadline of a call is [`WorkerLimits::call`] after the worker receives it, that of an import
+//! [`WorkerLimits::import`]. A worker that exceeds its deadline must dump its stack, which becomes the exception's
+//! traceback, and is then killed with its process group. Only its current call fails with an exception. The call is never
+//! retried, since the mod may have executed half of it. Calls of other runs wait in the supervisor and go to the next
+//! worker, which imports the mod again, so module-level state is lost. Output printed by the failed call is kept. If an
+//! import fails after a restart, or several workers fail without a successful call in between, calls fail immediately for
+//! a delay that doubles from 0.5 s to 30 s. The engine disables a mod for a run if its calls keep failing.
 //!
 //! # Several workers
 //! `@mod(workers=N)`, or [`WorkerLimits::workers`] if the mod does not specify it, lets up to N workers serve a mod.
-//! Another one starts when all existing ones have runs. A run stays with its worker, so that the state that a mod keeps
-//! for a request is available in its next call; module-level state is separate in each worker. A worker ends after
+//! Another worker starts when all existing ones have runs. A run stays with its worker, so the state that a mod keeps for a
+//! request is available in its next call. Module-level state is separate in each worker. A worker ends after
 //! [`WorkerLimits::idle`] without a run.
 //!
 //! # Protocol, version 1
@@ -34,13 +34,13 @@
 //! |---|---|---|
 //! | `load` (source) | `loaded` or `failed` | once |
 //! | `run` | | before the first call of a run on this worker |
-//! | `call` | `reply` | one event; places in shared memory as (byte offset, count) |
-//! | `finished` | `reply` | the run is over |
-//! | `answer` | `ask` | while the worker works: `encode`, or `vocabulary` once per model |
+//! | `call` | `reply` | one event; regions of the shared memory as (byte offset, count) |
+//! | `finished` | `reply` | the run has ended |
+//! | `answer` | `query` | during a call: `encode`, or `vocabulary` once per model |
 //! | | `log` | at any time; belongs to the call in progress, else to the next one |
 //!
 //! The shared memory is an anonymous file. The worker maps it; the server reads and writes it only with system calls,
-//! so that a worker that truncates it gets an exception and does no harm to the server. Each mod instance has one
+//! so a worker that truncates it causes an exception for its mod and no harm to the server. Each mod instance has one
 //! region for its tokens, of which only the changed end is written, and one for its logits: `float32`, one per token of
 //! the vocabulary. The reply has `keep` (only the temperature), `memory` (all logits were replaced) or `set`/`add`
 //! (sparse edits in the body: `i32` tokens, then as many `f32` values). It can also set the number of last tokens that
@@ -51,7 +51,7 @@
 //! directory, its own process group, limits on memory, file size, descriptors, output and on CPU time
 //! between calls, no core files, and it dies with the server (Linux). This contains mistakes, but not hostile code: the
 //! worker runs as the server's user, can read that user's files and use the network. Uploaded source is not trusted and
-//! also runs in a `sandbox`; a file is the user's own, and does so only with [`SandboxPolicy::All`].
+//! runs in a `sandbox`. Files belong to the user and run in a sandbox only with [`SandboxPolicy::All`].
 
 mod call_log;
 mod frame;
@@ -107,7 +107,7 @@ pub enum LoadError {
     NoPython {
         /// Interpreter that was tried.
         tried: String,
-        /// Reason why it cannot be used.
+        /// Reason why the interpreter cannot be used.
         reason: String,
     },
     /// The source must run in a sandbox, but none is available.
@@ -154,7 +154,7 @@ impl LoadError {
 }
 
 impl LoadError {
-    /// Returns the line of the mod's source that caused the error, from 1: the last one that the traceback names.
+    /// Returns the line of the mod's source that caused the error, from 1: the last line of this file in the traceback.
     #[must_use]
     pub fn line(&self) -> Option<u32> {
         let Self::Failed { file, traceback: Some(traceback), .. } = self else { return None };
@@ -187,7 +187,7 @@ impl Source {
     fn new(file: String, text: String) -> Self {
         let stem = Path::new(&file).file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
         let identifier: String = stem.chars().map(|c| if c.is_alphanumeric() { c } else { '_' }).collect();
-        // The prefix prevents that a file json.py shadows Python's own json.
+        // The prefix keeps a file json.py from shadowing Python's json.
         Self { file, module: format!("mod_{identifier}"), text }
     }
 
@@ -229,7 +229,7 @@ pub struct PythonMods {
     pub origin: ModOrigin,
     /// Policy that decides which mods run in a sandbox.
     pub policy: SandboxPolicy,
-    /// Launcher of sandboxes; `None` if none are available.
+    /// Launcher of sandboxes; `None` if sandboxes are unavailable.
     pub launcher: Option<SandboxLauncher>,
 }
 
@@ -290,7 +290,7 @@ impl PythonMods {
         let mut paths = Vec::new();
         for entry in std::fs::read_dir(dir).map_err(unreadable)? {
             let path = entry.map_err(unreadable)?.path();
-            // __init__.py and the like are not mods.
+            // Files such as __init__.py are not mods.
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             if path.extension().is_some_and(|kind| kind == "py") && !name.starts_with(['_', '.']) {
                 paths.push(path);
@@ -352,12 +352,12 @@ impl PythonMods {
 
     /// Returns the launcher of the sandbox, if these mods need one.
     fn sandbox(&self, file: &str) -> Result<Option<SandboxLauncher>, LoadError> {
-        let wanted = match self.policy {
+        let needs_sandbox = match self.policy {
             SandboxPolicy::Off => false,
             SandboxPolicy::Uploaded => !self.origin.is_trusted(),
             SandboxPolicy::All => true,
         };
-        if !wanted {
+        if !needs_sandbox {
             return Ok(None);
         }
         let refused = |reason: &str| LoadError::NoSandbox { file: file.to_owned(), reason: reason.to_owned() };

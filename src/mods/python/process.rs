@@ -30,7 +30,7 @@ struct Sdk;
 const EXTRA_NICE: i32 = 5;
 /// Maximum time for a worker to dump its stack before it is killed.
 const STACK_DUMP_TIMEOUT: Duration = Duration::from_millis(200);
-/// Maximum time for an unneeded worker to end by itself.
+/// Maximum time for a worker to end by itself once it is no longer needed.
 const EXIT_TIMEOUT: Duration = Duration::from_millis(300);
 /// Prefix of the name of a worker's directory.
 const WORKER_DIR_PREFIX: &str = "thunder-mod-";
@@ -44,13 +44,13 @@ const MAX_STRAY_BYTES: usize = 16 * 1024;
 /// Reason why a worker can no longer be used.
 #[derive(Debug)]
 pub enum WorkerFailure {
-    /// It exceeded its deadline.
+    /// The worker exceeded its deadline.
     Deadline,
-    /// It has ended.
+    /// The worker has ended.
     Gone,
-    /// It has too many threads.
+    /// The worker has too many threads.
     Threads(u64),
-    /// It violated the protocol.
+    /// The worker violated the protocol.
     Protocol(String),
 }
 
@@ -86,7 +86,7 @@ impl WorkerProcess {
     ) -> io::Result<Self> {
         let home = WorkerDir::create()?;
         let (stream, theirs) = UnixStream::pair()?;
-        let (stray_in, stray_out) = io::pipe()?;
+        let (stray_reader, stray_writer) = io::pipe()?;
         let work = home.path.join("work");
         let sdk = home.path.join("sdk");
         let numbers = [u64::from(std::process::id()), limits.address_space_bytes, limits.file_size_bytes];
@@ -113,16 +113,16 @@ impl WorkerProcess {
             .current_dir(&work)
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::from(memory.descriptor()?))
-            .stderr(Stdio::from(stray_out))
+            .stderr(Stdio::from(stray_writer))
             .spawn()?;
-        // Decoding threads wait for each other, so one that shares its core delays all.
+        // The threads of a decode wait for each other, so one that shares its core with a worker delays all.
         let nice = getpriority_process(None).unwrap_or(0) + EXTRA_NICE;
         if let Err(error) = setpriority_process(Some(rustix::process::Pid::from_child(&child)), nice) {
             tracing::debug!(%error, "cannot lower the priority of a mod's worker");
         }
         let stray_output = Arc::new(Mutex::new(StrayOutput::default()));
         let into = Arc::clone(&stray_output);
-        thread::Builder::new().name("mod output".into()).spawn(move || collect_stray(stray_in, &into))?;
+        thread::Builder::new().name("mod output".into()).spawn(move || collect_stray(stray_reader, &into))?;
         let (decoder, threads_checked) = (Decoder::default(), Instant::now());
         Ok(Self { child, stream, decoder, threads_checked, stray_output, home, ended: None })
     }
@@ -164,7 +164,8 @@ impl WorkerProcess {
         self.excess_threads().map_or(Ok(()), |threads| Err(WorkerFailure::Threads(threads)))
     }
 
-    /// Returns the process status of Linux, from the state field on. The program's name before it may contain anything.
+    /// Returns Linux's process status from the state field on. The field before it is the program's name, which may contain
+    /// any characters.
     fn stat(&self) -> Option<String> {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).ok()?;
         Some(stat.rsplit_once(')')?.1.to_owned())
@@ -179,8 +180,8 @@ impl WorkerProcess {
         let mut rest = &frame[..];
         while !rest.is_empty() {
             self.stream.set_write_timeout(Some(time_left(deadline)?)).map_err(|_| WorkerFailure::Gone)?;
-            // The timeout applies to each part of a long write; without the deadline a worker that reads slowly could
-            // block it forever.
+            // The timeout applies to each part of the frame, the deadline to the whole frame, so that a worker that reads
+            // slowly cannot block the server forever.
             match self.stream.write(&rest[..rest.len().min(WRITE_CHUNK_BYTES)]) {
                 Ok(written) => rest = &rest[written..],
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -225,7 +226,7 @@ impl WorkerProcess {
     pub fn stack_dump(&self) -> Option<String> {
         let before = self.stray_output().total;
         kill(self.pid(), Signal::SIGUSR1).ok()?;
-        // A stopped process must continue to answer.
+        // A stopped process must be continued to handle the signal.
         kill(self.pid(), Signal::SIGCONT).ok()?;
         let until = Instant::now() + STACK_DUMP_TIMEOUT;
         let mut seen = before;
@@ -246,7 +247,7 @@ impl WorkerProcess {
     /// Kills the process with its whole group. Returns the exit status and the last stray output.
     pub fn kill(mut self) -> (Option<ExitStatus>, String) {
         let status = self.end();
-        // The thread that collects stray output may lag a little.
+        // The thread that collects stray output may need a moment for the last bytes.
         thread::sleep(Duration::from_millis(5));
         let last = self.stray_output().since(0);
         (status, last)
@@ -256,9 +257,9 @@ impl WorkerProcess {
         if self.ended.is_some() {
             return self.ended;
         }
-        // Before the wait, so that the id cannot belong to another group yet.
+        // Signalled before the wait, so that the id cannot belong to another group yet.
         let _ = killpg(self.pid(), Signal::SIGKILL);
-        // It may not have its own group yet.
+        // The process may not have its own group yet.
         let _ = self.child.kill();
         self.ended = self.child.wait().ok();
         self.ended

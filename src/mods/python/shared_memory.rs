@@ -1,5 +1,5 @@
-//! Memory shared with a worker: an anonymous file that Python maps, and that the server reads and writes with system
-//! calls, so that a worker cannot crash the server by truncating it.
+//! Memory shared with a worker: an anonymous file. Python maps it; the server reads and writes it with system calls, so
+//! that a worker cannot crash the server by truncating it.
 
 use std::fs::File;
 use std::io;
@@ -64,7 +64,7 @@ impl SharedMemory {
         Ok(region)
     }
 
-    /// Frees a region; no call may be using it.
+    /// Frees a region, which no call may be using.
     pub fn free(&self, region: MemoryRegion) {
         self.space.lock().unwrap_or_else(PoisonError::into_inner).free.push(region);
     }

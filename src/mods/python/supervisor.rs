@@ -1,5 +1,5 @@
-//! Thread that supervises one worker of a mod: starts it when it is first needed, sends it one call at a time, replaces
-//! it when it exceeds a deadline or dies, and ends it when it is unused for a while.
+//! Thread that supervises one worker of a mod: starts it on demand, sends it one call at a time, replaces it when it
+//! exceeds a deadline or dies, and ends it after an idle period.
 //!
 //! Calls wait here, not in the worker. A deadline therefore counts from the moment the worker receives the call, and a
 //! failing worker loses exactly one call. That call gets an exception and is never retried, since the mod may have
@@ -34,7 +34,7 @@ const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Job of a supervisor.
 pub enum Job {
-    /// A run starts: have a worker ready.
+    /// A run starts and needs a worker.
     StartRun,
     /// One event of a run.
     Call(Box<CallJob>),
@@ -50,7 +50,7 @@ pub struct CallJob {
     pub header: Vec<u8>,
     /// Memory region of the logits.
     pub logits: Option<MemoryRegion>,
-    /// Time at which it was sent to the worker, if it was.
+    /// Time at which the call was sent directly to the worker; `None` if it was not.
     pub sent: Option<Instant>,
     pub done: ReplySender,
 }
@@ -86,9 +86,9 @@ pub struct Supervisor {
     consecutive_failures: u32,
     /// Time of the last finished job.
     idle_since: Instant,
-    /// CPU time of the worker at the first check after that.
-    cpu_then: Option<Duration>,
-    /// Number of replies polled by the decode thread at the last check.
+    /// CPU time of the worker at the first check after `idle_since`.
+    idle_cpu_start: Option<Duration>,
+    /// Number of replies that the decode thread had polled at the last check.
     direct_replies: u64,
 }
 
@@ -112,17 +112,17 @@ impl Supervisor {
             backoff: None,
             consecutive_failures: 0,
             idle_since: Instant::now(),
-            cpu_then: None,
+            idle_cpu_start: None,
             direct_replies: 0,
         }
     }
 
-    /// Runs until all senders of jobs are gone.
+    /// Runs until all senders of jobs are dropped.
     pub fn run(mut self, jobs: &Receiver<Job>) {
         while let Some(job) = self.next(jobs) {
-            let answered = match job {
+            let has_polled = match job {
                 Job::StartRun => {
-                    // A failure is reported by the first call.
+                    // The first call reports a failure.
                     let _ = self.ensure_worker();
                     None
                 }
@@ -138,11 +138,11 @@ impl Supervisor {
             };
             let worker = self.worker.as_ref();
             self.shared.job_done(worker.map_or(0, |_| self.generation), || worker?.stream().ok());
-            // Sent last, so that the next call finds the worker idle.
-            if let Some((done, reply)) = answered {
+            // The reply is sent last, so that the next call finds the worker idle.
+            if let Some((done, reply)) = has_polled {
                 done.reply(reply);
             }
-            (self.idle_since, self.cpu_then) = (Instant::now(), None);
+            (self.idle_since, self.idle_cpu_start) = (Instant::now(), None);
         }
     }
 
@@ -162,14 +162,14 @@ impl Supervisor {
     /// Ends a worker that no run needs, or that uses CPU time or starts too many threads without a call.
     fn check_idle_worker(&mut self) {
         if self.has_direct_replies() {
-            (self.idle_since, self.cpu_then) = (Instant::now(), None);
+            (self.idle_since, self.idle_cpu_start) = (Instant::now(), None);
             return;
         }
         let Some(worker) = &self.worker else { return };
         let limits = &self.spec.limits;
         let cpu = worker.cpu_time();
-        let used = cpu.zip(self.cpu_then).map_or(Duration::ZERO, |(now, then)| now.saturating_sub(then));
-        self.cpu_then = self.cpu_then.or(cpu);
+        let used = cpu.zip(self.idle_cpu_start).map_or(Duration::ZERO, |(now, then)| now.saturating_sub(then));
+        self.idle_cpu_start = self.idle_cpu_start.or(cpu);
         let busy = !limits.idle_cpu.is_zero() && used > limits.idle_cpu;
         let threads = worker.excess_threads();
         let unused =
@@ -193,8 +193,8 @@ impl Supervisor {
 
     /// Returns true if the decode thread has polled replies since the last call of this function.
     fn has_direct_replies(&mut self) -> bool {
-        let answered = self.shared.direct_replies();
-        std::mem::replace(&mut self.direct_replies, answered) != answered
+        let has_polled = self.shared.direct_replies();
+        std::mem::replace(&mut self.direct_replies, has_polled) != has_polled
     }
 
     fn call(
@@ -254,8 +254,8 @@ impl Supervisor {
         }
     }
 
-    /// Sends the frame, unless the worker has it already, and waits for the reply. Answers queries of the worker
-    /// meanwhile.
+    /// Sends the frame, unless the worker has it already, and waits for the reply. Until then, answers queries of the
+    /// worker.
     fn exchange(
         &mut self,
         run: &RunContext,
@@ -275,7 +275,7 @@ impl Supervisor {
         }
         loop {
             match self.spec.receive(worker, deadline, logs, Some(run))? {
-                (FromWorker::Ask(query), _) => {
+                (FromWorker::Query(query), _) => {
                     let (answer, body) = answer(query, &self.vocabularies)?;
                     worker.send(&to_json(&answer), &body, deadline)?;
                 }
@@ -284,7 +284,7 @@ impl Supervisor {
         }
     }
 
-    /// Makes sure that a worker is running that has imported the mod.
+    /// Starts a worker and imports the mod, unless such a worker is running.
     fn ensure_worker(&mut self) -> Result<(), ModException> {
         if let Some(worker) = &mut self.worker {
             if worker.is_alive() {
@@ -305,7 +305,7 @@ impl Supervisor {
             Ok((worker, _)) => {
                 self.worker = Some(worker);
                 self.generation += 1;
-                // Kept until a call succeeds, so that the delay keeps doubling.
+                // The delay is kept until a call succeeds, so that it continues to double.
                 if self.consecutive_failures == 0 {
                     self.backoff = None;
                 }

@@ -104,10 +104,10 @@ impl WorkerSpec {
 pub fn kill_worker(worker: WorkerProcess, failure: &WorkerFailure, deadline: Duration) -> ModException {
     match failure {
         WorkerFailure::Deadline => {
-            let why = if worker.is_stopped() { "; a signal has stopped the worker" } else { "" };
+            let cause = if worker.is_stopped() { "; a signal has stopped the worker" } else { "" };
             let traceback = worker.stack_dump();
             worker.kill();
-            ModException { message: format!("deadline of {} ms exceeded{why}", deadline.as_millis()), traceback }
+            ModException { message: format!("deadline of {} ms exceeded{cause}", deadline.as_millis()), traceback }
         }
         WorkerFailure::Threads(threads) => {
             worker.kill();

@@ -1,4 +1,4 @@
-//! A folder of Python files whose mods are kept registered.
+//! Registration of the mods in a folder of Python files, and of their changes.
 
 use super::{ModOrigin, ModProblem, ModRegistry, ModSource, RegisteredVersion, WithSource, version_of};
 use crate::events::system;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-/// Time without changes after which the folder is read again: editors write a file in several steps.
+/// Time without changes after which the folder is read again, because editors write a file in several steps.
 const DEBOUNCE_DELAY: Duration = Duration::from_millis(150);
 /// Maximum delay before the folder is read again.
 const MAX_DEBOUNCE_DELAY: Duration = Duration::from_secs(2);
@@ -36,22 +36,22 @@ struct FolderFile {
 }
 
 impl ModFolder {
-    /// Creates a folder that was not read yet.
+    /// Creates a folder that has not been read yet.
     #[must_use]
     pub fn new(path: PathBuf, python: PythonMods) -> Self {
         Self { path, python: PythonMods { origin: ModOrigin::File, ..python }, files: BTreeMap::new() }
     }
 
     /// Registers new and changed mods, and removes those whose files are gone. A file that cannot be loaded keeps the
-    /// mods of its last valid text; the reason is logged and listed in [`ModRegistry::problems`]. Takes as long as the
+    /// mods of its last valid text, and the reason is logged and listed in [`ModRegistry::problems`]. Takes as long as the
     /// imports of the changed files.
     ///
     /// # Errors
     /// The folder cannot be read.
     pub fn sync(&mut self, registry: &ModRegistry) -> Result<(), LoadError> {
         let paths = files(&self.path)?;
-        let gone: Vec<PathBuf> = self.files.keys().filter(|path| !paths.contains(path)).cloned().collect();
-        for path in gone {
+        let removed: Vec<PathBuf> = self.files.keys().filter(|path| !paths.contains(path)).cloned().collect();
+        for path in removed {
             let file = mod_name(&path);
             for name in self.files.remove(&path).map(|known| known.names).unwrap_or_default() {
                 registry.remove(&name);
@@ -67,7 +67,7 @@ impl ModFolder {
                 changed.push((path, text));
             }
         }
-        // In parallel, so that one import that hangs does not block all others.
+        // Imported in parallel, so that one import that hangs does not block all others.
         for some in changed.chunks(MAX_PARALLEL_IMPORTS) {
             for ((path, text), found) in some.iter().zip(self.import(some)) {
                 self.register_file(path, text.as_ref().ok(), found, registry);
@@ -114,7 +114,7 @@ impl ModFolder {
                 return;
             }
         };
-        let mut refused = None;
+        let mut rejected = None;
         let mut names = Vec::new();
         for factory in found {
             let factory = WithSource::wrap(factory, source.clone());
@@ -127,14 +127,14 @@ impl ModFolder {
             let (name, hash) = (factory.describe().name, version.hash.clone());
             match registry.register(factory, version) {
                 Ok(replaced) => {
-                    let doing = if replaced { "mod updated" } else { "mod registered" };
-                    tracing::info!(mod.name = name, mod.file = file, mod.version = &hash[..12.min(hash.len())], "{doing}");
+                    let message = if replaced { "mod updated" } else { "mod registered" };
+                    tracing::info!(mod.name = name, mod.file = file, mod.version = &hash[..12.min(hash.len())], "{message}");
                     names.push(name);
                 }
                 Err(taken) => {
                     let message = format!("{}: {taken}; rename one with @mod(name=\"…\")", path.display());
                     tracing::error!("{message}");
-                    refused = Some(problem(&file, message, None));
+                    rejected = Some(problem(&file, message, None));
                 }
             }
         }
@@ -142,11 +142,11 @@ impl ModFolder {
             registry.remove(name);
         }
         known.names = names;
-        if refused.is_some() {
-            // The other mod of this name may be removed; retried on any change.
+        if rejected.is_some() {
+            // The other mod of this name may be removed later, so the file is retried on every change.
             known.text = None;
         }
-        registry.set_problem(&file, refused);
+        registry.set_problem(&file, rejected);
     }
 
     /// Updates the registry on every change, until the watch is dropped.
@@ -162,7 +162,7 @@ impl ModFolder {
                 |event| !matches!(event.kind, EventKind::Access(kind) if kind != AccessKind::Close(AccessMode::Write)),
             );
             if is_change {
-                // The thread below ends only after this sender.
+                // The thread below outlives this sender.
                 let _ = changed.send(());
             }
         })?;

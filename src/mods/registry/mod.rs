@@ -79,7 +79,7 @@ pub fn version_of(factory: &dyn ModFactory) -> String {
 
 /// Error for a request that names an unknown or disabled mod.
 #[derive(Debug, thiserror::Error)]
-#[error("{}; {} mods: {}", why.clone().unwrap_or_else(|| format!("unknown mod '{name}'")),
+#[error("{}; {} mods: {}", reason.clone().unwrap_or_else(|| format!("unknown mod '{name}'")),
     if *disabled { "enabled" } else { "known" }, known.join(", "))]
 pub struct UnknownMod {
     /// Requested name.
@@ -88,8 +88,8 @@ pub struct UnknownMod {
     pub known: Vec<String>,
     /// True if the mod is known but disabled.
     pub disabled: bool,
-    /// Reason, if the mod is not simply unknown.
-    pub why: Option<String>,
+    /// Reason, unless the mod is simply unknown.
+    pub reason: Option<String>,
 }
 
 /// Error for a name that is already taken.
@@ -178,8 +178,8 @@ impl ModRegistry {
         self.python.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Registers a mod and replaces any mod of the same name. Returns true if it replaced one. Active runs keep the old
-    /// one.
+    /// Registers a mod and replaces any mod of the same name. Returns true if it replaced one. Active runs keep the previous
+    /// version.
     pub fn insert(&self, factory: Arc<dyn ModFactory>) -> bool {
         let description = factory.describe();
         let version = RegisteredVersion {
@@ -191,7 +191,7 @@ impl ModRegistry {
         self.insert_version(factory, version)
     }
 
-    /// Registers a version of a mod. Returns true if it replaced another. Active runs keep the old one.
+    /// Registers a version of a mod. Returns true if it replaced another one. Active runs keep the previous version.
     ///
     /// # Errors
     /// The name belongs to a built-in mod, to another file, or to a file while this mod was uploaded.
@@ -236,14 +236,14 @@ impl ModRegistry {
                 earlier.push(before.version);
             }
             earlier.retain(|known| known.hash != version.hash);
-            let over = earlier.len().saturating_sub(MAX_EARLIER_VERSIONS);
-            earlier.drain(..over);
+            let excess = earlier.len().saturating_sub(MAX_EARLIER_VERSIONS);
+            earlier.drain(..excess);
         }
         mods.insert(name, Entry { factory: Arc::new(ToggledMod::new(factory, toggle)), version, earlier });
         replaced
     }
 
-    /// Removes a mod. Returns true if it existed. Active runs continue without it.
+    /// Removes a mod. Returns true if it existed. Active runs stop calling it and continue.
     pub fn remove(&self, name: &str) -> bool {
         let removed = self.write().remove(name);
         if let Some(entry) = &removed {
@@ -257,7 +257,7 @@ impl ModRegistry {
         let mods = self.read();
         let entry = mods.get(name);
         if let Some(entry) = entry {
-            entry.factory.toggle().set(if enabled { ToggleState::On } else { ToggleState::Off });
+            entry.factory.toggle().set(if enabled { ToggleState::Enabled } else { ToggleState::Disabled });
         }
         entry.is_some()
     }
@@ -281,7 +281,10 @@ impl ModRegistry {
     #[must_use]
     pub fn list(&self) -> Vec<ModDescription> {
         let mods = self.read();
-        mods.values().filter(|entry| entry.factory.toggle().is_on()).map(|entry| entry.factory.describe()).collect()
+        mods.values()
+            .filter(|entry| entry.factory.toggle().is_enabled())
+            .map(|entry| entry.factory.describe())
+            .collect()
     }
 
     /// Returns information about all mods, by name.
@@ -311,22 +314,22 @@ impl ModRegistry {
     pub fn select(&self, refs: Vec<ModRef>) -> Result<Vec<SelectedMod>, UnknownMod> {
         let mods = self.read();
         let known = || {
-            let enabled = mods.iter().filter(|(_, entry)| entry.factory.toggle().is_on());
+            let enabled = mods.iter().filter(|(_, entry)| entry.factory.toggle().is_enabled());
             enabled.map(|(name, _)| name.clone()).collect()
         };
         refs.into_iter()
             .map(|mod_ref| match mods.get(&mod_ref.name) {
-                Some(entry) if entry.factory.toggle().is_on() => {
+                Some(entry) if entry.factory.toggle().is_enabled() => {
                     self.uses.record_use(&mod_ref.name, &entry.version, &*entry.factory);
                     Ok(SelectedMod { factory: Arc::clone(&entry.factory) as Arc<dyn ModFactory>, mod_ref })
                 }
                 Some(_) => {
-                    let why = Some(format!("the mod '{}' is disabled", mod_ref.name));
-                    Err(UnknownMod { name: mod_ref.name, known: known(), disabled: true, why })
+                    let reason = Some(format!("the mod '{}' is disabled", mod_ref.name));
+                    Err(UnknownMod { name: mod_ref.name, known: known(), disabled: true, reason })
                 }
                 None => {
-                    let why = self.load_failure(&mod_ref.name);
-                    Err(UnknownMod { name: mod_ref.name, known: known(), disabled: false, why })
+                    let reason = self.load_failure(&mod_ref.name);
+                    Err(UnknownMod { name: mod_ref.name, known: known(), disabled: false, reason })
                 }
             })
             .collect()
@@ -357,7 +360,7 @@ impl Entry {
         ModInfo {
             problem: problems.iter().find(own).cloned(),
             current: self.version.clone(),
-            enabled: self.factory.toggle().is_on(),
+            enabled: self.factory.toggle().is_enabled(),
             earlier: self.earlier.clone(),
             stats: self.factory.toggle().stats(),
             description,

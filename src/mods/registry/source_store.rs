@@ -1,9 +1,9 @@
-//! Sources of mods in the data directory, passed from another program of the same user to the server.
+//! Sources of mods in the data directory, through which another program of the same user passes them to the server.
 //!
-//! `thunder run` and `thunder chat` send their runs to the server that owns the database. They do not send the source
-//! of a mod file along, since permission to send runs does not imply permission to send code. Instead they write it to
-//! the server's data directory, which only its owner can write, under its hash. The server loads it from there when it
-//! receives the run that names it.
+//! `thunder run` and `thunder chat` send their runs to the server that owns the database. The source of a mod file is not
+//! part of such a request, since permission to send runs does not imply permission to send code. Instead it is written to
+//! the server's data directory, which only its owner can write, under its hash. The server loads it when it receives a run
+//! that names the hash.
 
 use super::ModSource;
 use std::fs::{self, DirBuilder, File};
@@ -51,7 +51,7 @@ pub fn remove(data_dir: &Path, hash: &str) -> bool {
 }
 
 fn source_path(data_dir: &Path, hash: &str) -> Option<PathBuf> {
-    // A forged run can name any hash.
+    // The hash comes from a client and may be any text.
     let is_hash = hash.len() == 64 && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_hash.then(|| data_dir.join(FOLDER).join(hash))
 }

@@ -16,9 +16,9 @@ use utoipa::ToSchema;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ToggleState {
     /// The mod is enabled.
-    On,
+    Enabled,
     /// The mod was disabled.
-    Off,
+    Disabled,
     /// The mod was removed.
     Removed,
 }
@@ -62,7 +62,7 @@ pub(super) struct Toggle {
 impl Toggle {
     /// Creates the toggle of the first version of a mod.
     pub fn new(name: &str) -> Arc<Self> {
-        Self::sharing(name, Arc::new(AtomicU8::new(ToggleState::On as u8)))
+        Self::sharing(name, Arc::new(AtomicU8::new(ToggleState::Enabled as u8)))
     }
 
     /// Creates the toggle of the next version. It shares the state, so a disabled mod stays disabled, and runs of
@@ -82,8 +82,8 @@ impl Toggle {
         })
     }
 
-    pub fn is_on(&self) -> bool {
-        self.state.load(Ordering::Relaxed) == ToggleState::On as u8
+    pub fn is_enabled(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == ToggleState::Enabled as u8
     }
 
     pub fn set(&self, state: ToggleState) {
@@ -163,15 +163,15 @@ struct ToggledInstance {
 
 impl ModInstance for ToggledInstance {
     fn handles(&self) -> EventSet {
-        if self.reported && !self.toggle.is_on() { EventSet::NONE } else { self.inner.handles() }
+        if self.reported && !self.toggle.is_enabled() { EventSet::NONE } else { self.inner.handles() }
     }
 
     fn holdback(&self) -> usize {
-        if self.toggle.is_on() { self.inner.holdback() } else { 0 }
+        if self.toggle.is_enabled() { self.inner.holdback() } else { 0 }
     }
 
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
-        if !self.toggle.is_on() {
+        if !self.toggle.is_enabled() {
             done.disarm();
             self.reported = true;
             return Ok(self.toggle.disabled_reply());

@@ -79,7 +79,7 @@ pub struct ModUpload {
     /// Name used by runs; by default the name of the entrypoint.
     #[serde(default)]
     pub name: Option<String>,
-    /// Description in one sentence; replaces the source's own.
+    /// Description in one sentence; replaces the description in the source.
     #[serde(default)]
     pub description: Option<String>,
     /// `python`.
@@ -136,7 +136,7 @@ impl ModUpload {
         Ok(name)
     }
 
-    /// Validates everything that does not require running the code.
+    /// Validates the fields without running the code.
     ///
     /// # Errors
     /// The first invalid field.
@@ -252,7 +252,7 @@ mod tests {
 
     fn field(body: Value) -> Option<&'static str> {
         let upload: ModUpload = serde_json::from_value(body).unwrap();
-        upload.check().err().map(|wrong| wrong.field)
+        upload.check().err().map(|invalid| invalid.field)
     }
 
     #[test]

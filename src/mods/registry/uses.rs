@@ -22,7 +22,7 @@ pub struct ModUse {
     pub day: NaiveDate,
 }
 
-/// Sends uses to a subscriber, if there is one.
+/// Sends uses to the subscriber, if any.
 #[derive(Default)]
 pub(super) struct UseTracker {
     sent: Mutex<HashMap<String, NaiveDate>>,
@@ -37,7 +37,7 @@ impl UseTracker {
         receiver
     }
 
-    /// Notes that a run starts with this version.
+    /// Records that a run starts with this version.
     pub fn record_use(&self, name: &str, version: &RegisteredVersion, factory: &dyn ModFactory) {
         let Some(to) = self.to.get().filter(|_| version.origin == ModOrigin::File) else { return };
         let day = system::now().date_naive();
@@ -46,7 +46,7 @@ impl UseTracker {
         if before != Some(day)
             && let Some(source) = factory.source_text()
         {
-            // The subscriber may be gone.
+            // Fails if the subscriber was dropped.
             let _ = to.send(ModUse { name: name.to_owned(), version: version.clone(), source, day });
         }
     }

@@ -1,7 +1,7 @@
 //! Filter of the system calls of a worker: only those that Python and numpy need to compute are allowed.
 //!
-//! Refused calls fail with EPERM, so that the mod gets a `PermissionError`. `clone3` fails with ENOSYS: the C library
-//! then starts its threads with `clone`, whose flags can be inspected.
+//! Refused calls fail with EPERM, so that the mod gets a `PermissionError`. `clone3` fails with ENOSYS, so that the C
+//! library starts its threads with `clone`, whose flags the filter can inspect.
 
 use nix::libc;
 use seccompiler::{
@@ -149,13 +149,13 @@ const FORBIDDEN_FILE_FLAGS: i32 = libc::O_APPEND | libc::O_ASYNC | libc::O_DIREC
 /// Options of `prctl`: names of threads and of memory.
 const PRCTLS: &[i32] = &[libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_VMA];
 
-/// Options of `setsockopt` at the socket level: timeouts of the worker itself. Buffer sizes are not allowed: they use
-/// kernel memory that no limit of the worker counts.
+/// Options of `setsockopt` at the socket level: timeouts of the worker itself. Buffer sizes are not allowed, because
+/// buffers use kernel memory outside of the worker's limits.
 const SOCKET_OPTIONS: &[i32] =
     &[libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, libc::SO_LINGER, libc::SO_KEEPALIVE, libc::SO_REUSEADDR];
 
-/// Advice of `madvise` on a worker's own pages. Two kinds are not allowed: one marks physical memory as broken; the
-/// other merges pages with other processes, so that the duration of a write would reveal their content.
+/// Advice of `madvise` on a worker's own pages. Two kinds are not allowed: one marks physical memory as broken, the
+/// other merges pages with those of other processes, whose content could then be inferred from the duration of writes.
 const ADVICE: &[i32] = &[
     libc::MADV_NORMAL,
     libc::MADV_RANDOM,
@@ -226,7 +226,7 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError>
     };
     let options = words(SOCKET_OPTIONS).into_iter().map(socket_rule).collect::<Result<_, _>>()?;
     rules.insert(libc::SYS_setsockopt, options);
-    // Only to the connected peer: a datagram could be addressed to any named socket.
+    // Only to the connected peer, because a datagram could be addressed to any named socket.
     rules.insert(libc::SYS_sendto, one_of(4, &SeccompCmpArgLen::Qword, &[0])?);
     // The process can read its own limits but not set them.
     let [is_own, is_read] = [(0, SeccompCmpArgLen::Dword), (2, SeccompCmpArgLen::Qword)]
@@ -234,8 +234,8 @@ fn rules() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError>
     rules.insert(libc::SYS_prlimit64, vec![SeccompRule::new(vec![is_own?, is_read?])?]);
     // Only threads, no processes and no namespaces.
     let thread = libc::CLONE_THREAD as u64;
-    let looked_at = SeccompCmpOp::MaskedEq(thread | NAMESPACES);
-    let is_thread = SeccompCondition::new(0, SeccompCmpArgLen::Qword, looked_at, thread)?;
+    let masked = SeccompCmpOp::MaskedEq(thread | NAMESPACES);
+    let is_thread = SeccompCondition::new(0, SeccompCmpArgLen::Qword, masked, thread)?;
     rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![is_thread])?]);
     Ok(rules)
 }

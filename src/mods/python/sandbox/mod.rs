@@ -1,13 +1,12 @@
 //! Sandbox of uploaded mods: no network, no files except those that Python itself needs, read only, no other processes,
-//! no signals to others, and resource limits that it cannot raise.
+//! no signals to other processes, and resource limits that the worker cannot raise.
 //!
-//! The server does not start Python directly but itself, as `thunder mod-worker PROFILE`. That process restricts itself
-//! irrevocably and then executes Python. Landlock restricts files, seccomp restricts system calls. On a kernel without
-//! both there is no sandbox: [`SandboxLauncher::support`] returns the reason, and uploaded source is refused.
+//! The server starts its own program as `thunder mod-worker PROFILE`. That process restricts itself irrevocably and then
+//! executes Python. Landlock restricts files, seccomp restricts system calls. A sandbox needs a kernel with both. If one is
+//! missing, [`SandboxLauncher::support`] returns the reason, and uploaded source is refused.
 //!
-//! If the server runs as root, a worker gives up all capabilities. It also gives up root's user id if an account
-//! without rights can reach the interpreter, that is, unless the interpreter is in a folder that only root can enter,
-//! such as a private home directory.
+//! If the server runs as root, a worker gives up all capabilities. It also gives up root's user id, unless the
+//! interpreter is in a folder that only root can enter, such as a private home directory.
 //!
 //! The sandbox does not hide whether a file exists and how large it is, nor the time. It does not limit the CPU time
 //! within the deadline of a call.
@@ -26,10 +25,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, OnceLock};
 
-/// Hidden command of the program that [`enter`]s a sandbox.
+/// Hidden command of the program that calls [`enter`].
 pub const COMMAND: &str = "mod-worker";
 
-/// Policy that decides which mods run in the sandbox.
+/// Rule for the mods that run in the sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SandboxPolicy {
@@ -178,7 +177,7 @@ fn become_worker(profile: &SandboxProfile) -> io::Result<Infallible> {
     }
     let mut limits = vec![
         (Resource::RLIMIT_CORE, 0),
-        // No file can be opened for writing; this keeps the shared memory from growing.
+        // The sandbox opens no file for writing, so this limit only keeps the shared memory from growing.
         (Resource::RLIMIT_FSIZE, 0),
         (Resource::RLIMIT_MEMLOCK, 0),
         (Resource::RLIMIT_MSGQUEUE, 0),
@@ -187,7 +186,7 @@ fn become_worker(profile: &SandboxProfile) -> io::Result<Infallible> {
         (Resource::RLIMIT_NPROC, privileges::user_threads() + 2 * super::limits::MAX_THREADS),
     ];
     if profile.address_space_bytes > 0 {
-        // Kernel buffers of the worker's sockets count as its memory; half or more is left for the rest.
+        // Kernel buffers of the worker's sockets count as its memory, up to half of it.
         let buffers = privileges::socket_buffers(profile.open_files).min(profile.address_space_bytes / 2);
         limits.push((Resource::RLIMIT_AS, profile.address_space_bytes - buffers));
         limits.push((Resource::RLIMIT_DATA, profile.address_space_bytes - buffers));
@@ -241,8 +240,8 @@ fn restrict(read: &[PathBuf], execute: &[PathBuf]) -> io::Result<String> {
         LandlockStatus::Available { effective_abi, .. } if status.ruleset != RulesetStatus::NotEnforced => {
             effective_abi
         }
-        LandlockStatus::NotEnabled => return Err(io::Error::other("this kernel has Landlock turned off")),
-        _ => return Err(io::Error::other("this kernel has no Landlock (Linux 5.13 has it)")),
+        LandlockStatus::NotEnabled => return Err(io::Error::other("Landlock is disabled in this kernel")),
+        _ => return Err(io::Error::other("this kernel has no Landlock, which needs Linux 5.13 or newer")),
     };
     if !status.no_new_privs {
         return Err(io::Error::other("no_new_privs cannot be set"));

@@ -53,7 +53,7 @@ fn list_paths(python: &Path) -> Vec<PathBuf> {
         .unwrap_or_default()
 }
 
-/// Returns the dynamic loaders of the system, without which no program can be executed.
+/// Returns the dynamic loaders of the system, which every program needs.
 fn loaders(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.filter(|entry| entry.file_name().to_string_lossy().starts_with("ld-")).map(|entry| entry.path()).collect()

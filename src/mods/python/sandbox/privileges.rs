@@ -1,5 +1,5 @@
-//! Removal of root's rights from a worker whose server runs as root: always its capabilities, and its user id if an
-//! account without rights can reach the interpreter.
+//! Removal of root's rights from a worker whose server runs as root: of its capabilities, and of its user id if other
+//! accounts can reach the interpreter.
 
 use caps::{CapSet, Capability};
 use nix::errno::Errno;
@@ -9,13 +9,13 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// First user id for workers, one for each process. No account has these ids, so no files belong to them.
+/// First user id for workers; each process gets its own. No account has these ids, so no files belong to them.
 const FIRST_UID: u32 = 1_000_000_000;
 /// User id of an account without rights, for systems that map only the usual ids.
 const NOBODY: u32 = 65_534;
 
-/// Gives up root's user id if this process has it and the worker can run without it: all of `needed` must be reachable,
-/// and the server must be able to kill the worker. `home` is given to the new user. Returns false if the process stays
+/// Gives up root's user id if this process has it and the worker can run without it: the new user must be able to reach
+/// all of `needed`, and the server to kill the worker. Gives `home` to the new user. Returns false if the process stays
 /// root.
 ///
 /// # Errors
@@ -67,8 +67,8 @@ pub fn drop_capabilities() -> io::Result<()> {
     Ok(())
 }
 
-/// Returns true if every account can read the file or enter the folder, after resolving links. A missing path is not
-/// needed.
+/// Returns true if every account can read the file or enter the folder, after resolving links. A missing path counts as
+/// reachable, because the worker does not need it.
 fn is_reachable(path: &Path) -> bool {
     let Ok(path) = path.canonicalize() else { return true };
     let Ok(found) = fs::metadata(&path) else { return false };

@@ -1,4 +1,4 @@
-"""First code of a mod's worker process: takes over the descriptors, limits itself, then serves.
+"""Entry point of a mod's worker process: moves the descriptors, sets resource limits, then handles frames.
 
 The server starts it as `python3 -I -B -X utf8 bootstrap.py SERVER_PID ADDRESS_SPACE FILE_SIZE OPEN_FILES HOME` with the protocol's
 socket as descriptor 0, the shared memory as descriptor 1 and a pipe for stray output as descriptor 2.
@@ -11,7 +11,7 @@ import sys
 
 
 def take_descriptors():
-    """Moves socket and memory to other descriptors, so that output and input of a mod cannot affect the protocol."""
+    """Moves socket and memory to other descriptors, so that input and output of a mod cannot interfere with the protocol."""
     protocol, memory = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -35,13 +35,13 @@ def limit(address_space, file_size, open_files):
         import resource
     except ImportError:
         return
-    wanted = (
+    limits = (
         ("RLIMIT_CORE", 0),
         ("RLIMIT_AS", address_space),
         ("RLIMIT_FSIZE", file_size),
         ("RLIMIT_NOFILE", open_files),
     )
-    for name, value in wanted:
+    for name, value in limits:
         if not hasattr(resource, name) or (name != "RLIMIT_CORE" and value <= 0):
             continue
         kind = getattr(resource, name)
@@ -51,7 +51,7 @@ def limit(address_space, file_size, open_files):
         try:
             resource.setrlimit(kind, (value, value))
         except (ValueError, OSError):
-            pass  # macOS rejects some; in the sandbox they are already set
+            pass  # macOS rejects some limits; in the sandbox they are already set
 
 
 def die_with_server(server):
@@ -75,12 +75,12 @@ def main():
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=False, chain=False)
     die_with_server(server)
     limit(address_space, file_size, open_files)
-    here = os.path.dirname(os.path.abspath(__file__))
-    sys.path.insert(0, here)
+    sdk_folder = os.path.dirname(os.path.abspath(__file__))
+    sys.path.insert(0, sdk_folder)
     sys.argv = [""]
     from thunder_mods.worker import serve
 
-    serve.main(protocol, memory, home, here)
+    serve.main(protocol, memory, home, sdk_folder)
 
 
 main()

@@ -41,7 +41,7 @@ def fields(event, actions, tokenizer):
     assert_eq!(lines(&reply)[1..], ["98 b -0.5"]);
     let reply = scene.append(&[word("Hello"), word(" the")], true);
     assert_eq!(lines(&reply)[1..], ["[263, 257] Hello the True [263, 257]"]);
-    // A long sequence outgrows its slot, and a shorter one follows.
+    // A long sequence outgrows its memory region, and a shorter one follows.
     let long = vec![65; 5000];
     assert!(lines(&scene.append(&long, false))[0].ends_with("65] 2 request"));
     scene.sequence.truncate(3);

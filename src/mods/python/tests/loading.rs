@@ -1,4 +1,4 @@
-//! From a source to mods.
+//! Loading of mods from source.
 
 use super::{HEADER, lines, load_error, scene};
 use crate::events::system;

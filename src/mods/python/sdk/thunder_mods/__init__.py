@@ -8,8 +8,8 @@
             return actions.backtrack(len(event.added_tokens), tokenizer.encode("."))
 
 `strategies`, `self_prompt` and `flow` make the model answer questions in a given format; `testing` runs a mod without
-a server. The same names can be imported from `thunder` and `quote_mod_sdk`. Needs only the standard library; uses numpy
-if it is installed.
+a server. The same names can be imported from `thunder` and `quote_mod_sdk`. The SDK needs only the standard library, and
+uses numpy if it is installed.
 """
 
 from .actions import (

@@ -26,7 +26,7 @@ class Noop(ModAction):
 
 
 class AdjustedPrefill(ModAction):
-    """Replace the prompt, optionally the limit of generated tokens."""
+    """Replace the prompt, and optionally the limit of generated tokens."""
 
     def __init__(self, tokens: Iterable[int], max_steps: Optional[int] = None) -> None:
         self.tokens = list(tokens)

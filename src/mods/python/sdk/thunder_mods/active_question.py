@@ -1,7 +1,7 @@
-"""A question to the model within its own answer: forces a prompt, constrains the answer, then erases or keeps both.
+"""A question to the model within its answer: forces a prompt, constrains the reply, then erases or keeps both.
 
-All decisions are based on the tokens of the sequence at each event, not on counters, so they remain correct if another
-mod forces or removes tokens meanwhile.
+All decisions are based on the tokens of the sequence at each event, not on counters. So they remain correct if another
+mod forces or removes tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .strategies.base import Strategy
 from .strategies.masks import Mask, end_tokens, token_pieces
 from .strategies.primitives import LanguageStrategy
 
-#: Maximum corrections of tokens that do not fit before the question is given up.
+#: Maximum corrections of tokens that do not fit. After that, the question is given up.
 MAX_ATTEMPTS = 3
 
 
@@ -63,18 +63,18 @@ class ActiveQuestion:
         self._temperature = 0.0 if argmax else None
         self._mask_value = mask_value
         if isinstance(strategy, LanguageStrategy):
-            token_pieces(tokenizer)  # slow the first time, so not during generation
+            token_pieces(tokenizer)  # slow the first time, so done before generation
         self._ends = frozenset(end_tokens(tokenizer))
         self._prompt_start: Optional[int] = None
         self._attempts = 0
         self._holds_back = False
-        #: Sequence up to the end of the answer, and its final content.
+        #: Sequence up to the end of the answer, and the sequence that replaces it.
         self._original: List[int] = []
         self._target: List[int] = []
         #: True if the answer is complete, or the question was given up.
         self.complete = False
         #: True if the erase mode was applied to the sequence; the run continues.
-        self.over = False
+        self.is_over = False
         #: Token ids of the answer without its end marker; None if the question was given up.
         self.tokens: Optional[List[int]] = None
         #: Text of the answer; None if the question was given up.
@@ -87,24 +87,24 @@ class ActiveQuestion:
         correction = self._follow(tokens, actions)
         if correction is not None:
             return correction
-        if self.over:
+        if self.is_over:
             return actions.noop()
         if self._prompt_start is None:
-            prompt = self.ask(event, actions)
+            prompt = self.begin(event, actions)
             if prompt is not None:
                 return prompt
         if self.complete:
             return self._finish(event, tokens, actions)
         return self._constrain(event, actions)
 
-    def ask(self, event: ModEvent, actions: ActionBuilder) -> Optional[ModAction]:
+    def begin(self, event: ModEvent, actions: ActionBuilder) -> Optional[ModAction]:
         """Begins the question at the end of the sequence. Returns None if it has no prompt."""
         self._prompt_start = len(event.context_info.tokens)
         return actions.force_tokens(self._prompt) if self._prompt else None
 
     def added(self, event: Added, actions: ActionBuilder) -> Optional[ModAction]:
         """Returns the action after tokens were added, or None."""
-        if self.over:
+        if self.is_over:
             self._release(event)
             return None
         if self._prompt_start is None:
@@ -120,7 +120,7 @@ class ActiveQuestion:
         if correction is not None or not self.complete:
             return correction
         action = self._finish(event, tokens, actions)
-        return None if self.over else action
+        return None if self.is_over else action
 
     # -- the answer --------------------------------------------------------------------------------------------------
 
@@ -227,10 +227,10 @@ class ActiveQuestion:
             allowed = array("i", sorted(token for token in permitted - forbidden if 0 <= token < size))
         if not allowed:
             self._give_up(event.context_info.tokens)
-            raise ValueError("no token of this model can continue the answer %r" % self._so_far())
+            raise ValueError("no token of this model can continue the answer %r" % self._answer_so_far())
         logits = self._logits(event)
         if not any(logits[token] > -math.inf for token in allowed):
-            raise ValueError("an earlier mod has banned every token that can continue the answer %r" % self._so_far())
+            raise ValueError("an earlier mod has banned every token that can continue the answer %r" % self._answer_so_far())
         logits.keep_only(allowed, self._mask_value)
         return actions.adjust_logits(logits, self._temperature)
 
@@ -248,22 +248,22 @@ class ActiveQuestion:
     @staticmethod
     def _logits(event: ForwardPass) -> Logits:
         """Returns the event's logits for writing; also works for events created by tests."""
-        given = event.logits
-        if isinstance(given, Logits):
-            return given
-        return Logits(memoryview(flat(given.to_numpy() if hasattr(given, "to_numpy") else given)).cast("B").cast("f"))
+        logits = event.logits
+        if isinstance(logits, Logits):
+            return logits
+        return Logits(memoryview(flat(logits.to_numpy() if hasattr(logits, "to_numpy") else logits)).cast("B").cast("f"))
 
-    def _so_far(self) -> str:
+    def _answer_so_far(self) -> str:
         return str(self._tokenizer.decode(self._seen))
 
     def _finish(self, event: ModEvent, tokens: List[int], actions: ActionBuilder) -> ModAction:
-        """Returns the next action towards the final content of the sequence."""
+        """Returns the next action that turns the sequence into its final content."""
         original, target = self._original, self._target
         extra = tokens[len(original) :]
         only_appends = target[: len(original)] == original
-        done = tokens[: len(original)] != original or original == target or (only_appends and bool(extra))
-        if done or self._attempts > MAX_ATTEMPTS:
-            self.over = True
+        is_done = tokens[: len(original)] != original or original == target or (only_appends and bool(extra))
+        if is_done or self._attempts > MAX_ATTEMPTS:
+            self.is_over = True
             self._release(event)
             return actions.noop()
         self._attempts += 1
@@ -272,7 +272,7 @@ class ActiveQuestion:
         common = 0
         while common < min(len(target), len(original)) and target[common] == original[common]:
             common += 1
-        # Tokens appended by another mod meanwhile are kept.
+        # Tokens that another mod has appended are kept.
         return actions.backtrack(len(tokens) - common, target[common:] + extra or None)
 
     def _release(self, event: ModEvent) -> None:

@@ -97,8 +97,8 @@ def _default(cls: type, name: str) -> Schema:
             return {"default": _plain(field.default_factory())}
         return {} if field.default is dataclasses.MISSING else {"default": _plain(field.default)}
     named = getattr(cls, "_field_defaults", None)
-    places = [vars(base) for base in cls.__mro__ if base is not object] if named is None else [named]
-    return next(({"default": _plain(place[name])} for place in places if name in place), {})
+    sources = [vars(base) for base in cls.__mro__ if base is not object] if named is None else [named]
+    return next(({"default": _plain(source[name])} for source in sources if name in source), {})
 
 
 def _plain(value: Any) -> Any:
@@ -110,11 +110,11 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, (tuple, set, frozenset)) else value
 
 
-def _annotation_schema(annotation: Any, place: str) -> Schema:
+def _annotation_schema(annotation: Any, path: str) -> Schema:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if hasattr(annotation, "__metadata__"):
         described = [note for note in annotation.__metadata__ if isinstance(note, str)]
-        schema = _annotation_schema(annotation.__origin__, place)
+        schema = _annotation_schema(annotation.__origin__, path)
         return dict(schema, description=described[0]) if described else schema
     if annotation is Any or annotation is object:
         return {}
@@ -123,33 +123,33 @@ def _annotation_schema(annotation: Any, place: str) -> Schema:
     if origin is Literal:
         return {"enum": list(arguments)}
     if origin in _UNIONS:
-        forms = [_annotation_schema(argument, place) for argument in arguments]
+        forms = [_annotation_schema(argument, path) for argument in arguments]
         types_only = all(list(form) == ["type"] for form in forms)
         return {"type": [form["type"] for form in forms]} if types_only else {"anyOf": forms}
     name = getattr(origin, "__name__", None) or str(origin)
     if name in ("Required", "NotRequired", "ReadOnly"):
-        return _annotation_schema(arguments[0], place)
+        return _annotation_schema(arguments[0], path)
     kind = origin or annotation
     if kind in _TYPE_NAMES:
         return {"type": _TYPE_NAMES[kind]}
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return {"enum": [member.value for member in kind]}
     if kind in _ARRAYS:
-        return _items_schema(kind, arguments, place)
+        return _items_schema(kind, arguments, path)
     if kind in _OBJECTS:
-        values = _annotation_schema(arguments[1], place) if len(arguments) == 2 else {}
+        values = _annotation_schema(arguments[1], path) if len(arguments) == 2 else {}
         return {"type": "object", "additionalProperties": values} if values else {"type": "object"}
     if isinstance(kind, type) and getattr(kind, "__annotations__", None):
         return _class_schema(kind)
     raise TypeError(
         "%s: unsupported annotation %s; supported are str, int, float, bool, None, Any, Literal, Optional, "
-        "Union, Annotated, enumerations, lists, dictionaries, and classes with such annotations" % (place, annotation)
+        "Union, Annotated, enumerations, lists, dictionaries, and classes with such annotations" % (path, annotation)
     )
 
 
-def _items_schema(kind: Any, arguments: Any, place: str) -> Schema:
+def _items_schema(kind: Any, arguments: Any, path: str) -> Schema:
     if kind is tuple and arguments and arguments[-1] is not Ellipsis:
-        items = [_annotation_schema(argument, place) for argument in arguments]
+        items = [_annotation_schema(argument, path) for argument in arguments]
         return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
-    items = _annotation_schema(arguments[0], place) if arguments else {}
+    items = _annotation_schema(arguments[0], path) if arguments else {}
     return {"type": "array", "items": items} if items else {"type": "array"}

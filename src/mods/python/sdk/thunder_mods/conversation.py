@@ -13,7 +13,7 @@ Message = Dict[str, Any]
 current: Any = None
 
 
-def _of(request_id: Optional[str], field: str) -> Any:
+def _run_field(request_id: Optional[str], field: str) -> Any:
     if current is None:
         if request_id is None:
             return None
@@ -27,32 +27,32 @@ def get_conversation(request_id: Optional[str] = None) -> List[Message]:
     """Returns a copy of the messages of the current run as sent; [] for a raw completion.
 
     Raises PermissionError for the id of another run."""
-    return _of(request_id, "conversation") or []
+    return _run_field(request_id, "conversation") or []
 
 
 def get_schemas(request_id: Optional[str] = None) -> List[Dict[str, Any]]:
     """Returns a copy of the schemas of the current run: first that of `response_format` (its `json_schema.schema`, or the
     whole object without one), then the tools as sent; [] if there are none."""
-    form = ((_of(request_id, "parameters") or {}).get("request") or {}).get("response_format")
-    if isinstance(form, dict) and isinstance(form.get("json_schema"), dict):
-        form = form["json_schema"].get("schema")
-    return ([form] if form else []) + (_of(request_id, "tools") or [])
+    schema = ((_run_field(request_id, "parameters") or {}).get("request") or {}).get("response_format")
+    if isinstance(schema, dict) and isinstance(schema.get("json_schema"), dict):
+        schema = schema["json_schema"].get("schema")
+    return ([schema] if schema else []) + (_run_field(request_id, "tools") or [])
 
 
 def tool_call_pairs(messages: Optional[Sequence[Message]] = None) -> List[Tuple[Dict[str, Any], Optional[str]]]:
     """Returns each tool call of the conversation with the text of its result: [(call, text or None), …]."""
     pairs: List[Tuple[Dict[str, Any], Optional[str]]] = []
-    place: Dict[str, int] = {}
+    index_by_id: Dict[str, int] = {}
     for message in get_conversation() if messages is None else messages:
         if not isinstance(message, dict):
             continue
         if message.get("role") == "assistant":
             for call in message.get("tool_calls") or []:
                 if isinstance(call, dict) and isinstance(call.get("id"), str):
-                    place[call["id"]] = len(pairs)
+                    index_by_id[call["id"]] = len(pairs)
                     pairs.append((copy.deepcopy(call), None))
-        elif message.get("role") == "tool" and message.get("tool_call_id") in place:
-            index = place[message["tool_call_id"]]
+        elif message.get("role") == "tool" and message.get("tool_call_id") in index_by_id:
+            index = index_by_id[message["tool_call_id"]]
             pairs[index] = (pairs[index][0], text_of(message))
     return pairs
 

@@ -61,15 +61,15 @@ def mod(
     workers: maximum number of processes that serve the mod in parallel; by default the server's `--mod-workers`. A run
     stays in one process. Module-level state is separate in each process.
     """
-    wanted = events if events is not None else handles
+    selected = events if events is not None else handles
     if handler is None:
-        return lambda function: _mod(function, wanted, name, description, config, holdback, workers)
-    return _mod(handler, wanted, name, description, config, holdback, workers)
+        return lambda function: _mod(function, selected, name, description, config, holdback, workers)
+    return _mod(handler, selected, name, description, config, holdback, workers)
 
 
 def _mod(
     handler: Handler,
-    wanted: Optional[EventNames],
+    selected: Optional[EventNames],
     name: Optional[str],
     description: Optional[str],
     config: Config,
@@ -94,7 +94,7 @@ def _mod(
     wrapped.__thunder_mod__ = {  # type: ignore[attr-defined]
         "name": name or handler.__name__,
         "description": " ".join(text.split()),
-        "handles": _event_names(wanted),
+        "handles": _event_names(selected),
         "config": None if fields is None else fields.defaults,
         "schema": None if fields is None else fields.schema,
         "holdback": int(holdback),
@@ -119,12 +119,12 @@ def _positional(handler: Handler) -> int:
     return min(count, 3)
 
 
-def _event_names(wanted: Optional[EventNames]) -> List[str]:
-    if wanted is None:
+def _event_names(selected: Optional[EventNames]) -> List[str]:
+    if selected is None:
         return list(_events.BY_NAME)
-    if isinstance(wanted, (str, type)):
-        wanted = [wanted]
-    names = [event if isinstance(event, str) else event.__name__ for event in wanted]
+    if isinstance(selected, (str, type)):
+        selected = [selected]
+    names = [event if isinstance(event, str) else event.__name__ for event in selected]
     for name in names:
         if name not in _events.BY_NAME:
             raise ValueError("unknown event '%s'; known events: %s" % (name, ", ".join(_events.BY_NAME)))

@@ -59,7 +59,7 @@ __all__ = [
     "route_tool",
 ]
 
-#: Maximum consecutive questions answered without the model at one event.
+#: Maximum consecutive questions that are answered without the model at one event.
 _MAX_ROUTES = 1000
 
 
@@ -83,7 +83,7 @@ class FlowEngine(Generic[TState]):
         self._states: Dict[str, TState] = {}
         self._active: Dict[str, Tuple[FlowQuestion[TState], ActiveQuestion]] = {}
         self._started: "set[str]" = set()
-        lifecycle.watch(self)
+        lifecycle.register(self)
 
     def state(self, request_id: str) -> TState:
         """Returns the state of a run, with its answers."""
@@ -110,7 +110,7 @@ class FlowEngine(Generic[TState]):
             self._started.add(request_id)
             state.current_question, state.pending_route = self.entry_question, None
         if isinstance(event, Prefilled) and tokenizer is not None:
-            token_pieces(tokenizer)  # slow the first time, so not during generation
+            token_pieces(tokenizer)  # slow the first time, so done before generation
         if not isinstance(event, (ForwardPass, Added)) or tokenizer is None:
             return actions.noop()
         try:
@@ -136,24 +136,24 @@ class FlowEngine(Generic[TState]):
                 answer = question.auto_answer_fn(state) if question.auto_answer_fn else None
                 answer = answer.strip() if answer else None
                 if not answer:
-                    active = self._ask(question, state, tokenizer)
+                    active = self._start_question(question, state, tokenizer)
                     self._active[state.request_id] = (question, active)
                     if isinstance(event, Added):
-                        return active.ask(event, actions) or actions.noop()
+                        return active.begin(event, actions) or actions.noop()
             else:
                 answer = None
             if not answer and active is not None:
                 action = active.forward(event, actions) if isinstance(event, ForwardPass) else active.added(event, actions)
-                if not active.over:
+                if not active.is_over:
                     return action or actions.noop()
                 answer = active.text
             self._active.pop(state.request_id, None)
-            action = self._take(question, answer, state, actions, tokenizer)
+            action = self._store_answer(question, answer, state, actions, tokenizer)
             if action is not None:
                 return action
         raise RuntimeError("the flow answered %d questions in a row without the model" % _MAX_ROUTES)
 
-    def _take(
+    def _store_answer(
         self, question: FlowQuestion[TState], answer: Optional[str], state: TState, actions: ActionBuilder, tokenizer: Any
     ) -> Optional[ModAction]:
         """Stores the answer and follows its route. Returns None if another question is next."""
@@ -164,7 +164,7 @@ class FlowEngine(Generic[TState]):
         route = question.resolve_route(state, answer)
         return self._perform(route or route_noop(), state, actions, tokenizer)
 
-    def _ask(self, question: FlowQuestion[TState], state: TState, tokenizer: Any) -> ActiveQuestion:
+    def _start_question(self, question: FlowQuestion[TState], state: TState, tokenizer: Any) -> ActiveQuestion:
         prompt = question.prompt(state) if callable(question.prompt) else question.prompt
         return ActiveQuestion(
             tokenizer,
@@ -190,13 +190,13 @@ class FlowEngine(Generic[TState]):
                 self._end(state)
                 return result
             route = coerce_route(result)
-        before = state.current_question
+        question = state.current_question
         self._end(state)
         if route.kind is RouteKind.OUTPUT:
             return actions.force_output(token_ids(route.message, tokenizer))
         if route.kind is RouteKind.NOOP:
             return actions.noop()
-        text = self._summary(before, state, route.message) if route.kind is RouteKind.SUMMARY else route.message
+        text = self._summary(question, state, route.message) if route.kind is RouteKind.SUMMARY else route.message
         return _closing_action(text or "", actions, tokenizer)
 
     @staticmethod
@@ -228,7 +228,7 @@ class FlowEngine(Generic[TState]):
 
 
 def _closing_action(text: str, actions: ActionBuilder, tokenizer: Any) -> ModAction:
-    """Forces the text and the end of the answer."""
+    """Returns the action that appends the text and the end of the answer."""
     eos = getattr(tokenizer, "eos_token_id", None)
     ends = [int(eos)] if eos is not None else end_tokens(tokenizer)[:1]
     tokens = token_ids(text, tokenizer) + ends

@@ -51,7 +51,7 @@ class Logits:
 
     def __init__(self, view: Any) -> None:
         self._view = view  # memoryview, one dimension, format "f"
-        self.handed_out = False  # True if the mod may have written to it
+        self.maybe_written = False  # True if the mod may have written to it
 
     @property
     def shape(self) -> Tuple[int, int]:
@@ -68,7 +68,7 @@ class Logits:
         return float(self._view[self._index(token)])
 
     def __setitem__(self, token: Any, value: float) -> None:
-        self.handed_out = True
+        self.maybe_written = True
         self._view[self._index(token)] = value
 
     @staticmethod
@@ -81,7 +81,7 @@ class Logits:
 
     def keep_only(self, tokens: Any, others: float = -math.inf) -> None:
         """Sets all logits except those of these token ids to `others`, in place."""
-        self.handed_out = True
+        self.maybe_written = True
         np = numpy()
         if np is not None:
             values, index = np.frombuffer(self._view, dtype=np.float32), np.asarray(tokens, dtype=np.int64)
@@ -97,7 +97,7 @@ class Logits:
 
     def to_numpy(self) -> Any:
         """Returns a writable view: a numpy array of shape (1, vocabulary), or a memoryview of that shape without numpy."""
-        self.handed_out = True
+        self.maybe_written = True
         np = numpy()
         if np is not None:
             return np.frombuffer(self._view, dtype=np.float32).reshape(1, -1)
@@ -137,7 +137,7 @@ class Logits:
         if np is not None:
             logprobs = np.frombuffer(self._view, dtype=np.float32) - np.float32(total)
             weights = np.exp(logprobs)
-            logprobs[weights == 0] = 0  # -inf times 0 is not a number
+            logprobs[weights == 0] = 0  # -inf times 0 is NaN
             return max(0.0, -float((weights * logprobs).sum()) / math.log(2))
         logprobs = (value - total for value in self._view)
         return max(0.0, -math.fsum(math.exp(lp) * lp for lp in logprobs if lp > -700) / math.log(2))

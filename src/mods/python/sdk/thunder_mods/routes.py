@@ -7,7 +7,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Callable, Dict, Generic, List, Optional, Protocol, Union, runtime_checkable
 
 if TYPE_CHECKING:
-    # Available to type checkers; supports defaults, so that a flow without a named state type uses RequestState.
+    # Only available to type checkers. Its default makes RequestState the state type of flows that name none.
     from typing_extensions import TypeVar
 else:
     from typing import TypeVar
@@ -145,7 +145,7 @@ class FlowQuestion(Generic[TState]):
     assignments: List[Callable[[Any, str], Any]] = field(default_factory=list)
     #: Routes by answer, in lower case.
     transitions: Dict[str, RouteSpec] = field(default_factory=dict)
-    #: Functions called in order if neither a transition nor a default applies.
+    #: Functions that are called in order if neither a transition nor a default applies.
     branch_resolvers: List[Callable[[Any], RouteSpec]] = field(default_factory=list)
     #: Route of answers without a transition.
     default_route: Optional[RouteSpec] = None
@@ -174,7 +174,7 @@ class FlowQuestion(Generic[TState]):
         return self
 
     def branch(self, resolver: Callable[[Any], RouteSpec]) -> FlowQuestion[TState]:
-        """Adds resolver(state), which returns the route if neither `on` nor `then` applies; None passes to the next."""
+        """Adds resolver(state), which returns the route if neither `on` nor `then` applies. None selects the next resolver."""
         self.branch_resolvers.append(resolver)
         return self
 
@@ -209,15 +209,15 @@ class FlowDefinition(Generic[TState]):
     def all_questions(self) -> List[FlowQuestion[Any]]:
         """Returns the questions that can be reached without calling a function."""
         found: List[FlowQuestion[Any]] = []
-        waiting: List[Any] = [self.root]
-        while waiting:
-            target = waiting.pop()
+        pending: List[Any] = [self.root]
+        while pending:
+            target = pending.pop()
             if isinstance(target, FlowRoute):
                 target = target.target
             elif isinstance(target, FlowDefinition):
                 target = target.root
             if isinstance(target, FlowQuestion) and target not in found:
                 found.append(target)
-                waiting.extend(target.transitions.values())
-                waiting.append(target.default_route)
+                pending.extend(target.transitions.values())
+                pending.append(target.default_route)
         return found

@@ -1,4 +1,4 @@
-"""Self prompts: a hidden question to the model with a constrained answer, which are then erased or kept."""
+"""Self prompts: a question to the model with a constrained answer. Both can be erased before the client sees them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Prompt = Union[str, Sequence[int], Dict[str, Any]]
 
 
 class SelfPrompt:
-    """A question that is asked in every run whose events it handles.
+    """A question to the model in every run whose events it handles.
 
     prompt: prompt of the question: text, token ids, {"text": …} or {"tokens": […]}.
     strategy: format of the answer, e.g. ChoicesStrat(["yes", "no"]).
@@ -29,8 +29,9 @@ class SelfPrompt:
     argmax_sampling: take the most probable of the allowed tokens instead of drawing one.
     mask_value: logit of tokens that are not allowed.
 
-    Pass Prefilled, ForwardPass and Added in this order, and return the resulting action. If the run's tokens are used
-    up before the answer is complete, the question is given up: it is erased according to its mode and has no answer.
+    Pass the events Prefilled, ForwardPass and Added to the methods below, and return the resulting action. If the run's
+    tokens are used up before the answer is complete, the question is given up: it is erased according to its mode and has
+    no answer.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class SelfPrompt:
         self._argmax = argmax_sampling
         self._mask_value = float(mask_value)
         self._states: Dict[str, ActiveQuestion] = {}
-        lifecycle.watch(self)
+        lifecycle.register(self)
 
     def handle_prefilled(self, event: Prefilled, tokenizer: Any) -> None:
         """Prepares the question; optional."""
@@ -171,5 +172,5 @@ def self_prompt_mod(
     # The mod belongs to the calling module, like a function with @mod.
     result.__module__ = sys._getframe(1).f_globals.get("__name__", result.__module__)
     result.self_prompt = question
-    asks: ModCallable = result
-    return asks
+    question_mod: ModCallable = result
+    return question_mod

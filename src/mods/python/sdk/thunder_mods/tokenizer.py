@@ -17,13 +17,13 @@ class Tokenizer:
 
     def __init__(
         self,
-        ask: Callable[[Dict[str, Any]], Tuple[Dict[str, Any], bytes]],
+        query: Callable[[Dict[str, Any]], Tuple[Dict[str, Any], bytes]],
         size: int,
         eos_token_id: Optional[int],
         bos_token_id: Optional[int],
         end_of_generation: Iterable[int],
     ) -> None:
-        self._ask = ask  # ask(header) -> (header, body)
+        self._query = query  # query(header) -> (header, body)
         self._size = size
         self.eos_token_id = eos_token_id
         self.bos_token_id = bos_token_id
@@ -44,7 +44,7 @@ class Tokenizer:
         return self._size
 
     def encode(self, text: str, add_special_tokens: bool = False, **_ignored: Any) -> List[int]:
-        """Returns the token ids of a text of up to 1 MiB. Names of special tokens become those tokens."""
+        """Returns the token ids of a text of up to 1 MiB. Names of special tokens are encoded as those tokens."""
         key = (text, bool(add_special_tokens))
         tokens = self._encoded.get(key)
         if tokens is None:
@@ -53,7 +53,7 @@ class Tokenizer:
             size = len(text.encode("utf-8", "replace"))
             if size > _MAX_TEXT_BYTES:
                 raise ValueError("encode takes a text of up to %d bytes, got %d" % (_MAX_TEXT_BYTES, size))
-            answer, _ = self._ask({"what": "encode", "text": text, "add_special": key[1]})
+            answer, _ = self._query({"what": "encode", "text": text, "add_special": key[1]})
             tokens = answer["tokens"]
             if len(self._encoded) >= _CACHED_TEXTS:
                 self._encoded.clear()
@@ -84,7 +84,7 @@ class Tokenizer:
         return [data[start:end] for start, end in zip(offsets, offsets[1:])]
 
     def get_vocab(self) -> Dict[str, int]:
-        """Returns {text: id}; of several tokens with the same text, the first."""
+        """Returns {text: id}, with the first of several tokens that have the same text."""
         if self._vocab is None:
             vocab: Dict[str, int] = {}
             for token, text in enumerate(self.convert_ids_to_tokens(range(self._size))):
@@ -122,7 +122,7 @@ class Tokenizer:
     def _load(self) -> bytes:
         if self._pieces is not None:
             return self._pieces
-        answer, body = self._ask({"what": "vocabulary"})
+        answer, body = self._query({"what": "vocabulary"})
         width = 4 * (self._size + 1)
         offsets = array.array("I")
         offsets.frombytes(body[:width])

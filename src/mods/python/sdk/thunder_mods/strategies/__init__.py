@@ -5,7 +5,7 @@
     CharsStrat(CharsMode.NUMERIC, stop=4, min=4)         characters of one kind
     ListStrat(CharsStrat(CharsMode.STRING, stop='"'), open="[", close="]", wrap='"')   several of them
 
-They are enforced through the logits: tokens that cannot continue the answer are never drawn. Pass them to
+They edit the logits, so that tokens that cannot continue the answer are never drawn. Pass them to
 `thunder_mods.self_prompt.SelfPrompt` or to a `thunder_mods.flow.FlowQuestion`.
 """
 

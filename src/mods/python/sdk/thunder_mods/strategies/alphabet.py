@@ -22,7 +22,7 @@ class CharsMode(Enum):
     JS_FLOAT = auto()
 
 
-def feed(pending: bytes, byte: int) -> Optional[Tuple[bytes, str]]:
+def push_byte(pending: bytes, byte: int) -> Optional[Tuple[bytes, str]]:
     """Returns (unfinished bytes, finished character or "") after one more byte; None for invalid UTF-8."""
     data = pending + bytes((byte,))
     lead = data[0]
@@ -48,7 +48,7 @@ def can_become(mode: CharsMode, pending: bytes) -> bool:
         return False
     if mode is CharsMode.STRING:
         return True
-    if pending[0] > 0xF0:  # no letters and digits after plane 3
+    if pending[0] > 0xF0:  # the planes after plane 3 have no letters or digits
         return False
     length = 2 if pending[0] < 0xE0 else 3 if pending[0] < 0xF0 else 4
     first = pending[0] & (0xFF >> (length + 1))
@@ -64,7 +64,7 @@ _FLOAT_ENDS = ("zero", "int", "frac", "exp")
 
 
 def class_step(mode: CharsMode, state: str, char: str) -> Optional[str]:
-    """Returns the state after one more character; None if the mode does not permit it. The first state is ""."""
+    """Returns the state after one more character; None if the mode does not permit the character. The first state is ""."""
     if mode is CharsMode.ALPHA:
         return "" if char.isalpha() else None
     if mode is CharsMode.ALPHANUMERIC:

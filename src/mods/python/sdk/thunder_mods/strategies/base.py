@@ -8,19 +8,19 @@ from ..actions import Backtrack, ForceTokens
 
 
 class RuntimeState(Protocol):
-    """Progress of one answer; opaque to everything except its strategy."""
+    """Progress of one answer; only its strategy knows the content."""
 
 
 @runtime_checkable
 class Strategy(Protocol):
-    """Tokens that may continue an answer, and the end of the answer. One object serves many answers."""
+    """Defines the tokens that may continue an answer, and its end. One strategy can serve several answers at a time."""
 
     def start(self, tokenizer: Any) -> RuntimeState:
         """Returns the state before the first token."""
         ...
 
     def allowed_tokens(self, state: Any, tokenizer: Any) -> Set[int]:
-        """Returns the ids of the tokens that may come next; an empty set permits all that are not disallowed."""
+        """Returns the ids of the tokens that may come next. An empty set permits all tokens that are not disallowed."""
         ...
 
     def disallowed_tokens(self, state: Any, tokenizer: Any) -> Set[int]:

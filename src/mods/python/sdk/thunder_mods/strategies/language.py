@@ -1,14 +1,14 @@
 """Sets of possible answers, as automata that read one byte at a time.
 
-An automaton is in a set of configurations, since an answer can be parsed in several ways at once: after `yes` the choices
-`yes` and `yes, but` are both open. A configuration is a hashable value that is opaque to everything except its language.
+An automaton is in a set of configurations, since an answer can be parsed in several ways at once: after `yes`, the choices
+`yes` and `yes, but` are both possible. A configuration is a hashable value that only its language can interpret.
 """
 
 from __future__ import annotations
 
 from typing import Any, Iterator, Optional, Sequence, Tuple
 
-from .alphabet import CharsMode, can_become, class_ends, class_needs, class_step, feed
+from .alphabet import CharsMode, can_become, class_ends, class_needs, class_step, push_byte
 
 Config = Any
 
@@ -32,7 +32,7 @@ class Language:
         """Returns True if the bytes read so far are one of the texts."""
         raise NotImplementedError
 
-    def blur(self, config: Config, horizon: int) -> Config:
+    def canonicalize(self, config: Config, horizon: int) -> Config:
         """Returns a canonical configuration from which the same texts of up to `horizon` bytes can follow."""
         return config
 
@@ -72,7 +72,7 @@ class Choices(Language):
 class Until(Language):
     """A start text, then any text, up to and including the first of several end texts.
 
-    Configurations: ("start", bytes read of it), ("text", possible beginning of an end, unfinished character), "end".
+    Configurations: ("start", number of its bytes read), ("text", possible beginning of an end, unfinished character), "end".
     """
 
     def __init__(self, start: str, ends: Sequence[str]) -> None:
@@ -94,8 +94,8 @@ class Until(Language):
                 read = config[1] + 1
                 yield ("start", read) if read < len(self._start) else ("text", b"", b"")
             return
-        fed = feed(config[2], byte)
-        if fed is None:
+        decoded = push_byte(config[2], byte)
+        if decoded is None:
             return
         recent: bytes = config[1] + bytes((byte,))
         if recent.endswith(self._ends):
@@ -103,7 +103,7 @@ class Until(Language):
             return
         while recent and recent not in self._beginnings:
             recent = recent[1:]
-        yield "text", recent, fed[0]
+        yield "text", recent, decoded[0]
 
     def accepts(self, config: Config) -> bool:
         return bool(config == "end")
@@ -112,10 +112,9 @@ class Until(Language):
 class Chars(Language):
     """Between `low` and `high` characters of one kind, then `stop`.
 
-    The number of characters is -1 if neither bound is relevant within the horizon.
-
     Configurations: ("body", state of the kind, number of characters, length of a partial stop at the end, unfinished
-    character), ("stop", bytes read of it). The body never contains the stop: it ends at the first one.
+    character), ("stop", number of its bytes read). The number of characters is -1 if neither bound is relevant within
+    the horizon. The body ends at the first stop, so it never contains one.
     """
 
     def __init__(self, mode: CharsMode, low: int, high: Optional[int], stop: str) -> None:
@@ -136,11 +135,11 @@ class Chars(Language):
         _, state, count, match, pending = config
         if self._stop and self._stop_bytes[0] == byte and self._complete(config):
             yield "stop", 1
-        fed = feed(pending, byte)
+        decoded = push_byte(pending, byte)
         high = None if count < 0 else self._high
-        if fed is None or (high is not None and count >= high):
+        if decoded is None or (high is not None and count >= high):
             return
-        pending, char = fed
+        pending, char = decoded
         if not char:
             if state == "escaped" or can_become(self._mode, pending):
                 yield "body", state, count, match, pending
@@ -163,7 +162,7 @@ class Chars(Language):
             return bool(config[1] == len(self._stop_bytes))
         return not self._stop and self._complete(config)
 
-    def blur(self, config: Config, horizon: int) -> Config:
+    def canonicalize(self, config: Config, horizon: int) -> Config:
         if config[0] == "body" and self._high is not None:
             _, state, count, match, pending = config
             if count >= self._low and self._high - count > horizon:
@@ -184,11 +183,11 @@ class Chars(Language):
         return len(recent)
 
 
-class Several(Language):
+class ListLanguage(Language):
     """Texts of other languages, with fixed texts before, around, between and after them.
 
-    `elements` is one language for all, or one for each. Configurations: (place, elements complete, position or
-    configuration of the element).
+    `elements` is one language for all elements, or one for each. Configurations: (part, number of complete elements,
+    position in the text or configuration of the element).
     """
 
     def __init__(
@@ -212,63 +211,64 @@ class Several(Language):
         return (self._elements, self._each, *parts, self._low, self._high)
 
     def first(self) -> Iterator[Config]:
-        yield from self._reach(("before", 0, 0))
+        yield from self._closure(("before", 0, 0))
 
     def step(self, config: Config, byte: int) -> Iterator[Config]:
-        place, done, at = config
-        if place == "element":
+        part, done, at = config
+        if part == "element":
             for inner in self._element(done).step(at, byte):
-                yield from self._reach((place, done, inner))
+                yield from self._closure((part, done, inner))
             return
-        text = self._text(place)
+        text = self._text(part)
         if at < len(text) and text[at] == byte:
-            yield from self._reach((place, done, at + 1))
+            yield from self._closure((part, done, at + 1))
 
     def accepts(self, config: Config) -> bool:
-        place, _, at = config
-        return bool(place == "after" and at == len(self._after))
+        part, _, at = config
+        return bool(part == "after" and at == len(self._after))
 
-    def blur(self, config: Config, horizon: int) -> Config:
-        place, done, at = config
-        return (place, done, self._element(done).blur(at, horizon)) if place == "element" else config
+    def canonicalize(self, config: Config, horizon: int) -> Config:
+        part, done, at = config
+        return (part, done, self._element(done).canonicalize(at, horizon)) if part == "element" else config
 
     def _element(self, done: int) -> Language:
         return self._elements[min(done, len(self._elements) - 1)] if self._each else self._elements[0]
 
-    def _text(self, place: str) -> bytes:
+    def _text(self, part: str) -> bytes:
         return {"before": self._before, "open": self._around, "close": self._around, "between": self._between}.get(
-            place, self._after
+            part, self._after
         )
 
-    def _reach(self, config: Config) -> Iterator[Config]:
-        """Yields the configuration and all that are reachable from it without reading."""
-        place, done, at = config
-        if place == "element":
+    def _closure(self, config: Config) -> Iterator[Config]:
+        """Yields the configuration and all configurations that are reachable from it without reading a byte."""
+        part, done, at = config
+        if part == "element":
             yield config
             element = self._element(done)
             if element.accepts(at):
                 yield from self._leave(done, element.stop_read(at))
             return
-        if at < len(self._text(place)) or place == "after":
+        if at < len(self._text(part)) or part == "after":
             yield config
             return
-        if place == "before":
+        if part == "before":
             if self._high is None or self._high > 0:
-                yield from self._reach(("open", 0, 0))
+                yield from self._closure(("open", 0, 0))
             if self._low == 0:
-                yield from self._reach(("after", 0, 0))
-        elif place == "between":
-            yield from self._reach(("open", done, 0))
-        elif place == "open":
+                yield from self._closure(("after", 0, 0))
+        elif part == "between":
+            yield from self._closure(("open", done, 0))
+        elif part == "open":
             for inner in self._element(done).first():
-                yield from self._reach(("element", done, inner))
+                yield from self._closure(("element", done, inner))
         else:
             yield from self._next(done, b"")
 
     def _leave(self, done: int, stop: bytes) -> Iterator[Config]:
-        """Yields the configurations after an element. A stop that is also the beginning of the next text is written once."""
+        """Yields the configurations after an element. If the stop of the element is also the beginning of the next text, it
+        occurs once."""
         if self._around:
-            yield from self._reach(("close", done, len(stop) if stop and self._around.startswith(stop) else 0))
+            yield from self._closure(("close", done, len(stop) if stop and self._around.startswith(stop) else 0))
         else:
             yield from self._next(done, stop)
 
@@ -281,9 +281,9 @@ class Several(Language):
             follow.append(("after", self._after))
         if self._high is None:
             done = min(done, max(self._low, 1))
-        shared = [place for place, text in follow if stop and text.startswith(stop)]
-        for place, _ in follow:
+        shared = [part for part, text in follow if stop and text.startswith(stop)]
+        for part, _ in follow:
             if not shared:
-                yield from self._reach((place, done, 0))
-            elif place in shared:
-                yield from self._reach((place, done, len(stop)))
+                yield from self._closure((part, done, 0))
+            elif part in shared:
+                yield from self._closure((part, done, len(stop)))

@@ -11,24 +11,24 @@ from .language import Config, Language
 
 _DEAD = -1
 _MAX_MASKS = 512
-#: Groups with fewer tokens are checked token by token; for larger ones the bytes that keep a state are computed.
+#: Minimum tokens of a group for which the bytes that keep a state are computed. Smaller groups are checked token by token.
 _MIN_GROUP_SIZE = 40
-_MAX_MACHINES = 128
+_MAX_AUTOMATA = 128
 
 
 class Pieces:
-    """Bytes of the tokens of a vocabulary. Control tokens and end-of-generation tokens have none."""
+    """Bytes of the tokens of a vocabulary; empty for control tokens and end-of-generation tokens."""
 
     def __init__(self, tokenizer: Any) -> None:
         # Tests of mods may use tokenizers without a length.
         self.size = 1 + max(require_token_ids(tokenizer), default=-1)
         self.ends: FrozenSet[int] = frozenset(end_tokens(tokenizer))
-        silent = self.ends.union(int(token) for token in getattr(tokenizer, "all_special_ids", None) or ())
+        without_bytes = self.ends.union(int(token) for token in getattr(tokenizer, "all_special_ids", None) or ())
         if hasattr(tokenizer, "pieces"):
             self._pieces: List[bytes] = list(tokenizer.pieces())
         else:
             self._pieces = [tokenizer.decode([token]).encode("utf-8", "replace") for token in range(self.size)]
-        for token in silent:
+        for token in without_bytes:
             if 0 <= token < self.size:
                 self._pieces[token] = b""
         self.single: List[Tuple[int, int]] = []
@@ -59,19 +59,19 @@ def end_tokens(tokenizer: Any) -> List[int]:
     return [] if eos is None else [int(eos)]
 
 
-_known: "WeakKeyDictionary[Any, Pieces]" = WeakKeyDictionary()
+_pieces_by_tokenizer: "WeakKeyDictionary[Any, Pieces]" = WeakKeyDictionary()
 
 
 def token_pieces(tokenizer: Any) -> Pieces:
     """Returns the pieces of a tokenizer, computed once."""
-    pieces = _known.get(tokenizer)
+    pieces = _pieces_by_tokenizer.get(tokenizer)
     if pieces is None:
-        pieces = _known[tokenizer] = Pieces(tokenizer)
+        pieces = _pieces_by_tokenizer[tokenizer] = Pieces(tokenizer)
     return pieces
 
 
 class Mask:
-    """The tokens that may come next, or the ones that must not if they are fewer."""
+    """The tokens that may come next, stored as the allowed or the forbidden ones, whichever are fewer."""
 
     def __init__(self, size: int, allowed: List[int]) -> None:
         self.size = size
@@ -89,7 +89,7 @@ class Mask:
         return set(range(self.size)) - tokens if self.inverted else tokens
 
 
-class Machine:
+class Automaton:
     """A language as a deterministic automaton that is built lazily. States are numbers; 0 is the first."""
 
     def __init__(self, language: Language) -> None:
@@ -99,12 +99,12 @@ class Machine:
         self._table: List[Dict[int, int]] = []
         self._accepts: List[bool] = []
         self._can_continue: Dict[int, bool] = {}
-        self._stays: Dict[int, bytes] = {}
+        self._loops: Dict[int, bytes] = {}
         self._masks: "WeakKeyDictionary[Pieces, Dict[int, Mask]]" = WeakKeyDictionary()
         self._number(frozenset(language.first()))
 
     def step(self, state: int, byte: int) -> int:
-        """Returns the state after one more byte; below 0 if no text continues with it."""
+        """Returns the state after one more byte; a negative number if no text continues with the byte."""
         if state < 0:
             return _DEAD
         after = self._table[state].get(byte)
@@ -136,8 +136,8 @@ class Machine:
     def mask(self, state: int, pieces: Pieces) -> Mask:
         """Returns the mask of the tokens whose bytes can follow."""
         configs = self._configs[state]
-        blurred = frozenset(self._language.blur(config, pieces.longest) for config in configs)
-        state = state if blurred == configs else self._number(blurred)
+        canonical = frozenset(self._language.canonicalize(config, pieces.longest) for config in configs)
+        state = state if canonical == configs else self._number(canonical)
         masks = self._masks.setdefault(pieces, {})
         mask = masks.get(state)
         if mask is None:
@@ -155,9 +155,9 @@ class Machine:
             start = step(step(state, first), second)
             if start < 0:
                 continue
-            staying = self._staying(start) if len(members) >= _MIN_GROUP_SIZE else b""
+            loop_bytes = self._loop_bytes(start) if len(members) >= _MIN_GROUP_SIZE else b""
             for token, rest in members:
-                if not rest.translate(None, staying):
+                if not rest.translate(None, loop_bytes):
                     yield token
                     continue
                 at = start
@@ -169,11 +169,11 @@ class Machine:
                 else:
                     yield token
 
-    def _staying(self, state: int) -> bytes:
-        """Returns the bytes that keep the state: tokens of only such bytes need no further check."""
-        known = self._stays.get(state)
+    def _loop_bytes(self, state: int) -> bytes:
+        """Returns the bytes that do not change the state. A token of such bytes needs no further check."""
+        known = self._loops.get(state)
         if known is None:
-            known = self._stays[state] = bytes(byte for byte in range(256) if self.step(state, byte) == state)
+            known = self._loops[state] = bytes(byte for byte in range(256) if self.step(state, byte) == state)
         return known
 
     def _number(self, configs: FrozenSet[Config]) -> int:
@@ -186,14 +186,14 @@ class Machine:
         return number
 
 
-_machines: Dict[Language, Machine] = {}
+_automata: Dict[Language, Automaton] = {}
 
 
-def shared_machine(language: Language) -> Machine:
+def shared_automaton(language: Language) -> Automaton:
     """Returns the automaton of a language. Equal languages share one, so that masks are computed once for all runs."""
-    machine: Optional[Machine] = _machines.get(language)
-    if machine is None:
-        if len(_machines) >= _MAX_MACHINES:
-            _machines.clear()
-        machine = _machines[language] = Machine(language)
-    return machine
+    automaton: Optional[Automaton] = _automata.get(language)
+    if automaton is None:
+        if len(_automata) >= _MAX_AUTOMATA:
+            _automata.clear()
+        automaton = _automata[language] = Automaton(language)
+    return automaton

@@ -8,8 +8,8 @@ from typing import Any, Iterable, Optional, Sequence, Set, Tuple, Union
 from ..actions import Backtrack, ForceTokens
 from .alphabet import CharsMode
 from .base import Strategy
-from .language import Chars, Choices, Language, Several, Until
-from .masks import Mask, shared_machine, token_pieces
+from .language import Chars, Choices, Language, ListLanguage, Until
+from .masks import Mask, shared_automaton, token_pieces
 
 __all__ = [
     "CharsMode",
@@ -50,7 +50,7 @@ class LanguageStrategy(Strategy):
 
     def __init__(self, language: Language) -> None:
         self.language = language
-        self._machine = shared_machine(language)
+        self._automaton = shared_automaton(language)
 
     def start(self, tokenizer: Any) -> LanguageState:
         """Returns the state before the first token."""
@@ -58,7 +58,7 @@ class LanguageStrategy(Strategy):
 
     def mask(self, state: LanguageState, tokenizer: Any) -> Mask:
         """Returns the mask of the tokens that continue the answer, without those that only end it."""
-        return self._machine.mask(state.state, token_pieces(tokenizer))
+        return self._automaton.mask(state.state, token_pieces(tokenizer))
 
     def allowed_tokens(self, state: LanguageState, tokenizer: Any) -> Set[int]:
         """Returns the ids of the tokens that may come next."""
@@ -78,7 +78,7 @@ class LanguageStrategy(Strategy):
             state.done = True
             return None
         piece = pieces.token_bytes(token_id)
-        after = self._machine.read(state.state, piece)
+        after = self._automaton.read(state.state, piece)
         if not piece or after < 0:
             return Backtrack(1, [])
         state.state = after
@@ -86,11 +86,11 @@ class LanguageStrategy(Strategy):
 
     def can_end(self, state: LanguageState) -> bool:
         """Returns True if the answer may end here."""
-        return self._machine.accepts(state.state)
+        return self._automaton.accepts(state.state)
 
     def is_complete(self, state: LanguageState) -> bool:
         """Returns True if the answer is complete: nothing can follow, or the model ended it."""
-        return state.done or (self.can_end(state) and not self._machine.can_continue(state.state))
+        return state.done or (self.can_end(state) and not self._automaton.can_continue(state.state))
 
     def trim_answer(self, answer: str) -> str:
         """Returns the answer without its end marker."""
@@ -108,7 +108,7 @@ class ChoicesStrategy(LanguageStrategy):
 
 
 class UntilStrategy(LanguageStrategy):
-    """Any text up to and including an end, after a fixed start; both are part of the answer."""
+    """A fixed start, then any text up to and including an end. Start and end are part of the answer."""
 
     def __init__(self, start_tag: Optional[str], end_type: Union[UntilEndType, str], stop: str) -> None:
         if not stop:
@@ -118,7 +118,7 @@ class UntilStrategy(LanguageStrategy):
 
 
 class CharsStrategy(LanguageStrategy):
-    """Characters of one kind: a maximum number `stop`, or up to the text `stop`, which is not part of the answer."""
+    """Characters of one kind: up to the number `stop`, or until the text `stop`, which is not part of the answer."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class ListStrategy(LanguageStrategy):
             raise ValueError("min must not exceed max, and max must be 1 or more; got min %d and max %d" % (min_elements, max_elements))
         languages = tuple(element.language for element in given)
         super().__init__(
-            Several(languages, each, open, wrap, sep, close + end_with, max(0, min_elements), max_elements)
+            ListLanguage(languages, each, open, wrap, sep, close + end_with, max(0, min_elements), max_elements)
         )
 
 

@@ -1,4 +1,4 @@
-"""Lists with custom strategies as elements: processed token by token, since custom strategies are opaque."""
+"""Lists with custom strategies as elements. They are processed token by token, since the sets of texts are unknown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..actions import Backtrack, ForceTokens
 from .base import Strategy, require_token_ids, tokenize_str
 from .masks import end_tokens
 
-#: A text that may come next: remaining tokens, the item after it, and the number of elements complete after it.
+#: A text that may come next: its remaining tokens, the item after it, and the number of complete elements before that item.
 _NextText = Tuple[List[int], str, int]
 
 
@@ -18,7 +18,7 @@ class _ListState:
     def __init__(self) -> None:
         #: Number of complete elements.
         self.count = 0
-        #: State of the element that may continue; None without one.
+        #: State of the element that may continue, or None.
         self.element: Any = None
         #: Texts that may continue.
         self.next_texts: List[_NextText] = []
@@ -29,8 +29,8 @@ class _ListState:
 class SequenceStrategy(Strategy):
     """A list of answers of any strategies, with fixed texts before, around, between and after them.
 
-    Texts between elements are drawn only in the tokenizer's own tokens. If an element may end or continue, the next
-    drawn token decides; a token that fits both continues the element.
+    Fixed texts are allowed only in the tokenization of the tokenizer. If an element may end or continue, the next drawn
+    token decides; a token that fits both continues the element.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class SequenceStrategy(Strategy):
 
     def start(self, tokenizer: Any) -> _ListState:
         """Returns the state before the first token."""
-        place = _ListState()
+        state = _ListState()
         texts = [(self._open + self._wrap, "element")]
         if self._min == 0:
             texts.append((self._open + self._close, "end"))
-        self._start_texts(place, texts, 0, tokenizer)
-        return place
+        self._start_texts(state, texts, 0, tokenizer)
+        return state
 
     def allowed_tokens(self, state: _ListState, tokenizer: Any) -> Set[int]:
         """Returns the ids of the tokens that may come next."""
-        allowed = {way[0][0] for way in state.next_texts if way[0]}
+        allowed = {text[0][0] for text in state.next_texts if text[0]}
         if state.can_end:
             allowed |= set(end_tokens(tokenizer))
         if state.element is not None:
@@ -90,15 +90,15 @@ class SequenceStrategy(Strategy):
         if state.element is not None and self._fits(state, token_id, tokenizer):
             state.next_texts, state.can_end = [], False
             strategy = self._strategy(state)
-            asked = strategy.step(state.element, token_id, tokenizer)
-            if asked is None:
+            correction = strategy.step(state.element, token_id, tokenizer)
+            if correction is None:
                 self._after_element(state, tokenizer)
-            return asked
-        ways = [(left[1:], behind, count) for left, behind, count in state.next_texts if left and left[0] == token_id]
-        if not ways:
+            return correction
+        texts = [(remaining[1:], next_item, count) for remaining, next_item, count in state.next_texts if remaining and remaining[0] == token_id]
+        if not texts:
             return Backtrack(1, [])
-        state.element, state.can_end, state.count = None, False, ways[0][2]
-        self._take(state, ways, tokenizer)
+        state.element, state.can_end, state.count = None, False, texts[0][2]
+        self._continue_with(state, texts, tokenizer)
         return None
 
     def is_complete(self, state: _ListState) -> bool:
@@ -131,22 +131,22 @@ class SequenceStrategy(Strategy):
             follow.append((self._wrap + self._sep + self._wrap, "element"))
         if count >= self._min:
             follow.append((self._wrap + self._close, "end"))
-        # A stop that is also the beginning of the next text is written once.
+        # A stop of the element that is also the beginning of the next text occurs once.
         stop = getattr(strategy, "_stop", "") if complete else ""
-        shared = [(text[len(stop) :], behind) for text, behind in follow if stop and text.startswith(stop)]
+        shared = [(text[len(stop) :], next_item) for text, next_item in follow if stop and text.startswith(stop)]
         if complete:
             state.count, state.element = count, None
         self._start_texts(state, shared or follow, count, tokenizer)
 
     def _start_texts(self, state: _ListState, texts: List[Tuple[str, str]], count: int, tokenizer: Any) -> None:
-        self._take(state, [(tokenize_str(text, tokenizer), behind, count) for text, behind in texts], tokenizer)
+        self._continue_with(state, [(tokenize_str(text, tokenizer), next_item, count) for text, next_item in texts], tokenizer)
 
-    def _take(self, state: _ListState, ways: List[_NextText], tokenizer: Any) -> None:
-        """Continues with these texts; the item after a finished text begins."""
-        state.next_texts = [way for way in ways if way[0]]
-        for left, behind, _ in ways:
-            if not left and behind == "end":
+    def _continue_with(self, state: _ListState, texts: List[_NextText], tokenizer: Any) -> None:
+        """Continues with these texts. Begins the item after each finished text."""
+        state.next_texts = [text for text in texts if text[0]]
+        for remaining, next_item, _ in texts:
+            if not remaining and next_item == "end":
                 state.can_end = True
-            elif not left and state.element is None:
+            elif not remaining and state.element is None:
                 state.element = self._strategy(state).start(tokenizer)
         state.done = state.can_end and not state.next_texts and state.element is None

@@ -19,13 +19,13 @@ from .sequence import SequenceStrategy
 __all__ = ["CharsMode", "CharsStrat", "ChoicesStrat", "ListStrat", "StrategyConstructor", "UntilEndType", "UntilStrat"]
 
 
-class _Described:
+class _WithRepr:
     def __repr__(self) -> str:
         fields = ("%s=%r" % field for field in vars(self).items() if field[1] is not None)
         return "%s(%s)" % (type(self).__name__, ", ".join(fields))
 
 
-class ChoicesStrat(_Described, StrategyConstructor):
+class ChoicesStrat(_WithRepr, StrategyConstructor):
     """Exactly one of `choices`. If one begins with another (`no`, `not yet`), the model may continue after the shorter one
     or end the answer with an end-of-generation token."""
 
@@ -37,11 +37,11 @@ class ChoicesStrat(_Described, StrategyConstructor):
         return ChoicesStrategy(self.choices)
 
 
-class UntilStrat(_Described, StrategyConstructor):
+class UntilStrat(_WithRepr, StrategyConstructor):
     """`start`, then any text, up to and including `end`; both are part of the answer.
 
-    end_type: TAG ends at the whole text `end`, ANYCHAR at any of its characters. No token is drawn that continues after
-    the end.
+    end_type: TAG ends at the whole text `end`, ANYCHAR at any of its characters. Tokens that contain text after the end
+    are never drawn.
     """
 
     def __init__(self, start: Optional[str], end_type: Union[UntilEndType, str], end: str) -> None:
@@ -54,7 +54,7 @@ class UntilStrat(_Described, StrategyConstructor):
         return UntilStrategy(self.start, self.end_type, self.end)
 
 
-class CharsStrat(_Described, StrategyConstructor):
+class CharsStrat(_WithRepr, StrategyConstructor):
     """Characters of one kind (`CharsMode`, or its name).
 
     stop: a number is the maximum number of characters; a text ends the answer and is not part of it.
@@ -79,7 +79,7 @@ class CharsStrat(_Described, StrategyConstructor):
         return CharsStrategy(self.mode, self.stop, self.min or 0, max_chars=self.max)
 
 
-class ListStrat(_Described, StrategyConstructor):
+class ListStrat(_WithRepr, StrategyConstructor):
     """A list of answers, e.g. `["a", "b"]` with open="[", close="]", wrap='"'.
 
     elements: format of every element, or a list with one format per element, which also sets their number. A format is
@@ -87,7 +87,7 @@ class ListStrat(_Described, StrategyConstructor):
     open, close: texts before and after the list. wrap: text before and after each element. sep: text between elements.
     min, max: number of elements, by default 0 and unlimited. end_with: text after `close`.
 
-    If the stop text of an element is the beginning of `wrap`, `sep` or `close`, it is written once. Without `close` and
+    If the stop text of an element is the beginning of `wrap`, `sep` or `close`, it occurs once. Without `close` and
     `end_with`, the model ends the list with an end-of-generation token.
     """
 
@@ -115,11 +115,11 @@ class ListStrat(_Described, StrategyConstructor):
         """Returns the strategy."""
         elements: Any = self.elements
         each = isinstance(elements, (list, tuple))
-        made = [into_strategy(element, tokenizer) for element in (elements if each else [elements])]
-        # Strategies of this package are combined to one language; custom ones are processed token by token.
-        kind: Any = ListStrategy if all(isinstance(element, LanguageStrategy) for element in made) else SequenceStrategy
-        built: Union[ListStrategy, SequenceStrategy] = kind(
-            made if each else made[0],
+        strategies = [into_strategy(element, tokenizer) for element in (elements if each else [elements])]
+        # Strategies of this package are combined into one language; custom ones are processed token by token.
+        kind: Any = ListStrategy if all(isinstance(element, LanguageStrategy) for element in strategies) else SequenceStrategy
+        strategy: Union[ListStrategy, SequenceStrategy] = kind(
+            strategies if each else strategies[0],
             open=self.open or "",
             close=self.close or "",
             wrap=self.wrap or "",
@@ -128,7 +128,7 @@ class ListStrat(_Described, StrategyConstructor):
             min_elements=self.min or 0,
             max_elements=self.max,
         )
-        return built
+        return strategy
 
 
 def into_strategy(spec: Any, tokenizer: Any) -> Strategy:
@@ -136,8 +136,8 @@ def into_strategy(spec: Any, tokenizer: Any) -> Strategy:
 
     Raises TypeError for anything else."""
     if hasattr(spec, "into_strategy"):
-        made: Strategy = spec.into_strategy(tokenizer)
-        return made
+        strategy: Strategy = spec.into_strategy(tokenizer)
+        return strategy
     if isinstance(spec, Strategy):
         return spec
     raise TypeError("a strategy must be ChoicesStrat(…), UntilStrat(…), CharsStrat(…) or ListStrat(…), got %r" % (spec,))

@@ -1,4 +1,4 @@
-"""Tests of mods without a server and without a model.
+"""Tests of mods without a server and a model.
 
     from thunder_mods.testing import run
 
@@ -6,8 +6,8 @@
         result = run(calm, model="Hello! How are you?")
         assert result.check().text == "Hello. How are you?"
 
-`run` emits the four events like the engine: backtracking, forced tokens, edited logits, replaced prompts, several mods
-in order, limits of tokens and steps. The model is a text to write (`Scripted`), {end of a question: answer}, a function
+`run` simulates the engine: the four events, backtracking, forced tokens, edited logits, replaced prompts, several mods in
+order, and limits of tokens and steps. The model is a text to write (`Scripted`), {end of a question: answer}, a function
 from tokens to logits, or `RandomWeights(seed)`.
 """
 
@@ -22,7 +22,7 @@ from .vocabulary import WordTokenizer
 __all__ = ["Call", "Engine", "Event", "RandomWeights", "Result", "Scripted", "WordTokenizer", "run"]
 
 
-def _stand_in_for_max() -> None:
+def _provide_max_driver() -> None:
     """Provides max.driver, which mods written for Quote import, outside of a worker."""
     import types
 
@@ -36,4 +36,4 @@ def _stand_in_for_max() -> None:
 
 
 if "max" not in _sys.modules and _importlib_util.find_spec("max") is None:
-    _stand_in_for_max()
+    _provide_max_driver()

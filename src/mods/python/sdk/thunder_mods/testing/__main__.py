@@ -1,6 +1,6 @@
 """`python -m thunder_mods.testing FILE`: runs the tests of a mod without pytest.
 
-Tests are the functions `test_…` of the file and of `test_FILE` beside it. Exit codes: 0 all passed, 1 a test failed, 2 no
+Tests are the functions `test_…` of the file and of `test_FILE` in the same folder. Exit codes: 0 all passed, 1 a test failed, 2 no
 tests found, or a file cannot be imported.
 """
 
@@ -32,10 +32,10 @@ def _load(path: Path) -> ModuleType:
 def _run(function: Any) -> Dict[str, Any]:
     if any(parameter.default is parameter.empty for parameter in inspect.signature(function).parameters.values()):
         return {"outcome": "skipped", "message": "it takes arguments; run it with pytest"}
-    written, begun = io.StringIO(), time.perf_counter()
+    output, started_at = io.StringIO(), time.perf_counter()
     result: Dict[str, Any] = {"outcome": "passed", "message": None}
     try:
-        with contextlib.redirect_stdout(written), contextlib.redirect_stderr(written):
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             function()
     except KeyboardInterrupt:
         raise
@@ -43,7 +43,7 @@ def _run(function: Any) -> Dict[str, Any]:
         trace = error.__traceback__
         lines = traceback.format_exception(type(error), error, trace.tb_next if trace is not None else None)
         result = {"outcome": "failed", "message": "".join(lines).rstrip()}
-    return dict(result, output=written.getvalue(), elapsed_ms=round(1000 * (time.perf_counter() - begun), 3))
+    return dict(result, output=output.getvalue(), elapsed_ms=round(1000 * (time.perf_counter() - started_at), 3))
 
 
 def main(arguments: List[str]) -> int:
@@ -53,10 +53,10 @@ def main(arguments: List[str]) -> int:
         print("usage: python -m thunder_mods.testing FILE [--json]", file=sys.stderr)
         return 2
     file = Path(names[0]).resolve()
-    beside = file.with_name("test_" + file.name)
-    sys.path.append(str(file.parent))  # at the end, so that a json.py beside it does not shadow Python's own
+    test_file = file.with_name("test_" + file.name)
+    sys.path.append(str(file.parent))  # at the end, so that a json.py in it does not shadow Python's own
     results: List[Dict[str, Any]] = []
-    for path in [file] + ([beside] if beside.is_file() else []):
+    for path in [file] + ([test_file] if test_file.is_file() else []):
         try:
             module = _load(path)
         except KeyboardInterrupt:
@@ -80,7 +80,7 @@ def main(arguments: List[str]) -> int:
                 print("        " + str(result["message"]))
         print("%(passed)d passed, %(failed)d failed, %(skipped)d skipped" % counts)
     if counts["passed"] + counts["failed"] == 0:
-        print("no tests found in %s or %s; a test is a function named test_…" % (file.name, beside.name), file=sys.stderr)
+        print("no tests found in %s or %s; a test is a function named test_…" % (file.name, test_file.name), file=sys.stderr)
         return 2
     return 1 if counts["failed"] else 0
 

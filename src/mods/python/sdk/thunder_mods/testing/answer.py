@@ -38,14 +38,14 @@ class Answer:
         self._extend(self.text(tokens).encode("utf-8"))
 
     def retract(self, tokens: Sequence[int]) -> None:
-        """Retracts sent text after a removal; `tokens` are those left."""
-        left = self.text(tokens).encode("utf-8")
+        """Retracts sent text after a removal; `tokens` are the remaining tokens."""
+        remaining = self.text(tokens).encode("utf-8")
         common = 0
-        while common < min(len(left), len(self._sent)) and left[common] == self._sent[common]:
+        while common < min(len(remaining), len(self._sent)) and remaining[common] == self._sent[common]:
             common += 1
-        gone = self._sent[common:].decode("utf-8", "replace")
-        if gone:
-            self.sent.append(len(gone))
+        removed = self._sent[common:].decode("utf-8", "replace")
+        if removed:
+            self.sent.append(len(removed))
             self._sent = self._sent[:common]
 
     def _extend(self, text: bytes) -> None:
@@ -55,5 +55,5 @@ class Answer:
 
     def _upto_stop(self, tokens: Sequence[int]) -> Tuple[bytes, bool]:
         data = b"".join(self._piece(token) for token in tokens if not self._hidden(token))
-        places = [place for place in map(data.find, self._stop) if place >= 0]
-        return (data[: min(places)], True) if places else (data, False)
+        positions = [position for position in map(data.find, self._stop) if position >= 0]
+        return (data[: min(positions)], True) if positions else (data, False)

@@ -28,7 +28,7 @@ from ..events import Added, ContextInfo, ForwardPass, ModEvent, Prefilled, Sampl
 from ..logits import Logits, flat
 from .answer import Answer
 from .capture import captured
-from .models import model_of
+from .models import to_model
 from .problems import action_error
 from .result import Call, Event, Result
 from .vocabulary import WordTokenizer
@@ -42,7 +42,7 @@ class Engine:
     """
 
     def __init__(self, model: Any = None, tokenizer: Any = None, context: int = 4096) -> None:
-        self.model = model_of(model)
+        self.model = to_model(model)
         self.tokenizer = WordTokenizer() if tokenizer is None else tokenizer
         self.context = context
 
@@ -69,16 +69,16 @@ class Engine:
 
         max_tokens: maximum tokens of the answer. max_steps: maximum forward passes, by default 4 * max_tokens + 256.
         temperature: temperature of draws; 0 takes the most probable token."""
-        given = list(mods) if isinstance(mods, list) else [mods]
+        mod_list = list(mods) if isinstance(mods, list) else [mods]
         steps = 4 * max_tokens + 256 if max_steps is None else max_steps
-        driven = _Run(self, given, config or {}, request_id, max_tokens, steps, stop, ignore_eos, temperature, seed)
-        driven.conversation, driven.tools, driven.parameters = conversation, tools, dict(parameters or {})
+        simulation = _Run(self, mod_list, config or {}, request_id, max_tokens, steps, stop, ignore_eos, temperature, seed)
+        simulation.conversation, simulation.tools, simulation.parameters = conversation, tools, dict(parameters or {})
         if response_format is not None:
-            driven.parameters["request"] = {"response_format": response_format}
+            simulation.parameters["request"] = {"response_format": response_format}
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
         if not tokens:
             raise ValueError("the prompt must have at least one token")
-        return driven.go(tokens)
+        return simulation.execute(tokens)
 
 
 def run(mods: Any, prompt: Any = "Once upon a time", *, model: Any = None, tokenizer: Any = None, **options: Any) -> Result:
@@ -87,22 +87,22 @@ def run(mods: Any, prompt: Any = "Once upon a time", *, model: Any = None, token
 
 
 class _Mod:
-    def __init__(self, given: Any, config: Dict[str, Any]) -> None:
-        if isinstance(given, tuple):
-            given, config = given
-        decorated: Any = given if hasattr(given, "__thunder_mod__") else _decorate(given)
+    def __init__(self, function: Any, config: Dict[str, Any]) -> None:
+        if isinstance(function, tuple):
+            function, config = function
+        decorated: Any = function if hasattr(function, "__thunder_mod__") else _decorate(function)
         self.call = decorated
-        about: Dict[str, Any] = self.call.__thunder_mod__
+        declaration: Dict[str, Any] = self.call.__thunder_mod__
         module = sys.modules.get(self.call.__module__)
-        self.name = about["name"] or next((name for name, value in vars(module or self).items() if value is given), "mod")
-        self.handles = about["handles"]
-        self.static_holdback = self.holdback = about["holdback"]
-        self.config = dict(about["config"] or {}, **config)
-        known = config if about["schema"] is None else about["schema"]["properties"]
-        unknown = [name for name in config if name not in known]
+        self.name = declaration["name"] or next((name for name, value in vars(module or self).items() if value is function), "mod")
+        self.handles = declaration["handles"]
+        self.static_holdback = self.holdback = declaration["holdback"]
+        self.config = dict(declaration["config"] or {}, **config)
+        known_fields = config if declaration["schema"] is None else declaration["schema"]["properties"]
+        unknown = [name for name in config if name not in known_fields]
         if unknown:
             raise ValueError("mod %s: unknown configuration field %s" % (self.name, ", ".join(unknown)))
-        missing = [name for name in (about["schema"] or {}).get("required", ()) if name not in self.config]
+        missing = [name for name in (declaration["schema"] or {}).get("required", ()) if name not in self.config]
         if missing:
             raise ValueError("mod %s: missing configuration field %s" % (self.name, ", ".join(missing)))
         self.is_quote = quote.is_imported_by(module)
@@ -125,7 +125,7 @@ class _Run:
         seed: int,
     ) -> None:
         self.model, self.tokenizer, self.context = engine.model, engine.tokenizer, engine.context
-        self.mods = [_Mod(given, config) for given in mods]
+        self.mods = [_Mod(function, config) for function in mods]
         self.request_id, self.max_tokens, self.max_steps = request_id, max_tokens, max_steps
         self.temperature, self.seed, self.draws = temperature, seed, random.Random(seed)
         self.conversation: Any = None
@@ -144,16 +144,16 @@ class _Run:
         self.drawn: Optional[int] = None
         self.end: Optional[Tuple[str, Optional[str], Optional[List[Any]]]] = None
 
-    def go(self, prompt: List[int]) -> Result:
+    def execute(self, prompt: List[int]) -> Result:
         self.sequence, self.prompt_len = list(prompt), len(prompt)
         winner = self._event("Prefilled", 0, prompt)
         if winner is None:
             self._begin_step()
         else:
-            self._act("Prefilled", winner)
+            self._apply("Prefilled", winner)
         assert self.end is not None
         self.answer.end(self._generated())
-        lifecycle.ended(self.request_id)
+        lifecycle.notify_finished(self.request_id)
         for active in self.mods:
             if active.finished is not None:
                 active.finished(self.request_id)
@@ -167,7 +167,7 @@ class _Run:
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def _begin_step(self) -> None:
-        """Runs steps (forward pass, draw, append) until the run ends. Actions are handled by `_act`."""
+        """Runs steps (forward pass, draw, append) until the run ends. Actions are applied by `_apply`."""
         while self.end is None:
             if self.step >= self.max_steps:
                 self._finish("length", "the limit of %d steps was reached; a mod may backtrack endlessly" % self.max_steps)
@@ -187,7 +187,7 @@ class _Run:
                 token, self.drawn = self.drawn, None
                 self._append([token], False, self.step)
             else:
-                self._act(kind, winner)
+                self._apply(kind, winner)
 
     def _append(self, tokens: List[int], forced: bool, step: int) -> None:
         """Appends tokens, dispatches the Added event, and checks the end of the run."""
@@ -197,7 +197,7 @@ class _Run:
         if winner is not None:
             if isinstance(winner, ForceTokens):
                 self._send()
-            self._act("Added", winner)
+            self._apply("Added", winner)
             return
         self._send()
         generated = self._generated()
@@ -208,14 +208,14 @@ class _Run:
         elif len(self.sequence) >= self.context:
             self._finish("length", "the context of %d tokens is full" % self.context)
 
-    def _act(self, kind: str, action: ModAction) -> None:
+    def _apply(self, kind: str, action: ModAction) -> None:
         """Applies the action that won an event."""
         step = self.step + 1 if kind == "Added" or self.step == 0 else self.step
-        self.drawn, dropped = None, kind == "Sampled"
+        self.drawn, drops_draw = None, kind == "Sampled"
         if isinstance(action, ForceTokens):
             self._force(action.tokens, step)
         elif isinstance(action, Backtrack):
-            self._remove(min(action.n - dropped, len(self._generated())))
+            self._remove(min(action.n - drops_draw, len(self._generated())))
             if action.tokens:
                 self._force(action.tokens, step)
         elif isinstance(action, ForceOutput):
@@ -306,55 +306,55 @@ class _Run:
     def _call(self, active: _Mod, record: Event, decided: bool) -> Call:
         call = Call(active.name, record, Noop())
         before = array("f", self.logits) if self.logits is not None else None
-        seen = self._seen(record, active)
+        mod_event = self._mod_event(record, active)
         run = _CurrentRun(self)
         _conversation.current = run
         try:
             with captured(call.logs, active.call.__module__):
-                action = validate_action(seen, active.call(seen, self.tokenizer))
-            wrong = action_error(action, len(self.tokenizer), self.context)
-            if wrong is not None:
-                raise InvalidActionError("%s: %s" % (record.kind, wrong))
-            self._edit(seen, action, before)
+                action = validate_action(mod_event, active.call(mod_event, self.tokenizer))
+            error_message = action_error(action, len(self.tokenizer), self.context)
+            if error_message is not None:
+                raise InvalidActionError("%s: %s" % (record.kind, error_message))
+            self._edit(mod_event, action, before)
             call.action = action
         except Exception as error:
             call.exception = error
-            self._edit(seen, Noop(), before)
+            self._edit(mod_event, Noop(), before)
         finally:
             _conversation.current = None
-        if seen._held_back is not None:
-            active.holdback = active.static_holdback if seen._held_back < 0 else seen._held_back
+        if mod_event._held_back is not None:
+            active.holdback = active.static_holdback if mod_event._held_back < 0 else mod_event._held_back
         call.superseded = decided and not isinstance(call.action, (Noop, AdjustedLogits, AdjustedPrefill))
         if isinstance(call.action, Backtrack):
-            asked, there = call.action.n - (record.kind == "Sampled"), len(self._generated())
-            call.removed, call.clamped = min(asked, there), asked > there
+            requested, available = call.action.n - (record.kind == "Sampled"), len(self._generated())
+            call.removed, call.clamped = min(requested, available), requested > available
         return call
 
-    def _seen(self, record: Event, active: _Mod) -> ModEvent:
+    def _mod_event(self, record: Event, active: _Mod) -> ModEvent:
         """Returns the event as passed to the mod."""
         context = ContextInfo(self.sequence, self.prompt_len)
         step = quote.quote_step(record.step) if active.is_quote else record.step
-        seen: ModEvent
+        mod_event: ModEvent
         if record.kind == "Prefilled":
-            seen = Prefilled(self.request_id, step, self.max_tokens, context)
+            mod_event = Prefilled(self.request_id, step, self.max_tokens, context)
         elif record.kind == "ForwardPass":
             self.logits = array("f", self.logits)
-            seen = ForwardPass(self.request_id, step, Logits(memoryview(self.logits)), context)
+            mod_event = ForwardPass(self.request_id, step, Logits(memoryview(self.logits)), context)
         elif record.kind == "Sampled":
-            seen = drawn = Sampled(self.request_id, step, record.tokens[0], context)
+            mod_event = drawn = Sampled(self.request_id, step, record.tokens[0], context)
             highest = max(self.logits)
             total = highest + math.log(math.fsum(math.exp(logit - highest) for logit in self.logits))
             drawn._text, drawn.logprob = record.text, self.logits[record.tokens[0]] - total
         else:
-            seen = Added(self.request_id, step, record.tokens, record.forced, context)
-        seen.max_steps, seen.config, seen._tokenizer = self.max_tokens, active.config, self.tokenizer
-        seen.conversation, seen.tools, seen.parameters = self.conversation, self.tools, self.parameters
-        seen.seed, seen.model = self.seed, "test"
-        return seen
+            mod_event = Added(self.request_id, step, record.tokens, record.forced, context)
+        mod_event.max_steps, mod_event.config, mod_event._tokenizer = self.max_tokens, active.config, self.tokenizer
+        mod_event.conversation, mod_event.tools, mod_event.parameters = self.conversation, self.tools, self.parameters
+        mod_event.seed, mod_event.model = self.seed, "test"
+        return mod_event
 
-    def _edit(self, seen: ModEvent, action: ModAction, before: Any) -> None:
+    def _edit(self, mod_event: ModEvent, action: ModAction, before: Any) -> None:
         """Applies an action to the logits; in-place changes count only with AdjustedLogits."""
-        if not isinstance(seen, ForwardPass):
+        if not isinstance(mod_event, ForwardPass):
             return
         if not isinstance(action, AdjustedLogits):
             self.logits = before
@@ -364,9 +364,9 @@ class _Run:
             self.logits = array("f", before)
             for token, value in sparse.items():
                 self.logits[token] = value if action.set is not None else self.logits[token] + value
-        elif action.logits is not None and action.logits is not seen.logits:
-            given = action.logits
-            values = given._view if isinstance(given, Logits) else flat(given.to_numpy() if hasattr(given, "to_numpy") else given)
+        elif action.logits is not None and action.logits is not mod_event.logits:
+            edited = action.logits
+            values = edited._view if isinstance(edited, Logits) else flat(edited.to_numpy() if hasattr(edited, "to_numpy") else edited)
             if len(values) != len(before):
                 self.logits = before
                 raise InvalidActionError("adjust_logits takes %d logits, got %d" % (len(before), len(values)))

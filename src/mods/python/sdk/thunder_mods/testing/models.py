@@ -8,16 +8,16 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
 #: (token ids so far) -> logits, one per token of the vocabulary, or {token id: logit} with -20 for all others.
 LogitsFunction = Callable[[List[int]], Union[Sequence[float], Mapping[int, float]]]
 
-_ELSE = -20.0
+_DEFAULT_LOGIT = -20.0
 
 
 class Scripted:
-    """A model that writes `text`, and the answers of `answers`.
+    """A model that writes `text`, or answers from `answers`, and then ends the run.
 
-    answers: {end of a question: answer}. If the sequence contains a key and everything after it is a prefix of the
-    answer, the model writes the rest of the answer, then ends.
-    Otherwise it continues `text` if the answer so far is a prefix of it, else it writes the tokens of `text` after as
-    many as were already generated; then it ends.
+    answers: {end of a question: answer}. If the text after the last question in the sequence is a prefix of its answer,
+    the model writes the rest of the answer.
+    text: otherwise the model writes the rest of `text` if the generated text is a prefix of it. If not, the model skips
+    as many tokens of `text` as were generated, and writes the others.
     """
 
     def __init__(self, text: str = "", answers: Optional[Mapping[str, str]] = None) -> None:
@@ -41,11 +41,11 @@ class Scripted:
 
     def _rest(self, tokens: List[int], prompt_len: int, tokenizer: Any) -> str:
         whole = tokenizer.decode(tokens)
-        latest = max(self.answers, key=whole.rfind, default=None)
-        if latest is not None and latest in whole:
-            written = whole[whole.rfind(latest) + len(latest) :]
-            if self.answers[latest].startswith(written):
-                return self.answers[latest][len(written) :]
+        last_question = max(self.answers, key=whole.rfind, default=None)
+        if last_question is not None and last_question in whole:
+            written = whole[whole.rfind(last_question) + len(last_question) :]
+            if self.answers[last_question].startswith(written):
+                return self.answers[last_question][len(written) :]
         written = tokenizer.decode(tokens[prompt_len:])
         if self.text.startswith(written):
             return self.text[len(written) :]
@@ -76,16 +76,16 @@ class Function:
         """Returns the logits after these tokens."""
         found = self.function(list(tokens))
         if isinstance(found, Mapping):
-            return [float(found.get(token, _ELSE)) for token in range(len(tokenizer))]
+            return [float(found.get(token, _DEFAULT_LOGIT)) for token in range(len(tokenizer))]
         if len(found) != len(tokenizer):
             raise ValueError("a model must return %d logits, one per token, got %d" % (len(tokenizer), len(found)))
         return [float(logit) for logit in found]
 
 
-def model_of(given: Any) -> Any:
+def to_model(value: Any) -> Any:
     """Converts a text, a mapping of answers, a function or a model to a model."""
-    if given is None or isinstance(given, str):
-        return Scripted(given or "")
-    if isinstance(given, Mapping):
-        return Scripted(answers=given)
-    return given if hasattr(given, "logits") else Function(given)
+    if value is None or isinstance(value, str):
+        return Scripted(value or "")
+    if isinstance(value, Mapping):
+        return Scripted(answers=value)
+    return value if hasattr(value, "logits") else Function(value)

@@ -44,8 +44,8 @@ def _problem_in_tool_calls(payload: Any) -> Optional[str]:
     if not calls:
         return "ToolCalls needs at least one tool call"
     for index, call in enumerate(calls):
-        given = call.get("function") if isinstance(call, dict) else None
-        function = given if isinstance(given, dict) else call
+        nested = call.get("function") if isinstance(call, dict) else None
+        function = nested if isinstance(nested, dict) else call
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str) or not name:
             shape = '{"id": …, "type": "function", "function": {"name": …, "arguments": …}}'

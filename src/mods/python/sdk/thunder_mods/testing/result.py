@@ -37,11 +37,11 @@ class Call:
     mod: str
     event: Event
     action: ModAction
-    #: Exception of the mod, or error of its action; the action is then Noop.
+    #: Exception of the mod, or error of its action. The action is then Noop.
     exception: Optional[BaseException] = None
     #: Printed and logged lines: (level, message).
     logs: List[Tuple[str, str]] = field(default_factory=list)
-    #: True if an earlier mod had decided the event.
+    #: True if the action of an earlier mod won the event.
     superseded: bool = False
     #: Backtrack: number of removed tokens, and True if the mod requested more.
     removed: Optional[int] = None
@@ -100,7 +100,7 @@ class Result:
         return text
 
     def summary(self) -> Dict[str, Any]:
-        """Returns text, reason and names of the actions, for short comparisons."""
+        """Returns text, finish reason and names of the actions, for short comparisons."""
         return {
             "text": self.text,
             "finish_reason": self.finish_reason,

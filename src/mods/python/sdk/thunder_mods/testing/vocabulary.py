@@ -19,13 +19,13 @@ class WordTokenizer(Tokenizer):
     def __init__(self, words: Iterable[str] = _WORDS) -> None:
         pieces = [bytes((byte,)) for byte in range(256)]
         pieces.extend(word.encode("utf-8") for word in dict.fromkeys(words) if len(word.encode("utf-8")) > 1)
-        self._of_piece: Dict[bytes, int] = {piece: token for token, piece in enumerate(pieces)}
+        self._token_by_piece: Dict[bytes, int] = {piece: token for token, piece in enumerate(pieces)}
         self._longest = max(map(len, pieces))
         self._body = pieces + [b"<bos>", b"<eos>"]
         bos, eos = len(pieces), len(pieces) + 1
-        super().__init__(self._answer, len(self._body), eos, bos, [eos])
+        super().__init__(self._answer_query, len(self._body), eos, bos, [eos])
 
-    def _answer(self, question: Dict[str, Any]) -> Tuple[Dict[str, Any], bytes]:
+    def _answer_query(self, question: Dict[str, Any]) -> Tuple[Dict[str, Any], bytes]:
         if question["what"] == "encode":
             tokens = self._split(question["text"].encode("utf-8"))
             bos = [self.bos_token_id] if question["add_special"] else []
@@ -40,7 +40,7 @@ class WordTokenizer(Tokenizer):
         tokens, at = [], 0
         while at < len(data):
             for length in range(min(self._longest, len(data) - at), 0, -1):
-                token = self._of_piece.get(data[at : at + length])
+                token = self._token_by_piece.get(data[at : at + length])
                 if token is not None:
                     break
             assert token is not None

@@ -51,7 +51,7 @@ class Capture:
 
 
 class Stream(io.TextIOBase):
-    """Stream that collects printed text. Text printed by one call is one log entry, even with several lines."""
+    """Stream that collects printed text. Text printed by one call of `print` is one log entry, even with several lines."""
 
     def __init__(self, capture: Capture, level: str) -> None:
         self._capture = capture

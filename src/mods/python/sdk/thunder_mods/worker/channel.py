@@ -12,9 +12,9 @@ import threading
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-#: Time for which the worker polls for the next frame after a reply, and around the expected time of a frame.
+#: Duration of polling after a reply, and before and after the expected time of a frame.
 _POLL_NS = 100_000
-#: Maximum wait that is predicted; for longer waits the time of a wake-up is negligible.
+#: Maximum duration of a predicted wait. For longer waits, the time to wake up is negligible.
 _MAX_PREDICTED_NS = 10_000_000
 _yield = getattr(os, "sched_yield", lambda: None)
 _LENGTHS = struct.Struct("<II")
@@ -27,49 +27,49 @@ _decode = json.JSONDecoder().decode
 class PredictiveWait:
     """Waits for bytes, and polls when they are likely to arrive.
 
-    A sleeping process takes longer to wake up than a mod takes to reply. One event often follows another immediately; the
+    A sleeping process takes longer to wake up than a mod takes to reply. One event often follows another immediately. The
     first event of a token arrives after the model's computation, which takes about the same time for each token.
     """
 
     def __init__(self) -> None:
         self._last: List[int] = []  # durations of the last longer waits, in ns
-        self._trust = 0  # below 0: number of waits without polling after wrong predictions
-        self._doubt = 1
+        self._skipped_waits = 0  # number of next waits without polling, because predictions were wrong
+        self._penalty = 1
 
     def next(self, connection: socket.socket) -> bytes:
         """Returns the next bytes of the connection; empty if it is closed."""
-        begun = time.perf_counter_ns()
-        data = self._poll(connection, begun + _POLL_NS)
+        started_at = time.perf_counter_ns()
+        data = self._poll(connection, started_at + _POLL_NS)
         if data is not None:
             return data
         expected = self._predict()
         if expected == 0:
             data = connection.recv(4096)
         else:
-            pause = begun + expected - 2 * _POLL_NS - time.perf_counter_ns()
-            if pause > 0:
-                select.select((connection,), (), (), pause / 1e9)
-            data = self._poll(connection, begun + expected + _POLL_NS)
+            sleep_ns = started_at + expected - 2 * _POLL_NS - time.perf_counter_ns()
+            if sleep_ns > 0:
+                select.select((connection,), (), (), sleep_ns / 1e9)
+            data = self._poll(connection, started_at + expected + _POLL_NS)
             self._record_prediction(data is not None)
             if data is None:
                 data = connection.recv(4096)
-        self._last = self._last[-2:] + [time.perf_counter_ns() - begun]
+        self._last = self._last[-2:] + [time.perf_counter_ns() - started_at]
         return data
 
     def _predict(self) -> int:
-        """Returns the predicted duration of this wait; 0 to sleep without polling, which counts towards the penalty of a wrong prediction."""
-        if self._trust < 0:
-            self._trust += 1
+        """Returns the predicted duration of this wait in ns, or 0 for a wait without polling."""
+        if self._skipped_waits > 0:
+            self._skipped_waits -= 1
             return 0
         expected = sorted(self._last)[1] if len(self._last) == 3 else 0
         return expected if expected <= _MAX_PREDICTED_NS else 0
 
-    def _record_prediction(self, right: bool) -> None:
-        if right:
-            self._doubt = 1
+    def _record_prediction(self, is_correct: bool) -> None:
+        if is_correct:
+            self._penalty = 1
         else:
-            self._doubt = min(2 * self._doubt, 64)
-            self._trust = -self._doubt
+            self._penalty = min(2 * self._penalty, 64)
+            self._skipped_waits = self._penalty
 
     @staticmethod
     def _poll(connection: socket.socket, until: int) -> Optional[bytes]:
@@ -89,16 +89,16 @@ class Channel:
     def __init__(self, descriptor: int) -> None:
         self._socket: Optional[socket.socket] = socket.socket(fileno=descriptor)
         self._buffer = bytearray()
-        self._await = PredictiveWait()
+        self._wait = PredictiveWait()
         self._sending = threading.Lock()  # threads of the mod may log
-        os.register_at_fork(after_in_child=self._leave_to_parent)
+        os.register_at_fork(after_in_child=self._close_in_child)
 
     def receive(self) -> Optional[Tuple[Dict[str, Any], bytes]]:
         """Returns the next (header, body), or None if the server has closed the channel."""
         if not self._buffer and self._socket is not None:
             # A frame almost always arrives alone and complete.
             try:
-                data = self._await.next(self._socket)
+                data = self._wait.next(self._socket)
             except OSError:
                 return None
             if len(data) >= _LENGTHS.size:
@@ -136,7 +136,7 @@ class Channel:
         except OSError:
             os._exit(0)  # the server has ended
 
-    def _leave_to_parent(self) -> None:
+    def _close_in_child(self) -> None:
         """Closes the channel in a process forked by the mod: only the parent uses the protocol."""
         if self._socket is not None:
             self._socket.close()

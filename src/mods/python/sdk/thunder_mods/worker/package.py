@@ -11,7 +11,7 @@ import sys
 from types import ModuleType
 from typing import Any, Dict, Optional
 
-#: Reserved package names.
+#: Names of packages that a mod cannot have.
 _RESERVED = {"thunder_mods", "thunder", "quote_mod_sdk", "shared", "max"}
 
 

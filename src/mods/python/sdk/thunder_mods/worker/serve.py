@@ -81,18 +81,18 @@ class Worker:
         self.is_quote = False
         self.runs: Dict[int, Run] = {}
         self.tokenizers: Dict[int, Tokenizer] = {}
-        # Threads of the mod may query too: an answer belongs to its query, and a call ends only when no query is open.
+        # Threads of the mod may query, too. The lock keeps a query and its answer together, and a call open until its last query.
         self.query_lock = threading.Lock()
 
     def serve(self) -> None:
         """Handles frames until the server closes the channel."""
-        kinds: Dict[str, Callable[[Header, bytes], None]] = {"load": self.load, "run": self.begin, "call": self.call, "finished": self.finish}
+        handlers_by_kind: Dict[str, Callable[[Header, bytes], None]] = {"load": self.load, "run": self.begin, "call": self.call, "finished": self.finish}
         while True:
             frame = self.channel.receive()
             if frame is None:
                 return
             header, body = frame
-            kinds[header["kind"]](header, body)
+            handlers_by_kind[header["kind"]](header, body)
 
     # -- loading ---------------------------------------------------------------------------------------------------
 
@@ -113,14 +113,14 @@ class Worker:
             self.channel.send(dict(self._exception(error), kind="failed"))
             return
         self.handler = handlers[0][1]
-        described = []
+        declarations = []
         for attribute, function in handlers:
-            about = dict(function.__thunder_mod__, entrypoint=attribute)
-            about["name"] = about["name"] or attribute
-            described.append(about)
-        self.defaults, self.holdback = described[0]["config"], described[0]["holdback"]
+            declaration = dict(function.__thunder_mod__, entrypoint=attribute)
+            declaration["name"] = declaration["name"] or attribute
+            declarations.append(declaration)
+        self.defaults, self.holdback = declarations[0]["config"], declarations[0]["holdback"]
         self.capture.end_call()
-        self.channel.send({"kind": "loaded", "handlers": described})
+        self.channel.send({"kind": "loaded", "handlers": declarations})
 
     @staticmethod
     def _execute(name: str, file: str, source: str) -> types.ModuleType:
@@ -128,7 +128,7 @@ class Worker:
         module.__file__ = file
         sys.modules[name] = module  # needed by dataclasses and inspect
         linecache.cache[file] = (len(source), None, source.splitlines(True), file)
-        # Without the `from __future__ import annotations` of this file.
+        # The `from __future__ import annotations` of this file must not apply to the mod.
         exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)
         return module
 
@@ -164,7 +164,7 @@ class Worker:
         if tokenizer is None:
             number = vocabulary["id"]
             tokenizer = Tokenizer(
-                lambda question: self.ask(dict(question, vocabulary=number)),
+                lambda request: self.query(dict(request, vocabulary=number)),
                 vocabulary["size"],
                 vocabulary["eos"],
                 vocabulary["bos"],
@@ -183,19 +183,19 @@ class Worker:
         if not callable(hook) or hasattr(hook, "__thunder_mod__"):
             hook = None
 
-        def forget() -> None:
-            lifecycle.ended(run.request_id)
+        def end_run() -> None:
+            lifecycle.notify_finished(run.request_id)
             if hook is not None:
                 hook(run.request_id)
 
-        self._run_and_reply(run, forget, None)
+        self._run_and_reply(run, end_run, None)
 
-    def ask(self, header: Header) -> Tuple[Header, bytes]:
+    def query(self, header: Header) -> Tuple[Header, bytes]:
         """Sends a query to the server and returns the answer."""
         with self.query_lock:
             if conversation.current is None:
                 raise RuntimeError("the tokenizer can only query the server during a call")
-            self.channel.send(dict(header, kind="ask"))
+            self.channel.send(dict(header, kind="query"))
             frame = self.channel.receive()
         if frame is None:
             os._exit(0)
@@ -214,18 +214,18 @@ class Worker:
 
     def _run_and_reply(self, run: Run, work: Callable[[], Any], event: Optional[ModEvent]) -> None:
         conversation.current = run
-        began = time.perf_counter_ns()
+        started_at = time.perf_counter_ns()
         try:
             action = work()
-            elapsed = time.perf_counter_ns() - began
+            elapsed = time.perf_counter_ns() - started_at
             if event is None:
                 self.reply(None, None, elapsed)
             else:
-                wire, body = self._wire(validate_action(event, action), event)
+                wire, body = self._encode_action(validate_action(event, action), event)
                 self.reply(wire, None, elapsed, body, event._held_back)
         except BaseException as error:  # sys.exit() in a mod is an error of the mod
             held_back = None if event is None else event._held_back
-            self.reply(None, self._exception(error), time.perf_counter_ns() - began, held_back=held_back)
+            self.reply(None, self._exception(error), time.perf_counter_ns() - started_at, held_back=held_back)
 
     def _event(self, header: Header, run: Run) -> ModEvent:
         offset, count = header["tokens"]
@@ -253,20 +253,20 @@ class Worker:
         event.parameters, event.seed, event.model, event._tokenizer = run.parameters, run.seed, run.model, run.tokenizer
         return event
 
-    def _wire(self, action: ModAction, event: Any) -> Tuple[Optional[Header], bytes]:
+    def _encode_action(self, action: ModAction, event: Any) -> Tuple[Optional[Header], bytes]:
         """Converts an action to (JSON, body)."""
         if isinstance(action, Noop):
             return None, b""
         if isinstance(action, AdjustedLogits):
-            return self._wire_logits(action, event)
+            return self._encode_logits(action, event)
         fields: Header = {}
         if isinstance(action, Backtrack):
-            # More than any sequence has: removes all generated tokens.
+            # A larger number also removes all generated tokens.
             fields = {"n": min(action.n, _MAX_COUNT), "tokens": _ids(action.tokens or [])}
         elif isinstance(action, (ForceTokens, ForceOutput)):
             fields = {"tokens": _ids(action.tokens)}
         elif isinstance(action, AdjustedPrefill):
-            # In Quote's mods, 0 means unchanged.
+            # In mods written for Quote, 0 means unchanged.
             fields = {"tokens": _ids(action.tokens), "max_steps": action.max_steps or None}
         elif isinstance(action, ToolCalls):
             fields = {"tool_calls": action.tool_calls}
@@ -276,7 +276,7 @@ class Worker:
         return dict(fields, type=kind), b""
 
     @staticmethod
-    def _wire_logits(action: AdjustedLogits, event: ForwardPass) -> Tuple[Header, bytes]:
+    def _encode_logits(action: AdjustedLogits, event: ForwardPass) -> Tuple[Header, bytes]:
         fields: Header = {"type": "AdjustedLogits", "temperature": action.token_temp}
         sparse = action.set if action.set is not None else action.add
         if sparse is not None:
@@ -285,7 +285,7 @@ class Worker:
             return fields, tokens.tobytes() + values.tobytes()
         view, given = event.logits._view, action.logits
         if given is event.logits or given is None:
-            fields["edit"] = "memory" if event.logits.handed_out else "keep"
+            fields["edit"] = "memory" if event.logits.maybe_written else "keep"
             return fields, b""
         if isinstance(given, Logits):
             values = given._view
@@ -299,7 +299,7 @@ class Worker:
         fields["edit"] = "memory"
         return fields, b""
 
-    # -- answers ---------------------------------------------------------------------------------------------------
+    # -- replies ---------------------------------------------------------------------------------------------------
 
     def reply(
         self,
@@ -314,7 +314,7 @@ class Worker:
             conversation.current = None
         self.capture.end_call()
         if action is None and exception is None and held_back is None:
-            # The most frequent reply.
+            # The most frequent reply, without an encoder.
             self.channel.send_encoded(b'{"kind":"reply","action":null,"exception":null,"elapsed_ns":%d}' % elapsed_ns)
             return
         header: Header = {"kind": "reply", "action": action, "exception": exception, "elapsed_ns": elapsed_ns}
@@ -353,12 +353,12 @@ def _ids(tokens: Any) -> List[int]:
 
 
 def main(protocol: int, memory: int, home: str, sdk: str) -> None:
-    """Handles frames until the server closes the channel. `home` is the directory of this process, `sdk` that of the SDK."""
+    """Handles frames until the server closes the channel. `home` is the directory of this process, `sdk` the SDK's."""
     worker = Worker(Channel(protocol), Memory(memory), sdk)
     try:
         worker.serve()
     finally:
-        # A killed server cannot clean up.
+        # The server may have been killed, so the worker removes its own directory.
         os.chdir("/")
         shutil.rmtree(home, ignore_errors=True)
         os._exit(0)
