@@ -9,7 +9,7 @@ use std::path::PathBuf;
 pub struct AdapterFlags {
     /// The files, in order.
     pub files: Vec<ScaledFile>,
-    /// True if adapters stay off until a request enables them.
+    /// True if adapters have scale 0 until a request sets another one.
     pub init_without_apply: bool,
 }
 
@@ -38,12 +38,12 @@ struct AdapterArguments {
 impl AdapterFlags {
     /// Returns the files with their scales.
     pub(super) fn config(self) -> Result<Vec<(PathBuf, f32)>, ConfigError> {
-        let silent = self.init_without_apply;
+        let starts_disabled = self.init_without_apply;
         let checked = self.files.into_iter().map(|ScaledFile { path, scale }| {
             if !path.is_file() {
                 return Err(ConfigError::NoAdapter { path: path.display().to_string() });
             }
-            Ok((path, if silent { 0.0 } else { scale }))
+            Ok((path, if starts_disabled { 0.0 } else { scale }))
         });
         checked.collect()
     }
@@ -60,14 +60,14 @@ impl Args for AdapterFlags {
 
 impl FromArgMatches for AdapterFlags {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let read = AdapterArguments::from_arg_matches(matches)?;
-        let places = |id: &str| matches.indices_of(id).into_iter().flatten().chain(std::iter::repeat(usize::MAX));
-        let plain = read.lora.into_iter().map(|path| ScaledFile { path, scale: 1.0 });
-        let mut files: Vec<(usize, ScaledFile)> = places("lora").zip(plain).collect();
-        files.extend(places("lora_scaled").zip(read.lora_scaled));
-        files.sort_by_key(|&(place, _)| place);
+        let parsed = AdapterArguments::from_arg_matches(matches)?;
+        let positions = |id: &str| matches.indices_of(id).into_iter().flatten().chain(std::iter::repeat(usize::MAX));
+        let plain = parsed.lora.into_iter().map(|path| ScaledFile { path, scale: 1.0 });
+        let mut files: Vec<(usize, ScaledFile)> = positions("lora").zip(plain).collect();
+        files.extend(positions("lora_scaled").zip(parsed.lora_scaled));
+        files.sort_by_key(|&(position, _)| position);
         let files = files.into_iter().map(|(_, file)| file).collect();
-        Ok(Self { files, init_without_apply: read.lora_init_without_apply })
+        Ok(Self { files, init_without_apply: parsed.lora_init_without_apply })
     }
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
         *self = Self::from_arg_matches(matches)?;
@@ -78,11 +78,11 @@ impl FromArgMatches for AdapterFlags {
 impl std::str::FromStr for ScaledFile {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let read = text.rsplit_once(':').and_then(|(path, scale)| {
+        let parsed = text.rsplit_once(':').and_then(|(path, scale)| {
             let scale = scale.parse::<f32>().ok().filter(|scale| scale.is_finite())?;
             Some(Self { path: path.into(), scale })
         });
-        read.ok_or_else(|| format!("'{text}' is not a path and a scale; expected PATH:SCALE, e.g. style.gguf:0.5"))
+        parsed.ok_or_else(|| format!("'{text}' is not a path and a scale; expected PATH:SCALE, e.g. style.gguf:0.5"))
     }
 }
 

@@ -69,8 +69,8 @@ pub struct CacheFlags {
     /// Data type of values; quantised types exclude --attention on [also: -ctv]
     #[arg(long, env = "THUNDER_CACHE_TYPE_V", value_name = "TYPE", default_value = "f16")]
     pub cache_type_v: CacheTypeFlag,
-    /// Minimum share of a prompt, 0 to 1, that a slot must already hold to be preferred for it; 0 ignores slot contents
-    /// [also: -sps]
+    /// Minimum share of a prompt, 0 to 1, that must be in a slot's KV cache for the slot to be preferred; 0 ignores slot
+    /// contents [also: -sps]
     #[arg(long, env = "THUNDER_SLOT_PROMPT_SIMILARITY", value_name = "SHARE", default_value_t = 0.1)]
     pub slot_prompt_similarity: f32,
     /// Memory in MiB for the snapshots of evicted slots; 0 for none, -1 for unlimited; default: 8192, but not more than
@@ -88,12 +88,12 @@ pub struct CacheFlags {
     #[arg(long, env = "THUNDER_CONTEXT_SHIFT", value_name = "on|off", default_missing_value = "on", num_args = 0..=1,
           require_equals = true, conflicts_with = "context_policy")]
     pub context_shift: Option<OnOff>,
-    /// Reuse of the prompt tokens that a slot already holds; requests can override it [also: --no-cache-prompt]
+    /// Reuse of prompt tokens that are in a slot's KV cache; requests can override it [also: --no-cache-prompt]
     #[arg(long, env = "THUNDER_CACHE_PROMPT", value_name = "on|off", default_missing_value = "on", num_args = 0..=1,
           require_equals = true)]
     pub cache_prompt: Option<OnOff>,
-    /// Minimum length in tokens of a cached piece that is moved to its new position in a prompt, 0 for never; a moved
-    /// piece keeps the context it was computed with
+    /// Minimum tokens of a cached piece that is moved to a new position in a prompt, 0 for never; a moved piece keeps the
+    /// values that it had in its original context
     #[arg(long, env = "THUNDER_CACHE_REUSE", value_name = "TOKENS", default_value_t = 0)]
     pub cache_reuse: u32,
     /// Full --ctx-size for each slot instead of an equal share; allocates memory for all slots [also: -kvu]
@@ -119,7 +119,7 @@ pub struct CacheConfig {
     pub type_k: CacheTypeFlag,
     /// Data type of values.
     pub type_v: CacheTypeFlag,
-    /// Minimum share of a prompt that a slot must hold to be preferred for it; 0 ignores slot contents.
+    /// Minimum share of a prompt that must be in a slot's KV cache for the slot to be preferred; 0 ignores slot contents.
     pub slot_prompt_similarity: f32,
     /// Maximum bytes of snapshots of evicted slots.
     pub max_idle_bytes: usize,

@@ -71,13 +71,13 @@ mod tests {
     }
 
     #[test]
-    fn server_url_is_an_address_and_nothing_else() {
+    fn server_url_has_no_user_query_or_fragment() {
         let of = |url: &str| config(url).unwrap().url(&[], "http", "");
         assert_eq!(of("http://10.0.0.5:6767/"), Some("http://10.0.0.5:6767".into()));
         assert_eq!(of("https://llm.example/a/"), Some("https://llm.example/a".into()));
         assert_eq!(config("http://LLM.Example").unwrap().host(), Some("llm.example".into()));
-        for wrong in ["10.0.0.5:6767", "ftp://a", "http://user@a", "http://a/?b=c", "http://", "http://a/#b"] {
-            assert!(config(wrong).is_err(), "{wrong}");
+        for invalid in ["10.0.0.5:6767", "ftp://a", "http://user@a", "http://a/?b=c", "http://", "http://a/#b"] {
+            assert!(config(invalid).is_err(), "{invalid}");
         }
     }
 

@@ -14,7 +14,7 @@ static BUNDLED: &[u8] = include_bytes!("../../fixtures/models/demo.gguf");
 /// # Errors
 /// The file cannot be written.
 pub fn bundled_model(cache: &Path) -> std::io::Result<PathBuf> {
-    // The path contains the hash, so a release with another model gets another file and a complete file stays valid.
+    // The path contains the hash, so a release with another model uses another file, and a complete file stays valid.
     let dir = cache.join("models").join(format!("{:016x}", xxhash_rust::xxh3::xxh3_64(BUNDLED)));
     let path = dir.join("demo.gguf");
     if std::fs::metadata(&path).is_ok_and(|file| file.len() == BUNDLED.len() as u64) {
@@ -37,11 +37,11 @@ pub(super) fn data_dir() -> Option<PathBuf> {
     if nix::unistd::Uid::effective().is_root() {
         return Some(PathBuf::from("/var/lib/thunder"));
     }
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    if let Some(data) = set("XDG_DATA_HOME").filter(|path| path.is_absolute()) {
+    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if let Some(data) = variable("XDG_DATA_HOME").filter(|path| path.is_absolute()) {
         return Some(data.join("thunder"));
     }
-    let home = set("HOME")?;
+    let home = variable("HOME")?;
     Some(if cfg!(target_os = "macos") {
         home.join("Library/Application Support/thunder")
     } else {

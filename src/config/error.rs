@@ -1,3 +1,5 @@
+//! Errors of the configuration, each with the flag, the found value and the expected one.
+
 use super::{CacheTypeFlag, TlsError};
 use std::net::SocketAddr;
 
@@ -41,7 +43,7 @@ pub enum ConfigError {
         /// The path.
         path: String,
     },
-    /// A range that ends before it begins.
+    /// The range ends before it begins.
     #[error("--control-vector-layer-range must be FIRST LAST with FIRST <= LAST, got {first} {last}")]
     LayerRange {
         /// First layer.
@@ -55,7 +57,7 @@ pub enum ConfigError {
         /// The path.
         path: String,
     },
-    /// `none` together with device names.
+    /// `none` is combined with device names.
     #[error("--device must be names of GPUs or none, got both")]
     DeviceNone,
     /// The folder of models does not exist.
@@ -82,7 +84,7 @@ pub enum ConfigError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// A parameter that is not JSON of the expected form.
+    /// A parameter is not JSON of the expected form.
     #[error(
         "{flag}: {text:?} is not valid; --parameter takes NAME=JSON, e.g. min_keep=2, --chat-template-kwargs a JSON \
          object"
@@ -93,12 +95,12 @@ pub enum ConfigError {
         /// The value.
         text: String,
     },
-    /// Flash attention and attention capture.
+    /// Flash attention and attention capture without it are both required.
     #[error(
         "--flash-attn on and --attention on exclude each other; --attention auto captures attention with flash attention"
     )]
     FlashAttention,
-    /// A name that no chat template has.
+    /// No built-in chat template has the name.
     #[error(
         "--chat-template must be Jinja text or the name of a built-in template, got '{name}'; the names are: {}",
         super::chat_templates::CHAT_TEMPLATES.join(", ")
@@ -129,15 +131,15 @@ pub enum ConfigError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// The key file holds no key.
-    #[error("--api-key-file: {path} holds no key; expected one key per line")]
+    /// The key file contains no key.
+    #[error("--api-key-file: {path} contains no key; expected one key per line")]
     NoKeyInFile {
         /// The path.
         path: String,
     },
-    /// An unknown word in a line of the key file.
+    /// A line of the key file contains an unknown word.
     #[error(
-        "{path}, line {line}: unknown word '{word}'; after the key a line may hold admin, mods, models, props, ingest and name=NAME"
+        "{path}, line {line}: unknown word '{word}'; after the key, the words admin, mods, models, props, ingest and name=NAME are allowed"
     )]
     KeyLine {
         /// The path.
@@ -147,12 +149,12 @@ pub enum ConfigError {
         /// The word.
         word: String,
     },
-    /// Mod upload is on, but no key permits it.
+    /// Mod upload is enabled, but no key permits it.
     #[error(
         "--allow-mod-upload needs a key with the right to upload: set --mod-key KEY or --admin-key KEY, or add the word mods after a key in the key file"
     )]
     NoModKey,
-    /// An empty key, which every client could send.
+    /// A key is empty, so every client could send it.
     #[error("an API key must not be empty")]
     EmptyKey,
     /// The server is reachable from other machines without a key.
@@ -171,7 +173,7 @@ pub enum ConfigError {
         /// The address.
         address: SocketAddr,
     },
-    /// An invalid web origin.
+    /// A web origin is invalid.
     #[error(
         "'{origin}' is not a web origin; --cors-origin must be scheme and host, e.g. https://app.example, or localhost, or *"
     )]
@@ -179,30 +181,30 @@ pub enum ConfigError {
         /// The value.
         origin: String,
     },
-    /// Quantised values without flash attention.
+    /// Quantised values need flash attention.
     #[error(
-        "--cache-type-v {cache_type} needs flash attention, which --attention on and --flash-attn off turn off; set --attention auto, or use f16, bf16 or f32"
+        "--cache-type-v {cache_type} needs flash attention, which --attention on and --flash-attn off disable; set --attention auto, or use f16, bf16 or f32"
     )]
     QuantisedValues {
         /// The type.
         cache_type: CacheTypeFlag,
     },
-    /// An invalid path prefix.
+    /// The path prefix is invalid.
     #[error("--api-prefix must be a path of letters, digits and - . _ ~ that begins with /, e.g. /llm, got '{prefix}'")]
     Prefix {
         /// The value.
         prefix: String,
     },
-    /// Invalid certificate or key.
+    /// The certificate or the key is invalid.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// A share that is not between 0 and 1.
+    /// The share is not between 0 and 1.
     #[error("--slot-prompt-similarity must be between 0 and 1, got {value}")]
     Similarity {
         /// The value.
         value: f32,
     },
-    /// No home folder for data.
+    /// There is no home folder for data.
     #[error("no home folder for data; set --data-dir DIR")]
     NoHome,
     /// The database URL is not a PostgreSQL URL.

@@ -53,11 +53,11 @@ pub struct EngineFlags {
     /// Lock the model's weights in memory
     #[arg(long, env = "THUNDER_MLOCK", value_parser = clap::builder::FalseyValueParser::new())]
     pub mlock: bool,
-    /// Attention capture for runs that ask for it: without flash attention (on), none (off), or with flash attention where
+    /// Attention capture for runs that request it: without flash attention (on), none (off), or with flash attention where
     /// that is usually faster (auto; default)
     #[arg(long, env = "THUNDER_ATTENTION", value_name = "auto|on|off")]
     pub attention: Option<OnOffAuto>,
-    /// Flash attention; with --attention auto, on always uses it and off never; --attention on turns it off [also: -fa]
+    /// Flash attention; with --attention auto, on always uses it and off never; --attention on disables it [also: -fa]
     #[arg(long, env = "THUNDER_FLASH_ATTN", value_name = "on|off|auto", default_missing_value = "on", num_args = 0..=1)]
     pub flash_attn: Option<OnOffAuto>,
     /// Chat template that replaces the model's: Jinja text, or the name of a built-in template, e.g. llama3
@@ -141,7 +141,7 @@ pub struct ServerFlags {
         hide_env_values = true
     )]
     pub api_keys: Vec<Secret>,
-    /// File with API keys, one per line, hidden from process lists; after the key a line may hold name=NAME (the tenant, which
+    /// File with API keys, one per line, hidden from process lists; after the key, a line can contain name=NAME (the tenant, which
     /// keys of the same name share), admin (sees the runs of all tenants, may change everything), mods, models, props (rights to
     /// change these) and ingest (only permits sending traces)
     #[arg(long, env = "THUNDER_API_KEY_FILE", value_name = "FILE")]
@@ -178,7 +178,7 @@ pub struct ServerFlags {
     /// tenant of the API keys; if there are several tenants, only admin keys see them
     #[arg(long, env = "THUNDER_INGEST_OPEN", value_parser = clap::builder::FalseyValueParser::new())]
     pub ingest_open: bool,
-    /// Accept mod uploads at /v1/mods with such a key, and run mods uploaded earlier
+    /// Accept mod uploads at /v1/mods with a --mod-key or --admin-key, and run mods uploaded earlier
     #[arg(long, env = "THUNDER_ALLOW_MOD_UPLOAD", value_parser = clap::builder::FalseyValueParser::new())]
     pub allow_mod_upload: bool,
     /// Serve other machines without a key

@@ -74,7 +74,7 @@ pub struct RequestFlags {
     /// Maximum reasoning tokens; 0 for no reasoning, -1 for unlimited
     #[arg(long, env = "THUNDER_REASONING_BUDGET", value_name = "N", allow_negative_numbers = true)]
     pub reasoning_budget: Option<i32>,
-    /// Text that ends reasoning which exceeds --reasoning-budget
+    /// Text inserted at the end of reasoning that exceeds --reasoning-budget
     #[arg(long, env = "THUNDER_REASONING_BUDGET_MESSAGE", value_name = "TEXT")]
     pub reasoning_budget_message: Option<String>,
     /// Continue a final assistant message instead of answering it [also: --no-prefill-assistant]
@@ -155,11 +155,11 @@ struct TokenBias(u32, f32);
 impl std::str::FromStr for TokenBias {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let read = text.find(['+', '-']).and_then(|sign| {
+        let parsed_bias = text.find(['+', '-']).and_then(|sign| {
             let bias = text[sign..].parse().ok().filter(|bias: &f32| !bias.is_nan())?;
             Some(Self(text[..sign].parse().ok()?, bias))
         });
-        read.ok_or_else(|| format!("'{text}' is not a token id with a bias, e.g. 15043+1 or 15043-0.5"))
+        parsed_bias.ok_or_else(|| format!("'{text}' is not a token id with a bias, e.g. 15043+1 or 15043-0.5"))
     }
 }
 
@@ -258,16 +258,16 @@ pub struct RouteConfig {
 impl RouteFlags {
     /// Returns the prefix of every path; empty for none.
     pub(super) fn prefix(&self) -> Result<String, ConfigError> {
-        let given = self.api_prefix.as_deref().unwrap_or_default();
-        let prefix = given.trim_end_matches('/');
-        let plain = |part: &str| {
-            let known = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
-            !part.is_empty() && part.bytes().all(known) && !part.bytes().all(|byte| byte == b'.')
+        let path = self.api_prefix.as_deref().unwrap_or_default();
+        let prefix = path.trim_end_matches('/');
+        let is_plain = |part: &str| {
+            let is_known = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+            !part.is_empty() && part.bytes().all(is_known) && !part.bytes().all(|byte| byte == b'.')
         };
         match prefix.strip_prefix('/') {
             None if prefix.is_empty() => Ok(String::new()),
-            Some(parts) if parts.split('/').all(plain) => Ok(prefix.to_owned()),
-            _ => Err(ConfigError::Prefix { prefix: given.to_owned() }),
+            Some(parts) if parts.split('/').all(is_plain) => Ok(prefix.to_owned()),
+            _ => Err(ConfigError::Prefix { prefix: path.to_owned() }),
         }
     }
 
@@ -379,8 +379,8 @@ fn parsed(flag: &'static str, text: &str) -> Result<Value, ConfigError> {
     serde_json::from_str(text).map_err(|_| ConfigError::Parameter { flag, text: text.to_owned() })
 }
 
-fn text(flag: &'static str, given: Option<&String>, file: Option<&Path>) -> Result<Option<String>, ConfigError> {
-    let Some(path) = file else { return Ok(given.cloned()) };
+fn text(flag: &'static str, path: Option<&String>, file: Option<&Path>) -> Result<Option<String>, ConfigError> {
+    let Some(path) = file else { return Ok(path.cloned()) };
     std::fs::read_to_string(path).map(Some).map_err(|source| ConfigError::File {
         flag,
         path: path.display().to_string(),

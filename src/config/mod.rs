@@ -83,7 +83,7 @@ pub struct EngineConfig {
     pub tags: Vec<String>,
     /// Context size in tokens; `None` for the model's.
     pub ctx_size: Option<u32>,
-    /// True if the slots share the context; false if each has all of it.
+    /// True if `ctx_size` is the total of all slots; false if it is the size of each slot.
     pub ctx_is_shared: bool,
     /// Number of slots, 1 or more.
     pub parallel: u32,
@@ -219,15 +219,15 @@ impl Default for Size {
 impl std::str::FromStr for Size {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let wrong = || format!("'{text}' is not a size; expected e.g. 4096, 512K, 256M or 2G");
+        let invalid = || format!("'{text}' is not a size; expected e.g. 4096, 512K, 256M or 2G");
         let (digits, shift) = match text.as_bytes().last() {
             Some(b'K' | b'k') => (&text[..text.len() - 1], 10),
             Some(b'M' | b'm') => (&text[..text.len() - 1], 20),
             Some(b'G' | b'g') => (&text[..text.len() - 1], 30),
             _ => (text, 0),
         };
-        let count: usize = digits.parse().map_err(|_| wrong())?;
-        count.checked_mul(1 << shift).filter(|&bytes| bytes > 0).map(Self).ok_or_else(wrong)
+        let count: usize = digits.parse().map_err(|_| invalid())?;
+        count.checked_mul(1 << shift).filter(|&bytes| bytes > 0).map(Self).ok_or_else(invalid)
     }
 }
 
@@ -303,7 +303,7 @@ impl Config {
 impl TryFrom<EngineFlags> for EngineConfig {
     type Error = ConfigError;
     fn try_from(flags: EngineFlags) -> Result<Self, ConfigError> {
-        let within = |flag, value: u32, min: u32, max: u32, range| {
+        let check_range = |flag, value: u32, min: u32, max: u32, range| {
             if (min..=max).contains(&value) {
                 Ok(value)
             } else {
@@ -313,22 +313,22 @@ impl TryFrom<EngineFlags> for EngineConfig {
         if let Some(path) = flags.model.as_ref().filter(|path| !path.is_file()) {
             return Err(ConfigError::NoModel { path: path.display().to_string() });
         }
-        // llama-server reads -1 and 0 as "automatic" and "the model's", and scripts written for it use them.
+        // As in llama-server, -1 slots means automatic, and a context of 0 the model's.
         let requested = flags.parallel.and_then(|slots| u32::try_from(slots).ok());
         let ctx_size = flags.ctx_size.filter(|&size| size > 0);
         let parallel = match requested {
-            Some(slots) => within("--parallel", slots, 1, 256, "between 1 and 256")?,
+            Some(slots) => check_range("--parallel", slots, 1, 256, "between 1 and 256")?,
             None => ctx_size.map_or(DEFAULT_SLOTS, |size| (DEFAULT_CELLS / size).clamp(1, DEFAULT_SLOTS)),
         };
         let ctx_is_shared = requested.is_some() && flags.cache.kv_unified != Some(OnOff::On);
         if let Some(size) = ctx_size {
             let slots = if ctx_is_shared { parallel } else { 1 };
-            within("--ctx-size", size / slots, 16, u32::MAX, "at least 16 tokens for each slot (--parallel)")?;
+            check_range("--ctx-size", size / slots, 16, u32::MAX, "at least 16 tokens for each slot (--parallel)")?;
         }
-        let given = |count: Option<u16>| count.filter(|&count| count > 0).map(i32::from);
-        let threads = given(flags.threads).unwrap_or_else(defaults::threads);
-        let batch_size = within("--batch-size", flags.batch_size, 1, 1 << 20, "between 1 and 1048576")?;
-        let ubatch_size = within("--ubatch-size", flags.ubatch_size, 1, 1 << 20, "between 1 and 1048576")?;
+        let positive = |count: Option<u16>| count.filter(|&count| count > 0).map(i32::from);
+        let threads = positive(flags.threads).unwrap_or_else(defaults::threads);
+        let batch_size = check_range("--batch-size", flags.batch_size, 1, 1 << 20, "between 1 and 1048576")?;
+        let ubatch_size = check_range("--ubatch-size", flags.ubatch_size, 1, 1 << 20, "between 1 and 1048576")?;
         let attention = attention(flags.attention.unwrap_or_default(), flags.flash_attn.unwrap_or_default())?;
         Ok(Self {
             model: flags.model,
@@ -338,7 +338,7 @@ impl TryFrom<EngineFlags> for EngineConfig {
             ctx_is_shared,
             parallel,
             threads,
-            threads_batch: given(flags.threads_batch).unwrap_or(threads),
+            threads_batch: positive(flags.threads_batch).unwrap_or(threads),
             batch_size,
             ubatch_size: ubatch_size.min(batch_size),
             gpu: flags.gpu.try_into()?,
@@ -374,7 +374,7 @@ fn chat_template(text: Option<String>, file: Option<PathBuf>) -> Result<Option<S
         return read.map(Some).map_err(|source| ConfigError::File { flag, path: path.display().to_string(), source });
     }
     match text {
-        // llama.cpp has this template, too, but tools can only be added to Jinja text.
+        // llama.cpp has this template, too, but only Jinja text supports tools.
         Some(name) if name.trim() == "chatml" => Ok(Some(CHATML.to_owned())),
         Some(name) if is_chat_template_name(name.trim()) => Ok(Some(name.trim().to_owned())),
         Some(name) if !name.contains('{') => Err(ConfigError::ChatTemplate { name }),

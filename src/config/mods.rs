@@ -12,11 +12,11 @@ pub struct ModFlags {
     /// Folder of Python mods, registered at start
     #[arg(long, env = "THUNDER_MODS_DIR", value_name = "DIR")]
     pub mods_dir: Option<PathBuf>,
-    /// Mods that run without access to network, files and processes: uploaded ones, all, or none (off). On kernels
-    /// without a sandbox, mods that need one are rejected
+    /// Mods that run in a sandbox without access to network, files and processes: uploaded ones, all, or none (off); kernels
+    /// without sandbox support reject mods that need one
     #[arg(long, env = "THUNDER_MOD_SANDBOX", value_name = "uploaded|all|off", default_value = "uploaded")]
     pub mod_sandbox: ModSandbox,
-    /// Default number of workers per Python mod that serve runs in parallel
+    /// Default number of workers per Python mod, which serve runs in parallel
     #[arg(long, env = "THUNDER_MOD_WORKERS", value_name = "N", default_value_t = 1)]
     pub mod_workers: u16,
     /// Time limit of a call of a Python mod in milliseconds

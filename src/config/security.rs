@@ -66,7 +66,7 @@ impl KeyHash {
         Self { ingest_only: true, ..Self::new(key) }
     }
 
-    /// Returns the same key with these rights.
+    /// Sets the rights of the key.
     #[must_use]
     pub fn with_rights(self, rights: Rights) -> Self {
         Self { rights, ..self }
@@ -172,21 +172,21 @@ impl SecurityConfig {
 
     /// Finds the key that a client sent. Takes the same time for every wrong key.
     #[must_use]
-    pub fn find_key(&self, sent: &str) -> Option<&KeyHash> {
-        find(self.keys.iter(), sent)
+    pub fn find_key(&self, key_text: &str) -> Option<&KeyHash> {
+        find(self.keys.iter(), key_text)
     }
 
     /// Finds a key among all keys that permit sending traces.
     #[must_use]
-    pub fn find_ingest_key(&self, sent: &str) -> Option<&KeyHash> {
-        find(self.ingest_keys.iter().chain(&self.keys), sent)
+    pub fn find_ingest_key(&self, key_text: &str) -> Option<&KeyHash> {
+        find(self.ingest_keys.iter().chain(&self.keys), key_text)
     }
 }
 
-fn find<'a>(keys: impl Iterator<Item = &'a KeyHash>, sent: &str) -> Option<&'a KeyHash> {
-    let sent = KeyHash::new(sent);
-    // Comparing every hash keeps the time independent of the keys.
-    keys.fold(None, |found, key| if bool::from(key.hash.ct_eq(&sent.hash)) { Some(key) } else { found })
+fn find<'a>(keys: impl Iterator<Item = &'a KeyHash>, key_text: &str) -> Option<&'a KeyHash> {
+    let key_hash = KeyHash::new(key_text);
+    // Compares every hash, so that the duration does not depend on the keys.
+    keys.fold(None, |found, key| if bool::from(key.hash.ct_eq(&key_hash.hash)) { Some(key) } else { found })
 }
 
 /// Returns true if an origin is a page of this machine.

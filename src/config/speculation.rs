@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Speculative decoding")]
 pub struct SpeculationFlags {
-    /// Source of draft tokens, which one decode checks together: earlier occurrences of the last tokens in prompt and answer
+    /// Source of draft tokens, which one decode verifies together: earlier occurrences of the last tokens in prompt and answer
     /// (ngram-simple), or none; answers do not depend on it [also: --spec-default for ngram-simple]
     #[arg(
         long,
@@ -103,7 +103,7 @@ impl SpeculationFlags {
 
     /// Validates the flags.
     pub(super) fn config(&self) -> Result<SpeculationConfig, ConfigError> {
-        let within = |flag, value: u32, (min, max), range| {
+        let check_range = |flag, value: u32, (min, max), range| {
             if (min..=max).contains(&value) {
                 Ok(value)
             } else {
@@ -113,9 +113,9 @@ impl SpeculationFlags {
         let max = (0, SpeculationConfig::MAX_DRAFT);
         Ok(SpeculationConfig {
             ngrams: self.has_ngrams(),
-            max_draft: within("--spec-draft-n-max", self.spec_draft_n_max, max, "between 0 and 64")?,
-            min_draft: within("--spec-draft-n-min", self.spec_draft_n_min, max, "between 0 and 64")?,
-            min_match: within(
+            max_draft: check_range("--spec-draft-n-max", self.spec_draft_n_max, max, "between 0 and 64")?,
+            min_draft: check_range("--spec-draft-n-min", self.spec_draft_n_min, max, "between 0 and 64")?,
+            min_match: check_range(
                 "--spec-ngram-simple-size-n",
                 self.spec_ngram_simple_size_n,
                 (1, 1024),

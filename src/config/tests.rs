@@ -39,8 +39,8 @@ fn host_and_port_flags_become_an_address() {
 
 #[test]
 fn non_loopback_address_requires_key_or_flag() {
-    let refused = config(&["--listen", "0.0.0.0:6767"]).unwrap_err();
-    assert!(refused.contains("0.0.0.0:6767") && refused.contains("--allow-unauthenticated"), "{refused}");
+    let error = config(&["--listen", "0.0.0.0:6767"]).unwrap_err();
+    assert!(error.contains("0.0.0.0:6767") && error.contains("--allow-unauthenticated"), "{error}");
     assert!(config(&["--listen", "0.0.0.0:6767", "--api-key", "s3cret"]).is_ok());
     assert!(config(&["--listen", "0.0.0.0:6767", "--allow-unauthenticated"]).is_ok());
     assert!(config(&["--api-key", ""]).unwrap_err().contains("must not be empty"));
@@ -53,8 +53,8 @@ fn open_ingestion_requires_loopback_addresses() {
     assert!(security.ingest_open && security.find_key("b").is_none());
     assert!(security.find_ingest_key("a").is_some() && security.find_ingest_key("b").is_some());
     let words = ["--ingest-open", "--api-key", "a", "--listen", "127.0.0.1:1", "--listen", "0.0.0.0:6767"];
-    let refused = config(&words).unwrap_err();
-    assert!(refused.contains("0.0.0.0:6767") && refused.contains("--ingest-key"), "{refused}");
+    let error = config(&words).unwrap_err();
+    assert!(error.contains("0.0.0.0:6767") && error.contains("--ingest-key"), "{error}");
     assert!(config(&["--ingest-key", ""]).unwrap_err().contains("must not be empty"));
     // A key for traces does not count as an API key.
     assert!(config(&["--ingest-key", "b", "--listen", "0.0.0.0:6767"]).is_err());
@@ -76,7 +76,7 @@ fn unknown_keys_are_rejected() {
 }
 
 #[test]
-fn wrong_values_name_the_flag_and_the_range() {
+fn errors_name_the_flag_and_the_range() {
     for (words, expected) in [
         (["--parallel", "0"], "--parallel must be between 1 and 256, got 0"),
         (["--ctx-size", "8"], "--ctx-size must be at least 16 tokens for each slot (--parallel), got 8"),
@@ -101,10 +101,10 @@ fn wrong_values_name_the_flag_and_the_range() {
 #[test]
 fn gpu_and_model_flags_fill_the_configuration() {
     use super::{GpuConfig, GpuLayersFlag, SplitModeFlag, TensorOverride};
-    let usual = config(&[]).unwrap();
-    assert_eq!(usual.engine.gpu, GpuConfig::default());
-    assert_eq!(usual.engine.threads_batch, usual.engine.threads);
-    assert_eq!((usual.server.models.max_loaded, usual.server.models.autoload), (Some(4), true));
+    let defaults = config(&[]).unwrap();
+    assert_eq!(defaults.engine.gpu, GpuConfig::default());
+    assert_eq!(defaults.engine.threads_batch, defaults.engine.threads);
+    assert_eq!((defaults.server.models.max_loaded, defaults.server.models.autoload), (Some(4), true));
     let words =
         ["--gpu-layers", "-1", "--split-mode", "row", "--tensor-split", "3,1", "--main-gpu", "1", "--threads", "2"];
     let devices = ["--device", "CUDA1, CUDA0"];
@@ -163,9 +163,9 @@ fn mod_flags_reject_values_out_of_range() {
     let mods = config(&["--mod-timeout", "250", "--mod-memory", "1G", "--mod-idle", "0"]).unwrap().engine.mods;
     assert_eq!((mods.timeout.as_millis(), mods.memory_bytes, mods.idle.as_secs(), mods.workers), (250, 1 << 30, 0, 1));
     assert_eq!(mods.sandbox, ModSandbox::Uploaded);
-    for wrong in [["--mod-workers", "0"], ["--mod-timeout", "0"], ["--mod-memory", "1M"]] {
-        let message = config(&wrong).unwrap_err();
-        assert!(message.starts_with(wrong[0]), "{message}");
+    for invalid in [["--mod-workers", "0"], ["--mod-timeout", "0"], ["--mod-memory", "1M"]] {
+        let message = config(&invalid).unwrap_err();
+        assert!(message.starts_with(invalid[0]), "{message}");
     }
 }
 
@@ -255,7 +255,7 @@ fn only_tenant_owns_runs_without_a_key() {
     let two = config(&["--api-key", "k", "--api-key", "l", "--ingest-key", "i"]).unwrap().server.credentials.security;
     assert_eq!(two.owner(two.find_ingest_key("i")), None);
     assert!(!two.scope(two.find_key("k")).includes(None));
-    assert!(two.scope(two.find_ingest_key("i")).includes(None), "a document can be posted again");
+    assert!(two.scope(two.find_ingest_key("i")).includes(None), "a repeated document finds its run");
     let file = tempfile("k name=ann\ni name=ann ingest\nx name=eve ingest\n");
     let named = config(&["--api-key-file", &file]).unwrap().server.credentials.security;
     assert!(named.find_key("i").is_none(), "an ingest key permits nothing else");

@@ -41,7 +41,7 @@ impl TlsConfig {
 /// The reason why certificate and key cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// One flag without the other.
+    /// One flag is set without the other.
     #[error("{given} needs {missing}; set both, or neither for plain HTTP")]
     MissingPart {
         /// The flag that is set.
@@ -49,20 +49,20 @@ pub enum TlsError {
         /// The flag that is missing.
         missing: &'static str,
     },
-    /// The file lacks the expected item.
-    #[error("{flag}: {path} holds no {wanted}; expected PEM, that is text with a line '-----BEGIN {label}-----'")]
+    /// The file does not contain the expected item.
+    #[error("{flag}: {path} contains no {item}; expected PEM, that is text with a line '-----BEGIN {label}-----'")]
     MissingItem {
         /// The flag.
         flag: &'static str,
         /// The path.
         path: String,
         /// The expected item.
-        wanted: &'static str,
+        item: &'static str,
         /// PEM label of the expected item.
         label: &'static str,
     },
     /// The key is encrypted.
-    #[error("{KEY}: the key in {path} has a passphrase; 'openssl pkey -in FILE -out PLAIN' removes it")]
+    #[error("{KEY}: the key in {path} has a passphrase; remove it with 'openssl pkey -in FILE -out PLAIN'")]
     Encrypted {
         /// The path.
         path: String,
@@ -77,7 +77,7 @@ pub enum TlsError {
         /// The error.
         reason: String,
     },
-    /// A key that does not belong to the certificate.
+    /// The key does not belong to the certificate.
     #[error(
         "the key in {key} does not match the first certificate in {certificate}; {KEY} and {CERTIFICATE} must be a pair"
     )]
@@ -132,28 +132,28 @@ fn tls(certificate: &Path, key: &Path) -> Result<TlsConfig, ConfigError> {
 /// The file cannot be read, is not PEM, or holds no certificate.
 pub fn certificates(flag: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, ConfigError> {
     let text = read(flag, path)?;
-    let shown = || path.display().to_string();
+    let path_text = || path.display().to_string();
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
-    let found = found.map_err(|error| TlsError::Damaged { flag, path: shown(), reason: error.to_string() })?;
+    let found = found.map_err(|error| TlsError::Damaged { flag, path: path_text(), reason: error.to_string() })?;
     if found.is_empty() {
-        return Err(TlsError::MissingItem { flag, path: shown(), wanted: "certificate", label: "CERTIFICATE" }.into());
+        return Err(TlsError::MissingItem { flag, path: path_text(), item: "certificate", label: "CERTIFICATE" }.into());
     }
     Ok(found)
 }
 
 fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, ConfigError> {
     let text = read(KEY, path)?;
-    let shown = || path.display().to_string();
+    let path_text = || path.display().to_string();
     let has = |mark: &str| text.windows(mark.len()).any(|part| part == mark.as_bytes());
     PrivateKeyDer::from_pem_slice(&text).map_err(|error| {
         match error {
-            pem::Error::NoItemsFound if has("ENCRYPTED PRIVATE KEY") => TlsError::Encrypted { path: shown() },
+            pem::Error::NoItemsFound if has("ENCRYPTED PRIVATE KEY") => TlsError::Encrypted { path: path_text() },
             pem::Error::NoItemsFound => {
-                TlsError::MissingItem { flag: KEY, path: shown(), wanted: "private key", label: "PRIVATE KEY" }
+                TlsError::MissingItem { flag: KEY, path: path_text(), item: "private key", label: "PRIVATE KEY" }
             }
             // The traditional encrypted format has a header inside the key's section.
-            _ if has("Proc-Type: 4,ENCRYPTED") => TlsError::Encrypted { path: shown() },
-            other => TlsError::Damaged { flag: KEY, path: shown(), reason: other.to_string() },
+            _ if has("Proc-Type: 4,ENCRYPTED") => TlsError::Encrypted { path: path_text() },
+            other => TlsError::Damaged { flag: KEY, path: path_text(), reason: other.to_string() },
         }
         .into()
     })

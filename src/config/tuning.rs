@@ -1,5 +1,5 @@
-//! Compute settings that override llama.cpp's defaults: rotary positions, model metadata, threads, memory. The
-//! spellings are llama-server's.
+//! Compute settings that override llama.cpp's defaults: rotary positions, model metadata, threads, memory. The flags have
+//! llama-server's names.
 
 use super::flags::OnOff;
 use clap::{Args, ValueEnum};
@@ -180,32 +180,32 @@ impl std::str::FromStr for CpuSet {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let digits = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")).unwrap_or(text);
-        let wrong = || format!("'{text}' is not a hexadecimal mask of 1 to {} digits, e.g. ff", MAX_CPUS / 4);
+        let invalid = || format!("'{text}' is not a hexadecimal mask of 1 to {} digits, e.g. ff", MAX_CPUS / 4);
         if digits.is_empty() || digits.len() > MAX_CPUS / 4 {
-            return Err(wrong());
+            return Err(invalid());
         }
-        let mut found = Vec::new();
-        for (place, digit) in digits.chars().rev().enumerate() {
-            let bits = digit.to_digit(16).ok_or_else(wrong)?;
-            found.extend((0..4).filter(|bit| bits >> bit & 1 == 1).map(|bit| place * 4 + bit));
+        let mut cpus = Vec::new();
+        for (digit_index, digit) in digits.chars().rev().enumerate() {
+            let bits = digit.to_digit(16).ok_or_else(invalid)?;
+            cpus.extend((0..4).filter(|bit| bits >> bit & 1 == 1).map(|bit| digit_index * 4 + bit));
         }
-        if found.is_empty() {
+        if cpus.is_empty() {
             return Err(format!("'{text}' selects no CPU"));
         }
-        Ok(Self(found))
+        Ok(Self(cpus))
     }
 }
 
 fn range(text: &str) -> Result<CpuSet, String> {
-    let wrong = || format!("'{text}' is not a range of CPUs below {MAX_CPUS}, e.g. 0-3");
-    let (first, last) = text.split_once('-').ok_or_else(wrong)?;
+    let invalid = || format!("'{text}' is not a range of CPUs below {MAX_CPUS}, e.g. 0-3");
+    let (first, last) = text.split_once('-').ok_or_else(invalid)?;
     let number = |text: &str, otherwise: usize| match text {
         "" => Ok(otherwise),
-        text => text.parse::<usize>().map_err(|_| wrong()),
+        text => text.parse::<usize>().map_err(|_| invalid()),
     };
     let (first, last) = (number(first, 0)?, number(last, MAX_CPUS - 1)?);
     if first > last || last >= MAX_CPUS {
-        return Err(wrong());
+        return Err(invalid());
     }
     Ok(CpuSet((first..=last).collect()))
 }
@@ -235,24 +235,24 @@ pub enum OverrideValue {
 impl std::str::FromStr for MetadataOverride {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let wrong = || {
+        let invalid = || {
             format!(
                 "'{text}' is not KEY=TYPE:VALUE with a type int, float, bool or str, e.g. \
                  tokenizer.ggml.add_bos_token=bool:false"
             )
         };
-        let (key, typed) = text.split_once('=').ok_or_else(wrong)?;
-        let (kind, value) = typed.split_once(':').ok_or_else(wrong)?;
+        let (key, typed) = text.split_once('=').ok_or_else(invalid)?;
+        let (kind, value) = typed.split_once(':').ok_or_else(invalid)?;
         let fits = |text: &str| !text.contains('\0') && text.len() <= MAX_BYTES;
         if key.is_empty() || !fits(key) || !fits(value) {
             return Err(format!("'{text}': key and value must have up to {MAX_BYTES} bytes, and the key at least one"));
         }
         let value = match kind {
-            "int" => OverrideValue::Int(value.parse().map_err(|_| wrong())?),
-            "float" => OverrideValue::Float(value.parse().map_err(|_| wrong())?),
-            "bool" => OverrideValue::Bool(value.parse().map_err(|_| wrong())?),
+            "int" => OverrideValue::Int(value.parse().map_err(|_| invalid())?),
+            "float" => OverrideValue::Float(value.parse().map_err(|_| invalid())?),
+            "bool" => OverrideValue::Bool(value.parse().map_err(|_| invalid())?),
             "str" => OverrideValue::Text(value.to_owned()),
-            _ => return Err(wrong()),
+            _ => return Err(invalid()),
         };
         Ok(Self { key: key.to_owned(), value })
     }
@@ -276,13 +276,13 @@ mod tests {
         let mask = |text: &str| text.parse::<CpuSet>().map(|set| set.0);
         assert_eq!(mask("0x11"), Ok(vec![0, 4]));
         assert_eq!(mask("F00"), Ok(vec![8, 9, 10, 11]));
-        for wrong in ["", "0", "0x", "fg", &"f".repeat(129)] {
-            assert!(mask(wrong).is_err(), "{wrong}");
+        for invalid in ["", "0", "0x", "fg", &"f".repeat(129)] {
+            assert!(mask(invalid).is_err(), "{invalid}");
         }
         assert_eq!(range("2-4").map(|set| set.0), Ok(vec![2, 3, 4]));
         assert_eq!(range("510-").map(|set| set.0), Ok(vec![510, 511]));
-        for wrong in ["3", "4-2", "0-512", "a-b"] {
-            assert!(range(wrong).is_err(), "{wrong}");
+        for invalid in ["3", "4-2", "0-512", "a-b"] {
+            assert!(range(invalid).is_err(), "{invalid}");
         }
         let flags =
             TuningFlags { cpu_mask: Some(CpuSet(vec![1, 3])), cpu_range: range("2-3").ok(), ..Default::default() };
@@ -296,9 +296,10 @@ mod tests {
         assert_eq!(read("a.b=float:0.5"), Ok(OverrideValue::Float(0.5)));
         assert_eq!(read("a.b=bool:false"), Ok(OverrideValue::Bool(false)));
         assert_eq!(read("a.b=str:x=y:z"), Ok(OverrideValue::Text("x=y:z".into())));
-        for wrong in ["a", "a=int", "a=int:x", "a=bool:1", "a=list:1", "=int:1", &format!("a=str:{}", "x".repeat(128))]
+        for invalid in
+            ["a", "a=int", "a=int:x", "a=bool:1", "a=list:1", "=int:1", &format!("a=str:{}", "x".repeat(128))]
         {
-            assert!(read(wrong).is_err(), "{wrong}");
+            assert!(read(invalid).is_err(), "{invalid}");
         }
     }
 

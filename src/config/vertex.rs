@@ -29,21 +29,21 @@ pub struct VertexConfig {
 }
 
 impl VertexFlags {
-    fn is_on(&self) -> bool {
+    fn is_enabled(&self) -> bool {
         self.aip_mode.as_deref() == Some("PREDICTION")
     }
 
     /// Returns the port that Vertex AI connects to.
     pub(super) fn port(&self) -> Option<u16> {
-        self.aip_http_port.filter(|_| self.is_on())
+        self.aip_http_port.filter(|_| self.is_enabled())
     }
 
     pub(super) fn config(&self) -> Option<VertexConfig> {
-        let path = |given: &Option<String>| {
-            let given = given.as_deref().map(str::trim).filter(|path| !path.is_empty())?;
-            Some(if given.starts_with('/') { given.to_owned() } else { format!("/{given}") })
+        let path = |route: &Option<String>| {
+            let route = route.as_deref().map(str::trim).filter(|path| !path.is_empty())?;
+            Some(if route.starts_with('/') { route.to_owned() } else { format!("/{route}") })
         };
-        self.is_on().then(|| VertexConfig {
+        self.is_enabled().then(|| VertexConfig {
             predict: path(&self.aip_predict_route).unwrap_or_else(|| "/predict".to_owned()),
             health: path(&self.aip_health_route).filter(|health| health != "/health"),
         })
