@@ -11,14 +11,14 @@ use std::time::Duration;
 /// Maximum duration of a server's first response.
 const RESPONSE_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// Flags that choose a server.
+/// Flags that select a server.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Server")]
 pub struct ServerArgs {
     /// Address of the server, e.g. `http://127.0.0.1:6767` or `https://llm.example/prefix`; default: a server on the default address, if one runs
     #[arg(long, env = "THUNDER_SERVER", value_name = "URL")]
     pub server: Option<String>,
-    /// PEM file of certificates to trust over https: the server's own, or that of its authority; default: the system's
+    /// PEM file of certificates to trust over https: that of the server or of its certificate authority; default: the system's
     #[arg(long, env = "THUNDER_SERVER_CA", value_name = "FILE")]
     pub server_ca: Option<PathBuf>,
     /// API key for the server
@@ -66,13 +66,13 @@ impl Server {
         let server = Self { http, base, key };
         loop {
             let health = server.http.get(format!("{}/healthz", server.base)).timeout(RESPONSE_TIMEOUT).send().await;
-            let response = health.map_err(|error| unreachable(&server.base, &root(&error)))?;
+            let response = health.map_err(|error| unreachable(&server.base, &root_cause(&error)))?;
             let ready = response.status() == StatusCode::OK;
             let text = response.text().await.unwrap_or_default();
             let health: Value = serde_json::from_str(&text).unwrap_or_default();
             if health["server"] != "thunder" {
                 match error_message(&text) {
-                    Some(message) => bail!("the server at {} says: {message}", server.base),
+                    Some(message) => bail!("the server at {} reported an error: {message}", server.base),
                     None => bail!("the server at {} is not Thunder", server.base),
                 }
             }
@@ -106,7 +106,7 @@ impl Server {
     /// Sends a request. A response without success is an error with the server's message.
     pub async fn send(&self, request: RequestBuilder) -> anyhow::Result<Response> {
         let sent = request.send().await;
-        let response = sent.map_err(|error| anyhow!("{} does not answer: {}", self.base, root(&error)))?;
+        let response = sent.map_err(|error| anyhow!("{} does not answer: {}", self.base, root_cause(&error)))?;
         if response.status().is_success() {
             return Ok(response);
         }
@@ -115,22 +115,24 @@ impl Server {
         let message = error_message(&text).unwrap_or_else(|| format!("{} answered {status}", self.base));
         match (status, &self.key) {
             (StatusCode::UNAUTHORIZED, None) => {
-                bail!("the server at {} needs an API key; give it with --api-key", self.base)
+                bail!("the server at {} requires an API key; set it with --api-key", self.base)
             }
             _ => bail!("{message}"),
         }
     }
 }
 
-fn unreachable(base: &str, why: &str) -> anyhow::Error {
-    if why.contains("certificate") {
-        return anyhow!("the server at {base} is not trusted: {why}; --server-ca FILE names a certificate to trust");
+fn unreachable(base: &str, reason: &str) -> anyhow::Error {
+    if reason.contains("certificate") {
+        return anyhow!(
+            "the certificate of the server at {base} is not trusted: {reason}; trust it with --server-ca FILE"
+        );
     }
-    anyhow!("no server answers at {base}: {why}")
+    anyhow!("no server answers at {base}: {reason}")
 }
 
 /// Returns the root cause of an error.
-fn root(error: &dyn std::error::Error) -> String {
+fn root_cause(error: &dyn std::error::Error) -> String {
     let mut deepest = error;
     while let Some(source) = deepest.source() {
         deepest = source;

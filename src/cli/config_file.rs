@@ -11,14 +11,14 @@ const FILE: &str = "thunder/thunder.toml";
 
 /// A configuration file that cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("configuration file {}: {found}", file.display())]
+#[error("configuration file {}: {problem}", file.display())]
 pub(super) struct ConfigFileError {
     file: PathBuf,
-    found: Invalid,
+    problem: InvalidConfig,
 }
 
 #[derive(Debug, thiserror::Error)]
-enum Invalid {
+enum InvalidConfig {
     #[error("cannot be read: {0}; check the path of --config-file or THUNDER_CONFIG_FILE")]
     Read(#[from] std::io::Error),
     #[error("invalid TOML: {0}")]
@@ -41,8 +41,8 @@ pub(super) struct ConfigFile {
 impl ConfigFile {
     /// Reads the file that `--config-file` or `THUNDER_CONFIG_FILE` names, else the user's, else the machine's. An empty name means
     /// no file.
-    pub fn read(given: Option<&OsStr>) -> Result<Option<Self>, ConfigFileError> {
-        let path = match given {
+    pub fn read(name: Option<&OsStr>) -> Result<Option<Self>, ConfigFileError> {
+        let path = match name {
             Some(path) if path.is_empty() => return Ok(None),
             Some(path) => path.into(),
             None => match default_paths().into_iter().find(|path| path.is_file()) {
@@ -50,10 +50,10 @@ impl ConfigFile {
                 None => return Ok(None),
             },
         };
-        let read = std::fs::read_to_string(&path).map_err(Invalid::from);
-        match read.and_then(|text| text.parse::<Table>().map_err(Invalid::from)) {
+        let read = std::fs::read_to_string(&path).map_err(InvalidConfig::from);
+        match read.and_then(|text| text.parse::<Table>().map_err(InvalidConfig::from)) {
             Ok(table) => Ok(Some(Self { path, table })),
-            Err(found) => Err(ConfigFileError { file: path, found }),
+            Err(problem) => Err(ConfigFileError { file: path, problem }),
         }
     }
 
@@ -75,11 +75,15 @@ impl ConfigFile {
                 let at = at.map_or(words.len(), |names| end_of_command(words, &names));
                 words[..at].iter().chain(&flags).chain(&words[at..]).cloned().collect()
             })
-            .map_err(|found| ConfigFileError { file: self.path.clone(), found })
+            .map_err(|problem| ConfigFileError { file: self.path.clone(), problem })
     }
 
     /// Returns the names of the selected command and the flags that the file sets for it.
-    fn flags(&self, root: &Command, matches: &ArgMatches) -> Result<(Option<Vec<String>>, Vec<OsString>), Invalid> {
+    fn flags(
+        &self,
+        root: &Command,
+        matches: &ArgMatches,
+    ) -> Result<(Option<Vec<String>>, Vec<OsString>), InvalidConfig> {
         let (mut command, mut matches, mut names) = (root, matches, Vec::new());
         while let Some((name, inner)) = matches.subcommand() {
             let Some(found) = command.find_subcommand(name) else { break };
@@ -91,7 +95,7 @@ impl ConfigFile {
             match (value, root.find_subcommand(key)) {
                 (Value::Table(own), Some(owner)) => {
                     for (flag, value) in own {
-                        let found = flag_named(owner, flag).ok_or_else(|| Invalid::UnknownFlagOfCommand {
+                        let found = flag_named(owner, flag).ok_or_else(|| InvalidConfig::UnknownFlagOfCommand {
                             command: key.clone(),
                             flag: flag.clone(),
                         })?;
@@ -100,7 +104,7 @@ impl ConfigFile {
                         }
                     }
                 }
-                _ if !has_flag(root, key) => return Err(Invalid::UnknownFlag(key.clone())),
+                _ if !has_flag(root, key) => return Err(InvalidConfig::UnknownFlag(key.clone())),
                 _ => {
                     let own = names.first().and_then(|name| self.table.get(name)).and_then(Value::as_table);
                     let overridden = own.is_some_and(|own| own.contains_key(key));
@@ -142,21 +146,21 @@ fn is_set(matches: &ArgMatches, flag: &Arg) -> bool {
     matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable))
 }
 
-fn add(flags: &mut Vec<OsString>, flag: &Arg, key: &str, value: &Value) -> Result<(), Invalid> {
-    let invalid = |expected| Invalid::Type { flag: key.to_owned(), found: value.type_str(), expected };
+fn add(flags: &mut Vec<OsString>, flag: &Arg, key: &str, value: &Value) -> Result<(), InvalidConfig> {
+    let invalid = |expected| InvalidConfig::Type { flag: key.to_owned(), found: value.type_str(), expected };
     if !flag.get_action().takes_values() {
-        let given = value.as_bool().ok_or_else(|| invalid("true or false"))?;
-        flags.extend(given.then(|| format!("--{key}").into()));
+        let is_set = value.as_bool().ok_or_else(|| invalid("true or false"))?;
+        flags.extend(is_set.then(|| format!("--{key}").into()));
         return Ok(());
     }
-    let one = |value: &Value| match value {
+    let to_text = |value: &Value| match value {
         Value::String(text) => Some(text.clone()),
         Value::Integer(_) | Value::Float(_) | Value::Boolean(_) => Some(value.to_string()),
         _ => None,
     };
     let values = match value {
-        Value::Array(values) => values.iter().map(one).collect(),
-        single => one(single).map(|text| vec![text]),
+        Value::Array(values) => values.iter().map(to_text).collect(),
+        single => to_text(single).map(|text| vec![text]),
     };
     let values = values.ok_or_else(|| invalid("a string, a number, true or false, or a list of these"))?;
     flags.extend(values.into_iter().map(|text| format!("--{key}={text}").into()));
@@ -213,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_files_are_refused_with_the_flag() {
+    fn error_of_an_invalid_file_names_the_flag() {
         for (file, expected) in [
             ("prot = 1", "'prot' is not a flag of any command"),
             ("[serve]\nmax-tokens = 1", "'max-tokens' is not a flag of `thunder serve`"),

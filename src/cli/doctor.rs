@@ -68,7 +68,7 @@ pub async fn doctor(args: Args) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::FAILURE);
         }
     };
-    let mut works = print("configuration", &Finding::works("all flags are valid"));
+    let mut can_start = print("configuration", &Finding::works("all flags are valid"));
     let no_model = config.server.cluster.no_model;
     let path = match &config.engine.model {
         Some(path) => Ok(path.clone()),
@@ -79,19 +79,19 @@ pub async fn doctor(args: Args) -> anyhow::Result<ExitCode> {
         Ok(path) => spawn_blocking(move || check_model(&path)).await?,
         Err(error) => Finding::fails(format!("cannot unpack the bundled model: {error}")),
     };
-    works &= print("model", &model);
-    works &= print("devices", &spawn_blocking(check_devices).await?);
-    works &= print("addresses", &check_addresses(&config).await);
-    works &= print("data folder", &check_disk(&config.data.dir));
-    works &= print("database", &check_database(&config).await);
+    can_start &= print("model", &model);
+    can_start &= print("devices", &spawn_blocking(check_devices).await?);
+    can_start &= print("addresses", &check_addresses(&config).await);
+    can_start &= print("data folder", &check_disk(&config.data.dir));
+    can_start &= print("database", &check_database(&config).await);
     let python = startup::python_mods(&config.engine.mods);
     let (interpreter, launcher) = (python.interpreter().is_ok(), python.launcher.clone());
-    works &= print("Python", &spawn_blocking(move || check_python(&python)).await?);
+    can_start &= print("Python", &spawn_blocking(move || check_python(&python)).await?);
     if interpreter {
         let policy = config.engine.mods.sandbox;
-        works &= print("mod sandbox", &spawn_blocking(move || check_sandbox(policy, launcher.as_ref())).await?);
+        can_start &= print("mod sandbox", &spawn_blocking(move || check_sandbox(policy, launcher.as_ref())).await?);
     }
-    Ok(if works { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if can_start { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Prints a finding. Returns false if it prevents a start.
@@ -107,16 +107,16 @@ fn print(subject: &str, finding: &Finding) -> bool {
 
 /// Checks the file in another process, because llama.cpp aborts on some damaged files.
 fn check_model(path: &Path) -> Finding {
-    let shown = path.display();
-    let probed = std::env::current_exe().and_then(|program| Command::new(program).arg("probe").arg(path).output());
-    match probed {
-        Err(error) => Finding::fails(format!("{shown}: the check cannot be started: {error}")),
+    let path_text = path.display();
+    let probe = std::env::current_exe().and_then(|program| Command::new(program).arg("probe").arg(path).output());
+    match probe {
+        Err(error) => Finding::fails(format!("{path_text}: the check cannot be started: {error}")),
         Ok(output) if output.status.success() => {
             let mib = std::fs::metadata(path).map_or(0, |file| file.len()) >> 20;
-            Finding::works(format!("{shown}, {mib} MiB"))
+            Finding::works(format!("{path_text}, {mib} MiB"))
         }
         Ok(output) if output.status.code().is_none() => {
-            Finding::fails(format!("{shown}: llama.cpp aborts on this file; it may be damaged"))
+            Finding::fails(format!("{path_text}: llama.cpp aborts on this file; it may be damaged"))
         }
         Ok(output) => Finding::fails(String::from_utf8_lossy(&output.stdout).trim()),
     }
@@ -146,18 +146,18 @@ async fn check_addresses(config: &Config) -> Finding {
 }
 
 fn check_disk(folder: &Path) -> Finding {
-    let shown = folder.display();
+    let path_text = folder.display();
     // A folder that does not exist yet is created on the disk of its parent.
     let existing = folder.ancestors().find(|folder| folder.is_dir()).unwrap_or(Path::new("/"));
     match nix::sys::statvfs::statvfs(existing) {
-        Err(error) => Finding::fails(format!("{shown}: {error}")),
+        Err(error) => Finding::fails(format!("{path_text}: {error}")),
         Ok(disk) => {
             let free = u128::from(disk.blocks_available()) * u128::from(disk.fragment_size());
             let gib = free as f64 / f64::from(1 << 30);
             if free < LOW_DISK_BYTES {
-                Finding::limited(format!("{shown}: only {gib:.1} GiB free; --keep-size limits the recordings"))
+                Finding::limited(format!("{path_text}: only {gib:.1} GiB free; --keep-size limits the recordings"))
             } else {
-                Finding::works(format!("{shown}, {gib:.1} GiB free"))
+                Finding::works(format!("{path_text}, {gib:.1} GiB free"))
             }
         }
     }
@@ -195,14 +195,14 @@ except ImportError:
         Ok(interpreter) => interpreter,
         Err(error) => return Finding::limited(format!("no Python mods: {error}")),
     };
-    let shown = interpreter.display();
+    let path_text = interpreter.display();
     match Command::new(&interpreter).args(["-I", "-c", VERSIONS]).output() {
         Ok(output) if output.status.success() => {
             let versions = String::from_utf8_lossy(&output.stdout).trim().replace('\n', ", ");
-            Finding::works(format!("{shown}, {versions}"))
+            Finding::works(format!("{path_text}, {versions}"))
         }
-        Ok(output) => Finding::limited(format!("{shown}: {}", String::from_utf8_lossy(&output.stderr).trim())),
-        Err(error) => Finding::limited(format!("{shown}: {error}")),
+        Ok(output) => Finding::limited(format!("{path_text}: {}", String::from_utf8_lossy(&output.stderr).trim())),
+        Err(error) => Finding::limited(format!("{path_text}: {error}")),
     }
 }
 

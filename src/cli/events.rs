@@ -29,7 +29,7 @@ impl Events {
                 }
                 return serde_json::from_slice(data).map(Some).context("the server sent an event that is not JSON");
             }
-            // The cause of a lost connection does not help a user.
+            // The message omits the cause, which does not help a user.
             let chunk = self
                 .bytes
                 .next()

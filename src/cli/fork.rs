@@ -15,28 +15,28 @@ pub struct Args {
     /// Run id or `request_id`
     #[arg(value_name = "RUN")]
     run: String,
-    /// First step that is not kept, from 1
+    /// First step that the fork generates anew, from 1
     #[arg(long, value_name = "STEP", required_unless_present = "event", conflicts_with = "event")]
     at: Option<i32>,
-    /// Event of that step, by its `sequence_order`
+    /// Event of that step, by `sequence_order`
     #[arg(long, value_name = "EVENT")]
     event: Option<i32>,
-    /// Token id appended there instead of a draw
+    /// Token id to append at this step instead of a draw
     #[arg(long, value_name = "ID", conflicts_with = "text")]
     token: Option<i32>,
-    /// Text appended there instead of a draw
+    /// Text to append at this step instead of a draw
     #[arg(long)]
     text: Option<String>,
-    /// Mod from there on, instead of the run's mods; repeatable
+    /// Mod from this step on, instead of the run's mods; repeatable
     #[arg(long = "mod", value_name = "NAME")]
     mods: Vec<String>,
-    /// Run without mods from there on
+    /// Run without mods from this step on
     #[arg(long, conflicts_with = "mods")]
     no_mods: bool,
-    /// Sampling parameter that changes there, e.g. temperature=0.2; repeatable
+    /// Sampling parameter to change at this step, e.g. temperature=0.2; repeatable
     #[arg(long = "set", value_name = "NAME=VALUE")]
     sampling: Vec<String>,
-    /// Seed of the first new run, or "continue" for the random numbers of the recorded run; default: continue for one run, random seeds for several
+    /// Seed of the first new run, or "continue" to continue the random numbers of the recorded run; default: continue for one run, random seeds for several
     #[arg(long)]
     seed: Option<String>,
     /// Number of new runs, 1 to 64

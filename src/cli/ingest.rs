@@ -10,10 +10,10 @@ use reqwest::Method;
 use std::io::Read;
 use std::process::ExitCode;
 
-/// Record traces of other engines: check each file and send it to the running server, or store it in the database
+/// Record traces of other engines: check each file, then send it to the running server or store it in the database
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Payloads of POST /ingest; - reads one from standard input
+    /// Files with payloads of POST /ingest; - reads one payload from standard input
     #[arg(required = true, value_name = "FILE")]
     files: Vec<String>,
     /// Only check the files

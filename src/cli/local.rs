@@ -1,7 +1,7 @@
 //! An engine in this process, for `thunder run` and `thunder chat` without a server.
 //!
-//! The commands use it like any other server, on a loopback port chosen by the system, with a random key. So there is
-//! one path from a prompt to a run.
+//! The commands use it like any other server, on a loopback port chosen by the system, with a random key, so that all
+//! runs take the same path.
 
 use super::client::Server;
 use super::progress::Progress;
@@ -55,7 +55,7 @@ impl Local {
         let serving = tokio::spawn(listeners.serve(app.clone(), router(&app, &ui::pages())));
         let progress = Arc::new(Progress::new(None));
         let mut local = Self { app: app.clone(), serving, documents: None };
-        let started = local.fill(&config, record, &progress).await;
+        let started = local.load(&config, record, &progress).await;
         progress.end();
         if let Err(error) = started {
             local.finish().await;
@@ -65,7 +65,7 @@ impl Local {
         Ok((local, Server::new(format!("http://{address}"), Some(key.parse()?))?))
     }
 
-    async fn fill(&mut self, config: &Config, record: RecordTarget, progress: &Arc<Progress>) -> anyhow::Result<()> {
+    async fn load(&mut self, config: &Config, record: RecordTarget, progress: &Arc<Progress>) -> anyhow::Result<()> {
         let recorder = match record {
             RecordTarget::Database => {
                 let store = startup::open_store(&config.data, progress).await?;
@@ -76,8 +76,8 @@ impl Local {
             }
             RecordTarget::Document => {
                 let (sender, signals) = mpsc::channel(64);
-                let (ended, documents) = mpsc::unbounded_channel();
-                tokio::spawn(collect(signals, ended));
+                let (finished_documents, documents) = mpsc::unbounded_channel();
+                tokio::spawn(collect(signals, finished_documents));
                 self.documents = Some(documents);
                 sender.into()
             }
@@ -113,7 +113,7 @@ impl Local {
 
     /// Stops the engine and the database.
     pub async fn finish(self) {
-        // This process is the only client, and all its requests are answered.
+        // This process is the only client, and all its requests have been answered.
         self.serving.abort();
         self.app.set_state(State::Stopping);
         self.app.models().stop().await;
@@ -125,7 +125,7 @@ impl Local {
 }
 
 /// Collects the signals of each run into a document. Documents do not contain attention.
-async fn collect(mut signals: mpsc::Receiver<Signal>, ended: mpsc::UnboundedSender<Document>) {
+async fn collect(mut signals: mpsc::Receiver<Signal>, finished_documents: mpsc::UnboundedSender<Document>) {
     let mut runs: HashMap<RunId, Document> = HashMap::new();
     while let Some(signal) = signals.recv().await {
         match signal {
@@ -162,8 +162,8 @@ async fn collect(mut signals: mpsc::Receiver<Signal>, ended: mpsc::UnboundedSend
             Signal::Ended(run, end) => {
                 if let Some(mut document) = runs.remove(&run) {
                     document.request.completed_at = Some(end.completed_at);
-                    // Fails only when the program is about to end.
-                    let _ = ended.send(document);
+                    // Fails only if the program is about to end.
+                    let _ = finished_documents.send(document);
                 }
             }
         }

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 /// Write the manual pages of all commands to a folder: thunder.1, thunder-serve.1, …
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Folder, e.g. ~/.local/share/man/man1; it is made if it does not exist
+    /// Folder, e.g. ~/.local/share/man/man1; created if it does not exist
     folder: PathBuf,
 }
 

@@ -97,15 +97,15 @@ enum Command {
 /// Runs the program.
 #[must_use]
 pub fn main() -> ExitCode {
-    let read = match llama_server::command_line(std::env::args_os()) {
-        Ok(read) => read,
+    let translated = match llama_server::command_line(std::env::args_os()) {
+        Ok(translated) => translated,
         Err(refused) => {
             eprintln!("thunder: {refused}");
             return ExitCode::from(2);
         }
     };
     let command = command();
-    let given = match command.clone().try_get_matches_from(&read.words) {
+    let given = match command.clone().try_get_matches_from(&translated.words) {
         Ok(given) => given,
         Err(error) => error.exit(),
     };
@@ -113,11 +113,11 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => error.exit(),
     };
-    // Runs while there is only one thread: the worker restricts itself and becomes Python.
+    // Must run while there is only one thread, because the process restricts itself and then executes Python.
     if let Command::ModWorker(args) = &cli.command {
         return mod_worker::run_worker(args);
     }
-    let file = match with_file(&mut cli, command, &read.words, &given) {
+    let file = match with_file(&mut cli, command, &translated.words, &given) {
         Ok(file) => file,
         Err(error) => return failed(&error),
     };
@@ -126,7 +126,7 @@ pub fn main() -> ExitCode {
     }
     if let Command::Serve(_) = &cli.command {
         let unread = llama_server::ignored_variable_notes(std::env::vars_os().map(|(name, _)| name));
-        read.notes.iter().chain(&unread).for_each(|note| tracing::warn!("{note}"));
+        translated.notes.iter().chain(&unread).for_each(|note| tracing::warn!("{note}"));
     }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -134,11 +134,11 @@ pub fn main() -> ExitCode {
     };
     let result = runtime.block_on(async {
         let result = Box::pin(execute(cli.command, &given, file.as_ref())).await;
-        // Stops PostgreSQL, however the command ended.
+        // Stops PostgreSQL after every end of the command.
         Store::stop_servers().await;
         result
     });
-    // A blocking task, e.g. a read of standard input, must not delay the exit.
+    // The exit does not wait for blocking tasks, such as a read of standard input.
     runtime.shutdown_background();
     match result {
         Ok(code) => code,
@@ -146,7 +146,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Returns the command line's definition, with llama-server's environment variables where ours are not set.
+/// Returns the definition of the command line, which includes llama-server's environment variables.
 fn command() -> clap::Command {
     llama_server::with_environment(Cli::command(), |name| std::env::var_os(name).is_some())
 }
@@ -284,7 +284,7 @@ mod tests {
     fn every_flag_of_the_server_can_be_set_by_environment() {
         let command = Cli::command();
         let serve = command.find_subcommand("serve").unwrap();
-        // Flags that print something and exit have no environment variable.
+        // Flags that print something and exit need no environment variable.
         let prints = |flag: &&clap::Arg| matches!(flag.get_id().as_str(), "help" | "version" | "list_devices");
         for flag in serve.get_arguments().filter(|flag| !prints(flag)) {
             // Hidden flags exist for scripts written for llama-server.
@@ -294,7 +294,7 @@ mod tests {
             assert!(flag.get_env().is_some(), "{} has no environment variable", flag.get_id());
             // A plain bool accepts only true and false, and users write 1.
             let is_bool = format!("{:?}", flag.get_value_parser()) == "ValueParser::bool";
-            assert!(!is_bool, "{} cannot be turned on with 1", flag.get_id());
+            assert!(!is_bool, "{} cannot be enabled with 1", flag.get_id());
         }
     }
 }

@@ -12,7 +12,7 @@ pub struct Args {
     profile: Option<String>,
 }
 
-/// Returns only on failure, or after a test of the sandbox.
+/// Becomes a worker, or tests the sandbox. Returns only after the test or on failure.
 pub fn run_worker(args: &Args) -> ExitCode {
     let done = match &args.profile {
         Some(profile) => sandbox::enter(profile).map(|never| match never {}),

@@ -33,13 +33,13 @@ impl Printer {
     /// Retracts the last `chars` characters.
     pub fn retract(&mut self, chars: usize) -> std::io::Result<()> {
         let keep = self.text.char_indices().rev().nth(chars.saturating_sub(1)).map_or(0, |(at, _)| at);
-        let void = self.text.split_off(keep);
+        let retracted = self.text.split_off(keep);
         if self.terminal {
             // The retracted text stays on the screen and is repeated dim and struck through.
             let last_line = self.text.rsplit('\n').next().unwrap_or_default().to_owned();
             self.write_raw(&format!(
                 "\n\x1b[2m⟲ retracted \x1b[9m{}\x1b[0m\n",
-                escape_control_characters(&void).replace('\n', "⏎")
+                escape_control_characters(&retracted).replace('\n', "⏎")
             ))?;
             self.write(&last_line)?;
         }

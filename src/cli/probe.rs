@@ -11,7 +11,7 @@ pub struct Args {
     file: PathBuf,
 }
 
-/// Prints the reason on standard output if the file cannot be loaded.
+/// Checks the file, and prints the reason on standard output if it cannot be loaded.
 pub fn probe(args: &Args) -> ExitCode {
     match crate::model::llama::probe(&args.file) {
         Ok(()) => ExitCode::SUCCESS,

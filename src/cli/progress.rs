@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// Minimum time between two lines about the same step.
 const LINE_INTERVAL: Duration = Duration::from_secs(2);
 
-/// A progress report on standard error and in the server's health response.
+/// A progress report to standard error and to the server's health response.
 pub struct Progress {
     bar: Option<ProgressBar>,
     app: Option<App>,
@@ -35,16 +35,16 @@ impl Progress {
     }
 
     /// Begins a step.
-    pub fn begin(&self, doing: &str) {
-        self.show(doing, doing);
+    pub fn begin(&self, step: &str) {
+        self.show(step, step);
     }
 
     /// Reports the fraction `done` of a step, from 0 to 1.
-    pub fn advance(&self, doing: &str, done: f32) {
-        let exact = format!("{doing} ({:.0} %)", done * 100.0);
+    pub fn advance(&self, step: &str, done: f32) {
+        let exact = format!("{step} ({:.0} %)", done * 100.0);
         // Logs need only occasional lines.
-        let due = self.lock().last.elapsed() > LINE_INTERVAL;
-        let coarse = if due { exact.clone() } else { String::new() };
+        let is_due = self.lock().last.elapsed() > LINE_INTERVAL;
+        let coarse = if is_due { exact.clone() } else { String::new() };
         self.show(&exact, &coarse);
     }
 

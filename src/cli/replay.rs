@@ -35,7 +35,7 @@ pub struct Args {
 
 /// The result of a repeated run.
 struct Outcome {
-    again: String,
+    new_run: String,
     events: usize,
     replay: Option<String>,
     difference: Option<Difference>,
@@ -46,17 +46,17 @@ pub async fn replay(args: Args, is_given: impl Fn(&str) -> bool, mut signals: En
     match verify(&args, is_given, &mut signals).await {
         Ok(Err(code)) => Ok(code),
         Ok(Ok(outcome)) => {
-            let same = outcome.difference.is_none();
+            let is_same = outcome.difference.is_none();
             if args.json {
-                let again = &outcome.again;
+                let new_run = &outcome.new_run;
                 println!(
                     "{}",
-                    json!({ "same": same, "run": args.run, "again": again, "difference": outcome.difference })
+                    json!({ "same": is_same, "run": args.run, "again": new_run, "difference": outcome.difference })
                 );
             } else {
                 print_outcome(&args.run, &outcome);
             }
-            Ok(ExitCode::from(u8::from(!same)))
+            Ok(ExitCode::from(u8::from(!is_same)))
         }
         Err(error) => {
             eprintln!("thunder: {}", super::with_causes(&error));
@@ -91,14 +91,14 @@ async fn verify(
         Ok(opened) => opened?.0,
         Err(code) => return Ok(Err(code)),
     };
-    let outcome = signals.run_until_signal(run_again(&mut target, args)).await;
+    let outcome = signals.run_until_signal(rerun(&mut target, args)).await;
     if let Err(code) = signals.run_until_signal(Box::pin(target.close())).await {
         return Ok(Err(code));
     }
     outcome.map_or_else(|code| Ok(Err(code)), |outcome| outcome.map(Ok))
 }
 
-async fn run_again(target: &mut RunTarget, args: &Args) -> anyhow::Result<Outcome> {
+async fn rerun(target: &mut RunTarget, args: &Args) -> anyhow::Result<Outcome> {
     let (recorded, summary) = if Path::new(&args.run).is_file() {
         let bytes = std::fs::read(&args.run).with_context(|| format!("cannot read {}", args.run))?;
         (Document::parse(&bytes).with_context(|| args.run.clone())?, Value::Null)
@@ -113,24 +113,25 @@ async fn run_again(target: &mut RunTarget, args: &Args) -> anyhow::Result<Outcom
     let server = target.server().clone();
     let answer = server.send(server.request(Method::POST, "/api/v1/reruns").json(&body)).await?;
     let answer: Value = answer.json().await.context("the server's response is not JSON")?;
-    let again = answer["run_id"].as_str().context("the server's response has no run_id")?.to_owned();
-    let now = target.document(&again).await?;
-    // A run that was cancelled or interrupted has no finish reason to compare.
-    let whole = !matches!(summary["status"].as_str(), Some("cancelled" | "interrupted"));
-    let difference = difference::find_first(&recorded, &now, whole).or_else(|| other_end(&summary, &answer, &recorded));
-    let replay = target.recorded(Some(&again)).await.unwrap_or_default();
-    Ok(Outcome { again, events: recorded.events.len(), replay, difference })
+    let new_run = answer["run_id"].as_str().context("the server's response has no run_id")?.to_owned();
+    let now = target.document(&new_run).await?;
+    // A run that was cancelled or interrupted has no finish reason to compare with.
+    let is_complete = !matches!(summary["status"].as_str(), Some("cancelled" | "interrupted"));
+    let difference =
+        difference::find_first(&recorded, &now, is_complete).or_else(|| compare_ends(&summary, &answer, &recorded));
+    let replay = target.recorded(Some(&new_run)).await.unwrap_or_default();
+    Ok(Outcome { new_run, events: recorded.events.len(), replay, difference })
 }
 
 /// Returns the difference of two runs with the same tokens and different finish reasons.
-fn other_end(summary: &Value, answer: &Value, recorded: &Document) -> Option<Difference> {
-    let (then, now) = (summary["finish_reason"].as_str()?, answer["finish_reason"].as_str()?);
+fn compare_ends(summary: &Value, answer: &Value, recorded: &Document) -> Option<Difference> {
+    let (recorded_end, now) = (summary["finish_reason"].as_str()?, answer["finish_reason"].as_str()?);
     let last = recorded.events.last()?;
-    (then != now && then != "cancelled").then(|| Difference {
+    (recorded_end != now && recorded_end != "cancelled").then(|| Difference {
         kind: DifferenceKind::End,
         sequence_order: last.sequence_order,
         step: last.step,
-        recorded: format!("ended by {then}"),
+        recorded: format!("ended by {recorded_end}"),
         now: format!("ended by {now}"),
     })
 }

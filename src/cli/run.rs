@@ -68,7 +68,7 @@ pub async fn run(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndSi
     };
     let finished = signals
         .run_until_signal(async {
-            let outcome = stream(target.server(), &args, &names, attention && target.keeps_attention()).await;
+            let outcome = stream(target.server(), &args, &names, attention && target.can_record_attention()).await;
             let replay = match &outcome {
                 Ok(outcome) => target.recorded(outcome.run_id.as_deref()).await,
                 Err(_) => Ok(None),
@@ -95,7 +95,7 @@ fn report(outcome: &Outcome, max_tokens: u32, replay: Option<String>) -> ExitCod
             None if reason == "length" => ": the context is full".to_owned(),
             None => String::new(),
         };
-        eprintln!("{count} tokens, {speed:.1} a second, ended by {reason}{detail}");
+        eprintln!("{count} tokens, {speed:.1} tokens/s, ended by {reason}{detail}");
     }
     match replay {
         Some(replay) => eprintln!("replay: {replay}"),
@@ -114,7 +114,7 @@ async fn stream(server: &Server, args: &Args, mods: &[String], attention: bool) 
     };
     let mut events = Events::new(response);
     while let Some(chunk) = events.next().await? {
-        take(&chunk, &mut printer, &mut outcome)?;
+        apply_chunk(&chunk, &mut printer, &mut outcome)?;
     }
     printer.end()?;
     Ok(outcome)
@@ -146,12 +146,12 @@ async fn request(args: &Args, mods: &[String], attention: bool) -> anyhow::Resul
     let system = args.system.as_ref().map(|text| json!({ "role": "system", "content": text }));
     let messages: Vec<Value> = system.into_iter().chain([json!({ "role": "user", "content": prompt })]).collect();
     body["messages"] = messages.into();
-    // Reasoning is shown inside the text, because a user reads it while it streams.
+    // Reasoning is part of the text, so that a user can read it while it streams.
     body["reasoning_format"] = "none".into();
     Ok(("/v1/chat/completions", body))
 }
 
-fn take(chunk: &Value, printer: &mut Printer, outcome: &mut Outcome) -> anyhow::Result<()> {
+fn apply_chunk(chunk: &Value, printer: &mut Printer, outcome: &mut Outcome) -> anyhow::Result<()> {
     if chunk.get("error").is_some() {
         printer.end()?;
         bail!("{}", error_message(&chunk.to_string()).unwrap_or_else(|| "the run failed".into()));

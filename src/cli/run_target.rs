@@ -14,7 +14,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::time::Duration;
 
-/// Flags that choose the engine of a command.
+/// Flags that select the engine of a command.
 #[derive(Debug, clap::Args)]
 pub struct RunTargetArgs {
     #[command(flatten)]
@@ -26,8 +26,8 @@ pub struct RunTargetArgs {
 }
 
 impl RunTargetArgs {
-    /// Returns the engine and the names of the mods there. Uses the named server, else a running server, else an engine in
-    /// this process. A mod given as a file, or a flag for the model or the database, always selects this process.
+    /// Returns the engine and the names under which it has the mods. Uses the named server, else a running server, else an
+    /// engine in this process. A mod given as a file, or a flag for the model or the database, always selects this process.
     /// `is_given` returns true for flags given on the command line.
     pub async fn open(
         &self,
@@ -107,8 +107,8 @@ impl RunTarget {
         &self.server
     }
 
-    /// Returns true if captured attention can be recorded. It cannot be sent to another server.
-    pub fn keeps_attention(&self) -> bool {
+    /// Returns true if captured attention can be recorded. Attention cannot be sent to another server.
+    pub fn can_record_attention(&self) -> bool {
         self.owner.is_none()
     }
 
@@ -126,9 +126,9 @@ impl RunTarget {
         let request = owner.request(Method::POST, "/ingest").header("content-type", "application/json");
         let request = request.header("x-thunder-surface", "cli");
         let sent = owner.send(request.body(document.write())).await;
-        let left = local.remove_sources(&sources);
-        sent.with_context(|| format!("the run is done, but the server at {} did not record it", owner.base()))?;
-        if left {
+        let has_unread_sources = local.remove_sources(&sources);
+        sent.with_context(|| format!("the run has finished, but the server at {} did not record it", owner.base()))?;
+        if has_unread_sources {
             tracing::warn!(
                 "the server at {} uses another data directory and lacks the source of the mods: `thunder replay --verify` \
                  needs them as --mod",
@@ -143,7 +143,7 @@ impl RunTarget {
         self.owner.as_ref().unwrap_or(&self.server)
     }
 
-    /// Returns the recording of a run that has finished here.
+    /// Returns the recording of a run that has finished on this engine.
     pub async fn document(&mut self, run_id: &str) -> anyhow::Result<Document> {
         if let (Some(_), Some(local)) = (&self.owner, &mut self.local) {
             return local.document().await.context("the run was not recorded");
@@ -166,15 +166,15 @@ pub async fn finished(server: &Server, run_id: &str) -> anyhow::Result<(Document
     ended.unwrap_or_else(|_| bail!("run {run_id} is still running"))
 }
 
-/// Fetches a run when it has ended, with the server's summary of it.
+/// Waits until a run has ended, and fetches it with the server's summary of it.
 pub async fn ended(server: &Server, run_id: &str) -> anyhow::Result<(Document, Value)> {
     let path = run_path(server, run_id)?;
     loop {
         let bytes = server.send(server.request(Method::GET, &path)).await?.bytes().await?;
-        let mut shown: Value = serde_json::from_slice(&bytes).context("the server's response is not a run")?;
-        if shown["run"]["status"] != "running" {
+        let mut run: Value = serde_json::from_slice(&bytes).context("the server's response is not a run")?;
+        if run["run"]["status"] != "running" {
             let document = Document::parse(&bytes).context("the server's response is not a run")?;
-            return Ok((document, shown["run"].take()));
+            return Ok((document, run["run"].take()));
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }

@@ -104,7 +104,7 @@ pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCo
     }
 }
 
-/// Reads API keys and certificate again. Requests and streams that have begun continue.
+/// Reloads API keys and certificate. Active requests and streams continue.
 fn reload(app: &App, flags: &ServerFlags) {
     match Credentials::read(flags) {
         Ok(credentials) => {
@@ -112,7 +112,7 @@ fn reload(app: &App, flags: &ServerFlags) {
             app.set_credentials(credentials);
             tracing::info!(keys, "API keys and certificate reloaded");
         }
-        Err(error) => tracing::error!(%error, "API keys and certificate not reloaded, the previous ones stay valid"),
+        Err(error) => tracing::error!(%error, "cannot reload API keys and certificate; the previous ones stay valid"),
     }
 }
 
@@ -123,7 +123,7 @@ fn notify_systemd(state: &[NotifyState]) {
     }
 }
 
-/// Starts all parts. The mods directory is watched until the returned value is dropped.
+/// Starts store, mods and model. The mods directory is watched until the returned value is dropped.
 async fn start(app: &App, progress: &Arc<Progress>) -> anyhow::Result<Option<FolderWatch>> {
     let config = app.config();
     if !config.server.cluster.no_model {
@@ -161,16 +161,16 @@ async fn open_store_and_probe(app: &App, progress: &Progress) -> anyhow::Result<
     if config.server.cluster.no_model {
         return startup::open_store(&config.data, progress).await;
     }
-    let (store, probed) = tokio::join!(startup::open_store(&config.data, progress), app.models().probe_default());
+    let (store, probe) = tokio::join!(startup::open_store(&config.data, progress), app.models().probe_default());
     let store = store?;
-    if let Err(error) = probed {
+    if let Err(error) = probe {
         store.close().await;
         return Err(error.into());
     }
     Ok(store)
 }
 
-/// Stops the runs, then the recorder, then the database, because each needs the next one.
+/// Stops the runs, then the recorder, then the database, since each depends on the next one.
 async fn close(app: &App) {
     app.models().stop().await;
     if let Ok(store) = app.store() {

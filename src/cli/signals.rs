@@ -6,10 +6,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// The signals that end a command: SIGINT, SIGTERM, and SIGHUP, which a closed terminal sends.
 pub struct EndSignals {
-    /// `None` while the command handles Ctrl-C itself.
+    /// `None` if the command handles Ctrl-C.
     interrupt: Option<Signal>,
     terminate: Signal,
-    /// `None` if the program was started with SIGHUP ignored, as by nohup.
+    /// `None` if the program was started with SIGHUP ignored, e.g. by nohup.
     hangup: Option<Signal>,
 }
 
@@ -21,14 +21,14 @@ impl EndSignals {
         Ok(Self { interrupt, terminate: signal(SignalKind::terminate())?, hangup })
     }
 
-    /// Leaves SIGHUP to a service: a program whose input and errors are no terminal. Returns `None` for others, which the
-    /// signal ends.
+    /// Returns SIGHUP to a service, which reloads on it. A service is a program with neither standard input nor standard error
+    /// on a terminal. Returns `None` for other programs, which SIGHUP ends.
     pub fn take_reload_signal(&mut self) -> Option<Signal> {
         let on_terminal = std::io::stdin().is_terminal() || std::io::stderr().is_terminal();
         if on_terminal { None } else { self.hangup.take() }
     }
 
-    /// Leaves SIGINT to the command.
+    /// Stops handling SIGINT, which the command handles.
     pub fn without_interrupt(self) -> Self {
         Self { interrupt: None, ..self }
     }
@@ -55,7 +55,7 @@ impl EndSignals {
     }
 }
 
-/// Waits for a signal; forever without one.
+/// Waits for a signal, or forever if `None`.
 pub async fn next(signal: Option<&mut Signal>) {
     match signal {
         Some(signal) => drop(signal.recv().await),
@@ -63,7 +63,7 @@ pub async fn next(signal: Option<&mut Signal>) {
     }
 }
 
-/// Returns true if the program was started with the signal ignored, as by nohup.
+/// Returns true if the program was started with the signal ignored, e.g. by nohup.
 fn is_ignored(kind: SignalKind) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());

@@ -1,4 +1,4 @@
-//! Start of the parts: database, models, mods.
+//! Start of database, models and mods.
 
 use super::progress::Progress;
 use crate::config::{Config, DataConfig, EngineConfig, ModSandbox, ModsConfig};
@@ -24,7 +24,7 @@ pub async fn open_store(config: &DataConfig, progress: &Progress) -> anyhow::Res
         },
         None => Database::Embedded { data_dir: config.dir.clone() },
     };
-    let store = Store::open(database, |doing| progress.begin(doing)).await?;
+    let store = Store::open(database, |step| progress.begin(step)).await?;
     store.retain(Retention { days: config.keep_days, bytes: config.keep_bytes });
     Ok(store)
 }
@@ -52,7 +52,7 @@ pub fn devices_line(config: &EngineConfig, placement: &Placement) -> String {
     let listed =
         |devices: &[&Device]| devices.iter().map(|device| describe_device(device)).collect::<Vec<_>>().join(" and ");
     let layers = match placement.gpu_layers {
-        0 => "which holds none of the layers".to_owned(),
+        0 => "with none of the layers".to_owned(),
         all if all == placement.layers => format!("with all {all} layers"),
         some => format!("with {some} of {} layers", placement.layers),
     };
@@ -73,13 +73,17 @@ pub fn describe_device(device: &Device) -> String {
     let name = device.gpu.then(|| device.name.clone());
     let total = Some(device.memory_bytes).filter(|&bytes| bytes > 0);
     let memory = total.map(|total| format!("{:.1} of {:.1} GiB free", gib(device.free_bytes), gib(total)));
-    let about: Vec<String> = name.into_iter().chain(memory).collect();
-    if about.is_empty() { device.description.clone() } else { format!("{} ({})", device.description, about.join(", ")) }
+    let details: Vec<String> = name.into_iter().chain(memory).collect();
+    if details.is_empty() {
+        device.description.clone()
+    } else {
+        format!("{} ({})", device.description, details.join(", "))
+    }
 }
 
 /// Returns a warning about GPU flags that have no effect, because no GPU is used.
 pub fn gpu_flag_warning(config: &EngineConfig) -> Option<String> {
-    let why = match &config.gpu.devices {
+    let reason = match &config.gpu.devices {
         Some(named) if named.is_empty() => "--device none",
         _ if devices().iter().any(|device| device.gpu) => return None,
         _ => missing_gpu_reason(),
@@ -87,8 +91,8 @@ pub fn gpu_flag_warning(config: &EngineConfig) -> Option<String> {
     let flags = config.gpu.gpu_flags();
     let (last, before) = flags.split_last()?;
     Some(match before {
-        [] => format!("{last} has no effect: {why}"),
-        _ => format!("{} and {last} have no effect: {why}", before.join(", ")),
+        [] => format!("{last} has no effect: {reason}"),
+        _ => format!("{} and {last} have no effect: {reason}", before.join(", ")),
     })
 }
 
@@ -135,8 +139,9 @@ pub async fn log_sandbox(registry: &ModRegistry) {
     let Some(launcher) = mods.launcher.clone() else {
         return tracing::warn!("no sandbox for mods: the path of this program is unknown");
     };
-    let tried = tokio::task::spawn_blocking(move || launcher.support().map(str::to_owned).map_err(str::to_owned)).await;
-    match (mods.policy, tried) {
+    let support =
+        tokio::task::spawn_blocking(move || launcher.support().map(str::to_owned).map_err(str::to_owned)).await;
+    match (mods.policy, support) {
         (SandboxPolicy::Off, _) => {
             tracing::warn!("--mod-sandbox off: mods that clients upload run with the rights of the server");
         }
@@ -160,8 +165,8 @@ pub async fn register_mods(
     progress.begin("loading mods");
     let mut folder = ModFolder::new(dir, registry.python());
     let registry = Arc::clone(registry);
-    let look = move || folder.sync(&registry).map(|()| folder);
-    Ok(Some(tokio::task::spawn_blocking(look).await??))
+    let sync = move || folder.sync(&registry).map(|()| folder);
+    Ok(Some(tokio::task::spawn_blocking(sync).await??))
 }
 
 /// Registers the mods of a file. Returns their names in the order of the file.

@@ -1,4 +1,4 @@
-//! Certificates that the command line trusts over https.
+//! Certificates that the commands trust over https.
 
 use crate::config::certificates;
 use anyhow::Context;
@@ -21,30 +21,30 @@ pub fn client(base: &str, authority: Option<&Path>) -> anyhow::Result<Client> {
         // The system may have no certificates of authorities.
         _ if !base.starts_with("https://") => builder.tls_certs_only([]),
         None => builder,
-        Some(path) => builder.tls_backend_preconfigured(trusting(path)?),
+        Some(path) => builder.tls_backend_preconfigured(trusting_config(path)?),
     };
     builder.build().map_err(|error| {
         let error = anyhow::Error::new(error);
         error.context(
-            "https needs certificates of authorities, and the system has none; give the server's with --server-ca FILE",
+            "https needs certificates of authorities, and the system has none; name the server's certificate with --server-ca FILE",
         )
     })
 }
 
-fn trusting(path: &Path) -> anyhow::Result<ClientConfig> {
-    let known = certificates("--server-ca", path)?;
+fn trusting_config(path: &Path) -> anyhow::Result<ClientConfig> {
+    let certificates_in_file = certificates("--server-ca", path)?;
     let provider = Arc::new(ring::default_provider());
     let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(known.iter().cloned());
+    roots.add_parsable_certificates(certificates_in_file.iter().cloned());
     let roots = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider)).build();
     let roots = roots.with_context(|| format!("cannot use the certificates in {}", path.display()))?;
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
-    let verifier = Arc::new(TrustedCertificates { trusted: known, roots });
+    let verifier = Arc::new(TrustedCertificates { trusted: certificates_in_file, roots });
     Ok(builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth())
 }
 
-/// A verifier that accepts the trusted certificates themselves and certificates signed by them. The standard verifier
-/// rejects a self-signed certificate of a server that is marked as an authority, as most of them are.
+/// A verifier that accepts the trusted certificates and certificates signed by them. The standard verifier rejects a
+/// server's self-signed certificate that is marked as an authority, as most self-signed certificates are.
 #[derive(Debug)]
 struct TrustedCertificates {
     trusted: Vec<CertificateDer<'static>>,
@@ -54,34 +54,34 @@ struct TrustedCertificates {
 impl ServerCertVerifier for TrustedCertificates {
     fn verify_server_cert(
         &self,
-        shown: &CertificateDer<'_>,
-        between: &[CertificateDer<'_>],
+        certificate: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
         name: &ServerName<'_>,
         ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        if self.trusted.iter().any(|trusted| trusted == shown) {
+        if self.trusted.iter().any(|trusted| trusted == certificate) {
             return Ok(ServerCertVerified::assertion());
         }
-        self.roots.verify_server_cert(shown, between, name, ocsp, now)
+        self.roots.verify_server_cert(certificate, intermediates, name, ocsp, now)
     }
 
     fn verify_tls12_signature(
         &self,
         message: &[u8],
-        shown: &CertificateDer<'_>,
+        certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.roots.verify_tls12_signature(message, shown, signature)
+        self.roots.verify_tls12_signature(message, certificate, signature)
     }
 
     fn verify_tls13_signature(
         &self,
         message: &[u8],
-        shown: &CertificateDer<'_>,
+        certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.roots.verify_tls13_signature(message, shown, signature)
+        self.roots.verify_tls13_signature(message, certificate, signature)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {

@@ -64,7 +64,7 @@ async fn distribution_without_citus_is_rejected() {
     assert!(shown.status.success(), "{}", String::from_utf8_lossy(&shown.stderr));
     insta::assert_snapshot!(String::from_utf8(shown.stdout).unwrap(), @r"
     -- no Citus, 8 shards, one partition per day
-    -- not possible now: the embedded database has no Citus: give the coordinator's address with --database-url
+    -- obstacle: the embedded database has no Citus: give the coordinator's address with --database-url
 
     -- distribute runs and feedback
     begin;

@@ -267,7 +267,7 @@ async fn mod_is_tested_with_recorded_runs() {
     let config = json!({"every": 1000}).to_string();
     let words = ["mods", "test", &file, "--against", &exported, "--config", &config];
     let (code, reported, printed) = run(&[&words[..], &with[2..]].concat()).await;
-    assert!(code == 0 && reported.contains("the run ran without it"), "{reported}{printed}");
+    assert!(code == 0 && reported.contains("the recorded run did not use the mod"), "{reported}{printed}");
     let (code, _, printed) = run(&[&["mods", "test", &file, "--against", "nope"][..], &with].concat()).await;
     assert!(code == 2 && printed.contains("nope"), "{printed}");
 

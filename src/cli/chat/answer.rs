@@ -33,14 +33,14 @@ pub struct ChatAnswer {
 /// The parts of a streamed answer that are not shown on the screen.
 #[derive(Default)]
 struct StreamedAnswer {
-    answered: ChatAnswer,
+    answer: ChatAnswer,
     /// Each token with its number of characters in the answer.
     tokens: Vec<(i64, usize)>,
     calls: BTreeMap<u64, Map<String, Value>>,
 }
 
 /// Requests the next answer and shows it. Esc and `interrupts` stop it.
-pub async fn ask(
+pub async fn request_answer(
     server: &Server,
     conversation: &ChatTranscript,
     parameters: &Value,
@@ -53,14 +53,14 @@ pub async fn ask(
         body[name] = value.clone();
     }
     let mut streamed = StreamedAnswer::default();
-    let sent = server.send(server.request(Method::POST, "/v1/chat/completions").json(&body));
+    let pending = server.send(server.request(Method::POST, "/v1/chat/completions").json(&body));
     let response = tokio::select! {
-        response = sent => response?,
-        _ = interrupts.recv() => return Ok(streamed.answered),
-        () = keys.escape() => return Ok(streamed.answered),
+        response = pending => response?,
+        _ = interrupts.recv() => return Ok(streamed.answer),
+        () = keys.escape() => return Ok(streamed.answer),
     };
     let run_id = response.headers().get("x-thunder-run-id").and_then(|id| id.to_str().ok());
-    streamed.answered.run_id = run_id.map(str::to_owned);
+    streamed.answer.run_id = run_id.map(str::to_owned);
     let mut events = Events::new(response);
     let outcome = loop {
         let event = tokio::select! {
@@ -70,13 +70,13 @@ pub async fn ask(
         };
         match event {
             Ok(None) => break Ok(()),
-            Ok(Some(chunk)) => match streamed.take(&chunk, screen) {
+            Ok(Some(chunk)) => match streamed.apply_chunk(&chunk, screen) {
                 Ok(()) => {}
                 Err(error) => break Err(error),
             },
-            // The text received so far is kept, as when the user stops the answer.
+            // The text received so far is kept, as for an answer that the user stops.
             Err(error) if !screen.text().is_empty() => {
-                streamed.answered.interrupted = Some(error.to_string());
+                streamed.answer.interrupted = Some(error.to_string());
                 break Ok(());
             }
             Err(error) => break Err(error),
@@ -84,24 +84,24 @@ pub async fn ask(
     };
     screen.end()?;
     outcome?;
-    Ok(streamed.done(screen))
+    Ok(streamed.finish(screen))
 }
 
 impl StreamedAnswer {
-    fn take(&mut self, chunk: &Value, screen: &mut Screen) -> anyhow::Result<()> {
+    fn apply_chunk(&mut self, chunk: &Value, screen: &mut Screen) -> anyhow::Result<()> {
         if chunk.get("error").is_some() {
             bail!("{}", error_message(&chunk.to_string()).unwrap_or_else(|| "the run failed".into()));
         }
-        let void = |what: &str| chunk.pointer(&format!("/thunder/retract/{what}")).and_then(Value::as_u64);
-        if let Some(chars) = void("chars").filter(|&chars| chars > 0) {
+        let retracted = |what: &str| chunk.pointer(&format!("/thunder/retract/{what}")).and_then(Value::as_u64);
+        if let Some(chars) = retracted("chars").filter(|&chars| chars > 0) {
             screen.retract(chars as usize)?;
             self.retract(chars as usize);
         }
-        // The text was not a tool call after all; it follows as content.
-        for _ in 0..void("tool_calls").unwrap_or(0) {
+        // The server retracts a call if its text turned out not to be a tool call. The text follows as content.
+        for _ in 0..retracted("tool_calls").unwrap_or(0) {
             self.calls.pop_last();
         }
-        self.answered.slot = chunk.pointer("/thunder/id_slot").and_then(Value::as_u64).or(self.answered.slot);
+        self.answer.slot = chunk.pointer("/thunder/id_slot").and_then(Value::as_u64).or(self.answer.slot);
         let choice = &chunk["choices"][0];
         let delta = &choice["delta"];
         if let Some(text) = delta["reasoning_content"].as_str() {
@@ -117,9 +117,9 @@ impl StreamedAnswer {
             self.call(call);
         }
         if let Some(reason) = choice["finish_reason"].as_str() {
-            self.answered.finish_reason = Some(reason.to_owned());
+            self.answer.finish_reason = Some(reason.to_owned());
         }
-        for (name, value) in [("usage", &mut self.answered.usage), ("timings", &mut self.answered.timings)] {
+        for (name, value) in [("usage", &mut self.answer.usage), ("timings", &mut self.answer.timings)] {
             if chunk[name].is_object() {
                 *value = chunk[name].clone();
             }
@@ -128,10 +128,10 @@ impl StreamedAnswer {
     }
 
     fn retract(&mut self, chars: usize) {
-        let mut left = chars;
-        while left > 0 {
+        let mut remaining = chars;
+        while remaining > 0 {
             let Some((_, token_chars)) = self.tokens.pop() else { return };
-            left = left.saturating_sub(token_chars);
+            remaining = remaining.saturating_sub(token_chars);
         }
     }
 
@@ -151,21 +151,21 @@ impl StreamedAnswer {
         }
     }
 
-    fn done(self, screen: &Screen) -> ChatAnswer {
-        let mut answered = self.answered;
+    fn finish(self, screen: &Screen) -> ChatAnswer {
+        let mut answer = self.answer;
         if screen.text().is_empty() && screen.thinking().is_empty() && self.calls.is_empty() {
-            return answered;
+            return answer;
         }
         let mut message = ChatMessage::new("assistant", screen.text());
         if !screen.thinking().is_empty() {
-            message.sent.insert("reasoning_content".into(), screen.thinking().into());
+            message.fields.insert("reasoning_content".into(), screen.thinking().into());
         }
         if !self.calls.is_empty() {
-            message.sent.insert("tool_calls".into(), self.calls.into_values().map(Value::Object).collect());
+            message.fields.insert("tool_calls".into(), self.calls.into_values().map(Value::Object).collect());
         }
         message.tokens = self.tokens.into_iter().map(|(id, _)| id).collect();
-        message.run_id.clone_from(&answered.run_id);
-        answered.message = Some(message);
-        answered
+        message.run_id.clone_from(&answer.run_id);
+        answer.message = Some(message);
+        answer
     }
 }

@@ -28,7 +28,7 @@ pub struct ChatLoop {
     used: u64,
     /// Tokens evicted from the context so far.
     evicted: u64,
-    /// Address of the last answer's replay.
+    /// Address of the replay of the last answer.
     replay: Option<String>,
     /// Id of the slot with the conversation's KV state.
     slot: Option<u64>,
@@ -64,7 +64,7 @@ impl ChatLoop {
         self.read_model_info().await?;
         if self.reader.is_terminal() {
             let Self { context, conversation, screen, .. } = self;
-            screen.note(&format!("{}, {context} tokens of context; /help lists the commands", conversation.model));
+            screen.note(&format!("{}, context of {context} tokens; /help lists the commands", conversation.model));
         }
         let (mut interrupted, mut failed) = (false, false);
         loop {
@@ -88,7 +88,7 @@ impl ChatLoop {
                 Input::Interrupted if interrupted => break,
                 Input::Interrupted => {
                     interrupted = true;
-                    self.screen.note("Ctrl-C again or Ctrl-D leaves; /help lists the commands");
+                    self.screen.note("press Ctrl-C again or Ctrl-D to quit; /help lists the commands");
                     continue;
                 }
                 Input::Unreadable => {
@@ -119,7 +119,7 @@ impl ChatLoop {
                 self.screen.note(&format!("thunder: {error:#}"));
             }
         }
-        // A script needs the exit code. A person has seen the errors.
+        // The exit code matters to scripts only; on a terminal, the errors were shown.
         Ok(if failed && !self.reader.is_terminal() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     }
 
@@ -131,7 +131,7 @@ impl ChatLoop {
         let model = loaded["id"].as_str().unwrap_or("?").to_owned();
         if !self.conversation.model.is_empty() && self.conversation.model != model {
             self.screen.note(&format!(
-                "this conversation used the model {} before and continues with {model}",
+                "this conversation used the model {}; it continues with {model}",
                 self.conversation.model
             ));
         }
@@ -148,12 +148,13 @@ impl ChatLoop {
     async fn answer(&mut self, interrupts: &mut Signal) -> anyhow::Result<()> {
         self.screen.begin(!self.conversation.mods.is_empty());
         let keys = KeyListener::listen(self.reader.is_terminal());
-        let further = json!({ "attention": self.attention });
+        let parameters = json!({ "attention": self.attention });
         let server = self.target.server();
-        let result = answer::ask(server, &self.conversation, &further, &mut self.screen, &keys, interrupts).await;
+        let result =
+            answer::request_answer(server, &self.conversation, &parameters, &mut self.screen, &keys, interrupts).await;
         self.reader.type_ahead(&keys.end());
-        let answered = match result {
-            Ok(answered) => answered,
+        let answer = match result {
+            Ok(answer) => answer,
             Err(error) => {
                 // The message may have caused the error, so it is removed.
                 if self.conversation.messages.last().is_some_and(|message| message.role() == "user") {
@@ -162,26 +163,26 @@ impl ChatLoop {
                 return Err(error);
             }
         };
-        self.report(&answered);
-        let interrupted = answered.interrupted.clone();
-        self.slot = answered.slot.or(self.slot);
-        let run_id = answered.run_id;
-        if let Some(message) = answered.message {
+        self.report(&answer);
+        let interrupted = answer.interrupted.clone();
+        self.slot = answer.slot.or(self.slot);
+        let run_id = answer.run_id;
+        if let Some(message) = answer.message {
             self.conversation.messages.push(message);
         }
         if let Some(error) = interrupted {
-            bail!("{error}; its text so far stays in the conversation");
+            bail!("{error}; the text received so far stays in the conversation");
         }
         self.replay = self.target.recorded(run_id.as_deref()).await?;
         Ok(())
     }
 
-    fn report(&mut self, answered: &ChatAnswer) {
-        let timings = &answered.timings;
+    fn report(&mut self, answer: &ChatAnswer) {
+        let timings = &answer.timings;
         let count = |value: &Value, name: &str| value[name].as_u64();
         // The total can exceed the context if messages were evicted during the answer.
         let limit = if self.context == 0 { u64::MAX } else { self.context };
-        let Some(total) = count(&answered.usage, "total_tokens").map(|total| total.min(limit)) else {
+        let Some(total) = count(&answer.usage, "total_tokens").map(|total| total.min(limit)) else {
             let parts = ["cache_n", "prompt_n", "predicted_n"].map(|name| count(timings, name));
             if let [Some(cached), Some(prompt), Some(generated)] = parts {
                 self.used = (cached + prompt + generated).min(limit);
@@ -193,18 +194,18 @@ impl ChatLoop {
         };
         self.used = total;
         let evicted = count(timings, "evicted_n").unwrap_or(0);
-        // Every answer reports the sum for the whole conversation.
+        // Every answer reports the sum of the whole conversation.
         if evicted > std::mem::replace(&mut self.evicted, evicted) {
             self.screen.note(&format!("the context is full: {evicted} tokens of the oldest messages were evicted"));
         }
-        let generated = count(&answered.usage, "completion_tokens").unwrap_or(0);
+        let generated = count(&answer.usage, "completion_tokens").unwrap_or(0);
         let speed = timings["predicted_per_second"].as_f64().unwrap_or(0.0);
-        let prompt = count(&answered.usage, "prompt_tokens").unwrap_or(0);
+        let prompt = count(&answer.usage, "prompt_tokens").unwrap_or(0);
         let cached = count(timings, "cache_n").unwrap_or(0);
         let percent = (total * 100).checked_div(self.context).unwrap_or(0);
-        let reason = answered.finish_reason.as_deref().unwrap_or("?");
+        let reason = answer.finish_reason.as_deref().unwrap_or("?");
         self.screen.note(&format!(
-            "{generated} tokens, {speed:.1} a second, ended by {reason}; {cached} of {prompt} prompt tokens were cached; \
+            "{generated} tokens, {speed:.1} tokens/s, ended by {reason}; {cached} of {prompt} prompt tokens cached; \
              context {total} of {} ({percent} %)",
             self.context
         ));
@@ -265,7 +266,7 @@ impl ChatLoop {
                 Some(replay) => self.screen.note(&format!("replay: {replay}")),
                 None => bail!("there is no recorded answer yet"),
             },
-            // Not reachable: the loop ends before this command.
+            // Not reachable, because the loop ends before this command.
             ChatCommand::Quit => {}
         }
         Ok(())
@@ -278,7 +279,7 @@ impl ChatLoop {
             Ok(bytes) => self.screen.note(&format!("{}: {bytes} bytes of KV state", state::state_path(path).display())),
             Err(error) => {
                 state::remove(path);
-                self.screen.note(&format!("saved without the KV state: {error:#}"));
+                self.screen.note(&format!("the conversation was saved without its KV state: {error:#}"));
             }
         }
     }
@@ -297,9 +298,9 @@ impl ChatLoop {
         let known = self.get("/api/v1/mods").await?;
         for info in known["mods"].as_array().into_iter().flatten() {
             let name = info["name"].as_str().unwrap_or_default();
-            let on = self.conversation.mods.iter().find(|chosen| mod_name(chosen) == name);
+            let on = self.conversation.mods.iter().find(|entry| mod_name(entry) == name);
             let config =
-                on.and_then(|chosen| chosen.get("config")).map(|config| format!(" {config}")).unwrap_or_default();
+                on.and_then(|entry| entry.get("config")).map(|config| format!(" {config}")).unwrap_or_default();
             let mark = if on.is_some() { "on " } else { "   " };
             let description = info["description"].as_str().unwrap_or_default();
             let example = &info["config"];
@@ -317,15 +318,15 @@ impl ChatLoop {
         if !known.contains(&name.as_str()) {
             bail!("unknown mod '{name}'; known mods: {}", known.join(", "));
         }
-        self.conversation.mods.retain(|chosen| mod_name(chosen) != name);
-        let chosen = if config.is_null() { Value::from(name) } else { json!({ "name": name, "config": config }) };
-        self.conversation.mods.push(chosen);
+        self.conversation.mods.retain(|entry| mod_name(entry) != name);
+        let entry = if config.is_null() { Value::from(name) } else { json!({ "name": name, "config": config }) };
+        self.conversation.mods.push(entry);
         Ok(())
     }
 
     fn mod_off(&mut self, name: Option<&str>) -> anyhow::Result<()> {
         let before = self.conversation.mods.len();
-        self.conversation.mods.retain(|chosen| name.is_some_and(|name| mod_name(chosen) != name));
+        self.conversation.mods.retain(|entry| name.is_some_and(|name| mod_name(entry) != name));
         if let Some(name) = name.filter(|_| self.conversation.mods.len() == before) {
             bail!("the mod '{name}' is not enabled");
         }
@@ -344,16 +345,16 @@ impl ChatLoop {
     }
 }
 
-fn mod_name(chosen: &Value) -> &str {
-    chosen.as_str().or_else(|| chosen["name"].as_str()).unwrap_or_default()
+fn mod_name(entry: &Value) -> &str {
+    entry.as_str().or_else(|| entry["name"].as_str()).unwrap_or_default()
 }
 
 /// Reads tools from a file: a list of definitions in OpenAI's shape, or of their functions only.
 pub fn tools(path: &Path) -> anyhow::Result<Vec<Value>> {
-    let shown = path.display();
-    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
-    let list: Value = serde_json::from_str(&text).with_context(|| format!("{shown} is not JSON"))?;
-    let list = list.as_array().with_context(|| format!("{shown} must hold a list of tools"))?;
+    let path_text = path.display();
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {path_text}"))?;
+    let list: Value = serde_json::from_str(&text).with_context(|| format!("{path_text} is not JSON"))?;
+    let list = list.as_array().with_context(|| format!("{path_text} must hold a list of tools"))?;
     list.iter()
         .enumerate()
         .map(|(index, tool)| {
@@ -363,7 +364,7 @@ pub fn tools(path: &Path) -> anyhow::Result<Vec<Value>> {
                 json!({ "type": "function", "function": tool })
             };
             if tool["function"]["name"].as_str().is_none_or(str::is_empty) {
-                bail!("{shown}: tool {index} has no name; a tool is {{\"name\", \"description\", \"parameters\"}}");
+                bail!("{path_text}: tool {index} has no name; a tool is {{\"name\", \"description\", \"parameters\"}}");
             }
             Ok(tool)
         })

@@ -13,16 +13,16 @@ pub const HELP: &str = "\
 /tools off               remove all tools
 /params [NAME [VALUE]]   show or set request parameters, e.g. /params temperature 0.2; - removes one
 /regenerate              generate the last answer again
-/reset                   clear the messages; system message, mods, tools and parameters stay
+/reset                   clear the messages; keep system message, mods, tools and parameters
 /save FILE               save the conversation, and its KV state in FILE.ses1
 /restore FILE            load a saved conversation
 /replay                  show the address of the last answer's replay
-/quit                    leave, like Ctrl-D
+/quit                    quit, like Ctrl-D
 
 \"\"\" begins and ends a message of several lines; a \\ at the end of a line continues it on the next.
-Esc or Ctrl-C stops an answer; its text so far stays in the conversation.";
+Esc or Ctrl-C stops an answer; the text received so far stays in the conversation.";
 
-/// A command of the chat's user.
+/// A command of the user.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ChatCommand {
     /// Shows the commands.
@@ -88,7 +88,7 @@ fn command(name: &str, argument: &str) -> Result<ChatCommand, String> {
         "params" => Ok(match argument.split_once(char::is_whitespace) {
             _ if argument.is_empty() => ChatCommand::Parameters,
             None => ChatCommand::Parameter(argument.to_owned(), Some(Value::Null)),
-            Some((name, value)) => ChatCommand::Parameter(name.to_owned(), read(value.trim())),
+            Some((name, value)) => ChatCommand::Parameter(name.to_owned(), parse_value(value.trim())),
         }),
         "regenerate" => Ok(ChatCommand::Regenerate),
         "reset" => Ok(ChatCommand::Reset),
@@ -118,12 +118,12 @@ fn mods(argument: &str) -> Result<ChatCommand, String> {
             };
             Ok(ChatCommand::ModOn(name.to_owned(), config))
         }
-        _ => Err("/mods takes nothing, on NAME [JSON], or off [NAME]".into()),
+        _ => Err("/mods takes no argument, on NAME [JSON], or off [NAME]".into()),
     }
 }
 
 /// Parses a value as JSON, else as text. Returns `None` for `-`.
-fn read(text: &str) -> Option<Value> {
+fn parse_value(text: &str) -> Option<Value> {
     (text != "-").then(|| serde_json::from_str(text).unwrap_or_else(|_| Value::from(text)))
 }
 
@@ -157,10 +157,10 @@ mod tests {
 
     #[test]
     fn malformed_command_error_names_the_correct_form() {
-        let wrong = |line: &str| parse(line).unwrap().unwrap_err();
-        assert!(wrong("/frobnicate").contains("/help"));
-        assert!(wrong("/save").contains("takes a file"));
-        assert!(wrong("/mods on log-top {").contains("not JSON"));
-        assert!(wrong("/mods maybe").contains("on NAME"));
+        let error = |line: &str| parse(line).unwrap().unwrap_err();
+        assert!(error("/frobnicate").contains("/help"));
+        assert!(error("/save").contains("takes a file"));
+        assert!(error("/mods on log-top {").contains("not JSON"));
+        assert!(error("/mods maybe").contains("on NAME"));
     }
 }

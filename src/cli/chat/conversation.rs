@@ -36,7 +36,7 @@ pub struct ChatTranscript {
 pub struct ChatMessage {
     /// The message in OpenAI's shape.
     #[serde(flatten)]
-    pub sent: Map<String, Value>,
+    pub fields: Map<String, Value>,
     /// Ids of an answer's generated tokens.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tokens: Vec<i64>,
@@ -46,7 +46,7 @@ pub struct ChatMessage {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Saved {
+struct ConversationFile {
     thunder_chat: u32,
     #[serde(flatten)]
     conversation: ChatTranscript,
@@ -55,13 +55,13 @@ struct Saved {
 impl ChatMessage {
     /// Creates a message.
     pub fn new(role: &str, content: impl Into<String>) -> Self {
-        let sent = json!({ "role": role, "content": content.into() });
-        Self { sent: sent.as_object().cloned().unwrap_or_default(), tokens: Vec::new(), run_id: None }
+        let fields = json!({ "role": role, "content": content.into() });
+        Self { fields: fields.as_object().cloned().unwrap_or_default(), tokens: Vec::new(), run_id: None }
     }
 
     /// Returns the role of the author.
     pub fn role(&self) -> &str {
-        self.sent.get("role").and_then(Value::as_str).unwrap_or_default()
+        self.fields.get("role").and_then(Value::as_str).unwrap_or_default()
     }
 }
 
@@ -70,19 +70,19 @@ impl ChatTranscript {
     pub fn request(&self) -> Value {
         let mut body = self.parameters.clone();
         let system = self.system.iter().map(|text| json!({ "role": "system", "content": text }));
-        let messages = self.messages.iter().map(|message| Value::Object(message.sent.clone()));
+        let messages = self.messages.iter().map(|message| Value::Object(message.fields.clone()));
         body.insert("messages".into(), system.chain(messages).collect());
         body.insert("stream".into(), true.into());
         // If the conversation outgrows the context, its oldest messages are evicted.
         body.entry("context_policy").or_insert_with(|| "evict".into());
         body.insert("stream_options".into(), json!({ "include_usage": true }));
-        // A stopped answer does not deliver its counts at the end.
+        // Counts in every chunk, because a stopped answer has no final chunk.
         body.insert("timings_per_token".into(), true.into());
         if !self.mods.is_empty() {
             body.insert("mods".into(), self.mods.clone().into());
         }
         if self.tools.is_empty() {
-            // Log probabilities include token ids. They cannot be streamed together with tools.
+            // Log-probabilities are requested for their token ids. They cannot be streamed together with tools.
             body.insert("logprobs".into(), true.into());
             body.insert("top_logprobs".into(), 0.into());
         } else {
@@ -109,8 +109,8 @@ impl ChatTranscript {
             return Vec::new();
         };
         let answered =
-            |id: &str| self.messages[at..].iter().any(|message| message.sent.get("tool_call_id") == Some(&id.into()));
-        let calls = self.messages[at].sent.get("tool_calls").and_then(Value::as_array);
+            |id: &str| self.messages[at..].iter().any(|message| message.fields.get("tool_call_id") == Some(&id.into()));
+        let calls = self.messages[at].fields.get("tool_calls").and_then(Value::as_array);
         let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         calls
             .into_iter()
@@ -123,8 +123,8 @@ impl ChatTranscript {
     /// Adds the result of a tool call.
     pub fn answer_call(&mut self, id: &str, name: &str, result: String) {
         let mut message = ChatMessage::new("tool", result);
-        message.sent.insert("tool_call_id".into(), id.into());
-        message.sent.insert("name".into(), name.into());
+        message.fields.insert("tool_call_id".into(), id.into());
+        message.fields.insert("name".into(), name.into());
         self.messages.push(message);
     }
 
@@ -132,7 +132,7 @@ impl ChatTranscript {
     pub fn save(&self, path: &Path) -> anyhow::Result<()> {
         use std::io::Write;
         use std::os::unix::fs::OpenOptionsExt;
-        let saved = Saved { thunder_chat: VERSION, conversation: self.clone() };
+        let saved = ConversationFile { thunder_chat: VERSION, conversation: self.clone() };
         let text = serde_json::to_string_pretty(&saved)?;
         let file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path);
         file.and_then(|mut file| file.write_all(text.as_bytes()))
@@ -141,15 +141,18 @@ impl ChatTranscript {
 
     /// Reads a file of [`ChatTranscript::save`].
     pub fn restore(path: &Path) -> anyhow::Result<Self> {
-        let shown = path.display();
-        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))?;
-        let saved: Saved =
-            serde_json::from_str(&text).with_context(|| format!("{shown} is not a saved conversation"))?;
+        let path_text = path.display();
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {path_text}"))?;
+        let saved: ConversationFile =
+            serde_json::from_str(&text).with_context(|| format!("{path_text} is not a saved conversation"))?;
         if saved.thunder_chat != VERSION {
-            bail!("{shown} is of version {}; this Thunder reads version {VERSION}", saved.thunder_chat);
+            bail!(
+                "{path_text} has version {} of the file format; this release reads version {VERSION}",
+                saved.thunder_chat
+            );
         }
         if let Some(index) = saved.conversation.messages.iter().position(|message| message.role().is_empty()) {
-            bail!("{shown}: messages[{index}] has no role");
+            bail!("{path_text}: messages[{index}] has no role");
         }
         Ok(saved.conversation)
     }
@@ -198,19 +201,19 @@ mod tests {
         let mut call = ChatMessage::new("assistant", "");
         let calls = json!([{"id": "a", "function": {"name": "weather", "arguments": "{}"}},
                            {"id": "b", "function": {"name": "now", "arguments": "{}"}}]);
-        call.sent.insert("tool_calls".into(), calls);
+        call.fields.insert("tool_calls".into(), calls);
         conversation.messages.push(call.clone());
         assert_eq!(conversation.open_calls()[0], ("a".into(), "weather".into(), "{}".into()));
         conversation.answer_call("a", "weather", "sunny".into());
-        let mut half_answered = conversation.clone();
-        assert!(half_answered.remove_answer());
-        assert_eq!(half_answered.messages.len(), 3, "the calls are requested again");
+        let mut partly_answered = conversation.clone();
+        assert!(partly_answered.remove_answer());
+        assert_eq!(partly_answered.messages.len(), 3, "the calls are requested again");
         conversation.answer_call("b", "now", "noon".into());
         assert!(conversation.open_calls().is_empty());
         assert!(!conversation.clone().remove_answer(), "the results wait for an answer");
         conversation.messages.push(ChatMessage::new("assistant", "It is sunny."));
         assert!(conversation.remove_answer());
         assert_eq!(conversation.messages.len(), 6);
-        assert_eq!(conversation.messages[5].sent["content"], "noon");
+        assert_eq!(conversation.messages[5].fields["content"], "noon");
     }
 }

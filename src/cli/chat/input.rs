@@ -33,8 +33,8 @@ pub struct InputReader {
     editor: Option<Box<Editor<Rules, FileHistory>>>,
     terminal: bool,
     history: PathBuf,
-    /// Text typed while no line was being read.
-    ahead: String,
+    /// Text that was typed while no line was being read.
+    typed_ahead: String,
 }
 
 impl InputReader {
@@ -51,7 +51,7 @@ impl InputReader {
         } else {
             None
         };
-        Ok(Self { editor, terminal, history, ahead: String::new() })
+        Ok(Self { editor, terminal, history, typed_ahead: String::new() })
     }
 
     /// Returns true if the input is a terminal.
@@ -67,16 +67,16 @@ impl InputReader {
 
     /// Stores text that was typed while no line was being read. The next line begins with it.
     pub fn type_ahead(&mut self, text: &str) {
-        self.ahead.push_str(text);
+        self.typed_ahead.push_str(text);
     }
 
     /// Reads the next input; `remember` adds it to the history.
     pub async fn read(&mut self, prompt: String, remember: bool) -> anyhow::Result<Input> {
         let (editor, history) = (self.editor.take(), self.history.clone());
-        let ahead = std::mem::take(&mut self.ahead);
+        let typed_ahead = std::mem::take(&mut self.typed_ahead);
         let read = move || match editor {
             Some(mut editor) => {
-                let line = editor.readline_with_initial(&prompt, (&ahead, ""));
+                let line = editor.readline_with_initial(&prompt, (&typed_ahead, ""));
                 if let (Ok(line), true) = (&line, remember)
                     && !line.trim().is_empty()
                 {
@@ -110,9 +110,9 @@ fn read_piped(lines: &mut impl BufRead) -> io::Result<Option<String>> {
             return Ok((!text.is_empty()).then_some(text));
         }
         text.push_str(std::str::from_utf8(&line).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))?);
-        let bare = text.trim_end_matches(['\n', '\r']);
-        if !needs_more_lines(bare) {
-            return Ok(Some(bare.to_owned()));
+        let trimmed = text.trim_end_matches(['\n', '\r']);
+        if !needs_more_lines(trimmed) {
+            return Ok(Some(trimmed.to_owned()));
         }
     }
 }
@@ -145,14 +145,14 @@ impl Validator for Rules {
 impl Completer for Rules {
     type Candidate = String;
     fn complete(&self, line: &str, at: usize, _: &Context<'_>) -> rustyline::Result<(usize, Vec<String>)> {
-        let begun = &line[..at];
+        let prefix = &line[..at];
         let names = command::HELP.lines().filter_map(|line| line.split_whitespace().next());
-        let mut fitting: Vec<String> = names
-            .filter(|name| name.starts_with('/') && name.starts_with(begun))
+        let mut names: Vec<String> = names
+            .filter(|name| name.starts_with('/') && name.starts_with(prefix))
             .map(|name| format!("{name} "))
             .collect();
-        fitting.dedup();
-        Ok((0, if begun.is_empty() { Vec::new() } else { fitting }))
+        names.dedup();
+        Ok((0, if prefix.is_empty() { Vec::new() } else { names }))
     }
 }
 

@@ -22,8 +22,8 @@ impl KeyListener {
     /// Starts to listen if there is a terminal.
     pub fn listen(terminal: bool) -> Self {
         let mut keys = Self { terminal: None, listener: None, stopped: Arc::default(), escape: Arc::default() };
-        // Without a terminal the answer still arrives, and Ctrl-C stops it.
-        if terminal && let Some((tty, before, listening)) = quiet() {
+        // Without a terminal, only Ctrl-C stops the answer.
+        if terminal && let Some((tty, before, listening)) = open_raw_terminal() {
             let (stopped, escape) = (Arc::clone(&keys.stopped), Arc::clone(&keys.escape));
             keys.listener = Some(std::thread::spawn(move || listen(listening, &stopped, &escape)));
             keys.terminal = Some((tty, before));
@@ -45,7 +45,7 @@ impl KeyListener {
         self.stopped.store(true, Ordering::Release);
         let typed = self.listener.take().and_then(|listener| listener.join().ok()).unwrap_or_default();
         if let Some((tty, before)) = self.terminal.take() {
-            // If this fails, the line editor still sets its own mode.
+            // On failure, the line editor still sets its own mode.
             let _ = termios::tcsetattr(&tty, SetArg::TCSANOW, &before);
         }
         text(&String::from_utf8_lossy(&typed))
@@ -75,16 +75,16 @@ fn text(typed: &str) -> String {
 
 /// Puts the terminal into a mode without line buffering and echo. Returns a handle and settings to restore it, and a
 /// handle to read from.
-fn quiet() -> Option<(File, Termios, File)> {
+fn open_raw_terminal() -> Option<(File, Termios, File)> {
     let tty = File::options().read(true).write(true).open("/dev/tty").ok()?;
     let before = termios::tcgetattr(&tty).ok()?;
-    let mut quiet = before.clone();
-    quiet.local_flags.remove(LocalFlags::ICANON | LocalFlags::ECHO);
-    // A read returns after 0.1 s without a key.
-    quiet.control_chars[SpecialCharacterIndices::VMIN as usize] = 0;
-    quiet.control_chars[SpecialCharacterIndices::VTIME as usize] = 1;
+    let mut raw = before.clone();
+    raw.local_flags.remove(LocalFlags::ICANON | LocalFlags::ECHO);
+    // Without a key, a read returns after 0.1 s.
+    raw.control_chars[SpecialCharacterIndices::VMIN as usize] = 0;
+    raw.control_chars[SpecialCharacterIndices::VTIME as usize] = 1;
     let reader = tty.try_clone().ok()?;
-    termios::tcsetattr(&tty, SetArg::TCSANOW, &quiet).ok()?;
+    termios::tcsetattr(&tty, SetArg::TCSANOW, &raw).ok()?;
     Some((tty, before, reader))
 }
 

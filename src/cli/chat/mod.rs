@@ -35,7 +35,7 @@ pub struct Args {
     /// Mod by name or as a Python file; repeatable
     #[arg(long = "mod", value_name = "NAME|FILE.py")]
     mods: Vec<String>,
-    /// Saved conversation to continue, a file of /save
+    /// File with a conversation to continue, saved by /save
     #[arg(long, value_name = "FILE")]
     restore: Option<PathBuf>,
     /// Tools that the model may call, in OpenAI's shape
@@ -65,9 +65,9 @@ pub async fn chat(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndS
         Ok(opened) => opened?,
         Err(code) => return Ok(code),
     };
-    // From here on Ctrl-C stops an answer; at the prompt it ends the program.
+    // From now on, Ctrl-C stops an answer; at the prompt it ends the program.
     let mut signals = signals.without_interrupt();
-    let attention = !args.no_attention && args.target.engine.captures_attention() && target.keeps_attention();
+    let attention = !args.no_attention && args.target.engine.captures_attention() && target.can_record_attention();
     let terminal = termios::tcgetattr(stdin()).ok();
     let mut chat = ChatLoop::new(target, conversation, reader, Screen::new(), attention);
     chat.add_mods(mods);
@@ -80,7 +80,7 @@ pub async fn chat(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndS
         })
         .await;
     if let (Err(_), Some(before)) = (&result, terminal) {
-        // The line editor was interrupted in the middle of a line. A closed terminal needs no reset.
+        // The line editor was interrupted within a line. Writing fails if the terminal is closed.
         let _ = termios::tcsetattr(stdin(), SetArg::TCSANOW, &before);
     }
     let closed = signals.run_until_signal(Box::pin(chat.close())).await;

@@ -125,19 +125,19 @@ fn wrap_line(line: &str, columns: usize) -> String {
     }
     let second = line.find("  ").map_or(0, |gap| line.len() - line[gap..].trim_start().len());
     let indent = if second < columns / 2 { line[..second].width() } else { 0 };
-    let (mut done, mut row, mut begins) = (String::new(), line[..second].to_owned(), true);
+    let (mut lines, mut row, mut is_first) = (String::new(), line[..second].to_owned(), true);
     for word in line[second..].split(' ') {
-        if !begins && row.width() + 1 + word.width() > columns {
-            done.push_str(row.trim_end());
-            done.push('\n');
+        if !is_first && row.width() + 1 + word.width() > columns {
+            lines.push_str(row.trim_end());
+            lines.push('\n');
             row = " ".repeat(indent);
-        } else if !begins {
+        } else if !is_first {
             row.push(' ');
         }
         row.push_str(word);
-        begins = false;
+        is_first = false;
     }
-    done + &row
+    lines + &row
 }
 
 fn write(text: &str) -> std::io::Result<()> {

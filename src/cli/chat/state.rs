@@ -1,5 +1,5 @@
-//! The KV state of a conversation, saved in a file next to the conversation. With it, a restored conversation needs no
-//! prompt processing. If the state cannot be saved or restored, only the saved time is lost.
+//! The KV state of a conversation, saved in a file next to the conversation. It makes prompt processing of a restored
+//! conversation unnecessary. If the state cannot be saved or restored, only this time is lost.
 
 use crate::cli::client::Server;
 use anyhow::Context;
@@ -8,7 +8,7 @@ use reqwest::header::{ACCEPT, CONTENT_TYPE};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-const OCTETS: &str = "application/octet-stream";
+const BINARY: &str = "application/octet-stream";
 
 /// Returns the path of the KV state of a saved conversation.
 pub fn state_path(path: &Path) -> PathBuf {
@@ -22,7 +22,7 @@ pub async fn save(server: &Server, slot: u64, conversation: &Path) -> anyhow::Re
     use std::io::Write;
     use std::os::unix::fs::OpenOptionsExt;
     let request = server.request(Method::POST, &format!("/slots/{slot}?action=save-state"));
-    let state = server.send(request.header(ACCEPT, OCTETS)).await?.bytes().await?;
+    let state = server.send(request.header(ACCEPT, BINARY)).await?.bytes().await?;
     let path = state_path(conversation);
     let file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path);
     file.and_then(|mut file| file.write_all(&state)).with_context(|| format!("cannot write {}", path.display()))?;
@@ -45,7 +45,7 @@ pub async fn restore(server: &Server, conversation: &Path) -> anyhow::Result<boo
     };
     let slot = free_slot(server).await?;
     let request = server.request(Method::POST, &format!("/slots/{slot}?action=restore-state"));
-    server.send(request.header(CONTENT_TYPE, OCTETS).body(state)).await?;
+    server.send(request.header(CONTENT_TYPE, BINARY).body(state)).await?;
     Ok(true)
 }
 

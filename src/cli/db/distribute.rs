@@ -18,13 +18,13 @@ pub struct Args {
     /// Time span of a partition; auto chooses a month if daily partitions for --keep-days, or for a year, would result in
     /// more than 10000 tables
     #[arg(long, value_name = "SPAN", default_value = "auto")]
-    partitions: Span,
+    partitions: PartitionSpan,
     #[command(flatten)]
     data: DataFlags,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Span {
+enum PartitionSpan {
     Auto,
     Day,
     Month,
@@ -36,16 +36,16 @@ pub async fn distribute(args: Args) -> anyhow::Result<ExitCode> {
     let options = DistributionOptions {
         shards: args.shards,
         partitioning: match args.partitions {
-            Span::Auto => Partitioning::Automatic,
-            Span::Day => Partitioning::Fixed(PartitionUnit::Day),
-            Span::Month => Partitioning::Fixed(PartitionUnit::Month),
+            PartitionSpan::Auto => Partitioning::Automatic,
+            PartitionSpan::Day => Partitioning::Fixed(PartitionUnit::Day),
+            PartitionSpan::Month => Partitioning::Fixed(PartitionUnit::Month),
         },
         keep_days: config.keep_days,
     };
     let mut admin = super::open(&config).await?;
-    let done = if args.dry_run { show(&mut admin, &options).await } else { execute(&mut admin, &options).await };
+    let outcome = if args.dry_run { show(&mut admin, &options).await } else { execute(&mut admin, &options).await };
     admin.close().await;
-    done.map(|()| ExitCode::SUCCESS)
+    outcome.map(|()| ExitCode::SUCCESS)
 }
 
 async fn show(admin: &mut Admin, options: &DistributionOptions) -> anyhow::Result<()> {
@@ -74,7 +74,7 @@ async fn execute(admin: &mut Admin, options: &DistributionOptions) -> anyhow::Re
         let result = admin.execute(step).await;
         println!(
             "{}",
-            result.as_ref().map_or("failed".to_owned(), |done| format!("{:.1} s", done.elapsed.as_secs_f64()))
+            result.as_ref().map_or("failed".to_owned(), |outcome| format!("{:.1} s", outcome.elapsed.as_secs_f64()))
         );
         result.with_context(|| {
             format!(
@@ -94,7 +94,7 @@ fn script(distribution: &DistributionPlan) -> String {
     let unit = if distribution.unit == PartitionUnit::Day { "day" } else { "month" };
     let _ = writeln!(out, "-- {citus}, {} shards, one partition per {unit}", distribution.shards);
     for obstacle in &distribution.obstacles {
-        let _ = writeln!(out, "-- not possible now: {obstacle}");
+        let _ = writeln!(out, "-- obstacle: {obstacle}");
     }
     for advice in &distribution.advice {
         let _ = writeln!(out, "-- note: {advice}");

@@ -31,7 +31,7 @@ pub async fn db(args: Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Connects to the configured database.
+/// Connects to the configured database and shows the progress.
 pub(super) async fn open(config: &DataConfig) -> anyhow::Result<Admin> {
     let dir = config.dir.clone();
     let database = match &config.database_url {

@@ -1,5 +1,5 @@
-//! Flags of llama-server without an equivalent here. Flags that would change nothing are accepted and logged. Flags whose
-//! effect the user relies on are rejected with a remedy.
+//! Flags of llama-server that Thunder does not have. Flags that would change nothing are accepted and logged. Flags with an
+//! effect that a user may rely on are rejected with a remedy.
 
 /// A flag of llama-server with its spellings.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub(super) enum Values {
 /// The treatment of a flag.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Verdict {
-    /// Accepted: Thunder always behaves like this, or the flag has no visible effect.
+    /// Accepted, because Thunder always behaves like this, or the flag has no visible effect.
     Silent,
     /// Accepted and logged, with the reason for having no effect.
     NoEffect(&'static str),
@@ -227,7 +227,7 @@ pub(super) const FOREIGN_FLAGS: &[ForeignFlag] = &[
         &["--reuse-port"],
         NoValue,
         &["LLAMA_ARG_REUSE_PORT"],
-        NoEffect("a port is never shared, so that two servers do not divide its requests by mistake"),
+        NoEffect("a port is never shared, so that two servers cannot receive each other's requests by mistake"),
     ),
     foreign(&["--cors-methods"], One, &["LLAMA_ARG_CORS_METHODS"], CORS),
     foreign(&["--cors-headers"], One, &["LLAMA_ARG_CORS_HEADERS"], CORS),

@@ -1,4 +1,4 @@
-//! Translation of a command line and an environment for llama-server to clap's form.
+//! Translation of llama-server's command lines and environment variables to the form that clap parses.
 
 mod foreign;
 
@@ -150,21 +150,21 @@ pub(super) struct CommandLine {
 /// A rejected flag with its remedy.
 #[derive(Debug, thiserror::Error)]
 #[error("{flag} is a flag of llama-server that Thunder does not support; {remedy}")]
-pub(super) struct Refused {
+pub(super) struct UnsupportedFlag {
     flag: String,
     remedy: &'static str,
 }
 
 /// Translates a command line. For `serve`, flags that only llama-server has are removed.
-pub(super) fn command_line(words: impl Iterator<Item = OsString>) -> Result<CommandLine, Refused> {
+pub(super) fn command_line(words: impl Iterator<Item = OsString>) -> Result<CommandLine, UnsupportedFlag> {
     let words: Vec<OsString> = replace_spellings(words).collect();
     let Some(serve) = find_serve(&words) else { return Ok(CommandLine { words, notes: Vec::new() }) };
-    let mut read = CommandLine { words: words[..=serve].to_vec(), notes: Vec::new() };
+    let mut translated = CommandLine { words: words[..=serve].to_vec(), notes: Vec::new() };
     let mut rest = words[serve + 1..].iter().peekable();
     while let Some(word) = rest.next() {
         if word == "--" {
-            read.words.push(word.clone());
-            read.words.extend(rest.by_ref().cloned());
+            translated.words.push(word.clone());
+            translated.words.extend(rest.by_ref().cloned());
             break;
         }
         let text = word.to_string_lossy();
@@ -173,7 +173,7 @@ pub(super) fn command_line(words: impl Iterator<Item = OsString>) -> Result<Comm
             _ => (&*text, false),
         };
         let Some(foreign) = FOREIGN_FLAGS.iter().find(|foreign| foreign.names.contains(&name)) else {
-            read.words.push(word.clone());
+            translated.words.push(word.clone());
             continue;
         };
         let values = match foreign.values {
@@ -187,18 +187,18 @@ pub(super) fn command_line(words: impl Iterator<Item = OsString>) -> Result<Comm
         }
         match foreign.verdict {
             Verdict::Silent => {}
-            Verdict::NoEffect(why) => read.notes.push(format!("{name} has no effect: {why}")),
-            Verdict::Refused(remedy) => return Err(Refused { flag: name.to_owned(), remedy }),
+            Verdict::NoEffect(reason) => translated.notes.push(format!("{name} has no effect: {reason}")),
+            Verdict::Refused(remedy) => return Err(UnsupportedFlag { flag: name.to_owned(), remedy }),
         }
     }
-    Ok(read)
+    Ok(translated)
 }
 
 /// Returns the index of the command `serve`, if that is the command.
 fn find_serve(words: &[OsString]) -> Option<usize> {
     let mut at = 1;
     while words.get(at)?.to_string_lossy().starts_with("--") {
-        // The flags with a value that may precede a command.
+        // Flags with a value that may precede the command.
         at += if ["--log", "--log-format", "--config-file"].iter().any(|flag| words[at] == *flag) { 2 } else { 1 };
     }
     (words.get(at)? == "serve").then_some(at)
@@ -214,7 +214,7 @@ pub(super) fn ignored_variable_notes(set: impl Iterator<Item = OsString>) -> Vec
 }
 
 fn note(name: &str) -> Option<String> {
-    if VARIABLES.iter().any(|(_, theirs)| *theirs == name) {
+    if VARIABLES.iter().any(|(_, llama_variable)| *llama_variable == name) {
         return None;
     }
     if let Some(ForeignFlag { names: [first, ..], verdict, .. }) =
@@ -222,14 +222,14 @@ fn note(name: &str) -> Option<String> {
     {
         return match verdict {
             Verdict::Silent => None,
-            Verdict::NoEffect(why) => Some(format!("{name} has no effect: {why}")),
+            Verdict::NoEffect(reason) => Some(format!("{name} has no effect: {reason}")),
             Verdict::Refused(remedy) => {
                 Some(format!("{name} has no effect, because {first} is not supported; {remedy}"))
             }
         };
     }
     let positive = name.replacen("LLAMA_ARG_NO_", "LLAMA_ARG_", 1);
-    if VARIABLES.iter().any(|(_, theirs)| *theirs == positive) {
+    if VARIABLES.iter().any(|(_, llama_variable)| *llama_variable == positive) {
         return Some(format!("{name} has no effect; use {positive}=0"));
     }
     Some(format!("{name} has no effect: unknown variable; thunder serve --help lists the supported variables"))
@@ -256,21 +256,24 @@ fn with_dashes(word: OsString) -> OsString {
     format!("{}{value}", name.replace('_', "-")).into()
 }
 
-/// Makes the command read llama-server's environment variables where ours are not set. `is_set` returns true for
-/// variables that are set.
+/// Makes the command read llama-server's environment variables for flags whose own variable is not set. `is_set` returns
+/// true for variables that are set.
 pub(super) fn with_environment(command: Command, is_set: impl Fn(&str) -> bool) -> Command {
     command.mut_subcommand("serve", |serve| {
-        // The last of a repeated flag applies, as in llama-server: scripts append their own flags to given ones.
+        // As in llama-server, the last one of a repeated flag applies, so that scripts can append their own flags.
         let serve = serve.args_override_self(true);
-        VARIABLES.iter().filter(|(_, theirs)| is_set(theirs)).fold(serve, |serve, &(id, theirs)| {
-            let ours = serve.get_arguments().find(|flag| flag.get_id() == id).map(clap::Arg::get_env);
-            match ours {
-                Some(ours) if !ours.and_then(|name| name.to_str()).is_some_and(&is_set) => {
-                    serve.mut_arg(id, |flag| flag.env(theirs))
+        VARIABLES.iter().filter(|(_, llama_variable)| is_set(llama_variable)).fold(
+            serve,
+            |serve, &(id, llama_variable)| {
+                let ours = serve.get_arguments().find(|flag| flag.get_id() == id).map(clap::Arg::get_env);
+                match ours {
+                    Some(ours) if !ours.and_then(|name| name.to_str()).is_some_and(&is_set) => {
+                        serve.mut_arg(id, |flag| flag.env(llama_variable))
+                    }
+                    _ => serve,
                 }
-                _ => serve,
-            }
-        })
+            },
+        )
     })
 }
 
@@ -285,10 +288,10 @@ mod tests {
     /// llama-server's flags: spellings, value, environment variable.
     const LLAMA_SERVER_FLAGS: &str = include_str!("flags.txt");
 
-    fn read(line: &str) -> Result<(Result<Cli, clap::Error>, Vec<String>), String> {
+    fn translated(line: &str) -> Result<(Result<Cli, clap::Error>, Vec<String>), String> {
         let words = ["thunder", "serve"].into_iter().chain(line.split_whitespace()).map(OsString::from);
-        let read = command_line(words).map_err(|refused| refused.to_string())?;
-        Ok((Cli::try_parse_from(read.words), read.notes))
+        let translated = command_line(words).map_err(|refused| refused.to_string())?;
+        Ok((Cli::try_parse_from(translated.words), translated.notes))
     }
 
     #[test]
@@ -297,7 +300,7 @@ mod tests {
                     -n -1 -s 7 --no-warmup --no-webui -lv 2 --samplers top_k;top_p --mirostat 2 -tb 2 -sm row -ts 3,1 -mg 1 \
                     --no-models-autoload -a x,y --mlock -rea off --no-prefill-assistant --prio 2 --poll 0 -fit off -ctxcp 4 \
                     --no-mmproj --no-cache-idle-slots -e -nkvo -C ff -l 5+1 -r USER: --rope-scaling yarn";
-        let (parsed, notes) = read(line).unwrap();
+        let (parsed, notes) = translated(line).unwrap();
         assert!(parsed.is_ok(), "{parsed:?}");
         let noted: Vec<&str> = notes.iter().map(|note| note.split(' ').next().unwrap()).collect();
         assert_eq!(noted, ["-fit", "-ctxcp", "--no-cache-idle-slots"]);
@@ -316,7 +319,7 @@ mod tests {
         for row in LLAMA_SERVER_FLAGS.lines().filter(|row| !row.starts_with('#')) {
             let [names, value, variable] = row.split('|').collect::<Vec<_>>()[..] else { panic!("{row}") };
             for name in names.split(' ') {
-                match read(&format!("{name} {value}")) {
+                match translated(&format!("{name} {value}")) {
                     Err(hint) => assert!(hint.contains(name) && hint.contains("; "), "{hint}"),
                     Ok((Err(error), _)) => panic!("{row}: {error}"),
                     Ok((Ok(_), notes)) => assert!(notes.len() <= 1, "{row}: {notes:?}"),
@@ -334,19 +337,19 @@ mod tests {
         const REMOVED: &[&str] = &["--no-agent", "-no-ag"];
         for foreign in FOREIGN_FLAGS {
             for name in foreign.names {
-                let theirs = LLAMA_SERVER_FLAGS
+                let known_row = LLAMA_SERVER_FLAGS
                     .lines()
                     .find(|row| row.split('|').next().unwrap().split(' ').any(|one| one == *name));
-                let Some(row) = theirs else {
+                let Some(row) = known_row else {
                     assert!(REMOVED.contains(name), "{name}");
                     continue;
                 };
                 let values = row.split('|').nth(1).unwrap().split_whitespace().count();
-                let taken = match foreign.values {
+                let value_count = match foreign.values {
                     Values::None => 0,
                     Values::Optional | Values::One => 1,
                 };
-                assert_eq!(values, taken, "{row}");
+                assert_eq!(values, value_count, "{row}");
             }
         }
     }
@@ -363,7 +366,7 @@ mod tests {
 
     #[test]
     fn rejected_flag_names_the_remedy() {
-        let refused = read("-hf someone/model").unwrap_err();
+        let refused = translated("-hf someone/model").unwrap_err();
         assert!(refused.contains("-hf") && refused.contains("--model"), "{refused}");
     }
 
@@ -402,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn variable_of_llama_server_applies_if_ours_is_not_set() {
+    fn variable_of_llama_server_applies_unless_thunders_own_is_set() {
         let env = |set: &[&str]| {
             let command = with_environment(Cli::command(), |name| set.contains(&name));
             let serve = command.find_subcommand("serve").unwrap().clone();
@@ -416,11 +419,11 @@ mod tests {
 
     #[test]
     fn spellings_are_unique() {
-        let twice = |mut names: Vec<&str>| {
+        let first_duplicate = |mut names: Vec<&str>| {
             names.sort_unstable();
             names.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0].to_owned())
         };
-        assert_eq!(twice(SPELLINGS.iter().map(|(short, _)| *short).collect()), None);
-        assert_eq!(twice(VARIABLES.iter().map(|(id, _)| *id).collect()), None);
+        assert_eq!(first_duplicate(SPELLINGS.iter().map(|(short, _)| *short).collect()), None);
+        assert_eq!(first_duplicate(VARIABLES.iter().map(|(id, _)| *id).collect()), None);
     }
 }

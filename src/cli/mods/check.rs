@@ -18,44 +18,44 @@ pub struct Args {
 
 /// Checks every file. The exit code is 1 if one of them is invalid.
 pub async fn check(args: Args) -> anyhow::Result<ExitCode> {
-    let (mut results, mut wrong) = (Vec::new(), false);
+    let (mut results, mut is_invalid) = (Vec::new(), false);
     for file in &args.files {
-        let shown = file.display().to_string();
+        let path_text = file.display().to_string();
         match source::load(file, None).await? {
             Ok(found) => {
                 let mods: Vec<_> =
                     found.iter().flat_map(|found| &found.mods).map(|factory| factory.describe()).collect();
                 if !args.json {
                     for found in &mods {
-                        println!("{shown}: {} {} {}", found.name, found.version, found.description);
+                        println!("{path_text}: {} {} {}", found.name, found.version, found.description);
                     }
                 }
-                results.push(json!({ "file": shown, "mods": mods, "error": null }));
+                results.push(json!({ "file": path_text, "mods": mods, "error": null }));
             }
             Err(error) => {
-                wrong = true;
+                is_invalid = true;
                 let line = error_line(file, &error);
                 if !args.json {
-                    let place = line.map_or_else(|| shown.clone(), |line| format!("{shown}:{line}"));
+                    let location = line.map_or_else(|| path_text.clone(), |line| format!("{path_text}:{line}"));
                     let (description, name) = (startup::describe_error(&error), file.file_name().unwrap_or_default());
                     let prefix = format!("{}: ", name.to_string_lossy());
-                    eprintln!("{place}: {}", description.strip_prefix(&prefix).unwrap_or(&description));
+                    eprintln!("{location}: {}", description.strip_prefix(&prefix).unwrap_or(&description));
                 }
                 let error = json!({ "message": error.to_string(), "traceback": error.traceback(), "line": line });
-                results.push(json!({ "file": shown, "mods": [], "error": error }));
+                results.push(json!({ "file": path_text, "mods": [], "error": error }));
             }
         }
     }
     if args.json {
         println!("{}", Value::from(results));
     }
-    Ok(ExitCode::from(u8::from(wrong)))
+    Ok(ExitCode::from(u8::from(is_invalid)))
 }
 
 /// Returns the line of an error in a file: the last one in the traceback.
 fn error_line(file: &Path, error: &LoadError) -> Option<u32> {
     let name = file.file_name()?.to_string_lossy();
-    let place = format!("File \"{name}\", line ");
-    let (_, after) = error.traceback()?.rsplit_once(&place)?;
+    let location = format!("File \"{name}\", line ");
+    let (_, after) = error.traceback()?.rsplit_once(&location)?;
     after.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }

@@ -1,13 +1,13 @@
-//! Delivers the events of a recorded run to a mod and compares its actions with the recorded ones.
+//! Calls a mod with the events of recorded runs and compares its actions with the recorded ones.
 //!
-//! The mod's actions do not change the events, so after the first difference a real run would have had other events.
+//! The mod's actions do not change the events. After the first difference, a real run would continue with other events.
 
 use crate::engine::recorded_parameter;
 use crate::events::{ActionRecord, ActionType, Event, ModCall, PromptRecord, RequestedAction, RunId, TraceItem};
 use crate::model::Model;
 use crate::model::chat::answer::AnswerFormat;
 use crate::model::llama::ModelOptions;
-use crate::mods::{ModFactory, ModInstance, RecordedAnswer, RecordedSequence, RunView};
+use crate::mods::{ModFactory, ModInstance, RecordedSequence, ReplayedReply, RunView};
 use crate::trace::document::Document;
 use anyhow::{Context, bail};
 use serde::Serialize;
@@ -19,19 +19,19 @@ use std::sync::Arc;
 #[derive(Debug, Serialize)]
 pub struct DryRunReport {
     run: String,
-    /// Number of events delivered to the mod.
+    /// Number of events with which the mod was called.
     calls: usize,
     /// True if the run used the mod.
     recorded: bool,
-    /// Events with an action, an error or output of the mod.
-    events: Vec<Answer>,
+    /// Replies with an action, an error or output.
+    events: Vec<ModReplyReport>,
     /// The first event with an action that differs from the recorded one.
     pub difference: Option<FirstDifference>,
 }
 
-/// The actions of the mod at an event.
+/// The reply of the mod at an event.
 #[derive(Debug, Clone, Default, Serialize)]
-struct Answer {
+struct ModReplyReport {
     sequence_order: i32,
     step: i32,
     event: &'static str,
@@ -53,16 +53,16 @@ pub struct FirstDifference {
 impl DryRunReport {
     /// Prints the report as text.
     pub fn print(&self) {
-        let known = if self.recorded { "" } else { "; the run ran without it" };
+        let known = if self.recorded { "" } else { "; the recorded run did not use the mod" };
         println!("{}: {} calls, {} with an effect{known}", self.run, self.calls, self.events.len());
-        for answer in &self.events {
-            println!("  step {:4}  {:11}  {}", answer.step, answer.event, answer.words());
-            for line in &answer.logs {
+        for reply in &self.events {
+            println!("  step {:4}  {:11}  {}", reply.step, reply.event, reply.describe());
+            for line in &reply.logs {
                 println!("      {line}");
             }
         }
         match &self.difference {
-            None => println!("  all as recorded"),
+            None => println!("  no difference from the recording"),
             Some(found) => {
                 println!(
                     "  first difference at step {} ({}, event {}):",
@@ -75,8 +75,8 @@ impl DryRunReport {
     }
 }
 
-impl Answer {
-    fn words(&self) -> String {
+impl ModReplyReport {
+    fn describe(&self) -> String {
         match (&self.exception, &self.action) {
             (Some(message), _) => format!("failed: {message}"),
             (None, Some(action)) => action.to_string(),
@@ -85,8 +85,8 @@ impl Answer {
     }
 }
 
-/// Delivers the events of all runs, one run after the other, to one worker.
-pub fn feed_all(
+/// Calls one worker of the mod with the events of all runs, one run after the other.
+pub fn dry_run_all(
     path: &Path,
     factory: &dyn ModFactory,
     config: Option<&Value>,
@@ -110,8 +110,8 @@ fn replay_run(
     let prompt = prompt.context("its prompt is not recorded, because it comes from another engine")?;
     check_vocabulary(model, prompt, run)?;
     let parameters = prompt.parameters.clone().unwrap_or_default();
-    let own = factory.describe().name;
-    let entry = parameters["mods"].as_array().into_iter().flatten().find(|entry| entry["name"] == own.as_str());
+    let mod_name = factory.describe().name;
+    let entry = parameters["mods"].as_array().into_iter().flatten().find(|entry| entry["name"] == mod_name.as_str());
     let config = config.or_else(|| entry.map(|entry| &entry["config"])).cloned().unwrap_or_default();
     let template = model.card().chat_template.as_deref().unwrap_or_default();
     let answer_format =
@@ -128,83 +128,83 @@ fn replay_run(
         parameters,
         grammars: Arc::clone(model.grammars()),
     });
-    let session = factory.start(&config, &view).map_err(|message| anyhow::anyhow!("mod '{own}': {message}"))?;
-    let recorded = run.mod_calls.iter().any(|call| call.mod_name == own);
-    let mut feeder = Feeder {
+    let instance = factory.start(&config, &view).map_err(|message| anyhow::anyhow!("mod '{mod_name}': {message}"))?;
+    let recorded = run.mod_calls.iter().any(|call| call.mod_name == mod_name);
+    let mut dry_run = DryRun {
         view,
-        session,
-        own,
+        instance,
+        mod_name,
         sequence: RecordedSequence::default(),
         caller: String::new(),
         pending: None,
-        then: Answer::default(),
+        recorded: ModReplyReport::default(),
         report: DryRunReport { run: name.to_owned(), calls: 0, recorded, events: Vec::new(), difference: None },
     };
     for item in run.items() {
         match item {
             TraceItem::Event(event) => {
-                feeder.compare();
-                feeder.event(&event)?;
+                dry_run.compare();
+                dry_run.event(&event)?;
             }
-            TraceItem::ModCall(call) => feeder.recorded_call(&call),
-            TraceItem::Action(action) => feeder.recorded_action(&action),
+            TraceItem::ModCall(call) => dry_run.recorded_call(&call),
+            TraceItem::Action(action) => dry_run.recorded_action(&action),
             TraceItem::ModLog(_) | TraceItem::Attention(_) => {}
         }
     }
-    feeder.compare();
-    feeder.session.finished();
-    Ok(feeder.report)
+    dry_run.compare();
+    dry_run.instance.finished();
+    Ok(dry_run.report)
 }
 
-/// Rejects a run of another model, because its token ids mean other tokens.
+/// Returns an error for a run of another model, in which token ids stand for other tokens.
 fn check_vocabulary(model: &Model, prompt: &PromptRecord, run: &Document) -> anyhow::Result<()> {
     let named = run.request.model.as_deref().unwrap_or("another model");
     let vocabulary = model.vocabulary();
-    let fits = prompt.tokens.iter().all(|&token| vocabulary.contains(token))
+    let has_tokens = prompt.tokens.iter().all(|&token| vocabulary.contains(token))
         && (prompt.texts.len() != prompt.tokens.len() || vocabulary.texts(&prompt.tokens) == prompt.texts);
-    if !fits {
+    if !has_tokens {
         bail!(
-            "the run used the model {named}, which has other tokens than {}; give its file with --model",
+            "the run used the model {named}, whose vocabulary differs from that of {}; set --model to the file of that model",
             model.name()
         );
     }
     Ok(())
 }
 
-struct Feeder {
+struct DryRun {
     view: Arc<RunView>,
-    session: Box<dyn ModInstance>,
-    own: String,
+    instance: Box<dyn ModInstance>,
+    mod_name: String,
     sequence: RecordedSequence,
-    /// The mod of the newest recorded call.
+    /// Name of the mod of the newest recorded call.
     caller: String,
-    /// The mod's actions at the newest event.
-    pending: Option<Answer>,
-    /// The recorded actions at the newest event.
-    then: Answer,
+    /// The mod's reply at the newest event.
+    pending: Option<ModReplyReport>,
+    /// The recorded reply at the newest event.
+    recorded: ModReplyReport,
     report: DryRunReport,
 }
 
-impl Feeder {
+impl DryRun {
     fn event(&mut self, event: &Event) -> anyhow::Result<()> {
-        self.then = Answer::default();
+        self.recorded = ModReplyReport::default();
         self.sequence.apply_event(event, &self.view.vocabulary).map_err(anyhow::Error::msg)?;
-        let answer = self.sequence.deliver(event, self.session.as_mut(), &self.view).map_err(anyhow::Error::msg)?;
-        let Some(RecordedAnswer { action, exception, logs }) = answer else { return Ok(()) };
+        let reply = self.sequence.deliver(event, self.instance.as_mut(), &self.view).map_err(anyhow::Error::msg)?;
+        let Some(ReplayedReply { action, exception, logs }) = reply else { return Ok(()) };
         let (sequence_order, step) = (event.sequence_order, event.step);
-        let answer = Answer { sequence_order, step, event: event.event_type.as_str(), action, exception, logs };
+        let reply = ModReplyReport { sequence_order, step, event: event.event_type.as_str(), action, exception, logs };
         self.report.calls += 1;
-        if answer.action.is_some() || answer.exception.is_some() || !answer.logs.is_empty() {
-            self.report.events.push(answer.clone());
+        if reply.action.is_some() || reply.exception.is_some() || !reply.logs.is_empty() {
+            self.report.events.push(reply.clone());
         }
-        self.pending = Some(answer);
+        self.pending = Some(reply);
         Ok(())
     }
 
     fn recorded_call(&mut self, call: &ModCall) {
         self.caller.clone_from(&call.mod_name);
-        if call.mod_name == self.own && call.exception_occurred {
-            self.then.exception = Some(call.exception_message.clone().unwrap_or_default());
+        if call.mod_name == self.mod_name && call.exception_occurred {
+            self.recorded.exception = Some(call.exception_message.clone().unwrap_or_default());
         }
     }
 
@@ -213,8 +213,8 @@ impl Feeder {
         if action.action_type == ActionType::Noop {
             return;
         }
-        if self.caller == self.own {
-            self.then.action = Some(RequestedAction::from(action));
+        if self.caller == self.mod_name {
+            self.recorded.action = Some(RequestedAction::from(action));
         }
         self.sequence.apply_action(action);
     }
@@ -222,14 +222,14 @@ impl Feeder {
     /// Compares the mod's actions at the newest event with the recorded ones.
     fn compare(&mut self) {
         let Some(now) = self.pending.take() else { return };
-        let same = now.action == self.then.action && now.exception.is_some() == self.then.exception.is_some();
+        let same = now.action == self.recorded.action && now.exception.is_some() == self.recorded.exception.is_some();
         if !same && self.report.difference.is_none() {
             self.report.difference = Some(FirstDifference {
                 sequence_order: now.sequence_order,
                 step: now.step,
                 event: now.event,
-                recorded: self.then.words(),
-                now: now.words(),
+                recorded: self.recorded.describe(),
+                now: now.describe(),
             });
         }
     }

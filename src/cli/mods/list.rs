@@ -57,17 +57,17 @@ async fn local_mods(dir: Option<PathBuf>) -> anyhow::Result<Value> {
     Ok(tokio::task::spawn_blocking(list).await??)
 }
 
-fn row(shown: &Value) -> [String; 6] {
-    let text = |name: &str| shown[name].as_str().unwrap_or_default().to_owned();
-    let calls = match (shown["calls"].as_u64().unwrap_or(0), shown["failures"].as_u64().unwrap_or(0)) {
+fn row(entry: &Value) -> [String; 6] {
+    let text = |name: &str| entry[name].as_str().unwrap_or_default().to_owned();
+    let calls = match (entry["calls"].as_u64().unwrap_or(0), entry["failures"].as_u64().unwrap_or(0)) {
         (0, _) => String::new(),
         (calls, 0) => calls.to_string(),
         (calls, failures) => format!("{calls}, {failures} failed"),
     };
-    let state = match (shown["enabled"].as_bool(), shown["problem"].is_object()) {
-        (Some(false), _) => "off",
-        (_, true) => "outdated: the newer source cannot be loaded",
-        _ => "on",
+    let state = match (entry["enabled"].as_bool(), entry["problem"].is_object()) {
+        (Some(false), _) => "disabled",
+        (_, true) => "outdated: the new source cannot be loaded",
+        _ => "enabled",
     };
     [text("name"), text("origin"), text("version"), state.to_owned(), calls, text("description")]
 }

@@ -50,7 +50,7 @@ const RESERVED_NAMES: &[&str] = &[
     "max",
 ];
 
-/// Create a mod: write NAME.py, and tests that pass
+/// Create a mod: write NAME.py and its tests
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Name of the mod and of its function
@@ -63,14 +63,12 @@ pub struct Args {
 /// Writes both files. If one of them exists, none is written.
 pub fn new(args: &Args) -> anyhow::Result<ExitCode> {
     let name = &args.name;
-    let plain = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
-    if name.is_empty() || name.len() > 64 || !plain || name.starts_with(|c: char| c.is_ascii_digit() || c == '_') {
-        bail!(
-            "'{name}' cannot be a mod's name here; it takes up to 64 letters, digits and '_', and begins with a letter"
-        );
+    let is_plain = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    if name.is_empty() || name.len() > 64 || !is_plain || name.starts_with(|c: char| c.is_ascii_digit() || c == '_') {
+        bail!("'{name}' is not a valid name; expected a letter followed by up to 63 letters, digits and '_'");
     }
     if RESERVED_NAMES.contains(&name.as_str()) || name.starts_with("test_") {
-        bail!("'{name}' has a meaning in Python; choose another name");
+        bail!("'{name}' is a name of Python; choose another name");
     }
     let files = [(format!("{name}.py"), TEMPLATE), (format!("test_{name}.py"), TESTS)];
     if let Some((file, _)) = files.iter().find(|(file, _)| args.dir.join(file).exists()) {

@@ -29,7 +29,7 @@ pub struct Args {
     server: ServerArgs,
 }
 
-/// Checks every file locally, then sends each mod.
+/// Imports every file locally, then sends each mod.
 pub async fn push(args: Args) -> anyhow::Result<ExitCode> {
     let Some(server) = args.server.find().await? else {
         bail!("no server runs at {}; give one with --server", crate::config::DEFAULT_ADDRESS);
@@ -69,13 +69,13 @@ pub async fn push(args: Args) -> anyhow::Result<ExitCode> {
             continue;
         }
         let hash: String = answer["hash"].as_str().unwrap_or_default().chars().take(12).collect();
-        let how = match (&answer["replaced"], &answer["unchanged"]) {
+        let status = match (&answer["replaced"], &answer["unchanged"]) {
             (_, Value::Bool(true)) => "unchanged",
             (Value::Bool(true), _) => "a new version of a mod",
             _ => "a new mod",
         };
-        let off = if answer["enabled"] == false { "; it is disabled" } else { "" };
-        println!("{name} {hash}: {how} on {}{off}", server.base());
+        let suffix = if answer["enabled"] == false { "; it is disabled" } else { "" };
+        println!("{name} {hash}: {status} on {}{suffix}", server.base());
     }
     if args.json {
         println!("{}", Value::from(answers));

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Decorators and functions that define a mod in a source.
+/// Texts in a source that define a mod.
 const MOD_DEFINITIONS: &[&str] = &["@mod", "create_mod(", "self_prompt_mod("];
 
 /// The mods of a file, or of one module of a folder.
@@ -55,8 +55,8 @@ fn import(
             Err(error) => return Err(error.into()),
         };
         for own in mods.iter().map(|factory| factory.describe().name) {
-            let has_it = |other: &&FoundMods| other.mods.iter().any(|factory| factory.describe().name == own);
-            if let Some(other) = found.iter().find(has_it) {
+            let has_name = |other: &&FoundMods| other.mods.iter().any(|factory| factory.describe().name == own);
+            if let Some(other) = found.iter().find(has_name) {
                 let (first, second) = (other.module.as_deref().unwrap_or(name), module.as_deref().unwrap_or(name));
                 bail!("a mod '{own}' is in {first} and in {second}; choose a module with --module");
             }
@@ -99,7 +99,7 @@ fn read(folder: &Path, under: &str, files: &mut BTreeMap<String, String>) -> any
     Ok(())
 }
 
-/// Returns the modules to import: the chosen one, or those that define mods.
+/// Returns the modules to import: the selected one, or those that define mods.
 fn modules(
     folder: &Path,
     files: &BTreeMap<String, String>,
@@ -108,12 +108,15 @@ fn modules(
     let name_of = |path: &str| path.trim_end_matches(".py").trim_end_matches("/__init__").replace('/', ".");
     if let Some(named) = named {
         let all: Vec<String> = files.keys().map(|path| name_of(path)).collect();
-        let whole = all.iter().find(|name| *name == named || name.split_once('.').is_some_and(|(_, own)| own == named));
-        let whole = whole.with_context(|| format!("there is no module {named}; the folder has {}", all.join(", ")))?;
-        return Ok(vec![Some(whole.clone())]);
+        let module =
+            all.iter().find(|name| *name == named || name.split_once('.').is_some_and(|(_, own)| own == named));
+        let module =
+            module.with_context(|| format!("there is no module {named}; the folder has {}", all.join(", ")))?;
+        return Ok(vec![Some(module.clone())]);
     }
-    let makers = files.iter().filter(|(_, text)| MOD_DEFINITIONS.iter().any(|maker| text.contains(maker)));
-    let modules: Vec<_> = makers.map(|(path, _)| Some(name_of(path))).collect();
+    let defining_files =
+        files.iter().filter(|(_, text)| MOD_DEFINITIONS.iter().any(|definition| text.contains(definition)));
+    let modules: Vec<_> = defining_files.map(|(path, _)| Some(name_of(path))).collect();
     if modules.is_empty() {
         bail!("no file of {} has a mod; put @mod before a function(event, actions, tokenizer)", folder.display());
     }

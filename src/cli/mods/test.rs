@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
-/// Run a mod's tests, or deliver recorded runs to it and report its actions
+/// Run a mod's tests, or replay recorded runs to it and compare its actions
 ///
 /// The tests are the functions `test_…` of the file and of `test_FILE.py` next to it. They need no server and no model.
 /// Exit codes: 0 all tests passed, or the actions match the recorded ones; 1 otherwise; 2 the command could not run.
@@ -61,8 +61,8 @@ pub async fn test(args: Args) -> anyhow::Result<ExitCode> {
         documents.push((run.clone(), read_run(run, &args.target.server, &args.target.data).await?));
     }
     let model = model(&args.target.engine, &args.target.data)?;
-    let feed = move || dry_run::feed_all(&model, &*factory, config.as_ref(), &documents);
-    let reports = tokio::task::spawn_blocking(feed).await??;
+    let execute = move || dry_run::dry_run_all(&model, &*factory, config.as_ref(), &documents);
+    let reports = tokio::task::spawn_blocking(execute).await??;
     let same = reports.iter().all(|report| report.difference.is_none());
     if args.json {
         println!("{}", json!({ "same": same, "runs": reports }));
@@ -102,8 +102,8 @@ fn model(engine: &EngineFlags, data: &DataFlags) -> anyhow::Result<PathBuf> {
     bundled_model(&cache).with_context(|| format!("cannot unpack the bundled model into {}", cache.display()))
 }
 
-/// Like `python -m thunder_mods.testing`, but without the current folder in the module path, where a `json.py` would
-/// replace Python's own.
+/// Python code like `python -m thunder_mods.testing`, but without the current folder in the module path, where a file
+/// `json.py` would replace Python's module.
 const TESTING: &str = "import sys; sys.path[:] = [path for path in sys.path if path]; \
                        from thunder_mods.testing.__main__ import main; sys.exit(main(sys.argv[1:]))";
 
@@ -113,17 +113,17 @@ async fn run_python_tests(file: &Path, json: bool) -> anyhow::Result<ExitCode> {
     let run = move || -> anyhow::Result<ExitCode> {
         let python = PythonMods::default().interpreter()?;
         let sdk = std::env::temp_dir().join(format!("thunder-sdk-{}", system::new_id().simple()));
-        let ran = unpack_sdk(&sdk).and_then(|()| {
+        let status = unpack_sdk(&sdk).and_then(|()| {
             let mut command = Command::new(&python);
             command.args(["-B", "-X", "utf8", "-c", TESTING]).arg(&file);
             if json {
                 command.arg("--json");
             }
-            // This SDK precedes an installed one, because the mod will run with it.
+            // This SDK precedes an installed one, because the server runs the mod with this SDK.
             command.env("PYTHONPATH", &sdk).status()
         });
         let _ = std::fs::remove_dir_all(&sdk);
-        let status = ran.with_context(|| format!("cannot run {}", python.display()))?;
+        let status = status.with_context(|| format!("cannot run {}", python.display()))?;
         Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(2)))
     };
     tokio::task::spawn_blocking(run).await?
