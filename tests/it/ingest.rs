@@ -106,7 +106,7 @@ async fn repeated_document_returns_201_and_different_one_conflicts() {
       "type": "/problems/conflict",
       "title": "Conflict",
       "status": 409,
-      "detail": "request_id 'again' is taken by another run with different content",
+      "detail": "request_id 'again' belongs to another run with different content",
       "pointer": "$.request.request_id"
     }
     "#);
