@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(40);
+const MAX_WAIT: Duration = Duration::from_secs(40);
 
 /// Runs `thunder chat` with these lines in a pipe.
 async fn piped(server: &Server, words: &[&str], lines: &str) -> Output {
@@ -209,16 +209,16 @@ impl Terminal {
             if let Some(at) = shown[from..].find(expected) {
                 return from + at + expected.len();
             }
-            assert!(begun.elapsed() < PATIENCE, "'{expected}' is not shown:\n{shown:?}");
+            assert!(begun.elapsed() < MAX_WAIT, "'{expected}' is not shown:\n{shown:?}");
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
     /// Waits until that many bytes are shown after `from`.
-    fn wait_longer(&mut self, from: usize, bytes: usize) {
+    fn wait_for_bytes(&mut self, from: usize, bytes: usize) {
         let begun = Instant::now();
         while self.shown.lock().unwrap().len() < from + bytes {
-            assert!(begun.elapsed() < PATIENCE, "{bytes} bytes are not shown:\n{:?}", self.shown.lock().unwrap());
+            assert!(begun.elapsed() < MAX_WAIT, "{bytes} bytes are not shown:\n{:?}", self.shown.lock().unwrap());
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -229,7 +229,7 @@ impl Terminal {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status.code();
             }
-            assert!(begun.elapsed() < PATIENCE, "the program does not end:\n{:?}", self.shown.lock().unwrap());
+            assert!(begun.elapsed() < MAX_WAIT, "the program does not end:\n{:?}", self.shown.lock().unwrap());
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -257,7 +257,7 @@ async fn key_press_stops_answer_but_not_program() {
             terminal.press("Hello!\r");
             at = terminal.wait(at, "Hello!");
             // The answer has begun and is long.
-            terminal.wait_longer(at, 40);
+            terminal.wait_for_bytes(at, 40);
             terminal.press(key);
             at = terminal.wait(at, "stopped");
             at = terminal.wait(at, "> ");
@@ -272,7 +272,7 @@ async fn key_press_stops_answer_but_not_program() {
         terminal.press("\x1b[A");
         at = terminal.wait(at, "Again!");
         terminal.press("\x03");
-        at = terminal.wait(at, "leaves");
+        at = terminal.wait(at, "to quit");
         terminal.wait(at, "> ");
         terminal.press("\x03");
         assert_eq!(terminal.ended(), Some(0));
@@ -338,7 +338,7 @@ async fn missing_key_error_names_requirements() {
     let server = Server::start(&["--api-key", "secret"]);
     server.wait_ready().await;
     let none = piped(&server, &[], "Hello!\n").await;
-    assert!(!none.status.success() && text(&none.stderr).contains("give it with --api-key"), "{}", text(&none.stderr));
+    assert!(!none.status.success() && text(&none.stderr).contains("set it with --api-key"), "{}", text(&none.stderr));
     let wrong = piped(&server, &["--api-key", "other"], "Hello!\n").await;
     assert!(text(&wrong.stderr).contains("unknown API key"), "{}", text(&wrong.stderr));
     let right = piped(&server, &["--api-key", "secret", "-n", "3"], "Hello!\n").await;
