@@ -170,7 +170,7 @@ fn condition(
         "tag" => Condition::Label(tags::label(&value.text)),
         "feedback" => {
             let find = |name: &str| FeedbackKind::ALL.into_iter().find(|kind| kind.as_str() == name);
-            Condition::Label(one_of(name, &value, find, FeedbackKind::ALL.map(FeedbackKind::as_str))?.label())
+            Condition::Label(parse_name(name, &value, find, FeedbackKind::ALL.map(FeedbackKind::as_str))?.label())
         }
         "model" => Condition::Model(value.text),
         "mod" => Condition::Mod(value.text),
