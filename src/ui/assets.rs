@@ -19,7 +19,7 @@ use xxhash_rust::xxh3::xxh3_64;
 #[folder = "src/ui/assets/"]
 struct Assets;
 
-const FOREVER: &str = "public, max-age=31536000, immutable";
+const CACHE_FOREVER: &str = "public, max-age=31536000, immutable";
 
 /// Returns the hash over all assets, as used in their URLs.
 pub(super) fn version() -> &'static str {
@@ -100,12 +100,14 @@ pub(super) async fn icon() -> Redirect {
     Redirect::permanent(&format!("/assets/{}/icon.svg", version()))
 }
 
-fn serve(path: &str, file: &EmbeddedFile, headers: &HeaderMap, current: bool) -> Response {
+fn serve(path: &str, file: &EmbeddedFile, headers: &HeaderMap, is_current: bool) -> Response {
     let tag = format!("\"{:016x}\"", xxh3_64(&file.metadata.sha256_hash()));
-    let keep = if current && !cfg!(debug_assertions) { FOREVER } else { "no-cache" };
-    let described = [(header::ETAG, tag.clone()), (header::CACHE_CONTROL, keep.to_owned())];
-    let known = headers.get(header::IF_NONE_MATCH).and_then(|value| value.to_str().ok());
-    if known.is_some_and(|known| known.split(',').any(|one| one.trim().trim_start_matches("W/") == tag)) {
+    let cache_control = if is_current && !cfg!(debug_assertions) { CACHE_FOREVER } else { "no-cache" };
+    let described = [(header::ETAG, tag.clone()), (header::CACHE_CONTROL, cache_control.to_owned())];
+    let cached_tags = headers.get(header::IF_NONE_MATCH).and_then(|value| value.to_str().ok());
+    if cached_tags
+        .is_some_and(|cached_tags| cached_tags.split(',').any(|one| one.trim().trim_start_matches("W/") == tag))
+    {
         return (StatusCode::NOT_MODIFIED, described).into_response();
     }
     let body = Body::from(file.data.clone().into_owned());
@@ -126,7 +128,7 @@ mod tests {
     use super::{Assets, imports, resolve};
 
     #[test]
-    fn modules_import_only_files_that_are_there() {
+    fn modules_import_only_existing_files() {
         for name in Assets::iter().filter(|name| name.ends_with(".js") && !name.starts_with("vendor/")) {
             let text = String::from_utf8(Assets::get(&name).unwrap().data.into_owned()).unwrap();
             let later = text.split("import('").skip(1).map(|rest| resolve(&name, rest.split('\'').next().unwrap()));
@@ -145,15 +147,15 @@ mod tests {
     }
 
     #[test]
-    fn files_of_others_are_as_they_were_made() {
+    fn vendored_files_match_their_manifest() {
         let folder = "vendor/codemirror-6";
         let read = |name: &str| Assets::get(&format!("{folder}/{name}")).unwrap();
-        let known = String::from_utf8(read("VENDOR.toml").data.into_owned()).unwrap();
+        let manifest = String::from_utf8(read("VENDOR.toml").data.into_owned()).unwrap();
         let hash = read("codemirror.js").metadata.sha256_hash();
         let hash = hash.iter().fold(String::new(), |hash, byte| format!("{hash}{byte:02x}"));
         assert!(
-            known.contains(&format!("sha256 = \"{hash}\"")),
-            "codemirror.js is not what VENDOR.toml describes: {hash}"
+            manifest.contains(&format!("sha256 = \"{hash}\"")),
+            "codemirror.js differs from the hash in VENDOR.toml: {hash}"
         );
         assert!(!read("LICENSE").data.is_empty());
     }

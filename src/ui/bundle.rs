@@ -1,13 +1,13 @@
-//! Modules of the dashboard as one script, for pages that load nothing.
+//! Modules of the dashboard as one script, for exported pages without a server.
 
 use super::assets;
 use std::fmt::Write as _;
 
 /// Returns a module and everything that it imports as one script. Each module is a function; imports become constants.
-/// Only the forms that the dashboard's modules use are understood, which a test checks.
+/// Supports only the forms of imports and exports that the dashboard's modules use; a test checks these.
 pub(super) fn script(entry: &str) -> String {
     let mut script = String::from("'use strict';\nconst modules = {};\n");
-    for name in in_order(entry) {
+    for name in dependency_order(entry) {
         let text = assets::text(&name);
         let Module { imports, body, exports } = parse(&name, &text);
         // Writing to a String cannot fail.
@@ -21,7 +21,7 @@ pub(super) fn script(entry: &str) -> String {
 }
 
 /// Returns the module and all that it imports, each after its imports.
-fn in_order(entry: &str) -> Vec<String> {
+fn dependency_order(entry: &str) -> Vec<String> {
     fn visit(name: &str, order: &mut Vec<String>) {
         for import in assets::imports(name) {
             if !order.contains(&import) {
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn modules_use_only_known_forms_and_cannot_end_the_script() {
-        for name in in_order("replay/export.js") {
+        for name in dependency_order("replay/export.js") {
             let text = assets::text(&name);
             assert!(!text.to_lowercase().contains("</script") && !text.contains("<!--"), "{name}");
             let exported = text.lines().filter_map(|line| line.strip_prefix("export "));

@@ -1,4 +1,4 @@
-//! Compares two runs: their settings, and by script their tokens.
+//! Page that compares two runs: the server renders the differing settings, a script the differing tokens.
 
 use super::error::{self, show};
 use super::run::{RunPageView, short};
@@ -42,14 +42,14 @@ pub(super) struct CompareParams {
 pub(super) async fn page(
     State(app): State<App>,
     scope: Scope,
-    Query(requested): Query<CompareParams>,
+    Query(params): Query<CompareParams>,
     headers: HeaderMap,
 ) -> Response {
     let both = async {
-        if requested.a.is_empty() || requested.b.is_empty() {
+        if params.a.is_empty() || params.b.is_empty() {
             return Err(ApiError::bad_request("a comparison requires two runs: /compare?a=…&b=…"));
         }
-        Ok((app.find_run(&scope, &requested.a).await?, app.find_run(&scope, &requested.b).await?))
+        Ok((app.find_run(&scope, &params.a).await?, app.find_run(&scope, &params.b).await?))
     };
     match both.await {
         Ok((a, b)) => show(StatusCode::OK, &ComparePage::new(&a, &b, &headers)),

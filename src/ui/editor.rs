@@ -19,7 +19,7 @@ use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
 
 /// Number of displayed digits of a version's hash.
-const SHORT: usize = 12;
+const SHORT_HASH_CHARS: usize = 12;
 
 /// Templates of new mods: name, description, source, and the text in it that is replaced by the name.
 const TEMPLATES: [(&str, &str, &str, &str); 5] = [
@@ -90,7 +90,7 @@ struct VersionView {
     at_text: String,
     by: String,
     current: bool,
-    shown: bool,
+    displayed: bool,
 }
 
 struct TemplateView {
@@ -124,23 +124,23 @@ pub(super) async fn page(
     State(app): State<App>,
     caller: Caller,
     Path(name): Path<String>,
-    Query(requested): Query<EditorParams>,
+    Query(params): Query<EditorParams>,
     headers: HeaderMap,
 ) -> Response {
-    match EditorPage::load(&app, &caller, &name, requested.version, &headers).await {
-        Ok(page) => page.shown(StatusCode::OK),
+    match EditorPage::load(&app, &caller, &name, params.version, &headers).await {
+        Ok(page) => page.displayed(StatusCode::OK),
         Err(error) => error::render(&headers, &error),
     }
 }
 
 /// `GET /mods/-new`: renders a new mod from a template. Mod names cannot start with `-`.
-pub(super) async fn begin(
+pub(super) async fn new_page(
     State(app): State<App>,
     caller: Caller,
-    Query(requested): Query<EditorParams>,
+    Query(params): Query<EditorParams>,
     headers: HeaderMap,
 ) -> Response {
-    EditorPage::begun(&app, &caller, requested.template.as_deref(), &headers).shown(StatusCode::OK)
+    EditorPage::for_new_mod(&app, &caller, params.template.as_deref(), &headers).displayed(StatusCode::OK)
 }
 
 /// `POST /mods/{name}`: saves the form as a new version.
@@ -149,9 +149,9 @@ pub(super) async fn save(
     caller: Caller,
     Path(name): Path<String>,
     headers: HeaderMap,
-    sent: Result<Form<EditorForm>, FormRejection>,
+    submitted: Result<Form<EditorForm>, FormRejection>,
 ) -> Response {
-    save_as(&app, &caller, Some(&name), &headers, sent).await
+    save_as(&app, &caller, Some(&name), &headers, submitted).await
 }
 
 /// `POST /mods/-new`: saves the form as a new mod.
@@ -159,9 +159,9 @@ pub(super) async fn save_new(
     State(app): State<App>,
     caller: Caller,
     headers: HeaderMap,
-    sent: Result<Form<EditorForm>, FormRejection>,
+    submitted: Result<Form<EditorForm>, FormRejection>,
 ) -> Response {
-    save_as(&app, &caller, None, &headers, sent).await
+    save_as(&app, &caller, None, &headers, submitted).await
 }
 
 async fn save_as(
@@ -169,10 +169,10 @@ async fn save_as(
     caller: &Caller,
     name: Option<&str>,
     headers: &HeaderMap,
-    sent: Result<Form<EditorForm>, FormRejection>,
+    submitted: Result<Form<EditorForm>, FormRejection>,
 ) -> Response {
-    let sent = match sent {
-        Ok(Form(sent)) => sent,
+    let submitted = match submitted {
+        Ok(Form(submitted)) => submitted,
         Err(rejection) => {
             let too_large = rejection.status() == StatusCode::PAYLOAD_TOO_LARGE;
             let kind = if too_large { ErrorKind::TooLarge } else { ErrorKind::BadRequest };
@@ -180,9 +180,9 @@ async fn save_as(
         }
     };
     // Lines of a form end in CRLF.
-    let source = sent.source.replace("\r\n", "\n");
+    let source = submitted.source.replace("\r\n", "\n");
     let saved = match require_upload_rights(app, caller) {
-        Ok(by) => match upload_of(app, &sent.name, source.clone()).await {
+        Ok(by) => match upload_of(app, &submitted.name, source.clone()).await {
             Ok(upload) => register_upload(app, by, upload).await,
             Err(error) => Err(error),
         },
@@ -195,7 +195,7 @@ async fn save_as(
     // The submitted text is kept in the editor.
     let page = match name {
         Some(name) => EditorPage::load(app, caller, name, None, headers).await,
-        None => Ok(EditorPage::begun(app, caller, None, headers)),
+        None => Ok(EditorPage::for_new_mod(app, caller, None, headers)),
     };
     match page {
         Ok(mut page) => {
@@ -205,9 +205,9 @@ async fn save_as(
             page.problem = format!("Not saved: {problem}");
             traceback.clone_into(&mut page.traceback);
             if !page.new_name.is_empty() {
-                page.new_name = sent.name;
+                page.new_name = submitted.name;
             }
-            page.shown(error.kind().status())
+            page.displayed(error.kind().status())
         }
         Err(_) => error::render(headers, &error),
     }
@@ -241,16 +241,16 @@ impl EditorPage {
         headers: &HeaderMap,
     ) -> Result<Self, ApiError> {
         let list = versions_of(app, name.to_owned()).await?;
-        let shown = app.registry().info(name);
-        let requested = version.clone().or(shown.is_none().then(|| list.versions[0].hash.clone()));
-        let source = match source_of(app, name, requested).await {
+        let info = app.registry().info(name);
+        let hash = version.clone().or(info.is_none().then(|| list.versions[0].hash.clone()));
+        let source = match source_of(app, name, hash).await {
             Ok(source) => Some(source),
             // Built-in mods have no source.
             Err(error) if version.is_none() && error.kind() == ErrorKind::NotFound => None,
             Err(error) => return Err(error),
         };
         let hash = source.as_ref().map(ModSource::hash).unwrap_or_default();
-        let origin = shown.as_ref().map(|shown| shown.current.origin);
+        let origin = info.as_ref().map(|info| info.current.origin);
         let mut page = Self::empty(app, caller, headers);
         let current = list.current;
         page.is_current = current.as_ref() == Some(&hash);
@@ -274,8 +274,8 @@ impl EditorPage {
         if origin == Some(ModOrigin::File) {
             page.new_name = format!("{name}-2");
         }
-        page.enabled = shown.as_ref().is_none_or(|shown| shown.enabled);
-        if let Some(known) = shown.map(|shown| shown.description) {
+        page.enabled = info.as_ref().is_none_or(|info| info.enabled);
+        if let Some(known) = info.map(|info| info.description) {
             page.fields = fields(&known.schema);
             (page.description, page.documentation) = (known.description, known.documentation);
         }
@@ -289,13 +289,13 @@ impl EditorPage {
         page.runs_href = runs_href(&format!("mod:{name}"));
         page.href = format!("/mods/{}", encoded(name));
         name.clone_into(&mut page.name);
-        page.short = hash.chars().take(SHORT).collect();
+        page.short = hash.chars().take(SHORT_HASH_CHARS).collect();
         page.hash = hash;
         Ok(page)
     }
 
     /// Returns the page of a new mod.
-    fn begun(app: &App, caller: &Caller, template: Option<&str>, headers: &HeaderMap) -> Self {
+    fn for_new_mod(app: &App, caller: &Caller, template: Option<&str>, headers: &HeaderMap) -> Self {
         let chosen = template.and_then(|name| TEMPLATES.iter().position(|one| one.0 == name)).unwrap_or(0);
         let (name, _, source, placeholder) = TEMPLATES[chosen];
         let new_name = format!("my-{name}");
@@ -353,7 +353,7 @@ impl EditorPage {
     }
 
     /// Renders the page; the editor's style elements need the nonce.
-    fn shown(&self, status: StatusCode) -> Response {
+    fn displayed(&self, status: StatusCode) -> Response {
         let mut response = show(status, self);
         let policy = format!("{}; style-src 'self' 'nonce-{}'", super::POLICY, self.nonce);
         if let Ok(policy) = HeaderValue::from_str(&policy) {
@@ -364,10 +364,10 @@ impl EditorPage {
 }
 
 impl VersionView {
-    fn new(version: RegisteredVersion, name: &str, shown: &str, current: Option<&str>) -> Self {
+    fn new(version: RegisteredVersion, name: &str, displayed: &str, current: Option<&str>) -> Self {
         let current = current == Some(version.hash.as_str());
         Self {
-            short: version.hash.chars().take(SHORT).collect(),
+            short: version.hash.chars().take(SHORT_HASH_CHARS).collect(),
             href: if current {
                 format!("/mods/{}", encoded(name))
             } else {
@@ -377,7 +377,7 @@ impl VersionView {
             at_text: version.registered_at.map(|at| at.format("%-d %b %Y, %H:%M UTC").to_string()).unwrap_or_default(),
             by: version.registered_by.unwrap_or_default(),
             current,
-            shown: version.hash == shown,
+            displayed: version.hash == displayed,
             hash: version.hash,
         }
     }
@@ -393,8 +393,12 @@ mod tests {
     fn new_mod_template_has_its_name() {
         let app = checks::app();
         for (name, ..) in TEMPLATES {
-            let page =
-                EditorPage::begun(&app, &Caller::new(&SecurityConfig::default(), None), Some(name), &HeaderMap::new());
+            let page = EditorPage::for_new_mod(
+                &app,
+                &Caller::new(&SecurityConfig::default(), None),
+                Some(name),
+                &HeaderMap::new(),
+            );
             let function = page.new_name.replace('-', "_");
             assert!(page.source.contains(&format!("def {function}(")), "{name}: {}", page.source);
             let html = page.render().unwrap();
@@ -405,8 +409,12 @@ mod tests {
 
     #[test]
     fn source_is_text_and_never_markup() {
-        let mut page =
-            EditorPage::begun(&checks::app(), &Caller::new(&SecurityConfig::default(), None), None, &HeaderMap::new());
+        let mut page = EditorPage::for_new_mod(
+            &checks::app(),
+            &Caller::new(&SecurityConfig::default(), None),
+            None,
+            &HeaderMap::new(),
+        );
         page.source = "</textarea><script>alert(1)</script>".into();
         page.problem = "<b>SyntaxError".into();
         page.files = vec![FileView { path: "<i>.py".into(), text: "<u>".into() }];
@@ -419,9 +427,13 @@ mod tests {
 
     #[test]
     fn page_allows_only_styles_with_nonce() {
-        let page =
-            EditorPage::begun(&checks::app(), &Caller::new(&SecurityConfig::default(), None), None, &HeaderMap::new());
-        let response = page.shown(StatusCode::OK);
+        let page = EditorPage::for_new_mod(
+            &checks::app(),
+            &Caller::new(&SecurityConfig::default(), None),
+            None,
+            &HeaderMap::new(),
+        );
+        let response = page.displayed(StatusCode::OK);
         let policy = response.headers()[header::CONTENT_SECURITY_POLICY].to_str().unwrap();
         assert!(policy.contains(&page.nonce) && !policy.contains("unsafe"), "{policy}");
     }

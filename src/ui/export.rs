@@ -1,4 +1,4 @@
-//! A run as one HTML file with its replay, which opens from disk and loads nothing.
+//! A run as one HTML file with its replay, which opens from disk without a server.
 //!
 //! Text of the run reaches the page in two ways: escaped by the template, and as base64 of compressed JSON, which scripts
 //! insert as text nodes. The policy of the page admits only its own script and style sheet, by their hashes.
@@ -58,13 +58,13 @@ async fn file(app: &App, scope: &Scope, id: &str) -> Result<Response, ApiError> 
     let html = html.await.map_err(ApiError::internal)??;
     let head = [
         (header::CONTENT_TYPE, "text/html; charset=utf-8".to_owned()),
-        // Never shown by this server: scripts of the file have no access to its pages.
+        // Sent as a download, so that scripts of the file have no access to pages of this server.
         (header::CONTENT_DISPOSITION, format!("attachment; filename=\"{id}.html\"", id = run_name(id))),
     ];
     Ok((head, html).into_response())
 }
 
-/// Returns the characters of an id that are safe in a file name.
+/// Returns the id without characters that are unsafe in a file name.
 fn run_name(id: &str) -> String {
     id.chars().filter(|c| c.is_ascii_alphanumeric() || "-_.".contains(*c)).take(80).collect()
 }

@@ -1,4 +1,4 @@
-//! Feedback for pages.
+//! Feedback on a run, formatted for pages.
 
 use super::shell::{format_timestamp, machine_time};
 use crate::events::Scope;
@@ -20,10 +20,10 @@ pub(super) struct FeedbackView {
 }
 
 /// Returns the feedback on a run, oldest first; empty if the database fails, because the page is useful without it.
-pub(super) async fn given(app: &App, scope: &Scope, run: &RunSummary) -> Vec<FeedbackView> {
+pub(super) async fn list(app: &App, scope: &Scope, run: &RunSummary) -> Vec<FeedbackView> {
     let Ok(store) = app.store() else { return Vec::new() };
-    let given = store.feedback(scope, run.run_id).await.unwrap_or_default();
-    given.iter().map(FeedbackView::new).collect()
+    let entries = store.feedback(scope, run.run_id).await.unwrap_or_default();
+    entries.iter().map(FeedbackView::new).collect()
 }
 
 impl FeedbackView {

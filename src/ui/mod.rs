@@ -60,7 +60,7 @@ fn router(openapi: Bytes) -> Router<App> {
         .route("/compare", get(compare::page))
         .route("/playground", get(playground::page))
         .route("/mods", get(mods::page))
-        .route("/mods/-new", get(editor::begin).post(editor::save_new))
+        .route("/mods/-new", get(editor::new_page).post(editor::save_new))
         .route("/mods/{name}", get(editor::page).post(editor::save))
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .merge(docs::router(openapi))

@@ -87,31 +87,28 @@ pub(super) async fn page(
     State(app): State<App>,
     scope: Scope,
     Path(id): Path<String>,
-    Query(requested): Query<ReplayParams>,
+    Query(params): Query<ReplayParams>,
     uri: Uri,
     headers: HeaderMap,
 ) -> Response {
     let run = match app.find_run(&scope, &id).await {
         Ok(run) => run,
-        Err(error) if error.kind() == ErrorKind::NotFound && requested.retry < MAX_RETRIES => {
+        Err(error) if error.kind() == ErrorKind::NotFound && params.retry < MAX_RETRIES => {
             let waiting = "it may have just started on another server; this page retries for a few seconds";
             let error = ApiError::new(ErrorKind::NotFound, format!("{}: {waiting}", error.problem().detail));
-            return error::render_and_retry(&headers, &error, &href(&id, uri.query(), requested.retry + 1));
+            return error::render_and_retry(&headers, &error, &href(&id, uri.query(), params.retry + 1));
         }
         Err(error) => return error::render(&headers, &error),
     };
-    if requested.retry > 0 {
+    if params.retry > 0 {
         return Redirect::to(&href(&id, uri.query(), 0)).into_response();
     }
-    if requested.view == "text" {
-        return replay_text::page(&app, &scope, &run, requested.from.unwrap_or(0), &headers).await;
+    if params.view == "text" {
+        return replay_text::page(&app, &scope, &run, params.from.unwrap_or(0), &headers).await;
     }
-    let (reported, feedback, forks) = tokio::join!(
-        reported::find(&app, &scope, &run),
-        feedback::given(&app, &scope, &run),
-        forks(&app, &scope, &run)
-    );
-    show(StatusCode::OK, &ReplayPage::new(&run, reported, feedback, forks, &requested.q, &headers))
+    let (reported, feedback, forks) =
+        tokio::join!(reported::find(&app, &scope, &run), feedback::list(&app, &scope, &run), forks(&app, &scope, &run));
+    show(StatusCode::OK, &ReplayPage::new(&run, reported, feedback, forks, &params.q, &headers))
 }
 
 /// Returns the requests that the replay component makes for a run that has ended, before it shows anything: the columns
@@ -187,10 +184,10 @@ pub(super) async fn older(
     State(app): State<App>,
     scope: Scope,
     Path(id): Path<String>,
-    Query(requested): Query<ReplayParams>,
+    Query(params): Query<ReplayParams>,
     headers: HeaderMap,
 ) -> Response {
-    neighbour(&app, &scope, &id, &requested.q, true).await.unwrap_or_else(|error| error::render(&headers, &error))
+    neighbour(&app, &scope, &id, &params.q, true).await.unwrap_or_else(|error| error::render(&headers, &error))
 }
 
 /// `GET /runs/{id}/newer`: redirects to the next newer run in the list filtered by `q`.
@@ -198,10 +195,10 @@ pub(super) async fn newer(
     State(app): State<App>,
     scope: Scope,
     Path(id): Path<String>,
-    Query(requested): Query<ReplayParams>,
+    Query(params): Query<ReplayParams>,
     headers: HeaderMap,
 ) -> Response {
-    neighbour(&app, &scope, &id, &requested.q, false).await.unwrap_or_else(|error| error::render(&headers, &error))
+    neighbour(&app, &scope, &id, &params.q, false).await.unwrap_or_else(|error| error::render(&headers, &error))
 }
 
 /// Redirects to the neighbour of a run, or to the list if the run has no neighbour.
@@ -210,7 +207,7 @@ async fn neighbour(app: &App, scope: &Scope, id: &str, q: &str, older: bool) -> 
     let neighbour = if older {
         older_in_pages(app, scope, q, &run).await?
     } else {
-        // The list can only be read from new to old: search its first pages and give up after that.
+        // The list can only be read from new to old, so only its first pages are searched.
         newer_in_pages(app, scope, q, &run).await?
     };
     let href = neighbour.map_or_else(|| runs_href(q), |run| RunPageView::new(&run, q).href);
@@ -244,7 +241,7 @@ async fn newer_in_pages(app: &App, scope: &Scope, q: &str, run: &RunSummary) -> 
         let query = RunQuery { q: q.to_owned(), before, limit: crate::store::MAX_PAGE };
         let page = store.runs(scope, &query).await.map_err(error::failed)?;
         for other in page.runs {
-            // The list is ordered by id: a trace from last year ingested today is among today's.
+            // The list is ordered by id, so a trace from last year that was ingested today is among today's runs.
             if other.run_id <= run.run_id {
                 return Ok(last);
             }
@@ -265,7 +262,7 @@ mod tests {
     use crate::store::Feedback;
     use crate::ui::run::sample;
 
-    fn thanks() -> Feedback {
+    fn sample_feedback() -> Feedback {
         Feedback {
             feedback_id: uuid::Uuid::nil(),
             created_at: chrono::DateTime::default(),
@@ -284,7 +281,7 @@ mod tests {
         let html = ReplayPage::new(
             &sample(),
             ReportedView::default(),
-            vec![FeedbackView::new(&thanks())],
+            vec![FeedbackView::new(&sample_feedback())],
             vec![RunPageView::new(&fork, "")],
             "status:failed",
             &HeaderMap::new(),

@@ -15,13 +15,13 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 
 /// Events per page.
-const PAGE: i32 = 300;
+const EVENTS_PER_PAGE: i32 = 300;
 
 /// Maximum log lines per event.
-const LINES: usize = 40;
+const MAX_LINES: usize = 40;
 
 /// Maximum candidates per forward pass.
-const CANDIDATES: usize = 3;
+const MAX_CANDIDATES: usize = 3;
 
 #[derive(Template)]
 #[template(path = "replay_text.html")]
@@ -45,7 +45,7 @@ struct EventView {
     href: String,
     step: i32,
     kind: &'static str,
-    what: String,
+    description: String,
     mods: Vec<Line>,
     /// Number of omitted log lines.
     more: usize,
@@ -73,7 +73,7 @@ async fn read(
     headers: &HeaderMap,
 ) -> Result<TextPage, ApiError> {
     let store = app.store()?;
-    let to = from.saturating_add(PAGE).min(run.events);
+    let to = from.saturating_add(EVENTS_PER_PAGE).min(run.events);
     let items = store.items(scope, run.run_id, from..to).await.map_err(error::failed)?;
     let columns = store.columns(scope, run.run_id).await.map_err(error::failed)?;
     let (prompt, answer) = match columns.as_deref().map(columns::decode).transpose() {
@@ -85,13 +85,13 @@ async fn read(
         shell: Shell::new(headers, "runs"),
         banners: banners(run),
         reported: reported::find(app, scope, run).await,
-        feedback: feedback::given(app, scope, run).await,
+        feedback: feedback::list(app, scope, run).await,
         prompt: if prompt.is_empty() { run.prompt_preview.clone() } else { prompt },
         answer: if answer.is_empty() { run.output_preview.clone() } else { answer },
         from,
         to: (to - 1).max(from),
         events: table(run.run_id, &items),
-        earlier_href: if from > 0 { link((from - PAGE).max(0)) } else { String::new() },
+        earlier_href: if from > 0 { link((from - EVENTS_PER_PAGE).max(0)) } else { String::new() },
         later_href: if to < run.events { link(to) } else { String::new() },
         run: RunPageView::new(run, ""),
     })
@@ -117,7 +117,7 @@ fn table(run: RunId, items: &[TraceItem]) -> Vec<EventView> {
                 href: format!("/runs/{run}?at={}", event.sequence_order),
                 step: event.step,
                 kind: event.event_type.as_str(),
-                what: what(event),
+                description: description(event),
                 mods: Vec::new(),
                 more: 0,
                 logs: 0,
@@ -133,7 +133,7 @@ fn table(run: RunId, items: &[TraceItem]) -> Vec<EventView> {
                     row.mods.push(Line { tone: "err", text: format!("{caller}: {message}") });
                 }
             }
-            TraceItem::ModLog(_) if row.logs == LINES => row.more += 1,
+            TraceItem::ModLog(_) if row.logs == MAX_LINES => row.more += 1,
             TraceItem::ModLog(log) => {
                 row.logs += 1;
                 row.mods.push(Line { tone: "hint", text: format!("{}: {}", log.mod_name, log.log_message) });
@@ -147,7 +147,7 @@ fn table(run: RunId, items: &[TraceItem]) -> Vec<EventView> {
     rows
 }
 
-fn what(event: &Event) -> String {
+fn description(event: &Event) -> String {
     let measured = event.measured.as_deref();
     match event.event_type {
         EventType::Prefilled => match event.prompt_length {
@@ -157,7 +157,7 @@ fn what(event: &Event) -> String {
         EventType::ForwardPass => measured
             .map(|measured| {
                 let candidate = |c: &crate::events::Alternative| format!("{:?} {:.1} %", c.text, c.prob * 100.0);
-                measured.model.iter().take(CANDIDATES).map(candidate).collect::<Vec<_>>().join("  ")
+                measured.model.iter().take(MAX_CANDIDATES).map(candidate).collect::<Vec<_>>().join("  ")
             })
             .filter(|candidates| !candidates.is_empty())
             .or_else(|| event.input_text.as_ref().map(|text| format!("after {text:?}")))
@@ -198,7 +198,7 @@ mod tests {
     use crate::ui::run::sample;
 
     #[test]
-    fn events_are_written_out() {
+    fn events_are_described() {
         let mut sampled = Event::new(EventType::Sampled, 1, 0, None);
         sampled.token_text = Some(" <b>\u{202e}".into());
         let call = ModCall {
@@ -216,10 +216,10 @@ mod tests {
         back.backtrack_steps = Some(3);
         let mut read = Event::new(EventType::ForwardPass, 2, 1, None);
         read.input_text = Some("Once upon".into());
-        assert_eq!(what(&read), "after \"Once upon\"");
+        assert_eq!(description(&read), "after \"Once upon\"");
         let run = sample();
         let events = table(run.run_id, &[TraceItem::Event(sampled), TraceItem::ModCall(call), TraceItem::Action(back)]);
-        assert_eq!(events[0].what, "\" <b>\\u{202e}\"");
+        assert_eq!(events[0].description, "\" <b>\\u{202e}\"");
         assert_eq!(events[0].mods[0].text, "ban: Backtrack 3");
         let page = TextPage {
             shell: Shell::new(&HeaderMap::new(), "runs"),

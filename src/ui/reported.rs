@@ -7,7 +7,7 @@ use crate::store::{Reported, RunSummary};
 /// Maximum characters of a text on a page; the export contains all.
 const MAX_CHARS: usize = 20_000;
 
-/// Reported fields, ready to print.
+/// Reported fields as texts for the templates.
 #[derive(Default)]
 pub(super) struct ReportedView {
     /// Names and values of the fields present.
@@ -23,7 +23,7 @@ pub(super) async fn find(app: &App, scope: &Scope, run: &RunSummary) -> Reported
     let Ok(store) = app.store() else { return ReportedView::default() };
     let reported = store.reported(scope, run.run_id).await;
     reported
-        .inspect_err(|error| tracing::warn!(%error, "reading reported fields failed"))
+        .inspect_err(|error| tracing::warn!(%error, "cannot read the reported fields of a run"))
         .map_or_else(|_| ReportedView::default(), |reported| ReportedView::new(&reported))
 }
 

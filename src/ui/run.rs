@@ -5,7 +5,7 @@ use crate::events::{RunParent, RunStatus};
 use crate::store::RunSummary;
 use std::fmt::Write as _;
 
-/// The fields of a run for the templates, ready to print.
+/// The fields of a run as texts for the templates.
 pub(super) struct RunPageView {
     pub(super) id: String,
     pub(super) request_id: String,
@@ -62,7 +62,7 @@ impl TagView {
 }
 
 /// Returns a value of the metadata as text.
-fn plain(value: &serde_json::Value) -> String {
+fn to_text(value: &serde_json::Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
@@ -82,7 +82,7 @@ impl RunPageView {
             mods: run.mods.clone(),
             tags: run.tags.iter().map(|tag| TagView::new(tag)).collect(),
             user: run.user_label.clone().unwrap_or_default(),
-            metadata: run.metadata.iter().flatten().map(|(key, value)| (key.clone(), plain(value))).collect(),
+            metadata: run.metadata.iter().flatten().map(|(key, value)| (key.clone(), to_text(value))).collect(),
             status: run.status.as_str(),
             reason: run.finish_reason.map_or("", |reason| match reason.as_str() {
                 "tool_calls" => "tool calls",
@@ -128,10 +128,10 @@ pub(super) fn described_fork(parent: &RunParent) -> String {
         changes.push(format!("“{}”", one_line(text)));
     }
     if let Some(sampling) = change["sampling"].as_object() {
-        changes.extend(sampling.iter().map(|(name, value)| format!("{} {}", name.replace('_', " "), plain(value))));
+        changes.extend(sampling.iter().map(|(name, value)| format!("{} {}", name.replace('_', " "), to_text(value))));
     }
     if let Some(mods) = change["mods"].as_array() {
-        let name = |entry: &serde_json::Value| plain(entry.get("name").unwrap_or(entry));
+        let name = |entry: &serde_json::Value| to_text(entry.get("name").unwrap_or(entry));
         let names: Vec<String> = mods.iter().map(name).collect();
         changes.push(if names.is_empty() { "no mods".into() } else { format!("mods {}", names.join(", ")) });
     }
@@ -171,7 +171,7 @@ pub(super) fn banners(run: &RunSummary) -> Vec<Banner> {
         }
         RunStatus::Running | RunStatus::Done => {
             if let Some(message) = run.message.as_deref().filter(|message| !message.is_empty()) {
-                // The text may start with a mod's name, which must not be capitalized.
+                // The text may begin with the name of a mod, so it is not capitalised.
                 let more = if run.errors > 1 { format!(" ({} errors in total)", run.errors) } else { String::new() };
                 add("warn", format!("{message}{more}"));
             }
@@ -182,15 +182,18 @@ pub(super) fn banners(run: &RunSummary) -> Vec<Banner> {
 
 /// Returns a preview on one line. Control characters, which could reorder the line, become spaces.
 fn one_line(text: &str) -> String {
-    let odd = |c: char| {
+    let is_hidden = |c: char| {
         c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
     };
-    text.split(|c: char| c.is_whitespace() || odd(c)).filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
+    text.split(|c: char| c.is_whitespace() || is_hidden(c))
+        .filter(|word| !word.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 fn speed(run: &RunSummary) -> String {
     match run.generation_us {
-        // The time of a fork is that of its new tokens only.
+        // The duration of a fork covers only its new tokens.
         Some(us) if us > 0 && run.completion_tokens > 0 && run.parent.is_none() => {
             format!("{:.1} t/s", f64::from(run.completion_tokens) * 1e6 / us as f64)
         }
@@ -203,8 +206,8 @@ fn sampling(run: &RunSummary) -> String {
     if let Some(temperature) = run.temperature {
         parts.push(format!("temp {}", short(temperature)));
     }
-    if let Some(most) = run.max_tokens {
-        parts.push(format!("at most {most}"));
+    if let Some(max) = run.max_tokens {
+        parts.push(format!("max {max} tokens"));
     }
     if let Some(seed) = run.seed {
         parts.push(format!("seed {seed}"));
@@ -296,7 +299,7 @@ mod tests {
         assert_eq!(view.title, "Explain <script>alert(1)</script> why it rains");
         assert_eq!(view.speed, "40.6 t/s");
         assert_eq!(view.first_token, "120 ms");
-        assert_eq!(view.sampling, "temp 0.8 · at most 10 · seed 42");
+        assert_eq!(view.sampling, "temp 0.8 · max 10 tokens · seed 42");
         assert!(view.href.ends_with("?q=mod%3A%22a%20b%22"));
     }
 

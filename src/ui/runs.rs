@@ -41,7 +41,7 @@ struct Fragment {
 
 struct List {
     q: String,
-    bad: Bad,
+    bad: FilterErrorView,
     /// `rows`, `empty` (no runs at all), `no-match`, or "" if the filter is invalid.
     state: &'static str,
     runs: Vec<RunPageView>,
@@ -71,24 +71,24 @@ struct View {
 
 /// An invalid filter, split around the invalid word; all empty if the filter is valid.
 #[derive(Default)]
-struct Bad {
+struct FilterErrorView {
     message: String,
     suggestion: String,
     suggestion_q: String,
     suggestion_href: String,
     before: String,
-    wrong: String,
+    invalid: String,
     after: String,
     indent: String,
     caret: String,
 }
 
-impl Bad {
+impl FilterErrorView {
     fn new(q: &str, error: &BadFilter) -> Self {
         let chars: Vec<char> = q.chars().collect();
         let start = error.at.min(chars.len());
         let end = (error.at + error.len).clamp(start, chars.len());
-        let (before, wrong, after): (String, String, String) =
+        let (before, invalid, after): (String, String, String) =
             (chars[..start].iter().collect(), chars[start..end].iter().collect(), chars[end..].iter().collect());
         let suggestion = error.did_you_mean.clone().unwrap_or_default();
         let fixed = format!("{before}{suggestion}{after}");
@@ -100,7 +100,7 @@ impl Bad {
             indent: " ".repeat(start),
             caret: "^".repeat((end - start).max(1)),
             before,
-            wrong,
+            invalid,
             after,
         }
     }
@@ -117,33 +117,33 @@ pub(super) struct RunListParams {
 /// `GET /`: redirects to the runs, or to the playground if there are none.
 pub(super) async fn start(State(app): State<App>, scope: Scope) -> Redirect {
     let query = RunQuery { limit: 1, ..RunQuery::default() };
-    let none = match app.store() {
+    let is_empty = match app.store() {
         Ok(store) => store.runs(&scope, &query).await.is_ok_and(|page| page.runs.is_empty()),
         Err(_) => false,
     };
-    Redirect::temporary(if none { "/playground" } else { "/runs" })
+    Redirect::temporary(if is_empty { "/playground" } else { "/runs" })
 }
 
 /// `GET /runs`: renders the list; with `X-Fragment: list` only the part that depends on the filter.
 pub(super) async fn page(
     State(app): State<App>,
     scope: Scope,
-    Query(requested): Query<RunListParams>,
+    Query(params): Query<RunListParams>,
     headers: HeaderMap,
 ) -> Response {
     let store = match app.store() {
         Ok(store) => store,
         Err(error) => return error::render(&headers, &error),
     };
-    let q = requested.q.trim().to_owned();
-    let query = RunQuery { q: q.clone(), before: requested.before, limit: PAGE };
+    let q = params.q.trim().to_owned();
+    let query = RunQuery { q: q.clone(), before: params.before, limit: PAGE };
     let found = match store.runs(&scope, &query).await {
         Ok(page) => Ok(page),
         Err(Error::BadFilter(bad)) => Err(bad),
         Err(error) => return error::render(&headers, &error::failed(error)),
     };
     let status = if found.is_ok() { StatusCode::OK } else { StatusCode::BAD_REQUEST };
-    let list = List::new(q, requested.before.is_some(), found, &headers);
+    let list = List::new(q, params.before.is_some(), found, &headers);
     if headers.contains_key("x-fragment") {
         return show(status, &Fragment { list });
     }
@@ -155,7 +155,7 @@ fn views(q: &str) -> Vec<View> {
     VIEWS.iter().map(|&(name, view)| View { name, q: view, href: runs_href(view), current: view == q }).collect()
 }
 
-/// Returns the terms of a valid filter as written, separated by blanks outside of quotation marks.
+/// Returns the terms of a valid filter as written. Terms are separated by spaces outside of quotation marks.
 fn terms(q: &str) -> Vec<String> {
     let mut terms = vec![String::new()];
     let mut quoted = false;
@@ -191,8 +191,8 @@ fn without_each(q: &str) -> Vec<TermView> {
 impl List {
     fn new(q: String, paged: bool, found: Result<RunPage, BadFilter>, headers: &HeaderMap) -> Self {
         let (page, bad) = match found {
-            Ok(page) => (Some(page), Bad::default()),
-            Err(error) => (None, Bad::new(&q, &error)),
+            Ok(page) => (Some(page), FilterErrorView::default()),
+            Err(error) => (None, FilterErrorView::new(&q, &error)),
         };
         let state = match &page {
             None => "",

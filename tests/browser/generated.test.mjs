@@ -262,7 +262,7 @@ test('regenerating several ways starts branches that the comparison offers', asy
   await page.waitForSelector('.panel .alts');
   assert.equal(await page.locator('nav[aria-label="Compare A with"] a').count(), 3);
   assert.match(await page.textContent('.same summary'), /^\d+ equal tokens$/);
-  await page.waitForFunction(() => /at least \d+\.\d\d bit apart/.test(document.querySelector('.apart + .hint').textContent));
+  await page.waitForFunction(() => /divergence at least \d+\.\d\d bit/.test(document.querySelector('.apart + .hint').textContent));
   const current = () => page.inputValue('[aria-label="Token on both sides"]');
   const before = Number(await current());
   assert.ok(before >= 30, `the first difference is at the fork or later: ${before}`);

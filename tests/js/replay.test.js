@@ -7,7 +7,7 @@ import { bucketOf, sinkOf } from '../../src/ui/assets/replay/attention.js';
 import { find } from '../../src/ui/assets/replay/find.js';
 import { pieces, show } from '../../src/ui/assets/replay/glyphs.js';
 import { group } from '../../src/ui/assets/replay/events.js';
-import { Once } from '../../src/ui/assets/replay/live.js';
+import { Deduplicator } from '../../src/ui/assets/replay/live.js';
 import { stepping } from '../../src/ui/assets/replay/moves.js';
 import { mayCut, roles } from '../../src/ui/assets/replay/parts.js';
 import { explain, percent } from '../../src/ui/assets/replay/why.js';
@@ -122,12 +122,12 @@ test('items are grouped by event across batches', () => {
 });
 
 test('resumed stream may repeat items', () => {
-  const once = new Once();
-  assert.equal(once.take(event({ sequence_order: 0 })), true);
-  assert.equal(once.take({ kind: 'mod_call', index: 0 }), true);
-  assert.equal(once.take(event({ sequence_order: 0 })), false);
-  assert.equal(once.take({ kind: 'mod_call', index: 0 }), false);
-  assert.equal(once.take({ kind: 'mod_call', index: 1 }), true);
+  const once = new Deduplicator();
+  assert.equal(once.isNew(event({ sequence_order: 0 })), true);
+  assert.equal(once.isNew({ kind: 'mod_call', index: 0 }), true);
+  assert.equal(once.isNew(event({ sequence_order: 0 })), false);
+  assert.equal(once.isNew({ kind: 'mod_call', index: 0 }), false);
+  assert.equal(once.isNew({ kind: 'mod_call', index: 1 }), true);
 });
 
 test('panel names the stage or mod that removed a candidate', () => {

@@ -1,5 +1,5 @@
-// Compares two runs token by token: equal text once, differing text side by side, one cursor for both, both distributions
-// at the cursor, and how far the model's distributions are apart at every step.
+// Compares two runs token by token. Equal text is shown once, differing text side by side. One cursor moves through both
+// runs and shows both distributions; a strip shows the divergence of the model's distributions at every step.
 import { ask, base, h, palette, surface } from './dom.js';
 import { listen } from './keys.js';
 import { MODES, surprise } from './replay/colour.js';
@@ -17,10 +17,11 @@ const panel = document.querySelector('[data-panel]');
 const problem = document.querySelector('[data-problem]');
 const summary = document.querySelector('[data-summary]');
 const SHOWN = 12;
-/** Tokens of a common start that stay visible, and events per request of candidates. */
-const KEPT = 12;
+/** Tokens at the end of a common start that stay visible. */
+const VISIBLE_TOKENS = 12;
+/** Events per request of candidates. */
 const BLOCK = 6000;
-/** Parameters that have rows of their own, or describe the recording. */
+/** Parameters that have their own rows or describe the recording. */
 const SKIPPED = ['mods', 'fork', 'model', 'reading'];
 
 /** Loads one side: the run and the rows of its answer at the end. */
@@ -55,10 +56,10 @@ function words({ run, rows }, [from, to], side, coloured) {
   });
 }
 
-/** Equal text: the start of both answers is folded but for its end. */
+/** Returns an element with equal text. A common start of both answers is folded except for its end. */
 function equal(block, first) {
   const [from, to] = block.a;
-  const cut = first && to - from > 2 * KEPT ? to - KEPT : from;
+  const cut = first && to - from > 2 * VISIBLE_TOKENS ? to - VISIBLE_TOKENS : from;
   const folded = cut > from ? h('details', {}, h('summary', {}, `${cut - from} equal tokens`), words(sides[0], [from, cut], 0, false)) : '';
   const el = h('div', { class: 'same blk', onclick: (event) => find(event.target) }, folded, words(sides[0], [cut, to], 0, false));
   for (let i = 0; i < to - from; i += 1) spans[1][block.b[0] + i] = spans[0][from + i];
@@ -67,7 +68,7 @@ function equal(block, first) {
 
 function draw() {
   const [a, b] = sides;
-  // Token ids are only comparable within one vocabulary; for a foreign trace without ids the text decides.
+  // Token ids are only comparable within one vocabulary. Traces of other engines may have no ids, only texts.
   const keys = ({ run, rows }) => rows.map((i) => `${run.token(i)} ${run.text(i)}`);
   const aligned = align(keys(a), keys(b));
   const same = aligned.filter((s) => s.same).reduce((n, s) => n + s.a[1] - s.a[0], 0);
@@ -122,11 +123,11 @@ function go(step) {
   if (details && !details.open) details.open = true;
   span?.scrollIntoView({ block: 'nearest' });
   const value = apart[at];
-  const words = `token ${x === null ? '–' : x + 1} of A, ${y === null ? '–' : y + 1} of B${value === null || value === undefined ? '' : `, at least ${value.toFixed(2)} bit apart`}`;
+  const words = `token ${x === null ? '–' : x + 1} of A, ${y === null ? '–' : y + 1} of B${value === null || value === undefined ? '' : `, divergence at least ${value.toFixed(2)} bit`}`;
   scrub.setAttribute('aria-valuetext', words);
-  note.textContent = `${words}. The bars are the KL divergence of B from A by step, over the recorded candidates and the rest as one outcome: a lower bound.`;
+  note.textContent = `${words}. The bars are a lower bound of the KL divergence of B from A at each step, computed from the recorded candidates and the rest as one outcome.`;
   clearTimeout(job);
-  // Where one side has no token, its next one is compared: at the first difference both have the same text before.
+  // If a side has no token at this step, its next token is compared, because both tokens follow the same text.
   const next = (side) => steps.slice(at).find((pair) => pair[side] !== null)?.[side] ?? null;
   job = setTimeout(() => describe(next(0), next(1)), 60);
 }
@@ -144,7 +145,7 @@ async function describe(x, y) {
   }
 }
 
-/** Returns what is known about the token at an index of a side's answer. */
+/** Returns the recorded details of the token at an index of a side's answer. */
 async function step({ id, run, rows, events }, index) {
   const row = index === null ? undefined : rows[index];
   if (row === undefined) return { id, row: null, rows: [] };
@@ -153,7 +154,7 @@ async function step({ id, run, rows, events }, index) {
   return { id, run, row, ...explain(entries) };
 }
 
-/** Loads the candidates of both runs and draws how far they are apart. */
+/** Loads the candidates of both runs and draws their divergence. */
 async function measure() {
   const models = await Promise.all(sides.map(async ({ id, run }) => {
     const all = [];
@@ -195,7 +196,7 @@ async function settings() {
     .map(([name, x, y]) => h('tr', {}, h('th', { scope: 'row' }, name), h('td', {}, short(x)), h('td', {}, short(y)))));
 }
 
-/** Offers the family of A, and further runs of the link, for the other side. */
+/** Shows links that compare A with its family, and with further runs of the address. */
 async function offers() {
   const family = await (await ask(`/api/v1/runs/${encodeURIComponent(sides[0].id)}/family`)).json();
   const further = new URL(location).searchParams.get('with')?.split(',').filter(Boolean) ?? [];
@@ -208,7 +209,7 @@ async function offers() {
   }, m.name ?? changeOf(m), m.parent ? h('small', { class: 'hint' }, `step ${m.parent.step}`) : ''))));
 }
 
-/** Values of a candidate besides the model's own probability: field, name, and the flag that tells whether it is known. */
+/** Values of a candidate besides the model's probability: field, column title, and the flag for its presence. */
 const LATER = [['mods', 'after mods', 'hasMods'], ['sampler', 'drawn from', 'hasSampler']];
 
 function both(a, b) {
@@ -265,8 +266,8 @@ document.addEventListener('theme', paint);
 try {
   sides = await Promise.all([side(root.dataset.a), side(root.dataset.b)]);
   draw();
-  // The comparison is complete without these.
-  for (const part of [settings, measure, offers]) part().catch((error) => { note.textContent = `Not everything could be loaded: ${error.message}.`; });
+  // These parts are optional.
+  for (const part of [settings, measure, offers]) part().catch((error) => { note.textContent = `A part of the comparison could not be loaded: ${error.message}.`; });
 } catch (error) {
   problem.hidden = false;
   problem.textContent = `Loading the runs failed: ${error.message}.`;

@@ -3,7 +3,7 @@
 /** Splits a query into its words. */
 export const words = (query) => query.toLowerCase().split(/\s+/).filter(Boolean);
 
-/** Points of a section for these words; 0 unless it has all of them. */
+/** Returns the score of a section for these words; 0 unless it contains all of them. */
 function score(entry, wanted) {
   const heading = entry.heading.toLowerCase();
   const page = entry.page.toLowerCase();

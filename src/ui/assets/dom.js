@@ -31,7 +31,7 @@ export async function copy(text, what) {
     await navigator.clipboard.writeText(text);
     toast(`${what} copied`);
   } catch {
-    // Clipboard access needs a secure context or a permission: let the user copy manually.
+    // Clipboard access needs a secure context or a permission. Without it, the user copies manually.
     window.prompt(`Copy ${what}:`, text);
   }
 }

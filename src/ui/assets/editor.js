@@ -7,7 +7,7 @@ import { localise } from './shell.js';
 import { source, view } from './source-view.js';
 
 /** Delay in ms after the last keystroke before the source is checked. */
-const PAUSE = 700;
+const CHECK_DELAY_MS = 700;
 /** Key of the draft of a new mod. */
 const NEW = '-new';
 
@@ -81,15 +81,15 @@ function edit() {
       localStorage.removeItem(draftKey);
       editor.text = given;
       draftBox.hidden = true;
-    } }, 'Throw them away');
-    const take = h('button', { type: 'button', onclick: () => { editor.text = draft.text; take.remove(); } }, 'Go on with them');
+    } }, 'Discard');
+    const take = h('button', { type: 'button', onclick: () => { editor.text = draft.text; take.remove(); } }, 'Restore');
     const at = new Date(draft.at).toLocaleString();
-    // A page of an earlier version or a template does not load the draft by itself.
-    const wanted = new URL(location).search === '' && (name || !document.referrer.includes('/mods/-new'));
-    const made = draft.base && draft.base !== hash ? `, made of version ${draft.base.slice(0, 12)}` : '';
-    draftBox.replaceChildren(h('p', {}, `There are changes of ${at} that were not saved${made}. `, wanted ? null : take, ' ', drop));
+    // The draft is not restored automatically on the page of an earlier version or a template.
+    const isAutomatic = new URL(location).search === '' && (name || !document.referrer.includes('/mods/-new'));
+    const made = draft.base && draft.base !== hash ? `, based on version ${draft.base.slice(0, 12)}` : '';
+    draftBox.replaceChildren(h('p', {}, `Unsaved changes of ${at}${made}. `, isAutomatic ? null : take, ' ', drop));
     draftBox.hidden = false;
-    if (wanted) editor.text = draft.text;
+    if (isAutomatic) editor.text = draft.text;
   }
 
   // Results of the server's checks.
@@ -108,19 +108,19 @@ function edit() {
     clearTimeout(timer);
     timer = 0;
     asked?.abort();
-    const mine = new AbortController();
-    asked = mine;
+    const controller = new AbortController();
+    asked = controller;
     say('Checking…');
     try {
       const response = await ask('/api/v1/mods/check', {
-        method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(upload()), signal: mine.signal,
+        method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(upload()), signal: controller.signal,
       });
       const { problems } = await response.json();
-      if (asked === mine) show(problems);
+      if (asked === controller) show(problems);
       return problems;
     } catch (error) {
-      if (asked !== mine || mine.signal.aborted) return null;
-      if (error.status === 429) timer = setTimeout(check, 3 * PAUSE);
+      if (asked !== controller || controller.signal.aborted) return null;
+      if (error.status === 429) timer = setTimeout(check, 3 * CHECK_DELAY_MS);
       else say(`Not checked: ${error.message}`, 'err');
       return null;
     }
@@ -132,7 +132,7 @@ function edit() {
     keeping = setTimeout(keep, 250);
     say('Changed');
     clearTimeout(timer);
-    timer = setTimeout(check, PAUSE);
+    timer = setTimeout(check, CHECK_DELAY_MS);
   }
   form.elements.name.addEventListener('input', changed);
 
@@ -207,7 +207,7 @@ function edit() {
     save();
     return true;
   });
-  // A run uses the saved version.
+  // The playground uses the saved version, so changes are saved first.
   document.querySelector('[data-try]')?.addEventListener('click', async (event) => {
     if (!may || !isChanged() || event.ctrlKey || event.metaKey || event.shiftKey) return;
     event.preventDefault();

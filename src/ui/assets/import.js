@@ -1,8 +1,8 @@
 // Import of exported runs: documents chosen or dropped on the list are posted to /ingest.
 import { ask, h } from './dom.js';
 
-/** Returns what is wrong with a document before it is sent, or ''. Pure. */
-export function unfit(text) {
+/** Returns the reason why a document cannot be imported, or ''. Pure. */
+export function importProblem(text) {
   try {
     const body = JSON.parse(text);
     if (body && typeof body === 'object' && !Array.isArray(body) && body.request) return '';
@@ -20,8 +20,8 @@ export async function importFiles(files, show) {
     show([...lines, `${file.name}: importing…`], false);
     try {
       const text = await file.text();
-      const wrong = unfit(text);
-      if (wrong) throw new Error(wrong);
+      const reason = importProblem(text);
+      if (reason) throw new Error(reason);
       await ask('/ingest', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: text });
       stored += 1;
       lines.push(`${file.name}: imported`);

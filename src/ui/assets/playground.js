@@ -163,8 +163,8 @@ function busy(on) {
 async function generate() {
   fail('');
   const data = read();
-  const why = missing(data);
-  if (why) return fail(why);
+  const reason = missing(data);
+  if (reason) return fail(reason);
   let request;
   try { request = requestOf(data); } catch (error) { return fail(error.message); }
   running?.abort();
@@ -172,7 +172,7 @@ async function generate() {
   running = mine;
   busy(true);
   state.textContent = 'Waiting for the model…';
-  const began = performance.now();
+  const startedAt = performance.now();
   try {
     const response = await reach(base + request.path, {
       method: 'POST',
@@ -191,7 +191,7 @@ async function generate() {
         state: { ...(view?.state ?? {}), at: null },
         hooks: {
           connection: (text, ok) => { if (!ok) state.textContent = `Live view: ${text}.`; },
-          ended: (run) => { if (running === mine || !running) state.textContent = ended(run, began); },
+          ended: (run) => { if (running === mine || !running) state.textContent = ended(run, startedAt); },
         },
       });
     }
@@ -231,9 +231,9 @@ async function drain(response) {
   }
 }
 
-function ended(run, began) {
+function ended(run, startedAt) {
   if (!run) return 'Done.';
-  const seconds = run.generation_us ? run.generation_us / 1e6 : (performance.now() - began) / 1000;
+  const seconds = run.generation_us ? run.generation_us / 1e6 : (performance.now() - startedAt) / 1000;
   const speed = run.completion_tokens && seconds > 0 ? `, ${(run.completion_tokens / seconds).toFixed(1)} tok/s` : '';
   return `${run.status ?? 'done'}: ${run.completion_tokens ?? 0} tokens${speed}${run.message ? ` · ${run.message}` : ''}`;
 }

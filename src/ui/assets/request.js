@@ -3,7 +3,7 @@
 const NUMBERS = ['temperature', 'top_k', 'top_p', 'min_p', 'repeat_penalty', 'presence_penalty', 'frequency_penalty', 'seed', 'max_tokens'];
 
 /**
- * The path and body for a form `{tab, messages, raw, numbers, stop, mods, attention, extra, model}`.
+ * Returns path and body for a form `{tab, messages, raw, numbers, stop, mods, attention, extra, model}`.
  * Empty numbers are left to the server; a mod's configuration must be JSON, else this throws and names the mod.
  */
 export function requestOf(form) {
@@ -35,7 +35,7 @@ export function requestOf(form) {
   return { path: form.tab === 'raw' ? '/v1/completions' : '/v1/chat/completions', body };
 }
 
-/** Returns true for a message with text; one with tool calls has none. */
+/** Returns true for a message with text or with tool calls. */
 const isWritten = ({ content, more }) => content !== '' || Boolean(more);
 
 function extraOf(text) {
@@ -75,7 +75,7 @@ export function further(prompt, isFork = false) {
   const biases = (p.sampling?.logit_bias ?? []).filter(([, bias]) => bias !== null || !p.limits?.ignore_eos);
   const all = {
     ...(prompt?.tools && { tools: prompt.tools }),
-    // JSON has no number for a ban.
+    // A ban is -Infinity, which JSON cannot represent.
     ...(biases.length && { logit_bias: biases.map(([token, bias]) => [token, bias ?? false]) }),
     ...p.request,
   };
@@ -88,7 +88,7 @@ export function formOf(prompt, run) {
   const form = { numbers: {}, mods: [], extra: further(prompt) };
   const p = prompt?.parameters ?? {};
   const flat = { ...p, ...p.sampling, ...p.limits };
-  for (const name of NUMBERS) if (Number.isFinite(flat[name])) form.numbers[name] = name === 'seed' ? flat[name] : Number(flat[name].toPrecision(6)); // f32 on the way
+  for (const name of NUMBERS) if (Number.isFinite(flat[name])) form.numbers[name] = name === 'seed' ? flat[name] : Number(flat[name].toPrecision(6)); // recorded as f32
   if (typeof p.attention === 'boolean') form.attention = p.attention;
   if (Array.isArray(flat.stop)) form.stop = flat.stop.join('\n');
   const mods = Array.isArray(flat.mods) ? flat.mods : run?.mods ?? [];

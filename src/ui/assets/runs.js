@@ -15,7 +15,7 @@ const dot = document.querySelector('[data-live-dot]');
 
 let loadedAt = Date.now();
 let request = null;
-let unreached = false;
+let wasUnreachable = false;
 const fresh = new Set();
 
 /** Loads the list of a URL; an invalid filter keeps the old rows, greyed out. */
@@ -42,7 +42,7 @@ async function load(url, { push = true } = {}) {
       box.removeAttribute('aria-invalid');
       results.querySelectorAll('time[datetime]').forEach(localise);
       loadedAt = Date.now();
-      unreached = false;
+      wasUnreachable = false;
       fresh.clear();
       showNews();
     } else throw new Error(`${response.status} ${response.statusText}`);
@@ -56,7 +56,7 @@ async function load(url, { push = true } = {}) {
   } catch (error) {
     if (signal.aborted) return;
     busy.textContent = '';
-    unreached = true;
+    wasUnreachable = true;
     const place = results.querySelector('#filter-error');
     place.hidden = false;
     place.textContent = `Loading the list failed: ${error.message}.`;
@@ -101,16 +101,16 @@ const stop = new AbortController();
 follow('/api/v1/runs/live', {
   signal: stop.signal,
   onState: (text, ok, status) => {
-    // A restarted server may have a new login; its login page leads back here.
+    // A restarted server may require a new login, and its login page redirects to this page.
     if (status === 401) location.reload();
-    // Changes during a lost connection are not sent again.
-    if (ok && (unreached || dot.classList.contains('off'))) refresh();
+    // The server does not repeat changes from the time of a lost connection.
+    if (ok && (wasUnreachable || dot.classList.contains('off'))) refresh();
     dot.className = `dot ${ok ? 'on' : 'off'}`;
     liveText.textContent = ok ? 'live' : text;
   },
   onEvent: ({ event, data }) => {
     if (event === 'missed') {
-      // The server dropped changes: the list may be out of date.
+      // The server dropped changes, so the list may be out of date.
       fresh.add('missed');
       showNews();
       return;
@@ -128,7 +128,7 @@ follow('/api/v1/runs/live', {
       if (status !== 'running' && row.dataset.status === 'running') refreshRow(row, id);
       row.dataset.status = status;
     } else if (!results.querySelector('.runs') && !results.querySelector('#filter-error:not([hidden])') && !box.value) {
-      load(address('')); // the empty state turns into the list by itself
+      load(address('')); // replaces the empty state by the list
     } else {
       fresh.add(id);
       showNews();
@@ -165,7 +165,7 @@ async function refreshRow(row, id) {
 /** Updates the list after a lost connection: in place, or completely if rows were deleted. */
 async function refresh() {
   const rows = [...results.querySelectorAll('[data-run]')];
-  const now = unreached || !rows.length ? null : await rowsNow().catch(() => null);
+  const now = wasUnreachable || !rows.length ? null : await rowsNow().catch(() => null);
   if (!now || rows.some((row) => !now.has(row.dataset.run))) {
     load(location.href, { push: false });
     return;
@@ -192,7 +192,7 @@ const picked = new Set();
 
 function showPicked() {
   bulk.hidden = picked.size === 0;
-  bulk.querySelector('[data-bulk-text]').textContent = picked.size > 1 ? `${picked.size} runs selected` : '1 selected; two or more can be compared';
+  bulk.querySelector('[data-bulk-text]').textContent = picked.size > 1 ? `${picked.size} runs selected` : '1 run selected; select another one to compare';
   const link = bulk.querySelector('[data-bulk-compare]');
   link.hidden = picked.size < 2;
   const [a, b, ...others] = [...picked].sort();

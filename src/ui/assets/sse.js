@@ -1,4 +1,4 @@
-// Server-sent events over fetch: unlike EventSource it can set Last-Event-ID and shows the server's errors.
+// Server-sent events over fetch, which, unlike EventSource, can set Last-Event-ID and read the server's errors.
 import { ask } from './dom.js';
 
 /** Splits a text stream into events. `push(chunk)` returns the completed events: `{event, data, id}`. */
@@ -9,7 +9,7 @@ export class SseParser {
   push(chunk) {
     const events = [];
     this.#buffer += chunk;
-    // A CR at the end may be half of a CRLF: wait for the rest.
+    // A CR at the end may be the first half of a CRLF, so it waits for the next chunk.
     const held = this.#buffer.endsWith('\r') ? '\r' : '';
     const lines = this.#buffer.slice(0, this.#buffer.length - held.length).split(/\r\n|\n|\r/);
     this.#buffer = lines.pop() + held;

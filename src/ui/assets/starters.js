@@ -3,7 +3,7 @@ import { h } from './dom.js';
 
 const SCHEMA = { type: 'object', properties: { name: { type: 'string' }, age: { type: 'integer' } }, required: ['name', 'age'] };
 
-/** Sampling parameters of all starters, so that the same model gives everyone the same answer. */
+/** Sampling parameters of all starters, with a fixed seed, so that a model always gives the same answer. */
 const NUMBERS = { temperature: '0.8', top_k: '40', top_p: '0.95', min_p: '0.05', repeat_penalty: '1', presence_penalty: '0', frequency_penalty: '0', seed: '1', max_tokens: '200' };
 
 /** Starter requests in the form's fields; `needs` is a mod, or attention. The words of the first one occur in any English story. */

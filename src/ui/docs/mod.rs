@@ -36,10 +36,10 @@ const REFERENCE: &str = "reference";
 /// The handbook of one server.
 struct Handbook {
     openapi: Bytes,
-    rendered: OnceLock<Rendered>,
+    rendered: OnceLock<RenderedHandbook>,
 }
 
-struct Rendered {
+struct RenderedHandbook {
     groups: Vec<Group>,
     pages: Vec<Page>,
 }
@@ -81,12 +81,12 @@ pub(super) fn router(openapi: Bytes) -> Router<App> {
 }
 
 impl Handbook {
-    fn rendered(&self) -> &Rendered {
+    fn rendered(&self) -> &RenderedHandbook {
         self.rendered.get_or_init(|| {
             let groups = markdown::contents(&source(CONTENTS));
             let slugs = groups.iter().flat_map(|group| &group.entries).map(|entry| entry.slug.as_str());
             let pages = slugs.map(|slug| Page::render(slug, self.markdown(slug))).collect();
-            Rendered { groups, pages }
+            RenderedHandbook { groups, pages }
         })
     }
 
@@ -108,7 +108,7 @@ fn source(name: &str) -> String {
 
 /// `GET /docs/{name}`: returns a page, or its Markdown if the name ends with `.md`.
 async fn page(Path(name): Path<String>, Extension(handbook): Extension<Arc<Handbook>>, headers: HeaderMap) -> Response {
-    let Rendered { groups, pages } = handbook.rendered();
+    let RenderedHandbook { groups, pages } = handbook.rendered();
     let slug = name.strip_suffix(".md").unwrap_or(&name);
     let Some(at) = pages.iter().position(|page| page.slug == slug) else {
         return error::render(&headers, &ApiError::not_found("page of the handbook", name));
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn handbook_pages_keep_the_rules_of_pages() {
         let handbook = rendered();
-        let Rendered { groups, pages } = handbook.rendered();
+        let RenderedHandbook { groups, pages } = handbook.rendered();
         for page in pages {
             let shell = Shell::new(&HeaderMap::new(), "docs");
             let html = DocsPage { shell, groups, page, previous: None, next: None }.render().unwrap();

@@ -8,8 +8,8 @@ const TOPS = 8;
 const VIEWS = [['mean', 'mean'], ['max', 'max'], ['last', 'last layer'], ['weighted_layers', 'weighted layers']];
 
 /**
- * Separates the sink of a row: the position that receives most of the attention without carrying meaning, detected by its mass
- * and not by its position. Returns `{sink, peak}`: its index or -1, and the highest of the others. Pure.
+ * Finds the attention sink of a row: a position that receives most of the attention without carrying meaning. It is detected
+ * by its mass, not by its position. Returns `{sink, peak}`: its index or -1, and the highest other value. Pure.
  */
 export function sinkOf(values) {
   let first = -1;
@@ -55,7 +55,7 @@ export class Attention {
   #facts = h('p', { class: 'hint' });
   #tops = h('ol', { class: 'tops' });
   #note = h('p', { class: 'hint' });
-  #way = h('select', { 'aria-label': 'Direction', onchange: () => { this.#hooks.changed(); } }, h('option', { value: 'back' }, 'this step looks at'), h('option', { value: 'forth' }, 'later steps look at this token'));
+  #way = h('select', { 'aria-label': 'Direction', onchange: () => { this.#hooks.changed(); } }, h('option', { value: 'back' }, 'of this step'), h('option', { value: 'forth' }, 'of later steps to this token'));
   #subject = null;
   #looks = null;
   #looking = new AbortController();
@@ -130,12 +130,12 @@ export class Attention {
     if (!this.on || !this.isForth) return this.#hooks.painted();
     const run = this.#run;
     const row = this.#subject;
-    // Attention of an active run's last steps may not be readable yet: all steps are loaded again at its end.
+    // The attention of an active run's last steps may not be available yet, so all steps are loaded again at its end.
     const key = `${row} ${this.view} ${this.#hooks.live()}`;
     if (this.#looks?.key !== key) {
       this.#looking.abort();
       this.#looking = new AbortController();
-      this.#looks = { key, by: new Map(), steps: 0, peak: 0, next: row === null ? 0 : run.born(row), isReading: false, state: row === null ? 'Choose a token.' : 'reading…' };
+      this.#looks = { key, by: new Map(), steps: 0, peak: 0, next: row === null ? 0 : run.born(row), isReading: false, state: row === null ? 'Choose a token.' : 'loading…' };
     }
     const looks = this.#looks;
     const { signal } = this.#looking;
@@ -144,7 +144,7 @@ export class Attention {
     if (row === null || looks.isReading) return undefined;
     looks.isReading = true;
     try {
-      // A held key passes many tokens: only the last one is requested.
+      // A held key moves over many tokens, so only the last one is requested.
       await new Promise((resolve) => setTimeout(resolve, 70));
       const end = () => Math.min(run.died(row), run.eventCount);
       for (let to = end(); looks.next < to && !signal.aborted; to = end()) {
@@ -161,7 +161,7 @@ export class Attention {
       }
       looks.state = '';
     } catch (error) {
-      looks.state = `could not be read: ${error.message}`;
+      looks.state = `loading failed: ${error.message}`;
     }
     looks.isReading = false;
     if (!signal.aborted) show();
@@ -175,9 +175,9 @@ export class Attention {
     if (!this.on) return undefined;
     this.#look();
     this.#choices.hidden = !this.#hooks.recorded();
-    if (!this.#hooks.recorded()) return this.#none('Attention was not recorded for this run. Ask for it in the playground, or with "attention": true in a request.');
+    if (!this.#hooks.recorded()) return this.#none('Attention was not recorded for this run. Request it in the playground, or with "attention": true in a request.');
     const seq = this.#forwardAt(n);
-    if (seq === null) return this.#none('No step here yet.');
+    if (seq === null) return this.#none('There is no step at this event yet.');
     const key = `${seq} ${this.view}`;
     if (this.#cache.has(key)) return this.#set(this.#cache.get(key));
     clearTimeout(this.#timer);
@@ -213,7 +213,7 @@ export class Attention {
       return (await (await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`, { signal })).json()).attention;
     };
     const { view } = this;
-    // The grid is shown for a head without stored rows too.
+    // The grid is also shown for a head without stored rows.
     const other = async (error) => {
       if (error.status !== 404 || !view.startsWith('head:')) throw error;
       return { ...(await read('mean')), values: [], missing: error.message };
@@ -242,7 +242,7 @@ export class Attention {
     this.#hooks.painted();
   }
 
-  /** Describes the shading in words and numbers. */
+  /** Shows the values of the shading as text. */
   #describe() {
     if (!this.#now) return undefined;
     this.#stripBox.hidden = this.isForth || !this.#now.values.length;

@@ -1,4 +1,4 @@
-// A branch beside the text of a run: a second replay without its own controls, which follows those of the first one.
+// A branch beside the text of a run: a second replay that follows the controls of the first one.
 import { base, h } from '../dom.js';
 import { changeOf } from './tree.js';
 import { Replay } from './view.js';

@@ -1,6 +1,6 @@
 // Token differences of two runs: Myers' algorithm in linear space. Pure.
 
-/** Maximum edits in one search; beyond it the search splits at its furthest point, and the result may not be minimal. */
+/** Maximum edits in one search. Beyond it, the search splits at its furthest point, and the result may not be minimal. */
 const MAX_EDITS = 256;
 
 /**
@@ -104,7 +104,7 @@ class Aligner {
   }
 }
 
-/** Joins changes that only a few equal tokens separate: they are equal by chance. Pure. */
+/** Joins changes that are separated by only a few equal tokens, which are probably equal by chance. Pure. */
 export function coalesce(list, minimum = 3) {
   const out = [];
   list.forEach((block, i) => {

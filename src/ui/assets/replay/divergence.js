@@ -2,8 +2,8 @@
 import { candidates } from './why.js';
 
 /**
- * KL divergence in bits of the candidates `q` from `p`, over those recorded on both sides and the rest as one outcome:
- * a lower bound of the divergence over the vocabulary. Null if one side has none.
+ * Returns the KL divergence in bits of the candidates `q` from `p`, over the candidates recorded on both sides and the rest
+ * as one outcome. This is a lower bound of the divergence over the vocabulary. Null if a side has no candidates.
  */
 export function divergence(p, q) {
   if (!p.length || !q.length) return null;
@@ -18,15 +18,15 @@ export function divergence(p, q) {
     restP -= prob;
     restQ -= theirs;
   }
-  // Rounded probabilities may leave less than nothing.
+  // The sum of rounded probabilities may exceed 1.
   const [x, y] = [Math.max(restP, 1e-6), Math.max(restQ, 1e-6)];
   return Math.max(0, sum + x * Math.log2(x / y));
 }
 
-/** The model's candidates per step from the response of `/alternatives`. */
+/** Returns the model's candidates by step from a response of `/alternatives`. */
 export const byStep = (alternatives) => new Map(alternatives.map((s) => [s.step, candidates(s.model)]));
 
-/** Pairs of token indexes in the order of the alignment, `[a, b]`; null where one side has no token. */
+/** Returns the pairs of token indexes `[a, b]` in the order of the alignment; null if a side has no token. */
 export function pairs(blocks) {
   const out = [];
   for (const { a, b } of blocks) {
@@ -35,7 +35,7 @@ export function pairs(blocks) {
   return out;
 }
 
-/** Parameters that differ, `[name, a, b]`, nested ones by path. `skip` are names at the top. */
+/** Returns the parameters that differ as `[name, a, b]`, nested ones with their path. `skip` lists top-level names. */
 export function differences(a, b, skip = [], path = '') {
   const isTree = (x) => x !== null && typeof x === 'object' && !Array.isArray(x);
   const names = [...new Set([...Object.keys(a ?? {}), ...Object.keys(b ?? {})])].filter((name) => !skip.includes(name));
@@ -50,5 +50,5 @@ export function differences(a, b, skip = [], path = '') {
   });
 }
 
-/** Mods as one object by name, so that versions and configurations are compared. */
+/** Returns the mods as an object by name, so that versions and configurations can be compared. */
 export const modsOf = (parameters) => Object.fromEntries((parameters?.mods ?? []).map((m) => (typeof m === 'string' ? [m, {}] : [m.name, { version: m.version, config: m.config ?? null }])));

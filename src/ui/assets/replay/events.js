@@ -2,10 +2,11 @@
 import { ask } from '../dom.js';
 
 const BLOCK = 96;
-const KEPT = 24; // blocks
-const LIVE = 6000; // entries of a live run; older ones are fetched again
+const MAX_BLOCKS = 24;
+/** Maximum entries of a live run; older ones are fetched again. */
+const MAX_LIVE_ENTRIES = 6000;
 
-/** Items in list order as entries `{event, calls: [{call, logs, actions}]}` by sequence_order. Pure. */
+/** Groups items in list order to entries `{event, calls: [{call, logs, actions}]}` by sequence_order. Pure. */
 export class Grouping {
   entries = new Map();
   #calls = new Map();
@@ -20,9 +21,9 @@ export class Grouping {
     else if (item.kind === 'action') this.#calls.get(item.mod_call_sequence)?.actions.push(item);
   }
 
-  /** Drops the oldest entries beyond `most`. */
-  trim(most) {
-    while (this.entries.size > most) {
+  /** Removes the oldest entries beyond `max`. */
+  trim(max) {
+    while (this.entries.size > max) {
       const [seq, entry] = this.entries.entries().next().value;
       for (const { call } of entry.calls) this.#calls.delete(call.index);
       this.entries.delete(seq);
@@ -46,10 +47,10 @@ export class Events {
   constructor(id) { this.#id = id; }
 
   /** Adds items of a live run, and keeps the newest. */
-  push(items, most = LIVE) {
+  push(items, max = MAX_LIVE_ENTRIES) {
     this.#live ??= new Grouping();
     for (const item of items) this.#live.add(item);
-    this.#live.trim(most);
+    this.#live.trim(max);
   }
 
   /** Returns the entry of an event if it is cached. */
@@ -75,7 +76,7 @@ export class Events {
         const text = await (await ask(url, { headers: { Accept: 'application/x-ndjson' } })).text();
         const items = text.split('\n').filter(Boolean).map((line) => JSON.parse(line));
         this.#blocks.set(block, group(items));
-        if (this.#blocks.size > KEPT) this.#blocks.delete(this.#blocks.keys().next().value);
+        if (this.#blocks.size > MAX_BLOCKS) this.#blocks.delete(this.#blocks.keys().next().value);
       })().finally(() => this.#waiting.delete(block));
       this.#waiting.set(block, work);
     }

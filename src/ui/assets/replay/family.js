@@ -1,5 +1,5 @@
-// The branches of a run below its text: the tree of its family, growing while branches are generated, statistics of the
-// run, and one branch beside the text.
+// The branches of a run below its text: the tree of its family, which grows while branches are generated, and statistics of
+// the run. One branch can be shown beside the text.
 import { ask, base, h, toast } from '../dom.js';
 import { MODES } from './colour.js';
 import { fill } from './glyphs.js';
@@ -26,7 +26,7 @@ export class Family {
   #rows = new Map();
   #runs = new Map();
   #timer = 0;
-  #turn = 0;
+  #loadId = 0;
   #besideId = null;
 
   /** `hooks`: `address(id)` of a branch's page, `go(row)`, `refused(reason)`, `beside(member)` shows a branch beside the text or none, `changed()`. */
@@ -49,7 +49,7 @@ export class Family {
       this.section.classList.toggle('alone', count < 2);
       this.#head.textContent = count < 2 ? 'Branches' : `Branches (${count}${family.truncated ? ', more in the list' : ''}), ] next, [ previous`;
       this.#list.replaceChildren(...(count < 2
-        ? [h('li', { class: 'hint' }, family.not_forkable ? `This run cannot be forked: ${family.not_forkable}.` : 'None yet: choose a step, then “fork” beside a candidate, or “Regenerate”.')]
+        ? [h('li', { class: 'hint' }, family.not_forkable ? `This run cannot be forked: ${family.not_forkable}.` : 'None yet: select a step, then “fork” beside a candidate, or “Regenerate”.')]
         : this.#members.map((m) => this.#row(m))));
       this.section.querySelector('[aria-current]')?.scrollIntoView({ block: 'nearest' });
     } catch (error) {
@@ -60,10 +60,10 @@ export class Family {
     this.#fill();
   }
 
-  /** Shows started forks; a single one beside the text. */
+  /** Shows started forks; a single fork also beside the text. */
   async forked({ parent, step, event, runs }, change) {
     const seeded = 'seed' in change || runs.length > 1;
-    // They are in the database a moment later.
+    // New runs are in the database a moment later.
     this.#started.push(...runs.map(({ run_id, seed }) => ({
       run_id, seed, status: 'running', finish_reason: null, completion_tokens: 0, mean_logprob: null, output_preview: '',
       parent: { run_id: parent, step, sequence_order: event, change: { ...change, seed: seeded && 'new' } },
@@ -83,7 +83,7 @@ export class Family {
       fact('forced', String(s.forced)),
       fact('mean ln p', fixed(s.mean)), fact('perplexity', fixed(s.perplexity)), fact('mean entropy', s.entropy === null ? '–' : `${fixed(s.entropy)} bit`),
       fact('per token', s.ms === null ? '–' : `${fixed(s.ms, s.ms < 10 ? 1 : 0)} ms`),
-      s.peak === null ? '' : fact('most surprising', h('button', { type: 'button', class: 'plain', onclick: () => this.#hooks.go(s.peak) }, fill2(run.text(s.peak)), ` ${fixed(-run.logprob(s.peak) * Math.LOG2E, 1)} bit`)));
+      s.peak === null ? '' : fact('most surprising', h('button', { type: 'button', class: 'plain', onclick: () => this.#hooks.go(s.peak) }, tokenCode(run.text(s.peak)), ` ${fixed(-run.logprob(s.peak) * Math.LOG2E, 1)} bit`)));
   }
 
   /** Returns the address of the branch `step` places further. */
@@ -138,14 +138,14 @@ export class Family {
   /** Loads the tokens of the branches, again for those that are being generated. */
   async #fill() {
     clearTimeout(this.#timer);
-    this.#turn += 1;
-    const turn = this.#turn;
-    const wanted = this.#members.slice(0, LOADED).filter((m) => this.#members.length > 1 && m.completion_tokens <= MAX_TOKENS && (m.status === 'running' || !this.#runs.has(m.run_id)));
-    for (const m of wanted) {
+    this.#loadId += 1;
+    const loadId = this.#loadId;
+    const outdated = this.#members.slice(0, LOADED).filter((m) => this.#members.length > 1 && m.completion_tokens <= MAX_TOKENS && (m.status === 'running' || !this.#runs.has(m.run_id)));
+    for (const m of outdated) {
       try {
         const path = `/api/v1/runs/${encodeURIComponent(m.run_id)}`;
         const run = Run.stored(await (await ask(`${path}/columns`)).arrayBuffer());
-        if (turn !== this.#turn) return;
+        if (loadId !== this.#loadId) return;
         this.#paint(m, run);
         if (m.status !== 'running') this.#runs.set(m.run_id, run);
       } catch { /* the row keeps what it shows */ }
@@ -166,7 +166,7 @@ export class Family {
   }
 }
 
-function fill2(text) {
+function tokenCode(text) {
   const code = h('code');
   fill(code, text);
   return code;

@@ -44,7 +44,7 @@ export function feedback(id) {
       dialog.close();
       toast('Feedback saved');
     } catch (error) {
-      problem.textContent = `Not kept: ${error.message}`;
+      problem.textContent = `Not saved: ${error.message}`;
     } finally {
       send.disabled = false;
     }

@@ -218,7 +218,7 @@ export class RunState extends Rows {
     this.#promptRows = tokens.length;
   }
 
-  /** Takes `count` rows from the allowance for tokens that a trace only counts, if enough are left. */
+  /** Returns `count` if the limit of rows for tokens without ids allows so many more, else 0. */
   #invent(count) {
     if (this.#invented + count > MAX_INVENTED) return null;
     this.#invented += count;
@@ -238,7 +238,7 @@ export class RunState extends Rows {
     }
   }
 
-  /** Marks messages evicted because the context was full. Their rows stay, because they were read and generated. */
+  /** Marks messages that were evicted from a full context. Their rows stay, because the tokens are part of the run. */
   #evicted({ ranges = [], messages = [] }) {
     const tokens = ranges.reduce((sum, [start, end]) => sum + Math.max(0, end - start), 0);
     const who = messages.length ? ` (${messages.map((message) => message.role).join(', ')})` : '';

@@ -1,6 +1,6 @@
 // Token text is untrusted: characters that would be invisible, or reorder the line, are shown by name instead.
 
-// C0 and C1 controls but tab and line feed, bidirectional controls, zero-width characters, separators, tags.
+// C0 and C1 controls except tab and line feed, bidirectional controls, zero-width characters, separators, tags.
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]/gu;
 
 const name = (c) => {
@@ -9,7 +9,7 @@ const name = (c) => {
   return code === 127 ? '␡' : `U+${code.toString(16).toUpperCase().padStart(4, '0')}`;
 };
 
-/** Splits text into `{text}` and `{mark}` pieces; a mark names a character that must not take effect. */
+/** Splits text into pieces `{text}` and `{mark}`; a mark is the name of a character that must have no effect. */
 export function pieces(text) {
   if (/^[\u200c\u200d\ufe0e\ufe0f]+$/u.test(text)) return [...text].map((c) => ({ mark: name(c) }));
   const out = [];
@@ -23,7 +23,7 @@ export function pieces(text) {
   return out;
 }
 
-/** Returns the name of a token outside of the text: spaces and line ends visible, on one line. */
+/** Returns the text of a token on one line, with visible spaces and line ends, for places outside of the answer. */
 export function show(text) {
   if (text === '') return '∅';
   return pieces(text).map((p) => p.mark ?? p.text.replaceAll('\n', '↵').replaceAll('\t', '⇥').replace(/^ | $/g, '␣')).join('');

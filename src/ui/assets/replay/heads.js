@@ -94,7 +94,7 @@ export class Heads {
     this.#tell(this.#cells[this.#at]);
   }
 
-  /** Makes a cell the one that Tab reaches. */
+  /** Makes a cell the one that Tab focuses. */
   #enter(i) {
     this.#cells[this.#at].tabIndex = -1;
     this.#at = i;

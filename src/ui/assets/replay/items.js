@@ -3,7 +3,7 @@
 const isNumber = (value) => typeof value === 'number';
 const isId = (value) => Number.isInteger(value);
 
-/** Measurements of our engine at an event; empty for `details` of other engines. */
+/** Returns the measurements of Thunder's engine at an event; empty for `details` of other engines. */
 export function measuredOf(event) {
   const d = event.details;
   if (d === null || typeof d !== 'object' || Array.isArray(d)) return {};

@@ -1,5 +1,5 @@
-// One lane per mod with a mark for every action, exception and log line on the scrubber's axis, and the same as a
-// table.
+// One lane per mod with a mark for every action, exception and log line, on the axis of the slider, and a table of the
+// marks.
 import { h, palette, surface } from '../dom.js';
 
 const LISTED = 400;
@@ -110,7 +110,7 @@ export class Lanes {
     this.#table.replaceChildren(...all.slice(first, first + LISTED).map((m) => h('tr', {},
       h('td', { class: 'num' }, h('button', { type: 'button', onclick: () => this.#go(m.seq) }, String(m.seq))),
       h('td', {}, m.mod_name), h('td', { class: m.kind === 'error' ? 'err' : '' }, m.kind), h('td', {}, m.label))));
-    if (all.length > LISTED) this.#table.append(h('tr', {}, h('td', { colspan: '4', class: 'hint' }, `${all.length} in all; the ${LISTED} around the cursor are listed.`)));
+    if (all.length > LISTED) this.#table.append(h('tr', {}, h('td', { colspan: '4', class: 'hint' }, `${all.length} marks; the table shows the ${LISTED} around the cursor.`)));
   }
 
   at(n) {

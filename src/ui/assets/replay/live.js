@@ -1,12 +1,12 @@
 // Follows an active run: the same items in the same order as in a stored run.
 import { follow } from '../sse.js';
 
-/** Drops repeated items, so that a resumed stream may overlap. Pure. */
-export class Once {
+/** Detects repeated items, because a resumed stream may overlap. Pure. */
+export class Deduplicator {
   #next = { event: 0, mod_call: 0, mod_log: 0, action: 0 };
 
   /** Returns true if the item is new. */
-  take(item) {
+  isNew(item) {
     const at = item.kind === 'event' ? item.sequence_order : item.index;
     if (at === undefined) return true;
     if (at < (this.#next[item.kind] ?? 0)) return false;
@@ -16,12 +16,12 @@ export class Once {
 }
 
 /**
- * Follows run `id`. `onItems(items)` is called at once for the first ones, then at most every 50 ms;
+ * Follows run `id`. `onItems(items)` is called immediately for the first items, then every 50 ms if there are new ones;
  * `onEnd(summary)` once; `onState(text, ok)` when the connection is lost or restored.
  */
 export function followRun(id, { onItems, onEnd, onState }) {
   const stop = new AbortController();
-  const once = new Once();
+  const once = new Deduplicator();
   let waiting = [];
   let timer = 0;
   const flush = () => {
@@ -44,7 +44,7 @@ export function followRun(id, { onItems, onEnd, onState }) {
       }
       if (event !== 'item' && event !== 'message') return false;
       const item = JSON.parse(data);
-      if (!once.take(item)) return false;
+      if (!once.isNew(item)) return false;
       waiting.push(item);
       if (first) {
         first = false;

@@ -1,4 +1,4 @@
-// The run on one strip: surprise by event, with ticks for backtracks, actions and errors, under the slider over events.
+// The run as a strip below the slider: surprise by event, with ticks for backtracks, actions and errors.
 import { palette, surface } from '../dom.js';
 import { surprise } from './colour.js';
 import { NEVER } from './branches.js';
@@ -45,7 +45,7 @@ export class Overview {
     const { high, erased } = bins(run, Math.max(1, Math.floor(w / step)));
     g.clearRect(0, 0, w, height);
     const floor = height - 2;
-    // A token takes about three events: in a short run its bar can use all of that width.
+    // A token has about three events, so in a short run its bar can be that wide.
     const wide = Math.max(step - 0.5, Math.min(10, (w / Math.max(1, run.eventCount)) * 2));
     high.forEach((value, x) => {
       if (!value && !erased[x]) return;

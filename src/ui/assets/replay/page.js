@@ -40,7 +40,7 @@ let pending = 0;
 function changed(s) {
   beside?.follow(s);
   clearTimeout(pending);
-  // Browsers limit how often the URL may change; a held key would exceed the limit.
+  // Browsers limit the rate of URL changes, which a held key would exceed.
   pending = setTimeout(() => history.replaceState(null, '', address(s)), 120);
 }
 

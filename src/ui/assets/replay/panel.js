@@ -22,7 +22,7 @@ export class Panel {
   #mods = h('section');
   #record = h('section', { hidden: true });
   #all = false;
-  #turn = 0;
+  #loadId = 0;
   #job = null;
   /** Reason why the run cannot be forked, or null. */
   refusal = null;
@@ -46,7 +46,7 @@ export class Panel {
   /** Shows event `e` (null if there is none) and, if different, the selected row. */
   show(e, row) {
     this.#drawToken(e, row);
-    this.#turn += 1;
+    this.#loadId += 1;
     clearTimeout(this.#job);
     if (e === null) {
       this.#alts.hidden = true;
@@ -54,26 +54,26 @@ export class Panel {
       this.#record.hidden = true;
       return;
     }
-    const turn = this.#turn;
+    const loadId = this.#loadId;
     const steps = this.#run.stepEvents(e);
     if (steps.every((s) => this.#events.peek(s))) {
       this.#drawStep(e, steps.map((s) => this.#events.peek(s)));
       return;
     }
-    // A held key passes many events: only the last one is requested.
+    // A held key moves over many events, so only the last one is requested.
     this.#root.setAttribute('aria-busy', 'true');
     this.#job = setTimeout(async () => {
       try {
         const entries = await this.#events.get(steps[0], steps.at(-1));
-        if (turn === this.#turn) this.#drawStep(e, entries);
+        if (loadId === this.#loadId) this.#drawStep(e, entries);
       } catch (error) {
-        if (turn !== this.#turn) return;
+        if (loadId !== this.#loadId) return;
         this.#alts.hidden = true;
         this.#record.hidden = true;
         this.#mods.hidden = false;
         this.#mods.replaceChildren(h('p', { class: 'err' }, `The details of this event could not be loaded: ${error.message}.`));
       } finally {
-        if (turn === this.#turn) this.#root.removeAttribute('aria-busy');
+        if (loadId === this.#loadId) this.#root.removeAttribute('aria-busy');
       }
     }, 70);
   }
@@ -90,7 +90,7 @@ export class Panel {
       type: 'button', 'aria-pressed': String(s === e), title: `Event ${s}`, onclick: () => this.#go(s),
     }, KINDS[run.kind(s)]))) : null;
     if (row === null) {
-      this.#token.replaceChildren(trail ?? '', h('p', { class: 'hint' }, e === null ? 'Nothing has happened yet.' : `Event ${e}, step ${run.step(e)}: no token was added here.`));
+      this.#token.replaceChildren(trail ?? '', h('p', { class: 'hint' }, e === null ? 'There are no events yet.' : `Event ${e}, step ${run.step(e)}: no token was added here.`));
       return;
     }
     const p = run.logprob(row);
@@ -107,7 +107,7 @@ export class Panel {
         fact('position', String(run.pos(row))),
         fact('token id', String(run.token(row))),
         run.isPrompt(row) || !run.isTimed ? null : fact('took', `${run.dt(row)} ms`),
-        fact('born at', `event ${run.born(row)}`),
+        fact('added at', `event ${run.born(row)}`),
         run.died(row) === NEVER ? null : fact('removed at', `event ${run.died(row) - 1}`)));
   }
 
@@ -120,19 +120,19 @@ export class Panel {
     this.#drawRecord(here);
   }
 
-  /** Details of an event about the prompt that no token shows. */
+  /** Shows the details of a Prefilled or ForwardPass event that have no token. */
   #drawGiven(event) {
     this.#token.querySelector('.given')?.remove();
     const facts = event?.event_type === 'Prefilled'
-      ? [['prompt', event.prompt_length, 'tokens'], ['before it', event.tokens_so_far_len || null, 'tokens'], ['at most', event.max_steps, 'steps']]
-      : event?.event_type === 'ForwardPass' && event.input_text ? [['the model read', show(event.input_text), '']] : [];
+      ? [['prompt', event.prompt_length, 'tokens'], ['before the prompt', event.tokens_so_far_len || null, 'tokens'], ['maximum', event.max_steps, 'steps']]
+      : event?.event_type === 'ForwardPass' && event.input_text ? [['input', show(event.input_text), '']] : [];
     const known = facts.filter(([, value]) => value !== undefined && value !== null);
     if (!known.length) return;
     this.#token.append(h('dl', { class: 'tok-facts given' }, known.map(([name, value, unit]) => h('div', { class: unit ? null : 'whole' },
       h('dt', {}, name), h('dd', {}, unit ? `${value} ${unit}` : h('code', {}, `…${value}`))))));
   }
 
-  /** Draws the event and its calls as recorded. */
+  /** Shows the event and its calls as recorded JSON. */
   #drawRecord(entry) {
     this.#record.hidden = !entry;
     if (!entry) return;
@@ -176,9 +176,9 @@ export class Panel {
         h('td', { class: r.byMod ? 'why mod' : 'why' }, r.chosen ? '✓' : r.why, ' ', r.chosen ? null : h('span', { class: 'fork' }, instead(r), again(r)))))));
     const chain = stages.length ? h('div', { class: 'chain' }, 'sampler', stages.map((s, i) => h('span', { class: i === stages.length - 1 ? 'last' : null }, `${s.name} → ${s.left}`))) : null;
     this.#alts.replaceChildren(h('h2', {}, 'Alternatives'), table,
-      h('p', { class: 'links' }, forward === undefined || !this.#branch ? '' : this.#regenerate(start, disabled, title('Start runs that keep everything before this token and draw it and the rest with new seeds')), rows.length > shown.length || this.#all ? h('button', { type: 'button', onclick: () => { this.#all = !this.#all; this.#drawAlternatives(entries); } }, this.#all ? 'Fewer' : `All ${rows.length}`) : ''),
+      h('p', { class: 'links' }, forward === undefined || !this.#branch ? '' : this.#regenerate(start, disabled, title('Start runs that keep the tokens before this one and draw the others with new seeds')), rows.length > shown.length || this.#all ? h('button', { type: 'button', onclick: () => { this.#all = !this.#all; this.#drawAlternatives(entries); } }, this.#all ? 'Fewer' : `All ${rows.length}`) : ''),
       chain ?? '',
-      draft ? h('p', { class: 'hint' }, 'Draft: ', h('code', {}, show(draft.text)), draft.right ? ' was right, so this token needed no decode of its own.' : ' was wrong.') : '');
+      draft ? h('p', { class: 'hint' }, 'Draft: ', h('code', {}, show(draft.text)), draft.right ? ' matched, so this token needed no decode.' : ' did not match.') : '');
   }
 
   /** Draws the form that starts several forks with new seeds. */
@@ -206,7 +206,7 @@ export class Panel {
       stopped ? h('p', {}, 'Stopped by ', h('code', {}, show(stopped))) : '',
       h('h2', {}, 'Mods at this event'),
       ...(here.length ? here.map((c) => this.#call(c)) : [h('p', { class: 'hint' }, 'No mod was called here.')]),
-      ...(rest.length ? [h('h2', {}, 'Elsewhere in this step'), ...rest.map((c) => this.#call(c, true))] : []));
+      ...(rest.length ? [h('h2', {}, 'Mods at other events of this step'), ...rest.map((c) => this.#call(c, true))] : []));
   }
 
   #call({ call, logs, actions, event }, away = false) {
@@ -234,9 +234,9 @@ export class Panel {
     const out = [];
     switch (a.action_type) {
       case 'Noop': out.push(h('span', { class: 'hint' }, 'no change')); break;
-      case 'Backtrack': out.push(`Backtrack ${d.removed ?? a.backtrack_steps ?? ''}${d.clamped ? ` (asked for ${a.backtrack_steps})` : ''}`, ...(a.backtrack_token_count ? [' and put', ...quote(texts)] : [])); break;
+      case 'Backtrack': out.push(`Backtrack ${d.removed ?? a.backtrack_steps ?? ''}${d.clamped ? ` (requested ${a.backtrack_steps})` : ''}`, ...(a.backtrack_token_count ? [' and appended', ...quote(texts)] : [])); break;
       case 'ForceTokens': case 'ForceOutput': out.push(`${a.action_type} ${a.token_count ?? ''}`, ...quote(texts)); break;
-      case 'AdjustedPrefill': out.push(`New prompt, ${a.new_length ?? '?'} tokens`, ...(a.adjusted_max_steps ? [`, at most ${a.adjusted_max_steps} steps`] : [])); break;
+      case 'AdjustedPrefill': out.push(`New prompt, ${a.new_length ?? '?'} tokens`, ...(a.adjusted_max_steps ? [`, maximum ${a.adjusted_max_steps} steps`] : [])); break;
       case 'AdjustedLogits': out.push(`Logits edited${Number.isFinite(a.temperature) ? `, temperature ${a.temperature}` : ''}`,
         ...(Array.isArray(d.moved) && d.moved.length ? [h('table', { class: 'alts' }, h('tbody', {}, d.moved.slice(0, 6).map((m) => h('tr', {}, h('th', { scope: 'row' }, show(m.text ?? `⟨${m.token}⟩`)), h('td', {}, percent(m.before)), h('td', {}, '→'), h('td', {}, percent(m.after))))))] : [])); break;
       case 'ToolCalls': out.push('Tool calls', h('pre', { class: 'trace', tabindex: '0' }, JSON.stringify(a.tool_calls ?? d, null, 2))); break;

@@ -239,13 +239,13 @@ export class Text {
     const at = span.getBoundingClientRect();
     if (at.width === 0 && at.height === 0) return;
     const room = Math.min(80, box.height / 4);
-    // Only this box scrolls: scrollIntoView would also move the page on small screens.
+    // scrollIntoView would also scroll the page on small screens.
     const above = box.top + room - at.top;
     const below = at.bottom - box.bottom + room;
     if (above <= 0 && below <= 0) return;
     if (Math.max(above, below) > box.height) this.#root.scrollTop += at.top - box.top - box.height / 3;
     else this.#root.scrollTop += above > 0 ? -above : below;
-    // Blocks that were off screen get their true height only now: check the position again.
+    // Blocks that were off screen get their actual height only now, so the position is checked again.
     if (tries) requestAnimationFrame(() => { if (this.#target === span) this.#reveal(span, tries - 1); });
   }
 
@@ -254,7 +254,7 @@ export class Text {
     this.#root.scrollTop = this.#root.scrollHeight;
   }
 
-  /** Rows that are on screen as text now, for find. */
+  /** Returns true if the row is visible as text, for the search. */
   isShown(i) {
     const state = this.#state[i] ?? this.#stateAt(i);
     return state === ALIVE || state === GHOST || (state === DEAD && (this.#options.dead || this.#open.has(this.#run.died(i))));
@@ -271,7 +271,7 @@ export class Text {
     this.#reveal(this.#target);
   }
 
-  /** Returns the name of a row for places outside of the text. */
+  /** Returns the text of a row for places outside of the answer. */
   name(i) {
     return show(this.#run.text(i));
   }

@@ -2,7 +2,7 @@
 import { NEVER } from './branches.js';
 import { show } from './glyphs.js';
 
-/** Members depth first, each with its `depth`; a fork whose parent is missing stands at depth 0. */
+/** Returns the members depth first, each with its `depth`, which is 0 for a fork whose parent is missing. */
 export function order(members) {
   const children = new Map();
   const known = new Set(members.map((m) => m.run_id));
@@ -34,21 +34,21 @@ export function changeOf(member) {
   return parts.join(', ') || 'unchanged';
 }
 
-/** Returns the id of the member `step` places after `id`, around the end; null in a family of one. */
+/** Returns the id of the member `step` places after `id`, and continues at the start after the end; null in a family of one. */
 export function neighbour(ordered, id, step) {
   const at = ordered.findIndex((m) => m.run_id === id);
   if (at < 0 || ordered.length < 2) return null;
   return ordered[(at + step + ordered.length) % ordered.length].run_id;
 }
 
-/** Rows of the final answer that were added at event `from` or later. */
+/** Returns the rows of the final answer that were added at event `from` or later. */
 export function rowsSince(run, from = 0) {
   const rows = [];
   for (let i = 0; i < run.count; i += 1) if (!run.isPrompt(i) && run.died(i) === NEVER && run.born(i) >= from) rows.push(i);
   return rows;
 }
 
-/** Statistics of rows: numbers of tokens, means, and the most surprising row. */
+/** Returns statistics of rows: numbers of tokens, means, and the most surprising row. */
 export function statistics(run, rows) {
   const out = { tokens: rows.length, forced: 0, measured: 0, mean: null, perplexity: null, entropy: null, peak: null, ms: null };
   let sum = 0;

@@ -65,7 +65,7 @@ export class Replay {
     wait.dataset.idle = 'Loading the run…';
     wait.toggleAttribute('data-none', true);
     const response = await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/columns`).catch((error) => {
-      wait.dataset.idle = 'Nothing could be loaded.';
+      wait.dataset.idle = 'The run could not be loaded.';
       throw error;
     });
     const run = Run.stored(await response.arrayBuffer());
@@ -89,7 +89,7 @@ export class Replay {
 
   #isLocal = false;
 
-  /** Releases everything before another run is shown. */
+  /** Releases all resources, before another run is shown. */
   close() {
     this.#stop?.();
     this.#parts.player?.pause();
@@ -129,7 +129,7 @@ export class Replay {
     this.#attend();
   }
 
-  /** Attention is loaded on first use. */
+  /** Loads the attention on first use. */
   async #attend() {
     const parts = this.#parts;
     if (!this.#state.attention || parts.attending) return;
@@ -187,7 +187,7 @@ export class Replay {
     overview.draw();
     const { textBox } = this.#parts;
     textBox.toggleAttribute('data-none', this.#run.count === 0);
-    textBox.dataset.idle = this.live ? 'Waiting for the first event…' : this.#run.eventCount ? 'No tokens were added in this run.' : 'Nothing was recorded of this run: the trace has no events.';
+    textBox.dataset.idle = this.live ? 'Waiting for the first event…' : this.#run.eventCount ? 'No tokens were added in this run.' : 'The trace of this run has no events.';
     this.#root.classList.toggle('idle', !this.live && this.#run.eventCount === 0);
   }
 
@@ -303,7 +303,7 @@ export class Replay {
     if (!playing) this.go(this.n);
   }
 
-  /** Paints the background: attention while it is on, else the chosen metric. */
+  /** Colours the text by attention if it is enabled, else by the selected metric. */
   #paint() {
     const { text, attention } = this.#parts;
     if (!text) return;
@@ -344,7 +344,7 @@ export class Replay {
     for (const name of ['dead', 'ahead', 'attention']) {
       this.#root.querySelector(`[data-act=${name}]`).setAttribute('aria-pressed', String(this.#state[name]));
     }
-    // One background at a time: while attention is shown, no metric is selected.
+    // There is one background at a time, so no metric is selected while attention is shown.
     for (const input of this.#el('colours').querySelectorAll('input')) input.checked = input.value === this.#state.color && !this.#state.attention;
   }
 

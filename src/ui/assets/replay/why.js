@@ -1,4 +1,4 @@
-// Details of a token's choice: joins the model's probabilities, the edits of mods and the sampler's result. Pure.
+// Explains the choice of a token from the model's probabilities, the edits of mods and the sampler's result. Pure.
 
 /** Measurements of an event in any known format. */
 export const measured = (event) => (event && typeof event.details === 'object' && event.details) || {};
@@ -15,9 +15,9 @@ export function candidates(list) {
 }
 
 /**
- * The rows of the table for one step. `entries` are the step's `{event, calls}`.
- * A row: `{token, text, model, mods, sampler, chosen, why, byMod}`; probabilities are null where not among the recorded ones.
- * `draft` is null, or `{right, text}`: the guess of speculative decoding, with the token's text if it is known.
+ * Returns the rows of the table for one step, whose `entries` are `{event, calls}`.
+ * A row is `{token, text, model, mods, sampler, chosen, why, byMod}`; probabilities that were not recorded are null.
+ * `draft` is null or `{right, text}`: the draft token of speculative decoding, with its text if that is known.
  */
 export function explain(entries) {
   const last = (type) => entries.findLast((e) => e.event.event_type === type);
@@ -50,7 +50,7 @@ export function explain(entries) {
   const out = [...rows.values()].map((row) => {
     const result = { ...row, chosen: row.token === chosen, why: '', byMod: false };
     if (afterMods.length && row.model !== null && !(row.mods > 0)) {
-      // A token missing from the recorded candidates is not necessarily masked: only the action tells.
+      // A token that is missing in the recorded candidates may not be masked. Only the action shows that.
       const after = moved.find((m) => m.token === row.token)?.after;
       result.why = `${after !== undefined && after < 1e-6 ? 'masked' : 'lowered'} by ${editor?.call.mod_name ?? 'a mod'}`;
       result.byMod = true;
