@@ -149,8 +149,8 @@ fn invalid_files_end_start() {
         (pair(&chain, &key)[2..].to_vec(), ["--ssl-cert-file", "set both"]),
         (pair(&none, &key), ["none.pem", "--ssl-cert-file"]),
         (pair(&chain, &none), ["none.pem", "--ssl-key-file"]),
-        (pair(&key, &key), ["server.key", "holds no certificate"]),
-        (pair(&chain, &chain), ["server.pem", "holds no private key"]),
+        (pair(&key, &key), ["server.key", "contains no certificate"]),
+        (pair(&chain, &chain), ["server.pem", "contains no private key"]),
         (pair(&broken, &key), ["broken.pem", "is not valid PEM"]),
         (pair(&chain, &encrypted), ["encrypted.key", "passphrase"]),
         (pair(&authority, &key), ["server.key", "does not match the first certificate"]),
@@ -180,7 +180,7 @@ async fn command_line_client_connects_over_https() {
         assert_eq!(code, Some(0), "{trusted}: {printed}");
         assert!(printed.contains(&format!("{base}/runs/")), "{printed}");
     }
-    for (trusted, word) in [(None, "--server-ca FILE"), (Some("server.key"), "holds no certificate")] {
+    for (trusted, word) in [(None, "--server-ca FILE"), (Some("server.key"), "contains no certificate")] {
         let (code, printed) = ask(server.base.clone(), trusted);
         assert_eq!(code, Some(1), "{trusted:?}: {printed}");
         assert!(printed.contains(word), "{trusted:?}: {printed}");

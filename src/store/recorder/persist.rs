@@ -94,7 +94,7 @@ pub(super) async fn persist(
     while !spool.is_drained() && Instant::now() < until {
         match drain_some(pool, server, spool).await {
             Ok(()) if spool.is_drained() => {
-                tracing::info!("the database is available again and the spool file is drained")
+                tracing::info!("the database is available again and the spool file is drained");
             }
             Ok(()) => {}
             Err(Error::Unavailable(_)) => break,

@@ -183,7 +183,7 @@ impl Link {
                             tracing::info!(%server, runs, "marked the runs of a dead server as interrupted");
                         }
                         Err(error) => {
-                            tracing::warn!(%server, %error, "cannot mark the runs of a dead server as interrupted")
+                            tracing::warn!(%server, %error, "cannot mark the runs of a dead server as interrupted");
                         }
                     }
                 }

@@ -117,7 +117,7 @@ async fn certificate_of_version_1_is_named_with_a_remedy() {
     let data_dir = Data::folder().0.clone();
     let error = Store::open(Database::Url { url, direct_url: None, data_dir }, |_| {}).await.err().unwrap().to_string();
     assert!(error.contains("UnsupportedCertVersion"), "{error}");
-    assert!(error.contains("version 3 is needed: make one with `openssl req -x509"), "{error}");
+    assert!(error.contains("version 3 is needed: create one with `openssl req -x509"), "{error}");
     assert!(server.await.unwrap(), "the client has refused the certificate");
 }
 
