@@ -285,7 +285,9 @@ impl Recorder {
         let records = std::mem::take(&mut self.pending);
         let changed =
             self.runs.values_mut().filter_map(|run| std::mem::take(&mut run.changed).then(|| run.summary.row()));
-        let rows = std::mem::take(&mut self.ended).into_iter().chain(changed).collect();
+        let mut rows: Vec<RunRow> = std::mem::take(&mut self.ended).into_iter().chain(changed).collect();
+        // Changes of several runs by clients lock them in the same order.
+        rows.sort_unstable_by_key(|row| row.summary.run_id);
         self.runs.retain(|_, run| run.summary.status() == RunStatus::Running);
         Batch { records, rows, abandoned: std::mem::take(&mut self.abandoned) }
     }

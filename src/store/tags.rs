@@ -8,9 +8,8 @@ use super::scope::push_owned;
 use super::{Error, Store};
 use crate::events::{RunId, Scope};
 use serde::Serialize;
-use sqlx::{Postgres, QueryBuilder, Row};
+use sqlx::{Postgres, QueryBuilder};
 use utoipa::ToSchema;
-use uuid::Uuid;
 
 /// Maximum tags of a run.
 pub const MAX_TAGS: usize = 32;
@@ -38,7 +37,8 @@ pub(super) fn tags(labels: &[String]) -> Vec<String> {
 }
 
 impl Store {
-    /// Removes and adds tags of stored runs, of all or of none. Returns their tags; runs outside the scope are left out.
+    /// Removes and adds tags of stored runs, of all or of none. Returns their tags in order of their ids; runs outside the
+    /// scope are left out.
     ///
     /// # Errors
     /// [`Error::TooManyTags`], or the database failed.
@@ -49,31 +49,39 @@ impl Store {
         add: &[String],
         remove: &[String],
     ) -> Result<Vec<TaggedRun>, Error> {
-        let ids: Vec<Uuid> = runs.iter().map(|run_id| run_id.0).collect();
         let added: Vec<String> = add.iter().map(|tag| label(tag)).collect();
         let removed: Vec<String> = remove.iter().map(|tag| label(tag)).collect();
-        let mut query = QueryBuilder::<Postgres>::new("update runs set version = version + 1, labels = ");
-        // A tag that is added again moves to the end. Citus rejects a subquery here.
-        let dropped: Vec<&String> = removed.iter().chain(&added).collect();
-        query.push("array_remove(".repeat(dropped.len())).push("labels");
-        for label in dropped {
-            query.push(", ").push_bind(label.clone()).push(")");
-        }
-        query.push(" || ").push_bind(added).push(" where run_id = any(").push_bind(ids).push(")");
-        push_owned(&mut query, scope);
-        query.push(" returning run_id, labels");
+        // The recorder updates runs in order of their ids, too. Another order could cause a deadlock.
+        let mut ids = runs.to_vec();
+        ids.sort_unstable();
+        ids.dedup();
         let mut transaction = self.inner.pool.begin().await?;
         let mut changed = Vec::new();
-        for row in query.build().fetch_all(&mut *transaction).await? {
-            let run_id = RunId(row.try_get("run_id")?);
-            let tags = tags(&row.try_get::<Vec<String>, _>("labels")?);
+        for run_id in ids {
+            let mut update = update_labels(scope, run_id, &added, &removed);
+            let labels: Option<Vec<String>> = update.build_query_scalar().fetch_optional(&mut *transaction).await?;
+            let Some(tags) = labels.map(|labels| tags(&labels)) else { continue };
             if tags.len() > MAX_TAGS {
                 return Err(Error::TooManyTags(run_id, tags.len()));
             }
             changed.push(TaggedRun { run_id, tags });
         }
         transaction.commit().await?;
-        changed.sort_unstable_by_key(|run| run.run_id);
         Ok(changed)
     }
+}
+
+/// Returns the statement that changes the labels of a run and returns them.
+fn update_labels(scope: &Scope, run_id: RunId, added: &[String], removed: &[String]) -> QueryBuilder<Postgres> {
+    let mut sql = QueryBuilder::new("update runs set version = version + 1, labels = ");
+    // A tag that is added again moves to the end. Citus rejects a subquery here.
+    let dropped: Vec<&String> = removed.iter().chain(added).collect();
+    sql.push("array_remove(".repeat(dropped.len())).push("labels");
+    for label in dropped {
+        sql.push(", ").push_bind(label.clone()).push(")");
+    }
+    sql.push(" || ").push_bind(added.to_vec()).push(" where run_id = ").push_bind(run_id.0);
+    push_owned(&mut sql, scope);
+    sql.push(" returning labels");
+    sql
 }

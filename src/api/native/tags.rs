@@ -6,7 +6,6 @@ use crate::server::{ApiError, App, Problem};
 use crate::store::{MAX_TAGS, TaggedRun};
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
 use utoipa::ToSchema;
 
 /// Maximum runs of one request.
@@ -55,11 +54,10 @@ pub async fn change(
         return Err(ApiError::invalid("runs", detail));
     }
     let (add, remove) = (parse_tags("add", &change.add)?, parse_tags("remove", &change.remove)?);
-    let mut runs = BTreeSet::new();
+    let mut runs = Vec::new();
     for id in &change.runs {
-        runs.insert(app.find_run(&scope, id).await?.run_id);
+        runs.push(app.find_run(&scope, id).await?.run_id);
     }
-    let runs: Vec<_> = runs.into_iter().collect();
     Ok(axum::Json(TagList { runs: app.store()?.change_tags(&scope, &runs, &add, &remove).await? }))
 }
 

@@ -1,4 +1,5 @@
 use super::{Data, Live, document, psql};
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use std::time::Duration;
 use thunder::events::Scope;
 use thunder::store::{Error, RunQuery, Store};
@@ -264,4 +265,35 @@ async fn older_database_is_migrated_and_logged() {
             "bringing the database up to date: V7__list_indexes, V8__request_extras, V9__owners, V11__servers, V12__citus, V13__filters, V14__end_cause, V15__parents, V16__head_rows, V17__tags"
         ]
     );
+}
+
+#[tokio::test]
+async fn tags_lock_runs_in_order_of_their_ids() {
+    let data = Data::new();
+    let store = data.open().await;
+    let mut ids = Vec::new();
+    for number in 0..2 {
+        ids.push(store.ingest(&Scope::All, None, document(&format!("tagged-{number}"), 3)).await.unwrap().run_id);
+    }
+    ids.sort_unstable();
+    let lock = format!("select 1 from runs where run_id = '{}' for update", ids[0]);
+    let mut holder = PgConnection::connect(&data.url()).await.unwrap();
+    sqlx::raw_sql("begin").execute(&mut holder).await.unwrap();
+    sqlx::query(AssertSqlSafe(lock)).execute(&mut holder).await.unwrap();
+    let (other, tags) = (store.clone(), ["checked".to_owned()]);
+    let reversed = [ids[1], ids[0]];
+    let change = tokio::spawn(async move { other.change_tags(&Scope::All, &reversed, &tags, &[]).await.unwrap() });
+    let waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like 'update runs%'";
+    while psql(&data.url(), waiting).await != "1" {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    // The change waits for the first run and has not locked the second one.
+    let free = format!("select 1 from runs where run_id = '{}' for no key update nowait", ids[1]);
+    assert_eq!(psql(&data.url(), &free).await, "1");
+    sqlx::raw_sql("rollback").execute(&mut holder).await.unwrap();
+    let changed = change.await.unwrap();
+    assert_eq!(changed.iter().map(|run| run.run_id).collect::<Vec<_>>(), ids);
+    assert!(changed.iter().all(|run| run.tags == ["checked"]), "{changed:?}");
+    holder.close().await.unwrap();
+    store.close().await;
 }
