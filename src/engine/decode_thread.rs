@@ -74,7 +74,7 @@ impl DecodeThread {
             Err(error) => return drop(ready.send(Err(error))),
         };
         let state_bytes = layout.as_ref().map_or((0, 0), |layout| (layout.fixed_bytes(), layout.bytes_per_token()));
-        let prefixes_usable = context.keeps_all_prefixes();
+        let prefixes_usable = context.are_all_prefixes_usable();
         let properties = ContextProperties {
             layout,
             attention_capture: context.attention_capture(),
@@ -107,7 +107,7 @@ fn create_context<'model>(
         cache_type_v: options.cache_type_v,
         checkpoint_bytes: options.cache_ram_bytes / CHECKPOINT_MEMORY_DIVISOR,
     })?;
-    let layout = context.learn_layout()?;
+    let layout = context.detect_layout()?;
     let encoders = Encoders { tiers: options.encode_attention, heads: options.encode_heads };
     let start_encoder = || AttentionEncoderThread::start(encoders, recorder.clone());
     let attention_encoder = options

@@ -279,7 +279,7 @@ impl EncoderCapabilities {
                 (_, Some(DeclaredPooling::Ranks)) => Err(EncoderUnavailable::Ranked),
                 (Some(DeclaredPooling::Embeds(pooling)), _) => Ok(pooling),
                 // The head reads the pooling that the model was trained with.
-                (Some(DeclaredPooling::Ranks), _) => Ok(model.ranked_pooling()),
+                (Some(DeclaredPooling::Ranks), _) => Ok(model.head_pooling()),
                 (None, _) => Ok(Pooling::Mean),
             }
         } else {
@@ -369,9 +369,9 @@ fn encode_next(context: &mut EncoderContext<'_>, jobs: &mut VecDeque<Job>, statu
     let round_robin = (0..rounds).flat_map(|round| {
         jobs.iter().enumerate().filter_map(move |(index, job)| Some((index, job.inputs.get(job.done.len() + round)?)))
     });
-    let fitting = context.fitting(round_robin.clone().map(|(_, input)| input.len()));
+    let count_fitting = context.count_fitting(round_robin.clone().map(|(_, input)| input.len()));
     let chosen: Vec<(usize, &[TokenId], EncoderOutput)> =
-        round_robin.take(fitting).map(|(index, input)| (index, input.as_slice(), jobs[index].output)).collect();
+        round_robin.take(count_fitting).map(|(index, input)| (index, input.as_slice(), jobs[index].output)).collect();
     let inputs: Vec<(&[TokenId], EncoderOutput)> = chosen.iter().map(|&(_, input, output)| (input, output)).collect();
     let owners: Vec<usize> = chosen.iter().map(|&(index, ..)| index).collect();
     if inputs.is_empty() {

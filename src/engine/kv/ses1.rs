@@ -1,9 +1,9 @@
 //! SES1: the snapshot format for the state of a slot, and its validation.
 //!
-//! A block has: `"SES1"`, the number of tokens, the tokens, the KV data; all numbers are little-endian. The KV data begins
-//! with a header of Thunder: model, cache types and a checksum over everything else. The state from llama.cpp follows,
-//! without the parts that depend on the number of slots. A block comes from a client or a file and is not trusted: nothing
-//! of it reaches llama.cpp before [`read`] has compared every number with those of the context.
+//! A block has: `"SES1"`, the number of tokens, the tokens, the KV data; all numbers are little-endian. The KV data
+//! begins with a header of Thunder: model, cache types and a checksum over everything else. The state from llama.cpp
+//! follows, without the parts that depend on the number of slots. A block comes from a client or a file and is not
+//! trusted: nothing of it reaches llama.cpp before [`read`] has compared every number with those of the context.
 
 use super::conversation::SlotHistory;
 use super::snapshot::{ModelIdentity, Snapshot};
@@ -17,8 +17,8 @@ const MAGIC: &[u8; 4] = b"SES1";
 const HEADER_BYTES: usize = 8;
 
 const KV_MAGIC: &[u8; 4] = b"THKV";
-/// Version of the KV data's header and of the layout of llama.cpp's state, which changes with its releases. Versions 1 to 3
-/// are rejected: they identified the model only by parts of its file.
+/// Version of the KV data's header and of the layout of llama.cpp's state, which changes with its releases. Versions 1
+/// to 3 are rejected: they identified the model only by parts of its file.
 const KV_VERSION: u32 = 4;
 /// Version with a list of LoRA adapters before llama.cpp's state: their number, then fingerprint and scale of each.
 const KV_VERSION_ADAPTERS: u32 = 5;
@@ -308,7 +308,7 @@ mod tests {
     }
 
     fn format() -> SnapshotFormat {
-        SnapshotFormat { vocabulary: 100, layout: StateLayout::learn(&state(1), 64, 0) }
+        SnapshotFormat { vocabulary: 100, layout: StateLayout::from_state(&state(1), 64, 0) }
     }
 
     /// Returns a snapshot of `count` tokens, with an adapter if `adapted`, and its block.

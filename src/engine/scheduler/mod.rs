@@ -1,8 +1,8 @@
 //! Decode thread: admits runs to slots, plans and decodes batches, and passes the logits to the runs.
 //!
-//! The thread never waits for a database, a disk, a socket or a mod. The [`Scheduler`] only connects its parts: [`runs`]
-//! has the runs and applies control requests, [`slot_tasks`] has the tasks of clients for slots, [`plan`] and [`prefill`]
-//! select runs and tokens for a batch, [`drafts`] adds drafts, and [`decode`] decodes the batch.
+//! The thread never waits for a database, a disk, a socket or a mod. The [`Scheduler`] only connects its parts:
+//! [`runs`] has the runs and applies control requests, [`slot_tasks`] has the tasks of clients for slots, [`plan`] and
+//! [`prefill`] select runs and tokens for a batch, [`drafts`] adds drafts, and [`decode`] decodes the batch.
 
 mod active_run;
 mod batch;
@@ -44,7 +44,8 @@ const IDLE_SLEEP: Duration = Duration::from_millis(2);
 const DISCONNECT_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// After decodes that take longer, all events are flushed, since the next decode may take as long.
 const SLOW_DECODE: Duration = Duration::from_millis(5);
-/// Time for which the thread polls for a mod's reply before it sleeps. Most mods reply sooner than a sleeping core wakes up.
+/// Time for which the thread polls for a mod's reply before it sleeps. Most mods reply sooner than a sleeping core
+/// wakes up.
 const POLL_WINDOW: Duration = Duration::from_micros(200);
 
 /// State of the decode thread.
@@ -64,7 +65,8 @@ pub struct Scheduler<'model> {
 }
 
 impl<'model> Scheduler<'model> {
-    /// Creates the state of a decode thread without runs. `waiting` counts the runs that were submitted and have no slot.
+    /// Creates the state of a decode thread without runs. `waiting` counts the runs that were submitted and have no
+    /// slot.
     pub fn new(
         kv: KvSlots<'model>,
         options: EngineOptions,
@@ -81,7 +83,7 @@ impl<'model> Scheduler<'model> {
             recording,
             resources: RunResources::new(move |id, call| reply_sender(&commands, id, call)),
             planner: BatchPlanner::new(&options),
-            drafter: Drafter::new(&options, kv.keeps_all_prefixes()),
+            drafter: Drafter::new(&options, kv.are_all_prefixes_usable()),
             kv,
             options,
             arrivals: 0,
@@ -130,7 +132,8 @@ impl<'model> Scheduler<'model> {
         }
         let elapsed = start.elapsed();
         self.planner.count(elapsed);
-        // Events are recorded before outputs are sent, so that a client that reads its run finds every token it received.
+        // Events are recorded before outputs are sent, so that a client that reads its run finds every token it
+        // received.
         self.flush_events(elapsed > SLOW_DECODE);
         self.serve_clients();
     }
@@ -225,7 +228,8 @@ impl<'model> Scheduler<'model> {
         true
     }
 
-    /// Assigns free slots to queued runs, in order of arrival. A run that waits for a specific slot does not delay others.
+    /// Assigns free slots to queued runs, in order of arrival. A run that waits for a specific slot does not delay
+    /// others.
     fn admit(&mut self) {
         self.runs.remove_disconnected(&mut self.recording, &self.status);
         let mut at = 0;

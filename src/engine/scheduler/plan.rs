@@ -50,7 +50,8 @@ impl BatchPlanner {
         }
     }
 
-    /// Fills the next batch: generating runs first, unless a prefill phase has not ended, then prompts in order of arrival.
+    /// Fills the next batch: generating runs first, unless a prefill phase has not ended, then prompts in order of
+    /// arrival.
     pub fn plan(
         &mut self,
         kv: &mut KvSlots<'_>,
@@ -193,8 +194,8 @@ fn awaits_prefix(kv: &KvSlots<'_>, slots: &ActiveSlots, index: usize, min_saved:
     })
 }
 
-/// Prepares a slot's KV state for the next decode: finds a prefix match before the first one, and removes the tokens that
-/// the run has dropped.
+/// Prepares a slot's KV state for the next decode: finds a prefix match before the first one, and removes the tokens
+/// that the run has dropped.
 fn prepare_slot(kv: &mut KvSlots<'_>, slots: &mut ActiveSlots, index: usize) {
     let Some(active) = slots.get_mut(index) else { return };
     let Some(outputs_from) = active.run.logits_from() else { return };
@@ -202,7 +203,7 @@ fn prepare_slot(kv: &mut KvSlots<'_>, slots: &mut ActiveSlots, index: usize) {
     if is_first {
         let kv_len = kv.reuse(index, active.run.prompt_view(), outputs_from);
         active.run.sequence_mut().set_kv_len(kv_len);
-        if kv.keeps_checkpoints() {
+        if kv.uses_checkpoints() {
             active.run.plan_checkpoints(outputs_from);
         }
     }

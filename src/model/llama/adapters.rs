@@ -1,5 +1,5 @@
-//! LoRA adapters: changes of a model's weights that are added during computation, so that every run can use its own
-//! scales. Adapters are loaded and unloaded together with the model.
+//! LoRA adapters: low-rank changes that are added to a model's weights during computation, so that every run can use
+//! its own scales. Adapters are loaded and unloaded together with the model.
 
 use super::ffi::adapters::{self as ffi, AdapterHandle};
 use super::{GgufHeader, ModelError, WeightFile, gguf, reason};
@@ -15,7 +15,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 #[derive(Debug, Default)]
 pub struct Adapters {
     list: Vec<Adapter>,
-    usual: RwLock<AdapterSet>,
+    default_scales: RwLock<AdapterSet>,
 }
 
 /// A loaded adapter.
@@ -43,13 +43,13 @@ pub struct ScaledAdapter {
     /// Index in the list of the model's adapters.
     pub id: usize,
     /// Scale; 1 is the strength used in training.
-    #[serde(serialize_with = "shortest")]
+    #[serde(serialize_with = "serialize_scale")]
     pub scale: f32,
 }
 
 /// Serialises 0.8 as 0.8, not as 0.800000011920929.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn shortest<S: serde::Serializer>(scale: &f32, serializer: S) -> Result<S::Ok, S::Error> {
+fn serialize_scale<S: serde::Serializer>(scale: &f32, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64(scale.to_string().parse().unwrap_or_else(|_| f64::from(*scale)))
 }
 
@@ -58,12 +58,12 @@ impl AdapterSet {
     #[must_use]
     pub fn new(scales: impl IntoIterator<Item = ScaledAdapter>) -> Self {
         let mut set: Vec<ScaledAdapter> = Vec::new();
-        for weighed in scales {
-            set.retain(|other| other.id != weighed.id);
-            set.push(weighed);
+        for adapter in scales {
+            set.retain(|other| other.id != adapter.id);
+            set.push(adapter);
         }
-        set.retain(|weighed| weighed.scale != 0.0);
-        set.sort_unstable_by_key(|weighed| weighed.id);
+        set.retain(|adapter| adapter.scale != 0.0);
+        set.sort_unstable_by_key(|adapter| adapter.id);
         Self(set.into())
     }
 
@@ -76,7 +76,7 @@ impl AdapterSet {
     /// Returns the scale of an adapter.
     #[must_use]
     pub fn scale(&self, id: usize) -> f32 {
-        self.0.iter().find(|weighed| weighed.id == id).map_or(0.0, |weighed| weighed.scale)
+        self.0.iter().find(|adapter| adapter.id == id).map_or(0.0, |adapter| adapter.scale)
     }
 
     /// Returns true if no adapter is active.
@@ -93,8 +93,9 @@ impl Adapters {
     /// [`ModelError::Unreadable`] and [`ModelError::Adapter`].
     pub(super) fn load(model: &mut LlamaModel, files: &[(PathBuf, f32)]) -> Result<Self, ModelError> {
         let list = files.iter().map(|(path, _)| Adapter::load(model, path)).collect::<Result<_, _>>()?;
-        let usual = AdapterSet::new(files.iter().enumerate().map(|(id, &(_, scale))| ScaledAdapter { id, scale }));
-        Ok(Self { list, usual: RwLock::new(usual) })
+        let default_scales =
+            AdapterSet::new(files.iter().enumerate().map(|(id, &(_, scale))| ScaledAdapter { id, scale }));
+        Ok(Self { list, default_scales: RwLock::new(default_scales) })
     }
 
     /// Returns all adapters; an adapter's id is its index.
@@ -112,15 +113,15 @@ impl Adapters {
     /// Returns the scales for requests that set none.
     #[must_use]
     pub fn default_scales(&self) -> AdapterSet {
-        self.usual.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.default_scales.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Sets the scales for requests that set none; running runs are not affected.
     pub fn set_default_scales(&self, set: AdapterSet) {
-        *self.usual.write().unwrap_or_else(PoisonError::into_inner) = set;
+        *self.default_scales.write().unwrap_or_else(PoisonError::into_inner) = set;
     }
 
-    /// Activates exactly this set in a context. Does nothing if the set is active already.
+    /// Replaces the active set of a context. Does nothing if this set is active already.
     ///
     /// # Errors
     /// [`ModelError::Decode`].
@@ -128,12 +129,12 @@ impl Adapters {
         if self.is_empty() {
             return Ok(());
         }
-        let chosen: Vec<(&AdapterHandle, f32)> = set
+        let active: Vec<(&AdapterHandle, f32)> = set
             .as_slice()
             .iter()
-            .filter_map(|weighed| Some((&self.list.get(weighed.id)?.handle, weighed.scale)))
+            .filter_map(|adapter| Some((&self.list.get(adapter.id)?.handle, adapter.scale)))
             .collect();
-        if ffi::set(context, &chosen) {
+        if ffi::set(context, &active) {
             return Ok(());
         }
         Err(ModelError::Decode("llama.cpp cannot activate the LoRA adapters".into()))
@@ -142,25 +143,25 @@ impl Adapters {
 
 impl Adapter {
     fn load(model: &mut LlamaModel, path: &Path) -> Result<Self, ModelError> {
-        let shown = path.display().to_string();
-        let refused = |reason: String| ModelError::Adapter { path: shown.clone(), reason };
-        let unreadable = |source| ModelError::Unreadable { path: shown.clone(), source };
-        let file = CString::new(path.as_os_str().as_bytes()).map_err(|_| refused("its path has a zero byte".into()))?;
+        let display_path = path.display().to_string();
+        let invalid = |reason: String| ModelError::Adapter { path: display_path.clone(), reason };
+        let unreadable = |source| ModelError::Unreadable { path: display_path.clone(), source };
+        let file = CString::new(path.as_os_str().as_bytes()).map_err(|_| invalid("its path has a zero byte".into()))?;
         let weights = WeightFile::new(path).map_err(unreadable)?;
         let header = GgufHeader::read(path).map_err(|error| match error {
             gguf::GgufError::Io(source) => unreadable(source),
-            other => refused(other.to_string()),
+            other => invalid(other.to_string()),
         })?;
         if header.text("adapter.type") != Some("lora") {
-            return Err(refused("the file is not a LoRA adapter: its adapter.type is not lora".into()));
+            return Err(invalid("the file is not a LoRA adapter: its adapter.type is not lora".into()));
         }
-        // llama.cpp ends the process on an alpha of another type.
+        // llama.cpp aborts the process on an alpha of another type.
         if header.metadata.get("adapter.lora.alpha").is_some_and(|alpha| !matches!(alpha, gguf::GgufScalar::Float(_))) {
-            return Err(refused("its adapter.lora.alpha is not a floating-point number".into()));
+            return Err(invalid("its adapter.lora.alpha is not a floating-point number".into()));
         }
-        let handle = ffi::load(model, &file).map_err(|lines| refused(reason::reason(&lines)))?;
+        let handle = ffi::load(model, &file).map_err(|lines| invalid(reason::reason(&lines)))?;
         if ffi::is_activated(&handle) {
-            return Err(refused("it is activated by tokens (aLoRA), which is not supported".into()));
+            return Err(invalid("it is activated by tokens (aLoRA), which is not supported".into()));
         }
         let text = |key| header.text(key).unwrap_or_default().to_owned();
         Ok(Self {

@@ -12,7 +12,7 @@ pub enum AttentionCapture {
     On,
     /// Capture with flash attention: rows are computed from its inputs, for requested tokens only.
     Flash,
-    /// [`AttentionCapture::Flash`] if that is usually faster for runs without attention, else [`AttentionCapture::On`].
+    /// [`AttentionCapture::Flash`] if it usually makes runs without attention faster, else [`AttentionCapture::On`].
     #[default]
     Auto,
 }
@@ -39,15 +39,14 @@ impl AttentionCapture {
         self != Self::Off
     }
 
-    /// Returns the setting that takes effect for this placement, these types of keys and values, and this width of a
-    /// head's values.
+    /// Returns the effective setting for this placement, these cache types, and `width` values per head.
     pub(super) fn resolve(self, placement: &Placement, keys: CacheType, values: CacheType, width: u32) -> Self {
-        // Keys in GPU memory would have to be copied for every row. Flash attention converts a cache of 32-bit floats to
-        // 16 bits at every step, which costs more than it saves and rounds the scores.
-        let stores = !placement.devices.is_empty() || keys == CacheType::F32 || values == CacheType::F32;
+        // Keys in GPU memory would have to be copied for every row. Flash attention converts a cache of 32-bit floats
+        // to 16 bits at every step, which costs more than it saves and rounds the scores.
+        let prefers_stored = !placement.devices.is_empty() || keys == CacheType::F32 || values == CacheType::F32;
         match self {
             Self::Auto if values.is_quantised() => Self::Flash,
-            Self::Auto if stores || is_scalar(values, width, has_wide_vectors()) => Self::On,
+            Self::Auto if prefers_stored || is_scalar(values, width, has_wide_vectors()) => Self::On,
             Self::Auto => Self::Flash,
             other => other,
         }

@@ -3,9 +3,9 @@
 use super::AttentionRow;
 use super::ffi::CapturedRow;
 
-/// Architectures with layers that attend to summaries of several tokens, or to gathered tokens: position `i` of such a
-/// row is not token `i`.
-const GATHERED: [&str; 2] = ["deepseek4", "glm5-next"];
+/// Architectures with layers that attend to summaries or selections of tokens: position `i` of such a row is not token
+/// `i`.
+const GATHERED_ARCHITECTURES: [&str; 2] = ["deepseek4", "glm5-next"];
 
 /// The attention that can be captured from a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,39 +25,39 @@ pub enum Unsupported {
     /// A recurrent model.
     #[error("its layers are recurrent and do not attend to tokens")]
     Recurrent,
-    /// Layers with different numbers of heads; rows would have no common shape.
+    /// Layers have different numbers of heads, so rows have no common shape.
     #[error("its layers have different numbers of heads")]
-    Uneven,
-    /// Layers that attend to gathered tokens; rows would not be indexed by tokens.
+    UnevenHeads,
+    /// Layers attend to gathered tokens, so rows are not indexed by tokens.
     #[error("its layers attend to summaries or selections of tokens, not to each token")]
     Gathered,
 }
 
 impl AttentionSupport {
-    /// Derives the support from the row of a first token. `passes` is the number of passes through the layers, and
-    /// `uneven` is true if layers with another number of heads were left out.
-    pub(super) fn learn(
+    /// Derives the support from the row of a first token. `passes` is the number of passes through the layers; `uneven`
+    /// is true if layers with another number of heads were skipped.
+    pub(super) fn from_first_row(
         architecture: &str,
         row: Option<&AttentionRow>,
         passes: u32,
         uneven: bool,
     ) -> Result<Self, Unsupported> {
-        if GATHERED.contains(&architecture) || passes > 1 {
+        if GATHERED_ARCHITECTURES.contains(&architecture) || passes > 1 {
             return Err(Unsupported::Gathered);
         }
         let Some(row) = row.filter(|row| !row.layer_ids.is_empty() && row.heads > 0) else {
             return Err(Unsupported::Recurrent);
         };
         if uneven {
-            return Err(Unsupported::Uneven);
+            return Err(Unsupported::UnevenHeads);
         }
-        // The only token receives all attention that the sinks leave.
+        // The only token receives all attention except the share of the sinks.
         let sinks = row.values.iter().any(|&value| value < 1.0);
         Ok(Self { layer_ids: row.layer_ids.clone(), heads: row.heads, sinks })
     }
 
     /// Returns true if the row is complete for this model.
-    pub(super) fn has(&self, row: &CapturedRow) -> bool {
+    pub(super) fn is_complete(&self, row: &CapturedRow) -> bool {
         row.layer_ids == self.layer_ids && row.heads == self.heads
     }
 }
@@ -72,20 +72,23 @@ mod tests {
 
     #[test]
     fn first_token_determines_attention_support() {
-        let seen = AttentionSupport::learn("lfm2", Some(&row(&[1, 3], 2, &[1.0; 4])), 1, false).unwrap();
-        assert_eq!(seen, AttentionSupport { layer_ids: vec![1, 3], heads: 2, sinks: false });
+        let support = AttentionSupport::from_first_row("lfm2", Some(&row(&[1, 3], 2, &[1.0; 4])), 1, false).unwrap();
+        assert_eq!(support, AttentionSupport { layer_ids: vec![1, 3], heads: 2, sinks: false });
         let later = |layer_ids: &[u16]| CapturedRow { layer_ids: layer_ids.to_vec(), heads: 2, values: Vec::new() };
-        assert!(seen.has(&later(&[1, 3])) && !seen.has(&later(&[1])));
-        assert!(AttentionSupport::learn("gpt-oss", Some(&row(&[0], 2, &[1.0, 0.4])), 1, false).unwrap().sinks);
+        assert!(support.is_complete(&later(&[1, 3])) && !support.is_complete(&later(&[1])));
+        assert!(AttentionSupport::from_first_row("gpt-oss", Some(&row(&[0], 2, &[1.0, 0.4])), 1, false).unwrap().sinks);
     }
 
     #[test]
     fn unsupported_attention_is_reported_with_its_reason() {
         let plain = row(&[0], 2, &[1.0; 2]);
-        assert_eq!(AttentionSupport::learn("mamba", None, 1, false), Err(Unsupported::Recurrent));
-        assert_eq!(AttentionSupport::learn("mamba", Some(&row(&[], 0, &[])), 1, false), Err(Unsupported::Recurrent));
-        assert_eq!(AttentionSupport::learn("openelm", Some(&plain), 1, true), Err(Unsupported::Uneven));
-        assert_eq!(AttentionSupport::learn("deepseek4", Some(&plain), 1, false), Err(Unsupported::Gathered));
-        assert_eq!(AttentionSupport::learn("unknown", Some(&plain), 2, false), Err(Unsupported::Gathered));
+        assert_eq!(AttentionSupport::from_first_row("mamba", None, 1, false), Err(Unsupported::Recurrent));
+        assert_eq!(
+            AttentionSupport::from_first_row("mamba", Some(&row(&[], 0, &[])), 1, false),
+            Err(Unsupported::Recurrent)
+        );
+        assert_eq!(AttentionSupport::from_first_row("openelm", Some(&plain), 1, true), Err(Unsupported::UnevenHeads));
+        assert_eq!(AttentionSupport::from_first_row("deepseek4", Some(&plain), 1, false), Err(Unsupported::Gathered));
+        assert_eq!(AttentionSupport::from_first_row("unknown", Some(&plain), 2, false), Err(Unsupported::Gathered));
     }
 }

@@ -79,12 +79,12 @@ impl CacheType {
         Self::from_ggml(ggml_type).map_or_else(|| format!("ggml type {ggml_type}"), |kind| kind.as_str().to_owned())
     }
 
-    /// Returns true if all values are finite and small enough for the computation to stay finite.
-    pub(super) fn is_sound(self, bytes: &[u8]) -> bool {
+    /// Returns true if all values are finite and small enough to keep results finite.
+    pub(super) fn has_valid_numbers(self, bytes: &[u8]) -> bool {
         /// Exponent of 2^30; the largest number of `F16` is 2^16.
         const MAX_EXPONENT_BITS: u32 = 127 + 30;
         let f16 = |bytes: &[u8]| bytes.as_chunks::<2>().0.iter().all(|&b| u16::from_le_bytes(b) & 0x7c00 != 0x7c00);
-        // Bytes of a block, and of its scales and minima at the start.
+        // Size of a block in bytes, and of the scales and minima at its start.
         let (block, scales) = match self {
             Self::F32 => {
                 return bytes
@@ -135,17 +135,17 @@ mod tests {
         ] {
             let (size, of_block) = crate::model::llama::ffi::types::type_layout(kind.to_llama().into()).unwrap();
             assert_eq!((of_block, size == 32), (block, kind.is_quantised()), "{kind}");
-            let sound = vec![0x55; 4 * block as usize];
-            assert!(kind.is_sound(&sound), "{kind}");
+            let valid = vec![0x55; 4 * block as usize];
+            assert!(kind.has_valid_numbers(&valid), "{kind}");
             for scale in 0..scales {
-                let mut bytes = sound.clone();
+                let mut bytes = valid.clone();
                 bytes[2 * block as usize + 2 * scale..][..2].copy_from_slice(&nan);
-                assert!(!kind.is_sound(&bytes), "{kind}");
+                assert!(!kind.has_valid_numbers(&bytes), "{kind}");
             }
         }
-        let f32s = |value: f32| CacheType::F32.is_sound(&[1.0f32.to_le_bytes(), value.to_le_bytes()].concat());
+        let f32s = |value: f32| CacheType::F32.has_valid_numbers(&[1.0f32.to_le_bytes(), value.to_le_bytes()].concat());
         assert!(f32s(-1e6) && !f32s(f32::NAN) && !f32s(f32::NEG_INFINITY) && !f32s(1e38));
-        let bf16 = |value: f32| CacheType::Bf16.is_sound(&value.to_le_bytes()[2..]);
+        let bf16 = |value: f32| CacheType::Bf16.has_valid_numbers(&value.to_le_bytes()[2..]);
         assert!(bf16(-1e6) && !bf16(f32::NAN) && !bf16(-1e30));
     }
 }

@@ -1,17 +1,17 @@
-//! Checkpoints: copies of a recurrent state at certain lengths of a sequence, because the current state only represents
-//! the sequence's end.
+//! Checkpoints: copies of a recurrent state at certain lengths of a sequence, because the current state represents only
+//! the end of the sequence.
 
 use std::sync::Arc;
 
 /// Maximum checkpoints at ends of prompts and messages.
-const MAX_LASTING: usize = 8;
-/// Maximum checkpoints within an answer. The older one serves backtracks to shortly after the newer one.
-const MAX_PASSING: usize = 2;
+const MAX_PROMPT_CHECKPOINTS: usize = 8;
+/// Maximum checkpoints within an answer. With two, a backtrack to just before the newer one starts at the older one.
+const MAX_ANSWER_CHECKPOINTS: usize = 2;
 
 /// The purpose of a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CheckpointPurpose {
-    /// The start of a prompt that others may share.
+    /// A prompt prefix that other runs may share.
     Prompt,
     /// Backtracking within an answer.
     Answer,
@@ -50,10 +50,10 @@ impl Checkpoints {
     /// Adds a checkpoint after all others, and drops the oldest of its purpose if there are too many.
     pub(super) fn add(&mut self, length: u32, purpose: CheckpointPurpose, state: Vec<u8>) {
         self.0.push(Checkpoint { length, purpose, state: state.into() });
-        let max = if purpose == CheckpointPurpose::Prompt { MAX_LASTING } else { MAX_PASSING };
-        let alike = |checkpoint: &Checkpoint| checkpoint.purpose == purpose;
-        if self.0.iter().filter(|checkpoint| alike(checkpoint)).count() > max
-            && let Some(oldest) = self.0.iter().position(alike)
+        let max = if purpose == CheckpointPurpose::Prompt { MAX_PROMPT_CHECKPOINTS } else { MAX_ANSWER_CHECKPOINTS };
+        let has_same_purpose = |checkpoint: &Checkpoint| checkpoint.purpose == purpose;
+        if self.0.iter().filter(|checkpoint| has_same_purpose(checkpoint)).count() > max
+            && let Some(oldest) = self.0.iter().position(has_same_purpose)
         {
             self.0.remove(oldest);
         }

@@ -9,7 +9,7 @@ use super::checkpoints::Checkpoints;
 use super::control::ControlVector;
 use super::devices::Placement;
 use super::ffi::threads::ThreadPool;
-use super::ffi::{self, CapturedRow, StateExtent, Tap, WantedRow};
+use super::ffi::{self, CapturedRow, EvalCallback, RowRequest, StateExtent};
 use super::memory::{self, MemoryCapabilities};
 use super::state::StateLayout;
 use super::tuning::Tuning;
@@ -25,14 +25,14 @@ use llama_cpp_2::token::LlamaToken;
 use std::num::NonZeroU32;
 
 /// Return value of `llama_decode` when the memory for a graph is not available.
-const NO_MEMORY: i32 = -2;
+const DECODE_OUT_OF_MEMORY: i32 = -2;
 
 /// Settings of a context.
 #[derive(Debug, Clone)]
 pub struct ContextOptions {
     /// Tokens per sequence.
     pub context_per_sequence: u32,
-    /// Number of sequences; each has its own stream of the KV cache, in which a token's cell is its position.
+    /// Number of sequences. Each has its own stream of the KV cache, in which the cell of a token is its position.
     pub sequences: u32,
     /// Maximum tokens per decode.
     pub batch_size: u32,
@@ -58,16 +58,16 @@ pub struct ContextOptions {
 /// so index `i` of an attention row is token `i`: tokens are added and removed at the end, and a removal from the
 /// middle also closes the gap in the cells.
 pub struct Context<'model> {
-    // Dropped before `tap` and `pool`, whose addresses llama.cpp holds.
+    // Dropped before `callback` and `pool`, whose addresses llama.cpp holds.
     llama: LlamaContext<'model>,
     pool: Option<ThreadPool>,
     adapters: &'model Adapters,
     has_gpu: bool,
     batch: LlamaBatch<'static>,
-    tap: Option<Box<Tap>>,
+    callback: Option<Box<EvalCallback>>,
     sequences: Vec<i32>,
-    wanted: Vec<(usize, u32)>,
-    several_streams: bool,
+    requested: Vec<(usize, u32)>,
+    has_multiple_streams: bool,
     /// Maximum tokens of a sequence.
     context: u32,
     memory: MemoryCapabilities,
@@ -108,9 +108,9 @@ impl<'model> Context<'model> {
         if attention == AttentionCapture::On && options.cache_type_v.is_quantised() {
             return Err(ModelError::QuantisedValues { cache_type: options.cache_type_v.as_str() });
         }
-        memory::check(model, options.cache_type_k, options.cache_type_v)?;
+        memory::check_cache_types(model, options.cache_type_k, options.cache_type_v)?;
         let n_ctx = options.context_per_sequence.saturating_mul(options.sequences);
-        let mut tap = attention.is_enabled().then(|| Box::new(Tap::new(model.n_layer() as usize)));
+        let mut callback = attention.is_enabled().then(|| Box::new(EvalCallback::new(model.n_layer() as usize)));
         let mut params = LlamaContextParams::default()
             .with_n_ctx(NonZeroU32::new(n_ctx))
             .with_n_batch(options.batch_size)
@@ -130,8 +130,8 @@ impl<'model> Context<'model> {
                 llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_AUTO
             });
         params = tuning.apply(params);
-        if let Some(tap) = &tap {
-            ffi::set_tap(&mut params, tap);
+        if let Some(callback) = &callback {
+            ffi::set_callback(&mut params, callback);
         }
         let mut llama = model
             .new_context(backend, params)
@@ -141,8 +141,8 @@ impl<'model> Context<'model> {
         }
         let memory = MemoryCapabilities::new(model, &mut llama, options.cache_type_k);
         let pool = tuning.pool(options.threads.max(options.threads_batch)).filter(|pool| pool.attach(&mut llama));
-        if let (Some(tap), Some(pool)) = (&mut tap, &pool) {
-            pool.compute_rows(tap, options.threads);
+        if let (Some(callback), Some(pool)) = (&mut callback, &pool) {
+            pool.compute_rows(callback, options.threads);
         }
         Ok(Self {
             batch: LlamaBatch::new(options.batch_size as usize, 1),
@@ -150,10 +150,10 @@ impl<'model> Context<'model> {
             pool,
             adapters,
             has_gpu: !placement.devices.is_empty(),
-            tap,
+            callback,
             sequences: Vec::new(),
-            wanted: Vec::new(),
-            several_streams: options.sequences > 1,
+            requested: Vec::new(),
+            has_multiple_streams: options.sequences > 1,
             context: options.context_per_sequence,
             memory,
             checkpoints: vec![Checkpoints::default(); options.sequences as usize],
@@ -164,7 +164,7 @@ impl<'model> Context<'model> {
         })
     }
 
-    /// Returns true if a GPU computes. Prompts use it even if it has no layers.
+    /// Returns true if a GPU is used. Prompts use it even if it has no layers.
     #[must_use]
     pub fn has_gpu(&self) -> bool {
         self.has_gpu
@@ -203,7 +203,7 @@ impl<'model> Context<'model> {
         let index = self.sequences.len();
         self.sequences.push(sequence);
         if capture {
-            self.wanted.push((index, position + 1));
+            self.requested.push((index, position + 1));
         }
         Ok(index)
     }
@@ -213,39 +213,43 @@ impl<'model> Context<'model> {
     /// # Errors
     /// [`ModelError::Decode`]; the sequences of the batch are then undefined and must be cleared.
     pub fn decode(&mut self) -> Result<Vec<AttentionRow>, ModelError> {
-        if let Some(tap) = &mut self.tap {
-            let rows = if self.wanted.is_empty() {
+        if let Some(callback) = &mut self.callback {
+            let rows = if self.requested.is_empty() {
                 Vec::new()
             } else {
-                let places = ubatch::places(&self.sequences, self.llama.n_ubatch() as usize, self.several_streams);
-                self.wanted
+                let ubatch_positions = ubatch::ubatch_positions(
+                    &self.sequences,
+                    self.llama.n_ubatch() as usize,
+                    self.has_multiple_streams,
+                );
+                self.requested
                     .iter()
                     .map(|&(index, row_len)| {
-                        let place = places[index];
-                        WantedRow { ubatch: place.ubatch, token: place.token, stream: place.stream, row_len }
+                        let position = ubatch_positions[index];
+                        RowRequest { ubatch: position.ubatch, token: position.token, stream: position.stream, row_len }
                     })
                     .collect()
             };
-            tap.request_rows(rows);
+            callback.request_rows(rows);
         }
         let result = self.llama.decode(&mut self.batch);
         self.batch.clear();
         self.sequences.clear();
-        let wanted = std::mem::take(&mut self.wanted);
-        let rows = self.tap.as_mut().map(|tap| tap.take()).unwrap_or_default();
+        let requested = std::mem::take(&mut self.requested);
+        let rows = self.callback.as_mut().map(|callback| callback.take()).unwrap_or_default();
         result.map_err(|error| match error {
-            DecodeError::Unknown(NO_MEMORY) => ModelError::OutOfMemory,
+            DecodeError::Unknown(DECODE_OUT_OF_MEMORY) => ModelError::OutOfMemory,
             other => ModelError::Decode(other.to_string()),
         })?;
-        let attends = self.attention_support.as_ref().and_then(|attends| attends.as_ref().ok());
+        let support = self.attention_support.as_ref().and_then(|support| support.as_ref().ok());
         let complete = |row: &CapturedRow| {
-            let complete = attends.is_none_or(|attends| attends.has(row));
+            let complete = support.is_none_or(|support| support.is_complete(row));
             if !complete {
                 tracing::error!(layers = ?row.layer_ids, row.heads, "attention row is incomplete and dropped");
             }
             complete
         };
-        Ok(wanted
+        Ok(requested
             .into_iter()
             .zip(rows)
             .filter(|(_, row)| complete(row))
@@ -259,7 +263,7 @@ impl<'model> Context<'model> {
             .collect())
     }
 
-    /// Parks the decoding threads, which releases their cores until the next decode.
+    /// Parks the decoding threads to free their cores until the next decode.
     pub fn park_threads(&self) {
         if let Some(pool) = &self.pool {
             pool.park();
@@ -278,28 +282,32 @@ impl<'model> Context<'model> {
     ///
     /// # Errors
     /// [`ModelError::Decode`].
-    pub fn learn_layout(&mut self) -> Result<Option<StateLayout>, ModelError> {
-        let captures = self.tap.is_some();
+    pub fn detect_layout(&mut self) -> Result<Option<StateLayout>, ModelError> {
+        let captures = self.callback.is_some();
         self.add(0, 0, 0, captures, captures)?;
         let rows = self.decode()?;
-        if let Some(tap) = &mut self.tap {
-            self.attention_support =
-                Some(AttentionSupport::learn(&self.architecture, rows.first(), tap.passes(), tap.has_uneven_heads()));
+        if let Some(callback) = &mut self.callback {
+            self.attention_support = Some(AttentionSupport::from_first_row(
+                &self.architecture,
+                rows.first(),
+                callback.passes(),
+                callback.has_uneven_heads(),
+            ));
         }
-        let layout = ffi::sequence_state(&self.llama, 0, StateExtent::Whole)
-            .and_then(|state| StateLayout::learn(&state, self.context as usize, self.memory.window as usize));
+        let layout = ffi::sequence_state(&self.llama, 0, StateExtent::Full)
+            .and_then(|state| StateLayout::from_state(&state, self.context as usize, self.memory.window as usize));
         self.clear(0);
         self.layout.clone_from(&layout);
         Ok(layout)
     }
 
-    /// Returns the way in which attention is captured, as seen by [`Context::learn_layout`].
+    /// Returns the capture mode that [`Context::detect_layout`] observed.
     #[must_use]
     pub fn attention_capture(&mut self) -> AttentionCapture {
-        match &mut self.tap {
+        match &mut self.callback {
             None => AttentionCapture::Off,
-            Some(tap) => {
-                if tap.saw_flash_attention() {
+            Some(callback) => {
+                if callback.used_flash_attention() {
                     AttentionCapture::Flash
                 } else {
                     AttentionCapture::On
@@ -308,7 +316,7 @@ impl<'model> Context<'model> {
         }
     }
 
-    /// Returns the attention support; `None` if capture is off or [`Context::learn_layout`] was not called.
+    /// Returns the attention support; `None` if capture is off or [`Context::detect_layout`] was not called.
     #[must_use]
     pub fn attention_support(&self) -> Option<&Result<AttentionSupport, Unsupported>> {
         self.attention_support.as_ref()

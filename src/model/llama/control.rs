@@ -1,5 +1,5 @@
-//! Control vectors: directions that are added to the output of layers, for every token of every run. Files and scales
-//! are summed once, when the model is loaded.
+//! Control vectors: directions that are added to the output of layers, for every token of every run. The files, times
+//! their scales, are summed once when the model is loaded.
 
 use super::ffi::adapters as ffi;
 use super::gguf::{self, GgufHeader, GgufTensor};
@@ -19,7 +19,7 @@ const PREFIX: &str = "direction.";
 pub struct ControlVectors {
     /// GGUF files, each with its scale.
     pub files: Vec<(PathBuf, f32)>,
-    /// Layers that they are added to, counted from 0; `None` for all layers with a direction in the files.
+    /// Layers to change, counted from 0; `None` for all layers with a direction in the files.
     pub layers: Option<RangeInclusive<u32>>,
 }
 
@@ -43,7 +43,9 @@ impl ControlVector {
         let mut values = vec![0.0; width * card.layers.saturating_sub(1) as usize];
         for (path, scale) in &control.files {
             if !card.generates {
-                let reason = "the model is an encoder, which llama.cpp does not support here".to_owned();
+                let reason =
+                    "the model is an encoder; llama.cpp supports control vectors only for models that generate text"
+                        .to_owned();
                 return Err(ModelError::ControlVector { path: path.display().to_string(), reason });
             }
             add(path, *scale, width, &mut values)?;
@@ -66,8 +68,8 @@ impl ControlVector {
 
     /// Returns the effective values with their indexes.
     fn added(&self) -> impl Iterator<Item = (usize, f32)> {
-        let holds = |&(at, value): &(usize, f32)| value != 0.0 && self.layers.contains(&layer(at, self.width));
-        self.values.iter().copied().enumerate().filter(holds)
+        let is_effective = |&(at, value): &(usize, f32)| value != 0.0 && self.layers.contains(&layer(at, self.width));
+        self.values.iter().copied().enumerate().filter(is_effective)
     }
 
     /// Applies the vector to a context of the same model, from the next decode on.
@@ -89,31 +91,31 @@ fn layer(at: usize, width: usize) -> u32 {
     u32::try_from(at / width + 1).unwrap_or(u32::MAX)
 }
 
-/// Adds the directions of a file, times `scale`, to the values of all layers but the first.
+/// Adds the directions of a file, times `scale`, to `values`.
 fn add(path: &Path, scale: f32, width: usize, values: &mut [f32]) -> Result<(), ModelError> {
-    let shown = path.display().to_string();
-    let refused = |reason: String| ModelError::ControlVector { path: shown.clone(), reason };
-    let unreadable = |source| ModelError::Unreadable { path: shown.clone(), source };
+    let display_path = path.display().to_string();
+    let invalid = |reason: String| ModelError::ControlVector { path: display_path.clone(), reason };
+    let unreadable = |source| ModelError::Unreadable { path: display_path.clone(), source };
     let header = GgufHeader::read(path).map_err(|error| match error {
         gguf::GgufError::Io(source) => unreadable(source),
-        other => refused(other.to_string()),
+        other => invalid(other.to_string()),
     })?;
     if header.tensors.is_empty() {
-        return Err(refused("the file has no tensors; expected tensors named direction.1, direction.2, …".into()));
+        return Err(invalid("the file has no tensors; expected tensors named direction.1, direction.2, …".into()));
     }
     let mut file = File::open(path).map_err(unreadable)?;
     let mut bytes = vec![0; width * size_of::<f32>()];
     for tensor in &header.tensors {
-        let number = direction(tensor, width).map_err(refused)? - 1;
+        let number = direction(tensor, width).map_err(invalid)? - 1;
         let Some(sum) = values.get_mut(number * width..(number + 1) * width) else {
-            tracing::warn!("{shown} has a tensor {}, but the model has no such layer", tensor.name);
+            tracing::warn!("{display_path} has a tensor {}, but the model has no such layer", tensor.name);
             continue;
         };
-        file.seek(SeekFrom::Start(tensor.begins)).and_then(|_| file.read_exact(&mut bytes)).map_err(unreadable)?;
+        file.seek(SeekFrom::Start(tensor.offset)).and_then(|_| file.read_exact(&mut bytes)).map_err(unreadable)?;
         for (sum, value) in sum.iter_mut().zip(bytes.as_chunks().0) {
             *sum += f32::from_le_bytes(*value) * scale;
             if !sum.is_finite() {
-                return Err(refused(format!("{} has values that are NaN or too large", tensor.name)));
+                return Err(invalid(format!("{} has values that are NaN or too large", tensor.name)));
             }
         }
     }

@@ -4,10 +4,10 @@ mod fit;
 mod tensors;
 
 pub use fit::ContextRequirements;
-pub(super) use fit::further_files;
+pub(super) use fit::other_split_files;
 pub use tensors::{TensorPlacement, TensorRule};
 
-use super::ffi::{devices as ffi, loading::Loading};
+use super::ffi::{devices as ffi, loading::LoadParams};
 use super::{GgufHeader, GpuLayers, ModelError, ModelOptions, SplitMode};
 use fit::{Gpu, GpuRequirements};
 use std::path::Path;
@@ -30,7 +30,7 @@ pub struct Device {
     backend: String,
     /// llama.cpp's name of its buffer type.
     buffer: String,
-    cuts_rows: bool,
+    splits_rows: bool,
     /// Id that is the same for all backends of the device.
     id: Option<String>,
 }
@@ -108,7 +108,7 @@ pub fn devices() -> Vec<Device> {
         description: found.description,
         backend: found.backend,
         buffer: found.buffer,
-        cuts_rows: found.cuts_rows,
+        splits_rows: found.splits_rows,
         id: found.id,
         memory_bytes: found.memory_bytes,
         free_bytes: found.free_bytes,
@@ -143,17 +143,17 @@ pub(super) fn check_context(options: &ModelOptions, header: &GgufHeader) -> Resu
     Err(ModelError::Context { ctx_size: room.context_per_sequence.saturating_mul(room.sequences), reason })
 }
 
-/// Converts the options to llama.cpp's terms and returns the placement of the model.
+/// Converts the options to llama.cpp's load parameters and returns the placement of the model.
 pub(super) fn loading(
     options: &ModelOptions,
     header: &GgufHeader,
     path: &Path,
-) -> Result<(Loading, Placement), PlacementError> {
+) -> Result<(LoadParams, Placement), PlacementError> {
     let all = devices();
     let gpus = selected_gpus(options, &all)?;
     let blocks = header.parameter("block_count").unwrap_or(0);
     let layers = u32::try_from(blocks).unwrap_or(u32::MAX).saturating_add(1);
-    // llama.cpp cannot compute with data on a GPU that it does not know of.
+    // llama.cpp cannot compute with tensors on a GPU that is not in its list of devices.
     let mut buffers: Vec<&str> =
         all.iter().filter(|device| !device.gpu).chain(&gpus).map(|device| device.buffer.as_str()).collect();
     buffers.dedup();
@@ -163,11 +163,11 @@ pub(super) fn loading(
         GpuLayers::All => layers,
         GpuLayers::Count(count) => count.min(layers),
         GpuLayers::Auto => {
-            let further: Vec<GgufHeader> = fit::read_further_headers(path, header)
+            let others: Vec<GgufHeader> = fit::read_other_headers(path, header)
                 .iter()
                 .map(|header| tensors::without_cpu_tensors(header, &rules))
                 .collect();
-            let needs = GpuRequirements::new(&tensors::without_cpu_tensors(header, &rules), &further, options);
+            let needs = GpuRequirements::new(&tensors::without_cpu_tensors(header, &rules), &others, options);
             let fitting =
                 fit::fitting_layers(&needs, &gpu_shares(&gpus, &all, &options.tensor_split), options.split_mode);
             tracing::debug!(layers = fitting, ?needs, "layers that fit on GPUs");
@@ -175,7 +175,7 @@ pub(super) fn loading(
         }
     };
     let names: Vec<String> = gpus.into_iter().map(|gpu| gpu.name).collect();
-    let loading = Loading {
+    let loading = LoadParams {
         devices: names.clone(),
         gpu_layers: i32::try_from(gpu_layers).unwrap_or(i32::MAX),
         split_mode: Some(match options.split_mode {
@@ -217,7 +217,7 @@ fn selected_gpus(options: &ModelOptions, all: &[Device]) -> Result<Vec<Device>, 
     if options.tensor_split.len() > gpus.len() {
         return Err(PlacementError::Shares { shares: options.tensor_split.len(), available: list_gpus(&gpus) });
     }
-    if let Some(gpu) = gpus.iter().find(|gpu| options.split_mode == SplitMode::Row && !gpu.cuts_rows) {
+    if let Some(gpu) = gpus.iter().find(|gpu| options.split_mode == SplitMode::Row && !gpu.splits_rows) {
         return Err(PlacementError::Rows { name: gpu.name.clone(), backend: gpu.backend.clone() });
     }
     if options.split_mode != SplitMode::None {
@@ -228,8 +228,8 @@ fn selected_gpus(options: &ModelOptions, all: &[Device]) -> Result<Vec<Device>, 
     main.ok_or_else(|| PlacementError::MainGpu { main_gpu, available: list_gpus(&gpus) })
 }
 
-/// Returns the default GPUs, chosen like llama.cpp does: each one once, even if several backends support it, and
-/// integrated ones only if there are no others.
+/// Returns the default GPUs like llama.cpp: each GPU once, even if several backends support it, and integrated GPUs
+/// only if there are no others.
 fn default_gpus(all: &[Device]) -> Vec<Device> {
     let mut selected_gpus: Vec<Device> = Vec::new();
     for device in all.iter().filter(|device| device.gpu && !device.integrated) {
@@ -282,7 +282,7 @@ mod tests {
             integrated,
             backend: name.trim_end_matches(char::is_numeric).into(),
             buffer: name.into(),
-            cuts_rows: name.starts_with("CUDA"),
+            splits_rows: name.starts_with("CUDA"),
             id: id.map(str::to_owned),
         }
     }

@@ -1,8 +1,7 @@
 //! Encoding of texts to vectors: a context without sampling, for encoders such as BERT and for chat models.
 //!
-//! llama.cpp returns the hidden state of every token; pooling and heads are computed here. One context therefore serves
-//! embeddings of any pooling and a classifier's scores, each vector has the size that its consumer expects, and causal
-//! models may take inputs longer than a physical batch.
+//! llama.cpp returns the hidden state of every token; pooling and heads are computed here. So one context serves
+//! embeddings with any pooling and classifier scores, and causal models accept inputs longer than a physical batch.
 
 use super::adapters::Adapters;
 use super::head::{self, Activation, Head, HeadError, HeadMetadata};
@@ -66,7 +65,8 @@ pub enum DeclaredPooling {
 pub struct EncoderOptions {
     /// Maximum tokens of an input.
     pub longest: u32,
-    /// Tokens computed at once if the model permits it, and maximum total of short inputs that share a decode.
+    /// Maximum tokens per physical batch, and maximum total tokens of inputs that share a decode. Models that process
+    /// their input as a whole ignore the first limit.
     pub ubatch_size: u32,
     /// Number of threads.
     pub threads: i32,
@@ -89,9 +89,9 @@ pub struct EncoderContext<'model> {
     head: Option<Head>,
     width: usize,
     /// T5's encoder has another entry point.
-    by_encode: bool,
+    uses_encode_call: bool,
     sequences: usize,
-    shared: usize,
+    max_shared_tokens: usize,
 }
 
 impl Model {
@@ -114,17 +114,17 @@ impl Model {
         })
     }
 
-    /// Reads the classification head. `requested` overrides the activation of the family.
+    /// Reads the classification head. `requested` overrides the architecture's activation.
     ///
     /// # Errors
-    /// The reason why the model has no head, or none whose scores would be reliable.
+    /// [`HeadError`] if the model has no head, or its scores would be wrong.
     pub fn head(&self, requested: Option<Activation>) -> Result<Head, HeadError> {
         Head::read(&self.path, &self.family(), requested)
     }
 
     /// Returns the pooling of the state that the classification head reads.
     #[must_use]
-    pub fn ranked_pooling(&self) -> Pooling {
+    pub fn head_pooling(&self) -> Pooling {
         head::pooling(&self.family())
     }
 
@@ -151,14 +151,14 @@ impl Model {
     /// # Errors
     /// [`ModelError::Context`], usually due to a lack of memory.
     pub fn encoder(&self, options: &EncoderOptions, head: Option<Head>) -> Result<EncoderContext<'_>, ModelError> {
-        let whole = !self.generates() || !is_causal(&self.llama, &self.card.architecture);
+        let takes_whole_input = !self.generates() || !is_causal(&self.llama, &self.card.architecture);
         let batch = options.longest.max(options.ubatch_size);
         // A recurrent state costs memory for every sequence.
         let sequences = if self.llama.is_recurrent() || self.llama.is_hybrid() { 1 } else { MAX_INPUTS_PER_DECODE };
         let params = LlamaContextParams::default()
             .with_n_ctx(NonZeroU32::new(batch))
             .with_n_batch(batch)
-            .with_n_ubatch(if whole { batch } else { options.ubatch_size })
+            .with_n_ubatch(if takes_whole_input { batch } else { options.ubatch_size })
             .with_n_seq_max(sequences)
             .with_n_threads(options.threads)
             .with_n_threads_batch(options.threads)
@@ -168,7 +168,7 @@ impl Model {
             .with_embeddings(true)
             .with_pooling_type(LlamaPoolingType::None);
         let params = self.tuning.apply(params);
-        let _one_at_a_time = self.making_context.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = self.context_creation.lock().unwrap_or_else(PoisonError::into_inner);
         let mut llama = self
             .llama
             .new_context(backend()?, params)
@@ -182,9 +182,9 @@ impl Model {
             adapters: self.adapters(),
             head,
             width: self.width(),
-            by_encode: self.card.architecture == "t5encoder",
+            uses_encode_call: self.card.architecture == "t5encoder",
             sequences: sequences as usize,
-            shared: options.ubatch_size as usize,
+            max_shared_tokens: options.ubatch_size as usize,
         })
     }
 
@@ -205,24 +205,24 @@ fn is_causal(llama: &LlamaModel, architecture: &str) -> bool {
 }
 
 impl EncoderContext<'_> {
-    /// Returns the number of these inputs, given by their lengths, that fit into one decode; never less than 1.
-    pub fn fitting(&self, lengths: impl Iterator<Item = usize>) -> usize {
+    /// Returns the number of inputs with these lengths, in order, that fit into one decode; at least 1.
+    pub fn count_fitting(&self, lengths: impl Iterator<Item = usize>) -> usize {
         let mut tokens = 0;
-        let fitting = lengths.take(self.sequences).take_while(|length| {
+        let count_fitting = lengths.take(self.sequences).take_while(|length| {
             tokens += length;
-            tokens <= self.shared
+            tokens <= self.max_shared_tokens
         });
-        fitting.count().max(1)
+        count_fitting.count().max(1)
     }
 
     /// Encodes inputs as sequences of one decode with the model's default LoRA adapters, and returns the requested
     /// outputs in order.
     ///
     /// Every input must have 1 to `longest` tokens of the vocabulary, and there must not be more inputs than
-    /// [`Self::fitting`] returned.
+    /// [`Self::count_fitting`] returned.
     ///
     /// # Errors
-    /// [`ModelError::Decode`]; the next call starts fresh.
+    /// [`ModelError::Decode`]; later calls are not affected.
     pub fn encode(&mut self, inputs: &[(&[TokenId], EncoderOutput)]) -> Result<Vec<Vec<f32>>, ModelError> {
         self.adapters.apply(&self.adapters.default_scales(), &mut self.llama)?;
         self.batch.clear();
@@ -235,7 +235,7 @@ impl EncoderContext<'_> {
         }
         let failed = |error: &dyn std::fmt::Display| ModelError::Decode(error.to_string());
         self.llama.clear_kv_cache_seq(None, None, None).map_err(|error| failed(&error))?;
-        if self.by_encode {
+        if self.uses_encode_call {
             self.llama.encode(&mut self.batch).map_err(|error| failed(&error))?;
         } else {
             self.llama.decode(&mut self.batch).map_err(|error| failed(&error))?;
@@ -243,16 +243,16 @@ impl EncoderContext<'_> {
         let mut first = 0;
         inputs
             .iter()
-            .map(|&(tokens, wanted)| {
+            .map(|&(tokens, output)| {
                 let rows = first..first + tokens.len();
                 first = rows.end;
-                self.read(rows, wanted)
+                self.read(rows, output)
             })
             .collect()
     }
 
-    fn read(&self, rows: std::ops::Range<usize>, wanted: EncoderOutput) -> Result<Vec<f32>, ModelError> {
-        match (wanted, &self.head) {
+    fn read(&self, rows: std::ops::Range<usize>, output: EncoderOutput) -> Result<Vec<f32>, ModelError> {
+        match (output, &self.head) {
             (EncoderOutput::Embedding(pooling), _) => self.pool(rows, pooling),
             (EncoderOutput::Logits, Some(head)) => Ok(head.logits(&self.pool(rows, head.pooling)?)),
             (EncoderOutput::Logits, None) => Err(ModelError::Decode("the model has no classification head".into())),

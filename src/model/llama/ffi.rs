@@ -1,5 +1,6 @@
 //! The only unsafe code: the evaluation callback that captures attention while a graph runs, the state of a sequence as
-//! bytes, [`attention_rows`], [`adapters`], [`cpu`], [`devices`], [`loading`], [`memory`], [`templates`], [`tensors`] and [`threads`].
+//! bytes, [`attention_rows`], [`adapters`], [`cpu`], [`devices`], [`loading`], [`memory`], [`templates`], [`tensors`]
+//! and [`threads`].
 //!
 //! llama-cpp-2 has no setter for `llama_context_params.cb_eval` since 0.1.140, so the parameters are cast once to the
 //! raw structure; a compile-time assertion checks their size. Its safe functions for sequence states do not expose the
@@ -28,7 +29,7 @@ use std::ptr::NonNull;
 
 const _: () = assert!(
     size_of::<LlamaContextParams>() == size_of::<sys::llama_context_params>(),
-    "LlamaContextParams must be nothing but llama_context_params"
+    "LlamaContextParams must only wrap llama_context_params"
 );
 
 /// Size of a [`LlamaContext`] in words: the pointer to llama.cpp's context, and a vector.
@@ -36,7 +37,7 @@ const WORDS: usize = 4;
 
 const _: () = assert!(
     size_of::<LlamaContext<'static>>() == WORDS * size_of::<usize>(),
-    "LlamaContext must be nothing but a pointer and a vector"
+    "LlamaContext must consist of a pointer and a vector"
 );
 
 /// Prefix of the name of the node with attention probabilities, before the layer's number.
@@ -44,7 +45,7 @@ const PROBABILITIES: &[u8] = b"kq_soft_max-";
 
 /// A query row to capture in the current decode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WantedRow {
+pub struct RowRequest {
     /// Physical batch within the decode.
     pub ubatch: u32,
     /// Index of the token within its sequence's part of that physical batch.
@@ -68,7 +69,7 @@ pub struct CapturedRow {
 
 #[derive(Debug, Default)]
 struct State {
-    wanted: Vec<WantedRow>,
+    requested: Vec<RowRequest>,
     captured: Vec<CapturedRow>,
     ubatch: u32,
     /// Layer of the last node with a layer number in its name.
@@ -90,12 +91,13 @@ enum AttentionNode {
     Flash,
 }
 
-/// Captures attention rows while llama.cpp decodes. llama.cpp holds its address, so it must outlive the context.
+/// Evaluation callback that captures attention rows while llama.cpp decodes. llama.cpp holds its address, so it must
+/// outlive the context.
 #[derive(Debug, Default)]
-pub struct Tap(UnsafeCell<State>);
+pub struct EvalCallback(UnsafeCell<State>);
 
-impl Tap {
-    /// Creates a tap for a model with this number of layers.
+impl EvalCallback {
+    /// Creates a callback for a model with this number of layers.
     pub fn new(layers: usize) -> Self {
         Self(UnsafeCell::new(State { layers, graph: RowGraph::new(), ..State::default() }))
     }
@@ -107,16 +109,16 @@ impl Tap {
     }
 
     /// Returns true if captured layers ran with flash attention.
-    pub fn saw_flash_attention(&mut self) -> bool {
+    pub fn used_flash_attention(&mut self) -> bool {
         self.0.get_mut().flash
     }
 
     /// Sets the rows that the next decode captures.
-    pub fn request_rows(&mut self, wanted: Vec<WantedRow>) {
+    pub fn request_rows(&mut self, requested: Vec<RowRequest>) {
         let state = self.0.get_mut();
         state.captured.clear();
-        state.captured.resize_with(wanted.len(), CapturedRow::default);
-        state.wanted = wanted;
+        state.captured.resize_with(requested.len(), CapturedRow::default);
+        state.requested = requested;
         state.ubatch = 0;
         state.layer = None;
         state.last_layer = None;
@@ -128,44 +130,44 @@ impl Tap {
         self.0.get_mut().ubatch + 1
     }
 
-    /// Returns true if layers were left out of rows because their number of heads differs from the first ones.
+    /// Returns true if some layers were skipped because their number of heads differs from the first layer's.
     pub fn has_uneven_heads(&mut self) -> bool {
         self.0.get_mut().has_uneven_heads
     }
 
-    /// Takes the captured rows, in the order in which they were requested.
+    /// Removes and returns the captured rows, in the order of their requests.
     pub fn take(&mut self) -> Vec<CapturedRow> {
         let state = self.0.get_mut();
-        state.wanted.clear();
+        state.requested.clear();
         std::mem::take(&mut state.captured)
     }
 }
 
-/// Makes llama.cpp call `tap` for every graph node of contexts created with `params`.
+/// Makes llama.cpp call `callback` for every graph node of contexts created with `params`.
 ///
-/// The caller keeps `tap` at its address, and accesses it only between decodes, as long as such a context exists.
-pub fn set_tap(params: &mut LlamaContextParams, tap: &Tap) {
+/// As long as such a context exists, the caller must not move `callback`, and must access it only between decodes.
+pub fn set_callback(params: &mut LlamaContextParams, callback: &EvalCallback) {
     // SAFETY: the assertion above ensures that the wrapper has the size of its only field, which is therefore at offset
     // 0.
     let raw = unsafe { &mut *std::ptr::from_mut(params).cast::<sys::llama_context_params>() };
     raw.cb_eval = Some(on_node);
-    raw.cb_eval_user_data = tap.0.get().cast::<c_void>();
+    raw.cb_eval_user_data = callback.0.get().cast::<c_void>();
 }
 
 /// The extent of a sequence's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateExtent {
-    /// The whole state.
-    Whole,
-    /// The part that only represents the end of the sequence: all but the cells of its tokens in a plain KV cache.
-    Summary,
+    /// Everything.
+    Full,
+    /// Everything except the cells of a plain KV cache, that is, the part that represents only the end of the sequence.
+    Partial,
 }
 
 impl StateExtent {
     const fn flags(self) -> LlamaStateSeqFlags {
         match self {
-            Self::Whole => LlamaStateSeqFlags::empty(),
-            Self::Summary => LlamaStateSeqFlags::PARTIAL_ONLY,
+            Self::Full => LlamaStateSeqFlags::empty(),
+            Self::Partial => LlamaStateSeqFlags::PARTIAL_ONLY,
         }
     }
 }
@@ -189,12 +191,12 @@ pub fn sequence_state(context: &LlamaContext<'_>, sequence: i32, extent: StateEx
 /// Replaces the state of a sequence. `state` must have been written by a context of this layout, or validated with
 /// [`super::StateLayout::unpack`]. Returns `false` if llama.cpp rejects it; the sequence is then empty.
 pub fn set_sequence_state(context: &mut LlamaContext<'_>, sequence: i32, state: &[u8], extent: StateExtent) -> bool {
-    // SAFETY: llama.cpp reads no more than the slice's length, and every count in it was compared with the context's.
+    // SAFETY: llama.cpp reads only the slice, and every count in it was compared with the context's.
     unsafe { context.state_seq_set_data_ext(state, sequence, extent.flags()) }
 }
 
-/// Returns the pointer to llama.cpp's context. Rust does not specify the order of fields; but the vector, which only
-/// GPU samplers fill, is empty and its words are 0, 0 and an alignment, so the only word that can be an address is the
+/// Returns the pointer to llama.cpp's context. Rust does not specify the order of fields. The vector, which only GPU
+/// samplers fill, is empty: its words are 0, 0 and an alignment. So the only word that can be an address is the
 /// pointer.
 fn raw(context: &mut LlamaContext<'_>) -> Option<*mut sys::llama_context> {
     const MIN_ADDRESS: usize = 4096;
@@ -207,15 +209,15 @@ fn raw(context: &mut LlamaContext<'_>) -> Option<*mut sys::llama_context> {
     }
 }
 
-/// Handles a call of the scheduler: with `ask` to query whether a node is needed, then, for a needed one, with its
-/// data.
+/// Handles a call of ggml's scheduler: first with `ask`, which queries if a node is needed; then, for a needed node,
+/// with its data.
 unsafe extern "C" fn on_node(tensor: *mut sys::ggml_tensor, ask: bool, user_data: *mut c_void) -> bool {
-    // SAFETY: `user_data` is the state of the tap given in `set_tap`, which outlives the context; llama.cpp calls from
-    // the thread that runs llama_decode, during which nothing else accesses the tap.
+    // SAFETY: `user_data` is the state of the callback given in `set_callback`, which outlives the context; llama.cpp
+    // calls from the thread that runs llama_decode, during which nothing else accesses the callback.
     let state = unsafe { &mut *user_data.cast::<State>() };
     // SAFETY: the scheduler passes a live node.
     let tensor_ref = unsafe { &*tensor };
-    if state.wanted.is_empty() {
+    if state.requested.is_empty() {
         return !ask;
     }
     let node = AttentionNode::from_tensor(tensor_ref);
@@ -229,7 +231,7 @@ unsafe extern "C" fn on_node(tensor: *mut sys::ggml_tensor, ask: bool, user_data
         }
         state.last_layer = Some(layer);
         state.flash |= matches!(node, AttentionNode::Flash);
-        return state.wanted.iter().any(|row| row.ubatch == state.ubatch);
+        return state.requested.iter().any(|row| row.ubatch == state.ubatch);
     }
     let extents = match node {
         Some(AttentionNode::Probabilities) => probability_extents(tensor_ref),
@@ -243,12 +245,12 @@ unsafe extern "C" fn on_node(tensor: *mut sys::ggml_tensor, ask: bool, user_data
 }
 
 impl State {
-    /// Captures the wanted rows of a computed node.
+    /// Captures the requested rows of a computed node.
     fn capture(&mut self, tensor: &sys::ggml_tensor, node: AttentionNode, extents: Extents, layer: u16) {
-        let Self { wanted, captured, ubatch, has_uneven_heads, layers, graph, .. } = self;
+        let Self { requested, captured, ubatch, has_uneven_heads, layers, graph, .. } = self;
         let Extents { n_kv, n_tokens, n_head, n_stream } = extents;
         let mut complete = true;
-        for (row, captured) in wanted.iter().zip(captured) {
+        for (row, captured) in requested.iter().zip(captured) {
             let (token, stream, row_len) = (row.token as usize, row.stream as usize, row.row_len as usize);
             if row.ubatch != *ubatch || row_len > n_kv || token >= n_tokens || stream >= n_stream {
                 continue;
@@ -279,7 +281,7 @@ impl State {
         }
         complete &= graph.as_mut().is_none_or(RowGraph::compute);
         if !complete {
-            // Rows without this layer are reported as incomplete.
+            // `Context::decode` reports rows without this layer as incomplete.
             self.captured.iter_mut().for_each(|row| row.layer_ids.clear());
         }
     }
@@ -317,8 +319,8 @@ fn name_of(tensor: &sys::ggml_tensor) -> &[u8] {
     unsafe { CStr::from_ptr(tensor.name.as_ptr()) }.to_bytes()
 }
 
-/// Returns the layer of a node. llama.cpp appends it to the names of a layer's nodes, but not to flash attention, whose
-/// queries come right before it.
+/// Returns the layer of a node. llama.cpp appends it to the names of a layer's nodes, except flash attention; its
+/// queries, which have the number, come directly before it.
 fn parse_layer(tensor: &sys::ggml_tensor) -> Option<u16> {
     let name = name_of(tensor);
     let at = name.iter().rposition(|&byte| byte == b'-')?;

@@ -1,5 +1,5 @@
 //! The header of a GGUF file, validated before llama.cpp reads the file, because llama.cpp aborts the process on some
-//! damage.
+//! corrupt files.
 //!
 //! No count or length is trusted: each is compared with the rest of the file before memory is allocated for it.
 
@@ -13,9 +13,9 @@ const VERSIONS: std::ops::RangeInclusive<u32> = 2..=3;
 const DEFAULT_ALIGNMENT: u64 = 32;
 const MAX_DIMENSIONS: u32 = 4;
 /// llama.cpp's maximum length of tensor names in bytes.
-const MAX_NAME: u64 = 63;
-/// Maximum length of texts that are kept; longer ones are skipped.
-const MAX_KEPT_BYTES: u64 = 1 << 10;
+const MAX_NAME_BYTES: u64 = 63;
+/// Maximum length of stored texts in bytes; longer ones are skipped.
+const MAX_TEXT_BYTES: u64 = 1 << 10;
 
 /// Type number of 32-bit floats.
 pub const F32: u32 = 0;
@@ -52,7 +52,7 @@ pub struct GgufTensor {
     /// Number of values along each axis, innermost first.
     pub extents: Vec<u64>,
     /// Offset of its values in the file, in bytes.
-    pub begins: u64,
+    pub offset: u64,
     /// Size of its values in bytes.
     pub size_bytes: u64,
 }
@@ -83,7 +83,7 @@ impl GgufHeader {
     /// Reads and validates the header of a file.
     ///
     /// # Errors
-    /// The error in the file.
+    /// [`GgufError`] for the first error in the file.
     pub fn read(path: &Path) -> Result<Self, GgufError> {
         let file = File::open(path).map_err(GgufError::Io)?;
         let length = file.metadata().map_err(GgufError::Io)?.len();
@@ -141,8 +141,8 @@ impl<F: Read + Seek> Reader<F> {
         let tensors = self.u64("the number of tensors")?;
         let pairs = self.u64("the number of keys")?;
         // The smallest key has 8 + 1 + 4 + 1 bytes, the smallest tensor 8 + 4 + 4 + 8.
-        self.check_room(pairs, 14, "keys")?;
-        self.check_room(tensors, 24, "tensors")?;
+        self.check_remaining(pairs, 14, "keys")?;
+        self.check_remaining(tensors, 24, "tensors")?;
         let mut header = GgufHeader::default();
         for number in 0..pairs {
             let key = self.text(&format!("key {number}"), u64::from(u16::MAX))?;
@@ -171,26 +171,26 @@ impl<F: Read + Seek> Reader<F> {
         };
         for number in 0..tensors {
             let tensor = self.tensor(number)?;
-            if tensor.begins.checked_add(tensor.size_bytes).is_none() {
-                return Err(damaged(format!("tensor '{}' ends beyond any file", tensor.name)));
+            if tensor.offset.checked_add(tensor.size_bytes).is_none() {
+                return Err(damaged(format!("tensor '{}' exceeds the maximum file size", tensor.name)));
             }
             header.tensors.push(tensor);
         }
         // Offsets are relative to the start of the data.
         let data = self.position.next_multiple_of(alignment);
         for tensor in &mut header.tensors {
-            if data.checked_add(tensor.begins + tensor.size_bytes).is_none_or(|end| end > self.length) {
+            if data.checked_add(tensor.offset + tensor.size_bytes).is_none_or(|end| end > self.length) {
                 return Err(self.truncated(&format!("tensor '{}'", tensor.name)));
             }
-            tensor.begins += data;
+            tensor.offset += data;
         }
         Ok(header)
     }
 
-    /// Reads a tensor, whose offset is relative to the start of the data.
+    /// Reads the description of a tensor. Its offset is relative to the start of the data.
     fn tensor(&mut self, number: u64) -> Result<GgufTensor, GgufError> {
         let within = format!("tensor {number}");
-        let name = self.text(&within, MAX_NAME)?;
+        let name = self.text(&within, MAX_NAME_BYTES)?;
         let name = name.ok_or_else(|| damaged(format!("the name of tensor {number} is longer than 63 bytes")))?;
         let dimensions = self.u32(&within)?;
         if dimensions > MAX_DIMENSIONS {
@@ -217,8 +217,8 @@ impl<F: Read + Seek> Reader<F> {
         }
         let size_bytes = (elements / block).checked_mul(bytes);
         let size_bytes = size_bytes.ok_or_else(|| damaged(format!("tensor '{name}' has an impossible size")))?;
-        let begins = self.u64(&within)?;
-        Ok(GgufTensor { name, kind, extents, begins, size_bytes })
+        let offset = self.u64(&within)?;
+        Ok(GgufTensor { name, kind, extents, offset, size_bytes })
     }
 
     /// Reads a value; entries of arrays and long texts are skipped.
@@ -237,7 +237,7 @@ impl<F: Read + Seek> Reader<F> {
                 bit @ (0 | 1) => GgufScalar::Integer(i128::from(bit)),
                 other => return Err(damaged(format!("{within} is neither true nor false but {other}"))),
             },
-            8 => match self.text(within, MAX_KEPT_BYTES)? {
+            8 => match self.text(within, MAX_TEXT_BYTES)? {
                 Some(text) => GgufScalar::Text(text),
                 None => return Ok(Value::LongText),
             },
@@ -259,7 +259,7 @@ impl<F: Read + Seek> Reader<F> {
             4..=6 => 4,
             10..=12 => 8,
             8 => {
-                self.check_room(count, 8, within)?;
+                self.check_remaining(count, 8, within)?;
                 for _ in 0..count {
                     let length = self.u64(within)?;
                     self.skip(length, within)?;
@@ -280,7 +280,7 @@ impl<F: Read + Seek> Reader<F> {
             self.skip(length, within)?;
             return Ok(None);
         }
-        self.check_room(length, 1, within)?;
+        self.check_remaining(length, 1, within)?;
         let mut bytes = vec![0; length as usize];
         self.fill(&mut bytes, within)?;
         Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
@@ -301,22 +301,22 @@ impl<F: Read + Seek> Reader<F> {
     }
 
     fn fill(&mut self, bytes: &mut [u8], within: &str) -> Result<(), GgufError> {
-        self.check_room(bytes.len() as u64, 1, within)?;
+        self.check_remaining(bytes.len() as u64, 1, within)?;
         self.file.read_exact(bytes).map_err(GgufError::Io)?;
         self.position += bytes.len() as u64;
         Ok(())
     }
 
     fn skip(&mut self, bytes: u64, within: &str) -> Result<(), GgufError> {
-        self.check_room(bytes, 1, within)?;
+        self.check_remaining(bytes, 1, within)?;
         let offset = i64::try_from(bytes).map_err(|_| self.truncated(within))?;
         self.file.seek_relative(offset).map_err(GgufError::Io)?;
         self.position += bytes;
         Ok(())
     }
 
-    /// Checks that the rest of the file can hold this number of items of this size.
-    fn check_room(&self, count: u64, bytes: u64, within: &str) -> Result<(), GgufError> {
+    /// Checks that the rest of the file can hold `count` items of `bytes` bytes each.
+    fn check_remaining(&self, count: u64, bytes: u64, within: &str) -> Result<(), GgufError> {
         let left = self.length - self.position;
         if count.checked_mul(bytes).is_some_and(|needed| needed <= left) { Ok(()) } else { Err(self.truncated(within)) }
     }
@@ -326,8 +326,8 @@ impl<F: Read + Seek> Reader<F> {
     }
 }
 
-fn damaged(what: String) -> GgufError {
-    GgufError::Damaged(what)
+fn damaged(reason: String) -> GgufError {
+    GgufError::Damaged(reason)
 }
 
 #[cfg(test)]

@@ -1,16 +1,15 @@
 //! The classification head of a model, computed here instead of in llama.cpp's graph.
 //!
-//! llama.cpp applies tanh after the dense layer of every family except `ModernBERT`, and its RANK pooling hides the
-//! state that embeddings need. Here the head is read from the file once and applied to the pooled state, with the
-//! activation of the family:
+//! llama.cpp applies tanh after the dense layer of every architecture except `ModernBERT`, and with its RANK pooling
+//! the state for embeddings is not accessible. So the head is read from the file once and applied to the pooled state
+//! here, with the activation of the architecture:
 //!
 //! | family | in the file | activation |
 //! |---|---|---|
 //! | `RoBERTa`, XLM-R, `NeoBERT`; BERT with its pooler | `cls` | tanh |
 //! | `DistilBERT` (`bert` without `token_types`, `WordPiece`) | `cls` | `ReLU` |
 //! | `ModernBERT` | `cls`, `cls.norm` | GELU, then the norm |
-//! | BERT as llama.cpp's converter leaves it | no `cls`: its pooler is lost | rejected, because its scores would be
-//! wrong |
+//! | BERT converted by llama.cpp | no `cls`: the pooler is missing | rejected, because its scores would be wrong |
 //! | others, such as Qwen3 rerankers | `cls.output` | none |
 
 use super::encoder::Pooling;
@@ -33,7 +32,7 @@ pub enum Activation {
     Gelu,
 }
 
-/// The reason why a model has no usable scores.
+/// The reason why a model cannot return classification scores.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HeadError {
     /// The model is not a classifier.
@@ -46,9 +45,9 @@ pub enum HeadError {
     Split,
     /// BERT's pooler is missing in the file.
     #[error(
-        "the file of this BERT classifier lacks the pooler's dense layer (cls.weight), which llama.cpp's converter leaves out, so its scores would not be the model's; convert it with pooler.dense as cls.weight, or, if the model projects the first token directly, start the server with --classifier-head direct"
+        "the file of this BERT classifier lacks the pooler's dense layer (cls.weight), which llama.cpp's converter omits, so its scores would be wrong; convert the model with pooler.dense as cls.weight, or, if it has no pooler, start the server with --classifier-head direct"
     )]
-    LostPooler,
+    MissingPooler,
     /// The requested activation needs a part that the file does not have.
     #[error("--classifier-head {0} needs a dense layer, and the file holds no tensor cls.weight")]
     NoDense(&'static str),
@@ -85,7 +84,7 @@ pub struct Head {
     pub labels: Vec<String>,
     /// Activation after the dense layer.
     pub activation: Activation,
-    /// True if the model's reranking score is the first label's share after softmax.
+    /// True if the reranking score is the softmax probability of the first label.
     pub softmax: bool,
     /// True if the model was trained with token types that distinguish the two texts of a pair; llama.cpp sets all of
     /// them to the first type.
@@ -102,7 +101,7 @@ struct Layer {
 }
 
 impl Head {
-    /// Reads the head from the model's file. `requested` overrides the activation of the family.
+    /// Reads the head from the model's file. `requested` overrides the architecture's activation.
     pub(super) fn read(
         path: &Path,
         family: &HeadMetadata<'_>,
@@ -173,17 +172,17 @@ impl Head {
 fn activation(
     family: &HeadMetadata<'_>,
     dense: bool,
-    typed: bool,
+    has_token_types: bool,
     requested: Option<Activation>,
 ) -> Result<Activation, HeadError> {
     match requested {
         Some(Activation::Direct) => Ok(Activation::Direct),
         Some(activation) if dense => Ok(activation),
         Some(activation) => Err(HeadError::NoDense(activation.name())),
-        None if !dense && family.architecture == "bert" => Err(HeadError::LostPooler),
+        None if !dense && family.architecture == "bert" => Err(HeadError::MissingPooler),
         None if !dense => Ok(Activation::Direct),
         None if family.architecture == "modern-bert" => Ok(Activation::Gelu),
-        None if family.architecture == "bert" && family.tokenizer == "wpm" && !typed => Ok(Activation::Relu),
+        None if family.architecture == "bert" && family.tokenizer == "wpm" && !has_token_types => Ok(Activation::Relu),
         None => Ok(Activation::Tanh),
     }
 }
@@ -226,7 +225,7 @@ impl Activation {
 
     fn apply(self, value: f32) -> f32 {
         match self {
-            // Jina's single projection, to which llama.cpp and its authors apply tanh.
+            // Jina's rerankers and llama.cpp apply tanh to the single projection.
             Self::Direct | Self::Tanh => value.tanh(),
             Self::Relu => value.max(0.0),
             Self::Gelu => 0.5 * value * (1.0 + erf(value * std::f32::consts::FRAC_1_SQRT_2)),
@@ -275,7 +274,7 @@ mod tests {
         assert_eq!(of(&family("bert", "wpm"), true, true), Ok(Activation::Tanh));
         assert_eq!(of(&family("bert", "wpm"), true, false), Ok(Activation::Relu), "DistilBERT has no token types");
         assert_eq!(of(&family("bert", "ugm"), true, false), Ok(Activation::Tanh), "XLM-R");
-        assert_eq!(of(&family("bert", "wpm"), false, true), Err(HeadError::LostPooler));
+        assert_eq!(of(&family("bert", "wpm"), false, true), Err(HeadError::MissingPooler));
         assert_eq!(of(&family("modern-bert", "bpe"), true, false), Ok(Activation::Gelu));
         assert_eq!(of(&family("qwen3", "bpe"), false, false), Ok(Activation::Direct));
     }

@@ -1,4 +1,4 @@
-//! Capabilities of a context's memory: attention windows, removal of tokens, and the cache types that fit the model.
+//! Capabilities of a context's memory: attention windows, removal of tokens, and supported cache types.
 
 use super::cache_type::CacheType;
 use super::ffi;
@@ -10,15 +10,15 @@ use std::ops::Range;
 /// Number of values of a quantised type that share a scale.
 const BLOCK: u32 = 32;
 
-/// The reason why a state can only be continued at its end.
+/// Reason why tokens cannot be removed from a recurrent state.
 pub(super) const RECURRENT: &str = "a recurrent model's state cannot forget tokens";
-/// The reason why a part of a state is unusable although all layers once had it.
+/// Reason why a part of a state is unusable: window layers have dropped tokens that it needs.
 pub(super) const OUT_OF_WINDOW: &str = "layers with an attention window have dropped the tokens that would re-enter it";
 
 /// Capabilities of a context's memory.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MemoryCapabilities {
-    /// Attention window of some layers; 0 if all layers attend to everything.
+    /// Attention window of some layers in tokens; 0 if all layers attend to all tokens.
     pub window: u32,
     /// True if there is a state that only represents the end of a sequence.
     pub recurrent: bool,
@@ -33,30 +33,30 @@ impl MemoryCapabilities {
     }
 
     /// Returns the first position that a token at `position` attends to in any layer.
-    pub fn seen_from(&self, position: u32) -> u32 {
+    pub fn first_attended(&self, position: u32) -> u32 {
         if self.window == 0 { 0 } else { (position + 1).saturating_sub(self.window) }
     }
 
     /// Returns true if the first `keep` tokens of a saved state of `length` tokens are usable. For layers with a
     /// window, a saved state contains only the last window.
-    pub fn can_keep(&self, length: u32, keep: u32) -> bool {
+    pub fn is_prefix_usable(&self, length: u32, keep: u32) -> bool {
         let first = if self.window == 0 { 0 } else { length.saturating_sub(self.window) };
-        keep == length || keep == 0 || (!self.recurrent && first <= self.seen_from(keep))
+        keep == length || keep == 0 || (!self.recurrent && first <= self.first_attended(keep))
     }
 
-    /// Returns true if the rest is complete for its next token when these ranges are removed and all layers have the
-    /// tokens from `first` on.
-    pub fn can_cut(&self, first: u32, ranges: &[Range<u32>], left: u32) -> bool {
+    /// Returns true if the next token still finds all tokens it attends to after `ranges` are removed. All layers have
+    /// the tokens from `first` on; `left` tokens remain.
+    pub fn can_remove(&self, first: u32, ranges: &[Range<u32>], left: u32) -> bool {
         let removed = ranges.iter().map(|range| range.end.min(first).saturating_sub(range.start)).sum::<u32>();
-        self.window == 0 || first - removed <= self.seen_from(left)
+        self.window == 0 || first - removed <= self.first_attended(left)
     }
 }
 
-/// Rejects cache types that the model cannot be computed with.
+/// Rejects cache types that do not fit the model's heads.
 ///
 /// # Errors
 /// [`ModelError::QuantisedHeads`]. llama.cpp checks this only with flash attention; without it, the results are wrong.
-pub(super) fn check(model: &LlamaModel, keys: CacheType, values: CacheType) -> Result<(), ModelError> {
+pub(super) fn check_cache_types(model: &LlamaModel, keys: CacheType, values: CacheType) -> Result<(), ModelError> {
     for (kind, key) in [(keys, "attention.key_length"), (values, "attention.value_length")] {
         let width = head_width(model, key);
         if kind.is_quantised() && !width.is_multiple_of(BLOCK) {
@@ -85,10 +85,10 @@ fn fixed(model: &LlamaModel, context: &mut LlamaContext<'_>, keys: CacheType, re
     if keys == CacheType::Bf16 {
         return Some("bf16 keys cannot be shifted to other positions; use --cache-type-k f16 or f32");
     }
-    // If only a part of a key is rotated, llama.cpp takes the rotation of whole quantised keys for that of the part.
-    let turned: Option<u32> = super::parameter(model, "rope.dimension_count");
-    let in_part = turned.is_some_and(|turned| turned != head_width(model, "attention.key_length"));
-    (keys.is_quantised() && in_part).then_some(
+    // If only a part of a key is rotated, llama.cpp rotates all of a quantised key as if it were that part.
+    let rotated: Option<u32> = super::parameter(model, "rope.dimension_count");
+    let is_partial = rotated.is_some_and(|rotated| rotated != head_width(model, "attention.key_length"));
+    (keys.is_quantised() && is_partial).then_some(
         "quantised keys that the model rotates only in part cannot be shifted to other positions; use --cache-type-k f16 or f32",
     )
 }
@@ -102,14 +102,16 @@ mod tests {
         let plain = MemoryCapabilities { window: 0, recurrent: false, fixed: None };
         let window = MemoryCapabilities { window: 10, ..plain };
         let recurrent = MemoryCapabilities { recurrent: true, ..plain };
-        assert!(plain.can_keep(50, 3) && recurrent.can_keep(50, 50) && recurrent.can_keep(50, 0));
-        assert!(!recurrent.can_keep(50, 49));
-        // The state has 40 to 49; a token at 49 attends to 40 and later, one at 48 to 39 and later.
-        assert!(window.can_keep(50, 49) && !window.can_keep(50, 48) && window.can_keep(10, 3));
-        assert!(window.can_cut(0, &[5..20], 35) && plain.can_cut(40, &[45..46], 49));
+        assert!(
+            plain.is_prefix_usable(50, 3) && recurrent.is_prefix_usable(50, 50) && recurrent.is_prefix_usable(50, 0)
+        );
+        assert!(!recurrent.is_prefix_usable(50, 49));
+        // The state has positions 40 to 49. A token at 49 attends to 40 and later, a token at 48 to 39 and later.
+        assert!(window.is_prefix_usable(50, 49) && !window.is_prefix_usable(50, 48) && window.is_prefix_usable(10, 3));
+        assert!(window.can_remove(0, &[5..20], 35) && plain.can_remove(40, &[45..46], 49));
         // Removing tokens before the window keeps it complete; removing tokens inside makes it too short.
-        assert!(window.can_cut(40, &[5..20], 35) && !window.can_cut(40, &[44..46], 48));
-        assert!(window.can_cut(40, &[5..6, 20..30], 39) && window.can_cut(40, &[5..6, 38..41], 46));
-        assert!(!window.can_cut(40, &[5..6, 38..42], 45));
+        assert!(window.can_remove(40, &[5..20], 35) && !window.can_remove(40, &[44..46], 48));
+        assert!(window.can_remove(40, &[5..6, 20..30], 39) && window.can_remove(40, &[5..6, 38..41], 46));
+        assert!(!window.can_remove(40, &[5..6, 38..42], 45));
     }
 }

@@ -60,10 +60,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// llama.cpp's message when there is no memory for weights.
-const NO_MEMORY: &str = "unable to allocate";
+const OUT_OF_MEMORY: &str = "unable to allocate";
 
-/// C++'s message for an invalid pattern.
-const NO_PATTERN: &str = "regular expression";
+/// C++'s message for an invalid regular expression.
+const INVALID_PATTERN: &str = "regular expression";
 
 /// A loaded model.
 pub struct Model {
@@ -80,8 +80,8 @@ pub struct Model {
     placement: Placement,
     path: PathBuf,
     tuning: Tuning,
-    /// llama.cpp writes to the model while it creates a context.
-    making_context: Mutex<()>,
+    /// Held while a context is created, because llama.cpp then writes to the model.
+    context_creation: Mutex<()>,
 }
 
 /// Settings for loading a model.
@@ -105,7 +105,7 @@ pub struct ModelOptions {
     pub no_mmap: bool,
     /// True to lock the weights in memory.
     pub mlock: bool,
-    /// Memory that [`GpuLayers::Auto`] reserves for contexts.
+    /// Size of the context for which [`GpuLayers::Auto`] reserves memory.
     pub room: ContextRequirements,
     /// LoRA adapters, each with its default scale.
     pub adapters: Vec<(PathBuf, f32)>,
@@ -118,12 +118,12 @@ pub struct ModelOptions {
 /// Number of layers to place on GPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum GpuLayers {
-    /// All that fit beside the context.
+    /// All that fit together with the context.
     #[default]
     Auto,
     /// All layers.
     All,
-    /// This number, or all if there are fewer.
+    /// This number of layers, or all if the model has fewer.
     Count(u32),
 }
 
@@ -182,37 +182,38 @@ impl Model {
     /// Loads a GGUF file. `progress` is called with 0 … 1 and cancels the load by returning false.
     ///
     /// # Errors
-    /// [`ModelError::Unreadable`], [`ModelError::Placement`], [`ModelError::NoMemory`], [`ModelError::Load`], [`ModelError::Adapter`] and
-    /// [`ModelError::ControlVector`].
+    /// [`ModelError::Unreadable`], [`ModelError::Placement`], [`ModelError::NoMemory`], [`ModelError::Load`],
+    /// [`ModelError::Adapter`] and [`ModelError::ControlVector`].
     pub fn load(
         path: &Path,
         options: &ModelOptions,
         progress: impl FnMut(f32) -> bool + 'static,
     ) -> Result<Self, ModelError> {
-        let shown = path.display().to_string();
+        let display_path = path.display().to_string();
         backend()?;
-        let refused = |reason| ModelError::Load { path: shown.clone(), reason };
-        let file = CString::new(path.as_os_str().as_bytes()).map_err(|_| refused("its path has a zero byte".into()))?;
+        let load_error = |reason| ModelError::Load { path: display_path.clone(), reason };
+        let file =
+            CString::new(path.as_os_str().as_bytes()).map_err(|_| load_error("its path has a zero byte".into()))?;
         let header = GgufHeader::read(path).map_err(|error| match error {
-            gguf::GgufError::Io(source) => ModelError::Unreadable { path: shown.clone(), source },
-            other => refused(other.to_string()),
+            gguf::GgufError::Io(source) => ModelError::Unreadable { path: display_path.clone(), source },
+            other => load_error(other.to_string()),
         })?;
         devices::check_context(options, &header)?;
-        let unreadable = |source| ModelError::Unreadable { path: shown.clone(), source };
-        let further = devices::further_files(path, &header);
-        let files = std::iter::once(path).chain(further.iter().map(PathBuf::as_path));
+        let unreadable = |source| ModelError::Unreadable { path: display_path.clone(), source };
+        let others = devices::other_split_files(path, &header);
+        let files = std::iter::once(path).chain(others.iter().map(PathBuf::as_path));
         let weights = files.map(WeightFile::new).collect::<Result<_, _>>().map_err(unreadable)?;
         let (loading, placement) = devices::loading(options, &header, path)?;
         options.tuning.prepare();
         let failed = |lines: Vec<String>| match reason::reason(&lines) {
-            reason if reason.contains(NO_PATTERN) => PlacementError::Pattern { reason }.into(),
-            reason if reason.contains(NO_MEMORY) => ModelError::NoMemory { path: shown.clone(), reason },
-            reason => refused(reason),
+            reason if reason.contains(INVALID_PATTERN) => PlacementError::Pattern { reason }.into(),
+            reason if reason.contains(OUT_OF_MEMORY) => ModelError::NoMemory { path: display_path.clone(), reason },
+            reason => load_error(reason),
         };
         let mut llama = ffi::loading::load(&file, &loading, progress).map_err(failed)?;
         let architecture = llama.meta_val_str("general.architecture").unwrap_or_default();
         if architecture == "t5" {
-            return Err(refused("models of an encoder and a decoder, such as T5, are not supported".into()));
+            return Err(load_error("models of an encoder and a decoder, such as T5, are not supported".into()));
         }
         let adapters = Adapters::load(&mut llama, &options.adapters)?;
         let llama = Arc::new(llama);
@@ -223,7 +224,7 @@ impl Model {
             // llama.cpp would abort the process at the first text.
             let reason = "its vocabulary lacks [CLS] or [SEP]; tokenizer.ggml.bos_token_id and \
                           tokenizer.ggml.seperator_token_id must name them";
-            return Err(refused(reason.into()));
+            return Err(load_error(reason.into()));
         }
         let card = ModelCard {
             name: options.name.clone().unwrap_or_else(|| file_stem(path)),
@@ -247,7 +248,7 @@ impl Model {
         let control = ControlVector::load(&options.control, &card)?;
         let fingerprint = fingerprint::hash_file(path)
             .map_err(|source| ModelError::Unreadable { path: path.display().to_string(), source })?;
-        let settings = fingerprint::hash_text(&options.tuning.difference())
+        let settings = fingerprint::hash_text(&options.tuning.result_settings())
             ^ control.as_ref().map_or(0, ControlVector::fingerprint);
         let fingerprint = fingerprint ^ settings;
         let grammars = Arc::new(GrammarCompiler::new(Arc::clone(&vocabulary)));
@@ -264,7 +265,7 @@ impl Model {
             placement,
             path: path.to_owned(),
             tuning: options.tuning.clone(),
-            making_context: Mutex::new(()),
+            context_creation: Mutex::new(()),
         })
     }
 
@@ -316,8 +317,8 @@ impl Model {
         self.settings
     }
 
-    /// Returns a hash that distinguishes this model, with its overrides and control vectors, from others. It reads only
-    /// parts of the file; a secure distinction needs [`WeightFile::hash`].
+    /// Returns a hash that distinguishes this model, with its overrides and control vectors, from others. Only parts of
+    /// the file are hashed; use [`WeightFile::hash`] where the distinction must be secure.
     #[must_use]
     pub fn fingerprint(&self) -> u128 {
         self.fingerprint
@@ -328,7 +329,7 @@ impl Model {
     /// # Errors
     /// [`ModelError::Context`], usually due to a lack of memory.
     pub fn context(&self, options: &ContextOptions) -> Result<Context<'_>, ModelError> {
-        let _one_at_a_time = self.making_context.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = self.context_creation.lock().unwrap_or_else(PoisonError::into_inner);
         let (backend, control) = (backend()?, self.control.as_ref());
         Context::new(&self.llama, &self.adapters, control, &self.placement, backend, options, &self.tuning)
     }

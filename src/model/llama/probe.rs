@@ -1,6 +1,6 @@
-//! A probe of a model file: everything that llama.cpp does, except reading the weights.
+//! A probe of a model file: the whole load by llama.cpp, except reading the weights.
 
-use super::ffi::loading::{self, Loading};
+use super::ffi::loading::{self, LoadParams};
 use super::{GgufHeader, ModelError, backend, gguf, reason};
 use llama_cpp_2::context::params::LlamaContextParams;
 use std::ffi::CString;
@@ -17,16 +17,16 @@ const TOKENS: u32 = 64;
 /// # Errors
 /// [`ModelError::Unreadable`], [`ModelError::Load`] and [`ModelError::Context`].
 pub fn probe(path: &Path) -> Result<(), ModelError> {
-    let shown = path.display().to_string();
-    let refused = |reason| ModelError::Load { path: shown.clone(), reason };
-    let file = CString::new(path.as_os_str().as_bytes()).map_err(|_| refused("its path has a zero byte".into()))?;
+    let display_path = path.display().to_string();
+    let load_error = |reason| ModelError::Load { path: display_path.clone(), reason };
+    let file = CString::new(path.as_os_str().as_bytes()).map_err(|_| load_error("its path has a zero byte".into()))?;
     GgufHeader::read(path).map_err(|error| match error {
-        gguf::GgufError::Io(source) => ModelError::Unreadable { path: shown.clone(), source },
-        other => refused(other.to_string()),
+        gguf::GgufError::Io(source) => ModelError::Unreadable { path: display_path.clone(), source },
+        other => load_error(other.to_string()),
     })?;
     let backend = backend()?;
-    let loading = Loading { no_alloc: true, ..Loading::default() };
-    let model = loading::load(&file, &loading, |_| true).map_err(|lines| refused(reason::reason(&lines)))?;
+    let loading = LoadParams { no_alloc: true, ..LoadParams::default() };
+    let model = loading::load(&file, &loading, |_| true).map_err(|lines| load_error(reason::reason(&lines)))?;
     let params = LlamaContextParams::default()
         .with_n_ctx(NonZeroU32::new(TOKENS))
         .with_n_batch(TOKENS)

@@ -1,4 +1,4 @@
-//! Formatting of a query and a document as one input, as in the model's training on pairs.
+//! Formatting of a query and a document as one input, in the format of the model's training.
 
 use super::Model;
 use crate::events::TokenId;
@@ -10,7 +10,7 @@ use llama_cpp_2::token::LlamaToken;
 pub enum RerankTemplate {
     /// A text with `{query}` and `{document}`, from the model's template `rerank`.
     Template(String),
-    /// Tokens around and between both, for BERT `[CLS] query [SEP] document [SEP]`.
+    /// Tokens before, between and after both texts, for BERT `[CLS] query [SEP] document [SEP]`.
     Frame {
         /// Tokens before the query.
         before: Vec<TokenId>,
@@ -45,7 +45,7 @@ impl Model {
 }
 
 impl RerankTemplate {
-    /// Tokenizes a pair. Literals of special tokens in the two texts are not parsed.
+    /// Tokenizes a pair. Special tokens that occur as text in the query or the document are not parsed.
     #[must_use]
     pub fn tokens(&self, vocabulary: &Vocabulary, query: &str, document: &str) -> Vec<TokenId> {
         match self {
@@ -61,16 +61,18 @@ impl RerankTemplate {
                     return vocabulary.encode(&fill(template, query, document).concat(), false, true);
                 }
                 let parts = fill(template, query, document);
-                let is_ours = |index: usize| index.is_multiple_of(2);
-                let tokens =
-                    parts.iter().enumerate().map(|(index, part)| vocabulary.encode(part, false, is_ours(index)));
+                let is_template_text = |index: usize| index.is_multiple_of(2);
+                let tokens = parts
+                    .iter()
+                    .enumerate()
+                    .map(|(index, part)| vocabulary.encode(part, false, is_template_text(index)));
                 tokens.flatten().collect()
             }
         }
     }
 }
 
-/// Splits the template: its own texts at even indexes, inserted texts at odd ones.
+/// Splits the filled template into its literal texts, at even indexes, and the inserted texts, at odd indexes.
 fn fill<'a>(template: &'a str, query: &'a str, document: &'a str) -> Vec<&'a str> {
     let mut parts = Vec::new();
     let mut rest = template;

@@ -1,12 +1,12 @@
 //! The state of a sequence in llama.cpp's format, validated before llama.cpp reads it.
 //!
-//! llama.cpp trusts these bytes: on invalid ones it fails half way or aborts the process. [`StateLayout`] is derived
-//! from a state that the context itself wrote, and [`StateLayout::unpack`] compares every number of a foreign state
-//! with it. The format follows `llama_kv_cache::state_write`, `llama_kv_cache_iswa::state_write` and
-//! `llama_memory_hybrid::state_write` of the pinned llama-cpp-sys-2. A model with any other memory has no layout, and
-//! its states do not leave the process.
+//! llama.cpp trusts these bytes: invalid bytes make it fail with a part restored, or abort the process. [`StateLayout`]
+//! is derived from a state that the context itself wrote; [`StateLayout::unpack`] compares every number of an untrusted
+//! state with it. The format follows `llama_kv_cache::state_write`, `llama_kv_cache_iswa::state_write` and
+//! `llama_memory_hybrid::state_write` of the pinned llama-cpp-sys-2. A model with another kind of memory has no layout;
+//! its states are not saved outside the process.
 
-mod learn;
+mod detect;
 mod reader;
 mod recurrent;
 #[cfg(test)]
@@ -21,9 +21,9 @@ use std::ops::Range;
 /// Size of `llama_context`'s magic and the sequence id, at the start.
 const HEAD: usize = 8;
 /// Size of a cell without M-RoPE data: position, number of sequences, sequence.
-const CELL: usize = 12;
+const CELL_BYTES: usize = 12;
 /// Additional size of a cell in M-RoPE models: x, y, token.
-const EXTENSION: usize = 12;
+const MROPE_BYTES: usize = 12;
 
 /// The layout of a sequence's state in one context.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,12 +37,12 @@ pub struct StateLayout {
     context: usize,
 }
 
-/// One KV cache; models with window layers have two.
+/// A KV cache. Models with window layers have two.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Cache {
-    /// Attention window of its layers; 0 if they attend to everything.
+    /// Attention window of its layers in tokens; 0 if they attend to all tokens.
     window: usize,
-    extended: bool,
+    has_mrope: bool,
     transposed: bool,
     rotations: [u32; 2],
     keys: Vec<Rows>,
@@ -63,16 +63,16 @@ struct Rows {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
     /// The state ends too early.
-    #[error("the KV data ends at byte {0}, in the middle")]
+    #[error("the KV data is truncated after byte {0}")]
     Truncated(usize),
     /// The state has bytes after its end.
-    #[error("the KV data has {0} bytes too many")]
+    #[error("the KV data has {0} extra bytes at its end")]
     TooLong(usize),
     /// A number differs from the context's.
-    #[error("the KV data does not match this context: {what} is {found}, expected {expected}")]
+    #[error("the KV data does not match this context: {name} is {found}, expected {expected}")]
     Differs {
         /// The name of the number.
-        what: &'static str,
+        name: &'static str,
         /// The value in the state.
         found: String,
         /// The value in the context.
@@ -88,7 +88,7 @@ pub enum StateError {
     },
     /// A wrong number of recurrent states.
     #[error("the KV data holds {0} recurrent states, expected one")]
-    Summaries(usize),
+    RecurrentStates(usize),
     /// A cell at the wrong position.
     #[error("cell {cell} of the KV data has position {position}; the cells must be in the order of the tokens")]
     Position {
@@ -100,19 +100,19 @@ pub enum StateError {
     /// A key, value or recurrent state with an invalid number.
     #[error("the KV data has values that are NaN or too large")]
     Number,
-    /// A cell of a token that differs from the list of tokens.
+    /// A cell belongs to another token than the list of tokens says.
     #[error("cell {0} of the KV data does not belong to the token in the list")]
     Token(usize),
 }
 
 impl StateLayout {
     /// Derives the layout from the state of one token at position 0 in a context. Returns `None` if the state contains
-    /// anything but KV caches and recurrent states.
+    /// other parts than KV caches and recurrent states.
     #[must_use]
-    pub(crate) fn learn(state: &[u8], context: usize, window: usize) -> Option<Self> {
+    pub(crate) fn from_state(state: &[u8], context: usize, window: usize) -> Option<Self> {
         let magic = state.get(..4)?.try_into().ok()?;
         let streams = u32::from_le_bytes(state.get(HEAD..HEAD + 4)?.try_into().ok()?);
-        let (mut caches, recurrent) = learn::sections(state, HEAD)?;
+        let (mut caches, recurrent) = detect::sections(state, HEAD)?;
         // Layers with a window use the last cache.
         if let Some(last) = caches.last_mut() {
             last.window = window;
@@ -126,26 +126,27 @@ impl StateLayout {
         self.context
     }
 
-    /// Returns the bytes of a token's state.
+    /// Returns the size of a token's state in bytes.
     #[must_use]
     pub fn bytes_per_token(&self) -> usize {
         let row = |rows: &Rows| rows.unit as usize * rows.width as usize;
         self.caches
             .iter()
             .map(|cache| {
-                let cell = CELL + if cache.extended { EXTENSION } else { 0 };
+                let cell = CELL_BYTES + if cache.has_mrope { MROPE_BYTES } else { 0 };
                 cell + cache.keys.iter().chain(&cache.values).map(row).sum::<usize>()
             })
             .sum()
     }
 
-    /// Returns the bytes of a state besides those of its tokens.
+    /// Returns the size of the part of a state that does not depend on its tokens, in bytes.
     #[must_use]
     pub fn fixed_bytes(&self) -> usize {
         self.recurrent.as_ref().map_or(0, Recurrent::bytes)
     }
 
-    /// Returns the types of the keys and values of the first layer as text; of the recurrent state if no layer attends.
+    /// Returns the names of the first layer's key and value types, or of the recurrent state's types if no layer
+    /// attends.
     #[must_use]
     pub fn types(&self) -> (String, String) {
         let name = |rows: &[Rows]| rows.first().map_or_else(|| "none".into(), |rows| CacheType::name_of(rows.kind));
@@ -156,7 +157,7 @@ impl StateLayout {
         }
     }
 
-    /// Removes the data that is specific to this context: its sequences and the index of the state's sequence.
+    /// Removes the data that is specific to this context: the number of sequences and the index of this sequence.
     ///
     /// # Errors
     /// [`StateError`] if `state` was not written by this context.
@@ -167,7 +168,7 @@ impl StateLayout {
             let body = Self::cache(&mut reader, cache, tokens, self.streams)?;
             packed.extend_from_slice(&state[body]);
         }
-        packed.extend_from_slice(&state[self.summaries(&mut reader, tokens)?]);
+        packed.extend_from_slice(&state[self.recurrent_states(&mut reader, tokens)?]);
         reader.end()?;
         Ok(packed)
     }
@@ -189,13 +190,13 @@ impl StateLayout {
             state.extend_from_slice(&packed[body]);
             state.resize(state.len() + idle, 0);
         }
-        state.extend_from_slice(&packed[self.summaries(&mut reader, tokens)?]);
+        state.extend_from_slice(&packed[self.recurrent_states(&mut reader, tokens)?]);
         reader.end()?;
-        // Freed cells are still read: one NaN would spoil the slot for later runs.
-        let sound = |(kind, rows): &(i32, Range<usize>)| {
-            CacheType::from_ggml(*kind).is_some_and(|kind| kind.is_sound(&packed[rows.clone()]))
+        // Free cells are masked but still read, so a NaN would make later runs of the slot invalid.
+        let is_valid = |(kind, rows): &(i32, Range<usize>)| {
+            CacheType::from_ggml(*kind).is_some_and(|kind| kind.has_valid_numbers(&packed[rows.clone()]))
         };
-        if reader.rows.iter().all(sound) { Ok(state) } else { Err(StateError::Number) }
+        if reader.rows.iter().all(is_valid) { Ok(state) } else { Err(StateError::Number) }
     }
 
     /// Returns a state written by this context with zeroed keys, values and recurrent states.
@@ -207,7 +208,7 @@ impl StateLayout {
         for cache in &self.caches {
             Self::cache(&mut reader, cache, tokens, self.streams)?;
         }
-        self.summaries(&mut reader, tokens)?;
+        self.recurrent_states(&mut reader, tokens)?;
         for (_, rows) in std::mem::take(&mut reader.rows) {
             state[rows].fill(0);
         }
@@ -215,7 +216,7 @@ impl StateLayout {
     }
 
     /// Reads the recurrent states and returns their range.
-    fn summaries(&self, reader: &mut Reader<'_>, tokens: &[TokenId]) -> Result<Range<usize>, StateError> {
+    fn recurrent_states(&self, reader: &mut Reader<'_>, tokens: &[TokenId]) -> Result<Range<usize>, StateError> {
         self.recurrent.as_ref().map_or(Ok(reader.at..reader.at), |recurrent| recurrent.read(reader, tokens))
     }
 
@@ -247,8 +248,8 @@ impl StateLayout {
     fn stream(reader: &mut Reader<'_>, cache: &Cache, tokens: &[TokenId]) -> Result<(), StateError> {
         let cells = reader.u32()? as usize;
         // Cells outside the attention window are left out.
-        let enough = if cache.window == 0 { tokens.len() } else { tokens.len().min(cache.window) };
-        if cells > tokens.len() || cells < enough {
+        let min_cells = if cache.window == 0 { tokens.len() } else { tokens.len().min(cache.window) };
+        if cells > tokens.len() || cells < min_cells {
             return Err(StateError::Cells { cells, tokens: tokens.len() });
         }
         let first = tokens.len() - cells;
@@ -258,7 +259,7 @@ impl StateLayout {
                 return Err(StateError::Position { cell: index, position });
             }
             check_equal("the number of sequences of a cell", reader.u32()?, 1)?;
-            if cache.extended {
+            if cache.has_mrope {
                 reader.take(8)?;
                 if reader.i32()? != tokens[first + index] {
                     return Err(StateError::Token(index));

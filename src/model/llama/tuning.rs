@@ -16,7 +16,7 @@ pub struct Tuning {
     pub check_tensors: bool,
     /// True to keep the KV cache of GPU layers in host memory.
     pub cache_on_host: bool,
-    /// True to restrict GPUs to their own layers.
+    /// True to compute only a GPU's own layers on it.
     pub no_op_offload: bool,
     /// True to keep weights in the layout of the file.
     pub no_repack: bool,
@@ -41,7 +41,7 @@ pub struct RopeOptions {
     pub yarn_original_context: Option<u32>,
     /// Mix of YaRN's extrapolation.
     pub yarn_extrapolation: Option<f32>,
-    /// YaRN's scale of the attention magnitude.
+    /// YaRN's attention scaling factor.
     pub yarn_attention: Option<f32>,
     /// YaRN's low correction dimension.
     pub yarn_beta_fast: Option<f32>,
@@ -100,21 +100,21 @@ impl Tuning {
         set(params, rope.yarn_beta_slow, LlamaContextParams::with_yarn_beta_slow)
     }
 
-    /// Returns a thread pool that persists between graphs, if it is useful.
+    /// Starts a thread pool that persists between graphs, if it is useful.
     pub(super) fn pool(&self, threads: i32) -> Option<ThreadPool> {
         // One thread needs a pool only for pinning.
-        (threads > 1 || self.threads.are_placed()).then(|| ThreadPool::start(threads, &self.threads)).flatten()
+        (threads > 1 || self.threads.is_customised()).then(|| ThreadPool::start(threads, &self.threads)).flatten()
     }
 
-    /// Configures NUMA in llama.cpp, once per process and before the first model.
+    /// Configures NUMA in llama.cpp. Only the first call of a process has an effect.
     pub(super) fn prepare(&self) {
         if let Some(numa) = self.numa {
-            ffi::threads::prepare_nodes(numa);
+            ffi::threads::init_numa(numa);
         }
     }
 
     /// Returns the settings that change the model's results, as a text; empty for none.
-    pub(super) fn difference(&self) -> String {
+    pub(super) fn result_settings(&self) -> String {
         let rope = (self.rope != RopeOptions::default()).then(|| format!("{:?}", self.rope));
         let overrides = self.overrides.iter().map(|(key, value)| format!(";{key}={value:?}"));
         rope.into_iter().chain(overrides).collect()
@@ -146,11 +146,11 @@ mod tests {
     }
 
     #[test]
-    fn difference_lists_only_settings_that_change_results() {
-        assert_eq!(Tuning { check_tensors: true, cache_on_host: true, ..Tuning::default() }.difference(), "");
+    fn result_settings_list_only_settings_that_change_results() {
+        assert_eq!(Tuning { check_tensors: true, cache_on_host: true, ..Tuning::default() }.result_settings(), "");
         let rope = RopeOptions { base: Some(5e5), ..RopeOptions::default() };
-        assert_ne!(Tuning { rope, ..Tuning::default() }.difference(), "");
+        assert_ne!(Tuning { rope, ..Tuning::default() }.result_settings(), "");
         let overrides = vec![("a".to_owned(), MetadataValue::Bool(true))];
-        assert_ne!(Tuning { overrides, ..Tuning::default() }.difference(), "");
+        assert_ne!(Tuning { overrides, ..Tuning::default() }.result_settings(), "");
     }
 }

@@ -15,10 +15,10 @@ pub struct UbatchPosition {
     pub token: u32,
 }
 
-/// Returns the position of every token of a batch whose tokens belong to `sequences`.
+/// Returns the position of every token of a batch. `sequences` holds the sequence of each token.
 #[must_use]
-pub fn places(sequences: &[i32], n_ubatch: usize, several_streams: bool) -> Vec<UbatchPosition> {
-    if several_streams { split_equal(sequences, n_ubatch) } else { split_simple(sequences.len(), n_ubatch) }
+pub fn ubatch_positions(sequences: &[i32], n_ubatch: usize, has_multiple_streams: bool) -> Vec<UbatchPosition> {
+    if has_multiple_streams { split_equal(sequences, n_ubatch) } else { split_simple(sequences.len(), n_ubatch) }
 }
 
 fn split_simple(n_tokens: usize, n_ubatch: usize) -> Vec<UbatchPosition> {
@@ -29,13 +29,13 @@ fn split_simple(n_tokens: usize, n_ubatch: usize) -> Vec<UbatchPosition> {
 
 fn split_equal(sequences: &[i32], n_ubatch: usize) -> Vec<UbatchPosition> {
     let unplaced = UbatchPosition { ubatch: u32::MAX, stream: 0, token: 0 };
-    let mut places = vec![unplaced; sequences.len()];
+    let mut ubatch_positions = vec![unplaced; sequences.len()];
     let mut left = sequences.len();
     let mut ubatch = 0;
     while left > 0 {
         let mut chosen: Vec<i32> = Vec::new();
         for (index, &sequence) in sequences.iter().enumerate() {
-            if places[index].ubatch == u32::MAX && chosen.last().is_none_or(|&last| sequence == last + 1) {
+            if ubatch_positions[index].ubatch == u32::MAX && chosen.last().is_none_or(|&last| sequence == last + 1) {
                 chosen.push(sequence);
                 if chosen.len() > n_ubatch {
                     break;
@@ -46,7 +46,7 @@ fn split_equal(sequences: &[i32], n_ubatch: usize) -> Vec<UbatchPosition> {
             .iter()
             .map(|&sequence| {
                 let waiting: Vec<usize> = (0..sequences.len())
-                    .filter(|&index| sequences[index] == sequence && places[index].ubatch == u32::MAX)
+                    .filter(|&index| sequences[index] == sequence && ubatch_positions[index].ubatch == u32::MAX)
                     .collect();
                 waiting.into_iter()
             })
@@ -55,7 +55,7 @@ fn split_equal(sequences: &[i32], n_ubatch: usize) -> Vec<UbatchPosition> {
         while queues.iter().all(|queue| queue.len() > 0) {
             for (stream, queue) in queues.iter_mut().enumerate() {
                 if let Some(index) = queue.next() {
-                    places[index] = UbatchPosition { ubatch, stream: stream as u32, token };
+                    ubatch_positions[index] = UbatchPosition { ubatch, stream: stream as u32, token };
                     left -= 1;
                 }
             }
@@ -66,7 +66,7 @@ fn split_equal(sequences: &[i32], n_ubatch: usize) -> Vec<UbatchPosition> {
         }
         ubatch += 1;
     }
-    places
+    ubatch_positions
 }
 
 #[cfg(test)]
@@ -76,10 +76,13 @@ mod tests {
 
     #[test]
     fn consecutive_sequences_share_a_physical_batch() {
-        let place = |ubatch, stream, token| UbatchPosition { ubatch, stream, token };
-        assert_eq!(places(&[0, 1, 3], 512, true), [place(0, 0, 0), place(0, 1, 0), place(1, 0, 0)]);
-        assert_eq!(places(&[0, 1, 1, 1], 512, true), [place(0, 0, 0), place(0, 1, 0), place(1, 0, 0), place(1, 0, 1)]);
-        assert_eq!(places(&[0, 0, 0], 2, false), [place(0, 0, 0), place(0, 0, 1), place(1, 0, 0)]);
+        let position = |ubatch, stream, token| UbatchPosition { ubatch, stream, token };
+        assert_eq!(ubatch_positions(&[0, 1, 3], 512, true), [position(0, 0, 0), position(0, 1, 0), position(1, 0, 0)]);
+        assert_eq!(
+            ubatch_positions(&[0, 1, 1, 1], 512, true),
+            [position(0, 0, 0), position(0, 1, 0), position(1, 0, 0), position(1, 0, 1)]
+        );
+        assert_eq!(ubatch_positions(&[0, 0, 0], 2, false), [position(0, 0, 0), position(0, 0, 1), position(1, 0, 0)]);
     }
 
     proptest! {
@@ -87,9 +90,9 @@ mod tests {
         fn every_token_has_a_unique_position(lens in proptest::collection::vec(0usize..40, 1..6), n_ubatch in 1usize..64) {
             let sequences: Vec<i32> = lens.iter().enumerate().flat_map(|(id, &len)| std::iter::repeat_n(id as i32, len)).collect();
             let mut seen = std::collections::HashSet::new();
-            for place in places(&sequences, n_ubatch.max(lens.len()), true) {
-                prop_assert!(place.ubatch != u32::MAX);
-                prop_assert!(seen.insert((place.ubatch, place.stream, place.token)));
+            for position in ubatch_positions(&sequences, n_ubatch.max(lens.len()), true) {
+                prop_assert!(position.ubatch != u32::MAX);
+                prop_assert!(seen.insert((position.ubatch, position.stream, position.token)));
             }
         }
     }

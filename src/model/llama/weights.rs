@@ -1,7 +1,7 @@
-//! The files of a model, and a hash over all their bytes, which ties saved states to a model.
+//! The files of a model, and a hash over all their bytes, which identifies the model of a saved state.
 //!
-//! Reading a large file takes minutes, so the hash is computed once, after the load, and cached in a folder under the
-//! file's attributes: path, device, inode, length, and the times of its last changes.
+//! Reading a large file takes minutes, so the hash is computed once after the load and cached in a folder. The cache
+//! key consists of the file's attributes: path, device, inode, length, and the times of its last changes.
 
 use chrono::{DateTime, Utc};
 use std::fs::{self, DirBuilder, File, Metadata};
@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 /// Number of bytes to read at once.
 const CHUNK: usize = 1 << 20;
-/// Age in seconds up to which a file could change again without a change of its times.
+/// Age in seconds below which a file may change without a change of its timestamps.
 const SETTLED_S: i64 = 3;
 
 /// A model file with its attributes at load time.
@@ -33,13 +33,13 @@ struct Stamp {
 }
 
 impl Stamp {
-    fn from_metadata(found: &Metadata) -> Self {
+    fn from_metadata(metadata: &Metadata) -> Self {
         Self {
-            device: found.dev(),
-            inode: found.ino(),
-            bytes: found.len(),
-            modified: (found.mtime(), found.mtime_nsec()),
-            changed: (found.ctime(), found.ctime_nsec()),
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            bytes: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
         }
     }
 
@@ -65,9 +65,9 @@ impl WeightFile {
         self.stamp.bytes
     }
 
-    /// Returns the hash of the file, from `cache` or by reading it at a low priority of this thread. `progress`
-    /// receives the number of bytes read and cancels by returning false. A file that changed shortly before `now` is not
-    /// cached.
+    /// Returns the hash of the file, from `cache` or by reading the file. Reading sets this thread to a low priority.
+    /// `progress` receives the number of bytes read and cancels by returning false. The hash of a file that changed
+    /// shortly before `now` is not cached.
     ///
     /// # Errors
     /// The file cannot be read, has changed since it was loaded, or the hash was cancelled.

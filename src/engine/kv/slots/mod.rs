@@ -71,8 +71,8 @@ impl<'model> KvSlots<'model> {
         scope.includes(self.slots[index].owner.as_ref())
     }
 
-    /// Truncates a slot's state to the first `keep` tokens, or to fewer if the model's state cannot be cut there. Returns
-    /// the number of tokens left.
+    /// Truncates a slot's state to the first `keep` tokens, or to fewer if the model's state cannot be cut there.
+    /// Returns the number of tokens left.
     pub fn truncate(&mut self, index: usize, keep: usize) -> usize {
         let tokens = &mut self.slots[index].tokens;
         if tokens.len() <= keep {
@@ -83,8 +83,8 @@ impl<'model> KvSlots<'model> {
         left
     }
 
-    /// Applies removals of tokens to a slot's state. Returns how many of the `kv_len` valid tokens are left: tokens that
-    /// the cache cannot shift must be decoded again.
+    /// Applies removals of tokens to a slot's state. Returns how many of the `kv_len` valid tokens are left: tokens
+    /// that the cache cannot shift must be decoded again.
     pub fn apply_removals(
         &mut self,
         index: usize,
@@ -175,7 +175,7 @@ impl<'model> KvSlots<'model> {
         let slot_tokens = &mut self.slots[index].tokens;
         slot_tokens.extend_from_slice(tokens);
         if let Some(purpose) = checkpoint {
-            self.context.keep_checkpoint(index as i32, slot_tokens.len(), purpose);
+            self.context.save_checkpoint(index as i32, slot_tokens.len(), purpose);
         }
     }
 
@@ -195,13 +195,13 @@ impl<'model> KvSlots<'model> {
     }
 
     /// Returns true if runs make checkpoints, because sequences cannot be truncated.
-    pub fn keeps_checkpoints(&self) -> bool {
-        self.context.keeps_checkpoints()
+    pub fn uses_checkpoints(&self) -> bool {
+        self.context.uses_checkpoints()
     }
 
     /// Returns true if every sequence can be truncated to any length.
-    pub fn keeps_all_prefixes(&self) -> bool {
-        self.context.keeps_all_prefixes()
+    pub fn are_all_prefixes_usable(&self) -> bool {
+        self.context.are_all_prefixes_usable()
     }
 
     /// Returns true if LoRA adapters are loaded.

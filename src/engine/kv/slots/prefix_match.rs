@@ -28,8 +28,8 @@ struct PrefixMatch {
 }
 
 impl KvSlots<'_> {
-    /// Returns the free slot with the longest prefix match. If no match covers the fraction `similarity` of the prompt, or
-    /// if that is 0, returns an empty slot or the least recently used one. Returns `None` if no slot is free.
+    /// Returns the free slot with the longest prefix match. If no match covers the fraction `similarity` of the prompt,
+    /// or if that is 0, returns an empty slot or the least recently used one. Returns `None` if no slot is free.
     pub fn choose(
         &self,
         prompt: PromptView<'_>,
@@ -69,8 +69,8 @@ impl KvSlots<'_> {
         })
     }
 
-    /// Prepares a slot's state for the first decode of a run: uses the slot's own state, a state from the host cache, or a
-    /// copy of another slot's state, which may be busy. Returns the number of tokens that need no decode, up to
+    /// Prepares a slot's state for the first decode of a run: uses the slot's own state, a state from the host cache,
+    /// or a copy of another slot's state, which may be busy. Returns the number of tokens that need no decode, up to
     /// `outputs_from`.
     pub fn reuse(&mut self, index: usize, prompt: PromptView<'_>, outputs_from: usize) -> usize {
         let slot = &self.slots[index];
@@ -97,7 +97,7 @@ impl KvSlots<'_> {
             matched = 0;
             if self.load_from_host_cache(index, &entry) {
                 matched = usable(&entry.tokens);
-                if !self.context.keeps_all_prefixes() {
+                if !self.context.are_all_prefixes_usable() {
                     // A recurrent state cannot return to this position after a decode, so the cache keeps its copy.
                     self.host_cache.insert(entry);
                 }
@@ -179,8 +179,8 @@ impl KvSlots<'_> {
 
     /// Replaces a slot's state by a copy of another slot's. Returns `false` and leaves the slot empty if that fails.
     ///
-    /// The state is saved and restored: this copies only the used cells, and puts each token into the cell of its position.
-    /// llama.cpp's copy between sequences would copy the whole KV stream.
+    /// The state is saved and restored: this copies only the used cells, and puts each token into the cell of its
+    /// position. llama.cpp's copy between sequences would copy the whole KV stream.
     fn copy_state(&mut self, source: usize, index: usize) -> bool {
         let tokens = self.slots[source].tokens.clone();
         let checkpoints = self.context.checkpoints(source as i32).clone();
@@ -202,8 +202,8 @@ impl KvSlots<'_> {
         }
     }
 
-    /// Matches a prompt with a cached state. `usable_prefix` returns how many of the first `keep` tokens of the state are
-    /// usable if it is truncated there.
+    /// Matches a prompt with a cached state. `usable_prefix` returns how many of the first `keep` tokens of the state
+    /// are usable if it is truncated there.
     fn match_prefix(
         &self,
         prompt: PromptView<'_>,
@@ -307,8 +307,8 @@ fn is_worth_copying(usable: usize, known: usize, length: usize) -> bool {
     saved >= MIN_COPY_TOKENS && 4 * saved >= length
 }
 
-/// Returns chunks of the `cached` tokens, after the `matched` prefix, that continue the prompt in the same order. Each has
-/// `min_len` or more tokens.
+/// Returns chunks of the `cached` tokens, after the `matched` prefix, that continue the prompt in the same order. Each
+/// has `min_len` or more tokens.
 fn common_chunks(cached: &[TokenId], prompt: &[TokenId], matched: usize, min_len: usize) -> Vec<Range<usize>> {
     let (mut at, mut prompt_at) = (matched, matched);
     let mut chunks = Vec::new();

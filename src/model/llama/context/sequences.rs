@@ -10,9 +10,9 @@ use crate::model::{ModelError, ShiftError};
 use std::ops::Range;
 
 impl Context<'_> {
-    /// Removes the tokens of a sequence from position `from` on. If the cache cannot remove a part, or lacks tokens
-    /// that a token at `from` would attend to, the sequence returns to the last checkpoint before `from`, or is
-    /// emptied. Returns the number of remaining tokens.
+    /// Removes the tokens of a sequence from position `from` on. Falls back to the last checkpoint before `from`, or to
+    /// an empty sequence, if the cache cannot remove a part or lacks tokens that a token at `from` attends to. Returns
+    /// the number of remaining tokens.
     #[must_use]
     pub fn truncate(&mut self, sequence: i32, from: u32) -> u32 {
         if self.can_truncate(sequence, from) && self.llama.kv_cache_seq_rm(sequence, Some(from), None).is_ok() {
@@ -28,8 +28,7 @@ impl Context<'_> {
         0
     }
 
-    /// Returns the number of tokens, of the first `keep` tokens of a longer sequence, that [`Context::truncate`] would
-    /// leave.
+    /// Returns the number of tokens that [`Context::truncate`] would leave if called with `keep`.
     #[must_use]
     pub fn usable_prefix(&self, sequence: i32, keep: usize) -> usize {
         let within = keep as u32;
@@ -39,53 +38,53 @@ impl Context<'_> {
         self.checkpoints[sequence as usize].last_within(within) as usize
     }
 
-    /// Returns the number of tokens, of the first `keep` tokens, that are usable from a state of `length` tokens saved
-    /// with these checkpoints.
+    /// Returns the number of usable tokens among the first `keep` of a saved state, which has `length` tokens and these
+    /// checkpoints.
     #[must_use]
     pub fn usable_prefix_of_saved(&self, length: usize, checkpoints: &Checkpoints, keep: usize) -> usize {
-        if self.memory.can_keep(length as u32, keep as u32) {
+        if self.memory.is_prefix_usable(length as u32, keep as u32) {
             return keep;
         }
         checkpoints.last_within(keep as u32) as usize
     }
 
     fn can_truncate(&self, sequence: i32, from: u32) -> bool {
-        from == 0 || (!self.memory.recurrent && self.first_position(sequence) <= self.memory.seen_from(from))
+        from == 0 || (!self.memory.recurrent && self.first_position(sequence) <= self.memory.first_attended(from))
     }
 
     /// Restores the state of a checkpoint, and removes later tokens from a KV cache beside it.
     fn restore_checkpoint(&mut self, sequence: i32, length: u32, state: &[u8]) -> bool {
-        let back = ffi::set_sequence_state(&mut self.llama, sequence, state, StateExtent::Summary)
+        let restored = ffi::set_sequence_state(&mut self.llama, sequence, state, StateExtent::Partial)
             && self.llama.kv_cache_seq_rm(sequence, Some(length), None).is_ok()
             && i64::from(self.llama.kv_cache_seq_pos_max(sequence)) == i64::from(length) - 1;
-        if back {
+        if restored {
             self.checkpoints[sequence as usize].truncate(length);
         } else {
             tracing::error!(sequence, length, "llama.cpp cannot restore a checkpoint");
         }
-        back
+        restored
     }
 
-    /// Returns true if sequences can only return to checkpoints and there is room for some.
+    /// Returns true if sequences need checkpoints to be truncated, and memory for checkpoints is configured.
     #[must_use]
-    pub fn keeps_checkpoints(&self) -> bool {
-        // For layers with a window, llama.cpp would restore only the window, at cells that differ from its positions.
+    pub fn uses_checkpoints(&self) -> bool {
+        // For layers with a window, llama.cpp would restore only the window, and cells would differ from positions.
         self.memory.recurrent && self.memory.window == 0 && self.checkpoint_bytes > 0
     }
 
     /// Saves the current state of a sequence of `length` tokens as a checkpoint.
-    pub fn keep_checkpoint(&mut self, sequence: i32, length: usize, purpose: CheckpointPurpose) {
+    pub fn save_checkpoint(&mut self, sequence: i32, length: usize, purpose: CheckpointPurpose) {
         let own = sequence as usize;
-        if !self.keeps_checkpoints() || self.checkpoints[own].reaches(length as u32) {
+        if !self.uses_checkpoints() || self.checkpoints[own].reaches(length as u32) {
             return;
         }
-        let Some(state) = ffi::sequence_state(&self.llama, sequence, StateExtent::Summary) else {
+        let Some(state) = ffi::sequence_state(&self.llama, sequence, StateExtent::Partial) else {
             tracing::warn!(sequence, "cannot save a checkpoint");
             return;
         };
         let room = self.checkpoint_bytes.saturating_sub(state.len());
         while self.checkpoints.iter().map(Checkpoints::bytes).sum::<usize>() > room {
-            // Checkpoints that other runs may need are dropped last.
+            // Drop from the sequence with the largest checkpoints first.
             let largest = self.checkpoints.iter_mut().max_by_key(|checkpoints| checkpoints.bytes());
             if !largest.is_some_and(Checkpoints::drop_oldest) {
                 break;
@@ -107,9 +106,9 @@ impl Context<'_> {
         self.checkpoints[sequence as usize] = checkpoints;
     }
 
-    /// Returns true if every prefix of every saved state is usable.
+    /// Returns true if every prefix of a saved state is usable, for all states.
     #[must_use]
-    pub fn keeps_all_prefixes(&self) -> bool {
+    pub fn are_all_prefixes_usable(&self) -> bool {
         self.memory.window == 0 && !self.memory.recurrent
     }
 
@@ -125,7 +124,7 @@ impl Context<'_> {
     /// # Errors
     /// [`ModelError::State`].
     pub fn save(&self, sequence: i32) -> Result<Vec<u8>, ModelError> {
-        ffi::sequence_state(&self.llama, sequence, StateExtent::Whole).ok_or(ModelError::State { doing: "write" })
+        ffi::sequence_state(&self.llama, sequence, StateExtent::Full).ok_or(ModelError::State { doing: "write" })
     }
 
     /// Replaces a sequence and its checkpoints by a state with `tokens` tokens, which [`Context::save`] wrote or which
@@ -134,10 +133,10 @@ impl Context<'_> {
     /// # Errors
     /// [`ModelError::State`]; the sequence is then empty.
     pub fn restore(&mut self, sequence: i32, state: &[u8], tokens: u32) -> Result<(), ModelError> {
-        // The cells are then filled from the first on, in the order of the positions.
+        // An empty sequence is filled from the first cell on, in the order of the positions.
         self.clear(sequence);
         let last = i64::from(tokens) - 1;
-        if ffi::set_sequence_state(&mut self.llama, sequence, state, StateExtent::Whole)
+        if ffi::set_sequence_state(&mut self.llama, sequence, state, StateExtent::Full)
             && i64::from(self.llama.kv_cache_seq_pos_max(sequence)) == last
         {
             return Ok(());
@@ -147,8 +146,8 @@ impl Context<'_> {
     }
 
     /// Removes ranges of positions from a sequence of `length` tokens, and shifts the later tokens to close the gaps.
-    /// Ranges are in order and do not touch. The remaining tokens keep the context they were computed with. Returns the
-    /// new length.
+    /// Ranges must be in order and must not touch. Keys and values of the remaining tokens are not computed again.
+    /// Returns the new length.
     ///
     /// # Errors
     /// [`ShiftError::Fixed`] leaves the sequence unchanged; [`ShiftError::Failed`] leaves it empty.
@@ -167,7 +166,7 @@ impl Context<'_> {
         if let Some(reason) = self.memory.fixed {
             return Err(ShiftError::Fixed(reason));
         }
-        if !self.memory.can_cut(self.first_position(sequence), ranges, left) {
+        if !self.memory.can_remove(self.first_position(sequence), ranges, left) {
             return Err(ShiftError::Fixed(OUT_OF_WINDOW));
         }
         let cut = self.close_gaps(sequence, ranges, left);
@@ -199,12 +198,12 @@ impl Context<'_> {
     }
 
     /// Removes a sequence of these tokens and overwrites its keys and values. Free cells are masked but still read, so
-    /// a NaN in them would spoil the next sequence.
+    /// a NaN in them would make the next sequence invalid.
     pub fn wipe(&mut self, sequence: i32, tokens: &[TokenId]) {
-        let state = ffi::sequence_state(&self.llama, sequence, StateExtent::Whole);
+        let state = ffi::sequence_state(&self.llama, sequence, StateExtent::Full);
         let zeroed = state.zip(self.layout.as_ref()).and_then(|(state, layout)| layout.zeroed(state, tokens).ok());
         let overwritten =
-            zeroed.is_some_and(|state| ffi::set_sequence_state(&mut self.llama, sequence, &state, StateExtent::Whole));
+            zeroed.is_some_and(|state| ffi::set_sequence_state(&mut self.llama, sequence, &state, StateExtent::Full));
         if !overwritten {
             tracing::error!(sequence, "cannot overwrite damaged keys and values");
         }

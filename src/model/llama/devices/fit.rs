@@ -63,8 +63,8 @@ pub struct GpuRequirements {
 }
 
 impl GpuRequirements {
-    /// Computes the requirements of a model from its header, the headers of its further files, and the options.
-    pub fn new(header: &GgufHeader, further: &[GgufHeader], options: &ModelOptions) -> Self {
+    /// Computes the requirements of a model from its header, the headers of its other files, and the options.
+    pub fn new(header: &GgufHeader, others: &[GgufHeader], options: &ModelOptions) -> Self {
         let room = &options.room;
         let parameter = |key| header.parameter(key);
         let count = parameter("block_count").unwrap_or(0).min(4096) as usize;
@@ -93,7 +93,7 @@ impl GpuRequirements {
             output: header.arrays.get("tokenizer.ggml.tokens").unwrap_or(&0).saturating_mul(4 * ubatch),
             graph: values.saturating_mul(4 * ubatch),
         };
-        let files = || std::iter::once(header).chain(further);
+        let files = || std::iter::once(header).chain(others);
         let has_output = files().flat_map(|file| &file.tensors).any(|tensor| tensor.name == "output.weight");
         for tensor in files().flat_map(|file| &file.tensors) {
             let layer = tensor.name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
@@ -109,25 +109,27 @@ impl GpuRequirements {
     }
 }
 
-/// Reads the headers of a model's further files; unreadable ones are left out.
-pub fn read_further_headers(path: &Path, header: &GgufHeader) -> Vec<GgufHeader> {
-    further_files(path, header).iter().filter_map(|path| GgufHeader::read(path).ok()).collect()
+/// Reads the headers of a split model's other files. Skips unreadable files.
+pub fn read_other_headers(path: &Path, header: &GgufHeader) -> Vec<GgufHeader> {
+    other_split_files(path, header).iter().filter_map(|path| GgufHeader::read(path).ok()).collect()
 }
 
-/// Returns the further files of a split model.
-pub fn further_files(path: &Path, header: &GgufHeader) -> Vec<PathBuf> {
+/// Returns the paths of a split model's other files.
+pub fn other_split_files(path: &Path, header: &GgufHeader) -> Vec<PathBuf> {
     let files = header.integer("split.count").unwrap_or(1).min(MAX_FILES);
     let stem = path.to_str().and_then(|path| path.strip_suffix(&format!("-00001-of-{files:05}.gguf")));
     let Some(stem) = stem else { return Vec::new() };
     (2..=files).map(|file| format!("{stem}-{file:05}-of-{files:05}.gguf").into()).collect()
 }
 
-/// Returns a lower bound of the KV cache in bytes; `None` for models without keys and values per token.
+/// Returns a lower bound for the KV cache in bytes; `None` for models that do not store keys and values of all heads in
+/// all layers.
 pub fn cache_bytes(header: &GgufHeader, room: &ContextRequirements) -> Option<u64> {
     let parameter = |key| header.parameter(key);
     let heads = parameter("attention.head_count").filter(|&heads| heads > 0)?;
     let width = parameter("attention.key_length").unwrap_or(parameter("embedding_length")? / heads);
-    // Latent attention stores less than its heads have, and only some layers of hybrid models store anything.
+    // Latent attention stores less than the keys and values of all heads, and in hybrid models only some layers have a
+    // KV cache.
     let is_plain = ["attention.kv_lora_rank", "ssm.state_size", "full_attention_interval", "wkv.head_size"]
         .into_iter()
         .all(|key| parameter(key).is_none());

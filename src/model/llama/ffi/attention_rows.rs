@@ -15,7 +15,7 @@ const MAX_ROWS: usize = 16;
 /// Maximum number of a row's tensors: query, keys, mask, sinks, scores, scale, cap, shape and probabilities.
 const TENSORS_PER_ROW: usize = 9;
 const MAX_TENSORS: usize = MAX_ROWS * TENSORS_PER_ROW;
-/// Multiplications that are worth the wake-up of another thread.
+/// Minimum multiplications per thread; fewer do not justify waking another thread.
 const WORK_PER_THREAD: usize = 1 << 17;
 
 /// A query row to compute, and its destination.
@@ -53,7 +53,7 @@ pub(super) struct RowGraph {
 }
 
 impl RowGraph {
-    /// Allocates the memory for the tensors of a graph. Returns `None` if ggml cannot.
+    /// Allocates the memory for the tensors of a graph. Returns `None` if ggml fails.
     pub fn new() -> Option<Self> {
         let backend = CpuBackend::new()?;
         // SAFETY: pure functions of ggml, and the creation of a context of this size.
@@ -98,15 +98,15 @@ impl RowGraph {
     ///
     /// # Safety
     /// The row is within the node's [`RowGraph::extents`], and `values` has the length `n_head * row_len`. The node's
-    /// sources and `values` stay alive and in place until the next [`RowGraph::compute`], which is called before any
-    /// further node.
+    /// sources and `values` stay alive and in place until the next [`RowGraph::compute`], which must run before the
+    /// callback returns.
     pub unsafe fn add(&mut self, node: &sys::ggml_tensor, row: &mut RowTarget<'_>) -> bool {
         if self.rows == MAX_ROWS && !self.compute() {
             return false;
         }
         let arena = self.arena.as_ptr();
-        // SAFETY: the arena has room for a graph with `MAX_ROWS` rows, and a previous graph was computed. The rest is
-        // promised by the caller.
+        // SAFETY: the arena has room for a graph with `MAX_ROWS` rows, and a previous graph was computed. The caller
+        // ensures the rest.
         let graph = *self.graph.get_or_insert_with(|| unsafe {
             sys::ggml_reset(arena);
             NonNull::new_unchecked(sys::ggml_new_graph_custom(arena, MAX_TENSORS, false))
@@ -125,7 +125,7 @@ impl RowGraph {
         let products = std::mem::take(&mut self.products);
         self.rows = 0;
         let Some(graph) = self.graph.take() else { return true };
-        // A pool with more threads than these leaves the others asleep.
+        // Other threads of the pool stay asleep.
         let threads = (products / WORK_PER_THREAD).clamp(1, self.threads);
         self.backend.set_threads(threads as i32);
         // SAFETY: `add` built the graph, and its caller keeps the data.
@@ -154,7 +154,7 @@ fn source(node: &sys::ggml_tensor, index: usize) -> Option<&sys::ggml_tensor> {
 fn is_on_host(tensor: &sys::ggml_tensor) -> bool {
     // SAFETY: a view's source lives as long as the view.
     let owner = unsafe { tensor.view_src.as_ref() }.unwrap_or(tensor);
-    // SAFETY: a tensor of a running graph has a buffer; it is checked nevertheless.
+    // SAFETY: the pointers are checked before the call.
     !owner.buffer.is_null() && !tensor.data.is_null() && unsafe { sys::ggml_backend_buffer_is_host(owner.buffer) }
 }
 

@@ -1,5 +1,5 @@
-//! ggml's CPU backend, through ggml's registry. With backends that are loaded at run time (feature `portable`) its
-//! functions are in a library chosen for the processor, which the linker does not see.
+//! ggml's CPU backend, through ggml's registry. With feature `portable`, backends are loaded at run time: the functions
+//! are in a library that is chosen for the processor, so the program cannot link to them.
 
 use llama_cpp_sys_2 as sys;
 use std::ffi::{CStr, c_int, c_void};
@@ -49,7 +49,7 @@ fn find_functions() -> Option<Functions> {
     };
     let (new_pool, free_pool) = (find(c"ggml_threadpool_new")?, find(c"ggml_threadpool_free")?);
     let (set_pool, set_threads) = (find(c"ggml_backend_cpu_set_threadpool")?, find(c"ggml_backend_set_n_threads")?);
-    // SAFETY: the CPU backend gives functions of these types for these names.
+    // SAFETY: in the CPU backend, these names belong to functions of these types.
     unsafe {
         Some(Functions {
             device,
@@ -61,19 +61,19 @@ fn find_functions() -> Option<Functions> {
     }
 }
 
-/// Starts a pool of threads. Returns `None` if ggml cannot.
+/// Starts a pool of threads. Returns `None` if ggml fails.
 pub(super) fn new_pool(params: &mut sys::ggml_threadpool_params) -> Option<NonNull<sys::ggml_threadpool>> {
     // SAFETY: `params` is a valid structure.
     NonNull::new(unsafe { (functions()?.new_pool)(params) })
 }
 
-/// Ends the threads of a pool.
+/// Stops the threads of a pool and frees it.
 ///
 /// # Safety
-/// The pool was made by [`new_pool`], is freed once, and is not used any more.
+/// The pool was created by [`new_pool`], is freed once, and is not used afterwards.
 pub(super) unsafe fn free_pool(pool: NonNull<sys::ggml_threadpool>) {
     if let Some(functions) = functions() {
-        // SAFETY: promised by the caller.
+        // SAFETY: ensured by the caller.
         unsafe { (functions.free_pool)(pool.as_ptr()) };
     }
 }
@@ -95,7 +95,7 @@ impl std::fmt::Debug for Functions {
 }
 
 impl CpuBackend {
-    /// Creates an instance. Returns `None` if ggml cannot.
+    /// Creates an instance. Returns `None` if ggml fails.
     pub fn new() -> Option<Self> {
         let functions = functions()?;
         // SAFETY: the device exists; the backend takes no parameters.
@@ -103,12 +103,12 @@ impl CpuBackend {
         NonNull::new(backend).map(|backend| Self { backend, functions })
     }
 
-    /// Sets the pool whose threads compute, and parks the threads of the pool that was set before. Null sets none.
+    /// Sets the thread pool, and parks the threads of the previous one. Null removes the pool.
     ///
     /// # Safety
-    /// The pool exists as long as it is set, and computes nothing else at the same time.
+    /// The pool outlives its use here, and computes nothing else at the same time.
     pub unsafe fn set_pool(&self, pool: *mut sys::ggml_threadpool) {
-        // SAFETY: the backend is the CPU's; the rest is promised by the caller.
+        // SAFETY: the backend is the CPU's; the rest is ensured by the caller.
         unsafe { (self.functions.set_pool)(self.backend.as_ptr(), pool) };
     }
 
@@ -121,9 +121,9 @@ impl CpuBackend {
     /// Computes a graph. Returns false if ggml fails.
     ///
     /// # Safety
-    /// The graph and the memory of its tensors are valid, in host memory, and used by nobody else.
+    /// The graph and the memory of its tensors are valid, in host memory, and not used elsewhere.
     pub unsafe fn compute(&self, graph: NonNull<sys::ggml_cgraph>) -> bool {
-        // SAFETY: promised by the caller.
+        // SAFETY: ensured by the caller.
         unsafe { sys::ggml_backend_graph_compute(self.backend.as_ptr(), graph.as_ptr()) == sys::GGML_STATUS_SUCCESS }
     }
 }

@@ -17,7 +17,7 @@ pub struct RawDevice {
     /// Type of the device.
     pub kind: sys::ggml_backend_dev_type,
     /// True if the backend can split weights by rows over several devices.
-    pub cuts_rows: bool,
+    pub splits_rows: bool,
     /// Id that is the same for all backends of a device; `None` if unknown.
     pub id: Option<String>,
     /// Total memory in bytes; 0 if unknown.
@@ -47,7 +47,7 @@ pub fn list() -> Vec<RawDevice> {
                     backend: text(sys::ggml_backend_reg_name(backend)).unwrap_or_default(),
                     buffer: text(sys::ggml_backend_buft_name(sys::ggml_backend_dev_buffer_type(device)))
                         .unwrap_or_default(),
-                    cuts_rows: !cut.is_null(),
+                    splits_rows: !cut.is_null(),
                     kind: props.type_,
                     id: text(props.device_id),
                     memory_bytes: props.memory_total as u64,

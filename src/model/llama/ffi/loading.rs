@@ -22,7 +22,7 @@ const MAX_LINES: usize = 16;
 
 /// Parameters of a load in llama.cpp's terms.
 #[derive(Debug, Clone, Default)]
-pub struct Loading {
+pub struct LoadParams {
     /// Names of the GPUs, in order; empty for CPU only.
     pub devices: Vec<String>,
     /// Number of layers on GPUs; negative for all.
@@ -53,7 +53,11 @@ pub struct Loading {
 ///
 /// # Errors
 /// llama.cpp's error lines; empty if it logged none.
-pub fn load<F: FnMut(f32) -> bool>(path: &CStr, loading: &Loading, mut progress: F) -> Result<LlamaModel, Vec<String>> {
+pub fn load<F: FnMut(f32) -> bool>(
+    path: &CStr,
+    loading: &LoadParams,
+    mut progress: F,
+) -> Result<LlamaModel, Vec<String>> {
     unsafe extern "C" fn on_progress<F: FnMut(f32) -> bool>(done: f32, user_data: *mut c_void) -> bool {
         // SAFETY: `user_data` is the closure below, which outlives the load and is not accessed otherwise meanwhile.
         let progress = unsafe { &mut *user_data.cast::<F>() };
@@ -151,7 +155,8 @@ pub(super) fn with_error_lines<T>(make: impl FnOnce() -> Option<T>) -> Result<T,
 
 /// Returns the name of a model's file type, e.g. `Q8_0`.
 pub fn file_type(model: &LlamaModel) -> String {
-    // SAFETY: `LlamaModel` is a transparent wrapper around this pointer, as asserted above; the name is a constant of llama.cpp.
+    // SAFETY: `LlamaModel` is a transparent wrapper around this pointer, as asserted above; the name is a constant of
+    // llama.cpp.
     unsafe {
         let model: *const sys::llama_model = std::mem::transmute_copy(model);
         let name = sys::llama_ftype_name(sys::llama_model_ftype(model));

@@ -1,8 +1,8 @@
-//! Thread pools that persist between graphs. Without a pool a context starts and ends threads for every graph, which is
-//! once per decode, and once per layer if attention is captured.
+//! Thread pools that persist between graphs. Without a pool, a context starts and stops threads for every graph: once
+//! per decode, and once per layer if attention is captured.
 
 use super::cpu::{self, CpuBackend};
-use super::{Tap, raw};
+use super::{EvalCallback, raw};
 use crate::model::llama::Numa;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_sys_2 as sys;
@@ -12,12 +12,12 @@ use std::sync::Once;
 /// Polling, priority and placement of threads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ThreadOptions {
-    /// Polling before sleeping, in units of 131072 rounds, from 0 to 100. 1 is some milliseconds, so that the next
-    /// decode finds the threads awake; ggml's default of 50 would keep the cores busy for a tenth of a second.
+    /// Polling before sleeping, in units of 131072 rounds, from 0 to 100. With 1, threads poll for some milliseconds
+    /// and are awake at the next decode; ggml's default of 50 keeps the cores busy for a tenth of a second.
     pub poll: u32,
     /// Priority from -1 (low) to 3 (real-time).
     pub priority: i32,
-    /// CPUs that they run on, below 512; empty for any.
+    /// Indexes of the CPUs to use, below 512; empty for all.
     pub processors: Vec<usize>,
     /// True if each thread is pinned to one of these CPUs.
     pub strict: bool,
@@ -30,15 +30,15 @@ impl Default for ThreadOptions {
 }
 
 impl ThreadOptions {
-    /// Returns true if CPUs or a priority are set.
+    /// Returns true if CPUs or a priority are configured.
     #[must_use]
-    pub fn are_placed(&self) -> bool {
+    pub fn is_customised(&self) -> bool {
         self.priority != 0 || self.strict || !self.processors.is_empty()
     }
 }
 
 /// Sets the NUMA placement in llama.cpp; only the first call has an effect.
-pub fn prepare_nodes(numa: Numa) {
+pub fn init_numa(numa: Numa) {
     static ONCE: Once = Once::new();
     let strategy = match numa {
         Numa::Distribute => sys::GGML_NUMA_STRATEGY_DISTRIBUTE,
@@ -86,16 +86,16 @@ impl ThreadPool {
         true
     }
 
-    /// Computes the tap's rows of flash attention on up to `threads` of these threads. The caller keeps the pool as
-    /// long as the context exists.
-    pub fn compute_rows(&self, tap: &mut Tap, threads: i32) {
-        tap.compute_on(self.pool, threads);
+    /// Lets the callback compute attention rows on up to `threads` of these threads. The caller keeps the pool as long
+    /// as the context exists.
+    pub fn compute_rows(&self, callback: &mut EvalCallback, threads: i32) {
+        callback.compute_on(self.pool, threads);
     }
 
     /// Parks the threads until the next decode.
     pub fn park(&self) {
-        // SAFETY: the pool exists; no graph runs, because the decoding thread holds the context. A backend parks the pool
-        // that is replaced.
+        // SAFETY: the pool exists; no graph runs, because the decoding thread holds the context. Replacing a pool parks
+        // it.
         unsafe {
             self.backend.set_pool(self.pool.as_ptr());
             self.backend.set_pool(null_mut());

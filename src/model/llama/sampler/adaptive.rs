@@ -1,5 +1,5 @@
-//! Samplers that adapt to their draws: mirostat and adaptive-p. The state after each token is kept, so that they can
-//! return to it.
+//! Samplers that adapt to their draws: mirostat and adaptive-p. The state after each token is stored, so that
+//! backtracking can return to it.
 
 use super::sampling::{SamplerStage, SamplingParams};
 use crate::events::TokenId;
@@ -7,15 +7,15 @@ use llama_cpp_2::token::data::LlamaTokenData;
 use llama_cpp_2::token::data_array::LlamaTokenDataArray;
 
 /// Number of candidates from which mirostat 1 estimates the distribution.
-const ESTIMATED_FROM: usize = 100;
+const ESTIMATE_CANDIDATES: usize = 100;
 
 #[derive(Debug, Clone)]
 pub(super) struct Adaptive {
     kind: Kind,
-    /// States, each with the length of the answer after which it applies.
-    known: Vec<(usize, AdaptiveState)>,
+    /// State after each draw, with the length of the answer at that point.
+    history: Vec<(usize, AdaptiveState)>,
     start: AdaptiveState,
-    /// The last sampled token, and the state if it is accepted.
+    /// The last sampled token, and the state to use if it is accepted.
     drawn: Option<(TokenId, AdaptiveState)>,
     /// For adaptive-p: each candidate's probability before the transformation.
     before: Vec<f32>,
@@ -28,12 +28,12 @@ enum Kind {
     AdaptiveP { target: f32, decay: f32 },
 }
 
-/// Mirostat: the target surprise. Adaptive-p: weighted sum of probabilities, and of weights.
+/// State: for mirostat the maximum surprise, for adaptive-p the weighted sum of probabilities and the sum of weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct AdaptiveState(f32, f32);
 
 impl Adaptive {
-    /// Creates the sampler; `None` if neither is enabled.
+    /// Creates the sampler; `None` if no adaptive sampler is enabled.
     pub(super) fn new(sampling: &SamplingParams, vocabulary: usize) -> Option<Self> {
         let (tau, eta) = (sampling.mirostat_tau, sampling.mirostat_eta);
         let (kind, start) = match sampling.mirostat {
@@ -46,7 +46,7 @@ impl Adaptive {
             }
             _ => return None,
         };
-        Some(Self { kind, known: Vec::new(), start, drawn: None, before: Vec::new() })
+        Some(Self { kind, history: Vec::new(), start, drawn: None, before: Vec::new() })
     }
 
     pub(super) fn name(&self) -> &'static str {
@@ -57,14 +57,14 @@ impl Adaptive {
         }
     }
 
-    /// Returns true if it replaces the whole chain.
+    /// Returns true for mirostat, which replaces the whole chain.
     pub(super) fn is_mirostat(&self) -> bool {
         !matches!(self.kind, Kind::AdaptiveP { .. })
     }
 
     /// Returns the state at the end of the answer.
     pub(super) fn state(&self) -> AdaptiveState {
-        self.known.last().map_or(self.start, |known| known.1)
+        self.history.last().map_or(self.start, |history| history.1)
     }
 
     /// Reduces or transforms the candidates.
@@ -81,7 +81,7 @@ impl Adaptive {
             }
             Kind::Mirostat2 { .. } => {
                 let highest = array.data.iter().map(LlamaTokenData::p).fold(0.0, f32::max);
-                // The most probable candidate always stays, however surprising it is.
+                // Always keep the most probable candidate.
                 array.data.retain(|entry| -entry.p().log2() <= mu || entry.p() >= highest);
                 sort(array);
                 if array.data.first().is_some_and(|first| -first.p().log2() > mu) {
@@ -89,11 +89,11 @@ impl Adaptive {
                 }
             }
             Kind::AdaptiveP { target, .. } => {
-                let aim = if weight == 0.0 { target } else { 2.0 * target - mu / weight }.clamp(0.0, 1.0);
+                let adjusted_target = if weight == 0.0 { target } else { 2.0 * target - mu / weight }.clamp(0.0, 1.0);
                 self.before.clear();
                 self.before.extend(array.data.iter().map(LlamaTokenData::p));
                 for entry in &mut array.data {
-                    let distance = ((entry.p() - aim) / 0.3).abs();
+                    let distance = ((entry.p() - adjusted_target) / 0.3).abs();
                     entry.set_logit(5.0 - 10.0 * distance * distance / (1.0 + distance));
                 }
                 array.sorted = false;
@@ -102,7 +102,7 @@ impl Adaptive {
     }
 
     /// Records the draw: the index of the candidate, and its probability among the candidates.
-    pub(super) fn learn(&mut self, token: TokenId, index: usize, prob: f32) {
+    pub(super) fn record_draw(&mut self, token: TokenId, index: usize, prob: f32) {
         let AdaptiveState(mu, weight) = self.state();
         let next = match self.kind {
             Kind::Mirostat { tau, eta, .. } | Kind::Mirostat2 { tau, eta } => {
@@ -120,15 +120,15 @@ impl Adaptive {
         if let Some((drawn, next)) = self.drawn.take()
             && drawn == token
         {
-            self.known.push((length, next));
+            self.history.push((length, next));
         }
     }
 
     /// Returns to the first `length` tokens of the answer.
     pub(super) fn rewind(&mut self, length: usize) {
         self.drawn = None;
-        while self.known.last().is_some_and(|known| known.0 > length) {
-            self.known.pop();
+        while self.history.last().is_some_and(|history| history.0 > length) {
+            self.history.pop();
         }
     }
 }
@@ -156,7 +156,7 @@ fn sort(array: &mut LlamaTokenDataArray) {
 /// Returns the number of candidates that mirostat 1 keeps: it fits Zipf's law to the most probable ones.
 fn estimate(array: &LlamaTokenDataArray, vocabulary: usize, mu: f32) -> usize {
     let (mut ratios, mut squares) = (0.0, 0.0);
-    for (index, pair) in array.data.windows(2).take(ESTIMATED_FROM - 1).enumerate() {
+    for (index, pair) in array.data.windows(2).take(ESTIMATE_CANDIDATES - 1).enumerate() {
         let t = ((index + 2) as f32 / (index + 1) as f32).ln();
         ratios += t * (pair[0].p() / pair[1].p()).ln();
         squares += t * t;

@@ -1,21 +1,21 @@
-//! Candidates for a draw, selected from the logits with as few passes over the vocabulary as the chain permits.
+//! Candidates for a draw, selected from the logits with as few passes over the vocabulary as possible.
 
 use crate::events::TokenId;
 use llama_cpp_2::token::LlamaToken;
 use llama_cpp_2::token::data::LlamaTokenData;
 use llama_cpp_2::token::data_array::LlamaTokenDataArray;
 
-/// Number of tokens that are examined at once, and skipped if none is high enough.
+/// Number of tokens per block. A block without a logit above the floor is skipped.
 const BLOCK: usize = 128;
 /// Bits in a word of the mask.
 const WORD: usize = 32;
-/// Number of maxima computed side by side, so that the compiler vectorises them.
+/// Number of parallel maxima, so that the compiler vectorises the loop.
 const LANES: usize = 16;
 
 /// The candidates of a draw. One buffer serves all slots of a decode thread.
 pub struct Candidates {
     pub(super) array: LlamaTokenDataArray,
-    /// Changed logits, by token: biases and penalties touch few.
+    /// Changed logits, ordered by token. Biases and penalties change few logits.
     pub(super) edits: Vec<(TokenId, f32)>,
 }
 
@@ -45,7 +45,7 @@ impl LogitsView<'_> {
         Some(self.edits[at].1)
     }
 
-    /// Returns the tokens in blocks: index, logits and a bit per allowed token.
+    /// Returns blocks of tokens: index of the first token, logits, and a bit per allowed token.
     fn blocks(&self) -> impl Iterator<Item = (usize, &[f32], u128)> {
         self.logits.chunks(BLOCK).enumerate().filter_map(|(block, logits)| {
             let bits = self.allowed.map_or(u128::MAX, |words| {
@@ -100,8 +100,7 @@ impl LogitsView<'_> {
             }
         };
         for (start, logits, bits) in self.blocks() {
-            // After the first few blocks, most hold no logit above the floor; one comparison with their maximum shows
-            // that.
+            // After the first few blocks, most blocks hold no logit above the floor; comparing their maximum is enough.
             if max_value(logits) <= floor {
                 continue;
             }
@@ -162,12 +161,12 @@ pub(super) fn edit<T>(
     change: impl Fn(f32, &T) -> f32,
 ) {
     let known = edits.len();
-    for (token, what) in changes {
+    for (token, value) in changes {
         match edits[..known].binary_search_by_key(token, |edit| edit.0) {
-            Ok(at) => edits[at].1 = change(edits[at].1, what),
+            Ok(at) => edits[at].1 = change(edits[at].1, value),
             Err(_) => {
                 if let Some(&logit) = usize::try_from(*token).ok().and_then(|index| logits.get(index)) {
-                    edits.push((*token, change(logit, what)));
+                    edits.push((*token, change(logit, value)));
                 }
             }
         }

@@ -1,9 +1,9 @@
-//! llama.cpp's sampler chain, split into stages that can be observed separately, none of which scans more of the
-//! vocabulary than necessary.
+//! llama.cpp's sampler chain, split into stages that can be observed separately. Each stage scans only the necessary
+//! part of the vocabulary.
 //!
 //! Filters and the final draw are llama.cpp's own, so the same seed samples the same tokens. Biases, penalties and DRY
-//! change few logits and are kept as a short list of edits; the first top-k selects from the logits directly. State
-//! that depends on the past is computed from the sequence or can be rewound with it.
+//! change few logits and are stored as a short list of edits; the first top-k selects from the logits directly. State
+//! of earlier draws is computed from the sequence, or can be rewound when tokens are removed.
 
 mod adaptive;
 mod candidates;
@@ -30,15 +30,15 @@ const MAX_PARTIAL_SORT: i32 = 256;
 /// The sampler of one run.
 pub struct Sampler {
     bias: Vec<(TokenId, f32)>,
-    chain: Vec<Step>,
-    /// True if a temperature of 0 means the highest logit for any filters.
+    chain: Vec<ActiveStage>,
+    /// True if the sampler always selects the highest logit: its temperature is 0 and no stage can remove that logit.
     greedy: bool,
     adaptive: Option<Adaptive>,
     draw: LlamaSampler,
 }
 
 /// An active stage.
-enum Step {
+enum ActiveStage {
     Penalties(Penalties),
     Dry(Dry),
     TopK(i32, LlamaSampler),
@@ -47,7 +47,7 @@ enum Step {
     Temperature(Option<LlamaSampler>),
 }
 
-/// The data that a token is sampled from.
+/// The input for sampling a token.
 #[derive(Debug, Clone, Copy)]
 pub struct SamplerInput<'a> {
     /// One logit per token of the vocabulary; `-inf` bans a token.
@@ -75,11 +75,11 @@ impl Sampler {
     /// Builds the chain. Takes milliseconds if DRY is on with new breakers.
     #[must_use]
     pub fn new(sampling: &SamplingParams, vocabulary: &Vocabulary) -> Self {
-        // llama.cpp reads this seed as "random", and such a run could not be repeated.
+        // llama.cpp interprets this seed as "random", so the run could not be repeated.
         let seed = if sampling.seed == u32::MAX { u32::MAX - 1 } else { sampling.seed };
         let adaptive = Adaptive::new(sampling, vocabulary.len());
-        let chain: Vec<Step> = if adaptive.as_ref().is_some_and(Adaptive::is_mirostat) {
-            step(
+        let chain: Vec<ActiveStage> = if adaptive.as_ref().is_some_and(Adaptive::is_mirostat) {
+            active_stage(
                 SamplerStage::Temperature,
                 &SamplingParams { dynatemp_range: 0.0, ..sampling.clone() },
                 vocabulary,
@@ -88,7 +88,7 @@ impl Sampler {
             .into_iter()
             .collect()
         } else {
-            sampling.samplers.iter().filter_map(|&stage| step(stage, sampling, vocabulary, seed)).collect()
+            sampling.samplers.iter().filter_map(|&stage| active_stage(stage, sampling, vocabulary, seed)).collect()
         };
         let mut bias: Vec<(TokenId, f32)> =
             sampling.logit_bias.iter().copied().filter(|(token, _)| vocabulary.contains(*token)).collect();
@@ -101,9 +101,9 @@ impl Sampler {
             same
         });
         let kept = |stage: SamplerStage| sampling.samplers.contains(&stage);
-        let repetition = |step: &&Step| matches!(step, Step::Penalties(_) | Step::Dry(_));
+        let repetition = |stage: &&ActiveStage| matches!(stage, ActiveStage::Penalties(_) | ActiveStage::Dry(_));
         // A filter may remove the token that a later penalty would make the highest.
-        let penalises_late = chain.iter().skip_while(repetition).any(|step| repetition(&step));
+        let penalises_late = chain.iter().skip_while(repetition).any(|stage| repetition(&stage));
         // Two filters may remove the highest logit.
         let selects_highest = (sampling.typical_p >= 1.0 || !kept(SamplerStage::TypicalP))
             && (sampling.xtc_probability <= 0.0 || sampling.xtc_threshold > 0.5 || !kept(SamplerStage::Xtc))
@@ -134,16 +134,16 @@ impl Sampler {
             stages.push(("grammar", words.iter().map(|word| word.count_ones()).sum()));
         }
 
-        // Stages that change few logits, as long as no candidate was removed.
+        // The first stages change few logits and remove no candidates.
         let mut done = 0;
-        for step in &mut self.chain {
-            let name = match step {
-                Step::Penalties(penalties) => {
+        for stage in &mut self.chain {
+            let name = match stage {
+                ActiveStage::Penalties(penalties) => {
                     let counts = penalties.recent.count(sequence);
                     edit(edits, logits, counts, |logit, count| penalties.strength.change(logit, *count));
                     "penalties"
                 }
-                Step::Dry(dry) => {
+                ActiveStage::Dry(dry) => {
                     edit(edits, logits, &dry.penalties(sequence), |logit, penalty| logit - penalty);
                     "dry"
                 }
@@ -162,7 +162,7 @@ impl Sampler {
             stages.push(("argmax", 1));
             return Some(Draw { token, prob: 1.0, stages });
         }
-        if let Some(Step::TopK(count, _)) = self.chain.get(done)
+        if let Some(ActiveStage::TopK(count, _)) = self.chain.get(done)
             && *count <= MAX_PARTIAL_SORT
         {
             view.highest(*count as usize, &mut array.data);
@@ -174,33 +174,33 @@ impl Sampler {
         }
 
         let mut scaled = false;
-        for step in &mut self.chain[done..] {
+        for stage in &mut self.chain[done..] {
             if array.data.is_empty() {
                 return None;
             }
-            let name = match step {
-                Step::Penalties(penalties) => {
+            let name = match stage {
+                ActiveStage::Penalties(penalties) => {
                     let counts = penalties.recent.count(sequence);
                     change(&mut array.data, counts, |logit, count| penalties.strength.change(logit, *count));
                     array.sorted = false;
                     "penalties"
                 }
-                Step::Dry(dry) => {
+                ActiveStage::Dry(dry) => {
                     change(&mut array.data, &dry.penalties(sequence), |logit, penalty| logit - penalty);
                     array.sorted = false;
                     "dry"
                 }
-                Step::TopK(_, filter) => {
+                ActiveStage::TopK(_, filter) => {
                     filter.apply(array);
                     "top-k"
                 }
-                Step::Filter(name, filter) => {
+                ActiveStage::Filter(name, filter) => {
                     filter.apply(array);
-                    // Some stages ban where others remove.
+                    // Some stages ban a candidate instead of removing it.
                     array.data.retain(|entry| entry.logit() > f32::NEG_INFINITY);
                     name
                 }
-                Step::Temperature(own) => {
+                ActiveStage::Temperature(own) => {
                     scaled = true;
                     match (temperature, own) {
                         (Some(other), _) => LlamaSampler::temp(other).apply(array),
@@ -236,21 +236,21 @@ impl Sampler {
         let drawn = array.data.get(index)?;
         let (token, prob) = (drawn.id().0, drawn.p());
         if let Some(adaptive) = &mut self.adaptive {
-            adaptive.learn(token, index, prob);
+            adaptive.record_draw(token, index, prob);
         }
         Some(Draw { token, prob, stages })
     }
 
-    /// Accepts a token as the end of the answer, which has `length` tokens including it and those evicted from a full
-    /// context: the state learned from them stays.
+    /// Accepts a token as the end of the answer. `length` is the number of tokens of the answer, including this token
+    /// and evicted ones: their state is kept.
     pub fn accept(&mut self, token: TokenId, length: usize) {
         if let Some(adaptive) = &mut self.adaptive {
             adaptive.accept(token, length);
         }
     }
 
-    /// Returns to the first `length` tokens of the answer. State learned from the removed tokens is dropped; the random
-    /// number generator is not rewound, because it would draw the same token again.
+    /// Returns to the first `length` tokens of the answer. State of the removed tokens is dropped. The random number
+    /// generator is not rewound, because it would draw the same token again.
     pub fn rewind(&mut self, length: usize) {
         if let Some(adaptive) = &mut self.adaptive {
             adaptive.rewind(length);
@@ -259,37 +259,41 @@ impl Sampler {
 }
 
 /// Creates the stage if its parameters have an effect.
-fn step(stage: SamplerStage, sampling: &SamplingParams, vocabulary: &Vocabulary, seed: u32) -> Option<Step> {
+fn active_stage(
+    stage: SamplerStage,
+    sampling: &SamplingParams,
+    vocabulary: &Vocabulary,
+    seed: u32,
+) -> Option<ActiveStage> {
     let keep = sampling.min_keep;
     match stage {
-        SamplerStage::Penalties => Penalties::new(sampling).map(Step::Penalties),
-        SamplerStage::Dry => Dry::new(sampling, vocabulary).map(Step::Dry),
+        SamplerStage::Penalties => Penalties::new(sampling).map(ActiveStage::Penalties),
+        SamplerStage::Dry => Dry::new(sampling, vocabulary).map(ActiveStage::Dry),
         SamplerStage::TopNSigma => (sampling.top_n_sigma > 0.0)
-            .then(|| Step::Filter("top-n-sigma", LlamaSampler::top_n_sigma(sampling.top_n_sigma))),
+            .then(|| ActiveStage::Filter("top-n-sigma", LlamaSampler::top_n_sigma(sampling.top_n_sigma))),
         SamplerStage::TopK => {
-            (sampling.top_k > 0).then(|| Step::TopK(sampling.top_k, LlamaSampler::top_k(sampling.top_k)))
+            (sampling.top_k > 0).then(|| ActiveStage::TopK(sampling.top_k, LlamaSampler::top_k(sampling.top_k)))
         }
-        SamplerStage::TypicalP => {
-            (sampling.typical_p < 1.0).then(|| Step::Filter("typical", LlamaSampler::typical(sampling.typical_p, keep)))
-        }
+        SamplerStage::TypicalP => (sampling.typical_p < 1.0)
+            .then(|| ActiveStage::Filter("typical", LlamaSampler::typical(sampling.typical_p, keep))),
         SamplerStage::TopP => {
-            (sampling.top_p < 1.0).then(|| Step::Filter("top-p", LlamaSampler::top_p(sampling.top_p, keep)))
+            (sampling.top_p < 1.0).then(|| ActiveStage::Filter("top-p", LlamaSampler::top_p(sampling.top_p, keep)))
         }
         SamplerStage::MinP => {
-            (sampling.min_p > 0.0).then(|| Step::Filter("min-p", LlamaSampler::min_p(sampling.min_p, keep)))
+            (sampling.min_p > 0.0).then(|| ActiveStage::Filter("min-p", LlamaSampler::min_p(sampling.min_p, keep)))
         }
         SamplerStage::Xtc => (sampling.xtc_probability > 0.0 && sampling.xtc_threshold <= 0.5).then(|| {
             let (probability, threshold) = (sampling.xtc_probability, sampling.xtc_threshold);
-            Step::Filter("xtc", LlamaSampler::xtc(probability, threshold, keep, seed))
+            ActiveStage::Filter("xtc", LlamaSampler::xtc(probability, threshold, keep, seed))
         }),
         SamplerStage::Temperature => {
             let (temperature, range) = (sampling.temperature, sampling.dynatemp_range);
-            Some(Step::Temperature(
+            Some(ActiveStage::Temperature(
                 (temperature != 1.0 || range > 0.0)
                     .then(|| LlamaSampler::temp_ext(temperature, range, sampling.dynatemp_exponent)),
             ))
         }
-        // This stage draws, and comes last.
+        // Adaptive-p is always the last stage and is handled by [`Adaptive`].
         SamplerStage::AdaptiveP => None,
     }
 }

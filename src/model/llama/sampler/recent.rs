@@ -1,10 +1,10 @@
-//! Token counts of the end of a sequence, updated from draw to draw, so that the cost depends on the changes and not on
-//! the length.
+//! Counts of the last tokens of a sequence, updated at every draw. The cost depends on the changes and not on the
+//! length.
 
 use crate::events::TokenId;
 use crate::model::common_prefix;
 
-/// Maximum changes; above it the tokens are counted again.
+/// Maximum changes per update; with more, all tokens are counted again.
 const MAX_CHANGES: usize = 64;
 
 /// Counts of the last tokens of a sequence.
@@ -94,16 +94,16 @@ mod tests {
     #[derive(Debug, Clone)]
     enum Change {
         Append(Vec<TokenId>),
-        TakeBack(usize),
-        Cut(usize, usize),
+        Backtrack(usize),
+        Remove(usize, usize),
     }
 
     fn change() -> impl Strategy<Value = Change> {
         prop_oneof![
             4 => proptest::collection::vec(0..9i32, 1..3).prop_map(Change::Append),
             1 => proptest::collection::vec(0..9i32, 0..150).prop_map(Change::Append),
-            2 => (0usize..20).prop_map(Change::TakeBack),
-            1 => (0usize..60, 0usize..90).prop_map(|(at, count)| Change::Cut(at, count)),
+            2 => (0usize..20).prop_map(Change::Backtrack),
+            1 => (0usize..60, 0usize..90).prop_map(|(at, count)| Change::Remove(at, count)),
         ]
     }
 
@@ -115,8 +115,8 @@ mod tests {
             for change in changes {
                 match change {
                     Change::Append(tokens) => sequence.extend(tokens),
-                    Change::TakeBack(count) => sequence.truncate(sequence.len().saturating_sub(count)),
-                    Change::Cut(at, count) => {
+                    Change::Backtrack(count) => sequence.truncate(sequence.len().saturating_sub(count)),
+                    Change::Remove(at, count) => {
                         let at = at.min(sequence.len());
                         sequence.drain(at..(at + count).min(sequence.len()));
                     }

@@ -1,14 +1,14 @@
 //! Repetition of recorded draws without their logits, for a run that continues a recorded one.
 
-use super::{Sampler, Step};
+use super::{ActiveStage, Sampler};
 use crate::events::{StageCount, TokenId};
 use llama_cpp_2::token::LlamaToken;
 use llama_cpp_2::token::data::LlamaTokenData;
 use llama_cpp_2::token::data_array::LlamaTokenDataArray;
 
 impl Sampler {
-    /// Returns true if the state of the sampler can be computed from recorded draws. Adaptive-p learns from a probability
-    /// that is not recorded.
+    /// Returns true if the state of the sampler can be computed from recorded draws. Adaptive-p depends on a
+    /// probability that is not recorded.
     #[must_use]
     pub fn can_repeat_draws(&self) -> bool {
         self.adaptive.as_ref().is_none_or(super::Adaptive::is_mirostat)
@@ -22,11 +22,11 @@ impl Sampler {
         }
         let mut left = u32::MAX;
         for stage in stages {
-            // The stage decides at random only between two candidates or more.
+            // The stage draws a random number only if there are at least two candidates.
             if stage.name == "xtc"
                 && left > 1
-                && let Some(Step::Filter(_, filter)) =
-                    self.chain.iter_mut().find(|step| matches!(step, Step::Filter("xtc", _)))
+                && let Some(ActiveStage::Filter(_, filter)) =
+                    self.chain.iter_mut().find(|stage| matches!(stage, ActiveStage::Filter("xtc", _)))
             {
                 filter.apply(&mut pair());
             }
@@ -36,7 +36,7 @@ impl Sampler {
             self.draw.apply(&mut pair());
         }
         if let Some(adaptive) = &mut self.adaptive {
-            adaptive.learn(token, 0, prob.unwrap_or(1.0));
+            adaptive.record_draw(token, 0, prob.unwrap_or(1.0));
         }
     }
 }

@@ -44,7 +44,7 @@ impl Strength {
     }
 }
 
-/// DRY: a penalty on tokens that would continue an earlier sequence, which grows with its length.
+/// DRY: a penalty on tokens that would continue a repeated sequence. It grows with the length of the repetition.
 #[derive(Debug)]
 pub(super) struct Dry {
     multiplier: f32,
@@ -54,9 +54,9 @@ pub(super) struct Dry {
     breakers: Arc<Breakers>,
 }
 
-/// Number of tokens that are first searched for a breaker; more only if a repetition is that long.
+/// Number of last tokens that are searched for a breaker first; more are searched only if a repetition is this long.
 const NEAR: usize = 1024;
-/// Number of tokens that are examined at once, and skipped if none can end a repetition.
+/// Number of tokens per block. A block without the last token is skipped.
 const BLOCK: usize = 64;
 
 impl Dry {
@@ -83,7 +83,7 @@ impl Dry {
         if recent.len() <= allowed {
             return Vec::new();
         }
-        let near_limit = self.limit(recent, near);
+        let near_limit = self.breaker_distance(recent, near);
         let bound = near_limit.unwrap_or(recent.len());
         if bound < allowed {
             return Vec::new();
@@ -91,9 +91,9 @@ impl Dry {
         let mut repetitions = repetitions(recent, allowed, bound);
         let reaches_far = repetitions.iter().any(|&(_, length)| length + MAX_TAIL > near);
         if let (None, true) = (near_limit, reaches_far)
-            && let Some(limit) = self.limit(recent, recent.len())
+            && let Some(breaker_distance) = self.breaker_distance(recent, recent.len())
         {
-            repetitions.iter_mut().for_each(|repetition| repetition.1 = repetition.1.min(limit));
+            repetitions.iter_mut().for_each(|repetition| repetition.1 = repetition.1.min(breaker_distance));
         }
         let mut longest: HashMap<TokenId, usize> = HashMap::new();
         for (back, length) in repetitions.into_iter().filter(|&(_, length)| length >= allowed) {
@@ -117,7 +117,7 @@ impl Dry {
     }
 
     /// Returns the distance to the nearest breaker; `None` if the last `near` tokens contain no breaker.
-    fn limit(&self, recent: &[TokenId], near: usize) -> Option<usize> {
+    fn breaker_distance(&self, recent: &[TokenId], near: usize) -> Option<usize> {
         recent.iter().rev().take(near).enumerate().find_map(|(back, token)| {
             let tails = self.breakers.0.get(token)?;
             let after = &recent[recent.len() - back..];
@@ -127,13 +127,14 @@ impl Dry {
     }
 }
 
-/// Finds earlier occurrences of the sequence's end. Returns each one's distance and length, cut at `bound` tokens;
-/// those that cannot have `min` tokens may be missing.
+/// Finds earlier occurrences of the sequence's end. Returns the distance and the length of each, up to `bound` tokens.
+/// Repetitions shorter than `min` tokens may be missing.
 fn repetitions(sequence: &[TokenId], min: usize, bound: usize) -> Vec<(usize, usize)> {
-    let long_way = || repeats(sequence).into_iter().enumerate().skip(1).map(|(back, length)| (back, length.min(bound)));
+    let with_z_algorithm =
+        || repetition_lengths(sequence).into_iter().enumerate().skip(1).map(|(back, length)| (back, length.min(bound)));
     let Some((&end, before)) = sequence.split_last() else { return Vec::new() };
     if min == 0 {
-        return long_way().collect();
+        return with_z_algorithm().collect();
     }
     let mut found = Vec::new();
     let mut compared = 0;
@@ -147,8 +148,8 @@ fn repetitions(sequence: &[TokenId], min: usize, bound: usize) -> Vec<(usize, us
             let length = same.take_while(|(a, b)| a == b).count();
             compared += length;
             if compared > sequence.len() / 2 {
-                // One long self-repetition: the other algorithm needs fewer comparisons.
-                return long_way().collect();
+                // The sequence mostly repeats itself: the Z-algorithm needs fewer comparisons.
+                return with_z_algorithm().collect();
             }
             found.push((before.len() - at, length));
         }
@@ -156,8 +157,9 @@ fn repetitions(sequence: &[TokenId], min: usize, bound: usize) -> Vec<(usize, us
     found
 }
 
-/// Returns the length of the repeated end for every distance, with the Z-algorithm from the back.
-fn repeats(sequence: &[TokenId]) -> Vec<usize> {
+/// Returns, for every distance from the end, the length of the repetition that ends there. Uses the Z-algorithm on the
+/// reversed sequence.
+fn repetition_lengths(sequence: &[TokenId]) -> Vec<usize> {
     let count = sequence.len();
     let at = |back: usize| sequence[count - 1 - back];
     let mut lengths = vec![0; count];
@@ -186,7 +188,7 @@ mod tests {
             let plain = |back: usize| (0..sequence.len() - back)
                 .take_while(|&i| sequence[sequence.len() - 1 - i] == sequence[sequence.len() - 1 - back - i])
                 .count();
-            for (back, length) in repeats(&sequence).into_iter().enumerate().skip(1) {
+            for (back, length) in repetition_lengths(&sequence).into_iter().enumerate().skip(1) {
                 prop_assert_eq!(length, plain(back));
             }
         }
@@ -208,14 +210,14 @@ mod tests {
             let dry = Dry { multiplier: 0.5, base: 1.5, allowed_length, last_n, breakers };
             let recent = window(&sequence, last_n);
             let allowed = allowed_length as usize;
-            let limit = dry.limit(recent, recent.len()).unwrap_or(recent.len());
+            let breaker_distance = dry.breaker_distance(recent, recent.len()).unwrap_or(recent.len());
             let mut plain: std::collections::BTreeMap<TokenId, usize> = std::collections::BTreeMap::new();
-            let long_enough = |back: &usize| recent.len() > allowed && repeats(recent)[*back].min(limit) >= allowed;
+            let long_enough = |back: &usize| recent.len() > allowed && repetition_lengths(recent)[*back].min(breaker_distance) >= allowed;
             for back in (1..recent.len()).filter(long_enough) {
                 let token = recent[recent.len() - back];
                 if !dry.breakers.is_single(token) {
                     let known = plain.entry(token).or_default();
-                    *known = repeats(recent)[back].min(limit).max(*known);
+                    *known = repetition_lengths(recent)[back].min(breaker_distance).max(*known);
                 }
             }
             let plain: Vec<_> = plain

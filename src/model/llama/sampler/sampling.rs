@@ -4,13 +4,13 @@ use serde::Serialize;
 /// Sampling parameters: llama.cpp's sampler chain with its names, defaults and order.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SamplingParams {
-    /// The stages in order. A stage that is not listed is skipped, whatever its parameters are.
+    /// The stages in order. A stage that is not listed is skipped.
     pub samplers: Vec<SamplerStage>,
     /// Minimum number of candidates that the filters leave.
     pub min_keep: usize,
     /// Temperature; 0 for argmax.
     pub temperature: f32,
-    /// Maximum change of the temperature in both directions, depending on the entropy of the candidates; 0 = off.
+    /// Maximum change of the temperature up and down, depending on the entropy of the candidates; 0 = off.
     pub dynatemp_range: f32,
     /// Exponent that maps the entropy to that range.
     pub dynatemp_exponent: f32,
@@ -109,7 +109,7 @@ pub enum SamplerStage {
     TopNSigma,
     /// Keeps a number of candidates.
     TopK,
-    /// Keeps candidates about as surprising as the distribution.
+    /// Keeps candidates with a typical probability for the distribution.
     #[serde(rename = "typ_p")]
     TypicalP,
     /// Keeps the most probable candidates up to a cumulative probability.

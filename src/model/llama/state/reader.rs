@@ -5,14 +5,14 @@ use std::ops::Range;
 
 #[expect(clippy::needless_pass_by_value, reason = "mostly numbers")]
 pub(super) fn check_equal<T: PartialEq + ToString>(
-    what: &'static str,
+    name: &'static str,
     found: T,
     expected: T,
 ) -> Result<(), StateError> {
     if found == expected {
         return Ok(());
     }
-    Err(StateError::Differs { what, found: found.to_string(), expected: expected.to_string() })
+    Err(StateError::Differs { name, found: found.to_string(), expected: expected.to_string() })
 }
 
 /// A reader that starts at `at`.
@@ -49,7 +49,7 @@ impl<'a> Reader<'a> {
         self.array().map(i32::from_le_bytes)
     }
 
-    /// Reads the rows of a layer; they are compared with the expected rows before their length is trusted.
+    /// Reads the rows of a layer; their type and size are compared with the expected ones first.
     pub fn rows(
         &mut self,
         expected: Option<Rows>,

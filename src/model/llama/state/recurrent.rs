@@ -8,7 +8,7 @@ use std::ops::Range;
 
 /// Maximum rows of a layer.
 const MAX_ROWS: usize = 3;
-/// Maximum layers, more than any model has.
+/// Maximum layers; no model has more.
 const MAX_LAYERS: usize = 1024;
 
 /// The recurrent layers of a context.
@@ -23,14 +23,14 @@ pub(super) struct Recurrent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Row {
     kind: i32,
-    /// True if its type precedes it; otherwise it has the type of the row before.
-    named: bool,
+    /// True if the state names the type of the row; otherwise the row has the previous row's type.
+    has_type: bool,
     bytes: u64,
 }
 
 impl Recurrent {
     /// Derives the layout from the rest of the state of one token at position 0.
-    pub fn learn(state: &[u8], from: usize) -> Option<Self> {
+    pub fn detect(state: &[u8], from: usize) -> Option<Self> {
         let mut reader = Reader::new(state, from);
         let layers = Self::head(&mut reader, 1).ok()?;
         let max = MAX_ROWS * (layers as usize).min(MAX_LAYERS);
@@ -42,7 +42,7 @@ impl Recurrent {
         let start = reader.at;
         check_equal("the number of layers", Self::head(reader, tokens.len())?, self.layers)?;
         for row in &self.rows {
-            if row.named {
+            if row.has_type {
                 let kind = CacheType::name_of(reader.i32()?);
                 check_equal("the type of a recurrent state", kind, CacheType::name_of(row.kind))?;
             }
@@ -67,7 +67,7 @@ impl Recurrent {
     fn head(reader: &mut Reader<'_>, tokens: usize) -> Result<u32, StateError> {
         let cells = reader.u32()? as usize;
         if cells != 1 {
-            return Err(StateError::Summaries(cells));
+            return Err(StateError::RecurrentStates(cells));
         }
         let position = reader.i32()?;
         if usize::try_from(position).map(|position| position + 1) != Ok(tokens) {
@@ -79,16 +79,16 @@ impl Recurrent {
     }
 }
 
-/// Parses up to `max` rows that fill a state to its end, in every possible way. `before` is the type of the row
-/// before.
+/// Tries all combinations of up to `max` rows until one consumes the state exactly. `before` is the type of the
+/// previous row.
 fn rows(state: &[u8], from: usize, before: Option<i32>, max: usize) -> Option<Vec<Row>> {
     if from == state.len() {
         return Some(Vec::new());
     }
     let max = max.checked_sub(1)?;
-    for named in [true, false] {
+    for has_type in [true, false] {
         let mut reader = Reader::new(state, from);
-        let Some((row, at)) = row(&mut reader, named, before).ok().flatten() else { continue };
+        let Some((row, at)) = row(&mut reader, has_type, before).ok().flatten() else { continue };
         if let Some(mut rest) = rows(state, at, Some(row.kind), max) {
             rest.insert(0, row);
             return Some(rest);
@@ -97,13 +97,13 @@ fn rows(state: &[u8], from: usize, before: Option<i32>, max: usize) -> Option<Ve
     None
 }
 
-fn row(reader: &mut Reader<'_>, named: bool, before: Option<i32>) -> Result<Option<(Row, usize)>, StateError> {
-    let Some(kind) = (if named { Some(reader.i32()?) } else { before }) else { return Ok(None) };
+fn row(reader: &mut Reader<'_>, has_type: bool, before: Option<i32>) -> Result<Option<(Row, usize)>, StateError> {
+    let Some(kind) = (if has_type { Some(reader.i32()?) } else { before }) else { return Ok(None) };
     let bytes = reader.array().map(u64::from_le_bytes)?;
-    // Layers that only convolve have an empty state.
-    if CacheType::from_ggml(kind).is_none() || (bytes == 0 && !named) {
+    // Layers with only a convolution have an empty state.
+    if CacheType::from_ggml(kind).is_none() || (bytes == 0 && !has_type) {
         return Ok(None);
     }
     reader.row(kind, bytes)?;
-    Ok(Some((Row { kind, named, bytes }, reader.at)))
+    Ok(Some((Row { kind, has_type, bytes }, reader.at)))
 }

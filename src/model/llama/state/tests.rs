@@ -2,7 +2,7 @@ use super::*;
 use proptest::prelude::*;
 
 /// Builds the state that llama.cpp writes for `tokens` in stream `stream` of `streams`, with two layers.
-fn written(tokens: &[TokenId], stream: u32, streams: u32, transposed: bool, extended: bool) -> Vec<u8> {
+fn written(tokens: &[TokenId], stream: u32, streams: u32, transposed: bool, has_mrope: bool) -> Vec<u8> {
     let mut out = vec![1, 2, 3, 4];
     out.extend(stream.to_le_bytes());
     out.extend(streams.to_le_bytes());
@@ -15,7 +15,7 @@ fn written(tokens: &[TokenId], stream: u32, streams: u32, transposed: bool, exte
         for (position, token) in (0u32..).zip(tokens) {
             out.extend(position.to_le_bytes());
             out.extend(1u32.to_le_bytes());
-            if extended {
+            if has_mrope {
                 out.extend([0; 8]);
                 out.extend(token.to_le_bytes());
             }
@@ -43,20 +43,20 @@ fn written(tokens: &[TokenId], stream: u32, streams: u32, transposed: bool, exte
     out
 }
 
-fn layout(streams: u32, transposed: bool, extended: bool) -> StateLayout {
-    StateLayout::learn(&written(&[9], 0, streams, transposed, extended), 64, 0).unwrap()
+fn layout(streams: u32, transposed: bool, has_mrope: bool) -> StateLayout {
+    StateLayout::from_state(&written(&[9], 0, streams, transposed, has_mrope), 64, 0).unwrap()
 }
 
 #[test]
 fn state_transfers_between_contexts_of_other_sizes() {
     let tokens: Vec<TokenId> = (0..20).collect();
-    for (transposed, extended) in [(false, false), (true, false), (false, true), (true, true)] {
+    for (transposed, has_mrope) in [(false, false), (true, false), (false, true), (true, true)] {
         let packed =
-            layout(3, transposed, extended).pack(&written(&tokens, 2, 3, transposed, extended), &tokens).unwrap();
-        let state = layout(2, transposed, extended).unpack(&packed, &tokens).unwrap();
-        let mut expected = written(&tokens, 0, 2, transposed, extended);
+            layout(3, transposed, has_mrope).pack(&written(&tokens, 2, 3, transposed, has_mrope), &tokens).unwrap();
+        let state = layout(2, transposed, has_mrope).unpack(&packed, &tokens).unwrap();
+        let mut expected = written(&tokens, 0, 2, transposed, has_mrope);
         // The id inside a cell is that of the original sequence; llama.cpp ignores it.
-        let (cell, first) = (CELL + if extended { EXTENSION } else { 0 }, HEAD + 8);
+        let (cell, first) = (CELL_BYTES + if has_mrope { MROPE_BYTES } else { 0 }, HEAD + 8);
         for index in 0..tokens.len() {
             let id = first + (index + 1) * cell - 4;
             expected[id..id + 4].copy_from_slice(&2u32.to_le_bytes());
@@ -74,19 +74,19 @@ fn only_window_layers_may_lack_old_tokens() {
         let (first, positions) = (out.len() + 8, tokens.len() - in_window.len());
         out.extend_from_slice(&second[HEAD..]);
         for index in 0..in_window.len() {
-            let at = first + index * CELL;
+            let at = first + index * CELL_BYTES;
             out[at..at + 4].copy_from_slice(&((positions + index) as u32).to_le_bytes());
         }
         out
     };
-    let layout = StateLayout::learn(&both(&[9], &[9]), 64, 4).unwrap();
+    let layout = StateLayout::from_state(&both(&[9], &[9]), 64, 4).unwrap();
     assert_eq!((layout.caches.len(), layout.caches[0].window, layout.caches[1].window), (2, 0, 4));
     let tokens: Vec<TokenId> = (0..10).collect();
     let packed = layout.pack(&both(&tokens, &tokens[6..]), &tokens).unwrap();
     assert_eq!(layout.unpack(&packed, &tokens).unwrap(), both(&tokens, &tokens[6..]));
     let too_few = layout.pack(&both(&tokens, &tokens[7..]), &tokens).unwrap_err();
     assert_eq!(too_few, StateError::Cells { cells: 3, tokens: 10 });
-    let plain = StateLayout::learn(&written(&[9], 0, 1, false, false), 64, 0).unwrap();
+    let plain = StateLayout::from_state(&written(&[9], 0, 1, false, false), 64, 0).unwrap();
     let mut short = vec![0; 8];
     short.extend_from_slice(&both(&tokens, &tokens[6..])[written(&tokens, 0, 1, false, false).len()..]);
     assert_eq!(plain.pack(&short, &tokens).unwrap_err(), StateError::Cells { cells: 4, tokens: 10 });
@@ -106,7 +106,7 @@ fn state_errors_name_the_difference() {
     longer.push(0);
     assert_eq!(error(&longer, &tokens), "the KV data has 1 bytes too many");
     let mut quantised = packed.clone();
-    let keys = 4 + 3 * CELL + 16;
+    let keys = 4 + 3 * CELL_BYTES + 16;
     quantised[keys] = 8;
     assert_eq!(
         error(&quantised, &tokens),
@@ -121,13 +121,13 @@ proptest! {
     /// Hostile bytes never panic and never need more memory than the input, and accepted states equal the written one.
     #[test]
     fn hostile_bytes_are_rejected(
-        count in 0usize..12, transposed: bool, extended: bool,
+        count in 0usize..12, transposed: bool, has_mrope: bool,
         edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
         cut in proptest::option::of(any::<prop::sample::Index>()),
     ) {
         let tokens: Vec<TokenId> = (0..count as i32).collect();
-        let layout = layout(2, transposed, extended);
-        let written = written(&tokens, 1, 2, transposed, extended);
+        let layout = layout(2, transposed, has_mrope);
+        let written = written(&tokens, 1, 2, transposed, has_mrope);
         let Ok(packed) = layout.pack(&written, &tokens) else {
             prop_assert_eq!(count, 0);
             return Ok(());
@@ -151,6 +151,6 @@ proptest! {
     fn noise_is_rejected(noise: Vec<u8>, count in 0usize..40) {
         let tokens: Vec<TokenId> = (0..count as i32).collect();
         prop_assert!(layout(2, true, false).unpack(&noise, &tokens).is_err());
-        prop_assert!(StateLayout::learn(&noise, 64, 0).is_none_or(|layout| layout.caches.is_empty() || noise.len() > 40));
+        prop_assert!(StateLayout::from_state(&noise, 64, 0).is_none_or(|layout| layout.caches.is_empty() || noise.len() > 40));
     }
 }

@@ -2,28 +2,27 @@
 
 use super::reader::{Reader, check_equal};
 use super::recurrent::Recurrent;
-use super::{Cache, EXTENSION, Rows, StateError};
+use super::{Cache, MROPE_BYTES, Rows, StateError};
 
-/// Parses the rest of a state in every possible way until one consumes it exactly: caches, then optionally a recurrent
-/// state.
+/// Tries all combinations of caches, optionally followed by a recurrent state, until one consumes the state exactly.
 pub(super) fn sections(state: &[u8], from: usize) -> Option<(Vec<Cache>, Option<Recurrent>)> {
     if from == state.len() {
         return Some((Vec::new(), None));
     }
-    for extended in [false, true] {
+    for has_mrope in [false, true] {
         for with_values in [true, false] {
             let mut reader = Reader::new(state, from);
-            let Ok(cache) = learn_cache(&mut reader, extended, with_values) else { continue };
+            let Ok(cache) = detect_cache(&mut reader, has_mrope, with_values) else { continue };
             if let Some((mut caches, recurrent)) = sections(state, reader.at) {
                 caches.insert(0, cache);
                 return Some((caches, recurrent));
             }
         }
     }
-    Recurrent::learn(state, from).map(|recurrent| (Vec::new(), Some(recurrent)))
+    Recurrent::detect(state, from).map(|recurrent| (Vec::new(), Some(recurrent)))
 }
 
-fn learn_cache(reader: &mut Reader<'_>, extended: bool, with_values: bool) -> Result<Cache, StateError> {
+fn detect_cache(reader: &mut Reader<'_>, has_mrope: bool, with_values: bool) -> Result<Cache, StateError> {
     let streams = reader.u32()?;
     check_equal("the number of sequences", u32::from((1..=4096).contains(&streams)), 1)?;
     let mut found = None;
@@ -35,7 +34,7 @@ fn learn_cache(reader: &mut Reader<'_>, extended: bool, with_values: bool) -> Re
         check_equal("the number of cells", cells, 1)?;
         check_equal("the position", reader.u32()?, 0)?;
         check_equal("the number of sequences of a cell", reader.u32()?, 1)?;
-        reader.take(if extended { EXTENSION } else { 0 })?;
+        reader.take(if has_mrope { MROPE_BYTES } else { 0 })?;
         reader.take(4)?;
         let transposed = reader.u32()?;
         check_equal("the order of values", transposed.min(2) & 2, 0)?;
@@ -49,7 +48,7 @@ fn learn_cache(reader: &mut Reader<'_>, extended: bool, with_values: bool) -> Re
         let keys = read(false)?;
         let values = if with_values { read(transposed)? } else { Vec::new() };
         check_equal("the number of sequences with cells", u32::from(found.is_some()), 0)?;
-        found = Some(Cache { window: 0, extended, transposed, rotations, keys, values });
+        found = Some(Cache { window: 0, has_mrope, transposed, rotations, keys, values });
     }
     found.ok_or(StateError::Truncated(reader.at))
 }
