@@ -156,6 +156,54 @@ test('playground keeps tools, format and biases of a run', async () => {
   await quiet();
 });
 
+test('next token is chosen from its candidates, and the text continues from exactly these tokens', async () => {
+  for (const width of [1280, 375]) {
+    const page = await open('/playground', { width, scheme: width === 375 ? 'dark' : 'light' });
+    await page.fill('[aria-label="Message 1"]', 'Tell me a story.');
+    await page.fill('input[name=seed]', '1');
+    await page.keyboard.press('Control+Shift+Enter');
+    const shown = () => page.waitForFunction(() => document.querySelector('[data-next] tr.won') && !document.querySelector('[data-next][aria-busy]'));
+    await shown();
+    const rendered = await page.inputValue('[data-raw]');
+    assert.ok(rendered.includes('Tell me a story.') && rendered !== 'Tell me a story.', 'the template is applied');
+    const third = page.locator('[data-choice="3"]');
+    const token = Number((await third.getAttribute('title')).match(/\d+$/)[0]);
+    await third.focus();
+    const sent = page.waitForRequest((request) => request.method() === 'POST' && request.url().endsWith('/v1/completions'));
+    await page.keyboard.press('Enter');
+    const body = (await sent).postDataJSON();
+    assert.equal(body.prompt.at(-1), token);
+    assert.equal(body.max_tokens, 1);
+    await shown();
+    assert.ok((await page.inputValue('[data-raw]')).length >= rendered.length);
+    assert.equal(await wide(page, 'html'), 0, `${width} pixels`);
+    await page.waitForFunction(() => document.activeElement.closest('[data-next]'));
+    await page.click('[data-next] button:has-text("Undo")');
+    await shown();
+    assert.equal(await page.inputValue('[data-raw]'), rendered);
+    const steps = new URL(await page.getAttribute('[data-next] a:has-text("all steps")', 'href'), URL_);
+    const { runs } = await (await fetch(`${URL_}/api/v1/runs?${steps.searchParams}`)).json();
+    assert.equal(runs.length, 3);
+    await page.fill('[data-raw]', 'Once');
+    assert.equal(await page.locator('[data-next] table').count(), 0, 'candidates of another text');
+    await page.context().close();
+  }
+  await quiet();
+});
+
+test('playground lists the fields that differ from the run', async () => {
+  const id = await generate({ mods: banned('the') });
+  const page = await open(`/playground?from=${id}`);
+  await page.waitForFunction(() => document.querySelector('[data-mods] li'));
+  assert.equal(await page.isVisible('[data-differs]'), false);
+  await page.fill('input[name=temperature]', '1.5');
+  await page.click('[data-mods] button[title=Remove]');
+  assert.equal(await page.textContent('[data-differs] summary'), '2 fields differ from the run');
+  assert.match(await page.textContent('[data-differs] ul'), /temperature.*→ 1\.5/);
+  await page.context().close();
+  await quiet();
+});
+
 test('open run list is updated after an outage of the server', async () => {
   // A proxy between the page and the server, which can be stopped.
   const { hostname, port } = new URL(URL_);

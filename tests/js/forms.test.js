@@ -5,7 +5,8 @@ import { TABLE, actionOf, label } from '../../src/ui/assets/keys.js';
 import { SseParser } from '../../src/ui/assets/sse.js';
 import { destination } from '../../src/ui/assets/goto.js';
 import { uploadOf } from '../../src/ui/assets/mod-source.js';
-import { curlOf, formOf, further, missing, requestOf } from '../../src/ui/assets/request.js';
+import { Chain } from '../../src/ui/assets/next-token.js';
+import { curlOf, differences, formOf, further, missing, requestOf } from '../../src/ui/assets/request.js';
 
 test('events are complete for any split of the stream', () => {
   const text = ': hello\r\n\r\nevent: item\nid: 3\ndata: {"a":\ndata: 1}\n\ndata: x\r\r';
@@ -66,7 +67,7 @@ test('curl command quotes its arguments', () => {
 
 test('recorded run fills the form', () => {
   const back = formOf({ conversation: [{ role: 'user', content: 'hi' }], parameters: { sampling: { temperature: 0.1, top_k: 3 }, limits: { max_tokens: 5, stop: ['x', 'y'] } } }, { mods: ['m'] });
-  assert.deepEqual(back, { tab: 'chat', messages: [{ role: 'user', content: 'hi' }], numbers: { temperature: 0.1, top_k: 3, max_tokens: 5 }, stop: 'x\ny', mods: [{ name: 'm', config: '' }], extra: '' });
+  assert.deepEqual(back, { tab: 'chat', messages: [{ role: 'user', content: 'hi' }], numbers: { temperature: 0.1, top_k: 3, max_tokens: 5 }, stop: 'x\ny', mods: [{ name: 'm', config: '' }], tools: '', schema: '', extra: '' });
   assert.equal(formOf({ texts: ['a', 'b'] }).raw, 'ab');
   assert.equal(formOf(undefined).tab, undefined);
 });
@@ -89,7 +90,50 @@ test('tools, format and biases of a recorded run are restored', () => {
   assert.deepEqual(JSON.parse(further(older)), { logit_bias: [[7, 2], [8, false]] });
   assert.deepEqual(JSON.parse(further({ tools, parameters: { request } }, true)), { logit_bias: { 5: -3 } }, 'a text goes on without what held for the whole answer');
   assert.throws(() => requestOf({ ...form, extra: '[1]' }), /JSON object/);
-  assert.throws(() => requestOf({ ...form, extra: '{' }), /not JSON/);
+  assert.throws(() => requestOf({ ...form, extra: '{' }), /fields must be JSON: /);
+});
+
+test('schema of the form is sent as response format, and read back', () => {
+  const schema = { type: 'object', properties: { a: { type: 'integer' } } };
+  const { body } = requestOf({ ...form, schema: JSON.stringify(schema) });
+  assert.deepEqual(body.response_format, { type: 'json_schema', json_schema: { name: 'answer', schema } });
+  const back = formOf({ parameters: { request: { response_format: body.response_format, tool_choice: 'auto' } } });
+  assert.deepEqual(JSON.parse(back.schema), schema);
+  assert.deepEqual(JSON.parse(back.extra), { tool_choice: 'auto' });
+  const named = { type: 'json_schema', json_schema: { name: 'n', schema } };
+  assert.deepEqual(JSON.parse(formOf({ parameters: { request: { response_format: named } } }).extra), { response_format: named });
+  assert.throws(() => requestOf({ ...form, tools: '{}' }), /tools must be a JSON array/);
+  assert.throws(() => requestOf({ ...form, schema: '[]' }), /JSON schema must be a JSON object/);
+  const tools = '[{"type": "function", "function": {"name": "f"}}]';
+  assert.equal(requestOf({ ...form, tools }).body.tools.length, 1);
+  assert.equal(requestOf({ ...form, tab: 'raw', raw: 'a', tools }).body.tools, undefined);
+});
+
+test('differences name the fields that changed since the origin', () => {
+  const same = { ...form, numbers: { temperature: 0.50, seed: '' }, mods: [{ name: 'x', config: '{"a":1}' }, { name: 'y', config: '' }] };
+  assert.deepEqual(differences(form, same), [], 'other spellings of the same values');
+  assert.deepEqual(differences(form, { ...form, numbers: { temperature: '1', seed: '4' }, mods: form.mods.slice(1), messages: [{ role: 'user', content: 'ho' }] }), [
+    { name: 'temperature', before: '0.5', after: '1' },
+    { name: 'seed', before: '', after: '4' },
+    { name: 'mods', before: 'x {"a":1}, y', after: 'y' },
+    { name: 'prompt', before: 'user: hi', after: 'user: ho' },
+  ]);
+});
+
+test('chosen tokens are kept as ids until the text is edited', () => {
+  const chain = new Chain();
+  assert.equal(chain.idsOf(''), null, 'the empty text must be tokenized too');
+  chain.start('Once', [1, 40]);
+  const text = chain.append(7, ' upon');
+  assert.equal(text, 'Once upon');
+  assert.deepEqual(chain.idsOf(text), [1, 40, 7]);
+  assert.equal(chain.append(9, ''), text, 'a token without text');
+  assert.deepEqual(chain.idsOf(text), [1, 40, 7, 9]);
+  assert.equal(chain.idsOf('Once up'), null);
+  assert.equal(chain.undo(), text);
+  assert.equal(chain.undo(), 'Once');
+  assert.deepEqual(chain.idsOf('Once'), [1, 40]);
+  assert.equal(chain.chosen, 0);
 });
 
 test('command field finds events, tokens, runs, pages and searches', () => {

@@ -69,6 +69,7 @@ export const TABLE = [
   ]],
   ['Playground', [
     [['Ctrl+Enter'], 'generate', 'generate', 'playground'],
+    [['Ctrl+Shift+Enter'], 'candidates of the next token', 'nextOfText', 'playground'],
   ]],
   ['Mod', [
     [['Ctrl+s'], 'save a new version', 'save', 'editor'],

@@ -1,11 +1,12 @@
 // The playground: a form for the public API, and the replay of the run it starts.
 import { ask, base, copy, h, problem, reach, toast } from './dom.js';
 import { listen } from './keys.js';
+import { NextToken } from './next-token.js';
 import { Run } from './replay/run.js';
 import { Replay } from './replay/view.js';
 import { opened } from './shell.js';
 import { starters } from './starters.js';
-import { curlOf, formOf, further, missing, requestOf } from './request.js';
+import { curlOf, differences, formOf, further, missing, requestOf } from './request.js';
 
 const SAVED = 'thunder.playground';
 const ROLES = ['system', 'user', 'assistant'];
@@ -21,9 +22,14 @@ const mods = document.querySelector('[data-mods]');
 const stopButton = form.querySelector('[data-act=stop]');
 const tabs = [...form.querySelectorAll('[role=tab]')];
 
+const differs = document.querySelector('[data-differs]');
+const nextBox = document.querySelector('[data-next]');
+
 let view = null;
 let running = null;
 let previous = null;
+/** The form as filled from the run with which the page was opened. */
+let origin = null;
 
 // Form to plain data and back.
 
@@ -97,6 +103,8 @@ function read() {
     raw: raw.value,
     numbers: Object.fromEntries([...form.querySelectorAll('.fields input')].map((input) => [input.name, input.value])),
     stop: field('stop').value,
+    tools: field('tools').value,
+    schema: field('schema').value,
     extra: field('extra').value,
     mods: [...mods.children].map((row) => ({ name: row.dataset.mod, config: row.querySelector('textarea').value })),
     attention: field('attention').checked,
@@ -110,16 +118,30 @@ function write(data) {
   raw.value = data.raw ?? '';
   for (const [name, value] of Object.entries(data.numbers ?? {})) if (form.elements[name]) form.elements[name].value = value;
   form.elements.stop.value = data.stop ?? '';
-  form.elements.extra.value = data.extra ?? '';
-  if (data.extra) form.elements.extra.closest('details').open = true;
+  for (const name of ['tools', 'schema', 'extra']) form.elements[name].value = data[name] ?? '';
+  if (data.tools || data.schema || data.extra) form.elements.extra.closest('details').open = true;
   mods.replaceChildren();
   for (const m of data.mods ?? []) mod(m);
   form.elements.attention.checked = Boolean(data.attention) && !form.elements.attention.disabled;
   choose(data.tab === 'raw' ? 1 : 0);
 }
 
-const save = () => localStorage.setItem(SAVED, JSON.stringify(read()));
+function save() {
+  const data = read();
+  localStorage.setItem(SAVED, JSON.stringify(data));
+  compare(data);
+}
 form.addEventListener('input', save);
+
+/** Lists the fields that differ from the run with which the page was opened. */
+function compare(data) {
+  const changes = origin ? differences(origin, data) : [];
+  differs.hidden = changes.length === 0;
+  if (!changes.length) return;
+  const short = (text) => (text === '' ? 'not set' : text.length > 80 ? `${text.slice(0, 80)}…` : text);
+  differs.querySelector('summary').replaceChildren(`${changes.length} ${changes.length === 1 ? 'field differs' : 'fields differ'} from the run`);
+  differs.querySelector('ul').replaceChildren(...changes.map(({ name, before, after }) => h('li', {}, h('b', {}, name), ' ', h('del', {}, short(before)), ' → ', h('ins', {}, short(after)))));
+}
 
 function choose(index, focus = false) {
   tabs.forEach((tab, i) => {
@@ -238,6 +260,36 @@ function ended(run, startedAt) {
   return `${run.status ?? 'done'}: ${run.completion_tokens ?? 0} tokens${speed}${run.message ? ` · ${run.message}` : ''}`;
 }
 
+// Next-token mode.
+
+const nextToken = new NextToken(nextBox, raw, {
+  request: (ids) => requestOf({ ...read(), tab: 'raw', raw: ids }),
+  changed: save,
+  fail,
+});
+raw.addEventListener('input', () => nextToken.clear());
+
+/** Computes the next token of the raw text. A chat is first rendered by the model's template. */
+async function next() {
+  fail('');
+  const data = read();
+  const reason = missing(data);
+  if (reason) return fail(reason);
+  try {
+    if (data.tab === 'chat') {
+      const { body } = requestOf(data);
+      const response = await ask('/apply-template', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(body) });
+      raw.value = (await response.json()).prompt;
+      choose(1);
+      save();
+    }
+    await nextToken.next();
+  } catch (error) {
+    fail(error.message);
+  }
+  return undefined;
+}
+
 form.addEventListener('submit', (event) => {
   event.preventDefault();
   generate();
@@ -246,6 +298,7 @@ form.addEventListener('submit', (event) => {
 form.addEventListener('click', (event) => {
   const action = event.target.closest('[data-act]')?.dataset.act;
   if (action === 'stop') running?.abort();
+  else if (action === 'next') next();
   else if (action === 'addMessage') {
     const last = messages.lastElementChild?.querySelector('select').value;
     message({ role: last === 'user' ? 'assistant' : 'user' }).querySelector('textarea').focus();
@@ -267,6 +320,7 @@ form.addEventListener('click', (event) => {
 
 listen(['playground', 'replay'], (action, key) => {
   if (action === 'generate') { generate(); return true; }
+  if (action === 'nextOfText') { next(); return true; }
   if (action === 'escape') {
     if (!running) return false;
     running.abort();
@@ -309,8 +363,9 @@ async function start() {
     const event = items.split('\n').filter(Boolean).map((line) => JSON.parse(line)).find((i) => i.kind === 'event');
     const given = formOf(event?.details?.prompt, summary?.run);
     const at = /^\d+$/.test(asked.get('at') ?? '') ? Number(asked.get('at')) : null;
-    if (at !== null) Object.assign(given, { tab: 'raw', raw: (await textAt(from, at)) + (asked.get('next') ?? ''), extra: further(event?.details?.prompt, true) });
+    if (at !== null) Object.assign(given, { tab: 'raw', raw: (await textAt(from, at)) + (asked.get('next') ?? ''), tools: '', schema: '', extra: further(event?.details?.prompt, true) });
     write({ ...data, ...given, numbers: { ...data.numbers, ...given.numbers } });
+    origin = read();
     show(from, { recorded: Boolean(summary?.run?.has_attention), state: { at }, hooks: {} });
     recorded.replaceChildren(at === null ? 'settings of ' : `the text at event ${at} of `, h('a', { href: `${base}/runs/${encodeURIComponent(from)}${at === null ? '' : `?at=${at}`}` }, from));
     previous = from;

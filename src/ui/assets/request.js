@@ -1,10 +1,14 @@
 // Requests of the playground's form. Pure: `form` is plain data, the result is the request.
 
+/** Name of the schema in requests; the server does not use it. */
+const SCHEMA_NAME = 'answer';
+
 const NUMBERS = ['temperature', 'top_k', 'top_p', 'min_p', 'repeat_penalty', 'presence_penalty', 'frequency_penalty', 'seed', 'max_tokens'];
 
 /**
- * Returns path and body for a form `{tab, messages, raw, numbers, stop, mods, attention, extra, model}`.
- * Empty numbers are left to the server; a mod's configuration must be JSON, else this throws and names the mod.
+ * Returns path and body for a form `{tab, messages, raw, numbers, stop, mods, attention, tools, schema, extra, model}`.
+ * `raw` is text or token ids. Empty numbers are left to the server. Fields that must be JSON and are not throw an error
+ * that names the field.
  */
 export function requestOf(form) {
   const body = { model: form.model || undefined };
@@ -30,7 +34,15 @@ export function requestOf(form) {
     });
   }
   if (form.attention) body.attention = true;
-  Object.assign(body, extraOf(form.extra ?? ''));
+  const tools = jsonOf(form.tools, 'The tools');
+  if (tools !== null) {
+    if (!Array.isArray(tools)) throw new Error('The tools must be a JSON array.');
+    // The template renders tools, and a raw text has none.
+    if (tools.length && form.tab !== 'raw') body.tools = tools;
+  }
+  const schema = objectOf(form.schema, 'The JSON schema');
+  if (schema) body.response_format = { type: 'json_schema', json_schema: { name: SCHEMA_NAME, schema } };
+  Object.assign(body, objectOf(form.extra, 'The additional fields'));
   body.stream = true;
   return { path: form.tab === 'raw' ? '/v1/completions' : '/v1/chat/completions', body };
 }
@@ -38,16 +50,20 @@ export function requestOf(form) {
 /** Returns true for a message with text or with tool calls. */
 const isWritten = ({ content, more }) => content !== '' || Boolean(more);
 
-function extraOf(text) {
-  if (!text.trim()) return {};
-  let extra = null;
+/** Returns the value of a JSON text, or null if the text is empty. */
+function jsonOf(text, what) {
+  if (!text?.trim()) return null;
   try {
-    extra = JSON.parse(text);
+    return JSON.parse(text);
   } catch (error) {
-    throw new Error(`The additional fields are not JSON: ${error.message}.`);
+    throw new Error(`${what} must be JSON: ${error.message}.`);
   }
-  if (extra === null || typeof extra !== 'object' || Array.isArray(extra)) throw new Error('The additional fields must be a JSON object.');
-  return extra;
+}
+
+function objectOf(text, what) {
+  const value = jsonOf(text, what);
+  if (text?.trim() && (value === null || typeof value !== 'object' || Array.isArray(value))) throw new Error(`${what} must be a JSON object.`);
+  return value;
 }
 
 /** Returns the reason why a form cannot be sent, or null. */
@@ -69,16 +85,22 @@ function textOf(content) {
   return content.every((part) => typeof part?.text === 'string') ? content.map((part) => part.text).join('\n') : JSON.stringify(content);
 }
 
-/** Returns the request parameters without a form field of their own. With `isFork`, parameters that only apply to a whole answer are omitted. */
+/** Returns the schema of a response format that the form's field can represent, or null. */
+function schemaOf(format) {
+  const { name, schema, ...others } = format?.json_schema ?? {};
+  return format?.type === 'json_schema' && name === SCHEMA_NAME && Object.keys(others).length === 0 ? schema ?? null : null;
+}
+
+/** Returns the request parameters without a form field. With `isFork`, parameters that only apply to a whole answer are omitted. */
 export function further(prompt, isFork = false) {
   const p = prompt?.parameters ?? {};
   const biases = (p.sampling?.logit_bias ?? []).filter(([, bias]) => bias !== null || !p.limits?.ignore_eos);
   const all = {
-    ...(prompt?.tools && { tools: prompt.tools }),
     // A ban is -Infinity, which JSON cannot represent.
     ...(biases.length && { logit_bias: biases.map(([token, bias]) => [token, bias ?? false]) }),
     ...p.request,
   };
+  if (schemaOf(all.response_format)) delete all.response_format;
   const kept = Object.entries(all).filter(([name]) => !isFork || ['logit_bias', 'ignore_eos'].includes(name));
   return kept.length ? JSON.stringify(Object.fromEntries(kept), null, 2) : '';
 }
@@ -87,6 +109,9 @@ export function further(prompt, isFork = false) {
 export function formOf(prompt, run) {
   const form = { numbers: {}, mods: [], extra: further(prompt) };
   const p = prompt?.parameters ?? {};
+  const schema = schemaOf(p.request?.response_format);
+  form.tools = prompt?.tools ? JSON.stringify(prompt.tools, null, 2) : '';
+  form.schema = schema ? JSON.stringify(schema, null, 2) : '';
   const flat = { ...p, ...p.sampling, ...p.limits };
   for (const name of NUMBERS) if (Number.isFinite(flat[name])) form.numbers[name] = name === 'seed' ? flat[name] : Number(flat[name].toPrecision(6)); // recorded as f32
   if (typeof p.attention === 'boolean') form.attention = p.attention;
@@ -101,4 +126,29 @@ export function formOf(prompt, run) {
     form.raw = prompt.texts.join('');
   }
   return form;
+}
+
+/** Returns the values of a form by the names that users read. */
+function readable(form) {
+  const json = (text) => { try { return JSON.stringify(JSON.parse(text)); } catch { return text; } };
+  const text = (value) => (value === undefined || value === null ? '' : String(value));
+  const messages = (form.messages ?? []).filter(isWritten).map(({ role, content }) => `${role}: ${content}`);
+  return {
+    ...Object.fromEntries(NUMBERS.map((name) => [name.replace('_', ' '), text(form.numbers?.[name])])),
+    'stop strings': text(form.stop),
+    mods: (form.mods ?? []).map(({ name, config }) => `${name}${config?.trim() ? ` ${json(config)}` : ''}`).join(', '),
+    attention: form.attention ? 'captured' : '',
+    tools: json(text(form.tools)),
+    'JSON schema': json(text(form.schema)),
+    'additional fields': json(text(form.extra)),
+    prompt: form.tab === 'raw' ? text(form.raw) : messages.join('\n'),
+  };
+}
+
+/** Returns `{name, before, after}` of each field in which a form differs from the form of its origin. */
+export function differences(origin, form) {
+  const before = readable(origin);
+  const after = readable(form);
+  const same = (a, b) => a === b || (a !== '' && b !== '' && Number(a) === Number(b));
+  return Object.keys(after).filter((name) => !same(before[name], after[name])).map((name) => ({ name, before: before[name], after: after[name] }));
 }

@@ -19,6 +19,6 @@ export function starters(offered, start) {
   if (!known.length) return null;
   return h('div', { class: 'starters', role: 'group', 'aria-label': 'Try one of these' }, known.map(({ title, text, content, mods, attention = false }) => h('button', {
     type: 'button',
-    onclick: () => start({ tab: 'chat', messages: [{ role: 'user', content }], mods: mods.map(({ name, config }) => ({ name, config: JSON.stringify(config) })), numbers: NUMBERS, stop: '', extra: '', attention }),
+    onclick: () => start({ tab: 'chat', messages: [{ role: 'user', content }], mods: mods.map(({ name, config }) => ({ name, config: JSON.stringify(config) })), numbers: NUMBERS, stop: '', tools: '', schema: '', extra: '', attention }),
   }, h('b', {}, title), h('span', { class: 'hint' }, text))));
 }

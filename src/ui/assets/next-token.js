@@ -1,0 +1,144 @@
+// Next-token mode of the playground: computes one token, shows its candidates, and appends the chosen one.
+import { ask, base, h } from './dom.js';
+import { group } from './replay/events.js';
+import { show } from './replay/glyphs.js';
+import { explain, percent } from './replay/why.js';
+
+const MAX_ROWS = 12;
+
+/**
+ * Token ids of the text, and the length of the text before each chosen token. The text is only tokenized again after the
+ * user edits it, so that the model continues from exactly the chosen tokens. Pure.
+ */
+export class Chain {
+  #ids = [];
+  #text = null;
+  #starts = [];
+
+  /** Returns the ids of `text`, or null if it must be tokenized. */
+  idsOf(text) { return text === this.#text ? [...this.#ids] : null; }
+
+  /** Number of tokens that `undo` can remove. */
+  get chosen() { return this.#starts.length; }
+
+  /** Starts with a tokenized text. */
+  start(text, ids) {
+    this.#text = text;
+    this.#ids = [...ids];
+    this.#starts = [];
+  }
+
+  /** Appends a token and returns the new text. */
+  append(token, text) {
+    this.#starts.push(this.#text.length);
+    this.#ids.push(token);
+    this.#text += text;
+    return this.#text;
+  }
+
+  /** Removes the token that was chosen last and returns the new text. */
+  undo() {
+    this.#ids.pop();
+    this.#text = this.#text.slice(0, this.#starts.pop());
+    return this.#text;
+  }
+}
+
+/** Returns the stored entries of a run. */
+async function entriesOf(id) {
+  const text = await (await ask(`/api/v1/runs/${encodeURIComponent(id)}/events`, { headers: { Accept: 'application/x-ndjson' } })).text();
+  return [...group(text.split('\n').filter(Boolean).map((line) => JSON.parse(line))).values()];
+}
+
+export class NextToken {
+  #box;
+  #raw;
+  #hooks;
+  #chain = new Chain();
+  #session = null;
+  #step = 0;
+
+  /** `box` receives the candidates, `raw` is the text area. `hooks.request(ids)` returns path and body; `hooks.changed()` follows a change of the text. */
+  constructor(box, raw, hooks) {
+    this.#box = box;
+    this.#raw = raw;
+    this.#hooks = hooks;
+  }
+
+  /** Computes the next token of the text and shows its candidates. */
+  async next() {
+    this.#step += 1;
+    const step = this.#step;
+    this.#box.setAttribute('aria-busy', 'true');
+    try {
+      const text = this.#raw.value;
+      if (!this.#chain.idsOf(text)) {
+        const { tokens } = await this.#post('/tokenize', { content: text, add_special: true });
+        this.#chain.start(text, tokens);
+        this.#session = `next-token ${crypto.getRandomValues(new Uint32Array(2)).join('')}`;
+      }
+      const ids = this.#chain.idsOf(text);
+      const { path, body } = this.#hooks.request(ids);
+      const response = await this.#send(path, { ...body, session_id: this.#session, max_tokens: 1, stream: false });
+      await response.text();
+      const id = response.headers.get('x-thunder-run-id');
+      const entries = await entriesOf(id);
+      if (step === this.#step) this.#draw(id, explain(entries), text);
+    } finally {
+      if (step === this.#step) this.#box.removeAttribute('aria-busy');
+    }
+  }
+
+  /** Removes the candidates. */
+  clear() {
+    this.#step += 1;
+    this.#box.removeAttribute('aria-busy');
+    this.#box.replaceChildren();
+  }
+
+  #send(path, body) {
+    return ask(path, { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(body) });
+  }
+
+  async #post(path, body) { return (await this.#send(path, body)).json(); }
+
+  #set(text) {
+    this.#raw.value = text;
+    this.#raw.scrollTop = this.#raw.scrollHeight;
+    this.#hooks.changed();
+    this.next().catch((error) => this.#hooks.fail(error.message));
+  }
+
+  #draw(id, { rows, stages, hasMods, hasSampler }, text) {
+    const choose = (row) => {
+      // An edited text has other tokens, and the candidates are no longer those of its end.
+      if (this.#raw.value === text) this.#set(this.#chain.append(row.token, row.unnamed ? '' : row.text));
+      else this.clear();
+    };
+    const shown = rows.filter((row, i) => i < MAX_ROWS || row.chosen);
+    const cell = (p) => {
+      const td = h('td', { class: p === null ? 'hint' : 'bar-p' }, p === null ? '–' : percent(p));
+      if (p !== null) td.style.setProperty('--p', p.toFixed(4));
+      return td;
+    };
+    const button = (row, i) => h('button', {
+      type: 'button', class: 'plain', title: `Append token ${row.token}`, 'aria-label': `Append ${show(row.text)}`, 'data-choice': String(i + 1), onclick: () => choose(row),
+    }, show(row.text));
+    const table = h('table', { class: 'alts' },
+      h('caption', { class: 'vh' }, 'Candidates for the next token'),
+      h('thead', {}, h('tr', {}, h('th', { scope: 'col' }, 'next token'), h('th', { scope: 'col' }, 'model'),
+        hasMods ? h('th', { scope: 'col' }, 'after mods') : null, hasSampler ? h('th', { scope: 'col' }, 'drawn from') : null,
+        h('th', { scope: 'col' }, h('span', { class: 'vh' }, 'removed by')))),
+      h('tbody', {}, shown.map((row, i) => h('tr', { class: row.chosen ? 'won' : null },
+        h('th', { scope: 'row' }, button(row, i)), cell(row.model), hasMods ? cell(row.mods) : null, hasSampler ? cell(row.sampler) : null,
+        h('td', { class: 'why' }, row.chosen ? 'drawn' : row.why)))));
+    const undo = h('button', { type: 'button', disabled: this.#chain.chosen === 0, onclick: () => this.#set(this.#chain.undo()) }, 'Undo');
+    const session = new URLSearchParams({ q: `session:"${this.#session}"` });
+    const focused = this.#box.contains(document.activeElement);
+    this.#box.replaceChildren(h('h2', {}, 'Next token'), table,
+      stages.length ? h('div', { class: 'chain' }, 'sampler', stages.map((s, i) => h('span', { class: i === stages.length - 1 ? 'last' : null }, `${s.name} → ${s.left}`))) : '',
+      h('p', { class: 'links' }, undo, h('a', { href: `${base}/runs/${encodeURIComponent(id)}` }, 'this step'), h('a', { href: `${base}/runs?${session}` }, 'all steps')),
+      h('p', { class: 'hint' }, 'Each step is a run of one token, so mods begin anew at every step.'));
+    if (focused) this.#box.querySelector('.won button, [data-choice]')?.focus();
+  }
+}
