@@ -1,6 +1,6 @@
 use super::request_metrics::RequestMetrics;
 use super::socket::Sockets;
-use super::{ApiError, Loaded, ModelRegistry};
+use super::{ApiError, ErrorCode, Loaded, ModelRegistry};
 use crate::config::{Config, Credentials};
 use crate::engine::Engine;
 use crate::events::Scope;
@@ -134,7 +134,7 @@ impl App {
         let places =
             if places.is_empty() { "no server with a model is announced".to_owned() } else { places.join("; ") };
         let detail = format!("this server was started with --no-model and generates nothing; {places}");
-        Err(ApiError::unavailable(detail).code("no_model"))
+        Err(ApiError::unavailable(detail).code(ErrorCode::NoModel))
     }
 
     /// Succeeds while the server is ready.

@@ -1,7 +1,7 @@
 //! Rate limits for new runs per key and per address. A middleware of [`super::auth`] checks requests that start runs;
 //! WebSockets check each run.
 
-use super::{ApiError, Caller, ErrorKind};
+use super::{ApiError, Caller, ErrorCode, ErrorKind};
 use crate::config::RateConfig;
 use governor::clock::{Clock, DefaultClock};
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
@@ -74,7 +74,7 @@ impl<K: Hash + Eq + Clone> Rate<K> {
             let wait = until.wait_time_from(DefaultClock::default().now());
             let seconds = (wait + Duration::from_millis(999)).as_secs().max(1);
             let detail = format!("{holder} may {act} {} {what} per minute; try again in {seconds} s", self.per_minute);
-            ApiError::new(ErrorKind::Busy, detail).retry_after(seconds).code("rate_limited")
+            ApiError::new(ErrorKind::Busy, detail).retry_after(seconds).code(ErrorCode::RateLimited)
         })
     }
 }

@@ -22,7 +22,7 @@ pub(crate) mod socket;
 
 pub use app::{App, State};
 pub use auth::Caller;
-pub use error::{ApiError, ErrorKind, Problem, request_id, with_request_id, with_run_id};
+pub use error::{ApiError, ErrorCode, ErrorKind, Problem, request_id, with_request_id, with_run_id};
 pub use listener::{BindError, Listeners};
 pub use login::share_logins;
 pub use models::{Entry, LoadStep, Loaded, ModelRegistry, ModelState};

@@ -3,6 +3,7 @@
 //! `request` converts the body to that of a chat completion, so that every parameter of a chat completion is accepted.
 //! `response` and `stream` convert the answer to content blocks and events. Any `anthropic-version` is accepted.
 
+mod error;
 mod request;
 mod response;
 mod stream;
@@ -10,7 +11,6 @@ mod stream;
 use super::shared::{self, Fields};
 use crate::api::shared::chat::sse::respond;
 use crate::api::shared::chat::{ChatRequest, ChatStream, Conversation};
-use crate::api::shared::error::AnthropicError;
 use crate::api::shared::generation;
 use crate::server::{Access, App, Caller, Protocol};
 use axum::Json;
@@ -19,6 +19,7 @@ use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
+use error::AnthropicError;
 use request::MessagesBody;
 use response::{CountTokensResponse, MessageEvent, MessageResponse};
 use serde_json::Value;

@@ -256,7 +256,7 @@ impl MessageEnd {
         let (stop_reason, stop_sequence) = match (finish.reason, stop) {
             (FinishReason::Length, _) => (MessageStopReason::MaxTokens, None),
             (_, Some(stop)) => (MessageStopReason::StopSequence, Some(stop.clone())),
-            _ if chat.reason(0) == "tool_calls" => (MessageStopReason::ToolUse, None),
+            _ if chat.reason(0) == FinishReason::ToolCalls => (MessageStopReason::ToolUse, None),
             _ => (MessageStopReason::EndTurn, None),
         };
         Self { stop_reason, stop_sequence }

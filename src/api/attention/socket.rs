@@ -16,7 +16,7 @@ use crate::api::shared::sse::to_text;
 use crate::api::shared::{self, Fields, parameters};
 use crate::events::system;
 use crate::server::socket::{Close, Message, Outgoing, Socket, Upgrade};
-use crate::server::{ApiError, App, Caller, ErrorKind};
+use crate::server::{ApiError, App, Caller, ErrorCode, ErrorKind};
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
@@ -155,7 +155,7 @@ impl Connection {
             }
             if requests.contains_key(&id) {
                 let message = format!("request '{id}' is already active on this connection; use a unique request_id");
-                return Err(ApiError::conflict(message).at("request_id").code("duplicate_request_id"));
+                return Err(ApiError::conflict(message).at("request_id").code(ErrorCode::DuplicateRequestId));
             }
             requests.insert(id.clone(), ActiveRequest { number, cancel });
         }

@@ -15,7 +15,7 @@ use crate::api::shared::generation::Runs;
 use crate::api::shared::sse::to_text;
 use crate::api::shared::{self, Fields};
 use crate::server::socket::{Close, Message, Outgoing, Socket, Upgrade};
-use crate::server::{ApiError, App, Caller, Loaded};
+use crate::server::{ApiError, App, Caller, ErrorCode, Loaded};
 use axum::Extension;
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::HeaderMap;
@@ -75,9 +75,8 @@ impl Connection {
     /// Executes the request in a message to its end.
     async fn answer(&self, message: &Message) -> Result<(), ApiError> {
         let Message::Text(text) = message else {
-            return Err(
-                ApiError::bad_request("expected a text message with JSON, got a binary message").code("invalid_json")
-            );
+            return Err(ApiError::bad_request("expected a text message with JSON, got a binary message")
+                .code(ErrorCode::InvalidJson));
         };
         let received = Instant::now();
         let mut body = shared::parse_json(text.as_bytes())?;

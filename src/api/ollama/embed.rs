@@ -1,9 +1,9 @@
 //! Embeddings in Ollama's format.
 
+use super::error::OllamaError;
 use super::request;
 use super::response::nanoseconds;
 use crate::api::shared::encoding::{self, Encoded};
-use crate::api::shared::error::OllamaError;
 use crate::api::shared::fields::invalid_value;
 use crate::api::shared::{self, Fields, parameters};
 use crate::events::TokenId;
@@ -76,8 +76,8 @@ struct OllamaEmbeddingsResponse {
 #[utoipa::path(post, path = "/api/embed", tag = "ollama",
     request_body(content = OllamaEmbedBody, content_type = "application/json"),
     responses((status = 200, body = OllamaEmbedResponse),
-              (status = 400, body = crate::api::shared::error::OllamaErrorResponse, description = "A field is invalid; the message names it"),
-              (status = 501, body = crate::api::shared::error::OllamaErrorResponse, description = "The server was started without `--embedding`")))]
+              (status = 400, body = super::error::OllamaErrorResponse, description = "A field is invalid; the message names it"),
+              (status = 501, body = super::error::OllamaErrorResponse, description = "The server was started without `--embedding`")))]
 async fn embed(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
@@ -117,8 +117,8 @@ async fn embed(
 #[utoipa::path(post, path = "/api/embeddings", tag = "ollama",
     request_body(content = OllamaEmbeddingsBody, content_type = "application/json"),
     responses((status = 200, body = OllamaEmbeddingsResponse),
-              (status = 400, body = crate::api::shared::error::OllamaErrorResponse, description = "A field is invalid; the message names it"),
-              (status = 501, body = crate::api::shared::error::OllamaErrorResponse, description = "The server was started without `--embedding`")))]
+              (status = 400, body = super::error::OllamaErrorResponse, description = "A field is invalid; the message names it"),
+              (status = 501, body = super::error::OllamaErrorResponse, description = "The server was started without `--embedding`")))]
 async fn embeddings(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,

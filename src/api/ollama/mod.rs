@@ -4,6 +4,7 @@
 //! `options` too. `response` and `stream` convert the answer to Ollama's objects, which are streamed as JSON lines.
 
 mod embed;
+mod error;
 mod models;
 mod request;
 mod response;
@@ -12,7 +13,6 @@ mod stream;
 use super::shared::{self, Fields};
 use crate::api::shared::chat::sse::respond_lines;
 use crate::api::shared::chat::{ChatRequest, ChatStream};
-use crate::api::shared::error::{OllamaError, OllamaErrorResponse};
 use crate::api::shared::{generation, parameters};
 use crate::events::TokenId;
 use crate::server::{Access, ApiError, App, Caller, Loaded, Protocol};
@@ -21,6 +21,7 @@ use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
+use error::{OllamaError, OllamaErrorResponse};
 use request::{OllamaChatBody, OllamaGenerateBody, OllamaRequest};
 use response::{AnswerShape, OllamaChatResponse, OllamaEnd, OllamaGenerateResponse, OllamaMessage, RequestTimes};
 use serde_json::Value;

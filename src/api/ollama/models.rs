@@ -1,7 +1,7 @@
 //! Lists and describes models in Ollama's format.
 
+use super::error::OllamaError;
 use super::request;
-use crate::api::shared::error::OllamaError;
 use crate::api::shared::{self, Fields};
 use crate::model::chat::ChatTemplate;
 use crate::server::{App, Entry, Loaded};
@@ -156,7 +156,7 @@ async fn running(State(app): State<App>) -> Result<Json<OllamaProcessesResponse>
 #[utoipa::path(post, path = "/api/show", tag = "ollama",
     request_body(content = OllamaShowBody, content_type = "application/json"),
     responses((status = 200, body = OllamaShowResponse),
-              (status = 404, body = crate::api::shared::error::OllamaErrorResponse, description = "Unknown model")))]
+              (status = 404, body = super::error::OllamaErrorResponse, description = "Unknown model")))]
 async fn show(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,

@@ -2,6 +2,7 @@
 
 use super::response::{EmptyList, OutputItem, OutputPart, ResponseObject};
 use crate::api::shared::generation::{PromptProgressResponse, RunTimings};
+use crate::server::ErrorCode;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -108,5 +109,10 @@ pub(super) enum ResponseEvent<'a> {
     Incomplete { response: &'a ResponseObject, timings: Option<RunTimings> },
     /// The run failed.
     #[serde(rename = "error")]
-    Error { code: Option<&'static str>, message: String, param: Option<String> },
+    Error {
+        #[schema(value_type = Option<String>)]
+        code: Option<ErrorCode>,
+        message: String,
+        param: Option<String>,
+    },
 }

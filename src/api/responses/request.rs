@@ -3,7 +3,7 @@
 //! Clients define both formats, so the converted body is JSON instead of a type.
 
 use crate::api::shared::fields::{Fields, invalid_value, join_text_parts, required_text};
-use crate::server::ApiError;
+use crate::server::{ApiError, ErrorCode};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -83,12 +83,12 @@ pub(super) fn to_chat(body: &Value, earlier: &[Value]) -> Result<Value, ApiError
     let fields = Fields::new(body)?;
     for (name, reason) in UNSUPPORTED {
         if fields.get(name).is_some() {
-            return Err(ApiError::invalid(*name, format!("{name}: {reason}")).code("unsupported"));
+            return Err(ApiError::invalid(*name, format!("{name}: {reason}")).code(ErrorCode::Unsupported));
         }
     }
     if fields.flag("background")? == Some(true) {
         let detail = "background: background responses are not supported; omit it and keep the connection open";
-        return Err(ApiError::invalid("background", detail).code("unsupported"));
+        return Err(ApiError::invalid("background", detail).code(ErrorCode::Unsupported));
     }
     let mut chat = fields.without(CONVERTED);
     let mut messages = Vec::new();

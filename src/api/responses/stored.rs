@@ -3,7 +3,7 @@
 
 use super::response::ResponseObject;
 use crate::events::{RunId, Scope, Tenant};
-use crate::server::{ApiError, App};
+use crate::server::{ApiError, App, ErrorCode};
 use crate::store::NewResponse;
 use serde_json::Value;
 use std::time::Duration;
@@ -52,7 +52,7 @@ pub(super) async fn conversation(app: &App, scope: &Scope, id: &str) -> Result<V
         let detail = format!(
             "{FIELD}: unknown response '{id}'; responses are stored unless \"store\" is false, and deleted with the runs of their day"
         );
-        ApiError::invalid(FIELD, detail).code("previous_response_not_found")
+        ApiError::invalid(FIELD, detail).code(ErrorCode::PreviousResponseNotFound)
     })
 }
 

@@ -9,6 +9,7 @@ use crate::api::shared::chat::sse::ChatEventWriter;
 use crate::api::shared::chat::{ChatDelta, ChatStream, ChatUpdate};
 use crate::api::shared::generation::RunTimings;
 use crate::api::shared::sse::{PendingEvents, push_typed};
+use crate::events::FinishReason;
 use crate::server::ApiError;
 use futures::future::BoxFuture;
 
@@ -176,7 +177,7 @@ impl ChatEventWriter for ResponseEvents {
     }
 
     fn on_end(&mut self, chat: &ChatStream, pending: &mut PendingEvents) -> Option<BoxFuture<'static, PendingEvents>> {
-        let is_truncated = chat.reason(0) == "length";
+        let is_truncated = chat.reason(0) == FinishReason::Length;
         self.close(chat, if is_truncated { ResponseStatus::Incomplete } else { ResponseStatus::Completed }, pending);
         let response = ResponseObject::complete(chat, self.echo.clone());
         // llama-server sends the timings next to the response.

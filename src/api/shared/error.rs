@@ -1,12 +1,12 @@
-//! Errors in the formats that several protocols share. A protocol with its own format has it in its folder.
+//! The error formats of OpenAI and llama-server, which several protocols share. A protocol with its own format has it in
+//! its folder.
 
-use crate::server::{ApiError, ErrorKind, request_id};
-use axum::response::{IntoResponse, Response};
+use crate::server::{ApiError, ErrorCode, ErrorKind};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 /// The token counts of a prompt that does not fit.
-#[derive(Debug, Clone, Serialize, ToSchema)]
+#[derive(Debug, Clone, Default, Serialize, ToSchema)]
 pub struct ExceededContext {
     /// Tokens of the prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -32,7 +32,8 @@ pub struct OpenAiErrorBody {
     /// The invalid field.
     pub param: Option<String>,
     /// The machine-readable code.
-    pub code: Option<&'static str>,
+    #[schema(value_type = Option<String>)]
+    pub code: Option<ErrorCode>,
     #[serde(flatten)]
     exceeded: ExceededContext,
 }
@@ -53,71 +54,6 @@ pub struct LlamaErrorBody {
     r#type: &'static str,
     #[serde(flatten)]
     exceeded: ExceededContext,
-}
-
-/// An error for clients of Anthropic.
-#[derive(Debug, Clone, Serialize, ToSchema)]
-pub struct AnthropicErrorResponse {
-    /// Always `error`.
-    r#type: &'static str,
-    error: AnthropicErrorBody,
-    /// Id of the request in the server's log.
-    request_id: Option<String>,
-}
-
-/// The cause of an error for clients of Anthropic.
-#[derive(Debug, Clone, Serialize, ToSchema)]
-pub struct AnthropicErrorBody {
-    r#type: &'static str,
-    message: String,
-    #[serde(flatten)]
-    exceeded: ExceededContext,
-}
-
-/// An error for clients of Ollama.
-#[derive(Debug, Clone, Serialize, ToSchema)]
-pub struct OllamaErrorResponse {
-    /// Cause of the error, and the expected value.
-    error: String,
-}
-
-/// An error for clients of the streaming protocol.
-#[derive(Debug, Clone, Serialize, ToSchema)]
-pub struct StreamErrorMessage {
-    /// Always `error`.
-    r#type: &'static str,
-    /// The machine-readable kind: `invalid_request`, `context_length_exceeded`, `content_filter` (a mod ended the run
-    /// with an error), `memory_pressure`, `timeout`, `internal_error`, `model_loading_error`, `rate_limited`,
-    /// `unavailable`, `unauthorized` or `forbidden`.
-    pub(crate) error: &'static str,
-    message: String,
-    /// True if the client can do something that makes the request succeed.
-    recoverable: bool,
-    /// The action that resolves it: `retry`, `reduce_prompt` or `authenticate`.
-    recovery_action: Option<&'static str>,
-    /// The invalid field.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    parameter: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    retry_after_seconds: Option<u64>,
-    #[serde(flatten)]
-    exceeded: ExceededContext,
-}
-
-impl StreamErrorMessage {
-    /// Returns the error of a run. `action` resolves it.
-    pub(crate) fn new(error: &'static str, message: impl Into<String>, action: Option<&'static str>) -> Self {
-        Self {
-            r#type: "error",
-            error,
-            message: message.into(),
-            recoverable: action.is_some(),
-            recovery_action: action,
-            parameter: None,
-            retry_after_seconds: None,
-            exceeded: ExceededContext { n_prompt_tokens: None, n_ctx: None },
-        }
-    }
 }
 
 impl ApiError {
@@ -148,55 +84,14 @@ impl ApiError {
         }
     }
 
-    /// Returns the error for clients of Anthropic. Logs the cause of an internal error.
-    #[must_use]
-    pub fn anthropic(&self) -> AnthropicErrorResponse {
-        let kind = match self.kind() {
-            ErrorKind::TooLarge => "request_too_large",
-            ErrorKind::Internal => "api_error",
-            ErrorKind::Unavailable => "overloaded_error",
-            _ => self.error_type(),
-        };
-        let error =
-            AnthropicErrorBody { r#type: kind, message: self.public_detail(), exceeded: self.exceeded_context() };
-        AnthropicErrorResponse { r#type: "error", error, request_id: request_id() }
-    }
-
-    /// Returns the error for clients of Ollama. Logs the cause of an internal error.
-    #[must_use]
-    pub fn ollama(&self) -> OllamaErrorResponse {
-        OllamaErrorResponse { error: self.public_detail() }
-    }
-
-    /// Returns the error for clients of the streaming protocol. Logs the cause of an internal error.
-    #[must_use]
-    pub fn streaming(&self) -> StreamErrorMessage {
-        let (kind, action) = match self.kind() {
-            _ if self.exceeded().is_some() => ("context_length_exceeded", Some("reduce_prompt")),
-            ErrorKind::Busy => ("rate_limited", Some("retry")),
-            ErrorKind::NoRoom => ("memory_pressure", Some("retry")),
-            ErrorKind::Unavailable if self.pointer() == Some("model") => ("model_loading_error", None),
-            ErrorKind::Unavailable => ("unavailable", Some("retry")),
-            ErrorKind::Internal => ("internal_error", None),
-            ErrorKind::Unauthorized => ("unauthorized", Some("authenticate")),
-            ErrorKind::Forbidden => ("forbidden", None),
-            _ => ("invalid_request", None),
-        };
-        StreamErrorMessage {
-            recoverable: action.is_some() && self.kind() != ErrorKind::Unauthorized,
-            parameter: self.pointer().map(str::to_owned),
-            retry_after_seconds: self.retry_after_s(),
-            exceeded: self.exceeded_context(),
-            ..StreamErrorMessage::new(kind, self.public_detail(), action)
-        }
-    }
-
-    fn exceeded_context(&self) -> ExceededContext {
+    /// Returns the token counts of a prompt that does not fit.
+    pub(crate) fn exceeded_context(&self) -> ExceededContext {
         let (prompt_tokens, context) = self.exceeded().unzip();
         ExceededContext { n_prompt_tokens: prompt_tokens, n_ctx: context }
     }
 
-    fn error_type(&self) -> &'static str {
+    /// Returns the error type, which OpenAI and Anthropic share.
+    pub(crate) fn error_type(&self) -> &'static str {
         match self.kind() {
             ErrorKind::Unauthorized => "authentication_error",
             ErrorKind::Forbidden => "permission_error",
@@ -220,16 +115,16 @@ macro_rules! protocol_error {
     ($(#[$doc:meta])* $name:ident, $shape:ident, $content_type:literal) => {
         $(#[$doc])*
         #[derive(Debug, Clone)]
-        pub struct $name(pub ApiError);
+        pub struct $name(pub $crate::server::ApiError);
 
-        impl<E: Into<ApiError>> From<E> for $name {
+        impl<E: Into<$crate::server::ApiError>> From<E> for $name {
             fn from(error: E) -> Self {
                 Self(error.into())
             }
         }
 
-        impl IntoResponse for $name {
-            fn into_response(self) -> Response {
+        impl axum::response::IntoResponse for $name {
+            fn into_response(self) -> axum::response::Response {
                 let body = serde_json::to_vec(&self.0.$shape()).unwrap_or_default();
                 self.0.respond($content_type, body)
             }
@@ -237,31 +132,18 @@ macro_rules! protocol_error {
 
         impl $name {
             /// Renders an error in this format.
-            pub fn render(error: ApiError) -> Response {
-                Self(error).into_response()
+            pub fn render(error: $crate::server::ApiError) -> axum::response::Response {
+                axum::response::IntoResponse::into_response(Self(error))
             }
         }
     };
 }
 
+pub(crate) use protocol_error;
+
 protocol_error! {
     /// An [`ApiError`] in OpenAI's format.
     OpenAiError, openai, "application/json"
-}
-
-protocol_error! {
-    /// An [`ApiError`] in Anthropic's format.
-    AnthropicError, anthropic, "application/json"
-}
-
-protocol_error! {
-    /// An [`ApiError`] in Ollama's format.
-    OllamaError, ollama, "application/json; charset=utf-8"
-}
-
-protocol_error! {
-    /// An [`ApiError`] in the streaming protocol's format.
-    StreamError, streaming, "application/json"
 }
 
 protocol_error! {
@@ -287,12 +169,12 @@ mod tests {
           }
         }
         "#);
-        assert_eq!(error.openai().error.code, Some("context_length_exceeded"));
+        assert_eq!(error.openai().error.code, Some(ErrorCode::ContextLengthExceeded));
     }
 
     #[test]
     fn error_renders_in_each_protocol() {
-        let error = ApiError::invalid("top_p", "top_p must be between 0 and 1, got 3").code("out_of_range");
+        let error = ApiError::invalid("top_p", "top_p must be between 0 and 1, got 3").code(ErrorCode::InvalidToken);
         insta::assert_json_snapshot!(error.problem(), @r#"
         {
           "type": "/problems/bad-request",
@@ -308,7 +190,7 @@ mod tests {
             "message": "top_p must be between 0 and 1, got 3",
             "type": "invalid_request_error",
             "param": "top_p",
-            "code": "out_of_range"
+            "code": "invalid_token"
           }
         }
         "#);

@@ -26,7 +26,7 @@ pub(super) use fields::Fields;
 pub(super) use msgpack::parse_msgpack;
 pub(super) use request::{base_request, engine_request};
 
-use crate::server::{ApiError, App, Loaded};
+use crate::server::{ApiError, App, ErrorCode, Loaded};
 use serde_json::Value;
 
 /// Maximum nesting of lists and objects; this is the limit of `serde_json`.
@@ -46,7 +46,7 @@ pub(super) fn parse_json(body: &[u8]) -> Result<Value, ApiError> {
         } else {
             format!("the body is not JSON: {error}")
         };
-        ApiError::bad_request(detail).code(if too_deep { "nested_too_deep" } else { "invalid_json" })
+        ApiError::bad_request(detail).code(if too_deep { ErrorCode::NestedTooDeep } else { ErrorCode::InvalidJson })
     })
 }
 

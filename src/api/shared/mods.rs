@@ -2,7 +2,7 @@
 
 use super::fields::{Fields, invalid_value};
 use crate::mods::{ModRef, ModRegistry, SelectedMod, UnknownMod};
-use crate::server::{ApiError, Loaded, models};
+use crate::server::{ApiError, ErrorCode, Loaded, models};
 use serde_json::Value;
 
 /// Maximum mods of one run. Each is called at every token, on the thread that generates for all runs.
@@ -74,7 +74,7 @@ fn mod_ref(entry: &Value) -> Result<ModRef, ApiError> {
 
 fn unknown_mod(error: &UnknownMod, at: Option<usize>, from_model: usize) -> ApiError {
     let param = if at.is_some_and(|index| index < from_model) { "model" } else { "mods" };
-    let code = if error.disabled { "mod_disabled" } else { "unknown_mod" };
+    let code = if error.disabled { ErrorCode::ModDisabled } else { ErrorCode::UnknownMod };
     ApiError::invalid(param, error.to_string()).code(code)
 }
 

@@ -1,7 +1,7 @@
 //! Parses bodies in `MessagePack`.
 
 use super::MAX_DEPTH;
-use crate::server::ApiError;
+use crate::server::{ApiError, ErrorCode};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 /// # Errors
 /// 400 with the cause of the decoding failure.
 pub(crate) fn parse_msgpack(body: &[u8]) -> Result<Value, ApiError> {
-    let refused = |detail: String| ApiError::bad_request(detail).code("invalid_json");
+    let refused = |detail: String| ApiError::bad_request(detail).code(ErrorCode::InvalidJson);
     let mut rest = body;
     let mut reader = rmp_serde::Deserializer::new(&mut rest);
     // Values are decoded recursively, and a thread's stack is small.
@@ -19,7 +19,7 @@ pub(crate) fn parse_msgpack(body: &[u8]) -> Result<Value, ApiError> {
         rmp_serde::decode::Error::DepthLimitExceeded => {
             let detail =
                 format!("the body is nested too deep: at most {MAX_DEPTH} levels of lists and objects are allowed");
-            ApiError::bad_request(detail).code("nested_too_deep")
+            ApiError::bad_request(detail).code(ErrorCode::NestedTooDeep)
         }
         other => refused(format!("the body is not MessagePack: {other}")),
     })?;

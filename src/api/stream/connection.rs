@@ -3,7 +3,7 @@
 use super::config::RunConfig;
 use super::message;
 use super::registry::Streams;
-use super::response::{RunErrorMessage, StreamMessage, never_started, status};
+use super::response::{RunErrorMessage, StatusOperation, StreamMessage, never_started, status};
 use super::run::{Follower, StreamedRun};
 use super::start::{NewRun, new_id, start};
 use super::{control, feedback, stored};
@@ -125,7 +125,7 @@ impl StreamConnection {
                 None => control::handle(self, fields).await,
             },
             Some("feedback") => feedback::submit(self, fields),
-            Some("ping") => self.send_message(&status("ping", 100, "pong", None)).await,
+            Some("ping") => self.send_message(&status(StatusOperation::Ping, 100, "pong", None)).await,
             Some("auth") => Ok(()),
             Some(other) => Err(ApiError::invalid(
                 "type",
@@ -303,7 +303,7 @@ async fn follow<'a>(mut follower: Follower, first: impl Iterator<Item = StreamMe
     }
     if !follower.has_sent_end() {
         let id = &follower.run().request_id;
-        let moved = status("moved", 100, "another connection receives this run now", Some(id));
+        let moved = status(StatusOperation::Moved, 100, "another connection receives this run now", Some(id));
         let _ = outgoing.send(to_text(&moved)).await;
     }
 }

@@ -1,7 +1,7 @@
 //! Control messages for active runs.
 
 use super::connection::{ConnectionRun, StreamConnection};
-use super::response::{RunErrorMessage, StatusMessage, StreamMessage, status};
+use super::response::{RunErrorMessage, StatusMessage, StatusOperation, StreamMessage, status};
 use super::run::StreamedRun;
 use super::start::new_id;
 use crate::api::shared::Fields;
@@ -16,28 +16,53 @@ use std::time::Duration;
 
 const ACTIONS: &str = "\"stop\", \"pause\", \"resume\", \"regenerate\" or \"modify\"";
 
+/// The action of a control message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ControlAction {
+    Stop,
+    Pause,
+    Resume,
+    Regenerate,
+    Modify,
+}
+
+impl ControlAction {
+    fn from_name(name: &str) -> Result<Self, ApiError> {
+        match name {
+            "stop" => Ok(Self::Stop),
+            "pause" => Ok(Self::Pause),
+            "resume" => Ok(Self::Resume),
+            "regenerate" => Ok(Self::Regenerate),
+            "modify" => Ok(Self::Modify),
+            _ => Err(invalid_value("action", ACTIONS, &Value::from(name))),
+        }
+    }
+}
+
 /// Executes a control message.
 ///
 /// # Errors
 /// The run is unknown or has ended, or the message is invalid.
 pub(super) async fn handle(connection: &mut StreamConnection, fields: Fields<'_>) -> Result<(), ApiError> {
-    let Some(action) = fields.text("action")? else {
+    let Some(name) = fields.text("action")? else {
         return Err(ApiError::invalid("action", format!("`action` is missing; expected {ACTIONS}")));
     };
-    if !matches!(action, "stop" | "pause" | "resume" | "regenerate" | "modify") {
-        return Err(invalid_value("action", ACTIONS, &Value::from(action)));
-    }
+    let action = ControlAction::from_name(name)?;
     let (id, connection_run) = connection.find_run(fields)?;
     let result = match connection_run.started.get() {
-        None => control_before_start(&id, action, &connection_run).await,
+        None if action == ControlAction::Stop => {
+            stop_before_start(&connection_run).await;
+            Ok(())
+        }
+        None => Err(ApiError::conflict(format!("run '{id}' has not started; send {name} after its init message"))),
         Some(run) => {
             let run = Arc::clone(run);
             match action {
-                "stop" => stop(&run).await,
-                "pause" => pause(connection, &run).await,
-                "resume" => resume(connection, &run).await,
-                "modify" => modify(connection, &run, fields).await,
-                _ => regenerate(connection, &run, &connection_run).await,
+                ControlAction::Stop => stop(&run).await,
+                ControlAction::Pause => pause(connection, &run).await,
+                ControlAction::Resume => resume(connection, &run).await,
+                ControlAction::Modify => modify(connection, &run, fields).await,
+                ControlAction::Regenerate => regenerate(connection, &run, &connection_run).await,
             }
         }
     };
@@ -48,17 +73,12 @@ pub(super) async fn handle(connection: &mut StreamConnection, fields: Fields<'_>
     }
 }
 
-async fn control_before_start(id: &str, action: &str, connection_run: &ConnectionRun) -> Result<(), ApiError> {
-    if action != "stop" {
-        let detail = format!("run '{id}' has not started; send {action} after its init message");
-        return Err(ApiError::conflict(detail));
-    }
+async fn stop_before_start(connection_run: &ConnectionRun) {
     connection_run.cancelled.send_replace(true);
     // The run may have started meanwhile.
     if let Some(run) = connection_run.started.get() {
         run.stop(EndCause::ClientStop).await;
     }
-    Ok(())
 }
 
 async fn stop(run: &Arc<StreamedRun>) -> Result<(), ApiError> {
@@ -77,7 +97,14 @@ async fn pause(connection: &mut StreamConnection, run: &Arc<StreamedRun>) -> Res
         RunActivity::Preempted | RunActivity::Queued => "it has no slot".to_owned(),
         _ => format!("its slot is kept for {} s", slot_for.as_secs_f32()),
     };
-    send_status(connection, run, "pause", &format!("paused after {} tokens; {slot}", progress.generated), None).await?;
+    send_status(
+        connection,
+        run,
+        StatusOperation::Pause,
+        &format!("paused after {} tokens; {slot}", progress.generated),
+        None,
+    )
+    .await?;
     if progress.activity == RunActivity::Paused {
         let (run, outgoing) = (Arc::clone(run), connection.outgoing.clone());
         connection.tasks.spawn(async move {
@@ -85,7 +112,7 @@ async fn pause(connection: &mut StreamConnection, run: &Arc<StreamedRun>) -> Res
             tokio::time::sleep(slot_for + Duration::from_millis(200)).await;
             if run.control.progress().await.is_ok_and(|progress| progress.activity == RunActivity::Preempted) {
                 let text = "the slot was given to another run; resume waits for a free slot";
-                let preempted = status("pause", 100, text, Some(&run.request_id));
+                let preempted = status(StatusOperation::Pause, 100, text, Some(&run.request_id));
                 // Sending fails only if the client has disconnected.
                 let _ = outgoing.send(to_text(&preempted)).await;
             }
@@ -101,7 +128,7 @@ async fn resume(connection: &StreamConnection, run: &Arc<StreamedRun>) -> Result
         RunActivity::Queued => "the run continues when a slot is free",
         _ => "the run continues",
     };
-    send_status(connection, run, "resume", text, None).await
+    send_status(connection, run, StatusOperation::Resume, text, None).await
 }
 
 async fn modify(connection: &StreamConnection, run: &Arc<StreamedRun>, fields: Fields<'_>) -> Result<(), ApiError> {
@@ -123,7 +150,7 @@ async fn modify(connection: &StreamConnection, run: &Arc<StreamedRun>, fields: F
     }
     run.set_config(config);
     let text = format!("{changes} from token {} on", generated + 1);
-    send_status(connection, run, "modify", &text, Some(parameters)).await
+    send_status(connection, run, StatusOperation::Modify, &text, Some(parameters)).await
 }
 
 async fn regenerate(
@@ -141,7 +168,7 @@ async fn regenerate(
 async fn send_status(
     connection: &StreamConnection,
     run: &Arc<StreamedRun>,
-    operation: &str,
+    operation: StatusOperation,
     text: &str,
     parameters: Option<&Map<String, Value>>,
 ) -> Result<(), ApiError> {

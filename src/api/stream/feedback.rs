@@ -1,7 +1,7 @@
 //! Feedback on an answer.
 
 use super::connection::StreamConnection;
-use super::response::{RunErrorMessage, status};
+use super::response::{RunErrorMessage, StatusOperation, status};
 use crate::api::shared::Fields;
 use crate::api::shared::feedback;
 use crate::api::shared::sse::to_text;
@@ -27,7 +27,7 @@ pub(super) fn submit(connection: &mut StreamConnection, fields: Fields<'_>) -> R
     connection.tasks.spawn(async move {
         let _activity = outgoing.mark_active();
         let message = match feedback::store(&app, &known, request, &caller).await {
-            Ok(_) => to_text(&status("feedback", 100, "stored with the run", Some(&id))),
+            Ok(_) => to_text(&status(StatusOperation::Feedback, 100, "stored with the run", Some(&id))),
             Err(error) => to_text(&RunErrorMessage::new(&error, Some(&id))),
         };
         // Sending fails only if the client has disconnected.

@@ -1,6 +1,6 @@
 //! Waits for a model and reports its loading progress.
 
-use super::response::{StatusMessage, StreamMessage};
+use super::response::{StatusMessage, StatusOperation, StreamMessage};
 use crate::api::shared::sse::to_text;
 use crate::server::socket::Outgoing;
 use crate::server::{ApiError, App, Loaded, ModelState, State};
@@ -57,7 +57,8 @@ fn progress(app: &App, name: Option<&str>, request_id: &str, started: Instant) -
         (_, None, _) => "starting".to_owned(),
     };
     let part = part.unwrap_or(0.0);
-    let mut status = StatusMessage::new("model_loading", (part * 100.0).round() as u8, activity, Some(request_id));
+    let mut status =
+        StatusMessage::new(StatusOperation::ModelLoading, (part * 100.0).round() as u8, activity, Some(request_id));
     if part > 0.05 {
         let left = started.elapsed().as_secs_f32() * (1.0 - part) / part;
         status.eta_seconds = Some((f64::from(left) * 10.0).round() / 10.0);

@@ -1,14 +1,14 @@
 //! Converts the progress of a run to messages.
 
+use super::error::StreamErrorMessage;
 use super::log::LogToken;
 use super::response::{
-    BacktrackMessage, CompletionMessage, InitMessage, RunErrorMessage, StatusMessage, StreamLogprob, StreamMessage,
-    StreamTiming, StreamUsage, TokenMessage, TokenTiming,
+    BacktrackMessage, CompletionMessage, InitMessage, RunErrorMessage, StatusMessage, StatusOperation, StreamLogprob,
+    StreamMessage, StreamTiming, StreamUsage, TokenMessage, TokenTiming,
 };
 use super::run::{RunEnding, StreamedRun};
-use crate::api::shared::error::StreamErrorMessage;
 use crate::engine::PromptProgress;
-use crate::events::{EndCause, Fault, Finish, FinishReason, Usage};
+use crate::events::{EndCause, Finish, FinishReason, Usage};
 use std::borrow::Cow;
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ pub(super) fn token<'a>(run: &'a StreamedRun, index: usize, token: LogToken, tex
         generated_text: options.cumulative.then(|| echoed(run, text)),
         logprobs: options.logprobs.map(|count| logprobs.into_iter().take(count.max(1)).map(logprob).collect()),
         timing: options.timing.then(|| TokenTiming { token_ms: ms(elapsed), total_ms: ms(at) }),
-        finish_reason: reason.map(FinishReason::as_str),
+        finish_reason: reason,
         finished: reason.is_some(),
     })
 }
@@ -96,14 +96,17 @@ pub(super) fn last<'a>(run: &'a StreamedRun, ending: &RunEnding, text: &'a str) 
             let counts = Some(finish.usage);
             match (finish.reason, finish.cause) {
                 (FinishReason::Cancelled, Some(EndCause::Timeout)) => {
-                    failed(timed_out(run.head.options.timeout), text, counts)
+                    failed(StreamErrorMessage::timed_out(run.head.options.timeout), text, counts)
                 }
                 (FinishReason::Cancelled, Some(EndCause::ClientStop | EndCause::Regenerate)) => {
                     StreamMessage::Completion(completion(run, ending, finish, text).stopped_by_client())
                 }
-                (FinishReason::Cancelled, _) => failed(cancelled_error(finish.message.as_deref()), text, counts),
+                (FinishReason::Cancelled, _) => {
+                    failed(StreamErrorMessage::cancelled(finish.message.as_deref()), text, counts)
+                }
                 (FinishReason::Error, _) => {
-                    failed(run_error(finish.fault, finish.cause, finish.message.as_deref()), text, counts)
+                    let error = StreamErrorMessage::failed(finish.fault, finish.cause, finish.message.as_deref());
+                    failed(error, text, counts)
                 }
                 _ => StreamMessage::Completion(completion(run, ending, finish, text)),
             }
@@ -135,7 +138,7 @@ pub(super) fn prompt_progress(run: &StreamedRun, progress: PromptProgress) -> St
     let PromptProgress { total, cached, processed, elapsed_us } = progress;
     let percent = u64::from(processed) * 100 / u64::from(total.max(1));
     let text = format!("processing the prompt: {processed} of {total} tokens");
-    let mut status = StatusMessage::new("prompt_processing", percent as u8, text, Some(&run.request_id));
+    let mut status = StatusMessage::new(StatusOperation::PromptProcessing, percent as u8, text, Some(&run.request_id));
     if processed > cached {
         let left = elapsed_us as f64 / 1e6 * f64::from(total - processed) / f64::from(processed - cached);
         status.eta_seconds = Some((left * 10.0).round() / 10.0);
@@ -149,50 +152,4 @@ fn echoed<'a>(run: &StreamedRun, text: &'a str) -> Cow<'a, str> {
 
 fn ms(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e4).round() / 10.0
-}
-
-/// Returns the error of a failed run.
-pub(super) fn run_error(fault: Option<Fault>, cause: Option<EndCause>, message: Option<&str>) -> StreamErrorMessage {
-    let message = message.unwrap_or("the run failed");
-    match (fault, cause) {
-        (Some(Fault::Mod | Fault::QuoteMod), _) => StreamErrorMessage::new("content_filter", message, None),
-        (Some(Fault::Request), _) => StreamErrorMessage::new("invalid_request", message, None),
-        (None, Some(EndCause::OutOfMemory)) => StreamErrorMessage::new("memory_pressure", message, Some("retry")),
-        (None, _) => StreamErrorMessage::new("internal_error", message, None),
-    }
-}
-
-/// Returns the error of a run that exceeded its time limit.
-pub(super) fn timed_out(limit: Option<Duration>) -> StreamErrorMessage {
-    let message = match limit {
-        Some(limit) => format!("the run exceeded its time limit of {} ms", limit.as_millis()),
-        None => "the run exceeded its time limit".to_owned(),
-    };
-    StreamErrorMessage::new("timeout", message, Some("retry"))
-}
-
-/// Returns the error of a run that the server cancelled.
-pub(super) fn cancelled_error(message: Option<&str>) -> StreamErrorMessage {
-    StreamErrorMessage::new("unavailable", message.unwrap_or("the run was cancelled"), Some("retry"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn error_kind_follows_the_fault() {
-        let kind = |fault, cause, message: &str| {
-            let error = serde_json::to_value(run_error(fault, cause, Some(message))).unwrap();
-            (error["error"].as_str().unwrap().to_owned(), error["recoverable"].as_bool().unwrap())
-        };
-        assert_eq!(kind(Some(Fault::Mod), None, "out of memory, says a mod"), ("content_filter".into(), false));
-        assert_eq!(kind(Some(Fault::Request), None, "no token can be drawn"), ("invalid_request".into(), false));
-        assert_eq!(kind(None, Some(EndCause::OutOfMemory), "no room"), ("memory_pressure".into(), true));
-        assert_eq!(
-            kind(None, Some(EndCause::DecodeFailed), "out of memory, says a log"),
-            ("internal_error".into(), false)
-        );
-        assert_eq!(kind(None, None, "the KV state is damaged"), ("internal_error".into(), false));
-    }
 }

@@ -1,6 +1,6 @@
 //! Messages from the server of the streaming protocol.
 
-use crate::api::shared::error::StreamErrorMessage;
+use super::error::StreamErrorMessage;
 use crate::events::{FinishReason, RunId, TokenId, Usage};
 use crate::server::{ApiError, Loaded};
 use serde::Serialize;
@@ -89,7 +89,8 @@ pub(super) struct TokenMessage<'a> {
     pub(super) timing: Option<TokenTiming>,
     /// `stop`, `length` or `tool_calls`. Null if the run has not finished, or was stopped or failed; then only its last
     /// message has the reason.
-    pub(super) finish_reason: Option<&'static str>,
+    #[schema(value_type = Option<String>)]
+    pub(super) finish_reason: Option<FinishReason>,
     /// True if the run ends with this token and that is already known.
     pub(super) finished: bool,
 }
@@ -138,7 +139,8 @@ pub(super) struct CompletionMessage<'a> {
     /// The complete text.
     pub(super) generated_text: Cow<'a, str>,
     /// `stop`, `length` or `tool_calls`.
-    pub(super) finish_reason: &'static str,
+    #[schema(value_type = String)]
+    pub(super) finish_reason: FinishReason,
     pub(super) usage: StreamUsage,
     /// The stop string that ended the run.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -200,7 +202,8 @@ pub(super) struct RunErrorMessage<'a> {
 pub(super) struct StatusMessage<'a> {
     /// `model_loading`, `prompt_processing`, `pause`, `resume`, `modify`, `feedback`, `ping`, or `moved`: another
     /// connection receives the run now.
-    pub(super) operation: &'a str,
+    #[schema(value_type = String)]
+    pub(super) operation: StatusOperation,
     /// Percent.
     #[schema(minimum = 0, maximum = 100)]
     pub(super) progress: u8,
@@ -216,6 +219,20 @@ pub(super) struct StatusMessage<'a> {
     #[schema(value_type = Option<Object>)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) parameters: Option<&'a Map<String, Value>>,
+}
+
+/// The subject of a status message.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum StatusOperation {
+    ModelLoading,
+    PromptProcessing,
+    Pause,
+    Resume,
+    Modify,
+    Feedback,
+    Ping,
+    Moved,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -272,7 +289,7 @@ impl<'a> CompletionMessage<'a> {
         Self {
             request_id,
             generated_text: text,
-            finish_reason: reason.as_str(),
+            finish_reason: reason,
             usage: usage.into(),
             stop_string: None,
             tool_calls: None,
@@ -300,7 +317,7 @@ impl From<Usage> for StreamUsage {
 
 /// Returns a status message about progress or a completed control message.
 pub(super) fn status<'a>(
-    operation: &'a str,
+    operation: StatusOperation,
     progress: u8,
     message: impl Into<Cow<'a, str>>,
     request_id: Option<&'a str>,
@@ -311,7 +328,7 @@ pub(super) fn status<'a>(
 impl<'a> StatusMessage<'a> {
     /// Returns a status without an estimate and parameters.
     pub(super) fn new(
-        operation: &'a str,
+        operation: StatusOperation,
         progress: u8,
         message: impl Into<Cow<'a, str>>,
         request_id: Option<&'a str>,

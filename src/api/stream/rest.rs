@@ -1,21 +1,20 @@
 //! `POST /v1/generate`: the protocol over HTTP, as one response or as server-sent events. A disconnect ends the run.
 
 use super::config::RunConfig;
+use super::error::StreamError;
 use super::message;
 use super::registry::Streams;
 use super::response::{StreamMessage, StreamTiming, StreamUsage};
 use super::run::Follower;
 use super::start::{NewRun, new_id, start};
 use crate::api::shared;
-use crate::api::shared::error::StreamError;
 use crate::api::shared::generation;
 use crate::api::shared::sse::{self, EventSource, PendingEvents, ServerEvent};
-use crate::events::{RunId, Surface};
+use crate::events::{FinishReason, RunId, Surface};
 use crate::server::{ApiError, App, Caller};
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
-use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde::{Deserialize, Serialize};
@@ -80,7 +79,8 @@ pub(super) struct GenerateResponse<'a> {
     /// Text of the answer.
     generated_text: &'a str,
     /// `length`, `stop` or `tool_calls`.
-    finish_reason: &'static str,
+    #[schema(value_type = String)]
+    finish_reason: FinishReason,
     usage: StreamUsage,
     /// Times, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -149,14 +149,7 @@ async fn collect(mut follower: Follower) -> Result<Response, ApiError> {
                 return Ok(Json(answer).into_response());
             }
             StreamMessage::Error(message) => {
-                let status = match message.error.error {
-                    "timeout" => StatusCode::GATEWAY_TIMEOUT,
-                    "content_filter" | "invalid_request" => StatusCode::UNPROCESSABLE_ENTITY,
-                    "unavailable" => StatusCode::SERVICE_UNAVAILABLE,
-                    "memory_pressure" => StatusCode::INSUFFICIENT_STORAGE,
-                    _ => StatusCode::INTERNAL_SERVER_ERROR,
-                };
-                return Ok((status, Json(message)).into_response());
+                return Ok((message.error.status(), Json(message)).into_response());
             }
             _ => {}
         }

@@ -1,6 +1,6 @@
 //! Messages for runs that have ended and are read from the database.
 
-use super::message;
+use super::error::StreamErrorMessage;
 use super::response::{CompletionMessage, InitMessage, RunErrorMessage, StreamMessage};
 use crate::events::{ActionRecord, ActionType, EndCause, Fault, FinishReason, RunStatus, Scope, TraceItem, Usage};
 use crate::server::{ApiError, App};
@@ -60,7 +60,7 @@ impl ModResult {
     }
 }
 
-/// Returns the last message, equal to the one that [`message::last`] returns for a run in memory.
+/// Returns the last message, equal to the one that [`super::message::last`] returns for a run in memory.
 fn last(run: RunSummary, text: String, mod_result: ModResult) -> StreamMessage<'static> {
     let usage = Usage {
         prompt_tokens: run.prompt_tokens.max(0).cast_unsigned(),
@@ -78,9 +78,9 @@ fn last(run: RunSummary, text: String, mod_result: ModResult) -> StreamMessage<'
             completion.stored = true;
             return StreamMessage::Completion(completion);
         }
-        (_, FinishReason::Cancelled, Some(EndCause::Timeout)) => message::timed_out(None),
-        (_, FinishReason::Cancelled, _) => message::cancelled_error(reported),
-        _ => message::run_error(mod_result.fault, run.end_cause, reported),
+        (_, FinishReason::Cancelled, Some(EndCause::Timeout)) => StreamErrorMessage::timed_out(None),
+        (_, FinishReason::Cancelled, _) => StreamErrorMessage::cancelled(reported),
+        _ => StreamErrorMessage::failed(mod_result.fault, run.end_cause, reported),
     };
     let mut error = RunErrorMessage::ended(error, run.request_id.into(), text.into(), Some(usage.into()));
     error.stored = true;

@@ -4,8 +4,10 @@
 //! ([`OpenAiError`], [`LlamaError`]) and renders it in its own format. The cause of a 500 is logged once, here, and the
 //! client receives the request id to find it in the log.
 
+mod code;
 mod kind;
 
+pub use code::ErrorCode;
 pub use kind::ErrorKind;
 
 use crate::events::RunId;
@@ -43,7 +45,7 @@ pub struct ApiError {
     pointer: Option<Box<str>>,
     did_you_mean: Option<Box<str>>,
     retry_after_s: Option<u64>,
-    code: Option<&'static str>,
+    code: Option<ErrorCode>,
     /// Tokens of a prompt that does not fit, and size of the context.
     exceeded: Option<(u32, u32)>,
     /// Context size at which memory ran out.
@@ -146,9 +148,9 @@ impl ApiError {
         self
     }
 
-    /// Sets the machine-readable code, e.g. `context_length_exceeded`.
+    /// Sets the machine-readable code.
     #[must_use]
-    pub const fn code(mut self, code: &'static str) -> Self {
+    pub const fn code(mut self, code: ErrorCode) -> Self {
         self.code = Some(code);
         self
     }
@@ -157,7 +159,7 @@ impl ApiError {
     #[must_use]
     pub const fn exceeds_context(mut self, prompt_tokens: usize, context: usize) -> Self {
         self.exceeded = Some((prompt_tokens as u32, context as u32));
-        self.code("context_length_exceeded")
+        self.code(ErrorCode::ContextLengthExceeded)
     }
 
     /// Sets the context size at which memory ran out.
@@ -188,7 +190,7 @@ impl ApiError {
 
     /// Returns the machine-readable code.
     #[must_use]
-    pub const fn error_code(&self) -> Option<&'static str> {
+    pub const fn error_code(&self) -> Option<ErrorCode> {
         self.code
     }
 

@@ -20,7 +20,7 @@ pub(crate) use names::resolve;
 pub use sessions::{NoRoom, SessionClient, Sessions};
 pub use sleeping::{ModelView, SleepingModel};
 
-use super::ApiError;
+use super::{ApiError, ErrorCode, ErrorKind};
 use crate::config::Config;
 use crate::engine::Clock;
 use crate::events::Recorder;
@@ -173,7 +173,7 @@ impl ModelRegistry {
                 // The sender is part of `self`, so waiting cannot fail.
                 Ok(ModelLookup::Changing) => drop(changed.changed().await),
                 // Its file may have been added after the last scan.
-                Err(error) if error.kind() == super::ErrorKind::NotFound && !looked => {
+                Err(error) if error.kind() == ErrorKind::NotFound && !looked => {
                     looked = true;
                     self.refresh().await;
                 }
@@ -248,7 +248,7 @@ impl Models {
     fn unknown(&self, requested: &str) -> ApiError {
         if self.entries.is_empty() {
             let detail = format!("unknown model '{requested}': this server was started with --no-model");
-            return ApiError::new(super::ErrorKind::NotFound, detail).at("model").code("model_not_found");
+            return ApiError::new(ErrorKind::NotFound, detail).at("model").code(ErrorCode::ModelNotFound);
         }
         let known: Vec<&str> = self.entries.iter().map(|entry| entry.name.as_str()).collect();
         let detail = format!(
@@ -256,7 +256,7 @@ impl Models {
             known.join(", "),
             known.first().unwrap_or(&"none")
         );
-        ApiError::new(super::ErrorKind::NotFound, detail).at("model").code("model_not_found")
+        ApiError::new(ErrorKind::NotFound, detail).at("model").code(ErrorCode::ModelNotFound)
     }
 }
 
@@ -302,7 +302,7 @@ impl Entry {
             }
             _ => {
                 ApiError::invalid("model", format!("the model '{name}' is not loaded; load it with POST /models/load"))
-                    .code("model_not_loaded")
+                    .code(ErrorCode::ModelNotLoaded)
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::mods::python::LoadError;
 use crate::mods::{self, ModFactory, ModOrigin, ModUpload, RegisteredVersion};
-use crate::server::{ApiError, App, ErrorKind};
+use crate::server::{ApiError, App, ErrorCode, ErrorKind};
 use crate::store::ModVersion;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -106,7 +106,7 @@ pub(crate) async fn import_as(
                 Some(traceback) => format!("{error}\n{}", traceback.trim_end()),
                 None => error.to_string(),
             };
-            ApiError::invalid("source", detail).code("mod_failed")
+            ApiError::invalid("source", detail).code(ErrorCode::ModFailed)
         }
         // The server lacks a requirement of Python mods.
         _ => ApiError::unavailable(error.to_string()),

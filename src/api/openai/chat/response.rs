@@ -188,7 +188,7 @@ impl<'a> ChatCompletion<'a> {
             index,
             message: ChatMessage::new(chat, index),
             logprobs: logprobs(chat, tokens),
-            finish_reason: chat.reason(index),
+            finish_reason: chat.reason(index).as_str(),
         };
         Self {
             head: head(chat, "chat.completion"),
@@ -232,7 +232,7 @@ impl<'a> ChatCompletionChunk<'a> {
 
     /// Returns the last chunk of one answer.
     pub(super) fn end(chat: &'a ChatStream, index: usize, logprobs: Option<ChatLogprobs>) -> Self {
-        let finish_reason = Some(chat.reason(index));
+        let finish_reason = Some(chat.reason(index).as_str());
         Self::with_choices(
             chat,
             vec![ChatChunkChoice { index, delta: ChatChunkDelta::End {}, logprobs, finish_reason }],

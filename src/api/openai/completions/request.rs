@@ -8,7 +8,7 @@ use crate::api::shared::settings::{GenerationSettings, LlamaResponseOptions};
 use crate::api::shared::{self, parameters};
 use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
-use crate::server::{ApiError, App, Loaded};
+use crate::server::{ApiError, App, ErrorCode, Loaded};
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -111,7 +111,7 @@ fn answer_count(fields: Fields<'_>) -> Result<u32, ApiError> {
         Some(best_of) if integer(best_of) != Some(count) => {
             let detail =
                 format!("`best_of` must be equal to `n`, which is {count}, because answers are not ranked; omit it");
-            Err(ApiError::invalid("best_of", detail).code("unsupported"))
+            Err(ApiError::invalid("best_of", detail).code(ErrorCode::Unsupported))
         }
         _ => Ok(count as u32),
     }

@@ -3,7 +3,7 @@
 use crate::api::shared::sse::to_text;
 use crate::engine::AttentionRow;
 use crate::model::llama::devices;
-use crate::server::{ApiError, ErrorKind};
+use crate::server::{ApiError, ErrorCode, ErrorKind};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -70,7 +70,7 @@ impl AttentionErrorMessage {
     pub(crate) fn new(error: &ApiError) -> Self {
         let error_code = code(error);
         let (token_count, exceeded) = error.exceeded().unzip();
-        let is_out_of_memory = error_code == "OOM";
+        let is_out_of_memory = is_out_of_memory(error);
         let context = error.context().filter(|_| is_out_of_memory);
         let (vram_used_mb, vram_total_mb) = is_out_of_memory.then(memory).flatten().unzip();
         Self {
@@ -96,15 +96,19 @@ pub(crate) fn out_of_memory(what: &str, max_bytes: usize, row: Option<&Attention
          (--max-attention); request fewer tokens, another attention_format or float16; on the WebSocket the limit \
          applies to each token"
     );
-    ApiError::new(ErrorKind::NoRoom, message).code("out_of_memory").at_context(context)
+    ApiError::new(ErrorKind::NoRoom, message).code(ErrorCode::OutOfMemory).at_context(context)
 }
 
-/// Returns the machine-readable code.
+fn is_out_of_memory(error: &ApiError) -> bool {
+    error.error_code().map_or(error.kind() == ErrorKind::NoRoom, |code| code == ErrorCode::OutOfMemory)
+}
+
+/// Returns this API's name of the error code.
 fn code(error: &ApiError) -> String {
     match error.error_code() {
-        Some("out_of_memory") => return "OOM".into(),
-        Some("model_not_loaded") => return "NO_MODEL".into(),
-        Some(code) => return code.to_ascii_uppercase(),
+        Some(ErrorCode::OutOfMemory) => return "OOM".into(),
+        Some(ErrorCode::ModelNotLoaded) => return "NO_MODEL".into(),
+        Some(code) => return code.as_str().to_ascii_uppercase(),
         None => {}
     }
     let word = match error.kind() {

@@ -9,7 +9,7 @@ use crate::api::shared::{Fields, base_request, parameters};
 use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
 use crate::model::Vocabulary;
-use crate::server::{ApiError, App, Loaded};
+use crate::server::{ApiError, App, ErrorCode, Loaded};
 use serde_json::{Map, Value};
 use std::time::Instant;
 
@@ -282,7 +282,7 @@ pub(crate) fn token_ids(
                     name,
                     format!("`{name}` must be a list of token ids, got {}", abbreviate(value)),
                 )
-                .code("invalid_token"));
+                .code(ErrorCode::InvalidToken));
             };
             let known = TokenId::try_from(id).ok().filter(|&id| vocabulary.contains(id));
             known.ok_or_else(|| not_in_vocabulary(name, id, vocabulary))
@@ -304,5 +304,5 @@ fn check_known_ids(fields: Fields<'_>, name: &str, vocabulary: &Vocabulary) -> R
 
 fn not_in_vocabulary(name: &str, id: i64, vocabulary: &Vocabulary) -> ApiError {
     let message = format!("Token ID {id} not in vocabulary (vocab_size={})", vocabulary.len());
-    ApiError::invalid(name, message).code("invalid_token")
+    ApiError::invalid(name, message).code(ErrorCode::InvalidToken)
 }

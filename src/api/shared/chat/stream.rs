@@ -208,12 +208,12 @@ impl ChatStream {
         self.answers[answer].end.as_deref().map(|end| &end.finish)
     }
 
-    /// Returns OpenAI's `finish_reason` of an answer.
-    pub(crate) fn reason(&self, answer: usize) -> &'static str {
+    /// Returns the finish reason of an answer; `Stop` for one that was cancelled or failed.
+    pub(crate) fn reason(&self, answer: usize) -> FinishReason {
         match self.finish(answer).map(|finish| finish.reason) {
-            Some(FinishReason::Length) => "length",
-            _ if !self.answers[answer].call_ids.is_empty() => "tool_calls",
-            _ => "stop",
+            Some(FinishReason::Length) => FinishReason::Length,
+            _ if !self.answers[answer].call_ids.is_empty() => FinishReason::ToolCalls,
+            _ => FinishReason::Stop,
         }
     }
 

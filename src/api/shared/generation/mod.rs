@@ -16,7 +16,7 @@ use crate::engine::{RecordPolicy, Request, SubmitError};
 use crate::events::{EndCause, Fault, Finish, FinishReason, RunEnd, RunId, RunMetadata, Surface};
 use crate::model::grammar;
 use crate::server::access_log::client_request_id;
-use crate::server::{ApiError, App, Caller, ErrorKind};
+use crate::server::{ApiError, App, Caller, ErrorCode, ErrorKind};
 use axum::http::{HeaderMap, HeaderName};
 use std::time::Duration;
 
@@ -50,11 +50,11 @@ pub(crate) fn failure(end: &RunEnd, run: RunId) -> Option<ApiError> {
         FinishReason::Error => {
             let message = message.unwrap_or_else(|| format!("run {run} failed"));
             if finish.cause == Some(EndCause::OutOfMemory) {
-                return Some(ApiError::new(ErrorKind::NoRoom, message).code("out_of_memory"));
+                return Some(ApiError::new(ErrorKind::NoRoom, message).code(ErrorCode::OutOfMemory));
             }
             let kind =
                 if finish.fault == Some(Fault::QuoteMod) { ErrorKind::BadRequest } else { ErrorKind::Unprocessable };
-            Some(ApiError::new(kind, message).code("run_failed"))
+            Some(ApiError::new(kind, message).code(ErrorCode::RunFailed))
         }
     }
 }
@@ -106,7 +106,7 @@ impl From<SubmitError> for ApiError {
             SubmitError::TooManyTokens { .. } => Self::invalid("max_tokens", message),
             SubmitError::EmptyPrompt | SubmitError::UnknownToken { .. } => Self::invalid("prompt", message),
             SubmitError::AttentionOff | SubmitError::AttentionUnsupported { .. } => {
-                Self::invalid("attention", message).code("attention_unavailable")
+                Self::invalid("attention", message).code(ErrorCode::AttentionUnavailable)
             }
             SubmitError::NoSuchHead { .. } | SubmitError::HeadRowsTooLarge { .. } => {
                 Self::invalid("attention.heads", message)

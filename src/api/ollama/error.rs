@@ -1,0 +1,26 @@
+//! Errors in Ollama's format.
+
+use crate::api::shared::error::protocol_error;
+use crate::server::ApiError;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+protocol_error! {
+    /// An [`ApiError`] in Ollama's format.
+    OllamaError, ollama, "application/json; charset=utf-8"
+}
+
+/// An error for clients of Ollama.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct OllamaErrorResponse {
+    /// Cause of the error, and the expected value.
+    error: String,
+}
+
+impl ApiError {
+    /// Returns the error for clients of Ollama. Logs the cause of an internal error.
+    #[must_use]
+    pub fn ollama(&self) -> OllamaErrorResponse {
+        OllamaErrorResponse { error: self.public_detail() }
+    }
+}
