@@ -37,8 +37,16 @@ impl std::str::FromStr for RunId {
 pub enum Surface {
     /// `POST /ingest`: a trace of another engine.
     Ingest,
-    /// The OpenAI-compatible routes.
+    /// OpenAI's chat completions and completions.
     Openai,
+    /// OpenAI's Responses API.
+    Responses,
+    /// Anthropic's Messages API.
+    Anthropic,
+    /// Ollama's API.
+    Ollama,
+    /// KoboldCPP's API.
+    Kobold,
     /// The command line.
     Cli,
     /// The native routes of llama-server.
@@ -53,8 +61,19 @@ pub enum Surface {
 
 impl Surface {
     /// All variants.
-    pub const ALL: [Self; 7] =
-        [Self::Ingest, Self::Openai, Self::Cli, Self::LlamaServer, Self::Attention, Self::Websocket, Self::Generate];
+    pub const ALL: [Self; 11] = [
+        Self::Ingest,
+        Self::Openai,
+        Self::Responses,
+        Self::Anthropic,
+        Self::Ollama,
+        Self::Kobold,
+        Self::Cli,
+        Self::LlamaServer,
+        Self::Attention,
+        Self::Websocket,
+        Self::Generate,
+    ];
 
     /// Returns the name used in the database.
     #[must_use]
@@ -62,6 +81,10 @@ impl Surface {
         match self {
             Self::Ingest => "ingest",
             Self::Openai => "openai",
+            Self::Responses => "responses",
+            Self::Anthropic => "anthropic",
+            Self::Ollama => "ollama",
+            Self::Kobold => "kobold",
             Self::Cli => "cli",
             Self::LlamaServer => "llama_server",
             Self::Attention => "attention",

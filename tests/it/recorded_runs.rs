@@ -233,3 +233,30 @@ async fn page_of_unknown_run_retries() {
     let found = status_and_text(server, &format!("/runs/{id}?retry=2")).await;
     assert_eq!(found.0, 200, "{}", found.1);
 }
+
+#[tokio::test]
+async fn run_has_the_surface_of_its_route() {
+    let server = server().await;
+    let messages = json!([{"role": "user", "content": "Hello!"}]);
+    let chat = json!({"messages": messages, "max_tokens": 2});
+    let prompt = json!({"prompt": "Hello", "max_tokens": 2});
+    let ollama = json!({"model": "tiny", "messages": messages, "stream": false, "options": {"num_predict": 2}});
+    let raw = json!({"model": "tiny", "prompt": "Hello", "raw": true, "stream": false, "options": {"num_predict": 2}});
+    for (path, body, surface) in [
+        ("/v1/chat/completions", &chat, "openai"),
+        ("/v1/completions", &prompt, "openai"),
+        ("/v1/responses", &json!({"input": "Hello!", "max_output_tokens": 2}), "responses"),
+        ("/v1/messages", &chat, "anthropic"),
+        ("/api/chat", &ollama, "ollama"),
+        ("/api/generate", &raw, "ollama"),
+        ("/api/v1/generate", &json!({"prompt": "Hello", "max_length": 2}), "kobold"),
+        ("/completion", &json!({"prompt": "Hello", "n_predict": 2}), "llama_server"),
+        ("/v1/generate", &prompt, "generate"),
+    ] {
+        let response = server.request(Method::POST, path).json(body).send().await.unwrap();
+        let run_id = response.headers()["x-thunder-run-id"].to_str().unwrap().to_owned();
+        assert_eq!(server.finished(&run_id).await["run"]["surface"], surface, "{path}");
+        let (_, found) = server.get(&format!("/api/v1/runs?q=surface:{surface}&limit=100")).await;
+        assert!(found.to_string().contains(&run_id), "{path}: {found}");
+    }
+}

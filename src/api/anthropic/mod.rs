@@ -12,6 +12,7 @@ use super::shared::{self, Fields};
 use crate::api::shared::chat::sse::respond;
 use crate::api::shared::chat::{ChatRequest, ChatStream, Conversation};
 use crate::api::shared::generation;
+use crate::events::Surface;
 use crate::server::{Access, App, Caller, Protocol};
 use axum::Json;
 use axum::body::Bytes;
@@ -52,7 +53,7 @@ async fn messages(
     let stop_sequences = request::stop_sequences(&body)?;
     let body = request::to_chat(&body)?;
     let loaded = app.loaded(body.get("model").and_then(Value::as_str)).await?;
-    let request = ChatRequest::parse(&app, &loaded, &body)?;
+    let request = ChatRequest::parse(&app, &loaded, &body, Surface::Anthropic)?;
     let mut chat = ChatStream::start(&app, &loaded, request, &headers, &caller).await?;
     let run = chat.run();
     let response = if chat.options.stream {

@@ -107,7 +107,7 @@ fn parse_fields(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Kobold
         prompt_preview: parameters::preview(&loaded.vocabulary().decode(&prompt)),
         // The stop string is part of the text unless the client requests to trim it.
         report: ReportOptions { per_token: !trims, ..ReportOptions::default() },
-        ..base_request(app, loaded, fields, prompt, Surface::Attention, 1)?
+        ..base_request(app, loaded, fields, prompt, Surface::Kobold, 1)?
     };
     Ok(KoboldRequest {
         request,

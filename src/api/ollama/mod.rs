@@ -14,7 +14,7 @@ use super::shared::{self, Fields};
 use crate::api::shared::chat::sse::respond_lines;
 use crate::api::shared::chat::{ChatRequest, ChatStream};
 use crate::api::shared::{generation, parameters};
-use crate::events::TokenId;
+use crate::events::{Surface, TokenId};
 use crate::server::{Access, ApiError, App, Caller, Loaded, Protocol};
 use axum::body::Bytes;
 use axum::extract::State;
@@ -117,7 +117,7 @@ async fn answer(
     let times = RequestTimes { begun, load: begun.elapsed() };
     let request = match request {
         OllamaRequest::Chat(body, context) => {
-            let mut request = ChatRequest::parse(app, &loaded, &body)?;
+            let mut request = ChatRequest::parse(app, &loaded, &body, Surface::Ollama)?;
             for engine_request in &mut request.requests {
                 engine_request.prompt = after_context(&context, &engine_request.prompt, &loaded);
                 if !context.is_empty() {
@@ -129,7 +129,9 @@ async fn answer(
             }
             request
         }
-        OllamaRequest::Raw(body) => ChatRequest::raw(app, &loaded, &body, prompt_tokens(&body, &loaded)?)?,
+        OllamaRequest::Raw(body) => {
+            ChatRequest::raw(app, &loaded, &body, prompt_tokens(&body, &loaded)?, Surface::Ollama)?
+        }
         OllamaRequest::Load | OllamaRequest::Unload => return Ok(without_answer(&shape, loaded.name(), "load")),
     };
     if request.requests.len() > 1 {

@@ -15,7 +15,7 @@ use crate::api::shared::chat::sse::respond;
 use crate::api::shared::chat::{ChatRequest, ChatStream, Conversation, InputTokensResponse};
 use crate::api::shared::error::OpenAiError;
 use crate::api::shared::generation;
-use crate::events::Scope;
+use crate::events::{Scope, Surface};
 use crate::server::{Access, ApiError, App, Caller, Protocol};
 use axum::Json;
 use axum::body::Bytes;
@@ -69,7 +69,7 @@ async fn create(
     let echo = EchoedFields::from_body(&body_json);
     let stores = fields.flag("store")?.unwrap_or(true);
     items.extend(request::input(fields)?);
-    let request = ChatRequest::parse(&app, &loaded, &body)?;
+    let request = ChatRequest::parse(&app, &loaded, &body, Surface::Responses)?;
     let mut chat = ChatStream::start(&app, &loaded, request, &headers, &caller).await?;
     let run = chat.run();
     let record = stores.then_some(ResponseRecord { app, run, items, owner: caller.tenant });

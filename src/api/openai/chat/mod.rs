@@ -10,6 +10,7 @@ use crate::api::shared::chat::sse::respond;
 use crate::api::shared::chat::{ChatRequest, ChatStream};
 use crate::api::shared::error::OpenAiError;
 use crate::api::shared::generation;
+use crate::events::Surface;
 use crate::server::{App, Caller};
 use axum::Json;
 use axum::body::Bytes;
@@ -54,7 +55,7 @@ async fn completions(
 ) -> Result<Response, OpenAiError> {
     let body = shared::parse_json(&body?)?;
     let loaded = app.loaded(body.get("model").and_then(Value::as_str)).await?;
-    let request = ChatRequest::parse(&app, &loaded, &body)?;
+    let request = ChatRequest::parse(&app, &loaded, &body, Surface::Openai)?;
     let mut chat = ChatStream::start(&app, &loaded, request, &headers, &caller).await?;
     let run = chat.run();
     let response = if chat.options.stream {

@@ -59,7 +59,7 @@ pub(crate) struct VerboseDetails {
 
 impl ChatRequest {
     /// Parses the body of a chat completion.
-    pub(crate) fn parse(app: &App, loaded: &Loaded, body: &Value) -> Result<Self, ApiError> {
+    pub(crate) fn parse(app: &App, loaded: &Loaded, body: &Value, surface: Surface) -> Result<Self, ApiError> {
         let fields = Fields::new(body)?.with_defaults(&app.config().server.request_defaults);
         let prepared = Conversation::parse(app, fields)?.prepare(loaded)?;
         let stream = fields.flag("stream")?.unwrap_or(false);
@@ -70,7 +70,7 @@ impl ChatRequest {
         };
         let answers = fields.integer("n", 1..=MAX_ANSWERS)?.unwrap_or(1);
         let answer_format = Arc::clone(&prepared.answer_format);
-        let first = engine_request(app, loaded, fields, prepared, &options)?;
+        let first = engine_request(app, loaded, fields, prepared, &options, surface)?;
         options.verbose = verbose.then(|| VerboseDetails {
             prompt: loaded.vocabulary().decode(&first.prompt),
             settings: generation_settings(fields, &first, &options),
@@ -79,13 +79,19 @@ impl ChatRequest {
     }
 
     /// Parses the body of a completion whose answer is text only: a prompt without a chat template.
-    pub(crate) fn raw(app: &App, loaded: &Loaded, body: &Value, prompt: Vec<TokenId>) -> Result<Self, ApiError> {
+    pub(crate) fn raw(
+        app: &App,
+        loaded: &Loaded,
+        body: &Value,
+        prompt: Vec<TokenId>,
+        surface: Surface,
+    ) -> Result<Self, ApiError> {
         let fields = Fields::new(body)?.with_defaults(&app.config().server.request_defaults);
         let options = ResponseOptions::parse(app, fields, prompt.len())?;
         let answer_format = Arc::new(AnswerFormat { separates_reasoning: false, ..AnswerFormat::plain("") });
         let request = Request {
             prompt_preview: parameters::preview(&loaded.vocabulary().decode(&prompt)),
-            ..shared::engine_request(app, loaded, fields, prompt, Surface::Openai)?
+            ..shared::engine_request(app, loaded, fields, prompt, surface)?
         };
         Ok(Self { requests: vec![request], answer_format, options })
     }
@@ -120,8 +126,9 @@ fn engine_request(
     fields: Fields<'_>,
     prepared: PreparedChat,
     options: &ResponseOptions,
+    surface: Surface,
 ) -> Result<Request, ApiError> {
-    let mut request = shared::engine_request(app, loaded, fields, prepared.tokens, Surface::Openai)?;
+    let mut request = shared::engine_request(app, loaded, fields, prepared.tokens, surface)?;
     if !request.limits.ignore_eos {
         request.limits.stop_tokens.extend(&prepared.end_tokens);
         request.limits.stop.extend(prepared.end_texts);
