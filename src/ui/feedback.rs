@@ -12,8 +12,8 @@ pub(super) struct FeedbackView {
     /// e.g. `+1`, `−0.5`.
     pub(super) rating: String,
     pub(super) text: String,
-    /// e.g. `at token 120`.
-    pub(super) place: String,
+    /// Index of the token in the answer that it refers to, from 0.
+    pub(super) position: Option<i32>,
     pub(super) user: String,
     pub(super) created_at: String,
     pub(super) created_text: String,
@@ -38,7 +38,7 @@ impl FeedbackView {
             tone,
             rating: format!("{sign}{}", rating.abs()),
             text: feedback.text.clone().unwrap_or_default(),
-            place: feedback.position.map(|position| format!("at token {position}")).unwrap_or_default(),
+            position: feedback.position,
             user: feedback.user_label.clone().unwrap_or_default(),
             created_at: machine_time(feedback.created_at),
             created_text: format_timestamp(feedback.created_at),
@@ -59,6 +59,6 @@ mod tests {
         };
         assert_eq!((view(1.0).rating.as_str(), view(1.0).tone), ("+1", "good"));
         assert_eq!((view(-0.5).rating.as_str(), view(-0.5).tone), ("\u{2212}0.5", "bad"));
-        assert_eq!((view(0.0).rating.as_str(), view(0.0).place.as_str()), ("0", ""));
+        assert_eq!((view(0.0).rating.as_str(), view(0.0).position), ("0", None));
     }
 }

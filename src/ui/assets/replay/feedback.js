@@ -5,11 +5,11 @@ import { ask, h, toast } from '../dom.js';
 function line({ rating, text, position, user_label: user, created_at: at }) {
   const tone = rating > 0 ? 'good' : rating < 0 ? 'bad' : 'plain';
   const sign = { good: '+', bad: '\u2212', plain: '' }[tone];
-  const hint = (words) => words && [' ', h('span', { class: 'hint' }, words)];
-  return h('li', {},
+  const hint = (words, props) => words && [' ', h('span', { class: 'hint', ...props }, words)];
+  return h('li', { 'data-position': position, 'data-tone': tone },
     h('span', { class: `rating ${tone} num` }, sign + Math.abs(rating)),
     text && [' ', h('q', {}, text)],
-    hint(Number.isInteger(position) && `at token ${position}`),
+    hint(Number.isInteger(position) && `at token ${position}`, { 'data-place': true }),
     hint(user),
     ' ', h('time', { class: 'hint', datetime: at }, 'just now'));
 }
@@ -21,8 +21,11 @@ function filledFields(form) {
   return { rating: Number(fields.get('rating')), ...(text && { text }), ...(position && { position: Number(position) }) };
 }
 
-/** Sets up the run's dialog and returns the function that opens it. */
-export function feedback(id) {
+/**
+ * Sets up the run's dialog and returns the function that opens it, for a token if one is given. `added()` is called after
+ * an entry was added to the list.
+ */
+export function feedback(id, added) {
   const dialog = document.querySelector('[data-feedback-dialog]');
   const given = document.querySelector('[data-feedback]');
   const form = dialog.querySelector('form');
@@ -40,6 +43,7 @@ export function feedback(id) {
       });
       given.querySelector('ul').append(line(await response.json()));
       given.hidden = false;
+      added();
       form.reset();
       dialog.close();
       toast('Feedback saved');
@@ -50,8 +54,9 @@ export function feedback(id) {
     }
   });
 
-  return () => {
+  return (token) => {
     problem.textContent = '';
+    if (token !== null) form.elements.position.value = token;
     dialog.showModal();
   };
 }

@@ -1,4 +1,4 @@
-// The run as a strip below the slider: surprise by event, with ticks for backtracks, actions and errors.
+// The run as a strip below the slider: surprise by event, with ticks for backtracks, actions and errors, and dots for feedback.
 import { palette, surface } from '../dom.js';
 import { surprise } from './colour.js';
 import { NEVER } from './branches.js';
@@ -23,6 +23,8 @@ export class Overview {
   #canvas;
   #scrub;
   #run;
+  /** Feedback on tokens: `{row, tone}`. */
+  notes = [];
 
   /** `box` holds a canvas and, over it, the range input whose thumb is the cursor. */
   constructor(box, run, signal) {
@@ -39,7 +41,7 @@ export class Overview {
     const s = surface(this.#canvas);
     if (!s) return;
     const { g, w, h: height } = s;
-    const c = palette(['spark', 'erased', 'accent', 'forced', 'line-strong']);
+    const c = palette(['spark', 'erased', 'accent', 'forced', 'line-strong', 'ok', 'bg']);
     const run = this.#run;
     const step = 2;
     const { high, erased } = bins(run, Math.max(1, Math.floor(w / step)));
@@ -60,6 +62,15 @@ export class Overview {
       const x = (mark.seq / Math.max(1, run.eventCount)) * w;
       g.fillStyle = c[toneOf(mark)];
       g.fillRect(x - 0.75, 0, mark.kind === 'error' ? 3 : 1.5, mark.kind === 'error' ? 9 : 6);
+    }
+    for (const { row, tone } of this.notes) {
+      g.beginPath();
+      g.arc((run.born(row) / Math.max(1, run.eventCount)) * w, 5, 4, 0, 2 * Math.PI);
+      g.fillStyle = c[{ good: 'ok', bad: 'erased', plain: 'accent' }[tone]];
+      g.fill();
+      g.lineWidth = 1.5;
+      g.strokeStyle = c.bg;
+      g.stroke();
     }
   }
 

@@ -1,5 +1,5 @@
 // The page of one run: the replay component and the URL of its state.
-import { ask, base, copy, toast } from '../dom.js';
+import { ask, base, copy, h, toast } from '../dom.js';
 import { listen } from '../keys.js';
 import { Replay } from './view.js';
 import { opened } from '../shell.js';
@@ -78,7 +78,7 @@ const view = new Replay(root, id, {
 });
 
 opened((place) => view.visit(place));
-view.open().then(branches, (error) => showProblem(`The run could not be loaded: ${error.message}.`));
+view.open().then(() => { markFeedback(); return branches(); }).catch((error) => showProblem(`The run could not be loaded: ${error.message}.`));
 
 /** Shows the family of the run below its text. */
 async function branches() {
@@ -104,19 +104,32 @@ const dialog = document.querySelector('[data-delete-dialog]');
 dialog.addEventListener('close', async () => {
   if (dialog.returnValue !== 'delete') return;
   try {
-    await ask(`/api/v1/runs/${encodeURIComponent(id)}`, { method: 'DELETE' });
+    await ask('/api/v1/deletions', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ runs: [id] }) });
     location.assign(`${base}/runs${params.has('q') ? `?${new URLSearchParams({ q: params.get('q') })}` : ''}`);
   } catch (error) {
     toast(`Not deleted: ${error.message}`);
   }
 });
 
+/** Marks the tokens that the feedback names, and links to them. */
+function markFeedback() {
+  const entries = [...document.querySelectorAll('[data-feedback] [data-position]')].map((line) => ({
+    line, token: Number(line.dataset.position), tone: line.dataset.tone, text: line.textContent.replace(/\s+/g, ' ').trim(),
+  }));
+  view.feedback = entries;
+  for (const { line, token } of entries) {
+    const place = token < view.run.answered(view.run.eventCount) && line.querySelector('span[data-place]');
+    if (!place) continue;
+    place.replaceWith(h('button', { type: 'button', class: 'link', 'data-place': true, onclick: () => view.visit({ token: token + 1 }) }, place.textContent));
+  }
+}
+
 let feedback = null;
 
 /** Opens the feedback form, whose code is loaded on first use. */
 function giveFeedback() {
-  feedback ??= import('./feedback.js').then((module) => module.feedback(id));
-  feedback.then((give) => give(), (error) => {
+  feedback ??= import('./feedback.js').then((module) => module.feedback(id, markFeedback));
+  feedback.then((give) => give(view.token), (error) => {
     feedback = null;
     toast(`The form could not be loaded: ${error.message}`);
   });

@@ -37,6 +37,7 @@ export class Text {
   #cursor = null;
   #selected = null;
   #hits = [];
+  #notes = new Map();
 
   /**
    * The text at event `n`; `options.ahead` shows later rows, `options.dead` erased ones. `onPick(row)` and
@@ -163,6 +164,11 @@ export class Text {
     if (i === this.#cursor) name += ' cur';
     if (i === this.#selected) name += ' sel';
     if (this.#hits.includes(i)) name += ' hit';
+    const note = this.#notes.get(i);
+    if (note) {
+      name += ` note ${note.tone}`;
+      this.#spans[i].title = note.text;
+    }
     this.#spans[i].className = name;
   }
 
@@ -269,6 +275,16 @@ export class Text {
     if (!rows.length) return;
     this.#target = this.#spans[rows[0]];
     this.#reveal(this.#target);
+  }
+
+  /** Marks the rows that feedback names: `{row, tone, text}`. */
+  note(entries) {
+    this.#notes.clear();
+    for (const { row, tone, text } of entries) {
+      const other = this.#notes.get(row);
+      this.#notes.set(row, other ? { tone: other.tone === tone ? tone : 'plain', text: `${other.text}\n${text}` } : { tone, text });
+    }
+    for (const row of this.#notes.keys()) if (this.#spans[row]) this.#write(row);
   }
 
   /** Returns the text of a row for places outside of the answer. */

@@ -31,6 +31,7 @@ export class Replay {
   #hits = [];
   #hit = -1;
   #recorded;
+  #feedback = [];
 
   /**
    * `hooks.changed(state)` is called for every change that a link should contain, `hooks.grown(tokens)` and `hooks.ended(summary)` for a live run,
@@ -184,11 +185,40 @@ export class Replay {
     const { text, overview, lanes } = this.#parts;
     text.sync(this.live);
     lanes.sync();
+    this.#note();
     overview.draw();
     const { textBox } = this.#parts;
     textBox.toggleAttribute('data-none', this.#run.count === 0);
     textBox.dataset.idle = this.live ? 'Waiting for the first event…' : this.#run.eventCount ? 'No tokens were added in this run.' : 'The trace of this run has no events.';
     this.#root.classList.toggle('idle', !this.live && this.#run.eventCount === 0);
+  }
+
+  /** Marks the tokens that feedback names: `{token, tone, text}`, with the index of the token in the answer. */
+  set feedback(entries) {
+    this.#feedback = entries;
+    this.#note();
+    this.#parts.overview?.draw();
+  }
+
+  #note() {
+    const { text, overview } = this.#parts;
+    if (!overview || !this.#feedback.length) return;
+    const answer = this.#answer();
+    const notes = this.#feedback.filter(({ token }) => token < answer.length).map((entry) => ({ ...entry, row: answer[entry.token] }));
+    overview.notes = notes;
+    text.note(notes);
+  }
+
+  /** Rows of the answer at the end. */
+  #answer() {
+    const run = this.#run;
+    return run.sequence(run.eventCount).filter((i) => !run.isPrompt(i));
+  }
+
+  /** Index of the token at the cursor in the answer, or null at the end of the run. */
+  get token() {
+    const row = this.atEnd ? null : this.#row(this.#event());
+    return row === null ? null : this.#run.answered(this.#run.born(row)) - 1;
   }
 
   #grow(items) {
@@ -251,7 +281,7 @@ export class Replay {
     const run = this.#run;
     if (!run) return;
     this.#parts.player.pause();
-    const rows = token === undefined ? [] : run.sequence(run.eventCount).filter((i) => !run.isPrompt(i));
+    const rows = token === undefined ? [] : this.#answer();
     this.go(token === undefined ? event : rows.length ? run.born(rows[Math.max(0, Math.min(rows.length, token) - 1)]) : 0);
   }
 

@@ -1,0 +1,62 @@
+// Feedback on tokens: its marks in the text, and links to the tokens.
+import test, { after, before } from 'node:test';
+import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
+import { URL_, launch, open, quiet, ready } from './browser.mjs';
+import { document as trace } from './document.mjs';
+
+const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
+let browser;
+
+const post = (path, body) => fetch(`${URL_}${path}`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) });
+
+before(async () => { browser = await launch(); });
+after(() => browser?.close());
+
+/** Stores a run with feedback. */
+async function rated(id) {
+  assert.equal((await post('/ingest', trace(id))).status, 201);
+  for (const feedback of [{ rating: 1, position: 2, text: 'a <b>good</b> word' }, { rating: -0.5, position: 7 }, { rating: 0.5, position: 4000 }, { rating: 1 }]) {
+    assert.equal((await post(`/api/v1/runs/${id}/feedback`, feedback)).status, 201);
+  }
+}
+
+for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
+  test(`feedback marks its token and links to it (${scheme}, ${width} px)`, async () => {
+    const id = `feedback-${scheme}-${Date.now()}`;
+    await rated(id);
+    const page = await open(`/runs/${id}`, { scheme, width });
+    await ready(page);
+    await page.waitForSelector('.t.note');
+    // The tokens of the answer: those that are neither the prompt's nor erased.
+    const answer = await page.locator('.t:not(.p, .x)').allTextContents();
+    const marked = page.locator('.t.note');
+    assert.equal(await marked.count(), 2, 'one entry names a token beyond the answer, one names none');
+    assert.equal(await page.locator('.t.note.good').textContent(), answer[2]);
+    assert.equal(await page.locator('.t.note.bad').textContent(), answer[7]);
+    assert.match(await page.locator('.t.note.good').getAttribute('title'), /^\+1 a <b>good<\/b> word at token 2 /);
+    const place = page.locator('[data-feedback] button', { hasText: 'at token 7' });
+    await place.focus();
+    await page.keyboard.press('Enter');
+    assert.equal(await page.locator('.t.cur').textContent(), answer[7]);
+    await page.evaluate(axe);
+    const { violations } = await page.evaluate(() => window.axe.run(document, { runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'] }));
+    assert.deepEqual(violations.map((v) => `${v.id}: ${v.nodes.map((n) => n.html).join(' | ')}`), []);
+    assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
+    if (process.env.SHOTS) await page.screenshot({ path: `${process.env.SHOTS}/feedback-${scheme}.png` });
+    // The form names the selected token, and the new entry marks it at once.
+    await page.keyboard.press('ArrowRight');
+    const next = await page.locator('.t.cur').textContent();
+    assert.equal(next, answer[8]);
+    await page.click('[data-act=feedback]');
+    await page.waitForSelector('[data-feedback-dialog][open]');
+    assert.equal(await page.inputValue('[name=position]'), '8');
+    await page.locator('[data-feedback-dialog] [value="1"]').check({ force: true });
+    await page.click('[data-feedback-dialog] [value=send]');
+    await page.waitForFunction(() => document.querySelectorAll('.t.note').length === 3);
+    assert.ok((await page.locator('.t.note.good').allTextContents()).includes(next));
+    await page.context().close();
+    await quiet();
+  });
+}
