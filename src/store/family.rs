@@ -1,7 +1,7 @@
 //! The family of a run: the first run that it descends from, and all forks of that one, direct and indirect.
 
 use super::runs::{RunSummary, by_id, select_runs};
-use super::scope::{owned, owners};
+use super::scope::{owners, visible};
 use super::{Error, Store};
 use crate::events::{RunId, Scope};
 use std::collections::{HashMap, HashSet};
@@ -56,7 +56,7 @@ impl Store {
             let labels: Vec<String> = parents.iter().map(|parent| format!("parent={parent}")).collect();
             let read = concat!(
                 select_runs!("null::text", "where labels <> '{}' and labels && $1 and ("),
-                owned!(2),
+                visible!(2),
                 ") order by run_id limit $3"
             );
             let free = MAX_FAMILY - runs.len();

@@ -1,7 +1,7 @@
 //! Feedback of people and programs on runs.
 
 use super::rows::clean;
-use super::scope::{covers, owned, owners};
+use super::scope::{covers, owners, visible};
 use super::{Error, Store};
 use crate::events::{RunId, Scope, system};
 use chrono::{DateTime, Utc};
@@ -90,7 +90,7 @@ impl Store {
         let stored = sqlx::query_as(concat!(
             "insert into feedback (run_id, feedback_id, created_at, rating, comment, position, user_label)
             select run_id, $2, $3, $4, $5, $6, $7 from runs where run_id = $1 and ",
-            owned!(8),
+            visible!(8),
             " returning feedback_id, created_at, rating, comment as text, position, user_label",
         ))
         .bind(run_id.0)

@@ -3,7 +3,7 @@
 use super::copy::GuardedTransaction;
 use super::rows::{InsertMode, Rows};
 use super::runs::{claim, request_id_owner, save};
-use super::scope::covers;
+use super::scope::is_visible;
 use super::servers::notification::RunNotification;
 use super::summary_builder::{RunRow, RunSummaryBuilder};
 use super::{IngestError, Store, extras};
@@ -84,7 +84,7 @@ impl Store {
         if !claim(connection, request_id, run_id).await? {
             let existing = request_id_owner(connection, request_id).await?;
             let is_covered = match &existing {
-                Some((run_id, _)) => covers(connection, scope, *run_id).await?,
+                Some((run_id, _)) => is_visible(connection, scope, *run_id).await?,
                 None => false,
             };
             transaction.rollback().await?;

@@ -44,6 +44,9 @@ const MAX_NAMES: i32 = 200;
 /// Maximum number of runs that are looked up by a part of their request ids before the search.
 const MAX_REQUESTS: i64 = 2000;
 
+/// Condition of runs without a deletion, see `super::deletions`.
+const NOT_DELETED: &str = " and deletion is null";
+
 /// Settings for the search: plans read only runs that indexes find, and get memory for the entries of the indexes.
 const SEARCH_SETTINGS: &str = "set local enable_indexscan = off; set local enable_seqscan = off; set local jit = off; \
                                set local max_parallel_workers_per_gather = 0; set local work_mem = '64MB'";
@@ -252,6 +255,7 @@ async fn probe(pool: &PgPool, listing: &Listing<'_>, before: Option<Uuid>, rows:
             by_driver.unwrap_or(by_owner)
         };
         let push_checks = |sql: &mut QueryBuilder<Postgres>| {
+            sql.push(NOT_DELETED);
             push_owned(sql, scope);
             part.push_all(sql);
         };
@@ -443,7 +447,10 @@ async fn examine_window(
         listing.filter.push_indexed(sql);
         ""
     };
-    let push_checks = |sql: &mut QueryBuilder<Postgres>| listing.filter.push_checked(sql);
+    let push_checks = |sql: &mut QueryBuilder<Postgres>| {
+        sql.push(NOT_DELETED);
+        listing.filter.push_checked(sql);
+    };
     push_examination(&mut sql, push_candidates, max_candidates, push_checks, wanted);
     Ok(sql.build_query_as().fetch_one(connection).await?)
 }

@@ -1,5 +1,6 @@
-//! Regular maintenance: creates partitions in advance and removes runs beyond the retention.
+//! Regular maintenance: creates partitions in advance, removes deleted runs and runs beyond the retention.
 
+use super::deletions::remove_deleted;
 use super::migrate;
 use super::pool::PgPool;
 use super::retention::{Retention, prune};
@@ -15,8 +16,16 @@ const CHECKS_PER_MAINTENANCE: u32 = 720;
 
 /// Runs the maintenance until the task is aborted.
 pub async fn run(pool: PgPool, mut retention: watch::Receiver<Retention>) {
+    let mut failed = false;
     for check in 1u32.. {
         sleep(CHECK_INTERVAL).await;
+        let removed = remove_deleted(&pool, system::now()).await;
+        if let Err(error) = &removed
+            && !failed
+        {
+            tracing::warn!(%error, "cannot remove deleted runs; the attempt is repeated every few seconds");
+        }
+        failed = removed.is_err();
         if check.is_multiple_of(CHECKS_PER_MAINTENANCE)
             && let Err(error) = make_partitions(&pool).await
         {

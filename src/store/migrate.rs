@@ -37,6 +37,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("V15__parents", include_str!("../../migrations/V15__parents.sql")),
     ("V16__head_rows", include_str!("../../migrations/V16__head_rows.sql")),
     ("V17__tags", include_str!("../../migrations/V17__tags.sql")),
+    ("V20__run_list", include_str!("../../migrations/V20__run_list.sql")),
 ];
 
 /// Applies the missing migrations; several processes may call it at the same time. For an existing database, where this

@@ -2,7 +2,7 @@
 
 use super::pool::PgConnection;
 use super::rows::clean;
-use super::scope::{owned, owners};
+use super::scope::{owners, visible};
 use super::summary_builder::RunRow;
 use super::{Error, Store, tags};
 use crate::events::{EndCause, FinishReason, RunId, RunMetadata, RunParent, RunStatus, Scope, Surface, Tenant};
@@ -164,30 +164,43 @@ impl Store {
     /// [`Error::StillRunning`], or the database failed.
     pub async fn delete(&self, scope: &Scope, run_id: RunId) -> Result<bool, Error> {
         let mut transaction = self.inner.pool.begin().await?;
-        let find = concat!("select status from runs where run_id = $1 and ", owned!(2), " for update");
-        let status: Option<String> =
-            sqlx::query_scalar(find).bind(run_id.0).bind(owners(scope)).fetch_optional(&mut *transaction).await?;
-        match status.as_deref() {
-            None => return Ok(false),
-            Some("running") => return Err(Error::StillRunning(run_id)),
-            Some(_) => {}
+        if !lock_ended(&mut transaction, scope, run_id).await? {
+            return Ok(false);
         }
-        for statement in [
-            "delete from attention where run_id = $1",
-            "delete from actions where run_id = $1",
-            "delete from mod_logs where run_id = $1",
-            "delete from mod_calls where run_id = $1",
-            "delete from events where run_id = $1",
-            "delete from run_columns where run_id = $1",
-            "delete from responses where run_id = $1",
-            "delete from run_keys where run_id = $1",
-            "delete from runs where run_id = $1",
-        ] {
-            sqlx::query(statement).bind(run_id.0).execute(&mut *transaction).await?;
-        }
+        remove(&mut transaction, run_id).await?;
         transaction.commit().await?;
         Ok(true)
     }
+}
+
+/// Locks the row of a run that has ended. Returns false if the scope has no such run.
+pub(super) async fn lock_ended(connection: &mut PgConnection, scope: &Scope, run_id: RunId) -> Result<bool, Error> {
+    let find = concat!("select status from runs where run_id = $1 and ", visible!(2), " for update");
+    let status: Option<String> =
+        sqlx::query_scalar(find).bind(run_id.0).bind(owners(scope)).fetch_optional(connection).await?;
+    match status.as_deref() {
+        None => Ok(false),
+        Some("running") => Err(Error::StillRunning(run_id)),
+        Some(_) => Ok(true),
+    }
+}
+
+/// Removes a run with all its data.
+pub(super) async fn remove(connection: &mut PgConnection, run_id: RunId) -> Result<(), sqlx::Error> {
+    for statement in [
+        "delete from attention where run_id = $1",
+        "delete from actions where run_id = $1",
+        "delete from mod_logs where run_id = $1",
+        "delete from mod_calls where run_id = $1",
+        "delete from events where run_id = $1",
+        "delete from run_columns where run_id = $1",
+        "delete from responses where run_id = $1",
+        "delete from run_keys where run_id = $1",
+        "delete from runs where run_id = $1",
+    ] {
+        sqlx::query(statement).bind(run_id.0).execute(&mut *connection).await?;
+    }
+    Ok(())
 }
 
 /// Returns the run with this id, if the scope covers it.
@@ -196,7 +209,7 @@ pub(super) async fn by_id(
     scope: &Scope,
     run_id: RunId,
 ) -> Result<Option<RunSummary>, sqlx::Error> {
-    sqlx::query_as(concat!(select_runs!("mod_text", "where run_id = $1 and "), owned!(2)))
+    sqlx::query_as(concat!(select_runs!("mod_text", "where run_id = $1 and "), visible!(2)))
         .bind(run_id.0)
         .bind(owners(scope))
         .fetch_optional(connection)

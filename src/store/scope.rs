@@ -11,7 +11,14 @@ macro_rules! owned {
     };
 }
 
-pub(super) use owned;
+/// The condition of [`owned`] on the table `runs`, without deleted runs.
+macro_rules! visible {
+    ($number:literal) => {
+        concat!("deletion is null and ", crate::store::scope::owned!($number))
+    };
+}
+
+pub(super) use {owned, visible};
 
 /// Returns the owners in a scope as the parameter of a condition, or `None` for all owners. The empty text, which is not a
 /// valid tenant, stands for runs without an owner.
@@ -73,7 +80,16 @@ pub(super) async fn covers(connection: &mut PgConnection, scope: &Scope, run_id:
     if *scope == Scope::All {
         return Ok(true);
     }
-    let found: Option<i32> = sqlx::query_scalar(concat!("select 1 from runs where run_id = $1 and ", owned!(2)))
+    is_visible(connection, scope, run_id).await
+}
+
+/// Returns true if the run is in the scope and not deleted.
+pub(super) async fn is_visible(
+    connection: &mut PgConnection,
+    scope: &Scope,
+    run_id: RunId,
+) -> Result<bool, sqlx::Error> {
+    let found: Option<i32> = sqlx::query_scalar(concat!("select 1 from runs where run_id = $1 and ", visible!(2)))
         .bind(run_id.0)
         .bind(owners(scope))
         .fetch_optional(connection)

@@ -80,7 +80,11 @@ fn update_labels(scope: &Scope, run_id: RunId, added: &[String], removed: &[Stri
     for label in dropped {
         sql.push(", ").push_bind(label.clone()).push(")");
     }
-    sql.push(" || ").push_bind(added.to_vec()).push(" where run_id = ").push_bind(run_id.0);
+    sql.push(" || ")
+        .push_bind(added.to_vec())
+        .push(" where run_id = ")
+        .push_bind(run_id.0)
+        .push(" and deletion is null");
     push_owned(&mut sql, scope);
     sql.push(" returning labels");
     sql

@@ -4,9 +4,9 @@ use super::error::{self, show};
 use super::run::RunPageView;
 use super::shell::{Shell, curl_chat, encoded, origin, runs_href};
 use crate::events::{RunId, Scope};
-use crate::server::App;
 use crate::server::base;
-use crate::store::{BadFilter, Error, RunPage, RunQuery};
+use crate::server::{App, Caller};
+use crate::store::{BadFilter, Error, RunPage, RunQuery, SavedFilter};
 use askama::Template;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode};
@@ -29,6 +29,7 @@ const PAGE: u32 = 50;
 struct RunsPage {
     shell: Shell,
     views: Vec<View>,
+    saved: Vec<SavedView>,
     list: List,
 }
 
@@ -65,6 +66,14 @@ struct TermView {
 struct View {
     name: &'static str,
     q: &'static str,
+    href: String,
+    current: bool,
+}
+
+/// A filter that the user has named.
+struct SavedView {
+    name: String,
+    q: String,
     href: String,
     current: bool,
 }
@@ -127,7 +136,7 @@ pub(super) async fn start(State(app): State<App>, scope: Scope) -> Redirect {
 /// `GET /runs`: renders the list; with `X-Fragment: list` only the part that depends on the filter.
 pub(super) async fn page(
     State(app): State<App>,
-    scope: Scope,
+    caller: Caller,
     Query(params): Query<RunListParams>,
     headers: HeaderMap,
 ) -> Response {
@@ -137,7 +146,7 @@ pub(super) async fn page(
     };
     let q = params.q.trim().to_owned();
     let query = RunQuery { q: q.clone(), before: params.before, limit: PAGE };
-    let found = match store.runs(&scope, &query).await {
+    let found = match store.runs(&caller.scope, &query).await {
         Ok(page) => Ok(page),
         Err(Error::BadFilter(bad)) => Err(bad),
         Err(error) => return error::render(&headers, &error::failed(error)),
@@ -147,12 +156,25 @@ pub(super) async fn page(
     if headers.contains_key("x-fragment") {
         return show(status, &Fragment { list });
     }
-    let page = RunsPage { shell: Shell::new(&headers, "runs"), views: views(&list.q), list };
+    // The list is useful without them.
+    let saved = store.saved_filters(caller.tenant.as_ref()).await.unwrap_or_default();
+    let saved = saved_views(saved, &list.q);
+    let page = RunsPage { shell: Shell::new(&headers, "runs"), views: views(&list.q), saved, list };
     show(status, &page).into_response()
 }
 
 fn views(q: &str) -> Vec<View> {
     VIEWS.iter().map(|&(name, view)| View { name, q: view, href: runs_href(view), current: view == q }).collect()
+}
+
+fn saved_views(saved: Vec<SavedFilter>, q: &str) -> Vec<SavedView> {
+    let view = |SavedFilter { name, q: filter, .. }| SavedView {
+        name,
+        href: runs_href(&filter),
+        current: filter == q,
+        q: filter,
+    };
+    saved.into_iter().map(view).collect()
 }
 
 /// Returns the terms of a valid filter as written. Terms are separated by spaces outside of quotation marks.
@@ -228,11 +250,14 @@ impl List {
 mod tests {
     use super::*;
     use crate::ui::run::sample;
+    use chrono::DateTime;
 
     fn rendered(q: &str, found: Result<RunPage, BadFilter>) -> String {
         let headers = HeaderMap::new();
         let list = List::new(q.to_owned(), false, found, &headers);
-        RunsPage { shell: Shell::new(&headers, "runs"), views: views(q), list }.render().unwrap()
+        let saved = SavedFilter { name: "<b>mine</b>".into(), q: "a b".into(), created_at: DateTime::default() };
+        let saved = saved_views(vec![saved], q);
+        RunsPage { shell: Shell::new(&headers, "runs"), views: views(q), saved, list }.render().unwrap()
     }
 
     #[test]
@@ -240,7 +265,8 @@ mod tests {
         let html = rendered("", Ok(RunPage { runs: vec![sample()], next: None }));
         crate::ui::checks::page(&html);
         assert!(!html.contains("<script>alert"));
-        assert!(!html.contains("<b>KeyError"));
+        assert!(!html.contains("<b>KeyError") && !html.contains("<b>mine"));
+        assert!(html.contains("href=\"/runs?q=a%20b\""));
     }
 
     #[test]

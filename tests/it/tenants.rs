@@ -179,6 +179,9 @@ async fn runs_of_other_tenants_are_hidden_on_all_routes() {
     let change = json!({"runs": [made.run_id], "add": ["foreign"]});
     let (status, text) = send(&server, "bob-key", Method::POST, "/api/v1/runs/tags", Some(&change)).await;
     assert_eq!(status, 404, "{text}");
+    let deletion = json!({"runs": [made.run_id]});
+    let (status, text) = send(&server, "bob-key", Method::POST, "/api/v1/deletions", Some(&deletion)).await;
+    assert_eq!(status, 404, "{text}");
     let page = format!("/runs/{}/export.html", made.run_id);
     let (status, text) = send(&server, "bob-key", Method::GET, &page, None).await;
     assert!(status == 404 && !text.contains(MARK), "{status} {text}");

@@ -7,10 +7,12 @@ mod alternatives;
 mod attention;
 mod cancel;
 mod columns;
+mod deletions;
 mod events;
 mod failure;
 mod family;
 mod feedback;
+mod filters;
 mod follow;
 mod forks;
 mod live;
@@ -32,6 +34,10 @@ pub(super) fn protocol() -> Protocol {
         .routes(routes!(runs::list))
         .routes(routes!(live::changes))
         .routes(routes!(tags::change))
+        .routes(routes!(deletions::list, deletions::create))
+        .routes(routes!(deletions::undo))
+        .routes(routes!(filters::list, filters::save))
+        .routes(routes!(filters::remove))
         .routes(routes!(runs::show, runs::delete))
         .routes(routes!(cancel::cancel))
         .routes(routes!(feedback::list, feedback::add))

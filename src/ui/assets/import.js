@@ -12,6 +12,11 @@ export function importProblem(text) {
   }
 }
 
+/** Returns the documents of a file: one, or one per line of a file of JSON lines. Pure. */
+export function documentsIn(name, text) {
+  return name.endsWith('.jsonl') ? text.split('\n').filter((line) => line.trim()) : [text];
+}
+
 /** Posts the files; `show(lines, isDone)` gets one line per file. Returns the number of imported runs. */
 export async function importFiles(files, show) {
   const lines = [];
@@ -19,12 +24,16 @@ export async function importFiles(files, show) {
   for (const file of files) {
     show([...lines, `${file.name}: importing…`], false);
     try {
-      const text = await file.text();
-      const reason = importProblem(text);
-      if (reason) throw new Error(reason);
-      await ask('/ingest', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: text });
-      stored += 1;
-      lines.push(`${file.name}: imported`);
+      const texts = documentsIn(file.name, await file.text());
+      for (const [number, text] of texts.entries()) {
+        const place = texts.length > 1 ? `line ${number + 1}: ` : '';
+        const reason = importProblem(text);
+        if (reason) throw new Error(place + reason);
+        await ask('/ingest', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: text })
+          .catch((error) => { throw new Error(place + error.message); });
+        stored += 1;
+      }
+      lines.push(`${file.name}: ${texts.length > 1 ? `${texts.length} runs ` : ''}imported`);
     } catch (error) {
       lines.push(`${file.name} was not imported: ${error.message}`);
     }
@@ -35,7 +44,7 @@ export async function importFiles(files, show) {
 
 /** Connects the button and the page; `done()` is called if a run was imported. */
 export function listenForFiles(button, place, done) {
-  const input = h('input', { type: 'file', multiple: true, accept: '.json,application/json', hidden: true });
+  const input = h('input', { type: 'file', multiple: true, accept: '.json,.jsonl,application/json', hidden: true });
   button.after(input);
   const show = (lines, isDone) => {
     place.hidden = false;

@@ -13,6 +13,8 @@ const age = document.querySelector('[data-age]');
 const liveText = document.querySelector('[data-live-text]');
 const dot = document.querySelector('[data-live-dot]');
 
+const saver = document.querySelector('[data-save-filter]');
+
 let loadedAt = Date.now();
 let request = null;
 let wasUnreachable = false;
@@ -52,6 +54,7 @@ async function load(url, { push = true } = {}) {
       if (view.dataset.q === q) view.setAttribute('aria-current', 'true');
       else view.removeAttribute('aria-current');
     }
+    saver.hidden = !q || results.classList.contains('stale');
     busy.textContent = `${Math.round(performance.now() - began)} ms`;
   } catch (error) {
     if (signal.aborted) return;
@@ -186,12 +189,13 @@ setInterval(() => {
   age.textContent = s < 2 ? 'updated just now' : `updated ${s < 90 ? `${s} s` : `${Math.round(s / 60)} min`} ago`;
 }, 1000);
 
-// Selected runs can be compared; the oldest one is A.
+// Selected runs can be compared, with the oldest one as A, tagged, exported and deleted.
 const bulk = document.querySelector('[data-bulk]');
 const picked = new Set();
 
 function showPicked() {
   bulk.hidden = picked.size === 0;
+  if (bulk.hidden) closeMenu();
   bulk.querySelector('[data-bulk-text]').textContent = picked.size > 1 ? `${picked.size} runs selected` : '1 run selected; select another one to compare';
   const link = bulk.querySelector('[data-bulk-compare]');
   link.hidden = picked.size < 2;
@@ -216,11 +220,60 @@ function clearPicked() {
 }
 bulk.querySelector('[data-bulk-clear]').addEventListener('click', clearPicked);
 
-/** Opens the tags of the selected runs, else of the focused one. */
-async function editTags() {
+/** Returns the ids of the selected runs, else of the focused one. */
+function chosen() {
   const focused = document.activeElement?.closest?.('[data-run]')?.dataset.run;
-  const ids = picked.size ? [...picked] : focused ? [focused] : [];
-  if (!ids.length) return false;
+  return picked.size ? [...picked] : focused ? [focused] : [];
+}
+
+/** Calls a function with the chosen runs. Returns false if there are none. */
+function withChosen(use) {
+  const ids = chosen();
+  if (ids.length) use(ids);
+  return ids.length > 0;
+}
+
+const menu = bulk.querySelector('details');
+
+/** Closes the menu of formats. Returns false if it was closed already. */
+function closeMenu() {
+  const wasOpen = menu.open;
+  menu.open = false;
+  return wasOpen;
+}
+
+async function exportAs(format, ids) {
+  closeMenu();
+  const { exportRuns } = await import('./export.js');
+  exportRuns(ids, format);
+}
+for (const button of bulk.querySelectorAll('[data-bulk-export]')) {
+  button.addEventListener('click', () => withChosen((ids) => exportAs(button.dataset.bulkExport, ids)));
+}
+
+// The current filter can be saved under a name.
+const filters = document.querySelector('[data-filters]');
+async function save() {
+  const { saveFilter } = await import('./filters.js');
+  saveFilter(box.value.trim(), filters);
+}
+saver.addEventListener('click', save);
+filters.addEventListener('click', async (event) => {
+  if (!event.target.matches('[data-unsave]')) return;
+  const { removeFilter } = await import('./filters.js');
+  removeFilter(event.target.parentElement);
+});
+
+/** Calls a method of the deletions, whose code is loaded after the list. */
+const deletions = import('./deletions.js').then(({ Deletions }) => new Deletions(
+  document.querySelector('[data-deletions]'),
+  () => load(location.href, { push: false }),
+));
+const remove = async (ids) => (await deletions).add(ids);
+bulk.querySelector('[data-bulk-delete]').addEventListener('click', () => withChosen(remove));
+
+/** Opens the tags of runs. */
+async function editTags(ids) {
   const row = (id) => results.querySelector(`[data-run="${CSS.escape(id)}"]`);
   const tags = await import('./tags.js');
   tags.editTags(ids.map((id) => ({ id, tags: tags.shown(row(id)) })), (runs) => {
@@ -230,9 +283,8 @@ async function editTags() {
       meta?.append(...tags.links(run.tags));
     }
   });
-  return true;
 }
-bulk.querySelector('[data-bulk-tags]').addEventListener('click', editTags);
+bulk.querySelector('[data-bulk-tags]').addEventListener('click', () => withChosen(editTags));
 
 const links = () => [...results.querySelectorAll('.run-text a')];
 function focusRow(step) {
@@ -266,13 +318,21 @@ listen(['runs'], (action, key) => {
       if (picked.size < 2) return false;
       bulk.querySelector('[data-bulk-compare]').click();
       return true;
-    case 'tags': editTags(); return picked.size > 0 || Boolean(document.activeElement?.closest?.('[data-run]'));
+    case 'tags': return withChosen(editTags);
+    case 'delete': return withChosen(remove);
+    case 'saveFilter':
+      if (saver.hidden) return false;
+      save();
+      return true;
+    case 'undo': deletions.then((list) => list.undoLast()); return true;
+    case 'export': return withChosen((ids) => exportAs('json', ids));
     case 'news': return showNew() !== false;
     case 'newest': return results.querySelector('.pager a:not([rel])')?.click() ?? false;
     case 'older': return results.querySelector('[data-older]')?.click() ?? false;
     case 'copy': copy(location.href, 'link'); return true;
     case 'escape':
-      if (document.activeElement === box) box.blur();
+      if (closeMenu()) menu.querySelector('summary').focus();
+      else if (document.activeElement === box) box.blur();
       else if (picked.size) clearPicked();
       else document.activeElement?.blur?.();
       return true;

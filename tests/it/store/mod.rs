@@ -1,6 +1,7 @@
 //! The store on an embedded PostgreSQL server.
 
 mod citus;
+mod deletions;
 mod embedded;
 mod filters;
 mod ingest;

@@ -1,0 +1,60 @@
+// Saved filters of the run list: the dialog that names the current one, and the removal.
+import { ask, base, h, toast } from './dom.js';
+
+const PATH = '/api/v1/filters';
+
+/** Returns the link of a filter with its remove button, as rendered by the server. */
+function item({ name, q }) {
+  return h('span', { class: 'saved', 'data-saved': name },
+    h('a', { href: `${base}/runs?${new URLSearchParams({ q })}`, 'data-q': q, 'aria-current': 'true' }, name),
+    h('button', { type: 'button', class: 'link', 'data-unsave': true, 'aria-label': `Remove the filter ${name}`, title: 'Remove this filter' }, '×'));
+}
+
+/** Opens the dialog for a filter; `box` holds the saved ones. */
+export function saveFilter(q, box) {
+  const field = h('input', { type: 'text', required: true, maxlength: '64', autocomplete: 'off', spellcheck: 'false' });
+  const problem = h('p', { class: 'filter-error', role: 'alert' });
+  const save = h('button', { value: 'save', class: 'primary' }, 'Save');
+  const form = h('form', { method: 'dialog', class: 'feedback-form' },
+    h('h2', { id: 'filter-title' }, 'Save this filter'),
+    h('p', {}, h('code', {}, q)),
+    h('label', {}, 'Name', field),
+    problem,
+    h('p', { class: 'links' }, save, ' ', h('button', { value: 'cancel', formnovalidate: true }, 'Cancel')));
+  const dialog = h('dialog', { class: 'dialog', 'data-filter-dialog': true, 'aria-labelledby': 'filter-title' }, form);
+  form.addEventListener('submit', async (event) => {
+    if (event.submitter?.value === 'cancel') return;
+    event.preventDefault();
+    save.disabled = true;
+    problem.textContent = '';
+    try {
+      const response = await ask(PATH, { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ name: field.value, q }) });
+      const saved = await response.json();
+      box.querySelector(`[data-saved="${CSS.escape(saved.name)}"]`)?.remove();
+      box.append(item(saved));
+      dialog.close();
+      toast('Filter saved');
+    } catch (error) {
+      problem.textContent = `Not saved: ${error.message}`;
+    } finally {
+      save.disabled = false;
+    }
+  });
+  dialog.addEventListener('close', () => dialog.remove());
+  document.body.append(dialog);
+  dialog.showModal();
+  field.focus();
+}
+
+/** Removes a saved filter and its element. */
+export async function removeFilter(element) {
+  try {
+    await ask(`${PATH}/${encodeURIComponent(element.dataset.saved)}`, { method: 'DELETE' });
+    const next = element.nextElementSibling ?? element.previousElementSibling;
+    element.remove();
+    (next?.querySelector('a') ?? document.querySelector('#q')).focus();
+    toast('Filter removed');
+  } catch (error) {
+    toast(`Not removed: ${error.message}`);
+  }
+}

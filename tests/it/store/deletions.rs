@@ -1,0 +1,94 @@
+//! Deletions that can be undone: across servers, after a crash, and when their time is over.
+
+use super::{Data, document, psql};
+use chrono::TimeDelta;
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use std::time::{Duration, Instant};
+use thunder::events::{RunId, Scope, system};
+use thunder::store::{IngestError, RunQuery, Store};
+
+async fn stored(store: &Store, name: &str) -> RunId {
+    store.ingest(&Scope::All, None, document(name, 3)).await.unwrap().run_id
+}
+
+async fn names(store: &Store) -> Vec<String> {
+    let runs = store.runs(&Scope::All, &RunQuery::default()).await.unwrap().runs;
+    runs.into_iter().map(|run| run.request_id).collect()
+}
+
+#[tokio::test]
+async fn another_server_undoes_deletion_until_its_time_is_over() {
+    let data = Data::new();
+    let store = data.open().await;
+    let ids = [stored(&store, "one").await, stored(&store, "two").await];
+    let now = system::now();
+    let deletion = store.schedule_deletion(&Scope::All, &[ids[1], ids[0]], now).await.unwrap();
+    assert_eq!(deletion.runs, 2);
+    let refused = store.ingest(&Scope::All, None, document("one", 3)).await.unwrap_err();
+    assert!(matches!(refused, IngestError::Conflict { .. }), "a deleted run is not an existing one: {refused}");
+    store.close().await;
+
+    let other = data.open().await;
+    assert_eq!(names(&other).await, Vec::<String>::new());
+    assert_eq!(other.deletions(&Scope::All, now).await.unwrap()[0].deletion_id, deletion.deletion_id);
+    let late = now + TimeDelta::seconds(32);
+    assert!(other.deletions(&Scope::All, late).await.unwrap().is_empty());
+    assert!(other.undo_deletion(&Scope::All, deletion.deletion_id, late).await.unwrap().is_empty());
+    let foreign = Scope::Owned { tenant: Some("bob".into()), includes_unowned: false };
+    assert!(other.deletions(&foreign, now).await.unwrap().is_empty());
+    assert!(other.undo_deletion(&foreign, deletion.deletion_id, now).await.unwrap().is_empty());
+    assert_eq!(other.remove_deleted(late).await.unwrap(), 0, "clocks of servers may differ");
+    assert_eq!(other.undo_deletion(&Scope::All, deletion.deletion_id, now).await.unwrap(), ids);
+    assert_eq!(names(&other).await, ["two", "one"]);
+
+    other.schedule_deletion(&Scope::All, &ids[..1], now).await.unwrap();
+    assert_eq!(other.remove_deleted(now + TimeDelta::seconds(40)).await.unwrap(), 1);
+    assert_eq!(psql(&data.url(), "select string_agg(request_id, ' ') from runs").await, "two");
+    let rows = format!("select count(*) from events where run_id = '{}'", ids[0]);
+    assert_eq!(psql(&data.url(), &rows).await, "0");
+    assert!(other.ingest(&Scope::All, None, document("one", 3)).await.unwrap().created);
+    other.close().await;
+}
+
+#[tokio::test]
+async fn deletion_from_before_a_crash_is_carried_out() {
+    let data = Data::new();
+    let store = data.open().await;
+    let id = stored(&store, "crashed").await;
+    store.schedule_deletion(&Scope::All, &[id], system::now()).await.unwrap();
+    // The time passes while no server runs.
+    psql(&data.url(), "update runs set deletion = '01900000-0000-7000-8000-000000000000'").await;
+    store.close().await;
+    let store = data.open().await;
+    let begin = Instant::now();
+    while psql(&data.url(), "select count(*) from runs").await != "0" {
+        assert!(begin.elapsed() < Duration::from_secs(20), "the maintenance did not remove the run");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    store.close().await;
+}
+
+#[tokio::test]
+async fn deletion_locks_runs_in_order_of_their_ids() {
+    let data = Data::new();
+    let store = data.open().await;
+    let ids = [stored(&store, "first").await, stored(&store, "second").await];
+    let mut holder = PgConnection::connect(&data.url()).await.unwrap();
+    sqlx::raw_sql("begin").execute(&mut holder).await.unwrap();
+    let lock = format!("select 1 from runs where run_id = '{}' for update", ids[0]);
+    sqlx::query(AssertSqlSafe(lock)).execute(&mut holder).await.unwrap();
+    let (other, reversed) = (store.clone(), [ids[1], ids[0]]);
+    let deletion = tokio::spawn(async move { other.schedule_deletion(&Scope::All, &reversed, system::now()).await });
+    let waiting =
+        "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like 'select status%'";
+    while psql(&data.url(), waiting).await != "1" {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    // The deletion waits for the first run and has not locked the second one.
+    let free = format!("select 1 from runs where run_id = '{}' for no key update nowait", ids[1]);
+    assert_eq!(psql(&data.url(), &free).await, "1");
+    sqlx::raw_sql("rollback").execute(&mut holder).await.unwrap();
+    assert_eq!(deletion.await.unwrap().unwrap().runs, 2);
+    holder.close().await.unwrap();
+    store.close().await;
+}
