@@ -245,7 +245,7 @@ async fn compile_constraint(request: &Request, model: &Arc<Model>) -> Result<Opt
     let Some(constraint) = request.constraint.clone() else { return Ok(None) };
     let grammars = Arc::clone(model.grammars());
     let compile = move || {
-        let matcher = grammars.follow(&constraint);
+        let matcher = grammars.start_matcher(&constraint);
         matcher.map_err(|error| SubmitError::Constraint { field: constraint.field, error })
     };
     tokio::task::spawn_blocking(compile).await.map_err(|_| SubmitError::Stopped)?.map(Some)

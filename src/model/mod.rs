@@ -1,7 +1,7 @@
 //! Model weights and their text conventions: loading, vocabulary, chat templates, grammars.
 //!
 //! Only [`llama`] names `llama_cpp`, and only `llama/ffi.rs` and its submodules contain unsafe code. This module
-//! returns plain numbers and text and knows nothing of runs or mods.
+//! returns plain numbers and text and does not depend on runs or mods.
 
 pub mod chat;
 pub mod grammar;

@@ -21,7 +21,7 @@ pub struct Vocabulary {
 }
 
 /// Number of breaker sets to keep.
-const BREAKERS_KEPT: usize = 4;
+const MAX_CACHED_BREAKERS: usize = 4;
 
 /// Texts that the tokenizer parses as control tokens.
 struct ControlLiterals {
@@ -33,7 +33,7 @@ struct ControlLiterals {
 impl ControlLiterals {
     fn new(vocabulary: &Vocabulary) -> Self {
         let mut lengths = vec![Vec::new(); 256];
-        // A text of one byte has no room for a mark inside.
+        // Masking inserts a mark inside a literal, which needs at least two bytes.
         let pieces = vocabulary.pieces.iter().zip(&vocabulary.control);
         let texts: HashSet<Box<[u8]>> =
             pieces.filter(|(piece, control)| **control && piece.len() > 1).map(|(piece, _)| piece.clone()).collect();
@@ -144,7 +144,7 @@ impl Vocabulary {
 
     /// Returns the control tokens in these texts.
     #[must_use]
-    pub fn controls_in(&self, texts: &[&str]) -> Vec<TokenId> {
+    pub fn control_tokens_in(&self, texts: &[&str]) -> Vec<TokenId> {
         let mut tokens: Vec<TokenId> = texts.iter().flat_map(|text| self.encode(text, false, true)).collect();
         tokens.sort_unstable();
         tokens.dedup();
@@ -222,7 +222,7 @@ impl Vocabulary {
         let entry = known.unwrap_or_else(|| (texts.to_vec(), Arc::new(Breakers::new(self, texts))));
         let breakers = Arc::clone(&entry.1);
         kept.push(entry);
-        if kept.len() > BREAKERS_KEPT {
+        if kept.len() > MAX_CACHED_BREAKERS {
             kept.remove(0);
         }
         breakers

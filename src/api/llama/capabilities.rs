@@ -54,7 +54,7 @@ pub(super) fn template_capabilities(template: &ChatTemplate, app: &App) -> Templ
             &plain(),
             MARK,
         ),
-        supports_tools: template.knows_tools(),
+        supports_tools: template.supports_tools(),
         supports_tool_calls: shows(calls(json!([call(MARK)])), &plain(), MARK),
         supports_parallel_tool_calls: both.is_ok_and(|text| text.contains(MARK) && text.contains(OTHER)),
         supports_system_role: shows(json!([{ "role": "system", "content": MARK }, user()]), &plain(), MARK),

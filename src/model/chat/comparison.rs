@@ -1,4 +1,4 @@
-//! Optional check for maintainers: chat templates of real models render like in Jinja2, and messages are located in the
+//! Optional check for maintainers: chat templates of real models render as in Jinja2, and messages are located in the
 //! text.
 //!
 //! It needs `THUNDER_CHAT_TEMPLATES`, a folder of `.jinja` files such as llama.cpp's `models/templates`, and
@@ -129,7 +129,7 @@ fn chat_templates_render_as_in_jinja2() {
     let mut report = String::from("| template |");
     cases.iter().for_each(|case| write!(report, " {} |", case.name).unwrap());
     write!(report, "\n|---|{}\n", "---|".repeat(cases.len())).unwrap();
-    let (mut wrong, mut equal, mut refusals, mut unfound) = (Vec::new(), 0, Vec::new(), 0);
+    let (mut wrong, mut equal, mut rejections, mut unfound) = (Vec::new(), 0, Vec::new(), 0);
     for (index, (name, _)) in sources.iter().enumerate() {
         write!(report, "| {name} |").unwrap();
         for (at, case) in cases.iter().enumerate() {
@@ -142,7 +142,7 @@ fn chat_templates_render_as_in_jinja2() {
                 }
                 Outcome::BothRefuse => {
                     let error = ours[at].as_ref().err();
-                    refusals.push(format!("{name}, {}: {}", case.name, error.map_or("", String::as_str)));
+                    rejections.push(format!("{name}, {}: {}", case.name, error.map_or("", String::as_str)));
                     "both refuse".to_owned()
                 }
                 Outcome::Differs(why) => {
@@ -156,12 +156,12 @@ fn chat_templates_render_as_in_jinja2() {
     }
     writeln!(
         report,
-        "\n{equal} equal, {} refused by both, {} differ; in {unfound} the messages are not found",
-        refusals.len(),
+        "\n{equal} equal, {} rejected by both, {} differ; in {unfound} the messages are not found",
+        rejections.len(),
         wrong.len()
     )
     .unwrap();
-    println!("{report}\n{}\n{}", wrong.join("\n"), refusals.join("\n"));
+    println!("{report}\n{}\n{}", wrong.join("\n"), rejections.join("\n"));
     if let Some(path) = std::env::var_os("THUNDER_CHAT_TEMPLATES_REPORT") {
         std::fs::write(path, &report).unwrap();
     }
@@ -216,7 +216,7 @@ fn outcome(ours: &Result<(String, bool), String>, theirs: &Value) -> Outcome {
             Outcome::Differs(format!("Thunder {:?}, Jinja2 {:?}", around(ours), around(theirs)))
         }
         (Err(_), None) => Outcome::BothRefuse,
-        (Err(error), Some(_)) => Outcome::Differs(format!("refused only by Thunder: {error}")),
-        (Ok(_), None) => Outcome::Differs(format!("refused only by Jinja2: {}", theirs["error"])),
+        (Err(error), Some(_)) => Outcome::Differs(format!("rejected only by Thunder: {error}")),
+        (Ok(_), None) => Outcome::Differs(format!("rejected only by Jinja2: {}", theirs["error"])),
     }
 }

@@ -1,5 +1,5 @@
-//! Tools for a model whose template supports none: they are described in the system message, and calls and results
-//! become text in the form of the Hermes family, which other models also follow.
+//! Tools for a model without tools in its template: they are described in the system message, and calls and results
+//! become text in the form of the Hermes family, which other models also understand.
 
 use serde_json::{Map, Value, json};
 

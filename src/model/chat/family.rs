@@ -1,14 +1,14 @@
-//! Families of models: their form of tool calls and reasoning, the role of tool results, and the end of a turn.
+//! Families of models: their syntax of tool calls and reasoning, the role of tool results, and the end of a turn.
 //!
-//! The markers in a model's chat template determine its family, not the model's name, which anybody can change. If the
-//! template supports no tools, Thunder describes them in the system message, and the model answers like the Hermes
-//! family.
+//! The markers in a model's chat template determine its family. The model's name does not, because it can be changed
+//! freely. If the template supports no tools, Thunder describes them in the system message, and the model answers like
+//! the Hermes family.
 
 use super::format::{AnswerSyntax, CallForm, CallShape, Keys, Tags};
 use super::pattern::{Hole, Pattern};
 use serde::Serialize;
 
-/// A line of models with the same form of answers.
+/// A family of models with the same answer syntax.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ModelFamily {
@@ -74,7 +74,7 @@ impl ModelFamily {
         families.into_iter().find_map(|(found, family)| found.then_some(family)).unwrap_or(Self::Plain)
     }
 
-    /// Returns the form of its answers that is known without a template.
+    /// Returns the answer syntax that is known without a template.
     #[must_use]
     pub fn format(self) -> AnswerSyntax {
         let (open, close) = match self {
@@ -83,7 +83,7 @@ impl ModelFamily {
             Self::Harmony => ("<|channel|>analysis<|message|>", "<|end|>"),
             _ => ("<think>", "</think>"),
         };
-        let silent: &[&str] = match self {
+        let ignored_markers: &[&str] = match self {
             Self::CommandR => &["<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"],
             _ => &[],
         };
@@ -91,7 +91,7 @@ impl ModelFamily {
             family: self,
             calls: self.calls(),
             reasoning_markers: (open.to_owned(), close.to_owned()),
-            silent: silent.iter().map(|&marker| marker.to_owned()).collect(),
+            ignored_markers: ignored_markers.iter().map(|&marker| marker.to_owned()).collect(),
             lead: None,
             tool_role: match self {
                 Self::Llama3 => "ipython",
@@ -113,7 +113,7 @@ impl ModelFamily {
         }
     }
 
-    /// Returns the forms of its calls that are known without a template.
+    /// Returns the forms of calls that are known without a template.
     fn calls(self) -> Vec<CallForm> {
         let object = || CallShape::object("name", "arguments");
         match self {
@@ -196,20 +196,20 @@ impl ModelFamily {
 }
 
 impl AnswerSyntax {
-    /// Returns the form of answers that follows from a template's markers.
+    /// Returns the answer syntax for the markers in a template.
     #[must_use]
     pub fn from_markers(template: &str) -> Self {
         let mut format = ModelFamily::from_template(template).format();
         if format.family == ModelFamily::Mistral && !template.contains("[ARGS]") {
-            // Mistral wrote a list before it wrote names and arguments.
+            // Older Mistral templates use a list instead of name and arguments.
             format.calls.reverse();
         }
         if format.family == ModelFamily::DeepSeek && !template.contains("```json") {
-            // DeepSeek's first models put the arguments in a code fence.
+            // The first DeepSeek models write the arguments in a code fence.
             format.calls.reverse();
         }
         if template.contains("<response>") && template.contains("</response>") {
-            format.silent.extend(["<response>".to_owned(), "</response>".to_owned()]);
+            format.ignored_markers.extend(["<response>".to_owned(), "</response>".to_owned()]);
         }
         if template.contains("[BEGIN FINAL RESPONSE]") {
             format.reasoning_markers = ("Here are my reasoning steps:".to_owned(), "[BEGIN FINAL RESPONSE]".to_owned());
@@ -217,8 +217,8 @@ impl AnswerSyntax {
         format
     }
 
-    /// Adapts the form for a template that describes no tools: the model follows the description in the system message, or
-    /// its training.
+    /// Adapts the syntax for a template without tools: the model follows the description in the system message, or its
+    /// training.
     #[must_use]
     pub fn without_own_tools(mut self) -> Self {
         let mut calls = ModelFamily::Hermes.calls();

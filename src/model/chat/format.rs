@@ -8,13 +8,13 @@ use super::pattern::{Hole, Pattern};
 pub struct AnswerSyntax {
     /// The family.
     pub family: ModelFamily,
-    /// Forms of a call. All are parsed; the first is used where an answer must call.
+    /// Forms of a call. All are parsed; the first is used for required calls.
     pub calls: Vec<CallForm>,
     /// Markers before and after reasoning.
     pub reasoning_markers: (String, String),
     /// Markers around ordinary text, which are not part of it.
-    pub silent: Vec<String>,
-    /// Marker at the start of an answer's text that is not part of it.
+    pub ignored_markers: Vec<String>,
+    /// Marker before an answer's text, which is not part of it.
     pub lead: Option<String>,
     /// The template's role for a tool's result.
     pub tool_role: &'static str,
@@ -46,7 +46,7 @@ pub struct CallForm {
 pub enum CallShape {
     /// An object with both.
     Json(Keys),
-    /// The name, this text, then the arguments as an object.
+    /// The name, a text, then the arguments as an object.
     Named {
         /// Between name and arguments.
         middle: Pattern,
@@ -69,7 +69,7 @@ pub enum CallShape {
 /// The keys of an object that is a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Keys {
-    /// Key of the name; without one, the name itself is the key of the arguments.
+    /// Key of the name; `None` if the name itself is the key of the arguments.
     pub name: Option<String>,
     /// Key of the arguments.
     pub arguments: String,
@@ -88,9 +88,9 @@ pub struct Tags {
     pub before_key: Pattern,
     /// Text between key and value.
     pub middle: Pattern,
-    /// Text after the value. The mark of [`Hole::Key`] represents the key.
+    /// Text after the value, with [`Hole::Key`] in place of the key.
     pub after_value: String,
-    /// Text for the hole in `middle`, for each JSON type of the value; empty if it has none.
+    /// Text for [`Hole::Kind`] in `middle`, by JSON type; empty if `middle` has no such hole.
     pub kinds: Vec<(&'static str, String)>,
     /// True if a value is on separate lines.
     pub lines: bool,
@@ -103,11 +103,11 @@ impl AnswerSyntax {
         self.calls.iter().any(|form| form.shape == CallShape::Channel)
     }
 
-    /// Returns the texts that structure an answer. If the vocabulary has part of one as a control token, that token is
-    /// part of the answer's text, unlike other control tokens.
+    /// Returns the texts that structure an answer. A control token that is part of a marker belongs to the answer's
+    /// text, unlike other control tokens.
     #[must_use]
     pub fn markers(&self) -> Vec<&str> {
-        let mut markers: Vec<&str> = self.silent.iter().map(String::as_str).collect();
+        let mut markers: Vec<&str> = self.ignored_markers.iter().map(String::as_str).collect();
         for form in &self.calls {
             for pattern in [&form.open, &form.before, &form.after, &form.separator, &form.close] {
                 markers.extend(pattern.texts());
@@ -187,7 +187,7 @@ impl CallShape {
         })
     }
 
-    /// Creates the form of a name, this text, then the arguments as an object.
+    /// Creates the shape of a name, a text, then the arguments as an object.
     #[must_use]
     pub fn named(middle: &str) -> Self {
         Self::Named { middle: middle.into() }

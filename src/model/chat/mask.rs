@@ -1,7 +1,7 @@
 //! Masking of control tokens in the text of a conversation.
 //!
-//! A user who writes `<|im_end|>` means the characters. A mark is inserted into every such text, and the conversation
-//! is rendered again; in the result, unmarked literals are the template's and marked ones are text.
+//! `<|im_end|>` in a user's message must stay text. A mark is inserted into every such literal, and the conversation is
+//! rendered again. In the result, literals without a mark come from the template, and literals with a mark are text.
 
 use crate::events::TokenId;
 use crate::model::Vocabulary;
@@ -10,8 +10,8 @@ use serde_json::{Map, Value};
 /// A private-use character that is inserted into masked text.
 pub(super) const MARK: char = '\u{f5a8c}';
 
-/// Marks the literals of control tokens in every string of a value, except those in `exempt`. Returns true if there
-/// were any.
+/// Marks the literals of control tokens in every string of a value, except those in `exempt`. Returns true if it marked
+/// any.
 pub(super) fn mask(value: &mut Value, vocabulary: &Vocabulary, exempt: &[&str]) -> bool {
     match value {
         Value::String(text) => match masked(text, vocabulary, exempt) {
@@ -24,7 +24,7 @@ pub(super) fn mask(value: &mut Value, vocabulary: &Vocabulary, exempt: &[&str]) 
         Value::Array(values) => values.iter_mut().fold(false, |any, value| mask(value, vocabulary, exempt) | any),
         Value::Object(fields) => {
             let mut any = fields.iter_mut().fold(false, |any, (name, value)| {
-                // The template compares roles.
+                // Roles stay unchanged, because templates compare them.
                 (name != "role" && mask(value, vocabulary, exempt)) | any
             });
             if fields.keys().any(|name| masked(name, vocabulary, exempt).is_some()) {
@@ -69,14 +69,14 @@ pub(super) fn unmasked(text: &str) -> String {
 
 /// Tokenizes a masked text: only unmarked literals become control tokens.
 pub(super) fn tokenize(text: &str, vocabulary: &Vocabulary) -> Vec<TokenId> {
-    // The tokenizer itself determines the tokens before and after every text.
+    // The tokenizer adds the tokens before and after every text.
     let around = vocabulary.encode("", true, true);
     let bos = usize::from(vocabulary.special().bos.is_some_and(|bos| around.first() == Some(&bos)));
     let mut tokens = around[..bos].to_vec();
     let mut at = 0;
     while let Some(found) = text[at..].find(MARK) {
         let mark = at + found;
-        // Text between two control tokens is tokenized separately in any case.
+        // The tokenizer splits the text at control tokens anyway.
         let start = vocabulary.control_literals(&text[at..mark]).last().map_or(at, |last| at + last.end);
         let end = vocabulary.control_literals(&text[mark..]).next().map_or(text.len(), |next| mark + next.start);
         tokens.extend(vocabulary.encode(&text[at..start], false, true));

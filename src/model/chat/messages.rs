@@ -1,4 +1,4 @@
-//! Conversion of a client's messages to the form that templates expect.
+//! Conversion of a client's messages to the format that templates expect.
 
 use super::ChatTemplateError;
 use super::family::ModelFamily;
@@ -6,7 +6,7 @@ use super::format::AnswerSyntax;
 use serde_json::{Map, Value};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// The existing part of an answer that is to be continued.
+/// The existing part of an answer to continue.
 #[derive(Debug)]
 pub(super) struct PartialAnswer {
     pub(super) reasoning: String,
@@ -39,7 +39,7 @@ pub(super) fn take_partial_answer(messages: &mut Vec<Value>) -> Result<PartialAn
     Ok(last)
 }
 
-/// Adapts the messages to the family's template: the role of results, the form of arguments, the form of ids.
+/// Adapts the messages to the template: the role of tool results, and the format of arguments and ids.
 pub(super) fn adapt(messages: &mut [Value], format: &AnswerSyntax, arguments_as_text: bool, source: &str) {
     let mentions = |word: &str| source.contains(&format!("'{word}'")) || source.contains(&format!("\"{word}\""));
     let rename_results = format.tool_role != "tool" && !mentions("tool");

@@ -2,7 +2,7 @@
 //!
 //! Templates are written for Python's Jinja2 and come with the weights, so they are untrusted: they run in minijinja
 //! with Python's methods, a limit of instructions, and no access to the system. [`RenderedPrompt`] records which part
-//! of the text each message became, so that a replay can show the author of each part.
+//! of the text each message became, so that a replay can show the role of each part.
 
 pub mod answer;
 mod derive;
@@ -32,7 +32,7 @@ use serde_json::{Map, Value, json};
 use spans::Marked;
 use std::sync::Arc;
 
-/// The template for a model without one.
+/// The default template for a model without one.
 const CHATML: &str = "{% for message in messages %}\
     {{ '<|im_start|>' ~ message.role ~ '\n' ~ message.content ~ '<|im_end|>\n' }}{% endfor %}\
     {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
@@ -55,9 +55,9 @@ enum Renderer {
 #[derive(Debug)]
 pub struct ChatTemplate {
     renderer: Renderer,
-    /// Texts that the template may search in a message.
+    /// String literals in the template, which it may search for in messages.
     literals: Vec<String>,
-    /// The vocabulary whose control tokens a conversation cannot write.
+    /// The vocabulary whose control tokens must not result from text in messages.
     vocabulary: Option<Arc<Vocabulary>>,
     bos: String,
     eos: String,
@@ -68,16 +68,16 @@ pub struct ChatTemplate {
     abilities: Abilities,
 }
 
-/// Input of a rendering besides the messages.
+/// Options of a rendering.
 #[derive(Debug, Clone)]
 pub struct RenderOptions {
     /// The tools, in OpenAI's form.
     pub tools: Option<Value>,
     /// True to end the text with the start of the assistant's answer.
     pub add_generation_prompt: bool,
-    /// True to end the text within the last message, an assistant's, which the answer then continues.
+    /// True to end the text inside the last message, which must be the assistant's; the answer continues it.
     pub continue_final: bool,
-    /// Further variables of the template, e.g. `enable_thinking`.
+    /// Additional variables of the template, e.g. `enable_thinking`.
     pub variables: Map<String, Value>,
     /// The time for `strftime_now`.
     pub now: DateTime<Utc>,
@@ -91,7 +91,7 @@ pub enum ChatTemplateError {
     Template(String),
     /// The template called `raise_exception`, or failed on the messages.
     #[error("the model's chat template rejects these messages: {0}")]
-    Refused(String),
+    Rejected(String),
     /// A message is not in OpenAI's form.
     #[error("{message}")]
     Message {
@@ -137,7 +137,7 @@ impl ChatTemplate {
     /// [`ChatTemplateError::Template`] if llama.cpp has no template with this name.
     pub fn from_llama_cpp(name: &str, bos: &str, eos: &str) -> Result<Self, ChatTemplateError> {
         let sent = [("system", "a"), ("user", "b"), ("assistant", "c"), ("user", "d")];
-        // Its output determines the family, like the text of a Jinja template.
+        // Its output contains the markers that determine the family.
         let Some(sample) = llama::apply_chat_template(name, &sent, true) else {
             return Err(ChatTemplateError::Template(format!("llama.cpp has no chat template '{name}'")));
         };
@@ -168,9 +168,9 @@ impl ChatTemplate {
         }
     }
 
-    /// Makes the literals of this vocabulary's control tokens plain text in conversations.
+    /// Makes messages that contain literals of this vocabulary's control tokens render as plain text.
     #[must_use]
-    pub fn guarding(mut self, vocabulary: Arc<Vocabulary>) -> Self {
+    pub fn with_literal_masking(mut self, vocabulary: Arc<Vocabulary>) -> Self {
         self.vocabulary = Some(vocabulary);
         self
     }
@@ -189,7 +189,7 @@ impl ChatTemplate {
 
     /// Returns true if the template describes tools; otherwise they are described in the system message.
     #[must_use]
-    pub fn knows_tools(&self) -> bool {
+    pub fn supports_tools(&self) -> bool {
         self.abilities.tools
     }
 
@@ -202,7 +202,7 @@ impl ChatTemplate {
     /// Renders a conversation in OpenAI's form: an array of messages with `role` and `content`.
     ///
     /// # Errors
-    /// [`ChatTemplateError::Message`] and [`ChatTemplateError::Refused`].
+    /// [`ChatTemplateError::Message`] and [`ChatTemplateError::Rejected`].
     pub fn render(&self, messages: &Value, options: &RenderOptions) -> Result<RenderedPrompt, ChatTemplateError> {
         let mut messages = messages::normalize(messages)?;
         let mut last = if options.continue_final { Some(messages::take_partial_answer(&mut messages)?) } else { None };
@@ -215,7 +215,7 @@ impl ChatTemplate {
         if let (Some(system), Some(part)) = (self.merged_system(&messages), parts.first_mut())
             && text[part.start..part.end].starts_with(system)
         {
-            // The system's text keeps its role, even inside the user's message.
+            // The system message keeps its role in `parts`, even inside the user's message.
             let end = part.start + system.len();
             let start = std::mem::replace(&mut part.start, (end + 1).min(part.end));
             parts.insert(0, RenderedMessage { role: "system".into(), start, end });
@@ -224,7 +224,7 @@ impl ChatTemplate {
         let thinking = options.add_generation_prompt && !open.is_empty() && text.trim_end().ends_with(open);
         let mut rendered = RenderedPrompt { text, parts, masked, thinking };
         if thinking && options.variables.get("enable_thinking") == Some(&Value::Bool(false)) {
-            // The template opens reasoning even if reasoning is disabled.
+            // Some templates start reasoning even if it is disabled.
             rendered.push(&format!("\n{close}\n\n"));
             rendered.thinking = false;
         }
@@ -249,15 +249,16 @@ impl ChatTemplate {
         messages
     }
 
-    /// Returns the system's text if it is put into the first user's message because the template has no place for it.
+    /// Returns the text of the system message if the template does not support system messages, so that it is merged
+    /// into the first user message.
     fn merged_system<'a>(&self, messages: &'a [Value]) -> Option<&'a str> {
         let [first, _, ..] = messages else { return None };
         let is_system = first["role"] == "system" || first["role"] == "developer";
         first["content"].as_str().filter(|_| is_system && !self.abilities.system)
     }
 
-    /// Returns `text` with marks in the conversation's literals of control tokens, and also marks them in `last`.
-    /// Returns `None` if there are none.
+    /// Renders the conversation with marks in its literals of control tokens, and marks them in `last`. Returns `None`
+    /// if there are none.
     fn masked(
         &self,
         messages: &[Value],
@@ -281,7 +282,7 @@ impl ChatTemplate {
         let same = |masked: &String| mask::unmasked(masked) == *text;
         let whole = attempt(&[]);
         let masked = match whole {
-            // A template that searches the end of reasoning must find it.
+            // Leave the end marker of reasoning unmarked, because templates search for it.
             Some(whole) if !same(&whole) => Some(attempt(&[open, close]).filter(same).unwrap_or(whole)),
             whole => whole,
         };
@@ -321,7 +322,7 @@ impl ChatTemplate {
                 let sent: Vec<(&str, &str)> =
                     sent.iter().map(|(role, content)| (role.as_str(), content.as_str())).collect();
                 return llama::apply_chat_template(name, &sent, options.add_generation_prompt).ok_or_else(|| {
-                    ChatTemplateError::Refused(format!("llama.cpp's template '{name}' cannot render them"))
+                    ChatTemplateError::Rejected(format!("llama.cpp's template '{name}' cannot render them"))
                 });
             }
         };
@@ -345,7 +346,7 @@ impl ChatTemplate {
         };
         let template =
             environment.get_template(NAME).map_err(|error| ChatTemplateError::Template(describe_error(&error)))?;
-        template.render(context).map_err(|error| ChatTemplateError::Refused(describe_error(&error)))
+        template.render(context).map_err(|error| ChatTemplateError::Rejected(describe_error(&error)))
     }
 }
 

@@ -33,7 +33,7 @@ pub enum Hole {
     Key,
 }
 
-/// Result of matching the start of a text.
+/// The result of matching the start of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PatternMatch {
     /// A match of this length in bytes.
@@ -87,13 +87,13 @@ impl Pattern {
         &self.0
     }
 
-    /// Returns true if it only consists of white space.
+    /// Returns true if it consists only of white space.
     #[must_use]
     pub fn is_blank(&self) -> bool {
         self.0.iter().all(|part| matches!(part, PatternPart::Space(_)))
     }
 
-    /// Returns the text that it starts with, ignoring white space.
+    /// Returns the fixed text at its start, ignoring white space.
     #[must_use]
     pub fn marker(&self) -> Option<&str> {
         match self.0.iter().find(|part| !matches!(part, PatternPart::Space(_))) {
@@ -120,7 +120,7 @@ impl Pattern {
         (fit, hole)
     }
 
-    /// Matches the start of a text with the pattern, whose end may be missing.
+    /// Matches the start of a text with the start of the pattern.
     #[must_use]
     pub fn fit_beginning(&self, text: &str) -> PatternMatch {
         match self.compare(text) {

@@ -10,7 +10,7 @@ use minijinja::{Environment, Error, ErrorKind, State};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Maximum spaces of an indent, so that a template cannot blow up a short conversation.
+/// Maximum spaces of an indent, so that a template cannot make a short conversation very long.
 const MAX_INDENT: usize = 16;
 
 /// The error type of `raise_exception`, which distinguishes it from minijinja's own errors.
@@ -91,17 +91,17 @@ fn indent(
     Ok(result)
 }
 
-/// Returns true if `iter(value)` works in Python: `None` cannot be iterated there, but in minijinja it can.
+/// Returns true if `iter(value)` works in Python. Unlike in minijinja, `None` is not iterable.
 fn is_iterable(value: &Value) -> bool {
     !value.is_none() && value.try_iter().is_ok()
 }
 
-/// Returns true if the value has a length and elements; strings and mappings do, too.
+/// Returns true if the value has a length and elements, like strings, lists and mappings.
 fn is_sequence(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Undefined)
 }
 
-/// `joiner`: returns nothing at the first call, the separator at every other.
+/// `joiner`: returns an empty text at the first call, and the separator at every later call.
 #[derive(Debug)]
 struct Joiner {
     separator: String,

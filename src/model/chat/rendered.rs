@@ -11,7 +11,7 @@ pub struct RenderedPrompt {
     pub text: String,
     /// Byte ranges of the messages' contents, in order; empty if unknown.
     pub parts: Vec<RenderedMessage>,
-    /// The text with marks in literals of control tokens that are not the template's; `None` if there are none.
+    /// The text with marks in literals of control tokens from messages; `None` if there are none.
     pub(super) masked: Option<String>,
     /// True if the text ends inside reasoning, so that the answer starts within it.
     pub thinking: bool,
@@ -58,7 +58,7 @@ impl RenderedPrompt {
         }
     }
 
-    /// Returns the text without the BOS that the tokenizer adds to every prompt, as llama-server shows it.
+    /// Returns the text without the BOS that the tokenizer adds to every prompt, as llama-server returns it.
     #[must_use]
     pub fn without_bos(&self, vocabulary: &Vocabulary) -> &str {
         let special = vocabulary.special();
@@ -66,14 +66,14 @@ impl RenderedPrompt {
         self.text.strip_prefix(bos.as_str()).unwrap_or(&self.text)
     }
 
-    /// Returns the tokens and their authors; tokens outside messages belong to the template.
+    /// Returns the tokens, and the spans of tokens with their roles. Tokens outside of messages belong to the template.
     #[must_use]
     pub fn tokenize(&self, vocabulary: &Vocabulary) -> (Vec<TokenId>, Vec<Span>) {
         let mut tokens = match &self.masked {
             Some(masked) => mask::tokenize(masked, vocabulary),
             None => vocabulary.encode(&self.text, true, true),
         };
-        // A template that writes BOS itself would otherwise produce it twice.
+        // Avoids a second BOS if the template writes it.
         if let Some(bos) = vocabulary.special().bos
             && tokens.starts_with(&[bos, bos])
         {

@@ -1,9 +1,9 @@
 //! Location of each message in a prompt.
 //!
-//! The conversation is rendered a second time with a mark in place of every content. The text between the marks is the
-//! template's own, and must also be between the contents in the real prompt. A template that inspects its messages may
-//! write different text around the marks: then only the words between the texts that the template searches are marked.
-//! Content that the template changed is located by its place.
+//! The conversation is rendered a second time with a mark in place of every content. The text between the marks comes
+//! from the template, so it must also be between the contents in the real prompt. A template that inspects messages may
+//! render marks differently; then only the words between the template's own literals are marked. Content that the
+//! template changed is located by the texts around it.
 
 use super::RenderedMessage;
 use crate::events::{Span, TokenId};
@@ -16,7 +16,7 @@ const TEMPLATE: &str = "template";
 /// Private-use characters around the number of a mark, so that no template and no message contains it by chance.
 const OPEN: char = '\u{f5a8a}';
 const CLOSE: char = '\u{f5a8b}';
-/// Minimum length of a template's text that is kept anywhere in a message.
+/// Minimum length of a template literal that is left unmarked anywhere in a message.
 const MIN_LITERAL: usize = 3;
 
 /// A conversation with marks, and the content of each mark.
@@ -33,13 +33,13 @@ struct Piece {
 }
 
 impl Marked {
-    /// Marks every content that is not blank, as a whole.
+    /// Replaces every non-blank content with one mark.
     pub(super) fn whole(messages: &[Value]) -> Self {
         Self::new(messages, |text| if text.trim().is_empty() { Vec::new() } else { vec![0..text.len()] })
     }
 
-    /// Marks the words of every content between `literals`, the texts of the template, and keeps white space:
-    /// everything that a template may inspect stays.
+    /// Replaces the words between `literals` in every content with marks. Literals of the template and white space
+    /// stay, because a template may search for them.
     pub(super) fn words(messages: &[Value], literals: &[String]) -> Self {
         Self::new(messages, |text| words(text, literals))
     }
@@ -64,8 +64,8 @@ impl Marked {
         marked
     }
 
-    /// Locates the contents in `text`, given the `frame` rendered around their marks. With `changed`, a content may be
-    /// any text in its place.
+    /// Locates the contents in `text`. `frame` is the rendering with marks. With `changed`, a content may have been
+    /// changed by the template.
     pub(super) fn locate(&self, text: &str, frame: &str, changed: bool) -> Option<Vec<RenderedMessage>> {
         let mut parts: Vec<RenderedMessage> = Vec::new();
         let mut last = None;
@@ -122,7 +122,7 @@ fn words(text: &str, literals: &[String]) -> Vec<Range<usize>> {
         if literal.len() >= MIN_LITERAL {
             known.extend(text.match_indices(literal.as_str()).map(|(at, found)| at..at + found.len()));
         } else {
-            // A template searches short texts only at the ends, e.g. for a brace.
+            // Templates search for short literals, such as a brace, only at the ends.
             known.extend(inner.starts_with(literal.as_str()).then(|| from..from + literal.len()));
             let to = from + inner.len();
             known.extend(inner.ends_with(literal.as_str()).then(|| to - literal.len()..to));
@@ -145,7 +145,7 @@ fn words(text: &str, literals: &[String]) -> Vec<Range<usize>> {
     words
 }
 
-/// Converts parts of the text to spans of its tokens. A token across a border belongs to the part in which it starts.
+/// Converts parts of the text to spans of tokens. A token that crosses a border belongs to the part in which it starts.
 pub(super) fn over_tokens(
     text: &str,
     parts: &[RenderedMessage],
@@ -166,7 +166,7 @@ pub(super) fn over_tokens(
         };
         let index = index as u32;
         match spans.last_mut() {
-            // Two adjacent messages of one role stay two spans.
+            // Adjacent messages with the same role stay separate spans.
             Some(last) if last.role == role && start != own => last.end = index + 1,
             _ => spans.push(Span { role: role.to_owned(), start: index, end: index + 1 }),
         }

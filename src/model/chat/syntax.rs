@@ -1,13 +1,13 @@
-//! Translation of Python's Jinja to minijinja's.
+//! Translation of Python's Jinja syntax to minijinja's.
 //!
 //! minijinja lacks some constructs of chat templates: the `generation` block of transformers, which marks the model's
 //! text and prints its body unchanged; `'…' % value`; lists that methods such as `append` change; a string plus an
-//! undefined value. Only tags are parsed, so text outside of them stays unchanged.
+//! undefined value. Text outside of tags is not parsed and stays unchanged.
 
 /// Methods that change a list in place. A template without them keeps its list literals.
 const CHANGING_METHODS: [&str; 7] = [".append(", ".extend(", ".insert(", ".pop(", ".remove(", ".reverse(", ".clear("];
 
-/// Names that precede an operand, so that a bracket after them starts a list.
+/// Keywords after which a bracket starts a list.
 const KEYWORDS: [&str; 9] = ["in", "not", "and", "or", "is", "if", "elif", "else", "recursive"];
 
 /// Name of the function that creates a mutable list.
@@ -128,8 +128,7 @@ fn rewrite(tokens: &[Token<'_>], lists_change: bool, edits: &mut Vec<Edit>) {
                 edits.push(Edit::insert(last.end(), ")"));
             }
         }
-        // Python cannot add other values to a string, but templates do so with undefined values, and llama.cpp treats
-        // those as empty.
+        // Templates add undefined values to strings. Python fails, but llama.cpp treats them as empty.
         let joins_text = token.is("+")
             && before.is_some_and(|before| !begins_operand(before) && !before.is("."))
             && [before, tokens.get(index + 1)].into_iter().flatten().any(|neighbour| neighbour.kind == Kind::Text);

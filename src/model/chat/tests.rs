@@ -138,7 +138,7 @@ fn endless_template_is_stopped() {
     let source = "{% for a in range(9999) %}{% for b in range(9999) %}{{ a * b }}{% endfor %}{% endfor %}";
     assert!(matches!(
         render(Some(source), &json!([{"role": "user", "content": ""}])),
-        Err(ChatTemplateError::Refused(_))
+        Err(ChatTemplateError::Rejected(_))
     ));
 }
 
@@ -193,7 +193,7 @@ fn with_call(arguments: &Value) -> Value {
 fn tools_are_described_if_the_template_supports_none() {
     let plain = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}";
     let template = ChatTemplate::new(Some(plain), "", "").unwrap();
-    assert!(!template.knows_tools());
+    assert!(!template.supports_tools());
     let options = RenderOptions { tools: Some(tool()), ..options() };
     let text = template.render(&with_call(&json!("{\"a\": 1}")), &options).unwrap().text;
     insta::assert_snapshot!(text, @r#"
@@ -307,7 +307,9 @@ fn only_the_template_produces_control_tokens() {
     let vocabulary = std::sync::Arc::new(bytes_and_controls());
     let source = "{{ bos_token }}{% for m in messages %}{{ m.role[0] }}:\
                   {{ m.content.split('</think>')[-1] if m.role == 'assistant' else m.content }}<|end|>{% endfor %}";
-    let template = ChatTemplate::new(Some(source), "<s>", "</s>").unwrap().guarding(std::sync::Arc::clone(&vocabulary));
+    let template = ChatTemplate::new(Some(source), "<s>", "</s>")
+        .unwrap()
+        .with_literal_masking(std::sync::Arc::clone(&vocabulary));
     let rendered = |messages: Value| template.render(&messages, &options()).unwrap();
     let controls = |messages: Value| {
         let (tokens, spans) = rendered(messages).tokenize(&vocabulary);
@@ -324,7 +326,7 @@ fn only_the_template_produces_control_tokens() {
         ("#u:<<|end|>|end|>\u{fffd}\u{fffd}<|end|>#".into(), 3)
     );
     assert_eq!(controls(json!([user("plain"), user("<|end|>"), user("c")])), ("#u:plain#u:<|end|>#u:c#".into(), 7));
-    // The template still finds the end of reasoning, and a client's own mark has no effect.
+    // The template still finds the end of reasoning, and marks in a client's text have no effect.
     let answer = json!({"role": "assistant", "content": "x</think>y<|end|>"});
     assert_eq!(controls(json!([user("a"), answer, user("b")])), ("#u:a#a:y<|end|>#u:b#".into(), 7));
     let marked = format!("a<{}|end|>", super::mask::MARK);

@@ -17,8 +17,8 @@ use std::time::Duration;
 
 /// Maximum length of a source in bytes.
 const MAX_SOURCE_BYTES: usize = 256 * 1024;
-/// Maximum lines of a Lark grammar: each may be a rule that refers to another, and the compiler recurses along that
-/// chain.
+/// Maximum lines of a Lark grammar: each may be a rule that refers to the next, and the compiler recurses once per
+/// rule.
 const MAX_LINES: usize = 4000;
 /// Stack of the compiling thread; the system only allocates the used part.
 const STACK: usize = 256 << 20;
@@ -33,7 +33,7 @@ const MAX_CACHED: usize = 32;
 pub struct GrammarCompiler {
     vocabulary: Arc<Vocabulary>,
     factory: OnceLock<Result<Arc<ParserFactory>, GrammarError>>,
-    ahead: OnceLock<MaskWorker>,
+    mask_worker: OnceLock<MaskWorker>,
     /// Cache entries, the most recently used last.
     cache: Mutex<Vec<(u128, Matcher)>>,
     compiling: Arc<AtomicUsize>,
@@ -52,55 +52,55 @@ impl GrammarCompiler {
         Self {
             vocabulary,
             factory: OnceLock::new(),
-            ahead: OnceLock::new(),
+            mask_worker: OnceLock::new(),
             cache: Mutex::new(Vec::new()),
             compiling: Arc::new(AtomicUsize::new(0)),
         }
     }
 
-    /// Compiles a constraint or takes it from the cache. Takes milliseconds, or seconds at worst: do not call it on an
-    /// async thread.
+    /// Returns a matcher at the start of a constraint's grammar, which is compiled or cached. Compiling takes
+    /// milliseconds, at most seconds, so do not call it on an async thread.
     ///
     /// # Errors
-    /// [`GrammarError`], addressed to the author of the grammar.
-    pub fn follow(&self, constraint: &Constraint) -> Result<GrammarMatcher, GrammarError> {
+    /// [`GrammarError`], with a message for the author of the grammar.
+    pub fn start_matcher(&self, constraint: &Constraint) -> Result<GrammarMatcher, GrammarError> {
         let matcher = self.matcher(&constraint.source)?;
         let environment = self.factory()?.tok_env().clone();
-        let ahead = self.ahead.get_or_init(MaskWorker::start).clone();
-        Ok(GrammarMatcher::new(matcher, environment, ahead, constraint.trigger.clone().map(TriggerMatcher::new)))
+        let mask_worker = self.mask_worker.get_or_init(MaskWorker::start).clone();
+        Ok(GrammarMatcher::new(matcher, environment, mask_worker, constraint.trigger.clone().map(TriggerMatcher::new)))
     }
 
     /// Returns a separate matcher for one run, at the grammar's start and with its first mask computed.
     fn matcher(&self, source: &GrammarSource) -> Result<Matcher, GrammarError> {
         let key = key(source);
-        if let Some(kept) = self.cached(key) {
-            return Ok(kept);
+        if let Some(matcher) = self.cached(key) {
+            return Ok(matcher);
         }
         let grammar = self.translate(source)?;
         let matcher = self.compile(grammar)?;
         let copy = matcher.deep_clone();
-        let mut kept = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.iter().all(|(other, _)| *other != key) {
-            if kept.len() == MAX_CACHED {
-                kept.remove(0);
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if cache.iter().all(|(other, _)| *other != key) {
+            if cache.len() == MAX_CACHED {
+                cache.remove(0);
             }
-            kept.push((key, matcher));
+            cache.push((key, matcher));
         }
         Ok(copy)
     }
 
     fn cached(&self, key: u128) -> Option<Matcher> {
-        let mut kept = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = kept.iter().position(|(other, _)| *other == key)?;
-        let found = kept.remove(at);
-        // Nothing is shared, so that one run's work does not count towards another's limits.
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = cache.iter().position(|(other, _)| *other == key)?;
+        let found = cache.remove(at);
+        // A deep copy, so that the work of one run does not count towards the limits of another.
         let copy = found.1.deep_clone();
-        kept.push(found);
+        cache.push(found);
         Some(copy)
     }
 
     fn translate(&self, source: &GrammarSource) -> Result<TopLevelGrammar, GrammarError> {
-        let fits = |text: &str| {
+        let check_length = |text: &str| {
             if text.len() > MAX_SOURCE_BYTES {
                 Err(GrammarError::TooLong { bytes: text.len(), limit: MAX_SOURCE_BYTES })
             } else {
@@ -109,18 +109,18 @@ impl GrammarCompiler {
         };
         Ok(match source {
             GrammarSource::JsonSchema(value) => {
-                fits(&value.to_string())?;
+                check_length(&value.to_string())?;
                 TopLevelGrammar::from_json_schema(schema::prepare(value)?)
             }
             GrammarSource::JsonObject => {
                 TopLevelGrammar::from_json_schema(schema::prepare(&json!({"type": "object"}))?)
             }
             GrammarSource::Gbnf(text) => {
-                fits(text)?;
+                check_length(text)?;
                 TopLevelGrammar::from_lark(gbnf::to_lark(text, &self.vocabulary)?)
             }
             GrammarSource::Lark(text) => {
-                fits(text)?;
+                check_length(text)?;
                 let lines = text.lines().count();
                 if lines > MAX_LINES {
                     return Err(GrammarError::unsupported(format!(
@@ -130,7 +130,7 @@ impl GrammarCompiler {
                 TopLevelGrammar::from_lark(text.clone())
             }
             GrammarSource::Regex(text) => {
-                fits(text)?;
+                check_length(text)?;
                 // Anchors are redundant, because the whole answer must match.
                 let text = text.strip_prefix('^').unwrap_or(text);
                 let text = match text.strip_suffix('$') {
@@ -151,7 +151,7 @@ impl GrammarCompiler {
             let mut matcher = Matcher::new(factory.create_parser(grammar));
             let checked = match matcher.get_error() {
                 Some(error) => Err(GrammarError::Unsupported(user_message(&error))),
-                // A grammar that nothing can begin is rejected here, not during the run.
+                // Reject a grammar that no token can start here, not during the run.
                 None => match matcher.compute_mask_or_eos() {
                     Ok(mask) if mask.num_set() > 0 => Ok(matcher),
                     Ok(_) => {
@@ -160,7 +160,7 @@ impl GrammarCompiler {
                     Err(error) => Err(GrammarError::Unsupported(user_message(&error.to_string()))),
                 },
             };
-            // The receiver is gone if the compilation timed out.
+            // The receiver is dropped if the compilation timed out.
             let _ = done.send(checked);
         };
         std::thread::Builder::new()
@@ -198,8 +198,8 @@ impl GrammarCompiler {
     }
 }
 
-/// Returns llguidance's default limits, which bound the time of a mask to a few milliseconds, with error messages for
-/// users.
+/// Returns llguidance's default limits, which bound the time of a mask to a few milliseconds, with short error
+/// messages.
 fn limits() -> ParserLimits {
     ParserLimits { max_lexer_states: 50_000, verbose_errors: false, ..ParserLimits::default() }
 }
@@ -241,7 +241,7 @@ fn key(source: &GrammarSource) -> u128 {
     xxhash_rust::xxh3::xxh3_128(format!("{kind}\0{text}").as_bytes())
 }
 
-/// Converts llguidance's message for users: without the text of the grammar and without names of its settings.
+/// Shortens an error message of llguidance: removes the text of the grammar and the names of internal settings.
 pub(super) fn user_message(message: &str) -> String {
     const MAX_CHARS: usize = 300;
     let message = message.trim_start_matches("panic: ");

@@ -9,7 +9,7 @@ type Job = Box<dyn FnOnce() + Send>;
 pub(super) struct MaskWorker(Option<Sender<Job>>);
 
 impl MaskWorker {
-    /// Starts the thread. If that fails, nothing is computed ahead.
+    /// Starts the thread. If that fails, masks are computed on demand only.
     pub(super) fn start() -> Self {
         let (sender, jobs) = channel::<Job>();
         let thread = std::thread::Builder::new().name("thunder-masks".into()).spawn(move || {

@@ -8,8 +8,8 @@ use llguidance::toktrie::{SimpleVob, TokEnv};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Minimum duration of a mask computation to compute the next mask ahead, beside the model; waking a thread alone costs
-/// some ten microseconds.
+/// Minimum duration of the last mask computation to prefetch the next mask on the mask worker. Waking the thread alone
+/// costs some ten microseconds.
 const MIN_COST_TO_PREFETCH: Duration = Duration::from_micros(80);
 
 /// The tokens permitted next, one bit each.
@@ -19,16 +19,16 @@ pub type TokenMask = SimpleVob;
 pub struct GrammarMatcher {
     core: Arc<Mutex<Core>>,
     environment: TokEnv,
-    ahead: MaskWorker,
-    /// Looks for the trigger of a lazy constraint; also needed to rewind to the time before it.
-    watch: Option<TriggerMatcher>,
+    mask_worker: MaskWorker,
+    /// Searches the trigger of a lazy constraint. Kept after the trigger for rewinding.
+    trigger_matcher: Option<TriggerMatcher>,
     /// The effect of each appended token, in order.
     effects: Vec<TokenEffect>,
-    /// Index of the trigger among them.
+    /// Index of the trigger in `effects`.
     trigger: Option<usize>,
 }
 
-/// The grammar's state, and its mask once it is computed.
+/// The state of the grammar, and its next mask if it is computed.
 struct Core {
     matcher: Matcher,
     mask: Option<Result<Arc<TokenMask>, String>>,
@@ -40,13 +40,13 @@ struct Core {
 enum TokenEffect {
     /// The token came before the trigger.
     BeforeTrigger,
-    /// The token was the trigger; the text after the trigger counted as this many tokens.
+    /// The token was the trigger. The grammar consumed this number of tokens for the text after it.
     Trigger(usize),
     /// The grammar accepted the token.
     Accepted,
-    /// The grammar did not accept the token, and permits anything after it.
+    /// The grammar did not accept the token. It permits any tokens after it.
     Rejected,
-    /// The token came after an unaccepted one.
+    /// The token came after a rejected one.
     Unconstrained,
     /// The token ended the answer.
     End,
@@ -57,7 +57,7 @@ enum TokenEffect {
 pub enum AcceptResult {
     /// The grammar accepts the token, or the constraint has not begun.
     Accepted,
-    /// The grammar does not accept the token: it permits anything until the token is removed again.
+    /// The grammar does not accept the token. It permits any tokens until this one is removed.
     Rejected,
 }
 
@@ -74,8 +74,8 @@ impl Clone for GrammarMatcher {
         Self {
             core: Arc::new(Mutex::new(core)),
             environment: Arc::clone(&self.environment),
-            ahead: self.ahead.clone(),
-            watch: self.watch.clone(),
+            mask_worker: self.mask_worker.clone(),
+            trigger_matcher: self.trigger_matcher.clone(),
             effects: self.effects.clone(),
             trigger: self.trigger,
         }
@@ -83,12 +83,25 @@ impl Clone for GrammarMatcher {
 }
 
 impl GrammarMatcher {
-    pub(super) fn new(matcher: Matcher, environment: TokEnv, ahead: MaskWorker, watch: Option<TriggerMatcher>) -> Self {
+    pub(super) fn new(
+        matcher: Matcher,
+        environment: TokEnv,
+        mask_worker: MaskWorker,
+        trigger_matcher: Option<TriggerMatcher>,
+    ) -> Self {
         let core = Core { matcher, mask: None, cost: Duration::ZERO };
-        Self { core: Arc::new(Mutex::new(core)), environment, ahead, watch, effects: Vec::new(), trigger: None }
+        Self {
+            core: Arc::new(Mutex::new(core)),
+            environment,
+            mask_worker,
+            trigger_matcher,
+            effects: Vec::new(),
+            trigger: None,
+        }
     }
 
-    /// Returns the tokens permitted next; `None` for all tokens, if the constraint has not begun or was given up.
+    /// Returns the tokens permitted next; `None` for all tokens, if the constraint has not begun or a token was
+    /// rejected.
     ///
     /// # Errors
     /// The grammar became too complex; the text describes it.
@@ -101,18 +114,19 @@ impl GrammarMatcher {
         core.mask.clone().transpose()
     }
 
-    /// Starts computing the next mask if that is worthwhile; [`GrammarMatcher::mask`] returns it or computes it itself.
+    /// Starts computing the next mask on the mask worker if that is worthwhile. [`GrammarMatcher::mask`] works without
+    /// this call.
     pub fn prepare(&self) {
         if !self.is_active() {
             return;
         }
-        let worth = {
+        let is_worthwhile = {
             let core = lock(&self.core);
             core.mask.is_none() && core.cost > MIN_COST_TO_PREFETCH
         };
-        if worth {
+        if is_worthwhile {
             let core = Arc::downgrade(&self.core);
-            self.ahead.send(move || {
+            self.mask_worker.send(move || {
                 if let Some(core) = core.upgrade() {
                     lock(&core).compute_mask();
                 }
@@ -120,14 +134,15 @@ impl GrammarMatcher {
         }
     }
 
-    /// Returns true if a token that was sampled without a mask is permitted: it may complete a trigger and continue
-    /// with text that the grammar does not begin with.
+    /// Returns true if a token that was sampled without a mask is permitted. A token is not permitted if it completes
+    /// the trigger and continues with text that does not match the grammar.
     #[must_use]
     pub fn permits(&self, token: TokenId, piece: &[u8]) -> bool {
-        if self.begun() {
+        if self.has_begun() {
             return true;
         }
-        match self.watch.as_ref().and_then(|watch| watch.text_after_trigger(token, piece)) {
+        match self.trigger_matcher.as_ref().and_then(|trigger_matcher| trigger_matcher.text_after_trigger(token, piece))
+        {
             None => true,
             Some(text_after_trigger) if text_after_trigger.is_empty() => true,
             Some(text_after_trigger) => {
@@ -141,7 +156,7 @@ impl GrammarMatcher {
     pub fn accept(&mut self, token: TokenId, piece: &[u8]) -> AcceptResult {
         let effect = match self.effects.last() {
             Some(TokenEffect::Rejected | TokenEffect::Unconstrained) => TokenEffect::Unconstrained,
-            _ if self.begun() => self.consume(token),
+            _ if self.has_begun() => self.consume(token),
             _ => self.before(token, piece),
         };
         if matches!(effect, TokenEffect::Trigger(_)) {
@@ -168,13 +183,13 @@ impl GrammarMatcher {
     /// Returns true if the constraint restricts the next token.
     #[must_use]
     pub fn is_active(&self) -> bool {
-        self.begun() && !matches!(self.effects.last(), Some(TokenEffect::Rejected | TokenEffect::Unconstrained))
+        self.has_begun() && !matches!(self.effects.last(), Some(TokenEffect::Rejected | TokenEffect::Unconstrained))
     }
 
-    /// Rewinds by `count` tokens, or as many as it has recorded.
+    /// Rewinds by `count` tokens, but not beyond the start.
     pub fn rewind(&mut self, count: usize) {
-        let gone = self.effects.split_off(self.effects.len().saturating_sub(count));
-        let steps = gone
+        let removed = self.effects.split_off(self.effects.len().saturating_sub(count));
+        let steps = removed
             .iter()
             .map(|effects| match effects {
                 TokenEffect::Trigger(tokens) => *tokens,
@@ -185,17 +200,17 @@ impl GrammarMatcher {
         if steps > 0 {
             let mut core = lock(&self.core);
             core.mask = None;
-            // The matcher keeps a failure and reports it at the next mask.
+            // The matcher stores an error and returns it with the next mask.
             let _ = core.matcher.rollback(steps);
         }
         self.trigger = self.trigger.filter(|&at| at < self.effects.len());
-        if let Some(watch) = &mut self.watch {
-            watch.pop(gone.iter().filter(|effect| matches!(effect, TokenEffect::BeforeTrigger)).count());
+        if let Some(trigger_matcher) = &mut self.trigger_matcher {
+            trigger_matcher.pop(removed.iter().filter(|effect| matches!(effect, TokenEffect::BeforeTrigger)).count());
         }
     }
 
-    fn begun(&self) -> bool {
-        self.watch.is_none() || self.trigger.is_some()
+    fn has_begun(&self) -> bool {
+        self.trigger_matcher.is_none() || self.trigger.is_some()
     }
 
     fn consume(&mut self, token: TokenId) -> TokenEffect {
@@ -210,9 +225,9 @@ impl GrammarMatcher {
     }
 
     fn before(&mut self, token: TokenId, piece: &[u8]) -> TokenEffect {
-        let Some(watch) = &mut self.watch else { return TokenEffect::BeforeTrigger };
-        let Some(text_after_trigger) = watch.text_after_trigger(token, piece) else {
-            watch.push(piece);
+        let Some(trigger_matcher) = &mut self.trigger_matcher else { return TokenEffect::BeforeTrigger };
+        let Some(text_after_trigger) = trigger_matcher.text_after_trigger(token, piece) else {
+            trigger_matcher.push(piece);
             return TokenEffect::BeforeTrigger;
         };
         let tokens = self.environment.tok_trie().greedy_tokenize(&text_after_trigger);
@@ -232,10 +247,10 @@ impl Core {
         if self.mask.is_some() {
             return;
         }
-        let begun = Instant::now();
+        let started = Instant::now();
         let mask = self.matcher.compute_mask_or_eos().map(Arc::new);
         self.mask = Some(mask.map_err(|error| super::compile::user_message(&error.to_string())));
-        self.cost = begun.elapsed();
+        self.cost = started.elapsed();
     }
 }
 

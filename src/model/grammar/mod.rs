@@ -2,11 +2,11 @@
 //!
 //! A [`Constraint`] is part of a request. [`GrammarCompiler`], one per model, compiles it into a [`GrammarMatcher`] for
 //! one run: it returns the permitted next tokens, accepts the sampled token, and rewinds when a mod removes tokens.
-//! llguidance does the work; [`gbnf`] translates llama.cpp's grammar format. Grammars come from untrusted clients:
-//! their size, depth and compile time are bounded, and none of them can abort the process.
+//! [`gbnf`] translates llama.cpp's grammar format for llguidance, which computes the masks. Grammars come from
+//! untrusted clients: their size, depth and compile time are bounded, and none of them can abort the process.
 //!
-//! Only text matches text: a control token (`<|im_end|>`) never matches its characters, and its characters never become
-//! the token. A grammar refers to the token explicitly: `<|im_end|>` or `<[2]>` in Lark and GBNF.
+//! A literal in a grammar matches text only: a control token such as `<|im_end|>` does not match its characters. A
+//! grammar refers to the token explicitly: `<|im_end|>` or `<[2]>` in Lark and GBNF.
 
 mod compile;
 pub mod gbnf;
@@ -73,7 +73,7 @@ impl Constraint {
 pub struct Trigger {
     /// Any of these tokens.
     pub tokens: Vec<TokenId>,
-    /// Any of these texts, for any division into tokens.
+    /// Any of these texts, however they are tokenized.
     pub texts: Vec<String>,
     /// Any of these texts at the start of the answer, ignoring white space. The grammar also describes the opening,
     /// including white space inside.
@@ -82,7 +82,7 @@ pub struct Trigger {
     /// Text that an opening may follow; empty for none.
     #[serde(rename = "behind", skip_serializing_if = "String::is_empty")]
     pub after: String,
-    /// True if an opening only counts after that text.
+    /// True if an opening counts only after that text.
     #[serde(rename = "only_behind", skip_serializing_if = "std::ops::Not::not")]
     pub only_after: bool,
 }
@@ -101,7 +101,7 @@ impl Trigger {
     }
 }
 
-/// The reason why a grammar cannot be used; the messages address its author.
+/// The reason why a grammar cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GrammarError {
     /// A syntax error.
@@ -114,7 +114,7 @@ pub enum GrammarError {
         /// The error and the expected syntax.
         message: String,
     },
-    /// The grammar uses something that is not supported.
+    /// The grammar uses an unsupported feature.
     #[error("{0}")]
     Unsupported(String),
     /// The grammar is too long.

@@ -4,7 +4,7 @@ use super::GrammarError;
 use serde_json::{Map, Value, json};
 
 /// White space between the parts of the JSON: a space, or a line break with an indentation. The length is bounded,
-/// because a model with nothing to say would otherwise fill its context with white space.
+/// because a model may otherwise fill its context with white space.
 const WHITE_SPACE: &str = r" |\n[ \t]{0,20}";
 
 /// Maximum nesting in which annotations are removed.
@@ -40,9 +40,8 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     Ok(Value::Object(schema))
 }
 
-/// Removes annotations. In a schema that is not part of a combination (`alone`), objects only have the listed
-/// properties, unless the schema permits others. llama.cpp does the same, because a model that may invent properties
-/// does so.
+/// Removes annotations. Outside of combinations such as `anyOf` (`alone`), objects have only the listed properties
+/// unless the schema permits others. llama.cpp does the same, because models otherwise invent properties.
 fn simplify(schema: &mut Map<String, Value>, alone: bool, depth: usize) {
     if depth > MAX_DEPTH {
         return;
@@ -51,7 +50,7 @@ fn simplify(schema: &mut Map<String, Value>, alone: bool, depth: usize) {
     if schema.get("format").and_then(Value::as_str).is_some_and(|format| !FORMATS.contains(&format)) {
         schema.shift_remove("format");
     }
-    if alone && lists_all_it_needs(schema) {
+    if alone && lists_required_properties(schema) {
         schema.insert("additionalProperties".into(), false.into());
     }
     let below = |value: &mut Value, alone| {
@@ -72,8 +71,8 @@ fn simplify(schema: &mut Map<String, Value>, alone: bool, depth: usize) {
     }
 }
 
-fn lists_all_it_needs(schema: &Map<String, Value>) -> bool {
-    const OTHERWISE: &[&str] = &[
+fn lists_required_properties(schema: &Map<String, Value>) -> bool {
+    const OPEN_KEYWORDS: &[&str] = &[
         "additionalProperties",
         "patternProperties",
         "unevaluatedProperties",
@@ -86,7 +85,7 @@ fn lists_all_it_needs(schema: &Map<String, Value>) -> bool {
     let Some(Value::Object(properties)) = schema.get("properties") else { return false };
     let required = schema.get("required").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
     required.iter().all(|name| name.as_str().is_some_and(|name| properties.contains_key(name)))
-        && !OTHERWISE.iter().any(|keyword| schema.contains_key(*keyword))
+        && !OPEN_KEYWORDS.iter().any(|keyword| schema.contains_key(*keyword))
 }
 
 #[cfg(test)]

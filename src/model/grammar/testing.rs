@@ -31,8 +31,8 @@ pub(crate) fn vocabulary() -> Arc<Vocabulary> {
     }))
 }
 
-/// Returns a vocabulary like Llama 2's sentencepiece: control tokens first, separate byte tokens, words that start with
-/// a space, no token for `<|im_start|>`.
+/// Returns a vocabulary like the SentencePiece one of Llama 2: control tokens first, then byte tokens, then words that
+/// start with a space; no token for `<|im_start|>`.
 pub(crate) fn sentencepiece() -> Arc<Vocabulary> {
     let control = ["<unk>", "<s>", "</s>"].map(|word| word.as_bytes().into());
     let bytes = (0..=255u8).map(|byte| vec![byte].into_boxed_slice());
@@ -46,27 +46,27 @@ pub(crate) fn sentencepiece() -> Arc<Vocabulary> {
     }))
 }
 
-pub(crate) fn follow(source: GrammarSource) -> GrammarMatcher {
-    GrammarCompiler::new(vocabulary()).follow(&Constraint::new("test", source)).unwrap()
+pub(crate) fn start_matcher(source: GrammarSource) -> GrammarMatcher {
+    GrammarCompiler::new(vocabulary()).start_matcher(&Constraint::new("test", source)).unwrap()
 }
 
 /// Returns true if the text, one byte per token, is a complete answer.
-pub(crate) fn accepts(follower: &mut GrammarMatcher, text: &str) -> bool {
+pub(crate) fn accepts(matcher: &mut GrammarMatcher, text: &str) -> bool {
     let mut taken = 0;
     let fits = text.bytes().all(|byte| {
         let token = TokenId::from(byte);
-        let fits = may_follow(follower, token);
+        let fits = is_permitted(matcher, token);
         if fits {
-            follower.accept(token, &[byte]);
+            matcher.accept(token, &[byte]);
             taken += 1;
         }
         fits
     });
-    let whole = fits && may_follow(follower, END);
-    follower.rewind(taken);
+    let whole = fits && is_permitted(matcher, END);
+    matcher.rewind(taken);
     whole
 }
 
-pub(crate) fn may_follow(follower: &mut GrammarMatcher, token: TokenId) -> bool {
-    follower.mask().unwrap().is_none_or(|mask| mask.is_allowed(token as u32))
+pub(crate) fn is_permitted(matcher: &mut GrammarMatcher, token: TokenId) -> bool {
+    matcher.mask().unwrap().is_none_or(|mask| mask.is_allowed(token as u32))
 }

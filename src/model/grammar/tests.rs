@@ -1,10 +1,10 @@
-use super::testing::{CONTROL, END, accepts, follow, may_follow, sentencepiece, vocabulary};
+use super::testing::{CONTROL, END, accepts, is_permitted, sentencepiece, start_matcher, vocabulary};
 use super::*;
 use proptest::prelude::*;
 use serde_json::json;
 
 fn error(source: GrammarSource) -> String {
-    GrammarCompiler::new(vocabulary()).follow(&Constraint::new("test", source)).unwrap_err().to_string()
+    GrammarCompiler::new(vocabulary()).start_matcher(&Constraint::new("test", source)).unwrap_err().to_string()
 }
 
 #[test]
@@ -14,17 +14,17 @@ fn schema_permits_only_valid_json() {
         "properties": {"name": {"type": "string", "maxLength": 3}, "age": {"type": "integer", "minimum": 10}},
         "required": ["name", "age"], "additionalProperties": false,
     });
-    let mut matcher = follow(GrammarSource::JsonSchema(schema));
+    let mut matcher = start_matcher(GrammarSource::JsonSchema(schema));
     assert!(accepts(&mut matcher, r#"{"name":"Al","age":10}"#));
     assert!(accepts(&mut matcher, "{\n  \"name\": \"Al\",\n  \"age\": 99\n}"));
-    for wrong in [r#"{"name":"Alan","age":10}"#, r#"{"name":"Al","age":9}"#, r#"{"name":"Al"}"#, "{", "null", ""] {
-        assert!(!accepts(&mut matcher, wrong), "{wrong}");
+    for invalid in [r#"{"name":"Alan","age":10}"#, r#"{"name":"Al","age":9}"#, r#"{"name":"Al"}"#, "{", "null", ""] {
+        assert!(!accepts(&mut matcher, invalid), "{invalid}");
     }
 }
 
 #[test]
 fn white_space_is_bounded() {
-    let mut matcher = follow(GrammarSource::JsonObject);
+    let mut matcher = start_matcher(GrammarSource::JsonObject);
     assert!(accepts(&mut matcher, "{ \"a\": {} }"));
     assert!(!accepts(&mut matcher, "{  \"a\": {}}"));
     assert!(!accepts(&mut matcher, &format!("{{\n{}\"a\":1}}", " ".repeat(21))));
@@ -41,7 +41,7 @@ fn unsupported_schemas_are_rejected_with_the_keyword() {
 
 #[test]
 fn regular_expressions_match_the_whole_answer() {
-    let mut matcher = follow(GrammarSource::Regex("^(yes|no)[!]{0,2}$".into()));
+    let mut matcher = start_matcher(GrammarSource::Regex("^(yes|no)[!]{0,2}$".into()));
     assert!(accepts(&mut matcher, "yes!!"));
     assert!(!accepts(&mut matcher, "yes!!!"));
     assert!(!accepts(&mut matcher, " no"));
@@ -50,35 +50,35 @@ fn regular_expressions_match_the_whole_answer() {
 
 #[test]
 fn answer_is_complete_when_nothing_can_follow() {
-    let mut matcher = follow(GrammarSource::Regex("a|abc".into()));
+    let mut matcher = start_matcher(GrammarSource::Regex("a|abc".into()));
     matcher.accept(97, b"a");
-    assert!(!matcher.is_complete() && may_follow(&mut matcher, END));
+    assert!(!matcher.is_complete() && is_permitted(&mut matcher, END));
     matcher.accept(98, b"b");
-    assert!(!matcher.is_complete() && !may_follow(&mut matcher, END));
+    assert!(!matcher.is_complete() && !is_permitted(&mut matcher, END));
     matcher.accept(99, b"c");
     assert!(matcher.is_complete());
     matcher.rewind(2);
-    assert!(!matcher.is_complete() && may_follow(&mut matcher, 98));
+    assert!(!matcher.is_complete() && is_permitted(&mut matcher, 98));
 }
 
 #[test]
 fn control_tokens_do_not_match_text() {
-    let mut matcher = follow(GrammarSource::Regex("(?s).*".into()));
-    assert!(may_follow(&mut matcher, TokenId::from(b'<')));
-    assert!(!may_follow(&mut matcher, CONTROL));
-    let mut named = follow(GrammarSource::Lark("start: \"a\" <|control|> \"b\"".into()));
+    let mut matcher = start_matcher(GrammarSource::Regex("(?s).*".into()));
+    assert!(is_permitted(&mut matcher, TokenId::from(b'<')));
+    assert!(!is_permitted(&mut matcher, CONTROL));
+    let mut named = start_matcher(GrammarSource::Lark("start: \"a\" <|control|> \"b\"".into()));
     named.accept(97, b"a");
-    assert!(may_follow(&mut named, CONTROL) && !may_follow(&mut named, TokenId::from(b'<')));
+    assert!(is_permitted(&mut named, CONTROL) && !is_permitted(&mut named, TokenId::from(b'<')));
     named.accept(CONTROL, b"<|control|>");
-    assert!(may_follow(&mut named, 98));
-    let mut by_id = follow(GrammarSource::Lark(format!("start: <[{CONTROL}]> \"b\"")));
-    assert!(may_follow(&mut by_id, CONTROL));
+    assert!(is_permitted(&mut named, 98));
+    let mut by_id = start_matcher(GrammarSource::Lark(format!("start: <[{CONTROL}]> \"b\"")));
+    assert!(is_permitted(&mut by_id, CONTROL));
     assert!(!error(GrammarSource::Lark("start: <|unknown|>".into())).contains("panic"));
 }
 
 #[test]
 fn unaccepted_forced_token_disables_grammar_until_removed() {
-    let mut matcher = follow(GrammarSource::Regex("abc".into()));
+    let mut matcher = start_matcher(GrammarSource::Regex("abc".into()));
     assert_eq!(matcher.accept(97, b"a"), AcceptResult::Accepted);
     assert_eq!(matcher.accept(120, b"x"), AcceptResult::Rejected);
     assert!(!matcher.is_active() && matcher.mask().unwrap().is_none());
@@ -87,19 +87,19 @@ fn unaccepted_forced_token_disables_grammar_until_removed() {
     matcher.rewind(1);
     assert!(!matcher.is_active());
     matcher.rewind(2);
-    assert!(matcher.is_active() && may_follow(&mut matcher, 98) && !may_follow(&mut matcher, 97));
+    assert!(matcher.is_active() && is_permitted(&mut matcher, 98) && !is_permitted(&mut matcher, 97));
 }
 
 #[test]
 fn lazy_constraint_begins_after_its_trigger() {
     let constraint = Constraint::new("tools", GrammarSource::JsonObject).lazy(Trigger::text("<tool_call>"));
-    let mut matcher = GrammarCompiler::new(vocabulary()).follow(&constraint).unwrap();
+    let mut matcher = GrammarCompiler::new(vocabulary()).start_matcher(&constraint).unwrap();
     let word = |word: &str| 256 + testing::WORDS.iter().position(|known| *known == word).unwrap() as TokenId;
     assert!(matcher.mask().unwrap().is_none());
     matcher.accept(word("<tool"), b"<tool");
     assert!(matcher.permits(word("_call>"), b"_call>"));
     matcher.accept(word("_call>"), b"_call>");
-    assert!(matcher.is_active() && !may_follow(&mut matcher, 97) && may_follow(&mut matcher, word("{\"")));
+    assert!(matcher.is_active() && !is_permitted(&mut matcher, 97) && is_permitted(&mut matcher, word("{\"")));
     matcher.rewind(1);
     assert!(!matcher.is_active());
     // A token that completes the trigger and also starts the grammar.
@@ -107,55 +107,56 @@ fn lazy_constraint_begins_after_its_trigger() {
     assert!(matcher.permits(word("<tool_call>{"), b"<tool_call>{"));
     assert!(!matcher.permits(97, b"<tool_call>x"));
     matcher.accept(word("<tool_call>{"), b"<tool_call>{");
-    assert!(matcher.is_active() && may_follow(&mut matcher, TokenId::from(b'}')));
-    assert!(!may_follow(&mut matcher, TokenId::from(b'{')));
+    assert!(matcher.is_active() && is_permitted(&mut matcher, TokenId::from(b'}')));
+    assert!(!is_permitted(&mut matcher, TokenId::from(b'{')));
     matcher.rewind(1);
     assert!(matcher.mask().unwrap().is_none());
 
     let by_token = constraint.lazy(Trigger::token(CONTROL));
-    let mut matcher = GrammarCompiler::new(vocabulary()).follow(&by_token).unwrap();
+    let mut matcher = GrammarCompiler::new(vocabulary()).start_matcher(&by_token).unwrap();
     matcher.accept(97, b"a");
     matcher.accept(CONTROL, b"<|control|>");
-    assert!(matcher.is_active() && may_follow(&mut matcher, word("{\"")));
+    assert!(matcher.is_active() && is_permitted(&mut matcher, word("{\"")));
 }
 
 #[test]
 fn vocabulary_without_template_tokens_supports_schemas() {
     let grammars = GrammarCompiler::new(sentencepiece());
     let schema = json!({"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]});
-    let mut matcher = grammars.follow(&Constraint::new("json_schema", GrammarSource::JsonSchema(schema))).unwrap();
+    let mut matcher =
+        grammars.start_matcher(&Constraint::new("json_schema", GrammarSource::JsonSchema(schema))).unwrap();
     let mask = matcher.mask().unwrap().unwrap();
-    // `{` is a byte token here; words start with a space, which is not permitted in the schema's JSON.
+    // `{` is a byte token here. Words start with a space, which the schema's JSON does not permit.
     assert!(mask.is_allowed(3 + u32::from(b'{')) && !mask.is_allowed(3 + 256) && !mask.is_allowed(1));
     for byte in br#"{"answer": "# {
         matcher.accept(TokenId::from(*byte) + 3, &[*byte]);
     }
-    assert!(may_follow(&mut matcher, 3 + TokenId::from(b'4')));
+    assert!(is_permitted(&mut matcher, 3 + TokenId::from(b'4')));
 }
 
 #[test]
 fn clones_are_independent() {
-    let mut one = follow(GrammarSource::Regex("ab|ac".into()));
+    let mut one = start_matcher(GrammarSource::Regex("ab|ac".into()));
     one.accept(97, b"a");
     let mut other = one.clone();
     one.accept(98, b"b");
-    assert!(one.is_complete() && !other.is_complete() && may_follow(&mut other, 99));
+    assert!(one.is_complete() && !other.is_complete() && is_permitted(&mut other, 99));
 }
 
 #[test]
 fn mask_computed_ahead_equals_mask_on_demand() {
-    let mut ahead = follow(GrammarSource::JsonObject);
-    let mut late = ahead.clone();
+    let mut prefetched = start_matcher(GrammarSource::JsonObject);
+    let mut on_demand = prefetched.clone();
     for byte in br#"{"a": [1, {"b": null}], "c": "d"}"# {
-        ahead.prepare();
-        assert_eq!(ahead.mask().unwrap().as_deref(), late.mask().unwrap().as_deref());
-        ahead.accept((*byte).into(), &[*byte]);
-        late.accept((*byte).into(), &[*byte]);
+        prefetched.prepare();
+        assert_eq!(prefetched.mask().unwrap().as_deref(), on_demand.mask().unwrap().as_deref());
+        prefetched.accept((*byte).into(), &[*byte]);
+        on_demand.accept((*byte).into(), &[*byte]);
     }
-    assert!(ahead.is_complete() && late.is_complete());
+    assert!(prefetched.is_complete() && on_demand.is_complete());
 }
 
-/// Hostile grammars: each gives an error or a matcher in bounded time, and none aborts the process.
+/// Every hostile grammar gives an error or a matcher in bounded time, and none aborts the process.
 #[test]
 fn hostile_grammars_are_bounded() {
     let deep = |open: &str, close: &str, depth: usize| format!("{}\"a\"{}", open.repeat(depth), close.repeat(depth));
@@ -207,11 +208,11 @@ fn hostile_grammars_are_bounded() {
     ];
     let grammars = GrammarCompiler::new(vocabulary());
     for source in sources {
-        let shown: String = serde_json::to_string(&source).unwrap().chars().take(80).collect();
-        let begun = std::time::Instant::now();
-        let followed = grammars.follow(&Constraint::new("test", source));
-        eprintln!("{:?} {shown}: {:?}", begun.elapsed(), followed.as_ref().err().map(ToString::to_string));
-        if let Ok(mut matcher) = followed {
+        let excerpt: String = serde_json::to_string(&source).unwrap().chars().take(80).collect();
+        let started = std::time::Instant::now();
+        let result = grammars.start_matcher(&Constraint::new("test", source));
+        eprintln!("{:?} {excerpt}: {:?}", started.elapsed(), result.as_ref().err().map(ToString::to_string));
+        if let Ok(mut matcher) = result {
             // The stack has the size of the decode thread's.
             let walk = move || {
                 for _ in 0..40 {
@@ -234,7 +235,7 @@ proptest! {
     /// Rewinding and continuing gives the same state as no rewinding.
     #[test]
     fn rewinding_restores_the_earlier_state(moves in proptest::collection::vec((any::<u8>(), 0usize..4), 1..40)) {
-        let mut matcher = follow(GrammarSource::JsonObject);
+        let mut matcher = start_matcher(GrammarSource::JsonObject);
         let mut sequence: Vec<TokenId> = Vec::new();
         for (pick, back) in moves {
             if matcher.is_complete() {
@@ -249,13 +250,13 @@ proptest! {
             matcher.rewind(back);
             sequence.truncate(sequence.len() - back);
         }
-        let mut straight = follow(GrammarSource::JsonObject);
+        let mut straight = start_matcher(GrammarSource::JsonObject);
         for &token in &sequence {
             straight.accept(token, vocabulary().piece(token));
         }
         prop_assert_eq!(straight.is_complete(), matcher.is_complete());
-        let (straight, went) = (straight.mask().unwrap(), matcher.mask().unwrap());
-        prop_assert_eq!(straight, went);
+        let (expected, rewound) = (straight.mask().unwrap(), matcher.mask().unwrap());
+        prop_assert_eq!(expected, rewound);
     }
 
     #[test]
@@ -263,7 +264,7 @@ proptest! {
         let grammars = GrammarCompiler::new(vocabulary());
         for source in [GrammarSource::Gbnf(text.clone()), GrammarSource::Lark(text.clone()), GrammarSource::Regex(text.clone())] {
             // Only the return matters.
-            let _ = grammars.follow(&Constraint::new("test", source));
+            let _ = grammars.start_matcher(&Constraint::new("test", source));
         }
     }
 }

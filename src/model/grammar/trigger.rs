@@ -1,4 +1,4 @@
-//! A lazy constraint before it begins: searches the generated text for the trigger.
+//! Search for the trigger of a lazy constraint in the generated text.
 
 use super::Trigger;
 use crate::events::TokenId;
@@ -11,7 +11,7 @@ pub(super) struct TriggerMatcher {
     text: Vec<u8>,
     /// Start of each token's text in `text`.
     starts: Vec<usize>,
-    /// Position where an opening may start; `None` if none is possible any more.
+    /// Position where an opening may start; `None` if an opening is no longer possible.
     anchor: Option<usize>,
 }
 
@@ -24,8 +24,8 @@ impl TriggerMatcher {
         Self { trigger, longest, text: Vec::new(), starts: Vec::new(), anchor }
     }
 
-    /// Returns the text that the grammar starts with, if the token completes the trigger: the bytes of `piece` after
-    /// the trigger, or an opening with them.
+    /// Returns the text that the grammar starts with, if the token completes the trigger. This is the part of `piece`
+    /// after the trigger, or the whole opening.
     pub(super) fn text_after_trigger(&self, token: TokenId, piece: &[u8]) -> Option<Vec<u8>> {
         if self.trigger.tokens.contains(&token) {
             return Some(Vec::new());
@@ -33,15 +33,15 @@ impl TriggerMatcher {
         let from = self.text.len().saturating_sub(self.longest.saturating_sub(1));
         let recent = &self.text[from..];
         let window = [recent, piece].concat();
-        // The first trigger that ends inside the new piece.
+        // Find the first trigger that ends inside the new piece.
         let end = self.trigger.texts.iter().filter_map(|text| ends_within(&window, recent.len(), text)).min();
         if let Some(end) = end {
             return Some(window[end..].to_vec());
         }
-        let candidate = self.candidate(&window, recent.len(), piece)?;
-        let bare = without_space(candidate.iter());
-        let opened = self.trigger.openings.iter().any(|opening| bare.starts_with(opening.as_bytes()));
-        opened.then(|| candidate.trim_ascii_start().to_vec())
+        let opening_candidate = self.opening_candidate(&window, recent.len(), piece)?;
+        let without_spaces = without_space(opening_candidate.iter());
+        let opened = self.trigger.openings.iter().any(|opening| without_spaces.starts_with(opening.as_bytes()));
+        opened.then(|| opening_candidate.trim_ascii_start().to_vec())
     }
 
     /// Records an appended token.
@@ -63,8 +63,8 @@ impl TriggerMatcher {
         }
     }
 
-    /// Returns the text that an opening would start, including the new piece.
-    fn candidate(&self, window: &[u8], recent: usize, piece: &[u8]) -> Option<Vec<u8>> {
+    /// Returns the text from the possible start of an opening to the end of the new piece.
+    fn opening_candidate(&self, window: &[u8], recent: usize, piece: &[u8]) -> Option<Vec<u8>> {
         if self.trigger.openings.is_empty() {
             return None;
         }
@@ -74,7 +74,7 @@ impl TriggerMatcher {
         self.anchor.map(|anchor| [&self.text[anchor..], piece].concat())
     }
 
-    /// Advances the anchor over the text from `before` on, or drops it.
+    /// Updates the anchor for the text from `before` on.
     fn advance_anchor(&mut self, before: usize) {
         if self.trigger.openings.is_empty() {
             return;
@@ -85,8 +85,8 @@ impl TriggerMatcher {
             self.anchor = Some(from + at + marker.len());
         }
         self.anchor = self.anchor.filter(|&anchor| {
-            let bare = without_space(self.text[anchor..].iter());
-            self.trigger.openings.iter().any(|opening| opening.as_bytes().starts_with(&bare))
+            let without_spaces = without_space(self.text[anchor..].iter());
+            self.trigger.openings.iter().any(|opening| opening.as_bytes().starts_with(&without_spaces))
         });
     }
 }
@@ -95,7 +95,7 @@ fn first_anchor(trigger: &Trigger) -> Option<usize> {
     (!trigger.only_after && !trigger.openings.is_empty()).then_some(0)
 }
 
-/// Returns the end of `text` in the window, if it ends in the new part.
+/// Returns the end of `text` in the window if it is after the first `old` bytes.
 fn ends_within(window: &[u8], old: usize, text: &str) -> Option<usize> {
     if text.is_empty() {
         return None;
@@ -120,14 +120,14 @@ mod tests {
 
     #[test]
     fn text_after_a_trigger_is_found() {
-        let mut watch = TriggerMatcher::new(Trigger { tokens: vec![7], ..Trigger::text("<tool>") });
-        assert_eq!(watch.text_after_trigger(1, b"say <to"), None);
-        watch.push(b"say <to");
-        assert_eq!(watch.text_after_trigger(2, b"ol>{\"a"), Some(b"{\"a".to_vec()));
-        assert_eq!(watch.text_after_trigger(3, b"tal"), None);
-        assert_eq!(watch.text_after_trigger(7, b"x"), Some(Vec::new()));
-        watch.pop(1);
-        assert_eq!(watch.text_after_trigger(2, b"ol>"), None);
+        let mut trigger_matcher = TriggerMatcher::new(Trigger { tokens: vec![7], ..Trigger::text("<tool>") });
+        assert_eq!(trigger_matcher.text_after_trigger(1, b"say <to"), None);
+        trigger_matcher.push(b"say <to");
+        assert_eq!(trigger_matcher.text_after_trigger(2, b"ol>{\"a"), Some(b"{\"a".to_vec()));
+        assert_eq!(trigger_matcher.text_after_trigger(3, b"tal"), None);
+        assert_eq!(trigger_matcher.text_after_trigger(7, b"x"), Some(Vec::new()));
+        trigger_matcher.pop(1);
+        assert_eq!(trigger_matcher.text_after_trigger(2, b"ol>"), None);
     }
 
     fn opening(only_after: bool) -> TriggerMatcher {
@@ -136,12 +136,12 @@ mod tests {
     }
 
     /// Returns the text that the grammar starts with, and the number of pieces before it.
-    fn opened(watch: &mut TriggerMatcher, pieces: &[&str]) -> Option<(usize, String)> {
+    fn opened(trigger_matcher: &mut TriggerMatcher, pieces: &[&str]) -> Option<(usize, String)> {
         for (index, piece) in pieces.iter().enumerate() {
-            if let Some(text_after_trigger) = watch.text_after_trigger(0, piece.as_bytes()) {
+            if let Some(text_after_trigger) = trigger_matcher.text_after_trigger(0, piece.as_bytes()) {
                 return Some((index, String::from_utf8(text_after_trigger).unwrap()));
             }
-            watch.push(piece.as_bytes());
+            trigger_matcher.push(piece.as_bytes());
         }
         None
     }
@@ -160,29 +160,29 @@ mod tests {
 
     #[test]
     fn opening_is_found_again_after_backtrack() {
-        let mut watch = opening(false);
-        assert_eq!(opened(&mut watch, &["f", "oo"]), None);
-        watch.pop(1);
-        assert_eq!(opened(&mut watch, &["{"]), Some((0, "f{".into())));
-        assert_eq!(opened(&mut watch, &["x", "</think>", "y"]), None);
-        watch.pop(1);
-        assert_eq!(opened(&mut watch, &["f {"]), Some((0, "f {".into())));
+        let mut trigger_matcher = opening(false);
+        assert_eq!(opened(&mut trigger_matcher, &["f", "oo"]), None);
+        trigger_matcher.pop(1);
+        assert_eq!(opened(&mut trigger_matcher, &["{"]), Some((0, "f{".into())));
+        assert_eq!(opened(&mut trigger_matcher, &["x", "</think>", "y"]), None);
+        trigger_matcher.pop(1);
+        assert_eq!(opened(&mut trigger_matcher, &["f {"]), Some((0, "f {".into())));
     }
 
     proptest! {
         #[test]
         fn trigger_is_found_for_any_division_into_tokens(text in "[ab<>]{0,24}", cuts in proptest::collection::vec(1usize..5, 24)) {
             let whole = text.find("<a>").map(|at| at + 3);
-            let mut watch = TriggerMatcher::new(Trigger::text("<a>"));
+            let mut trigger_matcher = TriggerMatcher::new(Trigger::text("<a>"));
             let (mut at, mut found) = (0, None);
             for cut in cuts {
                 let end = (at + cut).min(text.len());
                 let piece = &text.as_bytes()[at..end];
-                if let Some(text_after_trigger) = watch.text_after_trigger(0, piece) {
+                if let Some(text_after_trigger) = trigger_matcher.text_after_trigger(0, piece) {
                     found = Some(end - text_after_trigger.len());
                     break;
                 }
-                watch.push(piece);
+                trigger_matcher.push(piece);
                 at = end;
             }
             if at == text.len() || found.is_some() {

@@ -4,11 +4,13 @@ use super::Vocabulary;
 use crate::events::TokenId;
 use std::collections::HashMap;
 
-/// llama.cpp's maximum length of a breaker in bytes, and of its compared end in tokens.
+/// llama.cpp's maximum length of a breaker in bytes.
 const MAX_BREAKER: usize = 40;
+/// llama.cpp's maximum number of tokens after the first token of a breaker.
 pub(in crate::model) const MAX_TAIL: usize = 20;
 
-/// Texts that end repetitions, as tokens: for each token in which such a text starts, the tokens that must follow it.
+/// Texts that end repetitions, as tokens. Maps each token in which such a text starts to the token sequences that
+/// complete it.
 #[derive(Debug, Default)]
 pub(in crate::model) struct Breakers(pub(in crate::model) HashMap<TokenId, Vec<Vec<TokenId>>>);
 

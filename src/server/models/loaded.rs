@@ -143,5 +143,5 @@ fn template_of(engine: &Engine, given: Option<&str>) -> Result<ChatTemplate, Str
         Some(name) if is_chat_template_name(name) => ChatTemplate::from_llama_cpp(name, &bos, &eos),
         given => ChatTemplate::new(given.or(model.card().chat_template.as_deref()), &bos, &eos),
     };
-    template.map(|template| template.guarding(Arc::clone(vocabulary))).map_err(|error| error.to_string())
+    template.map(|template| template.with_literal_masking(Arc::clone(vocabulary))).map_err(|error| error.to_string())
 }

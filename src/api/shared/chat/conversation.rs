@@ -182,7 +182,7 @@ impl Conversation {
             reasoning_budget,
             end_tokens: ends.into_iter().filter_map(|(_, token)| token).collect(),
             end_texts,
-            visible: vocabulary.controls_in(&format.markers()),
+            visible: vocabulary.control_tokens_in(&format.markers()),
             answer_format: Arc::new(answer_format),
             text: rendered.without_bos(vocabulary).to_owned(),
         })
@@ -378,7 +378,7 @@ impl From<chat::ChatTemplateError> for ApiError {
     fn from(error: chat::ChatTemplateError) -> Self {
         match error {
             chat::ChatTemplateError::Message { pointer, message } => Self::invalid(pointer, message),
-            chat::ChatTemplateError::Refused(_) => Self::invalid("messages", error.to_string()),
+            chat::ChatTemplateError::Rejected(_) => Self::invalid("messages", error.to_string()),
             chat::ChatTemplateError::Template(_) => Self::bad_request(error.to_string()),
         }
     }

@@ -178,7 +178,7 @@ impl ChatStream {
                 if let Some(payload) = &end.finish.tool_calls {
                     // The calls of a mod replace the whole answer, so the text that the model wrote before them is
                     // retracted.
-                    update.deltas.extend(answer.parser.void_content().map(ChatDelta::Retract));
+                    update.deltas.extend(answer.parser.retract_content().map(ChatDelta::Retract));
                     update.deltas.extend(answer.add_mod_calls(payload, family));
                 }
                 answer.end = Some(Arc::clone(&end));

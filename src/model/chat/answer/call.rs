@@ -4,7 +4,7 @@ use super::json::{ByteEffect, NotJson, Scanner};
 use super::member_list::MemberListReader;
 use super::object::Object;
 use super::tagged::TaggedReader;
-use super::{AnswerDelta, AnswerEnd, AnswerFormat, AnswerMessage, emit_arguments, emit_call, emit_call_end};
+use super::{AnswerDelta, AnswerFormat, AnswerMessage, EndOfAnswer, emit_arguments, emit_call, emit_call_end};
 use crate::model::chat::format::{CallForm, CallShape};
 use crate::model::chat::pattern::{Pattern, PatternMatch};
 use serde_json::Value;
@@ -13,7 +13,7 @@ use serde_json::Value;
 const MAX_HEAD: usize = 600;
 /// Maximum length of the name of a function or an argument.
 pub(super) const MAX_NAME: usize = 200;
-/// Tools that accept Llama's bare code.
+/// Tools that accept code without JSON, as Llama writes it.
 const CODE_TOOLS: &[&str] = &["python", "ipython", "code_interpreter"];
 
 /// Progress of a call.
@@ -23,7 +23,7 @@ pub(super) enum Step {
     More,
     /// The call ends before this byte.
     Done(usize),
-    /// The text is not a call, as this byte shows.
+    /// The text is not a call: this byte differs.
     Failed(usize),
 }
 
@@ -53,7 +53,7 @@ pub(super) fn find_next_call(
     from: usize,
     after_call: bool,
     list: bool,
-    over: bool,
+    answer_end: bool,
 ) -> NextCall {
     let mut block = Block {
         form,
@@ -72,9 +72,9 @@ pub(super) fn find_next_call(
         }
         block.at = skip_space(text, block.at);
         if block.at == text.len() {
-            return if over { NextCall::End(block.kept) } else { NextCall::More };
+            return if answer_end { NextCall::End(block.kept) } else { NextCall::More };
         }
-        match block.take(&text[block.at..], over) {
+        match block.take(&text[block.at..], answer_end) {
             PartialMatch::Found(true) => {}
             PartialMatch::Found(false) => return NextCall::Next { at: block.at, list: block.list, kept: block.kept },
             PartialMatch::More => return NextCall::More,
@@ -102,8 +102,8 @@ struct Block<'a> {
 }
 
 impl Block<'_> {
-    /// Consumes the next part of the block; `Found(false)` at the start of a call.
-    fn take(&mut self, rest: &str, over: bool) -> PartialMatch<bool> {
+    /// Consumes the next part of the block. Returns `Found(false)` at the start of a call.
+    fn take(&mut self, rest: &str, answer_end: bool) -> PartialMatch<bool> {
         let form = self.form;
         if !self.begun {
             let after = self.after_call && !self.opened && !self.separated;
@@ -132,7 +132,7 @@ impl Block<'_> {
                         }
                         return PartialMatch::Found(true);
                     }
-                    PatternMatch::Begun if !over => return PartialMatch::More,
+                    PatternMatch::Begun if !answer_end => return PartialMatch::More,
                     _ => {}
                 }
             }
@@ -166,19 +166,19 @@ pub(super) fn skip_space(text: &str, at: usize) -> usize {
     text.len() - text[at..].trim_start().len()
 }
 
-/// Parses the name at `from` and the pattern after it; returns the end of the pattern.
+/// Parses the name at `from` and the pattern after it. Returns both the name and the end of the pattern.
 pub(super) fn name_before<'t>(
     pattern: &Pattern,
     text: &'t str,
     from: usize,
-    over: bool,
+    answer_end: bool,
 ) -> PartialMatch<(&'t str, usize)> {
     let rest = &text[from..];
     let run = rest.bytes().position(|byte| !is_name_byte(byte)).unwrap_or(rest.len());
     if run == 0 || run > MAX_NAME {
-        return if rest.is_empty() && !over { PartialMatch::More } else { PartialMatch::No };
+        return if rest.is_empty() && !answer_end { PartialMatch::More } else { PartialMatch::No };
     }
-    if run == rest.len() && !over {
+    if run == rest.len() && !answer_end {
         return PartialMatch::More;
     }
     // The pattern may start with a byte that is also valid in names, like Kimi's `:0`.
@@ -186,14 +186,14 @@ pub(super) fn name_before<'t>(
         match pattern.fit(&rest[len..]) {
             PatternMatch::Whole(_) if pattern.is_blank() && len < run => break,
             PatternMatch::Whole(end) => return PartialMatch::Found((&rest[..len], from + len + end)),
-            PatternMatch::Begun if !over => return PartialMatch::More,
+            PatternMatch::Begun if !answer_end => return PartialMatch::More,
             _ => {}
         }
     }
     PartialMatch::No
 }
 
-/// The parser of one call.
+/// The state of parsing one call.
 #[derive(Debug)]
 pub(super) struct CallReader {
     from: usize,
@@ -242,7 +242,7 @@ impl CallReader {
         }
     }
 
-    /// Returns true if its name was sent.
+    /// Returns true if the name of the function was sent.
     pub(super) fn is_sent(&self) -> bool {
         self.sent
     }
@@ -252,7 +252,7 @@ impl CallReader {
         &mut self,
         (answer_format, form): (&AnswerFormat, &CallForm),
         text: &str,
-        over: Option<AnswerEnd>,
+        answer_end: Option<EndOfAnswer>,
         pieces: &mut Vec<AnswerDelta>,
         message: &mut AnswerMessage,
     ) -> Step {
@@ -260,7 +260,7 @@ impl CallReader {
             Kind::Json(object) => {
                 object.read(answer_format, text, &mut self.at, self.bare, &mut self.sent, pieces, message)
             }
-            Kind::Named(None) => match self.head(answer_format, form, text, over.is_some()) {
+            Kind::Named(None) => match self.head(answer_format, form, text, answer_end.is_some()) {
                 PartialMatch::More => Step::More,
                 PartialMatch::No => Step::Failed(self.from),
                 PartialMatch::Found((name, brace)) => {
@@ -268,16 +268,18 @@ impl CallReader {
                     self.sent = true;
                     self.at = brace;
                     self.kind = Kind::Named(Some(Arguments { scanner: Scanner::new(), from: brace }));
-                    return self.read((answer_format, form), text, over, pieces, message);
+                    return self.read((answer_format, form), text, answer_end, pieces, message);
                 }
             },
             Kind::Named(Some(arguments)) => arguments.read(text, &mut self.at, pieces, message),
-            Kind::Tagged(tagged) => tagged.read((answer_format, form), text, over, &mut self.sent, pieces, message),
-            Kind::MemberListReader(loose) => loose.read(text, over.is_some(), &mut self.sent, pieces, message),
-            Kind::Code => code(answer_format, text, self.from, over, &mut self.sent, pieces, message),
+            Kind::Tagged(tagged) => {
+                tagged.read((answer_format, form), text, answer_end, &mut self.sent, pieces, message)
+            }
+            Kind::MemberListReader(loose) => loose.read(text, answer_end.is_some(), &mut self.sent, pieces, message),
+            Kind::Code => code(answer_format, text, self.from, answer_end, &mut self.sent, pieces, message),
         };
-        match (step, over) {
-            (Step::More, Some(over)) if over.cut && self.sent => Step::Done(text.len()),
+        match (step, answer_end) {
+            (Step::More, Some(answer_end)) if answer_end.cut && self.sent => Step::Done(text.len()),
             (Step::More, Some(_)) => Step::Failed(text.len()),
             _ => step,
         }
@@ -289,13 +291,13 @@ impl CallReader {
         answer_format: &AnswerFormat,
         form: &CallForm,
         text: &'t str,
-        over: bool,
+        answer_end: bool,
     ) -> PartialMatch<(&'t str, usize)> {
         let CallShape::Named { middle } = &form.shape else { return PartialMatch::No };
         if self.bare && !bare_name(answer_format, &text[self.from..]) {
             return PartialMatch::No;
         }
-        match name_before(middle, text, self.from, over) {
+        match name_before(middle, text, self.from, answer_end) {
             PartialMatch::Found((name, end)) => {
                 let brace = skip_space(text, end);
                 match text.as_bytes().get(brace) {
@@ -312,7 +314,7 @@ impl CallReader {
 }
 
 impl Arguments {
-    /// Parses arguments; `at` is the first unparsed byte.
+    /// Parses arguments from the byte `at` on.
     fn read(&mut self, text: &str, at: &mut usize, pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage) -> Step {
         let sent = *at;
         for byte in text[*at..].bytes() {
@@ -335,8 +337,8 @@ impl Arguments {
     }
 }
 
-/// Returns true if the text starts with the name of a tool on a separate line and an object, or is an incomplete start
-/// of these.
+/// Returns true if the text starts with a tool's name on a separate line, followed by an object, or is an incomplete
+/// start of this.
 pub(super) fn bare_name(answer_format: &AnswerFormat, text: &str) -> bool {
     answer_format.tools.iter().any(|tool| match text.strip_prefix(tool.name.as_str()) {
         Some(rest) => {
@@ -354,12 +356,12 @@ fn code(
     answer_format: &AnswerFormat,
     text: &str,
     from: usize,
-    over: Option<AnswerEnd>,
+    answer_end: Option<EndOfAnswer>,
     sent: &mut bool,
     pieces: &mut Vec<AnswerDelta>,
     message: &mut AnswerMessage,
 ) -> Step {
-    let Some(over) = over else { return Step::More };
+    let Some(answer_end) = answer_end else { return Step::More };
     let written = &text[from..];
     let call = builtin(written.trim()).filter(|(name, _)| answer_format.tools.iter().any(|tool| tool.name == *name));
     let call = call.or_else(|| {
@@ -367,7 +369,7 @@ fn code(
         Some((tool.name.clone(), serde_json::json!({ "code": written }).to_string()))
     });
     match call {
-        Some((name, arguments)) if !over.cut => {
+        Some((name, arguments)) if !answer_end.cut => {
             emit_call(pieces, message, &name);
             *sent = true;
             emit_arguments(pieces, message, &arguments);

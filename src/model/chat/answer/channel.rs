@@ -3,7 +3,7 @@
 
 use super::json::{ByteEffect, NotJson, Scanner};
 use super::{
-    AnswerDelta, AnswerEnd, AnswerFormat, AnswerMessage, emit_arguments, emit_call, emit_call_end, emit_content,
+    AnswerDelta, AnswerFormat, AnswerMessage, EndOfAnswer, emit_arguments, emit_call, emit_call_end, emit_content,
     emit_reasoning, retract_calls, safe,
 };
 use serde_json::Value;
@@ -54,7 +54,7 @@ enum Kind {
         complete: bool,
     },
     /// A call beyond the permitted number.
-    Muted,
+    Suppressed,
 }
 
 impl Channels {
@@ -62,15 +62,15 @@ impl Channels {
         &mut self,
         answer_format: &AnswerFormat,
         text: &str,
-        over: Option<AnswerEnd>,
+        answer_end: Option<EndOfAnswer>,
         pieces: &mut Vec<AnswerDelta>,
         message: &mut AnswerMessage,
     ) {
         loop {
             let continues = if self.body.is_some() {
-                self.read_body(text, over, pieces, message)
+                self.read_body(text, answer_end, pieces, message)
             } else {
-                self.read_header(answer_format, text, over, pieces, message)
+                self.read_header(answer_format, text, answer_end, pieces, message)
             };
             if !continues {
                 return;
@@ -88,7 +88,7 @@ impl Channels {
         &mut self,
         answer_format: &AnswerFormat,
         text: &str,
-        over: Option<AnswerEnd>,
+        answer_end: Option<EndOfAnswer>,
         pieces: &mut Vec<AnswerDelta>,
         message: &mut AnswerMessage,
     ) -> bool {
@@ -96,7 +96,7 @@ impl Channels {
         if rest.is_empty() {
             return false;
         }
-        let begins = |marker: &str| rest.starts_with(marker) || (over.is_none() && marker.starts_with(rest));
+        let begins = |marker: &str| rest.starts_with(marker) || (answer_end.is_none() && marker.starts_with(rest));
         // The prompt contains the start of the first message's header.
         let continues = self.at == 0 && begins(RECIPIENT);
         if !begins(START) && !begins(CHANNEL) && !continues {
@@ -105,7 +105,7 @@ impl Channels {
             return true;
         }
         let Some(len) = rest.find(MESSAGE).filter(|&len| len <= MAX_HEADER) else {
-            if over.is_none() && rest.len() <= MAX_HEADER + MESSAGE.len() {
+            if answer_end.is_none() && rest.len() <= MAX_HEADER + MESSAGE.len() {
                 return false;
             }
             let markers = [START, CHANNEL, RECIPIENT];
@@ -124,13 +124,13 @@ impl Channels {
         let channel = header.split(CHANNEL).nth(1).unwrap_or_default().trim_start();
         let calls = !answer_format.tools.is_empty();
         let kind = match recipient {
-            Some(_) if calls && answer_format.single && !message.calls.is_empty() => Kind::Muted,
+            Some(_) if calls && answer_format.single && !message.calls.is_empty() => Kind::Suppressed,
             Some(name) if calls => {
                 emit_call(pieces, message, name);
                 Kind::Call { scanner: Scanner::new(), complete: false }
             }
             Some(_) => {
-                // No such function was offered: the call stays text.
+                // The client offered no such function: the call stays text.
                 from = header_from;
                 Kind::Text
             }
@@ -147,7 +147,7 @@ impl Channels {
                 Kind::Text
             }
         };
-        // The markers of a header that stays text do not end it.
+        // If a header stays text, its markers are text too.
         self.at = from;
         if from == header_from {
             let shown = &text[header_from..header_from + len + MESSAGE.len()];
@@ -161,7 +161,7 @@ impl Channels {
     fn read_body(
         &mut self,
         text: &str,
-        over: Option<AnswerEnd>,
+        answer_end: Option<EndOfAnswer>,
         pieces: &mut Vec<AnswerDelta>,
         message: &mut AnswerMessage,
     ) -> bool {
@@ -170,31 +170,31 @@ impl Channels {
         let end = ENDS.iter().filter_map(|marker| rest.find(marker).map(|at| (at, *marker))).min();
         let upto = match end {
             Some((at, _)) => at,
-            None if over.is_some() => rest.len(),
+            None if answer_end.is_some() => rest.len(),
             None => safe(rest, &ENDS),
         };
         let part = &rest[..upto];
-        let mut void = false;
+        let mut retracted = false;
         match &mut body.kind {
             Kind::Reasoning => emit_reasoning(pieces, message, part),
             Kind::Text => emit_content(pieces, message, part),
-            Kind::Muted => {}
-            Kind::Call { scanner, complete } => void = !take_arguments(scanner, complete, part, pieces, message),
+            Kind::Suppressed => {}
+            Kind::Call { scanner, complete } => retracted = !take_arguments(scanner, complete, part, pieces, message),
         }
         self.at += upto;
-        let ended = end.is_some() || over.is_some();
+        let ended = end.is_some() || answer_end.is_some();
         if ended
-            && !void
+            && !retracted
             && let Kind::Call { complete, .. } = &body.kind
         {
             let arguments = message.calls.last().map_or("", |call| call.arguments.as_str());
-            let cut = over.is_some_and(|over| over.cut) && end.is_none();
-            void = if *complete { serde_json::from_str::<Value>(arguments).is_err() } else { !cut };
-            if *complete && !void {
+            let cut = answer_end.is_some_and(|answer_end| answer_end.cut) && end.is_none();
+            retracted = if *complete { serde_json::from_str::<Value>(arguments).is_err() } else { !cut };
+            if *complete && !retracted {
                 emit_call_end(pieces, message);
             }
         }
-        if void {
+        if retracted {
             retract_calls(pieces, message, 1);
             emit_content(pieces, message, &text[body.header..self.at]);
             body.kind = Kind::Text;
@@ -249,8 +249,8 @@ fn take_arguments(
 }
 
 /// Separates messages of one channel by a blank line.
-fn separate(before: &str, say: impl FnOnce(&str)) {
+fn separate(before: &str, emit: impl FnOnce(&str)) {
     if !before.is_empty() {
-        say("\n\n");
+        emit("\n\n");
     }
 }

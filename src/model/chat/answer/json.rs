@@ -1,5 +1,5 @@
-//! Incremental JSON scanner: after each byte it knows whether the text can become a value, and where the members of the
-//! outermost object start and end.
+//! Incremental JSON scanner: after each byte it returns an error if the text cannot become a value, else the effect on
+//! the members of the outermost object.
 
 /// Maximum nesting, equal to `serde_json`'s.
 const MAX_DEPTH: usize = 127;
@@ -224,7 +224,7 @@ mod tests {
     }
 
     proptest! {
-        /// Everything that serde_json writes is scanned to its end, and nothing that serde_json rejects has an end.
+        /// The scanner finds the end of every value that serde_json writes, and no end in text that serde_json rejects.
         #[test]
         fn scanner_agrees_with_serde_json(value in value(), pretty: bool, noise in "[{}\\[\\]\",:0-9a-z \\\\]{0,24}") {
             let object = serde_json::json!({ "v": value });

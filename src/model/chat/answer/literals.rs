@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 /// Maximum nesting, equal to `serde_json`'s.
 const MAX_DEPTH: usize = 127;
 
-/// Emits a member of the arguments after `count` others.
+/// Emits a member of the arguments; `count` members precede it.
 pub(super) fn emit_member(
     count: usize,
     key: &str,

@@ -1,5 +1,5 @@
 //! Parser of a call as a list of members: `name{key:value}` with strings in the family's quotes, or Python's
-//! `name(key=value)`. Each member is sent once it is complete.
+//! `name(key=value)`. A member is sent when it is complete.
 
 use super::call::{PartialMatch, Step, name_before, skip_space};
 use super::literals::{self, emit_end, emit_member};
@@ -68,14 +68,14 @@ impl MemberListReader {
     pub(super) fn read(
         &mut self,
         text: &str,
-        over: bool,
+        answer_end: bool,
         sent: &mut bool,
         pieces: &mut Vec<AnswerDelta>,
         message: &mut AnswerMessage,
     ) -> Step {
         if !self.named {
             let pattern = Pattern::new(&self.open.to_string());
-            match name_before(&pattern, text, self.at, over) {
+            match name_before(&pattern, text, self.at, answer_end) {
                 PartialMatch::Found((name, end)) => {
                     emit_call(pieces, message, name);
                     (*sent, self.named) = (true, true);
@@ -98,7 +98,7 @@ impl MemberListReader {
                     self.within = if self.within == Within::Plain { Within::Quote } else { Within::Plain };
                     continue;
                 }
-                Match::Begun if !over => return Step::More,
+                Match::Begun if !answer_end => return Step::More,
                 _ => {}
             }
             let here = self.at;

@@ -1,8 +1,8 @@
 //! Incremental parsing of answers into reasoning, text and tool calls.
 //!
-//! [`AnswerParser`] accepts the text in pieces of any size and returns what each piece added. The result does not
-//! depend on the division into pieces. Nothing is lost: text that only starts like a tool call stays text, exactly as
-//! written. When a mod removes text, the parser parses the rest again and returns what that retracts.
+//! [`AnswerParser`] accepts the text in pieces of any size and returns the deltas of each piece. The result does not
+//! depend on the division into pieces. Text that only starts like a tool call stays text, unchanged. When a mod removes
+//! text, the parser parses the remaining text again and returns a retraction.
 
 mod call;
 mod channel;
@@ -26,7 +26,7 @@ use std::sync::Arc;
 pub struct AnswerFormat {
     /// The model's syntax.
     pub format: Arc<AnswerSyntax>,
-    /// The offered functions; without any, nothing is a tool call.
+    /// The offered functions; if empty, all text stays text.
     pub tools: Vec<ToolDefinition>,
     /// True to separate reasoning from the text; false to leave it in the text with its markers.
     pub separates_reasoning: bool,
@@ -37,7 +37,7 @@ pub struct AnswerFormat {
 }
 
 impl AnswerFormat {
-    /// Returns the data that a recording stores, in addition to the tools as the client sent them.
+    /// Returns the fields that a recording stores in addition to the client's tools.
     #[must_use]
     pub fn to_recording(&self) -> Value {
         json!({ "separates_reasoning": self.separates_reasoning, "thinking": self.thinking, "single": self.single })
@@ -97,7 +97,7 @@ pub struct AnswerMessage {
 pub struct ToolCall {
     /// Name of the function.
     pub name: String,
-    /// The arguments, a JSON object as written, or the start of one if the answer was cut off.
+    /// The arguments: a JSON object as the model wrote it, or the start of one if a limit ended the answer.
     pub arguments: String,
     /// True if the arguments are complete.
     pub complete: bool,
@@ -133,7 +133,7 @@ pub struct Retraction {
 
 /// The end of the answer.
 #[derive(Debug, Clone, Copy)]
-struct AnswerEnd {
+struct EndOfAnswer {
     /// True if a limit ended it.
     cut: bool,
 }
@@ -242,7 +242,7 @@ fn literal(text: &str, literal: &str) -> Match {
     }
 }
 
-/// Returns the length of the text that cannot become part of a marker.
+/// Returns the length of the start of the text that cannot be part of an incomplete marker at its end.
 fn safe(text: &str, markers: &[&str]) -> usize {
     let partial = |marker: &&str| {
         (1..marker.len()).rev().find(|&len| marker.is_char_boundary(len) && text.ends_with(&marker[..len])).unwrap_or(0)

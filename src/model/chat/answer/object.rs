@@ -6,8 +6,9 @@ use super::{AnswerDelta, AnswerFormat, AnswerMessage, emit_arguments, emit_call,
 use crate::model::chat::format::CallShape;
 use serde_json::Value;
 
-/// Keys that models use for the name and the arguments.
+/// Keys that models use for the name.
 const NAMES: &[&str] = &["name", "tool_name"];
+/// Keys that models use for the arguments.
 const ARGUMENTS: &[&str] = &["arguments", "parameters"];
 /// Other keys that may start a bare call; an object with different keys is a JSON answer.
 const OTHER_KEYS: &[&str] = &["type", "id", "tool_call_id"];
@@ -26,9 +27,9 @@ pub(super) struct Object {
     arguments_end: Option<usize>,
     /// The arguments, if they are not written as an object.
     converted: Option<String>,
-    /// True if the name may be the key of the arguments.
+    /// True if the function's name may be the key of the arguments.
     by_key: bool,
-    /// Keys of the name and the arguments in the model's template.
+    /// Keys of the name and the arguments that the template uses.
     own: Option<(String, String)>,
 }
 
@@ -149,7 +150,7 @@ impl Object {
                     return None;
                 }
                 self.arguments_end = Some(end);
-                // The scanner accepts half of a surrogate pair, which serde rejects.
+                // serde rejects half of a surrogate pair, but the scanner accepts it.
                 serde_json::from_str::<Value>(value).ok()?;
             } else if self.no_arguments() {
                 self.converted = Some(as_object(serde_json::from_str(value).ok()?)?);
@@ -162,7 +163,7 @@ impl Object {
         Some(())
     }
 
-    /// Sends what is known: the name as soon as the arguments start, then the arguments.
+    /// Sends the name as soon as the arguments start, then the arguments up to `upto`.
     fn emit(
         &mut self,
         text: &str,

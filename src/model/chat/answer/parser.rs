@@ -1,7 +1,7 @@
 use super::call::{self, CallReader, NextCall, Step};
 use super::channel::Channels;
 use super::{
-    AnswerDelta, AnswerEnd, AnswerFormat, AnswerMessage, Match, Retraction, difference, emit_content, emit_reasoning,
+    AnswerDelta, AnswerFormat, AnswerMessage, EndOfAnswer, Match, Retraction, difference, emit_content, emit_reasoning,
     literal, retract_calls, safe,
 };
 use std::ops::Range;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 enum State {
     /// Reasoning may start.
     Begin,
-    /// Inside reasoning, whose end is searched from `search` on.
+    /// Inside reasoning. Its end is searched from `search` on.
     Reasoning { search: usize },
     /// White space after reasoning or a call is dropped.
     Gap,
@@ -27,7 +27,7 @@ enum State {
 struct Block {
     /// Index of the form of the calls.
     form: usize,
-    /// A bit for each form that was tried for the next call.
+    /// Bit set of the forms that were tried for the next call.
     tried: u64,
     /// Start of the text if no call follows.
     from: usize,
@@ -38,15 +38,15 @@ struct Block {
     /// True if the calls are in a list.
     list: bool,
     reader: Option<CallReader>,
-    /// True if the call exceeds the permitted number and is parsed without being sent.
-    muted: bool,
+    /// True if the call exceeds the permitted number: it is parsed but not sent.
+    suppressed: bool,
 }
 
-/// A text that structures an answer.
+/// A marker in the text of an answer.
 #[derive(Debug)]
 struct Marker {
     text: String,
-    /// The form of the calls that it announces; `None` if it is only removed from the text.
+    /// The form of the calls after it; `None` if the marker is only removed from the text.
     form: Option<usize>,
 }
 
@@ -78,13 +78,14 @@ impl AnswerParser {
             () => State::Begin,
         };
         let reasoning_range = matches!(state, State::Reasoning { .. }).then_some((0, None));
-        let silent = answer_format.format.silent.iter().map(|text| Marker { text: text.clone(), form: None });
+        let ignored_markers =
+            answer_format.format.ignored_markers.iter().map(|text| Marker { text: text.clone(), form: None });
         let forms = if answer_format.tools.is_empty() { &[][..] } else { &answer_format.format.calls };
         let calls = forms
             .iter()
             .enumerate()
             .filter_map(|(form, calls)| Some(Marker { text: calls.marker()?.to_owned(), form: Some(form) }));
-        let markers = calls.chain(silent).collect();
+        let markers = calls.chain(ignored_markers).collect();
         Self {
             answer_format,
             markers,
@@ -98,7 +99,7 @@ impl AnswerParser {
         }
     }
 
-    /// Parses further text.
+    /// Parses the next piece of text.
     pub fn push(&mut self, text: &str) -> Vec<AnswerDelta> {
         self.text.push_str(text);
         self.advance(None);
@@ -117,14 +118,14 @@ impl AnswerParser {
         std::mem::take(&mut self.pieces)
     }
 
-    /// Ends the answer. With `cut` a limit ended it: a call that has started stays a call, although incomplete.
+    /// Ends the answer. `cut` is true if a limit ended it; an incomplete call then stays a call.
     pub fn finish(&mut self, cut: bool) -> Vec<AnswerDelta> {
-        self.advance(Some(AnswerEnd { cut }));
+        self.advance(Some(EndOfAnswer { cut }));
         std::mem::take(&mut self.pieces)
     }
 
-    /// Retracts the text of the answer; its reasoning and calls stay.
-    pub fn void_content(&mut self) -> Option<Retraction> {
+    /// Retracts the text of the answer, but not its reasoning and calls.
+    pub fn retract_content(&mut self) -> Option<Retraction> {
         let content = std::mem::take(&mut self.message.content).chars().count();
         (content > 0).then(|| Retraction { content, ..Retraction::default() })
     }
@@ -155,21 +156,21 @@ impl AnswerParser {
         }
     }
 
-    /// Returns true inside a call, or before one, that a marker announced.
+    /// Returns true inside or directly before a call that a marker introduced.
     #[must_use]
     pub fn is_in_marked_call(&self) -> bool {
         matches!(&self.state, State::Block(block) if !block.marker.is_empty() && (block.last.is_none() || block.reader.is_some()))
     }
 
-    fn advance(&mut self, over: Option<AnswerEnd>) {
+    fn advance(&mut self, answer_end: Option<EndOfAnswer>) {
         loop {
             let is_active = match &self.state {
-                State::Begin => self.begin(over),
-                State::Reasoning { search } => self.parse_reasoning(*search, over),
-                State::Gap => self.parse_gap(over),
-                State::Text { search, start } => self.parse_text(*search, *start, over),
-                State::Block(_) => self.parse_block(over),
-                State::Channels(_) => self.parse_channels(over),
+                State::Begin => self.begin(answer_end),
+                State::Reasoning { search } => self.parse_reasoning(*search, answer_end),
+                State::Gap => self.parse_gap(answer_end),
+                State::Text { search, start } => self.parse_text(*search, *start, answer_end),
+                State::Block(_) => self.parse_block(answer_end),
+                State::Channels(_) => self.parse_channels(answer_end),
             };
             if !is_active {
                 return;
@@ -177,7 +178,7 @@ impl AnswerParser {
         }
     }
 
-    fn begin(&mut self, over: Option<AnswerEnd>) -> bool {
+    fn begin(&mut self, answer_end: Option<EndOfAnswer>) -> bool {
         let from = self.skip_blank();
         let answer_format = Arc::clone(&self.answer_format);
         let (open, close) = &answer_format.format.reasoning_markers;
@@ -187,10 +188,10 @@ impl AnswerParser {
             self.at = from + open.len();
             self.reasoning_range = Some((from, None));
             self.state = State::Reasoning { search: self.at };
-        } else if (opened == Match::Begun || closed == Match::Begun) && over.is_none() {
+        } else if (opened == Match::Begun || closed == Match::Begun) && answer_end.is_none() {
             return false;
         } else if closed == Match::Whole {
-            // The prompt disabled thinking, but left the end marker to the model.
+            // With thinking disabled, some prompts leave the end marker to the model.
             self.at = from + close.len();
             self.state = State::Gap;
         } else {
@@ -199,19 +200,19 @@ impl AnswerParser {
         true
     }
 
-    fn parse_reasoning(&mut self, search: usize, over: Option<AnswerEnd>) -> bool {
+    fn parse_reasoning(&mut self, search: usize, answer_end: Option<EndOfAnswer>) -> bool {
         let answer_format = Arc::clone(&self.answer_format);
         let (open, close) = &answer_format.format.reasoning_markers;
         if self.message.reasoning.is_empty() {
             let from = self.skip_blank();
-            // Some models open reasoning that the prompt has already opened.
+            // Some models repeat the start marker that the prompt already contains.
             let may_open = answer_format.thinking && !open.is_empty() && self.text[..self.at].trim().is_empty();
             match literal(&self.text[from..], open) {
                 Match::Whole if may_open => {
                     self.at = from + open.len();
                     return true;
                 }
-                Match::Begun if over.is_none() => return false,
+                Match::Begun if answer_end.is_none() => return false,
                 _ => self.at = from,
             }
         }
@@ -225,8 +226,8 @@ impl AnswerParser {
             self.state = State::Gap;
             return true;
         }
-        let upto = if over.is_some() { self.text.len() } else { search + safe(&self.text[search..], &[close]) };
-        let sent = if over.is_some() { upto } else { self.without_blank(upto) };
+        let upto = if answer_end.is_some() { self.text.len() } else { search + safe(&self.text[search..], &[close]) };
+        let sent = if answer_end.is_some() { upto } else { self.without_blank(upto) };
         let reasoning = self.text[self.at..sent].to_owned();
         self.at = sent;
         self.emit_reasoning(&reasoning);
@@ -234,7 +235,7 @@ impl AnswerParser {
         false
     }
 
-    fn parse_gap(&mut self, over: Option<AnswerEnd>) -> bool {
+    fn parse_gap(&mut self, answer_end: Option<EndOfAnswer>) -> bool {
         self.at = self.skip_blank();
         let words = &self.text[self.at..];
         if words.is_empty() {
@@ -247,15 +248,15 @@ impl AnswerParser {
                 self.at += close.len();
                 return true;
             }
-            Match::Begun if self.answer_format.separates_reasoning && over.is_none() => return false,
+            Match::Begun if self.answer_format.separates_reasoning && answer_end.is_none() => return false,
             _ => {}
         }
         self.state = State::Text { search: self.at, start: true };
         true
     }
 
-    fn parse_text(&mut self, search: usize, start: bool, over: Option<AnswerEnd>) -> bool {
-        if start && let Some(is_active) = self.parse_lead(over).or_else(|| self.parse_bare(over)) {
+    fn parse_text(&mut self, search: usize, start: bool, answer_end: Option<EndOfAnswer>) -> bool {
+        if start && let Some(is_active) = self.parse_lead(answer_end).or_else(|| self.parse_bare(answer_end)) {
             return is_active;
         }
         let search = search.max(self.at);
@@ -266,8 +267,8 @@ impl AnswerParser {
             .filter_map(|marker| rest.find(&marker.text).map(|at| (search + at, marker.text.len(), marker.form)))
             .min_by_key(|&(at, len, form)| (at, std::cmp::Reverse(len), form));
         let texts: Vec<&str> = self.markers.iter().map(|marker| marker.text.as_str()).collect();
-        let upto = if over.is_some() { self.text.len() } else { search + safe(rest, &texts) };
-        // Another marker may start before the found one, or be longer.
+        let upto = if answer_end.is_some() { self.text.len() } else { search + safe(rest, &texts) };
+        // Another marker may start earlier, or be longer.
         if let Some((at, len, form)) = found.filter(|&(at, ..)| at < upto) {
             if let Some(form) = form {
                 let from = self.without_blank(at);
@@ -281,7 +282,7 @@ impl AnswerParser {
                     last: None,
                     list: false,
                     reader: None,
-                    muted: false,
+                    suppressed: false,
                 }));
             } else {
                 if !start || self.skip_blank() < at {
@@ -293,15 +294,15 @@ impl AnswerParser {
             return true;
         }
         // White space before a marker is not part of the text.
-        let sent = if over.is_none() && !self.markers.is_empty() { self.without_blank(upto) } else { upto };
+        let sent = if answer_end.is_none() && !self.markers.is_empty() { self.without_blank(upto) } else { upto };
         let start = start && sent == self.at;
         self.emit_content_upto(sent);
         self.state = State::Text { search: upto, start };
         false
     }
 
-    /// Drops the words before an answer's text; `None` if there are none.
-    fn parse_lead(&mut self, over: Option<AnswerEnd>) -> Option<bool> {
+    /// Skips the marker before an answer's text; `None` if the text does not start with it.
+    fn parse_lead(&mut self, answer_end: Option<EndOfAnswer>) -> Option<bool> {
         let answer_format = Arc::clone(&self.answer_format);
         let fresh = self.message.content.is_empty() && self.message.calls.is_empty();
         let lead = answer_format.format.lead.as_ref().filter(|_| fresh)?;
@@ -312,13 +313,13 @@ impl AnswerParser {
                 self.state = State::Text { search: self.at, start: false };
                 Some(true)
             }
-            Match::Begun if over.is_none() => Some(false),
+            Match::Begun if answer_end.is_none() => Some(false),
             _ => None,
         }
     }
 
     /// Searches for a call without a marker; `None` if the text has no such call.
-    fn parse_bare(&mut self, over: Option<AnswerEnd>) -> Option<bool> {
+    fn parse_bare(&mut self, answer_end: Option<EndOfAnswer>) -> Option<bool> {
         let answer_format = Arc::clone(&self.answer_format);
         let mut forms = answer_format.format.calls.iter().enumerate().filter(|(_, form)| form.is_bare()).peekable();
         if answer_format.tools.is_empty() || forms.peek().is_none() {
@@ -326,7 +327,7 @@ impl AnswerParser {
         }
         let first = self.skip_blank();
         let words = &self.text[first..];
-        if words.is_empty() && over.is_none() {
+        if words.is_empty() && answer_end.is_none() {
             return Some(false);
         }
         let (form, shape) = forms.find(|(_, form)| CallReader::may_be_bare(form, &answer_format, words))?;
@@ -338,7 +339,7 @@ impl AnswerParser {
             last: None,
             list: false,
             reader: Some(CallReader::new(shape, first, words, true)),
-            muted: self.is_full(),
+            suppressed: self.is_full(),
         }));
         Some(true)
     }
@@ -349,16 +350,16 @@ impl AnswerParser {
     }
 
     /// Parses calls; `at` is the start of the marker, or the end of the last call.
-    fn parse_block(&mut self, over: Option<AnswerEnd>) -> bool {
+    fn parse_block(&mut self, answer_end: Option<EndOfAnswer>) -> bool {
         let answer_format = Arc::clone(&self.answer_format);
         let State::Block(block) = &mut self.state else { return false };
         let form = &answer_format.format.calls[block.form];
         if let Some(reader) = &mut block.reader {
             let of = (&*answer_format, form);
-            let step = if block.muted {
-                reader.read(of, &self.text, over, &mut Vec::new(), &mut AnswerMessage::default())
+            let step = if block.suppressed {
+                reader.read(of, &self.text, answer_end, &mut Vec::new(), &mut AnswerMessage::default())
             } else {
-                reader.read(of, &self.text, over, &mut self.pieces, &mut self.message)
+                reader.read(of, &self.text, answer_end, &mut self.pieces, &mut self.message)
             };
             match step {
                 Step::More => return false,
@@ -369,21 +370,21 @@ impl AnswerParser {
                     self.at = end;
                 }
                 Step::Failed(at) => {
-                    let void = usize::from(reader.is_sent() && !block.muted);
-                    self.retract_calls(void);
+                    let retracted = usize::from(reader.is_sent() && !block.suppressed);
+                    self.retract_calls(retracted);
                     self.reject_call(at);
                 }
             }
             return true;
         }
         self.at = call::skip_space(&self.text, self.at);
-        match call::find_next_call(form, &self.text, self.at, block.last.is_some(), block.list, over.is_some()) {
+        match call::find_next_call(form, &self.text, self.at, block.last.is_some(), block.list, answer_end.is_some()) {
             NextCall::More => return false,
             NextCall::Next { at, list, kept } => {
                 block.last = block.last.map(|_| kept);
                 block.list = list;
                 block.reader = Some(CallReader::new(form, at, &self.text[at..], block.marker.is_empty()));
-                block.muted = self.answer_format.single && !self.message.calls.is_empty();
+                block.suppressed = self.answer_format.single && !self.message.calls.is_empty();
             }
             NextCall::End(at) if block.last.is_some() => {
                 block.last = Some(at);
@@ -397,8 +398,8 @@ impl AnswerParser {
         true
     }
 
-    /// Continues after the byte `at`, up to which the text looked like a call: with another form that has the same
-    /// marker, or as text.
+    /// Handles text that looked like a call up to the byte `at`: tries another form with the same marker, else treats
+    /// it as text.
     fn reject_call(&mut self, at: usize) {
         if self.try_next_form() {
             return;
@@ -410,7 +411,7 @@ impl AnswerParser {
         self.state = State::Text { search, start: false };
     }
 
-    /// Returns to the start of the failed call with the next form that has the same marker, if there is one.
+    /// Parses the failed call again with the next form that has the same marker. Returns `false` if there is none.
     fn try_next_form(&mut self) -> bool {
         let State::Block(block) = &mut self.state else { return false };
         let text = &self.text[block.marker.clone()];
@@ -436,9 +437,9 @@ impl AnswerParser {
         if words.is_empty() { self.at.min(upto) } else { from + words.len() }
     }
 
-    fn parse_channels(&mut self, over: Option<AnswerEnd>) -> bool {
+    fn parse_channels(&mut self, answer_end: Option<EndOfAnswer>) -> bool {
         let State::Channels(mut channels) = std::mem::replace(&mut self.state, State::Begin) else { return false };
-        channels.read(&self.answer_format, &self.text, over, &mut self.pieces, &mut self.message);
+        channels.read(&self.answer_format, &self.text, answer_end, &mut self.pieces, &mut self.message);
         self.state = State::Channels(channels);
         false
     }

@@ -1,8 +1,8 @@
-//! Parser of a call with arguments in tags: each becomes a member of the arguments once it is complete.
+//! Parser of a call with arguments in tags. Each complete argument becomes a member of the JSON arguments.
 
 use super::call::{MAX_NAME, PartialMatch, Step, name_before, skip_space};
 use super::literals::{self, emit_end, emit_member};
-use super::{AnswerDelta, AnswerEnd, AnswerFormat, AnswerMessage, Match, emit_arguments, emit_call, literal};
+use super::{AnswerDelta, AnswerFormat, AnswerMessage, EndOfAnswer, Match, emit_arguments, emit_call, literal};
 use crate::model::chat::format::{CallForm, CallShape, Tags};
 use crate::model::chat::pattern::{Hole, PatternMatch};
 use serde_json::{Map, Value};
@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 /// Maximum nesting of values that are also written in tags.
 const MAX_DEPTH: usize = 60;
 
-/// Delimiters that XML puts around text that looks like markup.
+/// Delimiters of unparsed text in XML.
 const CDATA: (&str, &str) = ("<![CDATA[", "]]>");
 
 /// The parser of one call.
@@ -29,7 +29,7 @@ struct Argument {
     /// Type of the value according to its tag.
     kind: Option<String>,
     from: usize,
-    /// The text that ends the value, and the one that starts a nested value with the same end.
+    /// The text that ends the value, and the text that starts a nested value with the same end.
     close: String,
     nested: Option<String>,
     depth: usize,
@@ -46,14 +46,14 @@ impl TaggedReader {
         &mut self,
         (answer_format, form): (&AnswerFormat, &CallForm),
         text: &str,
-        over: Option<AnswerEnd>,
+        answer_end: Option<EndOfAnswer>,
         sent: &mut bool,
         pieces: &mut Vec<AnswerDelta>,
         message: &mut AnswerMessage,
     ) -> Step {
         let CallShape::Tagged(tags) = &form.shape else { return Step::Failed(self.at) };
         if self.name.is_none() {
-            match name_before(&tags.after_name, text, self.at, over.is_some()) {
+            match name_before(&tags.after_name, text, self.at, answer_end.is_some()) {
                 PartialMatch::Found((name, end)) => {
                     emit_call(pieces, message, name);
                     *sent = true;
@@ -66,7 +66,7 @@ impl TaggedReader {
         }
         loop {
             if self.open.is_none() {
-                match self.next(form, tags, text, over) {
+                match self.next(form, tags, text, answer_end) {
                     PartialMatch::Found(true) => {}
                     PartialMatch::Found(false) => {
                         emit_end(self.count, pieces, message);
@@ -78,7 +78,7 @@ impl TaggedReader {
             }
             let Some(argument) = &mut self.open else { return Step::More };
             let Some(end) = argument.find_end(text) else {
-                if over.is_some_and(|over| over.cut) {
+                if answer_end.is_some_and(|answer_end| answer_end.cut) {
                     self.emit_cut(answer_format, tags, text, pieces, message);
                 }
                 return Step::More;
@@ -93,25 +93,32 @@ impl TaggedReader {
         }
     }
 
-    /// Consumes the start of the next argument; `Found(false)` at the end of the call.
-    fn next(&mut self, form: &CallForm, tags: &Tags, text: &str, over: Option<AnswerEnd>) -> PartialMatch<bool> {
+    /// Consumes the start of the next argument. Returns `Found(false)` at the end of the call.
+    fn next(
+        &mut self,
+        form: &CallForm,
+        tags: &Tags,
+        text: &str,
+        answer_end: Option<EndOfAnswer>,
+    ) -> PartialMatch<bool> {
         self.at = skip_space(text, self.at);
         let start = self.at;
         let rest = &text[start..];
         if rest.is_empty() {
-            let complete = over.is_some_and(|over| !over.cut) && (self.count > 0 || form.after.is_blank());
+            let complete =
+                answer_end.is_some_and(|answer_end| !answer_end.cut) && (self.count > 0 || form.after.is_blank());
             return if complete { PartialMatch::Found(false) } else { PartialMatch::More };
         }
-        // The end comes first, because it may start like another argument.
+        // Check for the end first, because it may start like another argument.
         let end = form.after.marker().unwrap_or_default();
         match literal(rest, end) {
             Match::Whole if !end.is_empty() => return PartialMatch::Found(false),
-            Match::Begun if over.is_none() => return PartialMatch::More,
+            Match::Begun if answer_end.is_none() => return PartialMatch::More,
             _ => {}
         }
         let from = match tags.before_key.fit(rest) {
             PatternMatch::Whole(len) => start + len,
-            PatternMatch::Begun if over.is_none() => return PartialMatch::More,
+            PatternMatch::Begun if answer_end.is_none() => return PartialMatch::More,
             _ => return if end.is_empty() { PartialMatch::Found(false) } else { PartialMatch::No },
         };
         let marker = tags.middle.marker().unwrap_or_default();
@@ -134,7 +141,7 @@ impl TaggedReader {
         PartialMatch::Found(true)
     }
 
-    /// Sends the part of a value in which the answer ended, as an unclosed string.
+    /// Sends the part of a value that was cut off, as an unclosed string.
     fn emit_cut(
         &mut self,
         answer_format: &AnswerFormat,
@@ -156,7 +163,7 @@ impl TaggedReader {
 }
 
 impl Argument {
-    /// Searches the end of the value, from the last position on.
+    /// Searches the end of the value, starting after the searched text.
     fn find_end(&mut self, text: &str) -> Option<usize> {
         loop {
             let rest = &text[self.searched..];
@@ -222,7 +229,7 @@ fn is_text(tags: &Tags, schema: &Value, kind: Option<&str>) -> Option<bool> {
     schema["type"].as_str().map(|kind| kind == "string")
 }
 
-/// Converts a value by its tag or the schema, or by its form if these are silent.
+/// Converts a value to the type in its tag or in the schema, or else to the type that its text looks like.
 fn value(tags: &Tags, schema: &Value, kind: Option<&str>, written: &str) -> Value {
     if let Some(text) = written.strip_prefix(CDATA.0).and_then(|text| text.strip_suffix(CDATA.1)) {
         return text.into();

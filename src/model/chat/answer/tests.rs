@@ -33,10 +33,10 @@ fn apply(client: &mut AnswerMessage, pieces: Vec<AnswerDelta>) {
             AnswerDelta::Call(name) => client.calls.push(ToolCall { name, arguments: String::new(), complete: false }),
             AnswerDelta::Arguments(text) => client.calls.last_mut().unwrap().arguments.push_str(&text),
             AnswerDelta::Called => client.calls.last_mut().unwrap().complete = true,
-            AnswerDelta::Retract(void) => {
-                cut(&mut client.reasoning, void.reasoning);
-                cut(&mut client.content, void.content);
-                client.calls.truncate(client.calls.len().checked_sub(void.calls).unwrap());
+            AnswerDelta::Retract(retracted) => {
+                cut(&mut client.reasoning, retracted.reasoning);
+                cut(&mut client.content, retracted.content);
+                client.calls.truncate(client.calls.len().checked_sub(retracted.calls).unwrap());
             }
         }
     }
@@ -397,32 +397,32 @@ proptest! {
     fn no_text_is_lost((family, text) in text(), mark in any::<prop::sample::Index>()) {
         let places: Vec<usize> = text.char_indices().map(|(at, _)| at).chain([text.len()]).collect();
         let place = places[mark.index(places.len())];
-        // A word without meaning in any format.
+        // A word that is no marker in any format.
         let text = format!("{}\u{2603}{}", &text[..place], &text[place..]);
         let message = read(family, &text);
         let is_sent = message.content.contains('\u{2603}')
             || message.reasoning.contains('\u{2603}')
             || message.calls.iter().any(|call| call.name.contains('\u{2603}') || call.arguments.contains('\u{2603}'));
-        prop_assert!(is_sent || swallowed(&text), "{text:?}: {message:?}");
+        prop_assert!(is_sent || has_unsent_text(&text), "{text:?}: {message:?}");
     }
 
-    /// Removing text gives the same result as never adding it.
+    /// Retracting text gives the same result as never adding it.
     #[test]
-    fn retracting_text_undoes_it((family, text) in text(), chars in 0usize..40, further in "[a-z{}<>]{0,6}") {
+    fn retracting_text_undoes_it((family, text) in text(), chars in 0usize..40, addition in "[a-z{}<>]{0,6}") {
         let answer_format = Arc::new(answer_format(family));
         let mut parser = AnswerParser::new(Arc::clone(&answer_format));
         let mut client = AnswerMessage::default();
         apply(&mut client, parser.push(&text));
         apply(&mut client, parser.retract(chars));
-        apply(&mut client, parser.push(&further));
+        apply(&mut client, parser.push(&addition));
         apply(&mut client, parser.finish(false));
         let kept: String = text.chars().take(text.chars().count().saturating_sub(chars)).collect();
-        prop_assert_eq!(client, read(family, &format!("{kept}{further}")));
+        prop_assert_eq!(client, read(family, &format!("{kept}{addition}")));
     }
 }
 
 /// Returns true if a part of the text is not sent: another member of a call's object, or the header of a channel.
-fn swallowed(text: &str) -> bool {
+fn has_unsent_text(text: &str) -> bool {
     let before = text.split('\u{2603}').next().unwrap_or_default();
     before.contains("{\"")
         || before.contains("<|channel|>")

@@ -1,5 +1,4 @@
-//! Derivation of the form of a call from renderings of known calls: start and end of each, the text between name and
-//! arguments, and the text around and between calls.
+//! Derivation of the form of calls from renderings of known calls: the text before, inside, between and after calls.
 
 use super::probe::{IDS, KEYS, Known, NAMES, Probe, VALUES, call, typed, with_arguments};
 use super::segments::{common_end, common_start, segments};
@@ -172,7 +171,7 @@ fn locate(text: &str, from: usize, index: usize) -> Option<Located> {
     Some(Located { start: name_at, end, shape })
 }
 
-/// Finds the object that is the call: its start, its length and its keys.
+/// Finds the object of the call and returns its start, length and shape.
 fn object(text: &str, (from, name_at): (usize, usize), arguments: &Value, name: &str) -> Option<(usize, usize, Shape)> {
     for (at, _) in text[from..name_at].match_indices('{').take(MAX_TRIES) {
         let at = from + at;
@@ -220,7 +219,7 @@ fn tags(
     let text = rest(&probe.calls(&[with_arguments(0, both)])?);
     let first = locate(&text, 0, 0)?;
     let next = first.end + text[first.end..].find(KEYS[1])?;
-    // A value may end with its own key, which differs from the next one's.
+    // A value may end with its own key.
     let between = text[first.end..next].replace(KEYS[0], &Hole::Key.mark().to_string());
     let mut ending = between[..common_start(&between, after)].to_owned();
     if let Some(key) = ending.find(Hole::Key.mark()) {
@@ -247,7 +246,7 @@ fn tags(
     Some((tags, ending))
 }
 
-/// Derives the text between key and value, with a mark at the name of the value's type, and the type names.
+/// Derives the text between key and value, with a mark for the type name, and the type names.
 fn kinds(probe: &Probe<'_>, rest: &dyn Fn(&str) -> String, middle: &str) -> (String, Vec<(&'static str, String)>) {
     let none = (middle.to_owned(), Vec::new());
     let Some(text) = probe.calls(&[with_arguments(0, typed())]).map(|text| rest(&text)) else { return none };
@@ -278,7 +277,7 @@ fn kinds(probe: &Probe<'_>, rest: &dyn Fn(&str) -> String, middle: &str) -> (Str
     (format!("{}{}{}", &middle[..begin], Hole::Kind.mark(), &middle[end..]), kinds)
 }
 
-/// Returns known calls in a rendering, to test a form with.
+/// Returns renderings of known calls to test a form with.
 pub(super) fn samples(probe: &Probe<'_>) -> Vec<(String, Vec<Known>)> {
     let both = json!({ KEYS[0]: VALUES[0], KEYS[1]: VALUES[1] });
     let samples = [

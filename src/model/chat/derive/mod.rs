@@ -1,7 +1,8 @@
-//! Derivation of the form of a model's answers, by rendering known messages with its template and comparing the texts.
+//! Derivation of a model's answer syntax: known messages are rendered with its chat template, and the texts are
+//! compared.
 //!
 //! Templates are untrusted: a rendering has little fuel and bounded length, the texts are compared in linear time, and
-//! a form only counts if it parses the rendered calls.
+//! a derived form is used only if it parses the rendered calls.
 
 mod calls;
 mod probe;
@@ -20,7 +21,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 /// Maximum instructions per rendering of a known message.
 pub(super) const FUEL: u64 = 400_000;
-/// Maximum length of a marker of ordinary text.
+/// Maximum length of a marker around ordinary text.
 const MAX_MARKER: usize = 80;
 /// Number of cached formats.
 const MAX_CACHED_FORMATS: usize = 16;
@@ -42,12 +43,12 @@ impl AnswerFormat {
     }
 }
 
-/// Returns the form of the answers of a model with this template.
+/// Returns the answer syntax for a template, derived or cached.
 #[must_use]
 pub(super) fn derive_cached(source: &str) -> Arc<AnswerSyntax> {
-    static KEPT: Mutex<VecDeque<(u128, Arc<AnswerSyntax>)>> = Mutex::new(VecDeque::new());
+    static CACHE: Mutex<VecDeque<(u128, Arc<AnswerSyntax>)>> = Mutex::new(VecDeque::new());
     let hash = xxh3_128(source.as_bytes());
-    let kept = || KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    let kept = || CACHE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, format)) = kept().iter().find(|(of, _)| *of == hash) {
         return Arc::clone(format);
     }
@@ -61,7 +62,7 @@ pub(super) fn derive_cached(source: &str) -> Arc<AnswerSyntax> {
     format
 }
 
-/// Derives the form of a template's answers, with the family's form for parts that cannot be derived.
+/// Derives the answer syntax from a template. Parts that cannot be derived come from the family.
 pub(super) fn format(template: &ChatTemplate) -> AnswerSyntax {
     let mut format = AnswerSyntax::from_markers(&template.source);
     if format.family == ModelFamily::Harmony {
@@ -85,7 +86,7 @@ pub(super) fn format(template: &ChatTemplate) -> AnswerSyntax {
             if let Some(lead) = &format.lead
                 && let Some(separator) = format.calls[0].separator.marker()
             {
-                format.silent.push(format!("{separator}{lead}"));
+                format.ignored_markers.push(format!("{separator}{lead}"));
             }
         }
     }
@@ -120,7 +121,7 @@ fn parses_known_calls(format: &AnswerSyntax, probe: &Probe<'_>, rest: &dyn Fn(&s
         parser.push(&rest(text));
         parser.finish(false);
         let read = &parser.message().calls;
-        // Some templates render only one call, and some no call without arguments.
+        // Some templates cannot render several calls, or a call without arguments.
         let optional = known.len() > 1 || known[0].arguments.as_object().is_some_and(serde_json::Map::is_empty);
         let same = read.len() == known.len()
             && read.iter().zip(known).all(|(read, known)| {
@@ -132,7 +133,7 @@ fn parses_known_calls(format: &AnswerSyntax, probe: &Probe<'_>, rest: &dyn Fn(&s
     !samples.is_empty() && samples.iter().all(reads)
 }
 
-/// Renderings of the start of an answer and of a plain answer, from the user's message on.
+/// Renderings of the start of an answer and of a plain answer, without the text up to the user's message.
 struct Turns {
     begun: String,
     plain: String,
@@ -177,7 +178,7 @@ impl Turns {
         let last = segments(before.trim_end()).last().copied().unwrap_or_default();
         let directly = self.plain.split_once(CONTENT).is_some_and(|(before, _)| before.trim_end().ends_with(last));
         let open = if open.is_empty() && is_marker(last) && !directly { last } else { open };
-        // The prompt may start the reasoning with other words.
+        // The prompt may start the reasoning with a different text.
         let words = self.begun.get(header..).unwrap_or_default().trim();
         let open = if open.is_empty() { words } else { open };
         format.reasoning_markers = (open.to_owned(), close.to_owned());
@@ -218,7 +219,7 @@ impl Turns {
 /// Returns texts that may precede an answer's text or its calls.
 fn markers_before(format: &AnswerSyntax) -> Vec<String> {
     let reasoning = [&format.reasoning_markers.0, &format.reasoning_markers.1];
-    reasoning.into_iter().chain(&format.silent).filter(|marker| !marker.is_empty()).cloned().collect()
+    reasoning.into_iter().chain(&format.ignored_markers).filter(|marker| !marker.is_empty()).cloned().collect()
 }
 
 /// Adds a text that is not part of the answer's text.
@@ -228,9 +229,9 @@ fn add_ignored_text(format: &mut AnswerSyntax, text: &str) {
     if is_short
         && segments(text).into_iter().any(is_marker)
         && format.reasoning_markers.0 != text
-        && !format.silent.iter().any(|known| known == text)
+        && !format.ignored_markers.iter().any(|known| known == text)
     {
-        format.silent.push(text.to_owned());
+        format.ignored_markers.push(text.to_owned());
     }
 }
 

@@ -1,4 +1,4 @@
-//! The known messages that a template renders for the derivation.
+//! Known messages that a template renders for the derivation.
 
 use crate::model::chat::answer::ToolDefinition;
 use crate::model::chat::{ChatTemplate, RenderOptions};
@@ -15,7 +15,7 @@ pub(super) const REASONING: &str = "QreasoningQ7";
 const MAX_TEXT: usize = 1 << 18;
 /// Maximum renderings of one template.
 const MAX_RENDERINGS: u32 = 60;
-/// Cost of a failed rendering.
+/// Number of renderings that a failed one counts as.
 const COST_OF_FAILURE: u32 = 3;
 
 /// A call with known name, id and arguments.
@@ -89,7 +89,8 @@ impl<'a> Probe<'a> {
         Self { template, tools: tools.to_vec().into(), renderings: Cell::new(0), null: Cell::new(false) }
     }
 
-    /// Returns the text after the user's message when this message follows; without one, the start of an answer.
+    /// Renders the user's message and this message, and returns the text after the user's message; without a message,
+    /// the start of an answer.
     pub(super) fn after_user(&self, message: Option<Value>) -> Option<String> {
         if self.renderings.replace(self.renderings.get() + 1) >= MAX_RENDERINGS {
             return None;
@@ -109,7 +110,7 @@ impl<'a> Probe<'a> {
         let messages: Vec<Value> = std::iter::once(user).chain(message).collect();
         let text = self.template.text(&messages, &options).ok().filter(|text| text.len() <= MAX_TEXT);
         if text.is_none() {
-            // A template that uses all its fuel gets few further renderings.
+            // A template that uses all its fuel is rendered only a few more times.
             self.renderings.set(self.renderings.get() + COST_OF_FAILURE);
         }
         let text = text?;

@@ -1,5 +1,5 @@
-//! Division of texts at markers, so that two texts are compared marker by marker: `</a>` and `</b>` have nothing in
-//! common.
+//! Division of texts at markers, so that two texts are compared marker by marker: `</a>` and `</b>` have no common
+//! prefix.
 
 /// Divides a text into markers (`<…>`, `[WORD]`), white space, and other text.
 pub(super) fn segments(text: &str) -> Vec<&str> {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// Environment variable with a directory of templates, e.g. those of llama.cpp.
 const DIRECTORY: &str = "THUNDER_CHAT_TEMPLATES";
 
-/// Templates whose output no parser can parse: quotes without escapes; text as reasoning, or as a separate message.
+/// Templates with ambiguous output: unescaped quotes; text as reasoning, or as a separate message.
 const EXCEPTIONS: [&str; 3] = ["LFM2.5-8B-A1B", "openai-gpt-oss-120b", "NVIDIA-Nemotron-Nano-v2"];
 
 fn tools() -> Value {
@@ -62,7 +62,7 @@ fn written(template: &ChatTemplate, message: &Value) -> Result<(String, bool), S
     let after = |text: &str| text.rfind("UUU").map(|at| text[at + 3..].to_owned()).unwrap_or_default();
     let (all, prompt) = (after(&all), after(&begun.text));
     let from = if all.starts_with(&prompt) { prompt.len() } else { super::segments::common_start(&all, &prompt) };
-    // The model's turn ends where the template ends it; later text does not belong to it.
+    // Text after the end of the model's turn does not belong to the answer.
     let rest = &all[from..];
     let end = rest.find("<|END_OF_TURN_TOKEN|>").unwrap_or(rest.len());
     Ok((rest[..end].to_owned(), begun.thinking && rest.contains("RRR")))
@@ -151,7 +151,7 @@ fn problems(source: &str) -> Vec<String> {
         if unrendered && !content.is_empty() {
             continue;
         }
-        // A template that renders no calls tells the model how to write them, or leaves that to its training.
+        // Some templates do not render calls, but describe them in the system message or rely on training.
         let text = match template.format().family {
             ModelFamily::Lfm2 if unrendered => PYTHON[..known.len()].concat(),
             ModelFamily::Phi if unrendered => OBJECTS[..known.len()].concat(),

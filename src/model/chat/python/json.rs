@@ -1,4 +1,4 @@
-//! `tojson` like in transformers: `json.dumps` that keeps non-ASCII characters.
+//! `tojson` as in transformers: `json.dumps` that keeps non-ASCII characters.
 
 use super::MAX_INDENT;
 use minijinja::value::{Kwargs, Value, ValueKind};

@@ -1,4 +1,4 @@
-//! Grammar of calls from their start, in the form of the model's template.
+//! Grammar of required calls, in the form of the model's template.
 
 use super::grammar::{GrammarWriter, REPEATED, with_bounded_whitespace};
 use crate::model::chat::answer::ToolDefinition;
@@ -19,8 +19,8 @@ enum Values<'a> {
 }
 
 impl GrammarWriter<'_> {
-    /// Adds rules for the calls; returns the expression for one or several of them. Without `opened`, the text that
-    /// announces them was already written.
+    /// Adds rules for the calls; returns the expression for one or several of them. `opened` is true if the grammar
+    /// includes the marker before the calls.
     pub(super) fn calls(&mut self, tools: &[&ToolDefinition], several: bool, opened: bool) -> String {
         let form = self.answer_format.format.calls[0].clone();
         let (_, rest) = call_marker(&form);
@@ -155,7 +155,7 @@ impl GrammarWriter<'_> {
             let members = members.iter().map(|(name, required)| format!("{name}{}", if *required { "" } else { "?" }));
             return members.collect::<Vec<_>>().join(" ");
         }
-        // From the last member on: the members that may follow another, and those that may come first.
+        // Iterates from the last member. Collects the members that may follow another, and those that may come first.
         let (mut later, mut first) = (String::new(), "\"\"".to_owned());
         for (index, (name, required)) in members.iter().enumerate().rev() {
             let begin = format!("{name} {later}");
@@ -273,7 +273,7 @@ impl GrammarWriter<'_> {
     }
 }
 
-/// Returns the text that announces calls, and the rest of the same pattern.
+/// Returns the marker before calls, and the rest of its pattern.
 pub(super) fn call_marker(form: &CallForm) -> (String, &[PatternPart]) {
     let pattern: &Pattern = if form.open.is_blank() { &form.before } else { &form.open };
     let parts = pattern.parts();
@@ -313,7 +313,7 @@ fn strings(schema: &Value) -> Option<Vec<&str>> {
     }
 }
 
-/// Returns a part of a schema with the definitions that it may refer to.
+/// Returns a subschema with the definitions of the root schema.
 fn with_definitions(schema: &Value, root: &Value) -> Value {
     let mut schema = schema.as_object().cloned().unwrap_or_default();
     for definitions in ["$defs", "definitions"] {

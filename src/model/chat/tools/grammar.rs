@@ -1,4 +1,4 @@
-//! A grammar under construction: rules for texts that may contain control tokens, and for the text before calls.
+//! A writer of Lark grammars: rules for texts that may contain control tokens, and for the text before calls.
 
 use crate::events::TokenId;
 use crate::model::Vocabulary;
@@ -9,7 +9,7 @@ use std::fmt::Write;
 /// An optional space or line break.
 pub(super) const SPACE: &str = "/[ \\n]/?";
 
-/// Maximum number of further calls in one answer, for models that would never stop.
+/// Repetition of up to 31 more calls in one answer, because some models never stop calling.
 pub(super) const REPEATED: &str = "{0,31}";
 
 pub(super) struct GrammarWriter<'a> {
@@ -32,7 +32,7 @@ impl<'a> GrammarWriter<'a> {
         format!("start: {start}\n{}", self.rules)
     }
 
-    /// Returns a text in the grammar: control tokens where it contains some, else its characters.
+    /// Returns an expression for a text, with references for the control tokens in it.
     pub(super) fn literal(&self, text: &str) -> String {
         let quoted = |text: &str| Value::from(text).to_string();
         let mut parts: Vec<String> = Vec::new();
@@ -76,7 +76,7 @@ impl<'a> GrammarWriter<'a> {
         "lead ".into()
     }
 
-    /// Adds a rule for an answer without calls, JSON that follows the schema; returns its name.
+    /// Adds a rule for an answer without calls: JSON that follows the schema. Returns the rule's name.
     pub(super) fn answer(&mut self, schema: &Value) -> &'static str {
         if self.answer_format.format.is_channels() {
             self.rule("final_json", &format!("%json {}", with_bounded_whitespace(schema)));

@@ -1,4 +1,4 @@
-//! Calls on the model's own initiative: the texts that trigger the grammar, and the grammar after them.
+//! Optional calls (`auto`): the texts that trigger the grammar, and the grammar after the trigger.
 
 use super::calls::{call_marker, parameters};
 use super::grammar::{GrammarWriter, REPEATED, SPACE, control, with_bounded_whitespace};
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 const BETWEEN: &str = "(/[ \\n]{1,3}/ | /[ \\n]{0,2}[;,][ \\n]{0,2}/)?";
 
 impl GrammarWriter<'_> {
-    /// Adds rules for calls on the model's own initiative, after the triggers of [`Self::trigger`].
+    /// Adds rules for the text of optional calls after the trigger.
     pub(super) fn lazy_calls(&mut self, tools: &[&ToolDefinition], several: bool) -> String {
         let form = self.answer_format.format.calls[0].clone();
         let call = |grammar: &mut Self, (index, tool): (usize, &&ToolDefinition)| {
@@ -38,7 +38,7 @@ impl GrammarWriter<'_> {
         }
     }
 
-    /// Adds a rule for a call after `to=functions.`, with any rest of its header.
+    /// Adds a rule for a call after `to=functions.`, with the rest of its header.
     fn addressed_call(&mut self, rule: &str, tool: &ToolDefinition) -> String {
         let arguments = format!("{rule}_arguments");
         self.rule(&arguments, &format!("%json {}", with_bounded_whitespace(&parameters(tool))));
@@ -79,7 +79,7 @@ impl GrammarWriter<'_> {
         }
     }
 
-    /// Returns the trigger for the token or text that announces calls.
+    /// Returns the trigger for the marker before calls, a token or a text.
     fn announced(&self, text: &str) -> Trigger {
         match control(text, self.vocabulary) {
             Some(token) => Trigger::token(token),
@@ -88,7 +88,7 @@ impl GrammarWriter<'_> {
     }
 }
 
-/// Returns a grammar for a call as one object, with any white space that the model started it with.
+/// Returns a grammar for a call as one object, with any white space.
 fn object_call(tool: &ToolDefinition, shape: &CallShape) -> String {
     let CallShape::Json(keys) = shape else { return String::new() };
     let (name, arguments) = (keys.name.as_deref().unwrap_or("name"), keys.arguments.as_str());

@@ -1,5 +1,5 @@
-//! Constraints for answers with tools: required calls, and the text beside them or after reasoning. They are built from
-//! the family's syntax, the functions' schemas and the request's choice.
+//! Constraints for answers with tools: required calls, and the text before them or after reasoning. They are built from
+//! the answer syntax, the schemas of the functions and the request's choice.
 //!
 //! A grammar built here only permits answers that [`super::answer`] parses as calls of these functions.
 
@@ -13,7 +13,7 @@ use crate::model::grammar::{Constraint, GrammarSource, Trigger};
 use grammar::{GrammarWriter, control};
 use serde_json::{Value, json};
 
-/// The request's field that errors name.
+/// Name of the request's field for error messages.
 const FIELD: &str = "tools";
 
 /// A request's choice of function calls.
@@ -73,8 +73,7 @@ pub fn constraint(
     }
 }
 
-/// Applies a constraint after reasoning, which stays unconstrained. `may_think` is true if reasoning may start where
-/// none has started.
+/// Delays a constraint until after the reasoning. `may_think` is true if the answer may start with reasoning.
 #[must_use]
 pub fn after_reasoning(
     form: Constraint,
@@ -99,8 +98,8 @@ pub fn after_reasoning(
     form.lazy(trigger)
 }
 
-/// Applies a constraint to the final channel of an answer in channels: JSON is forced into it, any other grammar
-/// applies as soon as that channel starts.
+/// Applies a constraint to the final channel of an answer in channels: JSON is only permitted in it; other grammars
+/// apply when that channel starts.
 fn in_final_channel(
     form: Constraint,
     answer_format: &AnswerFormat,

@@ -45,10 +45,11 @@ fn answer_format(format: &AnswerSyntax) -> AnswerFormat {
     }
 }
 
-/// Follows a constraint, choosing each token with the next of `draws`, until it is complete and `draws` are used up.
+/// Generates text under a constraint until it is complete and all `draws` are used. Each draw selects a permitted
+/// token.
 fn walk(constraint: &Constraint, vocabulary: &Arc<Vocabulary>, draws: &[u16]) -> String {
     let grammars = GrammarCompiler::new(Arc::clone(vocabulary));
-    let mut follower = grammars.follow(constraint).unwrap_or_else(|error| panic!("{error}\n{constraint:?}"));
+    let mut follower = grammars.start_matcher(constraint).unwrap_or_else(|error| panic!("{error}\n{constraint:?}"));
     let mut text = Vec::new();
     for step in 0..4000usize {
         let mask = follower.mask().unwrap().unwrap();
@@ -153,7 +154,7 @@ fn open_reasoning_precedes_the_call() {
         let answer_format = AnswerFormat { thinking: true, ..answer_format(&ModelFamily::Hermes.format()) };
         let constraint = constraint(&answer_format, &ToolChoice::Required, None, false, &vocabulary).unwrap();
         let grammars = GrammarCompiler::new(Arc::clone(&vocabulary));
-        let mut follower = grammars.follow(&constraint).unwrap();
+        let mut follower = grammars.start_matcher(&constraint).unwrap();
         let call = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>";
         let close = vocabulary.encode("</think>", false, true);
         let text = "so it is <b>add</b>".bytes().map(i32::from).chain(close).chain(call.bytes().map(i32::from));
@@ -185,7 +186,7 @@ fn auto_choice_constrains_only_strict_functions() {
 /// Returns true if the matcher accepts all pieces, and true if the grammar is active after them.
 fn follow(constraint: &Constraint, vocabulary: &Arc<Vocabulary>, pieces: &[&str]) -> (bool, bool) {
     let grammars = GrammarCompiler::new(Arc::clone(vocabulary));
-    let mut follower = grammars.follow(constraint).unwrap_or_else(|error| panic!("{error}\n{constraint:?}"));
+    let mut follower = grammars.start_matcher(constraint).unwrap_or_else(|error| panic!("{error}\n{constraint:?}"));
     let mut fits = true;
     for token in pieces.iter().flat_map(|piece| vocabulary.encode(piece, false, true)) {
         let piece = vocabulary.piece(token);

@@ -1,42 +1,47 @@
 //! Detection of terminals that cannot be matched greedily.
 //!
 //! GBNF has no terminals: any division of the text that fits the rules is valid. llguidance's lexer always takes the
-//! longest match of all terminals that are possible at a position. Both are equivalent exactly if no terminal can
-//! continue, after a match of itself or of an alternative, with a byte that may also start the next symbol. Terminals
-//! that could are split, down to single characters if necessary.
+//! longest match of all terminals that are possible at a position. Both are equivalent if, after a match of a terminal
+//! or of an alternative, no terminal can continue with a byte that may also start the next symbol. Terminals that can
+//! continue so are split, down to single characters if necessary.
 
-use super::lower::{Productions, Symbol, divisible};
-use super::nfa::{ALL, Bytes, NONE, add_all, meet};
+use super::lower::{Productions, Symbol, is_divisible};
+use super::nfa::{ALL, Bytes, NONE, add_all, have_common_byte};
 use super::parse::Node;
 use std::collections::HashMap;
 
-/// Maximum number of terminals that are analysed; above it, each counts as an alternative of every other.
+/// Maximum number of terminals to analyse. With more, every pair of terminals counts as alternatives.
 const MAX_ANALYSED_TERMINALS: usize = 300;
 
-/// A byte that no text starts with.
+/// A byte that never starts a text.
 const MARKER: Bytes = [0, 0, 0, 1 << 63];
 
 /// Finds the terminals that must be split.
 pub(super) fn find(grammar: &Productions) -> Vec<Node> {
     let terminals = &grammar.terminals;
-    let mut apart = vec![false; terminals.len()];
+    let mut must_split = vec![false; terminals.len()];
     for (index, terminal) in terminals.iter().enumerate() {
-        apart[index] = terminal.nfa.is_none() && divisible(&terminal.node);
+        must_split[index] = terminal.nfa.is_none() && is_divisible(&terminal.node);
     }
     let sets = Sets::new(grammar);
     let mut pairs = Pairs { grammar, known: HashMap::new() };
     for (a, b) in sets.find_pairs(grammar, &mut pairs) {
-        if apart[a] || apart[b] || !meet(&sets.followers[a], &pairs.conflicts_with(a, b).0) {
+        if must_split[a] || must_split[b] || !have_common_byte(&sets.followers[a], &pairs.conflicts_with(a, b).0) {
             continue;
         }
-        // The longer terminal is the one that matches too much.
-        if divisible(&terminals[b].node) {
-            apart[b] = true;
-        } else if divisible(&terminals[a].node) {
-            apart[a] = true;
+        // Split the longer terminal, because it is the one that matches too much.
+        if is_divisible(&terminals[b].node) {
+            must_split[b] = true;
+        } else if is_divisible(&terminals[a].node) {
+            must_split[a] = true;
         }
     }
-    apart.iter().zip(terminals).filter(|(apart, _)| **apart).map(|(_, terminal)| terminal.node.clone()).collect()
+    must_split
+        .iter()
+        .zip(terminals)
+        .filter(|(must_split, _)| **must_split)
+        .map(|(_, terminal)| terminal.node.clone())
+        .collect()
 }
 
 struct Pairs<'a> {
@@ -67,7 +72,7 @@ struct Sets {
     start: Set,
 }
 
-/// The possible starts of a sequence of items.
+/// The first set of a sequence of symbols.
 #[derive(Clone, PartialEq)]
 struct First {
     bytes: Bytes,
@@ -117,7 +122,7 @@ impl Sets {
             }
         }
         let start = rules[0].terminals.clone();
-        let mut follow = Follow {
+        let mut start_matcher = Follow {
             rules: &rules,
             own: &own,
             width,
@@ -125,22 +130,22 @@ impl Sets {
             followers: vec![First::nothing(width); grammar.terminals.len()],
             changed: true,
         };
-        while std::mem::take(&mut follow.changed) {
+        while std::mem::take(&mut start_matcher.changed) {
             for (index, alternatives) in grammar.rules.iter().enumerate() {
                 for items in alternatives {
-                    let after = follow.rule_followers[index].clone();
-                    follow.walk(items, &after);
+                    let after = start_matcher.rule_followers[index].clone();
+                    start_matcher.walk(items, &after);
                 }
             }
         }
-        let (followers, next) = follow.followers.into_iter().map(|first| (first.bytes, first.terminals)).unzip();
+        let (followers, next) = start_matcher.followers.into_iter().map(|first| (first.bytes, first.terminals)).unzip();
         Self { followers, next, start }
     }
 
     /// Returns the pairs of terminals that are possible at the same position.
     fn find_pairs(&self, grammar: &Productions, pairs: &mut Pairs<'_>) -> Vec<(usize, usize)> {
         let count = grammar.terminals.len();
-        if count > MAX_ANALYSED_TERMINALS || grammar.rules.iter().flatten().any(|items| names_token(items)) {
+        if count > MAX_ANALYSED_TERMINALS || grammar.rules.iter().flatten().any(|items| contains_token(items)) {
             return (0..count).flat_map(|a| (0..count).map(move |b| (a, b))).collect();
         }
         let mut together: Vec<Set> = vec![vec![0; self.start.len()]; count];
@@ -180,14 +185,14 @@ struct Follow<'a> {
 }
 
 impl Follow<'_> {
-    /// Records the possible followers of every symbol of a sequence; `after` follows the whole sequence.
+    /// Records the follow set of every symbol of a sequence; `after` is the follow set of the whole sequence.
     fn walk(&mut self, items: &[Symbol], after: &First) {
         for (index, item) in items.iter().enumerate() {
             let mut followers = sequence(&items[index + 1..], self.rules, self.own, self.width);
             if followers.nullable {
                 followers.add_all(after);
             }
-            // Nullable means here that the end may follow, which conflicts with no byte.
+            // The end of the text may follow here; it conflicts with no byte.
             followers.nullable = false;
             match item {
                 Symbol::Rule(rule) => self.changed |= self.rule_followers[*rule].add_all(&followers),
@@ -213,7 +218,7 @@ fn sequence(items: &[Symbol], rules: &[First], own: &[First], width: usize) -> F
         let one = match item {
             Symbol::Rule(rule) => rules[*rule].clone(),
             Symbol::Terminal(terminal) => own[*terminal].clone(),
-            // A marker byte, which occurs in no text, distinguishes a token from text; a negated token may be text.
+            // The marker byte occurs in no text and represents the token. A negated token may be any text.
             Symbol::Token { negated, .. } => {
                 First { bytes: if *negated { ALL } else { MARKER }, ..First::nothing(width) }
             }
@@ -233,10 +238,10 @@ fn sequence(items: &[Symbol], rules: &[First], own: &[First], width: usize) -> F
     first
 }
 
-fn names_token(items: &[Symbol]) -> bool {
+fn contains_token(items: &[Symbol]) -> bool {
     items.iter().any(|item| match item {
         Symbol::Token { .. } => true,
-        Symbol::Repeat(inner, ..) => names_token(inner),
+        Symbol::Repeat(inner, ..) => contains_token(inner),
         Symbol::Rule(_) | Symbol::Terminal(_) => false,
     })
 }

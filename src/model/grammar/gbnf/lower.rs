@@ -34,7 +34,7 @@ pub(super) struct Productions {
     pub(super) terminals: Vec<Terminal>,
 }
 
-/// Returns which rules are regular, that is, refer only to regular rules.
+/// Returns true for each regular rule, that is, each rule that refers only to regular rules.
 pub(super) fn regular_rules(grammar: &GbnfGrammar) -> Vec<bool> {
     let mut regular = vec![false; grammar.rules.len()];
     let mut needed_by = vec![Vec::new(); grammar.rules.len()];
@@ -79,15 +79,15 @@ fn collect(node: &Node, rules: &mut HashSet<usize>) -> bool {
     }
 }
 
-/// Builds the productions with terminals as large as possible: regular, and not in `split`.
+/// Builds productions with the largest terminals that are regular and not in `split`.
 pub(super) fn lower(grammar: &GbnfGrammar, regular: &[bool], split: &HashSet<Node>) -> Productions {
     let mut lowering = Lowering {
         grammar,
         regular,
         split,
         rules: vec![Vec::new()],
-        of_rule: HashMap::new(),
-        of_node: HashMap::new(),
+        by_rule: HashMap::new(),
+        by_node: HashMap::new(),
         todo: Vec::new(),
         terminals: Vec::new(),
     };
@@ -101,7 +101,7 @@ pub(super) fn lower(grammar: &GbnfGrammar, regular: &[bool], split: &HashSet<Nod
 }
 
 impl Productions {
-    /// Removes symbols that can never be completed, because an answer must not enter them.
+    /// Removes symbols that no finite text can complete, because an answer must not start them.
     fn prune(&mut self) {
         let mut ends = vec![false; self.rules.len()];
         loop {
@@ -114,7 +114,7 @@ impl Productions {
         }
         for alternatives in &mut self.rules {
             alternatives.retain(|items| can_end(items, &ends));
-            alternatives.iter_mut().for_each(|items| drop_endless(items, &ends));
+            alternatives.iter_mut().for_each(|items| remove_endless(items, &ends));
         }
     }
 }
@@ -127,11 +127,11 @@ fn can_end(items: &[Symbol], ends: &[bool]) -> bool {
     })
 }
 
-fn drop_endless(items: &mut Vec<Symbol>, ends: &[bool]) {
+fn remove_endless(items: &mut Vec<Symbol>, ends: &[bool]) {
     items.retain(|item| !matches!(item, Symbol::Repeat(inner, ..) if !can_end(inner, ends)));
     for item in items {
         if let Symbol::Repeat(inner, ..) = item {
-            drop_endless(inner, ends);
+            remove_endless(inner, ends);
         }
     }
 }
@@ -141,8 +141,8 @@ struct Lowering<'a> {
     regular: &'a [bool],
     split: &'a HashSet<Node>,
     rules: Vec<Vec<Vec<Symbol>>>,
-    of_rule: HashMap<usize, usize>,
-    of_node: HashMap<Node, usize>,
+    by_rule: HashMap<usize, usize>,
+    by_node: HashMap<Node, usize>,
     todo: Vec<(usize, usize)>,
     terminals: Vec<Terminal>,
 }
@@ -202,12 +202,12 @@ impl Lowering<'_> {
     }
 
     fn rule(&mut self, index: usize) -> usize {
-        if let Some(&known) = self.of_rule.get(&index) {
+        if let Some(&known) = self.by_rule.get(&index) {
             return known;
         }
         let at = self.rules.len();
         self.rules.push(Vec::new());
-        self.of_rule.insert(index, at);
+        self.by_rule.insert(index, at);
         self.todo.push((at, index));
         at
     }
@@ -216,9 +216,9 @@ impl Lowering<'_> {
         if is_empty(node) {
             return Vec::new();
         }
-        let index = self.of_node.get(node).copied().unwrap_or_else(|| {
+        let index = self.by_node.get(node).copied().unwrap_or_else(|| {
             self.terminals.push(Terminal { node: node.clone(), nfa: Nfa::from_node(node, &self.grammar.rules) });
-            self.of_node.insert(node.clone(), self.terminals.len() - 1);
+            self.by_node.insert(node.clone(), self.terminals.len() - 1);
             self.terminals.len() - 1
         });
         vec![Symbol::Terminal(index)]
@@ -251,7 +251,7 @@ pub(super) fn is_empty(node: &Node) -> bool {
 }
 
 /// Returns true if a terminal can be split.
-pub(super) fn divisible(node: &Node) -> bool {
+pub(super) fn is_divisible(node: &Node) -> bool {
     match node {
         Node::Class(_) | Node::Token { .. } => false,
         Node::Text(text) => text.chars().nth(1).is_some(),

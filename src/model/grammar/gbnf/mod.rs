@@ -1,8 +1,8 @@
 //! llama.cpp's grammar format (GBNF), translated to llguidance's Lark.
 //!
-//! The translation describes exactly the same texts. A grammar without recursion becomes one terminal. In other
-//! grammars, parts without recursion become terminals if the lexer, which matches greedily, cannot match more than the
-//! rules permit.
+//! The translation matches exactly the same texts. A grammar without recursion becomes one terminal. In other grammars,
+//! parts without recursion become terminals if the lexer, which matches greedily, cannot match more than the rules
+//! permit.
 
 mod conflicts;
 mod lark;
@@ -14,10 +14,10 @@ use super::GrammarError;
 use crate::model::Vocabulary;
 use std::collections::HashSet;
 
-/// Maximum rounds of splitting terminals before the grammar counts as too complex.
+/// Maximum rounds of splitting terminals; a grammar that needs more is rejected.
 const MAX_ROUNDS: usize = 64;
 
-/// Translates a grammar. `vocabulary` resolves the tokens that it names as `<token>` or `<[id]>`.
+/// Translates a grammar. `vocabulary` resolves token references, `<token>` or `<[id]>`.
 ///
 /// # Errors
 /// [`GrammarError::Syntax`] with line and column.
@@ -41,12 +41,12 @@ pub fn to_lark(source: &str, vocabulary: &Vocabulary) -> Result<String, GrammarE
                 "no text matches the rule 'root': its rules refer to each other without end",
             ));
         }
-        // A single terminal has no neighbour that could continue after it.
-        let apart = if regular[grammar.root] { Vec::new() } else { conflicts::find(&productions) };
-        if apart.is_empty() {
+        // A single terminal has no following symbol.
+        let must_split = if regular[grammar.root] { Vec::new() } else { conflicts::find(&productions) };
+        if must_split.is_empty() {
             return Ok(lark::write(&productions, &grammar.rules));
         }
-        split.extend(apart);
+        split.extend(must_split);
     }
     Err(GrammarError::unsupported(
         "the grammar's rules are too ambiguous; reduce the number of ways to match the same text",

@@ -1,4 +1,4 @@
-//! The automaton over characters of a regular part of a grammar, used only to compare parts.
+//! A nondeterministic finite automaton over the characters of a regular part of a grammar, used only to compare parts.
 
 use super::parse::Node;
 
@@ -31,7 +31,7 @@ impl Nfa {
         let last = nfa.add(node, rules, first)?;
         nfa.start = nfa.closure(first);
         nfa.accepts = (0..nfa.edges.len()).map(|state| nfa.closure(state).contains(&last)).collect();
-        // From here on every edge leads to all states reachable through it.
+        // Replace every edge by edges to all states that it reaches without further characters.
         let edges = std::mem::take(&mut nfa.edges);
         let mut total = 0;
         nfa.edges = edges
@@ -65,8 +65,8 @@ impl Nfa {
         bytes
     }
 
-    /// Returns the bytes that can follow a non-empty match of `self` towards a longer match of `other`, and true
-    /// if both match some common text. Returns all bytes and true if the computation would take too long.
+    /// Returns the bytes that can continue a non-empty match of `self` to a longer match of `other`, and true if some
+    /// text matches both. Returns all bytes and true if the computation would take too long.
     pub(super) fn conflicts_with(&self, other: &Self) -> (Bytes, bool) {
         let width = other.edges.len();
         if self.edges.len() * width > 10 * MAX_PAIRS {
@@ -202,11 +202,11 @@ fn add(bytes: &mut Bytes, (first, last): (u32, u32)) {
 }
 
 /// Returns true if two sets have a common byte.
-pub(super) fn meet(a: &Bytes, b: &Bytes) -> bool {
+pub(super) fn have_common_byte(a: &Bytes, b: &Bytes) -> bool {
     a.iter().zip(b).any(|(a, b)| a & b != 0)
 }
 
-/// Adds one set to another; returns true if that changed it.
+/// Adds the bytes of `from` to `to`; returns true if `to` changed.
 pub(super) fn add_all(to: &mut Bytes, from: &Bytes) -> bool {
     let before = *to;
     to.iter_mut().zip(from).for_each(|(to, from)| *to |= from);

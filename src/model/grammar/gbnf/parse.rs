@@ -1,7 +1,7 @@
 //! Parser of llama.cpp's grammar format.
 //!
-//! It accepts what llama.cpp accepts, with its limits of repetitions, and reports errors with line and column. One
-//! difference: an empty character class is an error here, while llama.cpp treats it as the empty text.
+//! It accepts the same grammars as llama.cpp, with the same limit of repetitions, and reports errors with line and
+//! column. One difference: an empty character class is an error, while in llama.cpp it matches the empty text.
 
 use super::super::GrammarError;
 use crate::events::TokenId;
@@ -11,7 +11,7 @@ use std::collections::HashMap;
 const MAX_DEPTH: usize = 64;
 /// Maximum number of rules.
 const MAX_RULES: usize = 4000;
-/// llama.cpp's limit: larger numbers are an error as a minimum, and unlimited as a maximum.
+/// llama.cpp's limit. A larger minimum is an error; a larger maximum means unlimited.
 const MAX_REPETITIONS: u32 = 2000;
 
 /// A grammar's rules; the first one is `root`.
@@ -37,11 +37,11 @@ pub(super) enum Node {
     Sequence(Vec<Node>),
     /// Alternatives.
     Either(Vec<Node>),
-    /// A repetition; unlimited for a maximum of `None`.
+    /// A node with its minimum and maximum number of repetitions; `None` means unlimited.
     Repeat(Box<Node>, u32, Option<u32>),
 }
 
-/// Parses a grammar. `token` resolves the token of a text.
+/// Parses a grammar. `token` resolves a token reference.
 pub(super) fn parse(source: &str, token: &dyn Fn(&str) -> Option<TokenId>) -> Result<GbnfGrammar, GrammarError> {
     let mut parser = Parser {
         rest: source.chars().collect(),
@@ -76,7 +76,7 @@ impl Parser<'_> {
         let index = self.index(&name)?;
         self.space(false);
         if !self.take_text("::=") {
-            return Err(self.wrong(&format!("expected ::= after the name '{name}'")));
+            return Err(self.syntax_error(&format!("expected ::= after the name '{name}'")));
         }
         self.space(true);
         let body = self.alternatives(0)?;
@@ -84,7 +84,7 @@ impl Parser<'_> {
             None => {}
             Some('\n' | '\r') => self.space(true),
             Some(other) => {
-                return Err(self.wrong(&format!("expected the end of the rule '{name}', found '{other}'")));
+                return Err(self.syntax_error(&format!("expected the end of the rule '{name}', found '{other}'")));
             }
         }
         self.rules.insert(index, body);
@@ -117,7 +117,7 @@ impl Parser<'_> {
 
     fn alternatives(&mut self, depth: usize) -> Result<Node, GrammarError> {
         if depth > MAX_DEPTH {
-            return Err(self.wrong(&format!("groups are nested more than {MAX_DEPTH} deep")));
+            return Err(self.syntax_error(&format!("groups are nested more than {MAX_DEPTH} deep")));
         }
         let mut alternatives = vec![self.sequence(depth)?];
         while self.take('|') {
@@ -140,7 +140,7 @@ impl Parser<'_> {
                     self.space(true);
                     let inner = self.alternatives(depth + 1)?;
                     if !self.take(')') {
-                        return Err(self.wrong("expected ')'"));
+                        return Err(self.syntax_error("expected ')'"));
                     }
                     inner
                 }
@@ -150,8 +150,9 @@ impl Parser<'_> {
                 }
                 '*' | '+' | '?' | '{' => {
                     let (min, max) = self.repetition(nested)?;
-                    let item =
-                        items.pop().ok_or_else(|| self.wrong(&format!("'{next}' has nothing before it to repeat")))?;
+                    let item = items
+                        .pop()
+                        .ok_or_else(|| self.syntax_error(&format!("'{next}' has nothing before it to repeat")))?;
                     Node::Repeat(Box::new(item), min, max)
                 }
                 _ if is_name(next) => {
@@ -171,12 +172,13 @@ impl Parser<'_> {
         let mut text = String::new();
         loop {
             match self.peek() {
-                None => return Err(self.wrong("the text ends without its closing '\"'")),
+                None => return Err(self.syntax_error("the text ends without its closing '\"'")),
                 Some('"') => break,
                 Some(_) => {
                     let code = self.character()?;
                     text.push(
-                        char::from_u32(code).ok_or_else(|| self.wrong(&format!("U+{code:04X} is not a character")))?,
+                        char::from_u32(code)
+                            .ok_or_else(|| self.syntax_error(&format!("U+{code:04X} is not a character")))?,
                     );
                 }
             }
@@ -191,7 +193,7 @@ impl Parser<'_> {
         let mut ranges = Vec::new();
         loop {
             match self.peek() {
-                None => return Err(self.wrong("the class ends without its closing ']'")),
+                None => return Err(self.syntax_error("the class ends without its closing ']'")),
                 Some(']') => break,
                 Some(_) => {
                     let first = self.character()?;
@@ -199,12 +201,12 @@ impl Parser<'_> {
                     if self.peek() == Some('-') && self.rest.get(self.at + 1) != Some(&']') {
                         self.advance();
                         if self.peek().is_none() {
-                            return Err(self.wrong("the class ends without its closing ']'"));
+                            return Err(self.syntax_error("the class ends without its closing ']'"));
                         }
                         last = self.character()?;
                     }
                     if last < first {
-                        return Err(self.wrong("the range runs backwards"));
+                        return Err(self.syntax_error("the range ends before it starts"));
                     }
                     ranges.push((first, last));
                 }
@@ -212,7 +214,7 @@ impl Parser<'_> {
         }
         let ranges = normal(ranges, negated);
         if ranges.is_empty() {
-            return Err(self.wrong("the class holds no character"));
+            return Err(self.syntax_error("the class holds no character"));
         }
         self.advance();
         Ok(Node::Class(ranges))
@@ -222,12 +224,12 @@ impl Parser<'_> {
         let negated = self.take('!');
         let start = self.at;
         if !self.take('<') {
-            return Err(self.wrong("expected '<' after '!': !<token> matches any token except this one"));
+            return Err(self.syntax_error("expected '<' after '!': !<token> matches any token except this one"));
         }
         loop {
             match self.advance() {
                 Some('>') => break,
-                Some('\n' | '\r') | None => return Err(self.wrong("the token ends without its closing '>'")),
+                Some('\n' | '\r') | None => return Err(self.syntax_error("the token ends without its closing '>'")),
                 Some(_) => {}
             }
         }
@@ -239,7 +241,7 @@ impl Parser<'_> {
         };
         match id {
             Some(id) => Ok(Node::Token { id, negated }),
-            None => Err(self.wrong(&format!("{text} is not a single token of this model"))),
+            None => Err(self.syntax_error(&format!("{text} is not a single token of this model"))),
         }
     }
 
@@ -260,13 +262,13 @@ impl Parser<'_> {
             self.space(nested);
         }
         if !self.take('}') {
-            return Err(self.wrong("expected '}', as in {2}, {2,} or {2,5}"));
+            return Err(self.syntax_error("expected '}', as in {2}, {2,} or {2,5}"));
         }
         if min > MAX_REPETITIONS {
-            return Err(self.wrong(&format!("{min} repetitions are too many; the maximum is {MAX_REPETITIONS}")));
+            return Err(self.syntax_error(&format!("{min} repetitions are too many; the maximum is {MAX_REPETITIONS}")));
         }
         if max.is_some_and(|max| max < min) {
-            return Err(self.wrong("the maximum of repetitions is below the minimum"));
+            return Err(self.syntax_error("the maximum of repetitions is below the minimum"));
         }
         Ok((min, max.filter(|&max| max <= MAX_REPETITIONS)))
     }
@@ -277,7 +279,7 @@ impl Parser<'_> {
             self.advance();
         }
         if start == self.at {
-            return Err(self.wrong("expected a number, as in {2}, {2,} or {2,5}"));
+            return Err(self.syntax_error("expected a number, as in {2}, {2,} or {2,5}"));
         }
         let digits: String = self.rest[start..self.at].iter().collect();
         Ok(digits.parse().unwrap_or(u32::MAX))
@@ -294,13 +296,13 @@ impl Parser<'_> {
                 Some('r') => Ok(13),
                 Some('n') => Ok(10),
                 Some(same @ ('\\' | '"' | '[' | ']' | '-')) => Ok(same.into()),
-                Some(other) => Err(self.wrong(&format!(
+                Some(other) => Err(self.syntax_error(&format!(
                     "unknown escape \\{other}; expected one of \\n \\r \\t \\\\ \\\" \\[ \\] \\- \\x41 \\u0041 \\U00000041"
                 ))),
-                None => Err(self.wrong("the grammar ends within an escape")),
+                None => Err(self.syntax_error("the grammar ends within an escape")),
             },
             Some(other) => Ok(other.into()),
-            None => Err(self.wrong("the grammar ends within a text")),
+            None => Err(self.syntax_error("the grammar ends within a text")),
         }
     }
 
@@ -309,12 +311,12 @@ impl Parser<'_> {
         for _ in 0..digits {
             match self.peek().and_then(|next| next.to_digit(16)) {
                 Some(digit) => code = code << 4 | digit,
-                None => return Err(self.wrong(&format!("expected {digits} hexadecimal digits"))),
+                None => return Err(self.syntax_error(&format!("expected {digits} hexadecimal digits"))),
             }
             self.advance();
         }
         if code > 0x0010_ffff {
-            return Err(self.wrong(&format!("U+{code:X} is not a character")));
+            return Err(self.syntax_error(&format!("U+{code:X} is not a character")));
         }
         Ok(code)
     }
@@ -326,7 +328,9 @@ impl Parser<'_> {
         }
         if start == self.at {
             let found = self.peek().map_or("the end".to_owned(), |found| format!("'{found}'"));
-            return Err(self.wrong(&format!("expected the name of a rule (letters, digits and -), found {found}")));
+            return Err(
+                self.syntax_error(&format!("expected the name of a rule (letters, digits and -), found {found}"))
+            );
         }
         Ok(self.rest[start..self.at].iter().collect())
     }
@@ -336,7 +340,7 @@ impl Parser<'_> {
             return Ok(index);
         }
         if self.names.len() == MAX_RULES {
-            return Err(self.wrong(&format!("the grammar has more than {MAX_RULES} rules")));
+            return Err(self.syntax_error(&format!("the grammar has more than {MAX_RULES} rules")));
         }
         let column = self.column.saturating_sub(name.chars().count());
         self.names.push((name.to_owned(), self.line, column));
@@ -396,7 +400,7 @@ impl Parser<'_> {
         Some(next)
     }
 
-    fn wrong(&self, message: &str) -> GrammarError {
+    fn syntax_error(&self, message: &str) -> GrammarError {
         GrammarError::Syntax { line: self.line, column: self.column, message: message.to_owned() }
     }
 }
@@ -429,14 +433,14 @@ fn normal(mut ranges: Vec<(u32, u32)>, negated: bool) -> Vec<(u32, u32)> {
         }
         merged = gaps;
     }
-    let mut apart = Vec::with_capacity(merged.len() + 1);
+    let mut valid = Vec::with_capacity(merged.len() + 1);
     for (first, last) in merged {
         if first < 0xd800 {
-            apart.push((first, last.min(0xd7ff)));
+            valid.push((first, last.min(0xd7ff)));
         }
         if last > 0xdfff {
-            apart.push((first.max(0xe000), last));
+            valid.push((first.max(0xe000), last));
         }
     }
-    apart
+    valid
 }

@@ -1,7 +1,7 @@
 use super::parse::{self, Node};
 use super::to_lark;
 use crate::events::TokenId;
-use crate::model::grammar::testing::{CONTROL, END, accepts, follow, may_follow, vocabulary};
+use crate::model::grammar::testing::{CONTROL, END, accepts, is_permitted, start_matcher, vocabulary};
 use crate::model::grammar::{GrammarError, GrammarSource};
 use proptest::prelude::*;
 
@@ -31,7 +31,7 @@ fn errors_report_line_and_column() {
     assert_eq!(error("root ::= \"a\"{3,2}"), "line 1, column 18: the maximum of repetitions is below the minimum");
     assert_eq!(error("root ::= \"a\"{3000}"), "line 1, column 19: 3000 repetitions are too many; the maximum is 2000");
     assert_eq!(error("root ::= <unknown>"), "line 1, column 19: <unknown> is not a single token of this model");
-    assert_eq!(error("root ::= [z-a]"), "line 1, column 14: the range runs backwards");
+    assert_eq!(error("root ::= [z-a]"), "line 1, column 14: the range ends before it starts");
     assert_eq!(error("root ::= \"é\" ("), "line 1, column 15: expected ')'");
     assert_eq!(error("root ::= _"), "line 1, column 10: expected the end of the rule 'root', found '_'");
 }
@@ -46,12 +46,12 @@ fn llama_cpp_syntax_is_accepted() {
         )+ [^a-z\\]\\-]{2} .? | # nor after a bar
             \"\"
         item ::= [a-c0-] \"x\"{1,}";
-    let mut follower = follow(gbnf(source));
-    for right in ["", "ax!!", "-xxx  ", "A\u{e9}\u{1f600}\t\"!!\n", "bxcx?!z"] {
-        assert!(accepts(&mut follower, right), "{right:?}");
+    let mut matcher = start_matcher(gbnf(source));
+    for valid in ["", "ax!!", "-xxx  ", "A\u{e9}\u{1f600}\t\"!!\n", "bxcx?!z"] {
+        assert!(accepts(&mut matcher, valid), "{valid:?}");
     }
-    for wrong in ["ax!", "ax]!", "dx!!", "ax!!!!"] {
-        assert!(!accepts(&mut follower, wrong), "{wrong:?}");
+    for invalid in ["ax!", "ax]!", "dx!!", "ax!!!!"] {
+        assert!(!accepts(&mut matcher, invalid), "{invalid:?}");
     }
 }
 
@@ -63,19 +63,21 @@ fn grammar_without_recursion_is_one_terminal() {
 
 #[test]
 fn tokens_are_referenced_by_text_and_by_id() {
-    let mut follower = follow(gbnf(&format!("root ::= <|control|> !<[{CONTROL}]> \"b\"")));
-    assert!(may_follow(&mut follower, CONTROL) && !may_follow(&mut follower, 97));
-    follower.accept(CONTROL, b"<|control|>");
-    assert!(!may_follow(&mut follower, CONTROL) && may_follow(&mut follower, 97) && may_follow(&mut follower, 270 - 2));
-    follower.accept(97, b"a");
-    assert!(may_follow(&mut follower, 98) && !may_follow(&mut follower, 97) && !may_follow(&mut follower, END));
-    follower.accept(98, b"b");
-    assert!(follower.is_complete());
+    let mut matcher = start_matcher(gbnf(&format!("root ::= <|control|> !<[{CONTROL}]> \"b\"")));
+    assert!(is_permitted(&mut matcher, CONTROL) && !is_permitted(&mut matcher, 97));
+    matcher.accept(CONTROL, b"<|control|>");
+    assert!(
+        !is_permitted(&mut matcher, CONTROL) && is_permitted(&mut matcher, 97) && is_permitted(&mut matcher, 270 - 2)
+    );
+    matcher.accept(97, b"a");
+    assert!(is_permitted(&mut matcher, 98) && !is_permitted(&mut matcher, 97) && !is_permitted(&mut matcher, END));
+    matcher.accept(98, b"b");
+    assert!(matcher.is_complete());
 }
 
 #[test]
 fn complete_grammars_are_translated() {
-    for (name, right, wrong) in [
+    for (name, valid, invalid) in [
         (
             "value",
             &[r#"{"a":[1,2.5e3,{"b":null}],"c":"x\u00e9\n"}"#, "[]", "\n7 "][..],
@@ -92,9 +94,9 @@ fn complete_grammars_are_translated() {
     ] {
         let path = format!("{}/fixtures/grammars/{name}.gbnf", env!("CARGO_MANIFEST_DIR"));
         let source = std::fs::read_to_string(path).unwrap();
-        let mut follower = follow(GrammarSource::Gbnf(source));
-        right.iter().for_each(|text| assert!(accepts(&mut follower, text), "{name}: {text:?}"));
-        wrong.iter().for_each(|text| assert!(!accepts(&mut follower, text), "{name}: {text:?}"));
+        let mut matcher = start_matcher(GrammarSource::Gbnf(source));
+        valid.iter().for_each(|text| assert!(accepts(&mut matcher, text), "{name}: {text:?}"));
+        invalid.iter().for_each(|text| assert!(!accepts(&mut matcher, text), "{name}: {text:?}"));
     }
 }
 
@@ -182,8 +184,8 @@ proptest! {
     /// The translation matches exactly the texts that GBNF matches, for every text over a and b up to a maximum length.
     #[test]
     fn translation_matches_the_same_texts(source in grammars()) {
-        let Ok(mut follower) = crate::model::grammar::GrammarCompiler::new(vocabulary())
-            .follow(&crate::model::grammar::Constraint::new("test", gbnf(&source)))
+        let Ok(mut matcher) = crate::model::grammar::GrammarCompiler::new(vocabulary())
+            .start_matcher(&crate::model::grammar::Constraint::new("test", gbnf(&source)))
         else {
             // A grammar that no text matches cannot be compared.
             for text in texts() {
@@ -193,7 +195,7 @@ proptest! {
         };
         for text in texts() {
             let wanted = matches(&source, text.as_bytes());
-            prop_assert_eq!(accepts(&mut follower, &text), wanted, "{}\n{:?}\n{:?}", source, text, lark(&source));
+            prop_assert_eq!(accepts(&mut matcher, &text), wanted, "{}\n{:?}\n{:?}", source, text, lark(&source));
         }
     }
 }

@@ -347,8 +347,10 @@ fn grammars_allow_the_same_tokens_as_llama_cpp() {
         let source = std::fs::read_to_string(&path).unwrap();
         for seed in 0..4u64 {
             let mut theirs = LlamaSampler::grammar(&MODEL.llama, &source, "root").unwrap();
-            let mut ours =
-                MODEL.grammars().follow(&Constraint::new("grammar", GrammarSource::Gbnf(source.clone()))).unwrap();
+            let mut ours = MODEL
+                .grammars()
+                .start_matcher(&Constraint::new("grammar", GrammarSource::Gbnf(source.clone())))
+                .unwrap();
             let mut sequence = Vec::new();
             for step in 0..40 {
                 let mask = ours.mask().unwrap().unwrap();
