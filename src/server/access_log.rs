@@ -1,5 +1,5 @@
-//! Request ids, and for each request one line in the access log and one measurement for `/metrics`, after the last byte of
-//! its response.
+//! Request ids and the access log. After the last byte of each response, one log line and one measurement for
+//! `/metrics` are written.
 
 use super::{App, with_request_id};
 use crate::events::system;
@@ -19,7 +19,7 @@ const RUN_ID: HeaderName = HeaderName::from_static("x-thunder-run-id");
 /// Maximum length of a client's request id.
 const MAX_REQUEST_ID: usize = 128;
 
-/// Status in the log of a request whose client disconnected before the response began, as in nginx.
+/// Logged status if the client disconnected before the response began, as in nginx.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 /// Route of requests for paths without a route.
@@ -36,12 +36,12 @@ pub(crate) fn client_request_id(headers: &HeaderMap) -> Option<&str> {
     is_valid.then_some(sent)
 }
 
-/// Assigns a request id, the client's own if it is valid, returns it with the response, and logs the request when the
-/// response has been sent.
+/// Assigns a request id (the client's own if it is valid), returns it in the response, and logs the request after the
+/// response.
 pub(crate) async fn log_request(State(app): State<App>, request: Request, next: Next) -> Response {
     let id = client_request_id(request.headers()).map_or_else(|| system::new_id().to_string(), str::to_owned);
     let mut record = AccessRecord {
-        begun: Instant::now(),
+        started_at: Instant::now(),
         method: method_name(request.method()),
         route: route(&app, &request),
         request_id: id.clone(),
@@ -81,10 +81,10 @@ fn method_name(method: &Method) -> &'static str {
     }
 }
 
-/// A request, which is logged when this is dropped.
+/// A request that is logged on drop.
 struct AccessRecord {
     app: App,
-    begun: Instant,
+    started_at: Instant,
     method: &'static str,
     route: String,
     request_id: String,
@@ -98,7 +98,7 @@ struct AccessRecord {
 
 impl Drop for AccessRecord {
     fn drop(&mut self) {
-        let elapsed = self.begun.elapsed();
+        let elapsed = self.started_at.elapsed();
         let status = self.status.unwrap_or(CLIENT_CLOSED_REQUEST);
         self.app.requests().add(&self.route, self.method, status, elapsed);
         tracing::info!(
@@ -116,7 +116,7 @@ impl Drop for AccessRecord {
     }
 }
 
-/// The body of a response whose request is logged at its end, or when the client disconnects.
+/// A response body that logs its request at the end, or when the client disconnects.
 struct LoggedBody {
     body: Body,
     record: AccessRecord,

@@ -28,7 +28,7 @@ struct Inner {
     rates: Rates,
     requests: RequestMetrics,
     registry: Arc<ModRegistry>,
-    mods_changing: Mutex<()>,
+    lock_mod_changes: Mutex<()>,
     config: Arc<Config>,
     credentials: RwLock<Arc<Credentials>>,
     clock: fn() -> DateTime<Utc>,
@@ -60,7 +60,7 @@ impl App {
             rates: Rates::new(config.server.rates),
             requests: RequestMetrics::default(),
             registry,
-            mods_changing: Mutex::default(),
+            lock_mod_changes: Mutex::default(),
             credentials: RwLock::new(Arc::new(config.server.credentials.clone())),
             config,
             clock,
@@ -100,18 +100,18 @@ impl App {
     /// 404 for an unknown model; 400 if it is not loaded; 503 if loading failed and while the server starts or stops.
     pub async fn loaded(&self, name: Option<&str>) -> Result<Loaded, ApiError> {
         self.ready()?;
-        self.has_models().await?;
+        self.require_models_configured().await?;
         self.0.models.loaded(name).await
     }
 
-    /// Returns the model of a read-only request if it is loaded; such requests load and unload nothing. A sleeping
-    /// model is woken.
+    /// Returns the model of a read-only request if it is loaded; such requests never load or unload models, but wake a
+    /// sleeping one.
     ///
     /// # Errors
     /// Same as [`App::loaded`].
     pub async fn loaded_now(&self, name: Option<&str>) -> Result<Loaded, ApiError> {
         self.ready()?;
-        self.has_models().await?;
+        self.require_models_configured().await?;
         let entry = self.0.models.find_entry(name)?;
         if entry.is_sleeping() {
             return self.0.models.loaded(name).await;
@@ -119,8 +119,8 @@ impl App {
         entry.ready().cloned().ok_or_else(|| entry.not_loaded())
     }
 
-    /// Returns normally unless the server was started without models.
-    async fn has_models(&self) -> Result<(), ApiError> {
+    /// Checks that the server was not started with `--no-model`.
+    async fn require_models_configured(&self) -> Result<(), ApiError> {
         const LOOKUP_TIMEOUT: Duration = Duration::from_millis(500);
         if !self.config().server.cluster.no_model {
             return Ok(());
@@ -128,12 +128,15 @@ impl App {
         let servers = timeout(LOOKUP_TIMEOUT, self.store()?.other_servers()).await;
         let servers = servers.ok().and_then(Result::ok).unwrap_or_default();
         let with_model = servers.iter().filter(|server| !server.models.is_empty());
-        let places: Vec<String> = with_model
+        let servers_with_models: Vec<String> = with_model
             .filter_map(|server| Some(format!("{} has {}", server.url.as_ref()?, server.models.join(", "))))
             .collect();
-        let places =
-            if places.is_empty() { "no server with a model is announced".to_owned() } else { places.join("; ") };
-        let detail = format!("this server was started with --no-model and generates nothing; {places}");
+        let servers_with_models = if servers_with_models.is_empty() {
+            "no other server announces a model".to_owned()
+        } else {
+            servers_with_models.join("; ")
+        };
+        let detail = format!("this server was started with --no-model and has no models; {servers_with_models}");
         Err(ApiError::unavailable(detail).code(ErrorCode::NoModel))
     }
 
@@ -202,8 +205,8 @@ impl App {
     }
 
     /// Locks changes of uploaded mods, so that database and registry change together.
-    pub(crate) async fn mods_changing(&self) -> MutexGuard<'_, ()> {
-        self.0.mods_changing.lock().await
+    pub(crate) async fn lock_mod_changes(&self) -> MutexGuard<'_, ()> {
+        self.0.lock_mod_changes.lock().await
     }
 
     /// Returns the configuration.
@@ -253,7 +256,7 @@ impl App {
         });
     }
 
-    /// Waits until the server starts to stop. Endless streams end then.
+    /// Waits until the server begins to stop. Streams without an end are closed then.
     pub async fn stopping(&self) {
         self.wait(|state| matches!(state, State::Stopping | State::Stopped)).await;
     }

@@ -1,10 +1,10 @@
 //! Accepts, serves and closes connections.
 //!
-//! Time and size of a request's headers are limited, so that clients that send them byte by byte hold no resources.
-//! Bodies, streams and sockets are not limited in time; TCP keep-alive probes detect peers that disappeared. The TLS
-//! handshake has the same time limit.
+//! Time and size of a request's headers are limited, so that slow clients do not occupy resources. Bodies, streams and
+//! sockets are not limited in time; TCP keep-alive probes detect peers that disappeared. The TLS handshake has the same
+//! time limit.
 
-use super::protocol::Refusal;
+use super::protocol::GuardRejection;
 use super::{ApiError, App};
 use axum::Router;
 use axum::extract::{Extension, Request, connect_info::ConnectInfo};
@@ -25,13 +25,15 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tower::Layer;
 
-/// Maximum size of a request's head, and of the part of a body that is read ahead.
-const MAX_HEAD_BYTES: usize = 128 << 10;
-/// Maximum on a server with API keys: the head is read before its key can be checked.
-const MAX_HEAD_BYTES_WITH_KEYS: usize = 16 << 10;
-/// Idle time before keep-alive probes, their interval and their number.
+/// Maximum size of a request's header, and of the part of a body that is buffered.
+const MAX_HEADER_BYTES: usize = 128 << 10;
+/// Maximum on a server with API keys, because the header is read before the key is checked.
+const MAX_HEADER_BYTES_WITH_KEYS: usize = 16 << 10;
+/// Idle time before the first TCP keep-alive probe.
 const KEEPALIVE_IDLE: Duration = Duration::from_mins(1);
+/// Interval between keep-alive probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
+/// Number of unanswered probes after which a connection is closed.
 const MAX_KEEPALIVE_PROBES: u32 = 4;
 /// Delay when the system has no free descriptors.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
@@ -49,7 +51,7 @@ type Service = TowerToHyperService<<Extension<ConnectInfo<SocketAddr>> as Layer<
 /// The start of a connection to an https port.
 enum ConnectionStart {
     Tls(Box<TlsStream<TcpStream>>),
-    /// The client speaks plain http.
+    /// A plain http request.
     Plain(TcpStream),
 }
 
@@ -58,9 +60,9 @@ pub(super) async fn accept(listener: TcpListener, routes: Router, app: App) {
     let server = &app.config().server;
     let mut builder = Builder::new();
     let max_head_bytes =
-        if app.credentials().security.keys.is_empty() { MAX_HEAD_BYTES } else { MAX_HEAD_BYTES_WITH_KEYS };
+        if app.credentials().security.keys.is_empty() { MAX_HEADER_BYTES } else { MAX_HEADER_BYTES_WITH_KEYS };
     builder.timer(TokioTimer::new()).header_read_timeout(server.header_timeout).max_buf_size(max_head_bytes);
-    let routes = if app.credentials().tls.is_some() { routes.layer(map_request(over_tls)) } else { routes };
+    let routes = if app.credentials().tls.is_some() { routes.layer(map_request(mark_as_https)) } else { routes };
     let listener_state = ListenerState { builder, app: app.clone() };
     let mut open = JoinSet::new();
     loop {
@@ -72,7 +74,7 @@ pub(super) async fn accept(listener: TcpListener, routes: Router, app: App) {
         match accepted {
             Ok((stream, peer)) => {
                 prepare(&stream);
-                open.spawn(listener_state.clone().take(stream, peer, routes.clone()));
+                open.spawn(listener_state.clone().serve_connection(stream, peer, routes.clone()));
             }
             Err(error) if affects_one_connection(&error) => {}
             Err(error) => {
@@ -86,19 +88,19 @@ pub(super) async fn accept(listener: TcpListener, routes: Router, app: App) {
 }
 
 impl ListenerState {
-    /// Serves a connection from its first byte to its last.
-    async fn take(self, stream: TcpStream, peer: SocketAddr, routes: Router) {
+    /// Serves a connection, including the TLS handshake.
+    async fn serve_connection(self, stream: TcpStream, peer: SocketAddr, routes: Router) {
         let service = |routes| TowerToHyperService::new(Extension(ConnectInfo(peer)).layer(routes));
         let tls = self.app.credentials().tls.as_ref().map(|tls| TlsAcceptor::from(tls.server()));
         let Some(tls) = &tls else { return self.serve(stream, service(routes)).await };
-        let begun = tokio::select! {
-            begun = within(self.app.config().server.header_timeout, begin(tls, stream)) => begun,
+        let start = tokio::select! {
+            start = within(self.app.config().server.header_timeout, begin(tls, stream)) => start,
             () = self.app.stopping() => return,
         };
-        match begun {
+        match start {
             Ok(ConnectionStart::Tls(stream)) => self.serve(stream, service(routes)).await,
             Ok(ConnectionStart::Plain(stream)) => {
-                self.serve(stream, service(routes.layer(from_fn(refuse_plain)))).await;
+                self.serve(stream, service(routes.layer(from_fn(reject_plain_http)))).await;
             }
             Err(error) => tracing::debug!(%error, %peer, "TLS handshake failed"),
         }
@@ -139,9 +141,9 @@ async fn within<T>(limit: Option<Duration>, work: impl Future<Output = io::Resul
     }
 }
 
-/// Refuses a plain http request to an https port.
-async fn refuse_plain(mut request: Request, next: Next) -> Response {
-    request.extensions_mut().insert(Refusal(ApiError::bad_request(
+/// Rejects a plain http request to an https port.
+async fn reject_plain_http(mut request: Request, next: Next) -> Response {
+    request.extensions_mut().insert(GuardRejection(ApiError::bad_request(
         "this port accepts https only, got a plain http request: use a URL that starts with https://",
     )));
     let mut response = next.run(request).await;
@@ -150,7 +152,7 @@ async fn refuse_plain(mut request: Request, next: Next) -> Response {
 }
 
 /// Marks a request as https, as a proxy would.
-async fn over_tls(mut request: Request) -> Request {
+async fn mark_as_https(mut request: Request) -> Request {
     request.headers_mut().insert("x-forwarded-proto", HeaderValue::from_static("https"));
     request
 }

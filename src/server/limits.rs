@@ -66,20 +66,21 @@ impl<K: Hash + Eq + Clone> Rate<K> {
         Self { per_minute, limiter: RateLimiter::keyed(quota) }
     }
 
-    fn check(&self, key: &K, holder: &str, act: &str, what: &str) -> Result<(), ApiError> {
+    fn check(&self, key: &K, subject: &str, action: &str, unit: &str) -> Result<(), ApiError> {
         if self.limiter.len() > MAX_TRACKED_CLIENTS {
             self.limiter.retain_recent();
         }
         self.limiter.check_key(key).map_err(|until| {
             let wait = until.wait_time_from(DefaultClock::default().now());
             let seconds = (wait + Duration::from_millis(999)).as_secs().max(1);
-            let detail = format!("{holder} may {act} {} {what} per minute; try again in {seconds} s", self.per_minute);
+            let detail =
+                format!("{subject} may {action} {} {unit} per minute; try again in {seconds} s", self.per_minute);
             ApiError::new(ErrorKind::Busy, detail).retry_after(seconds).code(ErrorCode::RateLimited)
         })
     }
 }
 
-/// Returns the network of an address: a household has one IPv4 address or one IPv6 /64.
+/// Returns the network that one client typically has: an IPv4 address, or an IPv6 /64.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX))),
@@ -104,9 +105,9 @@ mod tests {
         let key = |key: &str| Some(Caller::new(&security, security.find_key(key)));
         assert!(rates.check(None, from("10.0.0.1")).is_ok());
         assert!(rates.check(None, from("10.0.0.1")).is_ok());
-        let refused = rates.check(None, from("10.0.0.1")).unwrap_err();
-        assert_eq!(refused.status(), 429);
-        assert!(refused.problem().detail.contains("this address may start 6 runs per minute; try again in"));
+        let rejected = rates.check(None, from("10.0.0.1")).unwrap_err();
+        assert_eq!(rejected.status(), 429);
+        assert!(rejected.problem().detail.contains("this address may start 6 runs per minute; try again in"));
         assert!(rates.check(None, from("10.0.0.2")).is_ok());
         for _ in 0..2 {
             assert!(rates.check(key("a").as_ref(), None).is_ok());

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-/// Time for interrupted connections to send their last bytes.
+/// Maximum time for interrupted connections to send their last bytes.
 const LAST_WRITE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A failure to listen on an address.
@@ -29,7 +29,7 @@ fn hint(address: SocketAddr, error: &std::io::Error) -> String {
     }
 }
 
-/// Bound listeners; connections wait until [`Listeners::serve`].
+/// Bound listeners. Connections are accepted after [`Listeners::serve`] is called.
 #[derive(Debug)]
 pub struct Listeners(Vec<TcpListener>);
 

@@ -1,8 +1,7 @@
-//! Login of a browser: the key is sent once, on a login page, in exchange for a cookie that scripts and other sites
-//! cannot use.
+//! Login of browsers. The login page exchanges the key for a cookie that scripts and other sites cannot use.
 //!
-//! The cookie is derived from the key's hash and a secret in the database: it is valid on every server of that database while
-//! the key is configured there, and does not reveal the key.
+//! The cookie is derived from the key's hash and a secret in the database: it is valid on every server of that database
+//! while the key is configured there, and does not reveal the key.
 
 use super::{Access, App, Protocol, base};
 use crate::config::{KeyHash, SecurityConfig};
@@ -21,7 +20,7 @@ use subtle::ConstantTimeEq;
 
 pub(crate) const PATH: &str = "/login";
 const COOKIE: &str = "thunder_session";
-/// Maximum body of a login. It is read before the client is authenticated, so `--max-body` would be too much.
+/// Maximum body size of a login. It is read before the client is authenticated, so it is smaller than `--max-body`.
 const MAX_BODY_BYTES: usize = 16 << 10;
 /// The page contains only a form.
 const POLICY: &str = "default-src 'none'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
@@ -65,8 +64,8 @@ pub(crate) fn address(uri: &Uri) -> String {
     address
 }
 
-/// Returns `next` if it is a path of this server, else the start page: a link to the login page must not redirect to another
-/// site.
+/// Returns `next` if it is a path of this server, else the start page: a link to the login page must not redirect to
+/// another site.
 fn local_path(next: Option<&str>) -> &str {
     let is_local = |next: &&str| {
         let only_visible = next.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\');
@@ -91,7 +90,7 @@ async fn log_in(
 ) -> Response {
     let base = base(&headers);
     let next = local_path(login.next.as_deref());
-    // Checked before the key, so that excess attempts learn nothing.
+    // Check the rate limit before the key, so that rejected attempts do not reveal if a key is valid.
     if let Err(error) = app.rates().check_login(peer) {
         let notice = format!("<p role=\"alert\">{}.</p>", error.problem().detail);
         return (error.status(), form(base, next, &notice)).into_response();
@@ -165,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn login_leads_to_local_paths_only() {
+    fn login_redirects_to_local_paths_only() {
         for next in ["/runs", "/runs/1?at=3&q=a%20b", "/compare?a=//b"] {
             assert_eq!(local_path(Some(next)), next);
         }

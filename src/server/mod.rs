@@ -1,7 +1,7 @@
 //! The application behind all APIs and the dashboard: state, models, access checks, limits, listeners, errors.
 //!
-//! Nothing here knows a protocol. A [`Protocol`] brings its routes with the access class and the error format of each; the
-//! guard in [`auth`] applies them.
+//! This module does not depend on a protocol. A [`Protocol`] defines routes, each with an access class and an error
+//! format; the guard in [`auth`] applies them.
 
 pub(crate) mod access_log;
 mod app;

@@ -1,9 +1,9 @@
-//! Serves all routes below a URL prefix, for `--api-prefix`.
+//! Serves all routes under a URL prefix, for `--api-prefix`.
 //!
 //! The prefix is removed before routes and middleware see a request, and added to the URLs in responses. Pages read it
 //! from a header that only this module sets.
 
-use super::protocol::Refusal;
+use super::protocol::GuardRejection;
 use super::{ApiError, ErrorKind};
 use axum::Router;
 use axum::extract::{Request, State};
@@ -14,25 +14,25 @@ use std::sync::Arc;
 
 const HEADER: HeaderName = HeaderName::from_static("x-forwarded-prefix");
 
-/// Returns the prefix of every path as the client has to write it; usually empty.
+/// Returns the URL prefix that clients must put before every path; usually empty.
 #[must_use]
 pub fn base(headers: &HeaderMap) -> &str {
     headers.get(HEADER).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 
-/// Moves routes below a prefix, which may be empty.
-pub(crate) fn below(prefix: &str, routes: Router) -> Router {
+/// Nests routes under a prefix, which may be empty.
+pub(crate) fn nest(prefix: &str, routes: Router) -> Router {
     let shared: Arc<str> = prefix.into();
-    let routes = routes.layer(from_fn_with_state(Arc::clone(&shared), pass));
+    let routes = routes.layer(from_fn_with_state(Arc::clone(&shared), strip_prefix));
     if prefix.is_empty() {
         return routes;
     }
-    let outside = routes.clone().layer(from_fn_with_state(shared, refuse_outside));
+    let outside = routes.clone().layer(from_fn_with_state(shared, reject_outside_prefix));
     Router::new().nest_service(prefix, routes).fallback_service(outside)
 }
 
-async fn pass(State(prefix): State<Arc<str>>, mut request: Request, next: Next) -> Response {
-    // The client's header is ignored because pages would link to other paths.
+async fn strip_prefix(State(prefix): State<Arc<str>>, mut request: Request, next: Next) -> Response {
+    // Ignore the header of a client, because pages would link to other paths.
     request.headers_mut().remove(HEADER);
     if prefix.is_empty() {
         return next.run(request).await;
@@ -49,9 +49,9 @@ async fn pass(State(prefix): State<Arc<str>>, mut request: Request, next: Next) 
     response
 }
 
-/// Refuses a request to a path outside the prefix.
-async fn refuse_outside(State(prefix): State<Arc<str>>, mut request: Request, next: Next) -> Response {
+/// Rejects a request to a path outside the prefix.
+async fn reject_outside_prefix(State(prefix): State<Arc<str>>, mut request: Request, next: Next) -> Response {
     let detail = format!("no route exists at {}; all routes are below {prefix}", request.uri().path());
-    request.extensions_mut().insert(Refusal(ApiError::new(ErrorKind::NotFound, detail)));
+    request.extensions_mut().insert(GuardRejection(ApiError::new(ErrorKind::NotFound, detail)));
     next.run(request).await
 }

@@ -23,9 +23,9 @@ pub enum Access {
 /// Renders an error in the format of a protocol.
 pub type ErrorFormat = fn(ApiError) -> Response;
 
-/// An error with which the guard rejects a request; an extension of the request.
+/// The error with which the guard rejects a request, as a request extension.
 #[derive(Debug, Clone)]
-pub(crate) struct Refusal(pub(crate) ApiError);
+pub(crate) struct GuardRejection(pub(crate) ApiError);
 
 /// Routes with the same access class and error format.
 pub struct RouteGroup {
@@ -112,7 +112,7 @@ impl From<ErrorFormat> for ErrorFormats {
     }
 }
 
-/// The pages of the dashboard, which the program adds to the APIs.
+/// The dashboard's pages, which are served in addition to the APIs.
 #[derive(Clone, Copy)]
 pub struct Pages {
     /// Returns the routes of pages and assets; the parameter is the `OpenAPI` document.

@@ -11,7 +11,7 @@ use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::Fields;
 use crate::engine::{Engine, Ses1Error, SlotError, SlotSnapshot, SlotTokens};
 use crate::events::{Scope, TokenId};
-use crate::server::models::NoRoom;
+use crate::server::models::InsufficientMemory;
 use crate::server::{ApiError, App, Caller, ErrorKind};
 use axum::Json;
 use axum::body::Body;
@@ -278,7 +278,7 @@ impl From<SlotError> for ApiError {
             SlotError::State(Ses1Error::NoLayout) | SlotError::Fixed(_) | SlotError::NoSlots => {
                 Self::not_supported(message)
             }
-            SlotError::State(_) | SlotError::Refused => Self::invalid("state", message),
+            SlotError::State(_) | SlotError::Rejected => Self::invalid("state", message),
             SlotError::Range { .. } => Self::invalid("n_discard", message),
             SlotError::Failed(_) => Self::internal(message),
             SlotError::Hashing { retry_after_s, .. } => Self::unavailable(message).retry_after(retry_after_s),
@@ -287,8 +287,8 @@ impl From<SlotError> for ApiError {
     }
 }
 
-impl From<NoRoom> for ApiError {
-    fn from(error: NoRoom) -> Self {
+impl From<InsufficientMemory> for ApiError {
+    fn from(error: InsufficientMemory) -> Self {
         Self::new(ErrorKind::NoRoom, error.to_string())
     }
 }

@@ -56,7 +56,7 @@ pub async fn remove(State(app): State<App>, caller: Caller, Path(name): Path<Str
     let shown = app.registry().info(&name).ok_or_else(|| unknown_mod(&app, &name))?;
     let owner = match shown.current.origin {
         ModOrigin::Uploaded => {
-            let _changing = app.mods_changing().await;
+            let _changing = app.lock_mod_changes().await;
             app.store()?.remove_mod(&name).await?;
             app.registry().remove(&name);
             app.registry().set_problem(&name, None);

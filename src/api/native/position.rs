@@ -5,7 +5,7 @@ use super::map::windows;
 use crate::events::{RunId, Scope};
 use crate::server::ApiError;
 use crate::store::{AttentionParts, HeadRowsPart, Store, ValueRow};
-use crate::trace::attention::{HeadPlace, decode_value, find_head};
+use crate::trace::attention::{HeadLocation, decode_value, find_head};
 use serde::Serialize;
 use std::ops::Range;
 use utoipa::ToSchema;
@@ -76,7 +76,7 @@ async fn place(
     run_id: RunId,
     page: Range<i32>,
     chosen: ChosenView,
-) -> Result<Option<HeadPlace>, ApiError> {
+) -> Result<Option<HeadLocation>, ApiError> {
     let (layer, head) = chosen.layer_and_head()?;
     let parts = AttentionParts { t1: false, head_rows: HeadRowsPart::Table };
     for window in windows(&page, false) {

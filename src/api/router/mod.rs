@@ -107,7 +107,7 @@ pub fn router(app: &App, pages: &Pages) -> Router {
         routes = routes.merge(group_routes(app, Access::Key, LlamaError::render, predict));
     }
     let routes = with_headers(app, routes).layer(from_fn_with_state(app.clone(), log_request));
-    prefix::below(&server.prefix, routes.with_state(app.clone()))
+    prefix::nest(&server.prefix, routes.with_state(app.clone()))
 }
 
 /// Returns the routes that serve the documents.
@@ -136,8 +136,8 @@ fn with_access_layers(guard: &Guard, routes: Router<App>) -> Router<App> {
         .layer(from_fn_with_state(guard.clone(), auth::guard))
 }
 
-/// Returns false for a stream whose parts must be sent at once, which a compressor would hold back. The default predicate
-/// covers server-sent events.
+/// Returns false for a stream whose parts must be sent at once, which a compressor would hold back. The default
+/// predicate covers server-sent events.
 fn may_be_buffered(_: StatusCode, _: Version, headers: &HeaderMap, _: &Extensions) -> bool {
     !headers.contains_key(NO_BUFFERING.0)
 }
@@ -155,14 +155,14 @@ fn with_headers(app: &App, routes: Router<App>) -> Router<App> {
         .layer(SetResponseHeaderLayer::if_not_present(header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY")))
 }
 
-/// Returns the response for a path without a route: a page for a browser, else an error in the format of the protocol with
-/// similar paths.
+/// Returns the response for a path without a route: a page for a browser, else an error in the format of the protocol
+/// with similar paths.
 fn unknown_path(
     formats: &ErrorFormats,
     not_found: fn(&header::HeaderMap, &axum::http::Uri) -> Response,
     request: &Request,
 ) -> Response {
-    if auth::wants_page(request) {
+    if auth::is_page_request(request) {
         return not_found(request.headers(), request.uri());
     }
     let path = request.uri().path();

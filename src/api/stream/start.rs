@@ -55,7 +55,7 @@ pub(super) async fn start(
         generation::check_request_id(app, &request).await?;
     }
     request.surface = surface;
-    caller.sign(&mut request);
+    caller.set_owner(&mut request);
     let mut options = config.options;
     options.timeout = options.timeout.into_iter().chain(app.config().server.run_timeouts.max_duration).min();
     let head = RunHead {

@@ -1,7 +1,7 @@
-//! The API key of a client that sends it in the body, as Quote's clients do: `{"user_api_key": KEY, …}`.
+//! API keys in the request body, as Quote's clients send them: `{"user_api_key": KEY, …}`.
 //!
-//! The body is read before the client is authenticated, so reading is limited: up to [`MAX_BYTES`] within
-//! [`READ_TIMEOUT`], for [`MAX_READS`] requests at a time. The route receives the same bytes.
+//! The body is read before the client is authenticated, so reading is limited to [`MAX_BYTES`] within [`READ_TIMEOUT`],
+//! for up to [`MAX_CONCURRENT_READS`] requests at a time. The handler receives the same bytes.
 
 use crate::server::{ApiError, ErrorKind};
 use axum::body::{Body, to_bytes};
@@ -16,12 +16,12 @@ const MAX_BYTES: usize = 1 << 20;
 /// Maximum time for such a body to arrive.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum bodies read concurrently before authentication.
-const MAX_READS: usize = 32;
+const MAX_CONCURRENT_READS: usize = 32;
 
-static READS: Semaphore = Semaphore::const_new(MAX_READS);
+static READS: Semaphore = Semaphore::const_new(MAX_CONCURRENT_READS);
 
 #[derive(Deserialize)]
-struct Keyed {
+struct BodyWithKey {
     user_api_key: Option<String>,
 }
 
@@ -34,7 +34,7 @@ pub(super) fn is_possible(request: &Request) -> bool {
         && length.is_none_or(|length| length <= MAX_BYTES)
 }
 
-/// Reads the body and returns the request with it, and its key.
+/// Reads the body. Returns the request with its body, and the key.
 ///
 /// # Errors
 /// 401 if the body is too long or does not arrive in time; 429 if too many bodies are being read.
@@ -54,6 +54,6 @@ pub(super) async fn read(request: Request) -> Result<(Request, Option<String>), 
         );
         return Err(ApiError::new(ErrorKind::Unauthorized, detail));
     };
-    let sent = serde_json::from_slice::<Keyed>(&bytes).ok().and_then(|keyed| keyed.user_api_key);
+    let sent = serde_json::from_slice::<BodyWithKey>(&bytes).ok().and_then(|keyed| keyed.user_api_key);
     Ok((Request::from_parts(parts, Body::from(bytes)), sent))
 }

@@ -21,15 +21,16 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// Creates the caller that sent `key`, or none. If no keys are configured, it has all rights.
+    /// Creates the caller for `key`; `None` if it sent no key. Without configured keys, the caller has all rights.
     #[must_use]
     pub fn new(security: &SecurityConfig, key: Option<&KeyHash>) -> Self {
         let rights = if security.keys.is_empty() { Rights::ALL } else { key.map(KeyHash::rights).unwrap_or_default() };
         Self { label: key.map(KeyHash::label), tenant: security.owner(key), scope: security.scope(key), rights }
     }
 
-    /// Makes the caller the owner of the run that `request` starts. Its label is the user label, unless the request names a user.
-    pub(crate) fn sign(&self, request: &mut engine::Request) {
+    /// Makes the caller the owner of the run that `request` starts. The label of the key becomes the user label if the
+    /// request names no user.
+    pub(crate) fn set_owner(&self, request: &mut engine::Request) {
         request.owner.clone_from(&self.tenant);
         if request.user_label.is_none() {
             request.user_label.clone_from(&self.label);
@@ -67,7 +68,7 @@ impl<S: Sync> FromRequestParts<S> for Caller {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
-        // Only routes without authentication have no caller, and their handlers must not extract one.
+        // Routes without authentication have no caller, so their handlers must not extract one.
         parts.extensions.get::<Self>().cloned().ok_or_else(|| ApiError::internal("the route does not support API keys"))
     }
 }

@@ -3,7 +3,8 @@
 //! There are three checks. The `Host` header must be a name of this server, so that a page of another site cannot reach
 //! a loopback server by DNS rebinding. A request that changes something or opens a WebSocket must not come from a page
 //! of another origin. If keys are configured, everything except health requires one, as a header or in the body.
-//! Programs send no `Origin` and pass the second check. Traces may have their own keys, or need none.
+//! Programs that are not browsers send no `Origin` and pass the second check. Trace uploads may have separate keys, or
+//! need none.
 
 mod body_key;
 mod caller;
@@ -11,7 +12,7 @@ mod caller;
 pub use caller::Caller;
 
 use super::access_log::KeyLabel;
-use super::protocol::{Access, ErrorFormat, ErrorFormats, Refusal};
+use super::protocol::{Access, ErrorFormat, ErrorFormats, GuardRejection};
 use super::{ApiError, App, ErrorKind, login, socket};
 use crate::config::{Credentials, KeyHash, SecurityConfig};
 use axum::extract::{ConnectInfo, Request, State};
@@ -56,7 +57,7 @@ impl Guard {
 /// Runs the access checks as middleware.
 pub(crate) async fn guard(State(guard): State<Guard>, mut request: Request, next: Next) -> Response {
     let format = guard.format(request.uri().path());
-    if let Some(Refusal(error)) = request.extensions_mut().remove() {
+    if let Some(GuardRejection(error)) = request.extensions_mut().remove() {
         return format(error);
     }
     let credentials = guard.app.credentials();
@@ -87,7 +88,7 @@ pub(crate) async fn guard(State(guard): State<Guard>, mut request: Request, next
             }
             response
         }
-        Err(error) if error.kind() == ErrorKind::Unauthorized && wants_page(&request) => {
+        Err(error) if error.kind() == ErrorKind::Unauthorized && is_page_request(&request) => {
             Redirect::to(&login::address(request.uri())).into_response()
         }
         Err(error) => format(error),
@@ -106,7 +107,8 @@ pub(crate) async fn limit_runs(State(guard): State<Guard>, request: Request, nex
     next.run(request).await
 }
 
-/// Returns the caller; `None` on a route without authentication, and for a WebSocket whose first message must contain the key.
+/// Returns the caller; `None` on a route without authentication, and for a WebSocket whose first message must contain
+/// the key.
 fn admit(guard: &Guard, request: &Request) -> Result<Option<Caller>, ApiError> {
     let credentials = guard.app.credentials();
     if request.headers().get_all(header::HOST).iter().count() > 1 {
@@ -124,7 +126,8 @@ fn admit(guard: &Guard, request: &Request) -> Result<Option<Caller>, ApiError> {
         return Ok(None);
     }
     let found = caller(guard.access, &credentials.security, request.headers());
-    if guard.access == Access::Socket && socket::is_wanted(request.headers()) && !has_key(request.headers()) {
+    if guard.access == Access::Socket && socket::is_websocket_request(request.headers()) && !has_key(request.headers())
+    {
         // The key must be in its first message.
         return Ok(found.ok());
     }
@@ -154,7 +157,7 @@ fn has_key(headers: &HeaderMap) -> bool {
 }
 
 /// Returns true if a browser requests a page.
-pub(crate) fn wants_page(request: &Request) -> bool {
+pub(crate) fn is_page_request(request: &Request) -> bool {
     let accepts = request.headers().get(header::ACCEPT).and_then(|value| value.to_str().ok());
     request.method() == Method::GET && accepts.is_some_and(|value| value.contains("text/html"))
 }
@@ -166,10 +169,10 @@ fn host(request: &Request) -> Option<String> {
         Some(authority) => authority.as_str(),
         None => request.headers().get(header::HOST)?.to_str().ok()?,
     };
-    Some(bare(value))
+    Some(without_port(value))
 }
 
-fn bare(authority: &str) -> String {
+fn without_port(authority: &str) -> String {
     let host = match authority.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
         None => authority.rsplit_once(':').map_or(authority, |(host, _)| host),
@@ -203,7 +206,7 @@ fn check_origin(request: &Request, host: &str, credentials: &Credentials) -> Res
     if credentials.security.allows_origin(origin) {
         return Ok(());
     }
-    // Behind a proxy pages may use https while the server does not; a server with TLS never has http pages.
+    // Behind a proxy, pages may use https while the server does not. Pages of a server with TLS always use https.
     let own = origin.split_once("://").filter(|(scheme, _)| credentials.tls.is_none() || *scheme == "https");
     let own = own.map(|(_, authority)| authority);
     let sent_to = request.uri().authority().map(Authority::as_str).or_else(|| header("host"));
@@ -227,7 +230,7 @@ fn caller(access: Access, security: &SecurityConfig, headers: &HeaderMap) -> Res
         // llama-server also accepts the key alone.
         None => Some(value.trim()).filter(|key| !key.is_empty() && !key.eq_ignore_ascii_case("bearer")),
     });
-    // Clients of Quote send their key in addition to the placeholder of OpenAI's library.
+    // Clients of Quote send their key in addition to the placeholder key of OpenAI's library.
     let sent: Vec<&str> = bearer.into_iter().chain(KEY_HEADERS.into_iter().filter_map(text)).collect();
     let known = match sent.as_slice() {
         [] => login::known(security, headers),
@@ -249,7 +252,8 @@ fn unknown_key() -> ApiError {
 }
 
 /// Returns the CORS layer for the configured origins; without `--cors-origin` no origin may send requests from pages.
-/// With `*` any page may, but never with this server's cookies; llama-server reflects the origin and allows them.
+/// With `*` any page may send them, but without this server's cookies; llama-server reflects the origin and allows
+/// cookies.
 pub(crate) fn cors(security: &SecurityConfig) -> CorsLayer {
     let allowed = if security.cors_origins.iter().any(|origin| origin == "*") {
         AllowOrigin::any()
@@ -260,7 +264,7 @@ pub(crate) fn cors(security: &SecurityConfig) -> CorsLayer {
     CorsLayer::new()
         .allow_origin(allowed)
         .allow_methods([Method::GET, Method::POST, Method::PUT, Method::DELETE])
-        // Clients send their own headers; the access checks decide who may send requests at all.
+        // Allow all headers, because clients send their own. The access checks decide which requests are permitted.
         .allow_headers(AllowHeaders::mirror_request())
         // Without this header, browsers send a preflight before each JSON request of a page.
         .max_age(PREFLIGHT_TTL)
@@ -272,7 +276,7 @@ pub(crate) fn cors(security: &SecurityConfig) -> CorsLayer {
 
 #[cfg(test)]
 mod tests {
-    use super::bare;
+    use super::without_port;
 
     #[test]
     fn host_is_parsed_without_port_and_brackets() {
@@ -282,7 +286,7 @@ mod tests {
             ("10.0.0.1", "10.0.0.1"),
             ("a.example.:1", "a.example"),
         ] {
-            assert_eq!(bare(given), expected);
+            assert_eq!(without_port(given), expected);
         }
     }
 }

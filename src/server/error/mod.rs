@@ -1,4 +1,4 @@
-//! The error type of all HTTP APIs. No other type maps errors to status codes.
+//! The error type of all HTTP APIs. Only this type maps errors to status codes.
 //!
 //! Handlers return [`ApiError`], which is rendered as `application/problem+json`. Each protocol wraps it in a newtype
 //! ([`OpenAiError`], [`LlamaError`]) and renders it in its own format. The cause of a 500 is logged once, here, and the
@@ -103,8 +103,8 @@ impl ApiError {
     }
 
     /// Creates a 404 error, e.g. `ApiError::not_found("run", id)`.
-    pub fn not_found(what: &str, name: impl Display) -> Self {
-        Self::new(ErrorKind::NotFound, format!("no {what} '{name}' exists"))
+    pub fn not_found(kind: &str, name: impl Display) -> Self {
+        Self::new(ErrorKind::NotFound, format!("no {kind} '{name}' exists"))
     }
 
     /// Creates a 409 error for a conflict with existing state.
@@ -141,7 +141,7 @@ impl ApiError {
         self
     }
 
-    /// Sets the delay after which a retry makes sense.
+    /// Sets the delay in seconds after which the client should retry.
     #[must_use]
     pub const fn retry_after(mut self, seconds: u64) -> Self {
         self.retry_after_s = Some(seconds);
@@ -182,7 +182,7 @@ impl ApiError {
         self.pointer.as_deref()
     }
 
-    /// Returns the delay in seconds after which a retry makes sense.
+    /// Returns the delay in seconds after which the client should retry.
     #[must_use]
     pub const fn retry_after_s(&self) -> Option<u64> {
         self.retry_after_s
@@ -313,10 +313,10 @@ impl From<BytesRejection> for ApiError {
 impl From<QueryRejection> for ApiError {
     fn from(rejection: QueryRejection) -> Self {
         let text = rejection.body_text();
-        let wrong = text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text);
-        match wrong.split_once(": ") {
-            Some((field, _)) if !field.contains(' ') => Self::invalid(field, wrong),
-            _ => Self::bad_request(wrong),
+        let reason = text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text);
+        match reason.split_once(": ") {
+            Some((field, _)) if !field.contains(' ') => Self::invalid(field, reason),
+            _ => Self::bad_request(reason),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Encoder settings from the configuration.
+//! Conversion of the configuration to encoder settings.
 
 use crate::config::{EngineConfig, HeadFlag, PoolingFlag};
 use crate::engine::encoder::EncoderSettings;

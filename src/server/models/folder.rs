@@ -6,7 +6,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 impl ModelRegistry {
-    /// Scans the folder of models again: adds new files, and removes deleted ones unless they are loaded.
+    /// Scans the models folder again. Adds new files, and removes deleted ones unless they are loaded.
     pub async fn refresh(&self) {
         let Some(dir) = self.0.config.server.models.dir.clone() else { return };
         let shown = dir.display().to_string();
@@ -31,7 +31,8 @@ impl ModelRegistry {
     }
 }
 
-/// Returns the models in the folder and one level below by name; among equal names the first path is used.
+/// Returns the models in the folder and its subfolders by name. If several files have the same name, the first path is
+/// used.
 fn models_in(dir: &Path) -> std::io::Result<BTreeMap<String, PathBuf>> {
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(dir)? {
@@ -57,11 +58,11 @@ fn models_in(dir: &Path) -> std::io::Result<BTreeMap<String, PathBuf>> {
 fn is_adapter(path: &Path) -> bool {
     const HEAD_BYTES: u64 = 2048;
     // The key, the type of its value (8: string), its length and the value.
-    const ADAPTER_MARK: &[u8] = b"general.type\x08\0\0\0\x07\0\0\0\0\0\0\0adapter";
+    const ADAPTER_TYPE: &[u8] = b"general.type\x08\0\0\0\x07\0\0\0\0\0\0\0adapter";
     let mut head = Vec::new();
     // A file that cannot be read is reported when it is loaded.
     let _ = std::fs::File::open(path).and_then(|file| file.take(HEAD_BYTES).read_to_end(&mut head));
-    head.windows(ADAPTER_MARK.len()).any(|bytes| bytes == ADAPTER_MARK)
+    head.windows(ADAPTER_TYPE.len()).any(|bytes| bytes == ADAPTER_TYPE)
 }
 
 /// Returns the name of a file's model, or `None` if the file is not a separate model, such as a later part of a split

@@ -23,7 +23,7 @@ use std::sync::{Arc, PoisonError};
 pub enum LoadStep {
     /// Reading the weights, from 0 to 1.
     Weights(f32),
-    /// Creating the context in which runs are decoded.
+    /// Creating the context for decoding.
     Context,
 }
 
@@ -37,8 +37,7 @@ impl ModelRegistry {
     pub async fn open(&self, recorder: Recorder) -> Result<(), ModelError> {
         *self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner) = Some(recorder);
         let path = default_path(&self.0.config).await?;
-        // llama-server lists a model without a name by its file name including the extension, which clients may have
-        // stored.
+        // llama-server names a model after its file, including the extension. Clients may have stored this name.
         let file = path.file_name().map(|file| file.to_string_lossy().into_owned());
         let mut names = self.0.config.engine.alias.clone();
         for name in std::iter::once(folder::stem(&path)).chain(file) {
@@ -61,7 +60,7 @@ impl ModelRegistry {
         observe: impl Fn(&str, LoadStep) + Send + Sync + 'static,
     ) -> Result<(), ModelError> {
         let entry = self.lock().entries.first().cloned();
-        let entry = entry.ok_or_else(|| refused(Path::new("no model"), "the model registry is not open"))?;
+        let entry = entry.ok_or_else(|| rejected(Path::new("no model"), "the model registry is not open"))?;
         self.change(&entry.name, |entry| entry.state = ModelState::Loading(0.0));
         self.load(&entry, Arc::new(observe)).await
     }
@@ -69,7 +68,7 @@ impl ModelRegistry {
     /// Starts loading a model in the background.
     ///
     /// # Errors
-    /// 404 for an unknown model; 400 if it is loaded; 429 if there is no room next to models in use.
+    /// 404 for an unknown model; 400 if it is loaded; 429 if `--models-max` models are in use.
     pub async fn begin(&self, name: &str) -> Result<(), ApiError> {
         self.refresh().await;
         let entry = self.named(name)?;
@@ -84,11 +83,11 @@ impl ModelRegistry {
         self.begin_load(&entry.name).await
     }
 
-    /// Makes room and starts loading, unless another request has done so meanwhile.
+    /// Unloads other models if necessary and starts loading, unless another request has already started.
     pub(super) async fn begin_load(&self, name: &str) -> Result<(), ApiError> {
         let _admitted = self.0.admission.lock().await;
         self.make_room(name).await?;
-        let begun = self.change(name, |entry| {
+        let started = self.change(name, |entry| {
             if !matches!(entry.state, ModelState::Unloaded | ModelState::Failed(_)) {
                 return None;
             }
@@ -96,7 +95,7 @@ impl ModelRegistry {
             entry.load_cancelled = Arc::default();
             Some(entry.clone())
         });
-        let Some(entry) = begun.flatten() else { return Ok(()) };
+        let Some(entry) = started.flatten() else { return Ok(()) };
         let registry = self.clone();
         tokio::spawn(async move {
             tracing::info!(model = entry.name, "loading");
@@ -117,7 +116,7 @@ impl ModelRegistry {
         let (state, result) = match started {
             Ok(loaded) if load_cancelled => {
                 loaded.stop().await;
-                (ModelState::Unloaded, Err(refused(&entry.path, "the load was cancelled")))
+                (ModelState::Unloaded, Err(rejected(&entry.path, "the load was cancelled")))
             }
             Ok(loaded) => (ModelState::Ready(loaded), Ok(())),
             Err(error) if load_cancelled => (ModelState::Unloaded, Err(error)),
@@ -133,7 +132,7 @@ impl ModelRegistry {
     async fn start(&self, entry: &Entry, observe: Arc<Observe>) -> Result<Loaded, ModelError> {
         let recorder = self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(recorder) = recorder else {
-            return Err(refused(&entry.path, "the model registry is not open"));
+            return Err(rejected(&entry.path, "the model registry is not open"));
         };
         let config = &self.0.config.engine;
         self.probe_unless_probed(&entry.path).await?;
@@ -169,7 +168,7 @@ impl ModelRegistry {
                 !load_cancelled.load(Ordering::Acquire)
             })
         };
-        tokio::task::spawn_blocking(read).await.map_err(|_| refused(&entry.path, "the loader panicked"))?
+        tokio::task::spawn_blocking(read).await.map_err(|_| rejected(&entry.path, "the loader panicked"))?
     }
 }
 
@@ -307,10 +306,10 @@ pub(super) async fn default_path(config: &Config) -> Result<PathBuf, ModelError>
     let cache = config.data.dir.join("cache");
     let shown = cache.display().to_string();
     let unpacked = tokio::task::spawn_blocking(move || bundled_model(&cache)).await;
-    let unpacked = unpacked.map_err(|_| refused(Path::new(&shown), "the bundled model could not be unpacked"))?;
+    let unpacked = unpacked.map_err(|_| rejected(Path::new(&shown), "the bundled model could not be unpacked"))?;
     unpacked.map_err(|source| ModelError::Unpack { folder: shown, source })
 }
 
-fn refused(path: &Path, reason: &str) -> ModelError {
+fn rejected(path: &Path, reason: &str) -> ModelError {
     ModelError::Load { path: path.display().to_string(), reason: reason.into() }
 }

@@ -20,8 +20,8 @@ struct Inner {
 }
 
 impl Loaded {
-    /// Combines an engine with the data of its model. `aliases` are additional names for requests. `template` replaces
-    /// the model's own chat template.
+    /// Creates a loaded model from its engine and encoder. `aliases` are additional names for requests. `template`
+    /// replaces the model's own chat template.
     pub(super) fn new(engine: Engine, encoder: Encoder, aliases: Vec<String>, template: Option<&str>) -> Self {
         let template = template_of(&engine, template);
         if let Err(reason) = &template
@@ -55,8 +55,7 @@ impl Loaded {
         &self.0.engine
     }
 
-    /// Returns true if runs are queued or active, or another request holds the model. The caller is assumed to hold one
-    /// clone.
+    /// Returns true if runs are queued or active, or other clones of this value exist besides the caller's.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         Arc::strong_count(&self.0) > 1 || !self.is_idle()
@@ -91,13 +90,13 @@ impl Loaded {
         .collect()
     }
 
-    /// Returns true if its threads are alive. They end with [`Loaded::stop`] or by a panic.
+    /// Returns true if the threads are running. They end after [`Loaded::stop`] or a panic.
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.0.engine.is_running() && self.0.encoder.is_running()
     }
 
-    /// Ends all runs and waits for the threads. Everything recorded has reached the recorder then.
+    /// Ends all runs and waits for the threads. After that, the recorder has received all data of the runs.
     pub async fn stop(&self) {
         tokio::join!(self.0.engine.stop(), self.0.encoder.stop());
     }

@@ -1,8 +1,8 @@
 //! The models of a server, their state, and transitions between states.
 //!
-//! One of them is the default for requests without a model name. All others are found by name only; input from the
-//! network is never used as a path. A loaded model is a [`Loaded`]: an engine with its own decode thread and context,
-//! and the data of its weights. All engines send their signals to one recorder.
+//! One of them is the default for requests without a model name. All others are found by name only; names from requests
+//! are never used as paths. A loaded model is a [`Loaded`]: an engine with its own decode thread and context, and the
+//! model's metadata. All engines send their signals to one recorder.
 
 mod encoding;
 mod folder;
@@ -17,7 +17,7 @@ mod unload;
 pub use load::LoadStep;
 pub use loaded::Loaded;
 pub(crate) use names::resolve;
-pub use sessions::{NoRoom, SessionClient, Sessions};
+pub use sessions::{InsufficientMemory, SessionClient, Sessions};
 pub use sleeping::{ModelView, SleepingModel};
 
 use super::{ApiError, ErrorCode, ErrorKind};
@@ -59,7 +59,7 @@ pub struct Entry {
     pub state: ModelState,
     /// Counter of the last request to it; larger is later.
     last_used: u64,
-    /// Data reported while it sleeps; `None` if it does not.
+    /// Data to report while the model is sleeping; `None` if it is not.
     sleeping: Option<Arc<SleepingModel>>,
     /// Cancels the load in progress.
     load_cancelled: Arc<AtomicBool>,
@@ -71,7 +71,7 @@ pub struct ModelRegistry(Arc<Inner>);
 
 struct Inner {
     models: Mutex<Models>,
-    /// Locked while room is made for a model and until its load uses the room.
+    /// Locked while other models are unloaded for a model, until that model starts loading.
     admission: tokio::sync::Mutex<()>,
     /// Notified of every change of a state.
     changed: watch::Sender<()>,
@@ -160,8 +160,8 @@ impl ModelRegistry {
     /// configuration allows that, and waits for it.
     ///
     /// # Errors
-    /// 404 for an unknown model; 400 if it is not loaded; 503 if loading failed or it is being unloaded; 429 if there
-    /// is no room next to models in use.
+    /// 404 for an unknown model; 400 if it is not loaded; 503 if loading failed or it is being unloaded; 429 if
+    /// `--models-max` models are in use.
     pub async fn loaded(&self, requested: Option<&str>) -> Result<Loaded, ApiError> {
         let mut changed = self.changes();
         let mut looked = self.0.config.server.models.dir.is_none();
@@ -172,7 +172,7 @@ impl ModelRegistry {
                 Ok(ModelLookup::Unloaded(name)) => self.begin_load(&name).await?,
                 // The sender is part of `self`, so waiting cannot fail.
                 Ok(ModelLookup::Changing) => drop(changed.changed().await),
-                // Its file may have been added after the last scan.
+                // The file may have been added after the last scan.
                 Err(error) if error.kind() == ErrorKind::NotFound && !looked => {
                     looked = true;
                     self.refresh().await;
@@ -205,7 +205,8 @@ impl ModelRegistry {
         self.0.changed.subscribe()
     }
 
-    /// Ends all runs of all models and waits for the decode threads. Everything recorded has reached the recorder then.
+    /// Ends all runs of all models and waits for the decode threads. After that, the recorder has received all data of
+    /// the runs.
     pub async fn stop(&self) {
         self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner).take();
         let running: Vec<Loaded> = {

@@ -1,4 +1,4 @@
-//! Loads a file in a separate process first, because llama.cpp aborts the process on some damaged files.
+//! Probes a model file in a separate process first, because llama.cpp aborts the process on some corrupt files.
 
 use super::ModelRegistry;
 use crate::model::ModelError;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-/// Time limit of a check. A slower check counts as passed.
+/// Time limit of a check. A check that exceeds it counts as passed.
 const PROBE_TIMEOUT: Duration = Duration::from_mins(1);
 /// Maximum length of the check's output in errors.
 const MAX_REASON_CHARS: usize = 400;
@@ -21,7 +21,7 @@ impl ModelRegistry {
         let _ = self.0.probe_program.set(program);
     }
 
-    /// Checks the default model's file before the registry is opened; the first load then relies on the result.
+    /// Checks the default model's file before the registry is opened. The first load uses the result.
     ///
     /// # Errors
     /// The bundled model could not be unpacked, or the file would crash the server.
@@ -38,7 +38,8 @@ impl ModelRegistry {
         if probed.as_deref() == Some(path) { Ok(()) } else { self.probe_file(path).await }
     }
 
-    /// Loads a file in the separate process. An error that llama.cpp returns normally is reported by the load itself.
+    /// Loads a file in a separate process. Only a crash is an error here; errors that llama.cpp returns are reported by
+    /// the load itself.
     async fn probe_file(&self, path: &Path) -> Result<(), ModelError> {
         let Some(program) = self.0.probe_program.get() else { return Ok(()) };
         let mut command = Command::new(program);
@@ -62,7 +63,7 @@ impl ModelRegistry {
         let reason = reason.rsplit_once("llama.cpp/").map_or(reason.as_str(), |(_, place)| place);
         Err(ModelError::Load {
             path: path.display().to_string(),
-            reason: format!("the file is damaged and would crash the server: {reason}"),
+            reason: format!("the file is corrupt and would crash the server: {reason}"),
         })
     }
 }

@@ -48,7 +48,7 @@ pub struct Session {
 #[error(
     "the session has {needed} bytes, but only {free} of the {limit} bytes for sessions are free; remove a session or start the server with a larger --session-memory"
 )]
-pub struct NoRoom {
+pub struct InsufficientMemory {
     /// Size of the session in bytes.
     pub needed: usize,
     /// Free bytes, including those of the session that it would replace.
@@ -66,7 +66,7 @@ impl Sessions {
     /// Stores a snapshot under a model and number, replacing an existing one.
     ///
     /// # Errors
-    /// [`NoRoom`]; the existing snapshot is kept.
+    /// [`InsufficientMemory`]; the existing snapshot is kept.
     pub fn put(
         &self,
         owner: Option<&Tenant>,
@@ -74,14 +74,14 @@ impl Sessions {
         id: i64,
         block: Bytes,
         now: DateTime<Utc>,
-    ) -> Result<(), NoRoom> {
+    ) -> Result<(), InsufficientMemory> {
         let mut stored = self.stored();
         let key = (model.to_owned(), id, owner.cloned());
         let old = stored.sessions.get(&key);
         let without = stored.bytes - old.map_or(0, |old| old.block.len());
         let free = self.limit.saturating_sub(without);
         if block.len() > free {
-            return Err(NoRoom { needed: block.len(), free, limit: self.limit });
+            return Err(InsufficientMemory { needed: block.len(), free, limit: self.limit });
         }
         let created_at = old.map_or(now, |old| old.created_at);
         stored.bytes = without + block.len();
@@ -105,7 +105,7 @@ impl Sessions {
         removed
     }
 
-    /// Removes a session if it is unchanged. Returns false if it was removed or saved again meanwhile.
+    /// Removes a session if it is unchanged. Returns false if it was removed or saved again.
     pub fn remove_unchanged(&self, client: SessionClient<'_>, model: &str, id: i64, session: &Session) -> bool {
         let mut stored = self.stored();
         let Some(key) = stored.key(client, model, id) else { return false };
@@ -154,13 +154,19 @@ mod tests {
         let (now, later) = (DateTime::UNIX_EPOCH, DateTime::UNIX_EPOCH + chrono::TimeDelta::seconds(5));
         let block = |len| Bytes::from(vec![0; len]);
         sessions.put(None, "m", 7, block(60), now).unwrap();
-        assert_eq!(sessions.put(None, "m", 8, block(41), now), Err(NoRoom { needed: 41, free: 40, limit: 100 }));
+        assert_eq!(
+            sessions.put(None, "m", 8, block(41), now),
+            Err(InsufficientMemory { needed: 41, free: 40, limit: 100 })
+        );
         sessions.put(None, "m", 7, block(100), later).unwrap();
         let session = sessions.get(ALL, "m", 7).unwrap();
         assert_eq!((session.created_at, session.updated_at, session.block.len()), (now, later, 100));
         assert_eq!(sessions.list(&Scope::All, "m").len(), 1);
         assert!(sessions.get(ALL, "other", 7).is_none() && sessions.list(&Scope::All, "other").is_empty());
-        assert_eq!(sessions.put(None, "other", 7, block(1), now), Err(NoRoom { needed: 1, free: 0, limit: 100 }));
+        assert_eq!(
+            sessions.put(None, "other", 7, block(1), now),
+            Err(InsufficientMemory { needed: 1, free: 0, limit: 100 })
+        );
         assert!(sessions.remove(ALL, "m", 7).is_some() && sessions.remove(ALL, "m", 7).is_none());
         sessions.put(None, "m", 8, block(100), now).unwrap();
     }

@@ -1,4 +1,4 @@
-//! Sleeping models: unloaded while idle, with the data reported about them meanwhile.
+//! Sleeping models: unloaded while idle, with the data to report until they are loaded again.
 
 use super::{Entry, Loaded, ModelRegistry, ModelState};
 use crate::engine::EngineStatus;
@@ -15,7 +15,7 @@ pub struct SleepingModel {
     pub work: [Arc<EngineStatus>; 2],
 }
 
-/// A model as seen by a route that does not wake it.
+/// The view of a model for routes that do not wake it.
 #[derive(Debug)]
 pub enum ModelView {
     /// The model is in memory.
@@ -41,8 +41,8 @@ impl ModelRegistry {
         idle.map(|entry| (entry.name.clone(), entry.last_used)).collect()
     }
 
-    /// Starts unloading a model that was not used since [`ModelRegistry::idle`] returned `used` for it; the next request
-    /// loads it again.
+    /// Starts unloading a model that was not used since [`ModelRegistry::idle`] returned `used` for it; the next
+    /// request loads it again.
     pub(crate) fn begin_sleep(&self, name: &str, used: u64, sleeping: SleepingModel) {
         let taken = self.change(name, |entry| {
             let loaded = entry.ready().filter(|loaded| entry.last_used == used && !loaded.is_busy())?.clone();

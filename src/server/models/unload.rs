@@ -1,4 +1,4 @@
-//! Unloading: on request, and to make room for another model.
+//! Unloading: on request, and before another model is loaded.
 
 use super::{Entry, Loaded, ModelRegistry, ModelState};
 use crate::server::{ApiError, ErrorKind};
@@ -63,16 +63,19 @@ impl ModelRegistry {
             }
         };
         if timeout(RELEASE_TIMEOUT, release).await.is_err() {
-            tracing::warn!(model = name, "memory is freed after the last response");
+            tracing::warn!(
+                model = name,
+                "responses still use the unloaded model, its memory is freed after the last one"
+            );
         }
         self.change(&name, |entry| entry.state = ModelState::Unloaded);
         tracing::info!(model = name, "unloaded");
     }
 
-    /// Unloads the least recently used models without active runs until there is room for one more. Waits for a model
-    /// to become idle, for up to `--shutdown-grace`.
+    /// Unloads the least recently used models without active runs until one more may be loaded. Waits for a model to
+    /// become idle, for up to `--shutdown-grace`.
     pub(super) async fn make_room(&self, name: &str) -> Result<(), ApiError> {
-        let Some(most) = self.0.config.server.models.max_loaded else { return Ok(()) };
+        let Some(max_loaded) = self.0.config.server.models.max_loaded else { return Ok(()) };
         let began = Instant::now();
         let mut changed = self.changes();
         loop {
@@ -80,23 +83,23 @@ impl ModelRegistry {
             let (others, idle) = {
                 let models = self.lock();
                 let others: Vec<&Entry> =
-                    models.entries.iter().filter(|entry| entry.name != name && entry.takes_room()).collect();
+                    models.entries.iter().filter(|entry| entry.name != name && entry.occupies_memory()).collect();
                 let idle = others.iter().filter(|entry| entry.ready().is_some_and(|loaded| !loaded.is_busy()));
                 // The default model is unloaded last, because requests without a name would load it again.
                 let idle = idle.min_by_key(|entry| (entry.default, entry.last_used)).map(|entry| entry.name.clone());
                 (others.len(), idle)
             };
-            if others < most {
+            if others < max_loaded {
                 return Ok(());
             }
             if began.elapsed() > self.0.config.server.shutdown_grace {
                 let detail =
-                    format!("all {most} models allowed by --models-max are loaded and in use; try again later");
+                    format!("all {max_loaded} models allowed by --models-max are loaded and in use; try again later");
                 return Err(ApiError::new(ErrorKind::Busy, detail).at("model").retry_after(5));
             }
             let unloading = self.list().iter().any(|entry| matches!(entry.state, ModelState::Unloading));
             if let Some(idle) = idle.filter(|_| !unloading) {
-                tracing::info!(model = idle, "unloading to make room");
+                tracing::info!(model = idle, "unloading to load another model");
                 // Another task may have unloaded it meanwhile.
                 let _ = self.begin_unload(&idle);
             }
@@ -106,7 +109,7 @@ impl ModelRegistry {
 }
 
 impl Entry {
-    fn takes_room(&self) -> bool {
+    fn occupies_memory(&self) -> bool {
         matches!(self.state, ModelState::Ready(_) | ModelState::Loading(_) | ModelState::Unloading)
     }
 }

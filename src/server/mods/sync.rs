@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 
 /// The last known state of each mod in the database, by name.
 ///
-/// Only a difference to that state counts as a change. A mod disabled here while the database was unavailable stays disabled.
+/// Only differences from that state are applied, so a mod that was disabled here while the database was unavailable
+/// stays disabled.
 #[derive(Default)]
 pub struct ModSync(BTreeMap<String, ModState>);
 
@@ -56,7 +57,7 @@ impl ModSync {
     async fn sync_mod(&mut self, app: &App, store: &Store, name: &str) -> Result<(), Error> {
         let registry = app.registry();
         let may_upload = app.config().server.allow_mod_upload;
-        // The import takes time in which the state may change again, so it happens before the decision.
+        // Import before locking, because the import takes time and the state may change again.
         let newest = if may_upload { store.uploaded_mod(name).await? } else { None };
         let newest = newest.filter(|version| !has_version(registry, name, &version.hash));
         let imported = match newest {
@@ -74,7 +75,7 @@ impl ModSync {
                 }
             }
         };
-        let _changing = app.mods_changing().await;
+        let _changing = app.lock_mod_changes().await;
         let state = store.mod_states().await?.into_iter().find(|state| state.name == name);
         let hash = state.as_ref().and_then(|state| state.hash.as_deref());
         match imported {

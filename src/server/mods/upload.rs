@@ -55,7 +55,7 @@ pub async fn register_upload(
         created_by: by.clone(),
         from_file: false,
     };
-    let changing = app.mods_changing().await;
+    let changing = app.lock_mod_changes().await;
     store.save_mod(&version).await?;
     let hash = version.hash.clone();
     let unchanged = app.registry().info(&name).is_some_and(|shown| shown.current.hash == hash);

@@ -1,4 +1,5 @@
-//! Earlier versions of mods. Versions of files are stored when runs use them, and all stored versions can be run again.
+//! Earlier versions of mods. The version of a file mod is stored when a run uses it. All stored versions can be run
+//! again.
 
 use super::upload::import_as;
 use crate::mods::python::PythonMods;
@@ -47,7 +48,7 @@ pub fn used_files(document: &Document) -> Vec<(String, String)> {
     files.filter_map(|used| Some((used["name"].as_str()?.to_owned(), used["version"].as_str()?.to_owned()))).collect()
 }
 
-/// Stores those versions whose sources are in the data directory, where the program that ran them has stored them.
+/// Stores the versions that have a source in the data directory, where the program that ran them saved it.
 pub(crate) async fn store_local_sources(app: &App, files: Vec<(String, String)>) -> Result<(), ApiError> {
     for (name, hash) in files.iter().take(MAX_LOCAL_SOURCES) {
         let (data_dir, wanted) = (app.config().data.dir.clone(), hash.clone());
@@ -63,14 +64,14 @@ pub(crate) async fn store_local_sources(app: &App, files: Vec<(String, String)>)
         };
         app.store()?.save_used_mod(&version, app.now().date_naive()).await?;
     }
-    // A document can name any number of mods; remove only those that were searched.
+    // A document can name any number of mods, so only the searched ones are removed.
     for (_, hash) in files.iter().take(MAX_LOCAL_SOURCES) {
         let _ = source_store::remove(&app.config().data.dir, hash);
     }
     Ok(())
 }
 
-/// Returns an upload of this source, in the shape in which clients send it.
+/// Returns an upload of this source in the format that clients send.
 fn stored_upload(name: &str, source: &impl Serialize) -> Value {
     json!({ "name": name, "language": "python", "source": source })
 }

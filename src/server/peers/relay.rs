@@ -24,7 +24,7 @@ pub(crate) struct Relay {
 }
 
 impl Relay {
-    /// Returns true if this relay handles the run with that id.
+    /// Returns true if this relay handles the run with this id.
     pub(crate) fn has(&self, id: &str) -> bool {
         self.ids.lock().unwrap_or_else(PoisonError::into_inner).contains(id)
     }
@@ -77,7 +77,8 @@ pub(crate) async fn relay(
     let max_bytes = app.config().server.sockets.max_message_bytes.saturating_mul(2).saturating_add(1);
     let options = Options::default().with_limits(max_bytes, max_bytes);
     let connect = WebSocket::connect(address).with_options(options).with_request(request);
-    let connected = timeout(CONNECT_TIMEOUT, connect).await.map_err(|_| peer.unreachable("no answer in time"))?;
+    let connected =
+        timeout(CONNECT_TIMEOUT, connect).await.map_err(|_| peer.unreachable("it did not respond in time"))?;
     let mut socket = connected.map_err(|error| peer.unreachable(&error.to_string()))?;
     socket.send(Frame::text(first)).await.map_err(|error| peer.unreachable(&error.to_string()))?;
     let (sender, messages) = mpsc::channel(MAX_WAITING);
@@ -111,7 +112,7 @@ impl RelayConnection {
             }
             let text = frame.as_str().to_owned();
             let ends = self.ends_with(&text, &mut active);
-            // The relay ends when the client has disconnected.
+            // The client has disconnected, so the relay ends.
             if outgoing.send(text).await.is_err() || ends {
                 return Ok(());
             }

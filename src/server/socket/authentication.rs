@@ -23,11 +23,11 @@ pub(super) async fn authenticate(
     incoming: &mut Incoming,
     headers: &mut ForwardHeaders,
 ) -> Result<Caller, ApiError> {
-    let refused = || ApiError::new(ErrorKind::Unauthorized, EXPECTED);
-    let first = tokio::time::timeout(AUTH_TIMEOUT, incoming.next()).await.map_err(|_| refused())?;
-    let Message::Text(text) = first else { return Err(refused()) };
-    let Ok(Value::Object(mut fields)) = serde_json::from_str(&text) else { return Err(refused()) };
-    let Some(Value::String(sent)) = fields.shift_remove(FIELD) else { return Err(refused()) };
+    let rejected = || ApiError::new(ErrorKind::Unauthorized, EXPECTED);
+    let first = tokio::time::timeout(AUTH_TIMEOUT, incoming.next()).await.map_err(|_| rejected())?;
+    let Message::Text(text) = first else { return Err(rejected()) };
+    let Ok(Value::Object(mut fields)) = serde_json::from_str(&text) else { return Err(rejected()) };
+    let Some(Value::String(sent)) = fields.shift_remove(FIELD) else { return Err(rejected()) };
     let credentials = app.credentials();
     let security = &credentials.security;
     let Some(key) = security.find_key(&sent) else {

@@ -1,4 +1,4 @@
-//! Serves a connection: reading, writing and the handler run concurrently in one task.
+//! Serves a connection. Reading, writing and the handler run concurrently in one task.
 
 use super::assembler::Assembler;
 use super::outgoing::{Queue, QueuedMessage, queue};
@@ -21,7 +21,7 @@ use yawc::streaming::Streaming;
 use yawc::{Frame, Result as SocketResult, WebSocketError};
 
 /// Maximum messages queued for the handler.
-const MAX_UNREAD: usize = 16;
+const MAX_UNREAD_MESSAGES: usize = 16;
 
 /// Maximum messages written before a flush.
 const MAX_BATCH: usize = 64;
@@ -29,7 +29,7 @@ const MAX_BATCH: usize = 64;
 /// Maximum wait for the client's close frame.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Extra time for protocols to send their last message when the server stops.
+/// Additional time for protocols to send their last message when the server stops.
 const STOP_GRACE: Duration = Duration::from_millis(200);
 
 /// Minimum time before an unresponsive client is disconnected; three pings or more.
@@ -82,10 +82,10 @@ impl LastActivity {
         self.message_ms.store(self.since.elapsed().as_millis() as u64, Ordering::Relaxed);
     }
 
-    /// Waits until `limit` has passed since the activity `what`.
-    async fn wait_inactive(&self, what: &AtomicU64, limit: Duration) {
+    /// Waits until `limit` has passed since the time in `last_ms`.
+    async fn wait_inactive(&self, last_ms: &AtomicU64, limit: Duration) {
         loop {
-            let end = self.since + Duration::from_millis(what.load(Ordering::Relaxed)) + limit;
+            let end = self.since + Duration::from_millis(last_ms.load(Ordering::Relaxed)) + limit;
             if Instant::now() >= end {
                 return;
             }
@@ -122,7 +122,7 @@ pub(super) async fn serve<H, F>(
     let config = app.config().server.sockets;
     let connection = Connection(Mutex::new(connection));
     let activity = LastActivity::new();
-    let (messages, unread) = mpsc::channel(MAX_UNREAD);
+    let (messages, unread) = mpsc::channel(MAX_UNREAD_MESSAGES);
     let (outgoing, mut queue) = queue();
     let authenticated = client.authenticated.subscribe();
     let mut reading = pin!(read(&connection, messages, authenticated, config.max_message_bytes, &activity));
@@ -177,9 +177,9 @@ where
                 drop(permit);
                 caller
             }
-            Err(refused) => {
+            Err(rejected) => {
                 // Sending fails only if the client has disconnected.
-                let _ = outgoing.send(error(&refused)).await;
+                let _ = outgoing.send(error(&rejected)).await;
                 return authentication::rejection();
             }
         },
@@ -218,7 +218,7 @@ async fn read(
                 // Sending fails if the handler has ended; the connection is then being closed.
                 let _ = messages.send(message).await;
                 if is_limited {
-                    // Nothing is read while the key is checked. An error means that the handler rejected it.
+                    // Reading pauses while the key is checked. An error means that the handler rejected the key.
                     if authenticated.wait_for(|&accepted| accepted).await.is_err() {
                         std::future::pending::<()>().await;
                     }
@@ -270,7 +270,7 @@ async fn write_batch(
     }
     connection.flush().await?;
     activity.record_message();
-    // A client that accepts messages is alive; a ping may still be in the system's buffer.
+    // A client that accepts messages is alive, even if a ping is still in the system's buffer.
     activity.record_read();
     Ok(())
 }

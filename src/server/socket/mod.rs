@@ -2,8 +2,8 @@
 //! closing.
 //!
 //! A route passes a handler to [`Upgrade`]; the handler receives a [`Socket`] with complete incoming and outgoing
-//! messages. Unread messages fill [`Outgoing`], whose `send` then waits, and with it the run that produced the message.
-//! The handler is dropped when the client disconnects; its result is the close frame.
+//! messages. If the client reads slowly, [`Outgoing`] fills up and its `send` waits, and so does the run that produces
+//! the messages. The handler is dropped when the client disconnects; its result is the close frame.
 
 mod assembler;
 mod authentication;
@@ -15,7 +15,7 @@ mod upgrade;
 
 pub(crate) use outgoing::Outgoing;
 pub(crate) use sockets::Sockets;
-pub(crate) use upgrade::{Upgrade, is_wanted};
+pub(crate) use upgrade::{Upgrade, is_websocket_request};
 
 use super::peers::ForwardHeaders;
 use super::{App, Caller};
@@ -69,7 +69,8 @@ pub(crate) struct Incoming {
 }
 
 impl Incoming {
-    /// Returns the next message. If the client has disconnected, it never returns, and the handler is dropped.
+    /// Returns the next message. If the client has disconnected, the future never completes, and the handler is
+    /// dropped.
     pub(crate) async fn next(&mut self) -> Message {
         if let Some(first) = self.first.take() {
             return first;

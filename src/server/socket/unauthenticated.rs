@@ -1,8 +1,8 @@
 //! Limits on connections that have not sent an API key yet.
 //!
 //! A WebSocket client may send its key in the first message, so the handshake succeeds without one. Until the key is
-//! accepted a connection may send [`MAX_MESSAGE_BYTES`], and [`MAX_CONNECTIONS`] may wait at a time: together they bound
-//! the memory that clients without a key can use.
+//! accepted a connection may send [`MAX_MESSAGE_BYTES`], and [`MAX_CONNECTIONS`] may wait at a time: together these
+//! limits bound the memory that clients without a key can use.
 
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
@@ -18,8 +18,8 @@ pub(super) const MAX_CONNECTIONS: usize = 256;
 /// Maximum size of the message that carries the key.
 pub(super) const MAX_MESSAGE_BYTES: usize = 16 << 10;
 
-/// Maximum bytes read from a connection before its key is accepted. The decoder may read into the message after the first
-/// one, by as much as its buffer has grown for the first.
+/// Maximum bytes read from a connection before its key is accepted. The decoder may also read a part of the second
+/// message: up to the buffer size that the first one required.
 const MAX_BYTES: usize = 2 * MAX_MESSAGE_BYTES;
 
 /// The byte stream of a WebSocket. Reading fails after [`MAX_BYTES`] until the connection is authenticated.

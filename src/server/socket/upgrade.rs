@@ -23,7 +23,7 @@ pub(crate) struct Upgrade {
 }
 
 /// Returns true for a WebSocket request.
-pub(crate) fn is_wanted(headers: &axum::http::HeaderMap) -> bool {
+pub(crate) fn is_websocket_request(headers: &axum::http::HeaderMap) -> bool {
     let upgrade = headers.get(header::UPGRADE).and_then(|value| value.to_str().ok());
     upgrade.is_some_and(|value| value.eq_ignore_ascii_case("websocket"))
 }
@@ -33,7 +33,7 @@ impl FromRequestParts<App> for Upgrade {
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, ApiError> {
         let path = parts.uri.path();
-        if !is_wanted(&parts.headers) {
+        if !is_websocket_request(&parts.headers) {
             return Err(ApiError::bad_request(format!(
                 "{path} is a WebSocket: connect to ws://…{path}; its protocol is described at /api/v1/asyncapi.json"
             )));
@@ -78,7 +78,7 @@ impl Upgrade {
             }
         };
         let options = app.sockets().options.clone();
-        // yawc completes the handshake; the connection's bytes pass through `LimitedStream`.
+        // yawc completes the handshake. `LimitedStream` limits the bytes of the connection.
         let response = match upgrade.upgrade(options.clone()) {
             Ok((response, _)) => response,
             Err(error) => {

@@ -26,8 +26,8 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_millis(250);
 /// `thunder run` sends this header, so that its runs can be distinguished from those of other programs.
 const CLIENT: HeaderName = HeaderName::from_static("x-thunder-client");
 
-/// Completes a request with data of its client: the owner and the user label of the API key, the marker of `thunder run`,
-/// and the HTTP request's id as metadata. A user label that the client sent is kept.
+/// Completes a request with data of its client: the owner and the user label of the API key, the marker of `thunder
+/// run`, and the HTTP request's id as metadata. A user label that the client sent is kept.
 pub(crate) fn set_client(request: &mut Request, headers: &HeaderMap, caller: &Caller) {
     if headers.get(CLIENT).is_some_and(|client| client == "cli") {
         request.surface = Surface::Cli;
@@ -35,7 +35,7 @@ pub(crate) fn set_client(request: &mut Request, headers: &HeaderMap, caller: &Ca
     if let Some(id) = client_request_id(headers) {
         request.metadata.set(RunMetadata::HTTP_REQUEST, id);
     }
-    caller.sign(request);
+    caller.set_owner(request);
 }
 
 /// Returns the error with which a run ended, if any.
@@ -84,7 +84,8 @@ pub(crate) async fn check_request_id(app: &App, request: &Request) -> Result<(),
     }
 }
 
-/// Returns true if an earlier run has this request id; `None` if the database does not answer within [`LOOKUP_TIMEOUT`].
+/// Returns true if an earlier run has this request id; `None` if the database does not answer within
+/// [`LOOKUP_TIMEOUT`].
 ///
 /// # Errors
 /// 503 while the database is starting.
