@@ -63,9 +63,9 @@ impl ActionType {
 ///
 /// Our engine adds these keys to `details`: `tokens` and `texts` (the forced, replacing or prompt tokens), `removed`
 /// (number of tokens that a Backtrack removed from the sequence, after clamping and without a sampled token that was
-/// never appended), `clamped` (true when the mod asked for more), `superseded` (true when an earlier mod's action won
-/// the event), `moved` (for `AdjustedLogits`: the tokens whose probability changed most, `[{token, text, before,
-/// after}]`), `version` (hash of the mod's source).
+/// not appended), `clamped` (true if the mod requested more), `superseded` (true if the action of an earlier mod took
+/// precedence), `moved` (for `AdjustedLogits`: the tokens with the largest change of probability, `[{token, text,
+/// before, after}]`), `version` (hash of the mod's source).
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ActionRecord {
     /// Index of the mod call that returned it.

@@ -4,7 +4,7 @@ use utoipa::ToSchema;
 
 /// Measurements of our engine at an event; their JSON is the event's `details`.
 ///
-/// Every field is optional when parsed: `details` of another engine may hold anything and parse as empty measurements.
+/// All fields are optional: `details` of another engine may have any content and parse as empty measurements.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Measurements {
@@ -33,8 +33,8 @@ pub struct Measurements {
     /// `Sampled`: the sampler's stages in order, each with the number of candidates left after it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<StageCount>,
-    /// `Sampled`: the token that speculative decoding guessed for this position. The guess was right if it is the sampled
-    /// token, which then needed no decode of its own.
+    /// `Sampled`: the token that speculative decoding drafted for this position. If it equals the sampled token, that
+    /// token needed no separate decode.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drafted: Option<TokenId>,
     /// `Added`: the reason why these tokens end the sequence, e.g. the stop string they completed.

@@ -55,7 +55,7 @@ impl DurabilityAcks {
     pub fn request(&self, run_id: RunId) -> DurabilityAck {
         let (sender, ack) = oneshot::channel();
         let mut senders = self.lock();
-        // Requests without a receiver belong to runs that were rejected.
+        // Remove requests without a receiver: their runs were rejected.
         senders.retain(|_, sender| !sender.is_closed());
         senders.insert(run_id, sender);
         ack
@@ -70,7 +70,7 @@ impl DurabilityAcks {
     /// Sends the ack: the run is stored, or the reason why it never will be.
     pub fn resolve(&self, run_id: RunId, outcome: Result<(), NotStored>) {
         if let Some(sender) = self.lock().remove(&run_id) {
-            // The receiver may be gone.
+            // The receiver may be dropped.
             let _ = sender.send(outcome);
         }
     }
@@ -80,10 +80,10 @@ impl DurabilityAcks {
     }
 }
 
-/// The recorded runs of this process that are not completely stored yet; cheap to clone.
+/// The recorded runs of this process that are not completely stored; cheap to clone.
 ///
-/// The engine inserts a run before any client knows its id, and the recorder removes it with its last row. A reader can
-/// therefore tell which runs the database lacks or has only in part.
+/// The engine inserts a run before any client knows its id, and the recorder removes it with its last row. So a reader
+/// can determine which runs are missing or incomplete in the database.
 #[derive(Debug, Clone, Default)]
 pub struct UnstoredRuns(Arc<Mutex<HashMap<RunId, UnstoredEntry>>>);
 
@@ -111,7 +111,7 @@ impl UnstoredRuns {
         self.lock().insert(run_id, UnstoredEntry { request_id, owner, is_over, removed: watch::Sender::new(()) });
     }
 
-    /// Removes a run: it is completely stored, or the rest never will be.
+    /// Removes a run that is completely stored, or the rest of which was lost.
     pub fn remove(&self, run_id: RunId) {
         self.lock().remove(&run_id);
     }
@@ -152,7 +152,7 @@ impl UnstoredRun {
         self.is_over.load(Ordering::Acquire)
     }
 
-    /// Waits until the run is stored or known to be lost.
+    /// Waits until the run is stored or lost.
     pub async fn stored(mut self) {
         // No value is ever sent: the error of the dropped sender wakes the receiver.
         while self.removed.changed().await.is_ok() {}

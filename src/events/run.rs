@@ -106,13 +106,13 @@ impl Surface {
 pub enum RunStatus {
     /// Tokens are being generated.
     Running,
-    /// The run ended by itself, at its token limit, or by a mod.
+    /// The run ended normally, at its token limit, or by a mod.
     Done,
     /// The client disconnected or cancelled the run.
     Cancelled,
     /// The run ended with an error.
     Failed,
-    /// The server died during the run; everything up to the last flush is stored.
+    /// The server stopped unexpectedly during the run. All data up to the last flush is stored.
     Interrupted,
 }
 
@@ -183,7 +183,7 @@ pub struct RunStart {
     pub surface: Surface,
     /// The model's name.
     pub model: String,
-    /// The tenant that it belongs to; `None` where no keys are set.
+    /// The tenant that it belongs to; `None` if no keys are configured.
     #[serde(default)]
     pub owner: Option<Tenant>,
     /// Label of the user, never a key.
@@ -258,7 +258,7 @@ pub enum Fault {
     Request,
 }
 
-/// The cause of an end that the finish reason does not name.
+/// The cause of an end that is not part of the finish reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EndCause {
@@ -276,7 +276,7 @@ pub enum EndCause {
     Shutdown,
     /// The decode thread stopped while the run was active.
     EngineStopped,
-    /// The run must be recorded, but cannot be.
+    /// The run requires recording, but cannot be recorded.
     NotRecorded,
     /// A decode ran out of memory.
     OutOfMemory,

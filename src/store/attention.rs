@@ -3,7 +3,7 @@
 use super::scope::covers;
 use super::{Error, Store};
 use crate::events::{AttentionStep, RunId, Scope};
-use crate::trace::attention::{HeadPlace, T0_HEADER};
+use crate::trace::attention::{HeadLocation, T0_HEADER};
 use sqlx::postgres::PgRow;
 use sqlx::{FromRow, Row};
 use std::ops::Range;
@@ -35,7 +35,7 @@ pub enum ValueRow<'a> {
     /// A vector of T0: 0 for the mean, 1 for the maximum, 2 for the last layer.
     Overview(u8),
     /// The row of one head.
-    Head(&'a HeadPlace),
+    Head(&'a HeadLocation),
 }
 
 impl Store {
@@ -74,9 +74,9 @@ impl Store {
         Ok(steps.into_iter().map(|row| row.0).collect())
     }
 
-    /// Returns the value of a row at a position, as f16, for each step in a range of events, with the event of the step.
-    /// Skips steps whose row is shorter or not stored. Returns none for a run outside the scope. Reads only the value from
-    /// each row.
+    /// Returns the value of a row at a position, as f16, for each step in a range of events, with the event of the
+    /// step. Skips steps whose row is shorter or not stored. Returns none for a run outside the scope. Reads only the
+    /// value from each row.
     ///
     /// # Errors
     /// The database failed.

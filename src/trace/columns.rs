@@ -1,4 +1,5 @@
-//! The binary format that a replay loads first: the fold's rows as typed columns that a browser reads without copying.
+//! The binary format that a replay loads first: the rows of the fold as typed columns, which a browser reads without
+//! copying.
 //!
 //! Magic `RUNC`, u16 version, u16 flags, u32 rows, u32 events, u32 sections, then a table of `{u32 id, u32 offset, u32
 //! length}`; sections begin at multiples of 8 bytes and are little-endian. `ui/assets/replay/columns.js` reads it.

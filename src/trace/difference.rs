@@ -15,7 +15,7 @@ pub enum DifferenceKind {
     Prompt,
     /// A token.
     Token,
-    /// The sequence of events, before any token.
+    /// The type or step of an event.
     Event,
     /// The called mod, or the failure of a call.
     ModCall,
@@ -47,7 +47,7 @@ struct ComparedItem {
     step: i32,
     /// All numbers that must be equal.
     key: Vec<i64>,
-    words: String,
+    description: String,
 }
 
 /// Finds the first difference between a recording and a second one of the same run. With `whole` false the first
@@ -55,9 +55,10 @@ struct ComparedItem {
 #[must_use]
 pub fn find_first(recorded: &Document, now: &Document, whole: bool) -> Option<Difference> {
     let (a, b) = (compared_items(recorded), compared_items(now));
-    let at = a.iter().zip(&b).position(|(a, b)| a.key != b.key || a.words != b.words);
+    let at = a.iter().zip(&b).position(|(a, b)| a.key != b.key || a.description != b.description);
     let at = at.unwrap_or(a.len().min(b.len()));
-    let words = |item: Option<&ComparedItem>| item.map_or_else(|| "nothing more".to_owned(), |it| it.words.clone());
+    let description =
+        |item: Option<&ComparedItem>| item.map_or_else(|| "nothing more".to_owned(), |it| it.description.clone());
     let (there, here) = (a.get(at), b.get(at));
     let shown = match (there, here) {
         (None, None) => return None,
@@ -68,8 +69,8 @@ pub fn find_first(recorded: &Document, now: &Document, whole: bool) -> Option<Di
         kind: if there.is_some() && here.is_some() { shown.kind } else { DifferenceKind::End },
         sequence_order: shown.sequence_order,
         step: shown.step,
-        recorded: words(there),
-        now: words(here),
+        recorded: description(there),
+        now: description(here),
     })
 }
 
@@ -77,7 +78,7 @@ fn compared_items(document: &Document) -> Vec<ComparedItem> {
     let mut compared_items: Vec<ComparedItem> = Vec::new();
     let (mut order, mut step, mut caller) = (0, 0, String::new());
     for item in document.items() {
-        let (kind, key, words) = match &item {
+        let (kind, key, description) = match &item {
             TraceItem::Event(event) => {
                 (order, step) = (event.sequence_order, event.step);
                 describe_event(event)
@@ -91,7 +92,7 @@ fn compared_items(document: &Document) -> Vec<ComparedItem> {
             }
             TraceItem::Action(_) | TraceItem::ModLog(_) | TraceItem::Attention(_) => continue,
         };
-        compared_items.push(ComparedItem { kind, sequence_order: order, step, key, words });
+        compared_items.push(ComparedItem { kind, sequence_order: order, step, key, description });
     }
     compared_items
 }

@@ -8,10 +8,10 @@ use half::slice::HalfFloatSliceExt;
 use std::fmt;
 use zstd::bulk::Compressor;
 
-/// Level 1 is fast, and its output for one byte per position is hardly larger than that of slower levels.
+/// Level 1 is fast, and for one byte per position its output is hardly larger than that of slower levels.
 const ZSTD_LEVEL: i32 = 1;
 
-/// Encodes one step after another with the same buffers.
+/// An encoder that reuses its buffers from step to step.
 pub struct AttentionEncoder {
     mean: Vec<f32>,
     max: Vec<f32>,
@@ -94,7 +94,7 @@ impl AttentionEncoder {
             self.layer.fill(0.0);
             for head in layer.chunks_exact(row_len) {
                 reduce::accumulate(head, &mut self.layer, &mut self.max);
-                let peak = reduce::largest(head);
+                let peak = reduce::max_value(head);
                 self.peaks.push((peak, reduce::position_of(head, peak) as u32));
                 self.entropies.push(reduce::entropy(head));
             }
@@ -108,7 +108,7 @@ impl AttentionEncoder {
 
     /// Appends `layer` to T1 and adds it to the table.
     fn section(&mut self, t1: &mut Vec<u8>, index: usize) {
-        let max = reduce::largest(&self.layer);
+        let max = reduce::max_value(&self.layer);
         let max = if max.is_finite() { max } else { 0.0 };
         reduce::quantise(&self.layer, max, &mut self.codes);
         self.frame.clear();
@@ -126,7 +126,7 @@ impl AttentionEncoder {
     }
 
     fn overview(&mut self, rows: &[f32], layers: usize, heads: usize, row_len: usize) -> Vec<u8> {
-        let sink = reduce::position_of(&self.mean, reduce::largest(&self.mean));
+        let sink = reduce::position_of(&self.mean, reduce::max_value(&self.mean));
         let mut t0 = Vec::with_capacity(T0_HEADER + 6 * row_len + 10 * layers * heads);
         t0.extend(T0_MAGIC);
         t0.extend(VERSION.to_le_bytes());

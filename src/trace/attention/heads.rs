@@ -1,8 +1,8 @@
 //! Rows of single heads in f16, which a request selects.
 //!
 //! `ATTH`, u16 version, u16 rows, u32 positions; then u16 layer and u16 head of every row; then the rows, each f16 per
-//! position. All numbers are little-endian. Every value has a fixed place, so that one can be read from the database
-//! without its row.
+//! position. All numbers are little-endian. Every value has a fixed offset, so that a single value can be read from the
+//! database.
 
 use super::{AttentionCodecError, MAX_POSITIONS, VERSION, pairs, u32_at};
 use crate::events::StoredHeads;
@@ -58,10 +58,10 @@ fn table(bytes: &[u8]) -> Option<Vec<(u16, u16)>> {
     Some(entries.iter().map(|&[a, b, c, d]| (u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]))).collect())
 }
 
-/// The place of a head in the stored rows, which is the same at every step of a run.
+/// The location of a head in the stored rows. It is the same at every step of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HeadPlace {
-    /// The bytes with which the rows begin: magic, version and number of rows.
+pub struct HeadLocation {
+    /// The first bytes of the encoded rows: magic, version and number of rows.
     pub start: [u8; 8],
     /// The entry of the head in the table.
     pub entry: [u8; ENTRY],
@@ -77,13 +77,13 @@ pub struct HeadPlace {
 ///
 /// # Errors
 /// [`AttentionCodecError::DamagedHeads`].
-pub fn find_head(bytes: &[u8], layer: u16, head: u16) -> Result<Option<HeadPlace>, AttentionCodecError> {
+pub fn find_head(bytes: &[u8], layer: u16, head: u16) -> Result<Option<HeadLocation>, AttentionCodecError> {
     let table = decode_head_table(bytes)?;
     let Some(index) = table.iter().position(|&stored| stored == (layer, head)) else { return Ok(None) };
     let (entry_at, rows_at) = (HEADER + ENTRY * index, HEADER + ENTRY * table.len());
     let parts = || Some((bytes.first_chunk().copied()?, bytes.get(entry_at..)?.first_chunk().copied()?));
     let (start, entry) = parts().ok_or(AttentionCodecError::DamagedHeads)?;
-    Ok(Some(HeadPlace { start, entry, entry_at, rows_at, index }))
+    Ok(Some(HeadLocation { start, entry, entry_at, rows_at, index }))
 }
 
 /// Decodes the row of one head, one value per position; `None` if it is not stored.
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_selected_is_nothing_stored_and_damage_is_reported() {
+    fn empty_selection_stores_nothing_and_damage_is_reported() {
         assert!(encode_heads(&VALUES, &[1, 4], 2, &StoredHeads::None).is_empty());
         assert!(encode_heads(&VALUES, &[1, 4], 2, &StoredHeads::Listed([(2, 0)].into())).is_empty());
         assert_eq!(decode_head(&[], 1, 1), Ok(None));

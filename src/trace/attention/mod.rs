@@ -1,15 +1,15 @@
 //! Encoding of attention rows in two tiers, T0 and T1, and of the rows of single heads.
 //!
-//! The attention of one step is `[layer][head][position]` probabilities. T0 holds the data that every view needs: mean,
-//! maximum and last-layer vectors in f16, and per-head statistics. T1 holds the head-mean of every layer as u8 on a
-//! square-root scale, compressed. Both have their own header and version. The encoder runs beside the decode loop and
+//! The attention of one step is `[layer][head][position]` probabilities. T0 holds the data for overviews: mean, maximum
+//! and last-layer vectors in f16, and per-head statistics. T1 holds the head-mean of every layer as u8 on a square-root
+//! scale, compressed. Both have their own header and version. The encoder runs in parallel to the decode loop and
 //! allocates only its results.
 //!
 //! T0: `ATT0`, u16 version, u16 heads, u32 layers, u32 positions, u32 sink; then f16 mean\[positions\],
 //! max\[positions\], last layer\[positions\]; then for every head of every layer f16 entropy, f16 sink mass, f16 peak
-//! and u32 peak position, as four arrays. T1: `ATT1`, u16 version, u16 zero, u32 layers, u32 positions; then per layer f32
-//! maximum, u32 offset and u32 length of its section; then the sections, each a zstd frame of one u8 per position. All
-//! numbers are little-endian.
+//! and u32 peak position, as four arrays. T1: `ATT1`, u16 version, u16 zero, u32 layers, u32 positions; then per layer
+//! f32 maximum, u32 offset and u32 length of its section; then the sections, each a zstd frame of one u8 per position.
+//! All numbers are little-endian.
 
 mod encode;
 mod heads;
@@ -17,7 +17,7 @@ mod reduce;
 mod view;
 
 pub use encode::AttentionEncoder;
-pub use heads::{HeadPlace, decode_head, decode_head_table, encode_heads, find_head};
+pub use heads::{HeadLocation, decode_head, decode_head_table, encode_heads, find_head};
 pub use view::{AttentionRows, AttentionStatistics, TopPosition};
 
 use half::f16;
@@ -40,7 +40,7 @@ const MAX_POSITIONS: usize = 1 << 24;
 /// The reason why attention cannot be encoded or decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AttentionCodecError {
-    /// `rows` is not layers × heads × row length, or one of them is 0 or too large for the format.
+    /// The number of values is not layers × heads × row length, or one of these is 0 or too large for the format.
     #[error("{values} values are not {layers} layers × {heads} heads × {row_len} positions")]
     Shape {
         /// Number of values.
@@ -52,13 +52,13 @@ pub enum AttentionCodecError {
         /// Positions.
         row_len: usize,
     },
-    /// The bytes are damaged, have another version or another format.
+    /// The bytes are corrupt, or have another version or format.
     #[error("not attention of tier {tier}, version 1, or damaged")]
     Damaged {
         /// The tier, 0 or 1.
         tier: u8,
     },
-    /// The bytes of the rows of single heads are damaged, have another version or another format.
+    /// The head rows are corrupt, or have another version or format.
     #[error("not attention rows of single heads, version 1, or damaged")]
     DamagedHeads,
     /// The layer is not stored.
@@ -212,7 +212,7 @@ fn head_mean(t1: &[u8], header: &[u8], layer: usize) -> Option<Vec<f32>> {
     let max = f32::from_bits(u32_at(t1, entry)?);
     let (from, len) = (u32_at(t1, entry + 4)? as usize, u32_at(t1, entry + 8)? as usize);
     let section = t1.get(from..from.checked_add(len)?)?;
-    // A damaged frame may claim any size: the buffer has exactly the size from the header.
+    // A corrupt frame may claim any size, so the buffer has exactly the size from the header.
     let mut codes = vec![0; row_len];
     let written = zstd::bulk::decompress_to_buffer(section, &mut codes).ok()?;
     if written != row_len || !max.is_finite() {

@@ -1,9 +1,9 @@
-//! Loops over raw attention, written over fixed-size blocks so that they compile to vector code.
+//! Loops over raw attention in fixed-size blocks, so that they compile to vector code.
 
 /// Values per block: one 512-bit register, or a few smaller ones.
 const LANES: usize = 16;
 
-/// Adds `row` to `sum` and raises `max` to it.
+/// Adds `row` to `sum`, and updates the element-wise `max`.
 pub fn accumulate(row: &[f32], sum: &mut [f32], max: &mut [f32]) {
     for ((value, sum), max) in row.iter().zip(sum).zip(max) {
         *sum += value;
@@ -38,7 +38,7 @@ pub fn sum(row: &[f32]) -> f32 {
 }
 
 /// Returns the largest value; 0 for an empty row.
-pub fn largest(row: &[f32]) -> f32 {
+pub fn max_value(row: &[f32]) -> f32 {
     let (blocks, rest) = row.as_chunks::<LANES>();
     let mut lanes = [0.0_f32; LANES];
     for block in blocks {
@@ -71,7 +71,8 @@ pub fn entropy(row: &[f32]) -> f32 {
     (-sum).max(0.0)
 }
 
-/// Returns log₂ of a positive number with an error below 4e-5, without calls or branches; about −127 for 0.
+/// Returns log₂ of a positive number with an error below 4e-5; about −127 for 0. Contains no calls or branches, so that
+/// it compiles to vector code.
 ///
 /// The exponent is read from the bits; the mantissa m in [1, 2) is computed by the series of atanh in (m − 1) / (m +
 /// 1).
@@ -100,7 +101,7 @@ pub fn quantise(row: &[f32], max: f32, codes: &mut Vec<u8>) {
 
 #[cfg(test)]
 mod tests {
-    use super::{entropy, largest, log2, position_of};
+    use super::{entropy, log2, max_value, position_of};
 
     #[test]
     fn log2_is_exact_to_4e_5() {
@@ -116,7 +117,7 @@ mod tests {
         for len in [1, 15, 16, 17, 100] {
             let mut row = vec![0.25; len];
             row[len - 1] = 0.5;
-            assert_eq!((largest(&row), position_of(&row, 0.5)), (0.5, len - 1));
+            assert_eq!((max_value(&row), position_of(&row, 0.5)), (0.5, len - 1));
             let expected = 0.5 * (len as f32 - 1.0) + 0.5;
             assert!((entropy(&row) - expected).abs() < 1e-3 * len as f32);
         }

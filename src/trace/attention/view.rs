@@ -127,7 +127,7 @@ impl<'a> AttentionRows<'a> {
     #[must_use]
     pub fn statistics(&self) -> AttentionStatistics {
         let mean = self.mean();
-        let sink = reduce::position_of(&mean, reduce::largest(&mean));
+        let sink = reduce::position_of(&mean, reduce::max_value(&mean));
         let by_layer = |of_row: &dyn Fn(&[f32]) -> f32| -> Vec<f32> {
             let layers = self.values.chunks_exact(self.heads * self.row_len);
             layers.map(|layer| layer.chunks_exact(self.row_len).map(of_row).sum::<f32>() / self.heads as f32).collect()
@@ -135,7 +135,7 @@ impl<'a> AttentionRows<'a> {
         let entropy_by_layer = by_layer(&reduce::entropy);
         AttentionStatistics {
             mean_by_layer: by_layer(&|row| reduce::sum(row) / self.row_len as f32),
-            max_by_layer: self.values.chunks_exact(self.heads * self.row_len).map(reduce::largest).collect(),
+            max_by_layer: self.values.chunks_exact(self.heads * self.row_len).map(reduce::max_value).collect(),
             entropy: entropy_by_layer.iter().sum::<f32>() / self.layers as f32,
             entropy_by_layer,
             sink: sink as u32,

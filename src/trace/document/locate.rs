@@ -1,5 +1,5 @@
-//! The slow pass over a payload that the fast pass rejected. It walks the payload along the expected structure and
-//! reports the first mismatch with its JSON path, the expected and the found value.
+//! The slow pass over a payload that the fast pass rejected. It compares the payload with the expected structure and
+//! reports the first mismatch: its JSON path, the expected and the found value.
 
 use super::time::{self, Timestamp};
 use super::{DocumentError, MAX_REQUEST_ID_BYTES, raw};
@@ -52,7 +52,7 @@ const ACTION_TYPES: FieldKind = FieldKind::Choice(&[
 ]);
 
 impl ObjectKind {
-    /// Returns name, type and necessity of each field.
+    /// Returns name and type of each field, and true for required fields.
     const fn fields(self) -> &'static [(&'static str, FieldKind, bool)] {
         match self {
             Self::Document => &[
@@ -169,7 +169,7 @@ pub fn find_problem(text: &str, shape: ObjectKind, reason: &str) -> DocumentErro
         Ok(value) => object(value, shape, "$"),
         Err(error) => Err(problem_at("$", "JSON", error.to_string())),
     };
-    // The fast pass decides: if the walk finds no error, report the fast pass's own message.
+    // If the walk finds no error, report the message of the fast pass.
     found.err().unwrap_or_else(|| problem_at("$", "a valid /ingest document", reason))
 }
 

@@ -1,9 +1,9 @@
 //! The `/ingest` document: parsing, with JSON paths in every error, and serialisation.
 //!
-//! Only this module knows the wire names: a whole run is one [`Document`], and single [`TraceItem`]s are lines of
-//! streams and fixtures. Parsing is strict about types and links and lenient about the rest: unknown fields are
-//! ignored, `null` counts as absent, absent arrays as empty. `details`, `top_tokens` and `tool_calls` are kept byte for
-//! byte, except for NUL characters, which PostgreSQL cannot store: U+FFFD replaces them.
+//! Only this module contains the wire names. A whole run is one [`Document`]; single [`TraceItem`]s are lines of
+//! streams and fixtures. Parsing is strict about types and links, but lenient otherwise: unknown fields are ignored,
+//! `null` counts as absent, absent arrays as empty. `details`, `top_tokens` and `tool_calls` are kept byte for byte,
+//! except for NUL characters, which PostgreSQL cannot store: U+FFFD replaces them.
 
 mod locate;
 mod raw;
@@ -216,7 +216,7 @@ impl Document {
         items
     }
 
-    /// Checks that `sequence_order` is 0, 1, 2 … over all events, in any order.
+    /// Checks that the events have the sequence orders 0, 1, 2 …, in any order.
     fn check_order(&self) -> Result<(), DocumentError> {
         let count = self.events.len();
         let mut holders = vec![None; count];

@@ -5,13 +5,14 @@ const MAX_DEPTH: usize = 128;
 /// Maximum exponent of a number; PostgreSQL's `numeric` ends at 131 072 digits.
 const MAX_EXPONENT: u32 = 9_999;
 
-/// Finds a part of this valid JSON text that PostgreSQL cannot store, as (expected, found).
+/// Finds a value in valid JSON text that PostgreSQL cannot store. Returns (expected, found).
 pub fn find_problem(json: &str) -> Option<(String, String)> {
     let bytes = json.as_bytes();
     if passes_quick_check(bytes) { None } else { Scan { bytes, at: 0 }.run() }
 }
 
-/// Returns true if the text certainly has no problem. Most values end here; the loop compiles to vector code.
+/// Returns true if PostgreSQL can certainly store the text, which holds for most values. The loop compiles to vector
+/// code.
 fn passes_quick_check(bytes: &[u8]) -> bool {
     let opens = bytes.iter().filter(|&&byte| byte | 0x20 == b'{').count();
     let suspicious = bytes.iter().zip(bytes.iter().skip(1)).fold(0_u8, |found, (&a, &b)| {
@@ -148,7 +149,7 @@ pub fn canonical(json: &str, out: &mut Vec<u8>) {
                 let read = escapes.then(|| serde_json::from_slice::<String>(&bytes[from..at.min(bytes.len())]).ok());
                 let read = read.flatten();
                 let text = read.as_ref().map_or(text, |read| read.as_bytes());
-                // The length prefix keeps one string from looking like two.
+                // The length prefix distinguishes one string from two.
                 out.push(b'"');
                 out.extend((text.len() as u64).to_le_bytes());
                 out.extend(text);
@@ -166,7 +167,7 @@ pub fn canonical(json: &str, out: &mut Vec<u8>) {
 fn number(digits: &str, out: &mut Vec<u8>) {
     const EXACT: f64 = 9_007_199_254_740_992.0;
     let float = digits.bytes().any(|byte| matches!(byte, b'.' | b'e' | b'E')).then(|| digits.parse::<f64>().ok());
-    // Beyond the range of a double, only the digits identify the number.
+    // Numbers beyond the range of a double are compared by their digits.
     match float.flatten().filter(|float| float.is_finite()) {
         Some(float) if float.fract() == 0.0 && float.abs() < EXACT => {
             out.extend((float as i64).to_string().as_bytes());

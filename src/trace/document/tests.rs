@@ -23,7 +23,7 @@ fn parse_with(pointer: &str, value: Value) -> Result<Document, super::DocumentEr
 }
 
 fn message(pointer: &str, value: Value) -> String {
-    parse_with(pointer, value).expect_err("should be refused").to_string()
+    parse_with(pointer, value).expect_err("should be rejected").to_string()
 }
 
 #[test]
@@ -243,8 +243,8 @@ fn any_value() -> impl Strategy<Value = Value> {
     prop_oneof![
         Just(json!(null)),
         any::<bool>().prop_map(Value::from),
-        // serde_json may lose the last bit of fractions with many digits; a whole number in a field of fractions is
-        // written as a fraction.
+        // serde_json may lose the last bit of fractions with many digits, and writes a whole number in a float field as
+        // a fraction.
         any::<i64>().prop_map(|number| Value::from(number >> 21)),
         any::<i32>().prop_map(|number| Value::from(f64::from(number) / 1024.0)),
         ".{0,6}".prop_map(Value::from),

@@ -5,10 +5,10 @@ use chrono::{DateTime, NaiveDateTime, SecondsFormat, SubsecRound, Utc};
 use serde::de::{self, Deserializer, Visitor};
 use std::fmt;
 
-/// Description of valid times for error messages.
+/// Description of a valid time for error messages.
 pub const EXPECTED: &str = "an ISO 8601 time such as \"2025-12-01T18:30:00Z\", or seconds since 1970";
 
-/// Largest number of seconds; larger numbers are milliseconds, since as seconds they would lie beyond the year 5000.
+/// Maximum number of seconds. Larger numbers are milliseconds, because as seconds they would be after the year 5000.
 const MAX_SECONDS: f64 = 1e11;
 /// End of the year 9999, the last with four digits in ISO 8601.
 const END_US: f64 = 253_402_300_800e6;

@@ -23,7 +23,7 @@ impl Numbering {
         self.next(item);
     }
 
-    /// Returns the number of this item among its kind.
+    /// Returns the number of this item among those of its kind, and advances the counter.
     fn next(&mut self, item: &TraceItem) -> u32 {
         let counter = match item {
             TraceItem::ModCall(_) => &mut self.mod_calls,
@@ -74,7 +74,7 @@ fn serialise(json: &mut Vec<u8>, object: &impl Serialize) {
 /// A value with its wire names.
 struct Wire<'a, T: ?Sized>(&'a T);
 
-/// A JSON object under construction.
+/// A writer of the fields of a JSON object.
 struct Fields<S: Serializer>(S::SerializeMap);
 
 impl<S: Serializer> Fields<S> {

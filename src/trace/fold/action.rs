@@ -44,7 +44,7 @@ impl Fold {
             ActionType::AdjustedLogits => self.step.pending |= flags::TOUCHED,
             ActionType::Backtrack => {
                 let requested = action.backtrack_steps.unwrap_or(0).max(0) as u32;
-                // The mod counts a token that was sampled but never appended.
+                // `requested` includes a token that was sampled but not appended.
                 let drawn = u32::from(self.newest == Some(EventType::Sampled));
                 let removed = details.removed.unwrap_or_else(|| requested.saturating_sub(drawn)) as usize;
                 let removed = removed.min(self.alive.len() - self.prompt_rows);

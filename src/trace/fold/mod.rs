@@ -1,9 +1,9 @@
 //! The fold from trace items to token instances.
 //!
 //! Every token that ever entered the sequence is one [`TokenRow`]. Rows are never deleted: a backtracked token keeps
-//! its row and gets the event at which it died. The state after any event is therefore a filter over the rows; replay,
-//! live view and statistics all use it. `ui/assets/replay/fold.js` implements the same fold in the browser; the
-//! fixtures in `fixtures/folds` test both.
+//! its row and gets the event at which it died. So the state after any event is a filter over the rows. Replay, live
+//! view and statistics all use it. `ui/assets/replay/fold.js` implements the same fold in the browser; the fixtures in
+//! `fixtures/folds` test both.
 
 mod action;
 mod quote;
@@ -16,11 +16,11 @@ use row::{placeholder_text, special_flag};
 use std::collections::HashMap;
 use step::StepState;
 
-/// Maximum number of placeholder rows for tokens that a foreign trace counts but does not list. A few bytes may claim
-/// billions.
+/// Maximum number of placeholder rows for tokens that a trace of another engine counts but does not list. A few bytes
+/// may claim billions of tokens.
 const MAX_PLACEHOLDER_ROWS: u32 = 65_536;
-/// Maximum characters of a mark's label and name, and of a text that several tokens of one draw share. A few bytes of a
-/// foreign trace may repeat each of them without limit.
+/// Maximum characters of a mark's label and name, and of a text that several tokens of one draw share. A small trace of
+/// another engine may repeat each of them without limit.
 const MAX_LABEL_CHARS: usize = 80;
 
 /// The fold over the items of a run. Each item costs O(1), amortised over the rows it creates or ends.
@@ -34,9 +34,9 @@ pub struct Fold {
     alive: Vec<u32>,
     /// Number of prompt rows in `alive`.
     prompt_rows: usize,
-    /// Length of a prompt of which only the length is known.
+    /// Length of the prompt if its tokens are unknown.
     base: u32,
-    /// Data of the newest step so far.
+    /// State of the newest step.
     step: StepState,
     /// Index of the first row of the newest `Added`.
     added_from: usize,
@@ -56,7 +56,7 @@ pub struct Fold {
     /// The newest row, if only its text suggests that it ends the generation.
     assumed_end: Option<usize>,
     /// `created_at` of the first event, in milliseconds.
-    began_ms: Option<i64>,
+    started_ms: Option<i64>,
     /// Time of the newest token, in microseconds.
     token_us: Option<u64>,
     placeholder_rows: u32,
@@ -80,7 +80,7 @@ impl Fold {
         }
     }
 
-    /// Returns all token instances in birth order.
+    /// Returns all token instances in the order of their creation.
     #[must_use]
     pub fn rows(&self) -> &[TokenRow] {
         &self.rows
@@ -158,9 +158,9 @@ impl Fold {
     /// Returns the microseconds since the start of the run.
     fn time_us(&mut self, event: &Event) -> Option<u64> {
         let wall_ms = event.created_at.map(|time| time.timestamp_millis());
-        self.began_ms = self.began_ms.or(wall_ms);
+        self.started_ms = self.started_ms.or(wall_ms);
         let measured = event.measured.as_ref().and_then(|measured| measured.elapsed_us);
-        measured.or_else(|| Some(1000 * (wall_ms? - self.began_ms?).max(0) as u64))
+        measured.or_else(|| Some(1000 * (wall_ms? - self.started_ms?).max(0) as u64))
     }
 
     fn apply_prefilled(&mut self, event: &Event, seq: u32) {
@@ -253,7 +253,7 @@ impl Fold {
         self.rows.push(TokenRow { pos, ..row });
     }
 
-    /// Ends the last `count` visible rows; they are invisible from event `seq` on.
+    /// Ends the last `count` visible rows: they are invisible after event `seq` and later.
     fn end_rows(&mut self, count: usize, seq: u32) {
         for row in self.alive.drain(self.alive.len() - count..) {
             let row = &mut self.rows[row as usize];
@@ -316,7 +316,7 @@ impl Fold {
         self.push_mark(MarkKind::Log, &log.log_message, log.mod_call_sequence as u32);
     }
 
-    /// Records an eviction. The rows stay visible, because they show what was decoded and answered.
+    /// Records an eviction. The rows stay visible, because they are part of the prompt and the answer.
     fn apply_eviction(&mut self, eviction: &Eviction) {
         let tokens: u64 = eviction.ranges.iter().map(|&(start, end)| u64::from(end.saturating_sub(start))).sum();
         let roles: Vec<&str> = eviction.messages.iter().map(|message| message.role.as_str()).collect();

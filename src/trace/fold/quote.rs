@@ -10,17 +10,17 @@
 //! | `ForwardPass` | n + 1 | n |
 //! | `Sampled` | n | n − 1 |
 //! | `Added` | n, at least the added token | n − 1 |
-//! | `Added`, queue not empty | n − 1 in front of the queued tokens | the same |
+//! | `Added`, queue not empty | n − 1 before the queued tokens | the same |
 //!
-//! `Prefilled` occurs before every step. Calls after the first refer to the event before them.
+//! `Prefilled` occurs before every step. All calls but the first refer to the event before them.
 
 use super::action::Details;
 use super::row::{placeholder_text, special_flag};
 use super::{Fold, MAX_LABEL_CHARS, NEVER, TokenRow, flags};
 use crate::events::{ActionType, Event, EventType, TokenId};
 
-/// Returns the tokens that an event lists, without those that a `Backtrack` at the event queued later: Quote appends
-/// them to the list of a forced `Added`, but does not count them.
+/// Returns the tokens of an event. Quote appends tokens that a `Backtrack` queued later to the list of a forced
+/// `Added`, but does not count them; they are left out.
 pub(super) fn listed_tokens(event: &Event) -> Option<&[TokenId]> {
     let tokens = event.added_tokens.as_deref()?;
     let counted = event.added_token_count.and_then(|count| usize::try_from(count).ok());
@@ -119,7 +119,7 @@ impl Fold {
     }
 
     /// Ends the last `count` generated rows before those of the newest `Added`, which end and are appended again. A
-    /// hostile trace may repeat this without limit, so the appended rows count as placeholder rows.
+    /// hostile trace may repeat this without limit, so the appended rows count towards the limit of placeholder rows.
     fn remove_before_queued(&mut self, count: usize, after: u32) {
         let queued = self.added_rows().len();
         let removed = count.min(self.alive.len() - self.prompt_rows - queued);

@@ -20,14 +20,14 @@ pub mod flags {
     pub const TOUCHED: u8 = 16;
     /// A mod raised an exception at one of its events, or ended the run there with an error.
     pub const ERROR: u8 = 32;
-    /// Sampled by the sampler.
+    /// Appended after sampling, not by a mod.
     pub const SAMPLED: u8 = 64;
 }
 
 /// One token instance. Visible after event `n` ⇔ `born <= n < died`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenRow {
-    /// Token id; -1 if a foreign trace does not contain it.
+    /// Token id; -1 if a trace of another engine does not contain it.
     pub token: i32,
     /// Its text; "" for an incomplete part of a UTF-8 character whose bytes join a later token.
     pub text: String,

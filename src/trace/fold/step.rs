@@ -12,15 +12,15 @@ pub struct StepState {
     pub forced: bool,
     /// Entropy of the model's distribution, in bits.
     entropy: Option<f32>,
-    /// The candidates that a foreign trace lists.
+    /// The candidates in a trace of another engine.
     candidates: Vec<Candidate>,
     /// The sampled token and its step.
-    drawn: Option<(i32, DrawnToken)>,
+    drawn: Option<(i32, SampledToken)>,
 }
 
 /// A sampled token.
 #[derive(Debug, Clone)]
-pub struct DrawnToken {
+pub struct SampledToken {
     pub token: Option<TokenId>,
     pub text: Option<String>,
     pub logprob: Option<f32>,
@@ -28,7 +28,7 @@ pub struct DrawnToken {
     pub entropy: Option<f32>,
 }
 
-/// An entry of `top_tokens` in the specified form; other entries are ignored.
+/// An entry of `top_tokens` in a supported form; other entries are ignored.
 #[derive(Debug, Clone, Deserialize)]
 struct Candidate {
     token: TokenId,
@@ -80,7 +80,7 @@ impl StepState {
         let drawn = self.candidates.iter().find(|candidate| Some(candidate.token) == token);
         let candidate = drawn.and_then(|drawn| Some((drawn.weight.order(), drawn.weight.logprob()?)));
         let above = |order: f64| self.candidates.iter().filter(|other| other.weight.order() > order).count() as u32;
-        let drawn = DrawnToken {
+        let drawn = SampledToken {
             token,
             text: event.token_text.clone().or_else(|| measure.map(|measure| measure.text.clone())),
             logprob: measure.and_then(|m| m.logprob).or_else(|| candidate.map(|(_, logprob)| logprob)),
@@ -91,7 +91,7 @@ impl StepState {
     }
 
     /// Returns the token sampled in this step.
-    pub fn drawn(&self, step: i32) -> Option<DrawnToken> {
+    pub fn drawn(&self, step: i32) -> Option<SampledToken> {
         self.drawn.as_ref().filter(|(of, _)| *of == step).map(|(_, drawn)| drawn.clone())
     }
 }

@@ -23,8 +23,7 @@ fn fold_of(items: &[TraceItem]) -> Fold {
     fold
 }
 
-/// Builds the expected data of a fixture in a form that both folds can be compared in: numbers rounded like the
-/// columns.
+/// Builds the expected data of a fixture. Numbers are rounded as in the columns, so that both folds can be compared.
 fn expectation(fold: &Fold) -> Value {
     let unknown = u16::MAX;
     let rows: Vec<Value> = fold
@@ -222,7 +221,7 @@ fn items_of(moves: &[Move]) -> Vec<TraceItem> {
     for step in moves {
         match step {
             Move::Event(kind, tokens, forced) => {
-                // A second `Prefilled` starts over and hides everything before it, so it is rare here.
+                // A second `Prefilled` hides all earlier rows, so it is rare here.
                 let kind = if seq > 0 && *kind == EventType::Prefilled { EventType::Added } else { *kind };
                 let mut event = Event::new(kind, seq / 3, seq, None);
                 event.forced = Some(*forced);
@@ -260,7 +259,7 @@ fn items_of(moves: &[Move]) -> Vec<TraceItem> {
 }
 
 proptest! {
-    /// The state after event `n` does not depend on later items, except for flags and times of death.
+    /// The state after event `n` does not depend on later items, except for `flags` and `died`.
     #[test]
     fn fold_of_a_prefix_equals_the_state_in_the_whole(moves in moves(), part: prop::sample::Index) {
         let items = items_of(&moves);
