@@ -51,7 +51,7 @@ impl RunControl {
         self.request(ControlRequest::Pause(keep_slot_for)).await
     }
 
-    /// Resumes the run. A run without a slot waits for one, ahead of runs that arrived later.
+    /// Resumes the run. A run without a slot is queued before runs that arrived later.
     ///
     /// # Errors
     /// [`RunOver`].
@@ -59,8 +59,8 @@ impl RunControl {
         self.request(ControlRequest::Resume).await
     }
 
-    /// Changes sampling parameters and limits from the next token on. The random number generator keeps its state unless
-    /// the seed changes. `note` describes the change in the trace.
+    /// Changes sampling parameters and limits from the next token on. The random number generator keeps its state
+    /// unless the seed changes. `note` describes the change in the trace.
     ///
     /// # Errors
     /// [`RunOver`].

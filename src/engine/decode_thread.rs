@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 /// Checkpoints of recurrent states may use `cache_ram_bytes` divided by this.
 const CHECKPOINT_MEMORY_DIVISOR: usize = 8;
 
-/// Everything that the decode thread starts with.
+/// Initial data of the decode thread.
 pub struct DecodeThread {
     pub model: Arc<Model>,
     pub options: EngineOptions,
@@ -70,7 +70,7 @@ impl DecodeThread {
         let Self { model, options, inbox, commands, recorder, waiting, status } = self;
         let (mut context, attention_encoder, layout) = match create_context(&model, &options, &recorder) {
             Ok(created) => created,
-            // The receiver is gone only if the start was cancelled.
+            // The receiver is dropped only if the start was cancelled.
             Err(error) => return drop(ready.send(Err(error))),
         };
         let state_bytes = layout.as_ref().map_or((0, 0), |layout| (layout.fixed_bytes(), layout.bytes_per_token()));

@@ -1,8 +1,8 @@
 //! Embeddings and scores, computed on a separate thread with an encoding context of the model.
 //!
 //! Inputs of all waiting requests share decodes, one input of each in turn, so that a long request does not delay short
-//! ones. A decode never waits for more inputs: those that arrive meanwhile go into the next one. A request whose client
-//! has disconnected is dropped before its next input.
+//! ones. A decode never waits for more inputs: inputs that arrive during a decode are part of the next one. A request
+//! whose client has disconnected is dropped before its next input.
 
 use crate::engine::status::EngineStatus;
 use crate::events::TokenId;
@@ -143,7 +143,7 @@ impl Drop for QueueReservation {
 
 impl Encoder {
     /// Determines the available outputs from model and settings, and starts the thread if there are any. Without
-    /// settings, a model made for embeddings or scores provides what it can.
+    /// settings, an embedding or reranking model provides the outputs that it supports.
     ///
     /// # Errors
     /// llama.cpp could not create the context, e.g. for lack of memory.
@@ -256,7 +256,7 @@ impl Encoder {
     }
 }
 
-/// Outputs that a model provides, or why it does not.
+/// Outputs that a model provides, or the reasons why it does not provide them.
 struct EncoderCapabilities {
     embeddings: Result<Pooling, EncoderUnavailable>,
     scores: Result<Head, EncoderUnavailable>,
@@ -278,7 +278,7 @@ impl EncoderCapabilities {
             match (declared, settings.pooling) {
                 (_, Some(DeclaredPooling::Ranks)) => Err(EncoderUnavailable::Ranked),
                 (Some(DeclaredPooling::Embeds(pooling)), _) => Ok(pooling),
-                // The head reads the pooling that the model was trained with.
+                // The head requires the pooling of its training.
                 (Some(DeclaredPooling::Ranks), _) => Ok(model.head_pooling()),
                 (None, _) => Ok(Pooling::Mean),
             }
@@ -332,7 +332,7 @@ async fn spawn(
                 run(context, &inbox, &status);
             }
         }
-        // The receiver is gone only if the start was cancelled.
+        // The receiver is dropped only if the start was cancelled.
         Err(error) => drop(ready.send(Err(error))),
     };
     let thread = std::thread::Builder::new()

@@ -1,10 +1,10 @@
-//! Reasons why the engine refuses a request.
+//! Reasons why the engine rejects a request.
 
 use crate::events::TokenId;
 use crate::model::grammar;
 use crate::model::llama::Unsupported;
 
-/// Reason why a request was refused.
+/// Reason why a request was rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum SubmitError {
     /// The prompt does not fit.

@@ -1,10 +1,10 @@
 //! Generation engine: turns a validated [`Request`] into a run, which generates text and records events.
 //!
 //! One decode thread per loaded model owns the llama context. A slot is a sequence of that context. Each iteration of
-//! the thread decodes one batch with all runs that are ready; prompt chunks share the batch with generated tokens. A run
-//! that waits for a mod, or for a client that does not read, is left out of the batch and delays no other run. Results
-//! leave the thread through bounded channels: [`crate::events::Signal`]s to the recorder, [`Output`]s to the API that
-//! submitted the run. The decode thread never waits for a database, a disk or a socket.
+//! the thread decodes one batch with all runs that are ready; prompt chunks share the batch with generated tokens. A
+//! run that waits for a mod, or for a client that does not read, is left out of the batch and does not delay other
+//! runs. Results leave the thread through bounded channels: [`crate::events::Signal`]s to the recorder, [`Output`]s to
+//! the API that submitted the run. The decode thread never waits for a database, a disk or a socket.
 
 mod control;
 mod decode_thread;
@@ -92,7 +92,7 @@ impl Engine {
     }
 
     /// Starts the decode thread. `recorder` receives every signal of every recorded run. A model that generates no text
-    /// gets no thread, and every request is refused.
+    /// gets no thread, and every request is rejected.
     ///
     /// # Errors
     /// llama.cpp could not create the context, e.g. for lack of memory.
@@ -199,8 +199,8 @@ impl Engine {
         }
     }
 
-    /// Returns true while the decode thread runs: until [`Engine::stop`] or a panic of the thread. Always returns true for
-    /// a model that generates no text, which needs no thread.
+    /// Returns true while the decode thread runs: until [`Engine::stop`] or a panic of the thread. Always returns true
+    /// for a model that generates no text, which needs no thread.
     #[must_use]
     pub fn is_running(&self) -> bool {
         if !self.inner.model.generates() {

@@ -12,8 +12,8 @@ pub enum Output {
     Text(TextDelta),
     /// Removes the end of the sent text: a mod backtracked further than the holdback.
     Retract {
-        /// Unicode scalar values to remove from the end; 0 if the tokens have no text. Can exceed the text of `tokens`: text
-        /// that could now become part of a stop string is removed, too, and sent again later.
+        /// Unicode scalar values to remove from the end; 0 if the tokens have no text. Can exceed the text of `tokens`:
+        /// text that could now become part of a stop string is removed, too, and sent again later.
         chars: usize,
         /// Tokens to remove from the end.
         tokens: usize,
@@ -93,7 +93,7 @@ pub struct RunProgress {
 pub enum RunActivity {
     /// Waits for a slot.
     Queued,
-    /// Has a slot and is decoded.
+    /// Has a slot and is being decoded.
     Running,
     /// Is paused and has a slot.
     Paused,

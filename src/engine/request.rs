@@ -19,7 +19,7 @@ use std::time::Duration;
 pub struct Request {
     /// Id chosen by the client; `None` for the run's own id.
     pub request_id: Option<String>,
-    /// True if the run gets a new id when another active run has the client's id; otherwise the request is refused.
+    /// True if the run gets a new id when another active run has the client's id; otherwise the request is rejected.
     pub may_drop_request_id: bool,
     /// API that received the request.
     pub surface: Surface,
@@ -74,8 +74,8 @@ pub struct Request {
     pub slot: Option<u32>,
     /// True if the KV state of a matching prefix is reused.
     pub cache_prompt: bool,
-    /// Minimum tokens of a chunk of cached state that is shifted to a new position and reused; 0 disables this. The keys
-    /// and values of such a chunk were computed after other tokens than those that precede it now.
+    /// Minimum tokens of a chunk of cached state that is shifted to a new position and reused; 0 disables this. The
+    /// keys and values of such a chunk were computed after other tokens than those that precede it now.
     pub cache_reuse: usize,
     /// Behaviour when the context is full.
     pub overflow: Overflow,
@@ -180,7 +180,8 @@ pub struct ReportOptions {
     /// Probabilities of the prompt's tokens, sent as [`crate::engine::Output::Prompt`]. They need a decode of the whole
     /// prompt, including the cached part.
     pub prompt_probabilities: bool,
-    /// Progress of the prompt, sent as [`crate::engine::Output::Progress`] before the first decode and after each decode.
+    /// Progress of the prompt, sent as [`crate::engine::Output::Progress`] before the first decode and after each
+    /// decode.
     pub progress: bool,
     /// Most probable tokens after the sampler's last stage, instead of those of the model's distribution.
     pub after_sampler: bool,
@@ -204,8 +205,8 @@ pub struct Limits {
     pub stop_tokens: Vec<TokenId>,
     /// True if end-of-generation tokens are never sampled.
     pub ignore_eos: bool,
-    /// Minimum indentation of every line except the first, in characters; 0 for no minimum. The answer ends before a line
-    /// with less indentation.
+    /// Minimum indentation of every line except the first, in characters; 0 for no minimum. The answer ends before a
+    /// line with less indentation.
     #[serde(skip_serializing_if = "is_zero")]
     pub min_indent: u32,
     /// Maximum time for the answer, counted from its first token; the answer never ends before its first line break.

@@ -45,7 +45,7 @@ impl Engine {
     /// Replaces a slot's state by that of a block, which is validated first. Returns the number of its tokens.
     ///
     /// # Errors
-    /// [`SlotError::State`], [`SlotError::Hashing`], [`SlotError::Unidentified`] and [`SlotError::Refused`] leave the
+    /// [`SlotError::State`], [`SlotError::Hashing`], [`SlotError::Unidentified`] and [`SlotError::Rejected`] leave the
     /// slot unchanged; [`SlotError::NoSuchSlot`], [`SlotError::Stopped`].
     pub async fn restore_slot(&self, owner: Option<Tenant>, slot: u32, block: Bytes) -> Result<usize, SlotError> {
         self.check_slot(slot)?;

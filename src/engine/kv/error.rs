@@ -21,7 +21,7 @@ pub enum SlotError {
     State(#[from] Ses1Error),
     /// llama.cpp rejected a validated state.
     #[error("llama.cpp rejected this state; the slot is unchanged")]
-    Refused,
+    Rejected,
     /// The range to remove exceeds the tokens of the slot.
     #[error("n_keep + n_discard must be at most the slot's {tokens} tokens, got {keep} + {discard}")]
     Range {

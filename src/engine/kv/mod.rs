@@ -1,6 +1,6 @@
 //! KV state of slots: history of the conversation, prefix matches, host cache, checkpoints and snapshots.
 //!
-//! This part does not know runs or clients; callers pass tokens and numbers.
+//! This module does not depend on runs or clients; callers pass tokens and numbers.
 
 pub mod checkpoints;
 pub mod conversation;

@@ -1,5 +1,5 @@
-//! Ends of runs that the decode thread cannot report: those of runs that must be stored before their client receives the
-//! end, and those of runs that are active when the decode thread panics.
+//! Ends of runs that the decode thread cannot report: those of runs that must be stored before their client receives
+//! the end, and those of runs that are active when the decode thread panics.
 
 use crate::engine::output::Output;
 use crate::events::{DurabilityAck, EndCause, NotStored, RunEnd, RunId, Signal, Usage};
@@ -22,8 +22,8 @@ enum NotDurable {
     Timeout,
 }
 
-/// Returns a channel with a run's outputs, whose last output is sent when the run is stored. A run that cannot be stored
-/// ends with an error instead; `unfinished` is its end if that is known before the run has ended.
+/// Returns a channel with a run's outputs, whose last output is sent when the run is stored. A run that cannot be
+/// stored ends with an error instead; `unfinished` is the end to report if that is known before the run has ended.
 pub fn hold_end(
     output: mpsc::Receiver<Output>,
     ack: DurabilityAck,
@@ -94,8 +94,8 @@ async fn forward(
     let _ = client.send(Output::Ended(Arc::new(end))).await;
 }
 
-/// Reports the end of a run when it is dropped, unless it was disarmed: the decode thread panicked, or stopped before it
-/// received the run.
+/// Reports the end of a run on drop unless it was disarmed. This happens if the decode thread panics, or stops before
+/// it receives the run.
 pub struct PanicGuard {
     run_id: RunId,
     client: mpsc::Sender<Output>,

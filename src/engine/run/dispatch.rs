@@ -1,5 +1,5 @@
-//! Dispatch of events to the mods of one run: calls the mods in order, records their replies, and decides whose action wins
-//! an event. [`super::actions`] applies the actions.
+//! Dispatch of events to the mods of one run: calls the mods in order, records their replies, and decides whose action
+//! wins an event. [`super::actions`] applies the actions.
 
 use super::step_logits::EditEffect;
 use crate::engine::latencies::ModCalls;
@@ -129,7 +129,7 @@ impl Dispatch {
         self.mods.iter().filter_map(|active| active.health.disabled.clone())
     }
 
-    /// Tells the mods that the run has ended.
+    /// Notifies the mods that the run has ended.
     pub fn finish(&mut self) {
         for active in &mut self.mods {
             active.instance.finished();
@@ -157,8 +157,8 @@ impl Dispatch {
         None
     }
 
-    /// Calls a mod with the event. Returns `None` if the reply will arrive later, through the sender that `reply_sender`
-    /// creates for the number of the call.
+    /// Calls a mod with the event. Returns `None` if the reply will arrive later, through the sender that
+    /// `reply_sender` creates for the number of the call.
     pub fn call(
         &mut self,
         event: &mut DispatchedEvent,

@@ -1,11 +1,12 @@
-//! One run as a state machine: everything that happens between two decodes. The scheduler asks the run which tokens to
-//! decode, and passes it the logits.
+//! One run as a state machine: all processing between two decodes. The run returns the tokens to decode to the
+//! scheduler, which passes it the logits.
 //!
-//! A run connects its parts, which own their fields: [`sequence`] has the tokens and their positions, [`step_logits`] the
-//! logits of the step, [`sampling`] the sampler and the grammar constraint, [`measure`] the measurements of tokens,
-//! [`reasoning`] the reasoning budget, [`answer`] and [`outbox`] the text and the outputs for the client, [`dispatch`] the
-//! mods, [`token_attention`] the attention rows, and [`timing`] the times. The transitions of the state machine are in
-//! [`steps`], [`actions`] and [`finish`]; [`schedule`] has the methods for the scheduler, and [`restore`] those for forks.
+//! A run connects its parts, which own their fields: [`sequence`] has the tokens and their positions, [`step_logits`]
+//! the logits of the step, [`sampling`] the sampler and the grammar constraint, [`measure`] the measurements of tokens,
+//! [`reasoning`] the reasoning budget, [`answer`] and [`outbox`] the text and the outputs for the client, [`dispatch`]
+//! the mods, [`token_attention`] the attention rows, and [`timing`] the times. The transitions of the state machine are
+//! in [`steps`], [`actions`] and [`finish`]; [`schedule`] has the methods for the scheduler, and [`restore`] those for
+//! forks.
 
 mod action_check;
 mod actions;
@@ -89,7 +90,7 @@ struct ForcedTokens {
     /// Position of the first token.
     start: usize,
     step: u32,
-    /// Measurements of the first tokens, as far as they were made.
+    /// Measurements of the first tokens; the rest is not measured yet.
     measurements: Vec<TokenMeasurement>,
 }
 
@@ -153,7 +154,7 @@ pub struct Run {
     note: Option<String>,
     /// True if the model returned logits that were not numbers.
     invalid_logits: bool,
-    /// Party at fault for an error of the run; `None` for the engine.
+    /// Origin of an error of the run; `None` for the engine.
     fault: Option<Fault>,
     /// Cause of an abort.
     cause: Option<EndCause>,
@@ -235,8 +236,8 @@ impl Run {
         })
     }
 
-    /// Processes the logits after `position`. Those after the last position begin a step; those after an earlier position
-    /// give the probability of the next token, which is forced or part of the prompt.
+    /// Processes the logits after `position`. Those after the last position begin a step; those after an earlier
+    /// position give the probability of the next token, which is forced or part of the prompt.
     pub fn on_logits(&mut self, position: usize, logits: &[f32], resources: &mut RunResources) {
         if self.end.is_some() {
             return;
@@ -296,8 +297,8 @@ impl Run {
         }
     }
 
-    /// Dispatches events until the run needs a decode, waits for a mod, or has ended. `new_logits` are the model's logits at
-    /// the end of the sequence; `None` if they are saved.
+    /// Dispatches events until the run needs a decode, waits for a mod, or has ended. `new_logits` are the model's
+    /// logits at the end of the sequence; `None` if they are saved.
     fn dispatch_events(&mut self, mut new_logits: Option<&[f32]>, resources: &mut RunResources) {
         loop {
             let RunState::Dispatching(dispatched) = &mut self.state else { return };

@@ -1,4 +1,4 @@
-//! Replay of recorded events for a fork: new instances of the mods receive them and reach the state of the recorded ones.
+//! Replay of recorded events for a fork: new mod instances receive them and reach the same state as the recorded ones.
 
 use super::dispatch::ActiveMod;
 use crate::engine::error::SubmitError;
@@ -7,8 +7,8 @@ use crate::events::{ActionRecord, ActionType, Event, ModCall, RequestedAction, T
 use crate::mods::{ActionDetails, RecordedSequence, RunView};
 use std::sync::Arc;
 
-/// Delivers the recorded events before the fork to the mods of the new run. Their actions are compared with the recorded
-/// ones, but not applied.
+/// Delivers the recorded events before the fork to the mods of the new run. Their actions are compared with the
+/// recorded ones, but not applied.
 ///
 /// # Errors
 /// [`SubmitError::ModDiffers`], and [`SubmitError::NotForkable`] if the events do not fit the model.
@@ -81,7 +81,7 @@ fn deliver(
     let reply = sequence.deliver(event, active.instance.as_mut(), view);
     let reply = reply.map_err(|reason| SubmitError::NotForkable { step, reason })?;
     let (Some(reply), Some((call, action))) = (reply, recorded) else { return Ok(()) };
-    // A failed call had no effect, and need not fail again: it may have timed out.
+    // A failed call had no effect, and may succeed now, for example if it had timed out.
     if call.exception_occurred || (reply.exception.is_none() && reply.action == action) {
         return Ok(());
     }

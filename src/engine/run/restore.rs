@@ -1,5 +1,5 @@
-//! Forks: brings a new run to the state that a recorded run had before a step, without the model. [`super::replay`] does the
-//! same for its mods.
+//! Forks: restores the state that a recorded run had before a step in a new run, without the model. [`super::replay`]
+//! does the same for its mods.
 
 use super::Run;
 use crate::engine::error::SubmitError;
@@ -9,7 +9,8 @@ use crate::model::llama::Sampler;
 use crate::mods::ActionDetails;
 
 impl Run {
-    /// Applies the recorded items before the fork, and copies them into the recording of the new run, except for attention.
+    /// Applies the recorded items before the fork, and copies them into the recording of the new run, except for
+    /// attention.
     ///
     /// # Errors
     /// [`SubmitError::NotForkable`].
@@ -61,8 +62,8 @@ impl Run {
         }
     }
 
-    /// Sets the sampling parameters. The random number generator keeps its state unless the seed changes or `restart` is
-    /// true.
+    /// Sets the sampling parameters. The random number generator keeps its state unless the seed changes or `restart`
+    /// is true.
     fn set_sampling(&mut self, sampling: crate::engine::SamplingParams, restart: bool) {
         if sampling != self.request.sampling || restart {
             let sampler = Sampler::new(&sampling, &self.view.vocabulary);
@@ -75,7 +76,8 @@ impl Run {
         }
     }
 
-    /// Checks that recorded tokens are in the model's vocabulary, since llama.cpp rejects a whole batch with an unknown token.
+    /// Checks that recorded tokens are in the model's vocabulary, since llama.cpp rejects a whole batch with an unknown
+    /// token.
     fn check_tokens(&self, tokens: &[TokenId]) -> Result<(), String> {
         let vocabulary = &self.view.vocabulary;
         let unknown = tokens.iter().find(|&&token| !vocabulary.contains(token));

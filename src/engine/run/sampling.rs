@@ -21,7 +21,7 @@ impl TokenSampler {
     /// Draws a token that the constraint permits.
     ///
     /// # Errors
-    /// No token can be drawn; the message says why.
+    /// No token can be drawn; the message gives the reason.
     pub fn draw(
         &mut self,
         logits: &[f32],
@@ -36,8 +36,8 @@ impl TokenSampler {
             None => None,
         };
         let allowed = mask.as_deref().map(TokenMask::as_slice);
-        // A token can contain the end of a trigger and text after it that the triggered constraint does not permit. Such
-        // tokens are banned in this copy of the logits, and the draw is repeated.
+        // A token can contain the end of a trigger and text after it that the triggered constraint does not permit.
+        // Such tokens are banned in this copy of the logits, and the draw is repeated.
         let mut masked: Vec<f32> = Vec::new();
         loop {
             let logits = if masked.is_empty() { logits } else { &masked };

@@ -128,8 +128,8 @@ impl Run {
         self.record_added(vec![drawn], Some(top), false, self.step);
     }
 
-    /// Processes tokens that were appended to the sequence: updates text, sampler and constraint, and records the `Added`
-    /// event. `top` are the most probable tokens at the position of a single drawn token.
+    /// Processes tokens that were appended to the sequence: updates text, sampler and constraint, and records the
+    /// `Added` event. `top` are the most probable tokens at the position of a single drawn token.
     pub(super) fn record_added(
         &mut self,
         mut tokens: Vec<TokenMeasurement>,
@@ -165,8 +165,8 @@ impl Run {
         self.state = RunState::Dispatching(DispatchedEvent::new(EventType::Added, order, step));
     }
 
-    /// Updates text, reasoning, sampler and constraint with the appended tokens, and sets the texts of the tokens. Returns a
-    /// note for the trace.
+    /// Updates text, reasoning, sampler and constraint with the appended tokens, and sets the texts of the tokens.
+    /// Returns a note for the trace.
     pub(super) fn process_tokens(&mut self, tokens: &mut [TokenMeasurement], forced: bool) -> Option<String> {
         for measured in &mut *tokens {
             let hidden = self.is_hidden(measured.token);
@@ -179,8 +179,8 @@ impl Run {
         self.accept_tokens(tokens).or(reasoning_note)
     }
 
-    /// Updates sampler and constraint with the appended tokens. Returns a note if the constraint does not permit a token.
-    /// Such a token was forced by a mod, and is kept.
+    /// Updates sampler and constraint with the appended tokens. Returns a note if the constraint does not permit a
+    /// token. Such a token was forced by a mod, and is kept.
     fn accept_tokens(&mut self, tokens: &[TokenMeasurement]) -> Option<String> {
         let mut note = None;
         let before = self.sequence.generated() - tokens.len();
@@ -199,7 +199,8 @@ impl Run {
         note
     }
 
-    /// Updates the reasoning budget with the appended tokens. Returns a note if they are the tokens that end the reasoning.
+    /// Updates the reasoning budget with the appended tokens. Returns a note if they are the tokens that end the
+    /// reasoning.
     fn update_reasoning(&mut self, tokens: &[TokenMeasurement], forced: bool) -> Option<String> {
         let reasoning = self.reasoning.as_mut()?;
         let note = (forced && reasoning.closing_tokens().is_some()).then(|| reasoning.note());
@@ -243,7 +244,7 @@ impl Run {
 
 /// Returns the last characters of a sequence.
 fn tail_text(vocabulary: &crate::model::Vocabulary, sequence: &[TokenId]) -> String {
-    // Decodes only as many tokens from the end as are needed: a character has up to 4 bytes.
+    // Decodes only the necessary tokens from the end: a character has up to 4 bytes.
     let mut bytes = 0;
     let mut from = sequence.len();
     while from > 0 && bytes < 4 * INPUT_TEXT_CHARS {

@@ -65,7 +65,7 @@ impl SlotTask {
                 let (tokens, adapters, history) = (Vec::new(), AdapterSet::default(), SlotHistory::default());
                 drop(response.send(Ok(Snapshot { tokens, adapters, history, state: Vec::new() })));
             }
-            Self::Restore(_, _, response) => drop(response.send(Err(SlotError::Refused))),
+            Self::Restore(_, _, response) => drop(response.send(Err(SlotError::Rejected))),
             Self::Shift { keep, discard, response } => {
                 drop(response.send(Err(SlotError::Range { keep, discard, tokens: 0 })));
             }

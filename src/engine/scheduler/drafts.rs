@@ -1,4 +1,4 @@
-//! Speculative decoding in the batches: drafts for generating runs, and the measured times that decide on their length.
+//! Speculative decoding in the batches: drafts for generating runs, whose length depends on measured times.
 
 use super::active_run::ActiveRun;
 use super::batch::BatchPart;
@@ -34,8 +34,8 @@ impl Drafter {
         }
     }
 
-    /// Returns a draft for each of `parts`, which are slots and numbers of tokens. Batches with prompts get no drafts, since
-    /// their time does not show the cost of a draft. `captures` is the number of runs that capture attention.
+    /// Returns a draft for each of `parts`, which are slots and numbers of tokens. Batches with prompts get no drafts,
+    /// since their time does not show the cost of a draft. `captures` is the number of runs that capture attention.
     pub fn draft(
         &self,
         parts: &[(usize, usize)],
@@ -93,7 +93,7 @@ impl Drafter {
         if !self.is_enabled || parts.iter().any(|part| part.end - part.from != 1) {
             return;
         }
-        // Reading logits waits for the GPU.
+        // Reading logits waits for the GPU to finish.
         if let Some(&(index, _)) = parts.iter().find_map(|part| part.outputs.first()) {
             let _ = kv.logits(index);
         }

@@ -185,7 +185,7 @@ impl<'model> Scheduler<'model> {
                 return Some(command);
             }
             self.runs.slots.awaited_mods().for_each(ModInstance::poll_reply);
-            // Other threads on this core go first.
+            // Let other threads on this core run first.
             std::thread::yield_now();
         }
         self.stop_polling();
@@ -293,7 +293,7 @@ impl<'model> Scheduler<'model> {
         }
     }
 
-    /// Ends every run, and sends the recorder everything that it still accepts.
+    /// Ends every run, and sends all data that the recorder still accepts.
     fn stop(mut self) {
         let message = "the server is shutting down";
         while let Some(mut active) = self.runs.pop_without_slot() {

@@ -11,7 +11,7 @@ use crate::events::{EndCause, TokenId};
 use crate::model::{ModelError, common_prefix};
 use std::time::Duration;
 
-/// Maximum tokens of a decode that counts as generation; such decodes go before prompts.
+/// Maximum tokens of a decode that counts as generation; such decodes precede those of prompts.
 const MAX_SHORT_DECODE: usize = 16;
 
 /// A run that is ready for a decode.
@@ -100,7 +100,7 @@ impl BatchPlanner {
         self.prefill_phase.count(elapsed);
     }
 
-    /// Selects how many tokens of each run are decoded. Returns slots and numbers of tokens, in order of slots.
+    /// Selects the number of tokens to decode for each run. Returns slots and numbers of tokens, in order of slots.
     fn select_tokens(&mut self, mut ready: Vec<ReadyRun>, policy: &PrefillPolicy) -> Vec<(usize, usize)> {
         ready.sort_unstable_by_key(|run| (!run.is_short(), run.arrival));
         let has_short_decodes = ready.iter().any(ReadyRun::is_short);

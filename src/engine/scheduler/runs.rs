@@ -1,8 +1,8 @@
 //! All runs of the decode thread: those in slots, queued runs, and preempted runs.
 //!
-//! A paused run keeps its slot for a while. Then it is preempted: the slot goes to other runs. A run whose client does not
-//! read is preempted, too, if other runs wait for a slot. When a preempted run continues, it is queued and reuses its KV
-//! state if it is still cached.
+//! A paused run keeps its slot for a while. Then it is preempted: the slot goes to other runs. A run whose client does
+//! not read is preempted, too, if other runs wait for a slot. When a preempted run continues, it is queued and reuses
+//! its KV state if it is still cached.
 
 use super::active_run::ActiveRun;
 use super::command::ControlRequest;
@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
 
-/// Maximum preempted runs up to which runs are preempted because their clients do not read. The unsent outputs of such
-/// runs stay in memory.
+/// Maximum number of preempted runs. With more, runs whose clients do not read are not preempted. The unsent outputs of
+/// such runs stay in memory.
 const MAX_PREEMPTED: usize = 16;
 
 /// All runs of the decode thread.

@@ -1,10 +1,10 @@
 //! Decides how many tokens a run drafts, so that drafts save time: measured times of decodes, and an account per run.
 //!
-//! The unit of an account is the time of a token without drafts: the time of a decode divided by the number of its runs. A
-//! draft costs the time that it adds to its decode, and earns one unit for each accepted token. A run drafts only as many
-//! tokens as its account can pay for if all are rejected. The account starts with a small balance, and every decode without
-//! drafts adds a small share, so that drafts are tried again from time to time. A run whose drafts are always rejected
-//! therefore loses little more than that share.
+//! The unit of an account is the time of a token without drafts: the time of a decode divided by the number of its
+//! runs. A draft costs the time that it adds to its decode, and earns one unit for each accepted token. A run drafts
+//! only as many tokens as its account can pay for if all are rejected. The account starts with a small balance, and
+//! every decode without drafts adds a small share, so that drafts are tried again from time to time. So a run whose
+//! drafts are always rejected loses little more than that share.
 
 /// Balance of a new run.
 const INITIAL_BALANCE: f64 = 0.5;
@@ -54,8 +54,8 @@ impl DecodeTimes {
         time.valid_for = MAX_AGE;
     }
 
-    /// Adds the time of a decode of one token for each of `runs` runs and of `drafted` more tokens. Returns the cost of a
-    /// drafted token; `None` if no decode without drafts was measured.
+    /// Adds the time of a decode of one token for each of `runs` runs and of `drafted` more tokens. Returns the cost of
+    /// a drafted token; `None` if no decode without drafts was measured.
     pub fn add_drafted(&mut self, runs: usize, drafted: usize, seconds: f64) -> Option<f64> {
         let time = self.0.get_mut(runs).filter(|time| time.valid_for > 0)?;
         time.valid_for -= 1;

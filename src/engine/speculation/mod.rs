@@ -1,8 +1,9 @@
-//! Speculative decoding: a drafter predicts the next tokens of a run, and one decode gives the logits after all of them.
+//! Speculative decoding: a drafter predicts the next tokens of a run, and one decode gives the logits after all of
+//! them.
 //!
-//! The run processes these logits in order, exactly as after decodes of single tokens: it samples with its own sampler and
-//! dispatches every event to its mods. A drafted token is accepted if the run samples it; otherwise the logits after it are
-//! dropped. Drafts therefore change the speed of an answer, but never the answer.
+//! The run processes these logits in order, exactly as after decodes of single tokens: it samples with its own sampler
+//! and dispatches every event to its mods. A drafted token is accepted if the run samples it; otherwise the logits
+//! after it are dropped. So drafts change the speed of an answer, but never the answer.
 
 pub mod account;
 pub mod lookahead;

@@ -119,16 +119,16 @@ impl Model {
     /// # Errors
     /// [`HeadError`] if the model has no head, or its scores would be wrong.
     pub fn head(&self, requested: Option<Activation>) -> Result<Head, HeadError> {
-        Head::read(&self.path, &self.family(), requested)
+        Head::read(&self.path, &self.head_metadata(), requested)
     }
 
     /// Returns the pooling of the state that the classification head reads.
     #[must_use]
     pub fn head_pooling(&self) -> Pooling {
-        head::pooling(&self.family())
+        head::pooling(&self.head_metadata())
     }
 
-    fn family(&self) -> HeadMetadata<'_> {
+    fn head_metadata(&self) -> HeadMetadata<'_> {
         HeadMetadata {
             architecture: &self.card.architecture,
             tokenizer: self.card.tokenizer,

@@ -4,7 +4,7 @@
 //! the state for embeddings is not accessible. So the head is read from the file once and applied to the pooled state
 //! here, with the activation of the architecture:
 //!
-//! | family | in the file | activation |
+//! | architecture | in the file | activation |
 //! |---|---|---|
 //! | `RoBERTa`, XLM-R, `NeoBERT`; BERT with its pooler | `cls` | tanh |
 //! | `DistilBERT` (`bert` without `token_types`, `WordPiece`) | `cls` | `ReLU` |
@@ -233,7 +233,7 @@ impl Activation {
     }
 }
 
-/// Returns the error function with an error below 2e-7 (Abramowitz and Stegun 7.1.26).
+/// Returns the error function with an absolute error below 2e-7 (Abramowitz and Stegun 7.1.26).
 fn erf(value: f32) -> f32 {
     const TERMS: [f64; 5] = [1.061_405_429, -1.453_152_027, 1.421_413_741, -0.284_496_736, 0.254_829_592];
     let x = f64::from(value.abs());

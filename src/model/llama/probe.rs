@@ -12,7 +12,7 @@ use std::path::Path;
 const TOKENS: u32 = 64;
 
 /// Probes the file: its header, vocabulary, tensors and the graph of its architecture. llama.cpp aborts the process on
-/// some damage, so run this in a separate process.
+/// some corrupt files, so run this in a separate process.
 ///
 /// # Errors
 /// [`ModelError::Unreadable`], [`ModelError::Load`] and [`ModelError::Context`].

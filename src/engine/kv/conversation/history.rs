@@ -1,5 +1,5 @@
-//! History of the conversation in a slot: generated answers and dropped messages. [`align`](mod@super::align) uses it to
-//! match the client's next request with the slot's state.
+//! History of the conversation in a slot: generated answers and dropped messages. [`align`](mod@super::align) uses it
+//! to match the client's next request with the slot's state.
 
 use super::spans::shifted_index;
 use crate::events::{Span, TokenId};
@@ -85,7 +85,7 @@ impl SlotHistory {
         }
     }
 
-    /// Shifts all positions after the removal of `ranges`, and forgets gaps and answers within them.
+    /// Shifts all positions after the removal of `ranges`, and drops gaps and answers within them.
     pub fn remove_ranges(&mut self, ranges: &[Range<usize>]) {
         self.gaps.retain(|gap| !ranges.iter().any(|range| range.start < gap.at && gap.at < range.end));
         self.answers.retain(|answer| {

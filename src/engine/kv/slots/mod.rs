@@ -111,7 +111,8 @@ impl<'model> KvSlots<'model> {
                 }
                 Err(ShiftError::Fixed(_)) => {
                     let unchanged = removal.ranges.first().map_or(0, |range| range.start);
-                    // Later removals have positions in the sequence without these tokens, so nothing may follow.
+                    // Positions of later removals refer to the sequence without these tokens, so a failed removal must
+                    // be the last.
                     kv_len = kv_len.min(self.truncate(index, unchanged));
                 }
                 Err(ShiftError::Failed) => {

@@ -22,8 +22,8 @@ struct PrefixMatch {
     aligned: Option<Alignment>,
     /// Tokens at the start that prompt and state have in common.
     matched: usize,
-    /// Those of them that the run can use: before evicted messages, if the prompt is longer than the context, and up to
-    /// a position at which the state can be truncated.
+    /// Matched tokens that the run can use: before evicted messages, if the prompt is longer than the context, and up
+    /// to a position at which the state can be truncated.
     reusable: usize,
 }
 
@@ -49,7 +49,7 @@ impl KvSlots<'_> {
                 let is_similar = similarity > 0.0 && prefix.reusable as f32 >= similarity * prompt_len;
                 (
                     if is_similar { prefix.reusable } else { 0 },
-                    // The lowest slots come first, since llama.cpp decodes neighbouring sequences together.
+                    // Prefer low slot numbers, since llama.cpp decodes neighbouring sequences together.
                     Reverse(slot.tokens.len().min(1)),
                     Reverse(slot.last_used),
                     Reverse(*index),
@@ -141,8 +141,8 @@ impl KvSlots<'_> {
             && self.find_in_host_cache(prompt, outputs_from, max_known).is_none()
     }
 
-    /// Returns the other slot, except `except`, whose state has most usable tokens for the prompt, and their number.
-    /// Returns `None` if no copy pays off compared with the `known` tokens that need no copy.
+    /// Returns the other slot, except `except`, with the most usable tokens for the prompt, and their number. Returns
+    /// `None` if no copy saves time compared with using the `known` tokens of the own state.
     fn find_source(
         &self,
         index: usize,
@@ -168,7 +168,7 @@ impl KvSlots<'_> {
             .max_by_key(|&(_, usable)| usable)
     }
 
-    /// Returns the state in the host cache with most usable tokens for the prompt, if they are more than `known`.
+    /// Returns the state in the host cache with the most usable tokens for the prompt, if there are more than `known`.
     fn find_in_host_cache(&self, prompt: PromptView<'_>, outputs_from: usize, known: usize) -> Option<usize> {
         let usable_prefix = |entry: &CachedState, keep| {
             self.context.usable_prefix_of_saved(entry.tokens.len(), &entry.checkpoints, keep)

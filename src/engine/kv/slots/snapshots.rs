@@ -42,11 +42,11 @@ impl KvSlots<'_> {
         })
     }
 
-    /// Replaces a slot's state by a validated one, which then belongs to `owner`. `arrival` is the number of the last run
-    /// or slot task that arrived.
+    /// Replaces a slot's state by a validated one, which then belongs to `owner`. `arrival` is the number of the last
+    /// run or slot task that arrived.
     ///
     /// # Errors
-    /// [`SlotError::Refused`] leaves the slot unchanged, [`SlotError::Failed`] leaves it empty.
+    /// [`SlotError::Rejected`] leaves the slot unchanged, [`SlotError::Failed`] leaves it empty.
     pub fn restore(
         &mut self,
         index: usize,
@@ -99,7 +99,7 @@ impl KvSlots<'_> {
         let checkpoints = self.context.checkpoints(sequence).clone();
         let old = match old_len {
             0 => None,
-            _ => Some(self.context.save(sequence).map_err(|_| SlotError::Refused)?),
+            _ => Some(self.context.save(sequence).map_err(|_| SlotError::Rejected)?),
         };
         let Err(error) = self.context.restore(sequence, state, tokens as u32) else { return Ok(()) };
         tracing::error!(%error, slot = index, "validated slot state rejected by llama.cpp");
@@ -110,7 +110,7 @@ impl KvSlots<'_> {
             }
             self.context.set_checkpoints(sequence, checkpoints);
         }
-        Err(SlotError::Refused)
+        Err(SlotError::Rejected)
     }
 
     /// Sets the tokens of a slot to those of a state that did not come from a run.

@@ -52,7 +52,7 @@ impl Context<'_> {
         from == 0 || (!self.memory.recurrent && self.first_position(sequence) <= self.memory.first_attended(from))
     }
 
-    /// Restores the state of a checkpoint, and removes later tokens from a KV cache beside it.
+    /// Restores the state of a checkpoint, and removes later tokens from the model's KV cache if it has one.
     fn restore_checkpoint(&mut self, sequence: i32, length: u32, state: &[u8]) -> bool {
         let restored = ffi::set_sequence_state(&mut self.llama, sequence, state, StateExtent::Partial)
             && self.llama.kv_cache_seq_rm(sequence, Some(length), None).is_ok()
@@ -106,7 +106,7 @@ impl Context<'_> {
         self.checkpoints[sequence as usize] = checkpoints;
     }
 
-    /// Returns true if every prefix of a saved state is usable, for all states.
+    /// Returns true if every prefix of every saved state is usable.
     #[must_use]
     pub fn are_all_prefixes_usable(&self) -> bool {
         self.memory.window == 0 && !self.memory.recurrent

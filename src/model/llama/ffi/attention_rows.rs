@@ -1,9 +1,9 @@
 //! Attention rows of layers that run with flash attention, which never stores probabilities.
 //!
 //! A node of `GGML_OP_FLASH_ATTN_EXT` has its queries, keys, mask and sinks as sources, and the scale, the `ALiBi` bias
-//! and the cap as parameters. A small graph multiplies the wanted queries with the keys and applies the softmax. ggml
-//! computes it with its own kernels on the decoding threads, which are idle during the callback: every type of keys and
-//! every processor is supported, and scores are rounded as they are without flash attention.
+//! and the cap as parameters. A small graph multiplies the requested queries with the keys and applies the softmax.
+//! ggml computes it with its own kernels on the decoding threads, which are idle during the callback: every type of
+//! keys and every processor is supported, and scores are rounded as they are without flash attention.
 
 use super::cpu::CpuBackend;
 use llama_cpp_sys_2 as sys;

@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 
 const _: () = assert!(
     size_of::<LlamaModel>() == size_of::<NonNull<sys::llama_model>>(),
-    "LlamaModel must be nothing but a pointer to llama_model"
+    "LlamaModel must only wrap a pointer to llama_model"
 );
 
 /// Maximum error lines kept per load.
@@ -59,7 +59,7 @@ pub fn load<F: FnMut(f32) -> bool>(
     mut progress: F,
 ) -> Result<LlamaModel, Vec<String>> {
     unsafe extern "C" fn on_progress<F: FnMut(f32) -> bool>(done: f32, user_data: *mut c_void) -> bool {
-        // SAFETY: `user_data` is the closure below, which outlives the load and is not accessed otherwise meanwhile.
+        // SAFETY: `user_data` is the closure below, which outlives the load and is not accessed elsewhere during it.
         let progress = unsafe { &mut *user_data.cast::<F>() };
         // A panic must not unwind into C++.
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| progress(done))).unwrap_or(false)
