@@ -188,11 +188,11 @@ fn main() {
             let plain = engine(&setup, streams, AttentionCapture::Off, recorder.clone()).await;
             let auto = engine(&setup, streams, AttentionCapture::Auto, recorder.clone()).await;
             let tapped = engine(&setup, streams, AttentionCapture::On, recorder.clone()).await;
-            let rival = Rival::load(&setup);
+            let baseline = Baseline::load(&setup);
             let mut times: [Vec<f64>; 10] = Default::default();
             for _ in 0..setup.rounds {
-                times[0].push(rival.run(&setup, streams as i32, true));
-                times[5].push(rival.run(&setup, streams as i32, false));
+                times[0].push(baseline.run(&setup, streams as i32, true));
+                times[5].push(baseline.run(&setup, streams as i32, false));
                 times[6].push(thunder(&plain, &setup, streams, false, RecordPolicy::Off).await);
                 times[1].push(thunder(&plain, &setup, streams, false, RecordPolicy::BestEffort).await);
                 times[7].push(thunder(&auto, &setup, streams, false, RecordPolicy::BestEffort).await);
@@ -233,12 +233,12 @@ fn main() {
 }
 
 /// Model and backend of bare llama.cpp.
-struct Rival {
+struct Baseline {
     backend: &'static LlamaBackend,
     model: LlamaModel,
 }
 
-impl Rival {
+impl Baseline {
     fn load(setup: &Setup) -> Self {
         let backend = thunder::model::llama::backend().expect("the backend");
         let model =

@@ -1,8 +1,8 @@
 //! Cost of mods: the additional time per token of a run of the real engine with mods, recorded into a sink. Runs with
 //! and without the mod alternate, so that other load on the machine affects both; the table shows medians.
 //!
-//! `cargo bench --bench mods -- [MODEL.gguf]… [--tokens N] [--rounds N]`; `make_tiny.py --vocabulary 32000 --output …` makes
-//! a model with that many tokens. The numpy lines need `THUNDER_PYTHON` to name a Python that has numpy.
+//! `cargo bench --bench mods -- [MODEL.gguf]… [--tokens N] [--rounds N]`; `make_tiny.py --vocabulary 32000 --output …`
+//! makes a model with that many tokens. The numpy lines need `THUNDER_PYTHON` to name a Python that has numpy.
 
 #[path = "shared/engine.rs"]
 mod engine;
@@ -48,9 +48,9 @@ def sleeps(event, actions):
 ";
 
 /// The cheapest mod in Rust.
-struct Nothing;
+struct NoopMod;
 
-impl ModFactory for Nothing {
+impl ModFactory for NoopMod {
     fn describe(&self) -> ModDescription {
         ModDescription {
             name: "built-in nothing".into(),
@@ -66,7 +66,7 @@ impl ModFactory for Nothing {
     }
 }
 
-impl ModInstance for Nothing {
+impl ModInstance for NoopMod {
     fn handles(&self) -> EventSet {
         EventSet::new(&[EventType::ForwardPass, EventType::Added])
     }
@@ -100,18 +100,18 @@ fn setup() -> Setup {
     setup
 }
 
-struct Lab {
+struct ModBench {
     engine: Engine,
     registry: ModRegistry,
     tokens: u32,
 }
 
-impl Lab {
+impl ModBench {
     async fn new(model: &Path, tokens: u32) -> Self {
         let (recorder, mut signals) = mpsc::channel(1000);
         tokio::spawn(async move { while signals.recv().await.is_some() {} });
         let registry = ModRegistry::default();
-        registry.insert(Arc::new(Nothing));
+        registry.insert(Arc::new(NoopMod));
         let path = std::env::temp_dir().join(format!("thunder-bench-mods-{}.py", std::process::id()));
         std::fs::write(&path, PYTHON).expect("a temporary file");
         for found in PythonMods::default().file(&path).expect("the mods load") {
@@ -199,9 +199,9 @@ fn main() {
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
     runtime.block_on(async {
         for model in &setup.models {
-            let lab = Lab::new(model, setup.tokens).await;
-            let vocabulary = lab.engine.model().vocabulary().len();
-            let plain = lab.run(&[], setup.tokens).await * 1e6 / f64::from(setup.tokens - 1);
+            let bench = ModBench::new(model, setup.tokens).await;
+            let vocabulary = bench.engine.model().vocabulary().len();
+            let plain = bench.run(&[], setup.tokens).await * 1e6 / f64::from(setup.tokens - 1);
             println!("vocabulary of {vocabulary}: {plain:.1} µs a token without mods; a token costs more with");
             for (name, what) in [
                 ("built-in nothing", "a mod in Rust on ForwardPass and Added that does nothing"),
@@ -209,11 +209,11 @@ fn main() {
                 ("reads", "a mod in Python that reads all logits, on ForwardPass"),
                 ("edits", "a mod in Python that edits all logits, on ForwardPass"),
             ] {
-                println!("  {what:<62} {:>8.1} µs", lab.cost(name, setup.rounds).await);
+                println!("  {what:<62} {:>8.1} µs", bench.cost(name, setup.rounds).await);
             }
-            let share = 100.0 * lab.throughput_beside_sleeper(setup.rounds / 3 + 1).await;
+            let share = 100.0 * bench.throughput_beside_sleeper(setup.rounds / 3 + 1).await;
             println!("  beside a mod that sleeps 200 ms in each call, 4 other streams have {share:.1} % of their rate");
-            lab.engine.stop().await;
+            bench.engine.stop().await;
         }
     });
 }

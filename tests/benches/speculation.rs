@@ -1,5 +1,5 @@
-//! Speculative decoding compared with none, on the same model, threads and seed. The answers are fixed: a mod prefers the
-//! tokens of a given text, so that drafts are right exactly where that text repeats.
+//! Speculative decoding compared with none, on the same model, threads and seed. The answers are fixed: a mod prefers
+//! the tokens of a given text, so that drafts are right exactly where that text repeats.
 //!
 //! - copy: the answer repeats the prompt
 //! - edit: the same with a change in every 20th token
@@ -55,9 +55,9 @@ fn setup() -> Setup {
 }
 
 /// Prefers the tokens of a text.
-struct Dictation(Arc<Vec<TokenId>>);
+struct FixedAnswer(Arc<Vec<TokenId>>);
 
-impl ModFactory for Dictation {
+impl ModFactory for FixedAnswer {
     fn describe(&self) -> ModDescription {
         ModDescription {
             name: "dictation".into(),
@@ -73,7 +73,7 @@ impl ModFactory for Dictation {
     }
 }
 
-impl ModInstance for Dictation {
+impl ModInstance for FixedAnswer {
     fn handles(&self) -> EventSet {
         EventSet::new(&[EventType::ForwardPass])
     }
@@ -111,7 +111,7 @@ async fn run(engine: &Engine, (_, prompt, answer): &Task) -> (f64, DraftUsage) {
     let mut generations = Vec::new();
     let answer = Arc::new(answer.clone());
     for _ in 0..engine.slots() {
-        let factory = Arc::new(Dictation(Arc::clone(&answer)));
+        let factory = Arc::new(FixedAnswer(Arc::clone(&answer)));
         let tokens = answer.len() as u32;
         let mod_ref = ModRef { name: "dictation".into(), config: serde_json::Value::Null };
         let request = Request {

@@ -1,6 +1,6 @@
 //! Anthropic's Messages API with a real model. Its weights are random, so a mod forces answers that must be known.
 
-use super::chat::{CALLS, says};
+use super::chat::{CALLS, forced_answer};
 use super::harness::server;
 use serde_json::{Value, json};
 
@@ -46,7 +46,7 @@ async fn reasoning_has_budget() {
 #[tokio::test]
 async fn message_consists_of_blocks() {
     let server = server().await;
-    let body = ask(json!({"tools": tools(), "mods": says(&format!("<think>hm</think>{CALLS}"))}));
+    let body = ask(json!({"tools": tools(), "mods": forced_answer(&format!("<think>hm</think>{CALLS}"))}));
     let mut answer = server.answer(MESSAGES, &body).await;
     assert!(answer["id"].as_str().unwrap().starts_with("msg_"));
     assert!(answer["usage"]["input_tokens"].is_u64() && answer["usage"]["output_tokens"].as_u64().unwrap() > 10);
@@ -97,7 +97,8 @@ async fn message_consists_of_blocks() {
 #[tokio::test]
 async fn streamed_message_equals_complete_message() {
     let server = server().await;
-    let body = ask(json!({"tools": tools(), "stream": true, "mods": says(&format!("<think>hm</think>{CALLS}"))}));
+    let body =
+        ask(json!({"tools": tools(), "stream": true, "mods": forced_answer(&format!("<think>hm</think>{CALLS}"))}));
     let events = server.events(MESSAGES, &body).await;
     assert!(events.iter().all(|(name, data)| data["type"] == name.as_str()));
     let names: Vec<&str> = events.iter().map(|(name, _)| name.as_str()).filter(|name| *name != "ping").collect();
@@ -155,11 +156,11 @@ async fn message_has_stop_reason() {
         let answer = server.answer(MESSAGES, &ask(further)).await;
         (answer["stop_reason"].as_str().unwrap().to_owned(), answer["stop_sequence"].clone())
     };
-    assert_eq!(reason(json!({"mods": says("Yes.")})).await, ("end_turn".into(), Value::Null));
+    assert_eq!(reason(json!({"mods": forced_answer("Yes.")})).await, ("end_turn".into(), Value::Null));
     assert_eq!(reason(json!({"max_tokens": 2, "ignore_eos": true})).await, ("max_tokens".into(), Value::Null));
-    let boundless = json!({"max_tokens": null, "mods": says("Yes.")});
+    let boundless = json!({"max_tokens": null, "mods": forced_answer("Yes.")});
     assert_eq!(reason(boundless).await.0, "end_turn", "only Anthropic's own server requires a limit");
-    let stopped = reason(json!({"mods": says("One, two, three"), "stop_sequences": [" two"]})).await;
+    let stopped = reason(json!({"mods": forced_answer("One, two, three"), "stop_sequences": [" two"]})).await;
     assert_eq!(stopped, ("stop_sequence".into(), json!(" two")));
 }
 
@@ -172,7 +173,7 @@ async fn tool_results_are_accepted_and_tokens_counted() {
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "3"}]}]}));
     let count = server.answer("/v1/messages/count_tokens", &body).await["input_tokens"].as_u64().unwrap();
     let mut run = body.clone();
-    run["mods"] = says("Three.");
+    run["mods"] = forced_answer("Three.");
     let answer = server.answer(MESSAGES, &run).await;
     assert_eq!(answer["content"], json!([{"type": "text", "text": "Three."}]));
     let usage = &answer["usage"];

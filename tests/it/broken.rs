@@ -27,7 +27,7 @@ struct Line {
 }
 
 /// Returns a clock that panics on the decode thread.
-fn deadly_clock() -> DateTime<Utc> {
+fn panicking_clock() -> DateTime<Utc> {
     assert!(std::thread::current().name() != Some("thunder-decode"), "this clock is broken");
     system::now()
 }
@@ -52,7 +52,7 @@ async fn dead_decode_thread_is_reported_on_all_routes() {
     let (recorder, mut signals) = mpsc::channel(1000);
     let listeners = Listeners::bind(&config.server.listen).await.unwrap();
     let base = format!("http://{}", listeners.addresses()[0]);
-    let app = App::new(config, Arc::new(ModRegistry::with_builtin()), deadly_clock);
+    let app = App::new(config, Arc::new(ModRegistry::with_builtin()), panicking_clock);
     app.set_database(store.clone(), live);
     app.models().open(recorder.into()).await.unwrap();
     app.models().load_default(|_, _| ()).await.unwrap();

@@ -127,7 +127,7 @@ async fn run_works_without_server() {
     assert!(document["events"].as_array().unwrap().len() > 3 * 6);
 }
 
-/// A build for GPUs finds its driver there, and starts itself again as the sandbox.
+/// A GPU build finds the driver by this path, and starts itself again as the sandbox.
 #[tokio::test]
 async fn workers_use_library_path_of_program() {
     let data_dir = folder();
@@ -192,7 +192,7 @@ async fn trace_round_trips() {
 }
 
 #[tokio::test]
-async fn ingest_names_what_is_wrong_in_which_file() {
+async fn ingest_error_names_file_and_field() {
     let folder = folder();
     let write = |name: &str, text: &str| {
         let path = folder.join(name);
@@ -230,7 +230,7 @@ fn unknown_argument_is_usage_error() {
     }
 }
 
-/// A server with a configuration file listens where the file says, and the environment overrides the file.
+/// A server listens on the address in its configuration file, and the environment overrides the file.
 #[tokio::test]
 async fn configuration_file_sets_flags_below_command_line_and_environment() {
     let path = folder().join("thunder.toml");
@@ -327,7 +327,7 @@ async fn completions_and_manual_pages_cover_every_command() {
 }
 
 #[tokio::test]
-async fn doctor_reports_what_works_and_what_does_not() {
+async fn doctor_reports_working_and_missing_features() {
     let data_dir = folder();
     let doctor = |port: &str, words: &[&str]| {
         let mut command = thunder();

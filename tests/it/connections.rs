@@ -7,11 +7,11 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 /// Maximum wait for an expected event.
-const PATIENCE: Duration = Duration::from_secs(30);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn connect(server: &Server) -> TcpStream {
     let stream = TcpStream::connect(server.base.strip_prefix("http://").unwrap()).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
     stream
 }
 
@@ -51,7 +51,7 @@ async fn header_time_is_limited_but_answer_time_is_not() {
         let begun = Instant::now();
         // Writing to a connection that the other side has closed fails the second time at the latest.
         while slow.write_all(b"x: y\r\n").is_ok() {
-            assert!(begun.elapsed() < PATIENCE, "headers have no time limit");
+            assert!(begun.elapsed() < WAIT_TIMEOUT, "headers have no time limit");
             std::thread::sleep(Duration::from_millis(50));
         }
         assert_eq!(until_closed(silent), "");

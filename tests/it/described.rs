@@ -1,7 +1,7 @@
 //! Responses and the schemas that the documents declare for them.
 
 use super::harness::server;
-use crate::chat::says;
+use crate::chat::forced_answer;
 use crate::harness::SseReader;
 use reqwest::Method;
 use serde_json::{Map, Value, json};
@@ -141,7 +141,7 @@ async fn responses_have_the_declared_schemas() {
     let chat = json!({"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "Hello!"}]});
     let prompt = json!({"model": "tiny", "max_tokens": 4, "prompt": "Once"});
     let stream = json!({"stream": true, "timings_per_token": true, "stream_options": {"include_usage": true}});
-    let forced = json!({"mods": says("Good day.")});
+    let forced = json!({"mods": forced_answer("Good day.")});
     let tokens = json!({"input_ids": [40, 41], "max_new_tokens": 2, "return_attention": true, "suggest_pruning": true});
     let posts = [
         ("/v1/chat/completions", chat.clone()),

@@ -49,7 +49,7 @@ async fn check(server: &Server, key: &str, body: &Value) -> (u16, Value) {
 }
 
 /// Returns a mod whose answer is `text`.
-fn says(text: &str) -> String {
+fn forced_answer(text: &str) -> String {
     format!(
         "from thunder_mods import Prefilled, mod\n\n\n@mod(events=[Prefilled])\ndef edited(event, actions, tokenizer):\n    \
          \"\"\"Says {text} & more.\"\"\"\n    return actions.force_output(tokenizer.encode(\"{text}\"))\n"
@@ -61,12 +61,13 @@ async fn form_saves_version_used_by_runs() {
     let server = Server::start(&with_uploads());
     server.wait_ready().await;
     // A form's lines end in CRLF.
-    let (status, at, html) = save(&server, BOSS, "/mods/-new", "edited", &says("one").replace('\n', "\r\n")).await;
+    let (status, at, html) =
+        save(&server, BOSS, "/mods/-new", "edited", &forced_answer("one").replace('\n', "\r\n")).await;
     assert_eq!((status, at.as_str()), (200, "/mods/edited"), "{html}");
     assert!(html.contains("def edited(event, actions, tokenizer):\n"), "{html}");
     let (_, shown) = check_version(&server).await;
     let first = shown["hash"].as_str().unwrap().to_owned();
-    let (status, _, html) = save(&server, BOSS, "/mods/edited", "edited", &says("two")).await;
+    let (status, _, html) = save(&server, BOSS, "/mods/edited", "edited", &forced_answer("two")).await;
     assert_eq!(status, 200, "{html}");
     assert!(html.contains(&format!("href=\"/mods/edited?version={first}\"")), "{html}");
 
@@ -99,7 +100,7 @@ async fn check_version(server: &Server) -> (u16, Value) {
 async fn save_and_check_require_upload_right() {
     let server = Server::start(&with_uploads());
     server.wait_ready().await;
-    let source = says("it");
+    let source = forced_answer("it");
     assert_eq!(save(&server, "", "/mods/-new", "edited", &source).await.0, 401);
     let (status, _, html) = save(&server, "user-key", "/mods/-new", "edited", &source).await;
     assert!(status == 403 && html.contains("--mod-key"), "{status} {html}");
@@ -131,7 +132,7 @@ async fn check_reports_lines_and_registers_nothing() {
         assert_eq!(status, 200, "{checked}");
         checked
     };
-    let fine = found(&says("it")).await;
+    let fine = found(&forced_answer("it")).await;
     assert_eq!(fine, json!({"problems": [], "description": "Says it & more."}));
     let syntax = found("from thunder_mods import mod\ndef x(:\n").await;
     assert_eq!(syntax["problems"][0]["line"], 2, "{syntax}");
@@ -140,7 +141,7 @@ async fn check_reports_lines_and_registers_nothing() {
     assert_eq!(raised["problems"][0]["line"], 5, "the error names its line: {raised}");
     let nothing = found("x = 1\n").await;
     assert_eq!(nothing["problems"][0]["line"], Value::Null, "{nothing}");
-    let (_, taken) = check(&server, BOSS, &json!({"name": "ban-phrases", "source": says("it")})).await;
+    let (_, taken) = check(&server, BOSS, &json!({"name": "ban-phrases", "source": forced_answer("it")})).await;
     assert_eq!(taken["problems"][0]["pointer"], "name", "{taken}");
     assert_eq!(check_version(&server).await.0, 404);
     server.stop("TERM").await;
@@ -151,6 +152,6 @@ async fn rejected_upload_names_required_flags() {
     let server = server().await;
     let (status, html) = page(server, "", "/mods/-new").await;
     assert!(status == 200 && html.contains("--allow-mod-upload") && html.contains(" disabled"), "{html}");
-    let (status, _, html) = save(server, "", "/mods/-new", "edited", &says("it")).await;
+    let (status, _, html) = save(server, "", "/mods/-new", "edited", &forced_answer("it")).await;
     assert!(status == 403 && html.contains("Says it"), "{status} {html}");
 }

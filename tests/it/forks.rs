@@ -5,8 +5,8 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use std::sync::LazyLock;
 
-/// `wander` keeps its state in a random generator, which only repeats if the mod sees every event again. `forgetful` acts
-/// once per process.
+/// `wander` keeps its state in a random generator, which only repeats if the mod sees every event again. `forgetful`
+/// acts once per process.
 const MODS: &str = r#"
 import random
 from thunder_mods import Added, ForwardPass, Sampled, mod
@@ -291,7 +291,7 @@ async fn family_has_all_generations() {
 }
 
 #[tokio::test]
-async fn family_of_foreign_run_says_why_it_cannot_fork() {
+async fn family_of_external_run_reports_why_it_cannot_fork() {
     let server = server().await;
     let sample = include_str!("../../fixtures/sample_payload.json").replace("req_abc123", "foreign-family");
     assert_eq!(server.request(Method::POST, "/ingest").body(sample).send().await.unwrap().status(), 201);
@@ -318,7 +318,7 @@ async fn mods_of_a_fork_can_change() {
 }
 
 #[tokio::test]
-async fn request_that_cannot_be_met_says_why() {
+async fn impossible_fork_reports_reason() {
     let server = server().await;
     let run = recorded(server, json!({"max_tokens": 4})).await;
     let id = id(&run);

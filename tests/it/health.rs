@@ -148,7 +148,7 @@ fn invalid_model_error_names_file() {
 }
 
 #[test]
-fn context_larger_than_the_machine_is_refused_at_once() {
+fn context_larger_than_memory_is_rejected_at_start() {
     let mut command = thunder();
     command
         .args(["serve", "-c", "1000000000", "--listen", "127.0.0.1:0", "--data-dir"])

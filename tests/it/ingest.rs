@@ -260,7 +260,7 @@ async fn large_document_can_be_replayed() {
     assert_eq!(text.lines().count(), 9000, "over several pages");
 }
 
-/// A few bytes of a foreign trace can claim so many tokens that they would fill the memory.
+/// A small trace of another engine can claim so many tokens that they would fill the memory.
 #[tokio::test]
 async fn small_document_cannot_claim_much_memory() {
     let server = server().await;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use thunder::events::system;
 use yawc::{Frame, OpCode, WebSocket};
 
-const PATIENCE: Duration = Duration::from_mins(1);
+const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Returns the name and the data of each event.
 async fn events(server: &Server, body: &Value) -> Vec<(String, Value)> {
@@ -78,14 +78,15 @@ async fn newest_halo_weave_version_works() {
     assert!(error["detail"]["msg"].as_str().unwrap().contains("not in vocabulary"), "{error}");
 }
 
-/// Sends a request on `KoboldCPP`'s WebSocket; returns its frames and the code of the close frame. Clients close after `done`.
+/// Sends a request on `KoboldCPP`'s WebSocket; returns its frames and the code of the close frame. Clients close after
+/// `done`.
 async fn frames(server: &Server, body: &Value) -> (Vec<Result<Value, Vec<u8>>>, Option<u16>) {
     let url = format!("{}/api/extra/generate/stream/ws", server.base.replace("http", "ws")).parse().unwrap();
     let mut socket = WebSocket::connect(url).await.unwrap();
     socket.send(Frame::text(body.to_string())).await.unwrap();
     let mut frames = Vec::new();
     loop {
-        let frame = tokio::time::timeout(PATIENCE, socket.next()).await.expect("nothing comes");
+        let frame = tokio::time::timeout(WAIT_TIMEOUT, socket.next()).await.expect("nothing comes");
         let Some(frame) = frame else { return (frames, None) };
         match frame.opcode() {
             OpCode::Text => {
@@ -169,7 +170,7 @@ async fn socket_generation_ends_on_abort_and_disconnect() {
     for leaves in [false, true] {
         let mut socket = WebSocket::connect(url()).await.unwrap();
         socket.send(Frame::text(body.to_string())).await.unwrap();
-        let first = tokio::time::timeout(PATIENCE, socket.next()).await.unwrap().unwrap();
+        let first = tokio::time::timeout(WAIT_TIMEOUT, socket.next()).await.unwrap().unwrap();
         assert_eq!(first.opcode(), OpCode::Text);
         if leaves {
             drop(socket);
@@ -177,7 +178,7 @@ async fn socket_generation_ends_on_abort_and_disconnect() {
             assert_eq!(server.answer("/api/extra/abort", &json!({"genkey": key})).await["success"], "true");
             let done = loop {
                 let frame =
-                    tokio::time::timeout(PATIENCE, socket.next()).await.unwrap().expect("closed without an end");
+                    tokio::time::timeout(WAIT_TIMEOUT, socket.next()).await.unwrap().expect("closed without an end");
                 if frame.opcode() == OpCode::Text && frame.as_str().contains("\"done\"") {
                     break serde_json::from_str::<Value>(frame.as_str()).unwrap();
                 }
@@ -191,7 +192,7 @@ async fn socket_generation_ends_on_abort_and_disconnect() {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(PATIENCE, gone).await.expect("the generation continues");
+        tokio::time::timeout(WAIT_TIMEOUT, gone).await.expect("the generation continues");
     }
 }
 
@@ -327,11 +328,11 @@ impl Frozen {
             is_its(&stat).then(|| entry.file_name().to_string_lossy().into_owned())
         });
         let frozen = Self(processes.chain([postmaster.clone()]).collect());
-        frozen.tell("-STOP");
+        frozen.send_signal("-STOP");
         frozen
     }
 
-    fn tell(&self, signal: &str) {
+    fn send_signal(&self, signal: &str) {
         // Processes that have ended meanwhile are ignored.
         std::process::Command::new("kill").arg(signal).args(&self.0).status().unwrap();
     }
@@ -339,7 +340,7 @@ impl Frozen {
 
 impl Drop for Frozen {
     fn drop(&mut self) {
-        self.tell("-CONT");
+        self.send_signal("-CONT");
     }
 }
 
@@ -357,7 +358,7 @@ async fn hanging_database_delays_no_message() {
             assert_eq!((reported.len(), &reported[2].1["type"]), (3, &json!("done")), "{reported:?}");
         }
     };
-    tokio::time::timeout(PATIENCE, chat).await.expect("each message waited for the database");
+    tokio::time::timeout(WAIT_TIMEOUT, chat).await.expect("each message waited for the database");
     drop(frozen);
 }
 

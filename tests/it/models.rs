@@ -28,7 +28,7 @@ async fn status(server: &Server, name: &str) -> Value {
     model["status"].clone()
 }
 
-async fn becomes(server: &Server, name: &str, value: &str) -> Value {
+async fn wait_for_status(server: &Server, name: &str, value: &str) -> Value {
     let begun = Instant::now();
     loop {
         let status = status(server, name).await;
@@ -133,11 +133,11 @@ async fn models_are_loaded_and_unloaded_by_hand() {
     let apple = json!({"model": "apple"});
     assert_eq!(server.post("/models/unload", &apple).await.0, 400);
     assert_eq!(server.post("/models/load", &apple).await, (200, json!({"success": true})));
-    becomes(&server, "apple", "loaded").await;
+    wait_for_status(&server, "apple", "loaded").await;
     assert_eq!(server.post("/models/load", &apple).await.0, 400);
     assert_eq!(server.answer("/v1/completions", &text("apple")).await["model"], "apple");
     assert_eq!(server.post("/models/unload", &apple).await, (200, json!({"success": true})));
-    becomes(&server, "apple", "unloaded").await;
+    wait_for_status(&server, "apple", "unloaded").await;
     assert_eq!(server.post("/v1/completions", &text("apple")).await.0, 400);
     // Files are neither downloaded nor deleted, and a body without a name is a client error.
     assert_eq!(server.post("/models", &apple).await.0, 400);
@@ -162,7 +162,7 @@ async fn model_is_unloaded_after_its_runs() {
     stream.next().await.unwrap();
     assert_eq!(server.post("/models/unload", &json!({"model": "apple"})).await.0, 200);
     assert_eq!(stream.rest().await.last().unwrap().data, "[DONE]");
-    becomes(&server, "apple", "unloaded").await;
+    wait_for_status(&server, "apple", "unloaded").await;
     assert_eq!(server.answer("/v1/completions", &text("apple")).await["model"], "apple", "the model is loaded again");
 }
 
@@ -177,7 +177,7 @@ async fn long_runs_end_when_their_model_is_unloaded() {
     assert_eq!(server.post("/models/unload", &json!({"model": "apple"})).await.0, 200);
     let events = stream.rest().await;
     assert!(events.len() < 3999, "{} events", events.len());
-    becomes(&server, "apple", "unloaded").await;
+    wait_for_status(&server, "apple", "unloaded").await;
     assert_eq!(server.answer("/v1/completions", &text("tiny")).await["model"], "tiny");
 }
 
@@ -227,7 +227,7 @@ async fn damaged_file_fails_only_its_model() {
     // The repaired file is loaded by the next request.
     std::fs::write(dir.join("cut.gguf"), &whole).unwrap();
     assert_eq!(server.post("/models/load", &json!({"model": "cut"})).await.0, 200);
-    becomes(&server, "cut", "loaded").await;
+    wait_for_status(&server, "cut", "loaded").await;
 }
 
 #[tokio::test]
@@ -263,7 +263,7 @@ async fn unloading_frees_the_memory() {
     };
     server.answer("/v1/completions", &text("a")).await;
     server.post("/models/unload", &json!({"model": "a"})).await;
-    becomes(&server, "a", "unloaded").await;
+    wait_for_status(&server, "a", "unloaded").await;
     let Some(before) = resident() else { return };
     for name in names {
         server.answer("/v1/completions", &text(name)).await;
@@ -273,7 +273,7 @@ async fn unloading_frees_the_memory() {
         assert_eq!(server.post("/models/unload", &json!({"model": name})).await.0, 200);
     }
     for name in names {
-        becomes(&server, name, "unloaded").await;
+        wait_for_status(&server, name, "unloaded").await;
     }
     let after = resident().unwrap();
     eprintln!("MiB: {before} before, {loaded} with six models, {after} after");

@@ -19,13 +19,13 @@ fn start(further: &[&str]) -> Server {
 }
 
 /// Returns the server whose mods are local files and have the rights of the server.
-async fn free() -> &'static Server {
+async fn unrestricted_server() -> &'static Server {
     static SERVER: LazyLock<Server> = LazyLock::new(|| start(&[]));
     tokio::task::spawn_blocking(|| LazyLock::force(&SERVER)).await.unwrap().wait_ready().await
 }
 
 /// Returns the server with the same mods in the sandbox, like uploaded mods.
-async fn kept() -> &'static Server {
+async fn sandboxed_server() -> &'static Server {
     static SERVER: LazyLock<Server> = LazyLock::new(|| start(&["--mod-sandbox", "all"]));
     tokio::task::spawn_blocking(|| LazyLock::force(&SERVER)).await.unwrap().wait_ready().await
 }
@@ -62,7 +62,7 @@ async fn other(server: &Server) -> String {
 }
 
 /// Runs the mod beside other runs and checks that they are not affected.
-async fn harmless(server: &Server, name: &str) -> FaultyRun {
+async fn run_beside_others(server: &Server, name: &str) -> FaultyRun {
     let undisturbed = other(server).await;
     let (result, beside) = tokio::join!(run_mod(server, name, TOKENS), async {
         let mut texts = Vec::new();
@@ -86,7 +86,7 @@ async fn faults(server: &Server) {
     let waited = |result: &FaultyRun| {
         assert!(exception(result).starts_with("deadline of 5000 ms exceeded"), "{:?}", result.exceptions);
     };
-    let both = tokio::join!(harmless(server, "endless"), harmless(server, "stops"));
+    let both = tokio::join!(run_beside_others(server, "endless"), run_beside_others(server, "stops"));
     waited(&both.0);
     waited(&both.1);
     // Their workers were restarted.
@@ -109,25 +109,25 @@ async fn faults(server: &Server) {
         ("calls_too_long", "InvalidActionError at Added: tool calls must have at most 1048576 bytes, got 1048"),
         ("edits_too_many", "InvalidActionError at Added: an edit must have at most one entry per token"),
     ] {
-        let result = harmless(server, name).await;
+        let result = run_beside_others(server, name).await;
         assert!(exception(&result).starts_with(expected), "{name}: {:?}", result.exceptions);
         // The worker was restarted.
-        let again = harmless(server, name).await;
+        let again = run_beside_others(server, name).await;
         assert!(exception(&again).starts_with(expected), "{name}: {:?}", again.exceptions);
     }
     if cfg!(target_os = "linux") {
         for name in ["many_threads", "many_threads_log"] {
-            let result = harmless(server, name).await;
+            let result = run_beside_others(server, name).await;
             assert!(exception(&result).ends_with("threads; the maximum is 512"), "{name}: {:?}", result.exceptions);
         }
     }
     // Its own run receives the unsolicited messages, as if they had been sent in order.
-    harmless(server, "unasked").await;
+    run_beside_others(server, "unasked").await;
     for name in ["prints", "writes_past_python"] {
         let before = resident_mib(server);
-        let result = harmless(server, name).await;
-        let kept: usize = result.logs.iter().map(String::len).sum();
-        assert!(kept < 1 << 20, "{name}: {kept} bytes of logs");
+        let result = run_beside_others(server, name).await;
+        let log_bytes: usize = result.logs.iter().map(String::len).sum();
+        assert!(log_bytes < 1 << 20, "{name}: {log_bytes} bytes of logs");
         assert!(resident_mib(server) < before + 128, "{name} fills the server's memory");
         if name == "prints" && result.exceptions.is_empty() {
             assert!(result.logs.last().unwrap().contains("more lines were dropped"), "{:?}", result.logs.last());
@@ -143,13 +143,13 @@ fn resident_mib(server: &Server) -> u64 {
 
 #[tokio::test]
 async fn faulty_mods_do_not_affect_other_runs() {
-    faults(free().await).await;
+    faults(unrestricted_server().await).await;
 }
 
 #[tokio::test]
 async fn faulty_sandboxed_mods_do_not_affect_other_runs() {
     if sandboxed().await {
-        faults(kept().await).await;
+        faults(sandboxed_server().await).await;
     }
 }
 
@@ -172,7 +172,7 @@ async fn sandbox_denies_access_to_the_system() {
     if !sandboxed().await {
         return;
     }
-    let (free, kept) = (free().await, kept().await);
+    let (unrestricted_server, sandboxed_server) = (unrestricted_server().await, sandboxed_server().await);
     for name in [
         "forks",
         "spawns",
@@ -185,18 +185,18 @@ async fn sandbox_denies_access_to_the_system() {
         "signals",
         "grows_memory",
     ] {
-        let result = harmless(free, name).await;
+        let result = run_beside_others(unrestricted_server, name).await;
         assert!(
             result.logs.len() == 1 && result.logs[0].starts_with("done"),
             "{name}: {:?} {:?}",
             result.logs,
             result.exceptions
         );
-        let result = harmless(kept, name).await;
+        let result = run_beside_others(sandboxed_server, name).await;
         assert_eq!(result.logs, ["refused PermissionError"], "{name}: {:?}", result.exceptions);
     }
     for name in ["replaces_itself", "lifts_limits", "looks_up_names"] {
-        let result = harmless(kept, name).await;
+        let result = run_beside_others(sandboxed_server, name).await;
         assert!(
             result.logs.len() == 1 && result.logs[0].starts_with("refused "),
             "{name}: {:?} {:?}",
@@ -214,19 +214,19 @@ async fn sandbox_denies_access_to_the_system() {
                 ["traces", "reads_processes", "io_ring", "new_user", "threads_net"].into_iter().filter(|_| by_number),
             )
     {
-        let result = harmless(kept, name).await;
+        let result = run_beside_others(sandboxed_server, name).await;
         assert_eq!(result.logs, ["refused PermissionError"], "{name}: {:?}", result.exceptions);
     }
     for (name, done) in
         [("starts_threads", "done None"), ("frees_memory", "done advised"), ("does_not_block", "done set")]
     {
-        let result = harmless(kept, name).await;
+        let result = run_beside_others(sandboxed_server, name).await;
         assert_eq!(result.logs, [done], "{name} must be permitted: {:?}", result.exceptions);
     }
-    let limit = harmless(kept, "reads_thread_limit").await.logs.remove(0);
+    let limit = run_beside_others(sandboxed_server, "reads_thread_limit").await.logs.remove(0);
     let limit: i64 = limit.strip_prefix("done ").unwrap().parse().unwrap();
     assert!((1024..20_000).contains(&limit), "the kernel must limit threads: {limit}");
-    assert_workers_have_no_capabilities(kept);
+    assert_workers_have_no_capabilities(sandboxed_server);
 }
 
 /// Asserts that workers have no capabilities, even if the server runs as root.
@@ -253,21 +253,23 @@ fn assert_workers_have_no_capabilities(server: &Server) {
 
 #[tokio::test]
 async fn repeatedly_failing_mod_is_disabled_and_reported() {
-    let result = harmless(free().await, "always_raises").await;
+    let result = run_beside_others(unrestricted_server().await, "always_raises").await;
     let count = result.exceptions.len();
     assert!((5..=15).contains(&count) && result.exceptions.iter().all(|text| text == "ValueError: never"), "{count}");
     let output = "the mod 'always_raises' is disabled for the rest of this run, at step 5: 5 consecutive calls for ForwardPass failed; last failure: ValueError: never";
     assert_eq!(result.logs, [output]);
     assert_eq!(result.answer["timings"]["message"], output, "{}", result.answer);
-    let (_, run) =
-        free().await.get(&format!("/api/v1/runs/{}", result.answer["thunder"]["run_id"].as_str().unwrap())).await;
+    let (_, run) = unrestricted_server()
+        .await
+        .get(&format!("/api/v1/runs/{}", result.answer["thunder"]["run_id"].as_str().unwrap()))
+        .await;
     assert_eq!((&run["run"]["message"], &run["run"]["status"]), (&json!(output), &json!("done")));
-    free().await.wait_for_log(output).await;
+    unrestricted_server().await.wait_for_log(output).await;
 }
 
 #[tokio::test]
 async fn hanging_mod_recovers_for_other_runs() {
-    let server = free().await;
+    let server = unrestricted_server().await;
     let (hanging, good) = tokio::join!(run_mod(server, "hangs_for_some", 2), run_mod(server, "hangs_for_some", TOKENS));
     assert!(
         hanging.exceptions.iter().any(|text| text.starts_with("deadline of 5000 ms exceeded")),
@@ -281,7 +283,7 @@ async fn hanging_mod_recovers_for_other_runs() {
 
 #[tokio::test]
 async fn slow_mod_delays_only_its_own_run() {
-    let server = free().await;
+    let server = unrestricted_server().await;
     let slow = run_mod(server, "naps", TOKENS);
     // Three times as many tokens: if the others waited for the mod, they would end last.
     let others = async {
@@ -334,7 +336,7 @@ async fn configured_number_of_workers_serves_one_mod() {
 
 #[tokio::test]
 async fn thousand_runs_leak_no_resources() {
-    let server = free().await;
+    let server = unrestricted_server().await;
     let mut seen = Vec::new();
     for round in 0..10 {
         for _ in 0..25 {
@@ -346,8 +348,8 @@ async fn thousand_runs_leak_no_resources() {
         }
         let result = run_mod(server, "remembers", 2).await;
         assert_eq!(result.exceptions, Vec::<String>::new());
-        let (kept, kib) = result.logs[0].split_once(' ').unwrap();
-        assert_eq!(kept, "1", "round {round}: the worker holds state of ended runs");
+        let (retained, kib) = result.logs[0].split_once(' ').unwrap();
+        assert_eq!(retained, "1", "round {round}: the worker holds state of ended runs");
         seen.push((kib.parse::<u64>().unwrap() >> 10, resident_mib(server)));
     }
     let (early, late) = (seen[2], seen[9]);
@@ -377,7 +379,7 @@ async fn uploaded_mod_is_sandboxed_and_its_run_survives_removal() {
     server.wait_ready().await;
     for name in ["opens_sockets", "reads_files", "writes_files", "forks", "signals"] {
         uploaded(&server, name).await;
-        assert_eq!(harmless(&server, name).await.logs, ["refused PermissionError"], "{name}");
+        assert_eq!(run_beside_others(&server, name).await.logs, ["refused PermissionError"], "{name}");
     }
     uploaded(&server, "naps").await;
     let slow = run_mod(&server, "naps", TOKENS);
@@ -409,8 +411,8 @@ async fn uploaded_mod_cannot_forge_log_entries_or_describe_itself_endlessly() {
     };
     let mod_with =
         |first: &str| format!("from thunder_mods import mod\n{first}\n@mod\ndef forges(event, actions):\n    ...\n");
-    assert_eq!(upload(&mod_with(r#"print("harmless\nERROR forged")"#)).await.0, 200);
-    server.wait_for_log(r#"log line during import: "harmless\nERROR forged""#).await;
+    assert_eq!(upload(&mod_with(r#"print("run_beside_others\nERROR forged")"#)).await.0, 200);
+    server.wait_for_log(r#"log line during import: "run_beside_others\nERROR forged""#).await;
     let (status, text) = upload(&mod_with(
         r#"forged = "x" * (2 << 20)
 import gc

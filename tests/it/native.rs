@@ -205,7 +205,7 @@ async fn columns_are_the_fold_of_the_items() {
 }
 
 #[tokio::test]
-async fn alternatives_are_listed_for_own_and_foreign_runs() {
+async fn alternatives_are_listed_for_own_and_external_runs() {
     let server = ingested("alternatives").await;
     let (status, foreign) = server.get("/api/v1/runs/alternatives/alternatives").await;
     assert_eq!(status, 200);
@@ -249,7 +249,7 @@ async fn alternatives_are_listed_for_own_and_foreign_runs() {
     }
 }
 
-async fn attentive() -> &'static Server {
+async fn server_with_attention() -> &'static Server {
     static ATTENTIVE: LazyLock<Server> = LazyLock::new(|| Server::start(&["--attention", "on"]));
     tokio::task::spawn_blocking(|| LazyLock::force(&ATTENTIVE)).await.unwrap().wait_ready().await
 }
@@ -258,7 +258,7 @@ async fn attentive() -> &'static Server {
 async fn attention_at_one_position_is_exact_for_every_step_and_view() {
     // More steps than a map shows, and more events than one request reads.
     const STEPS: usize = 1100;
-    let server = attentive().await;
+    let server = server_with_attention().await;
     let run = generated(server, json!({"attention": true, "max_tokens": STEPS, "ignore_eos": true})).await;
     let path = format!("/api/v1/runs/{}/attention", run["run"]["run_id"].as_str().unwrap());
     let (_, first) = server.get(&format!("{path}?at=1")).await;
@@ -310,7 +310,7 @@ async fn recorded_run_keeps_the_request_fields_that_shape_its_answer() {
 
 #[tokio::test]
 async fn attention_is_returned_per_step_and_as_map() {
-    let server = attentive().await;
+    let server = server_with_attention().await;
     let run = generated(server, json!({"attention": true})).await;
     assert_eq!(run["run"]["has_attention"], true);
     let path = format!("/api/v1/runs/{}/attention", run["run"]["run_id"].as_str().unwrap());
@@ -361,7 +361,7 @@ async fn attention_is_returned_per_step_and_as_map() {
 
 #[tokio::test]
 async fn selected_heads_are_stored_and_read_by_step_and_by_position() {
-    let server = attentive().await;
+    let server = server_with_attention().await;
     let heads = json!([[3, 0], [1, 2]]);
     let run = generated(server, json!({"attention": {"heads": heads}})).await;
     let id = run["run"]["run_id"].as_str().unwrap();
@@ -389,7 +389,7 @@ async fn selected_heads_are_stored_and_read_by_step_and_by_position() {
             assert_eq!(step["attention"]["values"][2], row["value"]);
         }
     }
-    for (query, expected, says) in [
+    for (query, expected, expected_text) in [
         ("at=4&view=head&layer=0&head=0", 404, "{\"heads\": [[0, 0]]}"),
         ("from=0&position=2&view=head&layer=0&head=0", 404, "not stored"),
         ("at=4&view=head&layer=1", 400, "`head`"),
@@ -397,7 +397,7 @@ async fn selected_heads_are_stored_and_read_by_step_and_by_position() {
     ] {
         let (status, error) = server.get(&format!("{path}?{query}")).await;
         assert_eq!(status, expected, "{query}: {error}");
-        assert!(error["detail"].as_str().unwrap().contains(says), "{query}: {error}");
+        assert!(error["detail"].as_str().unwrap().contains(expected_text), "{query}: {error}");
     }
 
     // The selection is recorded, and a fork stores the same heads.
@@ -414,8 +414,8 @@ async fn selected_heads_are_stored_and_read_by_step_and_by_position() {
 }
 
 #[tokio::test]
-async fn unknown_or_too_many_heads_are_refused_before_the_run() {
-    let server = attentive().await;
+async fn unknown_or_too_many_heads_are_rejected_before_the_run() {
+    let server = server_with_attention().await;
     let refused = async |attention: Value, max_tokens: u32| {
         let body = json!({"prompt": "Hello", "max_tokens": max_tokens, "attention": attention});
         let (status, error) = server.post("/v1/completions", &body).await;

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Maximum time until something is logged, counted or stored while other tests use all cores.
-const PATIENCE: Duration = Duration::from_mins(1);
+const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
 
 async fn scrape(server: &Server) -> String {
     let response = server.request(Method::GET, "/metrics").send().await.unwrap();
@@ -38,7 +38,7 @@ async fn access_log(server: &Server, count: usize) -> Vec<Value> {
         if found.len() >= count {
             return found;
         }
-        assert!(begun.elapsed() < PATIENCE, "{log}");
+        assert!(begun.elapsed() < WAIT_TIMEOUT, "{log}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
@@ -70,7 +70,7 @@ async fn metrics_of_runs_add_up() {
         {
             break text;
         }
-        assert!(begun.elapsed() < PATIENCE, "{text}");
+        assert!(begun.elapsed() < WAIT_TIMEOUT, "{text}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     };
     let found = samples(&text);

@@ -64,11 +64,11 @@ async fn routes_exist_only_below_prefix() {
         server.answer("/completion", &requested).await["thunder"]["run_id"].as_str().unwrap().to_owned()
     };
     server.finished(&run_id).await;
-    pages_lead_nowhere_else(&server, http, root, &run_id).await;
-    sockets_and_the_command_line(server).await;
+    assert_pages_link_below_prefix(&server, http, root, &run_id).await;
+    assert_sockets_and_command_line_work(server).await;
 }
 
-async fn pages_lead_nowhere_else(server: &Server, http: Client, root: String, run_id: &str) {
+async fn assert_pages_link_below_prefix(server: &Server, http: Client, root: String, run_id: &str) {
     let mut browser = Browser { http, root, cookie: String::new() };
     assert_eq!(location(&browser.get(&format!("{PREFIX}/")).await), format!("{PREFIX}/login"));
     let form = browser.get(&format!("{PREFIX}/login")).await.text().await.unwrap();
@@ -102,7 +102,7 @@ async fn pages_lead_nowhere_else(server: &Server, http: Client, root: String, ru
     }
 }
 
-async fn sockets_and_the_command_line(server: Server) {
+async fn assert_sockets_and_command_line_work(server: Server) {
     let scene = move || {
         let address = server.base.strip_prefix("http://").unwrap().split('/').next().unwrap().to_owned();
         let mut socket = std::net::TcpStream::connect(address).unwrap();

@@ -32,7 +32,7 @@ async fn upload(server: &Server, body: &Value) -> (u16, Value) {
 }
 
 /// Returns a mod whose answer is `text`.
-fn says(name: &str, text: &str) -> String {
+fn forced_answer(name: &str, text: &str) -> String {
     format!(
         "from thunder_mods import Prefilled, mod\n\n\n@mod(events=[Prefilled])\ndef {name}(event, actions, tokenizer):\n    \
          \"\"\"Says {text}.\"\"\"\n    return actions.force_output(tokenizer.encode(\"{text}\"))\n"
@@ -74,7 +74,8 @@ async fn list_of_mods_names_each_field_once() {
 async fn mod_is_uploaded_used_disabled_and_removed() {
     let server = Server::start(&with_uploads());
     server.wait_ready().await;
-    let body = json!({"name": "fixed", "language": "python", "entrypoint": "fixed", "source": says("fixed", "one")});
+    let body =
+        json!({"name": "fixed", "language": "python", "entrypoint": "fixed", "source": forced_answer("fixed", "one")});
     assert_eq!(send(&server, "", Method::POST, "/v1/mods", Some(&body)).await.0, 401);
     let (status, problem) = send(&server, "user-key", Method::POST, "/v1/mods", Some(&body)).await;
     assert_eq!(status, 403, "{problem}");
@@ -99,7 +100,7 @@ async fn mod_is_uploaded_used_disabled_and_removed() {
     let recorded = &run["events"][0]["details"]["prompt"]["parameters"]["mods"][0];
     assert_eq!((&recorded["version"], &recorded["origin"]), (&json!(first), &json!("uploaded")));
 
-    let second = json!({"name": "fixed", "source": says("fixed", "two"), "description": "Another."});
+    let second = json!({"name": "fixed", "source": forced_answer("fixed", "two"), "description": "Another."});
     let (_, registered) = upload(&server, &second).await;
     assert_eq!((&registered["replaced"], &registered["description"]), (&json!(true), &json!("Another.")));
     assert_eq!(registered["unchanged"], false);
@@ -113,7 +114,10 @@ async fn mod_is_uploaded_used_disabled_and_removed() {
     assert!(versions["versions"][0]["registered_by"].as_str().unwrap().starts_with("key-"), "{versions}");
     assert!(!versions.to_string().contains(BOSS), "a key is shown");
     let path = format!("/v1/mods/fixed/source?version={}", &first[..8]);
-    assert_eq!(send(&server, "user-key", Method::GET, &path, None).await, (200, Value::from(says("fixed", "one"))));
+    assert_eq!(
+        send(&server, "user-key", Method::GET, &path, None).await,
+        (200, Value::from(forced_answer("fixed", "one")))
+    );
 
     let (status, _) = send(&server, "user-key", Method::POST, "/v1/mods/fixed/disable", None).await;
     assert_eq!(status, 403);
@@ -155,7 +159,7 @@ async fn invalid_mod_is_rejected_with_reason() {
     assert!(status == 400 && detail.contains("KeyError") && detail.contains("line 4"), "{detail}");
     let (status, _, detail) = refused(json!({"name": "bad", "source": "x = 1\n"})).await;
     assert!(status == 400 && detail.contains("@mod"), "{detail}");
-    let (status, _, detail) = refused(json!({"name": "ban-phrases", "source": says("x", "x")})).await;
+    let (status, _, detail) = refused(json!({"name": "ban-phrases", "source": forced_answer("x", "x")})).await;
     assert!(status == 409 && detail.contains("built-in"), "{detail}");
     for (body, field) in [
         (json!({"name": "../x", "source": "x"}), "name"),
@@ -173,7 +177,7 @@ async fn invalid_mod_is_rejected_with_reason() {
     let files = json!({
         "calm_mods/__init__.py": "",
         "calm_mods/words.py": "WORD = \"calm\"\n",
-        "calm_mods/main.py": says("calm", "x").replace("\"x\"", "WORD")
+        "calm_mods/main.py": forced_answer("calm", "x").replace("\"x\"", "WORD")
             .replace("\n\n\n@mod", "\nfrom .words import WORD\n\n\n@mod"),
     });
     let (status, registered) =
@@ -186,7 +190,7 @@ async fn invalid_mod_is_rejected_with_reason() {
 #[tokio::test]
 async fn uploads_are_rejected_by_default() {
     let server = server().await;
-    let (status, problem) = server.post("/v1/mods", &json!({"name": "x", "source": says("x", "x")})).await;
+    let (status, problem) = server.post("/v1/mods", &json!({"name": "x", "source": forced_answer("x", "x")})).await;
     assert_eq!(status, 403);
     assert!(problem["detail"].as_str().unwrap().contains("--allow-mod-upload"), "{problem}");
     let (status, problem) = server.get("/v1/mods/nope").await;
@@ -218,7 +222,7 @@ fn write(folder: &Path, file: &str, text: &str) {
 #[tokio::test]
 async fn mods_directory_is_watched() {
     let mods = folder();
-    write(&mods, "fixed.py", &says("fixed", "one"));
+    write(&mods, "fixed.py", &forced_answer("fixed", "one"));
     write(&mods, "broken.py", "def x(:\n");
     let server = Server::start(&["--mods-dir", mods.to_str().unwrap()]);
     server.wait_ready().await;
@@ -228,7 +232,7 @@ async fn mods_directory_is_watched() {
     assert!(message.contains("broken.py") && message.contains("SyntaxError"), "{message}");
     let first = until(&server, "fixed", |status, _| status == 200).await["hash"].clone();
 
-    write(&mods, "fixed.py", &says("fixed", "two"));
+    write(&mods, "fixed.py", &forced_answer("fixed", "two"));
     let second = until(&server, "fixed", |_, shown| shown["hash"] != first).await;
     assert_eq!(second["earlier"][0]["hash"], first);
     assert_eq!(text(&answer(&server, "", "fixed").await.1), "two");
@@ -241,7 +245,7 @@ async fn mods_directory_is_watched() {
     let (_, list) = server.get("/v1/mods").await;
     assert_eq!(list["problems"].as_array().unwrap().len(), 2, "{list}");
 
-    write(&mods, "broken.py", &says("mended", "three"));
+    write(&mods, "broken.py", &forced_answer("mended", "three"));
     until(&server, "mended", |status, _| status == 200).await;
     assert_eq!(text(&answer(&server, "", "mended").await.1), "three");
     std::fs::remove_file(mods.join("fixed.py")).unwrap();
@@ -293,13 +297,13 @@ async fn servers_on_one_database_follow_each_other() {
     first.wait_ready().await;
     let second = first.start_beside(&with_uploads());
     second.wait_ready().await;
-    let body = json!({"name": "fixed", "language": "python", "source": says("fixed", "one")});
+    let body = json!({"name": "fixed", "language": "python", "source": forced_answer("fixed", "one")});
     let (status, registered) = upload(&first, &body).await;
     assert_eq!(status, 200, "{registered}");
     seen(&second, "fixed", |shown| shown["hash"] == registered["hash"]).await;
     assert_eq!(text(&answer(&second, "user-key", "fixed").await.1), "one");
 
-    let (_, registered) = upload(&second, &json!({"name": "fixed", "source": says("fixed", "two")})).await;
+    let (_, registered) = upload(&second, &json!({"name": "fixed", "source": forced_answer("fixed", "two")})).await;
     assert_eq!(registered["replaced"], true);
     seen(&first, "fixed", |shown| shown["hash"] == registered["hash"]).await;
     assert_eq!(text(&answer(&first, "user-key", "fixed").await.1), "two");

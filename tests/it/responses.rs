@@ -1,6 +1,6 @@
 //! OpenAI's Responses API with a real model. Its weights are random, so a mod forces answers that must be known.
 
-use super::chat::{CALLS, says};
+use super::chat::{CALLS, forced_answer};
 use super::harness::{Server, server};
 use serde_json::{Value, json};
 
@@ -38,8 +38,9 @@ fn bare(items: &Value) -> Value {
 #[tokio::test]
 async fn response_consists_of_items() {
     let server = server().await;
-    let body =
-        ask(json!({"tools": tools(), "mods": says(&format!("<think>hm</think>{CALLS}")), "metadata": {"a": "b"}}));
+    let body = ask(
+        json!({"tools": tools(), "mods": forced_answer(&format!("<think>hm</think>{CALLS}")), "metadata": {"a": "b"}}),
+    );
     let response = server.answer(RESPONSES, &body).await;
     assert_eq!((&response["object"], &response["status"]), (&json!("response"), &json!("completed")));
     assert_eq!(response["metadata"], json!({"a": "b"}));
@@ -96,7 +97,8 @@ async fn response_consists_of_items() {
 #[tokio::test]
 async fn streamed_response_equals_complete_response() {
     let server = server().await;
-    let body = ask(json!({"tools": tools(), "stream": true, "mods": says(&format!("<think>hm</think>{CALLS}"))}));
+    let body =
+        ask(json!({"tools": tools(), "stream": true, "mods": forced_answer(&format!("<think>hm</think>{CALLS}"))}));
     let events = server.events(RESPONSES, &body).await;
     for (number, (name, data)) in events.iter().enumerate() {
         assert_eq!((&data["type"], &data["sequence_number"]), (&json!(name), &json!(number)));
@@ -132,7 +134,7 @@ async fn items_are_accepted_as_input_and_tokens_counted() {
     let count = server.answer("/v1/responses/input_tokens", &body).await;
     assert_eq!(count["object"], "response.input_tokens");
     let mut run = body.clone();
-    run["mods"] = says("Three.");
+    run["mods"] = forced_answer("Three.");
     let response = server.answer(RESPONSES, &run).await;
     assert_eq!(response["output"][0]["content"][0]["text"], "Three.");
     assert_eq!(response["usage"]["input_tokens"], count["input_tokens"]);
@@ -165,7 +167,7 @@ async fn response_matches_requested_format() {
 #[tokio::test]
 async fn response_continues_previous_response() {
     let server = server().await;
-    let first = server.answer(RESPONSES, &ask(json!({"mods": says("<think>hm</think>Hello, Ann.")}))).await;
+    let first = server.answer(RESPONSES, &ask(json!({"mods": forced_answer("<think>hm</think>Hello, Ann.")}))).await;
     let id = first["id"].as_str().unwrap();
     assert_eq!(first["store"], true);
     assert_eq!(server.get(&format!("/v1/responses/{id}")).await, (200, first.clone()));

@@ -94,14 +94,14 @@ async fn all_routes_except_health_require_key() {
     let refused: Value = refused.json().await.unwrap();
     assert_eq!(refused["error"]["type"], "authentication_error");
 
-    a_browser_logs_in(&server).await;
-    the_named_origin_may_call(&server).await;
+    assert_browser_can_log_in(&server).await;
+    assert_allowed_origin_can_call(&server).await;
     let answer = server.answer("/v1/completions", &json!({"prompt": "a", "max_tokens": 1})).await;
     assert!(answer["thunder"]["run_id"].is_string());
     assert!(!server.log().contains(KEY), "the key is in the log");
 }
 
-async fn a_browser_logs_in(server: &Server) {
+async fn assert_browser_can_log_in(server: &Server) {
     let client = crate::harness::client().redirect(reqwest::redirect::Policy::none()).build().unwrap();
     let login = |key: &str| {
         let form = format!("key={key}");
@@ -182,7 +182,7 @@ async fn login_page_has_no_scripts_and_limits_attempts() {
 }
 
 #[tokio::test]
-async fn request_with_two_host_headers_is_refused() {
+async fn request_with_two_host_headers_is_rejected() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let address = server().await.base.trim_start_matches("http://").to_owned();
     let mut stream = tokio::net::TcpStream::connect(&address).await.unwrap();
@@ -193,7 +193,7 @@ async fn request_with_two_host_headers_is_refused() {
     assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("one Host header"), "{answer}");
 }
 
-async fn the_named_origin_may_call(server: &Server) {
+async fn assert_allowed_origin_can_call(server: &Server) {
     let preflight = crate::harness::http()
         .request(Method::OPTIONS, format!("{}/v1/chat/completions", server.base))
         .header("origin", "https://app.example")

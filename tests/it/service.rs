@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Maximum wait for an expected event.
-const PATIENCE: Duration = Duration::from_secs(30);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn send_hangup(server: &Server) {
     let sent = Command::new("kill").args(["-s", "HUP", &server.pid().to_string()]).status().unwrap();
@@ -20,7 +20,7 @@ fn send_hangup(server: &Server) {
 async fn wait_until<F: Future<Output = bool>>(server: &Server, mut reached: impl FnMut() -> F) {
     let begun = Instant::now();
     while !reached().await {
-        assert!(begun.elapsed() < PATIENCE, "not reached:\n{}", server.log());
+        assert!(begun.elapsed() < WAIT_TIMEOUT, "not reached:\n{}", server.log());
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
@@ -94,7 +94,7 @@ async fn hangup_reloads_the_certificate() {
 async fn states_are_reported_to_systemd() {
     let path = folder().join("notify");
     let socket = UnixDatagram::bind(&path).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
     let server = Server::start_with_env(&[], &[("NOTIFY_SOCKET", path.to_str().unwrap())]);
     let receive = || {
         let mut buffer = [0; 256];

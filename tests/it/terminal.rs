@@ -28,14 +28,14 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// Returns the mod that forces a text.
-fn says(text: &str) -> String {
+fn forced_answer(text: &str) -> String {
     format!("/mods on force-prefix {}", json!({"text": text}))
 }
 
 #[tokio::test]
 async fn piped_input_is_answered_line_by_line() {
     let server = server().await;
-    let lines = format!("{}\nHello!\nAnd\\\nagain?\n/replay\n", says("Bread."));
+    let lines = format!("{}\nHello!\nAnd\\\nagain?\n/replay\n", forced_answer("Bread."));
     let reported = piped(server, &["-n", "6", "--seed", "4", "--system", "Be short."], &lines).await;
     let (answers, notes) = (text(&reported.stdout), text(&reported.stderr));
     assert!(reported.status.success(), "{notes}");
@@ -80,7 +80,7 @@ async fn saved_conversation_can_be_continued() {
     let folder = folder();
     let file = folder.join("talk.json");
     let shown = file.display();
-    let lines = format!("/system Be short.\n/params temperature 0\n{}\nHello!\n/save {shown}\n", says("Yes."));
+    let lines = format!("/system Be short.\n/params temperature 0\n{}\nHello!\n/save {shown}\n", forced_answer("Yes."));
     let reported = piped(server, &["-n", "5"], &lines).await;
     assert!(reported.status.success(), "{}", text(&reported.stderr));
     let saved: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
@@ -112,7 +112,7 @@ async fn saved_conversation_can_be_continued() {
         text(&reported.stdout)
     };
     let once = on(format!("/restore {shown}\nAnd now?\n/regenerate\n")).await;
-    let again = on(format!("/restore {shown}\n/mods off\n{}\nAnd now?\n", says("Yes."))).await;
+    let again = on(format!("/restore {shown}\n/mods off\n{}\nAnd now?\n", forced_answer("Yes."))).await;
     let answers: Vec<&str> = once.split_inclusive("Yes.").collect();
     assert_eq!(answers.len(), 3, "{once}");
     assert!(once.starts_with(&again), "{once:?} {again:?}");
@@ -313,7 +313,7 @@ async fn run_of_killed_server_is_readable_on_another() {
         let at = terminal.wait(at, "> ");
         terminal.press("/params ignore_eos true\r");
         let at = terminal.wait(at, "> ");
-        terminal.press(&format!("{}\r", says("Bread.")));
+        terminal.press(&format!("{}\r", forced_answer("Bread.")));
         let at = terminal.wait(at, "}");
         let at = terminal.wait(at, "> ");
         terminal.press("Hello!\r");

@@ -1,7 +1,7 @@
 //! The same row in every format, and messages in every form.
 
 use super::{
-    HEADS, LAYERS, PATH, PATIENCE, base64_floats, connect, floats, generate_request, send, tokens_of, until_done,
+    HEADS, LAYERS, PATH, WAIT_TIMEOUT, base64_floats, connect, floats, generate_request, send, tokens_of, until_done,
 };
 use crate::harness::server;
 use futures::{SinkExt, StreamExt};
@@ -88,7 +88,7 @@ async fn messages_support_message_pack() {
     socket.send(Frame::binary(packed)).await.unwrap();
     let mut kinds = Vec::new();
     while kinds.last().is_none_or(|kind| kind != "done") {
-        let frame = tokio::time::timeout(PATIENCE, socket.next()).await.unwrap().unwrap();
+        let frame = tokio::time::timeout(WAIT_TIMEOUT, socket.next()).await.unwrap().unwrap();
         if frame.opcode() != OpCode::Binary {
             continue;
         }

@@ -1,6 +1,6 @@
 //! Malicious clients: no message causes a 500, ends the server, or blocks other clients.
 
-use super::{LAYERS, PATH, PATIENCE, connect, generate_request, next, send, tokens_of, until_done};
+use super::{LAYERS, PATH, WAIT_TIMEOUT, connect, generate_request, next, send, tokens_of, until_done};
 use crate::harness::server;
 use futures::{SinkExt, StreamExt};
 use reqwest::Method;
@@ -158,7 +158,7 @@ async fn deeply_nested_message_pack_is_rejected() {
         assert_eq!(response.status(), 400);
         assert_eq!(response.json::<Value>().await.unwrap()["error_code"], code);
         socket.send(Frame::binary(bytes)).await.unwrap();
-        let frame = tokio::time::timeout(PATIENCE, socket.next()).await.unwrap().unwrap();
+        let frame = tokio::time::timeout(WAIT_TIMEOUT, socket.next()).await.unwrap().unwrap();
         assert_eq!(frame.opcode(), OpCode::Binary, "the answer to a MessagePack request is MessagePack");
         let error: Value = rmp_serde::from_slice(&frame.into_payload()).unwrap();
         assert_eq!((&error["type"], &error["error_code"]), (&json!("error"), &json!(code)));

@@ -68,7 +68,7 @@ async fn prompt_as_long_as_the_context_is_accepted() {
     let (status, error) = ask(&[50; CONTEXT + 1], json!({})).await;
     assert_eq!((status, &error["error_code"]), (400, &json!("CONTEXT_LENGTH_EXCEEDED")), "{error}");
     let (status, error) = server.post("/v1/completions", &json!({"prompt": full, "max_tokens": 1})).await;
-    assert_eq!(status, 400, "llama-server refuses it: {error}");
+    assert_eq!(status, 400, "llama-server rejects it: {error}");
 }
 
 #[tokio::test]

@@ -1,5 +1,5 @@
-//! The attention API as its clients use it: Halo Weave's first version over the WebSocket, its newest over server-sent events
-//! (`kobold`), and the examples. The values of rows are tested in `exact`.
+//! The attention API as its clients use it: Halo Weave's first version over the WebSocket, its newest over server-sent
+//! events (`kobold`), and the examples. The values of rows are tested in `exact`.
 
 mod examples;
 mod faults;
@@ -21,7 +21,7 @@ use yawc::{Frame, OpCode, Options, TcpWebSocket, WebSocket};
 
 const LAYERS: usize = 4;
 const HEADS: usize = 4;
-const PATIENCE: Duration = Duration::from_mins(1);
+const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
 const PATH: &str = "/api/v1/generate/stream";
 
 async fn tokens_of(server: &Server, text: &str) -> Vec<i64> {
@@ -41,7 +41,7 @@ async fn send(socket: &mut TcpWebSocket, message: &Value) {
 /// Returns the next message: its fields and its binary payload.
 async fn next(socket: &mut TcpWebSocket) -> (Value, Vec<u8>) {
     loop {
-        let frame = tokio::time::timeout(PATIENCE, socket.next()).await.expect("nothing comes").expect("closed");
+        let frame = tokio::time::timeout(WAIT_TIMEOUT, socket.next()).await.expect("nothing comes").expect("closed");
         match frame.opcode() {
             OpCode::Text => return (serde_json::from_str(frame.as_str()).unwrap(), Vec::new()),
             OpCode::Binary => {

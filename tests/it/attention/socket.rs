@@ -1,7 +1,7 @@
 //! Requests on the WebSocket: consecutive, concurrent, cancelled and abandoned.
 
 use super::{
-    HEADS, LAYERS, PATH, PATIENCE, base64_floats, connect, generate_request, next, send, tokens_of, until_done,
+    HEADS, LAYERS, PATH, WAIT_TIMEOUT, base64_floats, connect, generate_request, next, send, tokens_of, until_done,
 };
 use crate::harness::server;
 use futures::{SinkExt, StreamExt};
@@ -50,7 +50,7 @@ async fn first_halo_weave_version_works() {
         request["input_ids"].as_array_mut().unwrap().extend([json!(40), json!(41)]);
     }
     socket.send(Frame::close(yawc::close::CloseCode::Normal, "")).await.unwrap();
-    let frame = tokio::time::timeout(PATIENCE, socket.next()).await.unwrap();
+    let frame = tokio::time::timeout(WAIT_TIMEOUT, socket.next()).await.unwrap();
     assert!(frame.is_none_or(|frame| frame.opcode() == OpCode::Close), "the close is answered");
 }
 

@@ -1,5 +1,5 @@
-//! Conversations with a real model: reasoning, tool calls, several answers, continued messages. Its weights are random, so a
-//! mod forces answers that must be known.
+//! Conversations with a real model: reasoning, tool calls, several answers, continued messages. Its weights are random,
+//! so a mod forces answers that must be known.
 
 mod forms;
 mod reasoning;
@@ -21,12 +21,12 @@ pub fn tools() -> Value {
     ])
 }
 
-/// Two calls with text before them, as the tiny model's family writes them.
+/// Two calls with text before them, in the syntax of the tiny model's family.
 pub const CALLS: &str = "I look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich\", \"celsius\": true}}\n\
                          </tool_call>\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 2}}\n</tool_call>";
 
 /// Returns a mod that forces this answer.
-pub fn says(text: &str) -> Value {
+pub fn forced_answer(text: &str) -> Value {
     json!([{ "name": "force-prefix", "config": { "text": format!("{text}<|im_end|>") } }])
 }
 
@@ -76,7 +76,7 @@ fn assembled(chunks: &[Value], answer: u64) -> Value {
 
 #[tokio::test]
 async fn tool_calls_are_separated_from_text() {
-    let body = chat(json!({"tools": tools(), "mods": says(CALLS)}));
+    let body = chat(json!({"tools": tools(), "mods": forced_answer(CALLS)}));
     let answer = server().await.answer(CHAT, &body).await;
     let choice = &answer["choices"][0];
     assert_eq!((&choice["finish_reason"], &choice["message"]["content"]), (&json!("tool_calls"), &json!("I look.")));
@@ -110,7 +110,7 @@ async fn text_that_is_no_call_is_returned_unchanged() {
         "a <tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1",
         "{\"name\": \"add\"}",
     ] {
-        let body = chat(json!({"tools": tools(), "mods": says(text)}));
+        let body = chat(json!({"tools": tools(), "mods": forced_answer(text)}));
         let answer = server().await.answer(CHAT, &body).await;
         let choice = &answer["choices"][0];
         assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!(text), &json!("stop")));
@@ -118,9 +118,9 @@ async fn text_that_is_no_call_is_returned_unchanged() {
         assert_eq!(assembled(&chunks(&body).await, 0)["content"], text);
     }
     // Without tools, text is never parsed as a call.
-    let answer = server().await.answer(CHAT, &chat(json!({"mods": says(CALLS)}))).await;
+    let answer = server().await.answer(CHAT, &chat(json!({"mods": forced_answer(CALLS)}))).await;
     assert_eq!(answer["choices"][0]["message"]["content"], CALLS);
-    let none = chat(json!({"mods": says(CALLS), "tools": tools(), "tool_choice": "none"}));
+    let none = chat(json!({"mods": forced_answer(CALLS), "tools": tools(), "tool_choice": "none"}));
     assert_eq!(server().await.answer(CHAT, &none).await["choices"][0]["message"]["content"], CALLS);
 }
 
@@ -143,7 +143,7 @@ async fn start_of_invalid_call_is_retracted_from_stream() {
 #[tokio::test]
 async fn answer_can_be_sent_back_as_history() {
     let server = server().await;
-    let body = chat(json!({"tools": tools(), "mods": says(CALLS)}));
+    let body = chat(json!({"tools": tools(), "mods": forced_answer(CALLS)}));
     let prompt = server.answer("/apply-template", &body).await["prompt"].as_str().unwrap().to_owned();
     let message = server.answer(CHAT, &body).await["choices"][0]["message"].clone();
     let mut next = body.clone();
@@ -209,13 +209,13 @@ async fn message_can_be_continued() {
 #[tokio::test]
 async fn verbose_answer_has_prompt_and_settings() {
     let server = server().await;
-    let body = chat(json!({"verbose": true, "mods": says("Yes.")}));
+    let body = chat(json!({"verbose": true, "mods": forced_answer("Yes.")}));
     let answer = server.answer(CHAT, &body).await;
     let verbose = &answer["__verbose"];
     let prompt = server.answer("/apply-template", &body).await["prompt"].clone();
     assert_eq!((&verbose["prompt"], &verbose["content"]), (&prompt, &json!("Yes.")));
     assert_eq!(verbose["stop_type"], "eos");
-    assert!(server.answer(CHAT, &chat(json!({"mods": says("Yes.")}))).await.get("__verbose").is_none());
+    assert!(server.answer(CHAT, &chat(json!({"mods": forced_answer("Yes.")}))).await.get("__verbose").is_none());
 }
 
 #[tokio::test]
@@ -301,7 +301,7 @@ async fn template_of_other_family_determines_format() {
     let server = Server::start(&["--chat-template", TEMPLATE]);
     server.wait_ready().await;
     let call = "{\"name\": \"add\", \"parameters\": {\"a\": 1}}";
-    let body = chat(json!({"tools": tools(), "mods": says(&format!("hm\n</think>\n{call}"))}));
+    let body = chat(json!({"tools": tools(), "mods": forced_answer(&format!("hm\n</think>\n{call}"))}));
     let answer = server.answer(CHAT, &body).await;
     let message = &answer["choices"][0]["message"];
     // The prompt opened the reasoning, and the call needs no marker.

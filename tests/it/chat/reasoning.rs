@@ -1,14 +1,14 @@
 //! Reasoning: separated from text, counted, limited, disabled.
 
 use super::super::harness::server;
-use super::{CHAT, assembled, chat, chunks, says};
+use super::{CHAT, assembled, chat, chunks, forced_answer};
 use serde_json::{Value, json};
 
 #[tokio::test]
 async fn reasoning_tokens_are_counted() {
     let server = server().await;
     let text = "<think>one two three</think>\n\nfour";
-    let answer = server.answer(CHAT, &chat(json!({"mods": says(text)}))).await;
+    let answer = server.answer(CHAT, &chat(json!({"mods": forced_answer(text)}))).await;
     let usage = &answer["usage"];
     let reasoning = server.answer("/tokenize", &json!({"content": "<think>one two three</think>"})).await;
     assert_eq!(
@@ -16,25 +16,26 @@ async fn reasoning_tokens_are_counted() {
         reasoning["tokens"].as_array().unwrap().len(),
         "{usage}"
     );
-    let body = json!({"input": "Hello!", "mods": says(text)});
+    let body = json!({"input": "Hello!", "mods": forced_answer(text)});
     let details = &server.answer("/v1/responses", &body).await["usage"]["output_tokens_details"];
     assert_eq!(details["reasoning_tokens"], usage["completion_tokens_details"]["reasoning_tokens"]);
     // llama-server's older name for the same.
-    let older = server.answer(CHAT, &chat(json!({"mods": says(text), "reasoning_format": "deepseek-legacy"}))).await;
+    let older =
+        server.answer(CHAT, &chat(json!({"mods": forced_answer(text), "reasoning_format": "deepseek-legacy"}))).await;
     assert_eq!(older["choices"][0]["message"], answer["choices"][0]["message"]);
-    let apart = server.answer(CHAT, &chat(json!({"mods": says(text), "reasoning_format": "none"}))).await;
+    let apart = server.answer(CHAT, &chat(json!({"mods": forced_answer(text), "reasoning_format": "none"}))).await;
     assert_eq!(apart["usage"]["completion_tokens_details"]["reasoning_tokens"], 0, "they are part of the text");
 }
 
 #[tokio::test]
 async fn reasoning_is_separated_from_text() {
-    let body = chat(json!({"mods": says("<think>\nThe sum\nis 5. </think>\n\nFive.")}));
+    let body = chat(json!({"mods": forced_answer("<think>\nThe sum\nis 5. </think>\n\nFive.")}));
     let answer = server().await.answer(CHAT, &body).await;
     let message = &answer["choices"][0]["message"];
     assert_eq!((&message["reasoning_content"], &message["content"]), (&json!("The sum\nis 5."), &json!("Five.")));
     let streamed = assembled(&chunks(&body).await, 0);
     assert_eq!((&streamed["reasoning"], &streamed["content"]), (&json!("The sum\nis 5."), &json!("Five.")));
-    let kept = chat(json!({"mods": says("<think>a</think>b"), "reasoning_format": "none"}));
+    let kept = chat(json!({"mods": forced_answer("<think>a</think>b"), "reasoning_format": "none"}));
     let answer = server().await.answer(CHAT, &kept).await;
     assert_eq!(answer["choices"][0]["message"]["content"], "<think>a</think>b");
 }

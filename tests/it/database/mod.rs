@@ -22,7 +22,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 /// Maximum time for an event, also while other tests use all cores.
-const PATIENCE: Duration = Duration::from_mins(1);
+const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Runs every check on a server that records into this database. The checks' own statements use `test_url`.
 async fn check(name: &str, url: &str, direct_url: Option<&str>, test_url: &str) {
@@ -162,7 +162,7 @@ async fn heartbeats_continue_after_a_lookup_that_never_ends() {
     };
     let begun = Instant::now();
     while heartbeats(&mut connection).await == 0 {
-        assert!(begun.elapsed() < PATIENCE, "the server sends no heartbeats");
+        assert!(begun.elapsed() < WAIT_TIMEOUT, "the server sends no heartbeats");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert!(is_hung.load(Ordering::Relaxed), "no lookup hung");

@@ -8,7 +8,7 @@ use thunder::events::{Signal, TraceItem};
 use thunder::mods::Action;
 
 #[tokio::test]
-async fn attention_rows_are_distributions_over_the_positions_before() {
+async fn attention_rows_are_distributions_over_earlier_positions() {
     for parallel in [1, 3] {
         let mut bench = bench(parallel, true).await;
         let mut requested = request("The sky is", 6);

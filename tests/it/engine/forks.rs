@@ -1,4 +1,4 @@
-//! A fork without a change repeats the recorded run from any of its steps, whatever its mods did.
+//! A fork without a change repeats the recorded run from any of its steps, for any actions of its mods.
 
 use super::{Bench, CompletedRun, bench_with, request_tokens};
 use serde_json::{Value, json};
@@ -25,8 +25,8 @@ impl Numbers {
     }
 }
 
-/// A mod that acts at random. Its state is the position of its random numbers, so that it only repeats its actions if it
-/// has seen every event.
+/// A mod that acts at random. Its state is the position of its random numbers, so that it only repeats its actions if
+/// it has seen every event.
 struct Wanderer {
     name: &'static str,
     seed: u64,
@@ -87,7 +87,7 @@ impl ModInstance for WandererInstance {
     }
 }
 
-fn wanderer(name: &'static str, seed: u64) -> SelectedMod {
+fn random_mod(name: &'static str, seed: u64) -> SelectedMod {
     SelectedMod {
         mod_ref: ModRef { name: name.into(), config: Value::Null },
         factory: Arc::new(Wanderer { name, seed }),
@@ -135,7 +135,7 @@ fn steps(run: &CompletedRun) -> Vec<i32> {
     events(run).into_iter().filter(|event| event.0 == EventType::ForwardPass).map(|event| event.1).collect()
 }
 
-async fn refusal(bench: &Bench, request: Request) -> SubmitError {
+async fn submit_error(bench: &Bench, request: Request) -> SubmitError {
     bench.engine.submit(request).await.expect_err("the fork is refused")
 }
 
@@ -157,8 +157,8 @@ async fn unchanged_forks_repeat_random_runs_with_mods() {
         request.limits.stop = vec!["never".into()];
         match case % 4 {
             0 => {}
-            1 | 2 => request.mods = vec![wanderer("one", case)],
-            _ => request.mods = vec![wanderer("one", case), wanderer("two", case + 1)],
+            1 | 2 => request.mods = vec![random_mod("one", case)],
+            _ => request.mods = vec![random_mod("one", case), random_mod("two", case + 1)],
         }
         let run = bench.run(request.clone()).await;
         let steps = steps(&run);
@@ -196,28 +196,28 @@ async fn fork_with_a_token_keeps_the_rest() {
 }
 
 #[tokio::test]
-async fn mod_with_other_actions_is_refused() {
+async fn mod_with_other_actions_is_rejected() {
     let mut bench = bench_with(1, false, |_| {}).await;
     let mut request = request_tokens((60..80).collect(), 16);
-    request.mods = vec![wanderer("one", 3)];
+    request.mods = vec![random_mod("one", 3)];
     let run = bench.run(request.clone()).await;
     let last = *steps(&run).last().unwrap();
     let mut other = fork_of(&run, &request, last);
-    other.mods = vec![wanderer("one", 5)];
-    let refused = refusal(&bench, other.clone()).await;
+    other.mods = vec![random_mod("one", 5)];
+    let refused = submit_error(&bench, other.clone()).await;
     assert!(matches!(&refused, SubmitError::ModDiffers { name, .. } if name == "one"), "{refused}");
     other.fork.as_mut().unwrap().mods_repeat_from = vec![None];
     bench.run(other).await;
 }
 
 #[tokio::test]
-async fn state_that_is_not_recorded_is_refused() {
+async fn fork_of_unrecorded_state_is_rejected() {
     let mut bench = bench_with(1, false, |_| {}).await;
     let mut request = request_tokens((60..80).collect(), 8);
     request.sampling = SamplingParams { adaptive_target: 0.5, ..SamplingParams::default() };
     request.sampling.samplers.push(thunder::engine::SamplerStage::AdaptiveP);
     let run = bench.run(request.clone()).await;
-    let refused = refusal(&bench, fork_of(&run, &request, 5)).await.to_string();
+    let refused = submit_error(&bench, fork_of(&run, &request, 5)).await.to_string();
     assert!(refused.contains("adaptive-p"), "{refused}");
     // Before the first draw there is no state.
     assert_eq!(events(&bench.run(fork_of(&run, &request, 1)).await), events(&run));

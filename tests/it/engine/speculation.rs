@@ -1,5 +1,5 @@
-//! Speculative decoding changes nothing but the number of decodes: text, trace, limits, mods and random numbers are those of
-//! a run without it.
+//! Speculative decoding changes only the number of decodes: text, trace, limits, mods and random numbers are the same
+//! as without it.
 
 use super::{Bench, CompletedRun, added_at, bench_with, follow, model, request, request_tokens, with_mod};
 use proptest::prelude::*;
@@ -15,12 +15,12 @@ use thunder::model::grammar::{Constraint, GrammarSource};
 use thunder::model::llama::CacheType;
 use thunder::mods::{Action, Call, CallEvent, LogitEdit};
 
-/// Drafts at every opportunity, from single tokens: many are right and many are wrong.
+/// Drafts as often as possible, after matches of one token: many are accepted and many are rejected.
 const ALWAYS: SpeculationOptions =
     SpeculationOptions { drafter: DrafterKind::Ngram, max_draft: 7, min_draft: 0, min_match: 1, adaptive: false };
 
-/// Difference of two measurements of the same position that the size of a batch may cause: the weights have 16 bits, and so
-/// have the values that they are multiplied with.
+/// Maximum difference of two measurements of one position with different batch sizes: weights and the values multiplied
+/// with them have 16 bits.
 const TOLERANCE: f32 = 0.02;
 
 fn exact(options: &mut EngineOptions) {
@@ -40,7 +40,7 @@ async fn drafting(parallel: u32, attention: bool) -> Bench {
     .await
 }
 
-/// Returns what a trace item says, and its numbers that depend on the size of the batch.
+/// Returns the description of a trace item, and its numbers that depend on the batch size.
 pub fn described(item: &TraceItem) -> (String, Vec<f32>) {
     let mut numbers = Vec::new();
     let text = match item {
@@ -67,7 +67,7 @@ pub fn described(item: &TraceItem) -> (String, Vec<f32>) {
     (text, numbers)
 }
 
-/// Returns the items of a run, attention apart: it is encoded on another thread.
+/// Returns the items of a run without attention, which is encoded on another thread.
 fn trace(run: &CompletedRun) -> Vec<(String, Vec<f32>)> {
     let (attention, others): (Vec<_>, Vec<_>) =
         run.items.iter().partition(|item| matches!(item, TraceItem::Attention(_)));
@@ -221,7 +221,7 @@ async fn mods_see_and_change_the_same_run() {
         };
         let accepted = compare(&mut benches, "adjusted logits", edited).await;
         assert!(accepted > 10, "{accepted}, late {late}");
-        // A mod that only looks keeps the whole gain, even if it replies late.
+        // A mod that changes nothing keeps all drafts, even if it replies late.
         let seen = Arc::new(AtomicU32::new(0));
         let accepted = compare(&mut benches, "observed", || {
             let seen = Arc::clone(&seen);
@@ -341,7 +341,7 @@ async fn paused_run_continues_with_the_same_text() {
 }
 
 #[tokio::test]
-async fn drafts_stop_where_they_do_not_pay_and_are_counted() {
+async fn unprofitable_drafts_stop_and_are_counted() {
     let mut bench = bench_with(1, false, |options| {
         options.speculation = SpeculationOptions { drafter: DrafterKind::Ngram, ..SpeculationOptions::default() };
     })

@@ -36,7 +36,7 @@ fn count(activities: &[Option<RunActivity>], activity: RunActivity) -> usize {
 }
 
 #[tokio::test]
-async fn parked_runs_of_unread_clients_are_limited() {
+async fn preempted_runs_of_unread_clients_are_limited() {
     let bench = bench(MAX_PARKED as u32, false).await;
     let long = || request_tokens(vec![5; 4], 400);
     let mut unread = Vec::new();
@@ -112,7 +112,7 @@ impl ModInstance for Silent {
 }
 
 /// Disconnects the client of a run and checks that the run's end is recorded and its slot serves another run.
-async fn leaves(bench: &mut Bench, what: &str, generation: Generation, status: RunStatus) {
+async fn assert_disconnect_frees_slot(bench: &mut Bench, what: &str, generation: Generation, status: RunStatus) {
     let run_id = generation.run_id;
     drop(generation);
     for _ in 0..1000 {
@@ -144,7 +144,7 @@ async fn disconnected_client_frees_its_slot_in_every_state() {
     };
     let mut running = bench.engine.submit(long(500)).await.unwrap();
     begun(&mut running).await;
-    leaves(&mut bench, "while generating", running, RunStatus::Cancelled).await;
+    assert_disconnect_frees_slot(&mut bench, "while generating", running, RunStatus::Cancelled).await;
 
     let running = bench.engine.submit(long(500)).await.unwrap();
     let queued = bench.engine.submit(long(500)).await.unwrap();
@@ -155,7 +155,7 @@ async fn disconnected_client_frees_its_slot_in_every_state() {
     }
     let ended = |signal: &Signal| matches!(signal, Signal::Ended(id, _) if *id == run_id);
     while !ended(&bench.signals.recv().await.unwrap()) {}
-    leaves(&mut bench, "after a queued run was canceled", running, RunStatus::Cancelled).await;
+    assert_disconnect_frees_slot(&mut bench, "after a queued run was canceled", running, RunStatus::Cancelled).await;
 
     let stash = Arc::default();
     let mut waits = long(500);
@@ -167,7 +167,7 @@ async fn disconnected_client_frees_its_slot_in_every_state() {
     while stash.lock().unwrap().is_empty() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    leaves(&mut bench, "while a mod is called", request, RunStatus::Cancelled).await;
+    assert_disconnect_frees_slot(&mut bench, "while a mod is called", request, RunStatus::Cancelled).await;
     stash.lock().unwrap().drain(..).for_each(|done| done.reply(Reply::default()));
 
     for (what, slot_for, activity) in [
@@ -186,12 +186,12 @@ async fn disconnected_client_frees_its_slot_in_every_state() {
         if let Some(other) = other {
             follow(other.output).await;
         }
-        leaves(&mut bench, what, paused, RunStatus::Cancelled).await;
+        assert_disconnect_frees_slot(&mut bench, what, paused, RunStatus::Cancelled).await;
     }
 
     let unread = bench.engine.submit(long(300)).await.unwrap();
     while unread.control.progress().await.is_ok_and(|progress| progress.generated < 257) {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    leaves(&mut bench, "while its output is full", unread, RunStatus::Cancelled).await;
+    assert_disconnect_frees_slot(&mut bench, "while its output is full", unread, RunStatus::Cancelled).await;
 }

@@ -241,7 +241,7 @@ async fn rows_equal_a_forward_pass_in_64_bit_floats() {
 }
 
 #[tokio::test]
-async fn rows_are_exact_beside_other_runs_and_after_a_backtrack() {
+async fn rows_are_exact_with_concurrent_runs_and_after_a_backtrack() {
     for kind in Kind::ALL {
         let variant = Variant::new(kind);
         let mut reference = Reference::new(&variant);
@@ -401,8 +401,8 @@ async fn capture_never_changes_a_token() {
     }
 }
 
-/// Weights and cache have 32 bits, so that the size of a batch changes no choice between tokens that differ. Models with a
-/// window or a convolution decode without drafts.
+/// Weights and cache have 32 bits, so that the size of a batch changes no choice between tokens that differ. Models
+/// with a window or a convolution decode without drafts.
 #[tokio::test]
 async fn drafts_never_change_a_token() {
     const BIAS: f32 = 9.0;

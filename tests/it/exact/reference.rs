@@ -21,7 +21,7 @@ pub struct Reference {
     rounding: Rounding,
     weights: BTreeMap<String, (usize, Vec<f64>)>,
     tokens: Vec<TokenId>,
-    /// For each layer and token: keys before rotation, and values; for a convolution its inputs, and nothing.
+    /// For each layer and token: keys before rotation, and values; for a convolution its inputs, and no values.
     cache: Vec<Vec<(Vec<f64>, Vec<f64>)>>,
     last: Vec<f64>,
     /// Control vectors added to the outputs of layers, by layer.
@@ -49,14 +49,14 @@ impl Reference {
     }
 
     /// Returns the maximum deviation of rows in the first layer with attention. If roundings are known, its inputs are
-    /// those of llama.cpp, so that only the computation of the rows remains; except in kinds of which some values lie so
-    /// close to the middle between two 16-bit floats that they round to the other one.
+    /// those of llama.cpp, so that only the computation of the rows remains; except for models with values so close to
+    /// the middle between two 16-bit floats that they round differently.
     pub fn first_layer_tolerance(&self) -> f64 {
         let rounds_alike = !self.rounding.cache || !(self.kind.is_gemma() || self.kind == Kind::Lfm2);
         if self.rounding != Rounding::default() && rounds_alike { 1e-6 } else { f64::INFINITY }
     }
 
-    /// Returns a value of the cache or a query as it is used.
+    /// Returns a cached value or a query after llama.cpp's rounding.
     fn cached(&self, x: f64) -> f64 {
         if self.rounding.cache { f64::from(f16::from_f64(x)) } else { x }
     }

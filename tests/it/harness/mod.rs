@@ -1,4 +1,5 @@
-//! The real program, with the tiny model, a database of the shared PostgreSQL server and a port that the system chooses.
+//! The real program, with the tiny model, a database of the shared PostgreSQL server and a port that the system
+//! chooses.
 //!
 //! [`server`] is shared; a test that changes or stops its server starts its own with [`Server::start`].
 
@@ -26,7 +27,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Maximum start time of a server while other tests use all cores.
-const PATIENCE: Duration = Duration::from_mins(3);
+const WAIT_TIMEOUT: Duration = Duration::from_mins(3);
 
 /// Mods of the shared server besides the built-in ones.
 pub const MODS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/mods");
@@ -83,7 +84,7 @@ pub struct Server {
 /// Process of a server.
 struct Process {
     child: Mutex<Child>,
-    /// True if it must end by itself, so that it stops its PostgreSQL server.
+    /// True if it must be stopped gracefully, so that it stops its PostgreSQL server.
     is_embedded: bool,
     _tracked: Tracked,
 }
@@ -100,7 +101,7 @@ impl Drop for Process {
     }
 }
 
-/// The files and the database of a server, which outlive a restart.
+/// The files and the database of a server, which are kept across restarts.
 struct Storage {
     folder: Option<PathBuf>,
     database: StorageDatabase,
@@ -153,8 +154,8 @@ pub async fn server() -> &'static Server {
 }
 
 impl Server {
-    /// Starts a server with these further arguments, on a new database unless `--database-url` is one of them. It is
-    /// loading when this returns.
+    /// Starts a server with these additional arguments, on a new database unless `--database-url` is one of them. Does
+    /// not wait until it is ready.
     pub fn start(arguments: &[&str]) -> Self {
         let url = arguments.iter().position(|&argument| argument == "--database-url").map(|at| arguments[at + 1]);
         let database = match url {
@@ -203,7 +204,7 @@ impl Server {
         if !has("--model") && !has("--no-model") {
             command.arg("--model").arg(model());
         }
-        // The results must not depend on the processor, on which the default depends.
+        // The default depends on the processor, but results must not.
         if env.is_empty() && !["--attention", "-fa", "--flash-attn", "-ctv", "--no-model"].into_iter().any(has) {
             command.args(["--attention", "on"]);
         }
@@ -221,7 +222,7 @@ impl Server {
         let begun = Instant::now();
         // A server with wrong arguments ends and has no address.
         while this.base.is_empty() && this.child().try_wait().unwrap().is_none() {
-            assert!(begun.elapsed() < PATIENCE, "the server listens on no address:\n{}", this.log());
+            assert!(begun.elapsed() < WAIT_TIMEOUT, "the server listens on no address:\n{}", this.log());
             std::thread::sleep(Duration::from_millis(5));
             this.base = this.addresses().into_iter().next().unwrap_or_default();
         }
@@ -251,7 +252,7 @@ impl Server {
             if let Some(status) = self.child().try_wait().unwrap() {
                 panic!("the server ended ({status}):\n{}", self.log());
             }
-            assert!(begun.elapsed() < PATIENCE, "the server is not ready after {PATIENCE:?}:\n{}", self.log());
+            assert!(begun.elapsed() < WAIT_TIMEOUT, "the server is not ready after {WAIT_TIMEOUT:?}:\n{}", self.log());
             tokio::time::sleep(Duration::from_millis(30)).await;
         }
     }
@@ -265,7 +266,7 @@ impl Server {
     pub async fn wait_for_log(&self, text: &str) {
         let begun = Instant::now();
         while !self.log().contains(text) {
-            assert!(begun.elapsed() < PATIENCE, "the log does not contain {text:?}:\n{}", self.log());
+            assert!(begun.elapsed() < WAIT_TIMEOUT, "the log does not contain {text:?}:\n{}", self.log());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -284,7 +285,7 @@ impl Server {
             if let Some(status) = self.child().try_wait().unwrap() {
                 return status.code();
             }
-            assert!(begun.elapsed() < PATIENCE, "the server does not stop:\n{}", self.log());
+            assert!(begun.elapsed() < WAIT_TIMEOUT, "the server does not stop:\n{}", self.log());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -296,7 +297,7 @@ impl Server {
             if let Some(status) = self.child().try_wait().unwrap() {
                 return status.code();
             }
-            assert!(begun.elapsed() < PATIENCE, "the server does not end:\n{}", self.log());
+            assert!(begun.elapsed() < WAIT_TIMEOUT, "the server does not end:\n{}", self.log());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -356,7 +357,7 @@ impl Server {
             if status == 200 && answer["run"]["status"] != "running" {
                 return answer;
             }
-            assert!(begun.elapsed() < PATIENCE, "run {run_id} is not over: {status} {answer}");
+            assert!(begun.elapsed() < WAIT_TIMEOUT, "run {run_id} is not over: {status} {answer}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
@@ -369,7 +370,7 @@ async fn parts(request: RequestBuilder) -> (u16, Value) {
     (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
 }
 
-/// Returns a client that keeps no connection: each test has its own runtime, and a kept connection would end with it.
+/// Returns a client without connection reuse: each test has its own runtime, and pooled connections would end with it.
 pub fn http() -> reqwest::Client {
     client().pool_max_idle_per_host(0).build().unwrap()
 }

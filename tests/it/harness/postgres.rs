@@ -18,7 +18,7 @@ use tokio::sync::watch;
 
 /// Maximum start time of a program.
 const START_TIMEOUT: Duration = Duration::from_mins(1);
-/// The migrated database that the others are copies of.
+/// The migrated database that all test databases are copied from.
 const TEMPLATE: &str = "template_thunder";
 
 /// A PostgreSQL server with a Unix socket and, for the tests that need it, TLS on a port of 127.0.0.1.
@@ -48,7 +48,7 @@ impl Postgres {
             std::fs::set_permissions(data.join(name), std::fs::Permissions::from_mode(0o600)).unwrap();
             own(&data.join(name));
         }
-        // The data need not survive a crash. Each server under test has up to 20 connections.
+        // The data need not be durable. Each server under test has up to 20 connections.
         let settings = format!(
             "listen_addresses=127.0.0.1;port={};unix_socket_directories={};ssl=on;ssl_cert_file=server.pem;\
              ssl_key_file=server.key;fsync=off;full_page_writes=off;wal_level=minimal;max_wal_senders=0;\
@@ -152,8 +152,8 @@ impl Drop for TestDatabase {
     }
 }
 
-/// A database that accepts connections and answers nothing until [`SilentDatabase::answer`], so that a server on it keeps
-/// loading.
+/// A database that accepts connections but does not respond until [`SilentDatabase::answer`] is called, so that a
+/// server on it keeps loading.
 pub struct SilentDatabase {
     pub url: String,
     answers: watch::Sender<bool>,
@@ -181,7 +181,7 @@ impl SilentDatabase {
         Self { url, answers, _database: database }
     }
 
-    /// Makes the database answer from now on.
+    /// Lets the database respond.
     pub fn answer(&self) {
         self.answers.send_replace(true);
     }

@@ -1,4 +1,4 @@
-//! Whole responses without the parts that differ between two runs of a test.
+//! Redaction of responses: replaces the parts that differ between two runs of a test.
 
 use super::SseReader;
 use regex::Regex;
@@ -6,7 +6,8 @@ use reqwest::Response;
 use serde_json::{Value, json};
 use std::sync::LazyLock;
 
-/// Returns status, content type and body, redacted. The body is JSON, a list of server-sent events, a list of JSON lines, or text.
+/// Returns status, content type and body, redacted. The body is JSON, a list of server-sent events, a list of JSON
+/// lines, or text.
 pub async fn redacted(response: Response) -> Value {
     let status = response.status().as_u16();
     let header = response.headers().get("content-type");
@@ -51,7 +52,7 @@ fn redact(key: &str, value: &mut Value) {
         Value::String(text) => *text = TIME.replace_all(&ID.replace_all(text, "[id]"), "[time]").into_owned(),
         Value::Array(items) => items.iter_mut().for_each(|item| redact(key, item)),
         Value::Object(fields) => {
-            // Anthropic counts cached tokens apart.
+            // Anthropic counts cached tokens separately.
             if fields.contains_key("cache_read_input_tokens") {
                 fields.insert("input_tokens".to_owned(), "[number]".into());
             }

@@ -94,8 +94,8 @@ impl SseReader {
         events
     }
 
-    /// Reads up to the first event that fits, and returns its data. Comments keep a stream alive, so the whole search has a
-    /// limit, too.
+    /// Reads up to the first matching event, and returns its data. Comments keep a stream alive, so the whole search
+    /// also has a time limit.
     pub async fn until(&mut self, fits: impl Fn(&str, &Value) -> bool) -> Value {
         let search = async {
             loop {

@@ -1,7 +1,7 @@
 //! `/classify` compared with reference values of each family.
 
 use super::super::harness::{Server, folder, server, thunder};
-use super::{difference, encoders, expected, refusal};
+use super::{difference, encoders, expected, rejection};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -124,35 +124,36 @@ async fn invalid_body_error_names_field() {
         (json!(["a"]), "the body must be a JSON object, got [\"a\"]"),
     ];
     for (body, message) in cases {
-        assert_eq!(refusal(&server.post(ROUTE, &body).await, 400), message, "{body}");
+        assert_eq!(rejection(&server.post(ROUTE, &body).await, 400), message, "{body}");
     }
     let answer = server.post(ROUTE, &json!({"inputs": ["a", "it ".repeat(600)]})).await;
-    let message = refusal(&answer, 400);
+    let message = rejection(&answer, 400);
     assert!(message.starts_with("inputs[1] has 602 tokens") && message.contains("512"), "{message}");
     assert_eq!(answer.1["error"]["type"], "exceed_context_size_error");
     assert_eq!(answer.1["error"]["n_ctx"], 512);
     let unknown = server.post(ROUTE, &json!({"model": "nobody", "inputs": "a"})).await;
-    assert!(refusal(&unknown, 404).contains("nobody"));
+    assert!(rejection(&unknown, 404).contains("nobody"));
 }
 
 #[tokio::test]
 async fn unsupported_classifier_head_is_rejected() {
     let server = encoders().await;
-    let lost = refusal(&server.post(ROUTE, &json!({"model": "pooler-lost", "inputs": "a river"})).await, 501);
+    let lost = rejection(&server.post(ROUTE, &json!({"model": "pooler-lost", "inputs": "a river"})).await, 501);
     assert!(lost.contains("pooler") && lost.contains("--classifier-head direct"), "{lost}");
-    let ranks = refusal(&server.post(ROUTE, &json!({"model": "reranker", "inputs": "a river"})).await, 501);
+    let ranks = rejection(&server.post(ROUTE, &json!({"model": "reranker", "inputs": "a river"})).await, 501);
     assert!(ranks.contains("/rerank"), "{ranks}");
-    let chats = refusal(&server.post(ROUTE, &json!({"model": "tiny", "inputs": "a river"})).await, 501);
+    let chats = rejection(&server.post(ROUTE, &json!({"model": "tiny", "inputs": "a river"})).await, 501);
     assert!(chats.contains("no classification head"), "{chats}");
 }
 
 #[tokio::test]
 async fn encoder_routes_of_text_server_report_requirements() {
-    let message = refusal(&server().await.post(ROUTE, &json!({"inputs": "a"})).await, 501);
+    let message = rejection(&server().await.post(ROUTE, &json!({"inputs": "a"})).await, 501);
     assert!(message.contains("--reranking"), "{message}");
 }
 
-/// Without flags an encoder serves all it supports, and reports it. `--classifier-head direct` uses a direct projection.
+/// Without flags an encoder serves all it supports, and reports it. `--classifier-head direct` uses a direct
+/// projection.
 #[tokio::test]
 async fn encoder_works_without_flags() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/encoders/pooler-lost.gguf");

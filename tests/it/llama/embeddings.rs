@@ -1,7 +1,7 @@
 //! Embeddings in both formats.
 
 use super::super::harness::Server;
-use super::{difference, encoders, expected, numbers, refusal};
+use super::{difference, encoders, expected, numbers, rejection};
 use base64::Engine as _;
 use serde_json::{Value, json};
 
@@ -151,7 +151,7 @@ async fn invalid_body_error_names_field() {
         (json!({"input": [[]]}), "input[0]"),
     ];
     for (body, message) in cases {
-        let found = refusal(&server.post(NATIVE, &body).await, 400);
+        let found = rejection(&server.post(NATIVE, &body).await, 400);
         assert!(found.contains(message), "{found}");
     }
     let (status, answer) = server.post(OPENAI, &json!({"input": [{"content": [{"type": "image_url"}]}]})).await;
@@ -176,6 +176,6 @@ async fn without_pooling_every_token_has_its_own() {
     let (status, answer) = server.post(OPENAI, &json!({"input": TEXT})).await;
     assert_eq!(status, 400, "{answer}");
     assert!(answer["error"]["message"].as_str().unwrap().contains("--pooling"), "{answer}");
-    let scores = refusal(&server.post("/classify", &json!({"inputs": TEXT})).await, 501);
+    let scores = rejection(&server.post("/classify", &json!({"inputs": TEXT})).await, 501);
     assert!(scores.contains("--reranking"), "{scores}");
 }

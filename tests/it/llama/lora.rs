@@ -95,7 +95,7 @@ async fn saved_state_identifies_its_adapters() {
     // A server without the adapter rejects the state of one with it.
     let plain = super::super::harness::server().await;
     let message =
-        super::refusal(&plain.post("/slots/3?action=restore-state", &json!({"state": saved["state"]})).await, 400);
+        super::rejection(&plain.post("/slots/3?action=restore-state", &json!({"state": saved["state"]})).await, 400);
     assert!(message.contains("LoRA"), "{message}");
 }
 
@@ -119,9 +119,9 @@ async fn scales_are_listed_and_set() {
         (json!([0]), "[0] must be an object"),
         (json!({"id": 0}), "must be a list"),
     ] {
-        let message = super::refusal(&server.post("/lora-adapters", &wrong).await, 400);
+        let message = super::rejection(&server.post("/lora-adapters", &wrong).await, 400);
         assert!(message.contains(expected), "{message}");
-        let message = super::refusal(&server.post("/completion", &body(&wrong)).await, 400);
+        let message = super::rejection(&server.post("/completion", &body(&wrong)).await, 400);
         assert!(message.contains(expected) && message.contains("lora"), "{message}");
     }
     let (status, answer) = server

@@ -61,7 +61,7 @@ fn difference(a: &[f64], b: &[f64]) -> f64 {
 }
 
 /// Returns the message of an error in llama-server's format, which must have that status.
-fn refusal((status, answer): &(u16, Value), expected: u16) -> String {
+fn rejection((status, answer): &(u16, Value), expected: u16) -> String {
     assert_eq!(*status, expected, "{answer}");
     assert_eq!(answer["error"]["code"], expected, "{answer}");
     assert!(answer["error"]["type"].is_string(), "{answer}");

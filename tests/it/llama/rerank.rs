@@ -1,6 +1,6 @@
 //! Reranking in both formats.
 
-use super::{encoders, expected, refusal};
+use super::{encoders, expected, rejection};
 use serde_json::{Value, json};
 
 const ROUTE: &str = "/v1/rerank";
@@ -90,9 +90,9 @@ async fn invalid_body_error_names_field() {
         (json!({"documents": ["a", "owl ".repeat(80)]}), "documents[1] has 85 tokens"),
     ];
     for (further, message) in cases {
-        let found = refusal(&server.post(ROUTE, &body(&further)).await, 400);
+        let found = rejection(&server.post(ROUTE, &body(&further)).await, 400);
         assert!(found.starts_with(message), "{found}");
     }
     let classifies = server.post(ROUTE, &body(&json!({"model": "classifier"}))).await;
-    assert!(refusal(&classifies, 501).contains("NEGATIVE, NEUTRAL, POSITIVE"));
+    assert!(rejection(&classifies, 501).contains("NEGATIVE, NEUTRAL, POSITIVE"));
 }

@@ -59,7 +59,7 @@ async fn session_is_kept_until_removed() {
 #[tokio::test]
 async fn invalid_request_errors_state_expectation() {
     let server = server().await;
-    for (path, body, status, says) in [
+    for (path, body, status, expected_text) in [
         ("/sessions/1?action=save", json!({}), 400, "`slot` is missing"),
         ("/sessions/1?action=save&slot=99", json!({}), 400, "slot 99 does not exist"),
         ("/sessions/1?action=save&slot=x", json!({}), 400, "`slot` must be"),
@@ -72,7 +72,7 @@ async fn invalid_request_errors_state_expectation() {
         let (found, answer) = server.post(path, &body).await;
         assert_eq!(found, status, "{path}: {answer}");
         let message = answer["error"]["message"].as_str().unwrap();
-        assert!(message.contains(says), "{path}: '{message}' should say '{says}'");
+        assert!(message.contains(expected_text), "{path}: '{message}' should say '{expected_text}'");
     }
 }
 

@@ -23,13 +23,13 @@ async fn done(server: &Server, slot: u32, action: &str, body: &Value) -> Value {
 }
 
 /// Returns true if the error has llama-server's format and this message.
-fn refused((status, answer): &(u16, Value), expected: u16, says: &str) {
+fn assert_rejected((status, answer): &(u16, Value), expected: u16, expected_text: &str) {
     assert_eq!(*status, expected, "{answer}");
     let error = &answer["error"];
     assert_eq!(error["code"], expected);
     assert!(error["type"].is_string());
     let message = error["message"].as_str().unwrap();
-    assert!(message.contains(says), "'{message}' should say '{says}'");
+    assert!(message.contains(expected_text), "'{message}' should say '{expected_text}'");
 }
 
 fn keys(value: &Value) -> Vec<&str> {
@@ -92,19 +92,23 @@ async fn incompatible_state_is_rejected_with_reason() {
         let state = STANDARD.encode(block);
         act(&server, 0, "restore-state", &json!({ "state": state })).await
     };
-    refused(&send(Vec::new()).await, 400, "SES1");
-    refused(&send(block[..block.len() / 2].to_vec()).await, 400, "its header requires");
-    refused(&send([block.as_slice(), &[0]].concat()).await, 400, "after its end");
+    assert_rejected(&send(Vec::new()).await, 400, "SES1");
+    assert_rejected(&send(block[..block.len() / 2].to_vec()).await, 400, "its header requires");
+    assert_rejected(&send([block.as_slice(), &[0]].concat()).await, 400, "after its end");
     let mut damaged = block.clone();
     *damaged.last_mut().unwrap() ^= 1;
-    refused(&send(damaged).await, 400, "checksum");
-    refused(&act(&server, 0, "restore-state", &json!({})).await, 400, "`state` is missing");
-    refused(&act(&server, 0, "restore-state", &json!({"state": 5})).await, 400, "state must be a string");
-    refused(&act(&server, 0, "restore-state", &json!({"state": "no base64!"})).await, 400, "not base64");
-    refused(&act(&server, 2, "save-state", &json!({})).await, 400, "slot 2 does not exist; slots must be from 0 to 1");
-    refused(&server.post("/slots/x?action=save-state", &json!({})).await, 400, "`id_slot` must be");
-    refused(&server.post("/slots/0?action=explode", &json!({})).await, 400, "'explode' is unknown");
-    refused(&server.post("/slots/0", &json!({})).await, 400, "`action` is missing");
+    assert_rejected(&send(damaged).await, 400, "checksum");
+    assert_rejected(&act(&server, 0, "restore-state", &json!({})).await, 400, "`state` is missing");
+    assert_rejected(&act(&server, 0, "restore-state", &json!({"state": 5})).await, 400, "state must be a string");
+    assert_rejected(&act(&server, 0, "restore-state", &json!({"state": "no base64!"})).await, 400, "not base64");
+    assert_rejected(
+        &act(&server, 2, "save-state", &json!({})).await,
+        400,
+        "slot 2 does not exist; slots must be from 0 to 1",
+    );
+    assert_rejected(&server.post("/slots/x?action=save-state", &json!({})).await, 400, "`id_slot` must be");
+    assert_rejected(&server.post("/slots/0?action=explode", &json!({})).await, 400, "'explode' is unknown");
+    assert_rejected(&server.post("/slots/0", &json!({})).await, 400, "`action` is missing");
     let after = done(&server, 0, "tokens", &json!({})).await;
     assert_eq!(after["tokens"], before["tokens"]);
     let flood = vec![b'x'; 8 << 20];
@@ -131,10 +135,10 @@ async fn context_shift_removes_tokens_from_middle() {
     let len = tokens.len();
     assert_eq!(before["n_prompt_tokens_processed"], before["n_tokens"]);
     let shift = async |body: Value| act(&server, 0, "context-shift", &body).await;
-    refused(&shift(json!({"n_discard": 1})).await, 400, "`n_keep` is missing");
-    refused(&shift(json!({"n_keep": -1, "n_discard": 1})).await, 400, "n_keep must be");
-    refused(&shift(json!({"n_keep": 1, "n_discard": 0})).await, 400, "n_discard must be");
-    refused(&shift(json!({"n_keep": 2, "n_discard": len})).await, 400, "at most the slot's");
+    assert_rejected(&shift(json!({"n_discard": 1})).await, 400, "`n_keep` is missing");
+    assert_rejected(&shift(json!({"n_keep": -1, "n_discard": 1})).await, 400, "n_keep must be");
+    assert_rejected(&shift(json!({"n_keep": 1, "n_discard": 0})).await, 400, "n_discard must be");
+    assert_rejected(&shift(json!({"n_keep": 2, "n_discard": len})).await, 400, "at most the slot's");
     let answer = done(&server, 0, "context-shift", &json!({"n_keep": 4, "n_discard": 6})).await;
     assert_eq!(answer, json!({"success": true, "new_n_tokens": len - 6}));
     tokens.drain(4..10);
@@ -175,7 +179,7 @@ async fn messages_end_at_end_of_turn_tokens() {
         next = end + 1;
     }
     assert_eq!(next, tokens.len());
-    refused(&server.get("/v1/slots/9/info").await, 400, "slot 9 does not exist");
+    assert_rejected(&server.get("/v1/slots/9/info").await, 400, "slot 9 does not exist");
 }
 
 #[tokio::test]
@@ -194,19 +198,23 @@ async fn slot_files_survive_restart() {
     assert_eq!(std::fs::read_dir(&files).unwrap().count(), 1, "no partial file remains");
     let expected = first.answer("/completion", &completion_request(prompt, 0, 10)).await;
     for name in ["../x", "a/b", "", ".x", "/etc/passwd"] {
-        refused(&act(&first, 0, "save", &json!({ "filename": name })).await, 400, "plain file name");
+        assert_rejected(&act(&first, 0, "save", &json!({ "filename": name })).await, 400, "plain file name");
     }
-    refused(&act(&first, 0, "save", &json!({})).await, 400, "`filename` is missing");
-    refused(&act(&first, 0, "restore", &json!({"filename": "nothing"})).await, 404, "nothing");
+    assert_rejected(&act(&first, 0, "save", &json!({})).await, 400, "`filename` is missing");
+    assert_rejected(&act(&first, 0, "restore", &json!({"filename": "nothing"})).await, 404, "nothing");
     std::fs::write(files.join("junk"), b"SES1junk").unwrap();
-    refused(&act(&first, 0, "restore", &json!({"filename": "junk"})).await, 400, "the state has");
+    assert_rejected(&act(&first, 0, "restore", &json!({"filename": "junk"})).await, 400, "the state has");
     std::fs::create_dir(files.join("folder")).unwrap();
-    refused(&act(&first, 0, "save", &json!({"filename": "folder"})).await, 400, "is a directory");
+    assert_rejected(&act(&first, 0, "save", &json!({"filename": "folder"})).await, 400, "is a directory");
     std::os::unix::fs::symlink("/dev/zero", files.join("endless")).unwrap();
     let pipe = std::process::Command::new("mkfifo").arg(files.join("pipe")).status().unwrap();
     assert!(pipe.success());
     for name in ["folder", "endless", "pipe"] {
-        refused(&act(&first, 0, "restore", &json!({ "filename": name })).await, 400, "expected a file of at most");
+        assert_rejected(
+            &act(&first, 0, "restore", &json!({ "filename": name })).await,
+            400,
+            "expected a file of at most",
+        );
     }
     let erased = done(&first, 0, "erase", &json!({})).await;
     assert_eq!(keys(&erased), ["id_slot", "n_erased"]);
@@ -228,7 +236,7 @@ async fn disabled_slot_routes_name_required_flag() {
     let plain = server().await;
     for action in ["save", "restore", "erase"] {
         let answer = act(plain, 0, action, &json!({"filename": "x"})).await;
-        refused(&answer, 501, "--slot-save-path");
+        assert_rejected(&answer, 501, "--slot-save-path");
         assert_eq!(answer.1["error"]["type"], "not_supported_error");
     }
 }
@@ -249,7 +257,7 @@ async fn full_context_is_handled_as_requested() {
     assert_eq!((&stopped["truncated"], &stopped["stop_type"]), (&json!(true), &json!("limit")));
     assert!(stopped["timings"].get("evicted_n").is_none());
     body["context_policy"] = "forget".into();
-    refused(&server.post("/completion", &body).await, 400, "context_policy must be");
+    assert_rejected(&server.post("/completion", &body).await, 400, "context_policy must be");
     let long = "word ".repeat(60);
     let chat = json!({"max_tokens": 20, "temperature": 0, "ignore_eos": true, "context_policy": "evict", "messages": [
         {"role": "system", "content": "Brief."},

@@ -1,7 +1,7 @@
-//! Ollama's API with a real model and with the clients of Ollama and `LiteLLM`. The model's weights are random, so a mod
-//! forces answers that must be known.
+//! Ollama's API with a real model and with the clients of Ollama and `LiteLLM`. The model's weights are random, so a
+//! mod forces answers that must be known.
 
-use super::chat::says;
+use super::chat::forced_answer;
 use super::harness::{Server, server};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -54,7 +54,7 @@ async fn context_continues_a_conversation() {
     let server = server().await;
     let body = |prompt: &str, text: &str, context: &Value| {
         json!({"model": "tiny", "prompt": prompt, "context": context, "stream": false,
-               "options": {"num_predict": 20, "mods": says(text)}})
+               "options": {"num_predict": 20, "mods": forced_answer(text)}})
     };
     let first = server.answer("/api/generate", &body("One?", "Two.", &Value::Null)).await;
     let second = server.answer("/api/generate", &body("Three?", "Four.", &first["context"])).await;
@@ -71,7 +71,7 @@ async fn context_continues_a_conversation() {
 }
 
 #[tokio::test]
-async fn unknown_tokens_and_further_answers_are_refused() {
+async fn unknown_tokens_and_multiple_answers_are_rejected() {
     let server = server().await;
     let body = |context: i32, n: u32| {
         json!({"model": "tiny", "prompt": "Hello!", "stream": false, "context": [context],
@@ -114,7 +114,7 @@ async fn mods_follow_the_model_name_and_run_is_recorded() {
 async fn tool_results_are_rendered() {
     let server = server().await;
     let call = |name: &str| json!({"function": {"name": name, "arguments": {"a": 2}}});
-    let body = json!({"model": "tiny", "stream": false, "options": {"num_predict": 20, "mods": says("Both.")}, "messages": [
+    let body = json!({"model": "tiny", "stream": false, "options": {"num_predict": 20, "mods": forced_answer("Both.")}, "messages": [
         {"role": "user", "content": "Add."},
         {"role": "assistant", "content": "", "tool_calls": [call("add"), call("sum")]},
         {"role": "tool", "tool_name": "sum", "content": "result-of-sum"},

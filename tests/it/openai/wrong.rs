@@ -78,7 +78,7 @@ async fn too_long_prompt_is_rejected() {
 }
 
 #[tokio::test]
-async fn strict_model_names_refuse_unknown_models_and_list_the_known_ones() {
+async fn strict_model_names_reject_unknown_models_and_list_known_ones() {
     let server = Server::start(&["--strict-model-names"]);
     server.wait_ready().await;
     for name in ["gpt-4", "tiny2", "gpt-4/log-top"] {

@@ -42,7 +42,7 @@ async fn proxy(a: &Server, b: &Server) -> Option<(Proxy, Server)> {
     let server = Server::known(format!("http://127.0.0.1:{port}"), Some(KEY));
     let begun = Instant::now();
     while server.request(Method::GET, "/healthz").send().await.is_err() {
-        assert!(begun.elapsed() < super::PATIENCE, "haproxy does not answer");
+        assert!(begun.elapsed() < super::WAIT_TIMEOUT, "haproxy does not answer");
         tokio::time::sleep(std::time::Duration::from_millis(30)).await;
     }
     Some((Proxy(child), server))

@@ -13,7 +13,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 /// Maximum time for an event, also while other tests use all cores.
-const PATIENCE: Duration = Duration::from_mins(1);
+const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
 const KEY: &str = "the key of all";
 
 /// Two servers with a model, and one without a model, which runs the database.

@@ -1,4 +1,4 @@
-//! Invalid and foreign states: each is rejected without side effects.
+//! Invalid states and states of other models: each is rejected without side effects.
 
 use super::{in_slot, long, state_of};
 use crate::engine::{bench, bench_of, bench_with, request, request_tokens};

@@ -1,5 +1,5 @@
-//! Models whose memory is not a plain KV cache, and caches of other types: greedy text equals that of a fresh run, token for
-//! token; operations that cannot be exact are rejected without side effects.
+//! Models whose memory is not a plain KV cache, and caches of other types: greedy text equals that of a fresh run,
+//! token for token; operations that cannot be exact are rejected without side effects.
 
 use super::{in_slot, long, rows, with_attention, worst};
 use crate::engine::{Bench, CompletedRun, bench, bench_of, bench_with, follow, options, request_tokens, with_mod};
@@ -28,14 +28,14 @@ pub async fn fresh(bench: &mut Bench, prompt: &[TokenId], count: usize) -> Vec<T
 }
 
 /// Continues a prompt in slot 0 and compares it with a fresh run. Returns the number of reused tokens.
-async fn agrees(bench: &mut Bench, prompt: &[TokenId]) -> usize {
+async fn assert_equals_fresh_run(bench: &mut Bench, prompt: &[TokenId]) -> usize {
     let result = bench.run(in_slot(request_tokens(prompt.to_vec(), 10), 0)).await;
     assert_eq!(result.generated(), fresh(bench, prompt, 10).await);
     result.end.finish.usage.cached_tokens as usize
 }
 
 /// Returns a run whose mod replaces its last five tokens by two others when it has ten.
-async fn taken_back(bench: &mut Bench, prompt: &[TokenId]) -> CompletedRun {
+async fn run_with_backtrack(bench: &mut Bench, prompt: &[TokenId]) -> CompletedRun {
     let done = AtomicBool::new(false);
     let requested = in_slot(request_tokens(prompt.to_vec(), 20), 0);
     let result = bench
@@ -60,23 +60,27 @@ async fn continued_state_equals_a_fresh_run() {
         let first = bench.run(in_slot(request_tokens(prompt.clone(), 12), 0)).await.generated();
         assert_eq!(first, fresh(&mut bench, &prompt, 12).await, "{name}");
         let held = [prompt.as_slice(), &first[..11]].concat();
-        assert_eq!(agrees(&mut bench, &[held.as_slice(), &[77, 78]].concat()).await, 111, "{name}");
+        assert_eq!(assert_equals_fresh_run(&mut bench, &[held.as_slice(), &[77, 78]].concat()).await, 111, "{name}");
         for cut in [99, 90, 40] {
-            let reused = agrees(&mut bench, &[&prompt[..cut], &long(cut as i32, 20)].concat()).await;
+            let reused = assert_equals_fresh_run(&mut bench, &[&prompt[..cut], &long(cut as i32, 20)].concat()).await;
             // A recurrent state has only its checkpoints: here the prompt's last token.
             assert_eq!(reused, if whole_only && cut < 99 { 0 } else { cut }, "{name} at {cut}");
         }
-        assert_eq!(agrees(&mut bench, &prompt).await, if whole_only { 99 } else { 40 }, "{name}");
+        assert_eq!(assert_equals_fresh_run(&mut bench, &prompt).await, if whole_only { 99 } else { 40 }, "{name}");
         // To another prompt and back to the end of the first; repeatedly, because each continuation has another length.
         for last in 80..83 {
-            agrees(&mut bench, &long(3, 110)).await;
+            assert_equals_fresh_run(&mut bench, &long(3, 110)).await;
             let again = [prompt.as_slice(), &first[..9], &[last]].concat();
-            assert_eq!(agrees(&mut bench, &again).await, 109, "{name}");
+            assert_eq!(assert_equals_fresh_run(&mut bench, &again).await, 109, "{name}");
         }
-        let result = taken_back(&mut bench, &prompt).await;
+        let result = run_with_backtrack(&mut bench, &prompt).await;
         let (kept, rest) = (result.generated()[..7].to_vec(), result.generated()[7..].to_vec());
         assert_eq!(rest, fresh(&mut bench, &[prompt.as_slice(), &kept].concat(), 13).await, "{name}");
-        assert_eq!(agrees(&mut bench, &[prompt.as_slice(), &result.generated()].concat()).await, 119, "{name}");
+        assert_eq!(
+            assert_equals_fresh_run(&mut bench, &[prompt.as_slice(), &result.generated()].concat()).await,
+            119,
+            "{name}"
+        );
     }
 }
 
@@ -123,7 +127,7 @@ async fn full_context_is_recomputed_if_cells_cannot_shift() {
 }
 
 /// Tries to remove tokens that cannot be removed. The slot keeps all its tokens and continues from their end.
-async fn refuses(bench: &mut Bench, slot: u32, keep: usize, discard: usize, reason: &str) {
+async fn assert_shift_rejected(bench: &mut Bench, slot: u32, keep: usize, discard: usize, reason: &str) {
     let before = bench.engine.slot_tokens(&thunder::events::Scope::All, slot).await.unwrap().tokens;
     let error = bench.engine.shift_slot(&thunder::events::Scope::All, slot, keep, discard).await.unwrap_err();
     assert!(matches!(error, SlotError::Fixed(_)), "{error}");
@@ -144,8 +148,8 @@ async fn recurrent_state_keeps_all_tokens_and_rejects_foreign_states() {
     for name in RECURRENT {
         let mut bench = bench_of(load(name), 1, false, |_| {}).await;
         bench.run(request_tokens(long(1, 50), 1)).await;
-        refuses(&mut bench, 0, 10, 20, "recurrent").await;
-        refuses(&mut bench, 0, 40, 11, "recurrent").await;
+        assert_shift_rejected(&mut bench, 0, 10, 20, "recurrent").await;
+        assert_shift_rejected(&mut bench, 0, 40, 11, "recurrent").await;
         let error = bench.engine.restore_slot(None, 0, foreign.clone()).await.unwrap_err();
         assert!(matches!(error, SlotError::State(Ses1Error::Model)), "{error}");
         let tokens = bench.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap().tokens.len();
@@ -183,7 +187,7 @@ async fn bf16_keys_cannot_be_shifted() {
     let types = |options: &mut thunder::engine::EngineOptions| options.cache_type_k = CacheType::Bf16;
     let mut bench = bench_with(1, true, types).await;
     bench.run(request_tokens(long(1, 50), 1)).await;
-    refuses(&mut bench, 0, 10, 20, "bf16").await;
+    assert_shift_rejected(&mut bench, 0, 10, 20, "bf16").await;
     assert_eq!(
         bench.engine.shift_slot(&thunder::events::Scope::All, 0, 40, 11).await.unwrap(),
         40,
@@ -201,9 +205,9 @@ async fn sliding_window_is_restored_and_cut_only_if_complete() {
     let restore = async |bench: &Bench| bench.engine.restore_slot(None, 1, block.clone()).await.unwrap();
     assert_eq!(restore(&bench).await, 103);
     // Layers with a window have only the last tokens: anything that needs more is recomputed or rejected.
-    refuses(&mut bench, 1, 90, 13, "window").await;
+    assert_shift_rejected(&mut bench, 1, 90, 13, "window").await;
     restore(&bench).await;
-    refuses(&mut bench, 1, 90, 5, "window").await;
+    assert_shift_rejected(&mut bench, 1, 90, 5, "window").await;
     for (cut, reused) in [(103, 103), (102, 102), (60, 0)] {
         restore(&bench).await;
         let requested = [&held[..cut], &[88, 89]].concat();
@@ -242,11 +246,15 @@ async fn quantized_caches_are_exact() {
         let first = bench.run(in_slot(request_tokens(prompt.clone(), 12), 0)).await.generated();
         assert_eq!(first, fresh(&mut bench, &prompt, 12).await, "{keys} {values}");
         let held = [prompt.as_slice(), &first[..11]].concat();
-        assert_eq!(agrees(&mut bench, &[held.as_slice(), &[77, 78]].concat()).await, 91);
-        assert_eq!(agrees(&mut bench, &[&prompt[..50], &long(2, 20)].concat()).await, 50);
-        agrees(&mut bench, &long(3, 110)).await;
-        assert_eq!(agrees(&mut bench, &[held.as_slice(), &[99]].concat()).await, 91, "from the host cache");
-        taken_back(&mut bench, &prompt).await;
+        assert_eq!(assert_equals_fresh_run(&mut bench, &[held.as_slice(), &[77, 78]].concat()).await, 91);
+        assert_eq!(assert_equals_fresh_run(&mut bench, &[&prompt[..50], &long(2, 20)].concat()).await, 50);
+        assert_equals_fresh_run(&mut bench, &long(3, 110)).await;
+        assert_eq!(
+            assert_equals_fresh_run(&mut bench, &[held.as_slice(), &[99]].concat()).await,
+            91,
+            "from the host cache"
+        );
+        run_with_backtrack(&mut bench, &prompt).await;
         // A copy continues as the original, also if both are shifted.
         bench.run(in_slot(request_tokens(held.clone(), 1), 0)).await;
         let block = bench.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap().block;

@@ -176,7 +176,7 @@ async fn new_question_after_shared_instructions_computes_only_the_question() {
 }
 
 /// Returns an answer of which a mod removes three tokens at every tenth, and its number of decodes.
-async fn taking_back(bench: &mut crate::engine::Bench, prompt: &[TokenId]) -> (Vec<TokenId>, u64) {
+async fn run_with_backtracks(bench: &mut crate::engine::Bench, prompt: &[TokenId]) -> (Vec<TokenId>, u64) {
     let before = bench.engine.status().counts().decodes;
     let taken = AtomicUsize::new(0);
     let request = with_mod(in_slot(request_tokens(prompt.to_vec(), 60), 0), false, move |call| {
@@ -194,16 +194,16 @@ async fn taking_back(bench: &mut crate::engine::Bench, prompt: &[TokenId]) -> (V
 #[tokio::test]
 async fn retraction_recomputes_the_answer_but_not_the_prompt() {
     let prompt = long(1, 400);
-    let (_, plain) = taking_back(&mut bench(1, false).await, &prompt).await;
+    let (_, plain) = run_with_backtracks(&mut bench(1, false).await, &prompt).await;
     for name in RECURRENT {
         let mut bench = bench_of(load(name), 2, false, |_| {}).await;
-        let (generated, decodes) = taking_back(&mut bench, &prompt).await;
+        let (generated, decodes) = run_with_backtracks(&mut bench, &prompt).await;
         // A prompt of this length takes two decodes; the checkpoint after it takes one more.
         assert_eq!(decodes, plain + 1, "{name}");
         let upto = [prompt.as_slice(), &generated[..53]].concat();
         assert_eq!(generated[53..], fresh(&mut bench, &upto, 7).await, "{name}");
         let mut without = bench_of(load(name), 1, false, |options| options.cache_ram_bytes = 0).await;
-        let (again, more) = taking_back(&mut without, &prompt).await;
+        let (again, more) = run_with_backtracks(&mut without, &prompt).await;
         assert!(again == generated && more > decodes, "{name}: {more} decodes without a checkpoint");
     }
 }

@@ -77,7 +77,7 @@ async fn attention_rows_of_a_copied_prefix_are_exact() {
 }
 
 #[tokio::test]
-async fn prefix_is_computed_where_a_copy_does_not_pay_or_is_not_wanted() {
+async fn prefix_is_computed_if_a_copy_is_slower_or_disabled() {
     let bench = bench_with(2, false, |options| options.cache_ram_bytes = 0).await;
     let short = |own| [long(1, 60), long(own, 100)].concat();
     let results = together(&bench, vec![request_tokens(short(2), 12), request_tokens(short(3), 12)]).await;

@@ -26,7 +26,7 @@ const LOSE_NODE: &str = "
     create trigger lose_node before insert or update on runs for each row execute function lose_node()";
 
 #[tokio::test]
-async fn node_lost_within_transaction_refuses_documents_and_spools_runs() {
+async fn node_lost_within_transaction_rejects_documents_and_spools_runs() {
     let data = Data::new();
     let store = data.open().await;
     let url = data.url();
@@ -64,7 +64,7 @@ async fn wait_until(expected: &str, holds: impl AsyncFn() -> bool) {
 }
 
 #[tokio::test]
-async fn worker_node_is_refused_with_the_address_of_the_coordinator() {
+async fn worker_node_is_rejected_with_the_address_of_the_coordinator() {
     let data = Data::new();
     let store = data.open().await;
     psql(

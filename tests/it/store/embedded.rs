@@ -121,7 +121,7 @@ async fn migrations_of_several_starts_at_once_are_applied_once() {
 }
 
 #[tokio::test]
-async fn schema_of_later_release_is_refused() {
+async fn schema_of_later_release_is_rejected() {
     let data = Data::new();
     let store = data.open().await;
     let later = "insert into refinery_schema_history values (9999, 'later', now()::text, '0')";

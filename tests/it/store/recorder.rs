@@ -163,7 +163,7 @@ async fn runs_are_spooled_during_database_outage_and_drained_in_order() {
 
 /// A read of a finished run returns a retry error, and the whole run when the database is available again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn read_of_a_spooled_run_is_refused_until_the_database_has_it() {
+async fn read_of_a_spooled_run_fails_until_it_is_stored() {
     let (server, client) = (Data::embedded(), Data::folder());
     let database = server.open().await;
     let store = Store::open(Database::Url { url: server.url(), direct_url: None, data_dir: client.0.clone() }, |_| {})

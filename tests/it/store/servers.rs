@@ -129,7 +129,7 @@ async fn server_wrongly_declared_dead_completes_its_run() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn servers_know_each_other_and_who_generates_a_run() {
+async fn servers_list_each_other_and_the_generator_of_a_run() {
     let data = Data::new();
     let (first, second) = two(&data).await;
     let url = Some("http://first.example:6767".to_owned());

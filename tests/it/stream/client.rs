@@ -7,7 +7,7 @@ use std::time::Duration;
 use yawc::{Frame, HttpRequest, OpCode, Options, TcpWebSocket, WebSocket};
 
 /// Maximum wait for a message while other tests use all cores.
-const PATIENCE: Duration = Duration::from_mins(3);
+const WAIT_TIMEOUT: Duration = Duration::from_mins(3);
 
 /// Header that requests compression.
 pub const COMPRESSED: (&str, &str) = ("x-test", "compressed");
@@ -56,7 +56,7 @@ impl Client {
     /// Returns the next item.
     pub async fn next(&mut self) -> Next {
         loop {
-            let frame = tokio::time::timeout(PATIENCE, self.socket.next()).await.expect("nothing comes");
+            let frame = tokio::time::timeout(WAIT_TIMEOUT, self.socket.next()).await.expect("nothing comes");
             match frame {
                 None => return Next::Closed(None),
                 Some(frame) => match frame.opcode() {
@@ -89,7 +89,7 @@ impl Client {
                 }
             }
         };
-        tokio::time::timeout(2 * PATIENCE, search).await.expect("the message does not come")
+        tokio::time::timeout(2 * WAIT_TIMEOUT, search).await.expect("the message does not come")
     }
 
     /// Returns the messages up to the end of a run.

@@ -18,7 +18,7 @@ fn run(program: &str, flags: &[&str], file: &str, base: &str, key: &str) -> Opti
     }
 }
 
-async fn tried(program: &'static str, flags: &'static [&'static str], file: &'static str) {
+async fn run_example(program: &'static str, flags: &'static [&'static str], file: &'static str) {
     let server = Server::start(&["--api-key", "secret"]);
     server.wait_ready().await;
     let base = server.base.clone();
@@ -35,7 +35,7 @@ async fn tried(program: &'static str, flags: &'static [&'static str], file: &'st
 
 #[tokio::test]
 async fn python_example_works() {
-    tried("python3", &[], "stream.py").await;
+    run_example("python3", &[], "stream.py").await;
 }
 
 #[tokio::test]
@@ -46,7 +46,7 @@ async fn javascript_example_works() {
     match major {
         0 => eprintln!("skipped: node is not installed"),
         1..20 => eprintln!("skipped: node {version} has no WebSocket"),
-        20 | 21 => tried("node", &["--experimental-websocket"], "stream.mjs").await,
-        22.. => tried("node", &[], "stream.mjs").await,
+        20 | 21 => run_example("node", &["--experimental-websocket"], "stream.mjs").await,
+        22.. => run_example("node", &[], "stream.mjs").await,
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The texts are forced, since the model's weights are random. `INSTA_UPDATE=always` rewrites the snapshots.
 
-use crate::chat::{CALLS, says, tools};
+use crate::chat::{CALLS, forced_answer, tools};
 use crate::harness::redaction::redacted;
 use crate::harness::server;
 use reqwest::Method;
@@ -35,11 +35,11 @@ fn with(body: &Value, further: Value) -> Value {
 }
 
 fn hello() -> Value {
-    json!({"model": "tiny", "max_tokens": 20, "messages": [{"role": "user", "content": "Hello!"}], "mods": says("Good day.")})
+    json!({"model": "tiny", "max_tokens": 20, "messages": [{"role": "user", "content": "Hello!"}], "mods": forced_answer("Good day.")})
 }
 
 fn once() -> Value {
-    json!({"model": "tiny", "max_tokens": 20, "prompt": "Once", "mods": says(" upon a time.")})
+    json!({"model": "tiny", "max_tokens": 20, "prompt": "Once", "mods": forced_answer(" upon a time.")})
 }
 
 #[tokio::test]
@@ -71,7 +71,7 @@ async fn openai_completions_have_these_responses() {
 
 #[tokio::test]
 async fn openai_responses_have_these_responses() {
-    let body = json!({"model": "tiny", "input": "Hello!", "max_output_tokens": 20, "mods": says("Good day.")});
+    let body = json!({"model": "tiny", "input": "Hello!", "max_output_tokens": 20, "mods": forced_answer("Good day.")});
     let bodies = [
         ("response", body.clone()),
         ("response_stream", with(&body, json!({"stream": true}))),
@@ -94,10 +94,10 @@ async fn anthropic_messages_have_these_responses() {
 
 #[tokio::test]
 async fn ollama_routes_have_these_responses() {
-    let options = |text: &str| json!({"num_predict": 20, "mods": says(text)});
+    let options = |text: &str| json!({"num_predict": 20, "mods": forced_answer(text)});
     let body = json!({"model": "tiny", "messages": [{"role": "user", "content": "Hello!"}],
                       "options": options("<think>hm</think>Good day.")});
-    let tools = json!({"tools": tools(), "options": {"num_predict": 200, "mods": says(CALLS)}});
+    let tools = json!({"tools": tools(), "options": {"num_predict": 200, "mods": forced_answer(CALLS)}});
     let bodies = [
         ("ollama_chat", with(&body, json!({"stream": false}))),
         ("ollama_chat_stream", body.clone()),
@@ -131,7 +131,7 @@ async fn ollama_routes_have_these_responses() {
 
 #[tokio::test]
 async fn llama_server_routes_have_these_responses() {
-    let body = json!({"prompt": "Once", "n_predict": 20, "mods": says(" upon a time.")});
+    let body = json!({"prompt": "Once", "n_predict": 20, "mods": forced_answer(" upon a time.")});
     let bodies = [
         ("llama_completion", body.clone()),
         ("llama_completion_stream", with(&body, json!({"stream": true}))),
@@ -144,7 +144,7 @@ async fn llama_server_routes_have_these_responses() {
 
 #[tokio::test]
 async fn koboldcpp_routes_have_these_responses() {
-    let body = json!({"prompt": "Once", "max_length": 20, "mods": says(" upon a time.")});
+    let body = json!({"prompt": "Once", "max_length": 20, "mods": forced_answer(" upon a time.")});
     snapshots("/api/v1/generate", [("kobold_generate", body.clone())]).await;
     let bodies = [
         ("kobold_stream", body.clone()),
@@ -157,7 +157,7 @@ async fn koboldcpp_routes_have_these_responses() {
 
 #[tokio::test]
 async fn attention_routes_have_these_responses() {
-    let body = json!({"input_ids": [40, 41], "max_new_tokens": 20, "mods": says(" upon a time.")});
+    let body = json!({"input_ids": [40, 41], "max_new_tokens": 20, "mods": forced_answer(" upon a time.")});
     let bodies = [
         ("attention_generate", body.clone()),
         ("attention_without_input", json!({"max_new_tokens": 2})),

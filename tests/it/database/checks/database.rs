@@ -63,7 +63,7 @@ pub async fn dead_programs_run_is_interrupted(target: &Target) {
     let dead = target.store("dead").await;
     dead.recorder().0.signals.send(start(target, "dead", RunId::now())).await.unwrap();
     stored(target, "dead").await;
-    // it closes its connections without storing the end of the run
+    // It closes its connections without storing the end of the run.
     dead.close().await;
     for _ in 0..400 {
         let other = target.store("survivor").await;

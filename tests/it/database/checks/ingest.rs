@@ -9,18 +9,18 @@ pub async fn ingest_stores_document(target: &Target) {
     assert_eq!((status, &run["run"]["status"], &run["run"]["mods"]), (200, &json!("done"), &json!(["sample_mod"])));
 }
 
-pub async fn ingest_takes_document_twice(target: &Target) {
+pub async fn ingest_accepts_document_twice(target: &Target) {
     assert_eq!(target.ingest("doc").await, 201);
     assert_eq!(target.found(&format!("request:{}", target.name("doc"))).await.len(), 1);
 }
 
-pub async fn ingest_refuses_other_content(target: &Target) {
+pub async fn ingest_rejects_other_content(target: &Target) {
     let body = json!({"request": {"request_id": target.name("doc"), "model": "other"}, "events": []});
     let (status, problem) = target.server.post("/ingest", &body).await;
     assert_eq!(status, 409, "{problem}");
 }
 
-pub async fn ingest_takes_many_at_once(target: &Target) {
+pub async fn ingest_accepts_many_at_once(target: &Target) {
     let names: Vec<String> = (0..24).map(|number| format!("many{number}")).collect();
     let statuses = futures::future::join_all(names.iter().map(|name| target.ingest(name))).await;
     assert_eq!(statuses, [201; 24]);

@@ -1,7 +1,7 @@
 //! Runs that the server records.
 
 use super::super::target::Target;
-use crate::chat::says;
+use crate::chat::forced_answer;
 use reqwest::Method;
 use serde_json::json;
 
@@ -50,7 +50,7 @@ pub async fn request_id_used_twice_is_a_conflict(target: &Target) {
 
 pub async fn mod_is_recorded(target: &Target) {
     let run = target
-        .generated(json!({"mods": says("a tall story"), "max_tokens": 60, "request_id": target.name("mod")}))
+        .generated(json!({"mods": forced_answer("a tall story"), "max_tokens": 60, "request_id": target.name("mod")}))
         .await;
     assert_eq!(run["run"]["mods"], json!(["force-prefix"]));
     assert!(
