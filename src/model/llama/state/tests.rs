@@ -100,11 +100,11 @@ fn state_errors_name_the_difference() {
     assert_eq!(error(&packed, &[5, 6]), "the KV data holds 3 cells for 2 tokens");
     assert_eq!(
         error(&packed[..packed.len() - 1], &tokens),
-        format!("the KV data ends at byte {}, in the middle", packed.len() - 1)
+        format!("the KV data is truncated after byte {}", packed.len() - 1)
     );
     let mut longer = packed.clone();
     longer.push(0);
-    assert_eq!(error(&longer, &tokens), "the KV data has 1 bytes too many");
+    assert_eq!(error(&longer, &tokens), "the KV data has 1 extra bytes at its end");
     let mut quantised = packed.clone();
     let keys = 4 + 3 * CELL_BYTES + 16;
     quantised[keys] = 8;
