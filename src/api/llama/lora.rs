@@ -1,6 +1,6 @@
 //! `/lora-adapters`: the adapters loaded with the model, and their default scales.
 
-use super::props::ModelParams;
+use super::request::ModelParams;
 use super::response::SuccessResponse;
 use crate::api::shared::body::AdapterScaleBody;
 use crate::api::shared::error::LlamaError;

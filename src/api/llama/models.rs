@@ -1,7 +1,6 @@
 //! Loads and unloads models at run time by name, like llama-server's router. Paths are not accepted.
 
-use super::body::ModelNameBody;
-use super::props::ModelParams;
+use super::request::ModelParams;
 use super::response::SuccessResponse;
 use crate::api::shared;
 use crate::api::shared::error::LlamaError;
@@ -14,7 +13,7 @@ use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{Query, State};
 use axum::response::Response;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use tokio::sync::watch;
 use utoipa::ToSchema;
@@ -29,6 +28,14 @@ pub(super) fn router() -> OpenApiRouter<App> {
 /// Returns the routes of model files.
 pub(super) fn files_router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(add, remove))
+}
+
+/// The name of a model.
+#[derive(Debug, Deserialize, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+struct ModelNameBody {
+    /// Name of the model.
+    model: String,
 }
 
 /// Starts loading the model `{"model": name}`. The list of models shows the progress.

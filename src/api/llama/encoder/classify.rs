@@ -1,6 +1,5 @@
 //! Classification: scores every label for a text.
 
-use super::body::ClassifyBody;
 use crate::api::shared::encoding::{self, Encoded, EncoderUsage};
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::invalid_value;
@@ -12,7 +11,7 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
@@ -20,6 +19,17 @@ use utoipa_axum::routes;
 
 pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(classify)).route("/classify", axum::routing::post(classify))
+}
+
+/// Texts to classify.
+#[derive(Debug, Deserialize, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+struct ClassifyBody {
+    /// A string or a list of strings.
+    #[schema(value_type = Value)]
+    inputs: Value,
+    /// Name of a model; default is the server's default model.
+    model: Option<String>,
 }
 
 /// Scores of all labels for the inputs.

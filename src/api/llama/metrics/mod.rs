@@ -1,8 +1,9 @@
 //! `GET /metrics` for Prometheus: llama-server's names, and Thunder's own with the prefix `thunder_`. Reading them never
 //! delays the engine.
 
-use super::exposition::Exposition;
-use super::props::ModelParams;
+mod exposition;
+
+use super::request::ModelParams;
 use crate::api::shared::error::LlamaError;
 use crate::engine::{EngineCounts, EngineStatus, Latencies};
 use crate::server::models::ModelView;
@@ -11,6 +12,7 @@ use crate::store::{ErrorCounts, RecorderMetrics};
 use axum::extract::{Query, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
+use exposition::Exposition;
 use std::sync::Arc;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;

@@ -1,6 +1,5 @@
 //! Reranks documents by relevance to a query, in Jina's format and in that of Text Embeddings Inference.
 
-use super::body::RerankBody;
 use crate::api::shared::encoding::{self, Encoded, EncoderUsage};
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::invalid_value;
@@ -14,7 +13,8 @@ use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -25,6 +25,25 @@ pub(super) fn router() -> OpenApiRouter<App> {
         .route("/rerank", post(rerank))
         .route("/reranking", post(rerank))
         .route("/v1/reranking", post(rerank))
+}
+
+/// Documents to rank.
+#[derive(Debug, Deserialize, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+struct RerankBody {
+    /// The query.
+    query: String,
+    /// The documents: strings, or objects of `text`. Also `texts`, which selects the format of TEI.
+    #[schema(value_type = Vec<Value>)]
+    documents: Vec<Value>,
+    /// Name of a model; default is the server's default model.
+    model: Option<String>,
+    /// Maximum number of results.
+    #[schema(minimum = 1)]
+    top_n: Option<u32>,
+    /// Repeat the documents. With `texts`: `return_text`.
+    #[schema(default = false)]
+    return_documents: Option<bool>,
 }
 
 /// Documents sorted by relevance, the most relevant first.

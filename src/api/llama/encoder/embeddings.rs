@@ -1,7 +1,6 @@
 //! Embeddings in OpenAI's format and in llama-server's.
 
-use super::body::EmbeddingsBody;
-use super::request::is_null_or_empty;
+use crate::api::llama::request::is_null_or_empty;
 use crate::api::shared::encoding::{self, Encoded, EncoderUsage};
 use crate::api::shared::error::{LlamaError, OpenAiError};
 use crate::api::shared::fields::invalid_value;
@@ -15,7 +14,7 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use base64::Engine as _;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
@@ -32,8 +31,27 @@ pub(super) fn router() -> OpenApiRouter<App> {
 }
 
 /// Returns OpenAI's route.
-pub(super) fn openai_router() -> OpenApiRouter<App> {
+pub(in crate::api::llama) fn openai_router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(openai_embeddings))
+}
+
+/// Texts to embed.
+#[derive(Debug, Deserialize, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+struct EmbeddingsBody {
+    /// A string, token ids, `{prompt_string}`, or a list of these. Also `content`, except on `/v1/embeddings`.
+    #[schema(value_type = Value)]
+    input: Value,
+    /// Name of a model; default is the server's default model.
+    model: Option<String>,
+    /// `float` or `base64`; on `/v1/embeddings`.
+    #[schema(default = "float")]
+    encoding_format: Option<String>,
+    /// Norm to scale vectors to; -1 for none, 0 for 16-bit integers.
+    #[schema(minimum = -1, maximum = 32, default = 2)]
+    embd_normalize: Option<i32>,
+    /// The size of the model's embeddings.
+    dimensions: Option<u32>,
 }
 
 /// Embeddings in OpenAI's format.

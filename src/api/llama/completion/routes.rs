@@ -1,12 +1,11 @@
 //! `/completion`: llama-server's completion route with all of its details about the generation.
 
-use super::body::LlamaCompletionBody;
-use super::request::{self, LlamaCompletionRequest};
+use super::request::{self, LlamaCompletionBody, LlamaCompletionRequest};
 use super::response::{EchoedRequest, LlamaCompletion, LlamaCompletionChunk, RunResponse};
+use super::stream::LlamaChunks;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::generation;
 use crate::api::shared::generation::{Runs, stream};
-use crate::api::shared::sse::{PendingEvents, ServerEvent, to_text};
 use crate::api::shared::{self, Fields};
 use crate::engine::Output;
 use crate::events::TokenId;
@@ -85,35 +84,4 @@ async fn collect(mut runs: Runs, mut responses: Vec<RunResponse>) -> Result<Stri
         1 => answers.remove(0),
         _ => format!("[{}]", answers.join(",")),
     })
-}
-
-/// Writes the chunks of a stream. llama-server sends no `[DONE]` after them.
-struct LlamaChunks {
-    responses: Vec<RunResponse>,
-}
-
-impl stream::OutputWriter for LlamaChunks {
-    fn write(&mut self, run: usize, output: Output, pending: &mut PendingEvents) {
-        let response = &mut self.responses[run];
-        let chunk = match output {
-            Output::Text(delta) => response.chunk(delta),
-            Output::Retract { chars, tokens } => {
-                response.retract(tokens);
-                if chars == 0 {
-                    return;
-                }
-                to_text(&response.retraction_chunk(chars))
-            }
-            Output::Progress(progress) => to_text(&response.progress_chunk(progress)),
-            Output::Prompt(_) => return,
-            Output::Ended(end) => response.final_chunk(&end),
-        };
-        pending.push_back(ServerEvent::data(chunk));
-    }
-
-    fn end(&mut self, _: &mut PendingEvents) {}
-
-    fn error(&self, error: &ApiError) -> String {
-        to_text(&error.llama())
-    }
 }

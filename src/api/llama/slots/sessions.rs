@@ -1,8 +1,9 @@
 //! Slot snapshots stored on the server by number.
 
-use super::slot_files;
-use super::slot_response::SessionActionResponse;
-use super::slots::{parse_small_body, slot_number};
+use super::files;
+use super::request::{parse_small_body, slot_number, unknown_action};
+use super::response::SessionActionResponse;
+use crate::api::llama::request::ModelParams;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::Fields;
 use crate::events::Scope;
@@ -82,12 +83,8 @@ async fn act(
             let engine = loaded.engine();
             let block = match file {
                 Some(file) => {
-                    slot_files::read(
-                        slot_files::path(&app, client.scope, "file", file)?,
-                        file,
-                        engine.max_snapshot_bytes()?,
-                    )
-                    .await?
+                    files::read(files::path(&app, client.scope, "file", file)?, file, engine.max_snapshot_bytes()?)
+                        .await?
                 }
                 None => sessions.get(client, &model, id).ok_or_else(|| ApiError::not_found("session", id))?.block,
             };
@@ -97,11 +94,7 @@ async fn act(
             SessionActionResponse::Restore { id_session: id, id_slot: slot, n_bytes_read: bytes, success: true, t_ms }
         }
         Some("remove") => remove(&app, client, &model, id, file).await?,
-        other => {
-            let what = other.map_or_else(|| "is missing".to_owned(), |other| format!("'{other}' is unknown"));
-            let detail = format!("`action` {what}; expected save, restore or remove");
-            return Err(ApiError::invalid("action", detail).into());
-        }
+        other => return Err(unknown_action(other, "save, restore or remove").into()),
     };
     Ok(Json(answer))
 }
@@ -119,12 +112,12 @@ async fn remove(
         sessions.remove(client, model, id).ok_or_else(missing)?;
         return Ok(SessionActionResponse::Remove { id_session: id, removed: true, file: None, n_bytes: None });
     };
-    let path = slot_files::path(app, client.scope, "file", file)?;
+    let path = files::path(app, client.scope, "file", file)?;
     // The session is removed only after it was written, so that a full disk loses nothing. If it changed
     // meanwhile, it is written again.
     let bytes = loop {
         let session = sessions.get(client, model, id).ok_or_else(missing)?;
-        slot_files::write(path.clone(), session.block.clone()).await?;
+        files::write(path.clone(), session.block.clone()).await?;
         if sessions.remove_unchanged(client, model, id, &session) {
             break session.block.len();
         }
@@ -152,7 +145,7 @@ struct StoredSessionResponse {
 async fn list(
     State(app): State<App>,
     scope: Scope,
-    query: Result<Query<super::props::ModelParams>, QueryRejection>,
+    query: Result<Query<ModelParams>, QueryRejection>,
 ) -> Result<Json<Vec<StoredSessionResponse>>, LlamaError> {
     app.ready()?;
     let model = app.models().find_entry(query?.0.model.as_deref())?.name;

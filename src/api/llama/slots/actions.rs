@@ -1,15 +1,13 @@
 //! State of a slot: lists its tokens and messages, saves and restores snapshots, removes tokens. Requests wait while
 //! the slot is busy.
 
-use super::props::ModelParams;
-use super::slot_files;
-use super::slot_response::{
-    SlotActionResponse, SlotInfoResponse, SlotMessageRange, SlotRestoreTimings, SlotSaveTimings,
-};
-use crate::api::shared;
+use super::files;
+use super::request::{OCTET_STREAM, accepts, parse_small_body, read_snapshot, slot_number, unknown_action};
+use super::response::{SlotActionResponse, SlotInfoResponse, SlotMessageRange, SlotRestoreTimings, SlotSaveTimings};
+use crate::api::llama::request::ModelParams;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::Fields;
-use crate::engine::{Engine, Ses1Error, SlotError, SlotSnapshot, SlotTokens};
+use crate::engine::{Ses1Error, SlotError, SlotSnapshot, SlotTokens};
 use crate::events::{Scope, TokenId};
 use crate::server::models::InsufficientMemory;
 use crate::server::{ApiError, App, Caller, ErrorKind};
@@ -21,18 +19,11 @@ use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use bytes::{Bytes, BytesMut};
-use futures::StreamExt;
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::time::Instant;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
-
-/// Content type of binary bodies.
-const OCTET_STREAM: &str = "application/octet-stream";
-/// Maximum bytes of JSON around a snapshot.
-const MAX_JSON_OVERHEAD: usize = 4096;
 
 pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(act)).routes(routes!(info))
@@ -115,13 +106,13 @@ async fn act(
             let (name, path) = named_file(&app, scope, &parse_small_body(body).await?)?;
             let SlotSnapshot { tokens, block } = engine.save_slot(scope, slot).await?;
             let bytes = block.len();
-            slot_files::write(path, block).await?;
+            files::write(path, block).await?;
             let timings = SlotSaveTimings { save_ms: ms() };
             SlotActionResponse::Save { id_slot: slot, filename: name, n_saved: tokens, n_written: bytes, timings }
         }
         Some("restore") => {
             let (name, path) = named_file(&app, scope, &parse_small_body(body).await?)?;
-            let block = slot_files::read(path, &name, engine.max_snapshot_bytes()?).await?;
+            let block = files::read(path, &name, engine.max_snapshot_bytes()?).await?;
             let bytes = block.len();
             let tokens = engine.restore_slot(caller.tenant, slot, block).await?;
             let timings = SlotRestoreTimings { restore_ms: ms() };
@@ -129,13 +120,12 @@ async fn act(
         }
         Some("erase") => {
             // llama-server treats this as an action on files.
-            slot_files::path(&app, scope, "filename", "any")?;
+            files::path(&app, scope, "filename", "any")?;
             SlotActionResponse::Erase { id_slot: slot, n_erased: engine.erase_slot(scope, slot).await? }
         }
         other => {
-            let what = other.map_or_else(|| "is missing".to_owned(), |other| format!("'{other}' is unknown"));
-            let known = "save-state, restore-state, tokens, context-shift, save, restore or erase";
-            return Err(ApiError::invalid("action", format!("`action` {what}; expected {known}")).into());
+            let expected = "save-state, restore-state, tokens, context-shift, save, restore or erase";
+            return Err(unknown_action(other, expected).into());
         }
     };
     Ok(Json(answer).into_response())
@@ -176,98 +166,12 @@ fn messages(tokens: &[TokenId], eot: Option<TokenId>) -> impl Iterator<Item = (u
     })
 }
 
-/// Parses a slot number in a path or query.
-pub(super) fn slot_number(name: &str, text: &str) -> Result<u32, ApiError> {
-    text.parse()
-        .map_err(|_| ApiError::invalid(name, format!("`{name}` must be the index of a slot, from 0, got '{text}'")))
-}
-
-/// Parses a small JSON body; an empty body is an empty object.
-pub(super) async fn parse_small_body(body: Body) -> Result<Value, ApiError> {
-    const MAX_BYTES: usize = 64 << 10;
-    let bytes = read_body(body, MAX_BYTES)
-        .await?
-        .ok_or_else(|| ApiError::new(ErrorKind::TooLarge, format!("the body must have at most {MAX_BYTES} bytes")))?;
-    if bytes.is_empty() { Ok(Value::Object(Map::new())) } else { shared::parse_json(&bytes) }
-}
-
-/// Reads a body of up to `max_bytes` bytes; returns `None` for a longer one.
-async fn read_body(body: Body, max_bytes: usize) -> Result<Option<Bytes>, ApiError> {
-    /// Maximum bytes of a too long body that are read, so that the client receives the response before the connection
-    /// closes.
-    const MAX_DISCARDED_BYTES: usize = 64 << 20;
-    let mut pieces = body.into_data_stream();
-    let mut whole = BytesMut::new();
-    let mut read = 0;
-    while read <= max_bytes.saturating_add(MAX_DISCARDED_BYTES)
-        && let Some(piece) = pieces.next().await
-    {
-        let piece = piece.map_err(|error| ApiError::bad_request(format!("the body could not be read: {error}")))?;
-        read += piece.len();
-        if read <= max_bytes {
-            whole.extend_from_slice(&piece);
-        } else {
-            whole = BytesMut::new();
-        }
-    }
-    Ok((read <= max_bytes).then(|| whole.freeze()))
-}
-
 fn named_file(app: &App, scope: &Scope, body: &Value) -> Result<(String, std::path::PathBuf), ApiError> {
     // Reports a missing directory before a missing name.
-    slot_files::path(app, scope, "filename", "any")?;
+    files::path(app, scope, "filename", "any")?;
     let name = Fields::new(body)?.text("filename")?;
     let name = name.ok_or_else(|| ApiError::invalid("filename", "`filename` is missing; send the name of a file"))?;
-    Ok((name.to_owned(), slot_files::path(app, scope, "filename", name)?))
-}
-
-/// Reads the snapshot in a body: binary, or base64 in JSON.
-async fn read_snapshot(engine: &Engine, headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
-    let max_bytes = engine.max_snapshot_bytes()?;
-    let too_long = || {
-        let detail =
-            format!("the snapshot is too large: snapshots of this server's slots have at most {max_bytes} bytes");
-        ApiError::invalid("state", detail)
-    };
-    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    if kind.trim_start().to_ascii_lowercase().starts_with(OCTET_STREAM) {
-        return read_body(body, max_bytes).await?.ok_or_else(too_long);
-    }
-    // Base64 may contain line breaks.
-    let body = read_body(body, max_bytes / 3 * 4 + max_bytes / 16 + MAX_JSON_OVERHEAD).await?.ok_or_else(too_long)?;
-    let decode = move || {
-        let body = shared::parse_json(&body)?;
-        let text = Fields::new(&body)?.text("state")?;
-        let text = text.ok_or_else(|| {
-            ApiError::invalid(
-                "state",
-                format!("`state` is missing; send the snapshot in base64, or as a body of type {OCTET_STREAM}"),
-            )
-        })?;
-        let lines: Vec<&str> = text.split_ascii_whitespace().collect();
-        STANDARD
-            .decode(lines.concat())
-            .map_err(|error| ApiError::invalid("state", format!("`state` is not base64: {error}")))
-            .map(Bytes::from)
-    };
-    tokio::task::spawn_blocking(decode).await.map_err(ApiError::internal)?
-}
-
-/// Returns true if the client accepts the content type and does not prefer JSON.
-fn accepts(headers: &HeaderMap, kind: &str) -> bool {
-    let lines = headers.get_all(header::ACCEPT).iter().filter_map(|accept| accept.to_str().ok());
-    let ranges: Vec<(String, f32)> = lines.flat_map(|line| line.split(',')).map(parse_accept_range).collect();
-    let weight =
-        |named: &str| ranges.iter().find(|(range, _)| range.eq_ignore_ascii_case(named)).map(|(_, weight)| *weight);
-    weight(kind).is_some_and(|binary| binary > 0.0 && weight("application/json").is_none_or(|json| json <= binary))
-}
-
-/// Parses a range of `Accept` and its weight; the default weight is 1.
-fn parse_accept_range(range: &str) -> (String, f32) {
-    let mut parts = range.split(';').map(str::trim);
-    let name = parts.next().unwrap_or_default().to_owned();
-    let weight = parts.filter_map(|part| part.split_once('=')).find(|(key, _)| key.trim().eq_ignore_ascii_case("q"));
-    (name, weight.and_then(|(_, weight)| weight.trim().parse().ok()).unwrap_or(1.0))
+    Ok((name.to_owned(), files::path(app, scope, "filename", name)?))
 }
 
 impl From<SlotError> for ApiError {
@@ -295,36 +199,7 @@ impl From<InsufficientMemory> for ApiError {
 
 #[cfg(test)]
 mod tests {
-    use super::{OCTET_STREAM, accepts, messages};
-    use axum::http::{HeaderMap, HeaderValue, header};
-
-    #[test]
-    fn accept_header_selects_binary() {
-        let wanted = |accept: &[&'static str]| {
-            let mut headers = HeaderMap::new();
-            for one in accept {
-                headers.append(header::ACCEPT, HeaderValue::from_static(one));
-            }
-            accepts(&headers, OCTET_STREAM)
-        };
-        for binary in [
-            &["application/octet-stream"][..],
-            &["text/html, Application/Octet-Stream;q=0.5"],
-            &["*/*", "application/octet-stream"],
-            &["application/json;q=0.5, application/octet-stream"],
-        ] {
-            assert!(wanted(binary), "{binary:?}");
-        }
-        for json in [
-            &[][..],
-            &["*/*"],
-            &["application/octet-stream;q=0"],
-            &["application/octet-stream; Q=0.0, */*"],
-            &["application/json", "application/octet-stream;q=0.5"],
-        ] {
-            assert!(!wanted(json), "{json:?}");
-        }
-    }
+    use super::messages;
 
     #[test]
     fn messages_end_with_their_end_of_turn_token() {

@@ -1,8 +1,9 @@
 //! `/infill`: generates the text between two texts, for editors. Requires a model trained for it.
 
-use super::body::InfillBody;
-use super::completion;
+use super::request::LlamaOptionFields;
 use super::response::{LlamaCompletion, LlamaCompletionChunk};
+use super::routes::complete;
+use crate::api::shared::body::GenerationFields;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::{Fields, invalid_value};
 use crate::api::shared::infill::{InfillParts, infill_tokens};
@@ -15,12 +16,34 @@ use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::HeaderMap;
 use axum::response::Response;
+use serde::Deserialize;
 use serde_json::Value;
+use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(infill))
+}
+
+/// Two texts and the gap between them to fill.
+#[derive(Debug, Deserialize, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+struct InfillBody {
+    /// Text before the answer.
+    input_prefix: String,
+    /// Text after the answer.
+    input_suffix: String,
+    /// Start of the answer.
+    #[schema(value_type = Option<Value>)]
+    prompt: Option<Value>,
+    /// Other files for context: `{filename, text}`.
+    #[schema(value_type = Option<Vec<Object>>)]
+    input_extra: Option<Vec<Value>>,
+    #[serde(flatten)]
+    options: LlamaOptionFields,
+    #[serde(flatten)]
+    generation: GenerationFields,
 }
 
 /// Generates the text between `input_prefix` (followed by `prompt`) and `input_suffix`. `input_extra` is a list of
@@ -39,7 +62,7 @@ async fn infill(
 ) -> Result<Response, LlamaError> {
     let suffix_first = app.config().server.request_defaults.get("spm_infill") == Some(&Value::Bool(true));
     let prompts = |fields: Fields<'_>, loaded: &Loaded| Ok(vec![prompt(fields, loaded, suffix_first)?]);
-    completion::complete(app, caller, &headers, body, prompts).await
+    complete(app, caller, &headers, body, prompts).await
 }
 
 fn prompt(fields: Fields<'_>, loaded: &Loaded, suffix_first: bool) -> Result<Vec<TokenId>, ApiError> {

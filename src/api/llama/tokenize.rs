@@ -1,7 +1,6 @@
 //! Tokenization and detokenization without a run.
 
-use super::body::{DetokenizeBody, TokenizeBody};
-use super::props::ModelParams;
+use super::request::ModelParams;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::{Fields, invalid_value};
 use crate::api::shared::{parameters, parse_for_model};
@@ -11,13 +10,44 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{Query, State};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(tokenize)).routes(routes!(detokenize)).routes(routes!(tokenizer_info))
+}
+
+/// A text to tokenize.
+#[derive(Debug, Deserialize, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+struct TokenizeBody {
+    /// A string, or a list of strings and token ids. Also `prompt`, which selects the format of vLLM.
+    #[schema(value_type = Value)]
+    content: Value,
+    /// Name of a model; default is the server's default model.
+    model: Option<String>,
+    /// Add the BOS token if the model uses one.
+    #[schema(default = false)]
+    add_special: Option<bool>,
+    /// Recognize special tokens in the text.
+    #[schema(default = true)]
+    parse_special: Option<bool>,
+    /// Return the text of each token.
+    #[schema(default = false)]
+    with_pieces: Option<bool>,
+}
+
+/// Tokens to convert to text.
+#[derive(Debug, Deserialize, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+struct DetokenizeBody {
+    /// Token ids.
+    tokens: Vec<i32>,
+    /// Name of a model; default is the server's default model.
+    model: Option<String>,
 }
 
 /// The tokens of a text.

@@ -1,8 +1,6 @@
-//! `/props`: server properties that clients query before their first request.
+//! The properties of the server and a model.
 
 use super::capabilities::{TemplateCapabilities, template_capabilities};
-use super::response::SuccessResponse;
-use crate::api::shared::error::LlamaError;
 use crate::api::shared::settings::{GenerationSettings, LlamaResponseOptions};
 use crate::api::shared::{Fields, parameters};
 use crate::config::ModSandbox;
@@ -10,30 +8,14 @@ use crate::engine::Limits;
 use crate::model::chat::ChatTemplate;
 use crate::model::llama::{Device, Placement, devices};
 use crate::mods::python::sandbox::{self, SandboxLauncher};
-use crate::server::models::ModelView;
-use crate::server::{ApiError, App, Caller, Loaded};
-use axum::Json;
-use axum::extract::{Query, State};
-use axum::response::{IntoResponse, Response};
-use serde::{Deserialize, Serialize};
+use crate::server::{ApiError, App, Loaded};
+use serde::Serialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
-
-pub(super) fn router() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(show, change))
-}
-
-/// The query parameter of routes without a body that selects a model.
-#[derive(Debug, Deserialize)]
-pub(super) struct ModelParams {
-    pub(super) model: Option<String>,
-}
 
 /// Properties of the server and a model.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct PropsResponse {
+pub(in crate::api::llama) struct PropsResponse {
     default_generation_settings: DefaultSettings,
     total_slots: u32,
     /// Name of the model.
@@ -64,7 +46,7 @@ pub(super) struct PropsResponse {
     n_layers: u32,
     build_info: &'static str,
     /// True if the next request loads the model again.
-    pub(super) is_sleeping: bool,
+    pub(in crate::api::llama) is_sleeping: bool,
     cors_proxy_enabled: bool,
 }
 
@@ -117,19 +99,8 @@ struct DeviceResponse {
     memory_free: u64,
 }
 
-/// Returns the server's properties: request defaults, slots, model and chat template. `?model=` selects a model.
-#[utoipa::path(get, path = "/props", tag = "llama-server",
-    responses((status = 200, body = PropsResponse), (status = 503, description = "The model is loading")))]
-async fn show(State(app): State<App>, Query(params): Query<ModelParams>) -> Result<Response, LlamaError> {
-    app.ready()?;
-    Ok(match app.models().view(params.model.as_deref())? {
-        ModelView::Loaded(loaded) => Json(describe(&app, &loaded).await?).into_response(),
-        ModelView::Sleeping(sleeping) => Json(&sleeping.props).into_response(),
-    })
-}
-
 /// Returns the properties of the server with this model.
-pub(super) async fn describe(app: &App, loaded: &Loaded) -> Result<PropsResponse, ApiError> {
+pub(in crate::api::llama) async fn describe(app: &App, loaded: &Loaded) -> Result<PropsResponse, ApiError> {
     let (engine, vocabulary, card) = (loaded.engine(), loaded.vocabulary(), loaded.model().card());
     let (placement, template) = (loaded.model().placement(), loaded.template().ok());
     let routes = &app.config().server.routes;
@@ -203,19 +174,6 @@ async fn device_list(placement: &Placement) -> Vec<DeviceResponse> {
         description: device.description,
     };
     all.into_iter().map(shown).collect()
-}
-
-/// Accepts changes but ignores them, like llama-server; requires `--props`.
-#[utoipa::path(post, path = "/props", tag = "llama-server",
-    responses((status = 200, body = SuccessResponse),
-              (status = 403, description = "The API key lacks the right to change properties"),
-              (status = 501, description = "The server was started without --props")))]
-async fn change(State(app): State<App>, caller: Caller) -> Result<Json<SuccessResponse>, LlamaError> {
-    caller.require_props()?;
-    if !app.config().server.routes.props {
-        return Err(ApiError::not_supported("POST /props is disabled; start the server with --props").into());
-    }
-    Ok(Json(SuccessResponse::default()))
 }
 
 /// Returns the settings of a request without parameters.

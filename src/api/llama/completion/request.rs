@@ -1,0 +1,183 @@
+//! The body of `/completion`, and its conversion to engine requests: one per prompt and answer.
+
+use crate::api::llama::request::is_null_or_empty;
+use crate::api::shared::body::GenerationFields;
+use crate::api::shared::fields::{Fields, abbreviate, invalid_value};
+use crate::api::shared::generation;
+use crate::api::shared::settings::{EchoedParameters, LlamaResponseOptions};
+use crate::api::shared::{self, lora, parameters};
+use crate::engine::{ReportOptions, Request};
+use crate::events::{Surface, TokenId};
+use crate::server::{ApiError, App, Loaded};
+use serde::Deserialize;
+use serde_json::Value;
+use std::time::Duration;
+use utoipa::ToSchema;
+
+/// Maximum alternatives per token.
+const MAX_PROBS: i64 = 1000;
+
+/// A prompt to complete.
+#[derive(Debug, Deserialize, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+pub(super) struct LlamaCompletionBody {
+    /// A string, token ids, a list of both, or a list of prompts.
+    #[schema(value_type = Value)]
+    prompt: Value,
+    #[serde(flatten)]
+    options: LlamaOptionFields,
+    #[serde(flatten)]
+    generation: GenerationFields,
+}
+
+/// Options of the response.
+#[derive(Debug, Deserialize, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+pub(super) struct LlamaOptionFields {
+    /// Number of answers per prompt, up to the number of slots. Also `n`.
+    #[schema(minimum = 1, default = 1)]
+    n_cmpl: Option<u32>,
+    /// Number of probabilities per token.
+    #[schema(minimum = 0, maximum = 1000, default = 0)]
+    n_probs: Option<u32>,
+    /// Report the ids of the answer's tokens.
+    #[schema(default = false)]
+    return_tokens: Option<bool>,
+    /// Paths to include in the response, such as `timings/prompt_n`; default all.
+    response_fields: Option<Vec<String>>,
+    /// Tokens of the prompt that a context shift keeps; -1 for all.
+    #[schema(default = 0)]
+    n_keep: Option<i32>,
+    /// Tokens that a context shift removes; 0 for half.
+    #[schema(default = 0)]
+    n_discard: Option<i32>,
+    /// Minimum tokens of a cached part of the prompt that is moved and reused; 0 disables this.
+    #[schema(default = 0)]
+    n_cache_reuse: Option<i32>,
+    /// Minimum indentation of lines.
+    #[schema(default = 0)]
+    n_indent: Option<u32>,
+    /// Maximum duration of the generation; 0 for none.
+    #[schema(default = 0)]
+    t_max_predict_ms: Option<i64>,
+}
+
+/// A completion request that passed validation.
+#[derive(Debug)]
+pub(super) struct LlamaCompletionRequest {
+    /// One request per answer, in order.
+    pub(super) requests: Vec<Request>,
+    pub(super) options: LlamaResponseOptions,
+}
+
+/// Parses a body with these prompts.
+pub(super) fn parse(
+    app: &App,
+    loaded: &Loaded,
+    fields: Fields<'_>,
+    prompts: Vec<Vec<TokenId>>,
+) -> Result<LlamaCompletionRequest, ApiError> {
+    let fields = fields.with_defaults(&app.config().server.request_defaults).clamp_numbers();
+    let mut options = response_options(app, fields)?;
+    let adapters = loaded.model().adapters();
+    let adapters = lora::requested_adapters(fields, adapters)?.unwrap_or_else(|| adapters.default_scales());
+    options.echoed.lora = adapters.clone();
+    let count = answer_count(fields, loaded.engine().slots())?;
+    let mut requests = Vec::with_capacity(prompts.len() * count as usize);
+    for prompt in prompts {
+        let mut request = engine_request(app, loaded, fields, prompt, &options)?;
+        request.adapters = Some(adapters.clone());
+        requests.extend(generation::repeat_request(request, count));
+    }
+    Ok(LlamaCompletionRequest { requests, options })
+}
+
+fn response_options(app: &App, fields: Fields<'_>) -> Result<LlamaResponseOptions, ApiError> {
+    let flag = |name| fields.flag(name).map(|flag| flag.unwrap_or(false));
+    let n_probs = fields.first_present(&["n_probs", "logprobs"]).map(|(name, value)| match value {
+        Value::Bool(wanted) => Ok(i64::from(*wanted)),
+        _ => fields.integer(name, i64::from(i32::MIN)..=MAX_PROBS).map(|count| count.unwrap_or_default().max(0)),
+    });
+    let response_fields = fields.list("response_fields")?.into_iter().flatten().map(|path| match path.as_str() {
+        Some(path) => Ok(path.to_owned()),
+        None => Err(invalid_value("response_fields", "a list of strings", path)),
+    });
+    let ping = match fields.integer("sse_ping_interval", -1..=86_400)? {
+        None => app.config().server.routes.sse_ping_interval,
+        Some(seconds) => u64::try_from(seconds).ok().filter(|&seconds| seconds > 0).map(Duration::from_secs),
+    };
+    Ok(LlamaResponseOptions {
+        stream: flag("stream")?,
+        n_predict: parameters::n_predict(fields),
+        n_probs: n_probs.transpose()?.unwrap_or(0) as usize,
+        post_sampling: flag("post_sampling_probs")?,
+        return_tokens: flag("return_tokens")?,
+        timings_per_token: flag("timings_per_token")?,
+        return_progress: flag("return_progress")?,
+        response_fields: response_fields.collect::<Result<_, _>>()?,
+        ping,
+        echoed: EchoedParameters::from_fields(fields),
+    })
+}
+
+/// Returns the number of answers per prompt.
+fn answer_count(fields: Fields<'_>, slots: u32) -> Result<u32, ApiError> {
+    let count = match fields.first_present(&["n_cmpl", "n"]) {
+        Some((name, _)) => fields.integer(name, 1..=i64::from(slots))?,
+        None => None,
+    };
+    Ok(count.unwrap_or(1) as u32)
+}
+
+fn engine_request(
+    app: &App,
+    loaded: &Loaded,
+    fields: Fields<'_>,
+    prompt: Vec<TokenId>,
+    options: &LlamaResponseOptions,
+) -> Result<Request, ApiError> {
+    Ok(Request {
+        prompt_preview: parameters::preview(&loaded.vocabulary().decode(&prompt)),
+        alternatives: Request::ALTERNATIVES.max(options.n_probs),
+        report: ReportOptions {
+            progress: options.return_progress && options.stream,
+            after_sampler: options.post_sampling && options.n_probs > 0,
+            ..ReportOptions::default()
+        },
+        ..shared::engine_request(app, loaded, fields, prompt, Surface::LlamaServer)?
+    })
+}
+
+/// Parses the prompts of a body: a string, tokens, a mixed list, or a list of those.
+pub(super) fn parse_prompts(fields: Fields<'_>, loaded: &Loaded) -> Result<Vec<Vec<TokenId>>, ApiError> {
+    const EXPECTED: &str = "a string, a list of token ids and strings, or a list of such prompts";
+    let value = fields
+        .get("prompt")
+        .ok_or_else(|| ApiError::invalid("prompt", format!("`prompt` is missing; send {EXPECTED}")))?;
+    match value {
+        Value::Array(list) if list.is_empty() => Err(invalid_value("prompt", EXPECTED, value)),
+        // Like llama-server: a list that contains a number is one prompt, any other list contains prompts.
+        Value::Array(list) if !list.iter().any(Value::is_number) => {
+            list.iter().enumerate().map(|(index, one)| parse_prompt(one, &format!("prompt[{index}]"), loaded)).collect()
+        }
+        one => Ok(vec![parse_prompt(one, "prompt", loaded)?]),
+    }
+}
+
+fn parse_prompt(value: &Value, name: &str, loaded: &Loaded) -> Result<Vec<TokenId>, ApiError> {
+    let text = match value {
+        Value::Object(object) => {
+            if object.get("multimodal_data").is_some_and(|data| !is_null_or_empty(data)) {
+                return Err(ApiError::not_supported(format!(
+                    "{name}.multimodal_data: the server supports text only; omit it"
+                )));
+            }
+            object.get("prompt_string").filter(|text| text.is_string()).ok_or_else(|| {
+                ApiError::invalid(name, format!("`{name}` must have a string prompt_string, got {}", abbreviate(value)))
+            })?
+        }
+        other => other,
+    };
+    let tokens = parameters::encode_prompt(text, name, loaded.vocabulary(), true, true)?;
+    Ok(parameters::or_start_token(tokens, loaded.vocabulary()))
+}

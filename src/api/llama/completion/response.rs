@@ -1,0 +1,290 @@
+//! llama-server's completion and the chunks of its stream.
+
+use crate::api::shared::generation;
+use crate::api::shared::generation::runs::StartedRun;
+use crate::api::shared::generation::{
+    ProbabilityFormatter, PromptProgressResponse, RunTimings, SentTokens, ThunderFields, TokenProbabilities,
+};
+use crate::api::shared::settings::{GenerationSettings, LlamaResponseOptions};
+use crate::api::shared::sse::to_text;
+use crate::engine::{Limits, PromptProgress, Request, SamplingParams};
+use crate::events::{Alternative, Finish, FinishReason, RunEnd, TokenId, TokenMeasurement};
+use crate::model::Vocabulary;
+use serde::Serialize;
+use serde_json::{Map, Value};
+use std::sync::Arc;
+use utoipa::ToSchema;
+
+/// llama-server's value for the logarithm of 0, because JSON has no infinity.
+const NO_LOGPROB: f32 = f32::MIN;
+
+/// A complete answer, or the last chunk of a stream.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct LlamaCompletion<'a> {
+    /// Index of the answer.
+    index: usize,
+    /// The text; empty in a stream.
+    content: &'a str,
+    /// Ids of the answer's tokens, if requested.
+    tokens: Vec<TokenId>,
+    /// The slot; -1 for none.
+    id_slot: i64,
+    /// Always true.
+    stop: bool,
+    model: &'a str,
+    tokens_predicted: u32,
+    tokens_evaluated: u32,
+    generation_settings: GenerationSettings,
+    /// Text of the prompt.
+    prompt: &'a str,
+    has_new_line: bool,
+    /// True if the context ended the answer.
+    truncated: bool,
+    /// `limit`, `word`, `eos` or `none`.
+    stop_type: &'static str,
+    /// The stop string that ended the answer, or "".
+    stopping_word: &'a str,
+    tokens_cached: u32,
+    timings: RunTimings,
+    /// Probabilities of the tokens, if requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completion_probabilities: Option<Vec<TokenProbabilities>>,
+    /// The run.
+    thunder: ThunderFields,
+}
+
+/// A chunk of a stream.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct LlamaCompletionChunk<'a> {
+    /// Index of the answer.
+    index: usize,
+    /// An addition to the text.
+    content: &'a str,
+    /// Ids of the added tokens.
+    tokens: Vec<TokenId>,
+    /// Always false.
+    stop: bool,
+    /// The slot; -1 for none.
+    id_slot: i64,
+    tokens_predicted: usize,
+    tokens_evaluated: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timings: Option<RunTimings>,
+    /// Probabilities of the added tokens, if requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completion_probabilities: Option<Vec<TokenProbabilities>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_progress: Option<PromptProgressResponse>,
+    /// A retraction.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    thunder: Option<ThunderFields>,
+}
+
+/// A run with the part of its answer that was already sent.
+pub(super) struct RunResponse {
+    index: usize,
+    run: StartedRun,
+    vocabulary: Arc<Vocabulary>,
+    model: String,
+    prompt: String,
+    sampling: SamplingParams,
+    limits: Limits,
+    options: LlamaResponseOptions,
+    sent: SentTokens,
+    generated: usize,
+}
+
+/// The parts of a request that the response needs.
+pub(super) struct EchoedRequest {
+    prompt: String,
+    sampling: SamplingParams,
+    limits: Limits,
+}
+
+impl EchoedRequest {
+    pub(super) fn new(request: &Request, vocabulary: &Vocabulary) -> Self {
+        let (mut sampling, limits) = (request.sampling.clone(), request.limits.clone());
+        if limits.ignore_eos {
+            let bans = vocabulary.end_of_generation().iter().map(|&token| (token, f32::NEG_INFINITY));
+            sampling.logit_bias.extend(bans);
+        }
+        Self { prompt: vocabulary.decode(&request.prompt), sampling, limits }
+    }
+}
+
+impl RunResponse {
+    pub(super) fn new(
+        index: usize,
+        run: StartedRun,
+        echoed: EchoedRequest,
+        options: LlamaResponseOptions,
+        vocabulary: Arc<Vocabulary>,
+        model: String,
+    ) -> Self {
+        let EchoedRequest { prompt, sampling, limits } = echoed;
+        Self {
+            index,
+            run,
+            vocabulary,
+            model,
+            prompt,
+            sampling,
+            limits,
+            options,
+            sent: SentTokens::default(),
+            generated: 0,
+        }
+    }
+
+    /// Adds generated tokens.
+    pub(super) fn add(&mut self, delta: crate::engine::TextDelta) {
+        self.generated += delta.tokens.len();
+        self.sent.add(delta);
+    }
+
+    /// Removes retracted tokens.
+    pub(super) fn retract(&mut self, tokens: usize) {
+        self.sent.retract(tokens);
+        self.generated = self.generated.saturating_sub(tokens);
+    }
+
+    /// Adds tokens and returns their stream chunk as JSON.
+    pub(super) fn chunk(&mut self, delta: crate::engine::TextDelta) -> String {
+        let tokens: Vec<_> = delta.tokens.iter().map(|(measure, _)| measure.token).collect();
+        self.generated += tokens.len();
+        let mut chunk = self.chunk_fields(&delta.text, tokens);
+        chunk.completion_probabilities = self.probabilities(&delta.tokens);
+        let chunk = to_text(&chunk);
+        // Only the last sent token is kept; it shows whether the answer ended with an end token.
+        self.sent.tokens = delta
+            .tokens
+            .into_iter()
+            .next_back()
+            .map_or_else(|| std::mem::take(&mut self.sent.tokens), |last| vec![last]);
+        chunk
+    }
+
+    /// Returns the stream chunk with the prompt's progress.
+    pub(super) fn progress_chunk(&self, progress: PromptProgress) -> LlamaCompletionChunk<'_> {
+        let mut chunk = self.chunk_fields("", Vec::new());
+        chunk.prompt_progress = Some(progress.into());
+        if self.options.timings_per_token {
+            chunk.timings = Some(RunTimings::from_prompt(progress));
+        }
+        chunk
+    }
+
+    /// Returns the stream chunk that retracts the last characters sent.
+    pub(super) fn retraction_chunk(&self, chars: usize) -> LlamaCompletionChunk<'_> {
+        let thunder = Some(ThunderFields::retract_chars(chars));
+        LlamaCompletionChunk { thunder, ..self.chunk_fields("", Vec::new()) }
+    }
+
+    fn chunk_fields<'a>(&self, content: &'a str, tokens: Vec<TokenId>) -> LlamaCompletionChunk<'a> {
+        let prompt = self.run.metrics.prompt.get();
+        let timed = prompt.filter(|_| self.options.timings_per_token);
+        LlamaCompletionChunk {
+            index: self.index,
+            content,
+            tokens,
+            stop: false,
+            id_slot: self.slot(),
+            tokens_predicted: self.generated,
+            tokens_evaluated: prompt.map_or(0, |prompt| prompt.tokens),
+            timings: timed.map(|prompt| RunTimings::partial(prompt, self.generated as u32)),
+            completion_probabilities: None,
+            prompt_progress: None,
+            thunder: None,
+        }
+    }
+
+    fn slot(&self) -> i64 {
+        self.run.metrics.slot.get().map_or(-1, |&slot| slot.into())
+    }
+
+    /// Returns the last chunk of a stream, or without a stream the complete response, as JSON.
+    pub(super) fn final_chunk(&self, end: &RunEnd) -> String {
+        let last = self.completion(end);
+        if self.options.response_fields.is_empty() { to_text(&last) } else { self.select_fields(&last).to_string() }
+    }
+
+    fn completion<'a>(&'a self, end: &'a RunEnd) -> LlamaCompletion<'a> {
+        let (finish, usage) = (&end.finish, end.finish.usage);
+        let ended_by_token = finish.reason == FinishReason::Stop
+            && finish.stop_string.is_none()
+            && self.sent.tokens.last().is_some_and(|(measure, _)| self.is_end_token(measure));
+        let predicted = usage.completion_tokens + u32::from(ended_by_token);
+        let stream = self.options.stream;
+        let tokens: Vec<_> = if self.options.return_tokens && !stream {
+            self.sent.tokens.iter().map(|(measure, _)| measure.token).collect()
+        } else {
+            Vec::new()
+        };
+        LlamaCompletion {
+            index: self.index,
+            content: if stream { "" } else { finish.text.as_str() },
+            tokens,
+            id_slot: self.slot(),
+            stop: true,
+            model: &self.model,
+            tokens_predicted: predicted,
+            tokens_evaluated: usage.prompt_tokens,
+            generation_settings: GenerationSettings::new(&self.sampling, &self.limits, &self.options),
+            prompt: &self.prompt,
+            has_new_line: finish.text.contains('\n'),
+            truncated: self.is_truncated(finish),
+            stop_type: stop_type(finish),
+            stopping_word: finish.stop_string.as_deref().unwrap_or_default(),
+            tokens_cached: (usage.prompt_tokens + predicted)
+                .saturating_sub(u32::from(predicted > 0) + generation::shifted_tokens(finish)),
+            timings: RunTimings::with_predicted(finish, predicted),
+            completion_probabilities: if stream { None } else { self.probabilities(&self.sent.tokens) },
+            thunder: ThunderFields::run(self.run.id),
+        }
+    }
+
+    fn is_end_token(&self, measure: &TokenMeasurement) -> bool {
+        self.vocabulary.is_end_of_generation(measure.token) || self.limits.stop_tokens.contains(&measure.token)
+    }
+
+    /// Returns true if the context ended the answer before a requested limit did.
+    fn is_truncated(&self, finish: &Finish) -> bool {
+        let requested = u32::try_from(self.options.n_predict).unwrap_or(u32::MAX);
+        finish.truncated
+            || finish.reason == FinishReason::Length
+                && finish.usage.completion_tokens < requested
+                && finish.usage.completion_tokens >= self.limits.max_tokens
+    }
+
+    /// Returns only the paths named in `response_fields`.
+    fn select_fields(&self, completion: &LlamaCompletion<'_>) -> Value {
+        // The client chooses the fields, so the result is JSON.
+        let whole = serde_json::to_value(completion).unwrap_or_default();
+        let found = self.options.response_fields.iter().filter_map(|path| {
+            let found = path.split('/').try_fold(&whole, |value, name| value.get(name));
+            Some((path.clone(), found?.clone()))
+        });
+        Value::Object(found.collect::<Map<_, _>>())
+    }
+
+    /// Returns the probabilities of tokens if the client requested them.
+    fn probabilities(&self, tokens: &[(TokenMeasurement, Vec<Alternative>)]) -> Option<Vec<TokenProbabilities>> {
+        let formatter = ProbabilityFormatter {
+            vocabulary: &self.vocabulary,
+            top: self.options.n_probs,
+            after_sampler: self.options.post_sampling,
+            no_logprob: NO_LOGPROB,
+        };
+        let entries = tokens.iter().map(|(measure, others)| formatter.sampled_token(measure, others));
+        (self.options.n_probs > 0).then(|| entries.collect())
+    }
+}
+
+fn stop_type(finish: &Finish) -> &'static str {
+    match finish.reason {
+        FinishReason::Length => "limit",
+        FinishReason::Stop if finish.stop_string.is_some() => "word",
+        FinishReason::Stop | FinishReason::ToolCalls => "eos",
+        FinishReason::Cancelled | FinishReason::Error => "none",
+    }
+}

@@ -1,0 +1,38 @@
+//! The chunks of a streamed completion.
+
+use super::response::RunResponse;
+use crate::api::shared::generation::stream::OutputWriter;
+use crate::api::shared::sse::{PendingEvents, ServerEvent, to_text};
+use crate::engine::Output;
+use crate::server::ApiError;
+
+/// Writes the chunks of a stream. llama-server sends no `[DONE]` after them.
+pub(super) struct LlamaChunks {
+    pub(super) responses: Vec<RunResponse>,
+}
+
+impl OutputWriter for LlamaChunks {
+    fn write(&mut self, run: usize, output: Output, pending: &mut PendingEvents) {
+        let response = &mut self.responses[run];
+        let chunk = match output {
+            Output::Text(delta) => response.chunk(delta),
+            Output::Retract { chars, tokens } => {
+                response.retract(tokens);
+                if chars == 0 {
+                    return;
+                }
+                to_text(&response.retraction_chunk(chars))
+            }
+            Output::Progress(progress) => to_text(&response.progress_chunk(progress)),
+            Output::Prompt(_) => return,
+            Output::Ended(end) => response.final_chunk(&end),
+        };
+        pending.push_back(ServerEvent::data(chunk));
+    }
+
+    fn end(&mut self, _: &mut PendingEvents) {}
+
+    fn error(&self, error: &ApiError) -> String {
+        to_text(&error.llama())
+    }
+}
