@@ -10,15 +10,14 @@ mod stream;
 
 use super::shared::{self, Fields};
 use crate::api::shared::chat::sse::respond;
-use crate::api::shared::chat::{ChatRequest, ChatStream, Conversation};
-use crate::api::shared::generation;
+use crate::api::shared::chat::{ChatStream, Conversation};
+use crate::api::shared::generation::{self, RunClient};
 use crate::events::Surface;
-use crate::server::{Access, App, Caller, Protocol};
+use crate::server::{Access, App, Protocol};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
-use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use error::AnthropicError;
 use request::MessagesBody;
@@ -43,18 +42,11 @@ pub(super) fn protocol() -> Protocol {
               (status = 409, description = "Another run has this `request_id`"),
               (status = 422, description = "A mod ended the run with an error before its first token; 400 if the mod was written for Quote"),
               (status = 503, description = "The model is loading")))]
-async fn messages(
-    State(app): State<App>,
-    caller: Caller,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, AnthropicError> {
+async fn messages(client: RunClient, body: Result<Bytes, BytesRejection>) -> Result<Response, AnthropicError> {
     let body = shared::parse_json(&body?)?;
     let stop_sequences = request::stop_sequences(&body)?;
     let body = request::to_chat(&body)?;
-    let loaded = app.loaded(body.get("model").and_then(Value::as_str)).await?;
-    let request = ChatRequest::parse(&app, &loaded, &body, Surface::Anthropic)?;
-    let mut chat = ChatStream::start(&app, &loaded, request, &headers, &caller).await?;
+    let mut chat = ChatStream::parse_and_start(&client, &body, Surface::Anthropic).await?;
     let run = chat.run();
     let response = if chat.options.stream {
         respond(chat, stream::MessageEvents::new(stop_sequences))

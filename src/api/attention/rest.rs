@@ -7,11 +7,10 @@ use crate::api::shared::attention::request;
 use crate::api::shared::attention::request::Transport;
 use crate::api::shared::attention::row_format::AttentionPayload;
 use crate::api::shared::attention::stream::{AttentionEvent, AttentionStream, convert_row, run_blocking};
-use crate::api::shared::generation;
-use crate::api::shared::generation::Runs;
+use crate::api::shared::generation::{self, RunClient, Runs};
 use crate::api::shared::{self, Fields};
 use crate::events::TokenId;
-use crate::server::{ApiError, App, Caller};
+use crate::server::ApiError;
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
@@ -62,8 +61,8 @@ struct AttentionEntry {
 }
 
 /// Handles `POST /api/v1/generate` with `input_ids`.
-pub(crate) async fn generate(app: App, caller: Caller, headers: &HeaderMap, body: &Value) -> Response {
-    answer(app, caller, headers, body).await.unwrap_or_else(AttentionError::render)
+pub(crate) async fn generate(client: &RunClient, body: &Value) -> Response {
+    answer(client, body).await.unwrap_or_else(AttentionError::render)
 }
 
 /// Parses a body as JSON or, if its content type says so, as `MessagePack`.
@@ -82,15 +81,15 @@ fn is_msgpack(headers: &HeaderMap, name: &header::HeaderName) -> bool {
     value.is_some_and(|value| value.contains(MSGPACK) || value.contains("application/x-msgpack"))
 }
 
-async fn answer(app: App, caller: Caller, headers: &HeaderMap, body: &Value) -> Result<Response, ApiError> {
+async fn answer(client: &RunClient, body: &Value) -> Result<Response, ApiError> {
     let received = Instant::now();
     let fields = Fields::new(body)?;
-    let msgpack = is_msgpack(headers, &header::ACCEPT);
-    let loaded = app.loaded(fields.text("model")?).await?;
+    let msgpack = is_msgpack(&client.headers, &header::ACCEPT);
+    let loaded = client.app.loaded(fields.text("model")?).await?;
     let transport = if msgpack { Transport::Msgpack } else { Transport::Rest };
-    let mut request = request::parse(&app, &loaded, fields, transport, received)?;
-    request::assign_request_ids(&app, &mut request.requests).await?;
-    let runs = Runs::submit(app, &loaded, request.requests, headers, &caller).await?;
+    let mut request = request::parse(&client.app, &loaded, fields, transport, received)?;
+    request::assign_request_ids(&client.app, &mut request.requests).await?;
+    let runs = Runs::submit(client, &loaded, request.requests).await?;
     let run_id = runs.run_id();
     let answer = collect(AttentionStream::new(runs, request.options)).await.map_err(|error| error.in_run(run_id))?;
     Ok(generation::with_run_id(serialize(answer, msgpack).await?, run_id))

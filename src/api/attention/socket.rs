@@ -11,14 +11,14 @@ use crate::api::shared::attention::request;
 use crate::api::shared::attention::request::Transport;
 use crate::api::shared::attention::stream::{self, AttentionEvent, AttentionStream};
 use crate::api::shared::fields::{abbreviate, invalid_value};
-use crate::api::shared::generation::Runs;
+use crate::api::shared::generation::{RunClient, Runs};
 use crate::api::shared::sse::to_text;
 use crate::api::shared::{self, Fields, parameters};
 use crate::events::system;
 use crate::server::socket::{Close, Message, Outgoing, Socket, Upgrade};
 use crate::server::{ApiError, App, Caller, ErrorCode, ErrorKind};
 use axum::extract::{FromRequestParts, Request, State};
-use axum::http::{HeaderMap, header};
+use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 use std::collections::HashMap;
@@ -213,8 +213,8 @@ impl Connection {
         let writer = AttentionWriter::new(format, id, &request.options);
         let samples = request.options.samples;
         let mut ended = vec![false; samples];
-        let headers = HeaderMap::new();
-        let submit = Runs::submit(self.app.clone(), &loaded, request.requests, &headers, &self.caller);
+        let client = RunClient::socket(self.app.clone(), self.caller.clone());
+        let submit = Runs::submit(&client, &loaded, request.requests);
         let runs = tokio::select! {
             runs = submit => runs?,
             () = until_cancelled(&mut cancelled) => {

@@ -4,16 +4,14 @@ use super::error::KoboldError;
 use super::genkeys::{GenerationEntry, Genkeys};
 use super::request::{self, GenkeyRequest, KoboldRequest};
 use super::response::{KoboldAbortResponse, KoboldLogprobs, KoboldPartialResult, KoboldResult, KoboldResults};
-use crate::api::shared::generation;
-use crate::api::shared::generation::{Runs, SentTokens};
+use crate::api::shared::generation::{self, RunClient, Runs, SentTokens};
 use crate::api::shared::{self, Fields};
 use crate::engine::{Output, TextDelta};
 use crate::events::{FinishReason, RunEnd, Scope, Usage};
 use crate::model::Vocabulary;
-use crate::server::{ApiError, App, Caller};
+use crate::server::ApiError;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
-use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde_json::Value;
@@ -21,27 +19,15 @@ use std::sync::Arc;
 
 /// Handles `POST /api/v1/generate` with a `prompt`. Returns `{results: [{text, finish_reason, prompt_tokens,
 /// completion_tokens}]}`.
-pub(crate) async fn generate(
-    app: App,
-    genkeys: &Genkeys,
-    caller: Caller,
-    headers: &HeaderMap,
-    body: &Value,
-) -> Response {
-    match answer(app, genkeys, caller, headers, body).await {
+pub(crate) async fn generate(client: &RunClient, genkeys: &Genkeys, body: &Value) -> Response {
+    match answer(client, genkeys, body).await {
         Ok(response) => response,
         Err(error) => KoboldError(error).into_response(),
     }
 }
 
-async fn answer(
-    app: App,
-    genkeys: &Genkeys,
-    caller: Caller,
-    headers: &HeaderMap,
-    body: &Value,
-) -> Result<Response, ApiError> {
-    let mut generation = start(app, genkeys, caller, headers, body).await?;
+async fn answer(client: &RunClient, genkeys: &Genkeys, body: &Value) -> Result<Response, ApiError> {
+    let mut generation = start(client, genkeys, body).await?;
     let (mut reason, mut usage) = ("abort", Usage::default());
     while let Some(event) = generation.next().await? {
         match event {
@@ -85,20 +71,14 @@ pub(super) enum GenerationEvent {
 }
 
 /// Parses a body and starts its run.
-pub(super) async fn start(
-    app: App,
-    genkeys: &Genkeys,
-    caller: Caller,
-    headers: &HeaderMap,
-    body: &Value,
-) -> Result<KoboldGeneration, ApiError> {
+pub(super) async fn start(client: &RunClient, genkeys: &Genkeys, body: &Value) -> Result<KoboldGeneration, ApiError> {
     let fields = Fields::new(body)?;
-    let loaded = app.loaded(fields.text("model")?).await?;
-    let KoboldRequest { request, genkey, render_special, logprobs } = request::parse(&app, &loaded, fields)?;
-    let entry = genkeys.register(caller.tenant.as_ref(), &genkey);
+    let loaded = client.app.loaded(fields.text("model")?).await?;
+    let KoboldRequest { request, genkey, render_special, logprobs } = request::parse(&client.app, &loaded, fields)?;
+    let entry = genkeys.register(client.caller.tenant.as_ref(), &genkey);
     let per_token = request.report.per_token;
     let vocabulary = Arc::clone(loaded.vocabulary());
-    let runs = Runs::start(app, &loaded, vec![request], headers, &caller).await?;
+    let runs = Runs::start(client, &loaded, vec![request]).await?;
     let tokens = logprobs.then(SentTokens::default);
     Ok(KoboldGeneration { runs, entry, vocabulary, render_special, per_token, sent_chars: Vec::new(), tokens })
 }

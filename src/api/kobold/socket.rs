@@ -11,14 +11,13 @@ use crate::api::shared::attention::{
     AttentionEvent, AttentionOptions, AttentionRequest, AttentionStream, AttentionWriter, MessageFormat, Transport,
 };
 use crate::api::shared::fields::invalid_value;
-use crate::api::shared::generation::Runs;
+use crate::api::shared::generation::{RunClient, Runs};
 use crate::api::shared::sse::to_text;
 use crate::api::shared::{self, Fields};
 use crate::server::socket::{Close, Message, Outgoing, Socket, Upgrade};
 use crate::server::{ApiError, App, Caller, ErrorCode, Loaded};
 use axum::Extension;
 use axum::extract::{FromRequestParts, Request, State};
-use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
 use std::net::SocketAddr;
@@ -88,7 +87,7 @@ impl Connection {
             attention::parse(&self.app, &loaded, fields, Transport::Frames, received)?;
         attention::assign_request_ids(&self.app, &mut requests).await?;
         let entry = self.genkeys.register(self.caller.tenant.as_ref(), fields.text("genkey")?.unwrap_or_default());
-        let runs = Runs::submit(self.app.clone(), &loaded, requests, &HeaderMap::new(), &self.caller).await?;
+        let runs = Runs::submit(&RunClient::socket(self.app.clone(), self.caller.clone()), &loaded, requests).await?;
         self.send_events(AttentionStream::new(runs, options), entry).await
     }
 

@@ -10,17 +10,14 @@ use crate::api::shared::attention;
 use crate::api::shared::attention::{
     AttentionEvent, AttentionRequest, AttentionStream, AttentionWriter, MessageFormat, Transport,
 };
-use crate::api::shared::generation;
-use crate::api::shared::generation::{Runs, ThunderFields};
+use crate::api::shared::generation::{self, RunClient, Runs, ThunderFields};
 use crate::api::shared::sse::{self, EventSource, KEEP_ALIVE_INTERVAL, PendingEvents, ServerEvent, to_text};
 use crate::api::shared::{self, Fields};
+use crate::server::ApiError;
 use crate::server::socket::Message;
-use crate::server::{ApiError, App, Caller};
 use axum::Extension;
 use axum::body::Bytes;
-use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
-use axum::http::HeaderMap;
 use axum::response::Response;
 use serde_json::Value;
 use std::time::Instant;
@@ -34,29 +31,21 @@ use std::time::Instant;
               (status = 400, description = "A field is invalid; nothing was streamed"),
               (status = 503, description = "No model is loaded")))]
 pub(super) async fn open(
-    State(app): State<App>,
-    caller: Caller,
+    client: RunClient,
     genkeys: Extension<Genkeys>,
-    headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, KoboldError> {
     let body = shared::parse_json(&body?)?;
     let response = if body.get("input_ids").is_some() {
-        tokens(app, &genkeys, caller, &headers, &body).await?
+        tokens(&client, &genkeys, &body).await?
     } else {
-        text(app, &genkeys, caller, &headers, &body).await?
+        text(&client, &genkeys, &body).await?
     };
     Ok(response)
 }
 
-async fn text(
-    app: App,
-    genkeys: &Genkeys,
-    caller: Caller,
-    headers: &HeaderMap,
-    body: &Value,
-) -> Result<Response, ApiError> {
-    let generation = start(app, genkeys, caller, headers, body).await?;
+async fn text(client: &RunClient, genkeys: &Genkeys, body: &Value) -> Result<Response, ApiError> {
+    let generation = start(client, genkeys, body).await?;
     let run_id = generation.runs.run_id();
     Ok(generation::with_run_id(respond(generation), run_id))
 }
@@ -83,21 +72,15 @@ async fn next_event(generation: &mut KoboldGeneration) -> Option<KoboldStreamEve
     Some(KoboldStreamEvent::Token { token, finish_reason, thunder })
 }
 
-async fn tokens(
-    app: App,
-    genkeys: &Genkeys,
-    caller: Caller,
-    headers: &HeaderMap,
-    body: &Value,
-) -> Result<Response, ApiError> {
+async fn tokens(client: &RunClient, genkeys: &Genkeys, body: &Value) -> Result<Response, ApiError> {
     let received = Instant::now();
     let fields = Fields::new(body)?;
-    let loaded = app.loaded(fields.text("model")?).await?;
+    let loaded = client.app.loaded(fields.text("model")?).await?;
     let AttentionRequest { mut requests, options } =
-        attention::parse(&app, &loaded, fields, Transport::Events, received)?;
-    attention::assign_request_ids(&app, &mut requests).await?;
-    let entry = genkeys.register(caller.tenant.as_ref(), fields.text("genkey")?.unwrap_or_default());
-    let runs = Runs::start(app, &loaded, requests, headers, &caller).await?;
+        attention::parse(&client.app, &loaded, fields, Transport::Events, received)?;
+    attention::assign_request_ids(&client.app, &mut requests).await?;
+    let entry = genkeys.register(client.caller.tenant.as_ref(), fields.text("genkey")?.unwrap_or_default());
+    let runs = Runs::start(client, &loaded, requests).await?;
     let stream = AttentionStream::new(runs, options);
     let run_id = stream.run_id();
     let request_id = stream.options.request_id.clone().unwrap_or_else(|| run_id.to_string());

@@ -3,17 +3,16 @@
 use super::recorded::{self, recorded_model, recorded_sampling};
 use crate::api::shared::body::ModSelection;
 use crate::api::shared::fields::Fields;
-use crate::api::shared::generation::set_client;
+use crate::api::shared::generation::RunClient;
 use crate::api::shared::mods::requested_mods;
 use crate::api::shared::recorded_attention::stored_heads;
 use crate::engine::{ForkPoint, Generation, Request, SamplingParams};
-use crate::events::{EndCause, EventType, PromptRecord, RunId, RunParent, Scope, Surface, TokenId, TraceItem, system};
+use crate::events::{EndCause, EventType, PromptRecord, RunId, RunParent, Surface, TokenId, TraceItem, system};
 use crate::mods::SelectedMod;
 use crate::server::extract::{Json, Path};
-use crate::server::{ApiError, App, Caller, Loaded, Problem};
+use crate::server::{ApiError, App, Loaded, Problem};
 use crate::store::RunSummary;
-use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -108,20 +107,18 @@ pub struct ForkedRun {
     (status = 409, body = Problem, description = "The recording is incomplete, the model differs from the recorded one, or a \
         mod does not repeat its recorded actions")))]
 pub async fn fork(
-    State(app): State<App>,
-    scope: Scope,
-    headers: HeaderMap,
-    caller: Caller,
+    client: RunClient,
     Path(id): Path<String>,
     Json(body): Json<Value>,
 ) -> Result<(StatusCode, axum::Json<ForkResponse>), ApiError> {
-    let parent = app.find_run(&scope, &id).await?;
+    let (app, scope) = (&client.app, &client.caller.scope);
+    let parent = app.find_run(scope, &id).await?;
     let fork = ForkRequest::deserialize(&body).map_err(|error| ApiError::bad_request(error.to_string()))?;
-    let items = app.store()?.items(&scope, parent.run_id, 0..i32::MAX).await?;
+    let items = app.store()?.items(scope, parent.run_id, 0..i32::MAX).await?;
     let source = Source::find(&parent, items, &fork.at)?;
-    let loaded = recorded_model(&app, &source.recorded).await?;
-    let (mut request, count) = source.request(&app, &loaded, &fork).await?;
-    set_client(&mut request, &headers, &caller);
+    let loaded = recorded_model(app, &source.recorded).await?;
+    let (mut request, count) = source.request(app, &loaded, &fork).await?;
+    client.set_client(&mut request);
     let mut started: Vec<Generation> = Vec::new();
     let mut runs = Vec::new();
     for index in 0..count {

@@ -1,13 +1,11 @@
 //! `/api/v1/reruns`: repeats a recorded run with the same seed, model, mods and parameters.
 
 use super::recorded::{self, recorded_model};
-use crate::api::shared::generation::set_client;
+use crate::api::shared::generation::RunClient;
 use crate::engine::Output;
 use crate::events::{FinishReason, PromptRecord, RunId};
 use crate::server::extract::Json;
-use crate::server::{ApiError, App, Caller, Problem};
-use axum::extract::State;
-use axum::http::HeaderMap;
+use crate::server::{ApiError, Problem};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -41,28 +39,23 @@ pub struct RerunResponse {
     (status = 400, body = Problem, description = "The recording is incomplete or does not fit this model"),
     (status = 404, body = Problem, description = "Unknown model"),
     (status = 409, body = Problem, description = "The model or a mod differs from the recorded one")))]
-pub async fn run(
-    State(app): State<App>,
-    headers: HeaderMap,
-    caller: Caller,
-    Json(again): Json<RerunRequest>,
-) -> Result<axum::Json<RerunResponse>, ApiError> {
+pub async fn run(client: RunClient, Json(again): Json<RerunRequest>) -> Result<axum::Json<RerunResponse>, ApiError> {
     let recorded = again.prompt.parameters.clone().unwrap_or_default();
     if !recorded["fork"].is_null() {
         let detail = "the run is a fork, which a repetition of its prompt does not reproduce; fork it again: POST \
              /api/v1/runs/{id}/forks";
         return Err(ApiError::conflict(detail).at("prompt.parameters.fork"));
     }
-    let loaded = recorded_model(&app, &recorded).await?;
-    let mods = recorded::mods(&app, &recorded["mods"], again.any_version).await?;
+    let loaded = recorded_model(&client.app, &recorded).await?;
+    let mods = recorded::mods(&client.app, &recorded["mods"], again.any_version).await?;
     let mut request = recorded::request(again.prompt, &recorded, &loaded)?;
     request.mods = mods;
-    set_client(&mut request, &headers, &caller);
+    client.set_client(&mut request);
     let mut generation = loaded.engine().submit(request).await?;
     loop {
         let output = tokio::select! {
             output = generation.output.recv() => output,
-            () = app.stopped() => return Err(ApiError::unavailable("the server is stopping").retry_after(1)),
+            () = client.app.stopped() => return Err(ApiError::unavailable("the server is stopping").retry_after(1)),
         };
         match output {
             Some(Output::Ended(end)) => {

@@ -13,13 +13,13 @@ mod stream;
 use super::shared::{self, Fields};
 use crate::api::shared::chat::sse::respond_lines;
 use crate::api::shared::chat::{ChatRequest, ChatStream};
-use crate::api::shared::{generation, parameters};
+use crate::api::shared::generation::{self, RunClient};
+use crate::api::shared::parameters;
 use crate::events::{Surface, TokenId};
-use crate::server::{Access, ApiError, App, Caller, Loaded, Protocol};
+use crate::server::{Access, ApiError, Loaded, Protocol};
 use axum::body::Bytes;
-use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
-use axum::http::{HeaderMap, header};
+use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use error::{OllamaError, OllamaErrorResponse};
 use request::{OllamaChatBody, OllamaGenerateBody, OllamaRequest};
@@ -63,15 +63,8 @@ pub(super) fn protocol() -> Protocol {
               (status = 400, body = OllamaErrorResponse, description = "A field is invalid; the message names it"),
               (status = 404, body = OllamaErrorResponse, description = "Unknown model"),
               (status = 503, body = OllamaErrorResponse, description = "The model is loading")))]
-async fn chat(
-    State(app): State<App>,
-    caller: Caller,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, OllamaError> {
-    let body = shared::parse_json(&body?)?;
-    let request = request::parse_chat(&body)?;
-    Ok(answer(&app, &caller, &headers, &body, request, AnswerShape::Chat).await?)
+async fn chat(client: RunClient, body: Result<Bytes, BytesRejection>) -> Result<Response, OllamaError> {
+    Ok(answer(&client, &body?, request::parse_chat, AnswerShape::Chat).await?)
 }
 
 /// Answers or completes a prompt, as Ollama's `/api/generate`. The answer is streamed as JSON lines unless `stream` is
@@ -84,29 +77,23 @@ async fn chat(
               (status = 404, body = OllamaErrorResponse, description = "Unknown model"),
               (status = 501, body = OllamaErrorResponse, description = "`suffix` for a model without infill tokens"),
               (status = 503, body = OllamaErrorResponse, description = "The model is loading")))]
-async fn generate(
-    State(app): State<App>,
-    caller: Caller,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, OllamaError> {
-    let body = shared::parse_json(&body?)?;
-    let request = request::parse_generate(&body)?;
-    Ok(answer(&app, &caller, &headers, &body, request, AnswerShape::Generate { prompt: None }).await?)
+async fn generate(client: RunClient, body: Result<Bytes, BytesRejection>) -> Result<Response, OllamaError> {
+    Ok(answer(&client, &body?, request::parse_generate, AnswerShape::Generate { prompt: None }).await?)
 }
 
 async fn answer(
-    app: &App,
-    caller: &Caller,
-    headers: &HeaderMap,
-    body: &Value,
-    request: OllamaRequest,
+    client: &RunClient,
+    body: &[u8],
+    parse: fn(&Value) -> Result<OllamaRequest, ApiError>,
     mut shape: AnswerShape,
 ) -> Result<Response, ApiError> {
+    let body = shared::parse_json(body)?;
+    let request = parse(&body)?;
     let begun = Instant::now();
-    let name = request::model(Fields::new(body)?)?;
+    let app = &client.app;
+    let name = request::model(Fields::new(&body)?)?;
     if request == OllamaRequest::Unload {
-        caller.require_models()?;
+        client.caller.require_models()?;
         let entry = app.models().find_entry(name)?;
         if entry.ready().is_some() {
             app.models().begin_unload(&entry.name)?;
@@ -137,7 +124,7 @@ async fn answer(
     if request.requests.len() > 1 {
         return Err(ApiError::invalid("options.n", "`n` must be 1: a response of this API has one answer"));
     }
-    let mut chat = ChatStream::start(app, &loaded, request, headers, caller).await?;
+    let mut chat = ChatStream::start(client, &loaded, request).await?;
     let run = chat.run();
     let mut lines = AnswerLines::new(shape, times);
     let response = if chat.options.stream {

@@ -12,16 +12,15 @@ mod stream;
 
 use super::shared::{self, Fields};
 use crate::api::shared::chat::sse::respond;
-use crate::api::shared::chat::{ChatRequest, ChatStream, Conversation, InputTokensResponse};
+use crate::api::shared::chat::{ChatStream, Conversation, InputTokensResponse};
 use crate::api::shared::error::OpenAiError;
-use crate::api::shared::generation;
+use crate::api::shared::generation::{self, RunClient};
 use crate::events::{Scope, Surface};
-use crate::server::{Access, ApiError, App, Caller, Protocol};
+use crate::server::{Access, ApiError, App, Protocol};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{Path, State};
-use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use event::ResponseStreamEvent;
 use request::ResponsesBody;
@@ -55,24 +54,17 @@ pub(super) fn protocol() -> Protocol {
               (status = 409, description = "Another run has this `request_id`"),
               (status = 422, description = "A mod ended the run with an error before its first token; 400 if the mod was written for Quote"),
               (status = 503, description = "The model is loading")))]
-async fn create(
-    State(app): State<App>,
-    caller: Caller,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, OpenAiError> {
+async fn create(client: RunClient, body: Result<Bytes, BytesRejection>) -> Result<Response, OpenAiError> {
     let body_json = shared::parse_json(&body?)?;
     let fields = Fields::new(&body_json)?;
-    let mut items = previous_items(&app, &caller.scope, fields).await?;
+    let mut items = previous_items(&client.app, &client.caller.scope, fields).await?;
     let body = request::to_chat(&body_json, &items)?;
-    let loaded = app.loaded(body.get("model").and_then(Value::as_str)).await?;
     let echo = EchoedFields::from_body(&body_json);
     let stores = fields.flag("store")?.unwrap_or(true);
     items.extend(request::input(fields)?);
-    let request = ChatRequest::parse(&app, &loaded, &body, Surface::Responses)?;
-    let mut chat = ChatStream::start(&app, &loaded, request, &headers, &caller).await?;
+    let mut chat = ChatStream::parse_and_start(&client, &body, Surface::Responses).await?;
     let run = chat.run();
-    let record = stores.then_some(ResponseRecord { app, run, items, owner: caller.tenant });
+    let record = stores.then_some(ResponseRecord { app: client.app, run, items, owner: client.caller.tenant });
     let response = if chat.options.stream {
         respond(chat, stream::ResponseEvents::new(echo, record))
     } else {

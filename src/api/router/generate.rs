@@ -5,12 +5,11 @@ use crate::api::attention::request::GenerateAttention;
 use crate::api::attention::rest::{self as attention, GenerateAttentionResponse};
 use crate::api::kobold::{self, Genkeys};
 use crate::api::shared::attention::error::{AttentionError, AttentionErrorMessage};
-use crate::server::{Access, ApiError, App, Caller, Protocol};
+use crate::api::shared::generation::RunClient;
+use crate::server::{Access, ApiError, Protocol};
 use axum::Extension;
 use axum::body::Bytes;
-use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
-use axum::http::HeaderMap;
 use axum::response::Response;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -30,19 +29,13 @@ pub(super) fn protocol(genkeys: Genkeys) -> Protocol {
               (status = 400, body = AttentionErrorMessage),
               (status = 503, body = AttentionErrorMessage, description = "`NO_MODEL`"),
               (status = 507, body = AttentionErrorMessage, description = "`OOM`")))]
-async fn generate(
-    State(app): State<App>,
-    caller: Caller,
-    genkeys: Extension<Genkeys>,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-) -> Response {
-    let body = match body.map_err(ApiError::from).and_then(|body| attention::read_body(&headers, &body)) {
+async fn generate(client: RunClient, genkeys: Extension<Genkeys>, body: Result<Bytes, BytesRejection>) -> Response {
+    let body = match body.map_err(ApiError::from).and_then(|body| attention::read_body(&client.headers, &body)) {
         Ok(body) => body,
         Err(error) => return AttentionError::render(error),
     };
     if body.get("input_ids").is_none() && body.get("prompt").is_some() {
-        return kobold::generate(app, &genkeys, caller, &headers, &body).await;
+        return kobold::generate(&client, &genkeys, &body).await;
     }
-    attention::generate(app, caller, &headers, &body).await
+    attention::generate(&client, &body).await
 }

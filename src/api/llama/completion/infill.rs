@@ -6,15 +6,14 @@ use super::routes::complete;
 use crate::api::shared::body::GenerationFields;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::{Fields, invalid_value};
+use crate::api::shared::generation::RunClient;
 use crate::api::shared::infill::{InfillParts, infill_tokens};
 use crate::api::shared::parameters;
 use crate::events::TokenId;
 use crate::model::{InfillTokens, Vocabulary};
-use crate::server::{ApiError, App, Caller, Loaded};
+use crate::server::{ApiError, App, Loaded};
 use axum::body::Bytes;
-use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
-use axum::http::HeaderMap;
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::Value;
@@ -54,15 +53,10 @@ struct InfillBody {
                   content((LlamaCompletion = "application/json"), (LlamaCompletionChunk = "text/event-stream"))),
               (status = 400, description = "A field is invalid; the message names it"),
               (status = 501, description = "The model was not trained for infilling")))]
-async fn infill(
-    State(app): State<App>,
-    caller: Caller,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, LlamaError> {
-    let suffix_first = app.config().server.request_defaults.get("spm_infill") == Some(&Value::Bool(true));
+async fn infill(client: RunClient, body: Result<Bytes, BytesRejection>) -> Result<Response, LlamaError> {
+    let suffix_first = client.app.config().server.request_defaults.get("spm_infill") == Some(&Value::Bool(true));
     let prompts = |fields: Fields<'_>, loaded: &Loaded| Ok(vec![prompt(fields, loaded, suffix_first)?]);
-    complete(app, caller, &headers, body, prompts).await
+    complete(client, body, prompts).await
 }
 
 fn prompt(fields: Fields<'_>, loaded: &Loaded, suffix_first: bool) -> Result<Vec<TokenId>, ApiError> {

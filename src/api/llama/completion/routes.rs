@@ -4,16 +4,14 @@ use super::request::{self, LlamaCompletionBody, LlamaCompletionRequest};
 use super::response::{EchoedRequest, LlamaCompletion, LlamaCompletionChunk, RunResponse};
 use super::stream::LlamaChunks;
 use crate::api::shared::error::LlamaError;
-use crate::api::shared::generation;
-use crate::api::shared::generation::{Runs, stream};
+use crate::api::shared::generation::{self, RunClient, Runs, stream};
 use crate::api::shared::{self, Fields};
 use crate::engine::Output;
 use crate::events::TokenId;
-use crate::server::{ApiError, App, Caller, Loaded};
+use crate::server::{ApiError, App, Loaded};
 use axum::body::Bytes;
-use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
-use axum::http::{HeaderMap, header};
+use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
 use utoipa_axum::router::OpenApiRouter;
@@ -31,30 +29,23 @@ pub(super) fn router() -> OpenApiRouter<App> {
                   content((LlamaCompletion = "application/json"), (LlamaCompletionChunk = "text/event-stream"))),
               (status = 400, description = "A field is invalid; the message names it"),
               (status = 503, description = "The model is loading")))]
-async fn completion(
-    State(app): State<App>,
-    caller: Caller,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, LlamaError> {
-    complete(app, caller, &headers, body, request::parse_prompts).await
+async fn completion(client: RunClient, body: Result<Bytes, BytesRejection>) -> Result<Response, LlamaError> {
+    complete(client, body, request::parse_prompts).await
 }
 
 /// Parses a body, runs the prompts that `prompts` extracts from it, and returns the response.
 pub(super) async fn complete(
-    app: App,
-    caller: Caller,
-    headers: &HeaderMap,
+    client: RunClient,
     body: Result<Bytes, BytesRejection>,
     prompts: impl FnOnce(Fields<'_>, &Loaded) -> Result<Vec<Vec<TokenId>>, ApiError>,
 ) -> Result<Response, LlamaError> {
-    let (body, loaded) = shared::parse_for_model(&app, &body?).await?;
+    let (body, loaded) = shared::parse_for_model(&client.app, &body?).await?;
     let fields = Fields::new(&body)?;
     let LlamaCompletionRequest { requests, options } =
-        request::parse(&app, &loaded, fields, prompts(fields, &loaded)?)?;
+        request::parse(&client.app, &loaded, fields, prompts(fields, &loaded)?)?;
     let vocabulary = loaded.vocabulary();
     let echoed: Vec<EchoedRequest> = requests.iter().map(|request| EchoedRequest::new(request, vocabulary)).collect();
-    let runs = Runs::start(app, &loaded, requests, headers, &caller).await?;
+    let runs = Runs::start(&client, &loaded, requests).await?;
     let run_id = runs.run_id();
     let responses = runs.started.iter().zip(echoed).enumerate().map(|(index, (run, echoed))| {
         RunResponse::new(index, run.clone(), echoed, options.clone(), Arc::clone(vocabulary), loaded.name().to_owned())

@@ -6,20 +6,17 @@ mod stream;
 
 use crate::api::shared;
 use crate::api::shared::body::ChatCompletionRequest;
+use crate::api::shared::chat::ChatStream;
 use crate::api::shared::chat::sse::respond;
-use crate::api::shared::chat::{ChatRequest, ChatStream};
 use crate::api::shared::error::OpenAiError;
-use crate::api::shared::generation;
+use crate::api::shared::generation::{self, RunClient};
 use crate::events::Surface;
-use crate::server::{App, Caller};
+use crate::server::App;
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
-use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use response::{ChatCompletion, ChatCompletionChunk};
-use serde_json::Value;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -47,16 +44,9 @@ pub(super) fn control_router() -> OpenApiRouter<App> {
               (status = 409, description = "Another run has this `request_id`"),
               (status = 422, description = "A mod ended the run with an error before its first token; 400 if the mod was written for Quote"),
               (status = 503, description = "The model is loading")))]
-async fn completions(
-    State(app): State<App>,
-    caller: Caller,
-    headers: HeaderMap,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, OpenAiError> {
+async fn completions(client: RunClient, body: Result<Bytes, BytesRejection>) -> Result<Response, OpenAiError> {
     let body = shared::parse_json(&body?)?;
-    let loaded = app.loaded(body.get("model").and_then(Value::as_str)).await?;
-    let request = ChatRequest::parse(&app, &loaded, &body, Surface::Openai)?;
-    let mut chat = ChatStream::start(&app, &loaded, request, &headers, &caller).await?;
+    let mut chat = ChatStream::parse_and_start(&client, &body, Surface::Openai).await?;
     let run = chat.run();
     let response = if chat.options.stream {
         respond(chat, stream::ChatChunks::default())

@@ -5,17 +5,14 @@ mod request;
 mod response;
 
 use crate::api::shared::error::OpenAiError;
-use crate::api::shared::generation;
-use crate::api::shared::generation::{Runs, ThunderFields, stream};
+use crate::api::shared::generation::{self, RunClient, Runs, ThunderFields, stream};
 use crate::api::shared::sse::{PendingEvents, ServerEvent, to_text};
 use crate::api::shared::{self, Fields};
 use crate::engine::Output;
-use crate::server::{ApiError, App, Caller};
+use crate::server::ApiError;
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
-use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use request::CompletionBody;
 use response::{CompletionBuilder, CompletionChoice, TextChoice, TextCompletion, TextCompletionChunk};
@@ -33,16 +30,15 @@ use std::sync::Arc;
               (status = 422, description = "A mod ended the run with an error before its first token; 400 if the mod was written for Quote"),
               (status = 503, description = "The model is loading")))]
 pub(super) async fn completions(
-    State(app): State<App>,
-    caller: Caller,
-    headers: HeaderMap,
+    client: RunClient,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, OpenAiError> {
-    let (body, loaded) = shared::parse_for_model(&app, &body?).await?;
-    let request::CompletionRequest { requests, prompts, options } = request::parse(&app, &loaded, Fields::new(&body)?)?;
-    let created = app.now().timestamp();
-    let ping = app.config().server.routes.sse_ping_interval;
-    let runs = Runs::start(app, &loaded, requests, &headers, &caller).await?;
+    let (body, loaded) = shared::parse_for_model(&client.app, &body?).await?;
+    let request::CompletionRequest { requests, prompts, options } =
+        request::parse(&client.app, &loaded, Fields::new(&body)?)?;
+    let created = client.app.now().timestamp();
+    let ping = client.app.config().server.routes.sse_ping_interval;
+    let runs = Runs::start(&client, &loaded, requests).await?;
     let run_id = runs.run_id();
     let choices = prompts.into_iter().enumerate().map(|(index, prompt)| CompletionChoice::new(index, prompt));
     let builder = CompletionBuilder {

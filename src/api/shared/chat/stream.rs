@@ -1,14 +1,13 @@
 //! The runs of one chat request and their output, parsed into reasoning, text and tool calls.
 
 use super::request::{ChatRequest, ResponseOptions};
-use crate::api::shared::generation::{RunTimings, Runs};
+use crate::api::shared::generation::{RunClient, RunTimings, Runs};
 use crate::engine::{Output, PromptProgress};
-use crate::events::{Alternative, Finish, FinishReason, RunEnd, RunId, TokenMeasurement, Usage};
+use crate::events::{Alternative, Finish, FinishReason, RunEnd, RunId, Surface, TokenMeasurement, Usage};
 use crate::model::Vocabulary;
 use crate::model::chat::answer::{AnswerDelta, AnswerFormat, AnswerMessage, AnswerParser, Retraction};
 use crate::model::chat::family::ModelFamily;
-use crate::server::{ApiError, App, Caller, Loaded};
-use axum::http::HeaderMap;
+use crate::server::{ApiError, Loaded};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -91,15 +90,9 @@ impl ChatStream {
     ///
     /// # Errors
     /// Same as [`Runs::start`].
-    pub(crate) async fn start(
-        app: &App,
-        loaded: &Loaded,
-        request: ChatRequest,
-        headers: &HeaderMap,
-        caller: &Caller,
-    ) -> Result<Self, ApiError> {
-        let created = app.now().timestamp();
-        let runs = Runs::start(app.clone(), loaded, request.requests, headers, caller).await?;
+    pub(crate) async fn start(client: &RunClient, loaded: &Loaded, request: ChatRequest) -> Result<Self, ApiError> {
+        let created = client.app.now().timestamp();
+        let runs = Runs::start(client, loaded, request.requests).await?;
         let answers = runs.started.iter().map(|run| ChatAnswer::new(run.id, &request.answer_format)).collect();
         Ok(Self {
             runs,
@@ -110,6 +103,16 @@ impl ChatStream {
             answers,
             family: request.answer_format.format.family,
         })
+    }
+
+    /// Parses the body of a chat completion and starts its runs on the model that it names.
+    ///
+    /// # Errors
+    /// The body is invalid, the model is not available, or the runs did not start.
+    pub(crate) async fn parse_and_start(client: &RunClient, body: &Value, surface: Surface) -> Result<Self, ApiError> {
+        let loaded = client.app.loaded(body.get("model").and_then(Value::as_str)).await?;
+        let request = ChatRequest::parse(&client.app, &loaded, body, surface)?;
+        Self::start(client, &loaded, request).await
     }
 
     /// Returns the id of the first answer's run.

@@ -1,5 +1,6 @@
 //! Starts runs for validated requests and converts their results, for all protocols.
 
+mod client;
 mod probabilities;
 pub(crate) mod runs;
 pub(crate) mod stream;
@@ -7,36 +8,20 @@ mod thunder;
 mod timings;
 
 pub(crate) use crate::server::with_run_id;
+pub(crate) use client::RunClient;
 pub(crate) use probabilities::{LogprobsByText, ProbabilityFormatter, TokenLogprob, TokenProbabilities};
 pub(crate) use runs::{Runs, SentTokens, repeat_request};
 pub(crate) use thunder::{RetractedOutput, ThunderFields};
 pub(crate) use timings::{PromptProgressResponse, RunTimings};
 
 use crate::engine::{RecordPolicy, Request, SubmitError};
-use crate::events::{EndCause, Fault, Finish, FinishReason, RunEnd, RunId, RunMetadata, Surface};
+use crate::events::{EndCause, Fault, Finish, FinishReason, RunEnd, RunId};
 use crate::model::grammar;
-use crate::server::access_log::client_request_id;
-use crate::server::{ApiError, App, Caller, ErrorCode, ErrorKind};
-use axum::http::{HeaderMap, HeaderName};
+use crate::server::{ApiError, App, ErrorCode, ErrorKind};
 use std::time::Duration;
 
 /// Maximum wait for the lookup of a request id, so that a busy database does not delay the first token.
 const LOOKUP_TIMEOUT: Duration = Duration::from_millis(250);
-
-/// `thunder run` sends this header, so that its runs can be distinguished from those of other programs.
-const CLIENT: HeaderName = HeaderName::from_static("x-thunder-client");
-
-/// Completes a request with data of its client: the owner and the user label of the API key, the marker of `thunder
-/// run`, and the HTTP request's id as metadata. A user label that the client sent is kept.
-pub(crate) fn set_client(request: &mut Request, headers: &HeaderMap, caller: &Caller) {
-    if headers.get(CLIENT).is_some_and(|client| client == "cli") {
-        request.surface = Surface::Cli;
-    }
-    if let Some(id) = client_request_id(headers) {
-        request.metadata.set(RunMetadata::HTTP_REQUEST, id);
-    }
-    caller.set_owner(request);
-}
 
 /// Returns the error with which a run ended, if any.
 pub(crate) fn failure(end: &RunEnd, run: RunId) -> Option<ApiError> {

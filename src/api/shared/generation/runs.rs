@@ -1,10 +1,9 @@
 //! Several runs for one request: prompts of a list, or several answers to one prompt.
 
-use super::{check_request_id, failure, set_client};
+use super::{RunClient, check_request_id, failure};
 use crate::engine::{Output, Request, RunMetrics, TextDelta};
 use crate::events::{Alternative, RunEnd, RunId, TokenMeasurement};
-use crate::server::{ApiError, App, Caller, Loaded};
-use axum::http::HeaderMap;
+use crate::server::{ApiError, App, Loaded};
 use futures::StreamExt;
 use futures::stream::{BoxStream, SelectAll};
 use std::sync::Arc;
@@ -47,14 +46,8 @@ impl Runs {
     ///
     /// # Errors
     /// The engine rejected one of the requests, or the first output is the end of a failed run.
-    pub(crate) async fn start(
-        app: App,
-        loaded: &Loaded,
-        requests: Vec<Request>,
-        headers: &HeaderMap,
-        caller: &Caller,
-    ) -> Result<Self, ApiError> {
-        let runs = Self::submit(app, loaded, requests, headers, caller).await?;
+    pub(crate) async fn start(client: &RunClient, loaded: &Loaded, requests: Vec<Request>) -> Result<Self, ApiError> {
+        let runs = Self::submit(client, loaded, requests).await?;
         if let Some((run, Output::Ended(end))) = &runs.first
             && let Some(error) = runs.failure(*run, end)
         {
@@ -68,11 +61,9 @@ impl Runs {
     /// # Errors
     /// The engine rejected one of the requests.
     pub(crate) async fn submit(
-        app: App,
+        client: &RunClient,
         loaded: &Loaded,
         mut requests: Vec<Request>,
-        headers: &HeaderMap,
-        caller: &Caller,
     ) -> Result<Self, ApiError> {
         if requests.len() > MAX_RUNS {
             let message = format!("one request may start at most {MAX_RUNS} runs, this one starts {}", requests.len());
@@ -83,16 +74,16 @@ impl Runs {
             let message = format!("`request_id` identifies one run, but this request starts {}", requests.len());
             return Err(ApiError::invalid("request_id", message));
         }
-        requests.iter_mut().for_each(|request| set_client(request, headers, caller));
+        requests.iter_mut().for_each(|request| client.set_client(request));
         let active = requests.len();
         let (mut started, mut outputs) = (Vec::with_capacity(active), SelectAll::new());
         for (index, request) in requests.into_iter().enumerate() {
-            check_request_id(&app, &request).await?;
+            check_request_id(&client.app, &request).await?;
             let generation = loaded.engine().submit(request).await?;
             started.push(StartedRun { id: generation.run_id, metrics: generation.metrics });
             outputs.push(ReceiverStream::new(generation.output).map(move |output| (index, output)).boxed());
         }
-        let mut runs = Self { app, started, first: None, outputs, active };
+        let mut runs = Self { app: client.app.clone(), started, first: None, outputs, active };
         let first = runs.next_output().await?;
         // `next_output` counts an end as delivered, but the first output is delivered again below.
         runs.active += usize::from(matches!(first, Some((_, Output::Ended(_)))));
