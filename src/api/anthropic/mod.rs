@@ -4,9 +4,11 @@
 //! `response` and `stream` convert the answer to content blocks and events. Any `anthropic-version` is accepted.
 
 mod error;
+mod messages;
 mod request;
 mod response;
 mod stream;
+mod tools;
 
 use super::shared::{self, Fields};
 use crate::api::shared::chat::sse::respond;

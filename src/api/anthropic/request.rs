@@ -2,7 +2,9 @@
 //!
 //! Clients define both formats, so the converted body is JSON instead of a type.
 
-use crate::api::shared::fields::{Fields, integer, invalid_value, join_text_parts, required_text};
+use super::messages::{join_texts, push_message};
+use super::tools::{convert_tool, convert_tool_choice};
+use crate::api::shared::fields::{Fields, integer, invalid_value};
 use crate::server::ApiError;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -150,135 +152,6 @@ fn convert_output_config(fields: Fields<'_>, chat: &mut Map<String, Value>) -> R
     let form = json!({ "type": "json_schema", "json_schema": { "name": "output", "schema": format["schema"], "strict": true } });
     chat.insert("response_format".into(), form);
     Ok(())
-}
-
-/// Converts a tool. Returns `None` for tools that only Anthropic's server can run.
-fn convert_tool(tool: &Value, at: &str) -> Result<Option<Value>, ApiError> {
-    match &tool["type"] {
-        Value::Null => {}
-        Value::String(kind) if kind == "custom" => {}
-        Value::String(kind) => {
-            tracing::info!("{at} ignored: tools of type '{kind}' are not supported");
-            return Ok(None);
-        }
-        other => return Err(invalid_value(&format!("{at}.type"), "\"custom\"", other)),
-    }
-    if !tool["input_schema"].is_object() {
-        return Err(invalid_value(&format!("{at}.input_schema"), "a JSON schema, an object", &tool["input_schema"]));
-    }
-    let mut function = json!({ "name": tool["name"], "parameters": tool["input_schema"] });
-    for field in ["description", "strict"] {
-        if let Some(value) = tool.get(field) {
-            function[field] = value.clone();
-        }
-    }
-    Ok(Some(json!({ "type": "function", "function": function })))
-}
-
-fn convert_tool_choice(choice: &Map<String, Value>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
-    let chosen = match choice.get("type").and_then(Value::as_str) {
-        Some("auto") => "auto".into(),
-        Some("any") => "required".into(),
-        Some("none") => "none".into(),
-        Some("tool") => {
-            if let Some(name) = choice.get("name").and_then(Value::as_str) {
-                json!({ "type": "function", "function": { "name": name } })
-            } else {
-                let found = choice.get("name").unwrap_or(&Value::Null);
-                return Err(invalid_value("tool_choice.name", "the name of a tool", found));
-            }
-        }
-        _ => {
-            let found = choice.get("type").unwrap_or(&Value::Null);
-            return Err(invalid_value("tool_choice.type", "\"auto\", \"any\", \"tool\" or \"none\"", found));
-        }
-    };
-    chat.insert("tool_choice".into(), chosen);
-    if choice.get("disable_parallel_tool_use") == Some(&Value::Bool(true)) {
-        chat.insert("parallel_tool_calls".into(), false.into());
-    }
-    Ok(())
-}
-
-/// Appends the converted messages. A tool result becomes a separate message.
-fn push_message(messages: &mut Vec<Value>, message: &Value, at: &str) -> Result<(), ApiError> {
-    let role = message["role"].as_str().unwrap_or_default();
-    if !matches!(role, "user" | "assistant" | "system") {
-        return Err(invalid_value(&format!("{at}.role"), "\"user\", \"assistant\" or \"system\"", &message["role"]));
-    }
-    let at = format!("{at}.content");
-    if role == "system" {
-        messages.push(json!({ "role": "system", "content": join_texts(&message["content"], &at)? }));
-        return Ok(());
-    }
-    let blocks = match &message["content"] {
-        Value::String(text) => {
-            messages.push(json!({ "role": role, "content": text }));
-            return Ok(());
-        }
-        Value::Array(blocks) => blocks,
-        other => return Err(invalid_value(&at, "a string or a list of content blocks", other)),
-    };
-    let (mut texts, mut reasoning, mut calls) = (Vec::new(), String::new(), Vec::new());
-    for (index, block) in blocks.iter().enumerate() {
-        let at = format!("{at}[{index}]");
-        let text = |field: &str| required_text(block, field, &at);
-        match (block["type"].as_str().unwrap_or_default(), role) {
-            ("text", _) => texts.push(text("text")?),
-            ("thinking", "assistant") => reasoning.push_str(&text("thinking")?),
-            ("redacted_thinking", "assistant") => {}
-            ("tool_use", "assistant") => {
-                let input = match &block["input"] {
-                    Value::Null => Value::Object(Map::new()),
-                    input @ Value::Object(_) => input.clone(),
-                    other => return Err(invalid_value(&format!("{at}.input"), "an object", other)),
-                };
-                calls.push(json!({ "id": text("id")?, "type": "function",
-                                   "function": { "name": text("name")?, "arguments": input } }));
-            }
-            ("tool_result", "user") => {
-                let content = match &block["content"] {
-                    Value::Null => String::new(),
-                    content => join_texts(content, &format!("{at}.content"))?,
-                };
-                let content =
-                    if block["is_error"] == Value::Bool(true) { format!("Error: {content}") } else { content };
-                messages.push(json!({ "role": "tool", "tool_call_id": text("tool_use_id")?, "content": content }));
-            }
-            _ => {
-                let expected = if role == "user" {
-                    "\"text\" or \"tool_result\""
-                } else {
-                    "\"text\", \"thinking\" or \"tool_use\""
-                };
-                return Err(invalid_value(
-                    &format!("{at}.type"),
-                    &format!("{expected} in a message of the {role}"),
-                    &block["type"],
-                ));
-            }
-        }
-    }
-    if role == "user" {
-        if !texts.is_empty() {
-            messages.push(json!({ "role": "user", "content": texts.join("\n") }));
-        }
-        return Ok(());
-    }
-    let mut message = json!({ "role": "assistant", "content": texts.join("") });
-    if !reasoning.is_empty() {
-        message["reasoning_content"] = reasoning.into();
-    }
-    if !calls.is_empty() {
-        message["tool_calls"] = calls.into();
-    }
-    messages.push(message);
-    Ok(())
-}
-
-/// Returns a string, or the joined texts of content blocks.
-fn join_texts(value: &Value, at: &str) -> Result<String, ApiError> {
-    join_text_parts(value, at, |block| block["text"].as_str().filter(|_| block["type"] == "text"))
 }
 
 #[cfg(test)]

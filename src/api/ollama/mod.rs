@@ -3,8 +3,10 @@
 //! `request` converts a body to that of a chat completion, so that every parameter of a chat completion is accepted, in
 //! `options` too. `response` and `stream` convert the answer to Ollama's objects, which are streamed as JSON lines.
 
+mod body;
 mod embed;
 mod error;
+mod messages;
 mod models;
 mod request;
 mod response;
@@ -21,8 +23,9 @@ use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
+use body::{OllamaChatBody, OllamaGenerateBody};
 use error::{OllamaError, OllamaErrorResponse};
-use request::{OllamaChatBody, OllamaGenerateBody, OllamaRequest};
+use request::OllamaRequest;
 use response::{AnswerShape, OllamaChatResponse, OllamaEnd, OllamaGenerateResponse, OllamaMessage, RequestTimes};
 use serde_json::Value;
 use std::time::Instant;

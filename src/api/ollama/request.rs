@@ -2,13 +2,11 @@
 //!
 //! Both shapes belong to clients, so the converted body is JSON and not a type of its own.
 
+use super::messages::{messages, refuse_images};
 use crate::api::shared::fields::{Fields, integer, invalid_value};
 use crate::events::TokenId;
 use crate::server::ApiError;
-use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use std::collections::VecDeque;
-use utoipa::ToSchema;
 
 /// Fields of a body that are converted or have no effect; all others are copied.
 const CONVERTED: &[&str] = &[
@@ -47,77 +45,6 @@ const LOAD_OPTIONS: &[&str] = &[
     "use_mlock",
     "embedding_only",
 ];
-
-/// The body of a chat.
-#[derive(Debug, Deserialize, ToSchema)]
-#[expect(dead_code, reason = "the body is read field by field; this describes it")]
-pub(super) struct OllamaChatBody {
-    /// The conversation; an empty list loads the model.
-    messages: Vec<OllamaMessageBody>,
-    /// Tools: `{type: "function", function: {name, description?, parameters}}`.
-    #[schema(value_type = Option<Vec<Object>>)]
-    tools: Option<Vec<Value>>,
-    #[serde(flatten)]
-    common: OllamaCommonFields,
-}
-
-/// The body of a generation.
-#[derive(Debug, Deserialize, ToSchema)]
-#[expect(dead_code, reason = "the body is read field by field; this describes it")]
-pub(super) struct OllamaGenerateBody {
-    /// The prompt; without one the model is loaded.
-    prompt: Option<String>,
-    /// Text after the answer, for models that were trained for infilling.
-    suffix: Option<String>,
-    /// The system message.
-    system: Option<String>,
-    /// Use the prompt without the model's chat template.
-    #[schema(default = false)]
-    raw: Option<bool>,
-    /// `context` of the previous response.
-    context: Option<Vec<TokenId>>,
-    #[serde(flatten)]
-    common: OllamaCommonFields,
-}
-
-/// Fields of chats and generations.
-#[derive(Debug, Deserialize, ToSchema)]
-#[expect(dead_code, reason = "the body is read field by field; this describes it")]
-struct OllamaCommonFields {
-    /// Name of the model, optionally followed by mods: `model/mod`.
-    model: String,
-    /// `"json"`, or a JSON schema that the answer follows.
-    #[schema(value_type = Option<Value>)]
-    format: Option<Value>,
-    /// Sampling parameters, `num_predict`, `stop`, `mods`, and all further parameters of a chat completion.
-    #[schema(value_type = Option<Object>)]
-    options: Option<Value>,
-    /// Turn reasoning on or off, or its effort: `"low"`, `"medium"`, `"high"`.
-    #[schema(value_type = Option<Value>)]
-    think: Option<Value>,
-    /// Answer with a stream of JSON lines.
-    #[schema(default = true)]
-    stream: Option<bool>,
-    /// 0 in a request without messages or prompt unloads the model; otherwise without effect.
-    #[schema(value_type = Option<Value>)]
-    keep_alive: Option<Value>,
-}
-
-/// A message of a chat.
-#[derive(Debug, Deserialize, ToSchema)]
-#[expect(dead_code, reason = "the body is read field by field; this describes it")]
-struct OllamaMessageBody {
-    /// `system`, `user`, `assistant` or `tool`.
-    role: String,
-    content: Option<String>,
-    /// Reasoning of an assistant's message.
-    thinking: Option<String>,
-    /// Tool calls of an assistant's message: `{function: {name, arguments}}`.
-    #[schema(value_type = Option<Vec<Object>>)]
-    tool_calls: Option<Vec<Value>>,
-    /// The tool whose result a message of the role `tool` contains.
-    tool_name: Option<String>,
-}
 
 /// A converted body.
 #[derive(Debug, PartialEq)]
@@ -245,72 +172,6 @@ fn common(body: &Value) -> Result<Map<String, Value>, ApiError> {
         Some(other) => return Err(invalid_value("think", "true, false, \"low\", \"medium\" or \"high\"", other)),
     }
     Ok(converted)
-}
-
-fn refuse_images(images: Option<&Value>, at: &str) -> Result<(), ApiError> {
-    match images {
-        None | Some(Value::Null) => Ok(()),
-        Some(Value::Array(list)) if list.is_empty() => Ok(()),
-        Some(_) => {
-            Err(ApiError::invalid(at, format!("`{at}` must be absent or empty: the loaded models take text only")))
-        }
-    }
-}
-
-/// Converts the messages. Ollama's tool calls have no ids: results belong to the calls in their order, and to the call of
-/// the tool that they name.
-fn messages(list: &[Value]) -> Result<Vec<Value>, ApiError> {
-    let mut unanswered: VecDeque<(String, String)> = VecDeque::new();
-    let convert = |(index, message): (usize, &Value)| {
-        let at = format!("messages[{index}]");
-        let fields = message.as_object().ok_or_else(|| invalid_value(&at, "an object", message))?;
-        refuse_images(fields.get("images"), &format!("{at}.images"))?;
-        let mut converted = Map::new();
-        for (name, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
-            match name.as_str() {
-                "images" | "tool_calls" => {}
-                "thinking" => {
-                    converted.insert("reasoning_content".into(), value.clone());
-                }
-                "tool_name" => {
-                    converted.insert("name".into(), value.clone());
-                }
-                _ => {
-                    converted.insert(name.clone(), value.clone());
-                }
-            }
-        }
-        converted.entry("content").or_insert_with(|| "".into());
-        match fields.get("tool_calls") {
-            None | Some(Value::Null) => {}
-            Some(Value::Array(calls)) if calls.is_empty() => {}
-            Some(Value::Array(calls)) => {
-                unanswered.clear();
-                let mut list = Vec::with_capacity(calls.len());
-                for (call_index, call) in calls.iter().enumerate() {
-                    let function = &call["function"];
-                    let name = function["name"].as_str().filter(|name| !name.is_empty()).ok_or_else(|| {
-                        let at = format!("{at}.tool_calls[{call_index}].function.name");
-                        invalid_value(&at, "the name of a tool", &function["name"])
-                    })?;
-                    let id = call["id"].as_str().map_or_else(|| format!("call_{index}_{call_index}"), str::to_owned);
-                    unanswered.push_back((id.clone(), name.to_owned()));
-                    list.push(json!({ "id": id, "type": "function", "function": function }));
-                }
-                converted.insert("tool_calls".into(), list.into());
-            }
-            Some(other) => return Err(invalid_value(&format!("{at}.tool_calls"), "a list of tool calls", other)),
-        }
-        if fields.get("role").is_some_and(|role| role == "tool") && !converted.contains_key("tool_call_id") {
-            let tool = fields.get("tool_name").and_then(Value::as_str);
-            let named = unanswered.iter().position(|(_, name)| Some(name.as_str()) == tool).unwrap_or(0);
-            if let Some((id, _)) = unanswered.remove(named) {
-                converted.insert("tool_call_id".into(), id.into());
-            }
-        }
-        Ok(Value::Object(converted))
-    };
-    list.iter().enumerate().map(convert).collect()
 }
 
 #[cfg(test)]

@@ -1,0 +1,77 @@
+//! Bodies of Ollama's routes.
+
+use crate::events::TokenId;
+use serde::Deserialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+/// The body of a chat.
+#[derive(Debug, Deserialize, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+pub(super) struct OllamaChatBody {
+    /// The conversation; an empty list loads the model.
+    messages: Vec<OllamaMessageBody>,
+    /// Tools: `{type: "function", function: {name, description?, parameters}}`.
+    #[schema(value_type = Option<Vec<Object>>)]
+    tools: Option<Vec<Value>>,
+    #[serde(flatten)]
+    common: OllamaCommonFields,
+}
+
+/// The body of a generation.
+#[derive(Debug, Deserialize, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+pub(super) struct OllamaGenerateBody {
+    /// The prompt; without one the model is loaded.
+    prompt: Option<String>,
+    /// Text after the answer, for models that were trained for infilling.
+    suffix: Option<String>,
+    /// The system message.
+    system: Option<String>,
+    /// Use the prompt without the model's chat template.
+    #[schema(default = false)]
+    raw: Option<bool>,
+    /// `context` of the previous response.
+    context: Option<Vec<TokenId>>,
+    #[serde(flatten)]
+    common: OllamaCommonFields,
+}
+
+/// Fields of chats and generations.
+#[derive(Debug, Deserialize, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+struct OllamaCommonFields {
+    /// Name of the model, optionally followed by mods: `model/mod`.
+    model: String,
+    /// `"json"`, or a JSON schema that the answer follows.
+    #[schema(value_type = Option<Value>)]
+    format: Option<Value>,
+    /// Sampling parameters, `num_predict`, `stop`, `mods`, and all further parameters of a chat completion.
+    #[schema(value_type = Option<Object>)]
+    options: Option<Value>,
+    /// Turn reasoning on or off, or its effort: `"low"`, `"medium"`, `"high"`.
+    #[schema(value_type = Option<Value>)]
+    think: Option<Value>,
+    /// Answer with a stream of JSON lines.
+    #[schema(default = true)]
+    stream: Option<bool>,
+    /// 0 in a request without messages or prompt unloads the model; otherwise without effect.
+    #[schema(value_type = Option<Value>)]
+    keep_alive: Option<Value>,
+}
+
+/// A message of a chat.
+#[derive(Debug, Deserialize, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+struct OllamaMessageBody {
+    /// `system`, `user`, `assistant` or `tool`.
+    role: String,
+    content: Option<String>,
+    /// Reasoning of an assistant's message.
+    thinking: Option<String>,
+    /// Tool calls of an assistant's message: `{function: {name, arguments}}`.
+    #[schema(value_type = Option<Vec<Object>>)]
+    tool_calls: Option<Vec<Value>>,
+    /// The tool whose result a message of the role `tool` contains.
+    tool_name: Option<String>,
+}

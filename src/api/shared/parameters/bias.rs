@@ -1,0 +1,79 @@
+//! Biases of tokens.
+
+use super::tokens::{check_entry_count, token};
+use crate::api::shared::fields::invalid_value;
+use crate::events::TokenId;
+use crate::model::Vocabulary;
+use crate::server::ApiError;
+use serde_json::{Map, Value};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+/// Adds up the biases of tokens that occur several times; the order is that of the first occurrence.
+pub(super) fn sum_by_token(biases: &mut Vec<(TokenId, f32)>) {
+    let mut places: HashMap<TokenId, usize> = HashMap::with_capacity(biases.len());
+    let mut sums: Vec<(TokenId, f32)> = Vec::with_capacity(biases.len());
+    for &(token, bias) in &*biases {
+        match places.entry(token) {
+            Entry::Occupied(place) => {
+                let sum = &mut sums[*place.get()].1;
+                // A banned token stays banned with any additional bias.
+                *sum = (*sum + bias).min(f32::MAX);
+            }
+            Entry::Vacant(place) => {
+                place.insert(sums.len());
+                sums.push((token, bias));
+            }
+        }
+    }
+    *biases = sums;
+}
+
+/// Parses biases up to `max_bias`: OpenAI's `{"id or text": bias}`, or llama-server's `[[id or text, bias or false], …]`.
+pub(crate) fn logit_bias(
+    value: &Value,
+    vocabulary: &Vocabulary,
+    max_bias: f32,
+) -> Result<Vec<(TokenId, f32)>, ApiError> {
+    let expected = if max_bias < f32::MAX {
+        format!("an object that maps tokens to a bias between -{max_bias} and {max_bias} (false bans the token)")
+    } else {
+        "an object that maps tokens to a bias, or a list of [token, bias] (false bans the token)".to_owned()
+    };
+    let refuse = || invalid_value("logit_bias", &expected, value);
+    let bias = |value: &Value| match value {
+        Value::Bool(false) => Some(f32::NEG_INFINITY),
+        other => other.as_f64().map(|number| number as f32).filter(|number| number.abs() <= max_bias),
+    };
+    let named = |name: &str| match name.parse::<TokenId>() {
+        Ok(id) => vocabulary.contains(id).then(|| vec![id]),
+        Err(_) => Some(vocabulary.encode(name, false, true)),
+    };
+    let entries = value.as_object().map(Map::len).or_else(|| value.as_array().map(Vec::len));
+    check_entry_count("logit_bias", entries.unwrap_or(0), vocabulary)?;
+    let mut biases = Vec::new();
+    let mut add = |tokens: Option<Vec<TokenId>>, value: &Value| -> Option<()> {
+        let bias = bias(value)?;
+        biases.extend(tokens?.into_iter().map(|token| (token, bias)));
+        Some(())
+    };
+    match value {
+        Value::Object(object) => {
+            for (name, value) in object {
+                add(named(name), value).ok_or_else(refuse)?;
+            }
+        }
+        Value::Array(list) => {
+            for pair in list {
+                let [of, value] = pair.as_array().map_or(&[][..], Vec::as_slice) else { return Err(refuse()) };
+                let tokens = match of.as_str() {
+                    Some(text) => Some(vocabulary.encode(text, false, true)),
+                    None => token(of, vocabulary).map(|token| vec![token]),
+                };
+                add(tokens, value).ok_or_else(refuse)?;
+            }
+        }
+        _ => return Err(refuse()),
+    }
+    Ok(biases)
+}

@@ -1,0 +1,50 @@
+//! Slot, cache, context policy and drafts of a run.
+
+use crate::api::shared::fields::{Fields, invalid_value};
+use crate::engine::{DraftLimits, Overflow};
+use crate::server::ApiError;
+use serde_json::Value;
+
+/// Slot and cache settings of a run, its behaviour on a full context, and its drafts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SlotPlacement {
+    pub(crate) slot: Option<u32>,
+    pub(crate) cache_prompt: bool,
+    pub(crate) cache_reuse: usize,
+    pub(crate) overflow: Overflow,
+    pub(crate) drafts: DraftLimits,
+}
+
+impl SlotPlacement {
+    /// Returns the number of tokens that an answer can have after a prompt of that length.
+    pub(crate) fn room(self, context: u32, prompt: usize) -> u32 {
+        match self.overflow {
+            Overflow::Stop => (context as usize).saturating_sub(prompt).max(1) as u32,
+            Overflow::Shift { .. } | Overflow::Evict => i32::MAX as u32,
+        }
+    }
+}
+
+/// Parses the placement. `fields` include the server's defaults.
+pub(crate) fn placement(fields: Fields<'_>) -> Result<SlotPlacement, ApiError> {
+    let keep = fields.integer("n_keep", -1..=i64::from(i32::MAX))?.unwrap_or(0);
+    let discard = fields.integer("n_discard", 0..=i64::from(i32::MAX))?.unwrap_or(0);
+    let overflow = match fields.text("context_policy")? {
+        None | Some("stop") => Overflow::Stop,
+        // -1 is llama-server's value for the whole prompt.
+        Some("shift") => Overflow::Shift { keep: usize::try_from(keep).ok(), discard: discard as usize },
+        Some("evict") => Overflow::Evict,
+        Some(other) => {
+            return Err(invalid_value("context_policy", "\"stop\", \"shift\" or \"evict\"", &Value::from(other)));
+        }
+    };
+    let tokens = |name| fields.integer(name, 0..=i64::from(i32::MAX)).map(|tokens| tokens.map(|tokens| tokens as u32));
+    let slot = fields.integer("id_slot", -1..=i64::from(i32::MAX))?;
+    Ok(SlotPlacement {
+        slot: slot.and_then(|slot| u32::try_from(slot).ok()),
+        cache_prompt: fields.flag("cache_prompt")?.unwrap_or(true),
+        cache_reuse: fields.integer("n_cache_reuse", 0..=i64::from(i32::MAX))?.unwrap_or(0) as usize,
+        overflow,
+        drafts: DraftLimits { max: tokens("speculative.n_max")?, min: tokens("speculative.n_min")? },
+    })
+}

@@ -1,0 +1,122 @@
+//! Sampling parameters.
+
+use super::bias::{logit_bias, sum_by_token};
+use super::tokens::bounded_tokens;
+use crate::api::shared::fields::{Fields, invalid_value};
+use crate::engine::{SamplerStage, SamplingParams};
+use crate::events::system;
+use crate::model::Vocabulary;
+use crate::server::ApiError;
+use serde_json::Value;
+use std::ops::RangeInclusive;
+
+/// Maximum bias in OpenAI's API; llama-server has no limit.
+const MAX_OPENAI_BIAS: f32 = 100.0;
+/// Sampler stages that llama-server removed but its clients still send; they are ignored.
+const REMOVED_SAMPLERS: [&str; 3] = ["tfs", "tfs_z", "tfs-z"];
+
+/// Parses the sampling parameters.
+pub(crate) fn sampling(fields: Fields<'_>, vocabulary: &Vocabulary) -> Result<SamplingParams, ApiError> {
+    const MAX_WINDOW: i64 = 1 << 20;
+    let default = SamplingParams::default();
+    let number = |name: &str, range: RangeInclusive<f32>, default: f32| {
+        fields.number(name, range).map(|value| value.unwrap_or(default))
+    };
+    let count = |name: &str, range: RangeInclusive<i64>, default: i32| {
+        fields.integer(name, range).map(|value| value.map_or(default, |value| value as i32))
+    };
+    let seed = match fields.integer("seed", i64::MIN..=i64::MAX)? {
+        // llama-server's values for a random seed.
+        None | Some(-1 | 0xffff_ffff) => system::random(),
+        // OpenAI's seeds have 64 bits, llama.cpp's have 32.
+        Some(seed) => seed as u32,
+    };
+    let mut bias = match fields.get("logit_bias") {
+        Some(value) => logit_bias(value, vocabulary, if fields.clamps_numbers() { f32::MAX } else { MAX_OPENAI_BIAS })?,
+        None => Vec::new(),
+    };
+    let banned = bounded_tokens(fields, "banned_tokens", vocabulary)?;
+    bias.extend(banned.into_iter().map(|token| (token, f32::NEG_INFINITY)));
+    sum_by_token(&mut bias);
+    // llama-server no longer has a value for "the whole context".
+    let min_window = if fields.clamps_numbers() { 0 } else { -1 };
+    let min_top_k = if fields.clamps_numbers() { i64::from(i32::MIN) } else { -1 };
+    Ok(SamplingParams {
+        samplers: samplers(fields)?.unwrap_or(default.samplers),
+        min_keep: count("min_keep", 0..=MAX_WINDOW, 0)? as usize,
+        temperature: number("temperature", 0.0..=100.0, default.temperature)?,
+        dynatemp_range: number("dynatemp_range", 0.0..=100.0, default.dynatemp_range)?,
+        dynatemp_exponent: number("dynatemp_exponent", 0.0..=100.0, default.dynatemp_exponent)?,
+        top_k: count("top_k", min_top_k..=i64::from(i32::MAX), default.top_k)?.max(0),
+        top_p: number("top_p", 0.0..=1.0, default.top_p)?,
+        min_p: number("min_p", 0.0..=1.0, default.min_p)?,
+        typical_p: number("typical_p", 0.0..=1.0, default.typical_p)?,
+        top_n_sigma: number("top_n_sigma", -1.0..=100.0, default.top_n_sigma)?,
+        xtc_probability: number("xtc_probability", 0.0..=1.0, default.xtc_probability)?,
+        xtc_threshold: number("xtc_threshold", 0.0..=1.0, default.xtc_threshold)?,
+        repeat_penalty: number("repeat_penalty", 0.01..=100.0, default.repeat_penalty)?,
+        repeat_last_n: count("repeat_last_n", min_window..=MAX_WINDOW, default.repeat_last_n)?,
+        presence_penalty: number("presence_penalty", -10.0..=10.0, default.presence_penalty)?,
+        frequency_penalty: number("frequency_penalty", -10.0..=10.0, default.frequency_penalty)?,
+        dry_multiplier: number("dry_multiplier", 0.0..=100.0, default.dry_multiplier)?,
+        dry_base: match number("dry_base", 0.0..=100.0, default.dry_base)? {
+            // A base below 1 would reduce the penalty with the length of the repetition.
+            base if fields.clamps_numbers() && base < 1.0 => default.dry_base,
+            base => base,
+        },
+        dry_allowed_length: count("dry_allowed_length", 0..=MAX_WINDOW, default.dry_allowed_length)?,
+        dry_penalty_last_n: count("dry_penalty_last_n", -1..=MAX_WINDOW, default.dry_penalty_last_n)?,
+        dry_sequence_breakers: sequence_breakers(fields)?.unwrap_or(default.dry_sequence_breakers),
+        mirostat: count("mirostat", 0..=2, 0)? as u8,
+        mirostat_tau: number("mirostat_tau", 0.0..=100.0, default.mirostat_tau)?,
+        mirostat_eta: number("mirostat_eta", 0.0..=1.0, default.mirostat_eta)?,
+        adaptive_target: number("adaptive_target", -1.0..=1.0, default.adaptive_target)?,
+        adaptive_decay: number("adaptive_decay", 0.0..=0.99, default.adaptive_decay)?,
+        seed,
+        logit_bias: bias,
+    })
+}
+
+/// Parses the stages of the sampler chain: a list of names, names separated by `;`, or letters.
+fn samplers(fields: Fields<'_>) -> Result<Option<Vec<SamplerStage>>, ApiError> {
+    const FIELD: &str = "samplers";
+    let Some(value) = fields.get(FIELD) else { return Ok(None) };
+    let unknown = |name: &str| {
+        let known: Vec<String> =
+            SamplerStage::NAMES.iter().map(|(_, name, letter)| format!("{name} ({letter})")).collect();
+        ApiError::invalid(FIELD, format!("`samplers`: unknown stage {name:?}; known stages: {}", known.join(", ")))
+    };
+    let by_name = |name: &str| SamplerStage::from_name(name).ok_or_else(|| unknown(name));
+    let stages: Result<Vec<SamplerStage>, ApiError> = match value {
+        Value::String(text) if text.contains([';', '_', '-']) => {
+            text.split(';').filter(|name| !REMOVED_SAMPLERS.contains(name)).map(by_name).collect()
+        }
+        Value::String(letters) => letters
+            .chars()
+            .map(|letter| SamplerStage::from_letter(letter).ok_or_else(|| unknown(&letter.to_string())))
+            .collect(),
+        Value::Array(names) => names
+            .iter()
+            .filter(|name| name.as_str().is_none_or(|name| !REMOVED_SAMPLERS.contains(&name)))
+            .map(|name| {
+                name.as_str().ok_or_else(|| invalid_value(FIELD, "a list of names, or letters", name)).and_then(by_name)
+            })
+            .collect(),
+        other => return Err(invalid_value(FIELD, "a list of names, or letters", other)),
+    };
+    stages.map(Some)
+}
+
+/// Parses the strings that end a repetition for the DRY penalty.
+fn sequence_breakers(fields: Fields<'_>) -> Result<Option<Vec<String>>, ApiError> {
+    const FIELD: &str = "dry_sequence_breakers";
+    const MAX_BREAKERS: usize = 64;
+    let Some(list) = fields.list(FIELD)? else { return Ok(None) };
+    let texts: Option<Vec<String>> = list.iter().map(|text| text.as_str().map(str::to_owned)).collect();
+    match texts {
+        Some(texts) if texts.len() <= MAX_BREAKERS => Ok(Some(texts)),
+        _ => {
+            Err(invalid_value(FIELD, &format!("a list of at most {MAX_BREAKERS} strings"), &Value::Array(list.clone())))
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Tokens and prompts in requests.
+
+use crate::api::shared::fields::{Fields, integer, invalid_value};
+use crate::events::TokenId;
+use crate::model::Vocabulary;
+use crate::server::ApiError;
+use serde_json::Value;
+
+/// Parses a token id.
+pub(crate) fn token(value: &Value, vocabulary: &Vocabulary) -> Option<TokenId> {
+    let id = TokenId::try_from(integer(value)?).ok()?;
+    vocabulary.contains(id).then_some(id)
+}
+
+/// Parses a list of token ids or of strings that are one token each.
+pub(crate) fn tokens(fields: Fields<'_>, name: &str, vocabulary: &Vocabulary) -> Result<Vec<TokenId>, ApiError> {
+    let one = |value: &Value| match value.as_str() {
+        Some(text) => match vocabulary.encode(text, false, true)[..] {
+            [token] => Ok(token),
+            ref several => Err(ApiError::invalid(
+                name,
+                format!(
+                    "`{name}`: the string {value} has {} tokens ({several:?}), expected one; send the token ids",
+                    several.len()
+                ),
+            )),
+        },
+        None => token(value, vocabulary).ok_or_else(|| {
+            invalid_value(name, &format!("a list of token ids below {}, or of strings", vocabulary.len()), value)
+        }),
+    };
+    fields.list(name)?.into_iter().flatten().map(one).collect()
+}
+
+/// Parses a list of tokens with at most one entry per token of the vocabulary.
+pub(super) fn bounded_tokens(
+    fields: Fields<'_>,
+    name: &str,
+    vocabulary: &Vocabulary,
+) -> Result<Vec<TokenId>, ApiError> {
+    check_entry_count(name, fields.list(name)?.map_or(0, Vec::len), vocabulary)?;
+    tokens(fields, name, vocabulary)
+}
+
+/// Rejects a list with more entries than the vocabulary has tokens, before it is processed.
+pub(super) fn check_entry_count(name: &str, entries: usize, vocabulary: &Vocabulary) -> Result<(), ApiError> {
+    let max = vocabulary.len();
+    if entries <= max {
+        return Ok(());
+    }
+    let detail =
+        format!("`{name}` must have at most {max} entries, one for each token of the vocabulary, got {entries}");
+    Err(ApiError::invalid(name, detail))
+}
+
+/// Returns the prompt. An empty prompt becomes the BOS token, or the EOS token if there is none, because generation
+/// needs at least one token.
+pub(crate) fn or_start_token(prompt: Vec<TokenId>, vocabulary: &Vocabulary) -> Vec<TokenId> {
+    let special = vocabulary.special();
+    match special.bos.or(special.eos) {
+        Some(token) if prompt.is_empty() => vec![token],
+        _ => prompt,
+    }
+}
+
+/// Parses a prompt: a string, a list of token ids, or a list of both. `add_special` applies to its start.
+pub(crate) fn encode_prompt(
+    value: &Value,
+    name: &str,
+    vocabulary: &Vocabulary,
+    add_special: bool,
+    parse_special: bool,
+) -> Result<Vec<TokenId>, ApiError> {
+    let expected = || format!("a string, or a list of strings and token ids below {}", vocabulary.len());
+    let parts = match value {
+        Value::String(text) => return Ok(vocabulary.encode(text, add_special, parse_special)),
+        Value::Array(parts) => parts,
+        other => return Err(invalid_value(name, &expected(), other)),
+    };
+    let mut tokens = Vec::new();
+    for (index, part) in parts.iter().enumerate() {
+        match part {
+            Value::String(text) => tokens.extend(vocabulary.encode(text, add_special && index == 0, parse_special)),
+            id => tokens.push(token(id, vocabulary).ok_or_else(|| invalid_value(name, &expected(), id))?),
+        }
+    }
+    Ok(tokens)
+}
