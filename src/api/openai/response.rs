@@ -1,9 +1,11 @@
 //! Parts of responses that chat completions and completions share.
 
-use crate::api::shared::generation::{self, RunTimings};
+use crate::api::shared::generation::{self, RunTimings, ThunderFields};
+use crate::api::shared::llama_completion::{LlamaCompletionEnd, LlamaCompletionStart, StopType};
 use crate::api::shared::settings::GenerationSettings;
-use crate::events::{Finish, FinishReason, RunId, TokenId, Usage};
+use crate::events::{Finish, FinishReason, RunId, Usage};
 use serde::{Serialize, Serializer};
+use std::borrow::Cow;
 use utoipa::ToSchema;
 
 /// Fingerprint of the server. Clients of llama-server look for the `b` of its build numbers.
@@ -81,31 +83,30 @@ impl From<Usage> for CompletionUsage {
     }
 }
 
+/// Fields that only some chunks of a stream have.
+#[derive(Debug, Default, Serialize, ToSchema)]
+pub(super) struct ChunkDetails<'a> {
+    /// The runs of the choices in the first and last chunk, or a retraction.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) thunder: Option<ThunderFields>,
+    /// In the last chunk, like `__verbose`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) usage: Option<CompletionUsage>,
+    /// In the last chunk, or in every chunk with `timings_per_token`. With several choices those of the slowest one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) timings: Option<RunTimings>,
+    #[serde(rename = "__verbose", skip_serializing_if = "Option::is_none")]
+    pub(super) verbose: Option<VerboseAnswer<'a>>,
+}
+
 /// The answer with llama-server's details, for requests with `verbose`.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct VerboseAnswer<'a> {
-    index: u32,
-    content: &'a str,
-    /// Always empty.
-    #[schema(value_type = Vec<i32>)]
-    tokens: [TokenId; 0],
-    id_slot: Option<u32>,
-    /// Always true.
-    stop: bool,
-    model: &'a str,
-    tokens_predicted: u32,
-    tokens_evaluated: u32,
+    #[serde(flatten)]
+    start: LlamaCompletionStart<'a>,
     tokens_cached: u32,
-    generation_settings: &'a GenerationSettings,
-    /// Text of the prompt.
-    prompt: &'a str,
-    has_new_line: bool,
-    /// True if the context was full.
-    truncated: bool,
-    /// `limit`, `eos` or `word`.
-    stop_type: &'static str,
-    /// The stop string that ended the answer, or "".
-    stopping_word: &'a str,
+    #[serde(flatten)]
+    end: LlamaCompletionEnd<'a>,
     timings: RunTimings,
 }
 
@@ -116,32 +117,25 @@ impl<'a> VerboseAnswer<'a> {
         model: &'a str,
         id_slot: Option<u32>,
         prompt: &'a str,
-        generation_settings: &'a GenerationSettings,
+        settings: &'a GenerationSettings,
     ) -> Self {
-        let (stop_type, stopping_word) = match finish.reason {
-            FinishReason::Length => ("limit", ""),
-            _ => finish.stop_string.as_deref().map_or(("eos", ""), |word| ("word", word)),
-        };
         let usage = finish.usage;
         // The KV cache lacks the last token, because it is not decoded. An end-of-turn token is not counted at all.
-        let uncached =
-            u32::from(stop_type != "eos" && usage.completion_tokens > 0) + generation::shifted_tokens(finish);
+        let uncached = u32::from(StopType::of(finish) != StopType::Eos && usage.completion_tokens > 0)
+            + generation::shifted_tokens(finish);
         Self {
-            index: 0,
-            content: &finish.text,
-            tokens: [],
-            id_slot,
-            stop: true,
-            model,
-            tokens_predicted: usage.completion_tokens,
-            tokens_evaluated: usage.prompt_tokens,
+            start: LlamaCompletionStart {
+                index: 0,
+                content: &finish.text,
+                tokens: Vec::new(),
+                id_slot: id_slot.map(i64::from),
+                stop: true,
+                model,
+                tokens_predicted: usage.completion_tokens,
+                tokens_evaluated: usage.prompt_tokens,
+            },
             tokens_cached: (usage.prompt_tokens + usage.completion_tokens).saturating_sub(uncached),
-            generation_settings,
-            prompt,
-            has_new_line: finish.text.contains('\n'),
-            truncated: finish.truncated,
-            stop_type,
-            stopping_word,
+            end: LlamaCompletionEnd::new(finish, Cow::Borrowed(settings), prompt, finish.truncated),
             timings: RunTimings::new(finish),
         }
     }

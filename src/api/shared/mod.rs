@@ -12,6 +12,7 @@ pub(super) mod feedback;
 pub(super) mod fields;
 pub(super) mod generation;
 pub(super) mod infill;
+pub(super) mod llama_completion;
 pub(super) mod lora;
 pub(super) mod model_status;
 pub(super) mod mods;

@@ -5,6 +5,7 @@ use crate::api::shared::generation::runs::StartedRun;
 use crate::api::shared::generation::{
     ProbabilityFormatter, PromptProgressResponse, RunTimings, SentTokens, ThunderFields, TokenProbabilities,
 };
+use crate::api::shared::llama_completion::{LlamaCompletionEnd, LlamaCompletionStart};
 use crate::api::shared::settings::{GenerationSettings, LlamaResponseOptions};
 use crate::api::shared::sse::to_text;
 use crate::engine::{Limits, PromptProgress, Request, SamplingParams};
@@ -12,6 +13,7 @@ use crate::events::{Alternative, Finish, FinishReason, RunEnd, TokenId, TokenMea
 use crate::model::Vocabulary;
 use serde::Serialize;
 use serde_json::{Map, Value};
+use std::borrow::Cow;
 use std::sync::Arc;
 use utoipa::ToSchema;
 
@@ -21,29 +23,10 @@ const NO_LOGPROB: f32 = f32::MIN;
 /// A complete answer, or the last chunk of a stream.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct LlamaCompletion<'a> {
-    /// Index of the answer.
-    index: usize,
-    /// The text; empty in a stream.
-    content: &'a str,
-    /// Ids of the answer's tokens, if requested.
-    tokens: Vec<TokenId>,
-    /// The slot; -1 for none.
-    id_slot: i64,
-    /// Always true.
-    stop: bool,
-    model: &'a str,
-    tokens_predicted: u32,
-    tokens_evaluated: u32,
-    generation_settings: GenerationSettings,
-    /// Text of the prompt.
-    prompt: &'a str,
-    has_new_line: bool,
-    /// True if the context ended the answer.
-    truncated: bool,
-    /// `limit`, `word`, `eos` or `none`.
-    stop_type: &'static str,
-    /// The stop string that ended the answer, or "".
-    stopping_word: &'a str,
+    #[serde(flatten)]
+    start: LlamaCompletionStart<'a>,
+    #[serde(flatten)]
+    end: LlamaCompletionEnd<'a>,
     tokens_cached: u32,
     timings: RunTimings,
     /// Probabilities of the tokens, if requested.
@@ -220,21 +203,19 @@ impl RunResponse {
         } else {
             Vec::new()
         };
+        let settings = GenerationSettings::new(&self.sampling, &self.limits, &self.options);
         LlamaCompletion {
-            index: self.index,
-            content: if stream { "" } else { finish.text.as_str() },
-            tokens,
-            id_slot: self.slot(),
-            stop: true,
-            model: &self.model,
-            tokens_predicted: predicted,
-            tokens_evaluated: usage.prompt_tokens,
-            generation_settings: GenerationSettings::new(&self.sampling, &self.limits, &self.options),
-            prompt: &self.prompt,
-            has_new_line: finish.text.contains('\n'),
-            truncated: self.is_truncated(finish),
-            stop_type: stop_type(finish),
-            stopping_word: finish.stop_string.as_deref().unwrap_or_default(),
+            start: LlamaCompletionStart {
+                index: self.index,
+                content: if stream { "" } else { finish.text.as_str() },
+                tokens,
+                id_slot: Some(self.slot()),
+                stop: true,
+                model: &self.model,
+                tokens_predicted: predicted,
+                tokens_evaluated: usage.prompt_tokens,
+            },
+            end: LlamaCompletionEnd::new(finish, Cow::Owned(settings), &self.prompt, self.is_truncated(finish)),
             tokens_cached: (usage.prompt_tokens + predicted)
                 .saturating_sub(u32::from(predicted > 0) + generation::shifted_tokens(finish)),
             timings: RunTimings::with_predicted(finish, predicted),
@@ -277,14 +258,5 @@ impl RunResponse {
         };
         let entries = tokens.iter().map(|(measure, others)| formatter.sampled_token(measure, others));
         (self.options.n_probs > 0).then(|| entries.collect())
-    }
-}
-
-fn stop_type(finish: &Finish) -> &'static str {
-    match finish.reason {
-        FinishReason::Length => "limit",
-        FinishReason::Stop if finish.stop_string.is_some() => "word",
-        FinishReason::Stop | FinishReason::ToolCalls => "eos",
-        FinishReason::Cancelled | FinishReason::Error => "none",
     }
 }

@@ -1,7 +1,7 @@
 //! A chat completion and the chunks of its stream.
 
 use crate::api::openai::response::{
-    AnswerId, CompletionHead, CompletionTokenDetails, CompletionUsage, NO_LOGPROB, VerboseAnswer,
+    AnswerId, ChunkDetails, CompletionHead, CompletionTokenDetails, CompletionUsage, NO_LOGPROB, VerboseAnswer,
 };
 use crate::api::shared::chat::{ChatDelta, ChatStream, MeasuredTokens, ToolCallRef};
 use crate::api::shared::generation::{
@@ -82,15 +82,8 @@ pub(super) struct ChatCompletionChunk<'a> {
     choices: Vec<ChatChunkChoice<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) prompt_progress: Option<PromptProgressResponse>,
-    /// The runs of the choices in the first and last chunk, or a retraction.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) thunder: Option<ThunderFields>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    usage: Option<CompletionUsage>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) timings: Option<RunTimings>,
-    #[serde(rename = "__verbose", skip_serializing_if = "Option::is_none")]
-    verbose: Option<VerboseAnswer<'a>>,
+    #[serde(flatten)]
+    pub(super) details: ChunkDetails<'a>,
 }
 
 /// A part of one answer.
@@ -241,7 +234,9 @@ impl<'a> ChatCompletionChunk<'a> {
 
     /// Returns the chunk with the token counts.
     pub(super) fn usage(chat: &'a ChatStream) -> Self {
-        Self { usage: Some(usage(chat)), ..Self::with_choices(chat, Vec::new()) }
+        let mut chunk = Self::with_choices(chat, Vec::new());
+        chunk.details.usage = Some(usage(chat));
+        chunk
     }
 
     fn with_choices(chat: &'a ChatStream, choices: Vec<ChatChunkChoice<'a>>) -> Self {
@@ -249,16 +244,14 @@ impl<'a> ChatCompletionChunk<'a> {
             head: head(chat, "chat.completion.chunk"),
             choices,
             prompt_progress: None,
-            thunder: None,
-            usage: None,
-            timings: None,
-            verbose: None,
+            details: ChunkDetails::default(),
         }
     }
 
     /// Adds the fields that only the last chunk of a stream has.
-    pub(super) fn with_final_fields(self, chat: &'a ChatStream) -> Self {
-        Self { timings: chat.finish(0).map(RunTimings::new), verbose: verbose(chat), ..self }
+    pub(super) fn with_final_fields(mut self, chat: &'a ChatStream) -> Self {
+        (self.details.timings, self.details.verbose) = (chat.finish(0).map(RunTimings::new), verbose(chat));
+        self
     }
 }
 

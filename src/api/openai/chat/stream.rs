@@ -20,7 +20,7 @@ impl ChatEventWriter for ChatChunks {
         self.held_tokens = vec![Vec::new(); chat.len()];
         for answer in 0..chat.len() {
             let mut chunk = ChatCompletionChunk::delta(chat, answer, ChatChunkDelta::START, None);
-            chunk.thunder = (answer == 0).then(|| response::thunder(chat));
+            chunk.details.thunder = (answer == 0).then(|| response::thunder(chat));
             send(pending, &chunk);
         }
     }
@@ -30,7 +30,7 @@ impl ChatEventWriter for ChatChunks {
         if let Some(progress) = update.progress {
             let mut chunk = ChatCompletionChunk::delta(chat, answer, ChatChunkDelta::START, None);
             chunk.prompt_progress = Some(progress.into());
-            chunk.timings = chat.options.timings_per_token.then(|| RunTimings::from_prompt(progress));
+            chunk.details.timings = chat.options.timings_per_token.then(|| RunTimings::from_prompt(progress));
             send(pending, &chunk);
         }
         if chat.options.logprobs.is_some() {
@@ -41,14 +41,14 @@ impl ChatEventWriter for ChatChunks {
             let logprobs = response::logprobs(chat, &tokens);
             let mut chunk = ChatCompletionChunk::delta(chat, answer, ChatChunkDelta::new(delta), logprobs);
             if let ChatDelta::Retract(retraction) = delta {
-                chunk.thunder = Some(ThunderFields::retract(RetractedOutput {
+                chunk.details.thunder = Some(ThunderFields::retract(RetractedOutput {
                     chars: retraction.content,
                     reasoning_chars: retraction.reasoning,
                     tool_calls: retraction.calls,
                 }));
             }
             if chat.options.timings_per_token {
-                chunk.timings = chat.partial_timings(answer);
+                chunk.details.timings = chat.partial_timings(answer);
             }
             send(pending, &chunk);
         }
@@ -75,7 +75,7 @@ impl ChatChunks {
             send(pending, &last);
             return;
         }
-        last.thunder = Some(response::thunder(chat));
+        last.details.thunder = Some(response::thunder(chat));
         if chat.options.include_usage {
             send(pending, &last);
             last = ChatCompletionChunk::usage(chat);

@@ -2,7 +2,7 @@
 
 use super::request::{CompletionOptions, CompletionPrompt};
 use crate::api::openai::response::{
-    AnswerId, CompletionHead, CompletionUsage, NO_LOGPROB, VerboseAnswer, finish_reason,
+    AnswerId, ChunkDetails, CompletionHead, CompletionUsage, NO_LOGPROB, VerboseAnswer, finish_reason,
 };
 use crate::api::shared::generation::runs::StartedRun;
 use crate::api::shared::generation::{
@@ -36,17 +36,8 @@ pub(super) struct TextCompletionChunk<'a> {
     head: CompletionHead<'a>,
     /// A part of one choice, or none in the chunk with the token counts.
     choices: Vec<TextChoice>,
-    /// The runs of the choices in their first and last chunk, or a retraction.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    thunder: Option<ThunderFields>,
-    /// Only in the last chunk, like `timings` and `__verbose`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    usage: Option<CompletionUsage>,
-    /// Timings of the slowest choice.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    timings: Option<RunTimings>,
-    #[serde(rename = "__verbose", skip_serializing_if = "Option::is_none")]
-    verbose: Option<VerboseAnswer<'a>>,
+    #[serde(flatten)]
+    details: ChunkDetails<'a>,
 }
 
 /// One answer to one prompt, or a part of it.
@@ -124,13 +115,14 @@ impl CompletionBuilder {
 
     /// Returns a chunk with these choices.
     pub(super) fn chunk(&self, choices: Vec<TextChoice>, thunder: Option<ThunderFields>) -> TextCompletionChunk<'_> {
-        TextCompletionChunk { head: self.head(), choices, thunder, usage: None, timings: None, verbose: None }
+        let details = ChunkDetails { thunder, ..ChunkDetails::default() };
+        TextCompletionChunk { head: self.head(), choices, details }
     }
 
     /// Returns a chunk with these choices and the fields that only the last chunk of a stream has.
     pub(super) fn last(&self, choices: Vec<TextChoice>, thunder: Option<ThunderFields>) -> TextCompletionChunk<'_> {
         let (usage, timings, verbose) = (Some(self.usage()), self.timings(), self.verbose());
-        TextCompletionChunk { usage, timings, verbose, ..self.chunk(choices, thunder) }
+        TextCompletionChunk { head: self.head(), choices, details: ChunkDetails { thunder, usage, timings, verbose } }
     }
 
     /// Returns the ids of the runs and the path of their replay.
