@@ -1,7 +1,8 @@
 //! A message, its content blocks and the events of its stream.
 
 use crate::api::shared::chat::{ChatStream, ToolCallRef};
-use crate::events::{FinishReason, RunId};
+use crate::api::shared::generation::ThunderFields;
+use crate::events::FinishReason;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -24,7 +25,7 @@ pub(super) struct MessageResponse {
     stop_sequence: Option<String>,
     usage: MessageUsage,
     /// The run of the message.
-    thunder: MessageRun,
+    thunder: ThunderFields,
 }
 
 /// A part of a message.
@@ -89,16 +90,6 @@ pub(super) struct MessageUsage {
 pub(super) struct OutputTokenDetails {
     /// Tokens of the reasoning.
     thinking_tokens: u32,
-}
-
-/// The run of a message.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct MessageRun {
-    /// Id of the run.
-    #[schema(value_type = String)]
-    run_id: RunId,
-    /// Path of its replay.
-    replay: String,
 }
 
 /// The number of prompt tokens of a request.
@@ -233,7 +224,7 @@ impl MessageResponse {
                 output_tokens: 0,
                 output_tokens_details: None,
             },
-            thunder: MessageRun { run_id: chat.run(), replay: format!("/runs/{}", chat.run()) },
+            thunder: ThunderFields::run(chat.run()),
         }
     }
 }

@@ -4,7 +4,6 @@
 //! same format. Each request is a task. A client that stops reading fills the connection's queue, which pauses the
 //! tasks and with them their runs.
 
-use crate::api::shared::attention::error::AttentionErrorMessage;
 use crate::api::shared::attention::event::{AttentionWriter, MessageFormat, PongMessage, encode, error_message};
 use crate::api::shared::attention::pruning::PruningHistory;
 use crate::api::shared::attention::request;
@@ -73,7 +72,7 @@ async fn until_cancelled(cancelled: &mut watch::Receiver<bool>) {
 }
 
 fn error_text(error: &ApiError) -> String {
-    to_text(&AttentionErrorMessage::new(error))
+    to_text(&error.attention())
 }
 
 async fn serve(app: App, socket: Socket) -> Close {

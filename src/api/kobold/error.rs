@@ -1,33 +1,13 @@
 //! Errors in `KoboldCPP`'s format: `{"detail": {"msg": text, "type": word}}`.
 
-use crate::api::shared::sse::to_text;
+use crate::api::shared::error::protocol_error;
 use crate::server::{ApiError, ErrorKind};
-use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// An [`ApiError`] in `KoboldCPP`'s format.
-#[derive(Debug, Clone)]
-pub struct KoboldError(pub ApiError);
-
-impl<E: Into<ApiError>> From<E> for KoboldError {
-    fn from(error: E) -> Self {
-        Self(error.into())
-    }
-}
-
-impl KoboldError {
-    /// Renders an error in this format.
-    pub fn render(error: ApiError) -> Response {
-        Self(error).into_response()
-    }
-}
-
-impl IntoResponse for KoboldError {
-    fn into_response(self) -> Response {
-        let body = to_text(&KoboldErrorResponse::from(&self.0));
-        self.0.respond("application/json", body.into_bytes())
-    }
+protocol_error! {
+    /// An [`ApiError`] in `KoboldCPP`'s format.
+    KoboldError, kobold, "application/json"
 }
 
 /// An error.
@@ -43,9 +23,10 @@ struct KoboldErrorDetail {
     r#type: &'static str,
 }
 
-impl From<&ApiError> for KoboldErrorResponse {
-    fn from(error: &ApiError) -> Self {
-        let r#type = match error.kind() {
+impl ApiError {
+    /// Returns the error for clients of `KoboldCPP`. Logs the cause of an internal error.
+    pub(super) fn kobold(&self) -> KoboldErrorResponse {
+        let r#type = match self.kind() {
             ErrorKind::Unauthorized => "unauthorized",
             ErrorKind::Forbidden => "forbidden",
             ErrorKind::NotFound => "not_found",
@@ -54,6 +35,6 @@ impl From<&ApiError> for KoboldErrorResponse {
             ErrorKind::NotSupported => "not_supported",
             _ => "bad_input",
         };
-        Self { detail: KoboldErrorDetail { msg: error.public_detail(), r#type } }
+        KoboldErrorResponse { detail: KoboldErrorDetail { msg: self.public_detail(), r#type } }
     }
 }

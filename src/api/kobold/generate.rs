@@ -20,10 +20,7 @@ use std::sync::Arc;
 /// Handles `POST /api/v1/generate` with a `prompt`. Returns `{results: [{text, finish_reason, prompt_tokens,
 /// completion_tokens}]}`.
 pub(crate) async fn generate(client: &RunClient, genkeys: &Genkeys, body: &Value) -> Response {
-    match answer(client, genkeys, body).await {
-        Ok(response) => response,
-        Err(error) => KoboldError(error).into_response(),
-    }
+    answer(client, genkeys, body).await.unwrap_or_else(KoboldError::render)
 }
 
 async fn answer(client: &RunClient, genkeys: &Genkeys, body: &Value) -> Result<Response, ApiError> {

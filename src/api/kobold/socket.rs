@@ -4,7 +4,7 @@
 //! attention is requested, a binary frame follows that contains only little-endian floats. A token without a row has an
 //! empty frame because those clients show a token when its frame arrives.
 
-use super::error::{KoboldError, KoboldErrorResponse};
+use super::error::KoboldError;
 use super::genkeys::{GenerationEntry, Genkeys};
 use crate::api::shared::attention;
 use crate::api::shared::attention::{
@@ -39,7 +39,7 @@ pub(super) async fn open(State(app): State<App>, genkeys: Extension<Genkeys>, re
 }
 
 fn error_text(error: &ApiError) -> String {
-    to_text(&KoboldErrorResponse::from(error))
+    to_text(&error.kobold())
 }
 
 async fn serve(app: App, genkeys: Genkeys, socket: Socket) -> Close {

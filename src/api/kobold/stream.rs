@@ -1,7 +1,7 @@
 //! `POST /api/extra/generate/stream`: server-sent events. A body with `input_ids` uses the messages of the attention
 //! API, one `data:` line per token; a body with a `prompt` uses `KoboldCPP`'s.
 
-use super::error::{KoboldError, KoboldErrorResponse};
+use super::error::KoboldError;
 use super::generate::{GenerationEvent, KoboldGeneration, finish_reason, start};
 use super::genkeys::{GenerationEntry, Genkeys};
 use super::request::KoboldStreamRequest;
@@ -67,7 +67,7 @@ async fn next_event(generation: &mut KoboldGeneration) -> Option<KoboldStreamEve
         Ok(Some(GenerationEvent::Ended(end))) => (String::new(), Some(finish_reason(&end)), None),
         Ok(Some(GenerationEvent::Aborted)) => (String::new(), Some("abort"), None),
         Ok(None) => return None,
-        Err(error) => return Some(KoboldStreamEvent::Error((&error).into())),
+        Err(error) => return Some(KoboldStreamEvent::Error(error.kobold())),
     };
     Some(KoboldStreamEvent::Token { token, finish_reason, thunder })
 }
@@ -134,7 +134,7 @@ fn text_of(message: Result<Message, ApiError>) -> String {
     match message {
         Ok(Message::Text(text)) => text,
         Ok(Message::Binary(_)) => String::new(),
-        Err(error) => to_text(&KoboldErrorResponse::from(&error)),
+        Err(error) => to_text(&error.kobold()),
     }
 }
 

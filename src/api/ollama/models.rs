@@ -18,8 +18,8 @@ use utoipa_axum::routes;
 /// Version of Ollama's API that these routes follow. Clients compare it with the version that they need.
 const OLLAMA_VERSION: &str = "0.9.0";
 
-/// Time until the end of a model that is never unloaded, as in Ollama.
-const FOREVER: TimeDelta = TimeDelta::days(365 * 100);
+/// Reported remaining time of a model that is never unloaded, as in Ollama.
+const NEVER_UNLOADED: TimeDelta = TimeDelta::days(365 * 100);
 
 pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(tags)).routes(routes!(show)).routes(routes!(running)).routes(routes!(version))
@@ -136,7 +136,7 @@ async fn tags(State(app): State<App>) -> Result<Json<OllamaTagsResponse>, Ollama
 async fn running(State(app): State<App>) -> Result<Json<OllamaProcessesResponse>, OllamaError> {
     app.ready()?;
     let sleep_after = app.config().server.models.sleep_after.and_then(|delay| TimeDelta::from_std(delay).ok());
-    let expires_at = time(app.now() + sleep_after.unwrap_or(FOREVER));
+    let expires_at = time(app.now() + sleep_after.unwrap_or(NEVER_UNLOADED));
     let mut models = Vec::new();
     for entry in app.models().list() {
         let Some(loaded) = entry.ready() else { continue };

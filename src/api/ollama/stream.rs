@@ -1,11 +1,11 @@
 //! Streams an answer as JSON lines: an object for each addition, then one with `"done": true`.
 //!
-//! A retraction of a mod is a line whose `thunder.retract` says how much of the earlier lines is void.
+//! A retraction of a mod is a line whose `thunder.retract` has the amount of earlier output to remove.
 
 use super::response::{AnswerShape, OllamaEnd, OllamaMessage, OllamaToolCall, RequestTimes};
 use crate::api::shared::chat::sse::ChatEventWriter;
 use crate::api::shared::chat::{ChatDelta, ChatStream, ChatUpdate};
-use crate::api::shared::generation::{RetractedOutput, ThunderFields};
+use crate::api::shared::generation::ThunderFields;
 use crate::api::shared::sse::{PendingEvents, ServerEvent};
 use crate::events::TokenId;
 use crate::server::ApiError;
@@ -24,7 +24,7 @@ impl AnswerLines {
         Self { shape, times, generated: Vec::new() }
     }
 
-    /// Notes the tokens of an update.
+    /// Adds the tokens of an update.
     pub(super) fn add_tokens(&mut self, update: &ChatUpdate) {
         self.generated.truncate(self.generated.len().saturating_sub(update.retracted_tokens));
         self.generated.extend(update.tokens.iter().map(|(token, _)| token.token));
@@ -66,13 +66,7 @@ impl ChatEventWriter for AnswerLines {
                     let calls = chat.calls(0);
                     message.tool_calls.extend(calls.get(index).and_then(|call| OllamaToolCall::new(index, call)));
                 }
-                ChatDelta::Retract(void) => {
-                    thunder = Some(ThunderFields::retract(RetractedOutput {
-                        chars: void.content,
-                        reasoning_chars: void.reasoning,
-                        tool_calls: void.calls,
-                    }));
-                }
+                ChatDelta::Retract(retraction) => thunder = Some(ThunderFields::retract(&retraction)),
             }
             pending.push_back(ServerEvent::data(self.shape.line(&chat.model, message, None, thunder)));
         }

@@ -93,7 +93,7 @@ pub(crate) struct GenerationFields {
     /// Sampling stages in order, as names or as one string of letters.
     #[schema(value_type = Option<Value>)]
     samplers: Option<Value>,
-    /// Additions to logits: an object from token to number, or a list of `[token, number]` or of `{token, bias}`.
+    /// Additions to logits: an object from token to number, or a list of `[token, number]`.
     #[schema(value_type = Option<Value>)]
     logit_bias: Option<Value>,
     /// Tokens that are never sampled, by id or text.

@@ -3,7 +3,7 @@
 use super::response::{self, ChatChunkDelta, ChatCompletionChunk};
 use crate::api::shared::chat::sse::ChatEventWriter;
 use crate::api::shared::chat::{ChatDelta, ChatStream, ChatUpdate, MeasuredTokens};
-use crate::api::shared::generation::{RetractedOutput, RunTimings, ThunderFields};
+use crate::api::shared::generation::{RunTimings, ThunderFields};
 use crate::api::shared::sse::{PendingEvents, ServerEvent};
 use crate::server::ApiError;
 use futures::future::BoxFuture;
@@ -41,11 +41,7 @@ impl ChatEventWriter for ChatChunks {
             let logprobs = response::logprobs(chat, &tokens);
             let mut chunk = ChatCompletionChunk::delta(chat, answer, ChatChunkDelta::new(delta), logprobs);
             if let ChatDelta::Retract(retraction) = delta {
-                chunk.details.thunder = Some(ThunderFields::retract(RetractedOutput {
-                    chars: retraction.content,
-                    reasoning_chars: retraction.reasoning,
-                    tool_calls: retraction.calls,
-                }));
+                chunk.details.thunder = Some(ThunderFields::retract(retraction));
             }
             if chat.options.timings_per_token {
                 chunk.details.timings = chat.partial_timings(answer);

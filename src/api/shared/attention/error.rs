@@ -1,35 +1,15 @@
 //! Errors in the attention API's format: `{"type": "error", "error": text, "error_code": WORD, …}`.
 
-use crate::api::shared::sse::to_text;
+use crate::api::shared::error::protocol_error;
 use crate::engine::AttentionRow;
 use crate::model::llama::devices;
 use crate::server::{ApiError, ErrorCode, ErrorKind};
-use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// An [`ApiError`] in the attention API's format.
-#[derive(Debug, Clone)]
-pub struct AttentionError(pub ApiError);
-
-impl<E: Into<ApiError>> From<E> for AttentionError {
-    fn from(error: E) -> Self {
-        Self(error.into())
-    }
-}
-
-impl AttentionError {
-    /// Renders an error in this format.
-    pub fn render(error: ApiError) -> Response {
-        Self(error).into_response()
-    }
-}
-
-impl IntoResponse for AttentionError {
-    fn into_response(self) -> Response {
-        let body = to_text(&AttentionErrorMessage::new(&self.0));
-        self.0.respond("application/json", body.into_bytes())
-    }
+protocol_error! {
+    /// An [`ApiError`] in the attention API's format.
+    AttentionError, attention, "application/json"
 }
 
 /// An error: a message is invalid or a request failed. The connection stays open.
@@ -65,19 +45,18 @@ pub(crate) struct AttentionErrorMessage {
     pub(crate) sample: Option<usize>,
 }
 
-impl AttentionErrorMessage {
-    /// Returns an error without a request.
-    pub(crate) fn new(error: &ApiError) -> Self {
-        let error_code = code(error);
-        let (token_count, exceeded) = error.exceeded().unzip();
-        let is_out_of_memory = is_out_of_memory(error);
-        let context = error.context().filter(|_| is_out_of_memory);
+impl ApiError {
+    /// Returns the error for clients of the attention API, without a request. Logs the cause of an internal error.
+    pub(crate) fn attention(&self) -> AttentionErrorMessage {
+        let (token_count, exceeded) = self.exceeded().unzip();
+        let is_out_of_memory = is_out_of_memory(self);
+        let context = self.context().filter(|_| is_out_of_memory);
         let (vram_used_mb, vram_total_mb) = is_out_of_memory.then(memory).flatten().unzip();
-        Self {
+        AttentionErrorMessage {
             r#type: "error",
-            error: error.public_detail(),
-            error_code,
-            field: error.pointer().map(str::to_owned),
+            error: self.public_detail(),
+            error_code: code(self),
+            field: self.pointer().map(str::to_owned),
             token_count,
             context_length: context.or(exceeded),
             vram_used_mb,

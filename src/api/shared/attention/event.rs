@@ -1,6 +1,6 @@
 //! The messages of a stream, encoded as JSON, as `MessagePack`, or with a binary payload.
 
-use super::error::{self, AttentionErrorMessage};
+use super::error;
 use super::pruning::Prunable;
 use super::request::AttentionOptions;
 use super::row_format::{AttentionPayload, RowData};
@@ -256,7 +256,7 @@ pub(crate) fn error_message(
     request_id: Option<&str>,
     sample: Option<usize>,
 ) -> Result<Message, ApiError> {
-    let mut message = AttentionErrorMessage::new(error);
+    let mut message = error.attention();
     (message.request_id, message.sample) = (request_id.map(str::to_owned), sample);
     encode(format, &message)
 }

@@ -205,7 +205,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn watch(threshold: f32) -> SentenceTracker {
+    fn tracker(threshold: f32) -> SentenceTracker {
         let sentences: Vec<Sentence> = [(0, 2), (2, 3)]
             .into_iter()
             .enumerate()
@@ -225,19 +225,19 @@ mod tests {
     #[test]
     fn unattended_sentence_is_suggested_until_attended_again() {
         let history = PruningHistory::default();
-        let see = |values: &[f32]| {
-            let mut watch = watch(0.2);
-            watch.add_step(&AttentionRows::new(values, 1, 1).unwrap());
-            watch.suggestion(&history)
+        let suggestion = |values: &[f32]| {
+            let mut tracker = tracker(0.2);
+            tracker.add_step(&AttentionRows::new(values, 1, 1).unwrap());
+            tracker.suggestion(&history)
         };
-        let first = see(&[0.1, 0.8, 0.1]);
+        let first = suggestion(&[0.1, 0.8, 0.1]);
         assert_eq!((first.len(), first[0].sentence_id, first[0].max_attention), (1, 1, 0.1));
-        assert!(see(&[0.1, 0.1, 0.8]).is_empty(), "the earlier answer attended to the first sentence");
+        assert!(suggestion(&[0.1, 0.1, 0.8]).is_empty(), "the earlier answer attended to the first sentence");
         for _ in 0..3 {
-            see(&[0.1, 0.8, 0.1]);
+            suggestion(&[0.1, 0.8, 0.1]);
         }
-        assert_eq!(see(&[0.1, 0.8, 0.1])[0].sentence_id, 1, "answers beyond the last four are ignored");
-        assert!(watch(0.2).suggestion(&history).is_empty(), "an answer without tokens suggests nothing");
+        assert_eq!(suggestion(&[0.1, 0.8, 0.1])[0].sentence_id, 1, "answers beyond the last four are ignored");
+        assert!(tracker(0.2).suggestion(&history).is_empty(), "an answer without tokens suggests nothing");
     }
 
     #[test]

@@ -11,7 +11,7 @@ pub(crate) use crate::server::with_run_id;
 pub(crate) use client::RunClient;
 pub(crate) use probabilities::{LogprobsByText, ProbabilityFormatter, TokenLogprob, TokenProbabilities};
 pub(crate) use runs::{Runs, SentTokens, repeat_request};
-pub(crate) use thunder::{RetractedOutput, ThunderFields};
+pub(crate) use thunder::ThunderFields;
 pub(crate) use timings::{PromptProgressResponse, RunTimings};
 
 use crate::engine::{RecordPolicy, Request, SubmitError};

@@ -1,6 +1,7 @@
 //! The field `thunder` that answers have in every protocol.
 
 use crate::events::RunId;
+use crate::model::chat::answer::Retraction;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -34,15 +35,15 @@ struct ReportedSlot(Option<u32>);
 
 /// The part of a sent answer that a mod removed.
 #[derive(Debug, Clone, Default, Serialize, ToSchema)]
-pub(crate) struct RetractedOutput {
+struct RetractedOutput {
     /// Unicode scalar values to remove from the end of the text.
-    pub(crate) chars: usize,
+    chars: usize,
     /// Unicode scalar values to remove from the end of the reasoning.
     #[serde(skip_serializing_if = "is_zero")]
-    pub(crate) reasoning_chars: usize,
+    reasoning_chars: usize,
     /// Tool calls to remove.
     #[serde(skip_serializing_if = "is_zero")]
-    pub(crate) tool_calls: usize,
+    tool_calls: usize,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -72,12 +73,13 @@ impl ThunderFields {
     }
 
     /// Returns a retraction.
-    pub(crate) fn retract(output: RetractedOutput) -> Self {
-        Self { retract: Some(output), ..Self::default() }
+    pub(crate) fn retract(retraction: &Retraction) -> Self {
+        let Retraction { content: chars, reasoning: reasoning_chars, calls: tool_calls } = *retraction;
+        Self { retract: Some(RetractedOutput { chars, reasoning_chars, tool_calls }), ..Self::default() }
     }
 
     /// Returns a retraction of text.
     pub(crate) fn retract_chars(chars: usize) -> Self {
-        Self::retract(RetractedOutput { chars, ..RetractedOutput::default() })
+        Self { retract: Some(RetractedOutput { chars, ..RetractedOutput::default() }), ..Self::default() }
     }
 }

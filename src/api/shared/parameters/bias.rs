@@ -65,10 +65,10 @@ pub(crate) fn logit_bias(
         }
         Value::Array(list) => {
             for pair in list {
-                let [of, value] = pair.as_array().map_or(&[][..], Vec::as_slice) else { return Err(refuse()) };
-                let tokens = match of.as_str() {
+                let [token_value, value] = pair.as_array().map_or(&[][..], Vec::as_slice) else { return Err(refuse()) };
+                let tokens = match token_value.as_str() {
                     Some(text) => Some(vocabulary.encode(text, false, true)),
-                    None => token(of, vocabulary).map(|token| vec![token]),
+                    None => token(token_value, vocabulary).map(|token| vec![token]),
                 };
                 add(tokens, value).ok_or_else(refuse)?;
             }
