@@ -43,7 +43,7 @@ pub(super) fn protocols(path: Option<&str>) -> [Protocol; 2] {
     responses((status = 200, body = Health), (status = 503, body = Health)))]
 async fn healthz(axum::extract::State(app): axum::extract::State<App>) -> (StatusCode, Json<Health>) {
     let (status, reason) = match app.state() {
-        State::Loading(doing) => ("loading", Some(doing)),
+        State::Loading(activity) => ("loading", Some(activity)),
         State::Stopping | State::Stopped => ("stopping", Some("the server is stopping".into())),
         State::Ready if app.models().default_model().is_some_and(|loaded| !loaded.is_running()) => {
             ("failed", Some("the decode thread has died; restart the server".into()))

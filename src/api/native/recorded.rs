@@ -184,30 +184,32 @@ pub(super) async fn mods(app: &App, recorded: &Value, any_version: bool) -> Resu
     let mut chosen = Vec::new();
     for entry in recorded.as_array().into_iter().flatten() {
         let mod_ref: ModRef = parse_optional(entry, PLACE)?.ok_or_else(|| ApiError::invalid(PLACE, "a mod is null"))?;
-        let then = entry["version"].as_str().filter(|_| !any_version);
-        let present = app.registry().select(vec![mod_ref.clone()]);
-        let is_same = |found: &SelectedMod| then.is_none_or(|then| version_of(&*found.factory) == then);
-        match present {
+        let version = entry["version"].as_str().filter(|_| !any_version);
+        let current = app.registry().select(vec![mod_ref.clone()]);
+        let is_same = |found: &SelectedMod| version.is_none_or(|version| version_of(&*found.factory) == version);
+        match current {
             Ok(mut found) if found.iter().all(is_same) => chosen.append(&mut found),
             Err(error) if error.disabled => return Err(ApiError::conflict(error.to_string()).at(PLACE)),
-            Err(error) if then.is_none() => return Err(ApiError::conflict(error.to_string()).at(PLACE)),
-            Ok(_) | Err(_) => chosen.push(earlier(app, mod_ref, then.unwrap_or_default()).await?),
+            Err(error) if version.is_none() => return Err(ApiError::conflict(error.to_string()).at(PLACE)),
+            Ok(_) | Err(_) => chosen.push(earlier_version(app, mod_ref, version.unwrap_or_default()).await?),
         }
     }
     Ok(chosen)
 }
 
 /// Returns an earlier version of a mod.
-async fn earlier(app: &App, mod_ref: ModRef, hash: &str) -> Result<SelectedMod, ApiError> {
+async fn earlier_version(app: &App, mod_ref: ModRef, hash: &str) -> Result<SelectedMod, ApiError> {
     if let Some(version) = find_version(app, &mod_ref.name, hash).await? {
         return load_version(app, version, mod_ref).await;
     }
     let short: String = hash.chars().take(12).collect();
-    let now = match app.registry().info(&mod_ref.name) {
-        Some(shown) => format!("the current version is {}", shown.description.version),
+    let current = match app.registry().info(&mod_ref.name) {
+        Some(info) => format!("the current version is {}", info.description.version),
         None => "the mod no longer exists".to_owned(),
     };
-    let detail =
-        format!("the recorded run used version {short} of the mod '{}', which is not stored here; {now}", mod_ref.name);
+    let detail = format!(
+        "the recorded run used version {short} of the mod '{}', which is not stored here; {current}",
+        mod_ref.name
+    );
     Err(ApiError::conflict(detail).at("prompt.parameters.mods"))
 }
