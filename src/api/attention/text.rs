@@ -16,7 +16,7 @@ use utoipa::ToSchema;
 
 /// A token and its text.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct Token {
+pub struct TokenizedToken {
     /// Id of the token.
     token_id: TokenId,
     /// Text of the token. A special token has its literal. Incomplete UTF-8 has ""; its bytes are part of the next
@@ -26,9 +26,9 @@ pub struct Token {
 
 /// A tokenized text.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct Tokens {
+pub struct TokenizedText {
     /// Ids with their texts.
-    tokens: Vec<Token>,
+    tokens: Vec<TokenizedToken>,
     /// Ids only.
     token_ids: Vec<TokenId>,
     /// Number of tokens.
@@ -37,7 +37,7 @@ pub struct Tokens {
 
 /// Detokenized text.
 #[derive(Debug, Serialize, ToSchema)]
-pub struct Text {
+pub struct DetokenizedText {
     /// The text, with special tokens as their literals.
     text: String,
 }
@@ -46,12 +46,12 @@ pub struct Text {
 /// EOS if the model uses them.
 #[utoipa::path(post, path = "/api/v1/tokenize", tag = "attention",
     request_body(content = TokenizeAttention, content_type = "application/json"),
-    responses((status = 200, body = Tokens), (status = 400, description = "A field is invalid; the message names it"),
+    responses((status = 200, body = TokenizedText), (status = 400, description = "A field is invalid; the message names it"),
               (status = 503, description = "No model is loaded: `error_code` is `NO_MODEL`")))]
 pub(super) async fn tokenize(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Tokens>, AttentionError> {
+) -> Result<Json<TokenizedText>, AttentionError> {
     let body = shared::parse_json(&body?)?;
     let fields = Fields::new(&body)?;
     let text = fields.text("text")?.ok_or_else(|| ApiError::invalid("text", "`text` is missing; send a string"))?;
@@ -60,22 +60,22 @@ pub(super) async fn tokenize(
     let vocabulary = loaded.vocabulary();
     let token_ids = vocabulary.encode(text, add_special, true);
     let texts = vocabulary.texts(&token_ids);
-    let tokens = token_ids.iter().zip(texts).map(|(&token_id, text)| Token { token_id, text }).collect();
-    Ok(Json(Tokens { tokens, token_count: token_ids.len(), token_ids }))
+    let tokens = token_ids.iter().zip(texts).map(|(&token_id, text)| TokenizedToken { token_id, text }).collect();
+    Ok(Json(TokenizedText { tokens, token_count: token_ids.len(), token_ids }))
 }
 
 /// Returns the text of `token_ids`.
 #[utoipa::path(post, path = "/api/v1/detokenize", tag = "attention",
     request_body(content = DetokenizeAttention, content_type = "application/json"),
-    responses((status = 200, body = Text), (status = 400, description = "`INVALID_TOKEN`: an id is not in the vocabulary"),
+    responses((status = 200, body = DetokenizedText), (status = 400, description = "`INVALID_TOKEN`: an id is not in the vocabulary"),
               (status = 503, description = "No model is loaded: `error_code` is `NO_MODEL`")))]
 pub(super) async fn detokenize(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Text>, AttentionError> {
+) -> Result<Json<DetokenizedText>, AttentionError> {
     let (body, loaded) = shared::parse_for_model(&app, &body?).await?;
     let fields = Fields::new(&body)?;
     let tokens = token_ids(fields, "token_ids", loaded.vocabulary())?
         .ok_or_else(|| ApiError::invalid("token_ids", "`token_ids` is missing; send a list of token ids"))?;
-    Ok(Json(Text { text: loaded.vocabulary().decode(&tokens) }))
+    Ok(Json(DetokenizedText { text: loaded.vocabulary().decode(&tokens) }))
 }

@@ -121,7 +121,7 @@ impl<'a> VerboseAnswer<'a> {
     ) -> Self {
         let usage = finish.usage;
         // The KV cache lacks the last token, because it is not decoded. An end-of-turn token is not counted at all.
-        let uncached = u32::from(StopType::of(finish) != StopType::Eos && usage.completion_tokens > 0)
+        let uncached = u32::from(StopType::from_finish(finish) != StopType::Eos && usage.completion_tokens > 0)
             + generation::shifted_tokens(finish);
         Self {
             start: LlamaCompletionStart {

@@ -41,7 +41,7 @@ pub(crate) enum StopType {
 
 impl StopType {
     /// Returns the cause of a run's end.
-    pub(crate) const fn of(finish: &Finish) -> Self {
+    pub(crate) const fn from_finish(finish: &Finish) -> Self {
         match finish.reason {
             FinishReason::Length => Self::Limit,
             FinishReason::Stop if finish.stop_string.is_some() => Self::Word,
@@ -81,7 +81,7 @@ impl<'a> LlamaCompletionEnd<'a> {
             prompt,
             has_new_line: finish.text.contains('\n'),
             truncated,
-            stop_type: StopType::of(finish),
+            stop_type: StopType::from_finish(finish),
             stopping_word: finish.stop_string.as_deref().unwrap_or_default(),
         }
     }

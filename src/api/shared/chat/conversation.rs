@@ -276,7 +276,7 @@ fn parse_tool_choice(fields: Fields<'_>, functions: &[ToolDefinition]) -> Result
     Ok(choice)
 }
 
-/// Reads the reasoning fields. Sets the template's variables and returns the token budget with the text appended when
+/// Parses the reasoning fields. Sets the template's variables and returns the token budget with the text appended when
 /// it is spent.
 fn thinking_budget(fields: Fields<'_>, variables: &mut Map<String, Value>) -> Result<Option<(u32, String)>, ApiError> {
     if let Some(effort) = fields.text("reasoning_effort")? {
@@ -293,18 +293,18 @@ fn thinking_budget(fields: Fields<'_>, variables: &mut Map<String, Value>) -> Re
     }
     let message = fields.text("reasoning_budget_message")?.unwrap_or_default().to_owned();
     // Reasoning can only be ended on request if its tokens are counted.
-    let any = fields.flag("reasoning_control")?.unwrap_or(false).then_some(i32::MAX as u32);
+    let unlimited = fields.flag("reasoning_control")?.unwrap_or(false).then_some(i32::MAX as u32);
     // The server's own default uses the last of these names.
     let Some((name, _)) =
         fields.first_present(&["reasoning_budget_tokens", "thinking_budget_tokens", "reasoning_budget"])
     else {
-        return Ok(any.map(|tokens| (tokens, message)));
+        return Ok(unlimited.map(|tokens| (tokens, message)));
     };
     let budget = fields.integer(name, -1..=i64::from(i32::MAX))?.and_then(|tokens| u32::try_from(tokens).ok());
     if budget == Some(0) {
         variables.insert("enable_thinking".into(), false.into());
     }
-    Ok(budget.or(any).map(|tokens| (tokens, message)))
+    Ok(budget.or(unlimited).map(|tokens| (tokens, message)))
 }
 
 /// Returns true if reasoning is reported separately from the text.
