@@ -4,7 +4,7 @@
 use super::AttentionError;
 use super::request::{DetokenizeAttention, TokenizeAttention};
 use crate::api::shared::attention::request::token_ids;
-use crate::api::shared::{self, Fields};
+use crate::api::shared::{self, Fields, ModelBody};
 use crate::events::TokenId;
 use crate::server::{ApiError, App};
 use axum::Json;
@@ -69,11 +69,8 @@ pub(super) async fn tokenize(
     request_body(content = DetokenizeAttention, content_type = "application/json"),
     responses((status = 200, body = DetokenizedText), (status = 400, description = "`INVALID_TOKEN`: an id is not in the vocabulary"),
               (status = 503, description = "No model is loaded: `error_code` is `NO_MODEL`")))]
-pub(super) async fn detokenize(
-    State(app): State<App>,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Json<DetokenizedText>, AttentionError> {
-    let (body, loaded) = shared::parse_for_model(&app, &body?).await?;
+pub(super) async fn detokenize(body: Result<ModelBody, ApiError>) -> Result<Json<DetokenizedText>, AttentionError> {
+    let ModelBody { body, loaded, .. } = body?;
     let fields = Fields::new(&body)?;
     let tokens = token_ids(fields, "token_ids", loaded.vocabulary())?
         .ok_or_else(|| ApiError::invalid("token_ids", "`token_ids` is missing; send a list of token ids"))?;

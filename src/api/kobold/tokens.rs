@@ -3,7 +3,7 @@
 use super::error::KoboldError;
 use super::request::{KoboldDetokenizeRequest, KoboldTokenCountRequest};
 use crate::api::shared::attention;
-use crate::api::shared::{self, Fields};
+use crate::api::shared::{self, Fields, ModelBody};
 use crate::events::TokenId;
 use crate::server::{ApiError, App};
 use axum::Json;
@@ -56,11 +56,8 @@ pub(super) async fn count(
     request_body(content = KoboldDetokenizeRequest, content_type = "application/json"),
     responses((status = 200, body = KoboldTextResponse),
               (status = 400, description = "A field is invalid; the message names it")))]
-pub(super) async fn text(
-    State(app): State<App>,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Json<KoboldTextResponse>, KoboldError> {
-    let (body, loaded) = shared::parse_for_model(&app, &body?).await?;
+pub(super) async fn text(body: Result<ModelBody, ApiError>) -> Result<Json<KoboldTextResponse>, KoboldError> {
+    let ModelBody { body, loaded, .. } = body?;
     let fields = Fields::new(&body)?;
     let ids = attention::token_ids(fields, "ids", loaded.vocabulary())?
         .ok_or_else(|| ApiError::invalid("ids", "`ids` is missing; send a list of token ids"))?;

@@ -3,12 +3,9 @@
 use crate::api::shared::body::ChatCompletionRequest;
 use crate::api::shared::chat::{Conversation, InputTokensResponse, PreparedChat};
 use crate::api::shared::error::{LlamaError, OpenAiError};
-use crate::api::shared::{Fields, parse_for_model};
+use crate::api::shared::{Fields, ModelBody};
 use crate::server::{ApiError, App};
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
 use serde::Serialize;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
@@ -37,11 +34,8 @@ struct ApplyTemplateResponse {
     request_body(content = ChatCompletionRequest, content_type = "application/json"),
     responses((status = 200, body = ApplyTemplateResponse),
               (status = 400, description = "The template rejected the messages")))]
-async fn apply_template(
-    State(app): State<App>,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Json<ApplyTemplateResponse>, LlamaError> {
-    Ok(Json(ApplyTemplateResponse { prompt: prepare(&app, &body?).await?.text }))
+async fn apply_template(body: Result<ModelBody, ApiError>) -> Result<Json<ApplyTemplateResponse>, LlamaError> {
+    Ok(Json(ApplyTemplateResponse { prompt: prepare(body?)?.text }))
 }
 
 /// Counts the prompt tokens of a chat completion.
@@ -49,15 +43,11 @@ async fn apply_template(
     request_body(content = ChatCompletionRequest, content_type = "application/json"),
     responses((status = 200, body = InputTokensResponse),
               (status = 400, description = "The template rejected the messages")))]
-async fn input_tokens(
-    State(app): State<App>,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Json<InputTokensResponse>, OpenAiError> {
-    Ok(Json(InputTokensResponse::new(&prepare(&app, &body?).await?)))
+async fn input_tokens(body: Result<ModelBody, ApiError>) -> Result<Json<InputTokensResponse>, OpenAiError> {
+    Ok(Json(InputTokensResponse::new(&prepare(body?)?)))
 }
 
 /// Parses and renders a conversation.
-async fn prepare(app: &App, body: &[u8]) -> Result<PreparedChat, ApiError> {
-    let (body, loaded) = parse_for_model(app, body).await?;
-    Conversation::parse(app, Fields::new(&body)?)?.prepare(&loaded)
+fn prepare(ModelBody { app, body, loaded }: ModelBody) -> Result<PreparedChat, ApiError> {
+    Conversation::parse(&app, Fields::new(&body)?)?.prepare(&loaded)
 }

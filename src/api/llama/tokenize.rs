@@ -3,12 +3,10 @@
 use super::request::ModelParams;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::{Fields, invalid_value};
-use crate::api::shared::{parameters, parse_for_model};
+use crate::api::shared::{ModelBody, parameters};
 use crate::events::TokenId;
 use crate::server::{ApiError, App};
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
 use axum::extract::{Query, State};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -124,11 +122,8 @@ struct TokenizerInfoResponse {
     request_body(content = TokenizeBody, content_type = "application/json"),
     responses((status = 200, body = TokenizeResponse),
               (status = 400, description = "A field is invalid; the message names it")))]
-async fn tokenize(
-    State(app): State<App>,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Json<TokenizeResponse>, LlamaError> {
-    let (body, loaded) = parse_for_model(&app, &body?).await?;
+async fn tokenize(body: Result<ModelBody, ApiError>) -> Result<Json<TokenizeResponse>, LlamaError> {
+    let ModelBody { body, loaded, .. } = body?;
     let fields = Fields::new(&body)?;
     let vocabulary = loaded.vocabulary();
     if let (None, Some(prompt)) = (fields.get("content"), fields.get("prompt")) {
@@ -159,11 +154,8 @@ async fn tokenize(
     request_body(content = DetokenizeBody, content_type = "application/json"),
     responses((status = 200, body = DetokenizeResponse),
               (status = 400, description = "A field is invalid; the message names it")))]
-async fn detokenize(
-    State(app): State<App>,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Json<DetokenizeResponse>, LlamaError> {
-    let (body, loaded) = parse_for_model(&app, &body?).await?;
+async fn detokenize(body: Result<ModelBody, ApiError>) -> Result<Json<DetokenizeResponse>, LlamaError> {
+    let ModelBody { body, loaded, .. } = body?;
     let fields = Fields::new(&body)?;
     let vocabulary = loaded.vocabulary();
     let expected = format!("a list of token ids below {}", vocabulary.len());

@@ -14,6 +14,7 @@ pub(super) mod generation;
 pub(super) mod infill;
 pub(super) mod llama_completion;
 pub(super) mod lora;
+mod model_body;
 pub(super) mod model_status;
 pub(super) mod mods;
 mod msgpack;
@@ -24,10 +25,11 @@ pub(super) mod settings;
 pub(super) mod sse;
 
 pub(super) use fields::Fields;
+pub(super) use model_body::ModelBody;
 pub(super) use msgpack::parse_msgpack;
 pub(super) use request::{base_request, engine_request};
 
-use crate::server::{ApiError, App, ErrorCode, Loaded};
+use crate::server::{ApiError, ErrorCode};
 use serde_json::Value;
 
 /// Maximum nesting of lists and objects; this is the limit of `serde_json`.
@@ -49,16 +51,6 @@ pub(super) fn parse_json(body: &[u8]) -> Result<Value, ApiError> {
         };
         ApiError::bad_request(detail).code(if too_deep { ErrorCode::NestedTooDeep } else { ErrorCode::InvalidJson })
     })
-}
-
-/// Parses a JSON body and returns it with the model that its field `model` names.
-///
-/// # Errors
-/// The body is not a JSON object, or the model is not available.
-pub(super) async fn parse_for_model(app: &App, body: &[u8]) -> Result<(Value, Loaded), ApiError> {
-    let body = parse_json(body)?;
-    let loaded = app.loaded(Fields::new(&body)?.text("model")?).await?;
-    Ok((body, loaded))
 }
 
 #[cfg(test)]

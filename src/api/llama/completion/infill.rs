@@ -8,12 +8,10 @@ use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::{Fields, invalid_value};
 use crate::api::shared::generation::RunClient;
 use crate::api::shared::infill::{InfillParts, infill_tokens};
-use crate::api::shared::parameters;
+use crate::api::shared::{ModelBody, parameters};
 use crate::events::TokenId;
 use crate::model::{InfillTokens, Vocabulary};
 use crate::server::{ApiError, App, Loaded};
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::Value;
@@ -53,7 +51,7 @@ struct InfillBody {
                   content((LlamaCompletion = "application/json"), (LlamaCompletionChunk = "text/event-stream"))),
               (status = 400, description = "A field is invalid; the message names it"),
               (status = 501, description = "The model was not trained for infilling")))]
-async fn infill(client: RunClient, body: Result<Bytes, BytesRejection>) -> Result<Response, LlamaError> {
+async fn infill(client: RunClient, body: Result<ModelBody, ApiError>) -> Result<Response, LlamaError> {
     let suffix_first = client.app.config().server.request_defaults.get("spm_infill") == Some(&Value::Bool(true));
     let prompts = |fields: Fields<'_>, loaded: &Loaded| Ok(vec![prompt(fields, loaded, suffix_first)?]);
     complete(client, body, prompts).await

@@ -5,12 +5,10 @@ use super::response::{EchoedRequest, LlamaCompletion, LlamaCompletionChunk, RunR
 use super::stream::LlamaChunks;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::generation::{self, RunClient, Runs, stream};
-use crate::api::shared::{self, Fields};
+use crate::api::shared::{Fields, ModelBody};
 use crate::engine::Output;
 use crate::events::TokenId;
 use crate::server::{ApiError, App, Loaded};
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
@@ -29,17 +27,17 @@ pub(super) fn router() -> OpenApiRouter<App> {
                   content((LlamaCompletion = "application/json"), (LlamaCompletionChunk = "text/event-stream"))),
               (status = 400, description = "A field is invalid; the message names it"),
               (status = 503, description = "The model is loading")))]
-async fn completion(client: RunClient, body: Result<Bytes, BytesRejection>) -> Result<Response, LlamaError> {
+async fn completion(client: RunClient, body: Result<ModelBody, ApiError>) -> Result<Response, LlamaError> {
     complete(client, body, request::parse_prompts).await
 }
 
 /// Parses a body, runs the prompts that `prompts` extracts from it, and returns the response.
 pub(super) async fn complete(
     client: RunClient,
-    body: Result<Bytes, BytesRejection>,
+    body: Result<ModelBody, ApiError>,
     prompts: impl FnOnce(Fields<'_>, &Loaded) -> Result<Vec<Vec<TokenId>>, ApiError>,
 ) -> Result<Response, LlamaError> {
-    let (body, loaded) = shared::parse_for_model(&client.app, &body?).await?;
+    let ModelBody { body, loaded, .. } = body?;
     let fields = Fields::new(&body)?;
     let LlamaCompletionRequest { requests, options } =
         request::parse(&client.app, &loaded, fields, prompts(fields, &loaded)?)?;

@@ -3,14 +3,11 @@
 use crate::api::shared::encoding::{self, Encoded, EncoderUsage};
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::invalid_value;
-use crate::api::shared::{Fields, parse_for_model};
+use crate::api::shared::{Fields, ModelBody};
 use crate::model::Vocabulary;
 use crate::model::llama::EncoderOutput;
 use crate::server::{ApiError, App, Loaded};
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -65,11 +62,8 @@ struct Prediction {
               (status = 400, description = "A field is invalid or an input is too long; the message names it"),
               (status = 501, description = "The server was started without `--reranking`, or the model is not a classifier; \
                                             the message gives the reason")))]
-async fn classify(
-    State(app): State<App>,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Classification>, LlamaError> {
-    let (body, loaded) = parse_for_model(&app, &body?).await?;
+async fn classify(body: Result<ModelBody, ApiError>) -> Result<Json<Classification>, LlamaError> {
+    let ModelBody { body, loaded, .. } = body?;
     let labels = labels(&loaded)?;
     let inputs = Fields::new(&body)?.get("inputs");
     let (texts, is_list): (Vec<String>, bool) = match inputs {

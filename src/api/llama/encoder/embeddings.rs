@@ -4,15 +4,12 @@ use crate::api::llama::request::is_null_or_empty;
 use crate::api::shared::encoding::{self, Encoded, EncoderUsage};
 use crate::api::shared::error::{LlamaError, OpenAiError};
 use crate::api::shared::fields::invalid_value;
-use crate::api::shared::{Fields, parameters, parse_for_model};
+use crate::api::shared::{Fields, ModelBody, parameters};
 use crate::events::TokenId;
 use crate::model::Vocabulary;
 use crate::model::llama::{EncoderOutput, Pooling};
 use crate::server::{ApiError, App, Loaded};
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
 use base64::Engine as _;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -98,11 +95,8 @@ struct NativeEmbedding {
     responses((status = 200, body = EmbeddingList),
               (status = 400, description = "A field is invalid or an input is too long; `error.param` names it"),
               (status = 501, description = "The server was started without `--embedding`")))]
-async fn openai_embeddings(
-    State(app): State<App>,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Json<EmbeddingList>, OpenAiError> {
-    let (body, loaded) = parse_for_model(&app, &body?).await?;
+async fn openai_embeddings(body: Result<ModelBody, ApiError>) -> Result<Json<EmbeddingList>, OpenAiError> {
+    let ModelBody { app, body, loaded } = body?;
     let pooling = loaded.encoder().embeddings().map_err(encoding::unavailable)?;
     if pooling == Pooling::None {
         let detail = "the server runs with --pooling none, which has no embedding for a whole text; use /embeddings, or \
@@ -126,11 +120,8 @@ async fn openai_embeddings(
     responses((status = 200, body = [NativeEmbedding]),
               (status = 400, description = "A field is invalid or an input is too long; the message names it"),
               (status = 501, description = "The server was started without `--embedding`")))]
-async fn embeddings(
-    State(app): State<App>,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Json<Vec<NativeEmbedding>>, LlamaError> {
-    let (body, loaded) = parse_for_model(&app, &body?).await?;
+async fn embeddings(body: Result<ModelBody, ApiError>) -> Result<Json<Vec<NativeEmbedding>>, LlamaError> {
+    let ModelBody { app, body, loaded } = body?;
     let pooling = loaded.encoder().embeddings().map_err(encoding::unavailable)?;
     let width = loaded.model().width().max(1);
     let Encoded { vectors, .. } = embed(&app, &loaded, body, pooling).await?;

@@ -3,14 +3,11 @@
 use crate::api::shared::encoding::{self, Encoded, EncoderUsage};
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::invalid_value;
-use crate::api::shared::{Fields, parse_for_model};
+use crate::api::shared::{Fields, ModelBody};
 use crate::model::Vocabulary;
 use crate::model::llama::EncoderOutput;
 use crate::server::{ApiError, App, Loaded};
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use serde::{Deserialize, Serialize};
@@ -93,8 +90,8 @@ struct ScoredText {
     responses((status = 200, body = Ranking),
               (status = 400, description = "A field is invalid or a document is too long; the message names it"),
               (status = 501, description = "The server was started without `--reranking`, or the model is not a reranker")))]
-async fn rerank(State(app): State<App>, body: Result<Bytes, BytesRejection>) -> Result<Response, LlamaError> {
-    let (body, loaded) = parse_for_model(&app, &body?).await?;
+async fn rerank(body: Result<ModelBody, ApiError>) -> Result<Response, LlamaError> {
+    let ModelBody { body, loaded, .. } = body?;
     let is_probability = scores_are_probabilities(&loaded)?;
     let fields = Fields::new(&body)?;
     let query = fields.get("query").ok_or_else(|| ApiError::invalid("query", "`query` is missing; send a string"))?;

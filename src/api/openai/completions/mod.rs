@@ -7,12 +7,10 @@ mod response;
 use crate::api::shared::error::OpenAiError;
 use crate::api::shared::generation::{self, RunClient, Runs, ThunderFields, stream};
 use crate::api::shared::sse::{PendingEvents, ServerEvent, to_text};
-use crate::api::shared::{self, Fields};
+use crate::api::shared::{Fields, ModelBody};
 use crate::engine::Output;
 use crate::server::ApiError;
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
 use axum::response::{IntoResponse, Response};
 use request::CompletionBody;
 use response::{CompletionBuilder, CompletionChoice, TextChoice, TextCompletion, TextCompletionChunk};
@@ -29,11 +27,8 @@ use std::sync::Arc;
               (status = 409, description = "Another run has this `request_id`"),
               (status = 422, description = "A mod ended the run with an error before its first token; 400 if the mod was written for Quote"),
               (status = 503, description = "The model is loading")))]
-pub(super) async fn completions(
-    client: RunClient,
-    body: Result<Bytes, BytesRejection>,
-) -> Result<Response, OpenAiError> {
-    let (body, loaded) = shared::parse_for_model(&client.app, &body?).await?;
+pub(super) async fn completions(client: RunClient, body: Result<ModelBody, ApiError>) -> Result<Response, OpenAiError> {
+    let ModelBody { body, loaded, .. } = body?;
     let request::CompletionRequest { requests, prompts, options } =
         request::parse(&client.app, &loaded, Fields::new(&body)?)?;
     let created = client.app.now().timestamp();

@@ -1,0 +1,25 @@
+//! A JSON body for a model.
+
+use super::{Fields, parse_json};
+use crate::server::{ApiError, App, Loaded};
+use axum::body::Bytes;
+use axum::extract::{FromRequest, Request};
+use serde_json::Value;
+
+/// A JSON body and the model that its field `model` names. Handlers extract it as a `Result`, so that an error has the
+/// format of their protocol.
+pub(crate) struct ModelBody {
+    pub(crate) app: App,
+    pub(crate) body: Value,
+    pub(crate) loaded: Loaded,
+}
+
+impl FromRequest<App> for ModelBody {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, ApiError> {
+        let body = parse_json(&Bytes::from_request(request, app).await?)?;
+        let loaded = app.loaded(Fields::new(&body)?.text("model")?).await?;
+        Ok(Self { app: app.clone(), body, loaded })
+    }
+}
