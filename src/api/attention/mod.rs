@@ -8,7 +8,7 @@ mod info;
 pub(super) mod request;
 pub(super) mod rest;
 mod socket;
-mod text;
+mod tokenize;
 
 pub(super) use asyncapi::describe;
 
@@ -21,8 +21,8 @@ use utoipa_axum::routes;
 pub(super) fn protocol() -> Protocol {
     let calls = OpenApiRouter::new()
         .routes(routes!(info::show))
-        .routes(routes!(text::tokenize))
-        .routes(routes!(text::detokenize));
+        .routes(routes!(tokenize::tokenize))
+        .routes(routes!(tokenize::detokenize));
     Protocol::new(AttentionError::render, &[])
         .routes(Access::Key, calls)
         .routes(Access::Socket, OpenApiRouter::new().routes(routes!(socket::open)))

@@ -109,9 +109,9 @@ async fn collect(mut stream: AttentionStream) -> Result<GenerateAttentionRespons
                         return Err(out_of_memory("this answer", options.max_bytes, token.row.as_deref()));
                     }
                     let (row, layers) = (token.row.clone(), options.layers);
-                    let shaped =
+                    let converted =
                         run_blocking(token.row.as_deref(), move || convert_row(row.as_deref(), Some(&format), layers));
-                    let attention = shaped.await?;
+                    let attention = converted.await?;
                     let (token_id, text) = (token.measure.token, token.measure.text.clone());
                     sample.attention_data.get_or_insert_default().push(AttentionEntry { token_id, text, attention });
                 }

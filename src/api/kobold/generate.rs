@@ -160,7 +160,7 @@ pub(super) async fn check(
     Ok(Json(KoboldResults { results: [KoboldPartialResult { text }] }))
 }
 
-/// Ends the generations with this `genkey`, or those without a key if it is absent.
+/// Ends the generations with this `genkey`. An absent `genkey` selects the generations without a key.
 #[utoipa::path(post, path = "/api/extra/abort", tag = "KoboldCPP",
     request_body(content = GenkeyRequest, content_type = "application/json"),
     responses((status = 200, body = KoboldAbortResponse)))]

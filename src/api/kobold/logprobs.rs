@@ -10,8 +10,8 @@ use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::{Extension, Json};
 
-/// Returns the log-probabilities of the newest ended generation with this `genkey`, or without a key if it is absent.
-/// They are null unless the request had `"logprobs": true`.
+/// Returns the log-probabilities of the newest ended generation with this `genkey`. An absent `genkey` selects the
+/// generations without a key. The result is null unless the request had `"logprobs": true`.
 #[utoipa::path(post, path = "/api/extra/last_logprobs", tag = "KoboldCPP",
     request_body(content = GenkeyRequest, content_type = "application/json"),
     responses((status = 200, body = LastLogprobsResponse)))]

@@ -37,14 +37,15 @@ pub(super) async fn open(
 ) -> Result<Response, KoboldError> {
     let body = shared::parse_json(&body?)?;
     let response = if body.get("input_ids").is_some() {
-        tokens(&client, &genkeys, &body).await?
+        stream_tokens(&client, &genkeys, &body).await?
     } else {
-        text(&client, &genkeys, &body).await?
+        stream_text(&client, &genkeys, &body).await?
     };
     Ok(response)
 }
 
-async fn text(client: &RunClient, genkeys: &Genkeys, body: &Value) -> Result<Response, ApiError> {
+/// Streams the answer to a `prompt`.
+async fn stream_text(client: &RunClient, genkeys: &Genkeys, body: &Value) -> Result<Response, ApiError> {
     let generation = start(client, genkeys, body).await?;
     let run_id = generation.runs.run_id();
     Ok(generation::with_run_id(respond(generation), run_id))
@@ -72,7 +73,8 @@ async fn next_event(generation: &mut KoboldGeneration) -> Option<KoboldStreamEve
     Some(KoboldStreamEvent::Token { token, finish_reason, thunder })
 }
 
-async fn tokens(client: &RunClient, genkeys: &Genkeys, body: &Value) -> Result<Response, ApiError> {
+/// Streams the answer to `input_ids`.
+async fn stream_tokens(client: &RunClient, genkeys: &Genkeys, body: &Value) -> Result<Response, ApiError> {
     let received = Instant::now();
     let fields = Fields::new(body)?;
     let loaded = client.app.loaded(fields.text("model")?).await?;
@@ -102,7 +104,7 @@ impl TokenEvents {
             event = self.stream.next() => event,
             () = self.entry.aborted() => {
                 let done = self.writer.write(AttentionEvent::Done(self.stream.cancelled(0))).await;
-                return Some((text_of(done), false));
+                return Some((message_text(done), false));
             }
         };
         match event {
@@ -112,11 +114,11 @@ impl TokenEvents {
                     self.entry.add(text);
                 }
                 match self.writer.write(event).await {
-                    Ok(message) => Some((text_of(Ok(message)), true)),
-                    Err(error) => Some((text_of(self.writer.error(&error, None)), false)),
+                    Ok(message) => Some((message_text(Ok(message)), true)),
+                    Err(error) => Some((message_text(self.writer.error(&error, None)), false)),
                 }
             }
-            Err(error) => Some((text_of(self.writer.error(&error, None)), false)),
+            Err(error) => Some((message_text(self.writer.error(&error, None)), false)),
         }
     }
 }
@@ -130,7 +132,7 @@ impl EventSource for TokenEvents {
 }
 
 /// Returns the text of a JSON message.
-fn text_of(message: Result<Message, ApiError>) -> String {
+fn message_text(message: Result<Message, ApiError>) -> String {
     match message {
         Ok(Message::Text(text)) => text,
         Ok(Message::Binary(_)) => String::new(),

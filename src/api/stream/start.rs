@@ -44,7 +44,7 @@ pub(super) async fn start(
     let NewRun { request_id, caller, streams, surface, replaces, grace_period } = new_run;
     let loaded = loading::wait(app, config.model(), &request_id, client).await?;
     // Reserved until the run is registered, so that two concurrent runs cannot use the same id.
-    let Some(_name) = streams.reserve(&request_id) else {
+    let Some(_reserved) = streams.reserve(&request_id) else {
         let detail = format!(
             "request_id '{request_id}' belongs to another run; send a message of type \"resume\" to receive it"
         );

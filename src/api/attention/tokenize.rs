@@ -19,8 +19,8 @@ use utoipa::ToSchema;
 pub struct TokenizedToken {
     /// Id of the token.
     token_id: TokenId,
-    /// Text of the token. A special token has its literal. Incomplete UTF-8 has ""; its bytes are part of the next
-    /// token's text.
+    /// Text of the token; for a special token its literal. Empty while a character is incomplete: its bytes are part of
+    /// the next token's text.
     text: String,
 }
 
