@@ -307,6 +307,7 @@ for (const scheme of ['light', 'dark']) {
     assert.match(await line.textContent(), kept);
     await page.reload();
     assert.match(await page.locator('[data-feedback] li').last().textContent(), kept);
+    await ready(page);
     // The form shows the server's error and keeps the input.
     await page.click('[data-act=feedback]');
     await dialog.locator('[value="-1"]').check({ force: true });
