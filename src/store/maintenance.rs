@@ -1,9 +1,11 @@
-//! Regular maintenance: creates partitions in advance, removes deleted runs and runs beyond the retention.
+//! Regular maintenance: creates partitions in advance, counts runs for statistics, and removes deleted runs and runs beyond
+//! the retention.
 
 use super::deletions::remove_deleted;
 use super::migrate;
 use super::pool::PgPool;
 use super::retention::{Retention, prune};
+use super::statistics;
 use crate::events::system;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -30,6 +32,12 @@ pub async fn run(pool: PgPool, mut retention: watch::Receiver<Retention>) {
             && let Err(error) = make_partitions(&pool).await
         {
             tracing::warn!(%error, "cannot create the partitions of the next days");
+        }
+        // Also soon after the start, because the server may not have run at the end of the day. Before the removal of runs.
+        if check % CHECKS_PER_MAINTENANCE == 1
+            && let Err(error) = statistics::count_days(&pool, system::now().date_naive()).await
+        {
+            tracing::warn!(%error, "cannot count the runs of past days; the next attempt is in an hour");
         }
         if check.is_multiple_of(CHECKS_PER_MAINTENANCE) || retention.has_changed().unwrap_or(false) {
             let keep = *retention.borrow_and_update();

@@ -37,6 +37,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("V15__parents", include_str!("../../migrations/V15__parents.sql")),
     ("V16__head_rows", include_str!("../../migrations/V16__head_rows.sql")),
     ("V17__tags", include_str!("../../migrations/V17__tags.sql")),
+    ("V18__statistics", include_str!("../../migrations/V18__statistics.sql")),
     ("V20__run_list", include_str!("../../migrations/V20__run_list.sql")),
 ];
 

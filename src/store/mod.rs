@@ -40,6 +40,7 @@ mod script;
 mod servers;
 mod spool;
 mod statements;
+mod statistics;
 mod summary_builder;
 mod tags;
 mod unstored;
@@ -64,6 +65,10 @@ pub use runs::RunSummary;
 pub use saved_filters::{MAX_SAVED_FILTERS, SavedFilter};
 pub use servers::{Announcement, ServerInfo};
 pub use spool::SpoolStatus;
+pub use statistics::{
+    GroupStatistics, MAX_STATISTICS_DAYS, ModStatistics, ModelStatistics, RunCounts, Statistics, StatisticsQuery,
+    StatisticsUnit, TimeStep,
+};
 pub use tags::{MAX_TAGS, TaggedRun};
 
 use crate::events::{DurabilityAcks, Recorder, Signal, UnstoredRuns};

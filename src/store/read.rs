@@ -24,7 +24,7 @@ type Indexed<T> = Vec<(i32, T)>;
 const MAX_PAGE_EVENTS: i64 = 1000;
 
 /// Begins a transaction with a consistent view of all tables, for runs that are growing.
-const SNAPSHOT: &str = "begin isolation level repeatable read, read only";
+pub(super) const SNAPSHOT: &str = "begin isolation level repeatable read, read only";
 
 /// The items of some events of a run.
 #[derive(Debug)]

@@ -22,6 +22,7 @@ mod reported;
 mod run;
 mod runs;
 mod shell;
+mod stats;
 
 use crate::server::mods::MAX_BODY_BYTES;
 use crate::server::{Access, App, Pages, Protocol};
@@ -43,7 +44,7 @@ pub const fn pages() -> Pages {
 }
 
 fn protocol(openapi: Bytes) -> Protocol {
-    const PREFIXES: &[&str] = &["/runs", "/playground", "/mods", "/compare", "/docs", "/assets"];
+    const PREFIXES: &[&str] = &["/runs", "/playground", "/mods", "/stats", "/compare", "/docs", "/assets"];
     let pages = router(openapi).layer(axum::middleware::map_response(add_headers));
     let assets = assets().layer(axum::middleware::map_response(add_headers));
     Protocol::native(PREFIXES).routes(Access::Key, pages).routes(Access::Public, assets)
@@ -59,6 +60,7 @@ fn router(openapi: Bytes) -> Router<App> {
         .route("/runs/{id}/newer", get(replay::newer))
         .route("/compare", get(compare::page))
         .route("/playground", get(playground::page))
+        .route("/stats", get(stats::page))
         .route("/mods", get(mods::page))
         .route("/mods/-new", get(editor::new_page).post(editor::save_new))
         .route("/mods/{name}", get(editor::page).post(editor::save))

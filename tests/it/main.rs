@@ -47,6 +47,7 @@ mod servers;
 mod service;
 mod slots;
 mod speculation;
+mod statistics;
 mod store;
 mod stream;
 mod tags;

@@ -21,6 +21,7 @@ mod position;
 mod recorded;
 mod reruns;
 mod runs;
+mod statistics;
 mod tags;
 
 use crate::server::{Access, ApiError, Protocol};
@@ -38,6 +39,7 @@ pub(super) fn protocol() -> Protocol {
         .routes(routes!(deletions::undo))
         .routes(routes!(filters::list, filters::save))
         .routes(routes!(filters::remove))
+        .routes(routes!(statistics::show))
         .routes(routes!(runs::show, runs::delete))
         .routes(routes!(cancel::cancel))
         .routes(routes!(feedback::list, feedback::add))

@@ -9,6 +9,7 @@ export const TABLE = [
     [['g r'], 'runs', 'goRuns'],
     [['g p'], 'playground', 'goPlayground'],
     [['g m'], 'mods', 'goMods'],
+    [['g s'], 'statistics', 'goStats'],
     [['g d'], 'handbook', 'goDocs'],
     [['Escape'], 'close, clear, stop generating', 'escape'],
   ]],

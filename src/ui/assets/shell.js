@@ -50,6 +50,7 @@ listen(['anywhere'], (action) => {
   else if (action === 'goRuns') location.assign(`${base}/runs`);
   else if (action === 'goPlayground') location.assign(`${base}/playground`);
   else if (action === 'goMods') location.assign(`${base}/mods`);
+  else if (action === 'goStats') location.assign(`${base}/stats`);
   else if (action === 'goDocs') location.assign(`${base}/docs`);
   else return false;
   return true;

@@ -10,6 +10,7 @@ mod recorder;
 mod retention;
 mod runs;
 mod servers;
+mod statistics;
 
 use crate::harness::postgres::{TestDatabase, kill_listeners};
 use crate::harness::{folder, psql, run_start};

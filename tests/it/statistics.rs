@@ -1,0 +1,70 @@
+//! `/api/v1/stats` and the page `/stats`.
+
+use super::harness::{Server, folder};
+use reqwest::Method;
+use serde_json::{Value, json};
+
+async fn get(server: &Server, key: &str, path: &str) -> (u16, String) {
+    let response = server.request(Method::GET, path).bearer_auth(key).send().await.unwrap();
+    (response.status().as_u16(), response.text().await.unwrap())
+}
+
+async fn stats(server: &Server, key: &str, query: &str) -> Value {
+    let (status, text) = get(server, key, &format!("/api/v1/stats{query}")).await;
+    assert_eq!(status, 200, "{text}");
+    serde_json::from_str(&text).unwrap()
+}
+
+#[tokio::test]
+async fn statistics_count_the_runs_of_the_tenant() {
+    let keys = folder().join("keys");
+    std::fs::write(&keys, "ann-key name=ann\nbob-key name=bob\nadmin-key name=ops admin\n").unwrap();
+    let server = Server::start(&["--api-key-file", keys.to_str().unwrap()]);
+    server.wait_ready().await;
+    let mods = json!([{"name": "force-prefix", "config": {"text": "a"}}]);
+    for (key, body) in [
+        ("ann-key", json!({"prompt": "Hello", "max_tokens": 4, "ignore_eos": true})),
+        ("ann-key", json!({"prompt": "Hello", "max_tokens": 5, "ignore_eos": true, "mods": mods})),
+        ("bob-key", json!({"prompt": "Hello", "max_tokens": 3, "ignore_eos": true})),
+    ] {
+        let request = server.request(Method::POST, "/v1/completions").bearer_auth(key).json(&body);
+        let answer: Value = request.send().await.unwrap().json().await.unwrap();
+        let run_id = answer["thunder"]["run_id"].as_str().unwrap_or_else(|| panic!("{answer}"));
+        loop {
+            let (_, run) = get(&server, "admin-key", &format!("/api/v1/runs/{run_id}")).await;
+            let run: Value = serde_json::from_str(&run).unwrap();
+            if run["run"]["status"] == "done" {
+                break;
+            }
+        }
+    }
+    let ann = stats(&server, "ann-key", "?days=2").await;
+    assert_eq!((&ann["total"]["runs"], &ann["total"]["completion_tokens"]), (&json!(2), &json!(9)), "{ann}");
+    assert_eq!(ann["total"]["finish_length"], 2);
+    assert_eq!(ann["unit"], "hour");
+    assert_eq!(ann["mods"][0]["mod"], "force-prefix");
+    let compared = (&ann["mods"][0]["with"]["runs"], &ann["mods"][0]["without"]["completion_tokens"]);
+    assert_eq!(compared, (&json!(1), &json!(4)));
+    assert!(ann["mods"][0]["with"]["forced"].as_i64() > Some(0) && ann["mods"][0]["without"]["forced"] == 0, "{ann}");
+    assert!(ann["total"]["tokens_per_second"].is_f64() && ann["total"]["first_token_ms_p95"].is_f64(), "{ann}");
+    assert_eq!(stats(&server, "bob-key", "").await["total"]["completion_tokens"], 3);
+    assert_eq!(stats(&server, "admin-key", "?unit=day").await["total"]["runs"], 3);
+    assert_eq!(stats(&server, "ann-key", "?mod=force-prefix").await["total"]["runs"], 1);
+    assert_eq!(stats(&server, "ann-key", "?model=absent").await["total"]["runs"], 0);
+    for (query, detail) in
+        [("?days=0", "`days` must be an integer from 1 to 3650, got 0"), ("?unit=week", "unit"), ("?x=1", "x")]
+    {
+        let (status, text) = get(&server, "ann-key", &format!("/api/v1/stats{query}")).await;
+        assert!(status == 400 && text.contains(detail), "{query}: {status} {text}");
+    }
+
+    // Every link of a bar leads to its runs.
+    let (_, page) = get(&server, "ann-key", "/stats?days=1").await;
+    let link = page.split("<a href=\"").find(|link| link.contains("tabindex=\"-1\" aria-label")).unwrap();
+    let link = link.split('"').next().unwrap().replace("&amp;", "&").replace("&#38;", "&");
+    let (_, list) = get(&server, "ann-key", &format!("/api/v1{link}")).await;
+    let list: Value = serde_json::from_str(&list).unwrap();
+    assert_eq!(list["runs"].as_array().map(Vec::len), Some(2), "{link} {list}");
+    let (_, empty) = get(&server, "ann-key", "/stats?days=1&model=absent").await;
+    assert!(empty.contains("No run ended in this time"));
+}

@@ -1,0 +1,95 @@
+//! Statistics of runs, counted when they are read and counted once per past day.
+
+use super::{Data, psql};
+use chrono::{Days, NaiveDate};
+use thunder::events::{Scope, Tenant};
+use thunder::store::{Statistics, StatisticsQuery, Store};
+
+/// 288 ended runs, one every 15 minutes of three days, and a running one.
+const RUNS: &str = "
+    insert into runs (run_id, request_id, created_at, status, finish_reason, surface, model, owner, mods, prompt_preview,
+        output_preview, prompt_tokens, completion_tokens, cached_tokens, events, backtracked, forced, actions, errors,
+        error_text, first_token_us, generation_us, has_attention, surprise_strip, search)
+    select (lpad(to_hex(1767225600000 + n * 900000), 12, '0') || '70008000' || lpad(to_hex(n), 12, '0'))::uuid, 'r' || n,
+        timestamptz '2026-01-01 00:00Z' + n * interval '15 minutes',
+        case when n = 100 then 'running' when n % 7 = 0 then 'failed' when n % 11 = 0 then 'cancelled' else 'done' end,
+        case when n % 7 = 0 then 'error' when n % 11 = 0 then 'cancelled' when n % 5 = 0 then 'length' else 'stop' end,
+        'openai', case n % 3 when 0 then 'a' when 1 then 'b' end, case when n % 2 = 0 then 'ann' end,
+        (array['{}', '{x}', '{x,y}', '{x,x}'])[1 + n % 4]::text[], '', '', n, 2 * n, n % 5, 9, n % 6, n % 9, 1, n % 13, '',
+        case when n % 10 > 0 then 1000 * n end, case when n % 10 > 1 then 100000 end, false, '', ''
+    from generate_series(0, 288) n";
+
+fn today() -> NaiveDate {
+    NaiveDate::from_ymd_opt(2026, 1, 4).unwrap()
+}
+
+async fn read(store: &Store, scope: &Scope, query: &StatisticsQuery) -> Statistics {
+    store.statistics(scope, query, today()).await.unwrap()
+}
+
+fn queries() -> Vec<StatisticsQuery> {
+    let mut queries: Vec<StatisticsQuery> =
+        [None, Some(1), Some(3), Some(30)].map(|days| StatisticsQuery::last_days(days, today())).to_vec();
+    queries.push(StatisticsQuery { model: Some("a".into()), ..queries[0].clone() });
+    queries.push(StatisticsQuery { used_mod: Some("x".into()), ..queries[2].clone() });
+    queries
+}
+
+#[tokio::test]
+async fn counted_days_have_the_statistics_of_their_runs() {
+    let data = Data::new();
+    let store = data.open().await;
+    let url = data.url();
+    psql(&url, RUNS).await;
+    let ann = Scope::Owned { tenant: Some(Tenant::from("ann")), includes_unowned: false };
+    let everyone = Scope::All;
+    let mut before = Vec::new();
+    for scope in [&everyone, &ann] {
+        for query in &queries() {
+            before.push(read(&store, scope, query).await);
+        }
+    }
+    let (all, one_day, model_a, with_x) = (&before[0], &before[1], &before[4], &before[5]);
+    assert_eq!((all.total.counts.runs, all.total.counts.failed), (288, 42), "the running run is not counted");
+    assert_eq!(all.total.counts.completion_tokens, 2 * (288 * 289 / 2 - 100));
+    assert_eq!(all.steps.len(), 4);
+    assert_eq!(one_day.total.counts.runs, 1, "run 288 began at midnight");
+    assert_eq!(model_a.total.counts.runs, 97);
+    assert_eq!(model_a.models.len(), 1);
+    // A run that names a mod twice counts once for it.
+    assert_eq!(with_x.total.counts.runs, with_x.mods[0].with.counts.runs);
+    let x = &all.mods[0];
+    assert_eq!((x.name.as_str(), x.with.counts.runs, x.without.counts.runs), ("x", 216, 72));
+    let median = all.total.first_token_ms_p50.unwrap();
+    assert!((median / 144.0 - 1.0).abs() < 0.1, "{median}");
+    let (tokens, runs) = (0..=288_i64).filter(|n| n % 10 > 1 && *n != 100).fold((0, 0), |(t, r), n| (t + 2 * n, r + 1));
+    assert_eq!(all.total.tokens_per_second, Some(f64::from(i32::try_from(tokens).unwrap()) / (0.1 * f64::from(runs))));
+    assert_eq!(before[6].total.counts.runs, 144, "the runs of one tenant");
+
+    // Two servers count at the same time.
+    let other = data.open().await;
+    let (first, second) = tokio::join!(store.count_days(today()), other.count_days(today()));
+    first.and(second).unwrap();
+    let mut after = Vec::new();
+    for scope in [&everyone, &ann] {
+        for query in &queries() {
+            after.push(read(&store, scope, query).await);
+        }
+    }
+    assert_eq!(before, after);
+
+    // Deletions keep the counts of past days; runs that are stored late are added.
+    psql(&url, "delete from runs where request_id = 'r5'").await;
+    store.count_days(today()).await.unwrap();
+    assert_eq!(read(&store, &everyone, &queries()[0]).await, *all);
+    psql(&url, "update runs set status = 'done' where request_id = 'r100'").await;
+    psql(&url, &RUNS.replace("(0, 288) n", "(5, 5) n")).await;
+    store.count_days(today()).await.unwrap();
+    assert_eq!(read(&store, &everyone, &queries()[0]).await.total.counts.runs, 289);
+    let later = today() + Days::new(400);
+    psql(&url, "delete from runs").await;
+    let kept = store.statistics(&everyone, &StatisticsQuery::last_days(None, later), later).await.unwrap();
+    assert_eq!(kept.total.counts.runs, 288, "counts of past days outlive the runs; the last day was not counted");
+    other.close().await;
+    store.close().await;
+}
