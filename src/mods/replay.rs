@@ -47,6 +47,8 @@ pub struct ReplayedReply {
     pub action: Option<RequestedAction>,
     /// Message of a failed call.
     pub exception: Option<String>,
+    /// Python's traceback of a failed call.
+    pub traceback: Option<String>,
     /// Lines that the mod printed and logged, each with its level.
     pub logs: Vec<String>,
 }
@@ -161,11 +163,13 @@ impl RecordedSequence {
 
 fn to_replayed_reply(event: EventType, reply: Reply) -> ReplayedReply {
     let action = reply.action.unwrap_or(Action::Noop);
-    let exception = reply.exception.map(|exception| exception.message);
+    let (exception, traceback) =
+        reply.exception.map_or((None, None), |exception| (Some(exception.message), exception.traceback));
     let exception = exception.or_else(|| action.event_error(event));
     ReplayedReply {
         action: if exception.is_some() { None } else { requested_action(action) },
         exception,
+        traceback,
         logs: reply.logs.into_iter().map(|log| format!("{}: {}", log.level.as_str(), log.message)).collect(),
     }
 }

@@ -144,3 +144,40 @@ test('pages of mods fit into a width of 320 pixels', { skip }, async () => {
   }
   quiet();
 });
+
+for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
+  test(`dry run shows what the edited mod would do (${scheme}, ${width} px)`, { skip }, async () => {
+    const page = await open(`/mods/-new`, { scheme, width });
+    await page.waitForSelector('[data-dry-run]:not([hidden])');
+    await page.fill('[name=name]', `${name}-dry`);
+    await write(page, says('dry'));
+    const id = `dry-${scheme}-${Date.now()}`;
+    const made = await page.evaluate(async (request_id) => (await fetch('/v1/completions', { method: 'POST', headers: { 'content-type': 'application/json', 'X-Requested-By': 'dashboard' }, body: JSON.stringify({ prompt: 'Hello', max_tokens: 3, request_id }) })).status, id);
+    assert.equal(made, 200);
+    await page.focus('[data-dry-run] [name=run]');
+    await page.waitForSelector(`#dry-runs option[value="${id}"]`, { state: 'attached' });
+    await page.keyboard.type(id);
+    await page.keyboard.press('Enter');
+    await page.waitForSelector('.diverged');
+    assert.match(await page.textContent('.diverged'), /Prefilled first difference\s*nothing\s*ForceOutput .*"dry"/);
+    await page.evaluate(axe);
+    const { violations } = await page.evaluate(() => window.axe.run('[data-dry-run]', { runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'] }));
+    assert.deepEqual(violations.map((v) => `${v.id}: ${v.nodes.map((n) => n.html).join(' | ')}`), []);
+    assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
+    if (process.env.SHOTS) await page.screenshot({ path: `${process.env.SHOTS}/dry-${scheme}.png`, fullPage: true });
+    // An error of a call is linked to its line.
+    await write(page, says('dry').replace('return', 'return 1 / 0 or'));
+    await page.click('[data-dry-run] [type=submit]');
+    const line = page.locator('.dry-table button', { hasText: 'Line 7' });
+    await line.click();
+    assert.equal(await page.locator('.cm-activeLine').textContent(), '    return 1 / 0 or actions.force_output(tokenizer.encode("dry"))');
+    await write(page, says('dry'));
+    await page.click('[data-dry-run] [type=submit]');
+    await page.waitForSelector('.diverged');
+    await page.click('text=Run for real in the playground');
+    await page.waitForURL(/\/playground\?from=/);
+    await page.waitForSelector(`[data-mods] [data-mod="${name}-dry"]`);
+    await page.context().close();
+    quiet();
+  });
+}

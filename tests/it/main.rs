@@ -15,6 +15,7 @@ mod database;
 mod db_command;
 mod deletions;
 mod described;
+mod dry_runs;
 mod editor;
 mod engine;
 mod exact;

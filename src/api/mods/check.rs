@@ -1,12 +1,13 @@
 //! Validates an upload without registering it.
 
 use crate::mods::python::{LoadError, PythonMods};
-use crate::mods::{ModOrigin, ModUpload};
+use crate::mods::{ModFactory, ModOrigin, ModUpload};
 use crate::server::extract::Json;
 use crate::server::mods::{require_upload_rights, try_import, validate_upload};
 use crate::server::{ApiError, App, Caller, ErrorKind, Problem};
 use axum::extract::State;
 use serde::Serialize;
+use std::sync::Arc;
 use utoipa::ToSchema;
 
 /// Result of checking an upload.
@@ -45,25 +46,32 @@ pub async fn check(
 ) -> Result<axum::Json<CheckResponse>, ApiError> {
     require_upload_rights(&app, &caller)?;
     let Json(upload) = body?;
-    let problem = |problem| Ok(axum::Json(CheckResponse { problems: vec![problem], description: None }));
-    if let Err(error) = validate_upload(&app, &upload) {
+    Ok(axum::Json(match import_checked(&app, upload).await? {
+        Ok(factory) => CheckResponse { problems: Vec::new(), description: Some(factory.describe().description) },
+        Err(problem) => CheckResponse { problems: vec![problem], description: None },
+    }))
+}
+
+/// Validates and imports an upload, in a sandbox.
+pub(super) async fn import_checked(
+    app: &App,
+    upload: ModUpload,
+) -> Result<Result<Arc<dyn ModFactory>, CheckProblem>, ApiError> {
+    if let Err(error) = validate_upload(app, &upload) {
         let pointer = error.pointer().unwrap_or_default().to_owned();
         return match error.kind() {
             ErrorKind::BadRequest | ErrorKind::Conflict | ErrorKind::NoRoom => {
-                problem(CheckProblem { line: None, message: error.problem().detail, traceback: None, pointer })
+                Ok(Err(CheckProblem { line: None, message: error.problem().detail, traceback: None, pointer }))
             }
             _ => Err(error),
         };
     }
     let python = PythonMods { origin: ModOrigin::Uploaded, ..app.registry().python() };
     match try_import(upload, python).await? {
-        Ok(factory) => {
-            let description = Some(factory.describe().description);
-            Ok(axum::Json(CheckResponse { problems: Vec::new(), description }))
-        }
+        Ok(factory) => Ok(Ok(factory)),
         Err(error) => match (error.line(), error.traceback().map(str::to_owned), error) {
             (line, traceback, LoadError::Failed { message, .. }) => {
-                problem(CheckProblem { line, message, traceback, pointer: "source".into() })
+                Ok(Err(CheckProblem { line, message, traceback, pointer: "source".into() }))
             }
             (_, _, error) => Err(ApiError::unavailable(error.to_string())),
         },

@@ -3,6 +3,7 @@
 
 mod change;
 mod check;
+mod dry_run;
 mod get;
 mod upload;
 
@@ -22,6 +23,7 @@ fn router() -> OpenApiRouter<App> {
         .routes(routes!(get::list, upload::register))
         .routes(routes!(get::list_native))
         .routes(routes!(check::check))
+        .routes(routes!(dry_run::run))
         .routes(routes!(get::show, change::remove))
         .routes(routes!(get::versions))
         .routes(routes!(get::source))

@@ -9,7 +9,6 @@ use crate::mods::ModFactory;
 use crate::mods::python::{PythonMods, unpack_sdk};
 use crate::trace::document::Document;
 use anyhow::{Context, bail};
-use dry_run::DryRunReport;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -67,7 +66,7 @@ pub async fn test(args: Args) -> anyhow::Result<ExitCode> {
     if args.json {
         println!("{}", json!({ "same": same, "runs": reports }));
     } else {
-        reports.iter().for_each(DryRunReport::print);
+        reports.iter().for_each(dry_run::print);
     }
     Ok(ExitCode::from(u8::from(!same)))
 }

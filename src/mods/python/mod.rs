@@ -158,11 +158,17 @@ impl LoadError {
     #[must_use]
     pub fn line(&self) -> Option<u32> {
         let Self::Failed { file, traceback: Some(traceback), .. } = self else { return None };
-        let place = format!("File \"{file}\", line ");
-        let rest = traceback.rsplit_once(&place)?.1;
-        let digits = rest.find(|c: char| !c.is_ascii_digit()).map_or(rest, |end| &rest[..end]);
-        digits.parse().ok()
+        line_in(file, traceback)
     }
+}
+
+/// Returns the last line of a file in a traceback, from 1.
+#[must_use]
+pub fn line_in(file: &str, traceback: &str) -> Option<u32> {
+    let place = format!("File \"{file}\", line ");
+    let rest = traceback.rsplit_once(&place)?.1;
+    let digits = rest.find(|c: char| !c.is_ascii_digit()).map_or(rest, |end| &rest[..end]);
+    digits.parse().ok()
 }
 
 /// Mods of a directory.

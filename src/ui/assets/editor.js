@@ -215,6 +215,14 @@ function edit() {
     if (await save()) location.assign(href);
   });
 
+  const dry = document.querySelector('[data-dry-run]');
+  if (dry && may) {
+    import('./dry-run.js').then(({ dryRun }) => {
+      dryRun(dry, { upload, show, go: (line) => editor.go(line), save: async () => !isChanged() || save() });
+      dry.hidden = false;
+    });
+  }
+
   restore();
   if (may && !problem.hidden) check();
 }

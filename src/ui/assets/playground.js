@@ -364,6 +364,9 @@ async function start() {
     const given = formOf(event?.details?.prompt, summary?.run);
     const at = /^\d+$/.test(asked.get('at') ?? '') ? Number(asked.get('at')) : null;
     if (at !== null) Object.assign(given, { tab: 'raw', raw: (await textAt(from, at)) + (asked.get('next') ?? ''), tools: '', schema: '', extra: further(event?.details?.prompt, true) });
+    const added = asked.get('mod');
+    const option = added && form.querySelector(`[data-mod-add] option[value="${CSS.escape(added)}"]`);
+    if (option && !given.mods?.some((one) => one.name === added)) given.mods = [...(given.mods ?? []), { name: added, config: example(option) }];
     write({ ...data, ...given, numbers: { ...data.numbers, ...given.numbers } });
     origin = read();
     show(from, { recorded: Boolean(summary?.run?.has_attention), state: { at }, hooks: {} });

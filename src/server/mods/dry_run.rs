@@ -1,0 +1,259 @@
+//! Calls a mod with the events of recorded runs and compares its actions with the recorded ones.
+//!
+//! The mod's actions do not change the events. After the first difference, a real run would continue with other events.
+
+use crate::engine::recorded_parameter;
+use crate::events::{ActionRecord, ActionType, Event, ModCall, PromptRecord, RequestedAction, RunId, TraceItem};
+use crate::model::chat::answer::AnswerFormat;
+use crate::model::{Model, Vocabulary};
+use crate::mods::python::line_in;
+use crate::mods::{ModFactory, ModInstance, RecordedSequence, ReplayedReply, RunView};
+use crate::trace::document::Document;
+use serde::Serialize;
+use serde_json::Value;
+use std::sync::Arc;
+use std::time::Instant;
+use utoipa::ToSchema;
+
+/// The result of a dry run of a mod on a recorded run.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct DryRunReport {
+    /// The run, as given.
+    pub run: String,
+    /// Number of events with which the mod was called.
+    pub calls: usize,
+    /// True if the run used the mod.
+    pub recorded: bool,
+    /// False if the time was over before the end of the run.
+    pub complete: bool,
+    /// Events with an action, an error or output, in the recording or now.
+    pub events: Vec<ModReplyReport>,
+    /// The first event with an action that differs from the recorded one.
+    pub difference: Option<FirstDifference>,
+}
+
+/// The reply of the mod at an event.
+#[derive(Debug, Clone, Default, Serialize, ToSchema)]
+pub struct ModReplyReport {
+    /// Number of the event.
+    pub sequence_order: i32,
+    /// Its step.
+    pub step: i32,
+    /// Its type.
+    pub event: &'static str,
+    /// The action; `null` for Noop and for a failed call.
+    #[schema(value_type = Option<Object>)]
+    pub action: Option<RequestedAction>,
+    /// Message of a failed call.
+    pub exception: Option<String>,
+    /// Line of the source that failed, from 1, if known.
+    pub line: Option<u32>,
+    /// Lines that the mod printed and logged, each with its level.
+    pub logs: Vec<String>,
+    /// The recorded reply, as text.
+    pub recorded: String,
+    /// The mod's reply, as text.
+    pub now: String,
+    /// True if the two differ.
+    pub differs: bool,
+}
+
+/// The first difference between the mod's actions and the recorded ones.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub struct FirstDifference {
+    /// Number of the event.
+    pub sequence_order: i32,
+    /// Its step.
+    pub step: i32,
+    /// Its type.
+    pub event: &'static str,
+    /// The recorded reply, as text.
+    pub recorded: String,
+    /// The mod's reply, as text.
+    pub now: String,
+}
+
+impl ModReplyReport {
+    /// Returns the reply as text, with the texts of its tokens.
+    fn describe(&self, vocabulary: &Vocabulary) -> String {
+        match (&self.exception, &self.action) {
+            (Some(message), _) => format!("failed: {message}"),
+            (None, Some(action)) if action.tokens.is_empty() => action.to_string(),
+            (None, Some(action)) => format!("{action} {:?}", vocabulary.decode(&action.tokens)),
+            (None, None) => "Noop".to_owned(),
+        }
+    }
+
+    /// Returns true if the mod did something at the event.
+    #[must_use]
+    pub fn has_effect(&self) -> bool {
+        self.action.is_some() || self.exception.is_some() || !self.logs.is_empty()
+    }
+}
+
+/// Calls a mod with the events of a recorded run, until the deadline.
+///
+/// # Errors
+/// The run cannot be replayed with this model, or the mod cannot be started.
+pub fn dry_run(
+    model: &Model,
+    factory: &dyn ModFactory,
+    config: Option<&Value>,
+    name: &str,
+    run: &Document,
+    deadline: Option<Instant>,
+) -> Result<DryRunReport, String> {
+    let first = run.events.first().and_then(|event| event.measured.as_ref());
+    let prompt = first.and_then(|measured| measured.prompt.as_ref()).filter(|prompt| !prompt.tokens.is_empty());
+    let prompt = prompt.ok_or("its prompt is not recorded, because it comes from another engine")?;
+    check_vocabulary(model, prompt, run)?;
+    let parameters = prompt.parameters.clone().unwrap_or_default();
+    let mod_name = factory.describe().name;
+    let entry = parameters["mods"].as_array().into_iter().flatten().find(|entry| entry["name"] == mod_name.as_str());
+    let config = config.or_else(|| entry.map(|entry| &entry["config"])).cloned().unwrap_or_default();
+    let template = model.card().chat_template.as_deref().unwrap_or_default();
+    let answer_format =
+        AnswerFormat::from_recording(template, prompt.tools.as_ref(), recorded_parameter(&parameters, "answer_format"));
+    let view = Arc::new(RunView {
+        run_id: RunId::now(),
+        request_id: run.request.request_id.clone(),
+        model: run.request.model.clone().unwrap_or_default(),
+        vocabulary: Arc::clone(model.vocabulary()),
+        conversation: prompt.conversation.clone(),
+        tools: prompt.tools.clone(),
+        answer_format: Arc::new(answer_format),
+        seed: parameters["sampling"]["seed"].as_u64().unwrap_or(0) as u32,
+        parameters,
+        grammars: Arc::clone(model.grammars()),
+    });
+    let instance = factory.start(&config, &view).map_err(|message| format!("mod '{mod_name}': {message}"))?;
+    let recorded = run.mod_calls.iter().any(|call| call.mod_name == mod_name);
+    let mut dry_run = DryRun {
+        view,
+        instance,
+        mod_name,
+        sequence: RecordedSequence::default(),
+        caller: String::new(),
+        pending: None,
+        recorded: ModReplyReport::default(),
+        report: DryRunReport {
+            run: name.to_owned(),
+            calls: 0,
+            recorded,
+            complete: true,
+            events: Vec::new(),
+            difference: None,
+        },
+    };
+    for item in run.items() {
+        match item {
+            TraceItem::Event(event) => {
+                dry_run.compare();
+                if deadline.is_some_and(|deadline| Instant::now() > deadline) {
+                    dry_run.report.complete = false;
+                    break;
+                }
+                dry_run.event(&event)?;
+            }
+            TraceItem::ModCall(call) => dry_run.recorded_call(&call),
+            TraceItem::Action(action) => dry_run.recorded_action(&action),
+            TraceItem::ModLog(_) | TraceItem::Attention(_) => {}
+        }
+    }
+    dry_run.compare();
+    dry_run.instance.finished();
+    Ok(dry_run.report)
+}
+
+/// Returns an error for a run of another model, in which token ids stand for other tokens.
+fn check_vocabulary(model: &Model, prompt: &PromptRecord, run: &Document) -> Result<(), String> {
+    let named = run.request.model.as_deref().unwrap_or("another model");
+    let vocabulary = model.vocabulary();
+    let has_tokens = prompt.tokens.iter().all(|&token| vocabulary.contains(token))
+        && (prompt.texts.len() != prompt.tokens.len() || vocabulary.texts(&prompt.tokens) == prompt.texts);
+    if !has_tokens {
+        return Err(format!(
+            "the run used the model {named}, whose vocabulary differs from that of {}; choose that model",
+            model.name()
+        ));
+    }
+    Ok(())
+}
+
+struct DryRun {
+    view: Arc<RunView>,
+    instance: Box<dyn ModInstance>,
+    mod_name: String,
+    sequence: RecordedSequence,
+    /// Name of the mod of the newest recorded call.
+    caller: String,
+    /// The mod's reply at the newest event.
+    pending: Option<ModReplyReport>,
+    /// The recorded reply at the newest event.
+    recorded: ModReplyReport,
+    report: DryRunReport,
+}
+
+impl DryRun {
+    fn event(&mut self, event: &Event) -> Result<(), String> {
+        self.recorded = ModReplyReport::default();
+        self.sequence.apply_event(event, &self.view.vocabulary)?;
+        let reply = self.sequence.deliver(event, self.instance.as_mut(), &self.view)?;
+        let Some(ReplayedReply { action, exception, traceback, logs }) = reply else { return Ok(()) };
+        let (sequence_order, step) = (event.sequence_order, event.step);
+        let event = event.event_type.as_str();
+        let line = traceback.and_then(|traceback| line_in(&format!("{}.py", self.mod_name), &traceback));
+        self.report.calls += 1;
+        self.pending = Some(ModReplyReport {
+            sequence_order,
+            step,
+            event,
+            action,
+            exception,
+            line,
+            logs,
+            ..ModReplyReport::default()
+        });
+        Ok(())
+    }
+
+    fn recorded_call(&mut self, call: &ModCall) {
+        self.caller.clone_from(&call.mod_name);
+        if call.mod_name == self.mod_name && call.exception_occurred {
+            self.recorded.exception = Some(call.exception_message.clone().unwrap_or_default());
+        }
+    }
+
+    /// Stores the recorded actions of the mod, and applies the recorded changes to the sequence.
+    fn recorded_action(&mut self, action: &ActionRecord) {
+        if action.action_type == ActionType::Noop {
+            return;
+        }
+        if self.caller == self.mod_name {
+            self.recorded.action = Some(RequestedAction::from(action));
+        }
+        self.sequence.apply_action(action);
+    }
+
+    /// Compares the mod's actions at the newest event with the recorded ones.
+    fn compare(&mut self) {
+        let Some(mut reply) = self.pending.take() else { return };
+        let same =
+            reply.action == self.recorded.action && reply.exception.is_some() == self.recorded.exception.is_some();
+        reply.differs = !same;
+        reply.now = reply.describe(&self.view.vocabulary);
+        reply.recorded = self.recorded.describe(&self.view.vocabulary);
+        if !same && self.report.difference.is_none() {
+            self.report.difference = Some(FirstDifference {
+                sequence_order: reply.sequence_order,
+                step: reply.step,
+                event: reply.event,
+                recorded: reply.recorded.clone(),
+                now: reply.now.clone(),
+            });
+        }
+        if !same || reply.has_effect() || self.recorded.has_effect() {
+            self.report.events.push(reply);
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Dry runs of edited mods on recorded runs.
+
+use super::harness::Server;
+use reqwest::Method;
+use serde_json::{Value, json};
+
+const BOSS: &str = "boss-key";
+const ROUTE: &str = "/api/v1/mods/dry-runs";
+
+/// A mod that forces tokens once, after `every` tokens.
+fn stamp(condition: &str) -> String {
+    format!(
+        "from thunder_mods import Added, ForwardPass, mod\n\n\n@mod(events=[ForwardPass, Added], config={{\"every\": 3}})\n\
+         def stamp(event, actions, tokenizer):\n    count = len(event.context_info.generated)\n    \
+         if isinstance(event, ForwardPass) and {condition}:\n        print(\"now\")\n        \
+         return actions.force_tokens(tokenizer.encode(\"stop\"))\n"
+    )
+}
+
+async fn send(server: &Server, key: &str, path: &str, body: &Value) -> (u16, Value) {
+    let response = server.request(Method::POST, path).bearer_auth(key).json(body).send().await.unwrap();
+    (response.status().as_u16(), response.json().await.unwrap_or_default())
+}
+
+async fn dry_run(server: &Server, source: &str, run: &str) -> Value {
+    let body = json!({"mod": {"name": "stamp", "source": source}, "run": run});
+    let (status, result) = send(server, BOSS, ROUTE, &body).await;
+    assert_eq!(status, 200, "{result}");
+    result
+}
+
+#[tokio::test]
+async fn edited_mod_is_compared_with_recorded_run() {
+    let server = Server::start(&["--api-key=user-key", "--mod-key", BOSS, "--allow-mod-upload"]);
+    server.wait_ready().await;
+    let source = stamp("count == event.config[\"every\"]");
+    let (status, saved) = send(&server, BOSS, "/v1/mods", &json!({"name": "stamp", "source": source})).await;
+    assert!(status < 300, "{saved}");
+    let body = json!({"prompt": "Hello", "max_tokens": 8, "seed": 1, "ignore_eos": true, "request_id": "dry",
+        "mods": [{"name": "stamp", "config": {"every": 5}}]});
+    let (status, answer) = send(&server, BOSS, "/v1/completions", &body).await;
+    assert_eq!(status, 200, "{answer}");
+    let path = "/api/v1/runs/dry";
+    while server.request(Method::GET, path).bearer_auth(BOSS).send().await.unwrap().status() != 200 {
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+
+    // The configuration is the recorded one.
+    let same = dry_run(&server, &source, "dry").await;
+    let report = &same["report"];
+    assert_eq!((&same["problems"], &report["difference"]), (&json!([]), &Value::Null), "{same}");
+    assert_eq!((&report["recorded"], &report["complete"]), (&json!(true), &json!(true)));
+    let events = report["events"].as_array().unwrap();
+    assert_eq!(events.len(), 1, "{same}");
+    let tokens = &events[0]["action"]["tokens"];
+    let text = format!("ForceTokens {tokens} \"stop\"").replace(',', ", ");
+    assert_eq!(
+        events[0],
+        json!({"sequence_order": events[0]["sequence_order"], "step": 6, "event": "ForwardPass",
+            "action": {"action": "ForceTokens", "tokens": tokens}, "exception": null, "line": null,
+            "logs": ["INFO: now"], "recorded": text, "now": text, "differs": false})
+    );
+
+    let earlier = dry_run(&server, &stamp("count + 1 == event.config[\"every\"]"), "dry").await;
+    let difference = &earlier["report"]["difference"];
+    assert_eq!(
+        difference,
+        &json!({"sequence_order": difference["sequence_order"], "step": 5, "event": "ForwardPass",
+            "recorded": "Noop", "now": text})
+    );
+    let steps: Vec<&Value> =
+        earlier["report"]["events"].as_array().unwrap().iter().map(|reply| &reply["step"]).collect();
+    assert_eq!(steps, [5, 6], "what the run did is listed even if the mod would do nothing");
+
+    let failing = dry_run(&server, &stamp("1 / (count - 2)"), "dry").await;
+    let events = failing["report"]["events"].as_array().unwrap();
+    let error = events.iter().find(|reply| !reply["exception"].is_null()).unwrap();
+    assert_eq!((&error["line"], &error["step"]), (&json!(7), &json!(3)), "{failing}");
+    assert_eq!(error["now"], "failed: ZeroDivisionError: division by zero");
+
+    let broken =
+        dry_run(&server, "from thunder_mods import mod\n\n@mod\ndef stamp(event, actions)\n    pass\n", "dry").await;
+    assert_eq!((&broken["report"], &broken["problems"][0]["line"]), (&Value::Null, &json!(4)), "{broken}");
+
+    // Nothing was registered or recorded.
+    let (_, list) = {
+        let response = server.request(Method::GET, "/api/v1/runs").bearer_auth(BOSS).send().await.unwrap();
+        (response.status(), response.json::<Value>().await.unwrap())
+    };
+    assert_eq!(list["runs"].as_array().unwrap().len(), 1, "{list}");
+
+    let body = |run: &str| json!({"mod": {"name": "stamp", "source": source}, "run": run});
+    let (status, problem) = send(&server, BOSS, ROUTE, &body("unknown")).await;
+    assert_eq!(status, 404, "{problem}");
+    let (status, problem) = send(&server, "user-key", ROUTE, &body("dry")).await;
+    assert_eq!(status, 403, "{problem}");
+    let document = json!({"request": {"request_id": "elsewhere", "model": "other"}, "events": [
+        {"event_type": "Prefilled", "step": 0, "sequence_order": 0, "prompt_length": 1}],
+        "mod_calls": [], "mod_logs": [], "actions": []});
+    assert_eq!(send(&server, BOSS, "/ingest", &document).await.0, 201);
+    let (status, problem) = send(&server, BOSS, ROUTE, &body("elsewhere")).await;
+    assert_eq!(status, 400, "{problem}");
+    assert!(problem["detail"].as_str().unwrap().contains("its prompt is not recorded"), "{problem}");
+    server.stop("TERM").await;
+}
