@@ -1,4 +1,4 @@
-use super::startup;
+use super::{hub, startup};
 use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
 use crate::config::{Config, ModSandbox, bundled_model};
 use crate::model::llama::{backend, devices, missing_gpu_reason};
@@ -59,8 +59,14 @@ impl Finding {
 }
 
 /// Runs all checks and prints a line for each.
-pub async fn doctor(args: Args) -> anyhow::Result<ExitCode> {
+pub async fn doctor(mut args: Args) -> anyhow::Result<ExitCode> {
     println!("thunder {} on {}, {}", env!("CARGO_PKG_VERSION"), std::env::consts::OS, std::env::consts::ARCH);
+    // The check of a model that is not in the cache would have to download it.
+    args.engine.hub.offline = true;
+    if let Err(error) = hub::set_model(&mut args.engine).await {
+        print("model", &Finding::fails(super::with_causes(&error)));
+        return Ok(ExitCode::FAILURE);
+    }
     let config = match Config::new(args.engine, args.data, &args.server) {
         Ok(config) => config,
         Err(error) => {

@@ -13,11 +13,13 @@ mod doctor;
 mod events;
 mod export;
 mod fork;
+mod hub;
 mod ingest;
 mod llama_server;
 mod local;
 mod man;
 mod mod_worker;
+mod models;
 mod mods;
 mod printer;
 mod probe;
@@ -81,6 +83,7 @@ enum Command {
     Ingest(ingest::Args),
     Export(export::Args),
     Db(db::Args),
+    Models(models::Args),
     Mods(Box<mods::Args>),
     Replay(Box<replay::Args>),
     Fork(Box<fork::Args>),
@@ -183,6 +186,7 @@ async fn execute(command: Command, matches: &clap::ArgMatches, file: Option<&Con
         Command::Ingest(args) => until_signal(ingest::ingest(args)).await,
         Command::Export(args) => until_signal(export::export(args)).await,
         Command::Db(args) => until_signal(db::db(args)).await,
+        Command::Models(args) => until_signal(models::models(args)).await,
         Command::Mods(args) => until_signal(mods::mods(*args)).await,
         Command::Config(_) => config::config(file),
         Command::Doctor(args) => until_signal(doctor::doctor(*args)).await,

@@ -37,11 +37,11 @@ impl RunTargetArgs {
         if let Some(file) = mods.iter().find(|name| is_file(name) && !Path::new(name).is_file()) {
             bail!("there is no file {file}; --mod takes the name of a mod or a Python file");
         }
-        let in_process =
-            mods.iter().any(|name| is_file(name)) || ["model", "data_dir", "database_url"].into_iter().any(&is_given);
+        let in_process = mods.iter().any(|name| is_file(name))
+            || ["model", "hf_repo", "model_url", "data_dir", "database_url"].into_iter().any(&is_given);
         if in_process && self.server.server.is_some() {
             bail!(
-                "--model, --data-dir, --database-url and mods given as files are for an engine in this process and cannot be \
+                "--model, --hf-repo, --model-url, --data-dir, --database-url and mods given as files are for an engine in this process and cannot be \
                  combined with --server"
             );
         }
@@ -95,6 +95,7 @@ impl RunTarget {
     ) -> anyhow::Result<Self> {
         // One user needs one slot, so its context can be as large as the model's.
         engine.parallel = Some(1);
+        super::hub::set_model(&mut engine).await?;
         let config = Config::new(engine, data, &ServerFlags::default())?;
         let owner = if own_database || config.data.database_url.is_some() { None } else { server.default().await };
         let record = if owner.is_some() { RecordTarget::Document } else { RecordTarget::Database };

@@ -1,3 +1,4 @@
+use super::hub;
 use super::progress::Progress;
 use super::signals::{self, EndSignals};
 use super::startup;
@@ -44,13 +45,17 @@ impl Args {
 }
 
 /// Serves until a signal stops it. Connections are accepted immediately and receive 503 until everything is loaded.
-pub async fn serve(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
+pub async fn serve(mut args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
     if args.list_devices {
         startup::list_devices()?;
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(note) = args.engine.speculation.unsupported_note() {
         tracing::warn!("{note}");
+    }
+    match signals.run_until_signal(hub::set_model(&mut args.engine)).await {
+        Err(code) => return Ok(code),
+        Ok(done) => done?,
     }
     let config = Arc::new(Config::new(args.engine, args.data, &args.server)?);
     let listeners = Listeners::bind(&config.server.listen).await?;

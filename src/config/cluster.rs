@@ -16,7 +16,7 @@ pub struct ClusterFlags {
     /// Serve the dashboard, /ingest and all other routes that need no model; the remaining routes answer 503 and name a
     /// server with a model
     #[arg(long, env = "THUNDER_NO_MODEL", value_parser = clap::builder::FalseyValueParser::new(),
-          conflicts_with_all = ["model", "models_dir"])]
+          conflicts_with_all = ["model", "models_dir", "hf_repo", "model_url"])]
     pub no_model: bool,
 }
 

@@ -31,6 +31,15 @@ pub enum ConfigError {
         /// The path.
         path: String,
     },
+    /// The server of models is not a URL.
+    #[error("MODEL_ENDPOINT or HF_ENDPOINT must be an http or https URL, got \"{url}\"")]
+    HubEndpoint {
+        /// The value.
+        url: String,
+    },
+    /// No folder for downloaded models is known.
+    #[error("there is no folder for downloaded models: HOME is not set; HF_HUB_CACHE names a folder")]
+    NoModelCache,
     /// The LoRA adapter does not exist.
     #[error("no LoRA adapter at {path}; --lora takes the path of a GGUF file")]
     NoAdapter {

@@ -2,6 +2,7 @@
 
 use super::cache::CacheFlags;
 use super::gpu::GpuFlags;
+use super::hub::HubFlags;
 use super::llama_server::{LogFlags, RequestFlags, RouteFlags};
 use super::vertex::VertexFlags;
 use super::{
@@ -18,8 +19,11 @@ use std::time::Duration;
 #[command(next_help_heading = "Model")]
 pub struct EngineFlags {
     /// GGUF file to run; default: the bundled demo model
-    #[arg(short, long, env = "THUNDER_MODEL", value_name = "PATH")]
+    #[arg(short, long, env = "THUNDER_MODEL", value_name = "PATH", conflicts_with_all = ["hf_repo", "model_url"])]
     pub model: Option<PathBuf>,
+    /// Models to download.
+    #[command(flatten)]
+    pub hub: HubFlags,
     /// Name of the model in requests and responses; repeat or separate with commas; default: the file's name
     #[arg(short, long, env = "THUNDER_ALIAS", value_name = "NAME", value_delimiter = ',')]
     pub alias: Vec<String>,

@@ -13,6 +13,7 @@ mod encoder;
 mod error;
 pub mod flags;
 mod gpu;
+pub mod hub;
 mod limits;
 pub mod llama_server;
 mod mods;

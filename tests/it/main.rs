@@ -24,6 +24,7 @@ mod gpu;
 mod handbook;
 mod harness;
 mod health;
+mod hub;
 mod ingest;
 mod kobold;
 mod llama;

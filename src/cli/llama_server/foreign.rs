@@ -48,7 +48,8 @@ const fn foreign(
     ForeignFlag { names, values, variables, verdict }
 }
 
-const DOWNLOAD: Verdict = Refused("nothing is downloaded: download the GGUF file yourself and set --model to its path");
+const DOWNLOAD: Verdict =
+    Refused("download the model with --hf-repo or --model-url, or set --model to the path of its GGUF file");
 const DRAFT: Verdict = NoEffect(
     "speculative decoding drafts only from the text of the run (--spec-type ngram-simple, --spec-draft-n-max, \
      --spec-ngram-simple-size-n); answers do not depend on drafts",
@@ -65,12 +66,7 @@ const STATES: Verdict = NoEffect("--cache-ram alone determines which slot states
 const LINES: Verdict = NoEffect("log lines always have a time and a level");
 
 pub(super) const FOREIGN_FLAGS: &[ForeignFlag] = &[
-    foreign(&["--hf-repo", "-hf", "-hfr"], One, &["LLAMA_ARG_HF_REPO"], DOWNLOAD),
-    foreign(&["--hf-file", "-hff"], One, &["LLAMA_ARG_HF_FILE"], DOWNLOAD),
-    foreign(&["--model-url", "-mu"], One, &["LLAMA_ARG_MODEL_URL"], DOWNLOAD),
     foreign(&["--docker-repo", "-dr"], One, &["LLAMA_ARG_DOCKER_REPO"], DOWNLOAD),
-    foreign(&["--hf-token", "-hft"], One, &[], NoEffect("nothing is downloaded")),
-    foreign(&["--offline"], NoValue, &["LLAMA_ARG_OFFLINE"], Silent),
     foreign(
         &[
             "--embd-gemma-default",

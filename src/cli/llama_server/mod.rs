@@ -9,6 +9,11 @@ use std::ffi::OsString;
 /// Spellings of flags in clap's form: those with one dash and several letters, which clap would parse as several flags,
 /// and those that disable something.
 const SPELLINGS: &[(&str, &str)] = &[
+    ("-hf", "--hf-repo"),
+    ("-hfr", "--hf-repo"),
+    ("-hff", "--hf-file"),
+    ("-mu", "--model-url"),
+    ("-hft", "--hf-token"),
     ("-np", "--parallel"),
     ("-ub", "--ubatch-size"),
     ("-ngl", "--gpu-layers"),
@@ -54,6 +59,10 @@ const SPELLINGS: &[(&str, &str)] = &[
 /// Thunder's flags, each with llama-server's environment variable.
 const VARIABLES: &[(&str, &str)] = &[
     ("model", "LLAMA_ARG_MODEL"),
+    ("hf_repo", "LLAMA_ARG_HF_REPO"),
+    ("hf_file", "LLAMA_ARG_HF_FILE"),
+    ("model_url", "LLAMA_ARG_MODEL_URL"),
+    ("offline", "LLAMA_ARG_OFFLINE"),
     ("alias", "LLAMA_ARG_ALIAS"),
     ("ctx_size", "LLAMA_ARG_CTX_SIZE"),
     ("parallel", "LLAMA_ARG_N_PARALLEL"),
@@ -366,8 +375,8 @@ mod tests {
 
     #[test]
     fn rejected_flag_names_the_remedy() {
-        let refused = translated("-hf someone/model").unwrap_err();
-        assert!(refused.contains("-hf") && refused.contains("--model"), "{refused}");
+        let refused = translated("-dr someone/model").unwrap_err();
+        assert!(refused.contains("-dr") && refused.contains("--model"), "{refused}");
     }
 
     #[test]
@@ -378,7 +387,7 @@ mod tests {
         assert_eq!(notes("LLAMA_ARG_JINJA"), [""; 0]);
         for (name, word) in [
             ("LLAMA_ARG_DRAFT_MAX", "speculative"),
-            ("LLAMA_ARG_HF_REPO", "--model"),
+            ("LLAMA_ARG_DOCKER_REPO", "--hf-repo"),
             ("LLAMA_ARG_NO_KV_OFFLOAD", "LLAMA_ARG_KV_OFFLOAD=0"),
             ("LLAMA_ARG_NOT_KNOWN", "unknown variable"),
         ] {

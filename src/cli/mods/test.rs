@@ -1,7 +1,7 @@
 use super::{dry_run, source};
 use crate::cli::client::ServerArgs;
 use crate::cli::run_target::RunTargetArgs;
-use crate::cli::{export, startup};
+use crate::cli::{export, hub, startup};
 use crate::config::flags::{DataFlags, EngineFlags};
 use crate::config::{Config, DataConfig, bundled_model};
 use crate::events::system;
@@ -59,7 +59,7 @@ pub async fn test(args: Args) -> anyhow::Result<ExitCode> {
     for run in &args.against {
         documents.push((run.clone(), read_run(run, &args.target.server, &args.target.data).await?));
     }
-    let model = model(&args.target.engine, &args.target.data)?;
+    let model = model(args.target.engine.clone(), &args.target.data).await?;
     let execute = move || dry_run::dry_run_all(&model, &*factory, config.as_ref(), &documents);
     let reports = tokio::task::spawn_blocking(execute).await??;
     let same = reports.iter().all(|report| report.difference.is_none());
@@ -91,9 +91,10 @@ async fn read_run(run: &str, server: &ServerArgs, data: &DataFlags) -> anyhow::R
 }
 
 /// Returns the model that provides the vocabulary.
-fn model(engine: &EngineFlags, data: &DataFlags) -> anyhow::Result<PathBuf> {
+async fn model(mut engine: EngineFlags, data: &DataFlags) -> anyhow::Result<PathBuf> {
+    hub::set_model(&mut engine).await?;
     // Validates the flags like the server.
-    let config = Config::new(engine.clone(), data.clone(), &crate::config::flags::ServerFlags::default())?;
+    let config = Config::new(engine, data.clone(), &crate::config::flags::ServerFlags::default())?;
     if let Some(path) = config.engine.model {
         return Ok(path);
     }

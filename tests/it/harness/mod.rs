@@ -42,7 +42,9 @@ pub fn thunder() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_thunder"));
     for (name, _) in std::env::vars_os().filter(|(name, _)| {
         let name = name.to_string_lossy();
-        name.starts_with("LLAMA_") || name.starts_with("THUNDER_") && name != "THUNDER_PG_BIN" || name == "DATABASE_URL"
+        ["LLAMA_", "HF_"].iter().any(|prefix| name.starts_with(prefix))
+            || name.starts_with("THUNDER_") && name != "THUNDER_PG_BIN"
+            || name == "DATABASE_URL"
     }) {
         command.env_remove(name);
     }
@@ -201,7 +203,7 @@ impl Server {
         if !has("--listen") && !has("--port") {
             command.args(["--listen", "127.0.0.1:0"]);
         }
-        if !has("--model") && !has("--no-model") {
+        if !has("--model") && !has("--hf-repo") && !has("--no-model") {
             command.arg("--model").arg(model());
         }
         // The default depends on the processor, but results must not.

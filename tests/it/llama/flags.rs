@@ -74,8 +74,8 @@ fn invalid_flags_are_rejected_with_the_valid_values() {
         (&["--chat-template-file", "/nowhere"], "cannot read /nowhere"),
         (&["--parameter", "xtc"], "NAME=JSON"),
         (
-            &["-hf", "someone/model"],
-            "-hf is a flag of llama-server that Thunder does not support; nothing is downloaded",
+            &["-dr", "someone/model"],
+            "-dr is a flag of llama-server that Thunder does not support; download the model with --hf-repo",
         ),
         (&["--ssl-key-file", "x"], "set both"),
         (&["--api-prefix", "llm"], "--api-prefix must be a path"),

@@ -1,0 +1,123 @@
+//! Download of models from the Hugging Face Hub, a server with its routes, or a URL, into the cache that Hugging Face's tools
+//! and llama.cpp share.
+//!
+//! The crate hf-hub would add 90 crates, among them a second TLS implementation and the Xet protocol, and neither resumes nor
+//! verifies a download; this needs two routes of the hub and the HTTP client of the other commands.
+
+mod cache;
+mod download;
+mod remote;
+mod selection;
+
+pub use download::readable_size;
+
+use super::progress::Progress;
+use crate::config::flags::EngineFlags;
+use crate::config::hub::HubFlags;
+use anyhow::{Context as _, bail};
+use cache::Cache;
+use remote::Remote;
+use selection::{HasPath as _, Wanted};
+use std::path::{Path, PathBuf};
+
+/// Downloads the model that the flags name, unless it is in the cache, and sets it as the model file.
+pub async fn set_model(engine: &mut EngineFlags) -> anyhow::Result<()> {
+    if engine.hub.hf_file.is_some() && engine.hub.hf_repo.is_none() {
+        bail!("--hf-file names a file of a repository; name the repository with --hf-repo");
+    }
+    if engine.hub.names_model() {
+        let progress = Progress::new(None);
+        let downloaded = download(&engine.hub, true, &progress).await;
+        progress.end();
+        engine.model = downloaded?.into_iter().next();
+    }
+    Ok(())
+}
+
+/// Downloads a model unless it is in the cache, and returns its files, the first part first. With `or_cached`, a cached
+/// version is used if the server does not answer.
+pub async fn download(flags: &HubFlags, or_cached: bool, progress: &Progress) -> anyhow::Result<Vec<PathBuf>> {
+    let cache = Cache::new(HubFlags::cache_dir()?);
+    let (repository, wanted) = match (&flags.hf_repo, &flags.model_url) {
+        (Some(name), _) => Wanted::in_repository(name, flags.hf_file.as_deref())?,
+        (None, Some(url)) => (remote::repository_of_url(url), Wanted::Any),
+        (None, None) => bail!("no model to download; name one with --hf-repo or --model-url"),
+    };
+    let cached = || -> anyhow::Result<Option<Vec<PathBuf>>> {
+        let files = cache.files(&repository)?;
+        let Some(chosen) = wanted.choose(&files) else { return Ok(None) };
+        Ok(Some(chosen?.into_iter().map(|file| file.file.clone()).collect()))
+    };
+    if flags.offline {
+        return cached()?.with_context(|| {
+            format!("{repository}{wanted} is not in the cache {}; download it without --offline", cache.dir().display())
+        });
+    }
+    let online = async {
+        let remote = Remote::new(HubFlags::endpoint()?, flags.hf_token.clone())?;
+        progress.begin(&format!("looking up {repository}"));
+        let version = match &flags.model_url {
+            Some(url) => remote.files_of_url(url).await?,
+            None => remote.files_of_repository(&repository).await?,
+        };
+        let chosen = wanted.choose(&version.files).with_context(|| {
+            format!("{repository} has no model{wanted}; it has {}", selection::listed(&version.files))
+        })??;
+        let folder = cache.version(&repository, &version.commit)?;
+        let mut paths = Vec::new();
+        for file in chosen {
+            paths.push(folder.add(file, |partial| download::complete(&remote, file, partial, progress)).await?);
+        }
+        // Only now, so that an incomplete download never replaces a complete version.
+        folder.set_current()?;
+        anyhow::Ok(paths)
+    };
+    match online.await {
+        Err(error) if or_cached => match cached() {
+            Ok(Some(files)) => {
+                tracing::warn!("using the cached version: {error:#}");
+                Ok(files)
+            }
+            _ => Err(error),
+        },
+        done => done,
+    }
+}
+
+/// A model in the cache.
+#[derive(Debug)]
+pub struct CachedModel {
+    /// Repository and quantization, as `--hf-repo` takes them.
+    pub name: String,
+    /// Size of all parts.
+    pub bytes: u64,
+    /// The file, or the first part.
+    pub file: PathBuf,
+}
+
+/// Returns the folder of the cache and the complete models in it.
+pub fn cached_models() -> anyhow::Result<(PathBuf, Vec<CachedModel>)> {
+    let cache = Cache::new(HubFlags::cache_dir()?);
+    let mut models = Vec::new();
+    for repository in cache.repositories()? {
+        let files = cache.files(&repository)?;
+        for first in files.iter().filter(|file| selection::is_model(file.path())) {
+            let Some(Ok(parts)) = Wanted::File(first.path().to_owned()).choose(&files) else { continue };
+            let quantization = selection::quantization(first.path());
+            models.push(CachedModel {
+                name: quantization.map_or_else(|| repository.clone(), |word| format!("{repository}:{word}")),
+                bytes: parts.iter().filter_map(|part| Some(part.file.metadata().ok()?.len())).sum(),
+                file: first.file.clone(),
+            });
+        }
+    }
+    Ok((cache.dir().to_owned(), models))
+}
+
+/// Returns true if a path from a server stays below the folder that it is appended to.
+fn is_safe_path(path: &str) -> bool {
+    let is_plain = path.len() <= 500 && !path.chars().any(|c| c.is_control() || c == '\\');
+    is_plain
+        && !path.is_empty()
+        && Path::new(path).components().all(|part| matches!(part, std::path::Component::Normal(_)))
+}

@@ -1,0 +1,283 @@
+//! The routes of the hub, and files behind a URL.
+
+use super::is_safe_path;
+use super::selection::{HasPath, SplitName, split_name};
+use crate::config::flags::Secret;
+use anyhow::{Context as _, anyhow, bail};
+use reqwest::header::HeaderMap;
+use reqwest::{Client, Method, RequestBuilder, Response, StatusCode, Url, redirect};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use sha2::{Digest, Sha256};
+use std::fmt::Write as _;
+use std::time::Duration;
+use tokio_rustls::rustls::crypto::ring;
+
+/// Maximum time to connect, and without any byte from the server.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum size of a list of files or branches.
+const MAX_LIST_BYTES: usize = 32 << 20;
+
+/// A server of models.
+#[derive(Debug)]
+pub struct Remote {
+    http: Client,
+    /// Does not follow redirects, because a file's checksum is in the header of the redirect.
+    direct: Client,
+    endpoint: Url,
+    token: Option<Secret>,
+}
+
+/// A version of a repository.
+#[derive(Debug)]
+pub struct RemoteVersion {
+    /// 40 hexadecimal digits.
+    pub commit: String,
+    pub files: Vec<RemoteFile>,
+}
+
+/// A file that can be downloaded.
+#[derive(Debug, Clone)]
+pub struct RemoteFile {
+    /// Path below the version's folder; safe to append.
+    pub path: String,
+    /// The name of the blob: a hash as hexadecimal digits.
+    pub hash: String,
+    pub size: Option<u64>,
+    pub sha256: Option<String>,
+    pub url: Url,
+}
+
+impl HasPath for RemoteFile {
+    fn path(&self) -> &str {
+        &self.path
+    }
+}
+
+#[derive(Debug, Deserialize)]
+struct Refs {
+    branches: Vec<Branch>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Branch {
+    name: String,
+    target_commit: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct TreeEntry {
+    r#type: String,
+    path: String,
+    oid: Option<String>,
+    size: Option<u64>,
+    lfs: Option<LfsPointer>,
+}
+
+#[derive(Debug, Deserialize)]
+struct LfsPointer {
+    oid: String,
+    size: Option<u64>,
+}
+
+impl Remote {
+    /// Creates a client for the server at `endpoint`.
+    pub fn new(endpoint: Url, token: Option<Secret>) -> anyhow::Result<Self> {
+        // An error means that a provider is already installed.
+        let _ = ring::default_provider().install_default();
+        let build = |redirects: redirect::Policy| {
+            let builder = Client::builder().redirect(redirects).connect_timeout(CONNECT_TIMEOUT);
+            // Ranges and checksums are those of the file, not of a compressed form of it.
+            let builder = builder.read_timeout(READ_TIMEOUT).no_gzip().no_zstd();
+            builder
+                .build()
+                .context("https needs certificates of authorities, and the system has none; install ca-certificates")
+        };
+        Ok(Self {
+            http: build(redirect::Policy::limited(10))?,
+            direct: build(redirect::Policy::none())?,
+            endpoint,
+            token,
+        })
+    }
+
+    /// Returns the files of a repository's branch main, else of its first branch.
+    pub async fn files_of_repository(&self, repository: &str) -> anyhow::Result<RemoteVersion> {
+        let refs: Refs = self.list(&["api", "models", repository, "refs"], repository).await?;
+        let valid = || refs.branches.iter().filter(|branch| is_commit(&branch.target_commit));
+        let branch = valid().find(|branch| branch.name == "main").or_else(|| valid().next());
+        let commit = branch.with_context(|| format!("{repository} has no branch"))?.target_commit.to_ascii_lowercase();
+        let entries: Vec<TreeEntry> = self.list(&["api", "models", repository, "tree", &commit], repository).await?;
+        let file = |entry: TreeEntry| {
+            let (sha256, size) = match entry.lfs {
+                Some(lfs) => (Some(lfs.oid), lfs.size.or(entry.size)),
+                None => (None, entry.size),
+            };
+            let hash = sha256.clone().or(entry.oid).filter(|hash| is_hash(hash));
+            if entry.r#type != "file" || !is_safe_path(&entry.path) {
+                return None;
+            }
+            let url = self.url(&[repository, "resolve", &commit, &entry.path]);
+            Some(RemoteFile { path: entry.path, hash: hash?, size, sha256, url })
+        };
+        let files = entries.into_iter().filter_map(file).collect();
+        Ok(RemoteVersion { commit, files })
+    }
+
+    /// Returns the file behind a URL, with the other parts of a split model.
+    pub async fn files_of_url(&self, url: &str) -> anyhow::Result<RemoteVersion> {
+        let parsed = Url::parse(url).ok().filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
+        let first = parsed.with_context(|| format!("--model-url must be an http or https URL, got \"{url}\""))?;
+        let name = file_name(&first).filter(|name| is_safe_path(name) && name.ends_with(".gguf"));
+        let name = name.with_context(|| format!("--model-url must end with the name of a GGUF file, got \"{url}\""))?;
+        let names = match split_name(&name) {
+            None => vec![name],
+            Some(SplitName { prefix, index: 1, count }) if count > 0 => {
+                (1..=count).map(|index| format!("{prefix}-{index:05}-of-{count:05}.gguf")).collect()
+            }
+            Some(_) => bail!("--model-url must name the first part of a split model, got \"{url}\""),
+        };
+        let mut files = Vec::new();
+        for path in names {
+            let mut url = first.clone();
+            if let Ok(mut segments) = url.path_segments_mut() {
+                segments.pop().push(&path);
+            }
+            files.push(self.file_of_url(path, url).await?);
+        }
+        let commit = digest(files.iter().map(|file| file.hash.as_str()))[..40].to_owned();
+        Ok(RemoteVersion { commit, files })
+    }
+
+    async fn file_of_url(&self, path: String, url: Url) -> anyhow::Result<RemoteFile> {
+        let head = |client: &Client| self.authorize(client.request(Method::HEAD, url.clone()), &url).send();
+        let mut response = head(&self.direct).await.map_err(|error| unreachable(&url, &error))?;
+        let linked = response.headers().contains_key("x-linked-etag");
+        if response.status().is_redirection() && !linked {
+            response = head(&self.http).await.map_err(|error| unreachable(&url, &error))?;
+        }
+        if !response.status().is_redirection() {
+            response = self.accept(response, &path)?;
+        }
+        let headers = response.headers();
+        let (etag, size) = if linked { ("x-linked-etag", "x-linked-size") } else { ("etag", "content-length") };
+        let etag = text(headers, etag).map(|etag| etag.trim_start_matches("W/").trim_matches('"').to_owned());
+        let sha256 = etag.clone().filter(|etag| etag.len() == 64 && is_hash(etag));
+        // Without an ETag the URL is the only sign of a version.
+        let version = etag.unwrap_or_default();
+        let hash = sha256.clone().unwrap_or_else(|| digest([url.as_str(), version.as_str()].into_iter()));
+        let size = text(headers, size).and_then(|size| size.parse().ok());
+        Ok(RemoteFile { path, hash, size, sha256, url })
+    }
+
+    /// Requests the bytes of a file from an offset.
+    pub async fn bytes(&self, file: &RemoteFile, offset: u64) -> reqwest::Result<Response> {
+        let request = self.authorize(self.http.get(file.url.clone()), &file.url);
+        let request = if offset > 0 { request.header("range", format!("bytes={offset}-")) } else { request };
+        request.send().await
+    }
+
+    /// Returns the response unless its status is an error.
+    pub fn accept(&self, response: Response, subject: &str) -> anyhow::Result<Response> {
+        let place = self.endpoint.host_str().unwrap_or_default();
+        match response.status() {
+            status if status.is_success() => Ok(response),
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(anyhow!(
+                "{subject} does not exist on {place}, or {}",
+                match self.token {
+                    None => "is private or gated; set a token with --hf-token or HF_TOKEN",
+                    Some(_) => "the token of --hf-token or HF_TOKEN has no access to it",
+                }
+            )),
+            StatusCode::NOT_FOUND => Err(anyhow!("{subject} does not exist on {place}")),
+            status => Err(anyhow!("{place} answered {status} for {subject}")),
+        }
+    }
+
+    /// Adds the token, but only for the hub, since a URL may lead anywhere. The HTTP client drops it when a redirect leads to
+    /// another host.
+    fn authorize(&self, request: RequestBuilder, url: &Url) -> RequestBuilder {
+        match &self.token {
+            Some(token) if url.origin() == self.endpoint.origin() => request.bearer_auth(token.reveal()),
+            _ => request,
+        }
+    }
+
+    async fn list<T: DeserializeOwned>(&self, path: &[&str], repository: &str) -> anyhow::Result<T> {
+        let mut url = self.url(path);
+        url.set_query(Some("recursive=true"));
+        let sent = self.authorize(self.http.get(url.clone()), &url).send().await;
+        let mut response = self.accept(sent.map_err(|error| unreachable(&url, &error))?, repository)?;
+        let mut body = Vec::new();
+        while let Some(chunk) = response.chunk().await.map_err(|error| unreachable(&url, &error))? {
+            body.extend_from_slice(&chunk);
+            if body.len() > MAX_LIST_BYTES {
+                bail!("the list of {repository} is larger than {} MiB", MAX_LIST_BYTES >> 20);
+            }
+        }
+        serde_json::from_slice(&body)
+            .with_context(|| format!("{url} is not a hub: its list of {repository} is invalid"))
+    }
+
+    /// Returns a URL below the endpoint. The parts may hold slashes.
+    fn url(&self, parts: &[&str]) -> Url {
+        let mut url = self.endpoint.clone();
+        if let Ok(mut segments) = url.path_segments_mut() {
+            segments.pop_if_empty().extend(parts.iter().flat_map(|part| part.split('/')));
+        }
+        url
+    }
+}
+
+/// Returns the name of the repository in the cache for a URL, which is no name on a hub.
+pub fn repository_of_url(url: &str) -> String {
+    let name = Url::parse(url).ok().and_then(|url| file_name(&url)).unwrap_or_default();
+    let stem: String = name.trim_end_matches(".gguf").chars().filter(char::is_ascii_alphanumeric).take(40).collect();
+    format!("url/{stem}_{}", &digest(std::iter::once(url))[..12])
+}
+
+/// Returns true for a Git commit.
+pub fn is_commit(text: &str) -> bool {
+    text.len() == 40 && is_hash(text)
+}
+
+fn is_hash(text: &str) -> bool {
+    matches!(text.len(), 40 | 64) && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+fn digest<'a>(texts: impl Iterator<Item = &'a str>) -> String {
+    let mut hash = Sha256::new();
+    texts.for_each(|text| {
+        hash.update(text);
+        hash.update([0]);
+    });
+    hex(&hash.finalize())
+}
+
+/// Returns bytes as hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+fn file_name(url: &Url) -> Option<String> {
+    // Escapes such as %2F stay, so the name has no slash.
+    Some(url.path_segments()?.next_back()?.to_owned())
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok()
+}
+
+/// Describes a failed request by its innermost cause.
+pub fn unreachable(url: &Url, error: &reqwest::Error) -> anyhow::Error {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    anyhow!("{} does not answer: {cause}", url.host_str().unwrap_or_default())
+}

@@ -1,0 +1,269 @@
+//! Download of models from a server with the routes of the Hugging Face Hub.
+
+mod server;
+
+use super::harness::{Server, folder, model, thunder};
+use serde_json::json;
+use server::{COMMIT, Faults, Hub, REPOSITORY, sha256};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn bytes(size: usize) -> Vec<u8> {
+    (0..size).map(|at| (at * 31 + at / 251) as u8).collect()
+}
+
+fn command(hub: &Hub, cache: &Path, words: &[&str]) -> Command {
+    let mut command = thunder();
+    command.args(words).env("HF_ENDPOINT", hub.url()).env("HF_HUB_CACHE", cache);
+    command
+}
+
+fn pull(hub: &Hub, cache: &Path, words: &[&str]) -> Result<PathBuf, String> {
+    let Output { status, stdout, stderr } =
+        command(hub, cache, &[&["models", "pull"], words].concat()).output().unwrap();
+    let (stdout, stderr) = (String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap());
+    if status.success() { Ok(PathBuf::from(stdout.trim_end())) } else { Err(stderr) }
+}
+
+fn repository(cache: &Path) -> PathBuf {
+    cache.join(format!("models--{}", REPOSITORY.replace('/', "--")))
+}
+
+/// Returns all files below a folder.
+fn tree(folder: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut pending = vec![folder.to_owned()];
+    while let Some(next) = pending.pop() {
+        for entry in std::fs::read_dir(next).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if entry.file_type().unwrap().is_dir() {
+                pending.push(path);
+            } else {
+                found.push(path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned());
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn cut_download_resumes_and_fills_the_cache_of_hugging_face() {
+    let (model, other) = (bytes(300_000), bytes(1000));
+    let hub = Hub::start(&[("x-Q8_0.gguf", other), ("sub dir/x-Q4_K_M.gguf", model.clone()), ("README.md", bytes(9))]);
+    hub.set(Faults { cuts: vec![20_000, 10_000], token: Some("hf_secret".to_owned()), ..Faults::default() });
+    let cache = folder();
+    let path = pull(&hub, &cache, &[REPOSITORY, "--hf-token", "hf_secret"]).unwrap();
+
+    let repository = repository(&cache);
+    assert_eq!(path, repository.join("snapshots").join(COMMIT).join("sub dir/x-Q4_K_M.gguf"));
+    assert_eq!(std::fs::read(&path).unwrap(), model);
+    let blob = format!("blobs/{}", sha256(&model));
+    assert_eq!(std::fs::read_link(&path).unwrap(), Path::new("../../..").join(&blob));
+    assert_eq!(tree(&repository), [blob.as_str(), "refs/main", &format!("snapshots/{COMMIT}/sub dir/x-Q4_K_M.gguf")]);
+    assert_eq!(std::fs::read_to_string(repository.join("refs/main")).unwrap(), COMMIT);
+
+    let name = "sub%20dir/x-Q4_K_M.gguf";
+    let bearer = "Bearer hf_secret";
+    let mut expected = vec![
+        format!("GET 127.0.0.1 /api/models/{REPOSITORY}/refs - {bearer}"),
+        format!("GET 127.0.0.1 /api/models/{REPOSITORY}/tree/{COMMIT} - {bearer}"),
+    ];
+    for range in ["-", "bytes=20000-", "bytes=30000-"] {
+        expected.push(format!("GET 127.0.0.1 /{REPOSITORY}/resolve/{COMMIT}/{name} {range} {bearer}"));
+        expected.push(format!("GET localhost /storage/{name} {range} -"));
+    }
+    assert_eq!(hub.requests(), expected);
+
+    // The newest version is there.
+    assert_eq!(pull(&hub, &cache, &[REPOSITORY, "--hf-token", "hf_secret"]).unwrap(), path);
+    assert_eq!(hub.requests().len(), 2);
+    pull(&hub, &cache, &[&format!("{REPOSITORY}:q8_0"), "--hf-token", "hf_secret"]).unwrap();
+    let listed = command(&hub, &cache, &["models", "list"]).output().unwrap().stdout;
+    let listed = String::from_utf8(listed).unwrap();
+    let rows: Vec<Vec<&str>> = listed.lines().map(|line| line.splitn(2, "  ").map(str::trim).collect()).collect();
+    assert_eq!(rows.len(), 2, "{listed}");
+    assert_eq!(rows[0], [format!("{REPOSITORY}:Q4_K_M"), format!("0.3 MiB  {}", path.display())]);
+    assert!(rows[1][0] == format!("{REPOSITORY}:Q8_0"), "{listed}");
+}
+
+#[test]
+fn download_of_an_ended_process_is_continued_and_verified() {
+    let model = bytes(200_000);
+    let hub = Hub::start(&[("x.gguf", model.clone())]);
+    let cache = folder();
+    let blobs = repository(&cache).join("blobs");
+    std::fs::create_dir_all(&blobs).unwrap();
+    let partial = blobs.join(format!("{}.incomplete", sha256(&model)));
+    std::fs::write(&partial, &model[..150_000]).unwrap();
+    let path = pull(&hub, &cache, &[REPOSITORY]).unwrap();
+    assert_eq!(std::fs::read(path).unwrap(), model);
+    assert!(hub.requests().last().unwrap().contains(" bytes=150000- "));
+
+    // The beginning of another file.
+    std::fs::remove_dir_all(repository(&cache)).unwrap();
+    std::fs::create_dir_all(&blobs).unwrap();
+    std::fs::write(&partial, vec![7; 150_000]).unwrap();
+    let error = pull(&hub, &cache, &[REPOSITORY]).unwrap_err();
+    assert!(error.contains("SHA-256") && error.contains(&sha256(&model)), "{error}");
+    assert_eq!(pull(&hub, &cache, &[REPOSITORY]).map(|path| std::fs::read(path).unwrap()), Ok(model));
+}
+
+#[test]
+fn file_with_wrong_checksum_is_not_kept() {
+    let hub = Hub::start(&[("x.gguf", bytes(5000))]);
+    hub.set(Faults { is_corrupt: true, ..Faults::default() });
+    let cache = folder();
+    let error = pull(&hub, &cache, &[REPOSITORY]).unwrap_err();
+    assert!(error.contains("SHA-256"), "{error}");
+    let left = tree(&cache);
+    assert!(left.len() == 1 && left[0].ends_with(".incomplete"), "{left:?}");
+    assert_eq!(std::fs::metadata(cache.join(&left[0])).unwrap().len(), 0);
+}
+
+#[test]
+fn failed_download_names_the_reason() {
+    let hub = Hub::start(&[("x-Q8_0.gguf", bytes(10)), ("m-00001-of-00002.gguf", bytes(10))]);
+    let cache = folder();
+    let failed = |words: &[&str]| pull(&hub, &cache, words).unwrap_err();
+    let error = failed(&["user/unknown"]);
+    assert!(error.contains("user/unknown does not exist on 127.0.0.1"), "{error}");
+    let error = failed(&[&format!("{REPOSITORY}:Q2_K")]);
+    assert!(
+        error.contains("no model with the quantization Q2_K; it has x-Q8_0.gguf, m-00001-of-00002.gguf"),
+        "{error}"
+    );
+    let error = failed(&[REPOSITORY, "--hf-file", "m-00001-of-00002.gguf"]);
+    assert!(error.contains("part 2 of 2 is missing"), "{error}");
+    let error = failed(&["../../etc:Q8_0"]);
+    assert!(error.contains("--hf-repo must be USER/MODEL"), "{error}");
+    let error = failed(&[REPOSITORY, "--offline"]);
+    assert!(error.contains("not in the cache") && error.contains(cache.to_str().unwrap()), "{error}");
+
+    hub.set(Faults { token: Some("hf_other".to_owned()), ..Faults::default() });
+    let error = failed(&[REPOSITORY]);
+    assert!(error.contains("set a token with --hf-token"), "{error}");
+    let error = failed(&[REPOSITORY, "--hf-token", "hf_secret"]);
+    assert!(error.contains("has no access to it") && !error.contains("hf_secret"), "{error}");
+
+    let mut closed = command(&hub, &cache, &["models", "pull", REPOSITORY]);
+    let error = closed.env("HF_ENDPOINT", "http://127.0.0.1:1").output().unwrap().stderr;
+    assert!(String::from_utf8(error).unwrap().contains("127.0.0.1 does not answer"));
+
+    // Errors of the server are temporary, except that of a wrong request.
+    hub.set(Faults { statuses: vec![200, 200, 503, 429], ..Faults::default() });
+    assert!(failed(&[REPOSITORY]).contains("is invalid"));
+    assert_eq!(tree(&cache), [""; 0]);
+}
+
+#[test]
+fn path_of_a_server_never_leaves_the_cache() {
+    let hub = Hub::start(&[("x-Q4_0.gguf", bytes(10))]);
+    let root = folder();
+    let cache = root.join("cache");
+    let file =
+        |path: &str, oid: &str| json!({"type": "file", "path": path, "size": 10, "oid": oid, "lfs": {"oid": oid}});
+    let hash = sha256(&bytes(10));
+    let hostile = [
+        "../../../../evil-Q4_K_M.gguf",
+        "/tmp/evil-Q4_K_M.gguf",
+        "a/../../b-Q4_K_M.gguf",
+        "a\\b-Q4_K_M.gguf",
+        "\u{1b}[2J-Q4_K_M.gguf",
+        "",
+    ];
+    let mut further_files: Vec<_> = hostile.iter().map(|path| file(path, &hash)).collect();
+    further_files.extend(["../../evil", "", "zz"].iter().map(|oid| file("oid-Q4_K_M.gguf", oid)));
+    hub.set(Faults { further_files, ..Faults::default() });
+    let path = pull(&hub, &cache, &[REPOSITORY]).unwrap();
+    assert!(path.ends_with("x-Q4_0.gguf"), "{path:?}");
+    let error = pull(&hub, &cache, &[&format!("{REPOSITORY}:Q4_K_M")]).unwrap_err();
+    assert!(error.contains("it has x-Q4_0.gguf\n"), "{error:?}");
+    for wanted in &hostile[..4] {
+        pull(&hub, &cache, &[REPOSITORY, "--hf-file", wanted]).unwrap_err();
+    }
+    hub.set(Faults { commit: Some("../../../../../evil".to_owned()), ..Faults::default() });
+    let error = pull(&hub, &cache, &[REPOSITORY]).unwrap_err();
+    assert!(error.contains("does not exist") || error.contains("has no"), "{error}");
+    let found = tree(&root);
+    let below = format!("cache/models--{}/", REPOSITORY.replace('/', "--"));
+    assert!(found.len() == 3 && found.iter().all(|path| path.starts_with(&below)), "{found:?}");
+}
+
+#[test]
+fn split_model_is_downloaded_with_all_parts() {
+    let parts = [bytes(100), bytes(200), bytes(300)];
+    let hub = Hub::start(&[
+        ("s-Q4_K_M-00003-of-00003.gguf", parts[2].clone()),
+        ("s-Q4_K_M-00001-of-00003.gguf", parts[0].clone()),
+        ("s-Q4_K_M-00002-of-00003.gguf", parts[1].clone()),
+    ]);
+    let cache = folder();
+    let first = pull(&hub, &cache, &[REPOSITORY]).unwrap();
+    assert!(first.ends_with("s-Q4_K_M-00001-of-00003.gguf"), "{first:?}");
+    let url = format!("{}/plain/s-Q4_K_M-00001-of-00003.gguf", hub.url());
+    let of_url = pull(&hub, &cache, &["--model-url", &url]).unwrap();
+    for first in [first, of_url] {
+        for (number, bytes) in parts.iter().enumerate() {
+            let part = first.with_file_name(format!("s-Q4_K_M-0000{}-of-00003.gguf", number + 1));
+            assert_eq!(std::fs::read(part).unwrap(), *bytes);
+        }
+    }
+}
+
+#[test]
+fn file_of_a_url_is_cached_by_its_version() {
+    let model = bytes(4000);
+    let hub = Hub::start(&[("x.gguf", model.clone())]);
+    let cache = folder();
+    let plain = format!("{}/plain/x.gguf", hub.url());
+    hub.set(Faults { cuts: vec![1000], ..Faults::default() });
+    let path = pull(&hub, &cache, &["--model-url", &plain, "--hf-token", "hf_secret"]).unwrap();
+    assert_eq!(std::fs::read(&path).unwrap(), model);
+    hub.requests();
+    assert_eq!(pull(&hub, &cache, &["-mu", &plain]), Ok(path.clone()));
+    assert_eq!(hub.requests(), ["HEAD 127.0.0.1 /plain/x.gguf - -"]);
+    assert_eq!(pull(&hub, &cache, &["-mu", &plain, "--offline"]), Ok(path));
+    assert_eq!(hub.requests(), [""; 0]);
+
+    // A hub has the checksum in the header of the redirect.
+    let linked = format!("{}/{REPOSITORY}/resolve/main/x.gguf", hub.url());
+    hub.set(Faults { is_corrupt: true, ..Faults::default() });
+    let error = pull(&hub, &cache, &["--model-url", &linked]).unwrap_err();
+    assert!(error.contains("SHA-256") && error.contains(&sha256(&model)), "{error}");
+    hub.set(Faults::default());
+    // The token is only for the hub.
+    let elsewhere = plain.replace("127.0.0.1", "localhost");
+    hub.requests();
+    pull(&hub, &cache, &["--model-url", &elsewhere, "--hf-token", "hf_secret"]).unwrap();
+    assert_eq!(hub.requests(), ["HEAD localhost /plain/x.gguf - -", "GET localhost /plain/x.gguf - -"]);
+    for wrong in ["x.gguf", "file:///x.gguf", "http://localhost/x.bin", "http://localhost/x-00002-of-00003.gguf"] {
+        let error = pull(&hub, &cache, &["--model-url", wrong]).unwrap_err();
+        assert!(error.contains("--model-url must"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn server_downloads_its_model_once_and_starts_offline_afterwards() {
+    let hub = Hub::start(&[("tiny-Q4_K_M.gguf", std::fs::read(model()).unwrap())]);
+    let cache = folder();
+    let url = hub.url();
+    let env = [("HF_ENDPOINT", url.as_str()), ("HF_HUB_CACHE", cache.to_str().unwrap())];
+    let server = Server::start_with_env(&["--hf-repo", REPOSITORY], &env);
+    server.wait_ready().await;
+    let answer = server.answer("/v1/completions", &json!({"prompt": "Once", "max_tokens": 2})).await;
+    assert_eq!(answer["model"], "tiny-Q4_K_M");
+    server.stop("TERM").await;
+    hub.requests();
+
+    // The hub does not answer.
+    hub.set(Faults { statuses: vec![500; 10], ..Faults::default() });
+    let server = Server::start_with_env(&["--hf-repo", REPOSITORY, "-t", "1"], &env);
+    server.wait_ready().await;
+    assert!(server.log().contains("using the cached version"), "{}", server.log());
+    server.stop("TERM").await;
+    hub.requests();
+    let server = Server::start_with_env(&["--hf-repo", REPOSITORY, "--offline"], &env);
+    server.wait_ready().await;
+    assert_eq!(hub.requests(), [""; 0]);
+}
