@@ -80,13 +80,13 @@ fn handbook_shows_the_example_of_haproxy() {
     assert_generated("several-servers.md", "haproxy", &format!("```text\n{example}```\n"));
 }
 
-/// A reference is `src/FILE.rs:NAME` in backticks; the name is a function, type or constant of that file.
 #[test]
 fn handbook_shows_the_example_of_systemd() {
     let example = std::fs::read_to_string(Path::new(ROOT).join("tests/examples/thunder.service")).unwrap();
     assert_generated("operating.md", "unit", &format!("```text\n{example}```\n"));
 }
 
+/// A reference is `src/FILE.rs:NAME` in backticks; the name is a function, type or constant of that file.
 #[test]
 fn architecture_page_names_functions_that_exist() {
     let text = std::fs::read_to_string(pages().join("architecture.md")).unwrap();
