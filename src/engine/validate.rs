@@ -11,7 +11,7 @@ const MAX_QUEUED_RUNS: usize = 1024;
 
 impl Engine {
     /// Checks that the engine can serve the request, and applies the server's limits to it.
-    pub(super) fn validate(&self, request: &mut Request) -> Result<(), SubmitError> {
+    pub(crate) fn validate(&self, request: &mut Request) -> Result<(), SubmitError> {
         let Inner { model, options, waiting, .. } = &*self.inner;
         if !model.generates() {
             return Err(SubmitError::NoGeneration { model: model.name().to_owned() });

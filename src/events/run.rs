@@ -148,6 +148,10 @@ impl RunMetadata {
     pub const SESSION: &str = "session_id";
     /// The key of the HTTP request id that the client sent.
     pub const HTTP_REQUEST: &str = "x-request-id";
+    /// The key of the experiment that a run belongs to.
+    pub const EXPERIMENT: &str = "experiment";
+    /// The key of the run's cell in its experiment.
+    pub const CELL: &str = "cell";
 
     /// Sets the value of a key.
     pub fn set(&mut self, key: &str, value: impl Into<String>) {

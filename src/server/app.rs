@@ -1,3 +1,4 @@
+use super::experiments::ActiveExperiments;
 use super::request_metrics::RequestMetrics;
 use super::socket::Sockets;
 use super::{ApiError, ErrorCode, Loaded, ModelRegistry};
@@ -27,6 +28,7 @@ struct Inner {
     sockets: Sockets,
     rates: Rates,
     requests: RequestMetrics,
+    experiments: ActiveExperiments,
     registry: Arc<ModRegistry>,
     lock_mod_changes: Mutex<()>,
     config: Arc<Config>,
@@ -59,6 +61,7 @@ impl App {
             sockets: Sockets::new(config.server.sockets.max_message_bytes),
             rates: Rates::new(config.server.rates),
             requests: RequestMetrics::default(),
+            experiments: ActiveExperiments::default(),
             registry,
             lock_mod_changes: Mutex::default(),
             credentials: RwLock::new(Arc::new(config.server.credentials.clone())),
@@ -185,6 +188,11 @@ impl App {
     /// Returns durations and statuses of requests.
     pub(crate) fn requests(&self) -> &RequestMetrics {
         &self.0.requests
+    }
+
+    /// Returns the experiments that this server runs.
+    pub(crate) fn experiments(&self) -> &ActiveExperiments {
+        &self.0.experiments
     }
 
     /// Returns the open WebSocket connections.

@@ -1,5 +1,6 @@
 //! The family of a run: the first run that it descends from, and all forks of that one, direct and indirect.
 
+use super::pool::PgConnection;
 use super::runs::{RunSummary, by_id, select_runs};
 use super::scope::{owners, visible};
 use super::{Error, Store};
@@ -79,16 +80,24 @@ impl Store {
             }
         }
         let ids: Vec<Uuid> = runs.iter().map(|run| run.run_id.0).collect();
-        let means: Vec<(Uuid, Option<f64>)> = sqlx::query_as(
-            "select run_id, avg(logprob) from events
-            where run_id = any($1) and sequence_order < $2 and event_type = 'Added' group by run_id",
-        )
-        .bind(ids)
-        .bind(MAX_MEASURED_EVENTS)
-        .fetch_all(&mut connection)
-        .await?;
-        let means: HashMap<RunId, Option<f64>> = means.into_iter().map(|(id, mean)| (RunId(id), mean)).collect();
+        let means = mean_logprobs(&mut connection, ids).await?;
         let with_mean = |run: RunSummary| FamilyRun { mean_logprob: means.get(&run.run_id).copied().flatten(), run };
         Ok(Family { runs: runs.into_iter().map(with_mean).collect(), truncated })
     }
+}
+
+/// Returns the mean ln p of the added tokens of each run, up to [`MAX_MEASURED_EVENTS`] events.
+pub(super) async fn mean_logprobs(
+    connection: &mut PgConnection,
+    runs: Vec<Uuid>,
+) -> Result<HashMap<RunId, Option<f64>>, Error> {
+    let means: Vec<(Uuid, Option<f64>)> = sqlx::query_as(
+        "select run_id, avg(logprob) from events
+        where run_id = any($1) and sequence_order < $2 and event_type = 'Added' group by run_id",
+    )
+    .bind(runs)
+    .bind(MAX_MEASURED_EVENTS)
+    .fetch_all(connection)
+    .await?;
+    Ok(means.into_iter().map(|(id, mean)| (RunId(id), mean)).collect())
 }

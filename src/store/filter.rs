@@ -16,7 +16,7 @@ pub(super) use sql::Branch;
 use uuid::Uuid;
 
 /// The fields, in display order.
-pub const FIELDS: [&str; 18] = [
+pub const FIELDS: [&str; 19] = [
     "model",
     "mod",
     "status",
@@ -29,6 +29,7 @@ pub const FIELDS: [&str; 18] = [
     "feedback",
     "metadata",
     "parent",
+    "experiment",
     "tokens",
     "backtracks",
     "forced",
@@ -352,6 +353,7 @@ mod tests {
         assert_eq!(one("user:ann"), Condition::User("ann".into()));
         assert_eq!(one("session:abc"), Condition::Label("session=abc".into()));
         assert_eq!(one("parent:0190"), Condition::Label("parent=0190".into()));
+        assert_eq!(one("experiment:0190"), Condition::Label("metadata.experiment=0190".into()));
         assert_eq!(one("metadata.env:prod"), Condition::Label("metadata.env=prod".into()));
         assert_eq!(one("metadata.trace-id.2:\"a b\""), Condition::Label("metadata.trace-id.2=a b".into()));
         assert_eq!(one("tokens:7"), Condition::Count(CountField::Tokens, Comparison::Is, 7));

@@ -38,6 +38,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("V16__head_rows", include_str!("../../migrations/V16__head_rows.sql")),
     ("V17__tags", include_str!("../../migrations/V17__tags.sql")),
     ("V18__statistics", include_str!("../../migrations/V18__statistics.sql")),
+    ("V19__experiments", include_str!("../../migrations/V19__experiments.sql")),
     ("V20__run_list", include_str!("../../migrations/V20__run_list.sql")),
 ];
 

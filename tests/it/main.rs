@@ -19,6 +19,7 @@ mod dry_runs;
 mod editor;
 mod engine;
 mod exact;
+mod experiments;
 mod forks;
 mod gpu;
 mod handbook;

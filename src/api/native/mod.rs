@@ -9,6 +9,7 @@ mod cancel;
 mod columns;
 mod deletions;
 mod events;
+mod experiments;
 mod failure;
 mod family;
 mod feedback;
@@ -44,13 +45,18 @@ pub(super) fn protocol() -> Protocol {
         .routes(routes!(cancel::cancel))
         .routes(routes!(feedback::list, feedback::add))
         .routes(routes!(columns::show))
+        .routes(routes!(experiments::show, experiments::remove))
+        .routes(routes!(experiments::cancel))
         .routes(routes!(family::show))
         .routes(routes!(events::list))
         .routes(routes!(alternatives::list))
         .routes(routes!(attention::show));
-    Protocol::native(&["/api"])
-        .routes(Access::Key, calls)
-        .routes(Access::Run, OpenApiRouter::new().routes(routes!(reruns::run)).routes(routes!(forks::fork)))
+    let runs = OpenApiRouter::new()
+        .routes(routes!(reruns::run))
+        .routes(routes!(forks::fork))
+        .routes(routes!(experiments::list, experiments::create))
+        .routes(routes!(experiments::resume));
+    Protocol::native(&["/api"]).routes(Access::Key, calls).routes(Access::Run, runs)
 }
 
 /// Parses the events `from..to` of a query; both ends are optional.

@@ -226,6 +226,13 @@ impl ApiError {
         self.kind.status()
     }
 
+    /// Puts a text before the detail.
+    #[must_use]
+    pub(crate) fn prefixed(mut self, text: &str) -> Self {
+        self.detail.insert_str(0, text);
+        self
+    }
+
     /// Returns the detail to send. The cause of an internal error is logged instead.
     pub(crate) fn public_detail(&self) -> String {
         if self.kind != ErrorKind::Internal {

@@ -1,7 +1,7 @@
 //! Parser of filter terms.
 
 use super::{Comparison, Condition, CountField, FIELDS, Term};
-use crate::events::{RunStatus, Surface};
+use crate::events::{RunMetadata, RunStatus, Surface};
 use crate::store::feedback::FeedbackKind;
 use crate::store::{BadFilter, tags};
 use chrono::{DateTime, Days, NaiveDate, TimeDelta, Utc};
@@ -167,6 +167,7 @@ fn condition(
         "user" => Condition::User(value.text),
         "session" => Condition::Label(format!("session={}", value.text)),
         "parent" => Condition::Label(format!("parent={}", value.text)),
+        "experiment" => Condition::Label(format!("metadata.{}={}", RunMetadata::EXPERIMENT, value.text)),
         "tag" => Condition::Label(tags::label(&value.text)),
         "feedback" => {
             let find = |name: &str| FeedbackKind::ALL.into_iter().find(|kind| kind.as_str() == name);
@@ -201,6 +202,7 @@ fn example(field: &str) -> &'static str {
         "feedback" => "feedback:bad",
         "metadata" => "metadata.project:demo",
         "parent" => "parent:01936d3a-7c4e-7d31-8c7d-0d9a5e1b2f60",
+        "experiment" => "experiment:01936d3a-7c4e-7d31-8c7d-0d9a5e1b2f60",
         "tokens" => "tokens>100",
         "backtracks" => "backtracks>0",
         "forced" => "forced>0",

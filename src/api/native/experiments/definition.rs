@@ -1,0 +1,221 @@
+//! The definition of an experiment, and the request of each of its cells.
+
+use crate::api::shared::body::ModSelection;
+use crate::api::shared::fields::Fields;
+use crate::api::shared::{engine_request, parameters};
+use crate::engine::Request;
+use crate::events::{RunMetadata, Surface};
+use crate::server::{ApiError, App, Loaded};
+use regex::{Regex, RegexBuilder};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+/// Maximum cells of an experiment.
+const MAX_CELLS: usize = 10_000;
+
+/// Maximum length of a name in characters.
+const MAX_NAME_CHARS: usize = 64;
+
+/// Maximum compiled size of a regular expression in bytes.
+const MAX_REGEX_BYTES: usize = 1 << 20;
+
+/// Parameters that the grid itself sets, or that do not belong to one run.
+const RESERVED: [&str; 9] = ["prompt", "seed", "mods", "model", "request_id", "stream", "n", "record", "id_slot"];
+
+/// A grid of runs: each prompt with each list of mods, each set of parameters and each seed, in this order; the seeds vary
+/// first.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ExperimentDefinition {
+    /// A name of 1 to 64 characters.
+    #[schema(min_length = 1, max_length = 64)]
+    pub(super) name: String,
+    /// Name of the model; default is the server's default model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) model: Option<String>,
+    /// The prompts, as text.
+    #[schema(min_items = 1)]
+    prompts: Vec<String>,
+    /// The seeds.
+    #[schema(min_items = 1)]
+    seeds: Vec<u32>,
+    /// Lists of mods; default is one empty list.
+    #[serde(default = "one_empty_list")]
+    #[schema(value_type = Vec<Vec<ModSelection>>)]
+    mods: Vec<Vec<Value>>,
+    /// Sets of generation parameters, named as in `/v1/completions`; default is one empty set.
+    #[serde(default = "one_empty_set")]
+    #[schema(value_type = Vec<Object>)]
+    parameters: Vec<Map<String, Value>>,
+    /// The scorer of the answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    score: Option<ScorerDefinition>,
+}
+
+/// The scorer of the answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+enum ScorerDefinition {
+    /// 1 if the regular expression matches a part of the answer, else 0.
+    Regex(String),
+    /// `true`: 1 if the answer is JSON, else 0.
+    Json(bool),
+}
+
+fn one_empty_list() -> Vec<Vec<Value>> {
+    vec![Vec::new()]
+}
+
+fn one_empty_set() -> Vec<Map<String, Value>> {
+    vec![Map::new()]
+}
+
+/// Gives scores to answers.
+#[derive(Debug)]
+pub(super) enum Scorer {
+    Regex(Regex),
+    Json,
+}
+
+impl Scorer {
+    /// Returns the score of an answer.
+    pub(super) fn score(&self, answer: &str) -> f32 {
+        let is_good = match self {
+            Self::Regex(regex) => regex.is_match(answer),
+            Self::Json => serde_json::from_str::<serde::de::IgnoredAny>(answer).is_ok(),
+        };
+        f32::from(u8::from(is_good))
+    }
+}
+
+/// The position of a cell in each list of the definition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+pub struct CellPosition {
+    /// Index of the prompt.
+    prompt: usize,
+    /// Index of the list of mods.
+    mods: usize,
+    /// Index of the set of parameters.
+    parameters: usize,
+    /// The seed.
+    seed: u32,
+}
+
+impl ExperimentDefinition {
+    /// Returns the number of cells.
+    pub(super) fn cells(&self) -> usize {
+        let lengths = [self.prompts.len(), self.mods.len(), self.parameters.len(), self.seeds.len()];
+        lengths.into_iter().fold(1, usize::saturating_mul)
+    }
+
+    /// Returns the position of a cell.
+    pub(super) fn position(&self, cell: usize) -> CellPosition {
+        let (rest, seed) = (cell / self.seeds.len(), cell % self.seeds.len());
+        let (rest, parameters) = (rest / self.parameters.len(), rest % self.parameters.len());
+        let (prompt, mods) = (rest / self.mods.len(), rest % self.mods.len());
+        CellPosition { prompt, mods, parameters, seed: self.seeds[seed] }
+    }
+
+    /// Returns the scorer.
+    ///
+    /// # Errors
+    /// The regular expression is invalid.
+    pub(super) fn scorer(&self) -> Result<Option<Scorer>, ApiError> {
+        Ok(match &self.score {
+            None => None,
+            Some(ScorerDefinition::Json(true)) => Some(Scorer::Json),
+            Some(ScorerDefinition::Json(false)) => {
+                let detail = "`score.json` must be true, got false; omit `score` for no scores";
+                return Err(ApiError::invalid("score.json", detail));
+            }
+            Some(ScorerDefinition::Regex(pattern)) => {
+                let built = RegexBuilder::new(pattern).size_limit(MAX_REGEX_BYTES).build();
+                let regex = built.map_err(|error| {
+                    ApiError::invalid("score.regex", format!("`score.regex` must be a regular expression: {error}"))
+                })?;
+                Some(Scorer::Regex(regex))
+            }
+        })
+    }
+
+    /// Checks the definition and the request of every cell.
+    ///
+    /// # Errors
+    /// A field or a cell is invalid.
+    pub(super) fn check(&self, app: &App, loaded: &Loaded) -> Result<(), ApiError> {
+        let chars = self.name.chars().count();
+        if !(1..=MAX_NAME_CHARS).contains(&chars) || self.name.contains(char::is_control) {
+            let detail = format!(
+                "`name` must have 1 to {MAX_NAME_CHARS} characters without control characters, got {chars} characters"
+            );
+            return Err(ApiError::invalid("name", detail));
+        }
+        for (field, length) in [
+            ("prompts", self.prompts.len()),
+            ("seeds", self.seeds.len()),
+            ("mods", self.mods.len()),
+            ("parameters", self.parameters.len()),
+        ] {
+            if length == 0 {
+                return Err(ApiError::invalid(field, format!("`{field}` must not be empty")));
+            }
+        }
+        let cells = self.cells();
+        if cells > MAX_CELLS {
+            let detail = format!(
+                "an experiment may have at most {MAX_CELLS} cells, got {cells}: {} prompts x {} lists of mods x {} sets of parameters x {} seeds",
+                self.prompts.len(),
+                self.mods.len(),
+                self.parameters.len(),
+                self.seeds.len()
+            );
+            return Err(ApiError::invalid("seeds", detail));
+        }
+        for (index, parameters) in self.parameters.iter().enumerate() {
+            if let Some(name) = RESERVED.iter().find(|name| parameters.contains_key(**name)) {
+                let field = format!("parameters[{index}].{name}");
+                let detail = format!("`{field}` is not allowed; the experiment sets `{name}` itself");
+                return Err(ApiError::invalid(field, detail));
+            }
+        }
+        self.scorer()?;
+        // Seeds are valid by their type.
+        for cell in (0..cells).step_by(self.seeds.len()) {
+            let mut request =
+                self.request(app, loaded, Uuid::nil(), cell).map_err(|error| self.in_cell(error, cell))?;
+            loaded.engine().validate(&mut request).map_err(|error| self.in_cell(error.into(), cell))?;
+        }
+        Ok(())
+    }
+
+    /// Names the cell in an error.
+    fn in_cell(&self, error: ApiError, cell: usize) -> ApiError {
+        let CellPosition { prompt, mods, parameters, .. } = self.position(cell);
+        error.prefixed(&format!("prompts[{prompt}], mods[{mods}], parameters[{parameters}]: "))
+    }
+
+    /// Returns the request of a cell.
+    ///
+    /// # Errors
+    /// A parameter or a mod is invalid.
+    pub(super) fn request(&self, app: &App, loaded: &Loaded, id: Uuid, cell: usize) -> Result<Request, ApiError> {
+        let at = self.position(cell);
+        let prompt = &self.prompts[at.prompt];
+        let mut body = self.parameters[at.parameters].clone();
+        body.insert("mods".into(), self.mods[at.mods].clone().into());
+        body.insert("seed".into(), at.seed.into());
+        let body = Value::Object(body);
+        let fields = Fields::new(&body)?.with_defaults(&app.config().server.request_defaults);
+        let vocabulary = loaded.vocabulary();
+        let tokens = parameters::or_start_token(vocabulary.encode(prompt, true, true), vocabulary);
+        let mut request = engine_request(app, loaded, fields, tokens, Surface::Openai)?;
+        // llama-server's values for a random seed are ordinary seeds here.
+        request.sampling.seed = at.seed;
+        request.prompt_preview = parameters::preview(prompt);
+        request.metadata.set(RunMetadata::EXPERIMENT, id.to_string());
+        request.metadata.set(RunMetadata::CELL, cell.to_string());
+        Ok(request)
+    }
+}

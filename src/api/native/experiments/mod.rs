@@ -1,0 +1,227 @@
+//! `/api/v1/experiments`: grids of runs.
+
+mod definition;
+mod execution;
+
+use crate::events::{Scope, system};
+use crate::server::extract::{Json, Path, Query};
+use crate::server::{ApiError, App, Caller, Problem};
+use crate::store::{CellState, Experiment, ExperimentCell, ExperimentState, NewExperiment};
+use axum::extract::State;
+use axum::http::StatusCode;
+pub use definition::{CellPosition, ExperimentDefinition};
+use execution::Execution;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::{IntoParams, ToSchema};
+use uuid::Uuid;
+
+/// Maximum cells of a response.
+const MAX_PAGE: i32 = 500;
+
+/// Experiments.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ExperimentList {
+    /// Newest first, at most 200.
+    experiments: Vec<Experiment>,
+}
+
+/// Query parameters of an experiment.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct CellRange {
+    /// The first cell of the response; default 0.
+    #[serde(default)]
+    #[param(minimum = 0)]
+    from: i32,
+}
+
+/// An experiment with a part of its grid.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ExperimentResponse {
+    #[serde(flatten)]
+    experiment: Experiment,
+    definition: ExperimentDefinition,
+    /// Up to 500 cells.
+    grid: Vec<GridCell>,
+    /// `from` of the next part of the grid; null after the last one.
+    next: Option<i32>,
+}
+
+/// A cell of the grid.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct GridCell {
+    #[serde(flatten)]
+    position: CellPosition,
+    #[serde(flatten)]
+    cell: ExperimentCell,
+}
+
+/// Starts an experiment: a grid of recorded runs of the caller's tenant. All cells are checked before the first one
+/// starts. The filter `experiment:ID` finds the runs.
+#[utoipa::path(post, path = "/api/v1/experiments", operation_id = "create_experiment", tag = "experiments",
+    request_body = ExperimentDefinition, responses(
+    (status = 201, body = Experiment),
+    (status = 400, body = Problem, description = "The definition or one of the cells is invalid"),
+    (status = 404, body = Problem, description = "Unknown model")))]
+pub async fn create(
+    State(app): State<App>,
+    caller: Caller,
+    Json(body): Json<Value>,
+) -> Result<(StatusCode, axum::Json<Experiment>), ApiError> {
+    let definition =
+        ExperimentDefinition::deserialize(&body).map_err(|error| ApiError::bad_request(error.to_string()))?;
+    let loaded = app.loaded(definition.model.as_deref()).await?;
+    definition.check(&app, &loaded)?;
+    let scorer = definition.scorer()?;
+    let id = system::new_id();
+    let stored = serde_json::to_string(&definition).map_err(ApiError::internal)?;
+    let cells = definition.cells();
+    let new = NewExperiment {
+        id,
+        owner: caller.tenant.as_ref(),
+        name: &definition.name,
+        definition: &stored,
+        cells: i32::try_from(cells).map_err(ApiError::internal)?,
+    };
+    let store = app.store()?;
+    let cancelled = app.experiments().add(id).ok_or_else(|| ApiError::internal("the id of an experiment is in use"))?;
+    if let Err(error) = store.add_experiment(&new, app.now()).await {
+        app.experiments().remove(id);
+        return Err(error.into());
+    }
+    let scope = caller.scope.clone();
+    Execution { app: app.clone(), loaded, caller, id, definition, scorer, cancelled }.spawn((0..cells).collect());
+    Ok((StatusCode::CREATED, axum::Json(find(&app, &scope, &id.to_string()).await?)))
+}
+
+/// Lists experiments, newest first.
+#[utoipa::path(get, path = "/api/v1/experiments", operation_id = "list_experiments", tag = "experiments", responses(
+    (status = 200, body = ExperimentList)))]
+pub async fn list(State(app): State<App>, scope: Scope) -> Result<axum::Json<ExperimentList>, ApiError> {
+    let mut experiments = app.store()?.experiments(&scope).await?;
+    experiments.iter_mut().try_for_each(|experiment| check_active(&app, experiment))?;
+    Ok(axum::Json(ExperimentList { experiments }))
+}
+
+/// Returns an experiment with up to 500 cells of its grid: state, run, tokens, log-probability and score of each.
+#[utoipa::path(get, path = "/api/v1/experiments/{id}", operation_id = "show_experiment", tag = "experiments",
+    params(("id" = String, Path, description = "Id of the experiment"), CellRange), responses(
+    (status = 200, body = ExperimentResponse),
+    (status = 400, body = Problem, description = "The query is invalid"),
+    (status = 404, body = Problem)))]
+pub async fn show(
+    State(app): State<App>,
+    scope: Scope,
+    Path(id): Path<String>,
+    Query(range): Query<CellRange>,
+) -> Result<axum::Json<ExperimentResponse>, ApiError> {
+    let experiment = find(&app, &scope, &id).await?;
+    if !(0..experiment.cells).contains(&range.from) {
+        let detail = format!("`from` must be from 0 to {}, got {}", experiment.cells - 1, range.from);
+        return Err(ApiError::invalid("from", detail));
+    }
+    let definition = parse_stored(&experiment)?;
+    let end = experiment.cells.min(range.from.saturating_add(MAX_PAGE));
+    let cells = app.store()?.cells(&scope, experiment.experiment_id, range.from..end).await?;
+    let grid = cells.into_iter().map(|cell| {
+        let position = definition.position(usize::try_from(cell.cell).unwrap_or_default());
+        GridCell { position, cell }
+    });
+    let grid = grid.collect();
+    let next = (end < experiment.cells).then_some(end);
+    Ok(axum::Json(ExperimentResponse { experiment, definition, grid, next }))
+}
+
+/// Cancels a running experiment. Its active runs end at once, and its other cells are not started.
+#[utoipa::path(post, path = "/api/v1/experiments/{id}/cancel", operation_id = "cancel_experiment", tag = "experiments",
+    params(("id" = String, Path, description = "Id of the experiment")), responses(
+    (status = 200, body = Experiment), (status = 404, body = Problem),
+    (status = 409, body = Problem, description = "The experiment has ended")))]
+pub async fn cancel(
+    State(app): State<App>,
+    scope: Scope,
+    Path(id): Path<String>,
+) -> Result<axum::Json<Experiment>, ApiError> {
+    let experiment = find(&app, &scope, &id).await?;
+    if !app.store()?.end_experiment(experiment.experiment_id, ExperimentState::Cancelled).await? {
+        return Err(ApiError::conflict(format!("experiment '{id}' has ended")));
+    }
+    app.experiments().cancel(experiment.experiment_id);
+    Ok(axum::Json(find(&app, &scope, &id).await?))
+}
+
+/// Runs the cells of a cancelled or interrupted experiment whose runs have not ended by themselves.
+#[utoipa::path(post, path = "/api/v1/experiments/{id}/resume", operation_id = "resume_experiment", tag = "experiments",
+    params(("id" = String, Path, description = "Id of the experiment")), responses(
+    (status = 200, body = Experiment),
+    (status = 400, body = Problem, description = "A cell is not valid any more"),
+    (status = 404, body = Problem),
+    (status = 409, body = Problem, description = "The experiment is running or done")))]
+pub async fn resume(
+    State(app): State<App>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> Result<axum::Json<Experiment>, ApiError> {
+    let scope = caller.scope.clone();
+    let experiment = find(&app, &scope, &id).await?;
+    let conflict = |why: &str| ApiError::conflict(format!("experiment '{id}' {why}"));
+    match experiment.state {
+        ExperimentState::Running => return Err(conflict("is running")),
+        ExperimentState::Done => return Err(conflict("is done")),
+        ExperimentState::Cancelled | ExperimentState::Interrupted => {}
+    }
+    let definition = parse_stored(&experiment)?;
+    let loaded = app.loaded(definition.model.as_deref()).await?;
+    definition.check(&app, &loaded)?;
+    let experiment_id = experiment.experiment_id;
+    let cells = app.store()?.cells(&scope, experiment_id, 0..experiment.cells).await?;
+    let has_ended = |state: CellState| matches!(state, CellState::Done | CellState::Failed | CellState::Deleted);
+    let missing = cells.iter().filter(|cell| !has_ended(cell.state));
+    let missing = missing.filter_map(|cell| usize::try_from(cell.cell).ok()).collect();
+    let scorer = definition.scorer()?;
+    let cancelled = app.experiments().add(experiment_id).ok_or_else(|| conflict("is still being cancelled"))?;
+    if let Err(error) = app.store()?.resume_experiment(experiment_id).await {
+        app.experiments().remove(experiment_id);
+        return Err(error.into());
+    }
+    // The runs belong to the owner of the experiment, also if an administrator resumes it.
+    let caller = Caller { tenant: experiment.owner.map(Into::into), ..caller };
+    Execution { app: app.clone(), loaded, caller, id: experiment_id, definition, scorer, cancelled }.spawn(missing);
+    Ok(axum::Json(find(&app, &scope, &id).await?))
+}
+
+/// Removes an experiment, which is cancelled if it is running. Its runs remain.
+#[utoipa::path(delete, path = "/api/v1/experiments/{id}", operation_id = "remove_experiment", tag = "experiments",
+    params(("id" = String, Path, description = "Id of the experiment")), responses(
+    (status = 204), (status = 404, body = Problem)))]
+pub async fn remove(State(app): State<App>, scope: Scope, Path(id): Path<String>) -> Result<StatusCode, ApiError> {
+    let experiment = find(&app, &scope, &id).await?;
+    app.store()?.remove_experiment(experiment.experiment_id).await?;
+    app.experiments().cancel(experiment.experiment_id);
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Returns the experiment with an id.
+async fn find(app: &App, scope: &Scope, id: &str) -> Result<Experiment, ApiError> {
+    let unknown = || ApiError::not_found("experiment", id);
+    let experiment_id: Uuid = id.parse().map_err(|_| unknown())?;
+    let mut experiment = app.store()?.experiment(scope, experiment_id).await?.ok_or_else(unknown)?;
+    check_active(app, &mut experiment)?;
+    Ok(experiment)
+}
+
+fn parse_stored(experiment: &Experiment) -> Result<ExperimentDefinition, ApiError> {
+    serde_json::from_str(&experiment.definition).map_err(ApiError::internal)
+}
+
+/// Marks an experiment of this server as interrupted if its execution failed.
+fn check_active(app: &App, experiment: &mut Experiment) -> Result<(), ApiError> {
+    let is_own = experiment.server_id == app.store()?.server_id();
+    if experiment.state == ExperimentState::Running && is_own && !app.experiments().is_active(experiment.experiment_id)
+    {
+        experiment.state = ExperimentState::Interrupted;
+    }
+    Ok(())
+}

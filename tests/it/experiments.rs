@@ -1,0 +1,207 @@
+//! `/api/v1/experiments` on the real server.
+
+use super::harness::{Server, folder, server};
+use reqwest::Method;
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::time::Duration;
+
+const ROUTE: &str = "/api/v1/experiments";
+
+/// Two prompts, with and without a mod, two seeds. Answers with the mod begin with `{}`.
+fn grid() -> Value {
+    json!({
+        "name": "greetings",
+        "prompts": ["Hello", "The sky"],
+        "seeds": [1, 2],
+        "mods": [[], [{"name": "force-prefix", "config": {"text": "{} "}}]],
+        "parameters": [{"max_tokens": 6, "temperature": 1.0}],
+        "score": {"regex": "^\\{\\}"},
+    })
+}
+
+async fn start(server: &Server, definition: &Value) -> String {
+    let (status, experiment) = server.post(ROUTE, definition).await;
+    assert_eq!(status, 201, "{experiment}");
+    assert_eq!(experiment["name"], definition["name"]);
+    experiment["experiment_id"].as_str().unwrap().to_owned()
+}
+
+/// Waits until an experiment has a state, and returns it.
+async fn reached(server: &Server, id: &str, state: &str) -> Value {
+    for _ in 0..2400 {
+        let (status, experiment) = server.get(&format!("{ROUTE}/{id}")).await;
+        assert_eq!(status, 200, "{experiment}");
+        if experiment["state"] == state {
+            return experiment;
+        }
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+    panic!("the experiment does not become {state}")
+}
+
+/// Returns the values of a field of all cells.
+fn column<'a>(experiment: &'a Value, field: &str) -> Vec<&'a Value> {
+    experiment["grid"].as_array().unwrap().iter().map(|cell| &cell[field]).collect()
+}
+
+async fn action(server: &Server, id: &str, action: &str) -> (u16, Value) {
+    server.post(&format!("{ROUTE}/{id}/{action}"), &json!({})).await
+}
+
+#[tokio::test]
+async fn grid_is_run_scored_and_found() {
+    let server = server().await;
+    let id = start(server, &grid()).await;
+    let done = reached(server, &id, "done").await;
+    assert_eq!((&done["cells"], &done["next"]), (&json!(8), &Value::Null));
+    assert_eq!(column(&done, "state"), [&json!("done"); 8]);
+    assert_eq!(column(&done, "cell"), (0..8).map(Value::from).collect::<Vec<_>>().iter().collect::<Vec<_>>());
+    for cell in done["grid"].as_array().unwrap() {
+        let has_mod = cell["mods"] == 1;
+        assert_eq!(cell["score"], f64::from(u8::from(has_mod)), "{cell}");
+        assert_eq!(cell["output_preview"].as_str().unwrap().starts_with("{}"), has_mod, "{cell}");
+        assert!(cell["completion_tokens"].as_i64().unwrap() > 0, "{cell}");
+        assert!(cell["mean_logprob"].as_f64().unwrap() < 0.0, "{cell}");
+        let (_, run) = server.get(&format!("/api/v1/runs/{}", cell["run_id"].as_str().unwrap())).await;
+        assert_eq!(run["run"]["seed"], cell["seed"]);
+        assert_eq!(run["run"]["metadata"], json!({"experiment": id, "cell": cell["cell"].to_string()}));
+    }
+    let (_, list) = server.get(&format!("/api/v1/runs?q=experiment:{id}")).await;
+    assert_eq!(list["runs"].as_array().unwrap().len(), 8);
+
+    // Equal seeds give equal answers.
+    let again = reached(server, &start(server, &grid()).await, "done").await;
+    assert_eq!(column(&again, "output_preview"), column(&done, "output_preview"));
+    assert_ne!(column(&again, "run_id"), column(&done, "run_id"));
+    assert_ne!(done["grid"][0]["output_preview"], done["grid"][1]["output_preview"]);
+
+    for ended in ["cancel", "resume"] {
+        assert_eq!(action(server, &id, ended).await.0, 409, "{ended}");
+    }
+    let (_, list) = server.get(ROUTE).await;
+    assert!(list["experiments"].as_array().unwrap().iter().any(|one| one["experiment_id"] == id && one["cells"] == 8));
+    let removed = server.request(Method::DELETE, &format!("{ROUTE}/{id}")).send().await.unwrap();
+    assert_eq!(removed.status(), 204);
+    assert_eq!(server.get(&format!("{ROUTE}/{id}")).await.0, 404);
+    let (_, list) = server.get(&format!("/api/v1/runs?q=experiment:{id}")).await;
+    assert_eq!(list["runs"].as_array().unwrap().len(), 8, "the runs remain");
+}
+
+#[tokio::test]
+async fn invalid_experiment_starts_nothing() {
+    let server = server().await;
+    let with = |field: &str, value: Value| {
+        let mut definition = grid();
+        definition["name"] = "invalid".into();
+        definition[field] = value;
+        definition
+    };
+    for (definition, status, detail) in [
+        (with("name", json!("")), 400, "`name` must have 1 to 64 characters"),
+        (with("prompts", json!([])), 400, "`prompts` must not be empty"),
+        (with("seeds", json!([-1])), 400, "-1"),
+        (with("seeds", json!((0..2501).collect::<Vec<_>>())), 400, "at most 10000 cells, got 10004"),
+        (with("mods", json!([[], ["unknown_mod"]])), 400, "prompts[0], mods[1], parameters[0]: "),
+        (
+            with("parameters", json!([{}, {"temperature": -3}])),
+            400,
+            "prompts[0], mods[0], parameters[1]: temperature must be a number",
+        ),
+        (with("parameters", json!([{"seed": 3}])), 400, "`parameters[0].seed` is not allowed"),
+        (with("prompts", json!(["a", "long ".repeat(20_000)])), 400, "prompts[1], mods[0], parameters[0]: "),
+        (with("score", json!({"regex": "("})), 400, "`score.regex` must be a regular expression"),
+        (with("score", json!({"json": false})), 400, "must be true"),
+        (with("colour", json!(1)), 400, "unknown field `colour`"),
+    ] {
+        let (found, problem) = server.post(ROUTE, &definition).await;
+        let text = problem["detail"].as_str().unwrap();
+        assert!(found == status && text.contains(detail), "{found} {problem}, expected {status} {detail}");
+    }
+    let (_, list) = server.get(ROUTE).await;
+    assert!(list["experiments"].as_array().unwrap().iter().all(|one| one["name"] != "invalid"), "{list}");
+}
+
+#[tokio::test]
+async fn cancelled_experiment_ends_at_once_and_can_be_resumed() {
+    let server = Server::start(&["--parallel", "2"]);
+    server.wait_ready().await;
+    let mut definition = grid();
+    definition["mods"] = json!([[]]);
+    definition["parameters"] = json!([{"max_tokens": 400, "ignore_eos": true}]);
+    definition["seeds"] = json!([1, 2, 3, 4]);
+    let id = start(&server, &definition).await;
+    let (status, cancelled) = action(&server, &id, "cancel").await;
+    assert_eq!((status, &cancelled["state"]), (200, &json!("cancelled")), "{cancelled}");
+    // An execution that is still ending cannot be resumed.
+    let resumed = loop {
+        let (status, body) = action(&server, &id, "resume").await;
+        if status != 409 {
+            break (status, body);
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
+    assert_eq!((resumed.0, &resumed.1["state"]), (200, &json!("running")), "{resumed:?}");
+    let done = reached(&server, &id, "done").await;
+    assert_eq!(column(&done, "state"), [&json!("done"); 8]);
+    assert_eq!(column(&done, "completion_tokens"), [&json!(400); 8]);
+}
+
+#[tokio::test]
+async fn experiment_of_killed_server_is_interrupted_and_can_be_resumed() {
+    let server = Server::start(&["--parallel", "1"]);
+    server.wait_ready().await;
+    let mut definition = grid();
+    definition["parameters"] = json!([{"max_tokens": 300, "ignore_eos": true}]);
+    let id = start(&server, &definition).await;
+    let first = loop {
+        let (_, experiment) = server.get(&format!("{ROUTE}/{id}")).await;
+        if experiment["grid"][0]["state"] == "done" && experiment["grid"][0]["score"].is_number() {
+            break experiment["grid"][0].clone();
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
+    server.stop("KILL").await;
+    let server = server.start_again(&["--parallel", "1"]);
+    server.wait_ready().await;
+    let interrupted = reached(&server, &id, "interrupted").await;
+    assert!(column(&interrupted, "state").contains(&&json!("pending")), "{interrupted}");
+    assert_eq!(action(&server, &id, "resume").await.0, 200);
+    let done = reached(&server, &id, "done").await;
+    assert_eq!(column(&done, "state"), [&json!("done"); 8]);
+    assert_eq!(done["grid"][0], first, "a run that had ended is kept");
+    let texts: HashMap<_, _> = column(&done, "run_id").into_iter().map(|id| (id.as_str().unwrap(), ())).collect();
+    assert_eq!(texts.len(), 8);
+}
+
+#[tokio::test]
+async fn experiment_belongs_to_its_tenant() {
+    let keys = folder().join("keys.txt");
+    std::fs::write(&keys, "ann-key name=ann\nbob-key name=bob\nadmin-key name=ops admin\n").unwrap();
+    let server = Server::start(&["--api-key-file", keys.to_str().unwrap()]);
+    server.wait_ready().await;
+    let send = async |key: &str, method: Method, path: &str, body: Option<&Value>| {
+        let mut request = server.request(method, path).bearer_auth(key);
+        if let Some(body) = body {
+            request = request.json(body);
+        }
+        let response = request.send().await.unwrap();
+        (response.status().as_u16(), response.json::<Value>().await.unwrap_or_default())
+    };
+    let (status, experiment) = send("ann-key", Method::POST, ROUTE, Some(&grid())).await;
+    assert_eq!(status, 201, "{experiment}");
+    let path = format!("{ROUTE}/{}", experiment["experiment_id"].as_str().unwrap());
+    for (method, path) in [
+        (Method::GET, path.clone()),
+        (Method::DELETE, path.clone()),
+        (Method::POST, format!("{path}/cancel")),
+        (Method::POST, format!("{path}/resume")),
+    ] {
+        assert_eq!(send("bob-key", method.clone(), &path, None).await.0, 404, "{method} {path}");
+    }
+    for (key, count) in [("ann-key", 1), ("bob-key", 0), ("admin-key", 1)] {
+        let (_, list) = send(key, Method::GET, ROUTE, None).await;
+        assert_eq!(list["experiments"].as_array().unwrap().len(), count, "{key}");
+    }
+    assert_eq!(send("admin-key", Method::GET, &path, None).await.0, 200);
+}
