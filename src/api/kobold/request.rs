@@ -26,7 +26,7 @@ pub(super) struct KoboldRequest {
 #[derive(Debug, ToSchema)]
 #[expect(dead_code, reason = "the body is read field by field; this describes it")]
 pub(super) struct GenkeyRequest {
-    /// The key of the generations; those without a key if it is absent.
+    /// The key of the generations. An absent key selects the generations without a key.
     genkey: Option<String>,
 }
 

@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 
 /// Maximum alternatives per token.
 const MAX_ALTERNATIVES: usize = 10;
+/// Value for the logarithm of 0, because JSON has no infinity.
 const NO_LOGPROB: f32 = f32::MIN;
 
 /// A list with one result.
@@ -38,7 +39,7 @@ pub(super) struct KoboldLogprobs {
     tokens: Vec<String>,
     token_ids: Vec<TokenId>,
     token_logprobs: Vec<f64>,
-    /// The most probable tokens at each place, by text.
+    /// The most probable tokens at each position, by text.
     #[schema(value_type = Vec<HashMap<String, f64>>)]
     top_logprobs: Vec<LogprobsByText>,
     /// Index of each token's first character.

@@ -69,9 +69,9 @@ pub async fn versions(State(app): State<App>, Path(name): Path<String>) -> Resul
 pub async fn source(
     State(app): State<App>,
     Path(name): Path<String>,
-    Query(which): Query<SourceParams>,
+    Query(params): Query<SourceParams>,
 ) -> Result<Response, ApiError> {
-    Ok(match source_of(&app, &name, which.version).await? {
+    Ok(match source_of(&app, &name, params.version).await? {
         // `text/x-python` keeps browsers from running the source as a page.
         ModSource::Text(text) => ([(header::CONTENT_TYPE, "text/x-python; charset=utf-8")], text).into_response(),
         ModSource::Files(files) => Json(files).into_response(),

@@ -19,7 +19,7 @@ pub async fn register(
     caller: Caller,
     body: Result<Json<ModUpload>, ApiError>,
 ) -> Result<axum::Json<RegisterModResponse>, ApiError> {
-    let by = require_upload_rights(&app, &caller)?;
+    let uploader = require_upload_rights(&app, &caller)?;
     let Json(upload) = body?;
-    register_upload(&app, by, upload).await.map(axum::Json)
+    register_upload(&app, uploader, upload).await.map(axum::Json)
 }

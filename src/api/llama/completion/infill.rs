@@ -23,7 +23,7 @@ pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(infill))
 }
 
-/// Two texts and the gap between them to fill.
+/// The texts before and after the text to generate.
 #[derive(Debug, Deserialize, ToSchema)]
 #[expect(dead_code, reason = "the body is read field by field; this describes it")]
 struct InfillBody {
@@ -71,7 +71,7 @@ fn prompt(fields: Fields<'_>, loaded: &Loaded, suffix_first: bool) -> Result<Vec
         prefix: vocabulary.encode(required("input_prefix")?, false, false),
         suffix: vocabulary.encode(required("input_suffix")?, false, false),
         start,
-        extra: extra(fields, vocabulary, tokens)?,
+        extra: encode_extra(fields, vocabulary, tokens)?,
         suffix_first,
     };
     let n_predict =
@@ -80,7 +80,7 @@ fn prompt(fields: Fields<'_>, loaded: &Loaded, suffix_first: bool) -> Result<Vec
 }
 
 /// Tokenizes the other files, each preceded by its name if the model has tokens for that.
-fn extra(fields: Fields<'_>, vocabulary: &Vocabulary, tokens: InfillTokens) -> Result<Vec<TokenId>, ApiError> {
+fn encode_extra(fields: Fields<'_>, vocabulary: &Vocabulary, tokens: InfillTokens) -> Result<Vec<TokenId>, ApiError> {
     const EXPECTED: &str = "a list of {\"filename\": …, \"text\": …}";
     let mut all = Vec::new();
     let plain = |text: &str| vocabulary.encode(text, false, false);

@@ -57,7 +57,7 @@ pub(super) struct TextLogprobs {
     tokens: Vec<String>,
     /// Natural logarithm of each token's probability; null for the first token of a prompt.
     token_logprobs: Vec<Option<f64>>,
-    /// The most probable tokens at each place, by text.
+    /// The most probable tokens at each position, by text.
     #[schema(value_type = Vec<Option<HashMap<String, f64>>>)]
     top_logprobs: Vec<Option<LogprobsByText>>,
     /// Index of each token's first character.
