@@ -81,7 +81,7 @@ impl Connection {
         let mut body = shared::parse_json(text.as_bytes())?;
         self.app.rates().check(Some(&self.caller), self.address)?;
         let loaded = self.app.loaded(Fields::new(&body)?.text("model")?).await?;
-        complete(&mut body, &loaded)?;
+        apply_defaults(&mut body, &loaded)?;
         let fields = Fields::new(&body)?;
         let AttentionRequest { mut requests, options } =
             attention::parse(&self.app, &loaded, fields, Transport::Frames, received)?;
@@ -126,7 +126,7 @@ fn writer(options: &AttentionOptions) -> AttentionWriter {
 }
 
 /// Adds the defaults of this route and converts a `prompt` to tokens.
-fn complete(body: &mut Value, loaded: &Loaded) -> Result<(), ApiError> {
+fn apply_defaults(body: &mut Value, loaded: &Loaded) -> Result<(), ApiError> {
     let fields = Fields::new(body)?;
     let tokens = match (fields.get("input_ids"), fields.text("prompt")?) {
         (None, Some(prompt)) => Some(loaded.vocabulary().encode(prompt, true, true)),

@@ -20,7 +20,7 @@ use utoipa::ToSchema;
 /// Maximum runs that one request starts.
 const MAX_FORKS: u32 = 64;
 
-/// The step of a fork and the changes from there on. One run without changes repeats the recorded run.
+/// The step of a fork and the changes from there on. Without changes, a single new run repeats the recorded run.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ForkRequest {
@@ -243,7 +243,7 @@ impl Source {
         Ok(Self { run_id: run.run_id, surface, prompt_preview, prompt, recorded, items, step, event })
     }
 
-    /// Returns the parameters of the run's parts, the first one first: a run that is itself a fork has several.
+    /// Returns the parameters of the run's parts in order. A run that is itself a fork has several parts.
     fn phases(&self) -> Vec<Phase<'_>> {
         let mut phases = Vec::new();
         let mut parameters = &self.recorded;

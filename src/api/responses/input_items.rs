@@ -52,7 +52,7 @@ impl ListInputItemsParams {
         items.truncate(input_count);
         let run = response["id"].as_str().unwrap_or_default().trim_start_matches("resp_");
         for (index, item) in items.iter_mut().enumerate() {
-            complete(item, &format!("{run}_input_{index}"));
+            add_missing_fields(item, &format!("{run}_input_{index}"));
         }
         match self.order.as_deref() {
             None | Some("desc") => items.reverse(),
@@ -77,7 +77,7 @@ impl ListInputItemsParams {
 }
 
 /// Adds the fields that clients omit and OpenAI returns. Clients define the form of an item, so it is JSON.
-fn complete(item: &mut Value, id: &str) {
+fn add_missing_fields(item: &mut Value, id: &str) {
     let kind = if item["role"] == "assistant" { "output_text" } else { "input_text" };
     if let Some(text) = item["content"].as_str() {
         item["content"] = json!([{ "type": kind, "text": text }]);
