@@ -3,9 +3,10 @@
 use super::config::RunConfig;
 use super::message;
 use super::registry::Streams;
-use super::response::{RunErrorMessage, StatusOperation, StreamMessage, never_started, status};
+use super::response::{RunErrorMessage, StreamMessage, never_started, status};
 use super::run::{Follower, StreamedRun};
 use super::start::{NewRun, new_id, start};
+use super::status::StatusOperation;
 use super::{control, feedback, stored};
 use crate::api::shared::sse::to_text;
 use crate::api::shared::{Fields, parameters};

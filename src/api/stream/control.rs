@@ -1,9 +1,10 @@
 //! Control messages for active runs.
 
 use super::connection::{ConnectionRun, StreamConnection};
-use super::response::{RunErrorMessage, StatusMessage, StatusOperation, StreamMessage, status};
+use super::response::{RunErrorMessage, StreamMessage, status};
 use super::run::StreamedRun;
 use super::start::new_id;
+use super::status::{StatusMessage, StatusOperation};
 use crate::api::shared::Fields;
 use crate::api::shared::fields::invalid_value;
 use crate::api::shared::sse::to_text;

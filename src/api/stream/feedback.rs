@@ -1,7 +1,8 @@
 //! Feedback on an answer.
 
 use super::connection::StreamConnection;
-use super::response::{RunErrorMessage, StatusOperation, status};
+use super::response::{RunErrorMessage, status};
+use super::status::StatusOperation;
 use crate::api::shared::Fields;
 use crate::api::shared::feedback;
 use crate::api::shared::sse::to_text;

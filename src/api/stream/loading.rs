@@ -1,6 +1,7 @@
 //! Waits for a model and reports its loading progress.
 
-use super::response::{StatusMessage, StatusOperation, StreamMessage};
+use super::response::StreamMessage;
+use super::status::{StatusMessage, StatusOperation};
 use crate::api::shared::sse::to_text;
 use crate::server::socket::Outgoing;
 use crate::server::{ApiError, App, Loaded, ModelState, State};

@@ -3,10 +3,11 @@
 use super::error::StreamErrorMessage;
 use super::log::LogToken;
 use super::response::{
-    BacktrackMessage, CompletionMessage, InitMessage, RunErrorMessage, StatusMessage, StatusOperation, StreamLogprob,
-    StreamMessage, StreamTiming, StreamUsage, TokenMessage, TokenTiming,
+    BacktrackMessage, CompletionMessage, InitMessage, RunErrorMessage, StreamLogprob, StreamMessage, StreamTiming,
+    StreamUsage, TokenMessage, TokenTiming,
 };
 use super::run::{RunEnding, StreamedRun};
+use super::status::{StatusMessage, StatusOperation};
 use crate::engine::PromptProgress;
 use crate::events::{EndCause, Finish, FinishReason, Usage};
 use std::borrow::Cow;

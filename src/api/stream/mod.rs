@@ -20,6 +20,7 @@ mod response;
 mod rest;
 mod run;
 mod start;
+mod status;
 mod stored;
 
 use crate::api::shared::sse::to_text;

@@ -1,10 +1,11 @@
 //! Messages from the server of the streaming protocol.
 
 use super::error::StreamErrorMessage;
+use super::status::{StatusMessage, StatusOperation};
 use crate::events::{FinishReason, RunId, TokenId, Usage};
 use crate::server::{ApiError, Loaded};
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::borrow::Cow;
 use utoipa::ToSchema;
 
@@ -197,44 +198,6 @@ pub(super) struct RunErrorMessage<'a> {
     pub(super) stored: bool,
 }
 
-/// Progress, or confirmation of a control message or feedback.
-#[derive(Debug, Serialize, ToSchema)]
-pub(super) struct StatusMessage<'a> {
-    /// `model_loading`, `prompt_processing`, `pause`, `resume`, `modify`, `feedback`, `ping`, or `moved`: another
-    /// connection receives the run now.
-    #[schema(value_type = String)]
-    pub(super) operation: StatusOperation,
-    /// Percent.
-    #[schema(minimum = 0, maximum = 100)]
-    pub(super) progress: u8,
-    /// Text for people.
-    pub(super) message: Cow<'a, str>,
-    /// The run's `request_id`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) request_id: Option<&'a str>,
-    /// Estimated remaining seconds.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) eta_seconds: Option<f64>,
-    /// The changed parameters, as sent.
-    #[schema(value_type = Option<Object>)]
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) parameters: Option<&'a Map<String, Value>>,
-}
-
-/// The subject of a status message.
-#[derive(Debug, Clone, Copy, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum StatusOperation {
-    ModelLoading,
-    PromptProcessing,
-    Pause,
-    Resume,
-    Modify,
-    Feedback,
-    Ping,
-    Moved,
-}
-
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_false(value: &bool) -> bool {
     !value
@@ -323,18 +286,6 @@ pub(super) fn status<'a>(
     request_id: Option<&'a str>,
 ) -> StreamMessage<'a> {
     StatusMessage::new(operation, progress, message, request_id).into()
-}
-
-impl<'a> StatusMessage<'a> {
-    /// Returns a status without an estimate and parameters.
-    pub(super) fn new(
-        operation: StatusOperation,
-        progress: u8,
-        message: impl Into<Cow<'a, str>>,
-        request_id: Option<&'a str>,
-    ) -> Self {
-        Self { operation, progress, message: message.into(), request_id, eta_seconds: None, parameters: None }
-    }
 }
 
 impl<'a> From<StatusMessage<'a>> for StreamMessage<'a> {

@@ -5,6 +5,7 @@
 //! reasoning and tool calls from text; [`sse`] sends the result as server-sent events.
 
 mod conversation;
+mod functions;
 mod request;
 pub(crate) mod sse;
 mod stream;
