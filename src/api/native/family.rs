@@ -44,8 +44,8 @@ pub struct FamilyMember {
     prompt_tokens: i32,
     /// Generated tokens in the answer.
     completion_tokens: i32,
-    /// Mean natural logarithm of the probabilities that the model gave to the added tokens; removed ones included. Of a
-    /// long run, of the first 8,192 events.
+    /// Mean log-probability (natural) that the model gave to the added tokens, including those removed later. Only the
+    /// first 8,192 events count.
     mean_logprob: Option<f64>,
     /// Beginning of the answer.
     output_preview: String,

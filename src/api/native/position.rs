@@ -46,22 +46,22 @@ pub(super) async fn read(
 ) -> Result<PositionAttention, ApiError> {
     let end = events.end.min(events.start.saturating_add(MAX_EVENTS));
     let page = events.start..end;
-    let stored = async |row: ValueRow<'_>| -> Result<Vec<PositionRow>, ApiError> {
+    let stored_values = async |row: ValueRow<'_>| -> Result<Vec<PositionRow>, ApiError> {
         let Ok(position) = i32::try_from(position) else { return Ok(Vec::new()) };
         let values = store.attention_values(scope, run_id, page.clone(), row, position).await?;
         let rows = values.into_iter();
         Ok(rows.map(|(sequence_order, value)| PositionRow { sequence_order, value: decode_value(value) }).collect())
     };
     let rows = match chosen.view {
-        AttentionView::Mean => stored(ValueRow::Overview(0)).await?,
-        AttentionView::Max => stored(ValueRow::Overview(1)).await?,
-        AttentionView::Last => stored(ValueRow::Overview(2)).await?,
-        AttentionView::Head => match place(store, scope, run_id, page.clone(), chosen).await? {
-            Some(place) => stored(ValueRow::Head(&place)).await?,
+        AttentionView::Mean => stored_values(ValueRow::Overview(0)).await?,
+        AttentionView::Max => stored_values(ValueRow::Overview(1)).await?,
+        AttentionView::Last => stored_values(ValueRow::Overview(2)).await?,
+        AttentionView::Head => match find_head_place(store, scope, run_id, page.clone(), chosen).await? {
+            Some(place) => stored_values(ValueRow::Head(&place)).await?,
             None => Vec::new(),
         },
         AttentionView::WeightedLayers | AttentionView::Layer => {
-            decoded(store, scope, run_id, page.clone(), position, chosen).await?
+            decoded_values(store, scope, run_id, page.clone(), position, chosen).await?
         }
     };
     let next = (end < events.end).then_some(end);
@@ -70,7 +70,7 @@ pub(super) async fn read(
 }
 
 /// Finds the head in the first step of the page; `None` if the page has no step.
-async fn place(
+async fn find_head_place(
     store: &Store,
     scope: &Scope,
     run_id: RunId,
@@ -89,7 +89,7 @@ async fn place(
 }
 
 /// Reads the values of a view that is computed from several stored rows.
-async fn decoded(
+async fn decoded_values(
     store: &Store,
     scope: &Scope,
     run_id: RunId,

@@ -167,13 +167,13 @@ fn push_item(messages: &mut Vec<Value>, item: &Value, at: &str) -> Result<(), Ap
                 messages.push(json!({ "role": role, "content": content }));
                 return Ok(());
             }
-            let message = assistant(messages, |last| last["content"] == "" && last.get("tool_calls").is_none());
+            let message = assistant_message(messages, |last| last["content"] == "" && last.get("tool_calls").is_none());
             message["content"] = content.into();
         }
         Some("function_call") => {
             let call = json!({ "id": text("call_id")?, "type": "function",
                                "function": { "name": text("name")?, "arguments": text("arguments")? } });
-            let message = assistant(messages, |_| true);
+            let message = assistant_message(messages, |_| true);
             match message["tool_calls"].as_array_mut() {
                 Some(calls) => calls.push(call),
                 None => message["tool_calls"] = json!([call]),
@@ -200,7 +200,7 @@ fn push_item(messages: &mut Vec<Value>, item: &Value, at: &str) -> Result<(), Ap
 }
 
 /// Returns the last message if it is the assistant's and can be extended, else appends a new one.
-fn assistant(messages: &mut Vec<Value>, belongs: impl Fn(&Value) -> bool) -> &mut Value {
+fn assistant_message(messages: &mut Vec<Value>, belongs: impl Fn(&Value) -> bool) -> &mut Value {
     let extends = messages.last().is_some_and(|last| last["role"] == "assistant" && belongs(last));
     if !extends {
         messages.push(json!({ "role": "assistant", "content": "" }));

@@ -164,16 +164,17 @@ impl AsyncApiDocument {
     fn add(&mut self, socket: SocketDescription) {
         let SocketDescription { name, address, title, description, client, server } = socket;
         let mut messages = BTreeMap::new();
-        // The actions are the server's.
-        for (action, prefix, summary, own) in [
+        // `action` is the server's, the operation's name says what the client does.
+        for (action, prefix, summary, described) in [
             ("receive", "send", "Messages from clients.", client),
             ("send", "receive", "Messages from the server.", server),
         ] {
             let channel = Reference::new(&format!("channels/{name}"));
-            let references = own.iter().map(|one| Reference::new(&format!("channels/{name}/messages/{}", one.name)));
+            let references =
+                described.iter().map(|one| Reference::new(&format!("channels/{name}/messages/{}", one.name)));
             let operation = OperationObject { action, channel, messages: references.collect(), summary };
             self.operations.insert(format!("{prefix}{}{}", &name[..1].to_uppercase(), &name[1..]), operation);
-            for MessageDescription { name: message, message: object, schemas } in own {
+            for MessageDescription { name: message, message: object, schemas } in described {
                 let key = format!("{name}_{message}");
                 messages.insert(message, Reference::new(&format!("components/messages/{key}")));
                 self.components.messages.insert(key, object);

@@ -141,11 +141,11 @@ impl RunConfig {
 
     /// Returns the configuration for another run, without the request id.
     pub(super) fn without_request_id(&self) -> Self {
-        let mut again = self.clone();
-        if let Some(body) = again.body.as_object_mut() {
+        let mut copy = self.clone();
+        if let Some(body) = copy.body.as_object_mut() {
             body.shift_remove("request_id");
         }
-        again
+        copy
     }
 
     /// Returns the configuration with changed parameters, and the changes as text.

@@ -236,9 +236,9 @@ impl StreamConnection {
     pub(super) fn add_run(&mut self, id: String, connection_run: ConnectionRun) {
         self.runs.retain(|(known, _)| *known != id);
         self.runs.push((id, connection_run));
-        let over = |connection_run: &ConnectionRun| connection_run.task.is_finished();
-        while self.runs.iter().filter(|(_, connection_run)| over(connection_run)).count() > MAX_ENDED_RUNS
-            && let Some(at) = self.runs.iter().position(|(_, connection_run)| over(connection_run))
+        let has_ended = |connection_run: &ConnectionRun| connection_run.task.is_finished();
+        while self.runs.iter().filter(|(_, connection_run)| has_ended(connection_run)).count() > MAX_ENDED_RUNS
+            && let Some(at) = self.runs.iter().position(|(_, connection_run)| has_ended(connection_run))
         {
             self.runs.remove(at);
         }
