@@ -71,7 +71,7 @@ struct Bar {
     title: String,
 }
 
-/// How many runs ended for a reason.
+/// Number of runs that ended for a reason.
 struct Reason {
     name: &'static str,
     runs: i64,
@@ -178,9 +178,9 @@ impl StatsPage {
                 .steps
                 .iter()
                 .rev()
-                .map(|step| NamedGroup::of_step(step, statistics.unit, &filter))
+                .map(|step| NamedGroup::from_step(step, statistics.unit, &filter))
                 .collect(),
-            by_model: statistics.models.iter().map(|one| NamedGroup::of_model(one, &filter)).collect(),
+            by_model: statistics.models.iter().map(|one| NamedGroup::from_model(one, &filter)).collect(),
             by_mod: statistics.mods.iter().map(|one| ModView::new(one, &filter)).collect(),
             curl_chat: super::shell::curl_chat(headers),
             model,
@@ -330,7 +330,7 @@ impl GroupView {
 }
 
 impl NamedGroup {
-    fn of_step(step: &TimeStep, unit: StatisticsUnit, filter: &RunFilter<'_>) -> Self {
+    fn from_step(step: &TimeStep, unit: StatisticsUnit, filter: &RunFilter<'_>) -> Self {
         Self {
             name: label(step.at, unit),
             href: filter.step_href(step.at, unit),
@@ -338,7 +338,7 @@ impl NamedGroup {
         }
     }
 
-    fn of_model(one: &ModelStatistics, filter: &RunFilter<'_>) -> Self {
+    fn from_model(one: &ModelStatistics, filter: &RunFilter<'_>) -> Self {
         let is_named = !one.model.is_empty();
         Self {
             name: if is_named { one.model.clone() } else { "not named".to_owned() },

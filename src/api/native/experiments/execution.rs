@@ -84,7 +84,7 @@ impl Execution {
             Ok(request) => request,
             Err(error) => return self.fail(cell, error).await,
         };
-        self.caller.sign(&mut request);
+        self.caller.set_owner(&mut request);
         loop {
             match self.loaded.engine().submit(request.clone()).await {
                 Ok(generation) => return Ok(Some(generation)),
