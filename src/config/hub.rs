@@ -13,7 +13,7 @@ const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Download")]
 pub struct HubFlags {
-    /// Hugging Face repository of the model, e.g. `ggml-org/gemma-3-1b-it-GGUF:Q8_0`; without a quantization Q4_K_M, else
+    /// Hugging Face repository of the model, e.g. `ggml-org/gemma-3-1b-it-GGUF:Q8_0`; without a quantization `Q4_K_M`, else
     /// `Q8_0`, else the first file [also: -hf]
     #[arg(long, env = "THUNDER_HF_REPO", value_name = "USER/MODEL[:QUANT]")]
     pub hf_repo: Option<String>,

@@ -45,7 +45,7 @@ pub enum Surface {
     Anthropic,
     /// Ollama's API.
     Ollama,
-    /// KoboldCPP's API.
+    /// The API of `KoboldCPP`.
     Kobold,
     /// The command line.
     Cli,

@@ -73,7 +73,7 @@ pub struct NewExperiment<'a> {
 /// A stored experiment.
 #[derive(Debug, Clone, PartialEq, Serialize, FromRow, ToSchema)]
 pub struct Experiment {
-    /// Its id, a UUIDv7.
+    /// Its id, a `UUIDv7`.
     #[schema(value_type = String)]
     pub experiment_id: Uuid,
     /// Its name.

@@ -107,7 +107,7 @@ fn masks(criterion: &mut Criterion) {
             ("gbnf", GrammarSource::Gbnf(list.into()), "[abc,(def),((g)),hij]"),
         ] {
             let constraint = Constraint::new("bench", source);
-            let fresh = grammars.follow(&constraint).unwrap();
+            let fresh = grammars.start_matcher(&constraint).unwrap();
             // A mask and a token for every byte of a text; the mean is over the whole text.
             group.bench_function(BenchmarkId::new(format!("{name}: mask and token"), size), |bencher| {
                 bencher.iter_custom(|rounds| {
@@ -125,7 +125,7 @@ fn masks(criterion: &mut Criterion) {
                 });
             });
             group.bench_function(BenchmarkId::new(format!("{name}: known grammar"), size), |bencher| {
-                bencher.iter(|| black_box(grammars.follow(&constraint).unwrap()));
+                bencher.iter(|| black_box(grammars.start_matcher(&constraint).unwrap()));
             });
         }
     }
@@ -134,7 +134,8 @@ fn masks(criterion: &mut Criterion) {
         let vocabulary = vocabulary(size);
         let constraint = Constraint::new("bench", GrammarSource::JsonSchema(schema.clone()));
         group.bench_function(BenchmarkId::new("first grammar of a model", size), |bencher| {
-            bencher.iter(|| black_box(GrammarCompiler::new(Arc::clone(&vocabulary)).follow(&constraint).unwrap()));
+            bencher
+                .iter(|| black_box(GrammarCompiler::new(Arc::clone(&vocabulary)).start_matcher(&constraint).unwrap()));
         });
     }
 }

@@ -1,7 +1,7 @@
 //! The routes of the hub, and files behind a URL.
 
 use super::is_safe_path;
-use super::selection::{HasPath, SplitName, split_name};
+use super::selection::{HasPath, SplitName, is_gguf, split_name};
 use crate::config::flags::Secret;
 use anyhow::{Context as _, anyhow, bail};
 use reqwest::header::HeaderMap;
@@ -15,7 +15,7 @@ use tokio_rustls::rustls::crypto::ring;
 
 /// Maximum time to connect, and without any byte from the server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
-const READ_TIMEOUT: Duration = Duration::from_secs(60);
+const READ_TIMEOUT: Duration = Duration::from_mins(1);
 /// Maximum size of a list of files or branches.
 const MAX_LIST_BYTES: usize = 32 << 20;
 
@@ -130,7 +130,7 @@ impl Remote {
     pub async fn files_of_url(&self, url: &str) -> anyhow::Result<RemoteVersion> {
         let parsed = Url::parse(url).ok().filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
         let first = parsed.with_context(|| format!("--model-url must be an http or https URL, got \"{url}\""))?;
-        let name = file_name(&first).filter(|name| is_safe_path(name) && name.ends_with(".gguf"));
+        let name = file_name(&first).filter(|name| is_safe_path(name) && is_gguf(name));
         let name = name.with_context(|| format!("--model-url must end with the name of a GGUF file, got \"{url}\""))?;
         let names = match split_name(&name) {
             None => vec![name],

@@ -2,6 +2,7 @@
 
 use anyhow::bail;
 use std::fmt;
+use std::path::Path;
 
 /// Quantizations that are preferred if none is requested.
 const PREFERRED: [&str; 2] = ["Q4_K_M", "Q8_0"];
@@ -132,11 +133,16 @@ fn parts<'a, F: HasPath>(first: &'a F, files: &'a [F]) -> anyhow::Result<Vec<&'a
     Ok(found)
 }
 
+/// Returns true if a file is in the GGUF format by its name.
+pub fn is_gguf(name: &str) -> bool {
+    Path::new(name).extension().is_some_and(|extension| extension == "gguf")
+}
+
 /// Returns true for a model, and of a split model for its first part.
 pub fn is_model(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     let is_companion = COMPANIONS.iter().any(|word| name.contains(word));
-    name.ends_with(".gguf") && !is_companion && split_name(path).is_none_or(|split| split.index == 1)
+    is_gguf(name) && !is_companion && split_name(path).is_none_or(|split| split.index == 1)
 }
 
 /// Returns true for `user/model`: words of letters, digits and `_`, joined by single `.` or `-`.

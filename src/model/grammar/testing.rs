@@ -31,7 +31,7 @@ pub(crate) fn vocabulary() -> Arc<Vocabulary> {
     }))
 }
 
-/// Returns a vocabulary like the SentencePiece one of Llama 2: control tokens first, then byte tokens, then words that
+/// Returns a vocabulary like that of Llama 2: control tokens first, then byte tokens, then words that
 /// start with a space; no token for `<|im_start|>`.
 pub(crate) fn sentencepiece() -> Arc<Vocabulary> {
     let control = ["<unk>", "<s>", "</s>"].map(|word| word.as_bytes().into());

@@ -163,7 +163,7 @@ fn send(hub: &Shared, faults: &mut Faults, path: &str, headers: &HeaderMap) -> R
     }
     let sent = Ok(Bytes::copy_from_slice(&rest[..end]));
     // The delay lets the connection send the bytes before it is cut.
-    let cut = (end < length).then(|| async {
+    let cut = (end < length).then_some(async {
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         Err(std::io::Error::other("cut"))
     });

@@ -2,7 +2,7 @@
 
 use super::{Data, document, psql};
 use chrono::TimeDelta;
-use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use sqlx::{Connection, PgConnection};
 use std::time::{Duration, Instant};
 use thunder::events::{RunId, Scope, system};
 use thunder::store::{IngestError, RunQuery, Store};
@@ -75,8 +75,7 @@ async fn deletion_locks_runs_in_order_of_their_ids() {
     let ids = [stored(&store, "first").await, stored(&store, "second").await];
     let mut holder = PgConnection::connect(&data.url()).await.unwrap();
     sqlx::raw_sql("begin").execute(&mut holder).await.unwrap();
-    let lock = format!("select 1 from runs where run_id = '{}' for update", ids[0]);
-    sqlx::query(AssertSqlSafe(lock)).execute(&mut holder).await.unwrap();
+    sqlx::query("select 1 from runs where run_id = $1 for update").bind(ids[0].0).execute(&mut holder).await.unwrap();
     let (other, reversed) = (store.clone(), [ids[1], ids[0]]);
     let deletion = tokio::spawn(async move { other.schedule_deletion(&Scope::All, &reversed, system::now()).await });
     let waiting =

@@ -1,5 +1,5 @@
 use super::{Data, Live, document, psql};
-use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use sqlx::{Connection, PgConnection};
 use std::time::Duration;
 use thunder::events::Scope;
 use thunder::store::{Error, RunQuery, Store};
@@ -276,10 +276,9 @@ async fn tags_lock_runs_in_order_of_their_ids() {
         ids.push(store.ingest(&Scope::All, None, document(&format!("tagged-{number}"), 3)).await.unwrap().run_id);
     }
     ids.sort_unstable();
-    let lock = format!("select 1 from runs where run_id = '{}' for update", ids[0]);
     let mut holder = PgConnection::connect(&data.url()).await.unwrap();
     sqlx::raw_sql("begin").execute(&mut holder).await.unwrap();
-    sqlx::query(AssertSqlSafe(lock)).execute(&mut holder).await.unwrap();
+    sqlx::query("select 1 from runs where run_id = $1 for update").bind(ids[0].0).execute(&mut holder).await.unwrap();
     let (other, tags) = (store.clone(), ["checked".to_owned()]);
     let reversed = [ids[1], ids[0]];
     let change = tokio::spawn(async move { other.change_tags(&Scope::All, &reversed, &tags, &[]).await.unwrap() });
