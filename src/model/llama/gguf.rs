@@ -113,6 +113,23 @@ impl GgufHeader {
     pub fn parameter(&self, key: &str) -> Option<u64> {
         self.integer(&format!("{}.{key}", self.text("general.architecture")?))
     }
+
+    /// Checks that rotary positions fit into the heads. llama.cpp does not check it, and aborts at the first token.
+    ///
+    /// # Errors
+    /// They do not fit; the error has both sizes.
+    pub fn check_rotary_positions(&self) -> Result<(), String> {
+        let head_size = self.parameter("attention.key_length").or_else(|| {
+            let heads = self.parameter("attention.head_count").filter(|&heads| heads > 0)?;
+            Some(self.parameter("embedding_length")? / heads)
+        });
+        match (self.parameter("rope.dimension_count"), head_size) {
+            (Some(rotated), Some(size)) if rotated > size => {
+                Err(format!("`rope.dimension_count` is {rotated}, and must be at most the {size} values of a head"))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 enum Value {
@@ -346,6 +363,28 @@ mod tests {
         let header = GgufHeader::read(&fixture("tiny.gguf")).unwrap();
         assert!(header.parameter("block_count").unwrap() > 0);
         assert!(header.tensors.iter().any(|tensor| tensor.name == "token_embd.weight" && tensor.size_bytes > 0));
+    }
+
+    #[test]
+    fn rotary_positions_must_fit_into_the_heads() {
+        let whole = std::fs::read(fixture("tiny.gguf")).unwrap();
+        let with_rotated = |rotated: u32| {
+            let mut bytes = whole[..16].to_vec();
+            bytes.extend((u64::from_le_bytes(whole[16..24].try_into().unwrap()) + 1).to_le_bytes());
+            let name = "qwen2.rope.dimension_count";
+            bytes.extend((name.len() as u64).to_le_bytes());
+            bytes.extend(name.as_bytes());
+            bytes.extend(4_u32.to_le_bytes());
+            bytes.extend(rotated.to_le_bytes());
+            bytes.extend(&whole[24..]);
+            // The weights begin at a multiple of 32 bytes, and end later by as much.
+            bytes.extend([0; 32]);
+            let length = bytes.len() as u64;
+            Reader { file: Cursor::new(bytes), length, position: 0 }.header().unwrap().check_rotary_positions()
+        };
+        assert_eq!(with_rotated(16), Ok(()));
+        let error = with_rotated(17).unwrap_err();
+        assert_eq!(error, "`rope.dimension_count` is 17, and must be at most the 16 values of a head");
     }
 
     #[test]

@@ -198,6 +198,7 @@ impl Model {
             gguf::GgufError::Io(source) => ModelError::Unreadable { path: display_path.clone(), source },
             other => load_error(other.to_string()),
         })?;
+        header.check_rotary_positions().map_err(load_error)?;
         devices::check_context(options, &header)?;
         let unreadable = |source| ModelError::Unreadable { path: display_path.clone(), source };
         let others = devices::other_split_files(path, &header);
