@@ -5,20 +5,39 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use uuid::Uuid;
 
+/// Maximum experiments that a server runs at once. Each has as many runs as the model has slots, and the runs of more
+/// experiments would fill the queue for other clients.
+pub(crate) const MAX_ACTIVE_EXPERIMENTS: usize = 8;
+
+/// The reason why an experiment cannot be added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NotAdded {
+    /// It is active already.
+    Active,
+    /// The server runs the maximum number of experiments.
+    TooMany,
+}
+
 /// The experiments that this server runs, each with a channel that cancels it.
 #[derive(Debug, Default)]
 pub(crate) struct ActiveExperiments(Mutex<HashMap<Uuid, watch::Sender<bool>>>);
 
 impl ActiveExperiments {
-    /// Adds an experiment. The receiver becomes true when it is cancelled. Returns `None` if it is active already.
-    pub(crate) fn add(&self, id: Uuid) -> Option<watch::Receiver<bool>> {
+    /// Adds an experiment. The receiver becomes true when it is cancelled.
+    ///
+    /// # Errors
+    /// It cannot be added.
+    pub(crate) fn add(&self, id: Uuid) -> Result<watch::Receiver<bool>, NotAdded> {
         let mut active = self.lock();
         if active.contains_key(&id) {
-            return None;
+            return Err(NotAdded::Active);
+        }
+        if active.len() >= MAX_ACTIVE_EXPERIMENTS {
+            return Err(NotAdded::TooMany);
         }
         let (cancel, cancelled) = watch::channel(false);
         active.insert(id, cancel);
-        Some(cancelled)
+        Ok(cancelled)
     }
 
     /// Removes an experiment that has ended.

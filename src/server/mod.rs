@@ -8,7 +8,7 @@ mod app;
 pub(crate) mod auth;
 mod connections;
 pub(crate) mod error;
-mod experiments;
+pub(crate) mod experiments;
 pub(crate) mod extract;
 pub(crate) mod limits;
 mod listener;

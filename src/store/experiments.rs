@@ -91,7 +91,7 @@ pub struct Experiment {
     /// The server that runs it.
     #[serde(skip)]
     pub server_id: Uuid,
-    /// Its definition as JSON.
+    /// Its definition as JSON; empty in a list.
     #[serde(skip)]
     pub definition: String,
 }
@@ -157,9 +157,11 @@ pub struct CellRecord {
 
 /// Reads experiments. The servers remove the rows of dead ones, so that their experiments are interrupted.
 macro_rules! select_experiments {
-    ($rest:literal) => {
+    ($definition:literal, $rest:literal) => {
         concat!(
-            "select experiment_id, name, created_at, cells, owner, server_id, definition::text as definition,
+            "select experiment_id, name, created_at, cells, owner, server_id, ",
+            $definition,
+            " as definition,
                 case when state = 'running' and not exists
                     (select 1 from servers where servers.server_id = experiments.server_id)
                 then 'interrupted' else state end as state
@@ -197,7 +199,7 @@ impl Store {
     /// # Errors
     /// The database failed.
     pub async fn experiments(&self, scope: &Scope) -> Result<Vec<Experiment>, Error> {
-        let read = select_experiments!(" order by experiment_id desc limit $2");
+        let read = select_experiments!("''", " order by experiment_id desc limit $2");
         Ok(sqlx::query_as(read).bind(owners(scope)).bind(MAX_EXPERIMENTS).fetch_all(&self.inner.pool).await?)
     }
 
@@ -206,7 +208,7 @@ impl Store {
     /// # Errors
     /// The database failed.
     pub async fn experiment(&self, scope: &Scope, id: Uuid) -> Result<Option<Experiment>, Error> {
-        let read = select_experiments!(" and experiment_id = $2");
+        let read = select_experiments!("definition::text", " and experiment_id = $2");
         Ok(sqlx::query_as(read).bind(owners(scope)).bind(id).fetch_optional(&self.inner.pool).await?)
     }
 
@@ -220,14 +222,23 @@ impl Store {
         Ok(ended.rows_affected() > 0)
     }
 
-    /// Makes this server run an experiment again.
+    /// Makes this server run an experiment again. Returns false if another server resumed or removed it since it was read.
     ///
     /// # Errors
     /// The database failed.
-    pub async fn resume_experiment(&self, id: Uuid) -> Result<(), Error> {
-        let resume = "update experiments set state = 'running', server_id = $2 where experiment_id = $1";
-        sqlx::query(resume).bind(id).bind(self.inner.server_id).execute(&self.inner.pool).await?;
-        Ok(())
+    pub async fn resume_experiment(&self, read: &Experiment) -> Result<bool, Error> {
+        // The stored state of an interrupted experiment is still `running`.
+        let stored = match read.state {
+            ExperimentState::Interrupted => ExperimentState::Running,
+            state => state,
+        };
+        let resume = sqlx::query(
+            "update experiments set state = 'running', server_id = $2
+            where experiment_id = $1 and server_id = $3 and state = $4",
+        );
+        let resume = resume.bind(read.experiment_id).bind(self.inner.server_id).bind(read.server_id);
+        let resumed = resume.bind(stored.as_str()).execute(&self.inner.pool).await?;
+        Ok(resumed.rows_affected() > 0)
     }
 
     /// Removes an experiment. Its runs remain.

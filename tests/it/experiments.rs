@@ -175,6 +175,32 @@ async fn experiment_of_killed_server_is_interrupted_and_can_be_resumed() {
 }
 
 #[tokio::test]
+async fn server_runs_a_limited_number_of_experiments() {
+    let server = Server::start(&["--parallel", "1"]);
+    server.wait_ready().await;
+    let mut definition = grid();
+    definition["parameters"] = json!([{"max_tokens": 1000, "ignore_eos": true}]);
+    definition["seeds"] = json!((0..100).collect::<Vec<_>>());
+    let mut ids = Vec::new();
+    for _ in 0..8 {
+        ids.push(start(&server, &definition).await);
+    }
+    let (status, problem) = server.post(ROUTE, &definition).await;
+    assert!(status == 429 && problem["detail"].as_str().unwrap().contains("runs 8 experiments already"), "{problem}");
+    // Other clients are served meanwhile.
+    server.answer("/v1/completions", &json!({"prompt": "Hello", "max_tokens": 2})).await;
+    assert_eq!(action(&server, &ids[0], "cancel").await.0, 200);
+    loop {
+        let (status, problem) = server.post(ROUTE, &definition).await;
+        if status == 201 {
+            break;
+        }
+        assert_eq!(status, 429, "{problem}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
 async fn experiment_belongs_to_its_tenant() {
     let keys = folder().join("keys.txt");
     std::fs::write(&keys, "ann-key name=ann\nbob-key name=bob\nadmin-key name=ops admin\n").unwrap();

@@ -4,7 +4,7 @@ use crate::api::shared::body::ModSelection;
 use crate::api::shared::fields::Fields;
 use crate::api::shared::{engine_request, parameters};
 use crate::engine::Request;
-use crate::events::{RunMetadata, Surface};
+use crate::events::{RunMetadata, Surface, TokenId};
 use crate::server::{ApiError, App, Loaded};
 use regex::{Regex, RegexBuilder};
 use serde::{Deserialize, Serialize};
@@ -181,10 +181,15 @@ impl ExperimentDefinition {
             }
         }
         self.scorer()?;
-        // Seeds are valid by their type.
+        // Seeds are valid by their type. The prompts vary last, so each is tokenized once.
+        let mut prompt = (usize::MAX, Vec::new());
         for cell in (0..cells).step_by(self.seeds.len()) {
-            let mut request =
-                self.request(app, loaded, Uuid::nil(), cell).map_err(|error| self.in_cell(error, cell))?;
+            let index = self.position(cell).prompt;
+            if index != prompt.0 {
+                prompt = (index, self.tokens(loaded, index));
+            }
+            let request = self.request_of(app, loaded, Uuid::nil(), cell, prompt.1.clone());
+            let mut request = request.map_err(|error| self.in_cell(error, cell))?;
             loaded.engine().validate(&mut request).map_err(|error| self.in_cell(error.into(), cell))?;
         }
         Ok(())
@@ -201,19 +206,33 @@ impl ExperimentDefinition {
     /// # Errors
     /// A parameter or a mod is invalid.
     pub(super) fn request(&self, app: &App, loaded: &Loaded, id: Uuid, cell: usize) -> Result<Request, ApiError> {
+        self.request_of(app, loaded, id, cell, self.tokens(loaded, self.position(cell).prompt))
+    }
+
+    /// Returns the tokens of a prompt.
+    fn tokens(&self, loaded: &Loaded, prompt: usize) -> Vec<TokenId> {
+        let vocabulary = loaded.vocabulary();
+        parameters::or_start_token(vocabulary.encode(&self.prompts[prompt], true, true), vocabulary)
+    }
+
+    fn request_of(
+        &self,
+        app: &App,
+        loaded: &Loaded,
+        id: Uuid,
+        cell: usize,
+        tokens: Vec<TokenId>,
+    ) -> Result<Request, ApiError> {
         let at = self.position(cell);
-        let prompt = &self.prompts[at.prompt];
         let mut body = self.parameters[at.parameters].clone();
         body.insert("mods".into(), self.mods[at.mods].clone().into());
         body.insert("seed".into(), at.seed.into());
         let body = Value::Object(body);
         let fields = Fields::new(&body)?.with_defaults(&app.config().server.request_defaults);
-        let vocabulary = loaded.vocabulary();
-        let tokens = parameters::or_start_token(vocabulary.encode(prompt, true, true), vocabulary);
         let mut request = engine_request(app, loaded, fields, tokens, Surface::Openai)?;
         // llama-server's values for a random seed are ordinary seeds here.
         request.sampling.seed = at.seed;
-        request.prompt_preview = parameters::preview(prompt);
+        request.prompt_preview = parameters::preview(&self.prompts[at.prompt]);
         request.metadata.set(RunMetadata::EXPERIMENT, id.to_string());
         request.metadata.set(RunMetadata::CELL, cell.to_string());
         Ok(request)

@@ -4,8 +4,9 @@ mod definition;
 mod execution;
 
 use crate::events::{Scope, system};
+use crate::server::experiments::{MAX_ACTIVE_EXPERIMENTS, NotAdded};
 use crate::server::extract::{Json, Path, Query};
-use crate::server::{ApiError, App, Caller, Problem};
+use crate::server::{ApiError, App, Caller, ErrorKind, Loaded, Problem};
 use crate::store::{CellState, Experiment, ExperimentCell, ExperimentState, NewExperiment};
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -64,7 +65,8 @@ pub struct GridCell {
     request_body = ExperimentDefinition, responses(
     (status = 201, body = Experiment),
     (status = 400, body = Problem, description = "The definition or one of the cells is invalid"),
-    (status = 404, body = Problem, description = "Unknown model")))]
+    (status = 404, body = Problem, description = "Unknown model"),
+    (status = 429, body = Problem, description = "The server runs the maximum number of experiments")))]
 pub async fn create(
     State(app): State<App>,
     caller: Caller,
@@ -73,7 +75,7 @@ pub async fn create(
     let definition =
         ExperimentDefinition::deserialize(&body).map_err(|error| ApiError::bad_request(error.to_string()))?;
     let loaded = app.loaded(definition.model.as_deref()).await?;
-    definition.check(&app, &loaded)?;
+    let definition = check(&app, &loaded, definition).await?;
     let scorer = definition.scorer()?;
     let id = system::new_id();
     let stored = serde_json::to_string(&definition).map_err(ApiError::internal)?;
@@ -86,7 +88,7 @@ pub async fn create(
         cells: i32::try_from(cells).map_err(ApiError::internal)?,
     };
     let store = app.store()?;
-    let cancelled = app.experiments().add(id).ok_or_else(|| ApiError::internal("the id of an experiment is in use"))?;
+    let cancelled = app.experiments().add(id).map_err(|reason| not_added(id, reason))?;
     if let Err(error) = store.add_experiment(&new, app.now()).await {
         app.experiments().remove(id);
         return Err(error.into());
@@ -158,7 +160,8 @@ pub async fn cancel(
     (status = 200, body = Experiment),
     (status = 400, body = Problem, description = "A cell is not valid any more"),
     (status = 404, body = Problem),
-    (status = 409, body = Problem, description = "The experiment is running or done")))]
+    (status = 409, body = Problem, description = "The experiment is running or done"),
+    (status = 429, body = Problem, description = "The server runs the maximum number of experiments")))]
 pub async fn resume(
     State(app): State<App>,
     caller: Caller,
@@ -174,17 +177,19 @@ pub async fn resume(
     }
     let definition = parse_stored(&experiment)?;
     let loaded = app.loaded(definition.model.as_deref()).await?;
-    definition.check(&app, &loaded)?;
+    let definition = check(&app, &loaded, definition).await?;
     let experiment_id = experiment.experiment_id;
     let cells = app.store()?.cells(&scope, experiment_id, 0..experiment.cells).await?;
     let has_ended = |state: CellState| matches!(state, CellState::Done | CellState::Failed | CellState::Deleted);
     let missing = cells.iter().filter(|cell| !has_ended(cell.state));
     let missing = missing.filter_map(|cell| usize::try_from(cell.cell).ok()).collect();
     let scorer = definition.scorer()?;
-    let cancelled = app.experiments().add(experiment_id).ok_or_else(|| conflict("is still being cancelled"))?;
-    if let Err(error) = app.store()?.resume_experiment(experiment_id).await {
+    let cancelled = app.experiments().add(experiment_id).map_err(|reason| not_added(experiment_id, reason))?;
+    let resumed = app.store()?.resume_experiment(&experiment).await;
+    if !matches!(resumed, Ok(true)) {
         app.experiments().remove(experiment_id);
-        return Err(error.into());
+        resumed?;
+        return Err(conflict("was resumed or removed by another request"));
     }
     // The runs belong to the owner of the experiment, also if an administrator resumes it.
     let caller = Caller { tenant: experiment.owner.map(Into::into), ..caller };
@@ -210,6 +215,26 @@ async fn find(app: &App, scope: &Scope, id: &str) -> Result<Experiment, ApiError
     let mut experiment = app.store()?.experiment(scope, experiment_id).await?.ok_or_else(unknown)?;
     check_active(app, &mut experiment)?;
     Ok(experiment)
+}
+
+/// Checks a definition. Requests of many cells take a while, so that other requests would wait on this thread.
+async fn check(app: &App, loaded: &Loaded, definition: ExperimentDefinition) -> Result<ExperimentDefinition, ApiError> {
+    let (app, loaded) = (app.clone(), loaded.clone());
+    let check = move || definition.check(&app, &loaded).map(|()| definition);
+    tokio::task::spawn_blocking(check).await.map_err(ApiError::internal)?
+}
+
+/// Returns the error of an experiment that this server cannot run.
+fn not_added(id: Uuid, reason: NotAdded) -> ApiError {
+    match reason {
+        NotAdded::Active => ApiError::conflict(format!("experiment '{id}' is still being cancelled")),
+        NotAdded::TooMany => {
+            let detail = format!(
+                "this server runs {MAX_ACTIVE_EXPERIMENTS} experiments already; try again when one of them has ended"
+            );
+            ApiError::new(ErrorKind::Busy, detail)
+        }
+    }
 }
 
 fn parse_stored(experiment: &Experiment) -> Result<ExperimentDefinition, ApiError> {
