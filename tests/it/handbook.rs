@@ -15,7 +15,7 @@ fn pages() -> PathBuf {
 }
 
 /// Compares the part of a page between two comments with the generated text; `UPDATE_DOCS=1` writes it instead.
-fn assert_generated(page: &str, name: &str, table: &str) {
+pub fn assert_generated(page: &str, name: &str, table: &str) {
     let path = pages().join(page);
     let text = std::fs::read_to_string(&path).unwrap();
     let (before, rest) = text.split_once(&format!("<!-- {name} -->\n")).unwrap();

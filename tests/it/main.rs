@@ -3,6 +3,7 @@
 
 mod anthropic;
 mod architecture;
+mod architectures;
 mod attention;
 mod broken;
 mod browser;

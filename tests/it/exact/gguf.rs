@@ -34,6 +34,21 @@ impl Writer {
         Self::text(&mut self.bytes, value);
     }
 
+    /// Writes a value of the type `u32`, `f32`, `bool` or `u64`.
+    pub fn value(&mut self, name: &str, kind: &str, bytes: &[u8]) {
+        self.key(name, Self::type_number(kind));
+        self.bytes.extend(bytes);
+    }
+
+    /// Writes a list of values of the same types.
+    pub fn values(&mut self, name: &str, kind: &str, count: usize, bytes: &[u8]) {
+        self.list(name, Self::type_number(kind), count, bytes);
+    }
+
+    fn type_number(kind: &str) -> u32 {
+        ["", "", "", "", "u32", "", "f32", "bool", "", "", "u64"].iter().position(|name| *name == kind).unwrap() as u32
+    }
+
     fn list(&mut self, name: &str, kind: u32, count: usize, values: &[u8]) {
         self.key(name, 9);
         self.bytes.extend(kind.to_le_bytes());

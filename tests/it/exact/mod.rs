@@ -6,7 +6,7 @@ pub mod gguf;
 mod quantized;
 pub mod recurrent;
 mod reference;
-mod variant;
+pub mod variant;
 
 use crate::engine::{Bench, CompletedRun, added_at, bench_of, request_tokens, with_mod};
 use reference::{Reference, Rounding};

@@ -1,0 +1,141 @@
+//! Models of the architectures that llama.cpp implements, with random weights: generation and attention.
+//!
+//! `fixtures/architectures.json` has the keys and the tensors of a small model of each, as llama.cpp creates them from the keys
+//! of its own test of architectures. `V` is the size of the vocabulary.
+
+use super::exact::gguf::Writer;
+use super::exact::variant::write_vocabulary;
+use super::harness::{Server, folder};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+/// Writes a key. Numbers of all types fit into 64-bit floats.
+fn write_key(writer: &mut Writer, name: &str, kind: &str, value: &Value) {
+    let bytes = |kind: &str, value: &Value| match kind {
+        "u32" => (value.as_u64().unwrap() as u32).to_le_bytes().to_vec(),
+        "u64" => value.as_u64().unwrap().to_le_bytes().to_vec(),
+        "f32" => (value.as_f64().unwrap() as f32).to_le_bytes().to_vec(),
+        "bool" => vec![u8::from(value.as_bool().unwrap())],
+        _ => panic!("{name} has the type {kind}"),
+    };
+    match kind.strip_prefix('[').and_then(|kind| kind.strip_suffix(']')) {
+        None => writer.value(name, kind, &bytes(kind, value)),
+        Some(kind) => {
+            let values: Vec<Vec<u8>> = value.as_array().unwrap().iter().map(|value| bytes(kind, value)).collect();
+            writer.values(name, kind, values.len(), &values.concat());
+        }
+    }
+}
+
+/// Returns the file of a model with random weights.
+fn model(architecture: &str, base: &Value, description: &Value) -> Vec<u8> {
+    let mut writer = Writer::default();
+    writer.string("general.architecture", architecture);
+    let tokens = write_vocabulary(&mut writer);
+    let mut keys = base.as_object().unwrap().clone();
+    description["without"].as_array().unwrap().iter().for_each(|key| drop(keys.remove(key.as_str().unwrap())));
+    keys.extend(description["keys"].as_object().unwrap().clone());
+    for (key, value) in &keys {
+        let name = key.strip_prefix('/').map_or_else(|| format!("{architecture}.{key}"), str::to_owned);
+        write_key(&mut writer, &name, value[0].as_str().unwrap(), &value[1]);
+    }
+    let mut tensors = Vec::new();
+    for line in description["tensors"].as_array().unwrap() {
+        let mut words = line.as_str().unwrap().split(' ');
+        let (name, extents) = (words.next().unwrap(), words.next().unwrap());
+        let extents: Vec<usize> =
+            extents.split('x').map(|extent| if extent == "V" { tokens } else { extent.parse().unwrap() }).collect();
+        match words.next() {
+            None => tensors.push((name.to_owned(), extents)),
+            Some(layers) => {
+                tensors.extend(layers.split(',').map(|layer| (name.replace('*', layer), extents.clone())));
+            }
+        }
+    }
+    let count = |extents: &[usize]| extents.iter().product::<usize>();
+    // One pool of random numbers, from which each tensor takes another part.
+    let mut state = 6767_u64;
+    let mut random = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * 0.2
+    };
+    let pool: Vec<f32> = (0..4096).map(|_| random()).collect();
+    let values: Vec<Vec<f32>> = tensors
+        .iter()
+        .enumerate()
+        .map(|(number, (name, extents))| {
+            let drawn = pool.iter().cycle().skip(number * 37 % 4096).take(count(extents));
+            match name {
+                // The decay of a state is negative, and norms scale by about 1.
+                name if name.contains("ssm_a") => drawn.map(|value| -value.abs()).collect(),
+                name if name.contains("norm") => drawn.map(|value| 1.0 + value).collect(),
+                _ => drawn.copied().collect(),
+            }
+        })
+        .collect();
+    let tensors: Vec<(&str, Vec<usize>, &[f32])> =
+        tensors.iter().zip(&values).map(|((name, extents), values)| (&**name, extents.clone(), &**values)).collect();
+    writer.with_tensors(&tensors)
+}
+
+/// Returns the reason of a refused request, without the name of the model.
+fn reason(answer: &Value) -> String {
+    let message = answer.pointer("/error/message").or_else(|| answer.get("error")).and_then(Value::as_str).unwrap();
+    message.rsplit(": ").next().unwrap().split(';').next().unwrap().to_owned()
+}
+
+/// Returns whether a model generates, and whether its attention can be captured, each with the reason if not.
+async fn outcome(server: &Server, name: &str) -> (String, String) {
+    let body = json!({"model": name, "prompt": "Once upon", "max_tokens": 4, "ignore_eos": true, "seed": 1});
+    let (status, answer) = server.post("/v1/completions", &body).await;
+    if status != 200 {
+        return (format!("no: {}", reason(&answer)), "no".to_owned());
+    }
+    assert_eq!(answer["usage"]["completion_tokens"], 4, "{name}: {answer}");
+    let body = json!({"model": name, "input_ids": [10, 11, 12], "max_new_tokens": 2, "return_attention": true,
+                      "ignore_eos": true});
+    let (status, answer) = server.post("/api/v1/generate", &body).await;
+    if status != 200 {
+        return ("yes".to_owned(), format!("no: {}", reason(&answer)));
+    }
+    assert_eq!(answer["attention_data"].as_array().map(Vec::len), Some(2), "{name}: {answer}");
+    ("yes".to_owned(), "yes".to_owned())
+}
+
+#[tokio::test]
+async fn every_architecture_of_llama_cpp_is_loaded_or_refused() {
+    let shapes = std::fs::read_to_string(Path::new(ROOT).join("fixtures/architectures.json")).unwrap();
+    let shapes: Value = serde_json::from_str(&shapes).unwrap();
+    let folder = folder();
+    let architectures = shapes["architectures"].as_object().unwrap();
+    for (name, description) in architectures {
+        std::fs::write(folder.join(format!("{name}.gguf")), model(name, &shapes["base"], description)).unwrap();
+    }
+    // llama.cpp aborts on this one at the first token, so it must not get that far.
+    let mut wide = architectures["minimax-m3"].clone();
+    wide["keys"]["rope.dimension_count"] = json!(["u32", 64]);
+    std::fs::write(folder.join("wide-rope.gguf"), model("minimax-m3", &shapes["base"], &wide)).unwrap();
+    let server =
+        Server::start(&["--models-dir", folder.to_str().unwrap(), "--models-max", "2", "-c", "128", "-np", "1"]);
+    server.wait_ready().await;
+    let (status, answer) = server.post("/v1/completions", &json!({"model": "wide-rope", "prompt": "Once"})).await;
+    let message = answer["error"]["message"].as_str().unwrap();
+    assert!(
+        status == 503 && message.contains("`rope.dimension_count` is 64, and must be at most the 32 values of a head"),
+        "{answer}"
+    );
+    let mut outcomes: BTreeMap<(String, String), Vec<&str>> = BTreeMap::new();
+    for name in architectures.keys() {
+        let outcome = outcome(&server, name).await;
+        outcomes.entry(outcome).or_default().push(name);
+    }
+    let mut table = String::from("| Generation | Attention | Architectures |\n|---|---|---|\n");
+    for ((generation, attention), names) in outcomes.iter().rev() {
+        writeln!(table, "| {generation} | {attention} | `{}` |", names.join("`, `")).unwrap();
+    }
+    super::handbook::assert_generated("models.md", "architectures", &table);
+}
