@@ -154,6 +154,8 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     const id = `dry-${scheme}-${Date.now()}`;
     const made = await page.evaluate(async (request_id) => (await fetch('/v1/completions', { method: 'POST', headers: { 'content-type': 'application/json', 'X-Requested-By': 'dashboard' }, body: JSON.stringify({ prompt: 'Hello', max_tokens: 3, request_id }) })).status, id);
     assert.equal(made, 200);
+    // The answer may arrive before the run is stored.
+    await page.waitForFunction(async (id) => (await (await fetch(`/api/v1/runs?q=request:${id}`)).json()).runs.length === 1, id);
     await page.focus('[data-dry-run] [name=run]');
     await page.waitForSelector(`#dry-runs option[value="${id}"]`, { state: 'attached' });
     await page.keyboard.type(id);

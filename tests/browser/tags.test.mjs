@@ -7,6 +7,8 @@ import { URL_, launch, open, quiet, ready } from './browser.mjs';
 import { document as trace } from './document.mjs';
 
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
+// The text box of the dialog once it accepts keys.
+const TAGS_BOX = '[data-tags-dialog] input[type=text]:focus';
 const mark = `t${Date.now()}`;
 let browser;
 const runs = [];
@@ -28,7 +30,7 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     const page = await open(`/runs/${runs[0]}`, { scheme, width, expected: (what) => what.startsWith('404') && what.includes('/runs/tags') });
     await ready(page);
     await page.keyboard.press('t');
-    await page.waitForSelector('[data-tags-dialog] input[type=text]:focus');
+    await page.waitForSelector(TAGS_BOX);
     await page.evaluate(axe);
     const { violations } = await page.evaluate(() => window.axe.run('[data-tags-dialog]', { runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'] }));
     assert.deepEqual(violations.map((v) => v.id), []);
@@ -56,7 +58,7 @@ test('several runs are tagged in the list, and a tag filters it', async () => {
   for (const id of runs) await page.check(`[data-pick][value="${id}"]`);
   await page.keyboard.press('t');
   // A tag of only one of them is left as it is.
-  await page.waitForSelector('[data-tags-dialog]');
+  await page.waitForSelector(TAGS_BOX);
   assert.ok(await page.evaluate(() => document.querySelector('[data-tags-dialog] [type=checkbox]').indeterminate));
   await page.keyboard.type(`${mark}both`);
   await page.keyboard.press('Enter');
@@ -75,6 +77,7 @@ test('invalid tag is explained in the dialog', async () => {
   const page = await open(`/runs/${runs[1]}`, { expected: (what) => what.includes('/runs/tags') });
   await ready(page);
   await page.click('[data-act=tags]');
+  await page.waitForSelector(TAGS_BOX);
   await page.keyboard.type('x'.repeat(65));
   await page.keyboard.press('Enter');
   await page.waitForFunction(() => /1 to 64 characters/.test(document.querySelector('[data-tags-dialog] .filter-error')?.textContent));

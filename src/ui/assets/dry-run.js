@@ -45,10 +45,11 @@ export function dryRun(section, { upload, show, go, save }) {
   const state = section.querySelector('[role=status]');
   const result = section.querySelector('[data-dry-result]');
 
+  // Each focus loads the list again: a run may have ended since.
   box.addEventListener('focus', async () => {
     const { runs } = await (await ask(`/api/v1/runs?limit=${SUGGESTED}`)).json();
     section.querySelector('datalist').replaceChildren(...runs.map((run) => h('option', { value: run.request_id, label: `${run.prompt_preview.slice(0, 60)} → ${run.output_preview.slice(0, 60)}` })));
-  }, { once: true });
+  });
 
   form.addEventListener('submit', async (event) => {
     event.preventDefault();

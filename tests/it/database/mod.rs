@@ -111,17 +111,20 @@ async fn store_moves_to_the_host_that_accepts_writes() {
     // The second host stops, and the first one takes its place.
     accept_writes(&first, true).await;
     second.stop();
-    for attempt in 0.. {
-        match store.ingest(&Scope::All, None, document("after")).await {
-            Ok(_) => break,
-            Err(error) => assert!(attempt < 400, "{error}"),
+    let moved = async || -> Result<bool, String> {
+        store.ingest(&Scope::All, None, document("after")).await.map_err(|error| error.to_string())?;
+        let found = async |id| store.find(&Scope::All, id).await.map_err(|error| error.to_string());
+        Ok(found("after").await?.is_some() && found("before").await?.is_none())
+    };
+    let begun = Instant::now();
+    loop {
+        let result = moved().await;
+        if matches!(result, Ok(true)) {
+            break;
         }
+        assert!(begun.elapsed() < WAIT_TIMEOUT, "{result:?}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    assert!(
-        store.find(&Scope::All, "after").await.unwrap().is_some()
-            && store.find(&Scope::All, "before").await.unwrap().is_none()
-    );
     store.close().await;
 }
 

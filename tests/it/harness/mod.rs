@@ -388,7 +388,10 @@ pub fn addresses(log: &str) -> Vec<String> {
 /// The system does not assign ports of this range by itself, and no port is returned twice.
 pub fn free_port() -> u16 {
     const RANGE: u16 = 20_000;
-    static NEXT: LazyLock<AtomicU16> = LazyLock::new(|| AtomicU16::new((std::process::id() % u32::from(RANGE)) as u16));
+    /// Test processes that run at the same time have close ids, and begin at distant ports.
+    const SPACING: u32 = 97;
+    static NEXT: LazyLock<AtomicU16> =
+        LazyLock::new(|| AtomicU16::new((std::process::id().wrapping_mul(SPACING) % u32::from(RANGE)) as u16));
     loop {
         let port = 10_000 + NEXT.fetch_add(1, Ordering::Relaxed) % RANGE;
         if std::net::TcpListener::bind(("127.0.0.1", port)).is_ok() {

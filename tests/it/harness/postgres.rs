@@ -61,12 +61,12 @@ impl Postgres {
         postgres.args(settings.split(';').flat_map(|setting| ["-c", setting]));
         let log = this.folder.join("postgres.log");
         start_program(postgres, &log);
-        wait_for_port(this.port, &log);
+        this.wait_ready(&log);
         this.make_template();
         this
     }
 
-    /// Kills the server.
+    /// Kills the server. It may still answer for a moment.
     pub fn stop(&self) {
         let file = std::fs::read_to_string(self.folder.join("data/postmaster.pid")).unwrap();
         let pid = Pid::from_raw(file.lines().next().unwrap().parse().unwrap());
@@ -97,20 +97,22 @@ impl Postgres {
         format!("postgres://postgres@{}:{}/{name}", self.folder.to_str().unwrap().replace('/', "%2F"), self.port)
     }
 
-    /// Runs a statement outside of the databases under test. The server accepts no connection in its first moments.
-    fn sql(&self, statement: &str) {
+    /// Waits until the server's own status file, not only an open port, says that it accepts connections.
+    fn wait_ready(&self, log: &Path) {
         let begun = Instant::now();
-        loop {
-            let output = psql_command(&self.url("postgres"), statement).output().unwrap();
-            let error = String::from_utf8_lossy(&output.stderr);
-            match output.status.success() {
-                true => return,
-                false if error.contains("starting up") => {}
-                false => panic!("{statement}: {error}"),
-            }
-            assert!(begun.elapsed() < START_TIMEOUT, "{error}");
+        let status = self.folder.join("data/postmaster.pid");
+        while std::fs::read_to_string(&status).ok().and_then(|text| Some(text.lines().nth(7)?.trim() == "ready"))
+            != Some(true)
+        {
+            assert!(begun.elapsed() < START_TIMEOUT, "{}", std::fs::read_to_string(log).unwrap_or_default());
             std::thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// Runs a statement outside of the databases under test.
+    fn sql(&self, statement: &str) {
+        let output = psql_command(&self.url("postgres"), statement).output().unwrap();
+        assert!(output.status.success(), "{statement}: {}", String::from_utf8_lossy(&output.stderr));
     }
 }
 
