@@ -16,8 +16,7 @@ test('search finds a section by keyboard and opens it', async () => {
   const page = await open('/docs/getting-started');
   await page.keyboard.press('/');
   await page.keyboard.type('filter language');
-  await page.waitForSelector('[data-docs-found] [aria-selected=true]');
-  assert.match(await page.textContent('[data-docs-found] [aria-selected=true]'), /Filter language/);
+  await page.waitForFunction(() => /Filter language/.test(document.querySelector('[data-docs-found] [aria-selected=true]')?.textContent));
   const first = await page.getAttribute('[data-docs-search]', 'aria-activedescendant');
   await page.keyboard.press('ArrowDown');
   assert.notEqual(await page.getAttribute('[data-docs-search]', 'aria-activedescendant'), first);

@@ -59,7 +59,7 @@ pub struct Embedded {
     server: Arc<Server>,
     supervisor: Mutex<Option<(oneshot::Sender<()>, JoinHandle<()>)>>,
     /// Lock of the data directory. The kernel releases it when the process ends, even after SIGKILL.
-    _lock: File,
+    _lock: DataDirLock,
 }
 
 /// The configuration of the server process, used at every start.
@@ -302,7 +302,17 @@ fn make_data_dir(data_dir: &Path) -> Result<PathBuf, EmbeddedError> {
     data_dir.canonicalize().map_err(disk("cannot find", data_dir))
 }
 
-fn lock(data_dir: &Path) -> Result<File, EmbeddedError> {
+/// The lock of a data directory.
+struct DataDirLock(File);
+
+impl Drop for DataDirLock {
+    /// Unlocks, because closing is not enough: a process that is just being started still has the file open.
+    fn drop(&mut self) {
+        let _ = self.0.unlock();
+    }
+}
+
+fn lock(data_dir: &Path) -> Result<DataDirLock, EmbeddedError> {
     let path = data_dir.join("thunder.lock");
     let file = open_private(File::options().create(true).truncate(false).read(true).write(true), &path);
     let mut file = file.map_err(disk("cannot open", &path))?;
@@ -316,7 +326,7 @@ fn lock(data_dir: &Path) -> Result<File, EmbeddedError> {
         Err(TryLockError::Error(error)) => return Err(disk("cannot lock", &path)(error)),
     }
     let _ = file.set_len(0).and_then(|()| file.write_all(format!("{}\n", std::process::id()).as_bytes()));
-    Ok(file)
+    Ok(DataDirLock(file))
 }
 
 /// Opens a file and restricts it to its owner. Earlier releases created files with wider permissions.
