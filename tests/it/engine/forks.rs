@@ -1,5 +1,6 @@
 //! A fork without a change repeats the recorded run from any of its steps, for any actions of its mods.
 
+use super::exact_model::exact_bench;
 use super::{Bench, CompletedRun, bench_with, request_tokens};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -141,7 +142,7 @@ async fn submit_error(bench: &Bench, request: Request) -> SubmitError {
 
 #[tokio::test]
 async fn unchanged_forks_repeat_random_runs_with_mods() {
-    let mut bench = bench_with(2, false, |_| {}).await;
+    let mut bench = exact_bench(2, false, |_| {}).await;
     let (mut forks, mut backtracks) = (0, 0);
     for case in 0..200 {
         let mut numbers = Numbers(case);

@@ -3,6 +3,7 @@
 
 mod attention;
 mod constraints;
+pub mod exact_model;
 mod forks;
 mod mods;
 mod recording;
