@@ -5,6 +5,8 @@ import { chromium } from 'playwright-core';
 export const URL_ = process.env.THUNDER_URL;
 if (!URL_) throw new Error('THUNDER_URL must name a running server, e.g. http://127.0.0.1:6767');
 
+const TIMEOUT_MS = 90_000;
+
 let browser;
 const problems = [];
 
@@ -19,6 +21,8 @@ export async function launch() {
 /** Opens a page that records errors, except those for which `expected` returns true. */
 export async function open(path, { width = 1280, height = 860, scheme = 'light', expected = () => false, server = URL_ } = {}) {
   const context = await browser.newContext({ viewport: { width, height }, colorScheme: scheme, reducedMotion: 'reduce' });
+  // The browser shares the processor with other tests.
+  context.setDefaultTimeout(TIMEOUT_MS);
   const page = await context.newPage();
   const note = (what) => { if (!expected(what)) problems.push(`${path}: ${what}`); };
   page.on('console', (message) => { if (['error', 'warning'].includes(message.type()) && !message.text().startsWith('Failed to load resource')) note(message.text()); });

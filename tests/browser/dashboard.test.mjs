@@ -177,7 +177,7 @@ test('find, help and playback work', async () => {
   await page.selectOption('[data-speed]', '100');
   await page.locator('.text').focus();
   await page.keyboard.press(' ');
-  await page.waitForFunction(() => /event end/.test(document.querySelector('[data-where]').textContent), null, { timeout: 5000 });
+  await page.waitForFunction(() => /event end/.test(document.querySelector('[data-where]').textContent));
   assert.equal(await page.getAttribute('[data-act=play]', 'aria-pressed'), 'false', 'playback must stop at the end');
   await page.context().close();
   await quiet();
@@ -192,9 +192,9 @@ test('playground shows its run live, with attention', async (t) => {
   const attention = await page.isEnabled('input[name=attention]');
   if (attention) await page.check('input[name=attention]');
   await page.keyboard.press('Control+Enter');
-  await page.waitForSelector('[data-recorded] a', { timeout: 30000 });
-  await page.waitForFunction(() => document.querySelectorAll('.t:not(.p)').length >= 1, null, { timeout: 60000 });
-  await page.waitForFunction(() => /tokens/.test(document.querySelector('[data-state]').textContent), null, { timeout: 60000 });
+  await page.waitForSelector('[data-recorded] a');
+  await page.waitForFunction(() => document.querySelectorAll('.t:not(.p)').length >= 1);
+  await page.waitForFunction(() => /tokens/.test(document.querySelector('[data-state]').textContent));
   const href = await page.getAttribute('[data-recorded] a', 'href');
   const live = await page.evaluate(() => [...document.querySelectorAll('.t')].map((e) => e.textContent).join('|'));
   await page.goto(new URL(href, URL_).href);
@@ -216,9 +216,9 @@ test('playground shows its run live, with attention', async (t) => {
 test('empty playground offers example requests that run with one click', async () => {
   const page = await open('/playground');
   await page.click('.starters button:has-text("JSON")');
-  await page.waitForSelector('[data-recorded] a', { timeout: 30000 });
+  await page.waitForSelector('[data-recorded] a');
   assert.equal(await page.getAttribute('.mods li', 'data-mod'), 'json-schema');
-  await page.waitForFunction(() => /tokens/.test(document.querySelector('[data-state]').textContent), null, { timeout: 60000 });
+  await page.waitForFunction(() => /tokens/.test(document.querySelector('[data-state]').textContent));
   const answer = await page.evaluate(() => [...document.querySelectorAll('[data-role=answer] .t:not(.p):not(.tpl)')].map((e) => e.textContent).join(''));
   assert.deepEqual(Object.keys(JSON.parse(answer)), ['name', 'age']);
   assert.equal(await page.locator('.starters').count(), 0);
@@ -232,7 +232,7 @@ test('playground stops a run, and a recorded run fills the form', async () => {
   await page.fill('input[name=max_tokens]', '4000');
   await page.fill('input[name=temperature]', '0.3');
   await page.keyboard.press('Control+Enter');
-  await page.waitForFunction(() => document.querySelectorAll('.t:not(.p)').length > 3, null, { timeout: 60000 });
+  await page.waitForFunction(() => document.querySelectorAll('.t:not(.p)').length > 3);
   await page.locator('.text').focus();
   await page.keyboard.press('Escape');
   await page.waitForFunction(() => /stopped|cancelled|done/i.test(document.querySelector('[data-state]').textContent));
@@ -381,7 +381,7 @@ test('painting and stepping with 10 000 tokens is hardly slower than with 30', a
   await late.context().close();
   const measure = async (path, tokens) => {
     const page = await open(path);
-    await page.waitForFunction((count) => document.querySelectorAll('.t').length > count, tokens, { timeout: 60000 });
+    await page.waitForFunction((count) => document.querySelectorAll('.t').length > count, tokens);
     const painted = await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now())))));
     const step = await page.evaluate(async () => {
       const took = [];

@@ -37,7 +37,7 @@ test('first example request always shows the same backtrack', async () => {
     await page.fill('input[name=temperature]', '2');
     await page.fill('input[name=seed]', String(100 + i));
     await page.click('.starters button >> nth=0');
-    await page.waitForFunction(() => /tokens/.test(document.querySelector('[data-state]').textContent), null, { timeout: 60000 });
+    await page.waitForFunction(() => /tokens/.test(document.querySelector('[data-state]').textContent));
     assert.ok(await page.locator('.chip:visible').count() >= 1, 'the run must have removed tokens');
     answers.push(await page.evaluate(() => [...document.querySelectorAll('.t')].map((t) => t.textContent).join('')));
     await page.context().close();
@@ -151,7 +151,7 @@ test('playground keeps tools, format and biases of a run', async () => {
   await page.keyboard.press('Control+Enter');
   const body = (await sent).postDataJSON();
   for (const [name, value] of Object.entries({ ...fields, messages })) assert.deepEqual(body[name], value, name);
-  await page.waitForFunction(() => /tokens/.test(document.querySelector('[data-state]').textContent), null, { timeout: 60000 });
+  await page.waitForFunction(() => /tokens/.test(document.querySelector('[data-state]').textContent));
   await page.context().close();
   await quiet();
 });
@@ -242,7 +242,7 @@ test('open run list is updated after an outage of the server', async () => {
   const later = await stored((await post('/v1/completions', { prompt: user, max_tokens: 1 }).then((r) => r.json())).thunder.run_id);
   assert.equal(await page.textContent('.run-status'), 'running', 'without a notification the page must not change');
   proxy = await serve(at);
-  await page.waitForFunction(() => document.querySelector('.run-status').textContent !== 'running', null, { timeout: 30000 });
+  await page.waitForFunction(() => document.querySelector('.run-status').textContent !== 'running');
   assert.equal(await page.locator('.run').count(), 1, 'rows stay where they are');
   assert.match(await page.textContent('[data-news]'), /1 new run/);
   await page.click('[data-news]');
