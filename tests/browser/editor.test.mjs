@@ -35,6 +35,7 @@ after(() => browser?.close());
 /** Opens a page with the key. */
 async function open(path, { width = 1280, height = 860, scheme = 'light' } = {}) {
   const context = await browser.newContext({ viewport: { width, height }, colorScheme: scheme, reducedMotion: 'reduce' });
+  context.setDefaultTimeout(90_000);
   const page = await context.newPage();
   page.on('console', (message) => { if (['error', 'warning'].includes(message.type()) && !message.text().startsWith('Failed to load resource')) problems.push(`${path}: ${message.text()}`); });
   page.on('pageerror', (error) => problems.push(`${path}: ${error.stack ?? error.message}`));
@@ -94,7 +95,15 @@ test('mod is written, corrected, saved, kept after a reload, and run', { skip },
   await page.waitForURL(/version=/);
   await page.waitForSelector('.cm-editor');
   assert.match(await page.textContent('.cm-content'), /Says one/, 'an earlier version is shown');
-  await page.click('[data-earlier] a');
+  await page.locator('[data-diff] summary').focus();
+  await page.keyboard.press('Enter');
+  await page.waitForFunction(() => /differences? from the editor/.test(document.querySelector('[data-diff]').textContent));
+  assert.match(await page.textContent('.diff .removed'), /Says two/);
+  assert.match(await page.textContent('.diff .added'), /Says one/);
+  while (await page.locator('.diff button').count()) await page.click('.diff button');
+  assert.match(await page.textContent('[data-diff] [role=status]'), /the same text/);
+  assert.match(await page.textContent('.cm-content'), /Says two/, 'the lines of the version are taken');
+  await Promise.all([page.waitForNavigation(), page.click('[data-earlier] a')]);
   await page.waitForSelector('.cm-editor');
 
   await page.click('[data-try]');
@@ -102,6 +111,12 @@ test('mod is written, corrected, saved, kept after a reload, and run', { skip },
   await page.fill('[data-messages] textarea', 'Hello');
   await page.click('[data-act=generate]');
   await page.waitForFunction(() => [...document.querySelectorAll('.text .t.q')].map((t) => t.textContent).join('').includes('two'));
+
+  await Promise.all([page.waitForURL(/\/runs\//), page.click('[data-recorded] a')]);
+  await page.click(`.facts a.mod:has-text("${name}")`);
+  await page.waitForURL(new RegExp(`/mods/${name}\\?version=[0-9a-f]{64}$`));
+  await page.waitForSelector('.cm-editor');
+  assert.match(await page.textContent('.cm-content'), /Says two/, 'a run links to the version that it used');
   await page.context().close();
   quiet();
 });
@@ -126,6 +141,10 @@ for (const scheme of ['light', 'dark']) {
     for (const path of ['/mods/-new', `/mods/${name}`, '/mods/ban-phrases']) {
       const page = await open(path, { scheme });
       await page.waitForTimeout(600);
+      if (await page.locator('[data-diff]:not([hidden])').count()) {
+        await page.click('[data-diff] summary');
+        await page.waitForSelector('[data-diff] [role=status]:not(:empty)');
+      }
       await page.evaluate(axe);
       const { violations } = await page.evaluate(() => window.axe.run({ runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'] }));
       assert.deepEqual(violations.map((v) => `${path} ${v.id}: ${v.nodes.map((n) => `${n.target} ${n.failureSummary}`).slice(0, 3).join(' | ')}`), []);

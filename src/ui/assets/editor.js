@@ -126,8 +126,11 @@ function edit() {
     }
   }
 
+  let compare = null;
+
   function changed() {
     textarea.value = editor.text;
+    compare?.();
     clearTimeout(keeping);
     keeping = setTimeout(keep, 250);
     say('Changed');
@@ -222,6 +225,15 @@ function edit() {
       dry.hidden = false;
     });
   }
+
+  // Loaded when it is opened first.
+  const diff = document.querySelector('[data-diff]');
+  diff?.addEventListener('toggle', async () => {
+    const { differences } = await import('./mod-diff.js');
+    const versions = [...document.querySelectorAll('[data-versions] li')].map((item) => ({ hash: item.querySelector('a').title, label: item.textContent.trim().replace(/\s+/g, ' ') }));
+    compare = differences(diff, { name, hash: form.dataset.hash, versions, editor, may });
+  }, { once: true });
+  diff?.toggleAttribute('hidden', false);
 
   restore();
   if (may && !problem.hidden) check();

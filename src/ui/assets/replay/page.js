@@ -62,6 +62,7 @@ const view = new Replay(root, id, {
   hooks: {
     changed,
     forked: (forks, change) => family?.forked(forks, change),
+    prompt: ({ parameters }) => linkMods(parameters?.mods ?? []),
     connection: (text, ok) => showProblem(ok ? '' : `Live view: ${text}.`, 'warn'),
     grown: (count) => { tokens.textContent = `${count} tok`; },
     ended: (summary) => {
@@ -79,6 +80,16 @@ const view = new Replay(root, id, {
 
 opened((place) => view.visit(place));
 view.open().then(() => { markFeedback(); return branches(); }).catch((error) => showProblem(`The run could not be loaded: ${error.message}.`));
+
+/** Links the mods of the run to the versions that it used. */
+function linkMods(mods) {
+  const spans = document.querySelectorAll('.facts span.mod');
+  mods.forEach(({ name, version, origin }, i) => {
+    if (!version || spans[i]?.textContent !== name) return;
+    const query = origin === 'builtin' ? '' : `?${new URLSearchParams({ version })}`;
+    spans[i].replaceWith(h('a', { class: 'mod', href: `${base}/mods/${encodeURIComponent(name)}${query}`, title: `Version ${version.slice(0, 12)}` }, name));
+  });
+}
 
 /** Shows the family of the run below its text. */
 async function branches() {

@@ -35,7 +35,7 @@ export class Replay {
 
   /**
    * `hooks.changed(state)` is called for every change that a link should contain, `hooks.grown(tokens)` and `hooks.ended(summary)` for a live run,
-   * `hooks.forked(forks, change)` for started forks.
+   * `hooks.forked(forks, change)` for started forks, `hooks.prompt(prompt)` for the recorded prompt with its parameters.
    */
   constructor(root, id, { state = {}, live = false, recorded = false, hooks = {} } = {}) {
     this.#root = root;
@@ -76,8 +76,17 @@ export class Replay {
 
   #start(run, prefilled) {
     this.n = Math.min(run.eventCount, this.#state.at ?? run.eventCount);
-    this.#build(run, prefilled);
+    this.#build(run);
+    this.#prefilled(prefilled);
     this.go(this.n, { quiet: true });
+  }
+
+  /** Labels the messages of the prompt. */
+  #prefilled(event) {
+    const prompt = event?.details?.prompt;
+    if (!prompt) return;
+    this.#parts.text.label(prompt, event.sequence_order);
+    this.#hooks.prompt?.(prompt);
   }
 
   /** Shows a run without a server: folds its items into an empty `state`. */
@@ -103,7 +112,7 @@ export class Replay {
 
   #on(el, type, listener) { el.addEventListener(type, listener, { signal: this.#gone.signal }); }
 
-  #build(run, prefilled) {
+  #build(run) {
     this.#run = run;
     const go = (n) => { this.#parts.player.pause(); this.go(n); };
     const textBox = fresh(this.#el('text'));
@@ -114,7 +123,6 @@ export class Replay {
       onPick: (row) => this.pick(row),
       onErased: (row) => go(run.died(row) - 1),
     });
-    if (prefilled?.details?.prompt) text.label(prefilled.details.prompt, prefilled.sequence_order);
     hover(textBox, run, this.#gone.signal);
     this.#parts = {
       text,
@@ -224,7 +232,7 @@ export class Replay {
   #grow(items) {
     for (const item of items) {
       this.#run.apply(item);
-      if (item.kind === 'event' && item.event_type === 'Prefilled' && item.details?.prompt) this.#parts.text.label(item.details.prompt, item.sequence_order);
+      if (item.kind === 'event' && item.event_type === 'Prefilled') this.#prefilled(item);
     }
     this.#events.push(items);
     this.#seen();

@@ -1,0 +1,105 @@
+// Differences between a version of a mod and the text in its editor. A button takes the lines of the version.
+import { ask, h } from './dom.js';
+import { align } from './replay/diff.js';
+
+/** Equal lines shown before and after a difference. */
+const CONTEXT_LINES = 3;
+/** Delay in ms after the last keystroke before the differences are computed again. */
+const DELAY_MS = 250;
+
+const linesOf = (text) => text.split('\n');
+
+/** Returns the text `b` with the lines of `a` in one block of `rows`. Pure. */
+export function take(a, b, block) {
+  const lines = linesOf(b);
+  lines.splice(block.b[0], block.b[1] - block.b[0], ...linesOf(a).slice(...block.a));
+  return lines.join('\n');
+}
+
+/**
+ * Returns the differences between two texts as rows: `{kind: 'same' | 'removed' | 'added', a, b, text}` with line
+ * numbers from 1, `{kind: 'skipped', count}`, and `{kind: 'block', block}` before each difference. Equal texts have no rows. Pure.
+ */
+export function rows(a, b) {
+  const [linesA, linesB] = [linesOf(a), linesOf(b)];
+  const blocks = align(linesA, linesB);
+  if (blocks.every(({ same }) => same)) return [];
+  return blocks.flatMap((block, index) => {
+    const { same, a: [fromA, toA], b: [fromB, toB] } = block;
+    if (!same) {
+      return [
+        { kind: 'block', block },
+        ...linesA.slice(fromA, toA).map((text, i) => ({ kind: 'removed', a: fromA + i + 1, text })),
+        ...linesB.slice(fromB, toB).map((text, i) => ({ kind: 'added', b: fromB + i + 1, text })),
+      ];
+    }
+    const equal = linesA.slice(fromA, toA).map((text, i) => ({ kind: 'same', a: fromA + i + 1, b: fromB + i + 1, text }));
+    const [head, tail] = [index === 0 ? 0 : CONTEXT_LINES, index === blocks.length - 1 ? 0 : CONTEXT_LINES];
+    const count = equal.length - head - tail;
+    if (count < 2) return equal;
+    return [...equal.slice(0, head), { kind: 'skipped', count }, ...equal.slice(equal.length - tail)];
+  });
+}
+
+const SIGNS = { same: ' ', removed: '−', added: '+' };
+const NAMES = { removed: 'only in the version: ', added: 'only in the editor: ' };
+
+function line({ kind, a, b, text }) {
+  return h('tr', { class: kind }, h('td', { class: 'num' }, a ?? ''), h('td', { class: 'num' }, b ?? ''),
+    h('td', {}, h('span', { 'aria-hidden': 'true' }, SIGNS[kind]), NAMES[kind] ? h('span', { class: 'vh' }, NAMES[kind]) : ''),
+    h('td', {}, h('code', {}, text)));
+}
+
+/**
+ * Fills the section. `versions` are `{hash, label}`, newest first; `editor.text` is compared, and changed by the buttons if
+ * `may` is true. Returns a function to call after each change of the text.
+ */
+export function differences(section, { name, hash, versions, editor, may }) {
+  const selected = versions.find((one) => one.hash !== hash) ?? versions[0];
+  const select = h('select', {}, versions.map((one) => h('option', { value: one.hash, selected: one === selected }, one.label)));
+  const state = h('span', { class: 'hint', role: 'status' });
+  const body = h('tbody');
+  const box = h('div', { class: 'table-box code', tabindex: '0', role: 'region', 'aria-label': 'Differences' }, h('table', { class: 'diff' },
+    h('thead', { class: 'vh' }, h('tr', {}, ['Line of the version', 'Line in the editor', 'Difference', 'Text'].map((title) => h('th', { scope: 'col' }, title)))), body));
+  section.append(h('p', { class: 'diff-bar' }, h('label', {}, 'Version ', select), ' ', state), box);
+  const texts = new Map();
+  let timer = 0;
+
+  function button(version, block) {
+    const restore = () => {
+      editor.text = take(version, editor.text, block);
+      draw(version);
+      (body.querySelector('button') ?? select).focus();
+    };
+    return h('tr', { class: 'block' }, h('td', { colspan: '4' }, may ? h('button', { type: 'button', onclick: restore }, 'Take the version’s lines') : ''));
+  }
+
+  function draw(version) {
+    clearTimeout(timer);
+    const all = rows(version, editor.text);
+    const count = all.filter(({ kind }) => kind === 'block').length;
+    state.textContent = count ? `${count} difference${count === 1 ? '' : 's'} from the editor` : 'The editor has the same text';
+    box.hidden = !count;
+    body.replaceChildren(...all.map((row) => {
+      if (row.kind === 'block') return button(version, row.block);
+      if (row.kind === 'skipped') return h('tr', { class: 'block hint' }, h('td', { colspan: '4' }, `${row.count} equal lines`));
+      return line(row);
+    }));
+  }
+
+  async function compare() {
+    const version = select.value;
+    try {
+      if (!texts.has(version)) texts.set(version, await (await ask(`/v1/mods/${encodeURIComponent(name)}/source?${new URLSearchParams({ version })}`)).text());
+      if (select.value === version) draw(texts.get(version));
+    } catch (error) {
+      state.textContent = `The version could not be loaded: ${error.message}`;
+    }
+  }
+  select.addEventListener('change', compare);
+  compare();
+  return () => {
+    clearTimeout(timer);
+    timer = setTimeout(compare, DELAY_MS);
+  };
+}

@@ -1,0 +1,43 @@
+// Differences between a version of a mod and the text in its editor.
+import test from 'node:test';
+import assert from 'node:assert/strict';
+import { rows, take } from '../../src/ui/assets/mod-diff.js';
+
+const text = (from, to, changed = {}) => Array.from({ length: to - from }, (_, i) => changed[from + i] ?? `line ${from + i}`).join('\n');
+
+test('rows show each difference with three equal lines around it', () => {
+  const all = rows(text(1, 31), text(1, 31, { 10: 'other' }));
+  assert.deepEqual(all.map(({ kind, a, b, count, text: line }) => [kind, a, b, count ?? line]), [
+    ['skipped', undefined, undefined, 6],
+    ['same', 7, 7, 'line 7'], ['same', 8, 8, 'line 8'], ['same', 9, 9, 'line 9'],
+    ['block', undefined, undefined, undefined],
+    ['removed', 10, undefined, 'line 10'], ['added', undefined, 10, 'other'],
+    ['same', 11, 11, 'line 11'], ['same', 12, 12, 'line 12'], ['same', 13, 13, 'line 13'],
+    ['skipped', undefined, undefined, 17],
+  ]);
+});
+
+test('equal texts have no rows', () => {
+  assert.deepEqual(rows('a\nb', 'a\nb'), []);
+  assert.deepEqual(rows('', ''), []);
+});
+
+test('taking every block gives the text of the version', () => {
+  let seed = 7;
+  const next = (n) => {
+    seed = (seed * 1103515245 + 12345) & 0x7fffffff;
+    return (seed >> 8) % n;
+  };
+  for (let round = 0; round < 500; round += 1) {
+    const list = () => Array.from({ length: next(12) }, () => `${next(4)}`).join('\n');
+    const version = list();
+    let edited = list();
+    for (let steps = 0; ; steps += 1) {
+      const difference = rows(version, edited).find(({ kind }) => kind === 'block');
+      if (!difference) break;
+      assert.ok(steps < 30, JSON.stringify([version, edited]));
+      edited = take(version, edited, difference.block);
+    }
+    assert.equal(edited, version);
+  }
+});
