@@ -220,6 +220,7 @@ async fn feedback_is_stored_and_shown() {
     for (wrong, expected) in [
         (json!({"type": "feedback", "rating": 2}), "rating must be a number between -1 and 1"),
         (json!({"type": "feedback"}), "`rating` is missing"),
+        (json!({"type": "feedback", "text": " "}), "or a `text` for a note"),
         (json!({"type": "feedback", "rating": 1, "position": -1}), "position must be"),
         (json!({"type": "feedback", "rating": 1, "request_id": "nobody"}), "no run 'nobody' exists"),
     ] {
