@@ -261,7 +261,6 @@ impl EditorPage {
             Some(ModSource::Text(text)) => page.source = text,
             Some(ModSource::Files(files)) => {
                 page.files = files.into_iter().map(|(path, text)| FileView { path, text }).collect();
-                page.forbid("A mod with several files can be changed with `thunder mods push`.");
             }
             None => page.forbid("Built-in mods are part of Thunder and cannot be changed."),
         }

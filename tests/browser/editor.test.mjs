@@ -121,6 +121,46 @@ test('mod is written, corrected, saved, kept after a reload, and run', { skip },
   quiet();
 });
 
+test('package of two files is edited, with errors at their file', { skip }, async () => {
+  const mod = `${name}-package`;
+  const files = {
+    'helpers/text.py': 'WORD = "first"\n',
+    'answers.py': 'from thunder_mods import Prefilled, mod\nfrom helpers.text import WORD\n\n\n@mod(events=[Prefilled])\ndef answers(event, actions, tokenizer):\n    return actions.force_output(tokenizer.encode(WORD))\n',
+  };
+  const upload = { name: mod, language: 'python', module: 'answers', source: files };
+  const made = await fetch(`${EDITOR_URL}/v1/mods`, { method: 'POST', headers: { 'content-type': 'application/json', authorization: `Bearer ${MOD_KEY}` }, body: JSON.stringify(upload) });
+  assert.equal(made.status, 201, await made.text());
+  const page = await open(`/mods/${mod}`);
+  await page.waitForSelector('.cm-editor');
+  const select = page.locator('[data-files] select');
+  assert.deepEqual(await select.locator('option').allTextContents(), ['answers.py', 'helpers/text.py']);
+  await select.selectOption('helpers/text.py');
+  assert.match(await page.textContent('.cm-content'), /first/);
+  await write(page, 'WORD = second\n');
+  await select.selectOption('answers.py');
+  await page.click('.problems button:has-text("helpers/text.py, line 1")');
+  assert.equal(await select.inputValue(), 'helpers/text.py', 'the link must open the file');
+  await page.keyboard.press('Control+z');
+  assert.match(await page.textContent('.cm-content'), /"first"/, 'each file has its own undo history');
+  await write(page, 'WORD = "second"\n');
+  await page.fill('[data-files] input', 'more.py');
+  await page.keyboard.press('Enter');
+  assert.equal(await select.inputValue(), 'more.py');
+  await page.click('[data-files] button:has-text("Remove file")');
+  assert.deepEqual(await select.locator('option').allTextContents(), ['answers.py', 'helpers/text.py']);
+  await page.keyboard.press('Control+s');
+  await page.waitForFunction(() => document.querySelectorAll('[data-versions] li').length === 2);
+  await page.reload();
+  await page.waitForSelector('.cm-editor');
+  await select.selectOption('helpers/text.py');
+  assert.match(await page.textContent('.cm-content'), /second/);
+  const answer = await page.evaluate(async (used) => (await fetch('/v1/completions', { method: 'POST', headers: { 'content-type': 'application/json', 'X-Requested-By': 'dashboard' }, body: JSON.stringify({ prompt: 'Hello', max_tokens: 3, mods: [used] }) })).json(), mod);
+  assert.equal(answer.choices[0].text, 'second');
+  assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
+  await page.context().close();
+  quiet();
+});
+
 test('editor receives the shortcut keys of the page, and Tab leaves it after Escape', { skip }, async () => {
   const page = await open('/mods/-new');
   await page.click('.cm-content');
@@ -138,7 +178,7 @@ test('editor receives the shortcut keys of the page, and Tab leaves it after Esc
 
 for (const scheme of ['light', 'dark']) {
   test(`pages of mods have no accessibility violations, ${scheme}`, { skip }, async () => {
-    for (const path of ['/mods/-new', `/mods/${name}`, '/mods/ban-phrases']) {
+    for (const path of ['/mods/-new', `/mods/${name}`, `/mods/${name}-package`, '/mods/ban-phrases']) {
       const page = await open(path, { scheme });
       await page.waitForTimeout(600);
       if (await page.locator('[data-diff]:not([hidden])').count()) {
@@ -155,7 +195,7 @@ for (const scheme of ['light', 'dark']) {
 }
 
 test('pages of mods fit into a width of 320 pixels', { skip }, async () => {
-  for (const path of ['/mods/-new', `/mods/${name}`]) {
+  for (const path of ['/mods/-new', `/mods/${name}`, `/mods/${name}-package`]) {
     const page = await open(path, { width: 320, height: 640 });
     await page.waitForTimeout(300);
     assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0, path);

@@ -141,6 +141,10 @@ async fn check_reports_lines_and_registers_nothing() {
     assert_eq!(raised["problems"][0]["line"], 5, "the error names its line: {raised}");
     let nothing = found("x = 1\n").await;
     assert_eq!(nothing["problems"][0]["line"], Value::Null, "{nothing}");
+    let files = json!({"a.py": "from thunder_mods import mod\nimport b\n", "b.py": "\n\n1 / 0\n"});
+    let package = json!({"name": "edited", "module": "a", "source": files});
+    let (_, package) = check(&server, BOSS, &package).await;
+    assert_eq!((&package["problems"][0]["file"], &package["problems"][0]["line"]), (&json!("b.py"), &json!(3)), "{package}");
     let (_, taken) = check(&server, BOSS, &json!({"name": "ban-phrases", "source": forced_answer("it")})).await;
     assert_eq!(taken["problems"][0]["pointer"], "name", "{taken}");
     assert_eq!(check_version(&server).await.0, 404);

@@ -1,7 +1,7 @@
 //! Validates an upload without registering it.
 
-use crate::mods::python::{LoadError, PythonMods};
-use crate::mods::{ModFactory, ModOrigin, ModUpload};
+use crate::mods::python::{LoadError, PythonMods, line_in};
+use crate::mods::{ModFactory, ModOrigin, ModSource, ModUpload};
 use crate::server::extract::Json;
 use crate::server::mods::{require_upload_rights, try_import, validate_upload};
 use crate::server::{ApiError, App, Caller, ErrorKind, Problem};
@@ -23,7 +23,10 @@ pub struct CheckResponse {
 /// A problem of an upload.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct CheckProblem {
-    /// Line of the source, from 1, if known.
+    /// File of a package that the line belongs to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<String>,
+    /// Line of the source or of the file, from 1, if known.
     line: Option<u32>,
     /// The problem in one line.
     message: String,
@@ -61,19 +64,39 @@ pub(super) async fn import_checked(
         let pointer = error.pointer().unwrap_or_default().to_owned();
         return match error.kind() {
             ErrorKind::BadRequest | ErrorKind::Conflict | ErrorKind::NoRoom => {
-                Ok(Err(CheckProblem { line: None, message: error.problem().detail, traceback: None, pointer }))
+                Ok(Err(CheckProblem {
+                    file: None,
+                    line: None,
+                    message: error.problem().detail,
+                    traceback: None,
+                    pointer,
+                }))
             }
             _ => Err(error),
         };
     }
+    let files: Vec<String> = match &upload.source {
+        ModSource::Text(_) => Vec::new(),
+        ModSource::Files(files) => files.keys().cloned().collect(),
+    };
     let python = PythonMods { origin: ModOrigin::Uploaded, ..app.registry().python() };
     match try_import(upload, python).await? {
         Ok(factory) => Ok(Ok(factory)),
         Err(error) => match (error.line(), error.traceback().map(str::to_owned), error) {
             (line, traceback, LoadError::Failed { message, .. }) => {
-                Ok(Err(CheckProblem { line, message, traceback, pointer: "source".into() }))
+                let place = traceback.as_deref().and_then(|traceback| last_place(files, traceback));
+                let (file, line) = place.map_or((None, line), |(file, line)| (Some(file), Some(line)));
+                Ok(Err(CheckProblem { file, line, message, traceback, pointer: "source".into() }))
             }
             (_, _, error) => Err(ApiError::unavailable(error.to_string())),
         },
     }
+}
+
+/// Returns the file and line of a package that a traceback names last.
+fn last_place(files: Vec<String>, traceback: &str) -> Option<(String, u32)> {
+    let named = |file: &String| traceback.rfind(&format!("File \"{file}\", line "));
+    let (_, file) = files.into_iter().filter_map(|file| Some((named(&file)?, file))).max()?;
+    let line = line_in(&file, traceback)?;
+    Some((file, line))
 }

@@ -2,9 +2,10 @@
 // /api/v1/mods/check and POST /v1/mods.
 import { ask, base, h, toast } from './dom.js';
 import { listen } from './keys.js';
+import { packageFiles, singleFile } from './mod-files.js';
 import { uploadOf } from './mod-source.js';
 import { localise } from './shell.js';
-import { source, view } from './source-view.js';
+import { source } from './source-view.js';
 
 /** Delay in ms after the last keystroke before the source is checked. */
 const CHECK_DELAY_MS = 700;
@@ -13,19 +14,20 @@ const NEW = '-new';
 
 const form = document.querySelector('form[data-editor]');
 
-if (form) edit();
-else for (const box of document.querySelectorAll('[data-code]')) view(box, box.dataset.nonce);
+edit();
 
 function edit() {
   const { name, hash } = form.dataset;
   const textarea = form.elements.source;
+  const files = [...form.querySelectorAll('[data-file]')];
   const button = form.querySelector('[type=submit]');
   const state = form.querySelector('[data-state]');
   const list = form.querySelector('[data-problems]');
   const problem = document.querySelector('[data-problem]');
   const draftBox = document.querySelector('[data-draft]');
-  const may = !button.disabled;
-  const given = textarea.value;
+  const may = form.dataset.may === 'true';
+  const given = textarea ? textarea.value : Object.fromEntries(files.map((file) => [file.dataset.file, file.textContent]));
+  const isGiven = (source) => JSON.stringify(source) === JSON.stringify(given);
   const draftKey = `thunder.mod.${name || NEW}`;
   let saved = problem.hidden ? given : null;
   let timer = 0;
@@ -33,14 +35,17 @@ function edit() {
   let saving = false;
 
   const editor = source(form.querySelector('[data-code]'), {
-    text: given, nonce: form.dataset.nonce, readonly: !may, label: 'Source of the mod, in Python', changed,
+    text: textarea?.value ?? '', nonce: form.dataset.nonce, readonly: !may, label: 'Source of the mod, in Python', changed,
   });
-  textarea.hidden = true;
+  if (textarea) textarea.hidden = true;
+  for (const file of form.querySelectorAll('[data-file], [data-file-title]')) file.remove();
   form.querySelector('[data-tab-hint]').hidden = !may;
-  document.querySelector('label[for=source]').remove();
+  document.querySelector('label[for=source]')?.remove();
+  const mod = textarea ? singleFile(editor) : packageFiles(form.querySelector('[data-files]'), given, editor, { may, changed });
+  button.disabled = !may;
 
-  const isChanged = () => editor.text !== saved;
-  const upload = () => uploadOf(JSON.parse(form.dataset.kept), form.elements.name.value.trim(), editor.text);
+  const isChanged = () => JSON.stringify(mod.value) !== JSON.stringify(saved);
+  const upload = () => uploadOf(JSON.parse(form.dataset.kept), form.elements.name.value.trim(), mod.value);
 
   function say(text, tone = '') {
     state.textContent = text;
@@ -60,7 +65,7 @@ function edit() {
     clearTimeout(keeping);
     keeping = 0;
     try {
-      if (isChanged()) localStorage.setItem(draftKey, JSON.stringify({ text: editor.text, base: form.dataset.hash, at: Date.now() }));
+      if (isChanged()) localStorage.setItem(draftKey, JSON.stringify({ text: mod.value, base: form.dataset.hash, at: Date.now() }));
       else localStorage.removeItem(draftKey);
       isKept = true;
     } catch {
@@ -76,28 +81,28 @@ function edit() {
   function restore() {
     let draft = null;
     try { draft = JSON.parse(localStorage.getItem(draftKey)); } catch { /* another shape: as if there were none */ }
-    if (typeof draft?.text !== 'string' || draft.text === given || !may) return;
+    if (typeof draft?.text !== typeof given || !draft.text || isGiven(draft.text) || !may) return;
     const drop = h('button', { type: 'button', onclick: () => {
       localStorage.removeItem(draftKey);
-      editor.text = given;
+      mod.value = given;
       draftBox.hidden = true;
     } }, 'Discard');
-    const take = h('button', { type: 'button', onclick: () => { editor.text = draft.text; take.remove(); } }, 'Restore');
+    const take = h('button', { type: 'button', onclick: () => { mod.value = draft.text; take.remove(); } }, 'Restore');
     const at = new Date(draft.at).toLocaleString();
     // The draft is not restored automatically on the page of an earlier version or a template.
     const isAutomatic = new URL(location).search === '' && (name || !document.referrer.includes('/mods/-new'));
     const made = draft.base && draft.base !== hash ? `, based on version ${draft.base.slice(0, 12)}` : '';
     draftBox.replaceChildren(h('p', {}, `Unsaved changes of ${at}${made}. `, isAutomatic ? null : take, ' ', drop));
     draftBox.hidden = false;
-    if (isAutomatic) editor.text = draft.text;
+    if (isAutomatic) mod.value = draft.text;
   }
 
   // Results of the server's checks.
 
   function show(problems) {
-    editor.mark(problems.map(({ line, message }) => ({ line, message })));
-    list.replaceChildren(...problems.map(({ line, message, traceback }) => h('li', {},
-      line ? h('button', { type: 'button', onclick: () => editor.go(line) }, `Line ${line}`) : null,
+    mod.mark(problems);
+    list.replaceChildren(...problems.map(({ file, line, message, traceback }) => h('li', {},
+      line ? h('button', { type: 'button', onclick: () => mod.go({ file, line }) }, file ? `${file}, line ${line}` : `Line ${line}`) : null,
       h('span', {}, message),
       traceback ? h('details', {}, h('summary', { class: 'hint' }, 'Traceback'), h('pre', { class: 'trace', tabindex: '0' }, traceback)) : null)));
     const { length } = problems;
@@ -129,7 +134,7 @@ function edit() {
   let compare = null;
 
   function changed() {
-    textarea.value = editor.text;
+    if (textarea) textarea.value = editor.text;
     compare?.();
     clearTimeout(keeping);
     keeping = setTimeout(keep, 250);
@@ -146,13 +151,13 @@ function edit() {
     asked?.abort();
     saving = true;
     button.disabled = true;
-    const text = editor.text;
+    const sent = mod.value;
     say('Saving…');
     fail('');
     try {
       const response = await ask('/v1/mods', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(upload()) });
       const done = await response.json();
-      saved = text;
+      saved = sent;
       keep();
       draftBox.hidden = true;
       if (done.name !== name) {
@@ -221,7 +226,7 @@ function edit() {
   const dry = document.querySelector('[data-dry-run]');
   if (dry && may) {
     import('./dry-run.js').then(({ dryRun }) => {
-      dryRun(dry, { upload, show, go: (line) => editor.go(line), save: async () => !isChanged() || save() });
+      dryRun(dry, { upload, show, go: (line) => mod.go({ line }), save: async () => !isChanged() || save() });
       dry.hidden = false;
     });
   }

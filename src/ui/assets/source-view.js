@@ -58,32 +58,35 @@ const shown = (nonce, label) => [
   pythonLanguage, syntaxHighlighting(colours), look, search(),
 ];
 
-/** Shows the text of `box` read-only. */
-export function view(box, nonce) {
-  const pre = box.querySelector('pre');
-  const label = pre.getAttribute('aria-label');
-  const doc = pre.textContent;
-  pre.remove();
-  new EditorView({ parent: box, doc, extensions: [shown(nonce, label), EditorState.readOnly.of(true), keymap.of([...searchKeymap, ...defaultKeymap])] });
-}
-
-/** Creates an editor in `box` with `text`; `mark(problems)` shows `{line, message}` at their lines, `go(line)` moves to a line. */
+/**
+ * Creates an editor in `box` with `text`; `mark(problems)` shows `{line, message}` at their lines, `go(line)` moves to a
+ * line. `show(key, text)` shows another text, with its own undo history and selection, which are kept until `forget()`.
+ */
 export function source(box, { text, nonce, readonly, label, changed }) {
-  const editor = new EditorView({
-    parent: box,
-    doc: text,
-    extensions: [
-      shown(nonce, label),
-      replacing, history(), indentOnInput(), indentUnit.of('    '), lintGutter(),
-      readonly ? EditorState.readOnly.of(true) : [highlightActiveLine(), highlightActiveLineGutter(), keymap.of([indentWithTab])],
-      keymap.of([...historyKeymap, ...searchKeymap, ...lintKeymap, ...defaultKeymap]),
-      EditorView.updateListener.of((update) => { if (update.docChanged) changed(); }),
-    ],
-  });
+  const extensions = [
+    shown(nonce, label),
+    replacing, history(), indentOnInput(), indentUnit.of('    '), lintGutter(),
+    readonly ? EditorState.readOnly.of(true) : [highlightActiveLine(), highlightActiveLineGutter(), keymap.of([indentWithTab])],
+    keymap.of([...historyKeymap, ...searchKeymap, ...lintKeymap, ...defaultKeymap]),
+    EditorView.updateListener.of((update) => { if (update.docChanged) changed(); }),
+  ];
+  const editor = new EditorView({ parent: box, doc: text, extensions });
+  const states = new Map();
+  let shownKey = null;
   const line = (number) => editor.state.doc.line(Math.max(1, Math.min(number, editor.state.doc.lines)));
   return {
     get text() { return editor.state.doc.toString(); },
     set text(next) { editor.dispatch({ changes: { from: 0, to: editor.state.doc.length, insert: next } }); },
+    show(key, doc) {
+      if (shownKey !== null) states.set(shownKey, editor.state);
+      const state = states.get(key);
+      editor.setState(state?.doc.toString() === doc ? state : EditorState.create({ doc, extensions }));
+      shownKey = key;
+    },
+    forget() {
+      states.clear();
+      shownKey = null;
+    },
     mark(problems) {
       const found = problems.filter((one) => one.line).map(({ line: number, message }) => {
         const { from, to, text: all } = line(number);

@@ -1,0 +1,88 @@
+// The source of a mod in one editor: a text, or the files of a package, of which one is displayed.
+import { h } from './dom.js';
+
+/** Returns the source of a mod that is one text. */
+export function singleFile(editor) {
+  return {
+    get value() { return editor.text; },
+    set value(text) { editor.text = text; },
+    mark: (problems) => editor.mark(problems),
+    go: ({ line }) => editor.go(line),
+  };
+}
+
+/**
+ * Returns the source of a package, `{path: text}`. Puts a selection of the file and buttons to add and remove files into
+ * `bar`. `changed()` is called when a file was added or removed.
+ */
+export function packageFiles(bar, files, editor, { may, changed }) {
+  let texts = new Map(Object.entries(files));
+  let path = null;
+  let problems = [];
+  const select = h('select', { onchange: () => show(select.value) });
+  const added = h('input', { placeholder: 'folder/name.py', 'aria-label': 'Path of the new file', pattern: '([A-Za-z_][A-Za-z0-9_]*/)*[A-Za-z_][A-Za-z0-9_]*\\.py', title: 'Python identifiers separated by /, and .py', maxlength: '200', autocomplete: 'off', spellcheck: 'false', autocapitalize: 'off' });
+  const remove = h('button', { type: 'button', onclick: () => {
+    texts.delete(path);
+    path = null;
+    list();
+    show([...texts.keys()].sort()[0]);
+    changed();
+  } }, 'Remove file');
+  const add = h('button', { type: 'button', onclick: () => {
+    const next = added.value.trim();
+    if (!next || !added.reportValidity()) return added.focus();
+    if (!texts.has(next)) texts.set(next, '');
+    added.value = '';
+    list();
+    show(next);
+    changed();
+  } }, 'Add file');
+  // Enter in the field adds the file, and does not save the mod.
+  added.addEventListener('keydown', (event) => { if (event.key === 'Enter') { event.preventDefault(); add.click(); } });
+  bar.replaceChildren(h('label', {}, 'File ', select), ...(may ? [remove, added, add] : []));
+
+  function list() {
+    select.replaceChildren(...[...texts.keys()].sort().map((name) => h('option', { value: name }, name)));
+    remove.disabled = texts.size < 2;
+  }
+
+  /** Keeps the text of the displayed file. */
+  function keep() {
+    if (path !== null) texts.set(path, editor.text);
+  }
+
+  function show(next) {
+    keep();
+    if (next !== path) editor.show(next, texts.get(next));
+    path = next;
+    select.value = next;
+    mark();
+  }
+
+  const mark = () => editor.mark(problems.filter(({ file }) => file === path));
+
+  list();
+  show(select.value);
+  return {
+    get value() {
+      keep();
+      return Object.fromEntries([...texts].sort(([a], [b]) => (a < b ? -1 : 1)));
+    },
+    set value(next) {
+      texts = new Map(Object.entries(next));
+      path = null;
+      editor.forget();
+      list();
+      show(select.value);
+      changed();
+    },
+    mark(found) {
+      problems = found;
+      mark();
+    },
+    go({ file, line }) {
+      if (file && texts.has(file)) show(file);
+      editor.go(line);
+    },
+  };
+}
