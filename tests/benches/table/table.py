@@ -138,8 +138,8 @@ def render(results):
     """The results as Markdown."""
     info = results["info"]
     lines = [
-        f"{info['machine']}, {info['date']}; {info['rounds']} rounds, medians. `{info['flags']}` on both sides. Above 1, "
-        "Thunder is better. In brackets: Thunder / llama-server.",
+        f"{info['machine']}, {info['date']}; {info['rounds']} rounds. `{info['flags']}` on both sides. "
+        "Each ratio is the median of the rounds' ratios; above 1, Thunder is better. In brackets: the medians of Thunder / llama-server.",
         "",
         "| Model | Prompt + answer | Threads | Streams | Whole request (tokens/s) | Generation | First token, median (ms) "
         "| First token, last stream |",
