@@ -66,5 +66,5 @@ async fn statistics_count_the_runs_of_the_tenant() {
     let list: Value = serde_json::from_str(&list).unwrap();
     assert_eq!(list["runs"].as_array().map(Vec::len), Some(2), "{link} {list}");
     let (_, empty) = get(&server, "ann-key", "/stats?days=1&model=absent").await;
-    assert!(empty.contains("No run ended in this time"));
+    assert!(empty.contains("No run ended in this period"));
 }

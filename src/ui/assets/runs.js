@@ -1,4 +1,4 @@
-// The list of runs: filters while typing, updates the URL, and announces new runs without moving rows.
+// The list of runs: filters during typing, updates the URL, and announces new runs without moving rows.
 import { ask, base, copy, reach } from './dom.js';
 import { listenForFiles } from './import.js';
 import { follow } from './sse.js';

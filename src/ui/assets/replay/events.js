@@ -1,4 +1,4 @@
-// Full data of events: the event, its mod calls with logs and actions. Loaded in blocks and cached.
+// Events with their mod calls, logs and actions, loaded in blocks and cached.
 import { ask } from '../dom.js';
 
 const BLOCK = 96;
