@@ -164,7 +164,14 @@ impl ReplayPage {
             feedback,
             forks,
             forks_href: runs_href(&forks_filter(run)),
-            ratings: [("-1", "Bad"), ("-0.5", "Rather bad"), ("0", "Neither"), ("0.5", "Rather good"), ("1", "Good"), ("", "Note only")],
+            ratings: [
+                ("-1", "Bad"),
+                ("-0.5", "Rather bad"),
+                ("0", "Neither"),
+                ("0.5", "Rather good"),
+                ("1", "Good"),
+                ("", "Note only"),
+            ],
             prev_href: neighbour("newer"),
             next_href: neighbour("older"),
             pane: Pane {

@@ -144,7 +144,11 @@ async fn check_reports_lines_and_registers_nothing() {
     let files = json!({"a.py": "from thunder_mods import mod\nimport b\n", "b.py": "\n\n1 / 0\n"});
     let package = json!({"name": "edited", "module": "a", "source": files});
     let (_, package) = check(&server, BOSS, &package).await;
-    assert_eq!((&package["problems"][0]["file"], &package["problems"][0]["line"]), (&json!("b.py"), &json!(3)), "{package}");
+    assert_eq!(
+        (&package["problems"][0]["file"], &package["problems"][0]["line"]),
+        (&json!("b.py"), &json!(3)),
+        "{package}"
+    );
     let (_, taken) = check(&server, BOSS, &json!({"name": "ban-phrases", "source": forced_answer("it")})).await;
     assert_eq!(taken["problems"][0]["pointer"], "name", "{taken}");
     assert_eq!(check_version(&server).await.0, 404);

@@ -63,15 +63,13 @@ pub(super) async fn import_checked(
     if let Err(error) = validate_upload(app, &upload) {
         let pointer = error.pointer().unwrap_or_default().to_owned();
         return match error.kind() {
-            ErrorKind::BadRequest | ErrorKind::Conflict | ErrorKind::NoRoom => {
-                Ok(Err(CheckProblem {
-                    file: None,
-                    line: None,
-                    message: error.problem().detail,
-                    traceback: None,
-                    pointer,
-                }))
-            }
+            ErrorKind::BadRequest | ErrorKind::Conflict | ErrorKind::NoRoom => Ok(Err(CheckProblem {
+                file: None,
+                line: None,
+                message: error.problem().detail,
+                traceback: None,
+                pointer,
+            })),
             _ => Err(error),
         };
     }

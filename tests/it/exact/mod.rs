@@ -171,7 +171,7 @@ fn heads_close_to(stored: &[u8], reference: &mut Reference, sequence: &[TokenId]
         let expected = &expected[index * sequence.len()..(index + 1) * sequence.len()];
         for (position, (&value, expected)) in row.iter().zip(expected).enumerate() {
             let off = (f64::from(value) - expected).abs();
-            // Halves of floats have 11 bits.
+            // 16-bit floats have 11 significant bits.
             assert!(
                 off < close + expected / 2048.0,
                 "{kind:?}: layer {layer}, head {head}, position {position}: {value} instead of {expected}"

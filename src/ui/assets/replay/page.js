@@ -150,7 +150,7 @@ function giveFeedback() {
 async function changeTags() {
   const place = document.querySelector('[data-tags]');
   const tags = await import('../tags.js');
-  tags.editTags([{ id, tags: tags.shown(place) }], ([run]) => place.replaceChildren(...tags.links(run.tags)));
+  tags.editTags([{ id, tags: tags.tagsIn(place) }], ([run]) => place.replaceChildren(...tags.links(run.tags)));
 }
 
 const follow = (selector) => {
