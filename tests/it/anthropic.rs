@@ -1,4 +1,4 @@
-//! Anthropic's Messages API with a real model. Its weights are random, so a mod forces answers that must be known.
+//! Anthropic's Messages API with a real model. Its weights are random, so a mod forces the answers that tests depend on.
 
 use super::chat::{CALLS, forced_answer};
 use super::harness::{ErrorTable, message_of, server};

@@ -25,8 +25,8 @@ fn schema() -> Value {
     })
 }
 
-/// Returns true if a text is JSON of that schema, checked by hand.
-fn check(text: &str) {
+/// Asserts that a text is JSON that matches [`schema`].
+fn assert_valid(text: &str) {
     let value: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text:?}"));
     let object = value.as_object().unwrap();
     assert_eq!(object.keys().collect::<Vec<_>>(), ["name", "size", "count", "tags"], "{text}");
@@ -81,11 +81,11 @@ async fn complete_answers_are_valid() {
         let chat = server.answer(CHAT, &body(seed, format())).await;
         let completion = server.answer(COMPLETIONS, &body(seed, json!({"json_schema": schema()}))).await;
         for text in [ended(&chat, "/message/content"), ended(&completion, "/text")].into_iter().flatten() {
-            check(text);
+            assert_valid(text);
             ends += 1;
         }
     }
-    assert!(ends >= 12, "only {ends} answers came to an end");
+    assert!(ends >= 12, "only {ends} answers ended");
 }
 
 #[tokio::test]
@@ -100,11 +100,11 @@ async fn streamed_answer_satisfies_constraint() {
             events.iter().filter(|data| *data != "[DONE]").map(|data| serde_json::from_str(data).unwrap()).collect();
         let text: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
         if chunks.iter().any(|chunk| chunk["choices"][0]["finish_reason"] == "stop") {
-            check(&text);
+            assert_valid(&text);
             ends += 1;
         }
     }
-    assert!(ends >= 3, "only {ends} answers came to an end");
+    assert!(ends >= 3, "only {ends} answers ended");
 }
 
 #[tokio::test]
@@ -167,12 +167,12 @@ async fn backtracking_mods_respect_constraint() {
         requested["mods"] = json!([{"name": "ban-phrases", "config": {"phrases": ["small", "true"]}}]);
         let answer = server.answer(CHAT, &requested).await;
         if let Some(text) = ended(&answer, "/message/content") {
-            check(text);
+            assert_valid(text);
             assert!(!text.contains("small") && !text.contains("true"), "{text}");
             ends += 1;
         }
     }
-    assert!(ends >= 5, "only {ends} answers came to an end");
+    assert!(ends >= 5, "only {ends} answers ended");
 }
 
 #[tokio::test]
@@ -185,7 +185,7 @@ async fn forced_tokens_override_constraint_and_are_noted() {
     let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
     assert!(text.starts_with("{\"name\":\"forced\""), "{text}");
     if let Some(text) = ended(&answer, "/message/content") {
-        check(text);
+        assert_valid(text);
     }
 
     let mut contradicts = body(3, format());
@@ -252,7 +252,7 @@ async fn constrained_and_free_runs_share_the_engine() {
     };
     for (seed, answer) in futures::future::join_all((0..8).map(ask)).await {
         if let (true, Some(text)) = (seed.is_multiple_of(2), ended(&answer, "/message/content")) {
-            check(text);
+            assert_valid(text);
         }
     }
 }

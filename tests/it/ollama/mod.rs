@@ -1,5 +1,5 @@
 //! Ollama's API with a real model and with the clients of Ollama and `LiteLLM`. The model's weights are random, so a
-//! mod forces answers that must be known.
+//! mod forces the answers that tests depend on.
 
 use super::chat::forced_answer;
 use super::harness::{ErrorTable, Server, server};
