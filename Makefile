@@ -1,6 +1,6 @@
-# make run     builds Thunder and serves it on http://127.0.0.1:6767
+# make run     builds Thunder and starts the server on http://127.0.0.1:6767
 # make test    installs missing dependencies, then runs all tests
-# make release    packs a program for any processor of this architecture into target/dist
+# make release    builds an archive for any processor of this architecture in target/dist
 # make bench-table RIVAL=PATH/llama-server    measures Thunder and llama-server side by side
 .PHONY: run build release test bench bench-table deps lint
 

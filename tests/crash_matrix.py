@@ -120,7 +120,7 @@ def ingest(servers, numbers=itertools.count()):
 def generate(servers):
     body = {"prompt": "Once upon a time", "max_tokens": 24, "ignore_eos": True, "record": "required"}
     while not stop.is_set():
-        mods = random.choice([[], ["take_back"]])
+        mods = random.choice([[], ["replace_start"]])
         status, headers, answer = request(random.choice(servers).base + "/v1/completions", {**body, "mods": mods})
         if status == 200:
             generated.append((headers["x-thunder-run-id"], json.loads(answer)["choices"][0]["text"]))

@@ -1,4 +1,4 @@
-//! Cost of the decode loop: Thunder with recording is compared with bare `llama_decode` and llama.cpp's sampler chain
+//! Cost of the decode loop: Thunder with recording is compared with plain `llama_decode` and llama.cpp's sampler chain
 //! through llama-cpp-2, on the same model, threads and seed; and attention capture with none. The sides alternate, so
 //! that other load on the machine affects both; the table shows medians and their ratio.
 //!
@@ -57,7 +57,7 @@ fn context_size(setup: &Setup) -> u32 {
     (setup.tokens + 64).next_multiple_of(256)
 }
 
-/// Measures bare llama.cpp: `streams` sequences, one token of each per decode, and the sampler chain on each. Returns
+/// Measures plain llama.cpp: `streams` sequences, one token of each per decode, and the sampler chain on each. Returns
 /// seconds.
 fn bare(backend: &LlamaBackend, model: &LlamaModel, setup: &Setup, streams: i32, flash: bool) -> f64 {
     let params = LlamaContextParams::default()
@@ -232,7 +232,7 @@ fn main() {
     let _ = std::fs::remove_dir_all(folder);
 }
 
-/// Model and backend of bare llama.cpp.
+/// Model and backend of plain llama.cpp.
 struct Baseline {
     backend: &'static LlamaBackend,
     model: LlamaModel,

@@ -1,5 +1,5 @@
-//! Cost of `/ingest`: a payload of 256 generated tokens (some 2500 rows) posted to a server over HTTP, and parsed and
-//! stored without HTTP, is compared with a bare binary COPY of the same rows into the same tables. The sides alternate,
+//! Cost of `/ingest`: a payload of 256 generated tokens (about 2500 rows) posted to a server over HTTP, and parsed and
+//! stored without HTTP, is compared with a binary COPY of the same rows into the same tables. The sides alternate,
 //! so that other load on the machine affects all; the table shows medians and rates.
 //!
 //! `cargo bench --bench ingest -- [--database-url URL] [--rounds N]`; without a URL it uses an embedded server.

@@ -108,7 +108,7 @@ test('later steps are shaded by their attention to a token in the selected layer
   await page.keyboard.press('a');
   await page.waitForSelector('.tops li');
   const position = Number(await page.evaluate(() => [...document.querySelectorAll('.tok-facts div')].find((div) => div.querySelector('dt').textContent === 'position').querySelector('dd').textContent));
-  await page.selectOption('select[aria-label=Direction]', 'forth');
+  await page.selectOption('select[aria-label=Direction]', 'later');
   const { row_len: first, layer_ids: layers } = await step(1, 'view=mean');
   const shown = () => page.evaluate(() => [...document.querySelectorAll('.tops li')].map((li) => Number(li.firstChild.textContent)));
   const orders = new Set();

@@ -1,4 +1,4 @@
-// Streams tokens with their attention over the WebSocket, as binary frames, and shows which earlier token each looked at most.
+// Streams tokens with their attention over the WebSocket, as binary frames, and prints for each the earlier token with the most attention.
 //
 //     node tests/examples/attention.mjs [http://127.0.0.1:6767]
 //

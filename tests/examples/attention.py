@@ -1,4 +1,4 @@
-"""Tokenizes a text, generates from the tokens, and shows for each new token which earlier ones it looked at most.
+"""Tokenizes a text, generates from the tokens, and prints for each new token the earlier token with the most attention.
 
     python3 tests/examples/attention.py [http://127.0.0.1:6767]
 

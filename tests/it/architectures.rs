@@ -1,7 +1,7 @@
 //! Models of the architectures that llama.cpp implements, with random weights: generation and attention.
 //!
 //! `fixtures/architectures.json` has the keys and the tensors of a small model of each, as llama.cpp creates them from the keys
-//! of its own test of architectures. `V` is the size of the vocabulary.
+//! of its test of architectures. `V` is the size of the vocabulary.
 
 use super::exact::gguf::Writer;
 use super::exact::variant::write_vocabulary;
@@ -88,7 +88,7 @@ fn reason(answer: &Value) -> String {
     message.rsplit(": ").next().unwrap().split(';').next().unwrap().to_owned()
 }
 
-/// Returns whether a model generates, and whether its attention can be captured, each with the reason if not.
+/// Returns the cells of a model in the table: generation and attention, each with the reason if it is not supported.
 async fn outcome(server: &Server, name: &str) -> (String, String) {
     let body = json!({"model": name, "prompt": "Once upon", "max_tokens": 4, "ignore_eos": true, "seed": 1});
     let (status, answer) = server.post("/v1/completions", &body).await;
@@ -107,7 +107,7 @@ async fn outcome(server: &Server, name: &str) -> (String, String) {
 }
 
 #[tokio::test]
-async fn every_architecture_of_llama_cpp_is_loaded_or_refused() {
+async fn architectures_of_llama_cpp_generate_as_the_handbook_says() {
     let shapes = std::fs::read_to_string(Path::new(ROOT).join("fixtures/architectures.json")).unwrap();
     let shapes: Value = serde_json::from_str(&shapes).unwrap();
     let folder = folder();
@@ -115,7 +115,7 @@ async fn every_architecture_of_llama_cpp_is_loaded_or_refused() {
     for (name, description) in architectures {
         std::fs::write(folder.join(format!("{name}.gguf")), model(name, &shapes["base"], description)).unwrap();
     }
-    // llama.cpp aborts on this one at the first token, so it must not get that far.
+    // llama.cpp would abort the process at the first token of this model.
     let mut wide = architectures["minimax-m3"].clone();
     wide["keys"]["rope.dimension_count"] = json!(["u32", 64]);
     std::fs::write(folder.join("wide-rope.gguf"), model("minimax-m3", &shapes["base"], &wide)).unwrap();

@@ -1,4 +1,4 @@
-//! The handbook: generated tables, names of functions, and the blocks of code in its pages, which are run.
+//! The handbook: generated tables, names of functions, and the code blocks of its pages.
 
 use super::harness::{Server, folder, model, thunder};
 use serde_json::{Value, json};
@@ -59,7 +59,7 @@ fn handbook_lists_every_flag_of_serve() {
 
 #[test]
 fn handbook_lists_every_built_in_mod() {
-    let mut table = String::from("| Mod | What it does | Configuration |\n|---|---|---|\n");
+    let mut table = String::from("| Mod | Effect | Configuration |\n|---|---|---|\n");
     for known in thunder::mods::ModRegistry::with_builtin().list() {
         let required = known.schema["required"].as_array().cloned().unwrap_or_default();
         let fields =
@@ -155,7 +155,7 @@ fn blocks(markdown: &str) -> Vec<Block> {
 }
 
 /// Runs the blocks of one page consecutively in a new folder.
-struct Session {
+struct PageRunner {
     folder: PathBuf,
     servers: BTreeMap<Vec<String>, Server>,
     flags: Vec<String>,
@@ -164,7 +164,7 @@ struct Session {
     failures: Vec<String>,
 }
 
-impl Session {
+impl PageRunner {
     fn new() -> Self {
         Self {
             folder: folder(),
@@ -338,20 +338,20 @@ async fn blocks_of_the_handbook_run() {
         std::fs::read_dir(pages()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     files.retain(|name| has_extension(name, "md") && only.as_ref().is_none_or(|only| name == only));
     files.sort();
-    let mut session = Session::new();
+    let mut runner = PageRunner::new();
     let readme = ("README.md", Path::new(ROOT).join("README.md"));
     let readme = only.is_none().then_some(readme).into_iter();
     for (name, path) in files.iter().map(|name| (name.as_str(), pages().join(name))).chain(readme) {
-        session.open_page();
+        runner.open_page();
         for block in blocks(&std::fs::read_to_string(path).unwrap()) {
-            session.run(name, &block).await;
+            runner.run(name, &block).await;
         }
     }
-    assert!(session.failures.is_empty(), "{}", session.failures.join("\n\n"));
-    assert!(only.is_some() || session.ran > 60, "only {} blocks ran", session.ran);
-    let reasons = session.skipped.join("\n");
-    eprintln!("{} blocks ran on {} servers; skipped:\n{reasons}", session.ran, session.servers.len());
-    for server in session.servers.into_values() {
+    assert!(runner.failures.is_empty(), "{}", runner.failures.join("\n\n"));
+    assert!(only.is_some() || runner.ran > 60, "only {} blocks ran", runner.ran);
+    let reasons = runner.skipped.join("\n");
+    eprintln!("{} blocks ran on {} servers; skipped:\n{reasons}", runner.ran, runner.servers.len());
+    for server in runner.servers.into_values() {
         server.stop("TERM").await;
     }
 }

@@ -75,7 +75,7 @@ async fn data_directory_is_readable_by_its_owner_only() {
     let mut seen = 0;
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).unwrap().flatten() {
-            // The first belongs to the tests, and files of runs are temporary.
+            // The tests create the first one, and files of runs are temporary.
             let Ok(found) = entry.metadata() else { continue };
             if entry.file_name() == "server.log" {
                 continue;

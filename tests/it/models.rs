@@ -1,6 +1,6 @@
 //! Several models on one server: found by name, loaded and unloaded at run time.
 
-use super::harness::{Server, SseReader, folder, model};
+use super::harness::{Server, SseReader, folder, message_of, model};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -77,7 +77,9 @@ async fn request_replaces_least_recently_used_model() {
     for wrong in ["../../tiny", path.to_str().unwrap(), "plum.gguf", "quince"] {
         let (code, error) = server.post("/v1/completions", &text(wrong)).await;
         assert_eq!((code, error["error"]["code"].as_str()), (404, Some("model_not_found")), "{wrong}: {error}");
-        assert!(error["error"]["message"].as_str().unwrap().contains("tiny, apple, pear, plum"), "{error}");
+        let known = "tiny, apple, pear, plum";
+        let expected = format!("unknown model '{wrong}'; known models: {known}; without \"model\" a request uses tiny");
+        assert_eq!(message_of(&error), expected);
         let (code, _) = server.post("/models/load", &json!({"model": wrong})).await;
         assert_eq!(code, 404, "{wrong}");
     }
@@ -114,7 +116,7 @@ async fn states_and_sessions_belong_to_the_model_they_were_saved_with() {
 
     let body = json!({"state": saved["state"]});
     let (code, answer) = server.post("/slots/0?action=restore-state&model=two", &body).await;
-    assert!(code == 400 && answer.to_string().contains("saved with another model"), "{code} {answer}");
+    assert_eq!((code, message_of(&answer)), (400, "OTHER_MODEL"));
     assert_eq!(status(&server, "one").await["value"], "unloaded", "only one model was loaded");
     assert_eq!(server.get("/sessions?model=one").await.1[0]["id"], 7, "its stored sessions remain");
     assert_eq!(status(&server, "one").await["value"], "unloaded");
@@ -212,7 +214,7 @@ async fn damaged_file_fails_only_its_model() {
         ("cut", "incomplete"),
         ("other", "does not begin with 'GGUF'"),
         ("nothing", "incomplete"),
-        // llama.cpp ends its process over this one.
+        // llama.cpp aborts its process when it loads this file.
         ("twice", "GGML_ASSERT"),
     ];
     for (name, reason) in reasons {

@@ -1,4 +1,4 @@
-//! The documents that describe the API to programs: valid, and complete.
+//! The OpenAPI and AsyncAPI documents are valid and complete.
 
 use super::harness::server;
 use serde_json::Value;

@@ -1,6 +1,6 @@
 //! Mods and clients that were written for Quote: steps, schemas, errors, tool calls, keys, request ids.
 
-use super::harness::{Server, server};
+use super::harness::{Server, message_of, server};
 use reqwest::{Method, RequestBuilder, StatusCode};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -93,15 +93,17 @@ async fn tool_calls_of_mod_retract_earlier_text() {
 async fn active_runs_have_distinct_request_ids() {
     let server = server().await;
     let same = json!({"request_id": "quote-same-id", "record": false, "ignore_eos": true});
-    let mut slow = chat("quote_dawdle", &same);
+    let mut slow = chat("quote_slow", &same);
     (slow["stream"], slow["max_tokens"]) = (json!(true), json!(4000));
     let first = server.request(Method::POST, CHAT).json(&slow).send().await.unwrap();
     assert_eq!(first.status(), StatusCode::OK);
-    let second = chat("quote_dawdle", &same);
+    let second = chat("quote_slow", &same);
     let (status, answer) = server.post(CHAT, &second).await;
     assert_eq!((status, answer["error"]["param"].as_str()), (409, Some("request_id")), "{answer}");
-    let message = answer["error"]["message"].as_str().unwrap();
-    assert!(message.contains("'quote-same-id'") && message.contains("in use by an active run"), "{message}");
+    assert_eq!(
+        message_of(&answer),
+        "request_id 'quote-same-id' is in use by an active run; send another one, or omit it to get the run's own id"
+    );
     // In the attention API an id belongs to the connection, and the run gets another one.
     let own =
         json!({"input_ids": [40, 41], "max_new_tokens": 1, "request_id": "quote-same-id", "return_attention": false});

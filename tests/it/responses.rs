@@ -1,4 +1,4 @@
-//! OpenAI's Responses API with a real model. Its weights are random, so a mod forces answers that must be known.
+//! OpenAI's Responses API with a real model. Its weights are random, so a mod forces the answers that tests depend on.
 
 use super::chat::{CALLS, forced_answer};
 use super::harness::{Server, server};

@@ -1,6 +1,6 @@
 //! Saved filters of the run list.
 
-use super::harness::{Server, folder};
+use super::harness::{ErrorTable, Server, folder};
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -56,17 +56,11 @@ async fn filters_are_saved_for_a_tenant() {
     assert_eq!(saved(&server, "ann-key-2").await.len(), 1);
 
     let long = "x".repeat(65);
-    for (name, q, detail) in [
-        ("", "x", "`name` must have 1 to 64 characters without control characters, got 0 characters"),
-        (long.as_str(), "x", "got 65 characters"),
-        ("a\nb", "x", "`name` must have 1 to 64 characters"),
-        ("empty", "  ", "`q` must have 1 to 2000 characters"),
-        ("bad", "modle:x", "'modle' is not a field"),
-    ] {
-        let (status, problem) = save("bob-key", name, q).await;
-        assert_eq!(status, 400, "{problem}");
-        assert!(problem["detail"].as_str().unwrap().contains(detail), "{problem}");
+    let mut errors = ErrorTable::default();
+    for (name, q) in [("", "x"), (&*long, "x"), ("a\nb", "x"), ("empty", "  "), ("bad", "modle:x")] {
+        errors.add(format!("{name:?}: {q:?}"), &save("bob-key", name, q).await);
     }
+    insta::assert_snapshot!("saved_filter_errors", errors);
     for number in 0..50 {
         assert_eq!(save("bob-key", &number.to_string(), "x").await.0, 201);
     }

@@ -287,7 +287,7 @@ async fn retracted_text_is_erased_from_terminal() {
     let server = server().await;
     let scene = move || {
         let mut terminal =
-            Terminal::start(server, &["--mod", "take_back", "-n", "12", "--seed", "2", "--no-attention"]);
+            Terminal::start(server, &["--mod", "replace_start", "-n", "12", "--seed", "2", "--no-attention"]);
         let at = terminal.wait(0, "/help lists");
         let at = terminal.wait(at, "> ");
         terminal.press("Hello!\r");

@@ -1,7 +1,7 @@
 import test from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
-import { bucketIn, describe, moved } from '../../src/ui/assets/replay/heads.js';
+import { bucketIn, describe, cellAfterKey } from '../../src/ui/assets/replay/heads.js';
 import { viewQuery } from '../../src/ui/assets/replay/attention.js';
 
 const head = { layer: 3, head: 5, entropy: 2, sink_mass: 0.5, peak: 0.25, peak_position: 7 };
@@ -17,9 +17,9 @@ test('a head is described by its numbers', () => {
 });
 
 test('keys move within the grid', () => {
-  assert.deepEqual(['ArrowUp', 'ArrowDown', 'ArrowLeft', 'ArrowRight'].map((key) => moved(key, [1, 1], 3, 4)), [[0, 1], [2, 1], [1, 0], [1, 2]]);
-  assert.deepEqual(['ArrowUp', 'ArrowLeft', 'Home', 'End', 'PageDown'].map((key) => moved(key, [0, 0], 3, 4)), [[0, 0], [0, 0], [0, 0], [0, 3], [2, 0]]);
-  assert.equal(moved('a', [0, 0], 3, 4), null);
+  assert.deepEqual(['ArrowUp', 'ArrowDown', 'ArrowLeft', 'ArrowRight'].map((key) => cellAfterKey(key, [1, 1], 3, 4)), [[0, 1], [2, 1], [1, 0], [1, 2]]);
+  assert.deepEqual(['ArrowUp', 'ArrowLeft', 'Home', 'End', 'PageDown'].map((key) => cellAfterKey(key, [0, 0], 3, 4)), [[0, 0], [0, 0], [0, 0], [0, 3], [2, 0]]);
+  assert.equal(cellAfterKey('a', [0, 0], 3, 4), null);
 });
 
 test('views name layer and head in the API', () => {

@@ -5,7 +5,7 @@ import { documentsIn, importProblem } from '../../src/ui/assets/import.js';
 test('only documents of a run are sent', () => {
   assert.equal(importProblem('{"request": {}, "events": []}'), '');
   assert.match(importProblem('[1]'), /"request" is missing/);
-  assert.match(importProblem('<!doctype html>'), /it is a page/);
+  assert.match(importProblem('<!doctype html>'), /it is an HTML file/);
   assert.match(importProblem('{'), /not JSON/);
 });
 

@@ -1,15 +1,16 @@
 // Modules of the replay that need no browser. Run: node --test tests/js
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { NEVER, branches, chipVisible } from '../../src/ui/assets/replay/branches.js';
 import { MODES, legend, surprise } from '../../src/ui/assets/replay/colour.js';
 import { bucketOf, sinkOf } from '../../src/ui/assets/replay/attention.js';
 import { find } from '../../src/ui/assets/replay/find.js';
 import { pieces, show } from '../../src/ui/assets/replay/glyphs.js';
 import { group } from '../../src/ui/assets/replay/events.js';
 import { Deduplicator } from '../../src/ui/assets/replay/live.js';
-import { stepping } from '../../src/ui/assets/replay/moves.js';
+import { targetOf } from '../../src/ui/assets/replay/moves.js';
 import { mayCut, roles } from '../../src/ui/assets/replay/parts.js';
+import { isChipVisible, removals } from '../../src/ui/assets/replay/removals.js';
+import { NEVER } from '../../src/ui/assets/replay/rows.js';
 import { explain, percent } from '../../src/ui/assets/replay/why.js';
 
 test('characters that hide or reorder text are shown by name', () => {
@@ -23,17 +24,17 @@ test('characters that hide or reorder text are shown by name', () => {
   assert.equal(show(''), '∅');
 });
 
-test('branches are nested, and a folded branch hides its inner chips', () => {
+test('removals are nested, and a folded removal hides its inner chips', () => {
   // Rows 1–5 are removed at event 50, but rows 2–3 were already removed at event 30.
   const died = [NEVER, 50, 30, 30, 50, 50, NEVER];
-  const all = branches(died.length, (i) => died[i]);
+  const all = removals(died.length, (i) => died[i]);
   assert.deepEqual(all.map((b) => [b.died, b.first, b.last, b.count]), [[30, 2, 3, 2], [50, 1, 5, 3]]);
   const inner = all[0];
   assert.equal(inner.parent, all[1]);
-  assert.equal(chipVisible(inner, 29, () => false), false, 'not dead yet');
-  assert.equal(chipVisible(inner, 40, () => false), true);
-  assert.equal(chipVisible(inner, 60, () => false), false, 'inside a folded branch');
-  assert.equal(chipVisible(inner, 60, () => true), true);
+  assert.equal(isChipVisible(inner, 29, () => false), false, 'not removed yet');
+  assert.equal(isChipVisible(inner, 40, () => false), true);
+  assert.equal(isChipVisible(inner, 60, () => false), false, 'inside a folded removal');
+  assert.equal(isChipVisible(inner, 60, () => true), true);
 });
 
 test('find matches across tokens and skips hidden ones', () => {
@@ -70,7 +71,7 @@ const run = {
 };
 
 test('keys move to tokens, marks, backtracks and surprising tokens', () => {
-  const go = (action, n) => stepping(action, run, n, (i) => surprise(run, i), 4);
+  const go = (action, n) => targetOf(action, run, n, (i) => surprise(run, i), 4);
   assert.equal(go('nextToken', 0), 3);
   assert.equal(go('nextToken', 6), 7, 'behind the last token is the end');
   assert.equal(go('prevToken', 7), 6);
@@ -83,7 +84,7 @@ test('keys move to tokens, marks, backtracks and surprising tokens', () => {
   assert.equal(go('nextBacktrack', 0), 4);
   assert.equal(go('nextSurprise', 0), 3);
   assert.equal(go('nextSurprise', 3), 'No surprise after this.');
-  assert.equal(stepping('nextBacktrack', { ...run, died: () => NEVER }, 0, () => 0, 4), 'No backtrack in this run.');
+  assert.equal(targetOf('nextBacktrack', { ...run, died: () => NEVER }, 0, () => 0, 4), 'No backtrack in this run.');
   assert.equal(go('colour', 3), undefined);
 });
 

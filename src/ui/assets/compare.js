@@ -16,11 +16,11 @@ const box = document.querySelector('[data-diff]');
 const panel = document.querySelector('[data-panel]');
 const problem = document.querySelector('[data-problem]');
 const summary = document.querySelector('[data-summary]');
-const SHOWN = 12;
+const MAX_CANDIDATES = 12;
 /** Tokens at the end of a common start that stay visible. */
 const VISIBLE_TOKENS = 12;
 /** Events per request of candidates. */
-const BLOCK = 6000;
+const EVENTS_PER_REQUEST = 6000;
 /** Parameters that have their own rows or describe the recording. */
 const SKIPPED = ['mods', 'fork', 'model', 'reading'];
 
@@ -36,10 +36,10 @@ let sides = [];
 let changes = [];
 let steps = [];
 let spans = [];
-let apart = [];
+let divergences = [];
 let current = -1;
 let at = -1;
-let job = 0;
+let timer = 0;
 
 const canvas = h('canvas', { 'aria-hidden': 'true' });
 const scrub = h('input', { type: 'range', class: 'scrub', min: '0', value: '0', step: '1', 'aria-label': 'Token on both sides', oninput: () => go(Number(scrub.value)) });
@@ -88,7 +88,7 @@ function draw() {
     ? `${changes.length} difference${changes.length === 1 ? '' : 's'} · ${same} of ${Math.max(a.rows.length, b.rows.length)} tokens equal · first at token ${changes[0].block.a[0] + 1}`
     : `No difference: ${same} tokens are equal.`;
   scrub.max = String(Math.max(0, steps.length - 1));
-  paint();
+  drawStrip();
   if (changes.length) choose(0);
   else if (steps.length) go(steps.length - 1);
 }
@@ -122,14 +122,14 @@ function go(step) {
   const details = span?.closest('details');
   if (details && !details.open) details.open = true;
   span?.scrollIntoView({ block: 'nearest' });
-  const value = apart[at];
+  const value = divergences[at];
   const words = `token ${x === null ? '–' : x + 1} of A, ${y === null ? '–' : y + 1} of B${value === null || value === undefined ? '' : `, divergence at least ${value.toFixed(2)} bit`}`;
   scrub.setAttribute('aria-valuetext', words);
   note.textContent = `${words}. The bars are a lower bound of the KL divergence of B from A at each step, computed from the recorded candidates and the rest as one outcome.`;
-  clearTimeout(job);
+  clearTimeout(timer);
   // If a side has no token at this step, its next token is compared, because both tokens follow the same text.
   const next = (side) => steps.slice(at).find((pair) => pair[side] !== null)?.[side] ?? null;
-  job = setTimeout(() => describe(next(0), next(1)), 60);
+  timer = setTimeout(() => describe(next(0), next(1)), 60);
 }
 
 async function describe(x, y) {
@@ -137,7 +137,7 @@ async function describe(x, y) {
   panel.setAttribute('aria-busy', 'true');
   try {
     const [a, b] = await Promise.all([step(sides[0], x), step(sides[1], y)]);
-    if (mine === at) both(a, b);
+    if (mine === at) showCandidates(a, b);
   } catch (error) {
     if (mine === at) panel.replaceChildren(h('section', {}, h('p', { class: 'err' }, `Loading the distributions failed: ${error.message}.`)));
   } finally {
@@ -155,20 +155,20 @@ async function step({ id, run, rows, events }, index) {
 }
 
 /** Loads the candidates of both runs and draws their divergence. */
-async function measure() {
+async function loadDivergences() {
   const models = await Promise.all(sides.map(async ({ id, run }) => {
     const all = [];
-    for (let from = 0; from < run.eventCount; from += BLOCK) all.push(...(await (await ask(`/api/v1/runs/${encodeURIComponent(id)}/alternatives?from=${from}&to=${from + BLOCK}`)).json()).alternatives);
+    for (let from = 0; from < run.eventCount; from += EVENTS_PER_REQUEST) all.push(...(await (await ask(`/api/v1/runs/${encodeURIComponent(id)}/alternatives?from=${from}&to=${from + EVENTS_PER_REQUEST}`)).json()).alternatives);
     return byStep(all);
   }));
   const of = (side, token) => (token === null ? [] : models[side].get(sides[side].run.step(sides[side].run.born(sides[side].rows[token]))) ?? []);
-  apart = steps.map(([x, y]) => divergence(of(0, x), of(1, y)));
-  paint();
+  divergences = steps.map(([x, y]) => divergence(of(0, x), of(1, y)));
+  drawStrip();
   if (at >= 0) go(at);
 }
 
-/** Draws the strip: bars of the divergence over tinted differences. */
-function paint() {
+/** Draws the strip: bars of the divergence, and a background colour at differences. */
+function drawStrip() {
   const s = surface(canvas);
   if (!s) return;
   const { g, w, h: height } = s;
@@ -178,7 +178,7 @@ function paint() {
   g.fillStyle = c['accent-wash'];
   for (const { block, from } of changes) g.fillRect(from * wide, 0, Math.max(1, Math.max(block.a[1] - block.a[0], block.b[1] - block.b[0]) * wide), height);
   g.fillStyle = c.spark;
-  apart.forEach((value, i) => {
+  divergences.forEach((value, i) => {
     if (!value) return;
     const tall = Math.max(1, Math.sqrt(Math.min(1, value / 8)) * (height - 6));
     g.fillRect(i * wide, height - tall, Math.max(1, wide - (wide > 4 ? 1 : 0)), tall);
@@ -197,7 +197,7 @@ async function settings() {
 }
 
 /** Shows links that compare A with its family, and with further runs of the address. */
-async function offers() {
+async function showLinks() {
   const family = await (await ask(`/api/v1/runs/${encodeURIComponent(sides[0].id)}/family`)).json();
   const further = new URL(location).searchParams.get('with')?.split(',').filter(Boolean) ?? [];
   const list = [...order(family.runs), ...further.filter((id) => !family.runs.some((m) => m.run_id === id)).map((run_id, i) => ({ run_id, name: `selected run ${i + 1}` }))];
@@ -210,9 +210,9 @@ async function offers() {
 }
 
 /** Values of a candidate besides the model's probability: field, column title, and the flag for its presence. */
-const LATER = [['mods', 'after mods', 'hasMods'], ['sampler', 'drawn from', 'hasSampler']];
+const LATER_COLUMNS = [['mods', 'after mods', 'hasMods'], ['sampler', 'drawn from', 'hasSampler']];
 
-function both(a, b) {
+function showCandidates(a, b) {
   const merged = new Map();
   for (const [name, s] of [['a', a], ['b', b]]) {
     for (const r of s.rows) {
@@ -223,8 +223,8 @@ function both(a, b) {
   }
   const best = (r) => Math.max(r.a?.model ?? 0, r.b?.model ?? 0);
   const list = [...merged.values()].sort((x, y) => best(y) - best(x));
-  const rows = list.filter((r, i) => i < SHOWN || r.a?.chosen || r.b?.chosen);
-  const columns = [['model', 'model'], ...LATER.filter(([, , has]) => a[has] || b[has])];
+  const rows = list.filter((r, i) => i < MAX_CANDIDATES || r.a?.chosen || r.b?.chosen);
+  const columns = [['model', 'model'], ...LATER_COLUMNS.filter(([, , has]) => a[has] || b[has])];
   const present = [['a', 'A', a], ['b', 'B', b]].filter(([, , s]) => s.rows.length);
   const cell = (p) => {
     const td = h('td', { class: p === null ? 'hint' : 'bar-p' }, p === null ? '·' : percent(p));
@@ -260,14 +260,14 @@ document.querySelector('.tools').addEventListener('click', (event) => act(event.
 listen(['compare'], act);
 
 document.querySelector('.tools').after(h('div', { class: 'overview apart' }, canvas, scrub), note);
-new ResizeObserver(paint).observe(canvas);
-document.addEventListener('theme', paint);
+new ResizeObserver(drawStrip).observe(canvas);
+document.addEventListener('theme', drawStrip);
 
 try {
   sides = await Promise.all([side(root.dataset.a), side(root.dataset.b)]);
   draw();
   // These parts are optional.
-  for (const part of [settings, measure, offers]) part().catch((error) => { note.textContent = `A part of the comparison could not be loaded: ${error.message}.`; });
+  for (const part of [settings, loadDivergences, showLinks]) part().catch((error) => { note.textContent = `A part of the comparison could not be loaded: ${error.message}.`; });
 } catch (error) {
   problem.hidden = false;
   problem.textContent = `Loading the runs failed: ${error.message}.`;

@@ -1,4 +1,4 @@
-// Deletions that can be undone: their lines above the list of runs, also after a reload.
+// Lines above the list of runs for deletions that can be undone, also after a reload.
 import { ask, h, toast } from './dom.js';
 
 const PATH = '/api/v1/deletions';
@@ -10,13 +10,13 @@ export class Deletions {
   #pending = [];
   #timer = 0;
 
-  /** `changed()` is called when runs disappeared or are back. */
+  /** `changed()` is called after runs were deleted or restored. */
   constructor(place, changed) {
     this.#place = place;
     this.#changed = changed;
     ask(PATH).then(async (response) => {
       for (const deletion of (await response.json()).deletions) this.#show(deletion);
-    }).catch(() => { /* the list itself shows that the server is unreachable */ });
+    }).catch(() => { /* the list shows that the server is unreachable */ });
   }
 
   /** Deletes runs. */
@@ -44,7 +44,7 @@ export class Deletions {
       toast(`${runs((await response.json()).runs.length)} restored`);
       this.#changed();
     } catch (error) {
-      toast(error.status === 404 ? 'The time for undoing is over' : `Not undone: ${error.message}`);
+      toast(error.status === 404 ? 'This deletion can no longer be undone' : `Not undone: ${error.message}`);
       if (error.status !== 404) {
         entry.button.disabled = false;
         return;

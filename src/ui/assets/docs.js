@@ -1,4 +1,4 @@
-// The handbook: search over all pages, and a copy button for each block of code.
+// The handbook's pages: search, and a copy button for each block of code.
 import { ask, copy, h } from './dom.js';
 import { excerpt, marked, search, words } from './docs-search.js';
 import { listen } from './keys.js';

@@ -36,7 +36,7 @@ export async function copy(text, what) {
   }
 }
 
-/** Calls `fetch`, with one error message for all of the browser's messages about an unreachable server. */
+/** Calls `fetch`; all of the browser's errors about an unreachable server become one message. */
 export async function reach(url, options) {
   try {
     return await fetch(url, options);
@@ -60,7 +60,7 @@ export async function problem(response) {
     const body = JSON.parse(text);
     message = body.error?.message ?? body.detail?.msg ?? body.detail ?? body.title ?? message;
     if (body.request_id) message += ` (request ${body.request_id})`;
-  } catch { /* not JSON: the status line stands */ }
+  } catch { /* not JSON: the status line is the message */ }
   return Object.assign(new Error(message), { status: response.status });
 }
 
@@ -77,7 +77,7 @@ export function palette(names) {
   return out;
 }
 
-/** Sizes a canvas to its box in device pixels; returns the context in CSS pixels, or null while it is hidden. */
+/** Sets the size of a canvas to that of its box in device pixels. Returns the context in CSS pixels, or null if the canvas is hidden. */
 export function surface(canvas) {
   const { clientWidth: w, clientHeight: hgt } = canvas;
   if (!w || !hgt) return null;

@@ -1,13 +1,13 @@
 // The dry run of a mod in its editor: calls the edited mod with the events of a recorded run and compares its actions.
 import { ask, base, h } from './dom.js';
 
-/** Number of the newest runs that are suggested. */
-const SUGGESTED = 20;
+/** Maximum number of suggested runs, newest first. */
+const MAX_SUGGESTED = 20;
 /** Maximum rows of the table. */
 const MAX_ROWS = 500;
 
-/** Returns the text of a reply for people. */
-const say = (reply) => (reply === 'Noop' ? 'nothing' : reply);
+/** Returns the displayed text of a reply. */
+const replyText = (reply) => (reply === 'Noop' ? 'nothing' : reply);
 
 /** Returns the table of a report. `go(line)` moves the editor to a line. */
 function table(report, id, go) {
@@ -16,21 +16,21 @@ function table(report, id, go) {
     return h('tr', { class: isFirst ? 'diverged' : reply.differs ? 'differs' : null },
       h('td', { class: 'num' }, h('a', { href: `${base}/runs/${encodeURIComponent(id)}?at=${reply.sequence_order}` }, String(reply.step))),
       h('td', {}, reply.event, isFirst ? h('b', {}, ' first difference') : ''),
-      h('td', {}, say(reply.recorded)),
-      h('td', {}, say(reply.now),
+      h('td', {}, replyText(reply.recorded)),
+      h('td', {}, replyText(reply.now),
         reply.line ? [' ', h('button', { type: 'button', class: 'link', onclick: () => go(reply.line) }, `Line ${reply.line}`)] : '',
         reply.logs.map((line) => h('div', { class: 'hint' }, line))));
   });
   return h('div', { class: 'table-box', tabindex: '0', role: 'region', 'aria-label': 'Replies of the mod' }, h('table', { class: 'table dry-table' },
-    h('thead', {}, h('tr', {}, ['Step', 'Event', 'Did', 'Would do'].map((name) => h('th', { scope: 'col' }, name)))),
+    h('thead', {}, h('tr', {}, ['Step', 'Event', 'Recorded', 'New'].map((name) => h('th', { scope: 'col' }, name)))),
     h('tbody', {}, rows)));
 }
 
 /** Returns the summary of a report in one sentence. */
 function summary(report) {
   const used = report.recorded ? '' : ' The recorded run did not use this mod.';
-  const rest = report.complete ? '' : ' The time was over before the end of the run.';
-  const result = report.difference ? `The first difference is at step ${report.difference.step}.` : 'The mod would do the same as recorded.';
+  const rest = report.complete ? '' : ' The time limit was reached before the end of the run.';
+  const result = report.difference ? `The first difference is at step ${report.difference.step}.` : 'The actions are the same as recorded.';
   return `${report.calls} call${report.calls === 1 ? '' : 's'}. ${result}${used}${rest}`;
 }
 
@@ -45,9 +45,9 @@ export function dryRun(section, { upload, show, go, save }) {
   const state = section.querySelector('[role=status]');
   const result = section.querySelector('[data-dry-result]');
 
-  // Each focus loads the list again: a run may have ended since.
+  // Each focus loads the list again, because runs may have ended since then.
   box.addEventListener('focus', async () => {
-    const { runs } = await (await ask(`/api/v1/runs?limit=${SUGGESTED}`)).json();
+    const { runs } = await (await ask(`/api/v1/runs?limit=${MAX_SUGGESTED}`)).json();
     section.querySelector('datalist').replaceChildren(...runs.map((run) => h('option', { value: run.request_id, label: `${run.prompt_preview.slice(0, 60)} → ${run.output_preview.slice(0, 60)}` })));
   });
 

@@ -9,7 +9,7 @@ import { source } from './source-view.js';
 
 /** Delay in ms after the last keystroke before the source is checked. */
 const CHECK_DELAY_MS = 700;
-/** Key of the draft of a new mod. */
+/** Name of the draft of a new mod in `localStorage`. */
 const NEW = '-new';
 
 const form = document.querySelector('form[data-editor]');
@@ -25,29 +25,29 @@ function edit() {
   const list = form.querySelector('[data-problems]');
   const problem = document.querySelector('[data-problem]');
   const draftBox = document.querySelector('[data-draft]');
-  const may = form.dataset.may === 'true';
-  const given = textarea ? textarea.value : Object.fromEntries(files.map((file) => [file.dataset.file, file.textContent]));
-  const isGiven = (source) => JSON.stringify(source) === JSON.stringify(given);
+  const canSave = form.dataset.may === 'true';
+  const initialSource = textarea ? textarea.value : Object.fromEntries(files.map((file) => [file.dataset.file, file.textContent]));
+  const isInitial = (source) => JSON.stringify(source) === JSON.stringify(initialSource);
   const draftKey = `thunder.mod.${name || NEW}`;
-  let saved = problem.hidden ? given : null;
+  let saved = problem.hidden ? initialSource : null;
   let timer = 0;
-  let asked = null;
+  let pendingCheck = null;
   let saving = false;
 
   const editor = source(form.querySelector('[data-code]'), {
-    text: textarea?.value ?? '', nonce: form.dataset.nonce, readonly: !may, label: 'Source of the mod, in Python', changed,
+    text: textarea?.value ?? '', nonce: form.dataset.nonce, readonly: !canSave, label: 'Source of the mod, in Python', changed,
   });
   if (textarea) textarea.hidden = true;
   for (const file of form.querySelectorAll('[data-file], [data-file-title]')) file.remove();
-  form.querySelector('[data-tab-hint]').hidden = !may;
+  form.querySelector('[data-tab-hint]').hidden = !canSave;
   document.querySelector('label[for=source]')?.remove();
-  const mod = textarea ? singleFile(editor) : packageFiles(form.querySelector('[data-files]'), given, editor, { may, changed });
-  button.disabled = !may;
+  const mod = textarea ? singleFile(editor) : packageFiles(form.querySelector('[data-files]'), initialSource, editor, { canSave, changed });
+  button.disabled = !canSave;
 
   const isChanged = () => JSON.stringify(mod.value) !== JSON.stringify(saved);
   const upload = () => uploadOf(JSON.parse(form.dataset.kept), form.elements.name.value.trim(), mod.value);
 
-  function say(text, tone = '') {
+  function setState(text, tone = '') {
     state.textContent = text;
     state.className = `edit-state ${tone}`;
   }
@@ -80,11 +80,11 @@ function edit() {
 
   function restore() {
     let draft = null;
-    try { draft = JSON.parse(localStorage.getItem(draftKey)); } catch { /* another shape: as if there were none */ }
-    if (typeof draft?.text !== typeof given || !draft.text || isGiven(draft.text) || !may) return;
+    try { draft = JSON.parse(localStorage.getItem(draftKey)); } catch { /* an unknown format: no draft */ }
+    if (typeof draft?.text !== typeof initialSource || !draft.text || isInitial(draft.text) || !canSave) return;
     const drop = h('button', { type: 'button', onclick: () => {
       localStorage.removeItem(draftKey);
-      mod.value = given;
+      mod.value = initialSource;
       draftBox.hidden = true;
     } }, 'Discard');
     const take = h('button', { type: 'button', onclick: () => { mod.value = draft.text; take.remove(); } }, 'Restore');
@@ -106,27 +106,27 @@ function edit() {
       h('span', {}, message),
       traceback ? h('details', {}, h('summary', { class: 'hint' }, 'Traceback'), h('pre', { class: 'trace', tabindex: '0' }, traceback)) : null)));
     const { length } = problems;
-    say(length ? `${length} problem${length === 1 ? '' : 's'}` : isChanged() ? 'No problems, not saved' : 'No problems', length ? 'err' : '');
+    setState(length ? `${length} problem${length === 1 ? '' : 's'}` : isChanged() ? 'No problems, not saved' : 'No problems', length ? 'err' : '');
   }
 
   async function check() {
     clearTimeout(timer);
     timer = 0;
-    asked?.abort();
+    pendingCheck?.abort();
     const controller = new AbortController();
-    asked = controller;
-    say('Checking…');
+    pendingCheck = controller;
+    setState('Checking…');
     try {
       const response = await ask('/api/v1/mods/check', {
         method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(upload()), signal: controller.signal,
       });
       const { problems } = await response.json();
-      if (asked === controller) show(problems);
+      if (pendingCheck === controller) show(problems);
       return problems;
     } catch (error) {
-      if (asked !== controller || controller.signal.aborted) return null;
+      if (pendingCheck !== controller || controller.signal.aborted) return null;
       if (error.status === 429) timer = setTimeout(check, 3 * CHECK_DELAY_MS);
-      else say(`Not checked: ${error.message}`, 'err');
+      else setState(`Not checked: ${error.message}`, 'err');
       return null;
     }
   }
@@ -138,21 +138,21 @@ function edit() {
     compare?.();
     clearTimeout(keeping);
     keeping = setTimeout(keep, 250);
-    say('Changed');
+    setState('Changed');
     clearTimeout(timer);
     timer = setTimeout(check, CHECK_DELAY_MS);
   }
   form.elements.name.addEventListener('input', changed);
 
   async function save() {
-    if (!may || saving) return false;
+    if (!canSave || saving) return false;
     if (!form.reportValidity()) return false;
     clearTimeout(timer);
-    asked?.abort();
+    pendingCheck?.abort();
     saving = true;
     button.disabled = true;
     const sent = mod.value;
-    say('Saving…');
+    setState('Saving…');
     fail('');
     try {
       const response = await ask('/v1/mods', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(upload()) });
@@ -166,7 +166,7 @@ function edit() {
         return true;
       }
       show([]);
-      say('Saved');
+      setState('Saved');
       register(done);
       toast(`${done.unchanged ? 'Already saved as' : 'Saved as'} version ${done.hash.slice(0, 12)}${done.enabled ? '' : '; the mod is disabled'}`);
       return true;
@@ -175,7 +175,7 @@ function edit() {
       const problems = error.status === 400 ? await check() : null;
       if (!problems?.length) {
         fail(`Not saved: ${error.message}`);
-        say('Not saved', 'err');
+        setState('Not saved', 'err');
       }
       return false;
     } finally {
@@ -184,7 +184,7 @@ function edit() {
     }
   }
 
-  /** Puts the saved version first. */
+  /** Adds the saved version at the top of the list of versions. */
   function register({ hash: made }) {
     const versions = document.querySelector('[data-versions]');
     const here = `${base}/mods/${encodeURIComponent(name)}`;
@@ -217,29 +217,29 @@ function edit() {
   });
   // The playground uses the saved version, so changes are saved first.
   document.querySelector('[data-try]')?.addEventListener('click', async (event) => {
-    if (!may || !isChanged() || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    if (!canSave || !isChanged() || event.ctrlKey || event.metaKey || event.shiftKey) return;
     event.preventDefault();
     const { href } = event.currentTarget;
     if (await save()) location.assign(href);
   });
 
   const dry = document.querySelector('[data-dry-run]');
-  if (dry && may) {
+  if (dry && canSave) {
     import('./dry-run.js').then(({ dryRun }) => {
       dryRun(dry, { upload, show, go: (line) => mod.go({ line }), save: async () => !isChanged() || save() });
       dry.hidden = false;
     });
   }
 
-  // Loaded when it is opened first.
+  // Loaded when it is first opened.
   const diff = document.querySelector('[data-diff]');
   diff?.addEventListener('toggle', async () => {
     const { differences } = await import('./mod-diff.js');
     const versions = [...document.querySelectorAll('[data-versions] li')].map((item) => ({ hash: item.querySelector('a').title, label: item.textContent.trim().replace(/\s+/g, ' ') }));
-    compare = differences(diff, { name, hash: form.dataset.hash, versions, editor, may });
+    compare = differences(diff, { name, hash: form.dataset.hash, versions, editor, canSave });
   }, { once: true });
   diff?.toggleAttribute('hidden', false);
 
   restore();
-  if (may && !problem.hidden) check();
+  if (canSave && !problem.hidden) check();
 }

@@ -1,4 +1,4 @@
-// Saved filters of the run list: the dialog that names the current one, and the removal.
+// Saved filters of the run list: the dialog that saves the current filter under a name, and the removal of a filter.
 import { ask, base, h, toast } from './dom.js';
 
 const PATH = '/api/v1/filters';

@@ -1,7 +1,7 @@
 // Ctrl+K: one field to go to an event or token of the open run, a run by its id, a page, or a search.
 import { base, h } from './dom.js';
 
-/** Returns the destination of a text: `{event}`, `{token}`, `{href, what}`, or null. `here` is true if a run is open. Pure. */
+/** Returns the destination of a text: `{event}`, `{token}`, `{href, what}`, or null for an empty text. `here` is true if a run is open. Pure. */
 export function destination(text, here) {
   const wanted = text.trim();
   if (!wanted) return null;
@@ -9,23 +9,23 @@ export function destination(text, here) {
   if (here && number) return kind?.[0].toLowerCase() === 't' ? { token: Number(number) } : { event: Number(number) };
   if (/^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i.test(wanted)) return { href: `/runs/${wanted}`, what: 'open this run' };
   const page = ['runs', 'playground', 'mods', 'stats', 'docs'].find((name) => name === wanted.toLowerCase());
-  if (page) return { href: `/${page}`, what: `to ${page}` };
-  return { href: `/runs?${new URLSearchParams({ q: wanted })}`, what: 'runs that match' };
+  if (page) return { href: `/${page}`, what: `open ${page}` };
+  return { href: `/runs?${new URLSearchParams({ q: wanted })}`, what: 'search runs' };
 }
 
 let dialog = null;
 
-/** Opens the field; `here(place)` goes to an event or token of the open run, or is null. */
+/** Opens the dialog. `here(place)` moves the open run to an event or token; it is null without an open run. */
 export function openGoto(here) {
   if (!dialog) {
     const box = h('input', { type: 'text', id: 'goto', 'aria-describedby': 'goto-what', autocomplete: 'off', spellcheck: 'false', autofocus: true });
     const what = h('p', { class: 'hint', id: 'goto-what', role: 'status' });
-    const say = () => {
+    const describe = () => {
       const to = destination(box.value, Boolean(here));
       what.textContent = !to ? `${here ? 'An event (“1207”), a token (“token 400”), ' : ''}a run’s id, a page, or words to search runs for.`
         : to.href ? `Enter: ${to.what}` : to.token === undefined ? `Enter: event ${to.event}` : `Enter: token ${to.token}`;
     };
-    box.addEventListener('input', say);
+    box.addEventListener('input', describe);
     dialog = h('dialog', { class: 'dialog goto' }, h('form', {
       method: 'dialog',
       onsubmit: () => {
@@ -35,9 +35,9 @@ export function openGoto(here) {
       },
     }, h('label', { for: 'goto' }, 'Go to'), box, what));
     dialog.addEventListener('click', (event) => { if (event.target === dialog) dialog.close(); });
-    dialog.fresh = () => { box.value = ''; say(); };
+    dialog.reset = () => { box.value = ''; describe(); };
     document.body.append(dialog);
   }
-  dialog.fresh();
+  dialog.reset();
   dialog.showModal();
 }

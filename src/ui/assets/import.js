@@ -8,7 +8,7 @@ export function importProblem(text) {
     if (body && typeof body === 'object' && !Array.isArray(body) && body.request) return '';
     return 'it is not an exported run: the field "request" is missing';
   } catch (error) {
-    return /^\s*</.test(text) ? 'it is a page; export the run as JSON to import it' : `it is not JSON: ${error.message}`;
+    return /^\s*</.test(text) ? 'it is an HTML file; export the run as JSON to import it' : `it is not JSON: ${error.message}`;
   }
 }
 
@@ -42,7 +42,7 @@ export async function importFiles(files, show) {
   return stored;
 }
 
-/** Connects the button and the page; `done()` is called if a run was imported. */
+/** Imports files that are chosen with the button or dropped on the page; `done()` is called if a run was imported. */
 export function listenForFiles(button, place, done) {
   const input = h('input', { type: 'file', multiple: true, accept: '.json,.jsonl,application/json', hidden: true });
   button.after(input);

@@ -1,4 +1,4 @@
-// One table of shortcuts, used for the keyboard and for the help, so that they cannot differ.
+// The table of keyboard shortcuts, for the listeners and for the help.
 
 /** `[keys, description, action, pages]`; a key is `Shift+` and `event.key`, or a sequence such as `g r`. */
 export const TABLE = [
@@ -57,7 +57,7 @@ export const TABLE = [
     [['+'], 'faster', 'faster', 'replay'],
     [['-'], 'slower', 'slower', 'replay'],
     [['1', '2', '3', '4', '5', '6'], 'colour: surprise, entropy, rank, time, mods, plain', 'colour', 'replay'],
-    [['d'], 'show erased tokens', 'dead', 'replay'],
+    [['d'], 'show removed tokens', 'dead', 'replay'],
     [['v'], 'show later tokens, dimmed', 'ahead', 'replay'],
     [['a'], 'attention', 'attention', 'replay'],
     [['w'], 'show the sampling stages of this token', 'why', 'replay'],
@@ -111,7 +111,7 @@ export function actionOf(key, pages) {
   return null;
 }
 
-/** Listens for the keys of `pages`; `act(action, key)` returns false if there was nothing to do. */
+/** Listens for the keys of `pages`; `act(action, key)` returns false if it did nothing. */
 export function listen(pages, act) {
   let first = '';
   document.addEventListener('keydown', (event) => {

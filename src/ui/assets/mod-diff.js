@@ -1,4 +1,4 @@
-// Differences between a version of a mod and the text in its editor. A button takes the lines of the version.
+// Differences between a version of a mod and the text in its editor. A button restores the lines of the version.
 import { ask, h } from './dom.js';
 import { align } from './replay/diff.js';
 
@@ -9,7 +9,7 @@ const DELAY_MS = 250;
 
 const linesOf = (text) => text.split('\n');
 
-/** Returns the text `b` with the lines of `a` in one block of `rows`. Pure. */
+/** Returns the text `b` with one of its differences (a block of `rows`) replaced by the lines of `a`. Pure. */
 export function take(a, b, block) {
   const lines = linesOf(b);
   lines.splice(block.b[0], block.b[1] - block.b[0], ...linesOf(a).slice(...block.a));
@@ -51,10 +51,10 @@ function line({ kind, a, b, text }) {
 }
 
 /**
- * Fills the section. `versions` are `{hash, label}`, newest first; `editor.text` is compared, and changed by the buttons if
- * `may` is true. Returns a function to call after each change of the text.
+ * Fills the section. `versions` are `{hash, label}`, newest first; `editor.text` is compared with the selected one. The buttons that
+ * change it exist if `canSave` is true. Returns a function to call after each change of the text.
  */
-export function differences(section, { name, hash, versions, editor, may }) {
+export function differences(section, { name, hash, versions, editor, canSave }) {
   const selected = versions.find((one) => one.hash !== hash) ?? versions[0];
   const select = h('select', {}, versions.map((one) => h('option', { value: one.hash, selected: one === selected }, one.label)));
   const state = h('span', { class: 'hint', role: 'status' });
@@ -71,7 +71,7 @@ export function differences(section, { name, hash, versions, editor, may }) {
       draw(version);
       (body.querySelector('button') ?? select).focus();
     };
-    return h('tr', { class: 'block' }, h('td', { colspan: '4' }, may ? h('button', { type: 'button', onclick: restore }, 'Take the version’s lines') : ''));
+    return h('tr', { class: 'block' }, h('td', { colspan: '4' }, canSave ? h('button', { type: 'button', onclick: restore }, 'Take the version’s lines') : ''));
   }
 
   function draw(version) {

@@ -1,4 +1,4 @@
-// The source of a mod in one editor: a text, or the files of a package, of which one is displayed.
+// The source of a mod in an editor: one text, or the files of a package, one of which is displayed.
 import { h } from './dom.js';
 
 /** Returns the source of a mod that is one text. */
@@ -12,10 +12,10 @@ export function singleFile(editor) {
 }
 
 /**
- * Returns the source of a package, `{path: text}`. Puts a selection of the file and buttons to add and remove files into
- * `bar`. `changed()` is called when a file was added or removed.
+ * Returns the source of a package, `{path: text}`. `bar` gets a list of the files, and buttons that add and remove files.
+ * `changed()` is called after a file was added or removed.
  */
-export function packageFiles(bar, files, editor, { may, changed }) {
+export function packageFiles(bar, files, editor, { canSave, changed }) {
   let texts = new Map(Object.entries(files));
   let path = null;
   let problems = [];
@@ -37,16 +37,16 @@ export function packageFiles(bar, files, editor, { may, changed }) {
     show(next);
     changed();
   } }, 'Add file');
-  // Enter in the field adds the file, and does not save the mod.
+  // Enter in the field adds the file and does not save the mod.
   added.addEventListener('keydown', (event) => { if (event.key === 'Enter') { event.preventDefault(); add.click(); } });
-  bar.replaceChildren(h('label', {}, 'File ', select), ...(may ? [remove, added, add] : []));
+  bar.replaceChildren(h('label', {}, 'File ', select), ...(canSave ? [remove, added, add] : []));
 
   function list() {
     select.replaceChildren(...[...texts.keys()].sort().map((name) => h('option', { value: name }, name)));
     remove.disabled = texts.size < 2;
   }
 
-  /** Keeps the text of the displayed file. */
+  /** Stores the text of the displayed file. */
   function keep() {
     if (path !== null) texts.set(path, editor.text);
   }

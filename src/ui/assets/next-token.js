@@ -58,7 +58,7 @@ export class NextToken {
   #session = null;
   #step = 0;
 
-  /** `box` receives the candidates, `raw` is the text area. `hooks.request(ids)` returns path and body; `hooks.changed()` follows a change of the text. */
+  /** `box` receives the candidates, `raw` is the text area. `hooks.request(ids)` returns path and body; `hooks.changed()` is called after a change of the text. */
   constructor(box, raw, hooks) {
     this.#box = box;
     this.#raw = raw;
@@ -138,7 +138,7 @@ export class NextToken {
     this.#box.replaceChildren(h('h2', {}, 'Next token'), table,
       stages.length ? h('div', { class: 'chain' }, 'sampler', stages.map((s, i) => h('span', { class: i === stages.length - 1 ? 'last' : null }, `${s.name} → ${s.left}`))) : '',
       h('p', { class: 'links' }, undo, h('a', { href: `${base}/runs/${encodeURIComponent(id)}` }, 'this step'), h('a', { href: `${base}/runs?${session}` }, 'all steps')),
-      h('p', { class: 'hint' }, 'Each step is a run of one token, so mods begin anew at every step.'));
+      h('p', { class: 'hint' }, 'Each step is a separate run of one token, so mods keep no state between steps.'));
     if (focused) this.#box.querySelector('.won button, [data-choice]')?.focus();
   }
 }

@@ -4,7 +4,7 @@ import { listen } from './keys.js';
 import { NextToken } from './next-token.js';
 import { Run } from './replay/run.js';
 import { Replay } from './replay/view.js';
-import { opened } from './shell.js';
+import { registerRunNavigation } from './shell.js';
 import { starters } from './starters.js';
 import { curlOf, differences, formOf, further, missing, requestOf } from './request.js';
 
@@ -28,10 +28,10 @@ const nextBox = document.querySelector('[data-next]');
 let view = null;
 let running = null;
 let previous = null;
-/** The form as filled from the run with which the page was opened. */
+/** The form with the settings of the run with which the page was opened, or null. */
 let origin = null;
 
-// Form to plain data and back.
+// Reading and writing of the form.
 
 function message({ role = 'user', content = '', more } = {}) {
   const number = messages.children.length + 1;
@@ -164,7 +164,7 @@ function show(id, options) {
   view?.close();
   pane.classList.remove('idle');
   view = new Replay(pane, id, options);
-  opened((place) => view.visit(place));
+  registerRunNavigation((place) => view.visit(place));
   // On a small screen the run is below the form.
   const head = recorded.closest('.live');
   if (options.live && head.getBoundingClientRect().top > innerHeight * 0.7) head.scrollIntoView({ block: 'start' });
@@ -347,7 +347,7 @@ async function start() {
   const from = asked.get('from');
   const saved = localStorage.getItem(SAVED);
   let data = {};
-  try { if (saved) data = JSON.parse(saved); } catch { /* an older shape: start empty */ }
+  try { if (saved) data = JSON.parse(saved); } catch { /* an older format: the form is empty */ }
   if (!from) {
     const wanted = asked.get('mod');
     const option = wanted && form.querySelector(`[data-mod-add] option[value="${CSS.escape(wanted)}"]`);

@@ -37,7 +37,7 @@ export function requestOf(form) {
   const tools = jsonOf(form.tools, 'The tools');
   if (tools !== null) {
     if (!Array.isArray(tools)) throw new Error('The tools must be a JSON array.');
-    // The template renders tools, and a raw text has none.
+    // The chat template renders tools; a raw text has no template.
     if (tools.length && form.tab !== 'raw') body.tools = tools;
   }
   const schema = objectOf(form.schema, 'The JSON schema');
@@ -128,7 +128,7 @@ export function formOf(prompt, run) {
   return form;
 }
 
-/** Returns the values of a form by the names that users read. */
+/** Returns the values of a form by their displayed names. */
 function readable(form) {
   const json = (text) => { try { return JSON.stringify(JSON.parse(text)); } catch { return text; } };
   const text = (value) => (value === undefined || value === null ? '' : String(value));

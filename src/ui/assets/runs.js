@@ -1,4 +1,4 @@
-// The list of runs: filters while typing, updates the URL, and announces new runs without moving rows.
+// The list of runs: filters during typing, updates the URL, and announces new runs without moving rows.
 import { ask, base, copy, reach } from './dom.js';
 import { listenForFiles } from './import.js';
 import { follow } from './sse.js';
@@ -13,12 +13,12 @@ const age = document.querySelector('[data-age]');
 const liveText = document.querySelector('[data-live-text]');
 const dot = document.querySelector('[data-live-dot]');
 
-const saver = document.querySelector('[data-save-filter]');
+const saveButton = document.querySelector('[data-save-filter]');
 
 let loadedAt = Date.now();
 let request = null;
 let wasUnreachable = false;
-const fresh = new Set();
+const newRuns = new Set();
 
 /** Loads the list of a URL; an invalid filter keeps the old rows, greyed out. */
 async function load(url, { push = true } = {}) {
@@ -45,7 +45,7 @@ async function load(url, { push = true } = {}) {
       results.querySelectorAll('time[datetime]').forEach(localise);
       loadedAt = Date.now();
       wasUnreachable = false;
-      fresh.clear();
+      newRuns.clear();
       showNews();
     } else throw new Error(`${response.status} ${response.statusText}`);
     if (push) history.replaceState(null, '', url);
@@ -54,7 +54,7 @@ async function load(url, { push = true } = {}) {
       if (view.dataset.q === q) view.setAttribute('aria-current', 'true');
       else view.removeAttribute('aria-current');
     }
-    saver.hidden = !q || results.classList.contains('stale');
+    saveButton.hidden = !q || results.classList.contains('stale');
     busy.textContent = `${Math.round(performance.now() - began)} ms`;
   } catch (error) {
     if (signal.aborted) return;
@@ -72,14 +72,14 @@ async function load(url, { push = true } = {}) {
 
 const address = (q) => `${base}/runs${q ? `?${new URLSearchParams({ q })}` : ''}`;
 
-let typed = 0;
+let typingTimer = 0;
 box.addEventListener('input', () => {
-  clearTimeout(typed);
-  typed = setTimeout(() => load(address(box.value.trim())), 220);
+  clearTimeout(typingTimer);
+  typingTimer = setTimeout(() => load(address(box.value.trim())), 220);
 });
 box.form.addEventListener('submit', (event) => {
   event.preventDefault();
-  clearTimeout(typed);
+  clearTimeout(typingTimer);
   load(address(box.value.trim()));
 });
 
@@ -94,8 +94,8 @@ document.addEventListener('click', (event) => {
 // Runs that started or ended since the list was loaded. The status of visible rows is updated in place; rows never
 // move.
 function showNews() {
-  news.hidden = fresh.size === 0;
-  news.textContent = fresh.has('missed') ? 'The list has changed — show (n)' : `${fresh.size} new run${fresh.size === 1 ? '' : 's'} — show (n)`;
+  news.hidden = newRuns.size === 0;
+  news.textContent = newRuns.has('missed') ? 'The list has changed — show (n)' : `${newRuns.size} new run${newRuns.size === 1 ? '' : 's'} — show (n)`;
 }
 const showNew = () => (news.hidden ? false : load(address(box.value.trim())));
 news.addEventListener('click', showNew);
@@ -114,7 +114,7 @@ follow('/api/v1/runs/live', {
   onEvent: ({ event, data }) => {
     if (event === 'missed') {
       // The server dropped changes, so the list may be out of date.
-      fresh.add('missed');
+      newRuns.add('missed');
       showNews();
       return;
     }
@@ -133,7 +133,7 @@ follow('/api/v1/runs/live', {
     } else if (!results.querySelector('.runs') && !results.querySelector('#filter-error:not([hidden])') && !box.value) {
       load(address('')); // replaces the empty state by the list
     } else {
-      fresh.add(id);
+      newRuns.add(id);
       showNews();
     }
   },
@@ -149,7 +149,7 @@ async function rowsNow() {
 }
 
 /** Replaces a row by its newer version. */
-function swap(row, next) {
+function replaceRow(row, next) {
   next.querySelectorAll('time[datetime]').forEach(localise);
   next.querySelector('[data-pick]').checked = row.querySelector('[data-pick]').checked;
   const isFocused = row.querySelector('.run-text a') === document.activeElement;
@@ -161,7 +161,7 @@ function swap(row, next) {
 async function refreshRow(row, id) {
   try {
     const next = (await rowsNow()).get(id);
-    if (next) swap(row, next);
+    if (next) replaceRow(row, next);
   } catch { /* the row keeps its old numbers; the next load corrects it */ }
 }
 
@@ -174,10 +174,10 @@ async function refresh() {
     return;
   }
   for (const row of rows) {
-    swap(row, now.get(row.dataset.run));
+    replaceRow(row, now.get(row.dataset.run));
     now.delete(row.dataset.run);
   }
-  for (const id of now.keys()) fresh.add(id);
+  for (const id of now.keys()) newRuns.add(id);
   loadedAt = Date.now();
   showNews();
 }
@@ -257,7 +257,7 @@ async function save() {
   const { saveFilter } = await import('./filters.js');
   saveFilter(box.value.trim(), filters);
 }
-saver.addEventListener('click', save);
+saveButton.addEventListener('click', save);
 filters.addEventListener('click', async (event) => {
   if (!event.target.matches('[data-unsave]')) return;
   const { removeFilter } = await import('./filters.js');
@@ -276,7 +276,7 @@ bulk.querySelector('[data-bulk-delete]').addEventListener('click', () => withCho
 async function editTags(ids) {
   const row = (id) => results.querySelector(`[data-run="${CSS.escape(id)}"]`);
   const tags = await import('./tags.js');
-  tags.editTags(ids.map((id) => ({ id, tags: tags.shown(row(id)) })), (runs) => {
+  tags.editTags(ids.map((id) => ({ id, tags: tags.tagsIn(row(id)) })), (runs) => {
     for (const run of runs) {
       const meta = row(run.run_id)?.querySelector('.run-meta');
       meta?.querySelectorAll('.tag').forEach((link) => link.remove());
@@ -321,7 +321,7 @@ listen(['runs'], (action, key) => {
     case 'tags': return withChosen(editTags);
     case 'delete': return withChosen(remove);
     case 'saveFilter':
-      if (saver.hidden) return false;
+      if (saveButton.hidden) return false;
       save();
       return true;
     case 'undo': deletions.then((list) => list.undoLast()); return true;

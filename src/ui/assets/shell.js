@@ -58,8 +58,8 @@ listen(['anywhere'], (action) => {
 
 let open = null;
 
-/** Registers the function with which Ctrl+K goes to an event or token of the open run. */
-export const opened = (go) => { open = go; };
+/** Registers the function that moves the open run to an event or token of Ctrl+K. */
+export const registerRunNavigation = (go) => { open = go; };
 
 for (const time of document.querySelectorAll('time[datetime]')) localise(time);
 

@@ -7,8 +7,8 @@ const filter = (tag) => (/\s/.test(tag) ? `tag:"${tag}"` : `tag:${tag}`);
 /** Returns the links of tags, as rendered by the server. */
 export const links = (tags) => tags.map((tag) => h('a', { class: 'tag', href: `${base}/runs?${new URLSearchParams({ q: filter(tag) })}`, 'data-q': filter(tag) }, tag));
 
-/** Returns the tags that are shown in an element. */
-export const shown = (element) => [...element.querySelectorAll('.tag')].map((link) => link.textContent);
+/** Returns the tags that an element shows. */
+export const tagsIn = (element) => [...element.querySelectorAll('.tag')].map((link) => link.textContent);
 
 /** Opens the dialog for runs `[{id, tags}]`. `changed(runs)` receives the saved tags, `[{run_id, tags}]`. */
 export function editTags(runs, changed) {

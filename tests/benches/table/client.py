@@ -67,7 +67,7 @@ class Server:
 
 
 class Stream:
-    """A completion that is read as it comes; the pieces are parsed after the measurement."""
+    """A streamed completion. Its chunks are stored as they arrive, and parsed after the measurement."""
 
     def __init__(self, server, prompt, count, seed):
         body = {
@@ -87,7 +87,7 @@ class Stream:
         self.socket.setblocking(False)
 
     def read(self):
-        """Reads what has come. Returns False at the end."""
+        """Reads the available bytes. Returns False at the end of the stream."""
         data = self.socket.recv(1 << 16)
         self.pieces.append((time.perf_counter(), data))
         if not data:
@@ -95,7 +95,7 @@ class Stream:
         return bool(data)
 
     def parse(self, count, prompt_tokens):
-        """Sets the times at which text came, and checks the numbers of tokens."""
+        """Computes the times at which text arrived, and checks the number of tokens."""
         self.times, usage, unread = [], None, b""
         for at, data in self.pieces:
             *lines, unread = (unread + data).split(b"\n")

@@ -31,7 +31,7 @@ KINDS = ("F16", "Q8_0", "Q4_0")
 
 
 def tokens():
-    """The text and the type of each token. A space and three letters are one token, which the shorter ones merge into."""
+    """Returns text and type of each token. A space and three letters are one token, into which shorter tokens are merged."""
     yield "<unk>", UNKNOWN
     yield "<s>", CONTROL
     yield "</s>", CONTROL
@@ -45,7 +45,7 @@ def tokens():
 
 
 def text(count, seed):
-    """A text of `count` tokens, the first of which is the beginning of the sequence."""
+    """Returns a text of `count` tokens, including BOS."""
     draw = random.Random(seed)
     return " ".join("".join(draw.choices(LETTERS, k=3)) for _ in range(count - 1))
 
@@ -97,7 +97,7 @@ def ones(file, count):
 
 
 def normal(deviation, seed):
-    """Fills a tensor with normal numbers, which are pieces of one list at random places."""
+    """Fills a tensor with normally distributed numbers, taken from random positions of one list."""
 
     def make(file, count):
         draw = random.Random(seed)
@@ -156,7 +156,7 @@ def write(path, name, size):
 
 
 def prepare(folder, name, quantize):
-    """Makes the model of this name, such as `110M-Q4_0`, unless the folder has it. Returns its path."""
+    """Writes the model of this name, such as `110M-Q4_0`, if it is not in the folder. Returns its path."""
     path = folder / f"{name}.gguf"
     if path.exists():
         return path

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SLOTS, CONTEXT = 8, 8192
 NAMES = [f"{size}-{kind}" for size in models.SIZES for kind in models.KINDS if (size, kind) != ("15M", "Q8_0")]
 VALUES = ("whole", "generation", "first", "last")
-# Time in which Thunder's recording of a round ends, so that it does not take part in the rival's.
+# Pause after a round, so that Thunder's recording does not overlap with the rival's round.
 PAUSE = 0.25
 
 
@@ -76,7 +76,7 @@ def servers(args, model, threads):
 
 
 def measure_cell(pair, prompt_tokens, count, streams, rounds):
-    """The values of all rounds of each server. The first round warms both up; every round begins with the other one."""
+    """Returns the values of all rounds of each server. The first round is a warm-up. The servers take turns in starting a round."""
     seen = {server.name: {value: [] for value in VALUES} for server in pair}
     for turn in range(rounds + 1):
         prompts = [models.text(prompt_tokens, turn * SLOTS + stream) for stream in range(streams)]
@@ -116,7 +116,7 @@ def measure_idle(args):
 
 
 def ratios(value, seen):
-    """Thunder compared with llama-server in each round; above 1 is better."""
+    """Returns the ratio of Thunder to llama-server in each round; above 1, Thunder is better."""
     pairs = zip(seen["thunder"][value], seen["llama-server"][value])
     pairs = [(ours, theirs) for ours, theirs in pairs if ours and theirs]
     return [theirs / ours if value in ("first", "last") else ours / theirs for ours, theirs in pairs]
@@ -135,11 +135,11 @@ def median(values):
 
 
 def render(results):
-    """The results as Markdown."""
+    """Returns the results as Markdown."""
     info = results["info"]
     lines = [
-        f"{info['machine']}, {info['date']}; {info['rounds']} rounds, medians. `{info['flags']}` on both sides. Above 1, "
-        "Thunder is better. In brackets: Thunder / llama-server.",
+        f"{info['machine']}, {info['date']}; {info['rounds']} rounds. `{info['flags']}` on both sides. "
+        "Each ratio is the median of the rounds' ratios; above 1, Thunder is better. In brackets: the medians of Thunder / llama-server.",
         "",
         "| Model | Prompt + answer | Threads | Streams | Whole request (tokens/s) | Generation | First token, median (ms) "
         "| First token, last stream |",

@@ -1,7 +1,7 @@
-//! The import table between folders, and the absence of import circles between files.
+//! The import table between folders, and the absence of import cycles between files.
 //!
 //! Read with `syn`: `use` trees with nested groups, and qualified paths in code and in macros, from `crate`, `super`, `self`
-//! or an imported name. A name is followed through `pub use` to the file that defines it, so a re-export is no import.
+//! or an imported name. A name is followed through `pub use` to the file that defines it, so a re-export is not an import.
 //! Tests may import anything.
 
 use proc_macro2::{TokenStream, TokenTree};
@@ -27,8 +27,8 @@ const IMPORTS: &[(&str, &[&str])] = &[
 /// Modules of `api` that are not protocols: shared code, and the router that combines the protocols.
 const NO_PROTOCOLS: &[&str] = &["shared", "router"];
 
-/// Maximum circles inside one folder.
-const MAX_CIRCLES: usize = 3;
+/// Maximum cycles inside one folder.
+const MAX_CYCLES: usize = 3;
 
 /// A path from `crate`, e.g. `["api", "shared", "Fields"]`.
 type Absolute = Vec<String>;
@@ -38,19 +38,19 @@ type Absolute = Vec<String>;
 struct Module {
     /// The file below `src/`.
     file: String,
-    /// Names that it defines.
+    /// Names defined in the file.
     items: HashSet<String>,
     /// Names that it re-exports.
     exports: HashMap<String, Absolute>,
     /// Modules that it re-exports completely.
     globs: Vec<Absolute>,
-    /// Paths that its code names, with their lines.
+    /// Paths in its code, with their lines.
     paths: Vec<(Absolute, usize)>,
-    /// Paths that its `use` items name, re-exports included, with their lines.
+    /// Paths in its `use` items, re-exports included, with their lines.
     imports: Vec<(Absolute, usize)>,
 }
 
-/// Reads one file; inline modules count as a part of it.
+/// Parser of one file; inline modules are a part of it.
 struct Reader<'a> {
     module: Absolute,
     found: &'a mut Module,
@@ -306,7 +306,7 @@ impl Crate {
         Self(modules)
     }
 
-    /// Returns the module that defines what a path names, following re-exports.
+    /// Returns the module that defines the item of a path, through re-exports.
     fn definition(&self, path: &[String]) -> Option<&Module> {
         self.definition_within(path, 16)
     }
@@ -334,7 +334,7 @@ impl Crate {
         Some(module)
     }
 
-    /// Returns the imports against the table, with the file and the line.
+    /// Returns the imports that the table does not permit, with file and line.
     fn forbidden(&self) -> BTreeSet<String> {
         let mut problems = BTreeSet::new();
         for (path, module) in &self.0 {
@@ -380,8 +380,8 @@ impl Crate {
         arrows
     }
 
-    /// Returns the circles: sets of files in which each file imports every other one, directly or indirectly.
-    fn circles(&self) -> Vec<Vec<&str>> {
+    /// Returns the cycles: sets of files in which each file imports every other one, directly or indirectly.
+    fn cycles(&self) -> Vec<Vec<&str>> {
         let arrows = self.arrows();
         let reached: BTreeMap<&str, BTreeSet<&str>> = arrows
             .keys()
@@ -393,17 +393,17 @@ impl Crate {
                 (file, reached)
             })
             .collect();
-        let mut circles: Vec<Vec<&str>> = Vec::new();
+        let mut cycles: Vec<Vec<&str>> = Vec::new();
         for (&file, targets) in &reached {
-            if targets.contains(file) && !circles.iter().any(|circle| circle.contains(&file)) {
-                circles.push(targets.iter().copied().filter(|target| reached[target].contains(file)).collect());
+            if targets.contains(file) && !cycles.iter().any(|cycle| cycle.contains(&file)) {
+                cycles.push(targets.iter().copied().filter(|target| reached[target].contains(file)).collect());
             }
         }
-        circles
+        cycles
     }
 }
 
-/// Returns the problem of an import between two parts of `api`, if it is one.
+/// Returns the reason why an import between two parts of `api` is not permitted, if it is not.
 fn protocol_import(path: &[String], target: &[String]) -> Option<String> {
     let (own, other) = (path.get(1)?, target.get(1)?);
     let is_protocol = |name: &str| !NO_PROTOCOLS.contains(&name);
@@ -416,22 +416,22 @@ fn folder(file: &str) -> &str {
     file.rsplit_once('/').map_or("", |(folder, _)| folder)
 }
 
-/// Returns the circles that are not permitted, each as a line.
-fn forbidden_circles(circles: &[Vec<&str>]) -> Vec<String> {
+/// Returns the cycles that are not permitted, each as a line.
+fn forbidden_cycles(cycles: &[Vec<&str>]) -> Vec<String> {
     let mut problems = Vec::new();
     let mut inside: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-    for circle in circles {
-        let line = circle.join(" ⇄ ");
-        let own = folder(circle[0]);
-        if circle.iter().any(|file| folder(file) != own) || own.starts_with("engine") {
+    for cycle in cycles {
+        let line = cycle.join(" ⇄ ");
+        let own = folder(cycle[0]);
+        if cycle.iter().any(|file| folder(file) != own) || own.starts_with("engine") {
             problems.push(line);
         } else {
             inside.entry(own).or_default().push(line);
         }
     }
     for (folder, lines) in inside {
-        if lines.len() > MAX_CIRCLES {
-            problems.push(format!("{folder} has {} circles: {}", lines.len(), lines.join("; ")));
+        if lines.len() > MAX_CYCLES {
+            problems.push(format!("{folder} has {} cycles: {}", lines.len(), lines.join("; ")));
         }
     }
     problems
@@ -448,9 +448,9 @@ fn imports_follow_the_table() {
 }
 
 #[test]
-fn files_have_no_import_circles() {
+fn files_have_no_import_cycles() {
     let read = Crate::read(&source());
-    let problems = forbidden_circles(&read.circles());
+    let problems = forbidden_cycles(&read.cycles());
     assert!(problems.is_empty(), "\n{}", problems.join("\n"));
 }
 
@@ -490,8 +490,8 @@ fn imports_are_found_in_every_form() {
 }
 
 #[test]
-fn circles_are_found_through_re_exports() {
-    let circle = |first: &str, second: &str| {
+fn cycles_are_found_through_re_exports() {
+    let cycle = |first: &str, second: &str| {
         let files = [
             ("lib.rs", "pub mod engine;"),
             ("engine/mod.rs", "mod first; mod second; pub use first::First; pub use second::Second;"),
@@ -500,10 +500,10 @@ fn circles_are_found_through_re_exports() {
         ];
         let files = files.map(|(path, text)| (path.to_owned(), text.to_owned()));
         let read = Crate::read(&files);
-        forbidden_circles(&read.circles())
+        forbidden_cycles(&read.cycles())
     };
     let first = "use super::Second; pub struct First(Second);";
-    let problems = circle(first, "pub struct Second; fn f() -> super::First { todo!() }");
+    let problems = cycle(first, "pub struct Second; fn f() -> super::First { todo!() }");
     assert_eq!(problems, ["engine/first.rs ⇄ engine/second.rs"]);
-    assert!(circle(first, "pub struct Second;").is_empty());
+    assert!(cycle(first, "pub struct Second;").is_empty());
 }

@@ -1,4 +1,4 @@
-//! The rules of the source: permitted imports, homes of crates and of unsafe code, names and documentation.
+//! The rules of the source: permitted imports, the folders of crates and of unsafe code, names and documentation.
 
 mod imports;
 mod names;

@@ -7,7 +7,7 @@ use syn::visit::{self, Visit};
 /// Names that several public types may share: clap's arguments of a command, and the error of a module.
 const SHARED_TYPE_NAMES: &[&str] = &["Args", "Error"];
 
-/// Words that name no concept of the field, as a whole identifier in any case style.
+/// Words that are not terms of the field, as a whole identifier in any case style.
 const COINED_NAMES: &[&str] = &[
     "asked",
     "asking",
@@ -55,7 +55,7 @@ const QUESTION_WORDS: &[&str] = &["How", "What", "When", "Where", "Whether", "Wh
 const LIMIT_PREFIXES: &[(&str, &str)] =
     &[("MOST_", "MAX_"), ("LONGEST_", "MAX_"), ("LARGEST_", "MAX_"), ("LEAST_", "MIN_"), ("FEWEST_", "MIN_")];
 
-/// Everything that the checks need to know about the source.
+/// The parts of the source that the checks use.
 #[derive(Default)]
 struct Names {
     path: String,
@@ -239,7 +239,7 @@ fn snake_case(name: &str) -> String {
 }
 
 #[test]
-fn names_are_terms_and_documentation_describes() {
+fn names_and_doc_comments_follow_the_vocabulary() {
     let problems = Names::from_source().problems;
     assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
 }
@@ -256,7 +256,7 @@ fn public_type_names_are_unique() {
 }
 
 #[test]
-fn case_styles_are_one_name() {
+fn case_styles_of_a_name_are_equal() {
     for (given, expected) in [("AtWork", "at_work"), ("AT_WORK", "at_work"), ("at_work", "at_work"), ("Said", "said")] {
         assert_eq!(snake_case(given), expected);
     }

@@ -4,7 +4,7 @@ use crate::harness::server;
 use std::process::Command;
 
 #[tokio::test]
-async fn examples_run() {
+async fn example_clients_run() {
     let server = server().await;
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/examples");
     let python = Command::new("python3").arg(format!("{root}/attention.py")).arg(&server.base).output().unwrap();

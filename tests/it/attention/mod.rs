@@ -1,8 +1,8 @@
 //! The attention API as its clients use it: Halo Weave's first version over the WebSocket, its newest over server-sent
 //! events (`kobold`), and the examples. The values of rows are tested in `exact`.
 
+mod errors;
 mod examples;
-mod faults;
 mod formats;
 mod hostile;
 mod limits;

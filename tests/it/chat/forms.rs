@@ -15,12 +15,12 @@ async fn required_call_is_generated() {
         assert_eq!(choice["finish_reason"], "tool_calls", "{answer}");
         let calls = choice["message"]["tool_calls"].as_array().unwrap();
         assert_eq!((calls.len(), &choice["message"]["content"]), (1, &Value::Null));
-        check(&calls[0]);
+        assert_arguments_match(&calls[0]);
     }
 }
 
-/// Returns true if the arguments match the function's schema.
-pub(super) fn check(call: &Value) {
+/// Asserts that the arguments of a call match the schema of its function.
+pub(super) fn assert_arguments_match(call: &Value) {
     let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
     match call["function"]["name"].as_str().unwrap() {
         "get_weather" => {
@@ -41,7 +41,7 @@ async fn named_function_is_called() {
         let answer = server.answer(CHAT, &body).await;
         let calls = answer["choices"][0]["message"]["tool_calls"].as_array().unwrap();
         assert_eq!((calls.len(), calls[0]["function"]["name"].as_str()), (1, Some(name)));
-        check(&calls[0]);
+        assert_arguments_match(&calls[0]);
     }
 }
 
@@ -56,7 +56,7 @@ async fn arguments_of_strict_function_match_schema() {
     let answer = server.answer(CHAT, &body).await;
     let message = &answer["choices"][0]["message"];
     assert_eq!(message["content"], "So:", "{answer}");
-    check(&message["tool_calls"][0]);
+    assert_arguments_match(&message["tool_calls"][0]);
 }
 
 #[tokio::test]

@@ -1,12 +1,12 @@
 //! Conversations with a real model: reasoning, tool calls, several answers, continued messages. Its weights are random,
-//! so a mod forces answers that must be known.
+//! so a mod forces the answers that tests depend on.
 
 mod forms;
 mod reasoning;
 mod templates;
 
 use super::harness::{Server, server};
-use forms::check;
+use forms::assert_arguments_match;
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -316,5 +316,5 @@ async fn template_of_other_family_determines_format() {
         (&json!("so"), Some(1)),
         "{answer}"
     );
-    check(&message["tool_calls"][0]);
+    assert_arguments_match(&message["tool_calls"][0]);
 }

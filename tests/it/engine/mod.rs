@@ -10,7 +10,7 @@ mod recording;
 mod retractions;
 mod runs;
 pub mod speculation;
-mod unread;
+mod unread_clients;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};

@@ -57,7 +57,7 @@ const WIDE: Mode = Mode {
 };
 const MODES: [Mode; 3] = [FLASH, STORED, WIDE];
 
-/// Returns a sequence of byte tokens without a pattern.
+/// Returns an irregular sequence of byte tokens.
 fn tokens(seed: i32, len: usize) -> Vec<TokenId> {
     (0..len as i32).map(|index| 3 + (seed * 31 + index * index * 7 + 13 * index) % 250).collect()
 }
@@ -89,7 +89,7 @@ impl Mode {
 }
 
 /// Compares every row of a run with the reference. Returns the number of rows.
-fn compare(result: &CompletedRun, prompt: &[TokenId], reference: &mut Reference, close: f64, moves: bool) -> usize {
+fn compare(result: &CompletedRun, prompt: &[TokenId], reference: &mut Reference, close: f64, can_shift: bool) -> usize {
     let mut rows: BTreeMap<i32, Vec<f32>> = BTreeMap::new();
     let mut head_rows: BTreeMap<i32, &[u8]> = BTreeMap::new();
     for item in &result.items {
@@ -107,7 +107,7 @@ fn compare(result: &CompletedRun, prompt: &[TokenId], reference: &mut Reference,
                 let evicted = event.measured.as_ref().and_then(|measured| measured.evicted.as_ref());
                 for &(start, end) in evicted.into_iter().flat_map(|evicted| evicted.ranges.iter().rev()) {
                     sequence.drain(start as usize..end as usize);
-                    if moves {
+                    if can_shift {
                         reference.cut(start as usize..end as usize);
                     }
                 }
@@ -171,7 +171,7 @@ fn heads_close_to(stored: &[u8], reference: &mut Reference, sequence: &[TokenId]
         let expected = &expected[index * sequence.len()..(index + 1) * sequence.len()];
         for (position, (&value, expected)) in row.iter().zip(expected).enumerate() {
             let off = (f64::from(value) - expected).abs();
-            // Halves of floats have 11 bits.
+            // 16-bit floats have 11 significant bits.
             assert!(
                 off < close + expected / 2048.0,
                 "{kind:?}: layer {layer}, head {head}, position {position}: {value} instead of {expected}"
@@ -231,7 +231,7 @@ async fn rows_equal_a_forward_pass_in_64_bit_floats() {
             // The beginning of the prompt is in the cache.
             let next = [&prompt[..100], &tokens(2, 21)[..]].concat();
             let result = bench.run(attention_request(next.clone(), 5)).await;
-            assert!(result.end.finish.usage.cached_tokens > 0 || kind.forgets(), "{kind:?}");
+            assert!(result.end.finish.usage.cached_tokens > 0 || kind.cannot_be_cut(), "{kind:?}");
             assert_eq!(compare(&result, &next, &mut reference, mode.tolerance, false), 5);
             // A prompt of a single token.
             let result = bench.run(attention_request(vec![77], 3)).await;
@@ -286,8 +286,8 @@ async fn rows_are_exact_after_a_context_shift() {
             let result = bench.run(request).await;
             assert_eq!(result.end.finish.evicted_tokens, 100, "{:?}", result.end.finish);
             // Tokens outside a window cannot be shifted with exact rows: the rest is recomputed.
-            let moves = !kind.forgets();
-            assert_eq!(compare(&result, &prompt, &mut reference, mode.tolerance, moves), 25, "{kind:?}");
+            let can_shift = !kind.cannot_be_cut();
+            assert_eq!(compare(&result, &prompt, &mut reference, mode.tolerance, can_shift), 25, "{kind:?}");
         }
     }
 }
@@ -308,7 +308,7 @@ async fn rows_are_exact_after_a_restored_state() {
             let mut request = attention_request(prompt.clone(), 6);
             request.slot = Some(1);
             let result = second.run(request).await;
-            assert!(result.end.finish.usage.cached_tokens > 0 || kind.forgets(), "{kind:?}");
+            assert!(result.end.finish.usage.cached_tokens > 0 || kind.cannot_be_cut(), "{kind:?}");
             assert_eq!(compare(&result, &prompt, &mut reference, mode.tolerance, false), 6, "{kind:?}");
         }
     }

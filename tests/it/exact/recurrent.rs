@@ -1,4 +1,4 @@
-//! A model without attention runs, and is rejected if attention is requested.
+//! Models without attention: their runs work, and requests for attention are rejected.
 
 use super::gguf::Writer;
 use super::variant::{EPS, LAYERS, WIDTH, write_vocabulary};
@@ -10,7 +10,7 @@ use thunder::engine::{ReportOptions, SubmitError, Unsupported};
 use thunder::model::Model;
 use thunder::model::llama::ModelOptions;
 
-/// Writes a mamba model with weights without a pattern.
+/// Writes a Mamba model with fixed, irregular weights.
 pub fn mamba() -> PathBuf {
     const KERNEL: usize = 4;
     const STATE: usize = 16;
@@ -92,9 +92,9 @@ async fn model_without_attention_runs_and_reports_none() {
 async fn capturable_attention_is_known_at_load() {
     for kind in super::Kind::ALL {
         let bench = super::bench(&super::Variant::new(kind), 1, super::FLASH).await;
-        let attends = bench.engine.attention().unwrap().clone();
+        let support = bench.engine.attention().unwrap().clone();
         let expected = (kind.layers(), super::HEADS as u16, kind.has_sinks());
-        assert_eq!((attends.layer_ids, attends.heads, attends.sinks), expected, "{kind:?}");
+        assert_eq!((support.layer_ids, support.heads, support.sinks), expected, "{kind:?}");
         let result = client_view(&bench, attention_request(tokens(2, 30), 3)).await;
         assert!(result.iter().all(|(_, row)| row.is_some()), "{kind:?}");
     }

@@ -1,7 +1,7 @@
 //! A forward pass in 64-bit floats that shares only the weights with llama.cpp. Keys are stored before their rotation
 //! to a position, so that a token can move. On request it rounds the values that llama.cpp rounds to 16 bits.
 
-use super::variant::{CAP, EPS, EXPERTS, HEADS, HIDDEN, KERNEL, KV_HEADS, Kind, LAYERS, Turn, Variant, WIDTH};
+use super::variant::{CAP, EPS, EXPERTS, HEADS, HIDDEN, KERNEL, KV_HEADS, Kind, LAYERS, RotationPairs, Variant, WIDTH};
 use half::f16;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -118,10 +118,10 @@ impl Reference {
         let (half, base) = (head.len() / 2, self.kind.rope_base(layer));
         let mut out = head.to_vec();
         for i in 0..half {
-            let (a, b) = match self.kind.turn() {
-                Turn::Nothing => return out,
-                Turn::Neighbours => (2 * i, 2 * i + 1),
-                Turn::Halves => (i, i + half),
+            let (a, b) = match self.kind.rotation_pairs() {
+                RotationPairs::None => return out,
+                RotationPairs::Neighbours => (2 * i, 2 * i + 1),
+                RotationPairs::Halves => (i, i + half),
             };
             let angle = position as f64 * base.powf(-(i as f64) / half as f64);
             let (sin, cos) = angle.sin_cos();
@@ -140,8 +140,11 @@ impl Reference {
         for layer in 0..LAYERS {
             let at = |name: &str| format!("blk.{layer}.{name}");
             let y = self.norm(&at("attn_norm"), &x);
-            let mixed =
-                if self.kind.attends(layer) { self.attend(layer, &y, &mut rows) } else { self.convolve(layer, &y) };
+            let mixed = if self.kind.has_attention(layer) {
+                self.attend(layer, &y, &mut rows)
+            } else {
+                self.convolve(layer, &y)
+            };
             let mixed = if self.kind.is_gemma() { self.norm(&at("post_attention_norm"), &mixed) } else { mixed };
             x.iter_mut().zip(&mixed).for_each(|(x, y)| *x += y);
             let before = if self.kind == Kind::GptOss { "post_attention_norm" } else { "ffn_norm" };

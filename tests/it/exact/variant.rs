@@ -49,10 +49,10 @@ pub enum Kind {
 
 /// Pairs of values of a head that are rotated together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Turn {
+pub enum RotationPairs {
     Neighbours,
     Halves,
-    Nothing,
+    None,
 }
 
 impl Kind {
@@ -86,7 +86,7 @@ impl Kind {
     }
 
     /// Returns true if the cache cannot be cut at any position and reused with exact rows.
-    pub const fn forgets(self) -> bool {
+    pub const fn cannot_be_cut(self) -> bool {
         matches!(self, Self::Gemma2 | Self::Gemma3 | Self::GptOss | Self::Lfm2)
     }
 
@@ -100,20 +100,20 @@ impl Kind {
     }
 
     /// Returns true if the layer has attention.
-    pub fn attends(self, layer: usize) -> bool {
+    pub fn has_attention(self, layer: usize) -> bool {
         self != Self::Lfm2 || layer % 2 == 1
     }
 
     /// Returns the layers with attention.
     pub fn layers(self) -> Vec<u16> {
-        (0..LAYERS).filter(|&layer| self.attends(layer)).map(|layer| layer as u16).collect()
+        (0..LAYERS).filter(|&layer| self.has_attention(layer)).map(|layer| layer as u16).collect()
     }
 
-    pub const fn turn(self) -> Turn {
+    pub const fn rotation_pairs(self) -> RotationPairs {
         match self {
-            Self::Llama | Self::Wide => Turn::Neighbours,
-            Self::Refact => Turn::Nothing,
-            _ => Turn::Halves,
+            Self::Llama | Self::Wide => RotationPairs::Neighbours,
+            Self::Refact => RotationPairs::None,
+            _ => RotationPairs::Halves,
         }
     }
 
@@ -205,7 +205,7 @@ fn weights(kind: Kind) -> Weights {
     }
     for layer in 0..LAYERS {
         let at = |name: &str| format!("blk.{layer}.{name}");
-        if kind.attends(layer) {
+        if kind.has_attention(layer) {
             add(at("attn_q.weight"), q, WIDTH, 1.1);
             add(at("attn_k.weight"), kv, WIDTH, 1.1);
             add(at("attn_v.weight"), kv, WIDTH, 1.0);
@@ -255,7 +255,7 @@ fn norms(kind: Kind, all: &mut Weights) {
         if kind != Kind::GptOss {
             of_layer("ffn_norm", WIDTH);
         }
-        if kind == Kind::Gemma3 || kind == Kind::Lfm2 && kind.attends(layer) {
+        if kind == Kind::Gemma3 || kind == Kind::Lfm2 && kind.has_attention(layer) {
             of_layer("attn_q_norm", kind.head_width());
             of_layer("attn_k_norm", kind.head_width());
         }
@@ -280,7 +280,7 @@ fn gguf(kind: Kind, weights: &Weights) -> Vec<u8> {
     w.number(&at("feed_forward_length"), HIDDEN as u32);
     w.number(&at("attention.head_count"), HEADS as u32);
     if kind == Kind::Lfm2 {
-        let heads = |layer| if kind.attends(layer) { KV_HEADS as i32 } else { 0 };
+        let heads = |layer| if kind.has_attention(layer) { KV_HEADS as i32 } else { 0 };
         w.numbers(&at("attention.head_count_kv"), (0..LAYERS).map(heads));
         w.number(&at("shortconv.l_cache"), KERNEL as u32);
     } else {

@@ -4,12 +4,14 @@
 //! [`server`] is shared; a test that changes or stops its server starts its own with [`Server::start`].
 
 pub mod cleanup;
+mod error_table;
 pub mod postgres;
 pub mod redaction;
 mod runs;
 mod sse;
 
 pub use cleanup::{assert_no_postgres, folder};
+pub use error_table::{ErrorTable, message_of};
 pub use postgres::psql;
 pub use runs::run_start;
 pub use sse::{SseEvent, SseReader};

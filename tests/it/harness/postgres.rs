@@ -183,7 +183,7 @@ impl SilentDatabase {
         Self { url, answers, _database: database }
     }
 
-    /// Lets the database respond.
+    /// Makes the database respond.
     pub fn answer(&self) {
         self.answers.send_replace(true);
     }

@@ -29,12 +29,26 @@ fn event_json(event: &super::SseEvent) -> Value {
     if event.name.is_empty() { json!({"data": data}) } else { json!({"event": event.name, "data": data}) }
 }
 
-/// Replaces ids, times, measurements and everything that depends on the cache or the release, wherever they are.
-fn redact(key: &str, value: &mut Value) {
-    static ID: LazyLock<Regex> = LazyLock::new(|| {
-        Regex::new(r"[0-9a-f]{8}-?[0-9a-f]{4}-?7[0-9a-f]{3}-?[89ab][0-9a-f]{3}-?[0-9a-f]{12}(_\d+)?").unwrap()
+/// Replaces ids, times, addresses, and lists of mods, which grow with each new mod.
+pub fn redact_text(text: &str) -> String {
+    static PATTERNS: LazyLock<[(Regex, &str); 4]> = LazyLock::new(|| {
+        [
+            (r"[0-9a-f]{8}-?[0-9a-f]{4}-?7[0-9a-f]{3}-?[89ab][0-9a-f]{3}-?[0-9a-f]{12}(_\d+)?", "[id]"),
+            (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*Z", "[time]"),
+            (r"127\.0\.0\.1:\d+", "[address]"),
+            (r"known mods: [\w, -]+", "known mods: [mods]"),
+        ]
+        .map(|(pattern, replacement)| (Regex::new(pattern).unwrap(), replacement))
     });
-    static TIME: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*Z").unwrap());
+    let mut text = text.to_owned();
+    for (pattern, replacement) in &*PATTERNS {
+        text = pattern.replace_all(&text, *replacement).into_owned();
+    }
+    text
+}
+
+/// Replaces ids, times, measurements and all values that depend on the cache or the release, at any depth.
+fn redact(key: &str, value: &mut Value) {
     let is_measured =
         key.ends_with("_ms") || key.ends_with("_duration") || key.ends_with("_per_second") || key.contains("cache");
     let by_key = match key {
@@ -49,7 +63,7 @@ fn redact(key: &str, value: &mut Value) {
         Value::Null => {}
         _ if by_key.is_some() => *value = by_key.into(),
         Value::Number(number) if number.is_f64() => *value = "[number]".into(),
-        Value::String(text) => *text = TIME.replace_all(&ID.replace_all(text, "[id]"), "[time]").into_owned(),
+        Value::String(text) => *text = redact_text(text),
         Value::Array(items) => items.iter_mut().for_each(|item| redact(key, item)),
         Value::Object(fields) => {
             // Anthropic counts cached tokens separately.

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 /// The commit of every repository.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// Repository of the models, all others do not exist.
+/// The only repository that exists.
 pub const REPOSITORY: &str = "user/some-model.GGUF";
 
 /// Deviations from a working server.
@@ -24,9 +24,9 @@ pub struct Faults {
     pub cuts: Vec<usize>,
     /// Status of the next responses.
     pub statuses: Vec<u16>,
-    /// True if other bytes are sent than the checksum says.
+    /// True if the server sends bytes that do not match the checksum.
     pub is_corrupt: bool,
-    /// Token without which all answers are 401.
+    /// Token that requests must have; others get a 401.
     pub token: Option<String>,
     /// Entries of the list of files besides the real ones.
     pub further_files: Vec<Value>,

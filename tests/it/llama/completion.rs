@@ -1,7 +1,7 @@
 //! `/completion`: all fields of requests and answers.
 
-use super::super::harness::{Server, server};
-use super::bare;
+use super::super::harness::{ErrorTable, Server, server};
+use super::reference;
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -33,7 +33,7 @@ async fn greedy_answer_equals_llama_cpp() {
     let prompt = tokens(server, "Once upon a time").await;
     let answer = server.answer(PATH, &body(json!({"return_tokens": true, "n_probs": 3, "ignore_eos": false}))).await;
     let output = ids(&answer["tokens"]);
-    let (expected, logprobs) = bare::greedy(&prompt, output.len());
+    let (expected, logprobs) = reference::greedy(&prompt, output.len());
     assert_eq!(output, expected);
     let text = server.answer("/detokenize", &json!({"tokens": output})).await;
     if answer["stop_type"] == "limit" {
@@ -355,45 +355,43 @@ async fn fields_of_llama_server_are_accepted() {
 #[tokio::test]
 async fn invalid_fields_are_named_and_slots_stay_free() {
     let server = server().await;
-    for (further, name) in [
-        (json!({"prompt": null}), "prompt"),
-        (json!({"prompt": []}), "prompt"),
-        (json!({"prompt": 5}), "prompt"),
-        (json!({"prompt": [1, 999_999]}), "prompt"),
-        (json!({"prompt": ["a", {"x": 1}]}), "prompt[1]"),
-        (json!({"prompt": {"prompt_string": 5}}), "prompt"),
-        (json!({"n_predict": -2}), "n_predict"),
-        (json!({"n_predict": "many"}), "n_predict"),
-        (json!({"n_cmpl": 0}), "n_cmpl"),
-        (json!({"n_cmpl": 5}), "n_cmpl"),
-        (json!({"temperature": "hot"}), "temperature"),
-        (json!({"repeat_last_n": -7}), "repeat_last_n"),
-        (json!({"stop": 5}), "stop"),
-        (json!({"n_probs": 1.5}), "n_probs"),
-        (json!({"samplers": ["nope"]}), "samplers"),
-        (json!({"stream": "yes"}), "stream"),
-        (json!({"logit_bias": [[999_999, 1]]}), "logit_bias"),
-        (json!({"response_fields": [1]}), "response_fields"),
-        (json!({"mods": ["nope"]}), "nope"),
-        (json!({"prompt": ["a", "b"], "request_id": "x"}), "request_id"),
-        (json!({"sse_ping_interval": "often"}), "sse_ping_interval"),
-        (json!({"t_max_predict_ms": "long"}), "t_max_predict_ms"),
-        (json!({"lora": [{"id": 0, "scale": 1}]}), "lora[0].id: unknown adapter 0"),
+    let mut errors = ErrorTable::default();
+    for further in [
+        json!({"prompt": null}),
+        json!({"prompt": []}),
+        json!({"prompt": 5}),
+        json!({"prompt": [1, 999_999]}),
+        json!({"prompt": ["a", {"x": 1}]}),
+        json!({"prompt": {"prompt_string": 5}}),
+        json!({"n_predict": -2}),
+        json!({"n_predict": "many"}),
+        json!({"n_cmpl": 0}),
+        json!({"n_cmpl": 5}),
+        json!({"temperature": "hot"}),
+        json!({"repeat_last_n": -7}),
+        json!({"stop": 5}),
+        json!({"n_probs": 1.5}),
+        json!({"samplers": ["nope"]}),
+        json!({"stream": "yes"}),
+        json!({"logit_bias": [[999_999, 1]]}),
+        json!({"response_fields": [1]}),
+        json!({"mods": ["nope"]}),
+        json!({"prompt": ["a", "b"], "request_id": "x"}),
+        json!({"sse_ping_interval": "often"}),
+        json!({"t_max_predict_ms": "long"}),
+        json!({"lora": [{"id": 0, "scale": 1}]}),
     ] {
-        for stream in [false, true] {
-            let mut requested = body(further.clone());
-            requested["stream"] =
-                if further.get("stream").is_some() { further["stream"].clone() } else { stream.into() };
-            let (status, answer) = server.post(PATH, &requested).await;
-            let error = &answer["error"];
-            assert_eq!(
-                (status, &error["code"], &error["type"]),
-                (400, &json!(400), &json!("invalid_request_error")),
-                "{further}: {answer}"
-            );
-            assert!(error["message"].as_str().unwrap().contains(name), "{further}: {answer}");
+        let mut requested = body(further.clone());
+        let complete = server.post(PATH, &requested).await;
+        let error = &complete.1["error"];
+        assert_eq!((&error["code"], &error["type"]), (&json!(400), &json!("invalid_request_error")), "{further}");
+        if further.get("stream").is_none() {
+            requested["stream"] = true.into();
+            assert_eq!(server.post(PATH, &requested).await, complete, "{further}");
         }
+        errors.add(further, &complete);
     }
+    insta::assert_snapshot!("completion_errors", errors);
     let (status, answer) =
         server.post(PATH, &body(json!({"prompt": {"prompt_string": "a", "multimodal_data": "x"}}))).await;
     assert_eq!((status, &answer["error"]["type"]), (501, &json!("not_supported_error")));
@@ -404,16 +402,19 @@ async fn invalid_fields_are_named_and_slots_stay_free() {
 #[tokio::test]
 async fn body_that_is_not_json_is_rejected() {
     let server = server().await;
-    for path in [PATH, "/completions", "/tokenize", "/detokenize", "/apply-template", "/infill"] {
-        for body in ["", "{", "{\"prompt\": [}", "[]", "\"text\""] {
+    let mut errors = ErrorTable::default();
+    for body in ["", "{", "{\"prompt\": [}", "[]", "\"text\""] {
+        let mut first = None;
+        for path in [PATH, "/completions", "/tokenize", "/detokenize", "/apply-template", "/infill"] {
             let response = server.request(Method::POST, path).body(body).send().await.unwrap();
-            assert_eq!(response.status().as_u16(), 400, "{path} {body}");
-            let answer: Value = response.json().await.unwrap();
-            let message = answer["error"]["message"].as_str().unwrap().to_owned();
-            assert_eq!(answer["error"]["type"], "invalid_request_error");
-            assert!(message.contains("line 1") || message.contains("JSON object"), "{path} {body}: {message}");
+            let status = response.status().as_u16();
+            let answer: (u16, Value) = (status, response.json().await.unwrap());
+            assert_eq!(answer.1["error"]["type"], "invalid_request_error");
+            assert_eq!(first.get_or_insert_with(|| answer.clone()), &answer, "{path} {body}");
         }
+        errors.add(body, &first.unwrap());
     }
+    insta::assert_snapshot!("body_errors", errors);
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! `/v1/completions`: several prompts and answers, echo, and probabilities in the format of evaluation harnesses.
 
 use super::super::harness::server;
-use super::bare;
+use super::reference;
 use serde_json::{Value, json};
 
 const PATH: &str = "/v1/completions";
@@ -47,7 +47,7 @@ async fn echo_returns_prompt_with_probabilities() {
         let text = choice["text"].as_str().unwrap();
         assert!(text.starts_with("Once upon a time, the baker"), "{text}");
         let logprobs = &choice["logprobs"];
-        let (_, expected) = bare::greedy(&ids, count);
+        let (_, expected) = reference::greedy(&ids, count);
         let values = logprobs["token_logprobs"].as_array().unwrap();
         assert_eq!((values.len(), &values[0]), (ids.len() + count, &Value::Null));
         for (value, expected) in values[1..].iter().zip(&expected) {

@@ -39,10 +39,10 @@ async fn control_vector_changes_answers_and_state_identity() {
     assert!(changed.is_array() && changed != plain, "{changed}");
     assert_eq!(probabilities(&with).await, changed);
     let foreign = {
-        let bare = Server::start(&["--control-vector-scaled", &format!("{path}:0")]);
-        bare.wait_ready().await;
-        assert_eq!(probabilities(&bare).await, plain);
-        state(&bare).await
+        let unscaled = Server::start(&["--control-vector-scaled", &format!("{path}:0")]);
+        unscaled.wait_ready().await;
+        assert_eq!(probabilities(&unscaled).await, plain);
+        state(&unscaled).await
     };
     let own = state(&with).await;
     assert_eq!(restored(&with, &foreign).await, 400);

@@ -1,6 +1,6 @@
 //! Embeddings in both formats.
 
-use super::super::harness::Server;
+use super::super::harness::{ErrorTable, Server};
 use super::{difference, encoders, expected, numbers, rejection};
 use base64::Engine as _;
 use serde_json::{Value, json};
@@ -129,6 +129,7 @@ async fn chat_model_embeds_long_texts() {
 #[tokio::test]
 async fn invalid_body_error_names_field() {
     let server = encoders().await;
+    let mut errors = ErrorTable::default();
     let cases: [(Value, &str); 8] = [
         (json!({}), "input"),
         (json!({"input": []}), "input"),
@@ -140,27 +141,22 @@ async fn invalid_body_error_names_field() {
         (json!({"input": "word ".repeat(600)}), "input"),
     ];
     for (body, field) in cases {
-        let (status, answer) = server.post(OPENAI, &body).await;
-        assert_eq!(status, 400, "{answer}");
-        assert_eq!(answer["error"]["param"], field, "{answer}");
-        assert!(answer["error"]["message"].as_str().unwrap().contains(field), "{answer}");
+        let answer = server.post(OPENAI, &body).await;
+        assert_eq!(answer.1["error"]["param"], field, "{}", answer.1);
+        errors.add(format!("{OPENAI} {body}"), &answer);
     }
-    let cases = [
-        (json!({"content": 5}), "content must be"),
-        (json!({}), "`input` is missing"),
-        (json!({"input": [[]]}), "input[0]"),
-    ];
-    for (body, message) in cases {
-        let found = rejection(&server.post(NATIVE, &body).await, 400);
-        assert!(found.contains(message), "{found}");
+    let image = json!({"input": [{"content": [{"type": "image_url"}]}]});
+    errors.add(format!("{OPENAI} {image}"), &server.post(OPENAI, &image).await);
+    for body in [json!({"content": 5}), json!({}), json!({"input": [[]]})] {
+        let answer = server.post(NATIVE, &body).await;
+        rejection(&answer, 400);
+        errors.add(format!("{NATIVE} {body}"), &answer);
     }
-    let (status, answer) = server.post(OPENAI, &json!({"input": [{"content": [{"type": "image_url"}]}]})).await;
-    assert_eq!(status, 400);
-    assert!(answer["error"]["message"].as_str().unwrap().contains("images"), "{answer}");
+    insta::assert_snapshot!("embedding_errors", errors);
 }
 
 #[tokio::test]
-async fn without_pooling_every_token_has_its_own() {
+async fn every_token_has_its_own_embedding_without_pooling() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/models/classifier.gguf");
     let server = Server::start(&["--model", path, "--embedding", "--pooling", "none"]);
     server.wait_ready().await;
@@ -173,9 +169,8 @@ async fn without_pooling_every_token_has_its_own() {
     let mean: Vec<f64> = mean.iter().map(|value| value / length(&mean)).collect();
     let reference = numbers(&expected()["embed"]["mean"]["terrible"]);
     assert!(difference(&mean, &reference) < 2e-3, "{}", difference(&mean, &reference));
-    let (status, answer) = server.post(OPENAI, &json!({"input": TEXT})).await;
-    assert_eq!(status, 400, "{answer}");
-    assert!(answer["error"]["message"].as_str().unwrap().contains("--pooling"), "{answer}");
-    let scores = rejection(&server.post("/classify", &json!({"inputs": TEXT})).await, 501);
-    assert!(scores.contains("--reranking"), "{scores}");
+    let mut errors = ErrorTable::default();
+    errors.add(OPENAI, &server.post(OPENAI, &json!({"input": TEXT})).await);
+    errors.add("/classify", &server.post("/classify", &json!({"inputs": TEXT})).await);
+    insta::assert_snapshot!("errors_without_pooling", errors);
 }

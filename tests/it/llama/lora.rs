@@ -1,7 +1,7 @@
 //! LoRA adapters: their effect on a request compared with llama.cpp, and separate states for each set.
 
-use super::super::harness::{Server, folder, thunder};
-use super::bare;
+use super::super::harness::{ErrorTable, Server, folder, thunder};
+use super::reference;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -37,22 +37,22 @@ async fn expected(server: &Server, scales: &[f32]) -> Vec<Vec<i32>> {
     let answer = server.answer("/tokenize", &json!({"content": PROMPT, "add_special": true})).await;
     let prompt: Vec<i32> = serde_json::from_value(answer["tokens"].clone()).unwrap();
     let ends = [0, 2];
-    scales.iter().map(|&scale| bare::greedy_with(&prompt, 24, Some((&adapter(), scale)), &ends)).collect()
+    scales.iter().map(|&scale| reference::greedy_with(&prompt, 24, Some((&adapter(), scale)), &ends)).collect()
 }
 
 #[tokio::test]
 async fn answer_with_adapter_equals_llama_cpp() {
     let server = server().await;
-    let bare = expected(server, &[0.0, 1.0, 0.5]).await;
-    assert!(bare[0] != bare[1] && bare[1] != bare[2], "the adapter changes the answer");
+    let references = expected(server, &[0.0, 1.0, 0.5]).await;
+    assert!(references[0] != references[1] && references[1] != references[2], "the adapter changes the answer");
     // Repeatedly in both orders, so that states of another set would be noticed.
     for _ in 0..2 {
         let with = |lora: Value| async move { tokens(&server.answer("/completion", &body(&lora)).await) };
-        assert_eq!(with(json!([])).await, bare[0]);
-        assert_eq!(with(Value::Null).await, bare[1], "the server's scale applies to requests without scales");
-        assert_eq!(with(json!([{"id": 0, "scale": 0.5}])).await, bare[2]);
+        assert_eq!(with(json!([])).await, references[0]);
+        assert_eq!(with(Value::Null).await, references[1], "the server's scale applies to requests without scales");
+        assert_eq!(with(json!([{"id": 0, "scale": 0.5}])).await, references[2]);
         // The effects of two equal adapters add up.
-        assert_eq!(with(json!([{"id": 0, "scale": 0.25}, {"id": 1, "scale": 0.25}])).await, bare[2]);
+        assert_eq!(with(json!([{"id": 0, "scale": 0.25}, {"id": 1, "scale": 0.25}])).await, references[2]);
     }
     let again = server.answer("/completion", &body(&json!([{"id": 0, "scale": 0.5}]))).await;
     let twice = server.answer("/completion", &body(&json!([{"scale": 0.5, "id": 0}]))).await;
@@ -66,14 +66,17 @@ async fn answer_with_adapter_equals_llama_cpp() {
 #[tokio::test]
 async fn runs_with_different_adapters_are_concurrent() {
     let server = server().await;
-    let bare = expected(server, &[0.0, 1.0]).await;
+    let references = expected(server, &[0.0, 1.0]).await;
     let (none, one) = (body(&json!([])), body(&json!([{"id": 0, "scale": 1}])));
     let (first, second, third) = tokio::join!(
         server.answer("/completion", &none),
         server.answer("/completion", &one),
         server.answer("/completion", &none)
     );
-    assert_eq!([tokens(&first), tokens(&second), tokens(&third)], [bare[0].clone(), bare[1].clone(), bare[0].clone()]);
+    assert_eq!(
+        [tokens(&first), tokens(&second), tokens(&third)],
+        [references[0].clone(), references[1].clone(), references[0].clone()]
+    );
 }
 
 #[tokio::test]
@@ -104,26 +107,21 @@ async fn scales_are_listed_and_set() {
     let path = adapter().display().to_string();
     let server = Server::start(&["--lora", &path, "--lora-init-without-apply"]);
     server.wait_ready().await;
-    let bare = expected(&server, &[0.0, 1.0]).await;
+    let references = expected(&server, &[0.0, 1.0]).await;
     let list = |scale: f64| json!([{"id": 0, "path": path, "scale": scale, "task_name": "test", "prompt_prefix": ""}]);
     assert_eq!(server.get("/lora-adapters").await, (200, list(0.0)));
-    assert_eq!(tokens(&server.answer("/completion", &body(&Value::Null)).await), bare[0]);
+    assert_eq!(tokens(&server.answer("/completion", &body(&Value::Null)).await), references[0]);
     assert_eq!(server.answer("/lora-adapters", &json!([{"id": 0, "scale": 1}])).await, json!({"success": true}));
     assert_eq!(server.get("/lora-adapters").await, (200, list(1.0)));
-    assert_eq!(tokens(&server.answer("/completion", &body(&Value::Null)).await), bare[1]);
+    assert_eq!(tokens(&server.answer("/completion", &body(&Value::Null)).await), references[1]);
     server.answer("/lora-adapters", &json!([])).await;
     assert_eq!(server.get("/lora-adapters").await, (200, list(0.0)));
-    for (wrong, expected) in [
-        (json!([{"id": 1, "scale": 1}]), "expected an id from 0 to 0"),
-        (json!([{"id": 0, "scale": "much"}]), "[0].scale must be a number"),
-        (json!([0]), "[0] must be an object"),
-        (json!({"id": 0}), "must be a list"),
-    ] {
-        let message = super::rejection(&server.post("/lora-adapters", &wrong).await, 400);
-        assert!(message.contains(expected), "{message}");
-        let message = super::rejection(&server.post("/completion", &body(&wrong)).await, 400);
-        assert!(message.contains(expected) && message.contains("lora"), "{message}");
+    let mut errors = ErrorTable::default();
+    for wrong in [json!([{"id": 1, "scale": 1}]), json!([{"id": 0, "scale": "much"}]), json!([0]), json!({"id": 0})] {
+        errors.add(format!("/lora-adapters {wrong}"), &server.post("/lora-adapters", &wrong).await);
+        errors.add(format!("/completion {wrong}"), &server.post("/completion", &body(&wrong)).await);
     }
+    insta::assert_snapshot!("adapter_errors", errors);
     let (status, answer) = server
         .post(
             "/v1/chat/completions",

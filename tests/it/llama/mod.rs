@@ -1,6 +1,5 @@
 //! llama-server's own routes.
 
-mod bare;
 mod classify;
 mod completion;
 mod completions;
@@ -12,6 +11,7 @@ mod infill;
 mod lora;
 mod monitor;
 mod props;
+mod reference;
 mod rerank;
 mod sessions;
 mod slots;

@@ -20,7 +20,7 @@ QUESTIONS = {name: SelfPrompt(strategy=form, completion="|||") for name, form in
 
 @mod(config={"form": "choices"})
 def in_form(event, actions, tokenizer):
-    """Begins every answer with text in one of several forms, and three bars."""
+    """Begins every answer with a text of a constrained form and three bars."""
     question = QUESTIONS[event.config["form"]]
     if isinstance(event, Prefilled):
         question.handle_prefilled(event, tokenizer)

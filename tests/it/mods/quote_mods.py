@@ -1,4 +1,4 @@
-"""Mods in the form used for Quote."""
+"""Mods written for the Quote SDK."""
 
 import json
 import time
@@ -40,7 +40,7 @@ def quote_late_call(event, actions, tokenizer):
 
 
 @mod
-def quote_dawdle(event, actions, tokenizer):
+def quote_slow(event, actions, tokenizer):
     """Sleeps at every token."""
     if isinstance(event, Added):
         time.sleep(0.02)

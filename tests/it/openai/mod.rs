@@ -1,7 +1,7 @@
-//! The OpenAI-compatible routes with a real model. Its weights are random, so a mod forces texts that must be known.
+//! OpenAI's API with a real model. Its weights are random, so a mod forces the texts that tests depend on.
 
+mod invalid_requests;
 mod mods;
-mod wrong;
 
 use super::harness::server;
 use serde_json::{Value, json};

@@ -1,7 +1,7 @@
 //! Several servers on one database, each a separate process.
 
-mod deaths;
 mod forwarding;
+mod killed_servers;
 mod load_balancer;
 mod no_model;
 

@@ -1,4 +1,4 @@
-//! Models whose memory is not a plain KV cache, and caches of other types: greedy text equals that of a fresh run,
+//! Models whose memory is not only a KV cache, and caches of other types: greedy text equals that of a fresh run,
 //! token for token; operations that cannot be exact are rejected without side effects.
 
 use super::{in_slot, long, rows, with_attention, worst};

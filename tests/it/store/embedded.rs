@@ -162,7 +162,7 @@ async fn rows_of_a_day_without_partition_are_caught_and_stay() {
     store.close().await;
 }
 
-/// A run whose server is dead becomes `interrupted`; that of a living server on the same database is left alone.
+/// Runs of a dead server become `interrupted`; runs of an active server on the same database do not change.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_runs_of_dead_servers_are_interrupted() {
     let data = Data::new();

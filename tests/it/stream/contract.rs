@@ -1,4 +1,4 @@
-//! Every message of the contract, verbatim.
+//! The messages of the protocol's specification, verbatim.
 
 use super::client::COMPRESSED;
 use super::{Client, followed, with_type};
@@ -113,7 +113,7 @@ async fn answer_ends_before_stop_string() {
 async fn backtrack_is_reported() {
     let server = server().await;
     let mut client = Client::connect(server).await;
-    let config = json!({"type": "config", "prompt": "Once", "mods": ["take_back"],
+    let config = json!({"type": "config", "prompt": "Once", "mods": ["replace_start"],
                         "parameters": {"max_tokens": 24, "ignore_eos": true, "seed": 5}});
     let messages = client.run(&config).await;
     let backtrack = with_type(&messages, "backtrack").next().expect("a backtrack");
@@ -157,10 +157,13 @@ async fn content_filter_is_only_for_mod_errors() {
     let mut client = Client::connect(server).await;
     let all: Vec<u32> = (0..640).collect();
     let config =
-        json!({"type": "config", "prompt": "Once", "mods": ["take_back"], "parameters": {"banned_tokens": all}});
+        json!({"type": "config", "prompt": "Once", "mods": ["replace_start"], "parameters": {"banned_tokens": all}});
     let error = client.run(&config).await.pop().unwrap();
     assert_eq!((&error["error"], &error["recoverable"]), (&json!("invalid_request"), &json!(false)), "{error}");
-    assert!(error["message"].as_str().unwrap().contains("no token can be drawn"), "{error}");
+    assert_eq!(
+        error["message"],
+        "no token can be drawn: mods, bans and biases leave no token with a probability above 0"
+    );
     let (status, error) = server.post("/v1/generate", &json!({"prompt": "Once", "banned_tokens": all})).await;
     assert_eq!((status, &error["error"]), (422, &json!("invalid_request")), "{error}");
 }

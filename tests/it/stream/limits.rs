@@ -106,7 +106,7 @@ async fn too_large_message_is_rejected_with_reason() {
     client.run(&short()).await;
     client.send(&json!({"type": "config", "prompt": "x".repeat(5000)})).await;
     let error = client.message().await;
-    assert!(error["message"].as_str().unwrap().contains("a message may have at most 4096 bytes"), "{error}");
+    assert_eq!(error["message"], "a message may have at most 4096 bytes; see --max-message");
     assert!(matches!(client.next().await, Next::Closed(Some(1009))));
 }
 

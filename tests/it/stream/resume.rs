@@ -82,7 +82,7 @@ async fn abandoned_run_ends_and_is_stored() {
     assert_eq!(kept["generated_text"], reported["generated_text"]);
     assert_eq!((&kept["usage"], &kept["finish_reason"]), (&reported["usage"], &reported["finish_reason"]));
     client.send(&json!({"type": "resume", "request_id": "nobody"})).await;
-    assert!(client.message().await["message"].as_str().unwrap().contains("no run 'nobody' exists"));
+    assert_eq!(client.message().await["message"], "NO_RUN");
 }
 
 #[tokio::test]
@@ -143,6 +143,9 @@ async fn request_id_is_unique() {
     let config = json!({"type": "config", "request_id": id, "prompt": "Once", "parameters": {"max_tokens": 3}});
     assert_eq!(client.run(&config).await[0]["request_id"], id);
     let error = client.run(&config).await.pop().unwrap();
-    assert!(error["message"].as_str().unwrap().contains("belongs to another run"), "{error}");
+    assert_eq!(
+        error["message"],
+        format!("request_id '{id}' belongs to another run; send a message of type \"resume\" to receive it")
+    );
     assert_eq!(error["parameter"], "request_id");
 }

@@ -43,7 +43,7 @@ fn once() -> Value {
 }
 
 #[tokio::test]
-async fn openai_chat_completions_have_these_responses() {
+async fn openai_chat_completions_match_snapshots() {
     let bodies = [
         ("chat_completion", hello()),
         ("chat_completion_stream", with(&hello(), json!({"stream": true, "stream_options": {"include_usage": true}}))),
@@ -59,7 +59,7 @@ async fn openai_chat_completions_have_these_responses() {
 }
 
 #[tokio::test]
-async fn openai_completions_have_these_responses() {
+async fn openai_completions_match_snapshots() {
     let bodies = [
         ("completion", once()),
         ("completion_stream", with(&once(), json!({"stream": true}))),
@@ -70,7 +70,7 @@ async fn openai_completions_have_these_responses() {
 }
 
 #[tokio::test]
-async fn openai_responses_have_these_responses() {
+async fn openai_responses_match_snapshots() {
     let body = json!({"model": "tiny", "input": "Hello!", "max_output_tokens": 20, "mods": forced_answer("Good day.")});
     let bodies = [
         ("response", body.clone()),
@@ -81,7 +81,7 @@ async fn openai_responses_have_these_responses() {
 }
 
 #[tokio::test]
-async fn anthropic_messages_have_these_responses() {
+async fn anthropic_messages_match_snapshots() {
     let bodies = [
         ("message", hello()),
         ("message_stream", with(&hello(), json!({"stream": true}))),
@@ -93,7 +93,7 @@ async fn anthropic_messages_have_these_responses() {
 }
 
 #[tokio::test]
-async fn ollama_routes_have_these_responses() {
+async fn ollama_routes_match_snapshots() {
     let options = |text: &str| json!({"num_predict": 20, "mods": forced_answer(text)});
     let body = json!({"model": "tiny", "messages": [{"role": "user", "content": "Hello!"}],
                       "options": options("<think>hm</think>Good day.")});
@@ -130,7 +130,7 @@ async fn ollama_routes_have_these_responses() {
 }
 
 #[tokio::test]
-async fn llama_server_routes_have_these_responses() {
+async fn llama_server_routes_match_snapshots() {
     let body = json!({"prompt": "Once", "n_predict": 20, "mods": forced_answer(" upon a time.")});
     let bodies = [
         ("llama_completion", body.clone()),
@@ -143,7 +143,7 @@ async fn llama_server_routes_have_these_responses() {
 }
 
 #[tokio::test]
-async fn koboldcpp_routes_have_these_responses() {
+async fn koboldcpp_routes_match_snapshots() {
     let body = json!({"prompt": "Once", "max_length": 20, "mods": forced_answer(" upon a time.")});
     snapshots("/api/v1/generate", [("kobold_generate", body.clone())]).await;
     let bodies = [
@@ -156,7 +156,7 @@ async fn koboldcpp_routes_have_these_responses() {
 }
 
 #[tokio::test]
-async fn attention_routes_have_these_responses() {
+async fn attention_routes_match_snapshots() {
     let body = json!({"input_ids": [40, 41], "max_new_tokens": 20, "mods": forced_answer(" upon a time.")});
     let bodies = [
         ("attention_generate", body.clone()),
@@ -178,7 +178,7 @@ async fn streaming_protocol_has_these_responses_over_http() {
 }
 
 #[tokio::test]
-async fn native_routes_have_these_responses() {
+async fn native_routes_match_snapshots() {
     let run = json!({
         "request": {"request_id": "wire-1", "created_at": "2026-01-02T03:04:05Z", "model": "elsewhere"},
         "events": [
@@ -205,7 +205,7 @@ async fn native_routes_have_these_responses() {
 }
 
 #[tokio::test]
-async fn models_and_properties_have_these_responses() {
+async fn models_and_properties_match_snapshots() {
     let paths = [
         ("models", "/v1/models"),
         ("model", "/v1/models/tiny"),
@@ -237,7 +237,7 @@ async fn embeddings_and_scores_require_a_flag() {
 }
 
 #[tokio::test]
-async fn text_routes_have_these_responses() {
+async fn text_routes_match_snapshots() {
     let messages = json!([{"role": "user", "content": "Hello!"}]);
     let template = [("apply_template", json!({"messages": messages})), ("apply_template_without_messages", json!({}))];
     snapshots("/apply-template", template).await;
@@ -264,7 +264,7 @@ async fn text_routes_have_these_responses() {
 }
 
 #[tokio::test]
-async fn routes_of_runs_have_these_responses() {
+async fn routes_of_runs_match_snapshots() {
     let run = json!({
         "request": {"request_id": "wire-3", "created_at": "2026-01-02T03:04:05Z", "model": "elsewhere"},
         "events": [], "mod_calls": [], "mod_logs": [], "actions": [],

@@ -4,7 +4,7 @@ import { percent } from './why.js';
 import { show } from './glyphs.js';
 import { Heads } from './heads.js';
 
-const TOPS = 8;
+const MAX_LISTED = 8;
 const VIEWS = [['mean', 'mean'], ['max', 'max'], ['last', 'last layer'], ['weighted_layers', 'weighted layers']];
 
 /**
@@ -55,14 +55,14 @@ export class Attention {
   #facts = h('p', { class: 'hint' });
   #tops = h('ol', { class: 'tops' });
   #note = h('p', { class: 'hint' });
-  #way = h('select', { 'aria-label': 'Direction', onchange: () => { this.#hooks.changed(); } }, h('option', { value: 'back' }, 'of this step'), h('option', { value: 'forth' }, 'of later steps to this token'));
+  #direction = h('select', { 'aria-label': 'Direction', onchange: () => { this.#hooks.changed(); } }, h('option', { value: 'earlier' }, 'of this step'), h('option', { value: 'later' }, 'of later steps to this token'));
   #subject = null;
-  #looks = null;
-  #looking = new AbortController();
+  #later = null;
+  #laterAbort = new AbortController();
   #mapHead = h('h2', {});
   #mapBox = h('div', { class: 'map', title: 'Steps down, positions across. Click to go there.' }, this.#mapCanvas);
   #stripBox = h('div', { class: 'strip' }, this.#strip);
-  #choices = h('div', { class: 'row' }, this.#way, this.#select);
+  #choices = h('div', { class: 'row' }, this.#direction, this.#select);
   #n = 0;
   #heads = new Heads((view) => {
     this.view = view;
@@ -70,10 +70,10 @@ export class Attention {
     this.#hooks.changed();
   }, (pos) => show(this.#textAt(pos)));
 
-  /** `hooks`: `recorded()`, `live()`, `changed()`, `painted()`, `go(n)`, `pick(row)`. `isForth` selects the view from later steps. */
-  constructor(run, id, hooks, signal, view, isForth) {
+  /** `hooks`: `recorded()`, `live()`, `changed()`, `painted()`, `go(n)`, `pick(row)`. `showsLaterSteps` selects the attention of later steps to one token. */
+  constructor(run, id, hooks, signal, view, showsLaterSteps) {
     this.view = view;
-    if (isForth) this.#way.value = 'forth';
+    if (showsLaterSteps) this.#direction.value = 'later';
     this.#run = run;
     this.#id = id;
     this.#hooks = hooks;
@@ -83,11 +83,11 @@ export class Attention {
       this.#note, this.#stripBox, this.#tops, this.#heads.el, this.#mapHead, this.#mapBox);
     this.#stripBox.addEventListener('click', (e) => this.#stripClick(e));
     this.#mapBox.addEventListener('click', (e) => this.#mapClick(e));
-    const again = () => { this.#drawStrip(); this.#drawn = ''; this.#drawMap(); };
-    const resized = new ResizeObserver(again);
+    const redraw = () => { this.#drawStrip(); this.#drawn = ''; this.#drawMap(); };
+    const resized = new ResizeObserver(redraw);
     resized.observe(this.section);
-    signal.addEventListener('abort', () => { resized.disconnect(); this.#abort?.abort(); this.#looking.abort(); });
-    document.addEventListener('theme', again, { signal });
+    signal.addEventListener('abort', () => { resized.disconnect(); this.#abort?.abort(); this.#laterAbort.abort(); });
+    document.addEventListener('theme', redraw, { signal });
   }
 
   #options() {
@@ -97,73 +97,73 @@ export class Attention {
     this.#select.value = this.view;
   }
 
-  /** Returns the bucket of every row as a function of the row; null while there is nothing to show. */
+  /** Returns a function from a row to its bucket, or null if no attention is loaded. */
   get shading() {
     if (!this.on || !this.#now) return null;
-    if (this.isForth) return this.#forth();
+    if (this.showsLaterSteps) return this.#laterShading();
     const { values, sink, peak, seq } = this.#now;
     const run = this.#run;
     return (i) => {
       const pos = run.pos(i);
-      const stood = run.born(i) <= seq && seq < run.died(i);
-      return stood && pos < values.length && pos !== sink ? bucketOf(values[pos], peak) : -1;
+      const isPresent = run.born(i) <= seq && seq < run.died(i);
+      return isPresent && pos < values.length && pos !== sink ? bucketOf(values[pos], peak) : -1;
     };
   }
 
-  /** True for the view from later steps to one token. */
-  get isForth() { return this.#way.value === 'forth'; }
+  /** True if the attention of later steps to one token is shown. */
+  get showsLaterSteps() { return this.#direction.value === 'later'; }
 
   /** Returns the attention of each later step to the subject. */
-  #forth() {
-    const { by, peak } = this.#looks ?? { by: new Map() };
+  #laterShading() {
+    const { by, peak } = this.#later ?? { by: new Map() };
     return (row) => (by.has(row) ? bucketOf(by.get(row), peak) : -1);
   }
 
-  /** Sets the token for the view from later steps. */
-  about(row) {
+  /** Sets the token whose attention from later steps is shown. */
+  setSubject(row) {
     this.#subject = row;
-    this.#look();
+    this.#loadLater();
   }
 
   /** Loads the attention of every later step to the subject in the chosen view, range by range. */
-  async #look() {
-    if (!this.on || !this.isForth) return this.#hooks.painted();
+  async #loadLater() {
+    if (!this.on || !this.showsLaterSteps) return this.#hooks.painted();
     const run = this.#run;
     const row = this.#subject;
     // The attention of an active run's last steps may not be available yet, so all steps are loaded again at its end.
     const key = `${row} ${this.view} ${this.#hooks.live()}`;
-    if (this.#looks?.key !== key) {
-      this.#looking.abort();
-      this.#looking = new AbortController();
-      this.#looks = { key, by: new Map(), steps: 0, peak: 0, next: row === null ? 0 : run.born(row), isReading: false, state: row === null ? 'Choose a token.' : 'loading…' };
+    if (this.#later?.key !== key) {
+      this.#laterAbort.abort();
+      this.#laterAbort = new AbortController();
+      this.#later = { key, by: new Map(), steps: 0, peak: 0, next: row === null ? 0 : run.born(row), isReading: false, state: row === null ? 'Choose a token.' : 'loading…' };
     }
-    const looks = this.#looks;
-    const { signal } = this.#looking;
-    const show = () => { if (this.#looks === looks) { this.#describe(); this.#hooks.painted(); } };
+    const later = this.#later;
+    const { signal } = this.#laterAbort;
+    const show = () => { if (this.#later === later) { this.#describe(); this.#hooks.painted(); } };
     show();
-    if (row === null || looks.isReading) return undefined;
-    looks.isReading = true;
+    if (row === null || later.isReading) return undefined;
+    later.isReading = true;
     try {
-      // A held key moves over many tokens, so only the last one is requested.
+      // A key that is held down selects many tokens; only the last one is requested.
       await new Promise((resolve) => setTimeout(resolve, 70));
       const end = () => Math.min(run.died(row), run.eventCount);
-      for (let to = end(); looks.next < to && !signal.aborted; to = end()) {
-        const query = new URLSearchParams({ from: looks.next, to, position: run.pos(row), ...viewQuery(this.view) });
+      for (let to = end(); later.next < to && !signal.aborted; to = end()) {
+        const query = new URLSearchParams({ from: later.next, to, position: run.pos(row), ...viewQuery(this.view) });
         const response = await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`, { signal });
         const { attention } = await response.json();
         for (const { sequence_order: seq, value } of attention.rows) {
-          looks.steps += 1;
-          looks.peak = Math.max(looks.peak, value);
-          for (const later of stepRows(run, seq)) looks.by.set(later, value);
+          later.steps += 1;
+          later.peak = Math.max(later.peak, value);
+          for (const added of stepRows(run, seq)) later.by.set(added, value);
         }
-        looks.next = attention.next ?? to;
+        later.next = attention.next ?? to;
         show();
       }
-      looks.state = '';
+      later.state = '';
     } catch (error) {
-      looks.state = `loading failed: ${error.message}`;
+      later.state = `loading failed: ${error.message}`;
     }
-    looks.isReading = false;
+    later.isReading = false;
     if (!signal.aborted) show();
     return undefined;
   }
@@ -173,11 +173,11 @@ export class Attention {
     this.#n = n;
     this.section.hidden = !this.on;
     if (!this.on) return undefined;
-    this.#look();
+    this.#loadLater();
     this.#choices.hidden = !this.#hooks.recorded();
     if (!this.#hooks.recorded()) return this.#none('Attention was not recorded for this run. Request it in the playground, or with "attention": true in a request.');
     const seq = this.#forwardAt(n);
-    if (seq === null) return this.#none('There is no step at this event yet.');
+    if (seq === null) return this.#none('No forward pass has happened at this event yet.');
     const key = `${seq} ${this.view}`;
     if (this.#cache.has(key)) return this.#set(this.#cache.get(key));
     clearTimeout(this.#timer);
@@ -198,7 +198,7 @@ export class Attention {
     this.#hooks.painted();
   }
 
-  /** Returns the ForwardPass that decided the token at event `n`. */
+  /** Returns the last ForwardPass at or before event `n`, or null. */
   #forwardAt(n) {
     const run = this.#run;
     for (let e = Math.min(n, run.eventCount - 1); e >= 0; e -= 1) if (run.kind(e) === 1) return e;
@@ -213,7 +213,7 @@ export class Attention {
       return (await (await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`, { signal })).json()).attention;
     };
     const { view } = this;
-    // The grid is also shown for a head without stored rows.
+    // Statistics of heads are also shown if the rows of the chosen head are not stored.
     const other = async (error) => {
       if (error.status !== 404 || !view.startsWith('head:')) throw error;
       return { ...(await read('mean')), values: [], missing: error.message };
@@ -242,29 +242,29 @@ export class Attention {
     this.#hooks.painted();
   }
 
-  /** Shows the values of the shading as text. */
+  /** Lists the largest values of the shading. */
   #describe() {
     if (!this.#now) return undefined;
-    this.#stripBox.hidden = this.isForth || !this.#now.values.length;
-    if (this.isForth) return this.#describeLooks();
+    this.#stripBox.hidden = this.showsLaterSteps || !this.#now.values.length;
+    if (this.showsLaterSteps) return this.#describeLater();
     const { values, sink, seq, quality, missing } = this.#now;
     const rows = this.#run.sequence(seq);
     this.#facts.textContent = missing ? '' : `${values.length} positions · ${QUALITY[quality] ?? quality}${sink >= 0 ? ` · sink ${show(rows[sink] === undefined ? '' : this.#run.text(rows[sink]))} ${percent(values[sink])}, left out of the scale` : ''}`;
     this.#note.textContent = missing ?? '';
-    const top = values.map((v, pos) => [v, pos]).filter(([, pos]) => pos !== sink).sort((a, b) => b[0] - a[0]).slice(0, TOPS);
+    const top = values.map((v, pos) => [v, pos]).filter(([, pos]) => pos !== sink).sort((a, b) => b[0] - a[0]).slice(0, MAX_LISTED);
     this.#list(top.map(([v, pos]) => [pos, rows[pos], v]));
     this.#drawStrip();
     return undefined;
   }
 
-  #describeLooks() {
+  #describeLater() {
     const run = this.#run;
-    const { by, steps, state } = this.#looks ?? { by: new Map(), steps: 0, state: '' };
+    const { by, steps, state } = this.#later ?? { by: new Map(), steps: 0, state: '' };
     const view = this.#select.selectedOptions[0]?.textContent ?? this.view;
     const row = this.#subject;
     this.#facts.textContent = row === null ? state : `${steps} later step${steps === 1 ? '' : 's'} at ${show(run.text(row))}, position ${run.pos(row)} · ${view}${state && ` · ${state}`}`;
     this.#note.textContent = '';
-    this.#list([...by].sort((a, b) => b[1] - a[1]).slice(0, TOPS).map(([later, v]) => [run.pos(later), later, v]));
+    this.#list([...by].sort((a, b) => b[1] - a[1]).slice(0, MAX_LISTED).map(([later, v]) => [run.pos(later), later, v]));
   }
 
   /** Returns the text at a position of the current step. */
@@ -310,7 +310,7 @@ export class Attention {
     if (row !== undefined) this.#hooks.pick(row);
   }
 
-  /** Loads the map of the run so far, once per length of the run. */
+  /** Loads the map of the run, again after the run has grown by a quarter. */
   async #loadMap() {
     const count = this.#run.eventCount;
     if (this.#map && (this.#map.count === count || count < this.#map.count * 1.25)) return;
@@ -349,7 +349,7 @@ export class Attention {
     if (y >= 0) s.g.fillRect(0, y * (s.h / map.rows.length), s.w, 1.5);
   }
 
-  /** The map without its cursor: drawn once, copied on every move. */
+  /** The map without the cursor, drawn once and copied when the cursor moves. */
   #base = document.createElement('canvas');
 
   #drawBase(map, s) {

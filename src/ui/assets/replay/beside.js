@@ -7,7 +7,7 @@ export class Beside {
   #root;
   #view;
 
-  /** `blank` is an unused copy of the replay's markup; `root` the replay; `close()` is called by the button. */
+  /** `blank` is an unused copy of the replay's markup, `root` the replay; the close button calls `close()`. */
   constructor(blank, root, member, state, close) {
     this.id = member.run_id;
     const copy = blank.cloneNode(true);

@@ -1,4 +1,4 @@
-// The table of colours for painter and legend.
+// Colour modes of tokens, for the text and its legend.
 
 const BIT = Math.LOG2E;
 const edges = (list) => (value) => {
@@ -37,7 +37,7 @@ export const MODES = [
 /** Returns the surprise of a row in bits, or null if it was not measured. */
 export const surprise = (run, i) => (run.logprob(i) === null ? null : Math.max(0, -run.logprob(i) * BIT));
 
-/** Minimum bits of a surprise. */
+/** Minimum surprise in bits of a token that the keys `s` and `S` select. */
 export const SURPRISING = 4;
 
 /** Entries of a mode's legend: `[{bucket, from}]`. */

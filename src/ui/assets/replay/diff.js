@@ -104,7 +104,7 @@ class Aligner {
   }
 }
 
-/** Joins changes that are separated by only a few equal tokens, which are probably equal by chance. Pure. */
+/** Joins changes with only a few equal tokens between them, because short matches are often chance. Pure. */
 export function coalesce(list, minimum = 3) {
   const out = [];
   list.forEach((block, i) => {

@@ -1,7 +1,7 @@
-// Full data of events: the event, its mod calls with logs and actions. Loaded in blocks and cached.
+// Events with their mod calls, logs and actions, loaded in blocks and cached.
 import { ask } from '../dom.js';
 
-const BLOCK = 96;
+const EVENTS_PER_BLOCK = 96;
 const MAX_BLOCKS = 24;
 /** Maximum entries of a live run; older ones are fetched again. */
 const MAX_LIVE_ENTRIES = 6000;
@@ -41,7 +41,7 @@ export function group(items) {
 export class Events {
   #id;
   #blocks = new Map();
-  #waiting = new Map();
+  #loading = new Map();
   #live = null;
 
   constructor(id) { this.#id = id; }
@@ -55,14 +55,14 @@ export class Events {
 
   /** Returns the entry of an event if it is cached. */
   peek(seq) {
-    return this.#live?.entries.get(seq) ?? this.#blocks.get(Math.floor(seq / BLOCK))?.get(seq) ?? null;
+    return this.#live?.entries.get(seq) ?? this.#blocks.get(Math.floor(seq / EVENTS_PER_BLOCK))?.get(seq) ?? null;
   }
 
   /** Returns the entries of the events `from..=to`; fails with the server's message. */
   async get(from, to) {
     const out = [];
     for (let seq = from; seq <= to; seq += 1) {
-      if (!this.peek(seq)) await this.#load(Math.floor(seq / BLOCK));
+      if (!this.peek(seq)) await this.#load(Math.floor(seq / EVENTS_PER_BLOCK));
       const entry = this.peek(seq);
       if (entry) out.push(entry);
     }
@@ -70,16 +70,16 @@ export class Events {
   }
 
   #load(block) {
-    if (!this.#waiting.has(block)) {
+    if (!this.#loading.has(block)) {
       const work = (async () => {
-        const url = `/api/v1/runs/${encodeURIComponent(this.#id)}/events?from=${block * BLOCK}&to=${(block + 1) * BLOCK}`;
+        const url = `/api/v1/runs/${encodeURIComponent(this.#id)}/events?from=${block * EVENTS_PER_BLOCK}&to=${(block + 1) * EVENTS_PER_BLOCK}`;
         const text = await (await ask(url, { headers: { Accept: 'application/x-ndjson' } })).text();
         const items = text.split('\n').filter(Boolean).map((line) => JSON.parse(line));
         this.#blocks.set(block, group(items));
         if (this.#blocks.size > MAX_BLOCKS) this.#blocks.delete(this.#blocks.keys().next().value);
-      })().finally(() => this.#waiting.delete(block));
-      this.#waiting.set(block, work);
+      })().finally(() => this.#loading.delete(block));
+      this.#loading.set(block, work);
     }
-    return this.#waiting.get(block);
+    return this.#loading.get(block);
   }
 }

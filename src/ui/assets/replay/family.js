@@ -1,5 +1,5 @@
-// The branches of a run below its text: the tree of its family, which grows while branches are generated, and statistics of
-// the run. One branch can be shown beside the text.
+// The branches of a run below its text: the tree of its family, with active branches updated, and statistics of the run. One
+// branch can be shown beside the text.
 import { ask, base, h, toast } from '../dom.js';
 import { MODES } from './colour.js';
 import { fill } from './glyphs.js';
@@ -7,9 +7,9 @@ import { Run } from './run.js';
 import { changeOf, neighbour, order, rowsSince, statistics } from './tree.js';
 
 const POLL_MS = 250;
-const SHOWN_TOKENS = 160;
+const MAX_SHOWN_TOKENS = 160;
 /** Maximum branches whose tokens are loaded, and tokens of such a branch. */
-const LOADED = 48;
+const MAX_LOADED = 48;
 const MAX_TOKENS = 4000;
 
 const fixed = (x, digits = 2) => (x === null || x === undefined ? '–' : x.toFixed(digits).replace('-', '−'));
@@ -63,7 +63,7 @@ export class Family {
   /** Shows started forks; a single fork also beside the text. */
   async forked({ parent, step, event, runs }, change) {
     const seeded = 'seed' in change || runs.length > 1;
-    // New runs are in the database a moment later.
+    // The response of the server may not contain new runs yet.
     this.#started.push(...runs.map(({ run_id, seed }) => ({
       run_id, seed, status: 'running', finish_reason: null, completion_tokens: 0, mean_logprob: null, output_preview: '',
       parent: { run_id: parent, step, sequence_order: event, change: { ...change, seed: seeded && 'new' } },
@@ -73,7 +73,7 @@ export class Family {
     else toast(`${runs.length} branches started`);
   }
 
-  /** Statistics of the run on the page. */
+  /** Shows statistics of the page's run. */
   summarize(run) {
     const rows = rowsSince(run);
     const s = statistics(run, rows);
@@ -86,7 +86,7 @@ export class Family {
       s.peak === null ? '' : fact('most surprising', h('button', { type: 'button', class: 'plain', onclick: () => this.#hooks.go(s.peak) }, tokenCode(run.text(s.peak)), ` ${fixed(-run.logprob(s.peak) * Math.LOG2E, 1)} bit`)));
   }
 
-  /** Returns the address of the branch `step` places further. */
+  /** Returns the URL of the branch `step` places after this run. */
   next(step) {
     const id = neighbour(this.#members, this.#id, step);
     return id && this.#hooks.address(this.#members.find((m) => m.run_id === id));
@@ -127,20 +127,20 @@ export class Family {
     const rows = rowsSince(run, m.parent?.sequence_order ?? 0);
     this.#facts(m, rowsSince(run).filter((i) => !run.isStop(i)).length, statistics(run, rowsSince(run)).mean);
     const { text } = this.#rows.get(m.run_id);
-    text.replaceChildren(m.parent && rows[0] > 0 ? '… ' : '', ...rows.slice(0, SHOWN_TOKENS).map((i) => {
+    text.replaceChildren(m.parent && rows[0] > 0 ? '… ' : '', ...rows.slice(0, MAX_SHOWN_TOKENS).map((i) => {
       const bucket = MODES[0].bucket(run, i);
       const span = h('span', { class: `t${run.isForced(i) ? ' q' : ''}${bucket >= 0 ? ` b${bucket}` : ''}` });
       fill(span, run.text(i));
       return span;
-    }), rows.length > SHOWN_TOKENS ? ' …' : '');
+    }), rows.length > MAX_SHOWN_TOKENS ? ' …' : '');
   }
 
-  /** Loads the tokens of the branches, again for those that are being generated. */
+  /** Loads the tokens of the branches, repeatedly for active ones. */
   async #fill() {
     clearTimeout(this.#timer);
     this.#loadId += 1;
     const loadId = this.#loadId;
-    const outdated = this.#members.slice(0, LOADED).filter((m) => this.#members.length > 1 && m.completion_tokens <= MAX_TOKENS && (m.status === 'running' || !this.#runs.has(m.run_id)));
+    const outdated = this.#members.slice(0, MAX_LOADED).filter((m) => this.#members.length > 1 && m.completion_tokens <= MAX_TOKENS && (m.status === 'running' || !this.#runs.has(m.run_id)));
     for (const m of outdated) {
       try {
         const path = `/api/v1/runs/${encodeURIComponent(m.run_id)}`;
@@ -148,7 +148,7 @@ export class Family {
         if (loadId !== this.#loadId) return;
         this.#paint(m, run);
         if (m.status !== 'running') this.#runs.set(m.run_id, run);
-      } catch { /* the row keeps what it shows */ }
+      } catch { /* the row does not change */ }
     }
     if (!this.#members.some((m) => m.status === 'running')) return;
     this.#timer = setTimeout(async () => {
@@ -160,7 +160,7 @@ export class Family {
           else return this.load();
           this.#facts(m);
         }
-      } catch { /* tried again */ }
+      } catch { /* the next poll tries again */ }
       return this.#fill();
     }, POLL_MS);
   }

@@ -1,5 +1,5 @@
-// Converts items to token instances, like src/trace/fold. The test cases in fixtures/folds require the same results of
-// both. Pure: no DOM, no clock. Rows are growing typed arrays with the encoding of the columns.
+// Converts items of a trace to rows (token instances), same as src/trace/fold. The test cases in fixtures/folds test both.
+// Pure: no DOM, no clock. Rows are growing typed arrays with the encoding of the columns.
 
 import { Step, detailsOf, isQuote, labelOf, listedTokens, measuredOf } from './items.js';
 import { COLUMNS, EVENT_COLUMNS, NEVER, Rows, SCALE, UNKNOWN } from './rows.js';
@@ -18,12 +18,12 @@ const SPECIAL_NAMES = new Set([
 
 const quantise = (value) =>
   value === undefined ? UNKNOWN : Math.min(MAX_COUNT, Math.max(0, Math.round(Math.fround(value) * SCALE)));
-const natural = (value) => Math.max(0, value ?? 0);
-const nameless = (token) => (token < 0 ? '⟨?⟩' : `⟨${token}⟩`);
+const nonNegative = (value) => Math.max(0, value ?? 0);
+const unnamedText = (token) => (token < 0 ? '⟨?⟩' : `⟨${token}⟩`);
 
 function special(text) {
-  const barred = (open, close) => text.startsWith(open) && text.endsWith(close);
-  return barred('<|', '|>') || barred('<｜', '｜>') || SPECIAL_NAMES.has(text) ? FLAGS.special : 0;
+  const isBetween = (open, close) => text.startsWith(open) && text.endsWith(close);
+  return isBetween('<|', '|>') || isBetween('<｜', '｜>') || SPECIAL_NAMES.has(text) ? FLAGS.special : 0;
 }
 
 function cut(text) {
@@ -55,7 +55,7 @@ export class RunState extends Rows {
     for (const [name, Type] of Object.entries({ ...COLUMNS, ...EVENT_COLUMNS })) this[name] = new Type(256);
   }
 
-  /** Counts as in the run list. */
+  /** Returns the counts that the run list shows. */
   get counters() {
     const last = this.#alive.at(-1);
     const ended = last !== undefined && this.#endsGeneration(last) ? 1 : 0;
@@ -90,7 +90,7 @@ export class RunState extends Rows {
     const us = this.#timeUs(event, measured);
     this.#grow(EVENT_COLUMNS, seq);
     this.kinds[seq] = KINDS.indexOf(event.event_type);
-    this.steps[seq] = natural(event.step);
+    this.steps[seq] = nonNegative(event.step);
     this.times[seq] = us === undefined ? 0 : Math.min(NEVER, Math.floor(us / 1000));
     this.eventCount += 1;
     this.#newest = event.event_type;
@@ -100,7 +100,7 @@ export class RunState extends Rows {
       this.#step = new Step();
       this.#tokenUs = us;
       this.#replacePrompt(measured.prompt?.tokens ?? [], measured.prompt?.texts ?? [], seq, 0);
-      if (!measured.prompt) this.#base = natural(event.prompt_length);
+      if (!measured.prompt) this.#base = nonNegative(event.prompt_length);
     } else if (event.event_type === 'ForwardPass') {
       this.#step.begin(event, measured);
     } else if (event.event_type === 'Sampled') {
@@ -128,7 +128,7 @@ export class RunState extends Rows {
     let tokens = listedTokens(event);
     if (!tokens && measures.length) tokens = measures.map((measure) => measure.token);
     if (!tokens) {
-      const count = this.#invent(natural(event.added_token_count ?? (drawn ? 1 : 0)));
+      const count = this.#invent(nonNegative(event.added_token_count ?? (drawn ? 1 : 0)));
       tokens = Array(count ?? 0).fill(drawn?.token ?? -1);
     }
     const shared = cut(drawn?.text ?? '') === (drawn?.text ?? '');
@@ -139,7 +139,7 @@ export class RunState extends Rows {
       const draw = drawn && (drawn.token === undefined || drawn.token === token) ? drawn : null;
       const measure = measures[index]?.token === token ? measures[index] : null;
       const drawnText = shared || index === 0 ? draw?.text : undefined;
-      const text = measure ? measure.text ?? '' : drawnText ?? this.#texts.get(token) ?? nameless(token);
+      const text = measure ? measure.text ?? '' : drawnText ?? this.#texts.get(token) ?? unnamedText(token);
       const known = forced ? null : draw;
       const logprob = measure?.logprob ?? known?.logprob;
       this.#append(token, text, seq, origin | pending | special(text), index === 0 ? dt : 0, {
@@ -212,13 +212,13 @@ export class RunState extends Rows {
     this.#end(this.#alive.length, seq);
     this.#base = 0;
     tokens.forEach((token, index) => {
-      const text = texts[index] ?? nameless(token);
+      const text = texts[index] ?? unnamedText(token);
       this.#append(token, text, seq, FLAGS.prompt | extra | special(text), 0);
     });
     this.#promptRows = tokens.length;
   }
 
-  /** Returns `count` if the limit of rows for tokens without ids allows so many more, else 0. */
+  /** Returns `count` if the limit of rows for tokens without ids permits them, else null. */
   #invent(count) {
     if (this.#invented + count > MAX_INVENTED) return null;
     this.#invented += count;
@@ -269,7 +269,7 @@ export class RunState extends Rows {
     } else if (type === 'Backtrack') {
       // A token that was drawn but never appended counts for the mod.
       const drawn = this.#newest === 'Sampled' ? 1 : 0;
-      const removed = Math.min(generated, details.removed ?? natural(natural(action.backtrack_steps) - drawn));
+      const removed = Math.min(generated, details.removed ?? nonNegative(nonNegative(action.backtrack_steps) - drawn));
       this.#end(removed, after);
       this.#counters.backtracked += removed;
     } else if (type === 'ForceOutput') {
@@ -298,7 +298,7 @@ export class RunState extends Rows {
       this.#step.forced = true;
       if (this.#atAdded) this.#forceAfterAdded(tokens, texts, after);
     } else if (type === 'Backtrack') {
-      if (!atPrefilled) this.#quoteBacktrack(natural(steps), tokens, texts, after);
+      if (!atPrefilled) this.#quoteBacktrack(nonNegative(steps), tokens, texts, after);
     } else if (type === 'ForceOutput') {
       this.#replaceAnswer(tokens, texts, after);
     } else {
@@ -332,7 +332,7 @@ export class RunState extends Rows {
       this.#removeGenerated(replaces ? steps + 1 - sampled : steps - sampled, after);
       return;
     }
-    const before = natural(steps - 1);
+    const before = nonNegative(steps - 1);
     if (this.#queued) this.#removeBeforeQueued(before, after);
     else this.#removeGenerated(before + (replaces ? 1 : 0), after);
     if (replaces) this.#appendForced(tokens, texts, after);
@@ -340,7 +340,7 @@ export class RunState extends Rows {
   }
 
   #removeGenerated(count, after) {
-    const removed = Math.min(natural(count), this.#alive.length - this.#promptRows);
+    const removed = Math.min(nonNegative(count), this.#alive.length - this.#promptRows);
     this.#end(removed, after);
     this.#counters.backtracked += removed;
   }
@@ -367,7 +367,7 @@ export class RunState extends Rows {
 
   #appendForced(tokens, texts, after) {
     tokens.forEach((token, i) => {
-      const text = texts[i] ?? nameless(token);
+      const text = texts[i] ?? unnamedText(token);
       this.#append(token, text, after, FLAGS.forced | FLAGS.touched | special(text), 0);
     });
     this.#counters.forced += tokens.length;
@@ -379,7 +379,7 @@ export class RunState extends Rows {
       this.#replacePrompt(details.tokens, details.texts, after, FLAGS.touched);
       return;
     }
-    const length = natural(action.new_length ?? (action.new_prompt === undefined ? 0 : 1));
+    const length = nonNegative(action.new_length ?? (action.new_prompt === undefined ? 0 : 1));
     if (this.#invent(length) === null) {
       this.#replacePrompt([], [], after, 0);
       this.#base = length;

@@ -18,8 +18,8 @@ export const bucketIn = (name, s, length) => Math.max(0, Math.min(7, Math.floor(
 /** Describes a head: layer, head and every statistic. Pure. */
 export const describe = (s, length) => [`layer ${s.layer}, head ${s.head}`, ...Object.values(STATISTICS).map(({ name, text }) => `${name} ${text(s, length)}`)].join(' · ');
 
-/** Returns the cell that a key leads to from `[row, column]` in a grid of `rows` × `columns`, or null. Pure. */
-export function moved(key, [row, column], rows, columns) {
+/** Returns the cell `[row, column]` to which a key moves in a grid of `rows` × `columns`, or null. Pure. */
+export function cellAfterKey(key, [row, column], rows, columns) {
   const to = {
     ArrowUp: [row - 1, column], ArrowDown: [row + 1, column], ArrowLeft: [row, column - 1], ArrowRight: [row, column + 1],
     Home: [row, 0], End: [row, columns - 1], PageUp: [0, column], PageDown: [rows - 1, column],
@@ -49,9 +49,9 @@ export class Heads {
     this.#token = token;
     this.#grid.addEventListener('keydown', (event) => this.#key(event));
     this.#grid.addEventListener('click', (event) => this.#pick(event.target));
-    this.#grid.addEventListener('focusin', (event) => this.#look(event.target));
-    this.#grid.addEventListener('pointerover', (event) => this.#look(event.target));
-    this.#grid.addEventListener('pointerleave', () => this.#tell(this.#cells[this.#at]));
+    this.#grid.addEventListener('focusin', (event) => this.#onHover(event.target));
+    this.#grid.addEventListener('pointerover', (event) => this.#onHover(event.target));
+    this.#grid.addEventListener('pointerleave', () => this.#showFacts(this.#cells[this.#at]));
   }
 
   /** Shows a step with `stats`, `row_len` and `stored_heads`, and the chosen view. */
@@ -91,10 +91,10 @@ export class Heads {
       if (key === chosen && !this.#grid.contains(document.activeElement)) this.#enter(i);
     });
     this.#enter(this.#at);
-    this.#tell(this.#cells[this.#at]);
+    this.#showFacts(this.#cells[this.#at]);
   }
 
-  /** Makes a cell the one that Tab focuses. */
+  /** Makes a cell the one that the Tab key focuses. */
   #enter(i) {
     this.#cells[this.#at].tabIndex = -1;
     this.#at = i;
@@ -109,7 +109,7 @@ export class Heads {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.role !== 'gridcell') return;
     if (event.key === 'Enter' || event.key === ' ') this.#pick(event.target);
     else {
-      const to = moved(event.key, [Math.floor(this.#at / this.#heads), this.#at % this.#heads], this.#cells.length / this.#heads, this.#heads);
+      const to = cellAfterKey(event.key, [Math.floor(this.#at / this.#heads), this.#at % this.#heads], this.#cells.length / this.#heads, this.#heads);
       if (!to) return;
       this.#enter(to[0] * this.#heads + to[1]);
       this.#cells[this.#at].focus();
@@ -126,11 +126,11 @@ export class Heads {
     }
   }
 
-  #look(target) {
-    if (target.role === 'gridcell') this.#tell(target);
+  #onHover(target) {
+    if (target.role === 'gridcell') this.#showFacts(target);
   }
 
-  #tell(cell) {
+  #showFacts(cell) {
     const i = this.#cells.indexOf(cell);
     const s = this.#stats[i];
     if (s) this.#facts.textContent = `${describe(s, this.#length)} at ${this.#token(s.peak_position)} · ${this.#isStored(i) ? 'click to shade the text by it' : 'its rows are not stored'}`;

@@ -1,6 +1,6 @@
-// A card next to the token under the pointer. The panel shows the same for keyboard users.
+// A card next to the token under the pointer. Keyboard users find the same data in the panel.
 import { h } from '../dom.js';
-import { NEVER } from './branches.js';
+import { NEVER } from './rows.js';
 import { surprise } from './colour.js';
 import { show } from './glyphs.js';
 import { percent } from './why.js';

@@ -1,4 +1,4 @@
-// Input of the fold: measurements, an action's details, candidates, a step's draw. Pure.
+// Input of the fold: measurements, details of actions, candidates and the drawn token of a step. Pure.
 
 const isNumber = (value) => typeof value === 'number';
 const isId = (value) => Number.isInteger(value);

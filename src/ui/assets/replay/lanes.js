@@ -2,7 +2,7 @@
 // marks.
 import { h, palette, surface } from '../dom.js';
 
-const LISTED = 400;
+const MAX_LISTED = 400;
 
 /** Returns the colour of a mark. Pure. */
 export function toneOf(mark) {
@@ -106,11 +106,11 @@ export class Lanes {
   #list() {
     if (!this.#details.open) return;
     const all = this.#run.marks.filter((m) => this.#kinds.has(m.kind));
-    const first = Math.max(0, all.findLastIndex((m) => m.seq <= this.#n) - LISTED / 2);
-    this.#table.replaceChildren(...all.slice(first, first + LISTED).map((m) => h('tr', {},
+    const first = Math.max(0, all.findLastIndex((m) => m.seq <= this.#n) - MAX_LISTED / 2);
+    this.#table.replaceChildren(...all.slice(first, first + MAX_LISTED).map((m) => h('tr', {},
       h('td', { class: 'num' }, h('button', { type: 'button', onclick: () => this.#go(m.seq) }, String(m.seq))),
       h('td', {}, m.mod_name), h('td', { class: m.kind === 'error' ? 'err' : '' }, m.kind), h('td', {}, m.label))));
-    if (all.length > LISTED) this.#table.append(h('tr', {}, h('td', { colspan: '4', class: 'hint' }, `${all.length} marks; the table shows the ${LISTED} around the cursor.`)));
+    if (all.length > MAX_LISTED) this.#table.append(h('tr', {}, h('td', { colspan: '4', class: 'hint' }, `${all.length} marks; the table shows the ${MAX_LISTED} around the cursor.`)));
   }
 
   at(n) {

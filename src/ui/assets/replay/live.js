@@ -1,4 +1,4 @@
-// Follows an active run: the same items in the same order as in a stored run.
+// Follows an active run, whose items are the same and in the same order as those of the stored run.
 import { follow } from '../sse.js';
 
 /** Detects repeated items, because a resumed stream may overlap. Pure. */

@@ -1,8 +1,8 @@
 // Cursor movements of keyboard actions. Pure.
-import { NEVER } from './branches.js';
+import { NEVER } from './rows.js';
 
-/** Returns the target event; a sentence if there is none; undefined if the action does not move the cursor. */
-export function stepping(action, run, n, surprise, threshold) {
+/** Returns the target event of an action, a message if there is no such event, or undefined if the action does not move the cursor. */
+export function targetOf(action, run, n, surprise, threshold) {
   const end = run.eventCount;
   const events = (test, dir) => {
     for (let e = n + dir; e >= 0 && e < end; e += dir) if (test(e)) return e;
@@ -14,7 +14,7 @@ export function stepping(action, run, n, surprise, threshold) {
     return dir > 0 ? Math.min(...ahead) : Math.max(...ahead);
   };
   const marks = (kind) => run.marks.filter((m) => m.kind === kind).map((m) => m.seq);
-  const deaths = () => {
+  const removals = () => {
     const all = new Set();
     for (let i = 0; i < run.count; i += 1) if (run.died(i) !== NEVER) all.add(run.died(i) - 1);
     return [...all];
@@ -35,8 +35,8 @@ export function stepping(action, run, n, surprise, threshold) {
     case 'prevAction': return next(marks('action'), -1, 'mod action');
     case 'nextError': return next(marks('error'), 1, 'error');
     case 'prevError': return next(marks('error'), -1, 'error');
-    case 'nextBacktrack': return next(deaths(), 1, 'backtrack');
-    case 'prevBacktrack': return next(deaths(), -1, 'backtrack');
+    case 'nextBacktrack': return next(removals(), 1, 'backtrack');
+    case 'prevBacktrack': return next(removals(), -1, 'backtrack');
     case 'nextSurprise': return next(surprises(), 1, 'surprise');
     case 'prevSurprise': return next(surprises(), -1, 'surprise');
     default: return undefined;

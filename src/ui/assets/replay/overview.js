@@ -1,7 +1,7 @@
 // The run as a strip below the slider: surprise by event, with ticks for backtracks, actions and errors, and dots for feedback.
 import { palette, surface } from '../dom.js';
 import { surprise } from './colour.js';
-import { NEVER } from './branches.js';
+import { NEVER } from './rows.js';
 import { toneOf } from './lanes.js';
 
 /** Returns the highest surprise, and whether rows were removed, per pixel column. Pure. */
@@ -26,7 +26,7 @@ export class Overview {
   /** Feedback on tokens: `{row, tone}`. */
   notes = [];
 
-  /** `box` holds a canvas and, over it, the range input whose thumb is the cursor. */
+  /** `box` contains a canvas and, above it, a range input as the slider. */
   constructor(box, run, signal) {
     this.#run = run;
     this.#canvas = box.querySelector('canvas');

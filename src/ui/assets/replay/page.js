@@ -2,7 +2,7 @@
 import { ask, base, copy, h, toast } from '../dom.js';
 import { listen } from '../keys.js';
 import { Replay } from './view.js';
-import { opened } from '../shell.js';
+import { registerRunNavigation } from '../shell.js';
 
 const root = document.querySelector('[data-replay]');
 const blank = root.cloneNode(true);
@@ -40,7 +40,7 @@ let pending = 0;
 function changed(s) {
   beside?.follow(s);
   clearTimeout(pending);
-  // Browsers limit the rate of URL changes, which a held key would exceed.
+  // Browsers limit the rate of URL changes, and a key that is held down would exceed it.
   pending = setTimeout(() => history.replaceState(null, '', address(s)), 120);
 }
 
@@ -78,7 +78,7 @@ const view = new Replay(root, id, {
   },
 });
 
-opened((place) => view.visit(place));
+registerRunNavigation((place) => view.visit(place));
 view.open().then(() => { markFeedback(); return branches(); }).catch((error) => showProblem(`The run could not be loaded: ${error.message}.`));
 
 /** Links the mods of the run to the versions that it used. */
@@ -122,7 +122,7 @@ dialog.addEventListener('close', async () => {
   }
 });
 
-/** Marks the tokens that the feedback names, and links to them. */
+/** Marks the tokens with feedback, and links to them. */
 function markFeedback() {
   const entries = [...document.querySelectorAll('[data-feedback] [data-position]')].map((line) => ({
     line, token: Number(line.dataset.position), tone: line.dataset.tone, text: line.textContent.replace(/\s+/g, ' ').trim(),
@@ -150,7 +150,7 @@ function giveFeedback() {
 async function changeTags() {
   const place = document.querySelector('[data-tags]');
   const tags = await import('../tags.js');
-  tags.editTags([{ id, tags: tags.shown(place) }], ([run]) => place.replaceChildren(...tags.links(run.tags)));
+  tags.editTags([{ id, tags: tags.tagsIn(place) }], ([run]) => place.replaceChildren(...tags.links(run.tags)));
 }
 
 const follow = (selector) => {

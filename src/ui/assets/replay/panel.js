@@ -1,13 +1,13 @@
 // The panel with the details of the current event: token, alternatives, sampling stages, attention, mods.
 import { h, toast } from '../dom.js';
 import { surprise } from './colour.js';
-import { NEVER } from './branches.js';
+import { NEVER } from './rows.js';
 import { KINDS } from './run.js';
 import { show } from './glyphs.js';
 import { explain, measured, percent } from './why.js';
 
-const SHOWN = 12;
-const LOGS = 60;
+const MAX_CANDIDATES = 12;
+const MAX_LOGS = 60;
 const fixed = (x, digits = 2) => (x === null || x === undefined ? '–' : x.toFixed(digits));
 
 export class Panel {
@@ -26,10 +26,10 @@ export class Panel {
   #job = null;
   /** Reason why the run cannot be forked, or null. */
   refusal = null;
-  /** Fields of the form that starts several forks. */
+  /** Values of the form that starts several forks. */
   ways = { n: '4', seed: '' };
 
-  /** `go(n)` moves the cursor; `fork(n, text)` is an address or null; `branch(n, change, text)` starts forks of the run, or is null for a page without a server. */
+  /** `go(n)` moves the cursor; `fork(n, text)` returns a URL of the playground or null; `branch(n, change, text)` starts forks of the run, and is null in an exported page. */
   constructor(root, run, events, { go, fork, branch }) {
     this.#run = run;
     this.#events = events;
@@ -40,7 +40,7 @@ export class Panel {
     root.replaceChildren(this.#token, this.#alts, this.#mods, this.#record);
   }
 
-  /** Adds a section filled by another module below the token. */
+  /** Adds a section of another module below the token. */
   put(section) { this.#token.after(section); }
 
   /** Shows event `e` (null if there is none) and, if different, the selected row. */
@@ -60,7 +60,7 @@ export class Panel {
       this.#drawStep(e, steps.map((s) => this.#events.peek(s)));
       return;
     }
-    // A held key moves over many events, so only the last one is requested.
+    // A key that is held down moves over many events; only the last one is requested.
     this.#root.setAttribute('aria-busy', 'true');
     this.#job = setTimeout(async () => {
       try {
@@ -86,18 +86,18 @@ export class Panel {
   #drawToken(e, row) {
     const run = this.#run;
     const steps = e === null ? [] : run.stepEvents(e);
-    const trail = steps.length ? h('div', { class: 'steps' }, steps.map((s) => h('button', {
+    const eventButtons = steps.length ? h('div', { class: 'steps' }, steps.map((s) => h('button', {
       type: 'button', 'aria-pressed': String(s === e), title: `Event ${s}`, onclick: () => this.#go(s),
     }, KINDS[run.kind(s)]))) : null;
     if (row === null) {
-      this.#token.replaceChildren(trail ?? '', h('p', { class: 'hint' }, e === null ? 'There are no events yet.' : `Event ${e}, step ${run.step(e)}: no token was added here.`));
+      this.#token.replaceChildren(eventButtons ?? '', h('p', { class: 'hint' }, e === null ? 'There are no events yet.' : `Event ${e}, step ${run.step(e)}: no token was added here.`));
       return;
     }
     const p = run.logprob(row);
     const s = surprise(run, row);
     const origin = run.isPrompt(row) ? 'prompt' : run.isForced(row) ? 'forced by a mod' : run.isStop(row) ? 'sampled, ends the run' : 'sampled';
     const fact = (name, value) => h('div', {}, h('dt', {}, name), h('dd', {}, value));
-    this.#token.replaceChildren(trail ?? '',
+    this.#token.replaceChildren(eventButtons ?? '',
       h('div', { class: 'tok-head' }, h('span', { class: 'tok-glyph' }, show(run.text(row))), h('span', {}, origin)),
       h('dl', { class: 'tok-facts' },
         p === null ? null : fact('probability', percent(Math.exp(p))),
@@ -114,14 +114,14 @@ export class Panel {
   #drawStep(e, entries) {
     this.#root.removeAttribute('aria-busy');
     const here = entries.find(({ event }) => event.sequence_order === e);
-    this.#drawGiven(here?.event);
+    this.#drawFacts(here?.event);
     this.#drawAlternatives(entries);
     this.#drawMods(e, entries);
     this.#drawRecord(here);
   }
 
-  /** Shows the details of a Prefilled or ForwardPass event that have no token. */
-  #drawGiven(event) {
+  /** Shows the fields of a Prefilled or ForwardPass event. */
+  #drawFacts(event) {
     this.#token.querySelector('.given')?.remove();
     const facts = event?.event_type === 'Prefilled'
       ? [['prompt', event.prompt_length, 'tokens'], ['before the prompt', event.tokens_so_far_len || null, 'tokens'], ['maximum', event.max_steps, 'steps']]
@@ -147,7 +147,7 @@ export class Panel {
     const { rows, stages, draft, hasMods, hasSampler } = explain(entries);
     this.#alts.hidden = rows.length === 0;
     if (!rows.length) return;
-    const shown = this.#all ? rows : rows.filter((r, i) => i < SHOWN || r.chosen);
+    const shown = this.#all ? rows : rows.filter((r, i) => i < MAX_CANDIDATES || r.chosen);
     const cell = (p, none) => {
       const td = h('td', { class: p === null ? 'hint' : 'bar-p' }, p === null ? none : percent(p));
       if (p !== null) td.style.setProperty('--p', p.toFixed(4));
@@ -157,13 +157,13 @@ export class Panel {
     const start = (...change) => (this.refusal ? toast(`This run cannot be forked: ${this.refusal}.`) : this.#branch(forward, ...change));
     const disabled = this.refusal ? 'true' : null;
     const title = (text) => (this.refusal ? `Cannot be forked: ${this.refusal}` : text);
-    const instead = (r) => (r.chosen || forward === undefined || !this.#branch ? null : h('button', {
+    const forkButton = (r) => (r.chosen || forward === undefined || !this.#branch ? null : h('button', {
       type: 'button', 'aria-disabled': disabled, title: title(`Fork this run with ${show(r.text)} here`), 'aria-label': `Fork this run with ${show(r.text)} here`,
       onclick: () => start({ token: r.token }, r.text),
     }, 'fork'));
-    const again = (r) => {
+    const tryLink = (r) => {
       const href = r.chosen || forward === undefined || r.unnamed ? null : this.#fork(forward, r.text);
-      return href && h('a', { href, title: `Continue with ${show(r.text)} instead, in the playground`, 'aria-label': `Continue with ${show(r.text)} in the playground` }, 'try');
+      return href && h('a', { href, title: `Continue in the playground with ${show(r.text)} instead`, 'aria-label': `Continue with ${show(r.text)} in the playground` }, 'try');
     };
     const table = h('table', { class: 'alts' },
       h('caption', { class: 'vh' }, 'Candidates for this token'),
@@ -173,7 +173,7 @@ export class Panel {
       h('tbody', {}, shown.map((r) => h('tr', { class: r.chosen ? 'won' : hasSampler && r.sampler === null ? 'out' : null },
         h('th', { scope: 'row', title: `id ${r.token}` }, show(r.text)),
         cell(r.model, '·'), hasMods ? cell(r.mods, '–') : null, hasSampler ? cell(r.sampler, '–') : null,
-        h('td', { class: r.byMod ? 'why mod' : 'why' }, r.chosen ? '✓' : r.why, ' ', r.chosen ? null : h('span', { class: 'fork' }, instead(r), again(r)))))));
+        h('td', { class: r.byMod ? 'why mod' : 'why' }, r.chosen ? '✓' : r.why, ' ', r.chosen ? null : h('span', { class: 'fork' }, forkButton(r), tryLink(r)))))));
     const chain = stages.length ? h('div', { class: 'chain' }, 'sampler', stages.map((s, i) => h('span', { class: i === stages.length - 1 ? 'last' : null }, `${s.name} → ${s.left}`))) : null;
     this.#alts.replaceChildren(h('h2', {}, 'Alternatives'), table,
       h('p', { class: 'links' }, forward === undefined || !this.#branch ? '' : this.#regenerate(start, disabled, title('Start runs that keep the tokens before this one and draw the others with new seeds')), rows.length > shown.length || this.#all ? h('button', { type: 'button', onclick: () => { this.#all = !this.#all; this.#drawAlternatives(entries); } }, this.#all ? 'Fewer' : `All ${rows.length}`) : ''),
@@ -209,10 +209,10 @@ export class Panel {
       ...(rest.length ? [h('h2', {}, 'Mods at other events of this step'), ...rest.map((c) => this.#call(c, true))] : []));
   }
 
-  #call({ call, logs, actions, event }, away = false) {
+  #call({ call, logs, actions, event }, isOtherEvent = false) {
     return h('div', { class: 'call' },
       h('div', { class: 'call-head' }, h('b', {}, call.mod_name),
-        away ? h('button', { type: 'button', class: 'plain', onclick: () => this.#go(event.sequence_order) }, `${call.event_type} ${event.sequence_order}`) : h('span', { class: 'hint' }, call.event_type),
+        isOtherEvent ? h('button', { type: 'button', class: 'plain', onclick: () => this.#go(event.sequence_order) }, `${call.event_type} ${event.sequence_order}`) : h('span', { class: 'hint' }, call.event_type),
         Number.isFinite(call.execution_time_ms) ? h('span', { class: 'hint num' }, call.execution_time_ms < 1 ? `${Math.round(call.execution_time_ms * 1000)} µs` : `${call.execution_time_ms.toFixed(1)} ms`) : null),
       actions.map((a) => h('div', { class: `act${a.action_type === 'EmitError' ? ' bad' : ''}${a.details?.superseded ? ' lost' : ''}` }, ...this.#action(a))),
       this.#logs(logs),
@@ -221,8 +221,8 @@ export class Panel {
   }
 
   #logs(logs, all = false) {
-    const box = h('div', {}, (all ? logs : logs.slice(0, LOGS)).map((l) => h('div', { class: `log ${l.log_level ?? 'INFO'}` }, h('b', {}, `${(l.log_level ?? 'INFO').toLowerCase()} `), l.log_message)));
-    if (!all && logs.length > LOGS) box.append(h('p', { class: 'links' }, h('button', { type: 'button', onclick: () => box.replaceWith(this.#logs(logs, true)) }, `All ${logs.length} lines`)));
+    const box = h('div', {}, (all ? logs : logs.slice(0, MAX_LOGS)).map((l) => h('div', { class: `log ${l.log_level ?? 'INFO'}` }, h('b', {}, `${(l.log_level ?? 'INFO').toLowerCase()} `), l.log_message)));
+    if (!all && logs.length > MAX_LOGS) box.append(h('p', { class: 'links' }, h('button', { type: 'button', onclick: () => box.replaceWith(this.#logs(logs, true)) }, `All ${logs.length} lines`)));
     return box;
   }
 

@@ -1,8 +1,8 @@
-// Maps rows to parts of the conversation. Pure.
+// Roles of prompt positions, and division of the text into blocks. Pure.
 
 /**
- * Labels of prompt positions, `[{role, dim}]`, from the spans of the Prefilled event. Text of the chat template is dim.
- * Up to its first line end it belongs to the preceding message, the rest to the following one.
+ * Labels of prompt positions, `[{role, dim}]`, from the spans of the Prefilled event. Text of the chat template is dim:
+ * up to its first line end it belongs to the preceding message, and the rest to the following one.
  */
 export function roles(length, spans, texts) {
   const out = Array.from({ length }, () => ({ role: 'prompt', dim: false }));
@@ -35,5 +35,5 @@ export function roles(length, spans, texts) {
   return out;
 }
 
-/** Returns true if a block of text, which begins a line, may end after this row: at a line's end after 128 rows, at a sentence's after 512, at 1024 in any case. */
+/** Returns true if a block of text may end after this row: at the end of a line from 128 rows on, of a sentence from 512 rows on, and always at 1024 rows. */
 export const mayCut = (rows, text) => rows >= 1024 || (rows >= 512 && /[.!?…。！？]["'”’)]*$/.test(text)) || (rows >= 128 && text.endsWith('\n'));

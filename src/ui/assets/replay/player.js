@@ -1,4 +1,4 @@
-// Plays a run at recorded speed or at a number of tokens per second. Never starts by itself.
+// Plays a run at the recorded speed or at a number of tokens per second, after `play()`.
 
 export class Player {
   playing = false;
@@ -7,7 +7,7 @@ export class Player {
   #speed = '20';
   #frame = 0;
   #last = 0;
-  #debt = 0;
+  #elapsedMs = 0;
 
   /** `hooks`: `at()`, `go(n)`, `changed(playing)`. */
   constructor(run, hooks) {
@@ -17,7 +17,7 @@ export class Player {
 
   setSpeed(speed) {
     this.#speed = speed;
-    this.#debt = 0;
+    this.#elapsedMs = 0;
   }
 
   toggle() {
@@ -30,7 +30,7 @@ export class Player {
     this.playing = true;
     if (this.#hooks.at() >= this.#run.eventCount) this.#hooks.go(0);
     this.#last = performance.now();
-    this.#debt = 0;
+    this.#elapsedMs = 0;
     this.#hooks.changed(true);
     this.#frame = requestAnimationFrame((t) => this.#tick(t));
   }
@@ -44,31 +44,31 @@ export class Player {
 
   #tick(now) {
     if (!this.playing) return;
-    this.#debt += now - this.#last;
+    this.#elapsedMs += now - this.#last;
     this.#last = now;
     const from = this.#hooks.at();
-    const n = this.#speed === 'real' ? this.#recorded(from) : this.#steady(from);
+    const n = this.#speed === 'real' ? this.#atRecordedSpeed(from) : this.#atConstantRate(from);
     if (n !== from) this.#hooks.go(n);
     if (n >= this.#run.eventCount) this.pause();
     else this.#frame = requestAnimationFrame((t) => this.#tick(t));
   }
 
-  #recorded(from) {
+  #atRecordedSpeed(from) {
     let n = from;
     while (n < this.#run.eventCount) {
       const gap = Math.max(0, (this.#run.time(n + 1) ?? this.#run.time(n)) - this.#run.time(n));
-      if (gap > this.#debt) break;
-      this.#debt -= gap;
+      if (gap > this.#elapsedMs) break;
+      this.#elapsedMs -= gap;
       n += 1;
     }
     return n;
   }
 
-  #steady(from) {
+  #atConstantRate(from) {
     const each = 1000 / Number(this.#speed);
     let n = from;
-    while (this.#debt >= each && n < this.#run.eventCount) {
-      this.#debt -= each;
+    while (this.#elapsedMs >= each && n < this.#run.eventCount) {
+      this.#elapsedMs -= each;
       n += 1;
       while (n < this.#run.eventCount && this.#run.kind(n) !== 3) n += 1;
     }

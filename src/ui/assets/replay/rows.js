@@ -1,4 +1,4 @@
-// Token instances as stored in the columns: complete for a stored run, growing by the fold for a live one. Pure.
+// Rows (token instances) as stored in the columns, complete for a stored run; the fold adds rows of a live run. Pure.
 
 /** `died` of a row that exists at the end. */
 export const NEVER = 0xffff_ffff;

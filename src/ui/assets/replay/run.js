@@ -1,4 +1,4 @@
-// A run for the page: rows, events and marks, from stored columns or grown item by item.
+// A run of the page: rows, events and marks, from stored columns or from items of a live run.
 import { parseColumns } from './columns.js';
 
 export class Run {
@@ -49,7 +49,7 @@ export class Run {
     return null;
   }
 
-  /** Rows by position at event `n`. */
+  /** Returns the rows at event `n` by their position. */
   sequence(n) {
     const rows = [];
     for (let i = 0; i < this.count; i += 1) if (this.born(i) <= n && n < this.died(i)) rows[this.pos(i)] = i;
@@ -63,7 +63,7 @@ export class Run {
     return count;
   }
 
-  /** Events of the step that event `e` belongs to, in order. */
+  /** Returns the events of the step of event `e`, in order. */
   stepEvents(e) {
     if (e < 0 || e >= this.eventCount) return [];
     const step = this.step(e);
@@ -74,7 +74,7 @@ export class Run {
     return Array.from({ length: to - from + 1 }, (_, k) => from + k);
   }
 
-  /** Rows that an event added, first and one past the last. */
+  /** Returns the rows that an event added: the first one, and the one after the last. */
   bornAt(e) {
     let lo = 0;
     let hi = this.count;

@@ -2,13 +2,14 @@
 // Moving the cursor only changes classes of rows whose state changes; rows are built once. The first rows of a stored run
 // are built at once, the others in tasks after the first frame.
 import { h } from '../dom.js';
-import { NEVER, branches, chipVisible } from './branches.js';
 import { fill, show } from './glyphs.js';
 import { mayCut, roles } from './parts.js';
+import { isChipVisible, removals } from './removals.js';
+import { NEVER } from './rows.js';
 
-const ALIVE = 1;
-const GHOST = 2;
-const DEAD = 3;
+const VISIBLE = 1;
+const LATER = 2;
+const REMOVED = 3;
 const CLASS = [' f', '', ' g', ' x'];
 /** Rows that are built before the first frame, and per task after it. */
 const ROWS_PER_TASK = 1000;
@@ -25,7 +26,7 @@ export class Text {
   #part = null;
   #role = null;
   #labels = null;
-  #branches = [];
+  #removals = [];
   #chips = new Map();
   #open = new Set();
   #options;
@@ -33,17 +34,17 @@ export class Text {
   #signal;
   #isScheduled = false;
   #paint = () => -1;
-  #ghosts = false;
+  #coloursLater = false;
   #cursor = null;
   #selected = null;
   #hits = [];
   #notes = new Map();
 
   /**
-   * The text at event `n`; `options.ahead` shows later rows, `options.dead` erased ones. `onPick(row)` and
-   * `onErased(row)` are called on clicks. No rows are built after `signal` aborts.
+   * The text at event `n`; `options.ahead` shows later rows, `options.dead` removed ones. `onPick(row)` and
+   * `onRemovedClick(row)` are called on clicks. No rows are built after `signal` aborts.
    */
-  constructor(root, run, { n, options, signal, onPick, onErased }) {
+  constructor(root, run, { n, options, signal, onPick, onRemovedClick }) {
     this.#root = root;
     this.#run = run;
     this.#n = n;
@@ -54,7 +55,7 @@ export class Text {
       if (chip) return this.#toggle(chip._died);
       const token = event.target.closest('.t');
       if (!token || !getSelection().isCollapsed) return undefined;
-      return this.#state[token._row] === DEAD ? onErased(token._row) : onPick(token._row);
+      return this.#state[token._row] === REMOVED ? onRemovedClick(token._row) : onPick(token._row);
     });
   }
 
@@ -63,9 +64,9 @@ export class Text {
     this.#labels = { born, roles: roles(prompt.texts?.length ?? 0, prompt.spans, prompt.texts ?? []) };
   }
 
-  /** Takes over the rows that arrived since the last call. Builds all of them if `all`, else the first ones. */
+  /** Adds the rows that arrived since the last call. Builds all of them if `all`, else the first ones. */
   sync(all) {
-    this.#branches = branches(this.#run.count, (i) => this.#run.died(i));
+    this.#removals = removals(this.#run.count, (i) => this.#run.died(i));
     this.#build(all ? Infinity : this.#spans.length + ROWS_PER_TASK);
   }
 
@@ -88,18 +89,18 @@ export class Text {
     if (i >= this.#spans.length) this.#build(i + 1);
   }
 
-  /** Builds the chips of branches whose rows are there. */
+  /** Builds the chips of removals whose rows are built. */
   #addChips() {
-    const missing = this.#branches.filter((branch) => branch.last < this.#spans.length && !this.#chips.has(branch.died));
+    const missing = this.#removals.filter((removal) => removal.last < this.#spans.length && !this.#chips.has(removal.died));
     if (!missing.length) return;
     const mods = Map.groupBy(this.#run.marks.filter((m) => m.kind === 'action'), (m) => m.seq);
-    for (const branch of missing) {
-      const names = (mods.get(branch.died - 1) ?? []).map((m) => m.mod_name);
-      const chip = h('button', { type: 'button', class: 'chip', title: `${branch.count} tokens removed${names.length ? ` by ${names.join(', ')}` : ''}: show or hide them` }, `⌫ ${branch.count}`, h('span', { class: 'vh' }, ' tokens removed'));
-      chip._died = branch.died;
+    for (const removal of missing) {
+      const names = (mods.get(removal.died - 1) ?? []).map((m) => m.mod_name);
+      const chip = h('button', { type: 'button', class: 'chip', title: `${removal.count} tokens removed${names.length ? ` by ${names.join(', ')}` : ''}: show or hide them` }, `⌫ ${removal.count}`, h('span', { class: 'vh' }, ' tokens removed'));
+      chip._died = removal.died;
       chip.hidden = true;
-      this.#chips.set(branch.died, chip);
-      this.#spans[branch.last].after(chip);
+      this.#chips.set(removal.died, chip);
+      this.#spans[removal.last].after(chip);
     }
   }
 
@@ -137,8 +138,8 @@ export class Text {
   /** Returns the state of a row at the current event. */
   #stateAt(i) {
     const died = this.#run.died(i);
-    if (this.#run.born(i) > this.#n) return this.#options.ahead && died === NEVER ? GHOST : 0;
-    return died <= this.#n ? DEAD : ALIVE;
+    if (this.#run.born(i) > this.#n) return this.#options.ahead && died === NEVER ? LATER : 0;
+    return died <= this.#n ? REMOVED : VISIBLE;
   }
 
   #blockText = '';
@@ -158,9 +159,9 @@ export class Text {
   #write(i) {
     const died = this.#run.died(i);
     const state = this.#state[i];
-    const shadedGhost = state === GHOST && this.#ghosts && this.#bucket[i];
-    let name = this.#base[i] + (state === ALIVE || shadedGhost ? this.#bucket[i] : '') + (shadedGhost ? '' : CLASS[state]);
-    if (state === DEAD && this.#open.has(died)) name += ' o';
+    const isShadedLater = state === LATER && this.#coloursLater && this.#bucket[i];
+    let name = this.#base[i] + (state === VISIBLE || isShadedLater ? this.#bucket[i] : '') + (isShadedLater ? '' : CLASS[state]);
+    if (state === REMOVED && this.#open.has(died)) name += ' o';
     if (i === this.#cursor) name += ' cur';
     if (i === this.#selected) name += ' sel';
     if (this.#hits.includes(i)) name += ' hit';
@@ -172,16 +173,16 @@ export class Text {
     this.#spans[i].className = name;
   }
 
-  /** Colours by `paint(row)`: a bucket 0–7, -1 for none, or 'touched'; `ghosts` also colours later tokens. */
-  colour(paint, ghosts = false) {
-    const all = ghosts !== this.#ghosts;
+  /** Colours by `paint(row)`: a bucket 0–7, -1 for none, or 'touched'; `coloursLater` also colours later tokens. */
+  colour(paint, coloursLater = false) {
+    const all = coloursLater !== this.#coloursLater;
     this.#paint = paint;
-    this.#ghosts = ghosts;
+    this.#coloursLater = coloursLater;
     for (let i = 0; i < this.#spans.length; i += 1) {
       const next = this.#bucketClass(i);
       if (next === this.#bucket[i] && !all) continue;
       this.#bucket[i] = next;
-      if (this.#state[i] === ALIVE || this.#state[i] === GHOST) this.#write(i);
+      if (this.#state[i] === VISIBLE || this.#state[i] === LATER) this.#write(i);
     }
   }
 
@@ -201,18 +202,18 @@ export class Text {
     this.#hideEmpty();
   }
 
-  /** Shows the chips of the current event, and hides blocks and parts without anything to show. */
+  /** Shows the chips of the current event, and hides empty blocks and parts. */
   #hideEmpty() {
     this.#root.dataset.dead = this.#options.dead ? 'show' : 'fold';
-    const isOpen = (branch) => this.#options.dead || this.#open.has(branch.died);
+    const isOpen = (removal) => this.#options.dead || this.#open.has(removal.died);
     for (const block of this.#blocks) if (block) block.chips = 0;
-    for (const branch of this.#branches) {
-      const chip = this.#chips.get(branch.died);
+    for (const removal of this.#removals) {
+      const chip = this.#chips.get(removal.died);
       if (!chip) continue;
-      const visible = chipVisible(branch, this.#n, isOpen);
+      const visible = isChipVisible(removal, this.#n, isOpen);
       if (chip.hidden === visible) chip.hidden = !visible;
-      chip.setAttribute('aria-expanded', String(isOpen(branch)));
-      if (visible) this.#blockOf[branch.last].chips += 1;
+      chip.setAttribute('aria-expanded', String(isOpen(removal)));
+      if (visible) this.#blockOf[removal.last].chips += 1;
     }
     for (const block of this.#blocks) {
       const isEmpty = block && block.shown + block.chips === 0;
@@ -263,7 +264,7 @@ export class Text {
   /** Returns true if the row is visible as text, for the search. */
   isShown(i) {
     const state = this.#state[i] ?? this.#stateAt(i);
-    return state === ALIVE || state === GHOST || (state === DEAD && (this.#options.dead || this.#open.has(this.#run.died(i))));
+    return state === VISIBLE || state === LATER || (state === REMOVED && (this.#options.dead || this.#open.has(this.#run.died(i))));
   }
 
   /** Highlights the rows of one match. */
@@ -277,7 +278,7 @@ export class Text {
     this.#reveal(this.#target);
   }
 
-  /** Marks the rows that feedback names: `{row, tone, text}`. */
+  /** Marks the rows with feedback: `{row, tone, text}`. */
   note(entries) {
     this.#notes.clear();
     for (const { row, tone, text } of entries) {

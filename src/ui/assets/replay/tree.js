@@ -1,5 +1,5 @@
 // The family of a run: order, descriptions and statistics. Pure.
-import { NEVER } from './branches.js';
+import { NEVER } from './rows.js';
 import { show } from './glyphs.js';
 
 /** Returns the members depth first, each with its `depth`, which is 0 for a fork whose parent is missing. */

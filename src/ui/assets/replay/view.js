@@ -11,10 +11,10 @@ import { Panel } from './panel.js';
 import { Player } from './player.js';
 import { Run } from './run.js';
 import { Text } from './text.js';
-import { stepping } from './moves.js';
+import { targetOf } from './moves.js';
 
-/** Initial state of a view: the fields of a link. */
-const FRESH = { at: null, color: 'surprise', dead: false, ahead: true, attention: false, layer: 'mean', later: false, q: '' };
+/** Initial state of a view, which links contain. */
+const INITIAL_STATE = { at: null, color: 'surprise', dead: false, ahead: true, attention: false, layer: 'mean', later: false, q: '' };
 
 export class Replay {
   n = 0;
@@ -40,7 +40,7 @@ export class Replay {
   constructor(root, id, { state = {}, live = false, recorded = false, hooks = {} } = {}) {
     this.#root = root;
     this.#id = id;
-    this.#state = { ...FRESH, ...state };
+    this.#state = { ...INITIAL_STATE, ...state };
     this.#hooks = hooks;
     this.#events = new Events(id);
     this.#recorded = recorded;
@@ -51,11 +51,11 @@ export class Replay {
   async open() {
     if (this.live) {
       const [{ followRun }, { RunState }] = await Promise.all([import('./live.js'), import('./fold.js')]);
-      if (this.#gone.signal.aborted) return;
+      if (this.#closed.signal.aborted) return;
       this.#build(new Run(new RunState()));
       this.#follow = this.#state.at === null;
       this.#stop = followRun(this.#id, {
-        onItems: (items) => this.#grow(items),
+        onItems: (items) => this.#addItems(items),
         onEnd: (summary) => this.#ended(summary),
         onState: (text, ok) => this.#hooks.connection?.(text, ok),
       });
@@ -103,57 +103,57 @@ export class Replay {
   close() {
     this.#stop?.();
     this.#parts.player?.pause();
-    this.#gone.abort();
+    this.#closed.abort();
   }
 
-  #gone = new AbortController();
+  #closed = new AbortController();
 
   #el(name) { return this.#root.querySelector(`[data-${name}]`); }
 
-  #on(el, type, listener) { el.addEventListener(type, listener, { signal: this.#gone.signal }); }
+  #on(el, type, listener) { el.addEventListener(type, listener, { signal: this.#closed.signal }); }
 
   #build(run) {
     this.#run = run;
     const go = (n) => { this.#parts.player.pause(); this.go(n); };
-    const textBox = fresh(this.#el('text'));
+    const textBox = replaced(this.#el('text'));
     const text = new Text(textBox, run, {
       n: this.n,
       options: { ahead: this.#state.ahead, dead: this.#state.dead },
-      signal: this.#gone.signal,
+      signal: this.#closed.signal,
       onPick: (row) => this.pick(row),
-      onErased: (row) => go(run.died(row) - 1),
+      onRemovedClick: (row) => go(run.died(row) - 1),
     });
-    hover(textBox, run, this.#gone.signal);
+    hover(textBox, run, this.#closed.signal);
     this.#parts = {
       text,
       textBox,
       attention: null,
-      overview: new Overview(this.#el('overview'), run, this.#gone.signal),
-      lanes: new Lanes(this.#el('lanes'), run, go, this.#gone.signal),
+      overview: new Overview(this.#el('overview'), run, this.#closed.signal),
+      lanes: new Lanes(this.#el('lanes'), run, go, this.#closed.signal),
       panel: new Panel(this.#el('panel'), run, this.#events, { go, fork: (n, next) => this.fork(n, next), branch: this.#isLocal ? null : (...fork) => this.#branch(...fork) }),
-      player: new Player(run, { at: () => this.n, go: (n) => this.go(n, { playing: true }), changed: (playing) => this.#played(playing) }),
+      player: new Player(run, { at: () => this.n, go: (n) => this.go(n, { playing: true }), changed: (playing) => this.#onPlayingChanged(playing) }),
     };
     this.#controls();
-    this.#seen();
-    this.#attend();
+    this.#sync();
+    this.#loadAttention();
   }
 
   /** Loads the attention on first use. */
-  async #attend() {
+  async #loadAttention() {
     const parts = this.#parts;
     if (!this.#state.attention || parts.attending) return;
     parts.attending = true;
     try {
       const { Attention } = await import('./attention.js');
-      if (this.#gone.signal.aborted) return;
+      if (this.#closed.signal.aborted) return;
       const attention = new Attention(this.#run, this.#id, {
         recorded: () => this.#recorded,
         live: () => this.live,
-        changed: () => { this.#state.layer = attention.view; this.#state.later = attention.isForth; this.#tell(); attention.at(this.n); },
+        changed: () => { this.#state.layer = attention.view; this.#state.later = attention.showsLaterSteps; this.#notify(); attention.at(this.n); },
         painted: () => this.#paint(),
         go: (n) => { parts.player.pause(); this.go(n); },
         pick: (row) => this.pick(row),
-      }, this.#gone.signal, this.#state.layer, this.#state.later);
+      }, this.#closed.signal, this.#state.layer, this.#state.later);
       parts.panel.put(attention.section);
       parts.attention = attention;
       attention.on = this.#state.attention;
@@ -189,7 +189,7 @@ export class Replay {
   }
 
   /** Adds new rows, events and marks. */
-  #seen() {
+  #sync() {
     const { text, overview, lanes } = this.#parts;
     text.sync(this.live);
     lanes.sync();
@@ -229,25 +229,25 @@ export class Replay {
     return row === null ? null : this.#run.answered(this.#run.born(row)) - 1;
   }
 
-  #grow(items) {
+  #addItems(items) {
     for (const item of items) {
       this.#run.apply(item);
       if (item.kind === 'event' && item.event_type === 'Prefilled') this.#prefilled(item);
     }
     this.#events.push(items);
-    this.#seen();
+    this.#sync();
     this.go(this.#follow ? this.#run.eventCount : this.#state.at ?? this.n, { quiet: this.#follow, live: true });
   }
 
   #ended(summary) {
     this.live = false;
-    this.#seen();
+    this.#sync();
     this.#recorded = this.#recorded || Boolean(summary?.has_attention);
     this.#hooks.ended?.(summary);
     this.go(this.#follow ? this.#run.eventCount : this.n, { quiet: true });
   }
 
-  /** Moves the cursor to event `n`; `event_count` is the end. */
+  /** Moves the cursor to event `n`; `run.eventCount` is the end. */
   go(n, { quiet = false, playing = false, live = false } = {}) {
     const run = this.#run;
     if (!run) return;
@@ -265,16 +265,16 @@ export class Replay {
     overview.at(this.n);
     lanes.at(this.n);
     panel.show(e, this.#picked ?? row);
-    attention?.about(this.#picked ?? row);
+    attention?.setSubject(this.#picked ?? row);
     attention?.at(this.n);
-    this.#where(e, row);
+    this.#showPosition(e, row);
     if (!live && !playing && !quiet) {
       this.#state.at = this.n === run.eventCount ? null : this.n;
-      this.#tell();
+      this.#notify();
     }
   }
 
-  /** Returns the event at the cursor. A followed run shows its newest token, not the middle of a step. */
+  /** Returns the event at the cursor; for a live run that is followed, the newest Added. */
   #event() {
     const run = this.#run;
     if (!run.eventCount) return null;
@@ -284,7 +284,7 @@ export class Replay {
     return e;
   }
 
-  /** Moves to `{event}` or to `{token}`, the nth of the answer. */
+  /** Moves to an `{event}`, or to a `{token}` of the answer, counted from 1. */
   visit({ event, token }) {
     const run = this.#run;
     if (!run) return;
@@ -293,7 +293,7 @@ export class Replay {
     this.go(token === undefined ? event : rows.length ? run.born(rows[Math.max(0, Math.min(rows.length, token) - 1)]) : 0);
   }
 
-  /** Selects a row: a row of the answer moves the cursor to its creation, a row of the prompt is only shown. */
+  /** Selects a row. For a row of the answer, the cursor moves to the event that added it. */
   pick(row) {
     this.#parts.player.pause();
     if (!this.#run.isPrompt(row)) this.go(this.#run.born(row));
@@ -301,10 +301,10 @@ export class Replay {
     const e = this.#event();
     this.#parts.text.cursor(this.#row(e), row);
     this.#parts.panel.show(e, row);
-    this.#parts.attention?.about(row);
+    this.#parts.attention?.setSubject(row);
   }
 
-  /** Returns the row of an event: the row it added, or the row its step will add. */
+  /** Returns the row that an event, or a later event of its step, added. */
   #row(e) {
     if (e === null) return null;
     for (const step of this.#run.stepEvents(e).filter((s) => s >= e)) {
@@ -314,7 +314,7 @@ export class Replay {
     return null;
   }
 
-  #where(e, row) {
+  #showPosition(e, row) {
     const run = this.#run;
     const rows = run.answered(this.n);
     const total = run.answered(run.eventCount);
@@ -328,13 +328,13 @@ export class Replay {
       ? (end ? 'end of the run' : `event ${this.n} of ${run.eventCount}`)
       : `token ${rows} of ${total}, ${this.#parts.text.name(row)}${p === null ? '' : `, probability ${Math.round(Math.exp(p) * 100)} percent`}, ${run.isForced(row) ? 'forced' : 'sampled'}`;
     scrub.setAttribute('aria-valuetext', words);
-    clearTimeout(this.#saying);
-    if (!this.#follow && !this.#parts.player.playing) this.#saying = setTimeout(() => { this.#el('announce').textContent = words; }, 250);
+    clearTimeout(this.#announceTimer);
+    if (!this.#follow && !this.#parts.player.playing) this.#announceTimer = setTimeout(() => { this.#el('announce').textContent = words; }, 250);
   }
 
-  #saying = 0;
+  #announceTimer = 0;
 
-  #played(playing) {
+  #onPlayingChanged(playing) {
     const button = this.#root.querySelector('[data-act=play]');
     button.setAttribute('aria-pressed', String(playing));
     button.querySelector('.vh').textContent = playing ? 'Pause' : 'Play';
@@ -348,7 +348,7 @@ export class Replay {
     const run = this.#run;
     const mode = MODES.find((m) => m.id === this.#state.color) ?? MODES[0];
     const shading = this.#state.attention ? attention?.shading : null;
-    if (shading) text.colour(shading, attention.isForth);
+    if (shading) text.colour(shading, attention.showsLaterSteps);
     else if (mode.id === 'mods') text.colour((i) => (run.isTouched(i) || run.isForced(i) ? 'touched' : -1));
     else text.colour((i) => mode.bucket(run, i));
     const box = this.#el('legend');
@@ -361,17 +361,17 @@ export class Replay {
     this.#state.color = id;
     if (this.#state.attention) {
       this.#state.attention = false;
-      this.#attended();
+      this.#updateAttention();
     }
     this.#toggles();
     this.#paint();
-    this.#tell();
+    this.#notify();
   }
 
   /** Updates the view after attention was enabled or disabled. */
-  #attended() {
+  #updateAttention() {
     const { attention } = this.#parts;
-    if (!attention) this.#attend();
+    if (!attention) this.#loadAttention();
     else {
       attention.on = this.#state.attention;
       attention.at(this.n);
@@ -382,7 +382,7 @@ export class Replay {
     for (const name of ['dead', 'ahead', 'attention']) {
       this.#root.querySelector(`[data-act=${name}]`).setAttribute('aria-pressed', String(this.#state[name]));
     }
-    // There is one background at a time, so no metric is selected while attention is shown.
+    // The text has one colouring at a time, so no metric is selected while attention is shown.
     for (const input of this.#el('colours').querySelectorAll('input')) input.checked = input.value === this.#state.color && !this.#state.attention;
   }
 
@@ -442,14 +442,14 @@ export class Replay {
     }
   }
 
-  #tell() { this.#hooks.changed?.({ ...this.#state }); }
+  #notify() { this.#hooks.changed?.({ ...this.#state }); }
 
-  /** Executes an action of the key table; returns false if it is not an action of this component. */
+  /** Performs an action of the key table; returns false for actions of other components. */
   act(action, key) {
     const { player, panel, textBox } = this.#parts;
     if (!player) return false;
     const run = this.#run;
-    const to = stepping(action, run, this.n, (i) => surprise(run, i), SURPRISING);
+    const to = targetOf(action, run, this.n, (i) => surprise(run, i), SURPRISING);
     if (to !== undefined) {
       player.pause();
       if (typeof to === 'string') toast(to);
@@ -468,10 +468,10 @@ export class Replay {
       case 'dead': case 'ahead': case 'attention':
         this.#state[action] = !this.#state[action];
         this.#toggles();
-        this.#attended();
+        this.#updateAttention();
         this.go(this.n, { live: true });
         this.#paint();
-        this.#tell();
+        this.#notify();
         return true;
       case 'why': panel.why(); return true;
       case 'find': this.#el('find').focus(); this.#el('find').select(); return true;
@@ -481,8 +481,8 @@ export class Replay {
   }
 }
 
-/** Returns the element without children and listeners of an earlier run. */
-function fresh(el) {
+/** Replaces an element by a copy without the listeners of an earlier run, and returns the copy. */
+function replaced(el) {
   const copy = el.cloneNode(!el.matches('[data-text]'));
   el.replaceWith(copy);
   return copy;

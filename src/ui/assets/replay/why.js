@@ -1,4 +1,4 @@
-// Explains the choice of a token from the model's probabilities, the edits of mods and the sampler's result. Pure.
+// Computes the table of candidates of a step: the model's probabilities, the edits of mods, the sampling stages. Pure.
 
 /** Measurements of an event in any known format. */
 export const measured = (event) => (event && typeof event.details === 'object' && event.details) || {};
@@ -50,7 +50,7 @@ export function explain(entries) {
   const out = [...rows.values()].map((row) => {
     const result = { ...row, chosen: row.token === chosen, why: '', byMod: false };
     if (afterMods.length && row.model !== null && !(row.mods > 0)) {
-      // A token that is missing in the recorded candidates may not be masked. Only the action shows that.
+      // A token that is missing in the candidates after mods may only be improbable. The action shows if it was masked.
       const after = moved.find((m) => m.token === row.token)?.after;
       result.why = `${after !== undefined && after < 1e-6 ? 'masked' : 'lowered'} by ${editor?.call.mod_name ?? 'a mod'}`;
       result.byMod = true;

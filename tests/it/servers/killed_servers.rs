@@ -1,4 +1,4 @@
-//! Killed servers.
+//! Runs of killed servers.
 
 use super::Cluster;
 use crate::harness::SseReader;

@@ -1,6 +1,6 @@
-//! `thunder mods` and `thunder replay --verify`, interactively and in CI.
+//! The commands `thunder mods` and `thunder replay --verify`.
 
-use super::harness::{MODS, Server, folder, model, server, thunder};
+use super::harness::{MODS, Server, folder, message_of, model, server, thunder};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, Output};
@@ -124,7 +124,7 @@ async fn rerun_reproduces_recorded_run() {
     let server = server().await;
     let to = ["--server", &server.base];
     let plain = generated(server, json!({})).await;
-    let mods = json!({"mods": ["log-top", {"name": "temperature-by-entropy"}, "take_back"]});
+    let mods = json!({"mods": ["log-top", {"name": "temperature-by-entropy"}, "replace_start"]});
     let with_mods = generated(server, mods).await;
     let grammar =
         json!({"grammar": "root ::= [a-z]+ \"!\"", "ignore_eos": false, "temperature": 0.0, "banned_tokens": []});
@@ -164,7 +164,7 @@ async fn rerun_reproduces_recorded_run() {
 #[tokio::test]
 async fn ingested_run_with_mod_source_can_be_rerun() {
     let server = server().await;
-    let id = generated(server, json!({"mods": ["take_back"]})).await;
+    let id = generated(server, json!({"mods": ["replace_start"]})).await;
     let file = path(&folder(), "run.json");
     assert_eq!(run(&["export", &id, "-o", &file, "--server", &server.base]).await.0, 0);
     let mut document: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
@@ -180,7 +180,7 @@ async fn ingested_run_with_mod_source_can_be_rerun() {
     // As stored by `thunder run`, which sends its runs only to the local server.
     let handed = other.data_dir.join("handed-mods");
     std::fs::create_dir(&handed).unwrap();
-    let source = std::fs::read_to_string(Path::new(MODS).join("take_back.py")).unwrap();
+    let source = std::fs::read_to_string(Path::new(MODS).join("replace_start.py")).unwrap();
     std::fs::write(handed.join(&hash), serde_json::to_vec(&source).unwrap()).unwrap();
     document["request"]["request_id"] = json!("handed");
     assert_eq!(other.post("/ingest", &document).await.0, 201);
@@ -196,14 +196,13 @@ async fn rerun_of_unsuitable_run_reports_reason() {
     let (code, _, printed) = run(&[&["replay", "--verify", "no-such-run"][..], &to].concat()).await;
     assert!(code == 2 && printed.contains("no-such-run"), "{printed}");
     assert_eq!(run(&["replay", "x"]).await.0, 2, "without --verify it is a usage error");
-    let id = generated(server, json!({"mods": ["take_back"]})).await;
+    let id = generated(server, json!({"mods": ["replace_start"]})).await;
     let run_of = server.finished(&id).await;
     let mut prompt = run_of["events"][0]["details"]["prompt"].clone();
     let again = |prompt: &Value| json!({"prompt": prompt});
     prompt["parameters"]["mods"][0]["version"] = json!("0".repeat(64));
     let (status, problem) = server.post("/api/v1/reruns", &again(&prompt)).await;
-    assert_eq!(status, 409);
-    assert!(problem["detail"].as_str().unwrap().contains("take_back"), "{problem}");
+    assert_eq!((status, message_of(&problem)), (409, "OTHER_VERSION"));
     let (status, answer) = server.post("/api/v1/reruns", &json!({"prompt": prompt, "any_version": true})).await;
     assert_eq!(status, 200, "{answer}");
     let mut far = run_of["events"][0]["details"]["prompt"].clone();
@@ -221,7 +220,7 @@ async fn rerun_of_unsuitable_run_reports_reason() {
         ("/parameters/model/fingerprint", json!("0")),
         ("/parameters/overflow", json!({"shift": {"keep": u64::MAX, "discard": 1}})),
         ("/parameters/mods", json!([{"config": 1}])),
-        ("/parameters/mods", json!("take_back")),
+        ("/parameters/mods", json!("replace_start")),
         ("/parameters/constraint", json!({"kind": "regex"})),
     ];
     for (place, value) in hostile {

@@ -1,8 +1,8 @@
-//! Tests of errors: they name the field and change nothing.
+//! Errors of the attention API.
 
 use super::{PATH, connect, generate_request, next, send, tokens_of, until_done};
 use crate::harness::postgres::SilentDatabase;
-use crate::harness::{Server, server};
+use crate::harness::{ErrorTable, Server, message_of, server};
 use futures::SinkExt;
 use serde_json::json;
 use yawc::{Frame, Options};
@@ -13,50 +13,48 @@ async fn errors_have_code_and_message() {
     let prompt = tokens_of(server, "x").await;
     let long: Vec<i64> = vec![50; 20_000];
     let wrong = [
-        (json!({"input_ids": [1, 999_999]}), "INVALID_TOKEN", "Token ID 999999 not in vocabulary (vocab_size=640)"),
-        (json!({"input_ids": [-1]}), "INVALID_TOKEN", "Token ID -1 not"),
-        (json!({"input_ids": [1.5]}), "INVALID_TOKEN", "list of token ids"),
-        (json!({"input_ids": ["a"]}), "INVALID_TOKEN", "list of token ids"),
-        (json!({"input_ids": []}), "INVALID_REQUEST", "empty"),
-        (json!({"input_ids": "1,2"}), "INVALID_REQUEST", "input_ids must be a list"),
-        (json!({"input_ids": null}), "INVALID_REQUEST", "`input_ids` is missing"),
-        (json!({"input_ids": long}), "CONTEXT_LENGTH_EXCEEDED", "20000 tokens"),
-        (json!({"stop_tokens": [640]}), "INVALID_TOKEN", "Token ID 640"),
-        (json!({"banned_tokens": [9_000_000_000_i64]}), "INVALID_TOKEN", "9000000000"),
-        (json!({"max_new_tokens": 0}), "INVALID_REQUEST", "max_new_tokens"),
-        (json!({"max_new_tokens": "many"}), "INVALID_REQUEST", "max_new_tokens"),
-        (json!({"repetition_penalty": -1}), "INVALID_REQUEST", "repetition_penalty"),
-        (json!({"temperature": "hot"}), "INVALID_REQUEST", "temperature"),
-        (json!({"attention_format": "holographic"}), "INVALID_REQUEST", "per_layer"),
-        (json!({"attention_dtype": "float8"}), "INVALID_REQUEST", "float16"),
-        (json!({"attention_encoding": "smoke"}), "INVALID_REQUEST", "base64"),
-        (json!({"attention_encoding": "binary"}), "INVALID_REQUEST", "JSON cannot contain bytes"),
-        (json!({"attention_format": "aggregated", "aggregation_mode": "median"}), "INVALID_REQUEST", "last_layer"),
-        (json!({"attention_format": "sparse", "attention_top_k": 0}), "INVALID_REQUEST", "attention_top_k"),
+        (json!({"input_ids": [1, 999_999]}), "INVALID_TOKEN"),
+        (json!({"input_ids": [-1]}), "INVALID_TOKEN"),
+        (json!({"input_ids": [1.5]}), "INVALID_TOKEN"),
+        (json!({"input_ids": ["a"]}), "INVALID_TOKEN"),
+        (json!({"input_ids": []}), "INVALID_REQUEST"),
+        (json!({"input_ids": "1,2"}), "INVALID_REQUEST"),
+        (json!({"input_ids": null}), "INVALID_REQUEST"),
+        (json!({"input_ids": long}), "CONTEXT_LENGTH_EXCEEDED"),
+        (json!({"stop_tokens": [640]}), "INVALID_TOKEN"),
+        (json!({"banned_tokens": [9_000_000_000_i64]}), "INVALID_TOKEN"),
+        (json!({"max_new_tokens": 0}), "INVALID_REQUEST"),
+        (json!({"max_new_tokens": "many"}), "INVALID_REQUEST"),
+        (json!({"repetition_penalty": -1}), "INVALID_REQUEST"),
+        (json!({"temperature": "hot"}), "INVALID_REQUEST"),
+        (json!({"attention_format": "holographic"}), "INVALID_REQUEST"),
+        (json!({"attention_dtype": "float8"}), "INVALID_REQUEST"),
+        (json!({"attention_encoding": "smoke"}), "INVALID_REQUEST"),
+        (json!({"attention_encoding": "binary"}), "INVALID_REQUEST"),
+        (json!({"attention_format": "aggregated", "aggregation_mode": "median"}), "INVALID_REQUEST"),
+        (json!({"attention_format": "sparse", "attention_top_k": 0}), "INVALID_REQUEST"),
         (
             json!({"attention_format": "aggregated", "aggregation_mode": "weighted_layers", "layer_weights": [1]}),
             "INVALID_REQUEST",
-            "4 numbers, one per layer",
         ),
         (
             json!({"attention_format": "aggregated", "aggregation_mode": "weighted_layers", "layer_weights": [3e38, 3e38, 3e38, 3e38]}),
             "INVALID_REQUEST",
-            "layer_weights",
         ),
-        (json!({"num_samples": 1_000_000_000}), "INVALID_REQUEST", "num_samples"),
-        (json!({"num_samples": -1}), "INVALID_REQUEST", "num_samples"),
-        (json!({"top_logprobs": 10_000}), "INVALID_REQUEST", "top_logprobs"),
-        (json!({"suggest_pruning": true, "sentences": [{"start": 5}]}), "INVALID_REQUEST", "sentences[0]"),
-        (json!({"model": "tiny/nobody"}), "UNKNOWN_MOD", "nobody"),
-        (json!({"mods": ["nobody"]}), "UNKNOWN_MOD", "nobody"),
+        (json!({"num_samples": 1_000_000_000}), "INVALID_REQUEST"),
+        (json!({"num_samples": -1}), "INVALID_REQUEST"),
+        (json!({"top_logprobs": 10_000}), "INVALID_REQUEST"),
+        (json!({"suggest_pruning": true, "sentences": [{"start": 5}]}), "INVALID_REQUEST"),
+        (json!({"model": "tiny/nobody"}), "UNKNOWN_MOD"),
+        (json!({"mods": ["nobody"]}), "UNKNOWN_MOD"),
     ];
     let mut socket = connect(server, PATH, Options::default()).await;
-    for (more, code, words) in wrong {
+    let mut errors = ErrorTable::default();
+    for (more, code) in wrong {
         let body = generate_request(&prompt, &more);
-        let (status, error) = server.post("/api/v1/generate", &body).await;
-        assert!((400..500).contains(&status), "{more}: {status}");
-        assert_eq!((&error["type"], &error["error_code"]), (&json!("error"), &json!(code)), "{error}");
-        assert!(error["error"].as_str().unwrap().contains(words), "{error} should say {words}");
+        let answer = server.post("/api/v1/generate", &body).await;
+        assert_eq!((&answer.1["type"], &answer.1["error_code"]), (&json!("error"), &json!(code)), "{}", answer.1);
+        errors.add(&more, &answer);
         if more.get("attention_encoding") == Some(&json!("binary")) {
             continue;
         }
@@ -64,6 +62,7 @@ async fn errors_have_code_and_message() {
         let (error, _) = next(&mut socket).await;
         assert_eq!((&error["error_code"], &error["request_id"]), (&json!(code), &json!("uuid-1234-5678")), "{error}");
     }
+    insta::assert_snapshot!("attention_errors", errors);
     for (text, code) in [("{", "INVALID_JSON"), ("[]", "INVALID_REQUEST"), ("{\"type\": \"dance\"}", "INVALID_REQUEST")]
     {
         socket.send(Frame::text(text)).await.unwrap();
@@ -115,7 +114,7 @@ async fn model_without_attention_is_reported() {
         let (status, error) = server.post("/api/v1/generate", &json!({"input_ids": [40, 41], asks: true})).await;
         assert_eq!((status, &error["error_code"]), (400, &json!("ATTENTION_UNAVAILABLE")), "{error}");
         assert_eq!(error["field"], asks);
-        assert!(error["error"].as_str().unwrap().contains("do not attend to tokens"), "{error}");
+        assert_eq!(message_of(&error), "NO_ATTENTION");
     }
     let body = json!({"input_ids": [40, 41], "max_new_tokens": 2, "ignore_eos": true});
     assert_eq!(server.answer("/api/v1/generate", &body).await["generated_tokens"].as_array().unwrap().len(), 2);

@@ -2,7 +2,7 @@ from thunder import Added, mod
 
 
 @mod
-def take_back(event, actions, tokenizer):
+def replace_start(event, actions, tokenizer):
     """Replaces the first eight tokens by a word, once."""
     if isinstance(event, Added) and event.step == 8:
         return actions.backtrack(8, tokenizer.encode("Instead"))

@@ -1,4 +1,4 @@
-//! Reference answers of llama.cpp without Thunder's engine.
+//! Reference answers, computed by llama.cpp without Thunder's engine.
 
 use super::super::harness;
 use llama_cpp_2::context::params::LlamaContextParams;

@@ -1,5 +1,5 @@
-//! Faulty mods on the real server: their runs end or continue as `mods.md` describes, other runs are not affected, and
-//! the server survives. Once with the rights of the server, and once in the sandbox.
+//! Faulty mods on the real server: their runs end or continue as the handbook describes, and neither other runs nor the
+//! server are affected. Each is tested with the rights of the server and in the sandbox.
 
 use super::harness::{Server, server};
 use futures::future::join_all;

@@ -1,0 +1,33 @@
+// Removals: sets of rows that one event removed. Pure.
+import { NEVER } from './rows.js';
+
+/** Returns all removals in the order of their last rows: `[{died, first, last, count, parent}]`; `parent` is the enclosing removal. */
+export function removals(count, died) {
+  const by = new Map();
+  for (let i = 0; i < count; i += 1) {
+    const d = died(i);
+    if (d === NEVER) continue;
+    const b = by.get(d);
+    if (b) {
+      b.last = i;
+      b.count += 1;
+    } else by.set(d, { died: d, first: i, last: i, count: 1, parent: null });
+  }
+  const all = [...by.values()].sort((a, b) => a.last - b.last || b.first - a.first);
+  // An event removes the last tokens of the sequence, so removals are nested or disjoint: a removal that has not ended at
+  // another's start encloses it.
+  const open = [];
+  for (const b of [...all].sort((x, y) => x.first - y.first || y.last - x.last)) {
+    while (open.length && open.at(-1).last < b.first) open.pop();
+    b.parent = open.at(-1) ?? null;
+    open.push(b);
+  }
+  return all;
+}
+
+/** Returns true if the chip of a removal is visible at event `n`: the removal has happened, and no folded removal encloses it. Pure. */
+export function isChipVisible(removal, n, isOpen) {
+  if (removal.died > n) return false;
+  for (let p = removal.parent; p; p = p.parent) if (p.died <= n && !isOpen(p)) return false;
+  return true;
+}

@@ -1,0 +1,46 @@
+//! Snapshots of many requests and the error messages of their responses.
+
+use super::redaction::redact_text;
+use serde_json::Value;
+use std::fmt::{self, Display};
+
+/// Maximum characters of a request in the table.
+const MAX_REQUEST: usize = 140;
+
+/// A table of rejected requests with the statuses and messages of their responses.
+#[derive(Default)]
+pub struct ErrorTable(String);
+
+impl ErrorTable {
+    /// Adds a response to a request.
+    pub fn add(&mut self, request: impl Display, (status, answer): &(u16, Value)) {
+        self.row(&request, &format!("{status}: {}", message_of(answer)));
+    }
+
+    /// Adds a WebSocket message that answers another one.
+    pub fn add_message(&mut self, request: impl Display, answer: &Value) {
+        self.row(&request, message_of(answer));
+    }
+
+    fn row(&mut self, request: &dyn Display, answer: &str) {
+        let request = redact_text(&request.to_string());
+        let shown: String = request.chars().take(MAX_REQUEST).collect();
+        let rest = request.chars().count() - shown.chars().count();
+        let rest = if rest == 0 { String::new() } else { format!("… ({rest} more characters)") };
+        self.0 += &format!("{shown}{rest}\n    {}\n", redact_text(answer));
+    }
+}
+
+impl Display for ErrorTable {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+/// Returns the message of an error in any protocol's format.
+pub fn message_of(answer: &Value) -> &str {
+    ["/error/message", "/message", "/detail/msg", "/detail", "/error"]
+        .iter()
+        .find_map(|pointer| answer.pointer(pointer)?.as_str())
+        .unwrap_or_else(|| panic!("no error message: {answer}"))
+}
