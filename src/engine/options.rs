@@ -30,7 +30,7 @@ pub struct EngineOptions {
     /// Minimum fraction of the prompt that must match the tokens of a slot for the run to prefer that slot; 0 ignores the
     /// tokens of slots.
     pub slot_prompt_similarity: f32,
-    /// Maximum bytes of the host cache, which keeps former states of slots; 0 keeps none.
+    /// Maximum bytes of the host cache, which keeps earlier states of slots; 0 keeps none.
     pub cache_ram_bytes: usize,
     /// Speculative decoding.
     pub speculation: SpeculationOptions,

@@ -12,7 +12,6 @@ mod action_check;
 mod actions;
 mod answer;
 pub mod dispatch;
-mod distribution;
 mod finish;
 mod measure;
 mod outbox;
@@ -37,12 +36,12 @@ use crate::events::{
     Alternative, DraftUsage, EndCause, EventType, Fault, Measurements, PromptRecord, RunEnd, RunId, TokenId,
     TokenMeasurement,
 };
+use crate::model::distribution::TokenDistribution;
 use crate::model::grammar::GrammarMatcher;
 use crate::model::llama::{Candidates, Sampler};
 use crate::mods::{Action, Call, CallEvent, Reply, ReplySender, RunView};
 use answer::PendingAnswer;
 use dispatch::{ActiveMod, Dispatch, DispatchedEvent};
-use distribution::TokenDistribution;
 use measure::TokenMeasurer;
 use outbox::Outbox;
 use reasoning::ReasoningTracker;

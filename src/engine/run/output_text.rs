@@ -64,7 +64,7 @@ impl OutputText {
     }
 
     /// Removes all tokens after the first `tokens`. Returns the number of characters to retract from the client. They
-    /// include text that could now become part of a stop string, which is sent again if it does not.
+    /// include text that could now become part of a stop string; if it does not, it is sent again.
     pub fn truncate(&mut self, tokens: usize) -> usize {
         self.ends.truncate(tokens);
         let end = self.ends.last().map_or(0, |&(end, _)| end);

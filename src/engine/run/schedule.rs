@@ -158,8 +158,8 @@ impl Run {
         if needs_all_rows { len.min(MAX_LOGIT_ROWS) } else { len }
     }
 
-    /// Returns the maximum number of tokens to draft for the next decode: those that the answer could still have. Returns 0
-    /// unless the decode is that of a single generated token.
+    /// Returns the maximum number of tokens to draft for the next decode: as many as the answer has room for. Returns 0
+    /// unless the run decodes a single generated token.
     pub fn max_draft(&self) -> usize {
         if !self.has_decoded_prompt() || self.forced.is_some() || self.sequence.decode_len() != 1 {
             return 0;

@@ -165,7 +165,7 @@ impl Sequence {
         count
     }
 
-    /// Replaces the prompt by that of a mod, and clears spans and history, which belong to the old prompt.
+    /// Replaces the prompt with that of a mod, and clears spans and history, which belong to the old prompt.
     pub fn replace_prompt(&mut self, tokens: Vec<TokenId>) {
         self.prompt_len = tokens.len();
         self.prompt_tokens = tokens.len();
@@ -241,7 +241,7 @@ impl Sequence {
         self.evictions.unreported.take()
     }
 
-    /// Sets the history of the slot, replaces the prompt by its alignment with that history, and evicts messages if the
+    /// Sets the history of the slot, replaces the prompt with its alignment to that history, and evicts messages if the
     /// prompt does not fit.
     pub fn fit_prompt(&mut self, aligned: Option<Alignment>, history: SlotHistory) {
         self.unchanged = 0;

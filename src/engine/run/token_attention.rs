@@ -83,7 +83,7 @@ impl TokenAttention {
     }
 
     /// Queues the rows of `tokens` tokens that were appended.
-    pub fn added(&mut self, tokens: usize) {
+    pub fn queue(&mut self, tokens: usize) {
         if self.sent {
             self.drawn.resize(tokens, None);
             self.unsent.extend(self.drawn.drain(..));

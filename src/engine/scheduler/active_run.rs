@@ -233,7 +233,7 @@ impl ActiveRun {
             ControlRequest::Modify(change) => self.run.apply_change(*change),
             ControlRequest::Stop(cause, message) => self.abort(cause, message),
             ControlRequest::EndReasoning(response) => {
-                // The client may have disconnected meanwhile.
+                // The client may have disconnected in the meantime.
                 let _ = response.send(self.run.end_reasoning());
             }
             ControlRequest::Progress => {}

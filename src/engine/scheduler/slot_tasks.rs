@@ -66,7 +66,7 @@ fn run_task(queued: QueuedTask, kv: &mut KvSlots<'_>, arrivals: u64) {
     if !kv.is_visible(slot, &scope) {
         return task.answer_as_empty();
     }
-    // The caller may have disconnected meanwhile.
+    // The caller may have disconnected in the meantime.
     match task {
         SlotTask::Tokens(response) => drop(response.send(kv.tokens(slot))),
         SlotTask::Erase(response) => drop(response.send(kv.erase(slot))),

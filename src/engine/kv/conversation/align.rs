@@ -2,7 +2,7 @@
 //!
 //! A client sends the whole conversation with each request, and chat templates render past answers without their
 //! reasoning. The slot's state has the reasoning. [`align`] restores the generated tokens of an answer if the client sends
-//! the text that it received. It also omits messages again that a full context has dropped.
+//! the text that it received. It also omits the messages that were dropped earlier because the context was full.
 
 #[cfg(test)]
 mod tests;
@@ -95,7 +95,7 @@ impl Aligner<'_> {
         self.at += count;
     }
 
-    /// Replaces the prompt up to `end` by `tokens`.
+    /// Replaces the prompt up to `end` with `tokens`.
     fn replace(&mut self, end: usize, tokens: &[TokenId]) {
         self.edits.push((self.at..end, tokens.len()));
         self.tokens.extend_from_slice(tokens);

@@ -1,8 +1,8 @@
 //! Parts of a conversation that can be dropped from a full context, oldest first.
 //!
 //! Most parts are turns. A turn extends from the content of one user message to the content of the next. Templates write
-//! the same text before both, so after the removal the tokens are those of the conversation without the turn, whatever the
-//! template writes between messages. Within the last turn, tool calls can be dropped together with their results, if the
+//! the same text before both, so the remaining tokens equal the conversation rendered without the turn, regardless of the
+//! text that the template writes between messages. Within the last turn, tool calls can be dropped together with their results, if the
 //! template ends each message with an end-of-generation token.
 
 use crate::events::{EvictedMessage, Span, TokenId};
@@ -75,8 +75,8 @@ pub fn droppable_parts(tokens: &[TokenId], spans: &[Span], vocabulary: &Vocabula
     parts
 }
 
-/// Selects parts in order until no more than `target` of `len` tokens are left. Returns `None` if more than `max` tokens are
-/// left without all parts.
+/// Selects parts in order until `target` or fewer of `len` tokens are left. Returns `None` if more than `max` tokens are left
+/// after all parts are dropped.
 pub fn select_parts(parts: Vec<DroppablePart>, len: usize, max: usize, target: usize) -> Option<Vec<DroppablePart>> {
     let mut left = len;
     let mut picked = Vec::new();
@@ -95,7 +95,7 @@ pub fn select_parts(parts: Vec<DroppablePart>, len: usize, max: usize, target: u
 fn tool_pairs(tokens: &[TokenId], message_spans: &[&Span], vocabulary: &Vocabulary) -> Vec<DroppablePart> {
     let Some(user) = message_spans.first() else { return Vec::new() };
     let messages = messages(tokens, user.start as usize..tokens.len(), message_spans, vocabulary);
-    // The first message is the user's. A call is a message before that of a tool.
+    // The first message is the user's. A call is a message directly before that of a tool.
     let calls: Vec<usize> = (1..messages.len())
         .filter(|&at| {
             let is_tool = |message: &Range<usize>| {
@@ -174,7 +174,7 @@ fn tool_call_content(tokens: &[TokenId], message: Range<usize>, vocabulary: &Voc
         tokens[last_end + 1..].iter().copied().skip_while(|token| is_blank(*token, vocabulary)).collect();
     let message_tokens = &tokens[message.clone()];
     let header_len = common_prefix(message_tokens, &header);
-    // A header has a marker and the role; those of some models have only a marker.
+    // A header has a marker and the role; the headers of some models have only a marker.
     if header_len < header.len().min(2) {
         return None;
     }

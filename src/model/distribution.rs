@@ -1,5 +1,5 @@
-//! Measurements of the model's full distribution: entropy, and probability and rank of tokens. They run for every
-//! generated token on the decode thread, and are written so that the compiler vectorises their loops over the vocabulary.
+//! Measurements of the distribution of logits: entropy, and probability and rank of tokens. They run for every generated
+//! token on the decode thread, and are written so that the compiler vectorises their loops over the vocabulary.
 
 use crate::events::TokenId;
 
@@ -211,6 +211,15 @@ mod tests {
                 prop_assert!((shifts[token as usize] - exact).abs() < 1e-5);
             }
         }
+    }
+
+    #[test]
+    fn entropy_matches_known_distributions() {
+        let uniform = TokenDistribution::new(&[3.0; 16]);
+        assert!((uniform.entropy - 4.0).abs() < 1e-4 && (uniform.prob(3.0) - 1.0 / 16.0).abs() < 1e-6);
+        let certain = TokenDistribution::new(&[f32::NEG_INFINITY, 1000.0, f32::NEG_INFINITY]);
+        assert!(certain.entropy.abs() < 1e-6);
+        assert!(top(&[f32::NEG_INFINITY; 3], 2).is_empty());
     }
 
     #[test]
