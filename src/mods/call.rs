@@ -56,7 +56,7 @@ pub struct Call<'a> {
 pub enum CallEvent<'a> {
     /// The prompt is ready; `sequence` is the prompt.
     Prefilled,
-    /// Logits of shape `(vocab)` before temperature and penalties, as left by the previous mod.
+    /// Logits before temperature and penalties, after the edits of earlier mods.
     ForwardPass {
         /// One value per token of the vocabulary.
         logits: &'a [f32],
@@ -65,7 +65,7 @@ pub enum CallEvent<'a> {
     Sampled {
         /// Drawn token.
         token: TokenId,
-        /// Text of the token, lossy.
+        /// Text of the token; bytes that are not UTF-8 are replaced.
         text: &'a str,
         /// Natural logarithm of its probability in the model's full distribution.
         logprob: f32,

@@ -5,8 +5,8 @@
 //! mods reply immediately on the decode thread. Python mods reply later through [`ReplySender`], from their worker
 //! process. While a reply is awaited, the scheduler leaves the run out of the batch.
 //!
-//! Mods have no access to the engine's state: they receive a [`Call`] and return a [`Reply`]. One module of `engine`
-//! applies an action to the sequence, the KV cache and the trace.
+//! Mods have no access to the engine's state: they receive a [`Call`] and return a [`Reply`]. The engine applies the
+//! action to the sequence, the KV cache and the trace.
 
 mod action;
 pub mod builtin;
@@ -57,7 +57,7 @@ pub trait ModInstance: Send {
     fn handles(&self) -> EventSet;
 
     /// Returns the maximum number of appended tokens that the mod may still remove. The stream to the client is delayed by
-    /// that many tokens, so that sent text is final. 0 if the mod does not know one.
+    /// that many tokens, so that sent text is final. The default is 0.
     fn holdback(&self) -> usize {
         0
     }

@@ -6,7 +6,7 @@ pub const MAX_THREADS: u64 = 512;
 /// Resource limits of a worker.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WorkerLimits {
-    /// Maximum time of an import.
+    /// Maximum time of an import of the mod's source.
     pub import: Duration,
     /// Maximum time of one call.
     pub call: Duration,

@@ -1,7 +1,7 @@
 //! Registry of mods: the current version of each, and whether it is enabled.
 //!
-//! A run takes the current version when it starts, and keeps it. Disabling or removing a mod also affects active runs:
-//! the call at their next event fails with the reason, and no further call follows.
+//! A run uses the version that is current when it starts, until it ends. Disabling or removing a mod also affects active
+//! runs: the call at their next event fails with the reason, and the mod is not called again.
 
 mod description;
 mod folder;

@@ -221,12 +221,12 @@ fn bundle(files: &BTreeMap<String, String>, module: &str) -> String {
     format!("from thunder_mods.worker.package import load\nglobals().update(load({files}, \"{module}\"))\n")
 }
 
-fn check_text(total: usize, text: &str, place: &str) -> Result<(), InvalidUpload> {
+fn check_text(total: usize, text: &str, subject: &str) -> Result<(), InvalidUpload> {
     if total > MAX_BYTES {
         return Err(invalid("source", format!("source has {total} bytes; the maximum is {MAX_BYTES}")));
     }
     if text.contains('\0') {
-        return Err(invalid("source", format!("{place} contains a zero byte")));
+        return Err(invalid("source", format!("{subject} contains a zero byte")));
     }
     Ok(())
 }

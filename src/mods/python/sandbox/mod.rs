@@ -28,7 +28,7 @@ use std::sync::{Arc, OnceLock};
 /// Hidden command of the program that calls [`enter`].
 pub const COMMAND: &str = "mod-worker";
 
-/// Rule for the mods that run in the sandbox.
+/// Selection of the mods that run in a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SandboxPolicy {
@@ -163,7 +163,7 @@ fn become_worker(profile: &SandboxProfile) -> io::Result<Infallible> {
     use nix::unistd::{getppid, setsid};
     use std::os::unix::process::CommandExt;
 
-    // Fails only if the command is started by hand in a shell, where the process already leads its group.
+    // Fails only if a user starts the command in a shell, where the process already leads its group.
     let _ = setsid();
     // Files below the home directory are given to the worker.
     let needed = profile.read.iter().chain(&profile.execute).filter(|path| !path.starts_with(&profile.home));
