@@ -1,7 +1,7 @@
 //! Embeddings and scores, computed on a separate thread with an encoding context of the model.
 //!
 //! Inputs of all waiting requests share decodes, one input of each in turn, so that a long request does not delay short
-//! ones. A decode never waits for more inputs: inputs that arrive during a decode are part of the next one. A request
+//! ones. A decode never waits for more inputs: inputs that arrive during a decode wait for the next one. A request
 //! whose client has disconnected is dropped before its next input.
 
 use crate::engine::status::EngineStatus;

@@ -15,8 +15,8 @@ pub struct ForkPoint {
     pub step: u32,
     /// Sampling parameters of the recorded run, each with the first step that used them. Never empty.
     pub sampling: Vec<(u32, SamplingParams)>,
-    /// For each mod of the request, the step from which on it must repeat its recorded actions; `None` for a mod that the
-    /// recorded run did not have.
+    /// For each mod of the request, the step from which on it must repeat its recorded actions; `None` for a mod that
+    /// the recorded run did not have.
     pub mods_repeat_from: Vec<Option<u32>>,
     /// Tokens that are appended before the model continues.
     pub tokens: Vec<TokenId>,

@@ -99,8 +99,8 @@ pub(super) struct SlotProgress {
 /// State of a slot, as last published by the decode thread.
 #[derive(Debug, Clone)]
 pub struct SlotView {
-    /// Arrival number of the slot's newest run, which llama-server calls its task; 0 before the first. Runs and slot tasks
-    /// are counted together from 1.
+    /// Arrival number of the slot's newest run, which llama-server calls its task; 0 before the first. Runs and slot
+    /// tasks are counted together from 1.
     pub task: u64,
     /// True while that run is active.
     pub busy: bool,

@@ -188,7 +188,8 @@ fn reserve_request_id(request: &mut Request, run: RunId) -> Result<(String, Acti
     }
 }
 
-/// Creates the sampler; on a blocking thread with DRY, which searches the whole vocabulary for its sequence breakers.
+/// Creates the sampler. A sampler with DRY is created on a blocking thread, since it searches the whole vocabulary for
+/// its sequence breakers.
 async fn create_sampler(sampling: &SamplingParams, vocabulary: &Arc<Vocabulary>) -> Result<Sampler, SubmitError> {
     if sampling.dry_multiplier == 0.0 {
         return Ok(Sampler::new(sampling, vocabulary));

@@ -286,7 +286,7 @@ pub enum EndCause {
     OutOfMemory,
     /// A decode failed.
     DecodeFailed,
-    /// The model returned logits that are not numbers.
+    /// The model returned logits that are NaN or infinite.
     InvalidLogits,
 }
 

@@ -1,5 +1,6 @@
-//! Measurements of the distribution of logits: entropy, and probability and rank of tokens. They run for every generated
-//! token on the decode thread, and are written so that the compiler vectorises their loops over the vocabulary.
+//! Measurements of the distribution of logits: entropy, and probability and rank of tokens. They run for every
+//! generated token on the decode thread, and are written so that the compiler vectorises their loops over the
+//! vocabulary.
 
 use crate::events::TokenId;
 
@@ -123,8 +124,8 @@ impl TopEntries {
 /// polynomial on [−½, ½].
 #[inline(always)]
 fn exp(x: f32) -> f32 {
-    // 1.5 × 2^23: floats of this size have no fraction bits, so adding it rounds to an integer, which is then in the low
-    // bits. `floor` and `round` would call libm on baseline x86-64, which prevents vectorisation.
+    // 1.5 × 2^23: floats of this size have no fraction bits, so adding it rounds to an integer, which is then in the
+    // low bits. `floor` and `round` would call libm on baseline x86-64, which prevents vectorisation.
     const ROUND: f32 = 12_582_912.0;
     let t = x * std::f32::consts::LOG2_E;
     let rounded = t + ROUND;

@@ -112,7 +112,8 @@ impl Action {
         (!self.permitted_on(event)).then(|| format!("{name} is not permitted at {}", event.as_str()))
     }
 
-    /// Returns true if the action changes the course of the run. Of several such actions at one event, the first one wins.
+    /// Returns true if the action changes the course of the run. Of several such actions at one event, the first one
+    /// wins.
     #[must_use]
     pub const fn is_control(&self) -> bool {
         !matches!(self, Self::Noop | Self::AdjustedPrefill { .. } | Self::AdjustedLogits { .. })

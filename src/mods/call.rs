@@ -22,7 +22,7 @@ pub struct RunView {
     pub conversation: Option<Value>,
     /// Tools as sent.
     pub tools: Option<Value>,
-    /// Format of the model's answers, including whether this one begins within reasoning.
+    /// Format of the model's answers; it also states whether this answer begins within reasoning.
     pub answer_format: Arc<AnswerFormat>,
     /// Sampling parameters and limits, as recorded.
     pub parameters: Value,
@@ -151,8 +151,8 @@ pub struct ModLogLine {
     pub message: String,
 }
 
-/// Sender for the reply to a call that returned `Pending`. Dropping it without a reply sends an exception, so that a run
-/// never waits for a mod that has ended.
+/// Sender for the reply to a call that returned `Pending`. Dropping it without a reply sends an exception, so that a
+/// run never waits for a mod that has ended.
 pub struct ReplySender {
     deliver: Option<Box<dyn FnOnce(Reply) + Send>>,
     is_polled_for: bool,

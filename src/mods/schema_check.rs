@@ -1,8 +1,9 @@
 //! Validation of a value against a JSON schema, with an error that names the path. Unknown keywords are ignored.
 //!
-//! Clients send the schemas of tools, and the decode thread checks a call's arguments, so the work is limited. The crate
-//! `jsonschema` has no such limit: it takes minutes for 24 definitions that are each an `anyOf` of two references to the
-//! next. It also rejects schemas that other servers accept, such as `"type": "int"` or `"required": true` in a property.
+//! Clients send the schemas of tools, and the decode thread checks a call's arguments, so the work is limited. The
+//! crate `jsonschema` has no such limit: it takes minutes for 24 definitions that are each an `anyOf` of two references
+//! to the next. It also rejects schemas that other servers accept, such as `"type": "int"` or `"required": true` in a
+//! property.
 
 use regex::{Regex, RegexBuilder};
 use serde_json::{Map, Value};
@@ -13,7 +14,7 @@ use std::collections::HashMap;
 const MAX_DEPTH: usize = 64;
 /// Maximum steps of one validation. A step is a schema at a value, or a comparison of two values.
 const MAX_STEPS: usize = 100_000;
-/// Steps that a regular expression counts for.
+/// Steps that the compilation of a regular expression counts as.
 const PATTERN_STEPS: usize = 1000;
 /// Maximum size of a compiled regular expression in bytes.
 const MAX_PATTERN_BYTES: usize = 1 << 20;

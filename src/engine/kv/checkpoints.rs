@@ -1,5 +1,5 @@
-//! Checkpoints of a run's state, for models that cannot truncate a sequence, such as recurrent ones. From a checkpoint, a
-//! backtrack or another prompt with the same beginning continues without a decode from the start.
+//! Checkpoints of a run's state, for models that cannot truncate a sequence, such as recurrent ones. From a checkpoint,
+//! a backtrack or another prompt with the same beginning continues without a decode from the start.
 
 use crate::model::llama::CheckpointPurpose;
 
@@ -44,8 +44,8 @@ impl CheckpointPlan {
         Self { prompt: Vec::new(), last: Some(kv_len) }
     }
 
-    /// Returns the purpose of a checkpoint after `kv_len` decoded tokens, if one is due. `answer_from` is the length of the
-    /// prompt; `None` if the answer gets no checkpoints.
+    /// Returns the purpose of a checkpoint after `kv_len` decoded tokens, if one is due. `answer_from` is the length of
+    /// the prompt; `None` if the answer gets no checkpoints.
     pub fn take_due(&mut self, kv_len: usize, answer_from: Option<usize>) -> Option<CheckpointPurpose> {
         // After a backtrack, the interval starts at the new end.
         let last = self.last?.min(kv_len);

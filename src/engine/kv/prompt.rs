@@ -24,7 +24,8 @@ pub struct PromptView<'a> {
     pub evicts: bool,
     /// True if messages were dropped.
     pub is_truncated: bool,
-    /// True if the run captures attention, which requires that each token is in the KV cell with the index of its position.
+    /// True if the run captures attention, which requires that each token is in the KV cell with the index of its
+    /// position.
     pub needs_exact_rows: bool,
 }
 

@@ -1,5 +1,5 @@
-//! Reports the ends of runs that the decode thread cannot report itself: of runs that must be stored before their client
-//! receives the end, and of runs that are active when the decode thread panics.
+//! Reports the ends of runs that the decode thread cannot report itself: of runs that must be stored before their
+//! client receives the end, and of runs that are active when the decode thread panics.
 
 use crate::engine::output::Output;
 use crate::events::{DurabilityAck, EndCause, NotStored, RunEnd, RunId, Signal, Usage};

@@ -150,8 +150,8 @@ impl Run {
         }
     }
 
-    /// Returns the number of tokens of the sequence that a Backtrack of `n` tokens removes, and true if it requested more
-    /// than were generated. At `Sampled`, `n` includes the sampled token, which is not in the sequence yet.
+    /// Returns the number of tokens of the sequence that a Backtrack of `n` tokens removes, and true if it requested
+    /// more than were generated. At `Sampled`, `n` includes the sampled token, which is not in the sequence yet.
     fn clamp_backtrack(&self, event: EventType, n: u32) -> (usize, bool) {
         let requested = if event == EventType::Sampled { n as usize - 1 } else { n as usize };
         // The model needs one token to continue from, even if a full context evicted the whole prompt.

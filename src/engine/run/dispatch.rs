@@ -118,8 +118,8 @@ impl Dispatch {
         self.mods.is_empty()
     }
 
-    /// Returns how many of the last tokens are held back from the client, because mods may still remove them. The number
-    /// can change with every token.
+    /// Returns how many of the last tokens are held back from the client, because mods may still remove them. The
+    /// number can change with every token.
     pub fn holdback(&self) -> usize {
         self.mods.iter().map(|active| active.instance.holdback()).max().unwrap_or(0)
     }

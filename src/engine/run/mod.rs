@@ -151,7 +151,7 @@ pub struct Run {
     drafts: DraftUsage,
     /// Note to record with the next step.
     note: Option<String>,
-    /// True if the model returned logits that were not numbers.
+    /// True if the model returned logits that were NaN or infinite.
     invalid_logits: bool,
     /// Origin of an error of the run; `None` for the engine.
     fault: Option<Fault>,
@@ -246,7 +246,7 @@ impl Run {
             // The KV state that gave such logits must not be reused.
             self.sequence.set_kv_len(0);
             self.invalid_logits = true;
-            let message = "the model returned logits that are not numbers: its KV state or its weights are damaged; the slot's state is discarded";
+            let message = "the model returned logits that are NaN or infinite: its KV state or its weights are damaged; the slot's state is discarded";
             return self.abort(EndCause::InvalidLogits, message);
         }
         if let Some(&next) = self.sequence.tokens().get(position + 1) {

@@ -108,8 +108,8 @@ impl OutputText {
         self.stopped.map(|(_, index)| String::from_utf8_lossy(&self.stop[index]).into_owned())
     }
 
-    /// Takes the text that may be sent: complete characters before the last `holdback` tokens that cannot become part of a
-    /// stop string.
+    /// Takes the text that may be sent: complete characters before the last `holdback` tokens that cannot become part
+    /// of a stop string.
     pub fn take_sendable(&mut self, holdback: usize) -> String {
         let end = match self.ends.len().checked_sub(holdback) {
             None | Some(0) => 0,

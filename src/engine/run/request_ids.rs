@@ -1,5 +1,5 @@
-//! Request ids of active runs. Each active run of the process has its own id, since the workers of mods serve all engines
-//! of the process and find the state of a run by its request id.
+//! Request ids of active runs. Each active run of the process has its own id, since the workers of mods serve all
+//! engines of the process and find the state of a run by its request id.
 
 use std::collections::HashSet;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};

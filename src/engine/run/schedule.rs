@@ -116,12 +116,13 @@ impl Run {
         }
     }
 
-    /// Returns true if the model returned logits that were not numbers; the slot's state must not be reused then.
+    /// Returns true if the model returned logits that were NaN or infinite. The slot's state must then not be reused.
     pub fn has_invalid_logits(&self) -> bool {
         self.invalid_logits
     }
 
-    /// Returns true if no step is in progress that needs the slot: no decode of forced tokens or of prompt probabilities.
+    /// Returns true if no step is in progress that needs the slot: no decode of forced tokens or of prompt
+    /// probabilities.
     pub fn is_between_tokens(&self) -> bool {
         self.forced.is_none() && self.prompt_probabilities.is_empty()
     }

@@ -1,5 +1,5 @@
-//! Tokens of a run, and all positions in them: the end of the prompt, the spans of messages, the number of tokens in the KV
-//! cache, and the tokens that a full context evicted.
+//! Tokens of a run, and all positions in them: the end of the prompt, the spans of messages, the number of tokens in
+//! the KV cache, and the tokens that a full context evicted.
 //!
 //! Removals of tokens are only listed here; the scheduler applies them to the KV cache.
 
@@ -200,7 +200,8 @@ impl Sequence {
         self.cached_tokens = self.kv_len.min(self.prompt_tokens);
     }
 
-    /// Returns the number of tokens for the next decode: all that the KV cache does not hold, up to the next checkpoint.
+    /// Returns the number of tokens for the next decode: all that the KV cache does not hold, up to the next
+    /// checkpoint.
     pub fn decode_len(&self) -> usize {
         self.checkpoints.decode_limit(self.kv_len, self.tokens.len()) - self.kv_len
     }

@@ -33,7 +33,7 @@ impl AnswerText {
         Self { bytes: Vec::new(), ends: Vec::new(), visible }
     }
 
-    /// Applies a change of the answer. Returns the length of the text between the removal and the new tokens.
+    /// Applies a change of the answer. Returns the length of the text after the removal, without the appended tokens.
     pub fn apply(&mut self, delta: &SequenceDelta<'_>, vocabulary: &Vocabulary) -> usize {
         self.ends.truncate(self.ends.len().saturating_sub(delta.removed));
         self.bytes.truncate(self.ends.last().copied().unwrap_or(0));

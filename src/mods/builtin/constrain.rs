@@ -26,8 +26,8 @@ pub struct GrammarInstance {
 }
 
 impl GrammarInstance {
-    /// Compiles the configured grammar. With `after`, the grammar applies after that text. Otherwise it applies after the
-    /// reasoning at the beginning of the answer, or from the first token on if there is no reasoning.
+    /// Compiles the configured grammar. With `after`, the grammar applies after that text. Otherwise it applies after
+    /// the reasoning at the beginning of the answer, or from the first token on if there is no reasoning.
     pub fn start(constraint: Constraint, after: Option<&str>, run: &RunView) -> Result<Self, String> {
         let field = constraint.field.clone();
         let constraint = match after {
@@ -114,7 +114,8 @@ impl ModInstance for GrammarInstance {
             CallEvent::Added { tokens, .. } => {
                 let ended = tokens.last().is_some_and(|&last| ends(call.run, last));
                 self.matcher.prepare();
-                // This token may have completed the grammar. If another one fits, the next step ends the answer.
+                // This token may have completed the grammar. If the answer has room for another token, the next step
+                // ends it.
                 (is_over(call) && !ended && self.matcher.is_complete()).then(|| Action::ForceTokens(vec![self.end]))
             }
             CallEvent::Prefilled => None,

@@ -61,7 +61,7 @@ struct Tail {
     bytes: Vec<u8>,
     /// Index in `generated` of the token of each byte.
     owner: Vec<usize>,
-    /// Folded characters with their bytes.
+    /// Characters, lower-cased if case does not matter, each with its first and last byte.
     chars: Vec<(char, usize, usize)>,
     /// First byte of a character that is not complete yet.
     incomplete: Option<usize>,
@@ -96,7 +96,7 @@ impl Phrases {
         &self.all[phrase].text
     }
 
-    /// Returns the maximum number of tokens of a phrase: a token has one or more of its bytes.
+    /// Returns the maximum number of tokens of a phrase: one for each of its bytes.
     pub fn max_tokens(&self) -> usize {
         self.all.iter().map(|phrase| phrase.text.len()).max().unwrap_or(0)
     }
@@ -158,7 +158,8 @@ impl Phrases {
         found
     }
 
-    /// Narrows a range of `order` with the same beginning to the phrases whose character at `at` is `c`.
+    /// Narrows a range of `order`, whose phrases have the same first `at` characters, to those whose next character is
+    /// `c`.
     fn narrow(&self, range: Range<usize>, at: usize, c: char) -> Range<usize> {
         let among = &self.order[range.clone()];
         let character = |phrase: usize| self.all[phrase].chars.get(at).copied();
@@ -208,8 +209,8 @@ impl Phrases {
 
     fn tail(&self, vocabulary: &Vocabulary, generated: &[TokenId], fresh: usize) -> Tail {
         let mut start = generated.len().saturating_sub(fresh);
-        // A character has up to four bytes. The character before the phrase is needed, too, since the phrase may start in
-        // the middle of a token.
+        // A character has up to four bytes. The character before the phrase is needed, too, since the phrase may start
+        // in the middle of a token.
         let mut wanted = self.longest * 4 + 8;
         while start > 0 && wanted > 0 {
             start -= 1;

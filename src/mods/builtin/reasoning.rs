@@ -4,8 +4,8 @@ use super::answer_text::AnswerText;
 use super::sequence::SequenceDelta;
 use crate::mods::Call;
 
-/// State of an answer: before, within or after reasoning. Reasoning is at the beginning of an answer; a family with
-/// channels may have several.
+/// State of an answer: before, within or after reasoning. Reasoning is at the beginning of an answer; in a family with
+/// channels, an answer can have several reasoning parts.
 #[derive(Debug)]
 pub struct ReasoningState {
     open: Vec<u8>,
@@ -56,8 +56,8 @@ impl ReasoningState {
         }
     }
 
-    /// Applies a change of the answer. `answer` already includes the change; between removal and appending its text had
-    /// `kept` bytes.
+    /// Applies a change of the answer. `answer` already includes the change. `kept` is the length of its text after the
+    /// removal, without the appended tokens.
     pub fn apply(&mut self, delta: &SequenceDelta<'_>, answer: &AnswerText, kept: usize) {
         let before = answer.tokens() - delta.added.len();
         while self.changes.len() > 1 && self.last().tokens > before {

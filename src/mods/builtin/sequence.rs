@@ -1,4 +1,4 @@
-//! Tracking of the answer by a mod, correct for the actions of all mods.
+//! Tracking of the answer for a mod, including the changes by other mods.
 
 use crate::events::TokenId;
 use crate::mods::{Call, CallEvent, RunView};

@@ -37,7 +37,7 @@ impl ModFactory for JsonSchema {
             "json-schema",
             "Makes the answer JSON that is valid against a schema.",
             &format!(
-                "{BEHAVIOR} The JSON Schema keywords uniqueItems, contains, if, not and dependentSchemas are rejected by name."
+                "{BEHAVIOR} The JSON Schema keywords uniqueItems, contains, if, not and dependentSchemas are rejected with an error."
             ),
             json!({"schema": {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": false}}),
             schema(

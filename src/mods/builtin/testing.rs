@@ -346,7 +346,8 @@ impl SimulationState {
         (winner, temperature)
     }
 
-    /// Applies an action. `drawn` of the tokens that a Backtrack removes are sampled and not in the sequence.
+    /// Applies an action. `drawn` is the number of sampled tokens that are not in the sequence yet; a Backtrack counts
+    /// them.
     fn apply(&mut self, action: Action, drawn: usize) -> bool {
         self.result.controls += 1;
         match action {

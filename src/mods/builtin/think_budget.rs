@@ -26,7 +26,7 @@ impl ModFactory for ThinkBudget {
         describe(
             "think-budget",
             "Ends the model's reasoning after a number of tokens.",
-            "When the reasoning reaches tokens, its end is forced in the format of the model's family, and the model continues \
+            "When the reasoning reaches the number in tokens, its end is forced in the format of the model's family, and the model continues \
              with its answer. Reasoning begins at the end of the prompt or at the beginning of the answer. If a \
              family reasons in channels, all of them share the budget. Markers other than the family's can be set \
              as begin and end. Has no effect on a model that does not reason.",

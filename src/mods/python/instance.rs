@@ -33,8 +33,8 @@ impl PythonMod {
         Self { description, handler, spec, supervisors: Mutex::default() }
     }
 
-    /// Returns the handle of the worker for a new run: the worker with the fewest runs, or a new worker if all have runs and
-    /// the maximum is not reached.
+    /// Returns the handle of the worker for a new run: the worker with the fewest runs, or a new worker if all have
+    /// runs and the maximum is not reached.
     fn handle_for_run(&self) -> io::Result<Arc<SupervisorHandle>> {
         let mut supervisors = self.supervisors.lock().unwrap_or_else(PoisonError::into_inner);
         // A supervisor that panicked is not used again.

@@ -1,9 +1,9 @@
 //! Python mods: each runs in a separate worker process, never inside the server.
 //!
 //! [`PythonMods::text`] imports a source once, in a separate process, to find the functions with `@mod`, and returns a
-//! [`ModFactory`] for each. A worker starts with the first run that names the mod. It serves all runs with the
-//! mod, one call at a time, and ends when the mod is removed. Module-level state lasts as long as the worker. Each mod of a
-//! file has its own worker, and mods share no state.
+//! [`ModFactory`] for each. A worker starts with the first run that names the mod. It serves all runs with the mod, one
+//! call at a time, and ends when the mod is removed. Module-level state lasts as long as the worker. Each mod of a file
+//! has its own worker, and mods share no state.
 //!
 //! # A call
 //! `instance` writes the sequence and the logits into memory shared with the worker and submits the call to the mod's
@@ -13,17 +13,18 @@
 //!
 //! # Deadlines and crashes
 //! A call must end within [`WorkerLimits::call`] after the worker receives it, an import within
-//! [`WorkerLimits::import`]. A worker that exceeds its deadline is made to dump its stack, which becomes the exception's
-//! traceback, and is then killed with its process group. Only its current call fails with an exception. The call is never
-//! retried, since the mod may have executed half of it. Calls of other runs wait in the supervisor and go to the next
-//! worker, which imports the mod again, so module-level state is lost. Output printed by the failed call is kept. If an
-//! import fails after a restart, or several workers fail without a successful call in between, calls fail immediately for
-//! a delay that doubles from 0.5 s to 30 s. The engine disables a mod for a run if its calls keep failing.
+//! [`WorkerLimits::import`]. A worker that exceeds its deadline is made to dump its stack, which becomes the
+//! exception's traceback, and is then killed with its process group. Only its current call fails with an exception. The
+//! call is never retried, since the mod may have executed half of it. Calls of other runs wait in the supervisor and go
+//! to the next worker, which imports the mod again, so module-level state is lost. Output printed by the failed call is
+//! kept. If an import fails after a restart, or several workers fail without a successful call in between, calls fail
+//! immediately for a delay that doubles from 0.5 s to 30 s. The engine disables a mod for a run if its calls keep
+//! failing.
 //!
 //! # Several workers
 //! `@mod(workers=N)`, or [`WorkerLimits::workers`] if the mod does not specify it, lets up to N workers serve a mod.
-//! Another worker starts when all existing ones have runs. A run stays with its worker, so the state that a mod keeps for a
-//! request is available in its next call. Module-level state is separate in each worker. A worker ends after
+//! Another worker starts when all existing ones have runs. A run stays with its worker, so the state that a mod keeps
+//! for a request is available in its next call. Module-level state is separate in each worker. A worker ends after
 //! [`WorkerLimits::idle`] without a run.
 //!
 //! # Protocol, version 1
@@ -228,8 +229,8 @@ impl PythonMods {
         Ok(handlers.into_iter().map(|handler| self.make(handler, &spec)).collect())
     }
 
-    /// Loads one mod of a text and names it `name`. `entrypoint` is its function; it is optional if only one function has
-    /// `@mod`.
+    /// Loads one mod of a text and names it `name`. `entrypoint` is its function; it is optional if only one function
+    /// has `@mod`.
     ///
     /// # Errors
     /// [`LoadError`]

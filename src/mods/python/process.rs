@@ -164,8 +164,8 @@ impl WorkerProcess {
         self.excess_threads().map_or(Ok(()), |threads| Err(WorkerFailure::Threads(threads)))
     }
 
-    /// Returns Linux's process status from the state field on. The field before it is the program's name, which may contain
-    /// any characters.
+    /// Returns Linux's process status from the state field on. The field before it is the program's name, which may
+    /// contain any characters.
     fn stat(&self) -> Option<String> {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).ok()?;
         Some(stat.rsplit_once(')')?.1.to_owned())
@@ -180,8 +180,8 @@ impl WorkerProcess {
         let mut rest = &frame[..];
         while !rest.is_empty() {
             self.stream.set_write_timeout(Some(time_left(deadline)?)).map_err(|_| WorkerFailure::Ended)?;
-            // The timeout applies to each part of the frame, the deadline to the whole frame, so that a worker that reads
-            // slowly cannot block the server forever.
+            // The timeout applies to each part of the frame, the deadline to the whole frame, so that a worker that
+            // reads slowly cannot block the server forever.
             match self.stream.write(&rest[..rest.len().min(WRITE_CHUNK_BYTES)]) {
                 Ok(written) => rest = &rest[written..],
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

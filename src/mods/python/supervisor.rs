@@ -2,8 +2,8 @@
 //! exceeds a deadline or dies, and ends it after an idle period.
 //!
 //! Calls wait here, not in the worker. A deadline therefore counts from the moment the worker receives the call, and a
-//! failing worker loses exactly one call. That call fails with an exception and is never retried, since the mod may have
-//! executed half of it; the other calls go to the next worker.
+//! failing worker loses exactly one call. That call fails with an exception and is never retried, since the mod may
+//! have executed half of it; the other calls go to the next worker.
 
 use super::call_log::CallLog;
 use super::handle::WorkerShared;
@@ -345,8 +345,8 @@ impl Supervisor {
     }
 }
 
-/// Converts a worker's reply to the engine's. `logits` is the region of the call's logits. `received_at` is the time at which
-/// the worker received the call, which bounds the elapsed time that the worker reports.
+/// Converts a worker's reply to the engine's. `logits` is the region of the call's logits. `received_at` is the time at
+/// which the worker received the call, which bounds the elapsed time that the worker reports.
 pub fn to_reply(
     reply: WorkerReply,
     body: &[u8],

@@ -42,9 +42,9 @@ impl ModFolder {
         Self { path, python: PythonMods { origin: ModOrigin::File, ..python }, files: BTreeMap::new() }
     }
 
-    /// Registers new and changed mods, and removes those whose files were removed. A file that cannot be loaded keeps the
-    /// mods of its last valid text, and the reason is logged and listed in [`ModRegistry::problems`]. Takes as long as the
-    /// imports of the changed files.
+    /// Registers new and changed mods, and removes those whose files were removed. A file that cannot be loaded keeps
+    /// the mods of its last valid text, and the reason is logged and listed in [`ModRegistry::problems`]. Takes as long
+    /// as the imports of the changed files.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -191,8 +191,8 @@ pub struct FolderWatch {
     _watcher: RecommendedWatcher,
 }
 
-/// Returns the Python files of a folder in order, without `__init__.py`, hidden files, and the files `test_NAME` of other
-/// files `NAME`.
+/// Returns the Python files of a folder in order, without `__init__.py`, hidden files, and the files `test_NAME` of
+/// other files `NAME`.
 fn files(folder: &Path) -> Result<Vec<PathBuf>, LoadError> {
     let unreadable = |source| LoadError::Unreadable { path: folder.display().to_string(), source };
     let mut paths = Vec::new();

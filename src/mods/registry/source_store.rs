@@ -1,9 +1,9 @@
-//! Sources of mods in the data directory, through which another program of the same user passes them to the server.
+//! Sources of mods that another program of the same user has written to the server's data directory.
 //!
-//! `thunder run` and `thunder chat` send their runs to the server that owns the database. The source of a mod file is not
-//! part of such a request, since permission to send runs does not imply permission to send code. Instead it is written to
-//! the server's data directory, which only its owner can write, under its hash. The server loads it when it receives a run
-//! that names the hash.
+//! `thunder run` and `thunder chat` send their runs to the server that owns the database. The source of a mod file is
+//! not part of such a request, since permission to send runs does not imply permission to send code. Instead, the
+//! program writes the source to the data directory, which only its owner can write. The name of the file is the hash of
+//! the source. The server loads the source when it receives a run that names the hash.
 
 use super::ModSource;
 use std::fs::{self, DirBuilder, File};

@@ -104,8 +104,8 @@ impl<'model> KvSlots<'model> {
                     for range in removal.ranges.iter().rev() {
                         self.slots[index].tokens.drain(range.clone());
                     }
-                    // In layers with a sliding window, the shift leaves only the tokens of the window, and not in the
-                    // cells of their positions.
+                    // In layers with a sliding window, the shift leaves only the tokens of the window, in cells whose
+                    // indexes differ from the positions.
                     if needs_exact_rows && !self.context.has_exact_rows(index as i32) {
                         kv_len = 0;
                     }

@@ -13,7 +13,8 @@ use std::ops::Range;
 /// Minimum number of tokens of a chunk that is shifted after an eviction. Decoding fewer tokens again is as fast.
 const MIN_CHUNK_TOKENS: usize = 32;
 
-/// Minimum number of tokens that a copy of another slot's state must save. Decoding fewer tokens is as fast as the copy.
+/// Minimum number of tokens that a copy of another slot's state must save. Decoding fewer tokens is as fast as the
+/// copy.
 const MIN_COPY_TOKENS: usize = 64;
 
 /// Match of a prompt with one cached state.
@@ -71,8 +72,8 @@ impl KvSlots<'_> {
     }
 
     /// Prepares a slot's state for the first decode of a run: uses the slot's own state, a state from the host cache,
-    /// or a copy of the state of another slot, which may be busy. Returns the number of tokens that need no decode, up to
-    /// `outputs_from`.
+    /// or a copy of the state of another slot, which may be busy. Returns the number of tokens that need no decode, up
+    /// to `outputs_from`.
     pub fn reuse(&mut self, index: usize, prompt: PromptView<'_>, outputs_from: usize) -> usize {
         let slot = &self.slots[index];
         let same_adapters = slot.adapters.as_ref() == prompt.adapters;

@@ -1,9 +1,9 @@
 //! Sandbox of uploaded mods: no network, no files except those that Python itself needs, read only, no other processes,
 //! no signals to other processes, and resource limits that the worker cannot raise.
 //!
-//! The server starts its own program as `thunder mod-worker PROFILE`. That process restricts itself irrevocably and then
-//! executes Python. Landlock restricts files, seccomp restricts system calls. A sandbox needs a kernel with both. If one is
-//! missing, [`SandboxLauncher::support`] returns the reason, and uploaded source is refused.
+//! The server starts its own program as `thunder mod-worker PROFILE`. That process restricts itself irrevocably and
+//! then executes Python. Landlock restricts files, seccomp restricts system calls. A sandbox needs a kernel with both.
+//! If one is missing, [`SandboxLauncher::support`] returns the reason, and uploaded source is refused.
 //!
 //! If the server runs as root, a worker gives up all capabilities. It also gives up root's user id, unless the
 //! interpreter is in a folder that only root can enter, such as a private home directory.

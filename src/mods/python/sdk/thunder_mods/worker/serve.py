@@ -267,7 +267,7 @@ class Worker:
         elif isinstance(action, (ForceTokens, ForceOutput)):
             fields = {"tokens": _ids(action.tokens)}
         elif isinstance(action, AdjustedPrefill):
-            # In mods written for Quote, 0 means unchanged.
+            # 0 means unchanged, as in Quote.
             fields = {"tokens": _ids(action.tokens), "max_steps": action.max_steps or None}
         elif isinstance(action, ToolCalls):
             fields = {"tool_calls": action.tool_calls}
